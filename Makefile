@@ -1,0 +1,41 @@
+# Targets with a ## comment are shown by `make help`.
+VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+PACKAGES    = ./...
+export CGO_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race lint docs check clean tools
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/multihost
+	@mkdir -p bin
+	go build -buildvcs=false -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
+
+demo: build tools ## train on 2 slices × 4 workers of the simulator
+	./examples/demo.sh
+
+test: tools ## run every test that this machine can run
+	go test $(PACKAGES)
+
+race: tools ## run the tests with the race detector
+	CGO_ENABLED=1 go test -race $(PACKAGES)
+
+lint: tools ## gofmt, go vet, staticcheck, shellcheck
+	@test -z "$$(gofmt -s -l cmd internal examples)" || { gofmt -s -l cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }
+	go vet $(PACKAGES)
+	go run $(STATICCHECK) $(PACKAGES)
+	find . -name '*.sh' -not -path './bin/*' -print0 | xargs -0 shellcheck
+
+docs: ## write docs/cli.md anew from the commands
+	go test ./cmd/multihost -run TestCLIDocument -update
+
+check: lint test ## what has to pass before a change lands
+
+clean: ## remove what was built
+	rm -rf bin
+
+tools: ## install the programs that the tests need, as root; else name them
+	@./.ci/tools

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/tpu"
+)
+
+// An invocation is a command line in canonical form.
+//
+// The flag package behind cli stops at the first positional, knows one
+// spelling rule for all flags and says nothing when two aliases of one flag
+// disagree. So the command line is put in order before cli sees it: every flag
+// as --name=value right after the command that owns it.
+type invocation struct {
+	args        []string          // for cli.App.Run: program, global flags, command, its flags, …
+	positionals []string          // words before --
+	argv        []string          // words after --
+	dashed      bool              // there was a --
+	path        []string          // the command and its subcommand
+	set         map[string]string // canonical flag → the spelling used
+}
+
+// arrange reads argv (without the program name) for the commands of app.
+// Flags are accepted before and after positionals up to "--", global flags
+// also after the command. Upper-case names are MaxText's, case-sensitive, and
+// their booleans take a value as a word of its own; lower-case names may be
+// written with underscores as gcloud's are. A flag that is not given takes its
+// value from the environment variable MULTIHOST_FLAG_<NAME>.
+func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, error) {
+	inv := &invocation{set: map[string]string{}}
+	root := &level{flags: app.Flags}
+	levels := []*level{root}
+	commands := app.Commands
+
+	for i := 0; i < len(argv); i++ {
+		word := argv[i]
+		if word == "--" {
+			inv.dashed, inv.argv = true, argv[i+1:]
+			break
+		}
+		if len(word) < 2 || word[0] != '-' {
+			next := findCommand(commands, word)
+			switch {
+			case next != nil && len(inv.positionals) == 0:
+				levels = append(levels, &level{name: next.Name, flags: next.Flags})
+				commands = next.Subcommands
+				inv.path = append(inv.path, next.Name)
+			case len(commands) > 0 && !strings.Contains(word, "="):
+				return nil, unknownCommand(levels, commands, word)
+			default:
+				inv.positionals = append(inv.positionals, word)
+			}
+			continue
+		}
+		used, err := takeFlag(levels, argv[i:], inv.set)
+		if err != nil {
+			return nil, err
+		}
+		i += used - 1
+	}
+	for _, l := range levels {
+		l.fromEnvironment(lookup, inv.set)
+		if l != root {
+			inv.args = append(inv.args, l.name)
+		}
+		inv.args = append(inv.args, l.given...)
+	}
+	return inv, nil
+}
+
+// level is one command of the path with its flags and those given to it.
+type level struct {
+	name  string
+	flags []cli.Flag
+	given []string
+}
+
+func (l *level) fromEnvironment(lookup config.Lookup, set map[string]string) {
+	for _, f := range l.flags {
+		name := f.Names()[0]
+		if _, given := set[name]; given {
+			continue
+		}
+		key := "MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+		if value, ok := lookup(key); ok && value != "" {
+			l.given = append(l.given, "--"+name+"="+value)
+		}
+	}
+}
+
+// takeFlag reads one flag from the front of words into the innermost level
+// that knows it and returns how many words it took.
+func takeFlag(levels []*level, words []string, set map[string]string) (int, error) {
+	spelling, value, hasValue := strings.Cut(words[0], "=")
+	name := strings.TrimPrefix(strings.TrimPrefix(spelling, "-"), "-")
+	lvl, flag := findFlag(levels, name)
+	if flag == nil && name == strings.ToLower(name) {
+		lvl, flag = findFlag(levels, strings.ReplaceAll(name, "_", "-"))
+	}
+	if flag == nil {
+		return 0, unknownFlag(levels, spelling)
+	}
+	canonical := flag.Names()[0]
+	if earlier, ok := set[canonical]; ok && earlier != spelling {
+		return 0, usagef("flag --%s is given twice, as %s and as %s: keep one", canonical, earlier, spelling)
+	}
+	set[canonical] = spelling
+
+	used := 1
+	upper := name != strings.ToLower(name)
+	switch {
+	case hasValue:
+	case isSwitch(flag) && !(upper && isBool(flag) && len(words) > 1 && !strings.HasPrefix(words[1], "-")):
+		value = "true"
+	case len(words) < 2 || words[1] == "--":
+		return 0, usagef("flag %s needs a value: %s=VALUE", spelling, spelling)
+	default:
+		value, used = words[1], 2
+	}
+	if isBool(flag) {
+		b, err := config.ParseBool(spelling, value)
+		if err != nil {
+			return 0, &usageError{err: err}
+		}
+		value = fmt.Sprint(b)
+	}
+	lvl.given = append(lvl.given, "--"+canonical+"="+value)
+	return used, nil
+}
+
+func findFlag(levels []*level, name string) (*level, cli.Flag) {
+	for _, l := range slices.Backward(levels) {
+		for _, f := range l.flags {
+			if slices.Contains(f.Names(), name) {
+				return l, f
+			}
+		}
+	}
+	return nil, nil
+}
+
+func findCommand(commands []*cli.Command, name string) *cli.Command {
+	for _, c := range commands {
+		if c.HasName(name) {
+			return c
+		}
+	}
+	return nil
+}
+
+func isBool(f cli.Flag) bool {
+	_, ok := f.(*cli.BoolFlag)
+	return ok
+}
+
+// isSwitch reports whether the flag may stand alone.
+func isSwitch(f cli.Flag) bool {
+	if g, ok := f.(*cli.GenericFlag); ok {
+		_, optional := g.Value.(*optionalValue)
+		return optional
+	}
+	return isBool(f)
+}
+
+func commandPath(levels []*level) string {
+	path := "multihost"
+	for _, l := range levels {
+		if l.name != "" {
+			path += " " + l.name
+		}
+	}
+	return path
+}
+
+func unknownFlag(levels []*level, spelling string) error {
+	var known []string
+	for _, l := range levels {
+		for _, f := range l.flags {
+			for _, n := range f.Names() {
+				known = append(known, "--"+n)
+			}
+		}
+	}
+	err := usagef("unknown flag %q of %s", spelling, commandPath(levels))
+	if s := tpu.Suggest(spelling, known); s != "" {
+		err.hint = "did you mean " + s + "? all flags: " + commandPath(levels) + " --help"
+	} else {
+		err.hint = "all flags: " + commandPath(levels) + " --help"
+	}
+	return err
+}
+
+func unknownCommand(levels []*level, commands []*cli.Command, word string) error {
+	var names []string
+	for _, c := range commands {
+		if !c.Hidden {
+			names = append(names, c.Name)
+		}
+	}
+	path := commandPath(levels)
+	err := usagef("unknown command %q of %s", word, path)
+	if s := tpu.Suggest(word, names); s != "" {
+		err.hint = "did you mean " + path + " " + s + "?"
+	} else {
+		err.hint = "commands: " + strings.Join(names, ", ") + "; see " + path + " --help"
+	}
+	return err
+}
+
+// optionalValue is the value of a flag that may stand alone or carry a value,
+// as --keep-on-failure or --keep-on-failure=2h.
+type optionalValue struct {
+	text string
+	set  bool
+}
+
+// Set implements flag.Value.
+func (v *optionalValue) Set(s string) error { v.text, v.set = s, true; return nil }
+
+// String implements flag.Value.
+func (v *optionalValue) String() string { return v.text }

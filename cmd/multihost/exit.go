@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strings"
+	"syscall"
+
+	"multihost/internal/config"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// Exit statuses of multihost's own failures, after BSD's sysexits. A command's
+// failure is passed on as it is.
+const (
+	exitOK          = 0
+	exitUsage       = 64
+	exitUnavailable = 69
+	exitInternal    = 70
+	exitIO          = 74
+	exitTempFail    = 75
+	exitPreflight   = 76
+	exitPermission  = 77
+	exitConfig      = 78
+	exitHangup      = 129
+	exitInterrupt   = 130
+	exitTerminate   = 143
+)
+
+// exitTexts describes each status for the EXIT STATUS section of a command.
+var exitTexts = map[int]string{
+	exitOK:          "success",
+	exitUsage:       "usage: a flag or argument is wrong",
+	exitUnavailable: "workers cannot be reached, a resource is not there or not usable, or the API is unavailable",
+	exitInternal:    "a fault in multihost itself",
+	exitIO:          "a local file cannot be read or written",
+	exitTempFail:    "no capacity or quota, or a deadline passed",
+	exitPreflight:   "preflight failed",
+	exitPermission:  "permission denied or not signed in",
+	exitConfig:      "configuration: project, zone, key or file is missing or malformed",
+	exitHangup:      "ended or detached by SIGHUP",
+	exitInterrupt:   "ended by SIGINT",
+	exitTerminate:   "ended by SIGTERM",
+}
+
+// usageError is a command line that cannot be carried out as typed.
+type usageError struct {
+	err  error
+	hint string
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+func (e *usageError) Hint() string  { return e.hint }
+
+func usagef(format string, args ...any) *usageError {
+	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
+// configError is a setting that is missing or malformed.
+type configError struct {
+	err  error
+	hint string
+}
+
+func (e *configError) Error() string { return e.err.Error() }
+func (e *configError) Unwrap() error { return e.err }
+func (e *configError) Hint() string  { return e.hint }
+
+// statusError carries an exit status that has been explained to the user
+// already.
+type statusError struct{ code int }
+
+func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
+
+// exitCode maps an error to the status the process ends with.
+func exitCode(err error) int {
+	var (
+		status    *statusError
+		usage     *usageError
+		conf      *configError
+		gconf     *config.ConfigurationError
+		fileConf  *config.FileError
+		idError   *sshfan.IdentityError
+		busy      *launch.BusyError
+		typeError *tpu.TypeError
+		noSlices  *tpu.NoSlicesError
+		interrupt *job.Interrupted
+		jobError  *job.Error
+		connect   *sshfan.ConnectError
+		hostKey   *sshfan.HostKeyError
+		state     *qr.StateError
+		deadline  *qr.DeadlineError
+		conflict  *qr.ConflictError
+		invalid   *qr.InvalidError
+		mismatch  *network.MismatchError
+		path      *fs.PathError
+		netErr    net.Error
+	)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &status):
+		return status.code
+	case errors.As(err, &interrupt):
+		switch interrupt.Signal {
+		case syscall.SIGHUP:
+			return exitHangup
+		case syscall.SIGTERM:
+			return exitTerminate
+		}
+		return exitInterrupt
+	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid):
+		return exitUsage
+	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError):
+		return exitConfig
+	case errors.As(err, &jobError):
+		switch jobError.Stage {
+		case job.StagePreflight:
+			return exitPreflight
+		case job.StageTimeout:
+			return exitTempFail
+		case job.StageLocal:
+			return exitIO
+		case job.StageInput:
+			return exitUsage
+		}
+		if jobError.Err != nil {
+			if c := exitCode(jobError.Err); c != exitInternal {
+				return c
+			}
+		}
+		return exitUnavailable
+	case errors.As(err, &hostKey):
+		return exitPermission
+	case errors.As(err, &connect):
+		if connect.Stage == sshfan.StageAuth {
+			return exitPermission
+		}
+		return exitUnavailable
+	case errors.As(err, &deadline):
+		return exitTempFail
+	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy):
+		return exitUnavailable
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.Permission, gcp.Unauthenticated:
+		return exitPermission
+	case gcp.Quota, gcp.Capacity, gcp.Timeout:
+		return exitTempFail
+	case gcp.NotFound, gcp.AlreadyExists, gcp.Conflict, gcp.Unavailable:
+		return exitUnavailable
+	case gcp.Invalid:
+		return exitUsage
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return exitTempFail
+	case errors.As(err, &path):
+		return exitIO
+	case errors.As(err, &netErr):
+		return exitUnavailable
+	}
+	return exitInternal
+}
+
+// hintOf returns what the user should type next, or "".
+func hintOf(err error) string {
+	var hinted interface{ Hint() string }
+	if errors.As(err, &hinted) {
+		if h := hinted.Hint(); h != "" {
+			return h
+		}
+	}
+	return strings.TrimSpace(gcp.Hint(err))
+}

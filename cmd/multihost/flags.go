@@ -1,0 +1,94 @@
+package main
+
+import (
+	"time"
+
+	"github.com/urfave/cli/v2"
+)
+
+// Categories of flags in the help.
+const (
+	catCloud = "cloud"
+	catSSH   = "ssh"
+	catSim   = "simulator"
+	catView  = "output"
+)
+
+// globalFlags work before and after the command.
+func globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "project", Aliases: []string{"PROJECT"}, Category: catCloud, Usage: "Google Cloud `PROJECT`; default: gcloud's configuration"},
+		&cli.StringFlag{Name: "zone", Aliases: []string{"ZONE"}, Category: catCloud, Usage: "compute `ZONE` of the slices; default: gcloud's configuration"},
+		&cli.StringFlag{Name: "configuration", Category: catCloud, Usage: "gcloud configuration to read, by `NAME`"},
+		&cli.StringFlag{Name: "access-token-file", Category: catCloud, Usage: "`FILE` with an access token, instead of application default credentials"},
+		&cli.StringFlag{Name: "output", Category: catView, Value: "text", Usage: "text or json: `FORMAT` of stdout"},
+		&cli.BoolFlag{Name: "quiet", Category: catView, Usage: "show only results, warnings and errors"},
+		&cli.BoolFlag{Name: "debug", Category: catView, Usage: "show retries and other detail"},
+		&cli.StringFlag{Name: "state-dir", Category: catView, Usage: "`DIR` for run records and logs; default: $XDG_STATE_HOME/multihost"},
+		&cli.BoolFlag{Name: "sim", Category: catSim, Usage: "run this command on a simulator started just for it"},
+		&cli.StringSliceFlag{Name: "sim-slices", Category: catSim, Usage: "slices the simulator has at start, as `NAME:COUNTxTYPE`"},
+		&cli.DurationFlag{Name: "sim-step", Category: catSim, Value: 200 * time.Millisecond, Usage: "`TIME` that each state of a simulated resource lasts"},
+		&cli.StringSliceFlag{Name: "sim-fault", Category: catSim, Usage: "`FAULT` to set at the simulator's start; see multihost sim fault --help"},
+		&cli.BoolFlag{Name: "version", Usage: "print the version"},
+	}
+}
+
+// sshFlags say how workers are reached.
+func sshFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Category: catSSH, Usage: "use the addresses inside the network: the runner is in it too"},
+		&cli.StringFlag{Name: "user", Category: catSSH, Usage: "`LOGIN` on the workers; default: the local login, never root"},
+		&cli.StringFlag{Name: "identity-file", Category: catSSH, Usage: "private key `FILE`; default: ~/.ssh/google_compute_engine, made when missing"},
+		&cli.StringFlag{Name: "known-hosts", Category: catSSH, Usage: "`FILE` of pinned host keys; default: known_hosts in the state directory"},
+		&cli.IntFlag{Name: "ssh-port", Category: catSSH, Value: 22, Usage: "`PORT` of the workers' sshd"},
+		&cli.DurationFlag{Name: "connect-timeout", Category: catSSH, Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must have answered, retries included"},
+		&cli.IntFlag{Name: "max-dials", Category: catSSH, Value: 256, Usage: "SSH handshakes under way at once"},
+	}
+}
+
+// selectFlags say which slices a command works on.
+func selectFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "exact name of one slice, or `P` of the slices P-0, P-1, …"},
+		&cli.BoolFlag{Name: "allow-partial", Usage: "go on with the slices that are ready and belong together"},
+	}
+}
+
+func graceFlag() cli.Flag {
+	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
+}
+
+// commandFlags say what to run and how; run and job share them.
+func commandFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run on every worker; or give words after --"},
+		&cli.StringFlag{Name: "run-name", Aliases: []string{"RUN_NAME"}, Usage: "`NAME` of the run and of its directory on the workers; default: login, time and a random part"},
+		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` to ship; the command runs in its copy"},
+		&cli.BoolFlag{Name: "no-ignore", Usage: "ship also what .gitignore and .multihostignore leave out"},
+		&cli.IntFlag{Name: "scp-timeout-secs", Aliases: []string{"SCP_TIMEOUT_SECS"}, Value: 600, Usage: "`SECONDS` that the copy to a worker may make no progress"},
+		&cli.StringSliceFlag{Name: "env", Usage: "environment variable `NAME=VALUE` for the command; may be repeated"},
+		&cli.StringSliceFlag{Name: "env-file", Usage: "`FILE` of NAME=VALUE lines"},
+		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass the runner's variable `NAME`, masked wherever it would be shown"},
+		&cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do with the network settings (`MODE`)"},
+		&cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},
+		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
+		&cli.StringFlag{Name: "numa", Value: "auto", Usage: "auto, bind, preferred or off: NUMA binding of the command (`MODE`)"},
+		&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` for the workers' logs; default: in the state directory"},
+		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the files have everybody's"},
+		&cli.BoolFlag{Name: "detach", Usage: "end after the start; the command goes on"},
+		&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
+		&cli.BoolFlag{Name: "fail-fast", Value: true, Usage: "stop all workers at the first failure"},
+		graceFlag(),
+		&cli.BoolFlag{Name: "replace", Usage: "stop a run that lives on these slices"},
+		&cli.StringFlag{Name: "kill-stale", Value: "orphans", Usage: "orphans or all: `WHICH` holders of the TPU may be stopped: what ended runs of ours left, or anybody's"},
+		&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
+	}
+}
+
+func flags(groups ...[]cli.Flag) []cli.Flag {
+	var all []cli.Flag
+	for _, g := range groups {
+		all = append(all, g...)
+	}
+	return all
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+func (p *program) hostkeyCommand() *cli.Command {
+	return p.group(cli.Command{
+		Name:  "hostkey",
+		Usage: "accept the changed host key of a worker",
+		Subcommands: []*cli.Command{command(cli.Command{
+			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins the key it then has", ArgsUsage: "WORKER",
+			Flags: flags(selectFlags(), sshFlags()),
+			Action: p.run1(func(s *session, c *cli.Context) error {
+				word, err := p.oneArgument("multihost hostkey forget", "worker")
+				if err != nil {
+					return err
+				}
+				id, err := tpu.ParseWorkerID(word)
+				if err != nil {
+					return &usageError{err: err}
+				}
+				if c.String("tpu-prefix") == "" {
+					return usagef("which slices? --tpu-prefix is missing")
+				}
+				d, err := s.workers(p, c)
+				if err != nil {
+					return err
+				}
+				removed, err := d.ForgetHostKey(c.Context, c.String("tpu-prefix"), id)
+				if err != nil {
+					return interruptible(c.Context, err)
+				}
+				text := fmt.Sprintf("forgot the host key of %s", id)
+				if !removed {
+					text = fmt.Sprintf("no host key of %s is pinned: nothing to forget", id)
+				}
+				s.view.Emit(event.Note{Level: event.Info, Text: text})
+				return nil
+			}),
+		}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)},
+	})
+}

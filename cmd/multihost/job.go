@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+func (p *program) jobCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "job",
+		Usage:     "provision slices, run a command on them, delete them",
+		ArgsUsage: "[-- PROGRAM ARG…]",
+		Description: `Asks for a queued resource, waits until every worker of every slice answers,
+does what multihost run does, and deletes the slices. It never ends with
+something billed without saying so in its last lines.
+
+  multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
+
+MaxText's flags of multihost_job.py are accepted in upper case; then
+--NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
+--cqr-extra-args takes gcloud's flags of "queued-resources create" as one
+string: --cqr-extra-args="--network=mtu9k --spot".`,
+		Flags: flags(jobFlags(), tierFlags(), commandFlags(), sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			o, err := p.jobOptions(s, c)
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			setKey(&o.Request, d.Access.Login, d.Access.Identity.PublicKey())
+			if c.String("bucket-name") != "" {
+				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine"})
+			}
+			out, err := d.Job(c.Context, o)
+			return outcome(out, err)
+		}),
+	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+func jobFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "`N` slices"},
+		tpuTypeFlag(),
+		runtimeFlag(),
+		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "Cloud Storage `BUCKET` of a job without runner"},
+		&cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
+		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
+		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
+		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
+		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
+		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
+		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
+		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there"},
+		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made"},
+	}
+}
+
+func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error) {
+	run, err := p.runOptions(s, c)
+	if err != nil {
+		return job.JobOptions{}, err
+	}
+	o := job.JobOptions{
+		Run:            run,
+		Keep:           c.Bool("keep"),
+		QueueLimit:     c.Duration("queue-timeout"),
+		ProvisionLimit: c.Duration("provision-timeout"),
+		BootLimit:      c.Duration("boot-timeout"),
+	}
+	if keep := c.Generic("keep-on-failure").(*optionalValue); keep.set && keep.text != "false" {
+		o.KeepOnFailure = true
+		if keep.text != "true" {
+			if o.KeepFor, err = time.ParseDuration(keep.text); err != nil || o.KeepFor <= 0 {
+				return o, usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.text)
+			}
+		}
+	}
+	if o.Request, err = p.jobRequest(s, c, run.Run); err != nil {
+		return o, err
+	}
+	o.Run.Prefix = o.Request.ID
+	if c.Bool("network-create") {
+		n := network.Options{Name: o.Request.Network}
+		if n.Name == "" {
+			n.Name = defaultNetwork
+			o.Request.Network = n.Name
+		}
+		n.MTU, n.SubnetMode, n.RoutingMode, n.SSHSourceRanges = defaultMTU, "auto", "regional", []string{iapRange}
+		o.Network = &n
+	}
+	return o, nil
+}
+
+// jobRequest builds the queued resource of a job. MaxText's own defaults hold
+// for those who type MaxText's own flags.
+func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request, error) {
+	upper := false
+	for _, spelling := range p.inv.set {
+		upper = upper || strings.TrimLeft(spelling, "-") == strings.ToUpper(strings.TrimLeft(spelling, "-"))
+	}
+	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), RuntimeVersion: c.String("runtime-version"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
+	typeName := c.String("tpu-type")
+	if upper && !c.IsSet("num-slices") {
+		r.NodeCount = 2
+	}
+	if upper && typeName == "" {
+		typeName = "v4-8"
+	}
+	if typeName == "" {
+		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
+	}
+	ty, err := tpu.ParseType(typeName)
+	if err != nil {
+		return r, fmt.Errorf("--tpu-type: %w", err)
+	}
+	r.Type = ty
+	if r.NodeCount > 1 {
+		r.NodePrefix = run
+	} else {
+		r.NodeID = run
+	}
+	if err := tierOptions(c, &r); err != nil {
+		return r, err
+	}
+	if extra := c.String("cqr-extra-args"); extra != "" {
+		if err := qr.ParseGcloudFlags(extra, &r); err != nil {
+			return r, &usageError{err: fmt.Errorf("--cqr-extra-args: %w", err), hint: hintOf(err)}
+		}
+	}
+	login, _ := config.LocalUser(s.lookup, s.account)
+	r.Mark(run, login)
+	return r, r.Validate()
+}
+
+// setKey puts the user's key into the request, so that the workers know it
+// from their first boot.
+func setKey(r *qr.Request, login, publicKey string) {
+	metadata := map[string]string{}
+	for k, v := range r.Metadata {
+		metadata[k] = v
+	}
+	entry := login + ":" + publicKey + " " + login
+	if old := metadata["ssh-keys"]; old != "" {
+		entry = old + "\n" + entry
+	}
+	metadata["ssh-keys"] = entry
+	r.Metadata = metadata
+}

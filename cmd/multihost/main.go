@@ -1,0 +1,128 @@
+// Command multihost takes Google Cloud TPU slices from nothing to a training
+// job on every worker and brings the logs back.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"os/user"
+	"syscall"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/job"
+	"multihost/internal/ui"
+)
+
+func main() {
+	os.Exit(mainStatus())
+}
+
+// mainStatus is the program without the exit, so that tests can run it as a
+// command of their own.
+func mainStatus() int {
+	p := &program{
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+		lookup: lookupEnv,
+		leave:  make(chan struct{}),
+	}
+	p.home, _ = os.UserHomeDir()
+	return p.run(os.Args[1:])
+}
+
+// lookupEnv is os.LookupEnv with a USER also where none is set, as in cron and
+// containers.
+func lookupEnv(key string) (string, bool) {
+	v, ok := os.LookupEnv(key)
+	if key == "USER" && v == "" {
+		if u, err := user.Current(); err == nil {
+			return u.Username, true
+		}
+	}
+	return v, ok
+}
+
+// program is one invocation of multihost with everything it has from outside.
+type program struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	lookup         config.Lookup
+	home           string
+
+	inv   *invocation
+	json  bool
+	leave chan struct{} // closed by the second signal
+}
+
+func (p *program) run(argv []string) int {
+	// A write to a closed pipe must be an error to handle, not the end: the
+	// view may go away while the run goes on.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := p.watchSignals(context.Background())
+	defer stop()
+
+	err := p.dispatch(ctx, argv)
+	code := exitCode(err)
+	var status *statusError
+	if err == nil || errors.As(err, &status) {
+		return code
+	}
+	if p.json {
+		ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code)
+	} else {
+		ui.PrintError(p.stderr, err, hintOf(err))
+	}
+	return code
+}
+
+func (p *program) dispatch(ctx context.Context, argv []string) error {
+	app := p.app()
+	inv, err := arrange(app, argv, p.lookup)
+	if err != nil {
+		return err
+	}
+	p.inv = inv
+	err = app.RunContext(ctx, append([]string{"multihost"}, inv.args...))
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// watchSignals ends the returned context at the first SIGINT, SIGTERM or
+// SIGHUP, with an *job.Interrupted as cause, and closes p.leave at the second.
+func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for count := 0; ; {
+			select {
+			case sig := <-signals:
+				count++
+				if count == 1 {
+					cancel(&job.Interrupted{Signal: sig})
+					if sig != syscall.SIGHUP {
+						fmt.Fprintln(p.stderr, "multihost: stopping; once more to leave at once")
+					}
+				} else if count == 2 {
+					close(p.leave)
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(quit)
+		<-done
+		cancel(nil)
+	}
+}

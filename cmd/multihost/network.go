@@ -1,0 +1,155 @@
+package main
+
+import (
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
+	"multihost/internal/network"
+)
+
+// What multihost network create makes unless told otherwise: the network of
+// MaxText's documents, and SSH from Identity-Aware Proxy only.
+const (
+	defaultNetwork = "mtu9k"
+	defaultMTU     = 8896
+	iapRange       = "35.235.240.0/20"
+)
+
+func (p *program) networkCommand() *cli.Command {
+	return p.group(cli.Command{
+		Name:  "network",
+		Usage: "make, show and delete a network with MTU 8896 and its firewall",
+		Subcommands: []*cli.Command{
+			p.networkCreateCommand(), p.networkShowCommand(), p.networkDeleteCommand(), p.firewallCommand(),
+		},
+	})
+}
+
+func (p *program) networkCreateCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "create",
+		Usage:     "make the network and its firewall rules; what is there already is left",
+		ArgsUsage: "[NAME]",
+		Description: `Makes the network (mtu9k unless named) with automatic subnetworks, and rules for
+tcp, udp and icmp inside it and for SSH from --ssh-source-ranges. The default is
+the range of Identity-Aware Proxy; add your own address to log in directly:
+
+  multihost network create --ssh-source-ranges=35.235.240.0/20,203.0.113.7/32`,
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "`BYTES` of a packet, 1300 to 8896"},
+			&cli.StringFlag{Name: "subnet-mode", Value: "auto", Usage: "auto, custom or legacy (`MODE`)"},
+			&cli.StringFlag{Name: "bgp-routing-mode", Value: "regional", Usage: "regional or global (`MODE`)"},
+			&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "who may reach tcp:22, as `CIDR,…`"},
+			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to `CIDR,…`, as the documents' rule without a source does to 0.0.0.0/0"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
+		},
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name := defaultNetwork
+			if len(p.inv.positionals) > 0 {
+				var err error
+				if name, err = p.oneArgument("multihost network create", "name"); err != nil {
+					return err
+				}
+			}
+			o := network.Options{
+				Name: name, MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
+				SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
+			}
+			if err := o.Validate(); err != nil {
+				return &usageError{err: err, hint: hintOf(err)}
+			}
+			plan, err := s.networks.Plan(c.Context, o)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			if c.Bool("dry-run") {
+				s.view.Emit(event.Result{Name: "network_plan", Text: plan.String(), Data: plan})
+				return plan.Err()
+			}
+			if err := s.networks.Apply(c.Context, plan); err != nil {
+				return interruptible(c.Context, err)
+			}
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig)
+}
+
+func (p *program) networkShowCommand() *cli.Command {
+	return command(cli.Command{
+		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name := defaultNetwork
+			if len(p.inv.positionals) > 0 {
+				var err error
+				if name, err = p.oneArgument("multihost network show", "name"); err != nil {
+					return err
+				}
+			}
+			info, err := s.networks.Show(c.Context, name)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			s.view.Emit(event.Result{Name: "network", Text: info.String(), Data: info})
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) networkDeleteCommand() *cli.Command {
+	return command(cli.Command{
+		Name: "delete", Usage: "delete a network that multihost made, with its rules", ArgsUsage: "NAME",
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost network delete", "name")
+			if err != nil {
+				return err
+			}
+			_, err = s.networks.Delete(c.Context, name)
+			return interruptible(c.Context, err)
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) firewallCommand() *cli.Command {
+	return p.group(cli.Command{
+		Name:  "firewall",
+		Usage: "make or delete one firewall rule",
+		Subcommands: []*cli.Command{
+			command(cli.Command{
+				Name: "create", Usage: "make one rule", ArgsUsage: "NAME",
+				Flags: []cli.Flag{
+					&cli.StringFlag{Name: "network", Value: defaultNetwork, Usage: "`NAME` of the network"},
+					&cli.StringFlag{Name: "allow", Usage: "what to let in, as `PROTOCOL[:PORT],…`"},
+					&cli.StringFlag{Name: "source-ranges", Usage: "from where, as `CIDR,…`; without it from everywhere, as gcloud does"},
+					&cli.StringFlag{Name: "target-tags", Usage: "to which machines, by network tags `T1,T2`"},
+					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER`; lower ones win"},
+				},
+				Action: p.run1(func(s *session, c *cli.Context) error {
+					name, err := p.oneArgument("multihost network firewall create", "name")
+					if err != nil {
+						return err
+					}
+					rule := network.FirewallRule{
+						Name: name, Network: c.String("network"), Allow: splitCommas(c.String("allow")), Priority: c.Int("priority"),
+						SourceRanges: splitCommas(c.String("source-ranges")), TargetTags: splitCommas(c.String("target-tags")),
+					}
+					if err := rule.Validate(); err != nil {
+						return &usageError{err: err, hint: hintOf(err)}
+					}
+					_, err = s.networks.CreateFirewall(c.Context, rule)
+					return interruptible(c.Context, err)
+				}),
+			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
+			command(cli.Command{
+				Name: "delete", Usage: "delete one rule", ArgsUsage: "NAME",
+				Action: p.run1(func(s *session, c *cli.Context) error {
+					name, err := p.oneArgument("multihost network firewall delete", "name")
+					if err != nil {
+						return err
+					}
+					_, err = s.networks.DeleteFirewall(c.Context, name)
+					return interruptible(c.Context, err)
+				}),
+			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
+		},
+	})
+}

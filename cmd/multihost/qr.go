@@ -1,0 +1,346 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+func (p *program) qrCommand() *cli.Command {
+	c := p.group(cli.Command{
+		Name:  "qr",
+		Usage: "make, watch and delete queued resources: the requests that make slices",
+		Subcommands: []*cli.Command{
+			p.qrCreateCommand(), p.qrWaitCommand(), p.qrListCommand(), p.qrShowCommand(), p.qrDeleteCommand(),
+		},
+	})
+	return c
+}
+
+func tpuTypeFlag() cli.Flag {
+	return &cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE", "accelerator-type"}, Usage: "accelerator `TYPE` of a slice, such as v5litepod-16"}
+}
+
+func runtimeFlag() cli.Flag {
+	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the workers' image; default: that of the type"}
+}
+
+// tierFlags say which capacity to ask for and what the slices are like.
+func tierFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "on-demand", Usage: "ask for on-demand capacity (the default)"},
+		&cli.BoolFlag{Name: "spot", Usage: "ask for capacity that may be taken away"},
+		&cli.BoolFlag{Name: "best-effort", Usage: "ask for best-effort capacity"},
+		&cli.BoolFlag{Name: "reserved", Usage: "use the project's reservation"},
+		&cli.StringFlag{Name: "reservation", Usage: "use this reservation, by `NAME`"},
+		&cli.BoolFlag{Name: "flex-start", Usage: "ask for capacity for a bounded time; needs --max-run-duration"},
+		&cli.StringFlag{Name: "max-run-duration", Usage: "`TIME` after which flex-start slices are deleted: 12h, 7d"},
+		&cli.StringFlag{Name: "valid-until-duration", Usage: "give up the request after this `TIME`: 6h, 1d"},
+		&cli.StringFlag{Name: "network", Usage: "`NAME` of the network"},
+		&cli.StringFlag{Name: "subnetwork", Usage: "`NAME` of the subnetwork"},
+		&cli.BoolFlag{Name: "internal-ips", Usage: "give the workers no external addresses"},
+		&cli.StringFlag{Name: "service-account", Usage: "`EMAIL` of the service account of the workers"},
+		&cli.StringFlag{Name: "scopes", Usage: "scopes of the service account, as `S1,S2`"},
+		&cli.StringSliceFlag{Name: "labels", Usage: "labels `KEY=VALUE,…`"},
+		&cli.StringFlag{Name: "tags", Usage: "network tags `T1,T2`"},
+		&cli.StringSliceFlag{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers"},
+		&cli.StringSliceFlag{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`"},
+		&cli.StringSliceFlag{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`; may be repeated"},
+	}
+}
+
+// tierOptions reads the flags of tierFlags into a request.
+func tierOptions(c *cli.Context, r *qr.Request) error {
+	var asked []qr.Tier
+	for _, t := range []struct {
+		flag string
+		tier qr.Tier
+	}{{"on-demand", qr.OnDemand}, {"spot", qr.Spot}, {"best-effort", qr.BestEffort}, {"reserved", qr.Reserved}, {"flex-start", qr.FlexStart}} {
+		if c.Bool(t.flag) {
+			asked = append(asked, t.tier)
+		}
+	}
+	var err error
+	if r.Tier, err = qr.ChooseTier(asked...); err != nil {
+		return &usageError{err: err}
+	}
+	if r.Reservation = c.String("reservation"); r.Reservation != "" && len(asked) == 0 {
+		r.Tier = qr.Reserved
+	}
+	for flag, field := range map[string]*time.Duration{"max-run-duration": &r.MaxRunDuration, "valid-until-duration": &r.ValidUntilDuration} {
+		if text := c.String(flag); text != "" {
+			if *field, err = qr.ParseDuration(text); err != nil {
+				return &usageError{err: fmt.Errorf("--%s: %w", flag, err)}
+			}
+		}
+	}
+	r.Network, r.Subnetwork, r.InternalIPs = c.String("network"), c.String("subnetwork"), c.Bool("internal-ips")
+	r.ServiceAccount, r.Scopes, r.Tags = c.String("service-account"), splitCommas(c.String("scopes")), splitCommas(c.String("tags"))
+	if r.Labels, err = dict(c, "labels"); err != nil {
+		return err
+	}
+	if r.Metadata, err = dict(c, "metadata"); err != nil {
+		return err
+	}
+	files, err := dict(c, "metadata-from-file")
+	if err != nil {
+		return err
+	}
+	fromFiles, err := qr.ReadMetadataFiles(files)
+	if err != nil {
+		return &configError{err: fmt.Errorf("--metadata-from-file: %w", err)}
+	}
+	for k, v := range fromFiles {
+		if _, twice := r.Metadata[k]; twice {
+			return usagef("metadata %q is given by --metadata and by --metadata-from-file", k)
+		}
+		if r.Metadata == nil {
+			r.Metadata = map[string]string{}
+		}
+		r.Metadata[k] = v
+	}
+	for _, text := range c.StringSlice("data-disk") {
+		disk, err := qr.ParseDataDisk(text)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("--data-disk: %w", err)}
+		}
+		r.DataDisks = append(r.DataDisks, disk)
+	}
+	return nil
+}
+
+func splitCommas(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func dict(c *cli.Context, flag string) (map[string]string, error) {
+	var all map[string]string
+	for _, text := range c.StringSlice(flag) {
+		pairs, err := qr.ParseDict(text)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("--%s: %w", flag, err)}
+		}
+		for k, v := range pairs {
+			if all == nil {
+				all = map[string]string{}
+			}
+			all[k] = v
+		}
+	}
+	return all, nil
+}
+
+func (p *program) qrCreateCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "create",
+		Usage:     "ask for one or several slices",
+		ArgsUsage: "ID",
+		Description: `Makes a queued resource and ends when the service has taken the request. Add
+--wait to wait until every worker answers.
+
+  multihost qr create train --node-count=2 --node-prefix=train \
+      --tpu-type=v5litepod-16 --network=mtu9k
+
+A request that exists with the same properties is taken as it is.`,
+		Flags: flags([]cli.Flag{
+			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "`N` slices"},
+			&cli.StringFlag{Name: "node-prefix", Usage: "slices are named `P`-0, P-1, …; default: ID"},
+			&cli.StringFlag{Name: "node-id", Usage: "`NAME` of a single slice; default: ID"},
+			tpuTypeFlag(), runtimeFlag(),
+			&cli.StringFlag{Name: "description", Usage: "`TEXT` kept with the slices"},
+			&cli.BoolFlag{Name: "autocheckpoint-enabled", Usage: "let the service trigger a checkpoint before maintenance"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; call nothing"},
+			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
+		}, tierFlags(), waitFlags(), sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			r, err := p.qrRequest(s, c)
+			if err != nil {
+				return err
+			}
+			if c.Bool("dry-run") {
+				return s.qrPlan(r)
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			setKey(&r, d.Access.Login, d.Access.Identity.PublicKey())
+			res, created, err := s.queue.Create(c.Context, r)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			word := "created"
+			if !created {
+				word = "exists with these properties already:"
+			}
+			s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s queued resource %s, state %s", word, res.ID, res.State),
+				Hint: "wait for it with: multihost qr wait " + res.ID + "; it is billed until: multihost qr delete " + res.ID + " --force"})
+			if !c.Bool("wait") {
+				return nil
+			}
+			return p.waitFor(s, c, res.ID)
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+func (p *program) qrRequest(s *session, c *cli.Context) (qr.Request, error) {
+	id, err := p.oneArgument("multihost qr create", "id")
+	if err != nil {
+		return qr.Request{}, err
+	}
+	r := qr.Request{
+		ID: id, NodeCount: c.Int("node-count"), NodePrefix: c.String("node-prefix"), NodeID: c.String("node-id"),
+		RuntimeVersion: c.String("runtime-version"), Description: c.String("description"), Autocheckpoint: c.Bool("autocheckpoint-enabled"),
+	}
+	if c.String("tpu-type") == "" {
+		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
+	}
+	if r.Type, err = tpu.ParseType(c.String("tpu-type")); err != nil {
+		return r, fmt.Errorf("--tpu-type: %w", err)
+	}
+	if err := tierOptions(c, &r); err != nil {
+		return r, err
+	}
+	login, _ := config.LocalUser(s.lookup, s.account)
+	r.Mark(id, login)
+	return r, r.Validate()
+}
+
+func waitFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
+		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there"},
+		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made"},
+	}
+}
+
+func (p *program) qrWaitCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "wait",
+		Usage:     "wait until every worker of a queued resource answers",
+		ArgsUsage: "ID",
+		Description: `Ready means: every slice READY and healthy, and every worker answers SSH. Ends
+at once when the request fails, is suspended or is deleted.`,
+		Flags: flags(waitFlags(), sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			id, err := p.oneArgument("multihost qr wait", "id")
+			if err != nil {
+				return err
+			}
+			return p.waitFor(s, c, id)
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
+}
+
+func (p *program) waitFor(s *session, c *cli.Context, id string) error {
+	d, err := s.workers(p, c)
+	if err != nil {
+		return err
+	}
+	_, slices, err := s.queue.Wait(c.Context, id, qr.WaitOptions{
+		QueueLimit: c.Duration("queue-timeout"), ProvisionLimit: c.Duration("provision-timeout"), BootLimit: c.Duration("boot-timeout"), Probe: d.Probe,
+	})
+	if err != nil {
+		return interruptible(c.Context, err)
+	}
+	workers := 0
+	for _, sl := range slices {
+		workers += len(sl.Workers)
+	}
+	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("queued resource %s is ready: %d slices, %d workers answer", id, len(slices), workers)})
+	return nil
+}
+
+func (p *program) qrListCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "list",
+		Usage: "list the queued resources of a zone",
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			if err := p.noArguments("multihost qr list"); err != nil {
+				return err
+			}
+			list, err := s.queue.List(c.Context)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			s.view.Emit(event.Result{Name: "queued_resources", Text: qr.Table(list, time.Now()), Data: list})
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) qrShowCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "show",
+		Usage:     "show one queued resource and its slices",
+		ArgsUsage: "ID",
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			id, err := p.oneArgument("multihost qr show", "id")
+			if err != nil {
+				return err
+			}
+			res, err := s.queue.Get(c.Context, id)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			s.view.Emit(event.Result{Name: "queued_resource", Text: qr.Detail(res, time.Now()), Data: res})
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) qrDeleteCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "delete",
+		Usage:     "delete a queued resource; with --force also its slices",
+		ArgsUsage: "ID",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
+			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
+		},
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			id, err := p.oneArgument("multihost qr delete", "id")
+			if err != nil {
+				return err
+			}
+			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout")})
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			text := "deleted queued resource " + id
+			if !deleted {
+				text = "queued resource " + id + " is not there: nothing to delete"
+			}
+			s.view.Emit(event.Note{Level: event.Info, Text: text})
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
+}
+
+// qrPlan shows what a request would send.
+func (s *session) qrPlan(r qr.Request) error {
+	body := r.Body(s.cloud.Project(), s.cloud.Zone())
+	text, err := json.MarshalIndent(body, "", "  ")
+	if err != nil {
+		return fmt.Errorf("show request %q: %w", r.ID, err)
+	}
+	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
+	s.view.Emit(event.Result{
+		Name: "queued_resource_plan",
+		Text: fmt.Sprintf("would create queued resource %s:\n%s\nthe same with gcloud:\n%s\n", r.ID, text, command),
+		Data: map[string]any{"request": body, "gcloud": command},
+	})
+	return nil
+}

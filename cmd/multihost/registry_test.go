@@ -1,0 +1,41 @@
+package main
+
+import (
+	"os/exec"
+	"sync"
+
+	"multihost/internal/sim"
+)
+
+// background is a program that a script started.
+type background struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed at its end; err is set then
+	err  error
+}
+
+// registry keeps what scripts started, by a path that only one script has.
+type registry[T any] struct {
+	mu sync.Mutex
+	m  map[string]T
+}
+
+func (r *registry[T]) put(key string, v T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.m == nil {
+		r.m = map[string]T{}
+	}
+	r.m[key] = v
+}
+
+func (r *registry[T]) get(key string) T {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.m[key]
+}
+
+var (
+	servers     registry[*sim.Server]
+	backgrounds registry[*background]
+)

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+)
+
+func (p *program) runCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "run",
+		Usage:     "run a command on every worker of slices that exist",
+		ArgsUsage: "[-- PROGRAM ARG…]",
+		Description: `Ships the current directory to every worker of the slices, tunes the workers'
+network, frees the TPU, starts the command on all workers at once and follows
+it to its end. Nothing starts anywhere before every worker is ready.
+
+  multihost run --tpu-prefix=train --command='bash setup.sh && python3 train.py'
+  multihost run --tpu-prefix=train -- python3 train.py --steps=100
+
+--command is one bash script; words after -- are run as they are, without a
+shell. MaxText's flags of multihost_runner.py are accepted in upper case.
+
+The command finds MULTIHOST_RUN, MULTIHOST_ATTEMPT, MULTIHOST_SLICE_ID,
+MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID, MULTIHOST_NUM_WORKERS (of its
+slice), MULTIHOST_PROCESS_ID, MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and
+MULTIHOST_COORDINATOR_IP in its environment.
+
+Ctrl-C stops the command on every worker and proves it; once more leaves at
+once. Closing the terminal leaves it running: see multihost attach.`,
+		Flags: flags(selectFlags(), commandFlags(), []cli.Flag{
+			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
+		}, sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			o, err := p.runOptions(s, c)
+			if err != nil {
+				return err
+			}
+			if o.Prefix == "" {
+				return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"}
+			}
+			if o.UseExisting && c.String("run-name") == "" {
+				return &usageError{err: errors.New("--use-existing-folder needs the run whose folder it is"), hint: "add --run-name=NAME"}
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			out, err := d.Run(c.Context, o)
+			return outcome(out, err)
+		}),
+	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+// run1 wraps an action that needs a session.
+func (p *program) run1(action func(s *session, c *cli.Context) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		s, err := p.open(c)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		return action(s, c)
+	}
+}
+
+// outcome turns the end of a run into the end of the program.
+func outcome(out job.Outcome, err error) error {
+	if err == nil && out.Code != 0 {
+		return &statusError{out.Code}
+	}
+	return err
+}
+
+// runOptions validates what run and job share.
+func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error) {
+	o := job.RunOptions{
+		Prefix:       c.String("tpu-prefix"),
+		AllowPartial: c.Bool("allow-partial"),
+		Run:          c.String("run-name"),
+		UseExisting:  c.Bool("use-existing-folder"),
+		NoIgnore:     c.Bool("no-ignore"),
+		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
+		Script:       c.String("command"),
+		Argv:         p.inv.argv,
+		Preflight:    c.String("preflight"),
+		Install:      c.Bool("install"),
+		LogDir:       c.String("log-dir"),
+		Detach:       c.Bool("detach"),
+		Timeout:      c.Duration("timeout"),
+		FailFast:     c.Bool("fail-fast"),
+		Grace:        c.Duration("grace"),
+		Replace:      c.Bool("replace"),
+		KillStale:    launch.FreePolicy(c.String("kill-stale")),
+		StrictExit:   c.Bool("strict-exit"),
+	}
+	if len(p.inv.positionals) > 0 {
+		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),
+			hint: "quote the command: --command='…', or put its words after --"}
+	}
+	switch {
+	case o.Script == "" && len(o.Argv) == 0:
+		return o, &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
+	case o.Script != "" && len(o.Argv) > 0:
+		return o, usagef("give either --command or words after --, not both")
+	case o.SyncTimeout <= 0:
+		return o, usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs"))
+	case o.Timeout < 0:
+		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
+	case o.Grace < 0:
+		return o, usagef("--grace=%s: it must not be negative", o.Grace)
+	}
+	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
+		return o, err
+	}
+	if err := oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll)); err != nil {
+		return o, err
+	}
+	var err error
+	if o.Platform, err = preflight.ParsePlatform(c.String("platform")); err != nil {
+		return o, &usageError{err: err}
+	}
+	if o.NUMA, err = preflight.ParseNUMA(c.String("numa")); err != nil {
+		return o, &usageError{err: err}
+	}
+	if o.Run == "" {
+		login, _ := config.LocalUser(s.lookup, s.account)
+		o.Run = config.RunName(login, time.Now(), rand.Reader)
+	}
+	if err := config.CheckRunName(o.Run); err != nil {
+		return o, &usageError{err: fmt.Errorf("--run-name: %w", err)}
+	}
+	if o.Env, err = s.environment(c); err != nil {
+		return o, err
+	}
+	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
+	return o, err
+}
+
+func oneOf(flag, value string, allowed ...string) error {
+	for _, a := range allowed {
+		if value == a {
+			return nil
+		}
+	}
+	last := len(allowed) - 1
+	return usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last])
+}
+
+func (p *program) scriptDir(dir string, unused bool) (string, error) {
+	if unused {
+		return "", nil
+	}
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", &usageError{err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
+	case err != nil:
+		return "", &configError{err: fmt.Errorf("--script-dir: %w", err)}
+	case !info.IsDir():
+		return "", &usageError{err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
+	}
+	return filepath.Abs(dir)
+}
+
+// environment collects the command's variables: files first, then --env, then
+// secrets; later ones win.
+func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
+	var all []config.EnvVar
+	for _, path := range c.StringSlice("env-file") {
+		vars, err := config.ReadEnvFile(path)
+		if err != nil {
+			return nil, &configError{err: fmt.Errorf("--env-file: %w", err), hint: hintOf(err)}
+		}
+		all = append(all, vars...)
+	}
+	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
+	if err != nil {
+		return nil, &usageError{err: fmt.Errorf("--env: %w", err), hint: hintOf(err)}
+	}
+	all = append(all, vars...)
+	secrets, err := config.SecretEnv(s.lookup, c.StringSlice("secret-env"))
+	if err != nil {
+		return nil, &usageError{err: fmt.Errorf("--secret-env: %w", err), hint: hintOf(err)}
+	}
+	all = append(all, secrets...)
+	for _, v := range all {
+		if strings.HasPrefix(v.Name, "MULTIHOST_") {
+			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", v.Name)
+		}
+	}
+	return all, nil
+}
+
+// interruptible gives a command that waits the cause of its context's end as
+// error instead of what the end made it say.
+func interruptible(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}

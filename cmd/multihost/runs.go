@@ -1,0 +1,189 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/job"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+)
+
+func prefixFlag() cli.Flag {
+	return &cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "look only at the slices that `P` names"}
+}
+
+func (p *program) psCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "ps",
+		Usage:       "list the runs on the slices",
+		Description: "Asks worker 0 of every ready slice which runs live there, from whichever machine they were started.",
+		Flags: flags([]cli.Flag{
+			prefixFlag(),
+			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
+		}, sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			if err := p.noArguments("multihost ps"); err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			return interruptible(c.Context, d.List(c.Context, c.String("tpu-prefix"), c.Bool("all")))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) logsCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "logs",
+		Usage:     "print the log of one worker of a run",
+		ArgsUsage: "RUN",
+		Description: `Prints the bytes that the command wrote on one worker, from this machine's
+copy when the run has ended here, else from the worker.`,
+		Flags: flags([]cli.Flag{
+			prefixFlag(),
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
+			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
+		}, sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost logs", "run")
+			if err != nil {
+				return err
+			}
+			id, err := tpu.ParseWorkerID(c.String("worker"))
+			if err != nil {
+				return &usageError{err: fmt.Errorf("--worker: %w", err)}
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			return interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), id, c.Bool("follow"), p.stdout))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
+}
+
+func (p *program) attachCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "attach",
+		Usage:       "follow a run to its end, from where its local logs end",
+		ArgsUsage:   "RUN",
+		Description: `Ends as the run would. Ctrl-C leaves the run going; multihost stop ends it.`,
+		Flags: flags([]cli.Flag{
+			prefixFlag(), graceFlag(),
+			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
+			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
+		}, sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost attach", "run")
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			return outcome(d.Attach(c.Context, name, c.String("tpu-prefix"), c.Duration("grace"), c.Bool("strict-exit")))
+		}),
+	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+func (p *program) stopCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "stop",
+		Usage:       "end a run on every worker and prove it",
+		ArgsUsage:   "RUN",
+		Description: "Sends TERM to every process of the run, KILL after --grace, and ends when none is left. It may be repeated.",
+		Flags:       flags([]cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Action: p.run1(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost stop", "run")
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			return interruptible(c.Context, d.Stop(c.Context, name, c.String("tpu-prefix"), c.Duration("grace")))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
+}
+
+func (p *program) preflightCommand() *cli.Command {
+	sub := func(name, usage string, check bool) *cli.Command {
+		return command(cli.Command{
+			Name: name, Usage: usage,
+			Flags:  preflightFlags(),
+			Action: p.run1(func(s *session, c *cli.Context) error { return p.preflight(s, c, check) }),
+		}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
+	}
+	return command(cli.Command{
+		Name:      "preflight",
+		Usage:     "tune the network settings of the workers, check them, or print how",
+		ArgsUsage: "[PLATFORM=gce|gke]",
+		Description: `multihost preflight PLATFORM=GCE --tpu-prefix=P is multihost preflight apply.
+Settings are not persistent: they are gone when a worker reboots.`,
+		Flags: preflightFlags(),
+		Subcommands: []*cli.Command{
+			sub("apply", "bring every setting to the wanted value", false),
+			sub("check", "read every setting, change nothing", true),
+			command(cli.Command{
+				Name: "print", Usage: "print the script that does it on a worker",
+				Flags: []cli.Flag{platformFlag()},
+				Action: func(c *cli.Context) error {
+					platform, err := preflight.ParsePlatform(c.String("platform"))
+					if err != nil {
+						return &usageError{err: err}
+					}
+					_, err = fmt.Fprint(p.stdout, preflight.Print(preflight.Options{Platform: platform}))
+					return err
+				},
+			}, exitOK, exitUsage),
+		},
+		Action: p.run1(func(s *session, c *cli.Context) error { return p.preflight(s, c, false) }),
+	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
+}
+
+func platformFlag() cli.Flag {
+	return &cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"}
+}
+
+func preflightFlags() []cli.Flag {
+	return flags(selectFlags(), []cli.Flag{
+		platformFlag(),
+		&cli.BoolFlag{Name: "require", Usage: "end with 76 when any setting is not as wanted"},
+		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
+	}, sshFlags())
+}
+
+func (p *program) preflight(s *session, c *cli.Context, check bool) error {
+	text := c.String("platform")
+	for _, word := range p.inv.positionals {
+		value, ok := cutPlatform(word)
+		if !ok {
+			return usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word)
+		}
+		text = value
+	}
+	platform, err := preflight.ParsePlatform(text)
+	if err != nil {
+		return &usageError{err: err}
+	}
+	if c.String("tpu-prefix") == "" {
+		return &usageError{err: fmt.Errorf("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"}
+	}
+	d, err := s.workers(p, c)
+	if err != nil {
+		return err
+	}
+	return interruptible(c.Context, d.Preflight(c.Context, c.String("tpu-prefix"), c.Bool("allow-partial"), job.PreflightOptions{
+		Check: check, Require: c.Bool("require"), Platform: platform, Install: c.Bool("install"),
+	}))
+}
+
+// cutPlatform reads preflight.sh's way of naming the platform.
+func cutPlatform(word string) (string, bool) { return strings.CutPrefix(word, "PLATFORM=") }

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"multihost/internal/sim"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"multihost": func() { os.Exit(mainStatus()) },
+	})
+}
+
+// TestScripts runs testdata/script: each tells one story with the real binary
+// against a simulator of its own.
+//
+// Beside testscript's own, scripts have the commands
+//
+//	sim [-step=D] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
+//	simfault FAULT                      set a fault on it
+//	exits N PROGRAM ARG…                run and require that exit status
+//	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
+//	signal NAME SIGNAL                  send a signal to it
+//	ended NAME N                        wait for its end and require that exit status
+//	waitfor FILE REGEXP                 wait until the file has a match
+//	left COUNT TEXT                     count the processes of the simulator whose command line has TEXT
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			home := filepath.Join(env.WorkDir, "home")
+			env.Setenv("HOME", home)
+			env.Setenv("USER", "ann")
+			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
+			return os.MkdirAll(home, 0o700)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"sim":      scriptSim,
+			"simfault": scriptFault,
+			"exits":    scriptExits,
+			"start":    scriptStart,
+			"signal":   scriptSignal,
+			"ended":    scriptEnded,
+			"waitfor":  scriptWaitFor,
+			"left":     scriptLeft,
+		},
+	})
+}
+
+// scriptWait bounds every wait of a script; it is generous, since tests share
+// the machine.
+const scriptWait = 60 * time.Second
+
+func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
+	cfg := sim.Config{Dir: ts.MkAbs("sim"), Step: 10 * time.Millisecond}
+	for _, a := range args {
+		if step, ok := strings.CutPrefix(a, "-step="); ok {
+			d, err := time.ParseDuration(step)
+			ts.Check(err)
+			cfg.Step = d
+			continue
+		}
+		list, err := sim.ParseSlices(a)
+		ts.Check(err)
+		cfg.Slices = append(cfg.Slices, list...)
+	}
+	ts.Check(os.MkdirAll(cfg.Dir, 0o700))
+	server, err := sim.Start(context.Background(), cfg)
+	ts.Check(err)
+	ts.Defer(func() { server.Close() })
+	for k, v := range server.Env() {
+		ts.Setenv(k, v)
+	}
+	ts.Setenv("SIM_DIR", cfg.Dir)
+	servers.put(ts.MkAbs("."), server)
+}
+
+func scriptFault(ts *testscript.TestScript, neg bool, args []string) {
+	fault, err := sim.ParseFault(strings.Join(args, " "))
+	ts.Check(err)
+	_, err = servers.get(ts.MkAbs(".")).Inject(fault)
+	ts.Check(err)
+}
+
+// exitStatus returns the status of a finished program, 128+n for signal n.
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		if err != nil {
+			return -1
+		}
+		return 0
+	}
+	if ws, ok := exit.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return exit.ExitCode()
+}
+
+func scriptExits(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: exits N PROGRAM ARG…")
+	}
+	got := exitStatus(ts.Exec(args[1], args[2:]...))
+	if strconv.Itoa(got) != args[0] {
+		ts.Fatalf("%s ended with %d, want %s", args[1], got, args[0])
+	}
+}
+
+func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
+	path, err := exec.LookPath(args[1])
+	if err != nil {
+		path = filepath.Join(ts.Getenv("PATH"), args[1])
+		for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+			if p := filepath.Join(dir, args[1]); fileExists(p) {
+				path = p
+				break
+			}
+		}
+	}
+	cmd := exec.Command(path, args[2:]...)
+	cmd.Dir = ts.MkAbs(".")
+	cmd.Env = scriptEnviron(ts)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := os.Create(ts.MkAbs(args[0] + ".out"))
+	ts.Check(err)
+	errFile, err := os.Create(ts.MkAbs(args[0] + ".err"))
+	ts.Check(err)
+	cmd.Stdout, cmd.Stderr = out, errFile
+	ts.Check(cmd.Start())
+	p := &background{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		out.Close()
+		errFile.Close()
+		close(p.done)
+	}()
+	ts.Defer(func() {
+		select {
+		case <-p.done:
+		default:
+			cmd.Process.Kill()
+			<-p.done
+		}
+	})
+	backgrounds.put(ts.MkAbs(args[0]), p)
+}
+
+func fileExists(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}
+
+// scriptEnviron is the environment of the script; testscript hands it to the
+// programs it runs itself only.
+func scriptEnviron(ts *testscript.TestScript) []string {
+	var buf bytes.Buffer
+	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"} {
+		fmt.Fprintf(&buf, "%s=%s\x00", name, ts.Getenv(name))
+	}
+	if s := servers.get(ts.MkAbs(".")); s != nil {
+		for k, v := range s.Env() {
+			fmt.Fprintf(&buf, "%s=%s\x00", k, v)
+		}
+	}
+	return strings.Split(strings.TrimSuffix(buf.String(), "\x00"), "\x00")
+}
+
+func scriptSignal(ts *testscript.TestScript, neg bool, args []string) {
+	signals := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}
+	ts.Check(backgrounds.get(ts.MkAbs(args[0])).cmd.Process.Signal(signals[args[1]]))
+}
+
+func scriptEnded(ts *testscript.TestScript, neg bool, args []string) {
+	p := backgrounds.get(ts.MkAbs(args[0]))
+	select {
+	case <-p.done:
+	case <-time.After(scriptWait):
+		p.cmd.Process.Signal(syscall.SIGQUIT)
+		ts.Fatalf("%s has not ended after %s; its stderr:\n%s", args[0], scriptWait, ts.ReadFile(args[0]+".err"))
+	}
+	if got := exitStatus(p.err); strconv.Itoa(got) != args[1] {
+		ts.Fatalf("%s ended with %d, want %s; its stderr:\n%s", args[0], got, args[1], ts.ReadFile(args[0]+".err"))
+	}
+}
+
+func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
+	re, err := regexp.Compile(args[1])
+	ts.Check(err)
+	path := ts.MkAbs(args[0])
+	deadline := time.After(scriptWait)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		data, _ := os.ReadFile(path)
+		if re.Match(data) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("%s has no match for %q after %s:\n%s", args[0], args[1], scriptWait, data)
+		}
+	}
+}
+
+// scriptLeft counts the simulator's processes, known by their environment,
+// whose command line has a text; they get a moment to be reaped.
+func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		found := processesBelow(ts.MkAbs("sim"), args[1])
+		if strconv.Itoa(len(found)) == args[0] {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("%d processes have %q in their command line, want %s: %v", len(found), args[1], args[0], found)
+		}
+	}
+}
+
+func processesBelow(dir, text string) []string {
+	var found []string
+	envs, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range envs {
+		env, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(env, []byte(dir)) {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		if cmd := string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})); strings.Contains(cmd, text) {
+			found = append(found, cmd)
+		}
+	}
+	return found
+}

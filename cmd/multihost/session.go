@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/sshfan"
+	"multihost/internal/ui"
+)
+
+// session is what a command works with: the view, the cloud, the place of the
+// run records. close it when the command ends.
+type session struct {
+	view     *ui.Renderer
+	cloud    *gcp.Client
+	queue    *qr.Client
+	networks *network.Client
+	account  string
+	stateDir string
+	lookup   config.Lookup
+	sim      *sim.Server
+	simDir   string
+	typed    map[string]string // flags on the command line
+}
+
+// open reads the configuration and starts the view. It calls no API.
+func (p *program) open(c *cli.Context) (*session, error) {
+	s := &session{lookup: p.lookup, typed: p.inv.set}
+	mode, err := p.viewMode(c)
+	if err != nil {
+		return nil, err
+	}
+	if v := c.String("stream"); v != "" {
+		if err := oneOf("stream", v, "first", "all", "none"); err != nil {
+			return nil, err
+		}
+	}
+	s.view = p.newView(mode, c)
+	if err := s.fill(p, c); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
+	return ui.New(ui.Options{Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"), Color: p.color()})
+}
+
+func (s *session) close() {
+	if s.sim != nil {
+		s.sim.Close()
+		os.RemoveAll(s.simDir)
+	}
+	s.view.Close()
+}
+
+func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
+	switch c.String("output") {
+	case "json":
+		p.json = true
+		return ui.JSON, nil
+	case "text":
+	default:
+		return ui.Auto, usagef("--output=%s: it is text or json", c.String("output"))
+	}
+	if c.Bool("quiet") {
+		return ui.Quiet, nil
+	}
+	return ui.Auto, nil
+}
+
+func (p *program) color() bool {
+	if v, ok := p.lookup("NO_COLOR"); ok && v != "" {
+		return false
+	}
+	return ui.IsTerminal(p.stderr)
+}
+
+func (s *session) fill(p *program, c *cli.Context) error {
+	if c.Bool("sim") {
+		if err := s.startSim(c); err != nil {
+			return err
+		}
+	}
+	g, err := config.LoadGcloud(s.lookup, p.home, c.String("configuration"))
+	if err != nil {
+		return &configError{err: err, hint: hintOf(err)}
+	}
+	for _, o := range []struct{ field, flag string }{{"Project", "project"}, {"Zone", "zone"}, {"AccessTokenFile", "access-token-file"}} {
+		if v := c.String(o.flag); v != "" {
+			if err := g.Override(o.field, "--"+o.flag, v); err != nil {
+				return &usageError{err: err, hint: hintOf(err)}
+			}
+		}
+	}
+	s.account = g.Account
+	s.stateDir = c.String("state-dir")
+	if s.stateDir == "" {
+		s.stateDir = config.StateDir(s.lookup, p.home)
+	}
+	if g.Project == "" {
+		return &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+	}
+	if g.Zone == "" {
+		hint := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
+		if g.Region != "" {
+			hint += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
+		}
+		if !zoneless(p.inv) {
+			return &configError{err: errors.New("no zone is set"), hint: hint}
+		}
+	}
+	s.cloud = gcp.New(gcp.Config{
+		Project: g.Project, Zone: g.Zone,
+		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint,
+		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
+		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.view,
+	})
+	s.queue = qr.New(s.cloud)
+	s.networks = network.New(s.cloud)
+	return nil
+}
+
+// quotaProject is the project that API calls are billed to, as Google's own
+// clients read it.
+func quotaProject(lookup config.Lookup) string {
+	v, _ := lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
+	return v
+}
+
+// zoneless reports whether the command works on a project without a zone.
+func zoneless(inv *invocation) bool {
+	return len(inv.path) > 0 && inv.path[0] == "network"
+}
+
+// gcloudToken asks an installed gcloud for a token: the way in for those who
+// typed gcloud auth login and nothing else.
+func gcloudToken(ctx context.Context) (string, error) {
+	path, err := exec.LookPath("gcloud")
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet").Output()
+	if err != nil {
+		return "", fmt.Errorf("gcloud auth print-access-token: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func (s *session) startSim(c *cli.Context) error {
+	var slices []sim.SliceSpec
+	for _, text := range c.StringSlice("sim-slices") {
+		list, err := sim.ParseSlices(text)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("--sim-slices: %w", err)}
+		}
+		slices = append(slices, list...)
+	}
+	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "multihost-sim-")
+	if err != nil {
+		return err
+	}
+	s.simDir = dir
+	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: slices, Step: c.Duration("sim-step"), Faults: faults})
+	if err != nil {
+		os.RemoveAll(dir)
+		return err
+	}
+	s.sim = server
+	env, outer := server.Env(), s.lookup
+	s.lookup = func(key string) (string, bool) {
+		if v, ok := env[key]; ok {
+			return v, true
+		}
+		return outer(key)
+	}
+	return nil
+}
+
+// setting reads a flag that the simulator's environment may set after the
+// command line was read.
+func (s *session) setting(c *cli.Context, flag string) string {
+	if _, typed := s.typed[flag]; typed {
+		return fmt.Sprint(c.Value(flag))
+	}
+	if v, ok := s.lookup("MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))); ok && v != "" {
+		return v
+	}
+	return fmt.Sprint(c.Value(flag))
+}
+
+// deps builds what internal/job works with, for commands that touch no worker.
+func (s *session) deps(p *program) *job.Deps {
+	return &job.Deps{
+		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
+		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
+		Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave,
+	}
+}
+
+// workers is deps for commands that log in to workers.
+func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
+	d := s.deps(p)
+	if c.Duration("connect-timeout") <= 0 {
+		return nil, usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout"))
+	}
+	if c.Int("max-dials") < 1 {
+		return nil, usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials"))
+	}
+	login := c.String("user")
+	switch {
+	case login == "root":
+		return nil, &usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}
+	case login == "":
+		var text string
+		if login, text = config.LocalUser(s.lookup, s.account); text != "" {
+			s.view.Emit(event.Note{Level: event.Info, Text: text})
+		}
+	}
+	identity, err := s.identity(p, c)
+	if err != nil {
+		return nil, err
+	}
+	var port int
+	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
+		return nil, usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port"))
+	}
+	known := s.setting(c, "known-hosts")
+	if known == "" {
+		known = filepath.Join(s.stateDir, "known_hosts")
+	}
+	retry := c.Duration("connect-timeout")
+	d.Access = job.Access{
+		Login: login, Identity: identity, KnownHosts: known, Port: port, Internal: c.Bool("internal-ip"),
+		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
+	}
+	return d, nil
+}
+
+// identity loads the user's key, or makes gcloud's default one when there is
+// none.
+func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
+	path := s.setting(c, "identity-file")
+	_, named := s.typed["identity-file"]
+	if path == "" {
+		path = filepath.Join(p.home, ".ssh", "google_compute_engine")
+	}
+	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(p.stdin, p.stderr, path) })
+	if errors.Is(err, fs.ErrNotExist) && !named {
+		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
+			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
+		}
+	}
+	if err != nil {
+		return nil, &configError{err: err, hint: hintOf(err)}
+	}
+	return id, nil
+}
+
+// owner is who runs this, for the workers' records.
+func owner() string {
+	name := "unknown"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		name += "@" + host
+	}
+	return name
+}

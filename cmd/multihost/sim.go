@@ -1,0 +1,341 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/sim"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+)
+
+func (p *program) simCommand() *cli.Command {
+	return p.group(cli.Command{
+		Name:  "sim",
+		Usage: "a local Google Cloud with TPU slices, to try things without an account",
+		Description: `  multihost sim up --background --slices=t:2xv5litepod-16
+  eval "$(multihost sim env)"
+  multihost run --tpu-prefix=t -- hostname
+  multihost sim down`,
+		Subcommands: []*cli.Command{
+			p.simUpCommand(), p.simEnvCommand(), p.simStatusCommand(), p.simFaultCommand(), p.simDownCommand(),
+		},
+	})
+}
+
+func simDirFlag() cli.Flag {
+	return &cli.StringFlag{Name: "sim-dir", Category: catSim, Usage: "`DIR` of the simulator's state; default: in $XDG_RUNTIME_DIR"}
+}
+
+func (p *program) simDir(c *cli.Context) string {
+	if dir := c.String("sim-dir"); dir != "" {
+		return dir
+	}
+	return filepath.Join(config.RuntimeDir(p.lookup), "sim")
+}
+
+// bareView is a view for commands that need no cloud.
+func (p *program) bareView(c *cli.Context) (*ui.Renderer, error) {
+	mode, err := p.viewMode(c)
+	if err != nil {
+		return nil, err
+	}
+	return p.newView(mode, c), nil
+}
+
+func parseFaults(flag string, texts []string) ([]sim.Fault, error) {
+	var faults []sim.Fault
+	for _, text := range texts {
+		f, err := sim.ParseFault(text)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("%s: %w", flag, err), hint: "the faults are listed by: multihost sim fault --help"}
+		}
+		faults = append(faults, f)
+	}
+	return faults, nil
+}
+
+func (p *program) simUpCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "up",
+		Usage: "start the simulator; it stays in the foreground unless --background",
+		Flags: []cli.Flag{
+			simDirFlag(),
+			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
+			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at start, as `NAME:COUNTxTYPE`"},
+			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that each state of a resource lasts"},
+			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
+			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` in force from the start"},
+			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
+		},
+		Action: func(c *cli.Context) error {
+			if err := p.noArguments("multihost sim up"); err != nil {
+				return err
+			}
+			dir := p.simDir(c)
+			if running, err := sim.Open(dir); err == nil {
+				return &usageError{err: fmt.Errorf("a simulator runs already, at %s", running.URL()), hint: "end it with: multihost sim down; or give another --sim-dir"}
+			}
+			if c.Bool("background") {
+				return p.simBackground(c, dir)
+			}
+			return p.simForeground(c, dir)
+		},
+	}, exitOK, exitUsage, exitIO)
+}
+
+func (p *program) simForeground(c *cli.Context, dir string) error {
+	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Step: c.Duration("step"), Quota: c.Int("quota")}
+	workers := 0
+	for _, text := range c.StringSlice("slices") {
+		list, err := sim.ParseSlices(text)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("--slices: %w", err)}
+		}
+		for _, s := range list {
+			if ty, err := tpu.ParseType(s.Type); err == nil { // else Start says so
+				workers += s.Count * ty.Workers
+			}
+		}
+		cfg.Slices = append(cfg.Slices, list...)
+	}
+	var err error
+	if cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault")); err != nil {
+		return err
+	}
+	if err := sshfan.RaiseFileLimit(workers); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &configError{err: err}
+	}
+	server, err := sim.Start(c.Context, cfg)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(p.stderr, "multihost: simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"\n", server.URL())
+	select {
+	case <-c.Context.Done():
+	case <-server.Down():
+	}
+	return server.Close()
+}
+
+// simBackground starts this program again as a daemon and waits until it has
+// said that it is ready or has ended.
+func (p *program) simBackground(c *cli.Context, dir string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &configError{err: err}
+	}
+	logPath := filepath.Join(dir, "sim.log")
+	log, err := os.Create(logPath)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := []string{"sim", "up", "--sim-dir=" + dir}
+	for _, name := range []string{"listen", "step", "quota"} {
+		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
+	}
+	for _, name := range []string{"slices", "fault"} {
+		for _, v := range c.StringSlice(name) {
+			args = append(args, "--"+name+"="+v)
+		}
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if running, err := sim.Open(dir); err == nil {
+			fmt.Fprintf(p.stderr, "multihost: simulator ready at %s; type: eval \"$(multihost sim env)\"\n", running.URL())
+			return nil
+		}
+		select {
+		case err := <-ended:
+			text, _ := os.ReadFile(logPath)
+			return fmt.Errorf("start simulator: %w: %s", err, strings.TrimPrefix(strings.TrimSpace(string(text)), "multihost: error: "))
+		case <-c.Context.Done():
+			cmd.Process.Signal(syscall.SIGTERM)
+			<-ended
+			return c.Context.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// openSim finds the running simulator.
+func (p *program) openSim(c *cli.Context) (*sim.Client, error) {
+	client, err := sim.Open(p.simDir(c))
+	if errors.Is(err, sim.ErrNotRunning) {
+		return nil, &configError{err: err, hint: "start one with: multihost sim up --background --slices=t:2xv5litepod-16"}
+	}
+	return client, err
+}
+
+func (p *program) simEnvCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "env",
+		Usage:       "print the variables with which multihost and gcloud use the simulator",
+		Description: `For a shell: eval "$(multihost sim env)".`,
+		Flags:       []cli.Flag{simDirFlag()},
+		Action: func(c *cli.Context) error {
+			client, err := p.openSim(c)
+			if err != nil {
+				return err
+			}
+			view, err := p.bareView(c)
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			env := client.Env()
+			var names []string
+			for name := range env {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			var b strings.Builder
+			for _, name := range names {
+				fmt.Fprintf(&b, "export %s=%s\n", name, sshfan.Quote(env[name]))
+			}
+			view.Emit(event.Result{Name: "sim_env", Text: b.String(), Data: env})
+			return nil
+		},
+	}, exitOK, exitUsage, exitConfig)
+}
+
+func (p *program) simStatusCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "status",
+		Usage: "show what exists in the simulator",
+		Flags: []cli.Flag{simDirFlag()},
+		Action: func(c *cli.Context) error {
+			client, err := p.openSim(c)
+			if err != nil {
+				return err
+			}
+			status, err := client.Status(c.Context)
+			if err != nil {
+				return err
+			}
+			view, err := p.bareView(c)
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			view.Emit(event.Result{Name: "sim_status", Text: simStatusText(status), Data: status})
+			return nil
+		},
+	}, exitOK, exitUsage, exitConfig)
+}
+
+func simStatusText(st sim.Status) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "simulator at %s, project %s, zone %s, SSH port %d\n", st.URL, st.Project, st.Zone, st.SSHPort)
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for _, q := range st.Queued {
+		fmt.Fprintf(w, "queued resource\t%s\t%s\n", q.ID, q.State)
+	}
+	for _, n := range st.Nodes {
+		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%d workers\n", n.ID, n.State, n.Type, len(n.Workers))
+	}
+	for _, f := range st.Faults {
+		fmt.Fprintf(w, "fault %d\t%s\n", f.ID, f.Fault)
+	}
+	w.Flush()
+	return b.String()
+}
+
+func (p *program) simFaultCommand() *cli.Command {
+	var b strings.Builder
+	b.WriteString("multihost sim fault preempt node=t-1 makes one thing go wrong; clear takes the number\nthat was printed, a name, or nothing for all.\n\nFAULTS:\n")
+	for _, f := range sim.Faults() {
+		fmt.Fprintf(&b, "   %s %s\n      %s\n", f.Name, strings.Join(f.Args, "= ")+"=", f.What)
+	}
+	b.WriteString("\nARGUMENTS:\n")
+	for _, a := range sim.FaultArgs() {
+		fmt.Fprintf(&b, "   %-12s %s\n", a.Key, a.What)
+	}
+	return command(cli.Command{
+		Name:        "fault",
+		Usage:       "make something go wrong in the simulator",
+		ArgsUsage:   "NAME [KEY=VALUE…] | clear [WHICH]",
+		Description: b.String(),
+		Flags:       []cli.Flag{simDirFlag()},
+		Action: func(c *cli.Context) error {
+			words := p.inv.positionals
+			if len(words) == 0 {
+				return &usageError{err: errors.New("which fault?"), hint: "the faults are listed by: multihost sim fault --help"}
+			}
+			client, err := p.openSim(c)
+			if err != nil {
+				return err
+			}
+			if words[0] == "clear" {
+				which := strings.Join(words[1:], " ")
+				n, err := client.Clear(c.Context, which)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(p.stderr, "multihost: cleared %d faults\n", n)
+				return nil
+			}
+			text := words[0]
+			for _, w := range words[1:] {
+				text += " " + sshfan.Quote(w)
+			}
+			if _, err := parseFaults("multihost sim fault", []string{text}); err != nil {
+				return err
+			}
+			id, err := client.Fault(c.Context, text)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(p.stderr, "multihost: fault %d is set; take it back with: multihost sim fault clear %d\n", id, id)
+			return nil
+		},
+	}, exitOK, exitUsage, exitConfig)
+}
+
+func (p *program) simDownCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "down",
+		Usage: "end the simulator and all its workers",
+		Flags: []cli.Flag{simDirFlag()},
+		Action: func(c *cli.Context) error {
+			client, err := p.openSim(c)
+			if errors.Is(err, sim.ErrNotRunning) {
+				fmt.Fprintln(p.stderr, "multihost: no simulator is running: nothing to do")
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return client.Down(c.Context)
+		},
+	}, exitOK, exitUsage)
+}

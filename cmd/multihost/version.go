@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
+)
+
+// buildVersion is set by the Makefile with -ldflags; a plain go build leaves
+// it empty and the module's own stamp is used.
+var buildVersion string
+
+func version() string {
+	if buildVersion != "" {
+		return buildVersion
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "devel"
+}
+
+func versionText() string {
+	return fmt.Sprintf("multihost %s (%s, %s/%s)", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+func (p *program) versionCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "version",
+		Usage: "print the version",
+		Action: func(c *cli.Context) error {
+			if err := p.noArguments("multihost version"); err != nil {
+				return err
+			}
+			mode, err := p.viewMode(c)
+			if err != nil {
+				return err
+			}
+			view := p.newView(mode, c)
+			defer view.Close()
+			view.Emit(event.Result{Name: "version", Text: versionText() + "\n", Data: map[string]string{
+				"version": version(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+			}})
+			return nil
+		},
+	}, exitOK, exitUsage)
+}

@@ -1,0 +1,579 @@
+#!/usr/bin/env python3
+"""Trains a small character model on all workers of all slices.
+
+The program stands in for a real training job where there is no accelerator. It
+needs nothing but Python 3.8 and a text, and it does for real what such a job
+does: each process works on its own shard of the text, gradients are averaged
+over TCP between the workers' own addresses, and every process ends with the
+same weights, bit for bit.
+
+Started by multihost it finds its place in MULTIHOST_PROCESS_ID,
+MULTIHOST_NUM_PROCESSES, MULTIHOST_COORDINATOR_IP and MULTIHOST_WORKER_IP.
+Started alone it trains in one process.
+"""
+
+import argparse
+import array
+import hashlib
+import itertools
+import json
+import math
+import operator
+import os
+import random
+import select
+import socket
+import struct
+import sys
+import time
+
+CONTEXT = 3  # characters that the next one is predicted from
+HIDDEN = 32
+DEFAULT_PORT = 8476
+
+EXIT_PEER = 1  # another process was lost or never came
+
+
+class PeerError(Exception):
+    """Another process cannot be reached, is lost, or is not one of ours."""
+
+
+# --- the model ---------------------------------------------------------------
+
+
+class Model:
+    """Next-character model: one table a context position, tanh, softmax.
+
+    All weights lie in one flat list, so that gradients can be averaged as one
+    vector; the tables are views by offset.
+    """
+
+    def __init__(self, vocabulary, seed):
+        self.vocabulary = vocabulary
+        self.hidden_bias = CONTEXT * vocabulary * HIDDEN
+        self.output = self.hidden_bias + HIDDEN
+        self.output_bias = self.output + vocabulary * HIDDEN
+        self.size = self.output_bias + vocabulary
+        # uniform, not gauss: its arithmetic is exact, so that machines with
+        # different math libraries begin with the same weights.
+        rng = random.Random(seed)
+        self.weights = [rng.uniform(-0.1, 0.1) for _ in range(self.size)]
+        self.first_moment = [0.0] * self.size
+        self.second_moment = [0.0] * self.size
+        self.beta1_power = 1.0
+        self.beta2_power = 1.0
+
+    def flops_per_token(self):
+        """Floating point operations of the matrix products and table sums,
+        forward and backward, as training frameworks count them."""
+        forward = 2 * self.vocabulary * HIDDEN + CONTEXT * HIDDEN
+        return 3 * forward
+
+    def gradient(self, batch):
+        """Returns the summed gradient and the summed loss of the batch, a list
+        of (context, target)."""
+        w = self.weights
+        vocabulary = self.vocabulary
+        grad = [0.0] * self.size
+        rows = [
+            w[self.output + v * HIDDEN : self.output + (v + 1) * HIDDEN]
+            for v in range(vocabulary)
+        ]
+        row_grads = [[0.0] * HIDDEN for _ in range(vocabulary)]
+        bias = w[self.output_bias :]
+        loss = 0.0
+        for context, target in batch:
+            offsets = [
+                (i * vocabulary + c) * HIDDEN for i, c in enumerate(context)
+            ]
+            pre = w[self.hidden_bias : self.output]
+            for o in offsets:
+                pre = list(map(operator.add, pre, w[o : o + HIDDEN]))
+            hidden = list(map(math.tanh, pre))
+            logits = [
+                b + sum(map(operator.mul, row, hidden))
+                for b, row in zip(bias, rows)
+            ]
+            top = max(logits)
+            exps = [math.exp(x - top) for x in logits]
+            total = sum(exps)
+            loss += math.log(total) - (logits[target] - top)
+            delta = [e / total for e in exps]
+            delta[target] -= 1.0
+
+            back = [0.0] * HIDDEN
+            for v, d in enumerate(delta):
+                back = [a + d * x for a, x in zip(back, rows[v])]
+                row_grads[v] = [a + d * h for a, h in zip(row_grads[v], hidden)]
+                grad[self.output_bias + v] += d
+            back = [b * (1.0 - h * h) for b, h in zip(back, hidden)]
+            for o in offsets + [self.hidden_bias]:
+                grad[o : o + HIDDEN] = map(
+                    operator.add, grad[o : o + HIDDEN], back
+                )
+        grad[self.output : self.output_bias] = itertools.chain.from_iterable(
+            row_grads
+        )
+        return grad, loss
+
+    def update(self, grad, rate):
+        """One step of Adam. Only exactly rounded operations are used: equal
+        gradients keep the weights of all machines equal, bit for bit."""
+        beta1, beta2 = 0.9, 0.99
+        self.beta1_power *= beta1
+        self.beta2_power *= beta2
+        scale1 = rate / (1.0 - self.beta1_power)
+        scale2 = 1.0 / (1.0 - self.beta2_power)
+        m = [beta1 * a + (1.0 - beta1) * g for a, g in zip(self.first_moment, grad)]
+        s = [
+            beta2 * a + (1.0 - beta2) * g * g
+            for a, g in zip(self.second_moment, grad)
+        ]
+        self.first_moment, self.second_moment = m, s
+        self.weights = [
+            x - scale1 * a / (math.sqrt(b * scale2) + 1e-8)
+            for x, a, b in zip(self.weights, m, s)
+        ]
+
+    def digest(self):
+        return hashlib.sha256(pack(self.weights)).hexdigest()
+
+
+# --- the network -------------------------------------------------------------
+
+
+def pack(numbers):
+    values = array.array("d", numbers)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def unpack(data):
+    values = array.array("d")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def send_message(sock, value):
+    data = json.dumps(value).encode()
+    sock.sendall(struct.pack(">I", len(data)) + data)
+
+
+def receive_message(sock):
+    data = receive_exactly(sock, 4)
+    (size,) = struct.unpack(">I", data)
+    if size > 1 << 20:
+        raise ValueError("message of %d bytes" % size)
+    value = json.loads(receive_exactly(sock, size).decode())
+    if not isinstance(value, dict):
+        raise ValueError("message is not an object")
+    return value
+
+
+def receive_exactly(sock, size):
+    parts = []
+    while size > 0:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise ConnectionError("connection closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def family(ip):
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def listen(ip, port, backlog):
+    sock = socket.socket(family(ip), socket.SOCK_STREAM)
+    try:
+        # A port in TIME_WAIT from the attempt before is no obstacle.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((ip, port))
+        sock.listen(backlog)
+    except OSError as err:
+        sock.close()
+        raise PeerError("listen on %s port %d: %s" % (ip, port, err))
+    return sock
+
+
+class Ring:
+    """The processes of a run, each connected to the next one.
+
+    Process 0 listens where everybody knows; the others tell it their own
+    address and get the list of all. After that data goes directly from worker
+    to worker.
+    """
+
+    def __init__(self, place, fingerprint, port, connect_timeout, timeout):
+        self.id, self.count = place.process, place.processes
+        self.timeout = timeout
+        self.left = self.right = None
+        if self.count == 1:
+            return
+        self.hello = {
+            "run": place.run,
+            "fingerprint": fingerprint,
+            "processes": self.count,
+            "process": self.id,
+        }
+        deadline = time.monotonic() + connect_timeout
+        own = place.worker_ip
+        server = listen(own, 0, 16)
+        try:
+            me = [own, server.getsockname()[1]]
+            if self.id == 0:
+                self.addresses = self.gather(me, port, deadline)
+            else:
+                self.addresses = self.join(me, place.coordinator_ip, port, deadline)
+            self.connect(server, own, deadline)
+        finally:
+            server.close()
+
+    def name(self, process):
+        return "process %d (%s)" % (process, self.addresses[process][0])
+
+    def same_run(self, hello):
+        return all(
+            hello.get(key) == self.hello[key]
+            for key in ("run", "fingerprint", "processes")
+        )
+
+    def gather(self, me, port, deadline):
+        """Process 0: waits for every other process, then tells all."""
+        server = listen(me[0], port, self.count + 16)
+        addresses = {0: me}
+        waiting = {}
+        try:
+            while len(addresses) < self.count:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    missing = [p for p in range(self.count) if p not in addresses]
+                    raise PeerError(
+                        "process %s did not connect to %s port %d in time"
+                        % (", ".join(map(str, missing)), me[0], port)
+                    )
+                server.settimeout(left)
+                try:
+                    sock, _ = server.accept()
+                except socket.timeout:
+                    continue
+                # Whoever connects without saying who it is must not hold up
+                # the others for long.
+                sock.settimeout(min(5.0, max(left, 0.1)))
+                try:
+                    hello = receive_message(sock)
+                    process = hello.get("process")
+                    if not self.same_run(hello):
+                        send_message(
+                            sock,
+                            {"error": "another run, text or number of processes", "run": self.hello["run"]},
+                        )
+                        sock.close()
+                        continue
+                    if not isinstance(process, int) or not 0 < process < self.count:
+                        raise ValueError("process %r" % (process,))
+                    ip, peer_port = hello["address"]
+                except (OSError, ValueError, KeyError, TypeError):
+                    sock.close()
+                    continue
+                if process in waiting:
+                    waiting[process].close()
+                waiting[process] = sock
+                addresses[process] = [str(ip), int(peer_port)]
+            table = [addresses[p] for p in range(self.count)]
+            for process, sock in waiting.items():
+                try:
+                    send_message(sock, {"addresses": table})
+                except OSError as err:
+                    raise PeerError(
+                        "lost process %d (%s) while starting: %s"
+                        % (process, table[process][0], err)
+                    )
+            return table
+        finally:
+            server.close()
+            for sock in waiting.values():
+                sock.close()
+
+    def join(self, me, coordinator, port, deadline):
+        """The others: retry, because workers do not start at one moment."""
+        why = None
+        pause = 0.05
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerError(
+                    "connect to process 0 at %s port %d: %s" % (coordinator, port, why)
+                )
+            try:
+                sock = socket.create_connection(
+                    (coordinator, port), timeout=min(left, 10.0), source_address=(me[0], 0)
+                )
+                with sock:
+                    # The answer comes when the last process has come.
+                    sock.settimeout(max(deadline - time.monotonic(), 0.1))
+                    send_message(sock, dict(self.hello, address=me))
+                    answer = receive_message(sock)
+                if "addresses" in answer:
+                    return [(str(ip), int(p)) for ip, p in answer["addresses"]]
+                why = answer.get("error")
+            except (OSError, ValueError) as err:
+                why = err
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
+
+    def connect(self, server, own, deadline):
+        """Connects to the next process and takes the call of the one before."""
+        to, frm = (self.id + 1) % self.count, (self.id - 1) % self.count
+        try:
+            self.right = socket.create_connection(
+                tuple(self.addresses[to]),
+                timeout=max(deadline - time.monotonic(), 0.1),
+                source_address=(own, 0),
+            )
+            send_message(self.right, self.hello)
+        except OSError as err:
+            raise PeerError("connect to %s: %s" % (self.name(to), err))
+        while self.left is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerError("%s did not connect in time" % self.name(frm))
+            server.settimeout(left)
+            try:
+                sock, _ = server.accept()
+            except socket.timeout:
+                continue
+            sock.settimeout(min(5.0, left))
+            try:
+                hello = receive_message(sock)
+                if self.same_run(hello) and hello.get("process") == frm:
+                    self.left = sock
+                    continue
+            except (OSError, ValueError):
+                pass
+            sock.close()
+        for sock in (self.left, self.right):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setblocking(False)
+
+    def exchange(self, data, size):
+        """Sends data to the next process while taking size bytes from the one
+        before: doing one after the other would block when buffers are full."""
+        to, frm = (self.id + 1) % self.count, (self.id - 1) % self.count
+        out, parts = memoryview(data), []
+        deadline = time.monotonic() + self.timeout
+        while out or size > 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                late = frm if size > 0 else to
+                raise PeerError(
+                    "no answer from %s for %g s" % (self.name(late), self.timeout)
+                )
+            readable, writable, _ = select.select(
+                [self.left] if size > 0 else [], [self.right] if out else [], [], left
+            )
+            if readable:
+                try:
+                    part = self.left.recv(min(size, 1 << 18))
+                except BlockingIOError:
+                    continue
+                except OSError as err:
+                    raise PeerError("lost %s: %s" % (self.name(frm), err))
+                if not part:
+                    raise PeerError("lost %s: it closed the connection" % self.name(frm))
+                parts.append(part)
+                size -= len(part)
+            if writable:
+                try:
+                    out = out[self.right.send(out) :]
+                except BlockingIOError:
+                    pass
+                except OSError as err:
+                    raise PeerError("lost %s: %s" % (self.name(to), err))
+        return b"".join(parts)
+
+    def sum(self, numbers):
+        """The element-wise sum over all processes, the same bits on each.
+
+        A ring all-reduce: the vector is cut into one part a process. A part is
+        added up on its way round the ring, always in the same order, by one
+        process at a time, and the finished part is then copied round.
+        """
+        n = self.count
+        if n == 1:
+            return numbers
+        border = [len(numbers) * i // n for i in range(n + 1)]
+        parts = [list(numbers[border[i] : border[i + 1]]) for i in range(n)]
+        for step in range(n - 1):
+            mine, theirs = (self.id - step) % n, (self.id - step - 1) % n
+            data = self.exchange(pack(parts[mine]), 8 * len(parts[theirs]))
+            parts[theirs] = list(map(operator.add, unpack(data), parts[theirs]))
+        for step in range(n - 1):
+            mine, theirs = (self.id + 1 - step) % n, (self.id - step) % n
+            data = self.exchange(pack(parts[mine]), 8 * len(parts[theirs]))
+            parts[theirs] = unpack(data).tolist()
+        return list(itertools.chain.from_iterable(parts))
+
+    def close(self):
+        for sock in (self.left, self.right):
+            if sock is not None:
+                sock.close()
+
+
+# --- the program -------------------------------------------------------------
+
+
+class Place:
+    """Where this process stands among all, from the environment."""
+
+    def __init__(self, env):
+        def number(name, default):
+            text = env.get(name, "")
+            if text == "":
+                return default
+            try:
+                return int(text)
+            except ValueError:
+                raise ValueError("%s=%r is not a number" % (name, text))
+
+        self.processes = number("MULTIHOST_NUM_PROCESSES", 1)
+        self.process = number("MULTIHOST_PROCESS_ID", 0)
+        self.coordinator_ip = env.get("MULTIHOST_COORDINATOR_IP", "")
+        self.worker_ip = env.get("MULTIHOST_WORKER_IP", "")
+        self.run = "%s/%s" % (
+            env.get("MULTIHOST_RUN", ""),
+            env.get("MULTIHOST_ATTEMPT", ""),
+        )
+        if not 0 <= self.process < self.processes:
+            raise ValueError(
+                "MULTIHOST_PROCESS_ID=%d is not below MULTIHOST_NUM_PROCESSES=%d"
+                % (self.process, self.processes)
+            )
+        if self.processes > 1 and not self.coordinator_ip:
+            raise ValueError(
+                "MULTIHOST_NUM_PROCESSES=%d needs MULTIHOST_COORDINATOR_IP"
+                % self.processes
+            )
+        if self.processes > 1 and not self.worker_ip:
+            self.worker_ip = self.guess_ip()
+
+    def guess_ip(self):
+        """The address that this machine uses towards the coordinator."""
+        if self.process == 0:
+            return self.coordinator_ip
+        with socket.socket(family(self.coordinator_ip), socket.SOCK_DGRAM) as sock:
+            sock.connect((self.coordinator_ip, 9))  # sends nothing
+            return sock.getsockname()[0]
+
+
+def parse_arguments():
+    here = os.path.dirname(os.path.abspath(__file__))
+    p = argparse.ArgumentParser(description="Train a small character model on all workers.")
+    p.add_argument("--steps", type=int, default=20)
+    p.add_argument("--batch", type=int, default=64, help="characters a process and step")
+    p.add_argument("--learning-rate", type=float, default=0.02)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--text", default=os.path.join(here, "declaration.txt"), help="UTF-8 text to learn")
+    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of process 0")
+    p.add_argument("--connect-timeout", type=float, default=120.0, help="seconds until all processes must have met")
+    p.add_argument("--timeout", type=float, default=60.0, help="seconds that a peer may be silent in a step")
+    p.add_argument("--fail-at-step", type=int, help="fail at this step, to see what a failure looks like")
+    p.add_argument("--fail-process", type=int, default=0, help="the process that --fail-at-step means")
+    p.add_argument("--fail-code", type=int, default=7, help="its exit code")
+    args = p.parse_args()
+    if args.steps < 1 or args.batch < 1:
+        p.error("--steps and --batch must be at least 1")
+    return args
+
+
+def say(text):
+    """One line, at once, in one write: other processes may share the file."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def complain(text):
+    sys.stderr.write("error: %s\n" % text)
+    sys.stderr.flush()
+
+
+def train(args, place):
+    with open(args.text, encoding="utf-8") as f:
+        text = f.read()
+    characters = sorted(set(text))
+    codes = {c: i for i, c in enumerate(characters)}
+    data = [codes[c] for c in text]
+    model = Model(len(characters), args.seed)
+
+    # The shard: the targets at positions begin … end-1.
+    targets = len(data) - CONTEXT
+    begin = CONTEXT + targets * place.process // place.processes
+    end = CONTEXT + targets * (place.process + 1) // place.processes
+    if begin >= end:
+        raise ValueError("%s is too short for %d processes" % (args.text, place.processes))
+    rng = random.Random("%d/%d" % (args.seed, place.process))
+
+    fingerprint = hashlib.sha256(
+        repr((text, args.steps, args.batch, args.learning_rate, args.seed)).encode()
+    ).hexdigest()
+    ring = Ring(place, fingerprint, args.port, args.connect_timeout, args.timeout)
+    say(
+        "process %d of %d: %d characters of %d, vocabulary %d, %d weights"
+        % (place.process, place.processes, end - begin, len(data), len(characters), model.size)
+    )
+
+    flops = model.flops_per_token() * args.batch
+    tokens = args.batch * place.processes
+    spent = 0.0
+    for step in range(args.steps):
+        started = time.monotonic()
+        if step == args.fail_at_step and place.process == args.fail_process:
+            complain("process %d fails at step %d, as asked by --fail-at-step" % (place.process, step))
+            return args.fail_code
+        batch = []
+        for _ in range(args.batch):
+            i = rng.randrange(begin, end)
+            batch.append((data[i - CONTEXT : i], data[i]))
+        grad, loss = model.gradient(batch)
+        # The loss travels with the gradient and so is the same everywhere.
+        total = ring.sum(grad + [loss])
+        loss = total.pop() / tokens
+        model.update([g / tokens for g in total], args.learning_rate)
+        seconds = max(time.monotonic() - started, 1e-9)
+        spent += seconds
+        say(
+            "completed step: %d, seconds: %.3f, TFLOP/s/device: %.3f, Tokens/s/device: %.3f, "
+            "total_weights: %d, loss: %.3f, lm_loss: %.3f, perplexity: %.3f"
+            % (step, seconds, flops / seconds / 1e12, args.batch / seconds, tokens, loss, loss, math.exp(loss))
+        )
+    ring.close()
+    say(
+        "process %d: %d steps, %.3f MFLOP/s, loss %r, weights sha256:%s"
+        % (place.process, args.steps, flops * args.steps / spent / 1e6, loss, model.digest())
+    )
+    return 0
+
+
+def main():
+    args = parse_arguments()
+    try:
+        place = Place(os.environ)
+        return train(args, place)
+    except PeerError as err:
+        complain(err)
+        # The process that failed first ends at once, those that only noticed
+        # a moment later: whoever watches can tell the cause from the effect.
+        time.sleep(1.0)
+        return EXIT_PEER
+    except (OSError, ValueError) as err:
+        complain(err)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

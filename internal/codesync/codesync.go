@@ -1,0 +1,172 @@
+// Package codesync brings a directory of the runner to every worker.
+//
+// Scan decides which files go and hashes them; nothing is left out without
+// being named. Push makes the directory ~/<run> of one worker equal to what
+// was scanned: files that the worker's content store knows already are not
+// sent, files of an earlier sync that are gone here are removed there, files
+// that a run made are left alone. A directory that is not complete is known to
+// be so and is completed by the next Push.
+//
+//	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
+//	defer tree.Close()
+//	report, err := tree.Push(ctx, conn, "run1") // for every worker, at once
+//
+// On the worker:
+//
+//	~/.multihost/store/sha256/ab/ab12…   contents, by hash; shared by all runs of the login
+//	~/.multihost/sync/<run>/digest       what ~/<run> holds; written last
+//	~/.multihost/sync/<run>/manifest     the entries behind the digest
+//
+// Contents that no sync has used for 30 days are dropped from the store, and
+// the longest unused ones while it is above 20 GB; what was used within the
+// last hour is never dropped.
+package codesync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+)
+
+// A Runner runs one command line on one worker. *sshfan.Conn is one.
+type Runner interface {
+	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
+}
+
+// IgnoreFile is the name of the file with patterns, in gitignore syntax, of
+// what is not sent. It holds for the directory it lies in and everything below.
+const IgnoreFile = ".multihostignore"
+
+// Options say what to send. Dir is required.
+type Options struct {
+	Dir string
+	// NoIgnore sends everything but .git, whatever git or IgnoreFile say.
+	NoIgnore bool
+	// Home is the user's home directory, which is not sent unless it is a git
+	// work tree or has an IgnoreFile; "" means not to check.
+	Home string
+	Sink event.Sink // nil discards
+	// Workers is how many Pushes there will be, for the progress; 0: unknown.
+	Workers int
+	// Stall is how long a worker may take or answer no byte before its transfer
+	// is given up and tried again; 0 means 10 min.
+	Stall time.Duration
+	// TempDir is where packed files are spooled; "" means os.TempDir().
+	TempDir string
+	// Store limits the content store of the workers.
+	Store StoreLimits
+	// Now is the clock of the progress events; nil means time.Now.
+	Now func() time.Time
+}
+
+// StoreLimits say what is dropped from a worker's content store after a Push.
+type StoreLimits struct {
+	MaxAge   time.Duration // since its last use; 0 means 30 days
+	MaxBytes int64         // 0 means 20 GB
+	Keep     time.Duration // what was used within this time is never dropped; 0 means 1 h
+}
+
+// Kind is what an Entry is.
+type Kind byte
+
+// The kinds of entries.
+const (
+	File    Kind = 'f'
+	Dir     Kind = 'd'
+	Symlink Kind = 'l'
+)
+
+// An Entry is one file, directory or symbolic link of a Tree.
+type Entry struct {
+	Path   string // relative to the directory, with slashes, in the bytes of the file system
+	Kind   Kind
+	Mode   fs.FileMode // permission bits; 0 for a Symlink
+	Size   int64       // of a File
+	Hash   string      // of a File: hexadecimal SHA-256 of its content
+	Target string      // of a Symlink
+}
+
+// A Skip is what is not sent, and why.
+type Skip struct {
+	Path  string // ends with a slash for a directory
+	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
+	Files int    // files in a directory; 0 for everything else
+	// Odd is true for what no pattern asked to leave out.
+	Odd bool
+}
+
+// A Tree is the content of a directory at the time of the Scan. Its methods are
+// safe for concurrent use; the fields must not be changed.
+type Tree struct {
+	Entries []Entry // sorted by Path
+	Skipped []Skip
+	Count   int     // number of files
+	Bytes   int64   // sum of their sizes
+	Digest  string  // of everything that Push makes equal
+	Largest []Entry // the five largest files, largest first
+
+	dir      string
+	opts     Options
+	manifest []byte
+	byHash   map[string]Entry
+	packs    packs
+	progress progress
+}
+
+// Report is what one Push did.
+type Report struct {
+	SentFiles int   // contents sent
+	SentBytes int64 // compressed
+	Reused    int   // files that the worker had already
+	Removed   int   // files of an earlier sync that were removed
+}
+
+// A DirError is a directory that cannot be synced.
+type DirError struct {
+	Dir    string
+	Reason string
+	hint   string
+}
+
+func (e *DirError) Error() string { return fmt.Sprintf("sync directory %q: %s", e.Dir, e.Reason) }
+
+// Hint says what to do about it.
+func (e *DirError) Hint() string { return e.hint }
+
+// A FileError is a file that should be sent and cannot.
+type FileError struct {
+	Path string
+	Err  error
+}
+
+func (e *FileError) Error() string { return fmt.Sprintf("read %q: %v", e.Path, e.Err) }
+
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Hint says what to do about it.
+func (e *FileError) Hint() string {
+	if errors.Is(e.Err, ErrChanging) {
+		return "stop what writes to it, or name it in " + IgnoreFile
+	}
+	return "make it readable, or name it in " + IgnoreFile
+}
+
+var (
+	// ErrChanging reports a file that changed each time it was read.
+	ErrChanging = errors.New("changes while it is read")
+	// ErrStalled reports a worker that neither took nor answered a byte for Options.Stall.
+	ErrStalled = errors.New("no progress")
+)
+
+// A WorkerError is a failure that the worker reported.
+type WorkerError struct {
+	Step   string // check, plan, receive
+	Reason string
+}
+
+func (e *WorkerError) Error() string { return fmt.Sprintf("sync to worker (%s): %s", e.Step, e.Reason) }

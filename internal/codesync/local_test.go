@@ -1,0 +1,77 @@
+package codesync
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os/exec"
+	"sync"
+	"testing"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+)
+
+// A localRunner is a worker with a private home directory.
+type localRunner struct {
+	home string
+	mu   sync.Mutex
+	// execs are the lengths of stdin that were offered, one for each command.
+	execs int
+}
+
+func newWorker(t *testing.T) *localRunner { return &localRunner{home: t.TempDir()} }
+
+func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	w.mu.Lock()
+	w.execs++
+	w.mu.Unlock()
+	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
+	cmd.Dir = w.home
+	cmd.Env = []string{"HOME=" + w.home, "PATH=/usr/bin:/bin"}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return sshfan.Status{Code: exit.ExitCode()}, nil
+	}
+	return sshfan.Status{}, err
+}
+
+// record collects events.
+type record struct {
+	mu     sync.Mutex
+	events []event.Event
+}
+
+func (r *record) Emit(e event.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+func (r *record) text() (all string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		if n, ok := e.(event.Note); ok {
+			all += string(n.Level) + ": " + n.Text + "\n"
+		}
+	}
+	return all
+}
+
+// shortReader ends after n bytes.
+type shortReader struct {
+	r io.Reader
+	n int64
+}
+
+func (s *shortReader) Read(p []byte) (int, error) {
+	if s.n <= 0 {
+		return 0, io.EOF
+	}
+	n, err := s.r.Read(p[:min(int64(len(p)), s.n)])
+	s.n -= int64(n)
+	return n, err
+}

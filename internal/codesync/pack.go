@@ -1,0 +1,256 @@
+package codesync
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/pgzip"
+)
+
+const (
+	// spoolMemory is how much of a packed set is kept in memory before it goes
+	// to a file. Few sets are alive at a time, see idlePacks.
+	spoolMemory = 8 << 20
+	// idlePacks is how many packed sets are kept while nobody sends them:
+	// workers with the same contents ask for the same set one after another.
+	idlePacks = 4
+)
+
+// packs makes each set of contents once and shares it between workers.
+type packs struct {
+	mu    sync.Mutex
+	byKey map[string]*pack
+	idle  []string // keys of packs that nobody uses, longest idle first
+	build sync.Mutex
+}
+
+// A pack is a set of contents as a compressed tar archive.
+type pack struct {
+	ready chan struct{} // closed when data or err is set
+	data  *spool
+	err   error
+	files int
+	users int // guarded by packs.mu
+}
+
+// acquire returns the pack of hashes, which must be released.
+func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), error) {
+	sum := sha256.Sum256([]byte(strings.Join(hashes, "\n")))
+	key := hex.EncodeToString(sum[:])
+	for {
+		p, mine := t.packs.enter(key)
+		if mine {
+			t.packs.build.Lock() // one at a time: it uses all processors by itself
+			p.data, p.err = t.pack(ctx, hashes)
+			t.packs.build.Unlock()
+			p.files = len(hashes)
+			if p.err != nil {
+				t.packs.forget(key, p)
+			}
+			close(p.ready)
+		}
+		select {
+		case <-p.ready:
+		case <-ctx.Done():
+			t.packs.leave(key, p)
+			return nil, nil, context.Cause(ctx)
+		}
+		if p.err == nil {
+			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
+		}
+		t.packs.leave(key, p)
+		// The worker that was making it may have been given up; that is no
+		// reason for the others.
+		if mine || !errors.Is(p.err, errGivenUp) {
+			return nil, nil, p.err
+		}
+	}
+}
+
+// errGivenUp marks a pack whose maker's context ended.
+var errGivenUp = errors.New("packing was given up")
+
+func (ps *packs) enter(key string) (p *pack, mine bool) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.byKey == nil {
+		ps.byKey = map[string]*pack{}
+	}
+	p = ps.byKey[key]
+	if p == nil {
+		p = &pack{ready: make(chan struct{})}
+		ps.byKey[key] = p
+		mine = true
+	}
+	p.users++
+	ps.idle = slices.DeleteFunc(ps.idle, func(k string) bool { return k == key })
+	return p, mine
+}
+
+// forget takes a pack that failed out of the way of those who come later.
+func (ps *packs) forget(key string, p *pack) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.byKey[key] == p {
+		delete(ps.byKey, key)
+	}
+}
+
+func (ps *packs) leave(key string, p *pack) {
+	ps.mu.Lock()
+	var drop []*pack
+	p.users--
+	if p.users == 0 && ps.byKey[key] == p {
+		ps.idle = append(ps.idle, key)
+		for len(ps.idle) > idlePacks {
+			drop = append(drop, ps.byKey[ps.idle[0]])
+			delete(ps.byKey, ps.idle[0])
+			ps.idle = ps.idle[1:]
+		}
+	}
+	ps.mu.Unlock()
+	for _, p := range drop {
+		p.data.Close()
+	}
+}
+
+// Close frees the packed files. No Push may be under way or follow.
+func (t *Tree) Close() error {
+	t.packs.mu.Lock()
+	defer t.packs.mu.Unlock()
+	var errs []error
+	for key, p := range t.packs.byKey {
+		if p.data != nil {
+			errs = append(errs, p.data.Close())
+		}
+		delete(t.packs.byKey, key)
+	}
+	t.packs.idle = nil
+	return errors.Join(errs...)
+}
+
+// pack writes the contents into a spool, named by their hashes.
+func (t *Tree) pack(ctx context.Context, hashes []string) (*spool, error) {
+	s := &spool{dir: t.opts.TempDir}
+	err := t.writeArchive(ctx, s, hashes)
+	if err != nil {
+		s.Close()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string) error {
+	// The link to the workers is the bottleneck only when it is slow, and then
+	// the fastest level already gains most: program text shrinks to a quarter.
+	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(z)
+	for _, h := range hashes {
+		e, ok := t.byHash[h]
+		if !ok {
+			return fmt.Errorf("pack files: worker asks for unknown content %q", h)
+		}
+		if err := t.addContent(ctx, archive, e); err != nil {
+			return err
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return fmt.Errorf("pack files: %w", err)
+	}
+	if err := z.Close(); err != nil {
+		return fmt.Errorf("pack files: %w", err)
+	}
+	return nil
+}
+
+// addContent adds one file as it was scanned. A file that has only grown since
+// still has that content.
+func (t *Tree) addContent(ctx context.Context, archive *tar.Writer, e Entry) error {
+	f, err := openRegular(filepath.Join(t.dir, e.Path))
+	if err != nil {
+		return &FileError{e.Path, fmt.Errorf("changed since it was listed: %w", cause(err))}
+	}
+	defer f.Close()
+	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: e.Hash, Mode: 0o600, Size: e.Size}); err != nil {
+		return fmt.Errorf("pack files: %w", err)
+	}
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(archive, h), &reader{ctx: ctx, r: io.LimitReader(f, e.Size)})
+	if err != nil {
+		return fmt.Errorf("pack %q: %w", e.Path, err)
+	}
+	if n != e.Size || hexSum(h) != e.Hash {
+		return &FileError{e.Path, fmt.Errorf("changed since it was listed: %w", ErrChanging)}
+	}
+	return nil
+}
+
+// A spool keeps bytes in memory up to spoolMemory, then in a file without a
+// name, which the system removes even if we are killed.
+type spool struct {
+	dir  string
+	mem  bytes.Buffer
+	file *os.File
+	size int64
+}
+
+func (s *spool) Write(p []byte) (int, error) {
+	if s.file == nil && s.mem.Len()+len(p) > spoolMemory {
+		f, err := os.CreateTemp(s.dir, "multihost-sync-")
+		if err != nil {
+			return 0, fmt.Errorf("spool packed files: %w", err)
+		}
+		s.file = f
+		if err := os.Remove(f.Name()); err != nil {
+			return 0, fmt.Errorf("spool packed files: %w", err)
+		}
+		if _, err := f.Write(s.mem.Bytes()); err != nil {
+			return 0, fmt.Errorf("spool packed files in %q: %w", filepath.Dir(f.Name()), err)
+		}
+		s.mem = bytes.Buffer{}
+	}
+	var n int
+	var err error
+	if s.file != nil {
+		if n, err = s.file.Write(p); err != nil {
+			err = fmt.Errorf("spool packed files in %q: %w", filepath.Dir(s.file.Name()), err)
+		}
+	} else {
+		n, err = s.mem.Write(p)
+	}
+	s.size += int64(n)
+	return n, err
+}
+
+// reader returns a reader of everything, independent of other readers.
+func (s *spool) reader() io.Reader {
+	if s.file != nil {
+		return io.NewSectionReader(s.file, 0, s.size)
+	}
+	return bytes.NewReader(s.mem.Bytes())
+}
+
+func (s *spool) Close() error {
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}

@@ -1,0 +1,492 @@
+package codesync
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+)
+
+// write makes files below dir; a name that ends with a slash is a directory,
+// a content that begins with "-> " a link.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		full := filepath.Join(dir, name)
+		if strings.HasSuffix(name, "/") {
+			must(t, os.MkdirAll(full, 0o755))
+			continue
+		}
+		must(t, os.MkdirAll(filepath.Dir(full), 0o755))
+		if target, ok := strings.CutPrefix(content, "-> "); ok {
+			must(t, os.Symlink(target, full))
+			continue
+		}
+		must(t, os.WriteFile(full, []byte(content), 0o644))
+	}
+}
+
+// read is the reverse of write, with modes of files that are not 0644.
+func read(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || name == dir {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, name)
+		info, err := d.Info()
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			files[rel+"/"] = ""
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, _ := os.Readlink(name)
+			files[rel] = "-> " + target
+		default:
+			content, err := os.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			files[rel] = string(content)
+			if info.Mode().Perm() != 0o644 {
+				files[rel] = fmt.Sprintf("%o %s", info.Mode().Perm(), content)
+			}
+		}
+		return nil
+	}))
+	return files
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func scanDir(t *testing.T, dir string) *Tree {
+	t.Helper()
+	tree, err := Scan(t.Context(), Options{Dir: dir})
+	must(t, err)
+	t.Cleanup(func() { must(t, tree.Close()) })
+	return tree
+}
+
+func push(t *testing.T, tree *Tree, w *localRunner, run string) Report {
+	t.Helper()
+	rep, err := tree.Push(t.Context(), w, run)
+	must(t, err)
+	return rep
+}
+
+func same(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{
+		"train.py": "print(1)\n", "pkg/mod.py": "x = 1\n", "pkg/copy.py": "x = 1\n", "empty": "", "void/": "",
+		"with space/new\nline": "a", "-rf": "dash", "--help/-x": "b", "caf\xe9": "latin1", "'q\"$(id)`": "quotes", "*": "star",
+		"pkg/link": "-> mod.py", "up/down": "-> ../pkg", "dangling": "-> nowhere", "loop": "-> .",
+	})
+	must(t, os.Chmod(filepath.Join(dir, "train.py"), 0o755))
+	must(t, os.Chmod(filepath.Join(dir, "-rf"), 0o444))
+	must(t, os.Link(filepath.Join(dir, "empty"), filepath.Join(dir, "hardlink")))
+	tree := scanDir(t, dir)
+	rep := push(t, tree, w, "run1")
+	same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
+	same(t, "files", tree.Count, 11)
+	// train.py, mod.py and its copy, empty and its hard link, six more.
+	same(t, "report", Report{SentFiles: rep.SentFiles, Reused: rep.Reused, Removed: rep.Removed}, Report{SentFiles: 9, Reused: 2})
+	if rep.SentBytes == 0 {
+		t.Error("no bytes sent")
+	}
+
+	before := w.execs
+	same(t, "second push", push(t, tree, w, "run1"), Report{Reused: 11})
+	same(t, "commands of a push that finds all equal", w.execs-before, 1)
+
+	same(t, "push into another run", push(t, tree, w, "run2"), Report{Reused: 11})
+	same(t, "other run directory", read(t, filepath.Join(w.home, "run2")), read(t, dir))
+	same(t, "commands when the store has all", w.execs-before-1, 2)
+}
+
+func TestPushFollowsLocalChanges(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{
+		"keep": "1", "gone": "2", "old/only/here": "3", "old/made": "4", "edit": "5",
+		"file2dir": "6", "dir2file/a": "7", "dir2link/b": "8", "link2file": "-> keep", "link2dir": "-> old",
+	})
+	push(t, scanDir(t, dir), w, "r")
+	there := filepath.Join(w.home, "r")
+	info, err := os.Stat(filepath.Join(there, "keep"))
+	must(t, err)
+
+	write(t, there, map[string]string{"out/result": "r", "old/only/result": "r", "edit": "changed by the run"})
+	for _, name := range []string{"gone", "old", "file2dir", "dir2file", "dir2link", "link2file", "link2dir"} {
+		must(t, os.RemoveAll(filepath.Join(dir, name)))
+	}
+	write(t, dir, map[string]string{"file2dir/x": "9", "dir2file": "10", "dir2link": "-> keep", "link2file": "11", "link2dir/y": "12", "new": "13"})
+	rep := push(t, scanDir(t, dir), w, "r")
+
+	want := read(t, dir)
+	for name, content := range map[string]string{"out/": "", "out/result": "r", "old/": "", "old/only/": "", "old/only/result": "r"} {
+		want[name] = content
+	}
+	same(t, "run directory", read(t, there), want)
+	// gone, old/only/here, old/made, dir2file/a, dir2link/b and file2dir, link2dir, which became directories.
+	same(t, "removed", rep.Removed, 7)
+	same(t, "sent", rep.SentFiles, 5)
+	after, err := os.Stat(filepath.Join(there, "keep"))
+	must(t, err)
+	if !os.SameFile(info, after) || !info.ModTime().Equal(after.ModTime()) {
+		t.Error("a file that did not change was replaced")
+	}
+}
+
+func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(dir string) error{
+		"changed":                 func(dir string) error { return os.WriteFile(filepath.Join(dir, "pkg/a"), []byte("2"), 0o644) },
+		"removed":                 func(dir string) error { return os.Remove(filepath.Join(dir, "pkg/a")) },
+		"mode":                    func(dir string) error { return os.Chmod(filepath.Join(dir, "pkg/a"), 0o600) },
+		"whole directory removed": func(dir string) error { return os.RemoveAll(dir) },
+		"made a link": func(dir string) error {
+			must(t, os.Remove(filepath.Join(dir, "pkg/a")))
+			return os.Symlink("../b", filepath.Join(dir, "pkg/a"))
+		},
+		"directory moved behind a link": func(dir string) error {
+			must(t, os.Rename(filepath.Join(dir, "pkg"), filepath.Join(dir, "moved")))
+			return os.Symlink("moved", filepath.Join(dir, "pkg"))
+		},
+		"same size and time": func(dir string) error {
+			path := filepath.Join(dir, "pkg/a")
+			info, err := os.Stat(path)
+			must(t, err)
+			must(t, os.WriteFile(path, []byte("2"), 0o644))
+			return os.Chtimes(path, info.ModTime(), info.ModTime())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, w := t.TempDir(), newWorker(t)
+			write(t, dir, map[string]string{"pkg/a": "1", "b": "b"})
+			tree := scanDir(t, dir)
+			push(t, tree, w, "r")
+			there := filepath.Join(w.home, "r")
+			must(t, damage(there))
+			same(t, "sent to repair", push(t, tree, w, "r").SentFiles, 0)
+			got := read(t, there)
+			delete(got, "moved/")
+			delete(got, "moved/a")
+			same(t, "run directory", got, read(t, dir))
+		})
+	}
+}
+
+// A directory that the run replaced by a link leads out of the run directory:
+// nothing is written or removed behind it.
+func TestPushDoesNotFollowLinksOfTheRun(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{"data/a": "1", "data/b": "2"})
+	push(t, scanDir(t, dir), w, "r")
+	outside := filepath.Join(w.home, "outside")
+	write(t, outside, map[string]string{"a": "precious", "b": "precious"})
+	must(t, os.RemoveAll(filepath.Join(w.home, "r/data")))
+	must(t, os.Symlink("../outside", filepath.Join(w.home, "r/data")))
+	must(t, os.Remove(filepath.Join(dir, "data/b")))
+	push(t, scanDir(t, dir), w, "r")
+	same(t, "outside", read(t, outside), map[string]string{"a": "precious", "b": "precious"})
+	same(t, "run directory", read(t, filepath.Join(w.home, "r")), map[string]string{"data/": "", "data/a": "1"})
+}
+
+func TestPushRefusesToRemoveWhatTheRunMade(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{"a": "1"})
+	push(t, scanDir(t, dir), w, "r")
+	write(t, filepath.Join(w.home, "r"), map[string]string{"b/checkpoint": "precious"})
+	write(t, dir, map[string]string{"b": "2"})
+	_, err := scanDir(t, dir).Push(t.Context(), w, "r")
+	var werr *WorkerError
+	if !errors.As(err, &werr) || !strings.Contains(err.Error(), "'b' is a directory with files that the run made") {
+		t.Fatalf("push over a directory of the run: %v", err)
+	}
+	same(t, "checkpoint", read(t, filepath.Join(w.home, "r/b")), map[string]string{"checkpoint": "precious"})
+
+	// The directory that was left half-way is known to be, and is completed.
+	must(t, os.Remove(filepath.Join(dir, "b")))
+	must(t, os.Remove(filepath.Join(dir, "a")))
+	write(t, dir, map[string]string{"c": "3"})
+	push(t, scanDir(t, dir), w, "r")
+	same(t, "run directory", read(t, filepath.Join(w.home, "r")), map[string]string{"b/": "", "b/checkpoint": "precious", "c": "3"})
+}
+
+// breakAfter ends the worker's stdin early, as a lost connection does.
+type breakAfter struct {
+	*localRunner
+	step  string
+	bytes int64
+	times int
+}
+
+func (b *breakAfter) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	if strings.Contains(c.Line, " bash "+b.step+" ") && b.times > 0 {
+		b.times--
+		c.Stdin = &shortReader{c.Stdin, b.bytes}
+		_, err := b.localRunner.Run(ctx, c)
+		if err != nil {
+			return sshfan.Status{}, err
+		}
+		return sshfan.Status{}, sshfan.ErrConnectionLost
+	}
+	return b.localRunner.Run(ctx, c)
+}
+
+func TestPushGoesOnWhereABrokenTransferEnded(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	for i := range 20 {
+		write(t, dir, map[string]string{fmt.Sprint("f", i): noise(i, 100_000)})
+	}
+	sink := &record{}
+	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink})
+	must(t, err)
+	b := &breakAfter{w, "receive", 1_500_000, 1}
+	rep, err := tree.Push(t.Context(), b, "r")
+	must(t, err)
+	same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, dir))
+	if rep.SentFiles == 0 || rep.SentFiles > 12 {
+		t.Errorf("second try sent %d of 20 files, want only those that had not arrived", rep.SentFiles)
+	}
+	if !strings.Contains(sink.text(), "trying again") {
+		t.Errorf("the second try was not said:\n%s", sink.text())
+	}
+
+	must(t, os.RemoveAll(w.home))
+	must(t, os.MkdirAll(w.home, 0o755))
+	for _, step := range []string{"plan", "receive"} {
+		b = &breakAfter{w, step, 100, 3}
+		if _, err := tree.Push(t.Context(), b, "r"); !errors.Is(err, sshfan.ErrConnectionLost) {
+			t.Errorf("push whose %s breaks each time: %v", step, err)
+		}
+		if _, err := os.Stat(filepath.Join(w.home, "r")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("run directory after a broken %s: %v", step, err)
+		}
+	}
+	push(t, tree, w, "r")
+	same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, dir))
+}
+
+// noise is text that does not compress.
+func noise(seed, n int) string {
+	var b strings.Builder
+	for i := 0; b.Len() < n; i++ {
+		sum := sha256.Sum256(fmt.Append(nil, seed, i))
+		b.Write(sum[:])
+	}
+	return b.String()[:n]
+}
+
+func TestPushNoticesASpoiltStore(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{"a": "1", "b": "2"})
+	tree := scanDir(t, dir)
+	push(t, tree, w, "r1")
+	sum := sha256.Sum256([]byte("1"))
+	name := hex.EncodeToString(sum[:])
+	must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/sha256", name[:2], name), nil, 0o600))
+	same(t, "sent again", push(t, tree, w, "r2").SentFiles, 1)
+	same(t, "run directory", read(t, filepath.Join(w.home, "r2")), read(t, dir))
+}
+
+func TestPushTellsWhatTheWorkerSays(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a": "1"})
+	tree := scanDir(t, dir)
+	w := newWorker(t)
+	must(t, os.WriteFile(filepath.Join(w.home, "r"), nil, 0o644))
+	_, err := tree.Push(t.Context(), w, "r")
+	if err == nil || !strings.Contains(err.Error(), "cannot write ~/r") || !strings.Contains(err.Error(), "File exists") {
+		t.Errorf("push onto a file: %v", err)
+	}
+	for _, run := range []string{"", "..", "a/b", "-x", ".multihost", "a b", "a\n"} {
+		if _, err := tree.Push(t.Context(), w, run); err == nil {
+			t.Errorf("push to run %q was taken", run)
+		}
+	}
+}
+
+type runnerFunc func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error)
+
+func (f runnerFunc) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) { return f(ctx, c) }
+
+func TestPushGivesUpAWorkerThatStalls(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a": "1"})
+	tree, err := Scan(t.Context(), Options{Dir: dir, Stall: 10 * time.Millisecond})
+	must(t, err)
+	tries := 0
+	_, err = tree.Push(t.Context(), runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+		tries++
+		<-ctx.Done()
+		return sshfan.Status{}, ctx.Err()
+	}), "r")
+	if !errors.Is(err, ErrStalled) {
+		t.Errorf("push to a worker that stalls: %v", err)
+	}
+	same(t, "tries", tries, pushTries)
+}
+
+func TestPushEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a": "1"})
+	tree := scanDir(t, dir)
+	stop := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	_, err := tree.Push(ctx, runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+		cancel(stop)
+		<-ctx.Done()
+		return sshfan.Status{}, ctx.Err()
+	}), "r")
+	if !errors.Is(err, stop) {
+		t.Errorf("push after cancel: %v", err)
+	}
+}
+
+func TestPushPacksEachSetOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a": noise(1, 10_000), "b": "2"})
+	sink := &record{}
+	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink, Workers: 4})
+	must(t, err)
+	workers := make([]*localRunner, 4)
+	errs := make(chan error)
+	for i := range workers {
+		workers[i] = newWorker(t)
+		go func() {
+			_, err := tree.Push(t.Context(), workers[i], "r")
+			errs <- err
+		}()
+	}
+	for range workers {
+		must(t, <-errs)
+	}
+	same(t, "packs", len(tree.packs.byKey), 1)
+	for _, w := range workers {
+		same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, dir))
+	}
+	last, _ := sink.events[len(sink.events)-1].(event.Progress)
+	same(t, "last progress", [2]int{last.Done, last.Total}, [2]int{4, 4})
+	must(t, tree.Close())
+}
+
+func TestPushNoticesAFileThatChangedSinceTheScan(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"grown.log": "line\n", "b": "2"})
+	tree := scanDir(t, dir)
+	write(t, dir, map[string]string{"grown.log": "line\nnext\n"})
+	w := newWorker(t)
+	push(t, tree, w, "r")
+	same(t, "file that has grown, as it was scanned", read(t, filepath.Join(w.home, "r"))["grown.log"], "line\n")
+
+	tree = scanDir(t, dir)
+	write(t, dir, map[string]string{"b": "3"})
+	_, err := tree.Push(t.Context(), newWorker(t), "r")
+	var ferr *FileError
+	if !errors.As(err, &ferr) || ferr.Path != "b" || !errors.Is(err, ErrChanging) {
+		t.Errorf("push of a file that changed: %v", err)
+	}
+}
+
+func TestStoreIsPruned(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	stored := func() (n int) {
+		must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(_ string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				n++
+			}
+			return err
+		}))
+		return n
+	}
+	age := func(age time.Duration) {
+		must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(name string, d fs.DirEntry, err error) error {
+			at := time.Now().Add(-age)
+			return os.Chtimes(name, at, at)
+		}))
+	}
+	sync := func(content string, limits StoreLimits) {
+		write(t, dir, map[string]string{"a": content})
+		tree, err := Scan(t.Context(), Options{Dir: dir, Store: limits})
+		must(t, err)
+		push(t, tree, w, "r")
+	}
+	sync("1", StoreLimits{})
+	sync("2", StoreLimits{})
+	same(t, "contents", stored(), 2)
+	age(31 * 24 * time.Hour)
+	sync("3", StoreLimits{})
+	same(t, "contents after 31 days", stored(), 1)
+	age(2 * time.Hour)
+	sync("44444", StoreLimits{MaxBytes: 5})
+	same(t, "contents above the size", stored(), 1)
+	sync("5", StoreLimits{MaxBytes: 1})
+	same(t, "contents above the size that were just used", stored(), 2)
+}
+
+func TestAnswersThatAreNoAnswers(t *testing.T) {
+	t.Parallel()
+	for _, out := range []string{
+		"", "garbage", "multihost-sync 1 ", "multihost-sync 1 \n", "multihost-sync 1 missing", "multihost-sync 1 missing 1\n",
+		"multihost-sync 1 missing 1\n../../etc/passwd\n", "multihost-sync 1 missing 0\n", "multihost-sync 1 filled\n",
+		"multihost-sync 1 filled -1\n", "multihost-sync 1 same\n", "multihost-sync 1 else\n", "\x00\xff\n",
+	} {
+		if _, err := parseAnswer("plan", []byte(out), nil, sshfan.Status{}); err == nil {
+			t.Errorf("answer %q was taken", out)
+		}
+	}
+	if _, err := parseAnswer("check", []byte("multihost-sync 1 same\n"), nil, sshfan.Status{Code: 1}); err == nil {
+		t.Error("answer of a step that failed was taken")
+	}
+}
+
+func TestWorkerScriptIsClean(t *testing.T) {
+	t.Parallel()
+	shellcheck, err := exec.LookPath("shellcheck")
+	if err != nil {
+		t.Skip("shellcheck is not installed (package shellcheck)")
+	}
+	if out, err := exec.Command(shellcheck, "worker.sh").CombinedOutput(); err != nil {
+		t.Errorf("shellcheck: %v\n%s", err, out)
+	}
+}

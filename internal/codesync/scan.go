@@ -1,0 +1,552 @@
+package codesync
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/event"
+)
+
+const (
+	// bigTree is the size from which the largest files are named.
+	bigTree = 100 << 20
+	// countLimit bounds how many files of a skipped directory are counted.
+	countLimit = 100_000
+	// readTries is how often a file is read that changes meanwhile.
+	readTries = 3
+)
+
+// Scan lists and hashes what of o.Dir is to be sent: in a git work tree what
+// git would take (tracked files, and untracked ones that are not ignored;
+// submodules and repositories inside included), elsewhere everything; never
+// .git, and nothing that an IgnoreFile names.
+//
+// Symbolic links are sent as links, unless they lead out of the directory.
+// These, sockets, FIFOs and devices are skipped and listed in Tree.Skipped; they are
+// never opened. A file that cannot be read, or changes each time it is read,
+// is a *FileError. What will be sent and what not is emitted as Notes.
+func Scan(ctx context.Context, o Options) (*Tree, error) {
+	git, err := exec.LookPath("git")
+	if err != nil {
+		git = ""
+	}
+	s := &scanner{opts: o, git: git, open: openRegular}
+	return s.scan(ctx)
+}
+
+// A scanner is one Scan.
+type scanner struct {
+	opts  Options
+	git   string // path of git, or "" where it is not installed
+	open  func(name string) (*os.File, error)
+	root  string
+	list  *listing
+	names []string // names of the ignore files that count
+	tree  *Tree
+	notes []event.Note
+}
+
+func (s *scanner) scan(ctx context.Context) (*Tree, error) {
+	if s.opts.Sink == nil {
+		s.opts.Sink = event.Discard
+	}
+	root, err := s.findRoot()
+	if err != nil {
+		return nil, err
+	}
+	s.root = root
+	s.tree = &Tree{dir: root, opts: s.opts}
+	base, err := s.chooseRules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.walk(ctx, "", base); err != nil {
+		return nil, err
+	}
+	if err := s.hashAll(ctx); err != nil {
+		return nil, err
+	}
+	s.tree.finish()
+	for _, n := range append(s.notes, s.tree.describe()...) {
+		s.opts.Sink.Emit(n)
+	}
+	return s.tree, nil
+}
+
+// findRoot checks the directory and returns it with links resolved.
+func (s *scanner) findRoot() (string, error) {
+	dir := s.opts.Dir
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	root, err := filepath.EvalSymlinks(abs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", &DirError{dir, "no such directory", ""}
+	} else if err != nil {
+		return "", &DirError{dir, err.Error(), ""}
+	}
+	info, err := os.Stat(root)
+	switch {
+	case err != nil:
+		return "", &DirError{dir, err.Error(), ""}
+	case !info.IsDir():
+		return "", &DirError{dir, "not a directory", "give the directory that the file is in"}
+	case root == "/":
+		return "", &DirError{dir, "this is the whole file system", "change to the directory of your program"}
+	}
+	if s.opts.Home == "" {
+		return root, nil
+	}
+	home, err := filepath.EvalSymlinks(s.opts.Home)
+	if err != nil {
+		return root, nil
+	}
+	if strings.HasPrefix(home, root+"/") {
+		return "", &DirError{dir, "your home directory lies in it", "change to the directory of your program"}
+	}
+	if home == root && !exists(filepath.Join(root, IgnoreFile)) && !exists(filepath.Join(root, ".git")) {
+		return "", &DirError{dir, "this is your home directory: keys and caches would be sent to every worker",
+			"change to the directory of your program, or say in ~/" + IgnoreFile + " what not to send"}
+	}
+	return root, nil
+}
+
+func exists(name string) bool {
+	_, err := os.Lstat(name)
+	return err == nil
+}
+
+// chooseRules decides who says what is taken: git, ignore files, or nobody.
+// It returns the rules that come from above the directory.
+func (s *scanner) chooseRules(ctx context.Context) ([][]ignoreFile, error) {
+	if s.opts.NoIgnore {
+		return nil, nil
+	}
+	s.names = []string{IgnoreFile}
+	rules := [][]ignoreFile{nil}
+	top := workTree(s.root)
+	switch {
+	case top == "":
+	case s.git != "":
+		list, err := s.listGit(ctx, s.root)
+		if err != nil {
+			return nil, err
+		}
+		if list == nil {
+			s.note(event.Info, fmt.Sprintf("%q is not part of the git work tree %q: everything in it is sent", s.root, top), "")
+			break
+		}
+		s.list = list
+		for _, text := range list.notes {
+			s.note(event.Warn, text, "")
+		}
+	default:
+		above, err := gitRules(top, s.root)
+		if err != nil {
+			return nil, err
+		}
+		s.names = append(s.names, ".gitignore")
+		rules = append(rules, above)
+		s.note(event.Warn, "git is not installed: files are chosen by .gitignore alone, so tracked files that match it are not sent",
+			"apt-get install git")
+	}
+	return rules, nil
+}
+
+func (s *scanner) note(level event.Level, text, hint string) {
+	s.notes = append(s.notes, event.Note{Level: level, Text: text, Hint: hint})
+}
+
+// walk adds what is taken below dir. rules[i] are the files named names[i] in
+// the directories above.
+func (s *scanner) walk(ctx context.Context, dir string, rules [][]ignoreFile) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	found, err := os.ReadDir(filepath.Join(s.root, dir))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return &FileError{dir + "/", cause(err)}
+	}
+	here := make([][]ignoreFile, len(s.names))
+	for i, name := range s.names {
+		text, err := readIfThere(filepath.Join(s.root, dir, name))
+		if err != nil {
+			return &FileError{path.Join(dir, name), cause(err)}
+		}
+		here[i] = rules[i]
+		if own := parseRules(text); len(own) > 0 {
+			base := ""
+			if dir != "" {
+				base = dir + "/"
+			}
+			here[i] = append(slices.Clip(here[i]), ignoreFile{base: base, rules: own})
+		}
+	}
+	for _, entry := range found {
+		if entry.Name() == ".git" {
+			continue
+		}
+		if err := s.visit(ctx, path.Join(dir, entry.Name()), entry, here); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *scanner) visit(ctx context.Context, name string, entry fs.DirEntry, rules [][]ignoreFile) error {
+	info, err := entry.Info()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return &FileError{name, cause(err)}
+	}
+	for i, files := range rules {
+		if ignored(files, name, info.IsDir()) {
+			s.skip(name, "ignored by "+s.names[i], info)
+			return nil
+		}
+	}
+	if info.IsDir() {
+		return s.visitDir(ctx, name, info, rules)
+	}
+	if why := oddType(info.Mode()); why != "" {
+		s.tree.Skipped = append(s.tree.Skipped, Skip{Path: name, Why: why, Odd: true})
+		return nil
+	}
+	if s.list != nil && !s.list.files[name] {
+		s.skip(name, "ignored by git", info)
+		return nil
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return s.visitLink(name)
+	}
+	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: File, Mode: info.Mode().Perm() | 0o400})
+	return nil
+}
+
+func (s *scanner) visitDir(ctx context.Context, name string, info fs.FileInfo, rules [][]ignoreFile) error {
+	if s.list != nil && !s.list.dirs[name] {
+		// Nothing in it is wanted, or git could not look into it.
+		if _, err := os.ReadDir(filepath.Join(s.root, name)); err != nil && !errors.Is(err, fs.ErrNotExist) &&
+			!s.gitIgnores(ctx, s.root, name) {
+			return &FileError{name + "/", cause(err)}
+		}
+		s.skip(name, "ignored by git", info)
+		return nil
+	}
+	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: Dir, Mode: info.Mode().Perm() | 0o700})
+	return s.walk(ctx, name, rules)
+}
+
+func (s *scanner) visitLink(name string) error {
+	target, err := os.Readlink(filepath.Join(s.root, name))
+	if err != nil {
+		return &FileError{name, cause(err)}
+	}
+	if leadsOut(name, target) {
+		s.tree.Skipped = append(s.tree.Skipped, Skip{Path: name, Why: fmt.Sprintf("link out of the directory, to %q", target), Odd: true})
+		return nil
+	}
+	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: Symlink, Target: target})
+	return nil
+}
+
+// leadsOut reports whether the target of the link at name is outside of the
+// directory as far as its text says. An absolute target means another file on
+// the worker, even when it is inside here.
+func leadsOut(name, target string) bool {
+	if path.IsAbs(target) {
+		return true
+	}
+	to := path.Join(path.Dir(name), target)
+	return to == ".." || strings.HasPrefix(to, "../")
+}
+
+// oddType names what is no file, directory or link.
+func oddType(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeNamedPipe != 0:
+		return "FIFO"
+	case mode&fs.ModeSocket != 0:
+		return "socket"
+	case mode&(fs.ModeDevice|fs.ModeCharDevice) != 0:
+		return "device"
+	case mode&fs.ModeIrregular != 0:
+		return "no regular file"
+	}
+	return ""
+}
+
+// skip records that a pattern left out name. An empty directory is not worth a word.
+func (s *scanner) skip(name, why string, info fs.FileInfo) {
+	skip := Skip{Path: name, Why: why}
+	if info.IsDir() {
+		skip.Path += "/"
+		skip.Files = countFiles(filepath.Join(s.root, name))
+		if skip.Files == 0 {
+			return
+		}
+	}
+	s.tree.Skipped = append(s.tree.Skipped, skip)
+}
+
+// countFiles counts what is no directory below dir, up to countLimit.
+func countFiles(dir string) int {
+	n := 0
+	// What cannot be read is not sent anyway, so it is merely not counted.
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			n++
+		}
+		if n >= countLimit {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return n
+}
+
+// hashAll reads all files. Files that were deleted since the walk are dropped,
+// as if the walk had come later.
+func (s *scanner) hashAll(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(min(8, runtime.GOMAXPROCS(0)))
+	entries := s.tree.Entries
+	for i := range entries {
+		if entries[i].Kind != File {
+			continue
+		}
+		group.Go(func() error {
+			e := &entries[i]
+			var err error
+			e.Hash, e.Size, err = s.hashFile(ctx, e.Path)
+			if errors.Is(err, fs.ErrNotExist) {
+				e.Path = ""
+				return nil
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	s.tree.Entries = slices.DeleteFunc(entries, func(e Entry) bool { return e.Path == "" })
+	return nil
+}
+
+// hashFile reads the file until one reading saw it unchanged.
+func (s *scanner) hashFile(ctx context.Context, name string) (sum string, size int64, err error) {
+	for range readTries {
+		if ctx.Err() != nil {
+			return "", 0, context.Cause(ctx)
+		}
+		var stable bool
+		sum, size, stable, err = s.readOnce(ctx, name)
+		if err != nil || stable {
+			return sum, size, err
+		}
+	}
+	return "", 0, &FileError{name, ErrChanging}
+}
+
+func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size int64, stable bool, err error) {
+	f, err := s.open(filepath.Join(s.root, name))
+	if err != nil {
+		return "", 0, false, &FileError{name, cause(err)}
+	}
+	defer f.Close()
+	before, err := f.Stat()
+	if err != nil {
+		return "", 0, false, &FileError{name, cause(err)}
+	}
+	h := sha256.New()
+	// One byte more than expected tells a growing file from a stable one
+	// without following it for ever.
+	n, err := io.Copy(h, &reader{ctx: ctx, r: io.LimitReader(f, before.Size()+1)})
+	if err != nil {
+		return "", 0, false, &FileError{name, cause(err)}
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return "", 0, false, &FileError{name, cause(err)}
+	}
+	stable = n == before.Size() && n == after.Size() && before.ModTime().Equal(after.ModTime())
+	return hexSum(h), n, stable, nil
+}
+
+// openRegular opens a regular file without waiting for whatever else it may
+// have become since it was listed.
+func openRegular(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("is no regular file any more: %w", ErrChanging)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// A reader ends with the context.
+type reader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+// cause is err without the path that the caller names better.
+func cause(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
+
+// finish computes what follows from the entries.
+func (t *Tree) finish() {
+	slices.SortFunc(t.Entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(t.Skipped, func(a, b Skip) int { return strings.Compare(a.Path, b.Path) })
+	t.byHash = map[string]Entry{}
+	var files []Entry
+	for _, e := range t.Entries {
+		if e.Kind == File {
+			t.Count++
+			t.Bytes += e.Size
+			t.byHash[e.Hash] = e
+			files = append(files, e)
+		}
+	}
+	slices.SortStableFunc(files, func(a, b Entry) int { return cmp.Compare(b.Size, a.Size) })
+	t.Largest = slices.Clone(files[:min(5, len(files))])
+	t.manifest = encode(t.Entries)
+	sum := sha256.Sum256(t.manifest)
+	t.Digest = hex.EncodeToString(sum[:])
+}
+
+// encode writes the manifest: six fields of each entry, each ended by NUL.
+func encode(entries []Entry) []byte {
+	var b []byte
+	for _, e := range entries {
+		size := ""
+		if e.Kind == File {
+			size = fmt.Sprint(e.Size)
+		}
+		for _, field := range []string{string(e.Kind), fmt.Sprintf("%04o", e.Mode), size, e.Hash, e.Path, e.Target} {
+			b = append(append(b, field...), 0)
+		}
+	}
+	return b
+}
+
+// describe says what will be sent and what not.
+func (t *Tree) describe() []event.Note {
+	what := fmt.Sprintf("sync %q: %s, %s", t.dir, plural(t.Count, "file"), byteSize(t.Bytes))
+	notes := []event.Note{{Level: event.Info, Text: what}}
+	if t.Count == 0 {
+		notes[0].Level = event.Warn
+		notes[0].Text = fmt.Sprintf("sync %q: no files to send", t.dir)
+	}
+	var asked, odd []string
+	for _, skip := range t.Skipped {
+		if skip.Odd {
+			odd = append(odd, skip.String())
+		} else {
+			asked = append(asked, skip.String())
+		}
+	}
+	if len(asked) > 0 {
+		notes = append(notes, event.Note{Level: event.Info, Text: "not sent: " + firstOf(asked, 10), Hint: "send them too with --no-ignore"})
+	}
+	if len(odd) > 0 {
+		notes = append(notes, event.Note{Level: event.Warn, Text: "cannot be sent: " + firstOf(odd, 10)})
+	}
+	if t.Bytes > bigTree {
+		var largest []string
+		for _, e := range t.Largest {
+			largest = append(largest, fmt.Sprintf("%s (%s)", printable(e.Path), byteSize(e.Size)))
+		}
+		notes = append(notes, event.Note{Level: event.Warn, Text: "largest files: " + strings.Join(largest, ", "),
+			Hint: "name what the workers do not need in " + IgnoreFile})
+	}
+	return notes
+}
+
+func (s Skip) String() string {
+	switch {
+	case s.Files >= countLimit:
+		return fmt.Sprintf("%s (%s, more than %d files)", printable(s.Path), s.Why, countLimit)
+	case s.Files > 0:
+		return fmt.Sprintf("%s (%s, %s)", printable(s.Path), s.Why, plural(s.Files, "file"))
+	}
+	return fmt.Sprintf("%s (%s)", printable(s.Path), s.Why)
+}
+
+// printable quotes a path that would not be read as it is.
+func printable(name string) string {
+	if quoted := fmt.Sprintf("%q", name); quoted != `"`+name+`"` || strings.Contains(name, ", ") {
+		return quoted
+	}
+	return name
+}
+
+func firstOf(items []string, n int) string {
+	if len(items) <= n {
+		return strings.Join(items, ", ")
+	}
+	return strings.Join(items[:n], ", ") + fmt.Sprintf(" and %d more", len(items)-n)
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// byteSize writes a number of bytes in decimal units, as network rates are.
+func byteSize(n int64) string {
+	if n < 1000 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1000, 0
+	for value >= 999.95 && unit < 4 {
+		value /= 1000
+		unit++
+	}
+	return fmt.Sprintf("%.1f %cB", value, "kMGTP"[unit])
+}

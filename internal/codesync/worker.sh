@@ -1,0 +1,402 @@
+#!/usr/bin/env bash
+#
+# Makes ~/RUN equal to a manifest, from the content store of this login.
+#
+#   check   RUN DIGEST                          same | differs
+#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP     manifest on stdin; filled | missing
+#   receive RUN DIGEST MAXAGE MAXBYTES KEEP     tar.gz of contents on stdin; filled | missing
+#
+# Answers are lines that begin with "multihost-sync 1"; "missing N" is followed
+# by N lines with one hash each. Anything else on stdout comes from login
+# scripts. The manifest has six fields for each entry, each ended by NUL: kind
+# (f, d or l), mode, size, hash, path, link target; entries are sorted by path.
+# The digest is the SHA-256 of the manifest.
+
+export LC_ALL=C
+unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT
+# What has arrived whole is kept when the connection ends.
+trap '' PIPE HUP
+
+step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
+
+say() { printf 'multihost-sync 1 %s\n' "$*"; }
+die() {
+	say "error $*"
+	exit 1
+}
+
+[[ -n $HOME && -d $HOME ]] || die "the login has no home directory"
+[[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "bad run name"
+cd -- "$HOME" || die "cannot enter the home directory"
+home=$(pwd -P)
+dir=$home/$run
+state=$home/.multihost/sync/$run
+store=$home/.multihost/store/sha256
+incoming=$home/.multihost/store/incoming
+store_lock=$home/.multihost/store/lock
+
+# fingerprint: changes when one of the synced files was changed, replaced,
+# removed or given another mode since the sync. Nothing can set ctime back. Of
+# directories only that they are the same: a run may put files into them.
+fingerprint() {
+	(
+		set -o pipefail
+		cd -- "$dir" 2>/dev/null &&
+			{
+				xargs -0 -r -a "$state/directories" stat --printf='%f %i\n' -- 2>/dev/null &&
+					xargs -0 -r -a "$state/paths" stat --printf='%f %s %i %.9Z\n' -- 2>/dev/null
+			} | sha256sum
+	)
+}
+
+check() {
+	local have='' print=''
+	[[ -f $state/digest && -f $state/paths && -f $state/fingerprint && -d $dir ]] &&
+		read -r have <"$state/digest" && [[ $have == "$digest" ]] &&
+		print=$(fingerprint) && [[ $print == "$(<"$state/fingerprint")" ]]
+}
+
+prepare() {
+	mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
+	(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
+	# One sync at a time into a run directory; a broken one may take a moment to end.
+	exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
+	flock -w 60 9 || die "another sync into ~/$run is under way"
+	# The store is not pruned while we use it.
+	flock -s -w 600 8 || die "the content store is locked"
+}
+
+take_manifest() {
+	local sum
+	cat >"$state/manifest.new" || die "cannot write ~/.multihost/sync/$run"
+	read -r sum _ < <(sha256sum <"$state/manifest.new")
+	if [[ $sum != "$digest" ]]; then
+		say "broken the manifest did not arrive whole"
+		exit 1
+	fi
+}
+
+# receive_contents: unpacks the archive and moves what is whole to the store.
+receive_contents() {
+	local in sum name prefix tar_failed=
+	local -A prefixes=()
+	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
+	# -m: the store is pruned by age, which begins now.
+	tar -xzmf - -C "$in" --no-same-owner || tar_failed=yes
+	while read -r sum name; do
+		name=${name#\*}
+		name=${name#./}
+		if [[ $sum == "$name" && $name =~ ^[0-9a-f]{64}$ ]]; then
+			prefixes[${name:0:2}]=1
+		else
+			rm -f -- "$in/$name"
+		fi
+	done < <(cd "$in" && find . -maxdepth 1 -type f -print0 | xargs -0 -r sha256sum --)
+	for prefix in "${!prefixes[@]}"; do
+		mkdir -p "$store/$prefix" && mv -f -t "$store/$prefix" -- "$in/$prefix"* || tar_failed=yes
+	done
+	rm -rf -- "$in"
+	if [[ -n $tar_failed ]]; then
+		say "broken the files did not arrive whole"
+		exit 1
+	fi
+}
+
+# read_manifest: the arrays describe the entries, $i-th field by field.
+kinds=() modes=() sizes=() hashes=() paths=() targets=()
+read_manifest() {
+	local kind mode size hash path target
+	kinds=() modes=() sizes=() hashes=() paths=() targets=()
+	while IFS= read -r -d '' kind && IFS= read -r -d '' mode && IFS= read -r -d '' size &&
+		IFS= read -r -d '' hash && IFS= read -r -d '' path && IFS= read -r -d '' target; do
+		case "/$path/" in
+		*/../* | *//* | */./*) die "bad path in the manifest" ;;
+		esac
+		kinds+=("$kind") modes+=("$mode") sizes+=("$size") hashes+=("$hash") paths+=("$path") targets+=("$target")
+	done <"$1"
+}
+
+blob() { blob=$store/${1:0:2}/$1; }
+blob=
+
+# tell_missing: ends with the list of contents that the store lacks, if any.
+tell_missing() {
+	local i hash
+	local -A seen=()
+	for i in "${!kinds[@]}"; do
+		hash=${hashes[i]}
+		[[ ${kinds[i]} == f && -z ${seen[$hash]-} ]] || continue
+		blob "$hash"
+		[[ -f $blob ]] || seen[$hash]=missing
+		: "${seen[$hash]:=here}"
+	done
+	local -a missing=() here=()
+	for hash in "${!seen[@]}"; do
+		if [[ ${seen[$hash]} == missing ]]; then
+			missing+=("$hash")
+		else
+			blob "$hash"
+			here+=("$blob")
+		fi
+	done
+	# What is used stays in the store.
+	((${#here[@]} == 0)) || printf '%s\0' "${here[@]}" | xargs -0 -r touch -c --
+	((${#missing[@]} > 0)) || return 0
+	say "missing ${#missing[@]}"
+	printf '%s\n' "${missing[@]}"
+	exit 0
+}
+
+# through_link PATH: a directory on the way to PATH is a link that the run put
+# there. Nothing may be written or removed through it.
+declare -A way=()
+through_link() {
+	local path=$1 parent=${1%/*}
+	[[ $parent != "$path" ]] || return 1
+	if [[ -z ${way[$parent]-} ]]; then
+		if [[ -L $dir/$parent ]] || through_link "$parent"; then
+			way[$parent]='link'
+		else
+			way[$parent]='plain'
+		fi
+	fi
+	[[ ${way[$parent]} == link ]]
+}
+
+# remove_gone: removes what the earlier sync brought and the manifest lacks.
+removed=0
+remove_gone() {
+	[[ -f $state/manifest ]] || return 0
+	local i path
+	local -A wanted=()
+	local -a gone=() dirs=()
+	for i in "${!paths[@]}"; do
+		# A directory in the place of a file, or the reverse, is another thing.
+		if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
+	done
+	local kind mode size hash target
+	while IFS= read -r -d '' kind && IFS= read -r -d '' mode && IFS= read -r -d '' size &&
+		IFS= read -r -d '' hash && IFS= read -r -d '' path && IFS= read -r -d '' target; do
+		if [[ $kind == d ]]; then
+			[[ -n ${wanted["d$path"]-} ]] || dirs=("$path" "${dirs[@]}")
+		elif [[ -z ${wanted["f$path"]-} ]]; then
+			through_link "$path" && continue
+			if [[ -L $dir/$path || -e $dir/$path && ! -d $dir/$path ]]; then
+				gone+=("$dir/$path")
+			fi
+		fi
+	done <"$state/manifest"
+	removed=${#gone[@]}
+	((removed == 0)) || printf '%s\0' "${gone[@]}" | xargs -0 -r rm -f -- || die "cannot remove files of the earlier sync"
+	# Deepest first; what the run put into them keeps them.
+	for path in "${dirs[@]}"; do
+		through_link "$path" && continue
+		[[ -d $dir/$path && ! -L $dir/$path ]] && rmdir --ignore-fail-on-non-empty -- "$dir/$path"
+	done
+}
+
+make_directories() {
+	local i path
+	local -a make=()
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} == d ]] || continue
+		path=$dir/${paths[i]}
+		# Parents come first, so that no link is on the way any more.
+		if [[ -L $path || -e $path && ! -d $path ]]; then
+			rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
+		fi
+		[[ -d $path ]] || make+=("$path")
+	done
+	((${#make[@]} == 0)) || printf '%s\0' "${make[@]}" | xargs -0 -r mkdir -p -- || die "cannot make directories in ~/$run"
+}
+
+# find_changed: $changed are the indices of files whose content is not there.
+changed=()
+find_changed() {
+	local i line
+	local -a there=()
+	local -A sums=()
+	changed=()
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} == f && -f $dir/${paths[i]} && ! -L $dir/${paths[i]} ]] && there+=("${paths[i]}")
+	done
+	if ((${#there[@]} > 0)); then
+		while IFS= read -r -d '' line; do
+			sums["${line:66}"]=${line:0:64}
+		done < <(cd -- "$dir" && printf '%s\0' "${there[@]}" | xargs -0 -r sha256sum -z -- 2>/dev/null)
+	fi
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} == f ]] || continue
+		if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
+			die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+		fi
+		[[ ${sums["${paths[i]}"]-} == "${hashes[i]}" ]] || changed+=("$i")
+	done
+}
+
+# place_files: copies, proves and renames. A copy, since a run may write into
+# its files and must not write into the store.
+staged=()
+place_files() {
+	local i stage line spoilt=
+	local -a plain=() again=()
+	local -A first=()
+	((${#changed[@]} > 0)) || return 0
+	stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
+	# shellcheck disable=SC2064 # the value of now is meant
+	trap "rm -rf -- ${stage@Q}" EXIT
+	# One cp for many contents; only what is there several times needs its own.
+	for i in "${changed[@]}"; do
+		blob "${hashes[i]}"
+		if [[ -z ${first[${hashes[i]}]-} ]]; then
+			first[${hashes[i]}]=1
+			staged[i]=${hashes[i]}
+			plain+=("$blob")
+		else
+			staged[i]=${hashes[i]}.$i
+			again+=("$blob" "$stage/${staged[i]}")
+		fi
+	done
+	printf '%s\0' "${plain[@]}" | xargs -0 -r cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
+	if ((${#again[@]} > 0)); then
+		printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || die "cannot copy to ~/$run"
+	fi
+	while read -r line; do
+		i=${line:66:64}
+		if [[ ${line:0:64} != "$i" ]]; then
+			blob "$i"
+			rm -f -- "$blob"
+			spoilt=yes
+		fi
+	done < <(cd "$stage" && for i in "${changed[@]}"; do printf '%s\0' "${staged[i]}"; done | xargs -0 -r sha256sum --)
+	[[ -z $spoilt ]] || tell_missing
+	set_modes "$stage" "${changed[@]}"
+	for i in "${changed[@]}"; do
+		printf '%s\0' "$stage/${staged[i]}" "$dir/${paths[i]}"
+	done | xargs -0 -r -n 2 -P 8 mv -fT -- || die "cannot write to ~/$run"
+}
+
+# set_modes WHERE INDEX...: one chmod for each different mode, in the directory
+# or in the stage.
+set_modes() {
+	local where=$1 i mode
+	shift
+	local -A have=()
+	for i; do
+		have[${modes[i]}]=1
+	done
+	for mode in "${!have[@]}"; do
+		for i; do
+			[[ ${modes[i]} == "$mode" ]] || continue
+			if [[ $where == "$dir" ]]; then printf '%s\0' "$dir/${paths[i]}"; else printf '%s\0' "$where/${staged[i]}"; fi
+		done | xargs -0 -r chmod "$mode" -- || die "cannot set modes in ~/$run"
+	done
+}
+
+place_links() {
+	local i
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} == l ]] || continue
+		if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
+			die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+		fi
+		ln -sfnT -- "${targets[i]}" "$dir/${paths[i]}" || die "cannot make the link ${paths[i]@Q}"
+	done
+}
+
+fill() {
+	local i
+	local -a dirs=() kept=()
+	[[ -f $state/manifest.new ]] || die "no manifest"
+	read_manifest "$state/manifest.new"
+	tell_missing
+	# From here on the directory is neither the old nor the new one.
+	rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
+	# Were we stopped now, both its old and its new files would be ours to
+	# remove by the next sync.
+	touch "$state/manifest" || die "cannot write ~/.multihost/sync/$run"
+	cat "$state/manifest" "$state/manifest.new" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
+	mkdir -p -- "$dir" || die "cannot write ~/$run"
+	[[ -w $dir ]] || die "cannot write to ~/$run"
+	rm -rf -- "$dir"/.multihost-sync.*
+	remove_gone
+	mv -f -- "$state/manifest.both" "$state/manifest"
+	make_directories
+	find_changed
+	place_files
+	place_links
+	local -A new=()
+	for i in "${changed[@]}"; do new[$i]=1; done
+	for i in "${!kinds[@]}"; do
+		case ${kinds[i]} in
+		d) dirs+=("$i") ;;
+		f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
+		esac
+	done
+	# The run may have changed the modes of files that are right otherwise.
+	set_modes "$dir" "${kept[@]}"
+	set_modes "$dir" "${dirs[@]}"
+	finish
+}
+
+# finish: writes down what the directory holds; the digest last.
+finish() {
+	local i
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} == d ]] || printf '%s\0' "${paths[i]}"
+	done >"$state/paths" || die "cannot write ~/.multihost/sync/$run"
+	for i in "${!kinds[@]}"; do
+		[[ ${kinds[i]} != d ]] || printf '%s\0' "${paths[i]}"
+	done >"$state/directories" || die "cannot write ~/.multihost/sync/$run"
+	if ! { mv -f -- "$state/manifest.new" "$state/manifest" &&
+		fingerprint >"$state/fingerprint" &&
+		printf '%s\n' "$digest" >"$state/digest.new" &&
+		mv -f -- "$state/digest.new" "$state/digest"; }; then
+		die "cannot write ~/.multihost/sync/$run"
+	fi
+}
+
+# prune: drops what was not used for long. Another sync that is under way on
+# this login goes first; it will prune.
+prune() {
+	local used size path total=0 now
+	flock -u 8
+	flock -n 8 || return 0
+	now=$(date +%s)
+	find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
+	while read -r -d '' used size path; do
+		((now - ${used%.*} > max_age && now - ${used%.*} > keep)) && rm -f -- "$path"
+	done < <(find "$store" -type f -printf '%T@ %s %p\0')
+	local -a left=()
+	while IFS= read -r -d '' path; do
+		left+=("$path")
+		read -r _ size _ <<<"$path"
+		((total += size))
+	done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
+	for path in "${left[@]}"; do
+		((total > max_bytes)) || break
+		read -r used size path <<<"$path"
+		((now - ${used%.*} > keep)) || break
+		rm -f -- "$path" && ((total -= size))
+	done
+	# Notes about run directories that are gone.
+	for path in "$home/.multihost/sync"/*/digest; do
+		[[ -f $path ]] || continue
+		path=${path%/digest}
+		[[ -e $home/${path##*/} ]] || find "$path" -maxdepth 0 -mmin +1440 -exec rm -rf -- {} +
+	done
+}
+
+case $step in
+check)
+	if check; then say same; else say differs; fi
+	;;
+plan | receive)
+	prepare
+	if [[ $step == plan ]]; then take_manifest; else receive_contents; fi
+	fill
+	prune
+	say "filled $removed"
+	;;
+*) die "unknown step" ;;
+esac

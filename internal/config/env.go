@@ -1,0 +1,236 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// An EnvVar is one environment variable of the command on the workers.
+type EnvVar struct {
+	Name  string
+	Value string
+	// Secret values are masked wherever multihost prints them. Only SecretEnv
+	// sets it.
+	Secret bool
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// checkEnv reports why name and value cannot be an environment variable.
+// Values never appear in the text: they may be secrets.
+func checkEnv(name, value string) error {
+	switch {
+	case name == "":
+		return errors.New("the name is empty: want NAME=VALUE")
+	case !envName.MatchString(name):
+		return fmt.Errorf("name %q: want letters, digits and underscores, not beginning with a digit", name)
+	case strings.ContainsRune(value, 0):
+		return fmt.Errorf("value of %q holds a NUL byte", name)
+	}
+	return nil
+}
+
+// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value
+// is everything after the first "=", taken literally. Order is kept and a name
+// may come twice; the last one wins where they are applied.
+func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
+	var vars []EnvVar
+	for _, a := range assignments {
+		name, value, ok := strings.Cut(a, "=")
+		if !ok {
+			return nil, fmt.Errorf("--env %q: want NAME=VALUE (--secret-env=NAME passes a variable of this machine)", a)
+		}
+		if err := checkEnv(name, value); err != nil {
+			return nil, fmt.Errorf("--env: %w", err)
+		}
+		vars = append(vars, EnvVar{Name: name, Value: value})
+	}
+	return vars, nil
+}
+
+// SecretEnv takes the variables called names from this machine's environment.
+// One that is not set is an error: an empty secret would fail far away.
+func SecretEnv(lookup Lookup, names []string) ([]EnvVar, error) {
+	var vars []EnvVar
+	for _, name := range names {
+		if strings.Contains(name, "=") {
+			name, _, _ = strings.Cut(name, "=")
+			return nil, fmt.Errorf("--secret-env %q: want a name only; the value is taken from this machine's environment", name)
+		}
+		value, ok := lookup(name)
+		if err := checkEnv(name, value); err != nil {
+			return nil, fmt.Errorf("--secret-env: %w", err)
+		}
+		if !ok {
+			return nil, fmt.Errorf("--secret-env %q: the variable is not set on this machine", name)
+		}
+		vars = append(vars, EnvVar{Name: name, Value: value, Secret: true})
+	}
+	return vars, nil
+}
+
+// envFileLimit is far above any real environment: the kernel gives a process
+// about 2 MiB for arguments and environment together.
+const envFileLimit = 1 << 20
+
+// ReadEnvFile reads a file of environment variables:
+//
+//	# a comment; blank lines are skipped
+//	NAME=value            the value ends at the end of the line or at " #"
+//	export NAME=value     "export" is allowed and means nothing
+//	NAME='a $literal'     nothing is special in single quotes
+//	NAME="two\nlines"     \n \t \r \" \\ and \$ are escapes in double quotes
+//
+// Blanks around an unquoted value are dropped. Quoted values may span lines;
+// after the closing quote only a comment may follow. There is no expansion of
+// variables or commands. A line may end in CR LF and the file begin with a
+// byte order mark. Errors are *FileError: they name file and line, never the
+// value.
+func ReadEnvFile(path string) ([]EnvVar, error) {
+	data, err := readLimited(path)
+	if err != nil {
+		return nil, fileError(path, err)
+	}
+	vars, line, err := parseEnv(data)
+	if err != nil {
+		return nil, &FileError{Path: path, Line: line, Err: err}
+	}
+	return vars, nil
+}
+
+func readLimited(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, envFileLimit+1))
+	if err != nil {
+		return "", err
+	}
+	if len(data) > envFileLimit {
+		return "", fmt.Errorf("larger than %d bytes", envFileLimit)
+	}
+	return string(data), nil
+}
+
+// parseEnv parses the text of an environment file. On an error line is where
+// the faulty assignment begins.
+func parseEnv(text string) (vars []EnvVar, line int, err error) {
+	rest := strings.TrimPrefix(text, "\ufeff")
+	next := 1
+	for rest != "" {
+		line = next
+		var raw string
+		raw, after := cutLine(rest)
+		trimmed := strings.TrimLeft(raw, " \t")
+		if strings.TrimSpace(trimmed) == "" || trimmed[0] == '#' {
+			rest, next = after, next+1
+			continue
+		}
+		name, ok := assignedName(trimmed)
+		if !ok {
+			return nil, line, errors.New("want NAME=VALUE")
+		}
+		// The value starts behind the first "=" of this line, and a quoted one
+		// may run over the line's end.
+		start := strings.IndexByte(rest, '=') + 1
+		value, used, err := envValue(rest[start:])
+		if err != nil {
+			return nil, line, fmt.Errorf("%s: %w", nameOr(name), err)
+		}
+		if err := checkEnv(name, value); err != nil {
+			return nil, line, err
+		}
+		vars = append(vars, EnvVar{Name: name, Value: value})
+		next += strings.Count(rest[:start+used], "\n")
+		rest = rest[start+used:]
+	}
+	return vars, line, nil
+}
+
+func nameOr(name string) string {
+	if name == "" {
+		return "assignment"
+	}
+	return name
+}
+
+// cutLine splits s behind its first line end, which it drops.
+func cutLine(s string) (line, rest string) {
+	line, rest, _ = strings.Cut(s, "\n")
+	return strings.TrimSuffix(line, "\r"), rest
+}
+
+func assignedName(line string) (name string, ok bool) {
+	name, _, ok = strings.Cut(line, "=")
+	if after, found := strings.CutPrefix(name, "export"); found && after != "" && strings.TrimLeft(after, " \t") != after {
+		name = strings.TrimLeft(after, " \t")
+	}
+	return name, ok
+}
+
+// envValue reads the value at the begin of s. used is how much of s belongs
+// to it, its line end included.
+func envValue(s string) (value string, used int, err error) {
+	lead := len(s) - len(strings.TrimLeft(s, " \t"))
+	body := s[lead:]
+	if body == "" || (body[0] != '"' && body[0] != '\'') {
+		line, rest := cutLine(s)
+		for i := range len(line) {
+			if line[i] == '#' && (i == 0 || line[i-1] == ' ' || line[i-1] == '\t') {
+				line = line[:i]
+				break
+			}
+		}
+		return strings.Trim(line, " \t"), len(s) - len(rest), nil
+	}
+	var n int
+	if body[0] == '\'' {
+		end := strings.IndexByte(body[1:], '\'')
+		if end < 0 {
+			return "", 0, errors.New("single quote is not closed")
+		}
+		value, n = body[1:1+end], end+2
+	} else if value, n, err = doubleQuoted(body); err != nil {
+		return "", 0, err
+	}
+	tail, rest := cutLine(body[n:])
+	if t := strings.TrimLeft(tail, " \t"); t != "" && t[0] != '#' {
+		return "", 0, errors.New("text after the closing quote")
+	}
+	return value, len(s) - len(rest), nil
+}
+
+// doubleQuoted reads the quoted string that s begins with.
+func doubleQuoted(s string) (value string, used int, err error) {
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			return b.String(), i + 1, nil
+		case c == '\\' && i+1 < len(s):
+			i++
+			switch s[i] {
+			case 'n':
+				b.WriteByte('\n')
+			case 't':
+				b.WriteByte('\t')
+			case 'r':
+				b.WriteByte('\r')
+			case '"', '\\', '$':
+				b.WriteByte(s[i])
+			default: // no escape: both characters are meant
+				b.WriteByte('\\')
+				b.WriteByte(s[i])
+			}
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", 0, errors.New("double quote is not closed")
+}

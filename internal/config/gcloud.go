@@ -1,0 +1,332 @@
+// Package config turns what surrounds a command (gcloud's configuration files,
+// the environment, flags given as text) into checked values. It makes no call
+// to any API and reads the environment only through a Lookup.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strings"
+
+	"gopkg.in/ini.v1"
+)
+
+// A Lookup finds an environment variable, as os.LookupEnv does.
+type Lookup func(key string) (string, bool)
+
+// Gcloud is what multihost takes from gcloud's configuration. A field that
+// nobody set is empty.
+type Gcloud struct {
+	Account string
+	Project string
+	Zone    string
+	Region  string // only to explain a missing zone
+
+	TPUEndpoint     string
+	ComputeEndpoint string
+	StorageEndpoint string
+
+	AccessTokenFile string
+	DisableAuth     bool
+	Impersonate     string
+
+	// Configuration is the name of the active configuration, "NONE" for none.
+	Configuration string
+	// Source says for each field that is set, by its Go name, where the value
+	// came from: "CLOUDSDK_CORE_PROJECT", or a file and section.
+	Source map[string]string
+}
+
+// property is one setting of gcloud that multihost honours.
+type property struct {
+	field         string // Go name in Gcloud
+	section, name string // in gcloud's files; CLOUDSDK_<SECTION>_<NAME> in the environment
+}
+
+func properties() []property {
+	return []property{
+		{"Account", "core", "account"},
+		{"Project", "core", "project"},
+		{"Zone", "compute", "zone"},
+		{"Region", "compute", "region"},
+		{"TPUEndpoint", "api_endpoint_overrides", "tpu"},
+		{"ComputeEndpoint", "api_endpoint_overrides", "compute"},
+		{"StorageEndpoint", "api_endpoint_overrides", "storage"},
+		{"AccessTokenFile", "auth", "access_token_file"},
+		{"DisableAuth", "auth", "disable_credentials"},
+		{"Impersonate", "auth", "impersonate_service_account"},
+	}
+}
+
+// env is the name of the environment variable that overrides p.
+func (p property) env() string {
+	return "CLOUDSDK_" + strings.ToUpper(p.section) + "_" + strings.ToUpper(p.name)
+}
+
+// LoadGcloud reads gcloud's configuration as gcloud does: an environment
+// variable CLOUDSDK_<SECTION>_<NAME> wins over the active configuration, which
+// wins over the file properties beside it and then that of the installation
+// (CLOUDSDK_ROOT_DIR). configurationFlag names the configuration to use; when
+// it is empty CLOUDSDK_ACTIVE_CONFIG_NAME does, then the file active_config.
+// "NONE" means no configuration file at all.
+//
+// gcloud itself need not be installed, and a directory that is missing means
+// that nothing is set. A configuration that was named and does not exist, or
+// a file that cannot be read or parsed, is an error. Empty values count as not
+// set.
+func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
+	g := Gcloud{Source: map[string]string{}}
+	dir := gcloudDir(lookup, home)
+	name, named, err := activeName(lookup, dir, configurationFlag)
+	if err != nil {
+		return g, err
+	}
+	g.Configuration = name
+
+	files, err := readConfigurations(lookup, dir, name, named)
+	if err != nil {
+		return g, err
+	}
+	for _, p := range properties() {
+		value, source := p.find(lookup, files)
+		if value == "" {
+			continue
+		}
+		if err := g.set(p.field, value, source); err != nil {
+			return g, err
+		}
+	}
+	return g, nil
+}
+
+// Override sets field, by its Go name, from a flag. An empty value leaves what
+// is there.
+func (g *Gcloud) Override(field, flag, value string) error {
+	if value == "" {
+		return nil
+	}
+	return g.set(field, value, flag)
+}
+
+func (g *Gcloud) set(field, value, source string) error {
+	switch field {
+	case "Account":
+		g.Account = value
+	case "Project":
+		g.Project = value
+	case "Zone":
+		g.Zone = value
+	case "Region":
+		g.Region = value
+	case "TPUEndpoint":
+		g.TPUEndpoint = value
+	case "ComputeEndpoint":
+		g.ComputeEndpoint = value
+	case "StorageEndpoint":
+		g.StorageEndpoint = value
+	case "AccessTokenFile":
+		g.AccessTokenFile = value
+	case "Impersonate":
+		g.Impersonate = value
+	case "DisableAuth":
+		on, err := gcloudBool(value)
+		if err != nil {
+			return fmt.Errorf("%s: %w", source, err)
+		}
+		g.DisableAuth = on
+	default:
+		return fmt.Errorf("set %q: no such setting", field)
+	}
+	if g.Source == nil {
+		g.Source = map[string]string{}
+	}
+	g.Source[field] = source
+	return nil
+}
+
+// gcloudBool parses the forms that gcloud accepts in its own settings, which
+// are more than those of our flags.
+func gcloudBool(value string) (bool, error) {
+	switch strings.ToLower(value) {
+	case "true", "1", "on", "yes", "y":
+		return true, nil
+	case "false", "0", "off", "no", "n", "none", "":
+		return false, nil
+	}
+	return false, fmt.Errorf("value %q is neither true nor false", value)
+}
+
+func gcloudDir(lookup Lookup, home string) string {
+	if dir := get(lookup, "CLOUDSDK_CONFIG"); dir != "" {
+		return dir
+	}
+	return filepath.Join(home, ".config", "gcloud")
+}
+
+// get is the value of an environment variable; one that is empty counts as
+// not set.
+func get(lookup Lookup, key string) string {
+	v, _ := lookup(key)
+	return v
+}
+
+var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
+
+// activeName is the name of the configuration to read; named reports that
+// somebody asked for it, so that it has to exist.
+func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
+	asked, by := flag, "--configuration"
+	if asked == "" {
+		asked, by = get(lookup, "CLOUDSDK_ACTIVE_CONFIG_NAME"), "CLOUDSDK_ACTIVE_CONFIG_NAME"
+	}
+	if asked == "NONE" {
+		return asked, true, nil
+	}
+	if asked != "" {
+		if !configurationName.MatchString(asked) {
+			return "", false, fmt.Errorf("%s %q: not a legal configuration name (lower-case letters, digits, dashes)", by, asked)
+		}
+		return asked, true, nil
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "active_config"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", false, fileError(filepath.Join(dir, "active_config"), err)
+	}
+	// gcloud falls back to "default" when the file holds no legal name.
+	if name := strings.TrimSpace(string(data)); name == "NONE" || configurationName.MatchString(name) {
+		return name, false, nil
+	}
+	return "default", false, nil
+}
+
+// configFile is one parsed file, the most important first in a list.
+type configFile struct {
+	path string
+	ini  *ini.File
+}
+
+func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFile, error) {
+	var paths []string
+	if name != "NONE" {
+		path := filepath.Join(dir, "configurations", "config_"+name)
+		// The configuration "default" is in use before its file is made.
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && named && name != "default" {
+			return nil, &ConfigurationError{Name: name, Known: knownConfigurations(dir)}
+		}
+		paths = append(paths, path)
+	}
+	paths = append(paths, filepath.Join(dir, "properties"))
+	if root := get(lookup, "CLOUDSDK_ROOT_DIR"); root != "" {
+		paths = append(paths, filepath.Join(root, "properties"))
+	}
+	var files []configFile
+	for _, path := range paths {
+		f, err := parseFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fileError(path, err)
+		}
+		files = append(files, configFile{path, f})
+	}
+	return files, nil
+}
+
+// parseFile reads a file as Python's configparser does, which gcloud uses:
+// quotes and # are part of a value, a line that begins with blanks continues
+// the one before.
+func parseFile(path string) (*ini.File, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := ini.LoadSources(ini.LoadOptions{
+		IgnoreInlineComment:        true,
+		PreserveSurroundedQuote:    true,
+		AllowPythonMultilineValues: true,
+		InsensitiveKeys:            true,
+		SkipUnrecognizableLines:    false,
+	}, data)
+	if err != nil {
+		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " "))
+	}
+	return f, nil
+}
+
+func (p property) find(lookup Lookup, files []configFile) (value, source string) {
+	if v := get(lookup, p.env()); v != "" {
+		return v, p.env()
+	}
+	for _, f := range files {
+		section, err := f.ini.GetSection(p.section)
+		if err != nil || !section.HasKey(p.name) {
+			continue
+		}
+		// configparser doubles % when it writes.
+		v := strings.TrimSpace(strings.ReplaceAll(section.Key(p.name).Value(), "%%", "%"))
+		if v != "" {
+			return v, fmt.Sprintf("%s [%s] %s", f.path, p.section, p.name)
+		}
+	}
+	return "", ""
+}
+
+func knownConfigurations(dir string) []string {
+	matches, _ := filepath.Glob(filepath.Join(dir, "configurations", "config_*"))
+	var names []string
+	for _, m := range matches {
+		names = append(names, strings.TrimPrefix(filepath.Base(m), "config_"))
+	}
+	sort.Strings(names)
+	return names
+}
+
+// A FileError is a file that cannot be read or does not hold what it should.
+type FileError struct {
+	Path string
+	Line int // where, from 1; 0 when no line is to blame
+	Err  error
+}
+
+// fileError is the *FileError of a failure to read path.
+func fileError(path string, err error) *FileError {
+	var perr *fs.PathError
+	if errors.As(err, &perr) {
+		err = perr.Err // Path says the rest
+	}
+	return &FileError{Path: path, Err: err}
+}
+
+func (e *FileError) Error() string {
+	if e.Line > 0 {
+		return fmt.Sprintf("%s:%d: %v", e.Path, e.Line, e.Err)
+	}
+	return fmt.Sprintf("read %q: %v", e.Path, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *FileError) Unwrap() error { return e.Err }
+
+// A ConfigurationError names a gcloud configuration that does not exist.
+type ConfigurationError struct {
+	Name  string
+	Known []string // those that do, sorted
+}
+
+func (e *ConfigurationError) Error() string {
+	return fmt.Sprintf("gcloud configuration %q: does not exist", e.Name)
+}
+
+// Hint names the configurations that exist.
+func (e *ConfigurationError) Hint() string {
+	if len(e.Known) == 0 {
+		return "make one with: gcloud config configurations create " + e.Name + " (or use --project and --zone)"
+	}
+	return "use one of: " + strings.Join(e.Known, ", ")
+}

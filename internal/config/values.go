@@ -1,0 +1,209 @@
+package config
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ParseBool parses the value of the string flag name, strictly: true or false
+// in any case. Anything else, "1" and "yes" included, is an error that says
+// what to type: a boolean that is read wrong here changes what is billed.
+func ParseBool(name, value string) (bool, error) {
+	switch strings.ToLower(value) {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	}
+	flag := "--" + strings.TrimLeft(name, "-")
+	return false, fmt.Errorf("%s %q: want %s=true or %s=false", flag, value, flag, flag)
+}
+
+var (
+	zonePattern   = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+-(ai[0-9]+)?[a-z]$`)
+	regionPattern = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+$`)
+)
+
+// CheckZone reports whether zone is written as Google writes zones. It does
+// not know which zones exist.
+func CheckZone(zone string) error {
+	switch {
+	case zone == "":
+		return errors.New("no zone: give --zone, or set one with gcloud config set compute/zone ZONE")
+	case zonePattern.MatchString(zone):
+		return nil
+	case regionPattern.MatchString(zone):
+		return fmt.Errorf("zone %q is a region: a zone ends in a letter, such as %s-a", zone, zone)
+	}
+	return fmt.Errorf("zone %q: want the form us-central2-b", zone)
+}
+
+var projectPattern = regexp.MustCompile(`^([a-z][a-z0-9.-]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$|^[0-9]+$`)
+
+// CheckProject reports whether project is written as a project id or number.
+func CheckProject(project string) error {
+	switch {
+	case project == "":
+		return errors.New("no project: give --project, or set one with gcloud config set project PROJECT")
+	case !projectPattern.MatchString(project):
+		return fmt.Errorf("project %q: want a project id (6 to 30 lower-case letters, digits and dashes), not its display name", project)
+	}
+	return nil
+}
+
+var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// CheckRunName reports whether s can name a run: it becomes a directory in
+// the login's home on every worker.
+func CheckRunName(s string) error {
+	if runName.MatchString(s) {
+		return nil
+	}
+	switch {
+	case s == "":
+		return errors.New("run name is empty")
+	case len(s) > 63:
+		return fmt.Errorf("run name %q is longer than 63 characters", s)
+	}
+	return fmt.Errorf("run name %q: want letters, digits, dots, underscores and dashes, beginning with a letter or digit", s)
+}
+
+// RunName makes a name for a run of user: "ada-20260102-150405-ab3f". It is
+// legal as a queued resource id, with room for a slice number, and as a
+// directory. now is taken as it is, in its own time zone; rnd gives the last
+// part, which keeps two runs of one second apart.
+func RunName(user string, now time.Time, rnd io.Reader) string {
+	var b [2]byte
+	if _, err := io.ReadFull(rnd, b[:]); err != nil {
+		n := now.Nanosecond()
+		b = [2]byte{byte(n >> 8), byte(n)}
+	}
+	name := strings.Trim(legalise(user, '-'), "-")
+	if name == "" || name[0] < 'a' || name[0] > 'z' {
+		name = strings.TrimRight("u"+name, "-")
+	}
+	name = strings.TrimRight(name[:min(len(name), 20)], "-")
+	return fmt.Sprintf("%s-%s-%s", name, now.Format("20060102-150405"), hex.EncodeToString(b[:]))
+}
+
+// LabelValue makes s legal as the value of a Google Cloud label: lower-case
+// letters, digits, dashes and underscores, at most 63.
+func LabelValue(s string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(s) {
+		if r == '_' {
+			b.WriteRune(r)
+			continue
+		}
+		b.WriteRune(legalRune(r, '-'))
+	}
+	out := b.String()
+	return out[:min(len(out), 63)]
+}
+
+// legalise lower-cases s and puts other in place of every rune that is not a
+// letter a-z, a digit or a dash.
+func legalise(s string, other rune) string {
+	return strings.Map(func(r rune) rune { return legalRune(r, other) }, strings.ToLower(s))
+}
+
+func legalRune(r, other rune) rune {
+	if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') || r == '-' {
+		return r
+	}
+	return other
+}
+
+// loginFallback is used when neither this machine nor the account gives a
+// name that may be used on workers.
+const loginFallback = "multihost"
+
+// LocalUser is the login name to use on workers when none is asked for: this
+// machine's login made legal. It is never root, whose logins images refuse:
+// root becomes the local part of account, else "multihost". note is a sentence
+// for the user when the name is not simply the local one, else empty.
+func LocalUser(lookup Lookup, account string) (login, note string) {
+	local := get(lookup, "USER")
+	for _, key := range []string{"LOGNAME", "USERNAME"} {
+		if local == "" {
+			local = get(lookup, key)
+		}
+	}
+	// Windows says DOMAIN\name.
+	local = local[strings.LastIndexByte(local, '\\')+1:]
+	if local != "root" {
+		if login := legalLogin(local); login == local && login != "" {
+			return login, ""
+		} else if login != "" && login != "root" {
+			return login, fmt.Sprintf("login name on workers: %q (made of the local login %q; --user changes it)", login, local)
+		}
+	}
+	why := "this machine's login is root"
+	if local != "root" {
+		why = fmt.Sprintf("this machine's login %q is no legal name", local)
+	}
+	part, _, _ := strings.Cut(account, "@")
+	login = legalLogin(part)
+	if login == "" || login == "root" {
+		login = loginFallback
+	}
+	return login, fmt.Sprintf("login name on workers: %q (%s; --user changes it)", login, why)
+}
+
+// legalLogin makes s a name that useradd accepts, or empty when nothing of it
+// is left.
+func legalLogin(s string) string {
+	var b strings.Builder
+	letters := false
+	for _, r := range strings.ToLower(s) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			letters = true
+			b.WriteRune(r)
+		case r == '-' || r == '_':
+			b.WriteRune(r)
+		default:
+			b.WriteByte('_')
+		}
+	}
+	if !letters {
+		return ""
+	}
+	out := b.String()
+	if c := out[0]; c != '_' && (c < 'a' || c > 'z') {
+		out = "g" + out // what gcloud puts in front, so both make one user
+	}
+	return out[:min(len(out), 32)]
+}
+
+// StateDir is where multihost keeps its logs and records:
+// $XDG_STATE_HOME/multihost, else ~/.local/state/multihost.
+func StateDir(lookup Lookup, home string) string {
+	// The XDG specification says that relative paths are to be ignored.
+	if dir := get(lookup, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "multihost")
+	}
+	return filepath.Join(home, ".local", "state", "multihost")
+}
+
+// RuntimeDir is where the sockets and records of running things live:
+// $XDG_RUNTIME_DIR/multihost, else a directory of this user's own below
+// $TMPDIR or /tmp. Its maker has to give it mode 0700.
+func RuntimeDir(lookup Lookup) string {
+	if dir := get(lookup, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "multihost")
+	}
+	tmp := get(lookup, "TMPDIR")
+	if !filepath.IsAbs(tmp) {
+		tmp = "/tmp"
+	}
+	return filepath.Join(tmp, "multihost-"+strconv.Itoa(os.Getuid()))
+}

@@ -1,0 +1,171 @@
+// Package event defines what multihost's logic tells the world. Packages emit
+// Events to a Sink and print nothing; internal/ui renders them for a terminal,
+// a pipe or a JSON reader.
+//
+// Every event is a plain value. A Sink must be safe for concurrent use and must
+// not block its caller on a slow reader longer than it takes to buffer the
+// event: the engine calls Emit while 2048 workers stream.
+package event
+
+import "time"
+
+// An Event is one of the concrete types of this package.
+type Event interface {
+	// Kind is the stable name of the event in JSON output.
+	Kind() string
+}
+
+// A Sink receives events. Emit is safe for concurrent use, keeps no reference
+// to byte slices in the event after it returns, and never fails: a view that
+// cannot be written is dropped by the view.
+type Sink interface {
+	Emit(Event)
+}
+
+// SinkFunc adapts a function to a Sink.
+type SinkFunc func(Event)
+
+// Emit calls f.
+func (f SinkFunc) Emit(e Event) { f(e) }
+
+// Discard drops every event.
+var Discard Sink = SinkFunc(func(Event) {})
+
+// Tee returns a Sink that emits to each of sinks in order.
+func Tee(sinks ...Sink) Sink {
+	return SinkFunc(func(e Event) {
+		for _, s := range sinks {
+			s.Emit(e)
+		}
+	})
+}
+
+// Level says how loud a Note is.
+type Level string
+
+// The levels of a Note.
+const (
+	Info  Level = "info"
+	Warn  Level = "warning"
+	Debug Level = "debug" // shown with --debug only
+)
+
+// Note is one sentence for the user, with an optional hint that ends with the
+// command to type.
+type Note struct {
+	Level Level  `json:"level"`
+	Text  string `json:"text"`
+	Hint  string `json:"hint,omitempty"`
+}
+
+// PhaseState tells where a phase is.
+type PhaseState string
+
+// The states of a Phase.
+const (
+	Started PhaseState = "started"
+	Done    PhaseState = "done"
+	Failed  PhaseState = "failed"
+)
+
+// Phase marks the begin and end of a step of a command: discover, connect,
+// sync, preflight, free, start, run, stop, teardown, queue, provision, …
+type Phase struct {
+	Name    string        `json:"name"`
+	State   PhaseState    `json:"state"`
+	Detail  string        `json:"detail,omitempty"` // one line: "8/8 workers connected"
+	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
+}
+
+// Progress is a step within a phase. It replaces the previous Progress of the
+// same phase; a renderer without redrawing shows it when something changed and
+// at most every 30 s.
+type Progress struct {
+	Phase   string        `json:"phase"`
+	Done    int           `json:"done"`
+	Total   int           `json:"total"`
+	Waiting string        `json:"waiting,omitempty"` // folded workers or a resource: "s0w[2-3]"
+	Detail  string        `json:"detail,omitempty"`  // "PROVISIONING", "1.2 MB of 4.0 MB"
+	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
+	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its begin; 0: none
+}
+
+// State is a cloud resource that changed state.
+type State struct {
+	Resource string        `json:"resource"` // "queued resource", "node", "network", "firewall"
+	Name     string        `json:"name"`
+	State    string        `json:"state"` // the API's own word
+	Detail   string        `json:"detail,omitempty"`
+	Elapsed  time.Duration `json:"elapsed_ns,omitempty"`
+}
+
+// Output is bytes that a worker's command wrote, in order, not split at lines.
+// Data is only valid during Emit.
+type Output struct {
+	Slice  int    `json:"slice"`
+	Worker int    `json:"worker"`
+	Data   []byte `json:"data"`
+}
+
+// WorkerDone is how the command ended on one worker.
+type WorkerDone struct {
+	Slice  int       `json:"slice"`
+	Worker int       `json:"worker"`
+	Code   int       `json:"code"`             // exit code; 128+n for signal n
+	Signal string    `json:"signal,omitempty"` // "KILL" when the command died by a signal
+	Reason string    `json:"reason,omitempty"` // why we stopped it: "fail-fast", "interrupt", …
+	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
+}
+
+// Result carries the data that a list or show command answers with. Text is
+// the rendering for people, Data the value for --output=json.
+type Result struct {
+	Name string `json:"name"` // "queued_resources", "runs", "preflight", …
+	Text string `json:"-"`
+	Data any    `json:"data"`
+}
+
+// Summary is the end of a run.
+type Summary struct {
+	Run       string        `json:"run"`
+	Attempt   int           `json:"attempt"`
+	OK        bool          `json:"ok"`
+	ExitCode  int           `json:"exit_code"` // what multihost exits with
+	Text      string        `json:"text"`      // one or several lines for people
+	FirstFail string        `json:"first_failure,omitempty"`
+	LastLines []string      `json:"last_lines,omitempty"` // last 20 lines of the first worker to fail
+	LogDir    string        `json:"log_dir"`
+	Next      string        `json:"next,omitempty"` // the command to type next; "": a default after a failure
+	Phases    []PhaseTime   `json:"phases"`
+	Skew      time.Duration `json:"start_skew_ns"`
+}
+
+// PhaseTime is how long one phase of a run took.
+type PhaseTime struct {
+	Name    string        `json:"name"`
+	Elapsed time.Duration `json:"elapsed_ns"`
+}
+
+// Kind implements Event.
+func (Note) Kind() string { return "note" }
+
+// Kind implements Event.
+func (Phase) Kind() string { return "phase" }
+
+// Kind implements Event.
+func (Progress) Kind() string { return "progress" }
+
+// Kind implements Event.
+func (State) Kind() string { return "state" }
+
+// Kind implements Event.
+func (Output) Kind() string { return "output" }
+
+// Kind implements Event.
+func (WorkerDone) Kind() string { return "worker_done" }
+
+// Kind implements Event.
+func (Result) Kind() string { return "result" }
+
+// Kind implements Event.
+func (Summary) Kind() string { return "summary" }

@@ -1,0 +1,290 @@
+package gcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
+	"google.golang.org/api/impersonate"
+	"google.golang.org/api/option"
+)
+
+const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
+
+// A CredentialsError says that there are no credentials, or that those there
+// are cannot be used any more. Another try with the same credentials is of no
+// use, but a later call looks for them again.
+type CredentialsError struct {
+	Err     error
+	Expired bool // there are credentials, and they were refused
+	File    string
+}
+
+func (e *CredentialsError) Error() string {
+	switch {
+	case e.File != "":
+		return fmt.Sprintf("read access token file %q: %v", e.File, e.Err)
+	case e.Expired:
+		return fmt.Sprintf("refresh credentials: %s", oneLine(e.Err.Error()))
+	}
+	return fmt.Sprintf("find credentials for Google Cloud: %s", oneLine(e.Err.Error()))
+}
+
+// Unwrap returns the cause.
+func (e *CredentialsError) Unwrap() error { return e.Err }
+
+// Hint is the command to type.
+func (e *CredentialsError) Hint() string {
+	switch {
+	case e.File != "":
+		return "write a fresh token to it: gcloud auth print-access-token > " + e.File
+	case e.Expired:
+		return "log in again, in another terminal if this one waits: gcloud auth application-default login"
+	}
+	return "log in with: gcloud auth application-default login (or pass a token with --access-token-file)"
+}
+
+// tokens hands out access tokens. It keeps no token source over time: each
+// refresh starts from the credentials as they are then, with the context of
+// the request that needs it, so that it can be cancelled and sees a new login.
+type tokens struct {
+	cfg Config
+	// adc finds application default credentials; tests replace it.
+	adc func(ctx context.Context, scopes ...string) (*google.Credentials, error)
+
+	turn chan struct{} // held by the one request that refreshes
+
+	mu      sync.Mutex // guards the fields below
+	current *oauth2.Token
+	quota   string // quota project of the credentials
+}
+
+func newTokens(cfg Config) *tokens {
+	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
+}
+
+// early is how long before its end a token is not used any more: longer than a
+// request takes to arrive, shorter than what any issuer refreshes at.
+const early = time.Minute
+
+// token returns a usable access token and the quota project of the
+// credentials. Only one request refreshes at a time; the others wait for it.
+func (t *tokens) token(ctx context.Context) (token, quota string, err error) {
+	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
+		token, err := readTokenFile(t.cfg.AccessTokenFile)
+		return token, "", err
+	}
+	if token, quota, ok := t.cached(); ok {
+		return token, quota, nil
+	}
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	case <-ctx.Done():
+		return "", "", stoppedBy(ctx)
+	}
+	if token, quota, ok := t.cached(); ok {
+		return token, quota, nil
+	}
+	fresh, quota, err := t.fetch(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.current, t.quota = fresh, quota
+	return fresh.AccessToken, quota, nil
+}
+
+func (t *tokens) cached() (token, quota string, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == nil || (!t.current.Expiry.IsZero() && t.cfg.Clock.Now().Add(early).After(t.current.Expiry)) {
+		return "", "", false
+	}
+	return t.current.AccessToken, t.quota, true
+}
+
+// forget drops a token that the server refused.
+func (t *tokens) forget(token string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current != nil && t.current.AccessToken == token {
+		t.current = nil
+	}
+}
+
+func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
+	source, quota, err := t.source(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	if t.cfg.Impersonate != "" {
+		source, err = impersonate.CredentialsTokenSource(ctx, impersonate.CredentialsConfig{
+			TargetPrincipal: t.cfg.Impersonate,
+			Scopes:          []string{cloudPlatform},
+		}, option.WithTokenSource(source))
+		if err != nil {
+			return nil, "", fmt.Errorf("impersonate service account %q: %w", t.cfg.Impersonate, err)
+		}
+	}
+	token, err := source.Token()
+	if err != nil {
+		return nil, "", refreshError(ctx, err)
+	}
+	return token, quota, nil
+}
+
+// gcloudTokenLife is how long a token of gcloud is used before it is asked
+// again. gcloud does not say when its token ends, only that it lives for at
+// least five minutes more.
+const gcloudTokenLife = 4 * time.Minute
+
+// source finds where tokens come from: the token file, application default
+// credentials, gcloud's own login.
+func (t *tokens) source(ctx context.Context) (oauth2.TokenSource, string, error) {
+	if t.cfg.AccessTokenFile != "" {
+		token, err := readTokenFile(t.cfg.AccessTokenFile)
+		return oauth2.StaticTokenSource(&oauth2.Token{AccessToken: token}), "", err
+	}
+	creds, err := t.adc(ctx, cloudPlatform)
+	if err == nil {
+		return creds.TokenSource, quotaProject(creds.JSON), nil
+	}
+	if ctx.Err() != nil {
+		return nil, "", stoppedBy(ctx)
+	}
+	if t.cfg.GcloudToken == nil {
+		return nil, "", &CredentialsError{Err: errors.New("no application default credentials")}
+	}
+	token, gerr := t.cfg.GcloudToken(ctx)
+	if gerr != nil {
+		if ctx.Err() != nil {
+			return nil, "", stoppedBy(ctx)
+		}
+		return nil, "", &CredentialsError{Err: fmt.Errorf("no application default credentials, and gcloud has none: %w", gerr)}
+	}
+	return oauth2.StaticTokenSource(&oauth2.Token{
+		AccessToken: strings.TrimSpace(token),
+		Expiry:      t.cfg.Clock.Now().Add(gcloudTokenLife + early),
+	}), "", nil
+}
+
+// refreshError tells credentials that were refused from a token server that
+// could not be reached: only the second is worth another try.
+func refreshError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return stoppedBy(ctx)
+	}
+	var refused *oauth2.RetrieveError
+	if errors.As(err, &refused) && refused.Response != nil && refused.Response.StatusCode >= 500 {
+		return &tokenServerError{err}
+	}
+	var netErr net.Error
+	if !errors.As(err, &refused) && errors.As(err, &netErr) {
+		return &tokenServerError{err}
+	}
+	return &CredentialsError{Err: err, Expired: true}
+}
+
+type tokenServerError struct{ err error }
+
+func (e *tokenServerError) Error() string { return "reach token server: " + oneLine(e.err.Error()) }
+func (e *tokenServerError) Unwrap() error { return e.err }
+
+func readTokenFile(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		var perr *os.PathError
+		if errors.As(err, &perr) {
+			err = perr.Err // the message names the file already
+		}
+		return "", &CredentialsError{Err: err, File: path}
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || strings.ContainsAny(token, " \t\r\n\x00") {
+		return "", &CredentialsError{Err: errors.New("want one line with one access token"), File: path}
+	}
+	return token, nil
+}
+
+// quotaProject is the quota_project_id of a credentials file, or empty.
+func quotaProject(file []byte) string {
+	var f struct {
+		QuotaProject string `json:"quota_project_id"`
+	}
+	if json.Unmarshal(file, &f) != nil {
+		return ""
+	}
+	return f.QuotaProject
+}
+
+// authTransport adds credentials to requests, and tries a request once more
+// with a new token when the server refuses the one it has.
+type authTransport struct {
+	base         http.RoundTripper
+	tokens       *tokens
+	userAgent    string
+	quotaProject string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *authTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t.tokens.cfg.DisableAuth {
+		return t.base.RoundTrip(t.prepare(req, "", t.quotaProject))
+	}
+	for try := 1; ; try++ {
+		token, quota, err := t.tokens.token(req.Context())
+		if err != nil {
+			closeBody(req)
+			return nil, err
+		}
+		if t.quotaProject != "" {
+			quota = t.quotaProject
+		}
+		resp, err := t.base.RoundTrip(t.prepare(req, token, quota))
+		if err != nil || resp.StatusCode != http.StatusUnauthorized {
+			return resp, err
+		}
+		t.tokens.forget(token)
+		if try == 2 || (req.Body != nil && req.GetBody == nil) || t.tokens.cfg.AccessTokenFile != "" {
+			return resp, nil
+		}
+		if req.Body != nil {
+			body, err := req.GetBody()
+			if err != nil {
+				return resp, nil
+			}
+			req = req.Clone(req.Context())
+			req.Body = body
+		}
+		resp.Body.Close()
+	}
+}
+
+func (t *authTransport) prepare(req *http.Request, token, quota string) *http.Request {
+	req = req.Clone(req.Context())
+	req.Header.Set("User-Agent", t.userAgent)
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if quota != "" {
+		req.Header.Set("X-Goog-User-Project", quota)
+	}
+	return req
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}

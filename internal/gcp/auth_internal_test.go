@@ -1,0 +1,82 @@
+package gcp
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/oauth2/google"
+)
+
+func noADC(context.Context, ...string) (*google.Credentials, error) {
+	return nil, errors.New("google: could not find default credentials")
+}
+
+func TestGcloudTokenIsTheFallback(t *testing.T) {
+	asked := 0
+	tok := newTokens(New(Config{GcloudToken: func(context.Context) (string, error) {
+		asked++
+		return "from-gcloud\n", nil
+	}}).cfg)
+	tok.adc = noADC
+	for range 2 {
+		got, _, err := tok.token(t.Context())
+		if err != nil || got != "from-gcloud" {
+			t.Fatalf("token = %q, %v", got, err)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("gcloud was asked %d times for two calls, want 1", asked)
+	}
+}
+
+func TestNoCredentials(t *testing.T) {
+	tok := newTokens(New(Config{}).cfg)
+	tok.adc = noADC
+	_, _, err := tok.token(t.Context())
+	if ClassOf(err) != Unauthenticated {
+		t.Errorf("class of %v = %v, want Unauthenticated", err, ClassOf(err))
+	}
+	for _, part := range []string{"gcloud auth application-default login", "--access-token-file"} {
+		if !strings.Contains(Hint(err), part) {
+			t.Errorf("hint = %q, want %q in it", Hint(err), part)
+		}
+	}
+}
+
+// TestForeignTexts pins the messages that can only be told apart by text.
+func TestForeignTexts(t *testing.T) {
+	tests := []struct {
+		message string
+		class   Class
+	}{
+		{`There is no more capacity in the zone "us-east1-d"; you can try in another zone where Cloud TPU Nodes are offered`, Capacity},
+		{`Insufficient reserved capacity`, Capacity},
+		{`Quota 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' exhausted. Limit 16 in zone us-west4-a`, Quota},
+		{`Quota limit 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' has been exceeded. Limit: 32 in region us-central2.`, Quota},
+		{`Quota exceeded for quota metric 'Create requests' and limit 'Create requests per minute' of service 'tpu.googleapis.com' for consumer 'project_number:1'.`, Unavailable},
+		{`Maximum number of CreateNode requests per minute`, Unavailable},
+		{``, Unavailable},
+	}
+	for _, tt := range tests {
+		a := answer{http: 429, status: "RESOURCE_EXHAUSTED", message: tt.message}
+		if got := a.class(); got != tt.class {
+			t.Errorf("class of %q = %v, want %v", tt.message, got, tt.class)
+		}
+		if got, want := a.retryable(), tt.class == Unavailable; got != want {
+			t.Errorf("retryable %q = %v, want %v", tt.message, got, want)
+		}
+	}
+}
+
+func TestQuotaHint(t *testing.T) {
+	for message, want := range map[string]string{
+		`Quota 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' exhausted. Limit 16 in zone us-west4-a`: "the quota TPUV5sLitepodPerProjectPerZoneForTPUAPI allows 16 in zone us-west4-a; queued resources",
+		`Quota 'NETWORKS' exceeded.  Limit: 5.0 globally.`:                                       "the quota NETWORKS allows 5 globally; delete what is not needed",
+	} {
+		if got := quotaHint(oneLine(message)); !strings.HasPrefix(got, want) {
+			t.Errorf("hint of %q = %q, want it to begin with %q", message, got, want)
+		}
+	}
+}

@@ -1,0 +1,581 @@
+package gcp
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/googleapis/gax-go/v2/apierror"
+	"google.golang.org/api/googleapi"
+)
+
+// A Class is what a failure means to the one who has to act on it.
+type Class int
+
+// The classes of failures.
+const (
+	Unknown         Class = iota
+	NotFound              // the resource, or its parent, does not exist
+	AlreadyExists         // a resource of that name exists
+	Permission            // the caller may not do this, or the API is not enabled
+	Unauthenticated       // no credentials, or they were refused
+	Quota                 // a limit of the project; waiting does not help
+	Capacity              // Google has no machines now; waiting may help
+	Invalid               // the request is wrong
+	Conflict              // the resource is in use or in another state
+	Unavailable           // the API, or the way to it, does not work now; includes rate limits
+	Timeout               // no answer in time: what was asked for may have happened
+)
+
+var classNames = [...]string{
+	Unknown:         "unknown",
+	NotFound:        "not found",
+	AlreadyExists:   "already exists",
+	Permission:      "permission denied",
+	Unauthenticated: "unauthenticated",
+	Quota:           "quota exceeded",
+	Capacity:        "no capacity",
+	Invalid:         "invalid request",
+	Conflict:        "conflict",
+	Unavailable:     "unavailable",
+	Timeout:         "timeout",
+}
+
+func (c Class) String() string {
+	if c < 0 || int(c) >= len(classNames) {
+		return fmt.Sprintf("Class(%d)", int(c))
+	}
+	return classNames[c]
+}
+
+// An Error is a call that failed, told in one line. The client library's error
+// is inside it.
+type Error struct {
+	What       string        // the work: `create network "mtu9k"`
+	Class      Class         //
+	HTTP       int           // status code of the answer, 0 without one
+	Status     string        // the API's own word: "PERMISSION_DENIED"
+	Reason     string        // the machine-readable reason: "SERVICE_DISABLED"
+	Message    string        // the API's message, one line, with its EID
+	Tries      int           // how often it was tried
+	RetryAfter time.Duration // what the server asked to wait, 0 if it did not
+
+	err error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s", e.What, e.Message)
+	var marks []string
+	if e.HTTP != 0 {
+		marks = append(marks, strings.TrimSpace(fmt.Sprintf("HTTP %d %s", e.HTTP, e.Status)))
+	}
+	if e.Reason != "" && !strings.Contains(e.Message, e.Reason) && e.Reason != e.Status {
+		marks = append(marks, e.Reason)
+	}
+	if e.Tries > 1 {
+		marks = append(marks, fmt.Sprintf("%d tries", e.Tries))
+	}
+	if len(marks) > 0 {
+		fmt.Fprintf(&b, " (%s)", strings.Join(marks, ", "))
+	}
+	return b.String()
+}
+
+// Unwrap returns the client library's error.
+func (e *Error) Unwrap() error { return e.err }
+
+// An OperationError is a long-running operation that ended with an error.
+type OperationError struct {
+	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0 when it gives none)
+	Status  string // "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", …
+	Reason  string // machine-readable reason of the details, or empty
+	Message string // one line
+	Target  string // what it worked on
+}
+
+func (e *OperationError) Error() string {
+	msg := e.Message
+	if msg == "" {
+		msg = "operation failed without a message"
+	}
+	var marks []string
+	for _, m := range []string{e.Status, e.Reason} {
+		if m != "" && !strings.Contains(msg, m) {
+			marks = append(marks, m)
+		}
+	}
+	if len(marks) == 0 {
+		return msg
+	}
+	return fmt.Sprintf("%s (%s)", msg, strings.Join(marks, ", "))
+}
+
+// newError makes an *Error of what a client library returned. An error that
+// no server sent keeps its own text.
+func newError(what string, err error, tries int) *Error {
+	e := &Error{What: what, Class: ClassOf(err), Tries: tries, err: err}
+	if a, ok := readAnswer(err); ok {
+		e.HTTP, e.Status, e.Reason, e.Message = a.http, a.status, a.reason, a.message
+		return e
+	}
+	var inner *Error
+	if errors.As(err, &inner) {
+		e.HTTP, e.Status, e.Reason = inner.HTTP, inner.Status, inner.Reason
+	}
+	e.Message = oneLine(transportMessage(err))
+	return e
+}
+
+// transportMessage leaves out the "Get https://…: " of net/http where the
+// cause says it all.
+func transportMessage(err error) string {
+	var ce *CredentialsError
+	if errors.As(err, &ce) {
+		return ce.Error()
+	}
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		host := ue.URL
+		if u, perr := url.Parse(ue.URL); perr == nil && u.Host != "" {
+			host = u.Host
+		}
+		if errors.Is(ue.Err, io.EOF) {
+			return fmt.Sprintf("%s closed the connection without an answer", host)
+		}
+		return fmt.Sprintf("%s: %v", host, ue.Err)
+	}
+	return err.Error()
+}
+
+// ClassOf says what err means. It understands the errors of both Google client
+// libraries, *Error, *OperationError, *CredentialsError, broken connections
+// and ended contexts, wrapped or not. An error in the chain that has a Class
+// method speaks for itself.
+func ClassOf(err error) Class {
+	if err == nil {
+		return Unknown
+	}
+	var own interface{ Class() Class }
+	if errors.As(err, &own) {
+		return own.Class()
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Class
+	}
+	var ce *CredentialsError
+	if errors.As(err, &ce) {
+		return Unauthenticated
+	}
+	var oe *OperationError
+	if errors.As(err, &oe) {
+		return oe.class()
+	}
+	if a, ok := readAnswer(err); ok {
+		return a.class()
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return Unknown
+	case errors.Is(err, errNoAnswer), errors.Is(err, context.DeadlineExceeded):
+		return Timeout
+	case brokenConnection(err):
+		return Unavailable
+	}
+	return Unknown
+}
+
+// retryable reports whether another try of the same request can succeed.
+func retryable(err error) bool {
+	var oe *OperationError
+	if errors.As(err, &oe) {
+		return false // the operation is over; what it was for must be asked for anew
+	}
+	if a, ok := readAnswer(err); ok {
+		return a.retryable()
+	}
+	if errors.Is(err, errNoAnswer) {
+		return true
+	}
+	// Nothing listens on this very machine: waiting does not start it.
+	if loopback(err) && errors.Is(err, syscall.ECONNREFUSED) {
+		return false
+	}
+	return brokenConnection(err)
+}
+
+// brokenConnection reports failures between the two ends that may pass.
+func brokenConnection(err error) bool {
+	var (
+		cert    *tls.CertificateVerificationError
+		unknown x509.UnknownAuthorityError
+		host    x509.HostnameError
+		ce      *CredentialsError
+		ts      *tokenServerError
+	)
+	switch {
+	case errors.As(err, &cert), errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &ce):
+		return false
+	case errors.As(err, &ts):
+		return true
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.ECONNREFUSED),
+		errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNABORTED):
+		return true
+	}
+	var op *net.OpError
+	var dns *net.DNSError
+	if errors.As(err, &op) || errors.As(err, &dns) {
+		return true
+	}
+	var ne net.Error
+	if errors.As(err, &ne) && ne.Timeout() && !errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	// net/http gives these no type.
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		text := ue.Err.Error()
+		return strings.Contains(text, "server closed idle connection") ||
+			strings.Contains(text, "http2: server sent GOAWAY") ||
+			strings.Contains(text, "http2: client connection lost") ||
+			strings.Contains(text, "stream error:")
+	}
+	return false
+}
+
+func loopback(err error) bool {
+	var op *net.OpError
+	if !errors.As(err, &op) {
+		return false
+	}
+	addr, ok := op.Addr.(*net.TCPAddr)
+	return ok && addr.IP.IsLoopback()
+}
+
+// answer is the server's refusal, taken apart.
+type answer struct {
+	http    int
+	status  string
+	reason  string
+	message string
+	// waits reports that the server said when to come back.
+	waits bool
+}
+
+// readAnswer takes the server's answer out of err; ok is false when no server
+// answered.
+func readAnswer(err error) (a answer, ok bool) {
+	var ge *googleapi.Error
+	if errors.As(err, &ge) {
+		return httpAnswer(ge), true
+	}
+	var ae *apierror.APIError
+	if errors.As(err, &ae) && ae.GRPCStatus() != nil {
+		st := ae.GRPCStatus()
+		return answer{status: rpcName(int(st.Code())), reason: ae.Reason(), message: oneLine(st.Message())}, true
+	}
+	return answer{}, false
+}
+
+func httpAnswer(ge *googleapi.Error) answer {
+	a := answer{http: ge.Code, message: oneLine(ge.Message), status: bodyStatus(ge.Body)}
+	a.reason, a.message = readDetails(ge.Details, a.message)
+	if a.reason == "" && len(ge.Errors) > 0 {
+		a.reason = ge.Errors[0].Reason
+	}
+	if a.message == "" {
+		a.message = bodyText(ge)
+	}
+	for _, d := range ge.Details {
+		if m, ok := d.(map[string]any); ok && detailType(m) == "RetryInfo" {
+			a.waits = true
+		}
+	}
+	if ge.Header.Get("Retry-After") != "" {
+		a.waits = true
+	}
+	return a
+}
+
+var statusField = regexp.MustCompile(`"status"\s*:\s*"([A-Z_]+)"`)
+
+// bodyStatus is the "status" word of an error body, which googleapi.Error
+// does not carry.
+func bodyStatus(body string) string {
+	if m := statusField.FindStringSubmatch(body); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+var markup = regexp.MustCompile(`(?s)<(style|script)\b.*?</(style|script)>|<[^>]*>`)
+
+// bodyText makes one short line of a body that is no API error: the page of a
+// proxy or of a load balancer.
+func bodyText(ge *googleapi.Error) string {
+	text := oneLine(markup.ReplaceAllString(ge.Body, " "))
+	if r := []rune(text); len(r) > 200 {
+		text = string(r[:200]) + "…"
+	}
+	if text == "" {
+		text = strings.ToLower(http.StatusText(ge.Code))
+	}
+	return text
+}
+
+// readDetails returns the reason of the first ErrorInfo, and message with what
+// the details add to it: field violations, quota violations.
+func readDetails(details []any, message string) (reason, text string) {
+	text = message
+	add := func(s string) {
+		if s = oneLine(s); s != "" && !strings.Contains(text, s) {
+			if text != "" {
+				text += "; "
+			}
+			text += s
+		}
+	}
+	for _, d := range details {
+		m, ok := d.(map[string]any)
+		if !ok {
+			continue
+		}
+		switch detailType(m) {
+		case "ErrorInfo":
+			if r, _ := m["reason"].(string); r != "" && reason == "" {
+				reason = r
+			}
+		case "QuotaFailure":
+			for _, v := range mapsOf(m["violations"]) {
+				s, _ := v["description"].(string)
+				add(s)
+			}
+		case "BadRequest":
+			for _, v := range mapsOf(m["fieldViolations"]) {
+				field, _ := v["field"].(string)
+				s, _ := v["description"].(string)
+				if field != "" && s != "" {
+					s = field + ": " + s
+				}
+				add(s)
+			}
+		case "PreconditionFailure":
+			for _, v := range mapsOf(m["violations"]) {
+				s, _ := v["description"].(string)
+				add(s)
+			}
+		}
+	}
+	return reason, text
+}
+
+// detailType is "ErrorInfo" for "type.googleapis.com/google.rpc.ErrorInfo".
+func detailType(m map[string]any) string {
+	t, _ := m["@type"].(string)
+	if i := strings.LastIndexByte(t, '.'); i >= 0 {
+		return t[i+1:]
+	}
+	return t
+}
+
+func mapsOf(v any) []map[string]any {
+	list, _ := v.([]any)
+	var out []map[string]any
+	for _, x := range list {
+		if m, ok := x.(map[string]any); ok {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// Google tells three things apart by text only that share code 8 and 429: a
+// limit per minute, a limit on how much there may be, and no machines. These
+// expressions are pinned to real messages by TestForeignTexts.
+var (
+	capacityText = regexp.MustCompile(`(?i)no more capacity|insufficient (reserved )?capacity|not enough (resources|capacity)|stockout|does not have enough resources`)
+	rateText     = regexp.MustCompile(`(?i)per (minute|second|100 seconds)|rate limit|too many requests|requests per`)
+	quotaText    = regexp.MustCompile(`(?i)\bquotas?\b|limit exceeded`)
+	existsText   = regexp.MustCompile(`(?i)already exists`)
+	inUseText    = regexp.MustCompile(`(?i)(already )?being used by|is in use`)
+)
+
+func isRateReason(r string) bool {
+	switch r {
+	case "RATE_LIMIT_EXCEEDED", "rateLimitExceeded", "userRateLimitExceeded", "concurrentLimitExceeded":
+		return true
+	}
+	return false
+}
+
+func isQuotaReason(r string) bool {
+	switch r {
+	case "QUOTA_EXCEEDED", "quotaExceeded", "limitExceeded", "RESOURCE_QUOTA_EXCEEDED":
+		return true
+	}
+	return false
+}
+
+func (a answer) class() Class {
+	switch {
+	case capacityText.MatchString(a.message) || a.reason == "ZONE_RESOURCE_POOL_EXHAUSTED":
+		return Capacity
+	case a.rateLimited():
+		return Unavailable
+	case isQuotaReason(a.reason):
+		return Quota
+	case a.reason == "resourceNotReady":
+		return Unavailable
+	case a.reason == "resourceInUseByAnotherResource":
+		return Conflict
+	}
+	if a.http == 0 {
+		return rpcClass(a.status, a.message)
+	}
+	switch code := a.http; {
+	case code == http.StatusUnauthorized:
+		return Unauthenticated
+	case code == http.StatusForbidden:
+		return Permission
+	case code == http.StatusNotFound, code == http.StatusGone:
+		return NotFound
+	case code == http.StatusConflict:
+		if a.status == "ALREADY_EXISTS" || a.reason == "alreadyExists" || existsText.MatchString(a.message) {
+			return AlreadyExists
+		}
+		return Conflict
+	case code == http.StatusPreconditionFailed:
+		return Conflict
+	case code == http.StatusTooManyRequests:
+		return Quota // not rateLimited: a limit on how much there may be
+	case code == http.StatusRequestTimeout, code == http.StatusGatewayTimeout:
+		return Timeout
+	case code == http.StatusNotImplemented:
+		return Invalid
+	case code >= 500:
+		return Unavailable
+	case code >= 400:
+		if a.status == "FAILED_PRECONDITION" || inUseText.MatchString(a.message) {
+			return Conflict
+		}
+		return Invalid
+	}
+	return Unknown
+}
+
+// rateLimited reports a limit on requests per time, as opposed to one on how
+// much there may be.
+func (a answer) rateLimited() bool {
+	if isRateReason(a.reason) {
+		return true
+	}
+	if a.http != http.StatusTooManyRequests && a.status != "RESOURCE_EXHAUSTED" {
+		return false
+	}
+	if a.waits || rateText.MatchString(a.message) {
+		return true
+	}
+	return !isQuotaReason(a.reason) && !quotaText.MatchString(a.message) && !capacityText.MatchString(a.message)
+}
+
+func (a answer) retryable() bool {
+	switch a.class() {
+	case Capacity, Quota:
+		return false
+	case Unavailable:
+		return a.http != http.StatusNotImplemented
+	case Timeout:
+		return true
+	}
+	return false
+}
+
+// rpcClass is the class of a google.rpc code, given by its name.
+func rpcClass(status, message string) Class {
+	switch status {
+	case "NOT_FOUND":
+		return NotFound
+	case "ALREADY_EXISTS":
+		return AlreadyExists
+	case "PERMISSION_DENIED":
+		return Permission
+	case "UNAUTHENTICATED":
+		return Unauthenticated
+	case "RESOURCE_EXHAUSTED":
+		if capacityText.MatchString(message) {
+			return Capacity
+		}
+		return Quota
+	case "INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED":
+		return Invalid
+	case "FAILED_PRECONDITION", "ABORTED":
+		return Conflict
+	case "UNAVAILABLE", "INTERNAL":
+		return Unavailable
+	case "DEADLINE_EXCEEDED":
+		return Timeout
+	}
+	return Unknown
+}
+
+// class reads Status first: Compute gives words there that say more than the
+// code, and often no code at all.
+func (e *OperationError) class() Class {
+	if capacityText.MatchString(e.Message) {
+		return Capacity
+	}
+	switch e.Status {
+	case "QUOTA_EXCEEDED", "LIMIT_EXCEEDED":
+		return Quota
+	case "ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED", "STOCKOUT":
+		return Capacity
+	case "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "RESOURCE_NOT_READY":
+		return Conflict
+	case "RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS":
+		return AlreadyExists
+	case "RESOURCE_NOT_FOUND", "NOT_FOUND":
+		return NotFound
+	case "PERMISSIONS_ERROR", "PERMISSION_DENIED":
+		return Permission
+	case "INTERNAL_ERROR":
+		return Unavailable
+	case "INVALID_FIELD_VALUE", "INVALID_USAGE", "UNSUPPORTED_OPERATION":
+		return Invalid
+	}
+	if e.Code > 0 && e.Code < 20 {
+		return rpcClass(rpcName(e.Code), e.Message)
+	}
+	if e.Code >= 400 {
+		return answer{http: e.Code, status: e.Status, reason: e.Reason, message: e.Message}.class()
+	}
+	return Unknown
+}
+
+// rpcName is the name of a google.rpc code as the REST APIs write it.
+func rpcName(code int) string {
+	names := [...]string{
+		"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+		"ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
+		"UNAUTHENTICATED",
+	}
+	if code < 0 || code >= len(names) {
+		return fmt.Sprintf("CODE_%d", code)
+	}
+	return names[code]
+}
+
+// oneLine folds white space, line ends included, into single spaces.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,183 @@
+// Package gcp is how multihost talks to Google Cloud: credentials, endpoints,
+// what an error means, which failures are tried again and how long-running
+// operations are waited for. The packages that know a service (network, qr)
+// build on it and hold no retry loop of their own.
+//
+// Everything goes through one HTTP client per Client. It asks for a token at
+// each request, so a login that ran out during a wait of hours and was renewed
+// in another terminal is picked up without a restart.
+//
+//	c := gcp.New(gcp.Config{Project: "p", Zone: "us-central2-b"})
+//	svc, err := c.TPU(ctx)
+//	err = c.Do(ctx, `show queued resource "q7"`, func(ctx context.Context) error {
+//		r, err = svc.Projects.Locations.QueuedResources.Get(name).Context(ctx).Do()
+//		return err
+//	})
+package gcp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	gax "github.com/googleapis/gax-go/v2"
+	"google.golang.org/api/option"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+
+	"multihost/internal/event"
+)
+
+// Config says which project and zone to work in, and how to reach and
+// authenticate to Google's APIs. The zero value of every field means what its
+// comment says.
+type Config struct {
+	Project string
+	Zone    string
+
+	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form
+	// that gcloud's api_endpoint_overrides have: the TPU base has no version
+	// ("http://127.0.0.1:8080/"), the Compute base ends in /compute/v1/. A
+	// version too many or too few is put right. Empty: Google's.
+	TPUEndpoint     string
+	ComputeEndpoint string
+
+	// DisableAuth sends requests without credentials.
+	DisableAuth bool
+	// AccessTokenFile holds an access token; it is read again at each request.
+	AccessTokenFile string
+	// GcloudToken is asked for an access token when there are no application
+	// default credentials. May be nil.
+	GcloudToken func(ctx context.Context) (string, error)
+	// Impersonate is the service account to act as, reached with the
+	// credentials above. Empty: none.
+	Impersonate string
+	// QuotaProject is billed for the calls. Empty: what the credentials say.
+	QuotaProject string
+
+	UserAgent string        // empty: "multihost"
+	Clock     Clock         // nil: SystemClock
+	Sink      event.Sink    // nil: event.Discard
+	MaxRetry  time.Duration // how long Do keeps trying; 0: 2 minutes
+}
+
+// A Client holds what every call to Google Cloud shares. It is safe for
+// concurrent use and needs no closing.
+type Client struct {
+	cfg  Config
+	http *http.Client
+
+	tpuOnce sync.Once
+	tpu     *tpuapi.Service
+	tpuErr  error
+}
+
+// New returns a Client for cfg. It does no I/O: credentials are looked for at
+// the first call.
+func New(cfg Config) *Client {
+	if cfg.UserAgent == "" {
+		cfg.UserAgent = "multihost"
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = SystemClock
+	}
+	if cfg.Sink == nil {
+		cfg.Sink = event.Discard
+	}
+	if cfg.MaxRetry == 0 {
+		cfg.MaxRetry = 2 * time.Minute
+	}
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	// A server that accepts a request and never answers must not hold a wait
+	// for ever; no call of these APIs takes a minute to begin its answer.
+	base.ResponseHeaderTimeout = time.Minute
+	return &Client{
+		cfg: cfg,
+		http: &http.Client{Transport: &authTransport{
+			base:         base,
+			tokens:       newTokens(cfg),
+			userAgent:    cfg.UserAgent,
+			quotaProject: cfg.QuotaProject,
+		}},
+	}
+}
+
+// Project is the project that calls are made in.
+func (c *Client) Project() string { return c.cfg.Project }
+
+// Zone is the zone that calls are made in.
+func (c *Client) Zone() string { return c.cfg.Zone }
+
+// Clock is the clock that waits go by.
+func (c *Client) Clock() Clock { return c.cfg.Clock }
+
+// Sink takes the events of calls.
+func (c *Client) Sink() event.Sink { return c.cfg.Sink }
+
+// TPU returns the client of the Cloud TPU API, made at the first call. It does
+// not retry: wrap each call in Do.
+func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
+	c.tpuOnce.Do(func() {
+		opts := []option.ClientOption{option.WithHTTPClient(c.http)}
+		if c.cfg.TPUEndpoint != "" {
+			root, err := endpointRoot("TPU", c.cfg.TPUEndpoint)
+			if err != nil {
+				c.tpuErr = err
+				return
+			}
+			opts = append(opts, option.WithEndpoint(root+"/"))
+		}
+		// The service lives as long as the Client, so it must not be bound to
+		// the first caller's context.
+		c.tpu, c.tpuErr = tpuapi.NewService(context.WithoutCancel(ctx), opts...)
+		if c.tpu != nil {
+			c.tpu.UserAgent = c.cfg.UserAgent
+		}
+	})
+	return c.tpu, c.tpuErr
+}
+
+// ComputeOptions returns the options for the New*RESTClient functions of
+// cloud.google.com/go/compute/apiv1. Give NoRetry to each call of those
+// clients and wrap it in Do.
+func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) {
+	opts := []option.ClientOption{option.WithHTTPClient(c.http)}
+	if c.cfg.ComputeEndpoint != "" {
+		root, err := endpointRoot("Compute", c.cfg.ComputeEndpoint)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, option.WithEndpoint(root))
+	}
+	return opts, nil
+}
+
+// NoRetry is the option for calls of cloud.google.com/go/compute/apiv1 that
+// leaves trying again to Do. By themselves those clients repeat reads on 503
+// and 504 for up to ten minutes, unseen; and setting a client's CallOptions
+// field does not change that: its REST half has a copy.
+func NoRetry() gax.CallOption {
+	return gax.WithRetry(func() gax.Retryer { return nil })
+}
+
+// apiPath is what an endpoint override may carry after the host root.
+var apiPath = regexp.MustCompile(`/(compute/)?(v1|v2|v2alpha1|beta|alpha)$`)
+
+// endpointRoot brings an endpoint override to scheme, host and any leading
+// path, without version and without a slash at the end.
+func endpointRoot(api, raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", fmt.Errorf("%s endpoint override %q: %w", api, raw, err)
+	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return "", fmt.Errorf("%s endpoint override %q: want a URL such as http://127.0.0.1:8080/", api, raw)
+	}
+	u.Path = strings.TrimRight(u.Path, "/")
+	u.Path = apiPath.ReplaceAllString(u.Path, "")
+	return strings.TrimRight(u.String(), "/"), nil
+}

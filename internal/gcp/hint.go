@@ -1,0 +1,175 @@
+package gcp
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"syscall"
+)
+
+// Hint says in one sentence what the user can do about err, with the command
+// to type where there is one. It is empty when there is nothing useful to say.
+// An error in the chain that has a Hint method speaks for itself.
+func Hint(err error) string {
+	if err == nil {
+		return ""
+	}
+	var own interface{ Hint() string }
+	if errors.As(err, &own) {
+		if h := own.Hint(); h != "" {
+			return h
+		}
+	}
+	f := factsOf(err)
+	switch ClassOf(err) {
+	case Permission:
+		return permissionHint(f)
+	case Unauthenticated:
+		return "log in again: gcloud auth application-default login (or write a fresh token to the file of --access-token-file)"
+	case Quota:
+		return quotaHint(f.message)
+	case Capacity:
+		return "the zone has no free machines of this type now: wait with a queued resource, try another zone, or ask for --spot"
+	case NotFound:
+		return notFoundHint(f.message)
+	case AlreadyExists:
+		return "choose another name, or look at what is there with the matching show command"
+	case Unavailable, Timeout:
+		return unavailableHint(err, f)
+	case Invalid:
+		return invalidHint(f.message)
+	}
+	return ""
+}
+
+// facts is what hints are made of.
+type facts struct {
+	what, reason, message string
+}
+
+func factsOf(err error) facts {
+	var e *Error
+	if errors.As(err, &e) {
+		return facts{e.What, e.Reason, e.Message}
+	}
+	var oe *OperationError
+	if errors.As(err, &oe) {
+		return facts{reason: oe.Reason, message: oe.Message}
+	}
+	if a, ok := readAnswer(err); ok {
+		return facts{reason: a.reason, message: a.message}
+	}
+	return facts{message: err.Error()}
+}
+
+var (
+	permissionName = regexp.MustCompile(`'([a-z]+\.[A-Za-z]+\.[A-Za-z]+)'|\b([a-z]+\.[A-Za-z]+\.(?:create|get|list|update|delete|use|actAs|updatePolicy|getGuestAttributes|setCommonInstanceMetadata))\b`)
+	apiName        = regexp.MustCompile(`\b([a-z]+\.googleapis\.com)\b`)
+	locationName   = regexp.MustCompile(`locations/([a-z0-9-]+)`)
+	notGenerally   = regexp.MustCompile(`(?i)not yet generally available|does not have permission to submit requests for accelerator type`)
+	notEnabled     = regexp.MustCompile(`(?i)has not been used in project|it is disabled|API is not enabled`)
+	billing        = regexp.MustCompile(`(?i)billing`)
+	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
+)
+
+// permissionHint names the missing permission and, where one role is known to
+// hold it, the role.
+func permissionHint(f facts) string {
+	switch {
+	case f.reason == "LOCATION_POLICY_VIOLATED" || notGenerally.MatchString(f.message):
+		return "this zone is open to allow-listed projects only: use another zone, or ask your Google contact to add the project"
+	case f.reason == "SERVICE_DISABLED" || f.reason == "accessNotConfigured" || notEnabled.MatchString(f.message):
+		api := "tpu.googleapis.com"
+		if m := apiName.FindStringSubmatch(f.message); m != nil {
+			api = m[1]
+		} else if strings.Contains(strings.ToLower(f.message), "compute engine api") {
+			api = "compute.googleapis.com"
+		}
+		return fmt.Sprintf("enable the API: gcloud services enable %s", api)
+	case f.reason == "BILLING_DISABLED" || billing.MatchString(f.message):
+		return "link a billing account to the project: gcloud billing projects link PROJECT --billing-account=ACCOUNT"
+	}
+	if m := permissionName.FindStringSubmatch(f.message); m != nil {
+		p := m[1] + m[2]
+		hint := fmt.Sprintf("the missing permission is %s", p)
+		if role := roleFor(p); role != "" {
+			hint += fmt.Sprintf("; %s has it: gcloud projects add-iam-policy-binding PROJECT --member=user:YOU --role=%s", role, role)
+		}
+		return hint
+	}
+	if m := locationName.FindStringSubmatch(f.message); m != nil {
+		return fmt.Sprintf("check that the zone %q exists and that the project may use it: gcloud compute tpus locations list", m[1])
+	}
+	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin)"
+}
+
+// roleFor is the smallest usual role that holds a permission, or empty.
+func roleFor(permission string) string {
+	switch {
+	case strings.HasPrefix(permission, "tpu."):
+		return "roles/tpu.admin"
+	case strings.HasPrefix(permission, "compute.firewalls."), permission == "compute.networks.updatePolicy":
+		return "roles/compute.securityAdmin"
+	case strings.HasPrefix(permission, "compute.networks."), strings.HasPrefix(permission, "compute.subnetworks."), strings.HasPrefix(permission, "compute.globalOperations."):
+		return "roles/compute.networkAdmin"
+	case permission == "iam.serviceAccounts.actAs":
+		return "roles/iam.serviceAccountUser"
+	case strings.HasPrefix(permission, "compute.projects."):
+		return "roles/compute.viewer"
+	}
+	return ""
+}
+
+// The forms in which the APIs name a quota: the TPU API's two, Compute's one.
+var quotaForms = []*regexp.Regexp{
+	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exhausted\. Limit:? (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
+	regexp.MustCompile(`Quota limit '(?P<metric>[^']+)' has been exceeded\. Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
+	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exceeded\.\s+Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
+}
+
+func quotaHint(message string) string {
+	const frees = "queued resources that are SUSPENDED or FAILED hold quota until deleted: multihost qr list"
+	for _, form := range quotaForms {
+		m := form.FindStringSubmatch(message)
+		if m == nil {
+			continue
+		}
+		metric := m[form.SubexpIndex("metric")]
+		limit := strings.TrimSuffix(strings.TrimRight(m[form.SubexpIndex("limit")], "."), ".0")
+		where := strings.TrimRight(m[form.SubexpIndex("where")], ".,;")
+		hint := fmt.Sprintf("the quota %s allows %s %s", metric, limit, where)
+		if strings.Contains(metric, "TPU") {
+			return hint + "; " + frees
+		}
+		return hint + "; delete what is not needed, or ask for more: https://console.cloud.google.com/iam-admin/quotas"
+	}
+	return "a quota of the project is used up; " + frees
+}
+
+func notFoundHint(message string) string {
+	if noProject.MatchString(message) {
+		return "check the project: --project=ID, or gcloud config set project ID"
+	}
+	return ""
+}
+
+func invalidHint(message string) string {
+	switch {
+	case strings.Contains(message, "zonal accelerator configurations"), strings.Contains(message, "requested zone"):
+		return "this zone does not offer the accelerator type: gcloud compute tpus accelerator-types list --zone=ZONE"
+	}
+	return ""
+}
+
+func unavailableHint(err error, f facts) string {
+	switch {
+	case loopback(err) && errors.Is(err, syscall.ECONNREFUSED):
+		return "nothing listens at the endpoint override; start the simulator with: multihost sim up"
+	case isRateReason(f.reason) || rateText.MatchString(f.message):
+		return "the project sends too many requests per minute; wait a minute and try again"
+	case strings.Contains(f.message, "no such host") || strings.Contains(f.message, "network is unreachable"):
+		return "check the network connection and any proxy settings of this machine"
+	}
+	return "the API does not answer as it should; try again, and see https://status.cloud.google.com"
+}

@@ -1,0 +1,154 @@
+package gcp
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+// A Clock is what waits go by; tests put their own in its place.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+// SystemClock is the real clock.
+var SystemClock Clock = systemClock{}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time                         { return time.Now() }
+func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+// Backoff is a growing pause: First, then each time Factor times longer, at
+// most Max. The zero value of a field means: First 100 ms, Max 5 s, Factor 1.5.
+type Backoff struct {
+	First, Max time.Duration
+	Factor     float64
+}
+
+func (b Backoff) withDefaults() Backoff {
+	if b.First <= 0 {
+		b.First = 100 * time.Millisecond
+	}
+	if b.Max <= 0 {
+		b.Max = 5 * time.Second
+	}
+	if b.Factor < 1 {
+		b.Factor = 1.5
+	}
+	return b
+}
+
+// next is the pause after one of d.
+func (b Backoff) next(d time.Duration) time.Duration {
+	return min(time.Duration(float64(d)*b.Factor), b.Max)
+}
+
+// Poll calls check at once and then after each pause of policy until it is
+// done or fails. When ctx ends, Poll returns its cause and does not call check
+// again. A nil clock is the SystemClock.
+func Poll(ctx context.Context, clock Clock, policy Backoff, check func(ctx context.Context) (done bool, err error)) error {
+	if clock == nil {
+		clock = SystemClock
+	}
+	policy = policy.withDefaults()
+	for pause := min(policy.First, policy.Max); ; pause = policy.next(pause) {
+		if ctx.Err() != nil {
+			return stoppedBy(ctx)
+		}
+		if done, err := check(ctx); done || err != nil {
+			return err
+		}
+		if err := sleep(ctx, clock, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep waits for d on clock, or returns why ctx ended.
+func sleep(ctx context.Context, clock Clock, d time.Duration) error {
+	select {
+	case <-clock.After(d):
+		return nil
+	case <-ctx.Done():
+		return stoppedBy(ctx)
+	}
+}
+
+// stoppedBy is the error of a context that has ended: it reads as the cause
+// and matches both the cause and context.Canceled or DeadlineExceeded.
+func stoppedBy(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if cause == ctx.Err() {
+		return cause
+	}
+	return &stopped{cause: cause, err: ctx.Err()}
+}
+
+type stopped struct{ cause, err error }
+
+func (s *stopped) Error() string   { return s.cause.Error() }
+func (s *stopped) Unwrap() []error { return []error{s.cause, s.err} }
+
+// WaitTPU polls a long-running operation of the TPU API until it is done and
+// returns it. An operation that ended with an error is an *OperationError.
+// what names the work in errors: `create queued resource "q7"`. There is no
+// limit but that of ctx.
+func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string) (*tpuapi.Operation, error) {
+	svc, err := c.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	asked := false
+	err = Poll(ctx, c.cfg.Clock, Backoff{}, func(ctx context.Context) (bool, error) {
+		// The operation that the first call answered with may be done already.
+		if !asked {
+			asked = true
+			return op.Done, nil
+		}
+		name := op.Name
+		err := c.Do(ctx, what, func(ctx context.Context) error {
+			got, err := svc.Projects.Locations.Operations.Get(name).Context(ctx).Do()
+			if err == nil {
+				op = got
+			}
+			return err
+		})
+		return op.Done, err
+	})
+	if err != nil {
+		return nil, prefix(what, err)
+	}
+	if op.Error != nil {
+		return op, fmt.Errorf("%s: %w", what, tpuOperationError(op))
+	}
+	return op, nil
+}
+
+func tpuOperationError(op *tpuapi.Operation) *OperationError {
+	var meta struct {
+		Target string `json:"target"`
+	}
+	// Metadata only adds the name of the target; an odd one is no reason to
+	// hide the error itself.
+	_ = json.Unmarshal(op.Metadata, &meta)
+	e := &OperationError{
+		Code:    int(op.Error.Code),
+		Status:  rpcName(int(op.Error.Code)),
+		Message: oneLine(op.Error.Message),
+		Target:  meta.Target,
+	}
+	var details []any
+	for _, raw := range op.Error.Details {
+		var d any
+		if json.Unmarshal(raw, &d) == nil {
+			details = append(details, d)
+		}
+	}
+	e.Reason, e.Message = readDetails(details, e.Message)
+	return e
+}

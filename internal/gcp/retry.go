@@ -1,0 +1,141 @@
+package gcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/api/googleapi"
+
+	"multihost/internal/event"
+)
+
+// tryLimit bounds one try of a call: an answer that stops half-way would else
+// hold it for ever. The longest legitimate call of these APIs, a list page of
+// a large project, takes a few seconds.
+const tryLimit = 90 * time.Second
+
+// retryPause is the pause between tries, before jitter.
+var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, Factor: 2}
+
+// Do runs call, which makes one request, and tries it again while the failure
+// is one that goes away by itself: rate limits (429), 500, 502, 503, 504,
+// 408, connections that break or time out, and resources that the API says
+// are not ready yet. Pauses grow, are jittered, and are never shorter than the
+// server's Retry-After. It gives up when Config.MaxRetry would be passed.
+//
+// what names the work in errors and events: `create network "mtu9k"`. A
+// failure of the API is an *Error around the client library's own error.
+// When ctx ends Do returns its cause at once; call is not run again and no
+// retry is said. A call that changes something must be safe to repeat: give it
+// a request id that stays the same over the tries.
+func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
+	start := c.cfg.Clock.Now()
+	pause := retryPause.First
+	for try := 1; ; try++ {
+		if ctx.Err() != nil {
+			return prefix(what, stoppedBy(ctx))
+		}
+		err := c.try(ctx, call)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return prefix(what, stoppedBy(ctx))
+		}
+		e := newError(what, err, try)
+		if !retryable(err) {
+			return e
+		}
+		delay := jitter(pause)
+		pause = retryPause.next(pause)
+		if asked := retryAfter(err, c.cfg.Clock.Now()); asked > delay {
+			delay = asked + jitter(retryPause.First)
+			e.RetryAfter = asked
+		}
+		if c.cfg.Clock.Now().Sub(start)+delay > c.cfg.MaxRetry {
+			return e
+		}
+		c.sayRetry(e, try, delay)
+		if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
+			return prefix(what, err)
+		}
+	}
+}
+
+// try runs call once, for at most tryLimit.
+func (c *Client) try(ctx context.Context, call func(ctx context.Context) error) error {
+	tryCtx, cancel := context.WithTimeoutCause(ctx, tryLimit, errNoAnswer)
+	defer cancel()
+	err := call(tryCtx)
+	if err != nil && ctx.Err() == nil && context.Cause(tryCtx) == errNoAnswer {
+		return errNoAnswer
+	}
+	return err
+}
+
+var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
+
+// sayRetry keeps the first two retries quiet: they are everyday, and usually
+// over before a reader has seen the line.
+func (c *Client) sayRetry(e *Error, try int, delay time.Duration) {
+	level := event.Debug
+	if try >= 3 {
+		level = event.Warn
+	}
+	c.cfg.Sink.Emit(event.Note{
+		Level: level,
+		Text:  fmt.Sprintf("%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond)),
+	})
+}
+
+// jitter returns between half of d and d, so that many clients that failed
+// together do not come back together.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
+}
+
+// retryAfter is how long the server asked to wait, or 0.
+func retryAfter(err error, now time.Time) time.Duration {
+	var ge *googleapi.Error
+	if !errors.As(err, &ge) {
+		return 0
+	}
+	if v := strings.TrimSpace(ge.Header.Get("Retry-After")); v != "" {
+		if s, err := strconv.Atoi(v); err == nil && s >= 0 {
+			return time.Duration(s) * time.Second
+		}
+		if at, err := http.ParseTime(v); err == nil && at.After(now) {
+			return at.Sub(now)
+		}
+	}
+	for _, d := range ge.Details {
+		m, ok := d.(map[string]any)
+		if !ok || detailType(m) != "RetryInfo" {
+			continue
+		}
+		if s, ok := m["retryDelay"].(string); ok {
+			if d, err := time.ParseDuration(s); err == nil && d > 0 {
+				return d
+			}
+		}
+	}
+	return 0
+}
+
+// prefix puts what in front of err unless err begins with it already.
+func prefix(what string, err error) error {
+	var e *Error
+	if errors.As(err, &e) && e.What == what {
+		return err
+	}
+	if strings.HasPrefix(err.Error(), what+": ") {
+		return err
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

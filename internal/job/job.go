@@ -1,0 +1,231 @@
+// Package job composes the other packages into what a user asks for: Run puts
+// a command on every worker of slices that exist, Job provisions the slices
+// first and tears them down after, and Preflight, List, Logs, Attach and Stop
+// work on what is there.
+//
+// Two rules hold everywhere in it. All or none: the command starts on no
+// worker before every worker is connected, synced, tuned and armed. And the
+// workers and the cloud hold the truth: what is kept locally (the run's record
+// and its logs) only saves looking.
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// Cloud is what a run needs to know of the slices. *qr.Client implements it.
+type Cloud interface {
+	Slices(ctx context.Context) ([]tpu.Slice, error)
+	Slice(ctx context.Context, name string) (tpu.Slice, error)
+	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
+	EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error)
+}
+
+// Queue makes and deletes slices. *qr.Client implements it; a second provider
+// needs these four.
+type Queue interface {
+	Get(ctx context.Context, id string) (qr.Resource, error)
+	Create(ctx context.Context, r qr.Request) (res qr.Resource, created bool, err error)
+	Wait(ctx context.Context, id string, o qr.WaitOptions) (qr.Resource, []tpu.Slice, error)
+	Delete(ctx context.Context, id string, o qr.DeleteOptions) (deleted bool, err error)
+}
+
+// Networks makes the network of a job. *network.Client implements it.
+type Networks interface {
+	Plan(ctx context.Context, o network.Options) (network.Plan, error)
+	Apply(ctx context.Context, p network.Plan) error
+}
+
+// Deps is what the package works with.
+type Deps struct {
+	Cloud    Cloud
+	Queue    Queue
+	Networks Networks
+	Project  string
+	Zone     string
+	Access   Access
+	Sink     event.Sink
+	Clock    gcp.Clock
+	StateDir string // holds runs/<run>/run.json and, by default, the logs
+	Owner    string // "user@machine" of the runner, written into every run
+
+	// Leave is closed when the user wants out at once: nothing more is waited
+	// for, and what may still run or exist is said.
+	Leave <-chan struct{}
+}
+
+// Interrupted is the cause of a context that a signal ended.
+type Interrupted struct{ Signal os.Signal }
+
+func (e *Interrupted) Error() string { return "interrupted by " + e.Signal.String() }
+
+// Stage names the step of a run in which workers failed.
+type Stage string
+
+// The stages of a run.
+const (
+	StageInput     Stage = "input"
+	StageDiscover  Stage = "discover"
+	StageConnect   Stage = "connect"
+	StageBusy      Stage = "check"
+	StageSync      Stage = "sync"
+	StagePreflight Stage = "preflight"
+	StageFree      Stage = "free the TPU"
+	StageStart     Stage = "start"
+	StageFollow    Stage = "run"
+	StageStop      Stage = "stop"
+	StageTimeout   Stage = "timeout"
+	StageLocal     Stage = "write log"
+	StageProvision Stage = "provision"
+	StageTeardown  Stage = "teardown"
+)
+
+// Error says in which stage a run failed and for which workers.
+type Error struct {
+	Stage   Stage
+	Text    string // what happened, without the stage
+	Err     error  // the cause, or the first worker's
+	HintTxt string
+}
+
+func (e *Error) Error() string {
+	text := e.Text
+	if text == "" && e.Err != nil {
+		text = e.Err.Error()
+	}
+	return string(e.Stage) + ": " + text
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Hint is what to do next.
+func (e *Error) Hint() string {
+	if e.HintTxt != "" {
+		return e.HintTxt
+	}
+	var hinted interface{ Hint() string }
+	if errors.As(e.Err, &hinted) {
+		return hinted.Hint()
+	}
+	return ""
+}
+
+// workersError folds the failures of single workers into one error of a
+// stage: equal causes are one clause with their workers folded, the first
+// worker's cause first. errs is aligned with ids; nil entries are successes.
+func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
+	type group struct {
+		text    string
+		workers []tpu.WorkerID
+	}
+	var groups []group
+	var first error
+	failed := 0
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		failed++
+		if first == nil {
+			first = err
+		}
+		text := causeText(err, ids[i])
+		at := -1
+		for j := range groups {
+			if groups[j].text == text {
+				at = j
+			}
+		}
+		if at < 0 {
+			groups = append(groups, group{text: text})
+			at = len(groups) - 1
+		}
+		groups[at].workers = append(groups[at].workers, ids[i])
+	}
+	if failed == 0 {
+		return nil
+	}
+	parts := make([]string, len(groups))
+	for i, g := range groups {
+		parts[i] = tpu.Fold(g.workers) + ": " + g.text
+	}
+	return &Error{
+		Stage: stage,
+		Text:  fmt.Sprintf("%d of %d workers failed: %s", failed, len(ids), strings.Join(parts, "; ")),
+		Err:   first,
+	}
+}
+
+// causeText is the error without the parts that differ from worker to worker,
+// so that equal causes read equal.
+func causeText(err error, id tpu.WorkerID) string {
+	var cause interface{ Cause() string }
+	if errors.As(err, &cause) {
+		return cause.Cause()
+	}
+	text := err.Error()
+	for _, prefix := range []string{id.String() + ": ", id.String() + " "} {
+		text = strings.ReplaceAll(text, prefix, "")
+	}
+	return text
+}
+
+// stopwatch emits the phases of a command and keeps their times.
+type stopwatch struct {
+	sink  event.Sink
+	clock gcp.Clock
+	times []event.PhaseTime
+}
+
+// phase runs f as one phase. f returns the line that describes its success.
+func (w *stopwatch) phase(name string, f func() (string, error)) error {
+	begin := w.clock.Now()
+	w.sink.Emit(event.Phase{Name: name, State: event.Started})
+	detail, err := f()
+	elapsed := w.clock.Now().Sub(begin)
+	w.times = append(w.times, event.PhaseTime{Name: name, Elapsed: elapsed})
+	if err != nil {
+		w.sink.Emit(event.Phase{Name: name, State: event.Failed, Elapsed: elapsed})
+		return err
+	}
+	w.sink.Emit(event.Phase{Name: name, State: event.Done, Detail: detail, Elapsed: elapsed})
+	return nil
+}
+
+func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
+	sink.Emit(event.Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+// detached returns a context for work that must go on although ctx has ended:
+// stopping the workers, tearing down. It ends when the user wants out at once
+// or after limit.
+func (d *Deps) detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	stop := make(chan struct{})
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		select {
+		case <-d.Leave:
+			cancel()
+		case <-stop:
+		}
+	}()
+	return base, func() {
+		close(stop)
+		<-finished
+		cancel()
+	}
+}

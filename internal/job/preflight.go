@@ -1,0 +1,133 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+)
+
+// PreflightOptions says what to do with the settings of the workers.
+type PreflightOptions struct {
+	Check    bool // only read
+	Require  bool // every failed setting is an error
+	Ignore   bool // report nothing: only facts about the worker are wanted
+	Platform preflight.Platform
+	Install  bool
+}
+
+// Preflight tunes or checks every worker of the slices that prefix names.
+func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o PreflightOptions) error {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	t, err := d.reach(ctx, &watch, prefix, partial, nil)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	var reports []preflight.Report
+	err = watch.phase("preflight", func() (string, error) {
+		var err error
+		reports, err = d.preflightAll(ctx, t, o)
+		if reports == nil {
+			return "", err
+		}
+		d.Sink.Emit(event.Result{Name: "preflight", Text: preflight.Table(t.ids, reports), Data: preflightData(t.ids, reports)})
+		return preflight.Fold(t.ids, reports), err
+	})
+	return err
+}
+
+// reach discovers and connects, as every command does that works on slices.
+func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
+	sel, err := d.discover(ctx, prefix, partial)
+	if err != nil {
+		return nil, err
+	}
+	var t *team
+	err = watch.phase("connect", func() (string, error) {
+		var err error
+		if t, err = d.connect(ctx, sel, only); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d/%d workers of %s", len(t.ids), len(t.ids), describe(sel)), nil
+	})
+	return t, err
+}
+
+// preflightAll runs the preflight on every worker. Reports are returned beside
+// an error that says that some setting must not be so.
+func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
+	reports := make([]preflight.Report, len(t.ids))
+	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
+		reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o))
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err := workersError(StagePreflight, t.ids, errs); err != nil {
+		return nil, err
+	}
+	if o.Ignore {
+		return reports, nil
+	}
+	hard := make([]error, len(reports))
+	for i, rep := range reports {
+		hard[i] = fatal(rep, o.Require)
+	}
+	if err := workersError(StagePreflight, t.ids, hard); err != nil {
+		return reports, err
+	}
+	for _, rep := range reports {
+		if rep.Severity(false) == preflight.Warning {
+			note(d.Sink, event.Warn, "to see each setting: multihost preflight check; to stop at such a failure: --preflight=require",
+				"preflight: %s; the run goes on", preflight.Fold(t.ids, reports))
+			break
+		}
+	}
+	return reports, nil
+}
+
+func (d *Deps) preflightFor(t *team, i int, o PreflightOptions) preflight.Options {
+	opts := preflight.Options{Platform: o.Platform, Install: o.Install}
+	opts.Mode = preflight.Apply
+	if o.Check {
+		opts.Mode = preflight.Check
+	}
+	if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
+		opts.ExpectChips = ty.ChipsPerWorker()
+	}
+	return opts
+}
+
+// fatal says which settings of a worker must not be as they are, or nil.
+func fatal(rep preflight.Report, require bool) error {
+	if rep.Severity(require) != preflight.Hard {
+		return nil
+	}
+	var texts []string
+	for _, f := range rep.Failures() {
+		if require || f.Severity() == preflight.Hard {
+			texts = append(texts, f.Setting+": "+f.Reason)
+		}
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// workerReport is the report of one worker in JSON output.
+type workerReport struct {
+	Worker string `json:"worker"`
+	preflight.Report
+}
+
+func preflightData(ids []tpu.WorkerID, reports []preflight.Report) []workerReport {
+	data := make([]workerReport, len(ids))
+	for i, id := range ids {
+		data[i] = workerReport{id.String(), reports[i]}
+	}
+	return data
+}

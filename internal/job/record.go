@@ -1,0 +1,109 @@
+package job
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// A Record is what the runner keeps of a run, so that ps, logs, attach and
+// stop find it by its name. It is a cache: the workers hold the truth.
+type Record struct {
+	Run     string    `json:"run"`
+	Attempt int       `json:"attempt"`
+	Project string    `json:"project"`
+	Zone    string    `json:"zone"`
+	Prefix  string    `json:"tpu_prefix"`
+	Partial bool      `json:"allow_partial,omitempty"`
+	Login   string    `json:"login"`
+	Owner   string    `json:"owner"`
+	Created time.Time `json:"created"`
+	Command string    `json:"command"`
+	Workers int       `json:"workers"`
+	LogDir  string    `json:"log_dir"`
+	Ended   bool      `json:"ended,omitempty"`
+	Code    int       `json:"exit_code,omitempty"`
+}
+
+func recordPath(stateDir, run string) string {
+	return filepath.Join(stateDir, "runs", run, "run.json")
+}
+
+// recordDir is where the logs of a run go unless the user says otherwise.
+func recordDir(stateDir, run string, attempt int) string {
+	return attemptDir(filepath.Join(stateDir, "runs", run), attempt)
+}
+
+// attemptDir keeps the logs of a later attempt apart from the first one's.
+func attemptDir(dir string, attempt int) string {
+	if attempt <= 1 {
+		return dir
+	}
+	return filepath.Join(dir, "attempt-"+strconv.Itoa(attempt))
+}
+
+// save writes the record so that a reader sees the old or the new one whole.
+func (r *Record) save(stateDir string) error {
+	path := recordPath(stateDir, r.Run)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, append(data, '\n'), 0o600); err != nil {
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	return os.Rename(tmp, path)
+}
+
+// loadRecord returns the record of a run, or nil when this machine has none.
+func loadRecord(stateDir, run string) (*Record, error) {
+	data, err := os.ReadFile(recordPath(stateDir, run))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of run %q: %w", run, err)
+	}
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read the record of run %q in %q: %w", run, recordPath(stateDir, run), err)
+	}
+	return &r, nil
+}
+
+func lastLocalAttempt(stateDir, run string) int {
+	r, err := loadRecord(stateDir, run)
+	if err != nil || r == nil {
+		return 0
+	}
+	return r.Attempt
+}
+
+// makeLogDir makes the log directory and proves that it takes files.
+func (r *Record) makeLogDir() error {
+	if err := os.MkdirAll(r.LogDir, 0o755); err != nil {
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, HintTxt: "choose another place with --log-dir=DIR"}
+	}
+	probe, err := os.CreateTemp(r.LogDir, ".probe-*")
+	if err != nil {
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, HintTxt: "choose another place with --log-dir=DIR"}
+	}
+	probe.Close()
+	return os.Remove(probe.Name())
+}
+
+// logPath is the local log file of one worker, named as MaxText's runner does.
+func (r *Record) logPath(id tpu.WorkerID) string {
+	return filepath.Join(r.LogDir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
+}

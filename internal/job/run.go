@@ -1,0 +1,478 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+)
+
+// RunOptions is one invocation of a command on slices that exist.
+type RunOptions struct {
+	Prefix       string
+	AllowPartial bool
+	Run          string // name; also the working directory below the login's home
+
+	Dir         string // local directory to ship
+	UseExisting bool   // ship nothing, use the working directory as it is
+	NoIgnore    bool
+	SyncTimeout time.Duration // longest time without progress of one worker's copy
+
+	Script string   // exactly one of Script and Argv
+	Argv   []string // run without a shell
+	Env    []config.EnvVar
+
+	Preflight string // apply, require, check or off
+	Platform  preflight.Platform
+	Install   bool
+	NUMA      preflight.NUMA
+
+	LogDir     string // "" is below Deps.StateDir
+	Detach     bool
+	Timeout    time.Duration // of the command, from its start; 0 is none
+	FailFast   bool
+	Grace      time.Duration     // between TERM and KILL
+	Replace    bool              // stop a run that lives on these slices
+	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
+	StrictExit bool
+}
+
+// Outcome is how a run ended when it ran at all.
+type Outcome struct {
+	Code     int // status to exit with
+	Started  bool
+	Detached bool
+}
+
+// Run puts the command on every worker of the slices that o.Prefix names,
+// follows it to its end and reports. A command that fails is an Outcome, not
+// an error. When ctx ends with cause *Interrupted, the command is stopped on
+// every worker and proven gone, except for SIGHUP, which detaches; the error
+// is then that cause.
+func (d *Deps) Run(ctx context.Context, o RunOptions) (Outcome, error) {
+	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	return r.do(ctx)
+}
+
+// run is one invocation under way.
+type run struct {
+	*Deps
+	o       RunOptions
+	watch   stopwatch
+	tree    *codesync.Tree
+	team    *team
+	attempt int
+	logDir  string
+	wraps   [][]string // per worker: numactl words before the command
+	started []launch.Started
+	skew    time.Duration
+	unset   []string
+}
+
+func (r *run) do(ctx context.Context) (Outcome, error) {
+	if err := r.scan(ctx); err != nil {
+		return Outcome{}, err
+	}
+	var sel tpu.Selection
+	err := r.watch.phase("discover", func() (string, error) {
+		var err error
+		if sel, err = r.discover(ctx, r.o.Prefix, r.o.AllowPartial); err != nil {
+			return "", err
+		}
+		return describe(sel), nil
+	})
+	if err != nil {
+		return Outcome{}, err
+	}
+	err = r.watch.phase("connect", func() (string, error) {
+		var err error
+		if r.team, err = r.connect(ctx, sel, nil); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d/%d workers", len(r.team.ids), len(r.team.ids)), nil
+	})
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer r.team.close()
+	return r.onTeam(ctx)
+}
+
+func (r *run) onTeam(ctx context.Context) (Outcome, error) {
+	if err := r.checkBusy(ctx); err != nil {
+		return Outcome{}, err
+	}
+	rec, err := r.openRecord()
+	if err != nil {
+		return Outcome{}, err
+	}
+	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free} {
+		if err := step(ctx); err != nil {
+			return Outcome{}, err
+		}
+	}
+	if err := r.start(ctx); err != nil {
+		return Outcome{}, err
+	}
+	if err := rec.save(r.StateDir); err != nil {
+		note(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
+	}
+	if r.o.Detach {
+		note(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
+			"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
+		return Outcome{Started: true, Detached: true}, nil
+	}
+	f := &following{
+		Deps: r.Deps, team: r.team, ref: r.ref(), rec: rec, watch: &r.watch, skew: r.skew,
+		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit,
+	}
+	return f.do(ctx)
+}
+
+// scan reads the directory before anything is asked of the cloud: a local
+// mistake must cost nothing.
+func (r *run) scan(ctx context.Context) error {
+	if r.o.UseExisting {
+		return nil
+	}
+	tree, err := codesync.Scan(ctx, codesync.Options{Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Stall: r.o.SyncTimeout})
+	if err != nil {
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
+	}
+	r.tree = tree
+	return nil
+}
+
+func describe(sel tpu.Selection) string {
+	names := make([]string, len(sel.Slices))
+	for i, s := range sel.Slices {
+		names[i] = s.Name
+	}
+	if len(names) > 6 {
+		names = append(names[:3], "…", names[len(names)-1])
+	}
+	workers := sel.Workers()
+	return fmt.Sprintf("%s (%s): %d workers %s", strings.Join(names, ", "), sel.Slices[0].Type, len(workers), tpu.Fold(workers))
+}
+
+// checkBusy refuses to work beside a run that lives on these workers, or stops
+// it when asked to, and finds the number of this attempt.
+func (r *run) checkBusy(ctx context.Context) error {
+	lists := make([][]launch.Info, len(r.team.ids))
+	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) (err error) {
+		lists[i], err = launch.List(ctx, r.team.conns[i])
+		return err
+	})
+	if err := r.failed(ctx, StageBusy, errs); err != nil {
+		return err
+	}
+	r.attempt = lastLocalAttempt(r.StateDir, r.o.Run) + 1
+	living := map[launch.Ref]launch.Info{}
+	var where []tpu.WorkerID
+	for i, list := range lists {
+		for _, info := range list {
+			if info.Ref.Run == r.o.Run {
+				r.attempt = max(r.attempt, info.Ref.Attempt+1)
+			}
+			if info.Alive() {
+				living[info.Ref] = info
+				where = append(where, r.team.ids[i])
+			}
+		}
+	}
+	for ref, info := range living {
+		if !r.o.Replace {
+			return &Error{
+				Stage:   StageBusy,
+				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s: %s", ref.Run, info.Owner, tpu.Fold(where), age(info.Age())+" ago", info.Command),
+				HintTxt: "follow it with: multihost attach " + ref.Run + "; to stop it and start this one, add --replace",
+			}
+		}
+		note(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", ref.Run, info.Owner)
+		if err := r.team.stopAll(ctx, r.Sink, ref, r.o.Grace, "replaced by "+r.o.Run+" of "+r.Owner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failed turns the per-worker errors of a stage into one error; the end of ctx
+// comes before whatever it made the workers say.
+func (r *run) failed(ctx context.Context, stage Stage, errs []error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return workersError(stage, r.team.ids, errs)
+}
+
+func (r *run) sync(ctx context.Context) error {
+	if r.o.UseExisting {
+		return nil
+	}
+	return r.watch.phase("sync", func() (string, error) {
+		reports := make([]codesync.Report, len(r.team.ids))
+		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) (err error) {
+			reports[i], err = r.tree.Push(ctx, r.team.conns[i], r.o.Run)
+			return err
+		})
+		if err := r.failed(ctx, StageSync, errs); err != nil {
+			return "", err
+		}
+		sent, files := int64(0), 0
+		for _, rep := range reports {
+			sent, files = max(sent, rep.SentBytes), max(files, rep.SentFiles)
+		}
+		if files == 0 {
+			return fmt.Sprintf("%d files, nothing new to send", r.tree.Count), nil
+		}
+		return fmt.Sprintf("%d files, up to %d new (%s) to a worker", r.tree.Count, files, bytesText(sent)), nil
+	})
+}
+
+func (r *run) preflight(ctx context.Context) error {
+	r.wraps = make([][]string, len(r.team.ids))
+	if r.o.Preflight == "off" && r.o.NUMA == preflight.NUMAOff {
+		return nil
+	}
+	return r.watch.phase("preflight", func() (string, error) {
+		reports, err := r.preflightAll(ctx, r.team, PreflightOptions{
+			Check:    r.o.Preflight == "check" || r.o.Preflight == "off",
+			Require:  r.o.Preflight == "require",
+			Ignore:   r.o.Preflight == "off",
+			Platform: r.o.Platform,
+			Install:  r.o.Install,
+		})
+		if err != nil {
+			return "", err
+		}
+		if err := r.bindNUMA(reports); err != nil {
+			return "", err
+		}
+		return preflight.Fold(r.team.ids, reports), nil
+	})
+}
+
+func (r *run) bindNUMA(reports []preflight.Report) error {
+	seen := map[string]bool{}
+	for i := range r.team.ids {
+		ty, err := tpu.ParseType(r.team.slice(i).Type)
+		if err != nil {
+			ty = tpu.Type{} // a type newer than our table has no NUMA rule
+		}
+		wrap, text, err := preflight.NUMAWrap(r.o.NUMA, ty.Generation, reports[i])
+		if err != nil {
+			return &Error{Stage: StageInput, Err: err}
+		}
+		r.wraps[i] = wrap
+		if text != "" && !seen[text] {
+			seen[text] = true
+			note(r.Sink, event.Info, "", "%s", text)
+		}
+	}
+	return nil
+}
+
+// free makes sure that nothing holds the TPU when the command starts.
+func (r *run) free(ctx context.Context) error {
+	return r.watch.phase("free", func() (string, error) {
+		stopped := make([]int, len(r.team.ids))
+		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
+			rep, err := launch.FreeTPU(ctx, r.team.conns[i], launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace})
+			stopped[i] = len(rep.Stopped)
+			return err
+		})
+		if err := r.failed(ctx, StageFree, errs); err != nil {
+			return "", err
+		}
+		total := 0
+		for _, n := range stopped {
+			total += n
+		}
+		if total > 0 {
+			return fmt.Sprintf("stopped %d stale processes", total), nil
+		}
+		return "no process holds a TPU device", nil
+	})
+}
+
+// start arms the supervisors of all workers and then releases them by one
+// write each. Unless all are released, none is left running.
+func (r *run) start(ctx context.Context) error {
+	return r.watch.phase("start", func() (string, error) {
+		n := len(r.team.ids)
+		armed := make([]*launch.Armed, n)
+		errs := r.team.each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
+			if _, err := r.team.conns[i].MeasureClock(ctx); err != nil {
+				return err
+			}
+			var err error
+			armed[i], err = launch.Arm(ctx, r.team.conns[i], r.spec(i))
+			return err
+		})
+		if err := r.failed(ctx, StageStart, errs); err != nil {
+			r.abort(ctx, armed)
+			return "", err
+		}
+		r.started = make([]launch.Started, n)
+		errs = r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) (err error) {
+			r.started[i], err = armed[i].Release(ctx)
+			return err
+		})
+		if err := r.failed(ctx, StageStart, errs); err != nil {
+			r.abort(ctx, armed)
+			stopCtx, cancel := r.detached(ctx, r.o.Grace+time.Minute)
+			defer cancel()
+			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started"))
+		}
+		var first, last time.Time
+		for i, s := range r.started {
+			at := s.At.Add(-r.team.conns[i].ClockOffset())
+			if i == 0 || at.Before(first) {
+				first = at
+			}
+			if i == 0 || at.After(last) {
+				last = at
+			}
+		}
+		r.skew = last.Sub(first)
+		return fmt.Sprintf("%d workers within %s", n, r.skew.Round(time.Millisecond)), nil
+	})
+}
+
+func (r *run) abort(ctx context.Context, armed []*launch.Armed) {
+	ctx, cancel := r.detached(ctx, 30*time.Second)
+	defer cancel()
+	r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		if armed[i] == nil {
+			return nil
+		}
+		return armed[i].Abort(ctx)
+	})
+}
+
+func (r *run) ref() launch.Ref { return launch.Ref{Run: r.o.Run, Attempt: r.attempt} }
+
+func (r *run) spec(i int) launch.Spec {
+	set, unset := r.environment(i)
+	env := make([]launch.EnvVar, 0, len(set)+len(r.o.Env))
+	for _, v := range append(set, r.o.Env...) {
+		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret})
+	}
+	return launch.Spec{
+		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
+		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: r.wraps[i],
+	}
+}
+
+// environment is what the command of worker i finds besides the user's own
+// variables, and what must not be inherited.
+//
+// The MEGASCALE variables name the slices to each other. Slices of one
+// multi-node queued resource have them in their metadata, and a variable would
+// override it, so inherited ones are removed; slices made apart, and a part of
+// a queued resource, need all four set; a single slice must have none.
+func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
+	id, s := r.team.ids[i], r.team.slice(i)
+	coordinator := r.team.address(0)
+	num := strconv.Itoa
+	add := func(name, value string) { set = append(set, config.EnvVar{Name: name, Value: value}) }
+	add("MULTIHOST_SLICE_ID", num(id.Slice))
+	add("MULTIHOST_NUM_SLICES", num(len(r.team.slices)))
+	add("MULTIHOST_WORKER_ID", num(id.Worker))
+	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
+	add("MULTIHOST_PROCESS_ID", num(i))
+	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.ids)))
+	add("MULTIHOST_COORDINATOR_IP", coordinator)
+	add("MULTIHOST_WORKER_IP", r.team.address(i))
+	if len(r.team.slices) > 1 && !r.oneQueuedResource() {
+		add("MEGASCALE_COORDINATOR_ADDRESS", coordinator)
+		add("MEGASCALE_NUM_SLICES", num(len(r.team.slices)))
+		add("MEGASCALE_SLICE_ID", num(id.Slice))
+		add("MEGASCALE_PORT", "8081")
+		return set, nil
+	}
+	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
+}
+
+// oneQueuedResource reports whether the slices are exactly those of one
+// multi-node queued resource, so that their metadata is right. The last number
+// in the names tells whether a partial set lost a member.
+func (r *run) oneQueuedResource() bool {
+	for i, s := range r.team.slices {
+		if !s.MultiSlice || s.QueuedResource != r.team.slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
+			return false
+		}
+	}
+	return !r.o.AllowPartial
+}
+
+// stopAll ends a run on every worker and proves it. The error names the
+// workers on which it may still run.
+func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string) error {
+	errs := t.each(ctx, sink, "stop", func(ctx context.Context, i int) error {
+		rep, err := launch.Stop(ctx, t.conns[i], ref, launch.StopOptions{Grace: grace, Reason: reason})
+		if err == nil && len(rep.Survivors) > 0 {
+			err = fmt.Errorf("processes survive SIGKILL: %v", rep.Survivors)
+		}
+		return err
+	})
+	return mayStillRun(workersError(StageStop, t.ids, errs), ref.Run)
+}
+
+func mayStillRun(err error, run string) error {
+	var e *Error
+	if errors.As(err, &e) {
+		e.Text = "run " + run + " may still be running: " + e.Text
+		e.HintTxt = "try again with: multihost stop " + run
+	}
+	return err
+}
+
+// openRecord makes the log directory and says where the logs will be, before
+// anything can fail on the workers.
+func (r *run) openRecord() (*Record, error) {
+	rec := &Record{
+		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
+		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
+		Command: commandText(r.o), Workers: len(r.team.ids),
+	}
+	dir := recordDir(r.StateDir, r.o.Run, r.attempt)
+	if r.o.LogDir != "" {
+		dir = attemptDir(r.o.LogDir, r.attempt)
+	}
+	var err error
+	if rec.LogDir, err = filepath.Abs(dir); err != nil {
+		return nil, &Error{Stage: StageLocal, Err: err}
+	}
+	if err := rec.makeLogDir(); err != nil {
+		return nil, err
+	}
+	r.logDir = rec.LogDir
+	how := "Ctrl-C stops it on every worker"
+	if r.o.Detach {
+		how = "it goes on when this command ends"
+	}
+	note(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
+	return rec, nil
+}
+
+func commandText(o RunOptions) string {
+	text := o.Script
+	if len(o.Argv) > 0 {
+		text = strings.Join(o.Argv, " ")
+	}
+	if line, _, more := strings.Cut(text, "\n"); more {
+		text = line + " …"
+	}
+	return text
+}

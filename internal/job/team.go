@@ -1,0 +1,234 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/event"
+	"multihost/internal/qr"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// Access is how workers are reached.
+type Access struct {
+	Login          string
+	Identity       *sshfan.Identity
+	KnownHosts     string // file of pinned host keys
+	Port           int    // SSH port, 22
+	Internal       bool   // use the addresses inside the network
+	ConnectTimeout time.Duration
+	RetryFor       time.Duration // how long a worker may take to answer at all
+	MaxDials       int
+}
+
+// team is the workers of a run with a standing connection to each. Its slices
+// are aligned: ids[i] is reached by conns[i]. Index i is the process number.
+type team struct {
+	slices []tpu.Slice
+	ids    []tpu.WorkerID
+	conns  []*sshfan.Conn
+	fleet  *sshfan.Fleet
+}
+
+func (t *team) close() { t.fleet.Close() }
+
+// slice returns the slice of worker i.
+func (t *team) slice(i int) tpu.Slice { return t.slices[t.ids[i].Slice] }
+
+// address returns the worker's address inside the network.
+func (t *team) address(i int) string { return t.slice(i).Workers[t.ids[i].Worker].Internal }
+
+// each calls f for every worker at once and waits for all. No bound: what f
+// does on one worker may need all the others. Progress of the phase is shown.
+func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
+	errs := make([]error, len(t.ids))
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	for i := range t.ids {
+		wg.Go(func() {
+			errs[i] = f(ctx, i)
+			if phase != "" {
+				sink.Emit(event.Progress{Phase: phase, Done: int(done.Add(1)), Total: len(t.ids)})
+			}
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+// discover finds the slices that prefix means and refuses a set in doubt.
+func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.Selection, error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	sel, err := tpu.Select(nodes, prefix, partial)
+	if err != nil {
+		return sel, err
+	}
+	if missing := d.missingFromQueue(ctx, sel); missing != "" {
+		sel.Problems = append(sel.Problems, missing)
+	}
+	if len(sel.Problems) == 0 {
+		return sel, nil
+	}
+	if partial && len(sel.Slices) > 0 {
+		for _, p := range sel.Problems {
+			note(d.Sink, event.Warn, "", "%s; going on without it (--allow-partial)", p)
+		}
+		return sel, nil
+	}
+	text := sel.Problems[0]
+	for _, p := range sel.Problems[1:] {
+		text += "; " + p
+	}
+	return sel, &Error{
+		Stage:   StageDiscover,
+		Text:    text,
+		HintTxt: "look at the slices with: multihost qr list; to run on those that are ready all the same, add --allow-partial",
+	}
+}
+
+// missingFromQueue asks the queued resource how many slices there ought to be:
+// a gap at the end of the family does not show in the names.
+func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
+	if len(sel.Slices) == 0 || !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.Queue == nil {
+		return ""
+	}
+	res, err := d.Queue.Get(ctx, sel.Slices[0].QueuedResource)
+	if err != nil || res.NodeCount <= len(sel.Slices) {
+		return ""
+	}
+	return fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(sel.Slices))
+}
+
+// connect opens one connection to every worker of sel. only, when not nil,
+// narrows it to some workers. Whatever fails, no connection is left open.
+func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*team, error) {
+	if err := d.sendKeys(ctx, sel.Slices); err != nil {
+		return nil, err
+	}
+	t := &team{slices: sel.Slices}
+	for _, id := range sel.Workers() {
+		if only == nil || only(id) {
+			t.ids = append(t.ids, id)
+		}
+	}
+	hosts := make([]sshfan.Host, len(t.ids))
+	for i, id := range t.ids {
+		hosts[i] = d.host(sel.Slices[id.Slice], id)
+	}
+	fleet, err := sshfan.New(sshfan.Config{
+		Identity:       d.Access.Identity,
+		KnownHosts:     d.Access.KnownHosts,
+		MaxDials:       d.Access.MaxDials,
+		ConnectTimeout: d.Access.ConnectTimeout,
+		RetryFor:       d.Access.RetryFor,
+		Sink:           d.Sink,
+		Fold: func(waiting []int) string {
+			ids := make([]tpu.WorkerID, len(waiting))
+			for i, w := range waiting {
+				ids[i] = t.ids[w]
+			}
+			return tpu.Fold(ids)
+		},
+		AcceptCommand: func(name string) string {
+			id, err := tpu.ParseWorkerID(name)
+			if err != nil {
+				return ""
+			}
+			return fmt.Sprintf("multihost hostkey forget s0w%d --tpu-prefix=%s", id.Worker, sel.Slices[id.Slice].Name)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	conns, errs := fleet.Connect(ctx, hosts)
+	if ctx.Err() != nil {
+		fleet.Close()
+		return nil, context.Cause(ctx)
+	}
+	if err := workersError(StageConnect, t.ids, errs); err != nil {
+		fleet.Close()
+		return nil, err
+	}
+	t.fleet, t.conns = fleet, conns
+	return t, nil
+}
+
+// pin names the machine that a host key belongs to: never an address, which
+// may be another machine's tomorrow.
+func pin(s tpu.Slice, id tpu.WorkerID) string { return s.UID + "/" + strconv.Itoa(id.Worker) }
+
+func (d *Deps) host(s tpu.Slice, id tpu.WorkerID) sshfan.Host {
+	return sshfan.Host{
+		Name: id.String(),
+		User: d.Access.Login,
+		Pin:  pin(s, id),
+		Addr: d.addresses(s, id),
+		Keys: func(ctx context.Context) ([]string, error) {
+			keys, _, err := d.Cloud.HostKeys(ctx, s, id.Worker)
+			if errors.Is(err, qr.ErrNoGuestAttributes) {
+				return nil, sshfan.ErrNoHostKeys
+			}
+			return keys, err
+		},
+	}
+}
+
+// addresses answers with the address known from discovery the first time and
+// asks the API on every later dial: an address can change when a VM reboots.
+func (d *Deps) addresses(s tpu.Slice, id tpu.WorkerID) func(context.Context) (string, error) {
+	var asked atomic.Bool
+	return func(ctx context.Context) (string, error) {
+		now := s
+		if asked.Swap(true) {
+			fresh, err := d.Cloud.Slice(ctx, s.Name)
+			switch {
+			case err != nil:
+				// The API may be unreachable while the worker is not.
+			case fresh.UID != s.UID:
+				return "", fmt.Errorf("slice %q was recreated: its id was %s and is %s", s.Name, s.UID, fresh.UID)
+			case len(fresh.Workers) > id.Worker:
+				now = fresh
+			}
+		}
+		w := now.Workers[id.Worker]
+		ip := w.External
+		if d.Access.Internal || ip == "" {
+			ip = w.Internal
+		}
+		if ip == "" {
+			return "", fmt.Errorf("slice %q worker %d has no address", s.Name, id.Worker)
+		}
+		return net.JoinHostPort(ip, strconv.Itoa(d.Access.Port)), nil
+	}
+}
+
+// sendKeys makes the user's public key known to every slice.
+func (d *Deps) sendKeys(ctx context.Context, slices []tpu.Slice) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for _, s := range slices {
+		group.Go(func() error {
+			changed, err := d.Cloud.EnsureKey(ctx, s, d.Access.Login, d.Access.Identity.PublicKey())
+			if err != nil {
+				return fmt.Errorf("add the SSH key of %q to slice %q: %w", d.Access.Login, s.Name, err)
+			}
+			if changed {
+				note(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", d.Access.Login, s.Name)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}

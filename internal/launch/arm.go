@@ -1,0 +1,324 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// Started is a command that runs.
+type Started struct {
+	PID int
+	At  time.Time // worker clock, right before the command took over
+}
+
+// Armed is a supervisor that waits on the worker for the order to start. It
+// holds one session of the connection. Exactly one of Release and Abort must be
+// called.
+type Armed struct {
+	ref    Ref
+	runner Runner
+	order  *io.PipeWriter
+	cancel context.CancelCauseFunc
+
+	words chan record   // of the worker; buffered for all that it can say
+	done  chan struct{} // closed when the exec has ended; then the rest is set
+	err   error
+	once  sync.Once
+}
+
+// Arm writes what is needed to start spec to the worker and has a supervisor
+// wait there. It takes the worker's lock: *BusyError tells who has it,
+// ErrAlreadyStarted that this attempt ran before. When the connection is lost or
+// Abort is called before Release, the worker is as it was before.
+//
+// The session outlives ctx: it ends with Release, Abort or the connection.
+func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	text := script(armScript)
+	files := spec.files()
+	args := append([]string{newNonce()}, spec.Ref().args()...)
+	input := []io.Reader{strings.NewReader(text)}
+	for _, f := range files {
+		args = append(args, strconv.Itoa(len(f)))
+		input = append(input, bytes.NewReader(f))
+	}
+	orders, order := io.Pipe()
+	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	a := &Armed{
+		ref: spec.Ref(), runner: r, order: order, cancel: cancel,
+		words: make(chan record, 1024), done: make(chan struct{}),
+	}
+	out := &answer{nonce: args[0], next: a.hear}
+	errs := &answer{nonce: args[0]}
+	go func() {
+		defer close(a.done)
+		status, err := r.Run(session, sshfan.Cmd{
+			Line:   commandLine("arm", text, args),
+			Stdin:  io.MultiReader(append(input, orders)...),
+			Stdout: out,
+			Stderr: errs,
+		})
+		orders.CloseWithError(io.ErrClosedPipe)
+		if err == nil {
+			_, err = checkAnswer(r.Name(), "arm", out, errs, status)
+		} else {
+			err = fmt.Errorf("arm on %s: %w", r.Name(), err)
+		}
+		a.err = err
+	}()
+	if err := a.ready(ctx, out); err != nil {
+		a.finish(err)
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *Armed) hear(r record) {
+	select {
+	case a.words <- r:
+	default: // no worker of ours says so much
+	}
+}
+
+// ready waits for the supervisor.
+func (a *Armed) ready(ctx context.Context, out *answer) error {
+	for {
+		rec, err := a.word(ctx)
+		switch {
+		case err != nil:
+			return err
+		case rec.word == "armed":
+			return nil
+		case rec.word == "already":
+			return fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrAlreadyStarted)
+		case rec.word == "failed" || rec.word == "error":
+			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: clean(rec.rest, 500)}
+		case rec.word == "busy":
+			a.order.Close()
+			select {
+			case <-a.done:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			return a.busy(rec, out.all())
+		}
+	}
+}
+
+// busy makes the error that names who holds the worker.
+func (a *Armed) busy(rec record, records []record) error {
+	e := &BusyError{Worker: a.runner.Name()}
+	records = append([]record{{"now", rec.rest}}, records...)
+	if infos := parseInfos(records); len(infos) > 0 {
+		e.Info = infos[0]
+	}
+	return e
+}
+
+// word is the next thing that the worker says.
+func (a *Armed) word(ctx context.Context) (record, error) {
+	select {
+	case rec := <-a.words:
+		return rec, nil
+	default:
+	}
+	select {
+	case rec := <-a.words:
+		return rec, nil
+	case <-ctx.Done():
+		return record{}, context.Cause(ctx)
+	case <-a.done:
+		select {
+		case rec := <-a.words:
+			return rec, nil
+		default:
+		}
+		if a.err != nil {
+			return record{}, a.err
+		}
+		return record{}, io.ErrUnexpectedEOF
+	}
+}
+
+// finish ends the session and waits for it.
+func (a *Armed) finish(cause error) {
+	a.once.Do(func() {
+		a.order.Close()
+		a.cancel(cause)
+		<-a.done
+	})
+}
+
+// releaseLimit bounds how long a supervisor may take to answer "go" on a
+// connection that seems to live before the worker is asked on another way.
+const releaseLimit = 30 * time.Second
+
+// Release has the supervisor start the command, with one write. When the
+// connection is lost before the answer, the worker is asked again, until ctx
+// ends: the command is started once, or ErrNotStarted says that it never will
+// be. Release returns with the session ended.
+func (a *Armed) Release(ctx context.Context) (Started, error) {
+	if _, err := io.WriteString(a.order, "go\n"); err == nil {
+		wait, stop := context.WithTimeout(ctx, releaseLimit)
+		started, err := a.answered(wait)
+		stop()
+		if err == nil {
+			// The far side ends by itself now.
+			a.order.Close()
+			select {
+			case <-a.done:
+			case <-ctx.Done():
+			}
+			a.finish(nil)
+			return started, nil
+		}
+		var refused *RemoteError
+		if errors.As(err, &refused) || errors.Is(err, ErrNotStarted) {
+			a.finish(err)
+			return Started{}, err
+		}
+		if ctx.Err() != nil {
+			a.finish(err)
+			return Started{}, fmt.Errorf("release %q on %s: %w", a.ref.Label(), a.runner.Name(), context.Cause(ctx))
+		}
+	}
+	// Ask before the old session is ended: as long as it stands, the supervisor
+	// waits.
+	started, err := a.ask(ctx)
+	a.finish(err)
+	return started, err
+}
+
+// answered waits for the supervisor's answer to "go" on the standing session.
+func (a *Armed) answered(ctx context.Context) (Started, error) {
+	for {
+		rec, err := a.word(ctx)
+		switch {
+		case err != nil:
+			return Started{}, err
+		case rec.word == "started":
+			f := rec.fields(2)
+			return Started{PID: int(number(f[0])), At: instant(f[1])}, nil
+		case rec.word == "failed":
+			return Started{}, &RemoteError{Worker: a.runner.Name(), Op: "start", Text: clean(rec.rest, 500)}
+		case rec.word == "aborted":
+			return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
+		}
+	}
+}
+
+// ask learns over another session what became of the order, and repeats it.
+func (a *Armed) ask(ctx context.Context) (Started, error) {
+	records, err := persist(ctx, func() ([]record, error) {
+		return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
+	}, nil)
+	if err != nil {
+		return Started{}, fmt.Errorf("release %q: %w", a.ref.Label(), err)
+	}
+	if s := parseState(a.ref, records); s.PID > 0 {
+		return Started{PID: s.PID, At: s.Started}, nil
+	}
+	return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
+}
+
+// abortLimit bounds how long Abort waits on the standing session.
+const abortLimit = 5 * time.Second
+
+// Abort has the supervisor leave without having started anything, and waits
+// until the worker is as it was before Arm. Lost connections are made again.
+func (a *Armed) Abort(ctx context.Context) error {
+	a.order.Close()
+	wait, stop := context.WithTimeout(ctx, abortLimit)
+	defer stop()
+	for {
+		rec, err := a.word(wait)
+		if err != nil {
+			break
+		}
+		if rec.word == "aborted" {
+			select {
+			case <-a.done:
+			case <-wait.Done():
+			}
+			a.finish(nil)
+			return nil
+		}
+	}
+	a.finish(errors.New("aborted"))
+	report, err := Stop(ctx, a.runner, a.ref, StopOptions{Reason: "aborted"})
+	if err != nil {
+		return fmt.Errorf("abort %q: %w", a.ref.Label(), err)
+	}
+	if !report.Free() {
+		return fmt.Errorf("abort %q on %s: %d processes are left", a.ref.Label(), a.runner.Name(), len(report.Survivors))
+	}
+	return nil
+}
+
+// files are the files of the attempt, in the order of unpack in arm.sh.
+func (s Spec) files() [][]byte {
+	workDir := s.WorkDir
+	if workDir == "" {
+		workDir = s.Run
+	}
+	workDir = strings.TrimPrefix(workDir, "~/")
+	words := append([]string{workDir, "argv"}, s.Wrap...)
+	if s.Script != "" {
+		words[1] = "script"
+	} else {
+		words = append(words, s.Argv...)
+	}
+	var vars []string
+	vars = append(vars, s.Unset...)
+	for _, v := range s.Env {
+		vars = append(vars, v.Name+"="+v.Value)
+	}
+	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + clean(s.title(), 200) + "\n"
+	return [][]byte{
+		[]byte(script(superviseScript) + "\n"),
+		[]byte(script(startScript) + "\n"),
+		[]byte(meta),
+		nulled(words),
+		nulled(vars),
+		[]byte(s.Script),
+	}
+}
+
+func nulled(words []string) []byte {
+	var b bytes.Buffer
+	for _, w := range words {
+		b.WriteString(w)
+		b.WriteByte(0)
+	}
+	return b.Bytes()
+}
+
+// title is the command for people: its first line, secrets masked.
+func (s Spec) title() string {
+	text := s.Script
+	if text == "" {
+		text = sshfan.Quote(s.Argv...)
+	}
+	for _, v := range s.Env {
+		if v.Secret && v.Value != "" {
+			text = strings.ReplaceAll(text, v.Value, "***")
+		}
+	}
+	text = strings.TrimSpace(text)
+	first, _, more := strings.Cut(text, "\n")
+	if more {
+		first += " …"
+	}
+	return first
+}

@@ -1,0 +1,118 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+var (
+	// ErrAlreadyStarted is returned by Arm when the run and attempt was started before.
+	ErrAlreadyStarted = errors.New("was started before")
+	// ErrNotStarted is returned by Release when the command was not started and will not be.
+	ErrNotStarted = errors.New("was not started")
+	// ErrUnknownRun is returned when the worker knows no such run.
+	ErrUnknownRun = errors.New("no such run on this worker")
+	// ErrTruncated is matched by a *TruncatedError.
+	ErrTruncated = errors.New("output on the worker is shorter than what was already received")
+)
+
+// BusyError says that another run lives on the worker.
+type BusyError struct {
+	Worker string
+	Info   Info // zero when who it is could not be told
+}
+
+// Error implements error.
+func (e *BusyError) Error() string {
+	if e.Info.Run == "" {
+		return fmt.Sprintf("start on %s: another run holds the worker", e.Worker)
+	}
+	who := e.Info.Owner
+	if who == "" {
+		who = e.Info.Login
+	}
+	return fmt.Sprintf("start on %s: run %q of %s (login %s) has been on the worker for %s",
+		e.Worker, e.Info.Run, who, e.Info.Login, e.Info.Age().Round(time.Second))
+}
+
+// Hint is the command to type.
+func (e *BusyError) Hint() string {
+	if e.Info.Run == "" {
+		return "multihost ps shows who runs there"
+	}
+	return "multihost stop " + e.Info.Run + ", or --replace to stop it first"
+}
+
+// TruncatedError says that the worker's output file is shorter than the bytes
+// that were received from it: a crash lost what was not yet on the disk. The
+// received bytes stay valid.
+type TruncatedError struct {
+	Worker       string
+	Offset, Size int64
+}
+
+// Error implements error.
+func (e *TruncatedError) Error() string {
+	return fmt.Sprintf("follow output on %s: %v: %d bytes there, %d here", e.Worker, ErrTruncated, e.Size, e.Offset)
+}
+
+// Is makes errors.Is(err, ErrTruncated) true.
+func (e *TruncatedError) Is(target error) bool { return target == ErrTruncated }
+
+// RemoteError is what a worker said about an operation that it could not do.
+type RemoteError struct {
+	Worker, Op, Text string
+}
+
+// Error implements error.
+func (e *RemoteError) Error() string {
+	return fmt.Sprintf("%s on %s: %s", e.Op, e.Worker, e.Text)
+}
+
+// HoldersError says who holds the TPU of a worker and was not stopped.
+type HoldersError struct {
+	Worker  string
+	Holders []Process
+}
+
+// Error implements error.
+func (e *HoldersError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "free TPU on %s: in use", e.Worker)
+	for i, p := range e.Holders {
+		sep := ", "
+		if i == 0 {
+			sep = " by "
+		}
+		fmt.Fprintf(&b, "%spid %d of %s for %s (%s)", sep, p.PID, p.User, p.Age.Round(time.Second), p.Command)
+		if p.Run.Run != "" {
+			fmt.Fprintf(&b, " in run %q", p.Run.Run)
+		}
+		if p.Container != "" {
+			fmt.Fprintf(&b, " in container %s", short(p.Container))
+		}
+	}
+	return b.String()
+}
+
+// Hint is the command to type.
+func (e *HoldersError) Hint() string {
+	for _, p := range e.Holders {
+		switch {
+		case p.RunAlive:
+			return "multihost stop " + p.Run.Run
+		case p.Container != "":
+			return "docker stop " + short(p.Container) + " on the worker, or --kill-stale=all"
+		}
+	}
+	return "--kill-stale=all stops them"
+}
+
+func short(container string) string {
+	if len(container) > 12 {
+		return container[:12]
+	}
+	return container
+}

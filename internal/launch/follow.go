@@ -1,0 +1,248 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// FollowOptions are optional.
+type FollowOptions struct {
+	// Lost is told each time the connection is lost, with the offset at which
+	// following goes on.
+	Lost func(err error, offset int64)
+}
+
+// Follow writes the command's output to w from byte offset until the command
+// has ended and its last byte was written, and returns how it ended. Every byte
+// is written once and in order. Follow makes lost connections again, at the next
+// byte, until ctx ends. It may begin before the command starts and after it has
+// ended.
+//
+// A *TruncatedError, with the Exit if there is one, says that the worker has
+// fewer bytes than were received. An error of w ends Follow. In both cases, and
+// when ctx ends, the command is not touched.
+func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
+	if err := ref.check(); err != nil {
+		return Exit{}, err
+	}
+	var stuck error
+	reached := offset
+	lost := func(err error) (progress bool) {
+		if opts.Lost != nil {
+			opts.Lost(err, offset)
+		}
+		progress, reached = offset > reached, offset
+		return progress
+	}
+	for {
+		before := offset
+		p, err := persist(ctx, func() (piece, error) {
+			p, err := stream(ctx, r, ref, offset, "follow", w)
+			offset += p.count
+			return p, err
+		}, lost)
+		if err != nil {
+			return exitOf(p.exit), err
+		}
+		if p.phase == Aborted {
+			return Exit{}, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrNotStarted)
+		}
+		if p.exit != nil {
+			if offset >= p.exit.LogSize {
+				return *p.exit, nil
+			}
+			if offset == before && stuck != nil {
+				return *p.exit, &TruncatedError{Worker: r.Name(), Offset: p.exit.LogSize, Size: offset}
+			}
+		}
+		// The stream ended although the command has not, or before its last
+		// byte. That happens once, between two looks; more often is a fault.
+		if offset != before {
+			stuck = nil
+			continue
+		}
+		if stuck != nil {
+			if err := pause(ctx, time.Second); err != nil {
+				return Exit{}, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), err)
+			}
+		}
+		stuck = io.ErrNoProgress
+	}
+}
+
+// ReadLog writes the output that is there now, from offset, to w.
+func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, error) {
+	if err := ref.check(); err != nil {
+		return 0, err
+	}
+	p, err := stream(ctx, r, ref, offset, "read", w)
+	return p.count, err
+}
+
+// piece is what one exec of follow.sh brought.
+type piece struct {
+	count int64
+	phase Phase
+	exit  *Exit
+}
+
+func exitOf(e *Exit) Exit {
+	if e == nil {
+		return Exit{}
+	}
+	return *e
+}
+
+// stream runs follow.sh once.
+func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer) (piece, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	text := script(followScript)
+	nonce := newNonce()
+	g := &gate{w: w}
+	g.broken = func() { cancel(errWriter) }
+	out := &splitter{answer: answer{nonce: nonce}, raw: g}
+	// tail begins again at the first byte of a file that became shorter: close
+	// the gate as soon as it says so.
+	truncated := false
+	errs := &answer{nonce: nonce, stray: func(line string) {
+		if strings.Contains(line, "file truncated") {
+			truncated = true
+			g.close()
+			cancel(errShorter)
+		}
+	}}
+	args := append([]string{nonce}, ref.args()...)
+	args = append(args, strconv.FormatInt(offset, 10), mode)
+	status, err := r.Run(ctx, sshfan.Cmd{
+		Line:   commandLine("follow", text, args),
+		Stdin:  strings.NewReader(text),
+		Stdout: out,
+		Stderr: errs,
+	})
+	p := piece{}
+	var failed error
+	p.count, failed = g.close()
+	if failed != nil {
+		return p, &writeError{fmt.Errorf("write output of %s: %w", r.Name(), failed)}
+	}
+	errs.mu.Lock()
+	shorter := truncated
+	errs.mu.Unlock()
+	if shorter {
+		return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count}
+	}
+	if err != nil {
+		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), err)
+	}
+	records, err := checkAnswer(r.Name(), "follow", &out.answer, errs, status)
+	if err != nil {
+		return p, err
+	}
+	if records[0].word == "unknown" {
+		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
+	}
+	state := parseState(ref, append(records[1:len(records):len(records)], errs.all()...))
+	p.phase, p.exit = state.Phase, state.Exit
+	if records[0].word == "truncated" {
+		return p, &TruncatedError{Worker: r.Name(), Offset: offset, Size: number(records[0].rest)}
+	}
+	return p, nil
+}
+
+var (
+	errWriter  = errors.New("the local writer failed")
+	errShorter = errors.New("the output on the worker became shorter")
+)
+
+type writeError struct{ error }
+
+func (e *writeError) Unwrap() error { return e.error }
+
+// splitter takes answer lines until "stream", and everything after it as raw
+// bytes.
+type splitter struct {
+	answer
+	raw       io.Writer
+	streaming bool
+}
+
+func (s *splitter) Write(p []byte) (int, error) {
+	n := len(p)
+	for !s.streaming && len(p) > 0 {
+		end := strings.IndexByte(string(p), '\n') + 1
+		if end == 0 {
+			end = len(p)
+		}
+		s.answer.Write(p[:end])
+		p = p[end:]
+		last := s.answer.last()
+		s.streaming = last.word == "stream"
+	}
+	if len(p) == 0 {
+		return n, nil
+	}
+	m, err := s.raw.Write(p)
+	return n - len(p) + m, err
+}
+
+func (a *answer) last() record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.records) == 0 {
+		return record{}
+	}
+	return a.records[len(a.records)-1]
+}
+
+// persist repeats try until it succeeds or fails for another reason than the
+// connection, with pauses that grow to 5 s while there is no progress. The
+// connection itself redials with patience of its own.
+func persist[T any](ctx context.Context, try func() (T, error), lost func(error) (progress bool)) (T, error) {
+	const first = 100 * time.Millisecond
+	wait := first
+	for {
+		v, err := try()
+		if err == nil || !connectionLost(err) || ctx.Err() != nil {
+			return v, err
+		}
+		if lost != nil && lost(err) {
+			wait = first
+		}
+		if err := pause(ctx, wait); err != nil {
+			return v, err
+		}
+		wait = min(wait*2, 5*time.Second)
+	}
+}
+
+// connectionLost reports whether the worker may still answer on a new
+// connection: everything but what a worker said, and our own faults.
+func connectionLost(err error) bool {
+	var (
+		refused   *RemoteError
+		truncated *TruncatedError
+		write     *writeError
+		key       *sshfan.HostKeyError
+	)
+	return !errors.As(err, &refused) && !errors.As(err, &truncated) && !errors.As(err, &write) &&
+		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

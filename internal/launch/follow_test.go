@@ -1,0 +1,273 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestTheLastLineIsNeverLost(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	for i := range 5 {
+		out, exit := complete(t, l, spec(fmt.Sprint("r", i), "echo first; sleep 0.0"+fmt.Sprint(i)+"; echo last; kill -KILL $$"))
+		if out != "first\nlast\n" || exit.Signal != "KILL" {
+			t.Errorf("got %q, %+v", out, exit)
+		}
+	}
+}
+
+func TestTenMegabytesArriveByteForByte(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("big", "head -c 10000000 /dev/urandom; printf '\\xe2\\x82'")
+	begin(t, l, s)
+	var out bytes.Buffer
+	exit, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "output.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit.LogSize != 10_000_002 || sha256.Sum256(remote) != sha256.Sum256(out.Bytes()) {
+		t.Errorf("got %d bytes of %d (%+v)", out.Len(), len(remote), exit)
+	}
+}
+
+// lines is a command that writes n numbered lines, slowly enough to be cut.
+func lines(n int) string {
+	return fmt.Sprintf(`for ((i = 0; i < %d; i++)); do echo "line $i of the output"; ((i %% 50)) || sleep 0.01; done`, n)
+}
+
+func numbered(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "line %d of the output\n", i)
+	}
+	return b.String()
+}
+
+func TestFollowGoesOnAtTheNextByte(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("cut", lines(4000))
+	begin(t, l, s)
+	rng := rand.New(rand.NewPCG(1, 2))
+	l.mu.Lock()
+	l.cutAfterOut = func() int { return rng.IntN(9000) }
+	l.mu.Unlock()
+	cuts := 0
+	var out bytes.Buffer
+	exit, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{Lost: func(err error, offset int64) {
+		if cuts++; cuts == 25 {
+			l.mu.Lock()
+			l.cutAfterOut = nil
+			l.mu.Unlock()
+		}
+		if offset != int64(out.Len()) {
+			t.Errorf("offset %d, received %d", offset, out.Len())
+		}
+	}})
+	if err != nil || exit.Code != 0 {
+		t.Fatalf("%+v, %v", exit, err)
+	}
+	if cuts < 10 {
+		t.Errorf("only %d cuts", cuts)
+	}
+	if want := numbered(4000); out.String() != want {
+		t.Errorf("got %d bytes, want %d", out.Len(), len(want))
+	}
+}
+
+func TestFollowFromAnOffsetOfARunThatHasEnded(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	complete(t, l, spec("r", "printf 0123456789; exit 3"))
+	var out bytes.Buffer
+	exit, err := Follow(t.Context(), l, Ref{"r", 1}, 4, &out, FollowOptions{})
+	if err != nil || out.String() != "456789" || exit.Code != 3 {
+		t.Errorf("got %q, %+v, %v", out.String(), exit, err)
+	}
+	out.Reset()
+	exit, err = Follow(t.Context(), l, Ref{"r", 1}, 10, &out, FollowOptions{})
+	if err != nil || out.Len() != 0 || exit.Code != 3 {
+		t.Errorf("from the end: got %q, %+v, %v", out.String(), exit, err)
+	}
+	n, err := ReadLog(t.Context(), l, Ref{"r", 1}, 8, &out)
+	if err != nil || n != 2 || out.String() != "89" {
+		t.Errorf("read: got %d, %q, %v", n, out.String(), err)
+	}
+}
+
+func TestFollowMayBeginBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	a, err := Arm(t.Context(), l, spec("r", "echo x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if exit, err := Follow(t.Context(), l, Ref{"r", 1}, 0, &out, FollowOptions{}); err != nil || exit.Code != 0 {
+			t.Errorf("%+v, %v", exit, err)
+		}
+	})
+	eventually(t, "it is followed", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.lines) >= 2
+	})
+	if _, err := a.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if out.String() != "x\n" {
+		t.Errorf("got %q", out.String())
+	}
+}
+
+func TestFollowOfAnAbortedOrUnknownRun(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	if _, err := Follow(t.Context(), l, Ref{"none", 1}, 0, &bytes.Buffer{}, FollowOptions{}); !errors.Is(err, ErrUnknownRun) {
+		t.Errorf("got %v, want ErrUnknownRun", err)
+	}
+	if s, err := Status(t.Context(), l, Ref{"none", 1}); err != nil || s.Phase != Unknown {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+}
+
+func TestALogThatBecameShorterIsSaid(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	complete(t, l, spec("r", "printf 0123456789"))
+	if err := os.Truncate(filepath.Join(l.dir(Ref{"r", 1}), "output.log"), 5); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	exit, err := Follow(t.Context(), l, Ref{"r", 1}, 8, &out, FollowOptions{})
+	var truncated *TruncatedError
+	if !errors.As(err, &truncated) || !errors.Is(err, ErrTruncated) || truncated.Offset != 8 || truncated.Size != 5 || exit.LogSize != 10 || out.Len() != 0 {
+		t.Errorf("got %q, %+v, %v", out.String(), exit, err)
+	}
+	// What is there still comes, and then it is said that the rest is not.
+	exit, err = Follow(t.Context(), l, Ref{"r", 1}, 2, &out, FollowOptions{})
+	if !errors.Is(err, ErrTruncated) || out.String() != "234" || exit.LogSize != 10 {
+		t.Errorf("got %q, %+v, %v", out.String(), exit, err)
+	}
+}
+
+func TestALogThatIsCutWhileFollowedIsSaid(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	begin(t, l, spec("r", "printf 0123456789; while [ ! -e go ]; do sleep 0.05; done; : >$MULTIHOST_RUN_DIR/output.log; touch cut; exec sleep 1000"))
+	var out bytes.Buffer
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var err error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err = Follow(ctx, l, Ref{"r", 1}, 0, writerFunc(func(p []byte) (int, error) {
+			l.write("home/r/go", "", 0o644)
+			return out.Write(p)
+		}), FollowOptions{})
+	})
+	eventually(t, "it was cut", func() bool { _, err := os.Stat(filepath.Join(l.home(), "r/cut")); return err == nil })
+	stopped(t, l, Ref{"r", 1}, time.Second)
+	wg.Wait()
+	if !errors.Is(err, ErrTruncated) || out.String() != "0123456789" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestAFullLocalDiskEndsFollowAndNotTheRun(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", lines(200)+"; sleep 1000")
+	begin(t, l, s)
+	full := errors.New("no space left on device")
+	var got bytes.Buffer
+	_, err := Follow(t.Context(), l, s.Ref(), 0, writerFunc(func(p []byte) (int, error) {
+		if got.Len() > 100 {
+			return 0, full
+		}
+		return got.Write(p)
+	}), FollowOptions{})
+	if !errors.Is(err, full) {
+		t.Fatalf("got %v", err)
+	}
+	// It can be taken up again where it ended.
+	ctx, cancel := context.WithCancel(t.Context())
+	want := numbered(200)
+	_, err = Follow(ctx, l, s.Ref(), int64(got.Len()), writerFunc(func(p []byte) (int, error) {
+		n, err := got.Write(p)
+		if got.Len() == len(want) {
+			cancel()
+		}
+		return n, err
+	}), FollowOptions{})
+	if !errors.Is(err, context.Canceled) || got.String() != want {
+		t.Errorf("got %d bytes of %d, %v", got.Len(), len(want), err)
+	}
+	if s, err := Status(t.Context(), l, s.Ref()); err != nil || s.Phase != Running || s.LogSize != int64(len(want)) || s.LogTime.IsZero() || s.DiskFree <= 0 {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	stopped(t, l, s.Ref(), time.Second)
+}
+
+func TestTwoFollowersDoNoHarm(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", lines(500))
+	begin(t, l, s)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			var out bytes.Buffer
+			if _, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{}); err != nil || out.String() != numbered(500) {
+				t.Errorf("got %d bytes, %v", out.Len(), err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestALoginShellThatPrintsDoesNotDisturb(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("home/noise", "echo welcome; echo -n no newline; echo trouble >&2", 0o644)
+	l.env = append(l.env, "BASH_ENV="+filepath.Join(l.home(), "noise"))
+	s := spec("r", "printf exact")
+	s.Unset = []string{"BASH_ENV"}
+	out, exit := complete(t, l, s)
+	if out != "exact" || exit.LogSize != 5 {
+		t.Errorf("got %q, %+v", out, exit)
+	}
+}
+
+func TestALoginShellThatExitsIsNamed(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("home/noise", "exit 0", 0o644)
+	l.env = append(l.env, "BASH_ENV="+filepath.Join(l.home(), "noise"))
+	_, err := Arm(t.Context(), l, spec("r", "true"))
+	if err == nil || !strings.Contains(err.Error(), ".bashrc") {
+		t.Errorf("got %v", err)
+	}
+}

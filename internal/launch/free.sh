@@ -1,0 +1,60 @@
+#!/bin/bash
+# free: check|orphans|all GRACE_MS. Who holds the TPU; ends those that the policy
+# names, and removes the lock file once nobody holds a device.
+#
+# shellcheck disable=SC2154 # lib.sh sets what is not set here
+main() {
+  local policy=$1 grace=$2 p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
+  local -A refused=()
+  enter
+  devices
+  say devices "${#device_files[@]}"
+  holders
+  for p in "${!holding[@]}"; do
+    if ! may_end "$p"; then
+      refused[$p]=1
+    elif [[ $policy != check ]]; then
+      show stopped "$p" "${holding[$p]}"
+    fi
+  done
+  # Nobody is ended for nothing: not while somebody else keeps the device.
+  if [[ $policy != check ]] && ((${#refused[@]} == 0 && ${#holding[@]} > 0)); then
+    end_all "$grace" find_endable
+    holders
+  fi
+  for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
+  if [[ ! -e $lock && ! -L $lock ]]; then
+    say lock none
+  elif ((${#holding[@]})) || [[ $policy == check ]]; then
+    say lock kept
+  elif rm -f -- "$lock" 2>/dev/null || sudo -n rm -f -- "$lock" 2>/dev/null; then
+    say lock removed
+  else
+    say lock refused
+  fi
+}
+
+# may_end PID: a process of a run that lives is never ended, one of an ended run
+# of this login always.
+may_end() {
+  run_dir "$1"
+  if [[ $REPLY == */.multihost/runs/*/* ]]; then
+    local of=$REPLY
+    if run_lives "$of"; then return 1; fi
+    if [[ $of == "$home"/.multihost/runs/* ]]; then return 0; fi
+  elif ! start_of "$1"; then
+    return 0 # it ended while we looked, and belongs to nobody
+  fi
+  [[ $policy == all ]]
+}
+
+find_endable() {
+  local p
+  holders
+  pids=()
+  for p in "${!holding[@]}"; do
+    if start_of "$p" && may_end "$p"; then pids+=("$p"); fi
+  done
+}
+
+main "$@"

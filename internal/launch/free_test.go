@@ -1,0 +1,129 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// hold opens a device of the worker in a process that is not ours.
+func hold(t *testing.T, l *local, device string, env ...string) *exec.Cmd {
+	t.Helper()
+	ready := filepath.Join(l.root, "held-"+filepath.Base(device))
+	c := exec.Command("bash", "-c", `exec 3<"$1"; touch "$2"; exec sleep 1000`, "hold", filepath.Join(l.root, "dev", device), ready)
+	c.Env = append(os.Environ(), env...)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	eventually(t, "the device is held", func() bool { _, err := os.Stat(ready); return err == nil })
+	return c
+}
+
+func lives(c *exec.Cmd) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
+	return err == nil && !strings.Contains(string(text), ") Z ")
+}
+
+func TestAWorkerWithoutHoldersLosesItsLockFile(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/accel0", "", 0o666)
+	l.write("tmp/libtpu_lockfile", "", 0o644)
+	report, err := FreeTPU(t.Context(), l, FreeOptions{})
+	if err != nil || !report.LockRemoved || report.Devices != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if _, err := os.Stat(filepath.Join(l.root, "tmp/libtpu_lockfile")); !os.IsNotExist(err) {
+		t.Errorf("lock file: %v", err)
+	}
+}
+
+func TestAStrangerThatHoldsTheTPUIsNamedAndKept(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/vfio/0", "", 0o666)
+	l.write("dev/vfio/vfio", "", 0o666)
+	l.write("tmp/libtpu_lockfile", "", 0o644)
+	control := hold(t, l, "vfio/vfio")
+	c := hold(t, l, "vfio/0")
+	_, err := FreeTPU(t.Context(), l, FreeOptions{Grace: time.Second})
+	var held *HoldersError
+	if !errors.As(err, &held) || len(held.Holders) != 1 {
+		t.Fatalf("got %v", err)
+	}
+	h := held.Holders[0]
+	if h.PID != c.Process.Pid || h.Command != "sleep 1000" || h.User == "" || !h.Mine || h.Device != "/dev/vfio/0" || h.Run.Run != "" {
+		t.Errorf("holder: %+v", h)
+	}
+	if _, err := os.Stat(filepath.Join(l.root, "tmp/libtpu_lockfile")); err != nil || !lives(c) {
+		t.Errorf("touched: %v", err)
+	}
+	report, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Grace: time.Second})
+	if err != nil || len(report.Stopped) != 1 || !report.LockRemoved {
+		t.Errorf("%+v, %v", report, err)
+	}
+	c.Wait()
+	if !lives(control) {
+		t.Error("the holder of the control node was ended")
+	}
+}
+
+func TestALivingRunThatHoldsTheTPUIsKept(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/accel0", "", 0o666)
+	begin(t, l, spec("r", "exec 3<"+l.root+"/dev/accel0; touch ready; sleep 1000"))
+	ready(t, l, "r")
+	_, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Grace: time.Second})
+	var held *HoldersError
+	if !errors.As(err, &held) || len(held.Holders) == 0 || held.Holders[0].Run.Run != "r" || !held.Holders[0].RunAlive {
+		t.Fatalf("got %v", err)
+	}
+	if hint := held.Hint(); !strings.Contains(hint, "multihost stop r") {
+		t.Errorf("hint: %q", hint)
+	}
+	report := stopped(t, l, Ref{"r", 1}, time.Second)
+	if len(report.Devices) != 0 {
+		t.Errorf("after stop: %+v", report)
+	}
+}
+
+func TestOrphansOfAnEndedRunAreEnded(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/accel0", "", 0o666)
+	l.write("tmp/libtpu_lockfile", "", 0o644)
+	complete(t, l, spec("r", "setsid --fork bash -c 'trap \"\" TERM; exec 3<"+l.root+"/dev/accel0; touch ready; while :; do sleep 0.1; done'; while [ ! -e ready ]; do sleep 0.01; done"))
+	if s, err := Status(t.Context(), l, Ref{"r", 1}); err != nil || s.Left == 0 || s.Phase != Exited {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	if _, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeCheck}); err == nil {
+		t.Error("check says free")
+	}
+	report, err := FreeTPU(t.Context(), l, FreeOptions{Grace: 300 * time.Millisecond})
+	if err != nil || len(report.Stopped) == 0 || report.Stopped[0].Run.Run != "r" || !report.LockRemoved {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/vfio/7", "", 0o666)
+	l.write("sys/kernel/iommu_groups/7/devices/0000:00:05.0/vendor", "0x10de\n", 0o644)
+	c := hold(t, l, "vfio/7")
+	report, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll})
+	if err != nil || report.Devices != 0 || !lives(c) {
+		t.Errorf("%+v, %v", report, err)
+	}
+	l.write("sys/kernel/iommu_groups/7/devices/0000:00:05.0/vendor", "0x1ae0\n", 0o644)
+	if _, err := FreeTPU(t.Context(), l, FreeOptions{}); err == nil {
+		t.Error("a Google device is ours")
+	}
+}

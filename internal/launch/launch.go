@@ -1,0 +1,275 @@
+// Package launch starts a command on a worker so that it belongs to the worker
+// and not to the connection, and follows, asks about, stops and clears what was
+// started.
+//
+// What it hides: on the worker a small supervisor (one embedded bash script,
+// in a session of its own) owns the command (in a second session) and the
+// worker's exclusive lock, keeps the output in a file and records how the
+// command ended. Its promises are
+//
+//   - a command is started at most once for each [Ref], whatever happens to
+//     the connection and at whatever moment;
+//   - a lost connection never touches a command that was started, and nothing
+//     is started when the connection is lost before [Armed.Release];
+//   - at most one run lives on a worker ([BusyError]), whoever logged in;
+//   - what reaches the program is what was given, byte for byte;
+//   - no part of the command's environment, script or arguments is on a
+//     command line before the command itself runs, and on disk only in files
+//     of mode 0600 (the environment is removed as soon as it was read).
+//
+// Arming and releasing are separate so that a caller can arm every worker
+// first, and release them all by one write each:
+//
+//	armed, err := launch.Arm(ctx, conn, spec)
+//	…
+//	started, err := armed.Release(ctx)
+//	exit, err := launch.Follow(ctx, conn, spec.Ref(), 0, file, launch.FollowOptions{})
+//
+// The functions are safe for concurrent use, also for the same run, also from
+// several machines.
+package launch
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// A Runner runs commands on one worker. *sshfan.Conn is one.
+//
+// Run returns once the command has ended and all its output was written, or
+// with an error when how it ended could not be learned. It must return when
+// the connection is lost even though cmd.Stdin may never end.
+type Runner interface {
+	Name() string
+	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
+	// ClockOffset is the worker's clock minus ours.
+	ClockOffset() time.Duration
+}
+
+// A Ref names one attempt of one run.
+type Ref struct {
+	Run     string
+	Attempt int
+}
+
+// Label is the reference for people: "train-1 (attempt 2)".
+func (r Ref) Label() string {
+	if r.Attempt <= 1 {
+		return r.Run
+	}
+	return fmt.Sprintf("%s (attempt %d)", r.Run, r.Attempt)
+}
+
+var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+func (r Ref) check() error {
+	if !runName.MatchString(r.Run) {
+		return fmt.Errorf("run name %q: want 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit", r.Run)
+	}
+	if r.Attempt < 1 || r.Attempt > 1e9 {
+		return fmt.Errorf("run %q: attempt %d: want 1 or more", r.Run, r.Attempt)
+	}
+	return nil
+}
+
+func (r Ref) args() []string { return []string{r.Run, strconv.Itoa(r.Attempt)} }
+
+// EnvVar is one variable of the command's environment. A Secret value is
+// masked wherever the package shows the command.
+type EnvVar struct {
+	Name, Value string
+	Secret      bool
+}
+
+// Spec is a command to start on one worker.
+type Spec struct {
+	Run     string
+	Attempt int    // from 1
+	Owner   string // who started it, for people: "ann@laptop"
+
+	// WorkDir is where the command runs, relative to the home directory or
+	// absolute. It is made when missing. Empty means Run.
+	WorkDir string
+
+	// Argv is the program and its arguments; Script is a bash script. Exactly
+	// one of both is set.
+	Argv   []string
+	Script string
+
+	// Env is set, in order, after the variables named by Unset were removed.
+	Env   []EnvVar
+	Unset []string
+
+	// Wrap is put before the command: {"numactl", "--membind=0"}.
+	Wrap []string
+}
+
+// Ref returns the reference of the command.
+func (s Spec) Ref() Ref { return Ref{s.Run, s.Attempt} }
+
+var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// Validate reports the first thing that no worker could do.
+func (s Spec) Validate() error {
+	if err := s.Ref().check(); err != nil {
+		return err
+	}
+	if (len(s.Argv) == 0) == (s.Script == "") {
+		return fmt.Errorf("run %q: want either an argv or a script", s.Run)
+	}
+	for _, words := range [][]string{s.Argv, s.Wrap, {s.WorkDir, s.Owner}} {
+		for _, w := range words {
+			if strings.ContainsRune(w, 0) {
+				return fmt.Errorf("run %q: argument %q: a NUL byte cannot be part of an argument", s.Run, w)
+			}
+		}
+	}
+	for _, v := range s.Env {
+		if err := checkVar(v.Name); err != nil {
+			return err
+		}
+		if strings.ContainsRune(v.Value, 0) {
+			return fmt.Errorf("environment variable %q: a NUL byte cannot be part of a value", v.Name)
+		}
+	}
+	for _, name := range s.Unset {
+		if err := checkVar(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkVar refuses names that bash cannot export, or that it sets itself.
+func checkVar(name string) error {
+	switch name {
+	case "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID", "_":
+		return fmt.Errorf("environment variable %q: bash sets it itself", name)
+	case "MULTIHOST_RUN", "MULTIHOST_ATTEMPT", "MULTIHOST_RUN_DIR":
+		return fmt.Errorf("environment variable %q: multihost sets it itself", name)
+	}
+	if !varName.MatchString(name) {
+		return fmt.Errorf("environment variable %q: want letters, digits and '_', not beginning with a digit", name)
+	}
+	return nil
+}
+
+// Phase is where a command is in its life.
+type Phase string
+
+// The phases of a command.
+const (
+	Unknown  Phase = "unknown"  // this worker knows no such run
+	Starting Phase = "starting" // the supervisor is armed; the command was not started
+	Running  Phase = "running"
+	Exited   Phase = "exited"
+	Aborted  Phase = "aborted" // the command was never started and will not be
+	Lost     Phase = "lost"    // nobody saw how it ended: a reboot, or the supervisor was killed
+)
+
+// Ended reports whether nothing of the command's own process is left.
+func (p Phase) Ended() bool { return p == Exited || p == Aborted || p == Lost }
+
+// Exit is how a command ended.
+type Exit struct {
+	Code    int       // exit code; 128+n when a signal ended it
+	Signal  string    // "KILL" when a signal ended it, else ""
+	End     time.Time // worker clock; zero when nobody saw it
+	LogSize int64     // bytes of output when it ended
+	Reason  string    // who stopped it and why; "" when it ended by itself
+	OOM     bool      // the kernel killed it for want of memory
+	Lost    bool      // nobody saw how it ended; Code is 255
+}
+
+// String says it in a few words: "exit code 1", "killed by SIGKILL".
+func (e Exit) String() string {
+	var s string
+	switch {
+	case e.Lost:
+		s = "lost"
+	case e.OOM:
+		s = "killed by SIG" + e.Signal + " (out of memory)"
+	case e.Signal != "":
+		s = "killed by SIG" + e.Signal
+	default:
+		s = "exit code " + strconv.Itoa(e.Code)
+	}
+	if e.Reason != "" {
+		s += " (" + e.Reason + ")"
+	}
+	return s
+}
+
+// State is what a worker knows about a run.
+type State struct {
+	Ref
+	Phase      Phase
+	Dir        string    // of the attempt, on the worker
+	PID        int       // of the command; also its session
+	Supervisor int       // pid of the supervisor
+	Supervised bool      // the supervisor lives
+	Armed      time.Time // worker clock
+	Started    time.Time // worker clock; zero before the start
+	Now        time.Time // worker clock when it answered
+	LogSize    int64     // bytes of output now
+	LogTime    time.Time // worker clock of the last output
+	DiskFree   int64     // bytes free where the output is kept; -1 when unknown
+	DiskSize   int64
+	Left       int   // processes of the run that are alive
+	Exit       *Exit // set when Phase is Exited or Lost
+}
+
+// Info is a run in the list of a worker.
+type Info struct {
+	Ref
+	Phase      Phase
+	Mine       bool   // of the login that asks
+	Login      string // that runs it on the worker
+	Owner      string // Spec.Owner
+	Dir        string // attempt directory
+	Command    string // first line, secrets masked
+	Armed      time.Time
+	Started    time.Time
+	Now        time.Time
+	PID        int
+	Supervisor int
+	Exit       *Exit
+}
+
+// Age is how long ago the run was armed, by the worker's own clock.
+func (i Info) Age() time.Duration { return i.Now.Sub(i.Armed) }
+
+// Alive reports whether the run holds the worker.
+func (i Info) Alive() bool { return i.Phase == Starting || i.Phase == Running }
+
+// Process is a process on a worker, for people.
+type Process struct {
+	PID       int
+	User      string
+	Age       time.Duration
+	Command   string
+	Container string // id of the docker container that it runs in, or ""
+	Run       Ref    // the run of ours that it belongs to, or zero
+	RunAlive  bool   // that run still lives
+	Mine      bool   // of the login that asks
+	Device    string
+}
+
+// StopReport is what Stop did on one worker.
+type StopReport struct {
+	Phase     Phase // afterwards
+	Found     int   // processes that were signalled
+	Killed    int   // of them, those that needed SIGKILL
+	Survivors []Process
+	Devices   []Process // who holds a TPU device now
+	Exit      *Exit
+}
+
+// Free reports whether nothing of the run is left.
+func (r StopReport) Free() bool { return len(r.Survivors) == 0 }

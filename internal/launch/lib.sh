@@ -1,0 +1,351 @@
+#!/bin/bash
+# Words shared by the scripts of this directory. It is sent in front of each of
+# them; their first argument is the word that marks their answers.
+#
+# Plain shell variables are never exported here: the command must see the
+# environment that "ssh host command" would give it.
+#
+# shellcheck disable=SC2034 # functions answer in variables that the scripts read
+set -u
+nonce=$1
+shift
+
+# index is readable by every login of the worker: one file for each run, and the
+# lock that the living run holds.
+index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
+
+# say prints one line of the answer. Whatever start-up files of the login shell
+# print does not begin with the nonce.
+say() { printf '%s %s\n' "$nonce" "$*"; }
+
+fail() {
+  say error "${*//$'\n'/ }"
+  exit 1
+}
+
+# The following functions answer in REPLY, which costs no process.
+
+now() { REPLY=${EPOCHREALTIME/[.,]/}000; } # nanoseconds
+
+boot_id() {
+  REPLY=
+  { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
+}
+
+# start_of PID: when the process was started, in ticks, which with the boot id
+# tells it from a later process of the same number. Fails when it is dead.
+start_of() {
+  local stat='' fields
+  REPLY=
+  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
+  [[ $stat ]] || return 1
+  read -r -a fields <<<"${stat##*) }"
+  [[ ${fields[0]} != [ZX] ]] || return 1
+  REPLY=${fields[19]}
+}
+
+# alive PID START BOOT
+alive() {
+  [[ ${3:--} == "$boot" ]] && start_of "$1" && [[ $REPLY == "$2" ]]
+}
+
+# enter makes $home and $boot known.
+enter() {
+  cd -P -- "${HOME:?}" 2>/dev/null || fail "home directory ${HOME-} cannot be entered"
+  home=$PWD
+  boot_id
+  boot=${REPLY:-none}
+}
+
+# look DIR reads the state of an attempt into phase and the variables below.
+# The supervisor is looked at before its exit file: it writes the file first.
+look() {
+  local dir=$1 key value
+  sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
+  exit_lines=() exit_lost=0
+  if [[ ! -d $dir ]]; then
+    phase=unknown
+    return
+  fi
+  { read -r sup sup_start sup_boot armed <"$dir/supervisor"; } 2>/dev/null
+  if alive "${sup:=0}" "$sup_start" "$sup_boot"; then supervised=1; fi
+  { read -r pid start at waiter <"$dir/started"; } 2>/dev/null
+  if [[ -s $dir/exit ]]; then
+    while IFS='=' read -r key value; do
+      [[ $key == [a-z]* ]] || continue
+      exit_lines+=("$key $value")
+      if [[ $key == lost ]]; then exit_lost=$value; fi
+    done <"$dir/exit"
+    phase=exited
+    if ((exit_lost)); then phase=lost; fi
+  elif ((${pid:=0} == 0)); then
+    phase=aborted
+    if ((supervised)); then phase=starting; fi
+  elif ((supervised)) || alive "$pid" "$start" "$sup_boot"; then
+    phase=running
+  else
+    phase=lost
+  fi
+}
+
+# tell RUN ATTEMPT DIR: the state that look found, as lines of the answer.
+tell() {
+  local line
+  say run "$1" "$2"
+  say dir "$3"
+  say phase "$phase"
+  say supervisor "$sup" "$supervised" "$armed"
+  say started "$pid" "$at"
+  for line in "${exit_lines[@]}"; do say exit "$line"; done
+}
+
+log_size() { REPLY=$(stat -c %s -- "$1/output.log" 2>/dev/null) || REPLY=0; }
+
+# mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
+mark_lost() {
+  local size
+  log_size "$1"
+  size=$REPLY
+  {
+    printf 'code=255\nsignal=\nend=0\nsize=%s\noom=0\nlost=1\nreason=%s\n' "$size" "$2" >"$1/exit.$$" &&
+      mv -n -- "$1/exit.$$" "$1/exit"
+    rm -f -- "$1/exit.$$"
+  } 2>/dev/null
+}
+
+# settle DIR is look, and records the end of a run that nobody saw.
+settle() {
+  local why='the supervisor was killed'
+  look "$1"
+  if [[ $phase == lost && ! -s $1/exit && -w $1 ]]; then
+    if [[ $sup_boot != "$boot" ]]; then why='the worker was rebooted'; fi
+    if [[ -s $1/stop ]]; then why="$why; $(<"$1/stop")"; fi
+    mark_lost "$1" "$why"
+    look "$1"
+  fi
+}
+
+# processes DIR: the living processes of the run that look found, in the array
+# pids: its session, those whose environment names its directory, and their
+# descendants. The session counts also when its leader is dead, for it keeps its
+# number as long as it has members; but not when the number has come to another
+# process, or the machine was rebooted.
+processes() {
+  local leader=$pid dir=$1 path p parent session state more=1
+  local -A ours=() parents=()
+  if [[ $sup_boot != "$boot" ]]; then
+    leader=0
+  elif [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then
+    leader=0
+  fi
+  while IFS= read -r path; do
+    path=${path#/proc/}
+    ours[${path%/environ}]=1
+  done < <(grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
+  while read -r p parent session state; do
+    if [[ $state == [ZX]* ]]; then
+      unset -v "ours[$p]"
+      continue
+    fi
+    parents[$p]=$parent
+    if ((leader > 1 && session == leader)); then ours[$p]=1; fi
+  done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
+  while ((more)); do
+    more=0
+    for p in "${!parents[@]}"; do
+      if [[ ! ${ours[$p]-} && ${ours[${parents[$p]}]-} ]]; then
+        ours[$p]=1
+        more=1
+      fi
+    done
+  done
+  p=$$
+  while ((p > 1)); do # never ourselves or who started us
+    unset -v "ours[$p]"
+    p=${parents[$p]-0}
+  done
+  pids=("${!ours[@]}")
+}
+
+send() { # SIGNAL PID
+  kill -s "$1" "$2" 2>/dev/null && return
+  start_of "$2" && sudo -n kill -s "$1" "$2" 2>/dev/null
+}
+
+# end_all GRACE_MS FIND: TERM, the grace time, KILL, until FIND, which fills
+# pids, finds none, at most 10 s longer. Leaves the survivors in pids. The
+# pauses grow; the costly FIND runs again only when the known ones are gone.
+end_all() {
+  local signal=TERM limit pause=20 p gone
+  local -A done_to=()
+  found=0 killed=0
+  now
+  limit=$((REPLY + $1 * 1000000))
+  while :; do
+    "$2"
+    if ((${#pids[@]} == 0)); then return; fi
+    for p in "${pids[@]}"; do
+      if [[ ${done_to[$p]-} == "$signal" ]]; then continue; fi
+      if [[ ! ${done_to[$p]-} ]]; then found=$((found + 1)); fi
+      if [[ $signal == KILL ]]; then killed=$((killed + 1)); fi
+      done_to[$p]=$signal
+      send "$signal" "$p"
+      send CONT "$p" # a stopped process takes its signal when it goes on
+    done
+    gone=0
+    while ((!gone)); do
+      sleep "$((pause / 1000)).$(printf %03d $((pause % 1000)))"
+      pause=$((pause < 500 ? pause * 3 / 2 : 500))
+      gone=1
+      for p in "${pids[@]}"; do
+        if start_of "$p"; then gone=0; fi
+      done
+      now
+      if ((REPLY > limit)); then break; fi
+    done
+    if ((gone)); then continue; fi
+    if [[ $signal == KILL ]]; then return; fi
+    signal=KILL
+    limit=$((REPLY + 10000000000))
+  done
+}
+
+# devices: the TPU device files of the worker, in the array device_files. A
+# VFIO group of another vendor's device is not ours to look at.
+devices() {
+  local root=${MULTIHOST_ROOT_DEV-}/dev file vendor google known
+  device_files=()
+  for file in "$root"/accel[0-9]* "$root"/vfio/[0-9]*; do
+    [[ -e $file ]] || continue
+    google=0 known=0
+    if [[ $file == */vfio/* ]]; then
+      for vendor in "${MULTIHOST_ROOT_SYS-}/sys/kernel/iommu_groups/${file##*/}"/devices/*/vendor; do
+        [[ -r $vendor ]] || continue
+        known=1
+        if [[ $(<"$vendor") == 0x1ae0 ]]; then google=1; fi
+      done
+    fi
+    if ((!known || google)); then device_files+=("$file"); fi
+  done
+}
+
+as_root() {
+  if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi
+}
+
+# holders: who has a TPU device open, in the map holding from pid to device.
+holders() {
+  local file tests=() path target pid
+  local -A excluded=()
+  declare -gA holding=()
+  if ((${#device_files[@]} == 0)); then return; fi
+  for file in "${device_files[@]}"; do
+    if ((${#tests[@]})); then tests+=(-o); fi
+    tests+=(-lname "${file//[*?[\\]/\\&}")
+  done
+  pid=$$
+  while ((pid > 1)); do
+    excluded[$pid]=1
+    path=
+    { IFS= read -r -d '' path <"/proc/$pid/stat"; } 2>/dev/null
+    read -r _ pid _ <<<"${path##*) }"
+    pid=${pid:-0}
+  done
+  while read -r path target; do
+    path=${path#/proc/}
+    pid=${path%%/*}
+    if [[ ! ${excluded[$pid]-} ]]; then holding[$pid]=${target#"${MULTIHOST_ROOT_DEV-}"}; fi
+  done < <(
+    if ((EUID == 0)) || ! sudo -n true 2>/dev/null; then
+      find /proc/[0-9]*/fd -maxdepth 1 \( "${tests[@]}" \) -printf '%p %l\n' 2>/dev/null
+    else
+      sudo -n find /proc/[0-9]*/fd -maxdepth 1 \( "${tests[@]}" \) -printf '%p %l\n' 2>/dev/null
+    fi
+  )
+}
+
+# run_dir PID: the attempt directory that the process belongs to.
+run_dir() {
+  local entry
+  REPLY=
+  while IFS= read -r -d '' entry; do
+    if [[ $entry == MULTIHOST_RUN_DIR=/* ]]; then
+      REPLY=${entry#*=}
+      return
+    fi
+  done < <(
+    if [[ -r /proc/$1/environ ]]; then cat "/proc/$1/environ"; else as_root cat "/proc/$1/environ"; fi 2>/dev/null
+  )
+}
+
+# run_lives DIR, whoever's it is.
+run_lives() {
+  local file key value lives=0
+  if [[ $1 == "$home"/.multihost/runs/* ]]; then
+    look "$1"
+    [[ $phase == running || $phase == starting ]]
+    return
+  fi
+  for file in "$index"/*.run; do
+    value=
+    { read -r value <"$file"; } 2>/dev/null
+    [[ $value == "dir=$1" ]] || continue
+    look_entry "$file"
+    if [[ $phase == running || $phase == starting ]]; then lives=1; fi
+  done
+  ((lives))
+}
+
+# look_entry FILE is look for a file of the index: all that is known of another
+# login's run.
+look_entry() {
+  local key value
+  sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
+  exit_lines=() exit_lost=0 phase=aborted
+  entry_dir='' entry_run='' entry_attempt=0 entry_login='' entry_owner='' entry_command=''
+  while IFS='=' read -r key value; do
+    case $key in
+      dir) entry_dir=$value ;;
+      run) entry_run=$value ;;
+      attempt) entry_attempt=$value ;;
+      login) entry_login=$value ;;
+      owner) entry_owner=$value ;;
+      command) entry_command=$value ;;
+      supervisor) read -r sup sup_start sup_boot armed <<<"$value" ;;
+      started) read -r pid start at waiter <<<"$value" ;;
+      exit_*)
+        exit_lines+=("${key#exit_} $value")
+        if [[ $key == exit_lost ]]; then exit_lost=$value; fi
+        ;;
+    esac
+  done 2>/dev/null <"$1"
+  if alive "$sup" "$sup_start" "$sup_boot"; then supervised=1; fi
+  if ((${#exit_lines[@]})); then
+    phase=exited
+    if ((exit_lost)); then phase=lost; fi
+  elif ((supervised)); then
+    phase=starting
+    if ((pid)); then phase=running; fi
+  elif ((pid)); then
+    phase=lost
+    if alive "$pid" "$start" "$sup_boot"; then phase=running; fi
+  fi
+}
+
+# show WORD PID DEVICE: a process for people.
+show() {
+  local uid age user args dir ref=- attempt=0 lives=0 mine=0 container=- text
+  read -r uid age user args < <(ps -ww -o uid= -o etimes= -o user:32= -o args= -p "$2" 2>/dev/null) || return
+  if ((uid == UID)); then mine=1; fi
+  run_dir "$2"
+  dir=$REPLY
+  if [[ $dir == */.multihost/runs/*/* ]]; then
+    attempt=${dir##*/}
+    ref=${dir%/*}
+    ref=${ref##*/}
+    if run_lives "$dir"; then lives=1; fi
+  fi
+  text=$(cat "/proc/$2/cgroup" 2>/dev/null)
+  if [[ $text =~ ([0-9a-f]{64}) ]]; then container=${BASH_REMATCH[1]}; fi
+  say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
+}

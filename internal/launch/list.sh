@@ -1,0 +1,54 @@
+#!/bin/bash
+# list: all runs that the worker knows, of every login.
+#
+# shellcheck disable=SC2154 # lib.sh sets what is not set here
+main() {
+  local file path mine
+  local -A shown=()
+  enter
+  now
+  say now "$REPLY"
+  for file in "$index"/*.run; do
+    [[ -f $file ]] || continue
+    look_entry "$file"
+    mine=0
+    if [[ $entry_dir == "$home"/.multihost/runs/* && -O $file ]]; then
+      mine=1
+      [[ -d $entry_dir ]] || continue
+      settle "$entry_dir"
+      shown[$entry_dir]=1
+    fi
+    print
+  done
+  # After a reboot /tmp is empty.
+  for path in "$home"/.multihost/runs/*/*; do
+    if [[ ${shown[$path]-} || ! -s $path/supervisor ]]; then continue; fi
+    mine=1 entry_dir=$path entry_attempt=${path##*/}
+    entry_run=${path%/*}
+    entry_run=${entry_run##*/}
+    entry_login=$(id -un) entry_owner='' entry_command=''
+    read_meta "$path/meta"
+    settle "$path"
+    print
+  done
+}
+
+read_meta() {
+  local key value
+  while IFS='=' read -r key value; do
+    case $key in
+      owner) entry_owner=$value ;;
+      command) entry_command=$value ;;
+    esac
+  done 2>/dev/null <"$1"
+}
+
+print() {
+  tell "$entry_run" "$entry_attempt" "$entry_dir"
+  say mine "$mine"
+  say login "$entry_login"
+  say owner "$entry_owner"
+  say command "$entry_command"
+}
+
+main "$@"

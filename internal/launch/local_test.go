@@ -1,0 +1,336 @@
+package launch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// A local is a worker without a network: a private home in which commands run
+// as sshd would run them. Its connections can be cut: as with sshd, that closes
+// the command's descriptors and does not kill it.
+type local struct {
+	t    testing.TB
+	root string
+	env  []string
+	sh   string // login shell; empty: bash
+
+	mu      sync.Mutex
+	cut     chan struct{} // closed to cut what is under way
+	lines   []string      // all command lines
+	running sync.WaitGroup
+
+	// cutAfterOut cuts a connection when that many bytes of output came.
+	cutAfterOut func() int
+	// refuse makes Run fail before it starts anything.
+	refuse func() error
+}
+
+func newLocal(t testing.TB) *local {
+	t.Helper()
+	// The path is short: it is part of the names of FIFOs and of ps lines.
+	root, err := os.MkdirTemp("", "mh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &local{t: t, root: root, cut: make(chan struct{})}
+	for _, d := range []string{"home", "tmp", "dev/vfio", "sys", "proc/sys/kernel/random", "bin"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.setBoot("boot-1")
+	l.env = []string{
+		"HOME=" + l.home(), "PATH=" + os.Getenv("PATH"), "USER=tester", "LOGNAME=tester", "SHELL=/bin/bash",
+		"MULTIHOST_ROOT_PROC=" + root, "MULTIHOST_ROOT_SYS=" + root, "MULTIHOST_ROOT_DEV=" + root, "MULTIHOST_ROOT_TMP=" + root,
+	}
+	t.Cleanup(func() {
+		l.cutNow()
+		l.killAll()
+		l.running.Wait()
+		os.RemoveAll(root)
+	})
+	return l
+}
+
+func (l *local) home() string { return filepath.Join(l.root, "home") }
+
+func (l *local) dir(ref Ref) string {
+	return filepath.Join(l.home(), ".multihost", "runs", ref.Run, fmt.Sprint(ref.Attempt))
+}
+
+func (l *local) setBoot(id string) {
+	l.write("proc/sys/kernel/random/boot_id", id+"\n", 0o644)
+}
+
+func (l *local) write(name, text string, mode os.FileMode) {
+	l.t.Helper()
+	path := filepath.Join(l.root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *local) Name() string               { return "s0w0" }
+func (l *local) ClockOffset() time.Duration { return 0 }
+
+// login is a second login of the same worker.
+func (l *local) login(home string) *local {
+	l.t.Helper()
+	other := &local{t: l.t, root: l.root, cut: make(chan struct{})}
+	for _, v := range l.env {
+		if strings.HasPrefix(v, "HOME=") {
+			v = "HOME=" + filepath.Join(l.root, home)
+		}
+		other.env = append(other.env, v)
+	}
+	if err := os.MkdirAll(filepath.Join(l.root, home), 0o755); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { other.cutNow(); l.killAll(); other.running.Wait() })
+	return other
+}
+
+// cutNow cuts all connections.
+func (l *local) cutNow() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.cut)
+	l.cut = make(chan struct{})
+}
+
+func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+	l.mu.Lock()
+	cut := l.cut
+	l.lines = append(l.lines, cmd.Line)
+	refuse := l.refuse
+	limit := -1
+	if l.cutAfterOut != nil {
+		limit = l.cutAfterOut()
+	}
+	l.mu.Unlock()
+	if refuse != nil {
+		if err := refuse(); err != nil {
+			return sshfan.Status{}, err
+		}
+	}
+	c := exec.Command(cmp.Or(l.sh, "/bin/bash"), "-c", cmd.Line)
+	c.Env, c.Dir = l.env, l.home()
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	stdin, err := c.StdinPipe()
+	if err != nil {
+		return sshfan.Status{}, err
+	}
+	stdout, stdoutW, err := os.Pipe()
+	if err != nil {
+		return sshfan.Status{}, err
+	}
+	stderr, stderrW, err := os.Pipe()
+	if err != nil {
+		return sshfan.Status{}, err
+	}
+	c.Stdout, c.Stderr = stdoutW, stderrW
+	if err := c.Start(); err != nil {
+		return sshfan.Status{}, err
+	}
+	stdoutW.Close()
+	stderrW.Close()
+	lost := make(chan struct{})
+	var once sync.Once
+	lose := func() { once.Do(func() { close(lost) }) }
+	go func() {
+		if cmd.Stdin != nil {
+			io.Copy(stdin, cmd.Stdin)
+		}
+		stdin.Close()
+	}()
+	var copies sync.WaitGroup
+	copies.Go(func() { // as over SSH: in pieces
+		var n int
+		buf := make([]byte, 32<<10)
+		for {
+			k, err := stdout.Read(buf)
+			if limit >= 0 && n+k >= limit {
+				if cmd.Stdout != nil {
+					cmd.Stdout.Write(buf[:limit-n])
+				}
+				lose()
+				return
+			}
+			n += k
+			if k > 0 && cmd.Stdout != nil {
+				if _, err := cmd.Stdout.Write(buf[:k]); err != nil {
+					return
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	copies.Go(func() { io.Copy(writerOr(cmd.Stderr), stderr) })
+	ended := make(chan error, 1)
+	l.running.Go(func() {
+		ended <- func() error { err := c.Wait(); return err }()
+	})
+	shut := func() {
+		stdin.Close()
+		stdout.Close()
+		stderr.Close()
+		copies.Wait()
+	}
+	select {
+	case err := <-ended:
+		copies.Wait() // sshd too waits until all that hold the output are gone
+		shut()
+		return statusOf(err)
+	case <-lost:
+		shut()
+		return sshfan.Status{}, fmt.Errorf("run on s0w0: %w", sshfan.ErrConnectionLost)
+	case <-cut:
+		shut()
+		return sshfan.Status{}, fmt.Errorf("run on s0w0: %w", sshfan.ErrConnectionLost)
+	case <-ctx.Done():
+		shut()
+		return sshfan.Status{}, context.Cause(ctx)
+	}
+}
+
+func writerOr(w io.Writer) io.Writer {
+	if w == nil {
+		return io.Discard
+	}
+	return w
+}
+
+func statusOf(err error) (sshfan.Status, error) {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return sshfan.Status{}, nil
+	case errors.As(err, &exit):
+		ws := exit.Sys().(syscall.WaitStatus)
+		if ws.Signaled() {
+			return sshfan.Status{Code: 128 + int(ws.Signal()), Signal: strings.TrimPrefix(ws.Signal().String(), "SIG")}, nil
+		}
+		return sshfan.Status{Code: ws.ExitStatus()}, nil
+	}
+	return sshfan.Status{}, err
+}
+
+// processes are the pids of what still runs in this worker's directories.
+func (l *local) processes() []int {
+	var pids []int
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, e := range entries {
+		var pid int
+		if _, err := fmt.Sscan(e.Name(), &pid); err != nil {
+			continue
+		}
+		env, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if err != nil || !bytes.Contains(env, []byte(l.root+"/")) {
+			continue
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+func (l *local) killAll() {
+	for _, pid := range l.processes() {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// descriptors are what the open descriptors of a process lead to, without
+// those that the test process itself was started with.
+func descriptors(pid int) []string {
+	inherited := map[string]bool{}
+	read := func(pid int, use func(string)) {
+		dir := fmt.Sprintf("/proc/%d/fd", pid)
+		fds, _ := os.ReadDir(dir)
+		for _, fd := range fds {
+			if to, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil {
+				use(to)
+			}
+		}
+	}
+	read(os.Getpid(), func(to string) { inherited[to] = strings.HasPrefix(to, "pipe:") })
+	var all []string
+	read(pid, func(to string) {
+		if !inherited[to] {
+			all = append(all, to)
+		}
+	})
+	return all
+}
+
+// eventually waits for a condition.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never happened: %s", what)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+func spec(run, script string) Spec {
+	return Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Script: script}
+}
+
+// begin arms and releases.
+func begin(t testing.TB, r Runner, s Spec) Started {
+	t.Helper()
+	a, err := Arm(t.Context(), r, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, err := a.Release(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return started
+}
+
+// complete runs a command to its end.
+func complete(t testing.TB, r Runner, s Spec) (string, Exit) {
+	t.Helper()
+	begin(t, r, s)
+	var out bytes.Buffer
+	exit, err := Follow(t.Context(), r, s.Ref(), 0, &out, FollowOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String(), exit
+}
+
+func stopped(t testing.TB, r Runner, ref Ref, grace time.Duration) StopReport {
+	t.Helper()
+	report, err := Stop(t.Context(), r, ref, StopOptions{Grace: grace, Reason: "test by ann"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}

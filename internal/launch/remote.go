@@ -1,0 +1,281 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	_ "embed" // the scripts
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+var (
+	//go:embed lib.sh
+	libScript string
+	//go:embed arm.sh
+	armScript string
+	//go:embed supervise.sh
+	superviseScript string
+	//go:embed start.sh
+	startScript string
+	//go:embed release.sh
+	releaseScript string
+	//go:embed status.sh
+	statusScript string
+	//go:embed follow.sh
+	followScript string
+	//go:embed stop.sh
+	stopScript string
+	//go:embed free.sh
+	freeScript string
+	//go:embed list.sh
+	listScript string
+)
+
+// bootstrap reads the script from stdin and runs it, if it is whole. The
+// script is not on the command line: that would show in every process list and
+// has to pass the login shell, which need not be bash. -p and --norc keep
+// start-up files and exported functions from changing what the script means.
+const bootstrap = `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+
+func script(text string) string {
+	return strings.TrimRight(libScript+"\n"+text, "\n")
+}
+
+func commandLine(op, text string, args []string) string {
+	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap, "multihost-" + op, strconv.Itoa(len(text))}
+	return sshfan.Quote(append(words, args...)...)
+}
+
+// newNonce makes the word that marks the answer lines of one exec, so that what
+// the login's start-up files print is never taken for an answer.
+func newNonce() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return "mh" + hex.EncodeToString(b[:])
+}
+
+// A record is one line of a worker's answer: a word and the rest.
+type record struct{ word, rest string }
+
+// fields returns the rest as n words; the last one is what remains. Missing
+// ones are empty: a worker's answer is not trusted to be complete.
+func (r record) fields(n int) []string {
+	f := strings.SplitN(r.rest, " ", n)
+	for len(f) < n {
+		f = append(f, "")
+	}
+	return f
+}
+
+const (
+	maxLine   = 16 << 10 // of an answer
+	maxAnswer = 4 << 20  // of one exec: a list of many runs
+)
+
+// answer parses what a script prints, as it arrives. Lines without the nonce
+// are kept only as far as they help to tell what went wrong.
+type answer struct {
+	nonce string
+	next  func(record) // optional: hears every record
+	stray func(string) // optional: hears every other line
+
+	mu      sync.Mutex
+	line    []byte
+	size    int
+	noise   []byte
+	records []record
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := len(p)
+	for len(p) > 0 {
+		head, rest, found := bytes.Cut(p, []byte{'\n'})
+		if room := maxLine - len(a.line); len(head) > room {
+			head = head[:room]
+		}
+		a.line = append(a.line, head...)
+		if !found {
+			break
+		}
+		p = rest
+		a.take(string(a.line))
+		a.line = a.line[:0]
+	}
+	return n, nil
+}
+
+func (a *answer) take(line string) {
+	r, ok := parseRecord(line, a.nonce)
+	if !ok {
+		if a.stray != nil {
+			a.stray(line)
+		}
+		if len(a.noise) < 1024 && line != "" {
+			a.noise = append(append(a.noise, line...), '\n')
+		}
+		return
+	}
+	if a.size += len(line); a.size > maxAnswer {
+		return
+	}
+	a.records = append(a.records, r)
+	if a.next != nil {
+		a.next(r)
+	}
+}
+
+func parseRecord(line, nonce string) (record, bool) {
+	// Start-up files may print without a newline at the end.
+	_, text, found := strings.Cut(line, nonce+" ")
+	if !found {
+		return record{}, false
+	}
+	word, rest, _ := strings.Cut(text, " ")
+	return record{word, rest}, word != ""
+}
+
+func (a *answer) all() []record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.records
+}
+
+// trouble is the last thing that was said outside of the protocol.
+func (a *answer) trouble() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lines := strings.Split(strings.TrimSpace(string(append(a.noise, a.line...))), "\n")
+	return clean(lines[len(lines)-1], 300)
+}
+
+// call runs one operation on the worker and returns the answer.
+func call(ctx context.Context, r Runner, op, text string, args ...string) ([]record, error) {
+	text = script(text)
+	out := &answer{nonce: newNonce()}
+	errs := &answer{nonce: out.nonce}
+	status, err := r.Run(ctx, sshfan.Cmd{
+		Line:   commandLine(op, text, append([]string{out.nonce}, args...)),
+		Stdin:  strings.NewReader(text),
+		Stdout: out,
+		Stderr: errs,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s on %s: %w", op, r.Name(), err)
+	}
+	return checkAnswer(r.Name(), op, out, errs, status)
+}
+
+func checkAnswer(worker, op string, out, errs *answer, status sshfan.Status) ([]record, error) {
+	records := out.all()
+	for _, rec := range records {
+		if rec.word == "error" {
+			return nil, &RemoteError{Worker: worker, Op: op, Text: clean(rec.rest, 500)}
+		}
+	}
+	if len(records) == 0 {
+		return nil, &RemoteError{Worker: worker, Op: op, Text: silence(status, errs.trouble(), out.trouble())}
+	}
+	return records, nil
+}
+
+// silence says why a script may have answered nothing.
+func silence(status sshfan.Status, stderr, stdout string) string {
+	text := fmt.Sprintf("no answer (exit code %d)", status.Code)
+	if status.Signal != "" {
+		text = "no answer (killed by SIG" + clean(status.Signal, 20) + ")"
+	}
+	switch {
+	case stderr != "":
+		text += ": " + stderr
+	case stdout != "":
+		text += ": " + stdout
+	case status.Code == 0:
+		text += "; does ~/.bashrc or the login shell there end the session?"
+	}
+	return text
+}
+
+// clean makes text of a worker fit for one line of a message: no control
+// characters, no more than limit bytes, valid UTF-8.
+func clean(s string, limit int) string {
+	if len(s) > limit {
+		s = s[:limit] + "…"
+	}
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t' || r == '\n':
+			return ' '
+		case r < 0x20 || r == 0x7f || 0x80 <= r && r < 0xa0 || r == 0x2028 || r == 0x2029 || 0x202a <= r && r <= 0x202e || 0x2066 <= r && r <= 0x2069:
+			return '\uFFFD'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD")))
+}
+
+func number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+func instant(s string) time.Time {
+	if n := number(s); n > 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+// errLate is returned to a copy that outlives its exec.
+var errLate = errors.New("write after the end of the exec")
+
+// gate lets bytes through to w until it is closed, and counts them. A transport
+// that still copies after its Run has returned cannot disturb the order.
+type gate struct {
+	mu     sync.Mutex
+	w      io.Writer
+	closed bool
+	count  int64
+	err    error  // of w
+	broken func() // called once when w fails
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return 0, errLate
+	}
+	if g.err != nil {
+		return 0, g.err
+	}
+	n, err := g.w.Write(p)
+	if err == nil && n < len(p) {
+		err = io.ErrShortWrite
+	}
+	g.count += int64(n)
+	if err != nil {
+		g.err = err
+		g.broken()
+	}
+	return n, err
+}
+
+func (g *gate) close() (count int64, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	return g.count, g.err
+}

@@ -1,0 +1,173 @@
+package launch
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var scripts = map[string]*string{
+	"arm": &armScript, "supervise": &superviseScript, "start": &startScript, "release": &releaseScript,
+	"status": &statusScript, "follow": &followScript, "stop": &stopScript, "free": &freeScript, "list": &listScript,
+}
+
+// The bootstrap compares bytes with characters, which are the same only in
+// ASCII; and a script that was cut short must do nothing before its last line.
+func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
+	t.Parallel()
+	for name, text := range scripts {
+		whole := script(*text)
+		if i := strings.IndexFunc(whole, func(r rune) bool { return r > 126 || r == 0 }); i >= 0 {
+			t.Errorf("%s: not ASCII: %.20q", name, whole[i:])
+		}
+		if !strings.HasSuffix(whole, "\nmain \"$@\"") {
+			t.Errorf("%s: does not end in the call of main", name)
+		}
+		if len(commandLine(name, whole, nil)) > 400 {
+			t.Errorf("%s: long command line", name)
+		}
+	}
+}
+
+func TestShellcheck(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("shellcheck"); err != nil {
+		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+			t.Fatal("shellcheck is not installed")
+		}
+		t.Skip("shellcheck is not installed")
+	}
+	files, err := filepath.Glob("*.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("shellcheck", files...).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestALoginShellNeedNotBeBash(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.sh = "/bin/sh"
+	if out, exit := complete(t, l, spec("r", "echo $BASH; exit 5")); !strings.HasSuffix(out, "/bash\n") || exit.Code != 5 {
+		t.Errorf("got %q, %+v", out, exit)
+	}
+}
+
+func TestAnOOMKillIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	cgroups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, path, found := strings.Cut("\n"+string(cgroups), "\n0::")
+	if !found {
+		t.Skip("this kernel has no unified control groups")
+	}
+	path, _, _ = strings.Cut(path, "\n")
+	events := filepath.Join("sys/fs/cgroup", path, "memory.events")
+	l.write(events, "oom 3\noom_kill 3\noom_group_kill 0\n", 0o644)
+	_, exit := complete(t, l, spec("r", "kill -KILL $$"))
+	if exit.OOM || exit.Signal != "KILL" {
+		t.Errorf("an ordinary kill: %+v", exit)
+	}
+	_, exit = complete(t, l, spec("s", "sed -i 's/oom_kill 3/oom_kill 4/' "+filepath.Join(l.root, events)+"; kill -KILL $$"))
+	if !exit.OOM || !strings.Contains(exit.String(), "out of memory") {
+		t.Errorf("an OOM kill: %+v", exit)
+	}
+}
+
+func TestAHomeThatCannotBeWrittenIsNamed(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("home/.multihost", "a file", 0o644)
+	if _, err := Arm(t.Context(), l, spec("r", "true")); err == nil || !strings.Contains(err.Error(), "Not a directory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatAWorkerSaysIsMadeHarmless(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"plain":                  "plain",
+		"\x1b[2J\x07":            "\uFFFD[2J\uFFFD",
+		"a\tb\nc":                "a b c",
+		"\xff€":                  "\uFFFD€",
+		"evil\u202etxt":          "evil\uFFFDtxt",
+		strings.Repeat("x", 400): strings.Repeat("x", 300) + "…",
+	} {
+		if got := clean(in, 300); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzAnswer(f *testing.F) {
+	f.Add("noise\nN run r 1\nN phase exited\nN exit code 7\nN exit signal KILL\nN started 1 2\nN holder 1 1 1 root - - 0 0 - x\n", uint8(3))
+	f.Add("N run\nN exit\nN supervisor\nN log\nN disk 1 2\nN now\n", uint8(1))
+	f.Fuzz(func(t *testing.T, text string, step uint8) {
+		var raw strings.Builder
+		s := &splitter{answer: answer{nonce: "N"}, raw: &raw}
+		for rest := text; rest != ""; {
+			n := min(int(step)+1, len(rest))
+			if m, err := s.Write([]byte(rest[:n])); m != n || err != nil {
+				t.Fatalf("write: %d, %v", m, err)
+			}
+			rest = rest[n:]
+		}
+		if !strings.HasSuffix(text, raw.String()) {
+			t.Fatalf("raw bytes %q are not the end of %q", raw.String(), text)
+		}
+		records := s.all()
+		state := parseState(Ref{"r", 1}, records)
+		if state.Exit != nil && (state.Exit.Code < 0 || state.Exit.Code > 255 || state.Exit.LogSize < 0) {
+			t.Fatalf("exit: %+v", state.Exit)
+		}
+		for _, i := range parseInfos(records) {
+			if i.check() != nil {
+				t.Fatalf("info: %+v", i)
+			}
+			_ = (&BusyError{Info: i}).Error()
+		}
+		for _, r := range records {
+			p := parseProcess(r)
+			if p.PID < 0 || p.Age < 0 || strings.ContainsAny(p.Command+p.User, "\x1b\n") {
+				t.Fatalf("process: %+v", p)
+			}
+			_ = (&HoldersError{Holders: []Process{p}}).Error()
+		}
+	})
+}
+
+func TestAnIdleSupervisorCostsNothing(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	begin(t, l, spec("r", "exec sleep 1000"))
+	s, err := Status(t.Context(), l, Ref{"r", 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := ticks(t, s.Supervisor)
+	<-time.After(300 * time.Millisecond)
+	if after := ticks(t, s.Supervisor); after != before {
+		t.Errorf("the supervisor used the processor: %s, then %s", before, after)
+	}
+	stopped(t, l, Ref{"r", 1}, time.Second)
+}
+
+// ticks are user and system time of a process and its children.
+func ticks(t *testing.T, pid int) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return strings.Join(strings.Fields(rest)[11:15], " ")
+}

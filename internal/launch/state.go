@@ -1,0 +1,213 @@
+package launch
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Status asks the worker about one attempt. An end that nobody saw (a reboot,
+// a supervisor that was killed) is recorded on the worker by asking.
+func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
+	if err := ref.check(); err != nil {
+		return State{}, err
+	}
+	records, err := call(ctx, r, "status", statusScript, ref.args()...)
+	if err != nil {
+		return State{}, err
+	}
+	return parseState(ref, records), nil
+}
+
+// parseState reads the answer of status and release, which is about one run.
+func parseState(ref Ref, records []record) State {
+	s := State{Ref: ref, Phase: Unknown, DiskFree: -1}
+	var b builder
+	for _, rec := range records {
+		if b.take(rec) {
+			continue
+		}
+		switch rec.word {
+		case "log":
+			f := rec.fields(2)
+			s.LogSize, s.LogTime = number(f[0]), seconds(f[1])
+		case "disk":
+			f := rec.fields(3)
+			size := number(f[2])
+			s.DiskFree, s.DiskSize = number(f[0])*size, number(f[1])*size
+		case "left":
+			s.Left = int(number(rec.rest))
+		}
+	}
+	for _, i := range b.infos {
+		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor
+		s.Supervised, s.Armed, s.Started, s.Exit = i.supervised, i.Armed, i.Started, i.Exit
+	}
+	s.Now = b.now
+	return s
+}
+
+// seconds reads a time like 1700000000.123456789.
+func seconds(s string) time.Time {
+	whole, frac, _ := strings.Cut(s, ".")
+	n := number(whole)
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(n, number((frac + "000000000")[:9]))
+}
+
+// List returns the runs that the worker knows: of every login as far as they
+// can be read, alive and ended, oldest first.
+func List(ctx context.Context, r Runner) ([]Info, error) {
+	records, err := call(ctx, r, "list", listScript)
+	if err != nil {
+		return nil, err
+	}
+	return parseInfos(records), nil
+}
+
+func parseInfos(records []record) []Info {
+	var b builder
+	for _, rec := range records {
+		b.take(rec)
+	}
+	infos := make([]Info, 0, len(b.infos))
+	for _, i := range b.infos {
+		if i.check() != nil {
+			continue // not from us
+		}
+		i.Now = b.now
+		infos = append(infos, i.Info)
+	}
+	sortByTime(infos)
+	return infos
+}
+
+func sortByTime(infos []Info) {
+	less := func(a, b Info) int {
+		if c := a.Armed.Compare(b.Armed); c != 0 {
+			return c
+		}
+		if c := strings.Compare(a.Run, b.Run); c != 0 {
+			return c
+		}
+		return a.Attempt - b.Attempt
+	}
+	slices.SortFunc(infos, less)
+}
+
+type builtInfo struct {
+	Info
+	supervised bool
+}
+
+// builder gathers the records that describe runs.
+type builder struct {
+	infos []builtInfo
+	now   time.Time
+}
+
+// take reports whether the record was about a run.
+func (b *builder) take(rec record) bool {
+	switch rec.word {
+	case "now":
+		b.now = instant(rec.rest)
+		return true
+	case "run":
+		f := rec.fields(2)
+		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: clean(f[0], 100), Attempt: int(number(f[1]))}, Phase: Unknown}})
+		return true
+	}
+	if len(b.infos) == 0 {
+		return false
+	}
+	i := &b.infos[len(b.infos)-1]
+	switch rec.word {
+	case "dir":
+		i.Dir = clean(rec.rest, 4096)
+	case "phase":
+		i.Phase = parsePhase(rec.rest)
+	case "supervisor":
+		f := rec.fields(3)
+		i.Supervisor, i.supervised, i.Armed = int(number(f[0])), f[1] == "1", instant(f[2])
+	case "started":
+		f := rec.fields(2)
+		i.PID, i.Started = int(number(f[0])), instant(f[1])
+	case "exit":
+		if i.Exit == nil {
+			i.Exit = &Exit{}
+		}
+		f := rec.fields(2)
+		i.Exit.set(f[0], f[1])
+	case "mine":
+		i.Mine = rec.rest == "1"
+	case "login":
+		i.Login = clean(rec.rest, 100)
+	case "owner":
+		i.Owner = clean(rec.rest, 200)
+	case "command":
+		i.Command = clean(rec.rest, 500)
+	default:
+		return false
+	}
+	return true
+}
+
+func parsePhase(s string) Phase {
+	switch p := Phase(s); p {
+	case Starting, Running, Exited, Aborted, Lost:
+		return p
+	}
+	return Unknown
+}
+
+var signalName = regexp.MustCompile(`^[A-Z0-9+-]{1,12}$`)
+
+func (e *Exit) set(key, value string) {
+	switch key {
+	case "code":
+		e.Code = int(number(value)) & 0xff
+	case "signal":
+		if signalName.MatchString(value) {
+			e.Signal = value
+		}
+	case "end":
+		e.End = instant(value)
+	case "size":
+		e.LogSize = number(value)
+	case "oom":
+		e.OOM = value == "1"
+	case "lost":
+		e.Lost = value == "1"
+	case "reason":
+		e.Reason = clean(value, 1000)
+	}
+}
+
+func parseProcess(rec record) Process {
+	f := rec.fields(10)
+	p := Process{
+		PID:       int(number(f[0])),
+		Mine:      f[1] == "1",
+		Age:       time.Duration(min(number(f[2]), 1<<33)) * time.Second,
+		User:      clean(f[3], 100),
+		Container: dash(f[4]),
+		RunAlive:  f[7] == "1",
+		Device:    dash(f[8]),
+		Command:   clean(f[9], 300),
+	}
+	if ref := (Ref{f[5], int(number(f[6]))}); ref.check() == nil {
+		p.Run = ref
+	}
+	return p
+}
+
+func dash(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return clean(s, 200)
+}

@@ -1,0 +1,22 @@
+#!/bin/bash
+# status: RUN ATTEMPT. What is known of one attempt.
+#
+# shellcheck disable=SC2154 # lib.sh sets what is not set here
+main() {
+  local dir line
+  enter
+  dir=$home/.multihost/runs/$1/$2
+  settle "$dir"
+  tell "$1" "$2" "$dir"
+  now
+  say now "$REPLY"
+  if [[ $phase == unknown ]]; then return; fi
+  line=$(stat -c '%s %.9Y' -- "$dir/output.log" 2>/dev/null) && say log "$line"
+  line=$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) && say disk "$line"
+  if [[ $phase != running && $phase != starting ]]; then
+    processes "$dir"
+    say left "${#pids[@]}"
+  fi
+}
+
+main "$@"

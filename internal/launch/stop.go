@@ -1,0 +1,123 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// StopOptions are optional.
+type StopOptions struct {
+	Grace  time.Duration // between TERM and KILL; 0 means 10 s, negative none
+	Reason string        // who stops it and why: "fail-fast by ann@laptop"
+}
+
+// Stop ends every process of the run on the worker: its session, everything
+// whose environment names the run, and their descendants, with TERM, the grace
+// time and KILL, at most 10 s beyond the grace time. It may be repeated and may
+// run at the same time as others: the first reason is the one that is kept. What
+// is left is in the report; nothing of an unknown or an ended run is an error.
+func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
+	if err := ref.check(); err != nil {
+		return StopReport{}, err
+	}
+	reason := "stopped"
+	if opts.Reason != "" {
+		reason = clean(opts.Reason, 500)
+	}
+	records, err := call(ctx, r, "stop", stopScript,
+		append(ref.args(), milliseconds(opts.Grace), reason)...)
+	if err != nil {
+		return StopReport{}, err
+	}
+	state := parseState(ref, records)
+	report := StopReport{Phase: state.Phase, Exit: state.Exit}
+	for _, rec := range records {
+		switch rec.word {
+		case "counts":
+			f := rec.fields(2)
+			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
+		case "survivor":
+			report.Survivors = append(report.Survivors, parseProcess(rec))
+		case "holder":
+			report.Devices = append(report.Devices, parseProcess(rec))
+		}
+	}
+	return report, nil
+}
+
+const defaultGrace = 10 * time.Second
+
+func milliseconds(grace time.Duration) string {
+	switch {
+	case grace == 0:
+		grace = defaultGrace
+	case grace < 0:
+		grace = 0
+	}
+	return strconv.FormatInt(grace.Milliseconds(), 10)
+}
+
+// FreePolicy says whose processes FreeTPU may end.
+type FreePolicy string
+
+// The policies of FreeTPU. None of them ends a process of a run that lives.
+const (
+	FreeOrphans FreePolicy = "orphans" // what is left of this login's own ended runs
+	FreeAll     FreePolicy = "all"     // other users' and containers' processes too
+	FreeCheck   FreePolicy = "check"   // nobody's: only look
+)
+
+// FreeOptions are optional.
+type FreeOptions struct {
+	Policy FreePolicy    // empty means FreeOrphans
+	Grace  time.Duration // as in StopOptions
+}
+
+// FreeReport is what FreeTPU did on one worker.
+type FreeReport struct {
+	Devices     int       // TPU device files on the worker
+	Stopped     []Process // who was ended
+	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
+}
+
+// FreeTPU makes the TPU of the worker free: holders of its device files are
+// found in /proc, those that the policy allows are ended (TERM, the grace time,
+// KILL), and libtpu's lock file is removed once nobody holds a device. If anybody
+// is left who may not be ended, nobody is, and *HoldersError names them.
+func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error) {
+	if opts.Policy == "" {
+		opts.Policy = FreeOrphans
+	}
+	switch opts.Policy {
+	case FreeOrphans, FreeAll, FreeCheck:
+	default:
+		return FreeReport{}, fmt.Errorf("free TPU: policy %q: want orphans, all or check", opts.Policy)
+	}
+	records, err := call(ctx, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace))
+	if err != nil {
+		return FreeReport{}, err
+	}
+	var report FreeReport
+	var left []Process
+	for _, rec := range records {
+		switch rec.word {
+		case "devices":
+			report.Devices = int(number(rec.rest))
+		case "stopped":
+			report.Stopped = append(report.Stopped, parseProcess(rec))
+		case "holder":
+			left = append(left, parseProcess(rec))
+		case "lock":
+			report.LockRemoved = rec.rest == "removed"
+			if rec.rest == "refused" {
+				return report, &RemoteError{Worker: r.Name(), Op: "free TPU", Text: "remove /tmp/libtpu_lockfile: permission denied, and sudo is refused"}
+			}
+		}
+	}
+	if len(left) > 0 {
+		return report, &HoldersError{Worker: r.Name(), Holders: left}
+	}
+	return report, nil
+}

@@ -1,0 +1,54 @@
+#!/bin/bash
+# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run.
+#
+# shellcheck disable=SC2154 # lib.sh sets what is not set here
+main() {
+  local run=$1 attempt=$2 grace=$3 reason=$4 dir i p
+  enter
+  dir=$home/.multihost/runs/$run/$attempt
+  settle "$dir"
+  if [[ $phase == unknown ]]; then
+    tell "$run" "$attempt" "$dir"
+    return
+  fi
+  if [[ $phase == starting ]]; then
+    # It reads one word: ours, or the "go" that came before.
+    { exec 4<>"$dir/control" && printf 'abort\n' >&4; } 2>/dev/null
+    for ((i = 0; i < 100; i++)); do
+      look "$dir"
+      if [[ $phase != starting ]]; then break; fi
+      sleep 0.05
+    done
+    exec 4>&-
+  fi
+  if [[ $phase == aborted && $supervised == 0 ]]; then
+    rm -rf -- "$dir" "$index/$UID-$run-$attempt.run"
+  fi
+  if [[ $phase == running ]]; then
+    (
+      set -C
+      printf '%s\n' "$reason" >"$dir/stop"
+    ) 2>/dev/null
+  fi
+  if [[ $phase != unknown ]]; then
+    end_all "$grace" find_processes
+    say counts "$found" "$killed"
+    for p in "${pids[@]}"; do show survivor "$p" -; done
+    if ((${#pids[@]} == 0)); then
+      for ((i = 0; i < 100; i++)); do
+        settle "$dir"
+        if [[ $phase != running ]]; then break; fi
+        sleep 0.05
+      done
+    fi
+  fi
+  settle "$dir" # show looked at other runs
+  tell "$run" "$attempt" "$dir"
+  devices
+  holders
+  for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
+}
+
+find_processes() { processes "$dir"; }
+
+main "$@"

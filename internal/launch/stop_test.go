@@ -1,0 +1,235 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ready waits until the command has made the file "ready" in its directory.
+func ready(t testing.TB, l *local, run string) {
+	t.Helper()
+	eventually(t, run+" is ready", func() bool {
+		_, err := os.Stat(filepath.Join(l.home(), run, "ready"))
+		return err == nil
+	})
+}
+
+func TestStopEndsEveryProcessOfTheRun(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]string{
+		"a-plain-command":       "touch ready; exec sleep 1000",
+		"ignores-TERM":          "trap '' TERM; touch ready; while :; do sleep 0.1; done",
+		"children":              "sleep 1000 & (sleep 1000 & sleep 1000) & touch ready; wait",
+		"setsid":                "setsid sleep 1000 & touch ready; wait",
+		"double-fork":           "(setsid --fork bash -c 'trap \"\" TERM; touch ready; while :; do sleep 0.1; done'); sleep 1000",
+		"stopped":               "sleep 1000 & kill -STOP $!; touch ready; kill -STOP $$; wait",
+		"environment-is-hidden": "env -i sleep 1000 & touch ready; wait",
+		"hidden-and-setsid":     "setsid env -i sleep 1000 & touch ready; wait",
+		"leader-gone":           "trap '' TERM; sleep 1000 & env -i sleep 1000 & touch ready",
+		"respawns":              "trap 'bash -c \"trap : TERM; sleep 1000\" &' TERM; touch ready; while :; do sleep 0.1; done",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLocal(t)
+			s := spec(name, script)
+			begin(t, l, s)
+			ready(t, l, name)
+			report := stopped(t, l, s.Ref(), 500*time.Millisecond)
+			if !report.Free() || !report.Phase.Ended() || report.Found == 0 || report.Exit == nil {
+				t.Errorf("report: %+v", report)
+			}
+			if pids := l.processes(); len(pids) > 0 {
+				eventually(t, "the supervisor ended", func() bool { return len(l.processes()) == 0 })
+			}
+			if name != "leader-gone" && report.Exit.Reason != "test by ann" {
+				t.Errorf("exit: %+v", report.Exit)
+			}
+			again := stopped(t, l, s.Ref(), 500*time.Millisecond)
+			if !again.Free() || again.Found != 0 || *again.Exit != *report.Exit {
+				t.Errorf("second stop: %+v, want the exit %+v", again, report.Exit)
+			}
+		})
+	}
+}
+
+func TestStopsAtOnceAreOneStop(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "touch ready; exec sleep 1000")
+	begin(t, l, s)
+	ready(t, l, "r")
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if report := stopped(t, l, s.Ref(), time.Second); !report.Free() || report.Exit == nil || report.Exit.Signal != "TERM" {
+				t.Errorf("%+v", report)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestStopLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	stranger := exec.Command("sleep", "1000")
+	stranger.Env = append(os.Environ(), "MULTIHOST_RUN_DIR="+l.dir(Ref{"r", 1})+"0") // attempt 10
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { stranger.Process.Kill(); stranger.Wait() }()
+	begin(t, l, spec("r", "sleep 1000"))
+	stopped(t, l, Ref{"r", 1}, time.Second)
+	if !lives(stranger) {
+		t.Error("the stranger was ended")
+	}
+}
+
+func TestStopAfterARebootLeavesTheNewOwnerOfThePIDAlone(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	stranger := exec.Command("sleep", "1000")
+	stranger.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { stranger.Process.Kill(); stranger.Wait() }()
+	for i, boot := range []string{"boot-0", "boot-1"} {
+		dir := fmt.Sprintf("home/.multihost/runs/past%d/1/", i)
+		l.write(dir+"supervisor", "1 1 "+boot+" 5\n", 0o600)
+		l.write(dir+"started", fmt.Sprintf("%d 2 3 4\n", stranger.Process.Pid), 0o600)
+		l.write(dir+"output.log", "", 0o600)
+		report := stopped(t, l, Ref{fmt.Sprint("past", i), 1}, time.Second)
+		if report.Found != 0 || report.Phase != Lost || !lives(stranger) {
+			t.Errorf("%s: %+v", boot, report)
+		}
+	}
+}
+
+func TestAKilledSupervisorIsALostRun(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "echo out; touch ready; exec sleep 1000")
+	begin(t, l, s)
+	ready(t, l, "r")
+	state, err := Status(t.Context(), l, s.Ref())
+	if err != nil {
+		t.Fatal(err)
+	}
+	syscall.Kill(state.Supervisor, syscall.SIGKILL)
+	eventually(t, "the supervisor is dead", func() bool {
+		state, err = Status(t.Context(), l, s.Ref())
+		return err == nil && !state.Supervised
+	})
+	if state.Phase != Running {
+		t.Errorf("the command lives: %+v", state)
+	}
+	// It still holds the worker.
+	var busy *BusyError
+	if _, err := Arm(t.Context(), l, spec("other", "true")); !errors.As(err, &busy) || busy.Info.Run != "r" {
+		t.Errorf("arm: %v", err)
+	}
+	report := stopped(t, l, s.Ref(), time.Second)
+	if !report.Free() || report.Phase != Lost || !report.Exit.Lost || !strings.Contains(report.Exit.Reason, "supervisor was killed; test by ann") || report.Exit.LogSize != 4 {
+		t.Errorf("report: %+v %+v", report, report.Exit)
+	}
+	out := &strings.Builder{}
+	if exit, err := Follow(t.Context(), l, s.Ref(), 0, out, FollowOptions{}); err != nil || !exit.Lost || out.String() != "out\n" {
+		t.Errorf("follow: %q, %+v, %v", out, exit, err)
+	}
+	if out, _ := complete(t, l, spec("other", "echo free")); out != "free\n" {
+		t.Errorf("got %q", out)
+	}
+}
+
+func TestAKilledWaiterIsALostExit(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "touch ready; while [ ! -e over ]; do sleep 0.05; done; exit 3")
+	begin(t, l, s)
+	ready(t, l, "r")
+	text, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "started"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid, start, at, waiter int
+	fmt.Sscan(string(text), &pid, &start, &at, &waiter)
+	syscall.Kill(waiter, syscall.SIGKILL)
+	if state, err := Status(t.Context(), l, s.Ref()); err != nil || state.Phase != Running {
+		t.Errorf("status: %+v, %v", state, err)
+	}
+	l.write("home/r/over", "", 0o644)
+	exit, err := Follow(t.Context(), l, s.Ref(), 0, &strings.Builder{}, FollowOptions{})
+	if err != nil || !exit.Lost {
+		t.Errorf("follow: %+v, %v", exit, err)
+	}
+}
+
+func TestARebootIsALostRun(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "echo out; touch ready; exec sleep 1000")
+	begin(t, l, s)
+	ready(t, l, "r")
+	l.killAll()
+	if err := os.RemoveAll(filepath.Join(l.root, "tmp/.multihost")); err != nil {
+		t.Fatal(err)
+	}
+	l.setBoot("boot-2")
+	infos, err := List(t.Context(), l)
+	if err != nil || len(infos) != 1 || infos[0].Phase != Lost || infos[0].Owner != "ann@laptop" || !infos[0].Mine {
+		t.Errorf("list: %+v, %v", infos, err)
+	}
+	out := &strings.Builder{}
+	exit, err := Follow(t.Context(), l, s.Ref(), 0, out, FollowOptions{})
+	if err != nil || !exit.Lost || !strings.Contains(exit.Reason, "reboot") || out.String() != "out\n" {
+		t.Errorf("follow: %q, %+v, %v", out, exit, err)
+	}
+	if out, _ := complete(t, l, spec("next", "echo free")); out != "free\n" {
+		t.Errorf("got %q", out)
+	}
+}
+
+func TestListAndPruning(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	old := time.Now().Add(-31 * 24 * time.Hour).UnixNano()
+	recent := time.Now().Add(-24 * time.Hour).UnixNano()
+	for i := range 25 {
+		dir := fmt.Sprintf("home/.multihost/runs/past%02d/1/", i)
+		at := recent + int64(i)
+		if i == 24 {
+			at = old
+		}
+		l.write(dir+"supervisor", fmt.Sprintf("1 1 boot-0 %d\n", at), 0o600)
+		l.write(dir+"started", "2 2 3 4\n", 0o600)
+		l.write(dir+"exit", "code=0\nend=5\n", 0o600)
+	}
+	complete(t, l, spec("now", "true"))
+	eventually(t, "19 recent ones and this one are left", func() bool {
+		infos, err := List(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(infos) == 20 && infos[0].Run == "past05" && infos[18].Run == "past23" && infos[19].Run == "now"
+	})
+}
+
+func TestStatusOfAWorkerWithoutRuns(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	if infos, err := List(t.Context(), l); err != nil || len(infos) != 0 {
+		t.Errorf("%+v, %v", infos, err)
+	}
+	if report := stopped(t, l, Ref{"none", 1}, time.Second); !report.Free() || report.Phase != Unknown {
+		t.Errorf("%+v", report)
+	}
+}

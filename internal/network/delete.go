@@ -1,0 +1,268 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+// A Deletion says what Delete removed.
+type Deletion struct {
+	Network   bool     `json:"network"` // false: there was no such network
+	Firewalls []string `json:"firewalls"`
+}
+
+// Delete removes the network called name and its firewall rules, rules first.
+// A network that does not exist is a success. It refuses, before it changes
+// anything, when the network is not ours (*NotOursError), has rules that are
+// not (*ForeignRulesError) or is used by TPUs (*InUseError). What else uses
+// the network only the API knows: when it refuses, the rules that were removed
+// are put back, so that what uses the network goes on working.
+func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
+	d := Deletion{Firewalls: []string{}}
+	rules, err := c.planDelete(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	if rules == nil {
+		c.sayAbsent("network", name)
+		return d, nil
+	}
+	start := c.gcp.Clock().Now()
+	c.gcp.Sink().Emit(event.Phase{Name: phase, State: event.Started, Detail: "delete " + name})
+	err = c.delete(ctx, name, rules, &d)
+	end := event.Phase{Name: phase, State: event.Done, Detail: "deleted " + name, Elapsed: c.gcp.Clock().Now().Sub(start)}
+	if err != nil {
+		end.State, end.Detail = event.Failed, "delete "+name
+	}
+	c.gcp.Sink().Emit(end)
+	return d, err
+}
+
+// sayAbsent says that there is nothing to delete.
+func (c *Client) sayAbsent(kind, name string) {
+	c.gcp.Sink().Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s %q does not exist: nothing to delete", kind, name)})
+}
+
+// PlanDelete says in words what Delete would remove, in order; empty when
+// there is no such network. It only reads, and fails where Delete would refuse.
+func (c *Client) PlanDelete(ctx context.Context, name string) ([]string, error) {
+	rules, err := c.planDelete(ctx, name)
+	if err != nil || rules == nil {
+		return nil, err
+	}
+	var lines []string
+	for _, fw := range rules {
+		lines = append(lines, shellLine("gcloud", "compute", "firewall-rules", "delete", fw.GetName(), "--project="+c.gcp.Project()))
+	}
+	return append(lines, shellLine("gcloud", "compute", "networks", "delete", name, "--project="+c.gcp.Project())), nil
+}
+
+// planDelete returns the rules to remove before the network: nil when there is
+// no network, empty when it has no rules.
+func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Firewall, error) {
+	if err := checkName("network", name, 63); err != nil {
+		return nil, err
+	}
+	n, err := c.getNetwork(ctx, name)
+	if err != nil || n == nil {
+		return nil, err
+	}
+	if !owned(n.GetDescription()) {
+		return nil, &NotOursError{Resource: "network", Name: name, Description: n.GetDescription(), project: c.gcp.Project()}
+	}
+	all, err := c.listFirewalls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rules, foreign := []*computepb.Firewall{}, []string(nil)
+	for _, fw := range all {
+		switch {
+		case lastPart(fw.GetNetwork()) != name:
+		case owned(fw.GetDescription()):
+			rules = append(rules, fw)
+		default:
+			foreign = append(foreign, fw.GetName())
+		}
+	}
+	if len(foreign) > 0 {
+		slices.Sort(foreign)
+		return nil, &ForeignRulesError{Network: name, Rules: foreign, project: c.gcp.Project()}
+	}
+	users, err := c.tpuUsers(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(users) > 0 {
+		return nil, &InUseError{Network: name, Users: users}
+	}
+	return rules, nil
+}
+
+func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Firewall, d *Deletion) error {
+	var removed []*computepb.Firewall
+	for _, fw := range rules {
+		deleted, err := c.deleteFirewall(ctx, fw.GetName())
+		if err != nil {
+			return err
+		}
+		if deleted {
+			removed = append(removed, fw)
+			d.Firewalls = append(d.Firewalls, fw.GetName())
+		}
+	}
+	err := c.deleteNetwork(ctx, name)
+	if gcp.ClassOf(err) == gcp.NotFound {
+		err = nil // somebody was faster
+	}
+	if users, ok := inUse(err); ok {
+		err = &InUseError{Network: name, Users: users, Err: err}
+		if restoreErr := c.restore(ctx, removed); restoreErr != nil {
+			return errors.Join(err, restoreErr)
+		}
+		d.Firewalls = []string{}
+		return err
+	}
+	d.Network = err == nil
+	return err
+}
+
+// restore puts back rules that were removed for a network that stays.
+func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) error {
+	for _, fw := range removed {
+		fw = proto.CloneOf(fw)
+		// The server sets these.
+		fw.Id, fw.Kind, fw.SelfLink, fw.CreationTimestamp = nil, nil, nil, nil
+		if err := c.insertFirewall(ctx, fw); err != nil && gcp.ClassOf(err) != gcp.AlreadyExists {
+			return fmt.Errorf("put back firewall rule %q, without which machines of the network may not reach each other: %w", fw.GetName(), err)
+		}
+	}
+	if len(removed) > 0 {
+		c.gcp.Sink().Emit(event.Note{Level: event.Info, Text: "the firewall rules were put back, since the network stays"})
+	}
+	return nil
+}
+
+func (c *Client) deleteNetwork(ctx context.Context, name string) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("delete network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Delete(ctx, &computepb.DeleteNetworkRequest{
+			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+// deleteFirewall removes a rule and reports whether it was there.
+func (c *Client) deleteFirewall(ctx context.Context, name string) (bool, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return false, err
+	}
+	err = c.change(ctx, fmt.Sprintf("delete firewall rule %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.firewalls.Delete(ctx, &computepb.DeleteFirewallRequest{
+			Project: c.gcp.Project(), Firewall: name, RequestId: proto.String(id),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// tpuUsers names the TPU nodes, and the queued resources without nodes yet,
+// that use the network, over all zones. Deleting the rules of a network under
+// a running job would cut its workers off from each other before the API
+// refuses to delete the network itself.
+func (c *Client) tpuUsers(ctx context.Context, name string) ([]string, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parent := fmt.Sprintf("projects/%s/locations/-", c.gcp.Project())
+	var users []string
+	err = c.gcp.Do(ctx, "list TPU nodes", func(ctx context.Context) error {
+		users = nil
+		return svc.Projects.Locations.Nodes.List(parent).Pages(ctx, func(page *tpuapi.ListNodesResponse) error {
+			for _, n := range page.Nodes {
+				if usesNetwork(n, name) {
+					users = append(users, userOf("TPU node", n.Name))
+				}
+			}
+			return nil
+		})
+	})
+	if err == nil {
+		err = c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) error {
+			return svc.Projects.Locations.QueuedResources.List(parent).Pages(ctx, func(page *tpuapi.ListQueuedResourcesResponse) error {
+				for _, q := range page.QueuedResources {
+					if waitsForNetwork(q, name) {
+						users = append(users, userOf("queued resource", q.Name))
+					}
+				}
+				return nil
+			})
+		})
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.Permission, gcp.NotFound, gcp.Invalid:
+		// A project without the TPU API, or a login without rights on it, may
+		// still manage networks. The API itself refuses to delete one in use.
+		c.gcp.Sink().Emit(event.Note{Level: event.Debug, Text: fmt.Sprintf("cannot tell whether TPUs use network %q: %v", name, err)})
+		return users, nil
+	}
+	slices.Sort(users)
+	return slices.Compact(users), err
+}
+
+func usesNetwork(n *tpuapi.Node, name string) bool {
+	if n == nil {
+		return false
+	}
+	configs := n.NetworkConfigs
+	if n.NetworkConfig != nil {
+		configs = append([]*tpuapi.NetworkConfig{n.NetworkConfig}, configs...)
+	}
+	return slices.ContainsFunc(configs, func(nc *tpuapi.NetworkConfig) bool {
+		return nc != nil && lastPart(nc.Network) == name
+	})
+}
+
+// waitsForNetwork reports a request that will make nodes on the network. One
+// that failed or was suspended makes none any more; one that is active is
+// told by its nodes.
+func waitsForNetwork(q *tpuapi.QueuedResource, name string) bool {
+	if q.Tpu == nil || q.State == nil || !slices.Contains([]string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"}, q.State.State) {
+		return false
+	}
+	return slices.ContainsFunc(q.Tpu.NodeSpec, func(s *tpuapi.NodeSpec) bool { return s != nil && usesNetwork(s.Node, name) })
+}
+
+// userOf makes "TPU node t-0 (us-central2-b)" of
+// projects/p/locations/us-central2-b/nodes/t-0.
+func userOf(kind, resource string) string {
+	parts := strings.Split(resource, "/")
+	if len(parts) < 6 {
+		return kind + " " + lastPart(resource)
+	}
+	return fmt.Sprintf("%s %s (%s)", kind, parts[5], parts[3])
+}

@@ -1,0 +1,254 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"multihost/internal/gcp"
+)
+
+// A Difference is one property of a resource that is not as wanted.
+type Difference struct {
+	Field string `json:"field"`
+	Have  string `json:"have"`
+	Want  string `json:"want"`
+}
+
+func describe(diffs []Difference) string {
+	var parts []string
+	for _, d := range diffs {
+		parts = append(parts, fmt.Sprintf("%s is %s, wanted %s", d.Field, d.Have, d.Want))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// A MismatchError is a resource that exists and is not as wanted. Nothing was
+// changed.
+type MismatchError struct {
+	Resource    string // "network" or "firewall rule"
+	Name        string
+	Owned       bool // made by multihost
+	Differences []Difference
+
+	project string
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
+}
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
+
+// Hint says how to get what is wanted, and how to take what is there.
+func (e *MismatchError) Hint() string {
+	if e.Resource != "network" {
+		remove := "multihost network firewall delete " + e.Name
+		if !e.Owned {
+			remove = shellLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
+		}
+		return fmt.Sprintf("remove it and create it again: %s; or make another rule beside it under another name", remove)
+	}
+	remove := "multihost network delete " + e.Name
+	if !e.Owned {
+		remove = shellLine("gcloud", "compute", "networks", "delete", e.Name, "--project="+e.project)
+	}
+	hint := fmt.Sprintf("make another network beside it: multihost network create OTHER; or remove it and create it again: %s", remove)
+	if take := e.takeFlags(); take != "" {
+		hint += "; or take it as it is: " + take
+	}
+	return hint
+}
+
+// takeFlags are the flags with which a network is wanted as it is.
+func (e *MismatchError) takeFlags() string {
+	var flags []string
+	for _, d := range e.Differences {
+		switch d.Field {
+		case "MTU":
+			flags = append(flags, "--mtu="+d.Have)
+		case "subnet mode":
+			flags = append(flags, "--subnet-mode="+d.Have)
+		case "routing mode":
+			flags = append(flags, "--bgp-routing-mode="+d.Have)
+		}
+	}
+	return strings.Join(flags, " ")
+}
+
+// A MissingError is a network that does not exist where one is needed.
+type MissingError struct{ Network string }
+
+func (e *MissingError) Error() string { return fmt.Sprintf("network %q: not found", e.Network) }
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
+
+// Hint is the command that makes it.
+func (e *MissingError) Hint() string {
+	return "create it with: multihost network create " + e.Network
+}
+
+// A NotOursError is a resource that multihost did not make and so does not
+// delete.
+type NotOursError struct {
+	Resource    string // "network" or "firewall rule"
+	Name        string
+	Description string
+
+	project string
+}
+
+func (e *NotOursError) Error() string {
+	return fmt.Sprintf("delete %s %q: not made by multihost (its description is %q)", e.Resource, e.Name, e.Description)
+}
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
+
+// Hint is gcloud's command for it.
+func (e *NotOursError) Hint() string {
+	kind := "networks"
+	if e.Resource != "network" {
+		kind = "firewall-rules"
+	}
+	return "if it is yours to delete: " + shellLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
+}
+
+// A ForeignRulesError is a network of ours with firewall rules that somebody
+// else made. Nothing was deleted.
+type ForeignRulesError struct {
+	Network string
+	Rules   []string
+
+	project string
+}
+
+func (e *ForeignRulesError) Error() string {
+	return fmt.Sprintf("delete network %q: it has firewall rules that multihost did not make: %s", e.Network, strings.Join(e.Rules, ", "))
+}
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
+
+// Hint is the command that removes the rules.
+func (e *ForeignRulesError) Hint() string {
+	words := append([]string{"gcloud", "compute", "firewall-rules", "delete"}, e.Rules...)
+	return "somebody may need them; if not: " + shellLine(append(words, "--project="+e.project)...)
+}
+
+// An InUseError is a network that something uses and that so cannot be
+// deleted.
+type InUseError struct {
+	Network string
+	Users   []string // "TPU node t-0 (us-central2-b)"
+	Err     error    // the API's answer; nil when it was found before asking
+}
+
+func (e *InUseError) Error() string {
+	by := "something"
+	if len(e.Users) > 0 {
+		by = strings.Join(e.Users, ", ")
+	}
+	return fmt.Sprintf("delete network %q: it is used by %s", e.Network, by)
+}
+
+// Unwrap returns the API's answer.
+func (e *InUseError) Unwrap() error { return e.Err }
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *InUseError) Class() gcp.Class { return gcp.Conflict }
+
+// Hint says what to delete first.
+func (e *InUseError) Hint() string {
+	for _, u := range e.Users {
+		if strings.Contains(u, "TPU") || strings.Contains(u, "queued resource") {
+			return "delete what uses it first: multihost qr list, then multihost qr delete ID"
+		}
+	}
+	return "delete what uses it first, then the network again"
+}
+
+// A SlowOperationError is an operation that did not end in time. Whether it
+// will succeed is unknown.
+type SlowOperationError struct {
+	What      string
+	Operation string
+	Limit     time.Duration
+
+	project string
+}
+
+func (e *SlowOperationError) Error() string {
+	return fmt.Sprintf("%s: operation %s still runs after %v", e.What, e.Operation, e.Limit)
+}
+
+// Class implements the interface that gcp.ClassOf asks.
+func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
+
+// Hint is the command that shows the operation.
+func (e *SlowOperationError) Hint() string {
+	return "it goes on without multihost; look at it with: " +
+		shellLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
+}
+
+var (
+	notReadyText = regexp.MustCompile(`(?i)is not ready`)
+	usedByText   = regexp.MustCompile(`used by '([^']+)'`)
+	projectText  = regexp.MustCompile(`(?i)'projects/[^/']+' was not found|project .* (not found|does not exist)`)
+)
+
+// notReady reports that a change came too early: what it builds on is still
+// being made.
+func notReady(err error) bool {
+	var op *gcp.OperationError
+	if errors.As(err, &op) {
+		return op.Status == "RESOURCE_NOT_READY" || op.Reason == "resourceNotReady"
+	}
+	var e *gcp.Error
+	return errors.As(err, &e) && e.HTTP == 400 && (e.Reason == "resourceNotReady" || notReadyText.MatchString(e.Message))
+}
+
+// inUse reports whether err says that something uses the resource, and what,
+// as far as the message tells.
+func inUse(err error) (users []string, ok bool) {
+	var op *gcp.OperationError
+	var e *gcp.Error
+	var text string
+	switch {
+	case errors.As(err, &op):
+		ok, text = op.Status == "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE" || op.Reason == "resourceInUseByAnotherResource", op.Message
+	case errors.As(err, &e):
+		ok, text = e.Reason == "resourceInUseByAnotherResource", e.Message
+	}
+	if !ok {
+		return nil, false
+	}
+	for _, m := range usedByText.FindAllStringSubmatch(text, -1) {
+		users = append(users, userName(m[1]))
+	}
+	return users, true
+}
+
+// userName makes "instance vm-1 (us-central2-b)" of
+// projects/p/zones/us-central2-b/instances/vm-1.
+func userName(resource string) string {
+	parts := strings.Split(resource, "/")
+	if len(parts) < 2 {
+		return resource
+	}
+	kind := strings.TrimSuffix(parts[len(parts)-2], "s")
+	name := kind + " " + parts[len(parts)-1]
+	if len(parts) >= 4 && (parts[len(parts)-4] == "zones" || parts[len(parts)-4] == "regions") {
+		name += " (" + parts[len(parts)-3] + ")"
+	}
+	return name
+}
+
+// missingProject tells a project that does not exist from a resource in it.
+func missingProject(err error) bool {
+	return err != nil && projectText.MatchString(err.Error())
+}

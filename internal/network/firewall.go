@@ -1,0 +1,430 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+// defaultPriority is the API's for a rule that asks for none.
+const defaultPriority = 1000
+
+// A FirewallRule lets traffic in (or out) on one network.
+type FirewallRule struct {
+	Name    string `json:"name"`
+	Network string `json:"network"`
+	// Allow holds what passes, as gcloud's --allow takes it: "tcp",
+	// "tcp:22", "udp:1-1000", "all"; one element may hold several, with
+	// commas.
+	Allow []string `json:"allow"`
+	// SourceRanges of an ingress rule. None, and no SourceTags on a rule that
+	// exists: anywhere.
+	SourceRanges []string `json:"source_ranges,omitempty"`
+	TargetTags   []string `json:"target_tags,omitempty"`
+	Priority     int      `json:"priority,omitempty"`  // 0: 1000
+	Direction    string   `json:"direction,omitempty"` // INGRESS when empty; or EGRESS
+
+	// What only rules that exist can have.
+	Denies     bool     `json:"denies,omitempty"` // the rule denies what Allow holds
+	Disabled   bool     `json:"disabled,omitempty"`
+	SourceTags []string `json:"source_tags,omitempty"`
+	Owned      bool     `json:"owned"` // carries our mark
+}
+
+func (r FirewallRule) withDefaults() FirewallRule {
+	if r.Network == "" {
+		r.Network = "default"
+	}
+	r.Direction = strings.ToUpper(r.Direction)
+	switch r.Direction {
+	case "", "IN":
+		r.Direction = "INGRESS"
+	case "OUT":
+		r.Direction = "EGRESS"
+	}
+	if r.Priority == 0 {
+		r.Priority = defaultPriority
+	}
+	return r
+}
+
+// Validate checks the rule without calling any API.
+func (r FirewallRule) Validate() error {
+	r = r.withDefaults()
+	if err := checkName("firewall rule", r.Name, 63); err != nil {
+		return err
+	}
+	if err := checkName("network", r.Network, 63); err != nil {
+		return err
+	}
+	if r.Direction != "INGRESS" && r.Direction != "EGRESS" {
+		return fmt.Errorf("direction %q: want INGRESS or EGRESS", r.Direction)
+	}
+	if r.Priority < 0 || r.Priority > 65535 {
+		return fmt.Errorf("priority %d: want 0 to 65535", r.Priority)
+	}
+	if _, err := parseAllow(r.Allow); err != nil {
+		return err
+	}
+	if r.Direction == "EGRESS" && len(r.SourceRanges) > 0 {
+		return fmt.Errorf("firewall rule %q: an egress rule has no source ranges", r.Name)
+	}
+	v4, v6 := false, false
+	for _, s := range r.SourceRanges {
+		p, err := parseRange(s)
+		if err != nil {
+			return err
+		}
+		v4, v6 = v4 || p.Addr().Is4(), v6 || !p.Addr().Is4()
+	}
+	if v4 && v6 {
+		return fmt.Errorf("firewall rule %q: one rule cannot have IPv4 and IPv6 ranges; make two", r.Name)
+	}
+	for _, tag := range r.TargetTags {
+		if err := checkName("target tag", tag, 63); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allowed is one protocol with its ports; no ports means all.
+type allowed struct {
+	protocol string
+	ports    []string
+}
+
+var (
+	protocolPattern = regexp.MustCompile(`^([a-z]+|[0-9]{1,3})$`)
+	portPattern     = regexp.MustCompile(`^([0-9]{1,5})(?:-([0-9]{1,5}))?$`)
+)
+
+// parseAllow reads the elements of --allow.
+func parseAllow(list []string) ([]allowed, error) {
+	var out []allowed
+	for _, element := range list {
+		for _, word := range strings.Split(element, ",") {
+			a, err := parseAllowed(strings.TrimSpace(word))
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, a)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("allow is empty: want protocols such as tcp,icmp,udp or tcp:22")
+	}
+	return out, nil
+}
+
+func parseAllowed(word string) (allowed, error) {
+	protocol, port, hasPort := strings.Cut(strings.ToLower(word), ":")
+	known := []string{"tcp", "udp", "icmp", "esp", "ah", "sctp", "ipip", "all"}
+	if n, err := strconv.Atoi(protocol); err == nil && n > 255 || !protocolPattern.MatchString(protocol) || (err != nil && !slices.Contains(known, protocol)) {
+		return allowed{}, fmt.Errorf("allow %q: no such protocol %q; want one of %s, or a number", word, protocol, strings.Join(known, ", "))
+	}
+	a := allowed{protocol: protocol}
+	if !hasPort {
+		return a, nil
+	}
+	if !slices.Contains([]string{"tcp", "udp", "sctp", "6", "17", "132"}, protocol) {
+		return a, fmt.Errorf("allow %q: %s has no ports", word, protocol)
+	}
+	m := portPattern.FindStringSubmatch(port)
+	if m == nil {
+		return a, fmt.Errorf("allow %q: want a port or a range such as 22 or 8000-9000", word)
+	}
+	low, _ := strconv.Atoi(m[1])
+	high := low
+	if m[2] != "" {
+		high, _ = strconv.Atoi(m[2])
+	}
+	if low > high || high > 65535 {
+		return a, fmt.Errorf("allow %q: no such ports", word)
+	}
+	a.ports = []string{port}
+	return a, nil
+}
+
+// exposes reports whether the rule lets the whole internet in.
+func (r FirewallRule) exposes() bool {
+	if r.Direction != "INGRESS" {
+		return false
+	}
+	if len(r.SourceRanges) == 0 && len(r.SourceTags) == 0 {
+		return true
+	}
+	for _, s := range r.SourceRanges {
+		if p, err := parseRange(s); err == nil && p.Bits() == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// body is the rule as the Compute API wants it. What is not asked for is left
+// to the API, as gcloud leaves it.
+func (r FirewallRule) body(project string) *computepb.Firewall {
+	fw := &computepb.Firewall{
+		Name:        proto.String(r.Name),
+		Description: proto.String(firewallMark(r.Network)),
+		Direction:   proto.String(r.Direction),
+		Network:     proto.String(fmt.Sprintf("https://www.googleapis.com/compute/v1/projects/%s/global/networks/%s", project, r.Network)),
+		TargetTags:  r.TargetTags,
+	}
+	if r.Priority != defaultPriority {
+		fw.Priority = proto.Int32(int32(r.Priority))
+	}
+	for _, s := range r.SourceRanges {
+		if p, err := parseRange(s); err == nil {
+			s = p.String()
+		}
+		fw.SourceRanges = append(fw.SourceRanges, s)
+	}
+	list, _ := parseAllow(r.Allow)
+	for _, a := range list {
+		fw.Allowed = append(fw.Allowed, &computepb.Allowed{IPProtocol: proto.String(a.protocol), Ports: a.ports})
+	}
+	return fw
+}
+
+// gcloud is the command line of gcloud that makes the same rule.
+func (r FirewallRule) gcloud(project string) string {
+	words := []string{
+		"gcloud", "compute", "firewall-rules", "create", r.Name,
+		"--project=" + project,
+		"--network=" + r.Network,
+		"--allow=" + strings.Join(r.Allow, ","),
+	}
+	if r.Direction != "INGRESS" {
+		words = append(words, "--direction="+r.Direction)
+	}
+	if r.Priority != defaultPriority {
+		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
+	}
+	if len(r.SourceRanges) > 0 {
+		words = append(words, "--source-ranges="+strings.Join(r.SourceRanges, ","))
+	}
+	if len(r.TargetTags) > 0 {
+		words = append(words, "--target-tags="+strings.Join(r.TargetTags, ","))
+	}
+	return shellLine(append(words, "--description="+firewallMark(r.Network))...)
+}
+
+// ruleOf reads a rule that exists.
+func ruleOf(fw *computepb.Firewall) FirewallRule {
+	r := FirewallRule{
+		Name:         fw.GetName(),
+		Network:      lastPart(fw.GetNetwork()),
+		SourceRanges: fw.GetSourceRanges(),
+		SourceTags:   fw.GetSourceTags(),
+		TargetTags:   fw.GetTargetTags(),
+		Priority:     defaultPriority,
+		Direction:    fw.GetDirection(),
+		Disabled:     fw.GetDisabled(),
+		Owned:        owned(fw.GetDescription()),
+	}
+	if fw.Priority != nil {
+		r.Priority = int(fw.GetPriority())
+	}
+	for _, a := range fw.GetAllowed() {
+		r.Allow = append(r.Allow, words(a.GetIPProtocol(), a.GetPorts())...)
+	}
+	for _, d := range fw.GetDenied() {
+		r.Denies = true
+		r.Allow = append(r.Allow, words(d.GetIPProtocol(), d.GetPorts())...)
+	}
+	if r.Direction == "" {
+		r.Direction = "INGRESS"
+	}
+	return r
+}
+
+func words(protocol string, ports []string) []string {
+	if len(ports) == 0 {
+		return []string{protocol}
+	}
+	var out []string
+	for _, p := range ports {
+		out = append(out, protocol+":"+p)
+	}
+	return out
+}
+
+// differences compares a rule that exists with the one that is wanted; both
+// have their defaults. Order and spelling do not count.
+func differences(have, want FirewallRule) []Difference {
+	var out []Difference
+	compare := func(field, h, w string) {
+		if h != w {
+			out = append(out, Difference{field, h, w})
+		}
+	}
+	compare("network", have.Network, want.Network)
+	compare("direction", have.Direction, want.Direction)
+	compare("action", action(have), action(want))
+	compare("allow", canonicalAllow(have.Allow), canonicalAllow(want.Allow))
+	compare("source ranges", canonicalRanges(have), canonicalRanges(want))
+	compare("source tags", canonicalSet(have.SourceTags), canonicalSet(want.SourceTags))
+	compare("target tags", canonicalSet(have.TargetTags), canonicalSet(want.TargetTags))
+	compare("priority", strconv.Itoa(have.Priority), strconv.Itoa(want.Priority))
+	compare("disabled", strconv.FormatBool(have.Disabled), strconv.FormatBool(want.Disabled))
+	return out
+}
+
+func action(r FirewallRule) string {
+	if r.Denies {
+		return "deny"
+	}
+	return "allow"
+}
+
+func canonicalSet(list []string) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return strings.Join(slices.Compact(list), ",")
+}
+
+func canonicalAllow(list []string) string {
+	var all []string
+	for _, element := range list {
+		for _, w := range strings.Split(strings.ToLower(element), ",") {
+			all = append(all, strings.TrimSpace(w))
+		}
+	}
+	return canonicalSet(all)
+}
+
+func canonicalRanges(r FirewallRule) string {
+	var list []string
+	for _, s := range r.SourceRanges {
+		if p, err := parseRange(s); err == nil {
+			s = p.Masked().String()
+		}
+		list = append(list, s)
+	}
+	if len(list) == 0 && len(r.SourceTags) == 0 && r.Direction == "INGRESS" {
+		list = []string{anywhere4}
+	}
+	return canonicalSet(list)
+}
+
+// PlanFirewall says what CreateFirewall would do. It only reads.
+func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, error) {
+	if err := rule.Validate(); err != nil {
+		return Plan{}, err
+	}
+	rule = rule.withDefaults()
+	network, err := c.getNetwork(ctx, rule.Network)
+	if err != nil {
+		return Plan{}, err
+	}
+	if network == nil {
+		return Plan{}, &MissingError{Network: rule.Network}
+	}
+	rules, err := c.listFirewalls(ctx)
+	if err != nil {
+		return Plan{}, err
+	}
+	c.warnExposed(rule, "--source-ranges")
+	return Plan{Actions: []Action{c.planRule(rule, rules)}}, nil
+}
+
+// CreateFirewall makes one rule, and reports whether it did: a rule that is
+// there and equal is left alone. A rule without source ranges lets the whole
+// internet in, as gcloud's does; that is said as a warning.
+func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created bool, err error) {
+	plan, err := c.PlanFirewall(ctx, rule)
+	if err != nil {
+		return false, err
+	}
+	return plan.Changes() > 0, c.Apply(ctx, plan)
+}
+
+// DeleteFirewall removes one rule that this package made, and reports whether
+// it was there.
+func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool, err error) {
+	if err := checkName("firewall rule", name, 63); err != nil {
+		return false, err
+	}
+	fw, err := c.getFirewall(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	if fw == nil {
+		c.sayAbsent("firewall rule", name)
+		return false, nil
+	}
+	if !owned(fw.GetDescription()) {
+		return false, &NotOursError{Resource: "firewall rule", Name: name, Description: fw.GetDescription(), project: c.gcp.Project()}
+	}
+	return c.deleteFirewall(ctx, name)
+}
+
+// ShowFirewalls returns the rules of network, or those of all networks when it
+// is empty, sorted by network and name.
+func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallRule, error) {
+	all, err := c.listFirewalls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []FirewallRule{}
+	for _, fw := range all {
+		if r := ruleOf(fw); network == "" || r.Network == network {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b FirewallRule) int {
+		if c := strings.Compare(a.Network, b.Network); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return out, nil
+}
+
+// warnExposed says what it means that a rule is open to everybody. flag is the
+// one that narrows it.
+func (c *Client) warnExposed(r FirewallRule, flag string) {
+	if !r.exposes() {
+		return
+	}
+	c.gcp.Sink().Emit(event.Note{
+		Level: event.Warn,
+		Text:  fmt.Sprintf("firewall rule %q opens %s on every machine of network %q to the whole internet (%s)", r.Name, strings.Join(r.Allow, ","), r.Network, anywhere4),
+		Hint:  fmt.Sprintf("allow known addresses only: %s=%s for IAP, or %s=YOUR_ADDRESS/32", flag, IAPRange, flag),
+	})
+}
+
+func lastPart(resource string) string {
+	return resource[strings.LastIndexByte(resource, '/')+1:]
+}
+
+// getFirewall returns the rule called name, or nil when there is none.
+func (c *Client) getFirewall(ctx context.Context, name string) (*computepb.Firewall, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var fw *computepb.Firewall
+	err = c.gcp.Do(ctx, fmt.Sprintf("show firewall rule %q", name), func(ctx context.Context) error {
+		fw, err = api.firewalls.Get(ctx, &computepb.GetFirewallRequest{Project: c.gcp.Project(), Firewall: name}, gcp.NoRetry())
+		return err
+	})
+	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
+		return nil, nil
+	}
+	return fw, err
+}

@@ -1,0 +1,263 @@
+// Package network makes, shows and removes the VPC network that TPU slices
+// talk over, and its firewall rules. Work is in two steps: Plan reads what is
+// there and says what would change, Apply does it. Applying the same options
+// twice changes nothing the second time.
+//
+// What this package makes carries a mark in its description, and only what
+// carries the mark is ever deleted.
+package network
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	compute "cloud.google.com/go/compute/apiv1"
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/gcp"
+)
+
+const (
+	// DefaultName and DefaultMTU are those of MaxText's documents; 8896 is the
+	// largest MTU of a VPC network.
+	DefaultName = "mtu9k"
+	DefaultMTU  = 8896
+	minMTU      = 1300
+	maxMTU      = 8896
+	// apiMTU is the MTU of a network that was made without asking for one.
+	apiMTU = 1460
+
+	// IAPRange is where connections through Identity-Aware Proxy come from.
+	IAPRange = "35.235.240.0/20"
+	// autoRange holds every subnetwork of an auto mode network.
+	autoRange = "10.128.0.0/9"
+	// legacyRange is what a legacy network gets when none is asked for.
+	legacyRange = "10.240.0.0/16"
+	anywhere4   = "0.0.0.0/0"
+	anywhere6   = "::/0"
+
+	// mark begins the description of everything that this package makes.
+	mark = "made by multihost"
+)
+
+// NoSSH as the only element of Options.SSHSourceRanges means no rule for SSH.
+const NoSSH = "none"
+
+// Options says which network to make. Zero values mean the defaults in the
+// comments.
+type Options struct {
+	Name        string // mtu9k
+	MTU         int    // 8896
+	SubnetMode  string // auto; or custom, legacy
+	RoutingMode string // regional; or global
+	// SSHSourceRanges may reach tcp:22. Default: IAPRange. {NoSSH}: nobody.
+	SSHSourceRanges []string
+	// InternalRanges may reach each other on tcp, udp and icmp. Default: the
+	// range of auto mode networks, 10.128.0.0/9; 10.0.0.0/8 in custom mode.
+	InternalRanges []string
+	// AllPortsFrom may reach every port. Default: nobody.
+	AllPortsFrom []string
+}
+
+func (o Options) withDefaults() Options {
+	if o.Name == "" {
+		o.Name = DefaultName
+	}
+	if o.MTU == 0 {
+		o.MTU = DefaultMTU
+	}
+	o.SubnetMode = strings.ToLower(o.SubnetMode)
+	if o.SubnetMode == "" {
+		o.SubnetMode = "auto"
+	}
+	o.RoutingMode = strings.ToLower(o.RoutingMode)
+	if o.RoutingMode == "" {
+		o.RoutingMode = "regional"
+	}
+	if len(o.SSHSourceRanges) == 0 {
+		o.SSHSourceRanges = []string{IAPRange}
+	}
+	if len(o.InternalRanges) == 0 {
+		switch o.SubnetMode {
+		case "custom":
+			o.InternalRanges = []string{"10.0.0.0/8"}
+		case "legacy":
+			o.InternalRanges = []string{legacyRange}
+		default:
+			o.InternalRanges = []string{autoRange}
+		}
+	}
+	return o
+}
+
+func (o Options) noSSH() bool { return len(o.SSHSourceRanges) == 1 && o.SSHSourceRanges[0] == NoSSH }
+
+// Validate checks every option without calling any API.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	if err := checkName("network", o.Name, 63-len("-internal")); err != nil {
+		return err
+	}
+	if o.MTU < minMTU || o.MTU > maxMTU {
+		return fmt.Errorf("mtu %d: want %d to %d", o.MTU, minMTU, maxMTU)
+	}
+	if !slices.Contains([]string{"auto", "custom", "legacy"}, o.SubnetMode) {
+		return fmt.Errorf("subnet mode %q: want auto, custom or legacy", o.SubnetMode)
+	}
+	if !slices.Contains([]string{"regional", "global"}, o.RoutingMode) {
+		return fmt.Errorf("routing mode %q: want regional or global", o.RoutingMode)
+	}
+	for _, r := range o.rules() {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rules are the firewall rules that belong to the network of o, which has its
+// defaults.
+func (o Options) rules() []FirewallRule {
+	everything := []string{"tcp", "icmp", "udp"}
+	rules := []FirewallRule{{
+		Name: o.Name + "-internal", Network: o.Name,
+		Allow: everything, SourceRanges: o.InternalRanges,
+	}}
+	if !o.noSSH() {
+		rules = append(rules, FirewallRule{
+			Name: o.Name + "-ssh", Network: o.Name,
+			Allow: []string{"tcp:22"}, SourceRanges: o.SSHSourceRanges,
+		})
+	}
+	if len(o.AllPortsFrom) > 0 {
+		rules = append(rules, FirewallRule{
+			Name: o.Name + "-all", Network: o.Name,
+			Allow: everything, SourceRanges: o.AllPortsFrom,
+		})
+	}
+	return rules
+}
+
+// body is the network of o as the Compute API wants it.
+func (o Options) body() *computepb.Network {
+	n := &computepb.Network{
+		Name:        proto.String(o.Name),
+		Description: proto.String(networkMark(o.Name)),
+		Mtu:         proto.Int32(int32(o.MTU)),
+		RoutingConfig: &computepb.NetworkRoutingConfig{
+			RoutingMode: proto.String(strings.ToUpper(o.RoutingMode)),
+		},
+	}
+	switch o.SubnetMode {
+	case "legacy":
+		n.IPv4Range = proto.String(legacyRange)
+	default:
+		n.AutoCreateSubnetworks = proto.Bool(o.SubnetMode == "auto")
+	}
+	return n
+}
+
+// gcloud is the command line of gcloud that makes the same network.
+func (o Options) gcloud(project string) string {
+	words := []string{
+		"gcloud", "compute", "networks", "create", o.Name,
+		"--project=" + project,
+		fmt.Sprintf("--mtu=%d", o.MTU),
+		"--subnet-mode=" + o.SubnetMode,
+		"--bgp-routing-mode=" + o.RoutingMode,
+	}
+	if o.SubnetMode == "legacy" {
+		words = append(words, "--range="+legacyRange)
+	}
+	return shellLine(append(words, "--description="+networkMark(o.Name))...)
+}
+
+func networkMark(name string) string {
+	return mark + "; remove with: multihost network delete " + name
+}
+
+func firewallMark(network string) string {
+	return mark + " for network " + network
+}
+
+func owned(description string) bool { return strings.HasPrefix(description, mark) }
+
+var namePattern = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
+
+func checkName(kind, name string, limit int) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("%s name is empty", kind)
+	case len(name) > limit:
+		return fmt.Errorf("%s name %q: longer than %d characters", kind, name, limit)
+	case !namePattern.MatchString(name):
+		return fmt.Errorf("%s name %q: want lower-case letters, digits and dashes, beginning with a letter and not ending in a dash", kind, name)
+	}
+	return nil
+}
+
+// parseRange reads a CIDR range, or one address as a range of its own.
+func parseRange(s string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return p, fmt.Errorf("range %q: want a CIDR range such as %s", s, IAPRange)
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("range %q: has bits behind the prefix; the network is %s, the one address is %s/%d", s, p.Masked(), p.Addr(), p.Addr().BitLen())
+	}
+	return p, nil
+}
+
+// A Client works on the networks of one project. It is safe for concurrent
+// use.
+type Client struct {
+	gcp *gcp.Client
+
+	once sync.Once
+	api  *api
+	err  error
+}
+
+// New returns a Client that works through g. It does no I/O.
+func New(g *gcp.Client) *Client { return &Client{gcp: g} }
+
+// api is the three Compute clients that this package needs.
+type api struct {
+	networks   *compute.NetworksClient
+	firewalls  *compute.FirewallsClient
+	operations *compute.GlobalOperationsClient
+}
+
+func (c *Client) clients(ctx context.Context) (*api, error) {
+	c.once.Do(func() { c.api, c.err = newAPI(context.WithoutCancel(ctx), c.gcp) })
+	return c.api, c.err
+}
+
+func newAPI(ctx context.Context, g *gcp.Client) (*api, error) {
+	opts, err := g.ComputeOptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	networks, err := compute.NewNetworksRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	firewalls, err := compute.NewFirewallsRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	operations, err := compute.NewGlobalOperationsRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	return &api{networks, firewalls, operations}, nil
+}

@@ -1,0 +1,352 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/api/iterator"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+// A Verb is what a plan does to a resource.
+type Verb string
+
+// The verbs of a plan.
+const (
+	Create   Verb = "create"
+	Keep     Verb = "keep"     // it is there and as wanted
+	Conflict Verb = "conflict" // it is there and different: the plan cannot be applied
+)
+
+// An Action is one step of a Plan.
+type Action struct {
+	Verb     Verb   `json:"verb"`
+	Resource string `json:"resource"` // "network" or "firewall"
+	Name     string `json:"name"`
+	Gcloud   string `json:"gcloud,omitempty"` // the equal gcloud command line of a create
+	Reason   string `json:"reason,omitempty"`
+
+	network  *computepb.Network
+	firewall *computepb.Firewall
+	options  Options
+	rule     FirewallRule
+	conflict error
+}
+
+// A Plan is what would be done, in order. It holds for the moment it was made.
+type Plan struct {
+	Actions []Action `json:"actions"`
+}
+
+// Err is the conflict of the plan with what exists, or nil. Several are
+// joined.
+func (p Plan) Err() error {
+	var errs []error
+	for _, a := range p.Actions {
+		if a.conflict != nil {
+			errs = append(errs, a.conflict)
+		}
+	}
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
+
+// Changes is how many resources the plan would make.
+func (p Plan) Changes() int {
+	n := 0
+	for _, a := range p.Actions {
+		if a.Verb == Create {
+			n++
+		}
+	}
+	return n
+}
+
+// String is the plan for people: a line per resource, and under each that
+// would be made the equal gcloud command.
+func (p Plan) String() string {
+	var b strings.Builder
+	for _, a := range p.Actions {
+		fmt.Fprintf(&b, "%-8s %s %s", a.Verb, a.Resource, a.Name)
+		if a.Reason != "" {
+			fmt.Fprintf(&b, ": %s", a.Reason)
+		}
+		b.WriteByte('\n')
+		if a.Verb == Create {
+			fmt.Fprintf(&b, "    %s\n", a.Gcloud)
+		}
+	}
+	return b.String()
+}
+
+// Plan says what has to be made for o. It only reads. Conflicts with what
+// exists are in the plan, not in err.
+func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
+	if err := o.Validate(); err != nil {
+		return Plan{}, err
+	}
+	o = o.withDefaults()
+	have, err := c.getNetwork(ctx, o.Name)
+	if err != nil {
+		return Plan{}, err
+	}
+	existing, err := c.listFirewalls(ctx)
+	if err != nil {
+		return Plan{}, err
+	}
+	plan := Plan{Actions: []Action{c.planNetwork(o, have)}}
+	for _, rule := range o.rules() {
+		rule = rule.withDefaults()
+		flag := "--ssh-source-ranges"
+		if rule.Name == o.Name+"-all" {
+			flag = "--all-ports-from"
+		}
+		c.warnExposed(rule, flag)
+		plan.Actions = append(plan.Actions, c.planRule(rule, existing))
+	}
+	return plan, nil
+}
+
+func (c *Client) planNetwork(o Options, have *computepb.Network) Action {
+	a := Action{Resource: "network", Name: o.Name, options: o}
+	if have == nil {
+		a.Verb, a.network, a.Gcloud = Create, o.body(), o.gcloud(c.gcp.Project())
+		return a
+	}
+	info := infoOf(have)
+	var diffs []Difference
+	if info.MTU != o.MTU {
+		diffs = append(diffs, Difference{"MTU", fmt.Sprint(info.MTU), fmt.Sprint(o.MTU)})
+	}
+	if info.SubnetMode != o.SubnetMode {
+		diffs = append(diffs, Difference{"subnet mode", info.SubnetMode, o.SubnetMode})
+	}
+	if info.RoutingMode != o.RoutingMode {
+		diffs = append(diffs, Difference{"routing mode", info.RoutingMode, o.RoutingMode})
+	}
+	if len(diffs) > 0 {
+		a.Verb = Conflict
+		a.conflict = &MismatchError{Resource: "network", Name: o.Name, Owned: info.Owned, Differences: diffs, project: c.gcp.Project()}
+		a.Reason = describe(diffs)
+		return a
+	}
+	a.Verb, a.Reason = Keep, fmt.Sprintf("exists with MTU %d", info.MTU)
+	if !info.Owned {
+		a.Reason += "; not made by multihost, so never deleted by it"
+	}
+	return a
+}
+
+// planRule compares rule, which has its defaults, with the rules of the
+// project: their names are unique over all networks.
+func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Action {
+	a := Action{Resource: "firewall", Name: rule.Name, rule: rule}
+	for _, fw := range existing {
+		if fw.GetName() != rule.Name {
+			continue
+		}
+		have := ruleOf(fw)
+		if diffs := differences(have, rule); len(diffs) > 0 {
+			a.Verb = Conflict
+			a.conflict = &MismatchError{Resource: "firewall rule", Name: rule.Name, Owned: have.Owned, Differences: diffs, project: c.gcp.Project()}
+			a.Reason = describe(diffs)
+			return a
+		}
+		a.Verb, a.Reason = Keep, "exists"
+		return a
+	}
+	a.Verb, a.firewall, a.Gcloud = Create, rule.body(c.gcp.Project()), rule.gcloud(c.gcp.Project())
+	return a
+}
+
+// Apply makes what plan says, the network before its rules, and waits until
+// each is there. A plan with a conflict changes nothing and returns plan.Err.
+// When it fails half-way, what was made stays and a new Plan goes on from
+// there.
+func (c *Client) Apply(ctx context.Context, plan Plan) error {
+	if err := plan.Err(); err != nil {
+		return err
+	}
+	if plan.Changes() == 0 {
+		c.sayUnchanged(plan)
+		return nil
+	}
+	start := c.gcp.Clock().Now()
+	c.gcp.Sink().Emit(event.Phase{Name: phase, State: event.Started})
+	made, err := c.apply(ctx, plan)
+	end := event.Phase{Name: phase, State: event.Done, Detail: strings.Join(made, ", "), Elapsed: c.gcp.Clock().Now().Sub(start)}
+	if err != nil {
+		end.State = event.Failed
+		if len(made) > 0 {
+			end.Detail = "made " + end.Detail
+		}
+	}
+	c.gcp.Sink().Emit(end)
+	if err == nil {
+		c.sayHints(plan)
+	}
+	return err
+}
+
+// phase is the name under which this package tells its progress.
+const phase = "network"
+
+func (c *Client) apply(ctx context.Context, plan Plan) (made []string, err error) {
+	for _, a := range plan.Actions {
+		if a.Verb != Create {
+			continue
+		}
+		if a.network != nil {
+			err = c.createNetwork(ctx, a)
+		} else {
+			err = c.createFirewall(ctx, a)
+		}
+		if err != nil {
+			return made, err
+		}
+		made = append(made, fmt.Sprintf("%s %s", a.Resource, a.Name))
+	}
+	return made, nil
+}
+
+func (c *Client) sayUnchanged(plan Plan) {
+	var names []string
+	for _, a := range plan.Actions {
+		names = append(names, fmt.Sprintf("%s %s", a.Resource, a.Name))
+	}
+	c.gcp.Sink().Emit(event.Note{
+		Level: event.Info,
+		Text:  fmt.Sprintf("nothing to change: %s as wanted", strings.Join(names, ", ")),
+	})
+}
+
+// sayHints says what a user will miss next on what plan has made.
+func (c *Client) sayHints(plan Plan) {
+	for _, a := range plan.Actions {
+		switch {
+		case a.Verb != Create:
+		case a.network != nil && a.options.SubnetMode == "custom":
+			c.gcp.Sink().Emit(event.Note{
+				Level: event.Info,
+				Text:  fmt.Sprintf("network %q has no subnetwork yet", a.Name),
+				Hint:  shellLine("gcloud", "compute", "networks", "subnets", "create", a.Name, "--project="+c.gcp.Project(), "--network="+a.Name, "--region=REGION", "--range=10.0.0.0/20"),
+			})
+		case strings.HasSuffix(a.Name, "-ssh") && len(a.rule.SourceRanges) == 1 && a.rule.SourceRanges[0] == IAPRange:
+			c.gcp.Sink().Emit(event.Note{
+				Level: event.Info,
+				Text:  fmt.Sprintf("SSH to network %q is open to Identity-Aware Proxy only", a.rule.Network),
+				Hint:  fmt.Sprintf("to let this machine in: multihost network firewall create %s-ssh-me --network=%s --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32", a.rule.Network, a.rule.Network),
+			})
+		}
+	}
+}
+
+// createNetwork makes the network of a. One that appeared since the plan was
+// made is fine if it is equal.
+func (c *Client) createNetwork(ctx context.Context, a Action) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("create network %q", a.Name)
+	err = c.change(ctx, what, a.Name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Insert(ctx, &computepb.InsertNetworkRequest{
+			Project: c.gcp.Project(), RequestId: proto.String(id), NetworkResource: a.network,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+	if gcp.ClassOf(err) == gcp.AlreadyExists {
+		have, gerr := c.getNetwork(ctx, a.Name)
+		if gerr != nil || have == nil {
+			return err
+		}
+		err = c.planNetwork(a.options, have).conflict
+	}
+	if err == nil {
+		c.gcp.Sink().Emit(event.State{Resource: "network", Name: a.Name, State: "READY"})
+	}
+	return err
+}
+
+func (c *Client) createFirewall(ctx context.Context, a Action) error {
+	err := c.insertFirewall(ctx, a.firewall)
+	if gcp.ClassOf(err) == gcp.AlreadyExists {
+		have, gerr := c.getFirewall(ctx, a.Name)
+		if gerr != nil || have == nil {
+			return err
+		}
+		err = c.planRule(a.rule, []*computepb.Firewall{have}).conflict
+	}
+	if err == nil {
+		c.gcp.Sink().Emit(event.State{Resource: "firewall", Name: a.Name, State: "READY"})
+	}
+	return err
+}
+
+func (c *Client) insertFirewall(ctx context.Context, fw *computepb.Firewall) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("create firewall rule %q", fw.GetName()), fw.GetName(), func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.firewalls.Insert(ctx, &computepb.InsertFirewallRequest{
+			Project: c.gcp.Project(), RequestId: proto.String(id), FirewallResource: fw,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+// getNetwork returns the network called name, or nil when there is none.
+func (c *Client) getNetwork(ctx context.Context, name string) (*computepb.Network, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var n *computepb.Network
+	err = c.gcp.Do(ctx, fmt.Sprintf("show network %q", name), func(ctx context.Context) error {
+		n, err = api.networks.Get(ctx, &computepb.GetNetworkRequest{Project: c.gcp.Project(), Network: name}, gcp.NoRetry())
+		return err
+	})
+	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
+		return nil, nil
+	}
+	return n, err
+}
+
+// listFirewalls returns all rules of the project.
+func (c *Client) listFirewalls(ctx context.Context) ([]*computepb.Firewall, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []*computepb.Firewall
+	err = c.gcp.Do(ctx, "list firewall rules", func(ctx context.Context) error {
+		all = nil
+		it := api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry())
+		for {
+			fw, err := it.Next()
+			if errors.Is(err, iterator.Done) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			all = append(all, fw)
+		}
+	})
+	return all, err
+}

@@ -1,0 +1,103 @@
+package preflight
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"multihost/internal/tpu"
+)
+
+// Fold says in one line how the settings ended on all workers; reports[i] is
+// the report of workers[i]:
+//
+//	12/12 settings on s[0-1]w[0-3]
+//	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
+//
+// A skipped setting counts as done: the worker does not have it.
+func Fold(workers []tpu.WorkerID, reports []Report) string {
+	var parts []string
+	counts := group(workers, reports, func(r Report) []string {
+		return []string{fmt.Sprintf("%d/%d settings", len(r.Results)-len(r.Failures()), len(r.Results))}
+	})
+	for _, g := range counts {
+		parts = append(parts, fmt.Sprintf("%s on %s", g.key, tpu.Fold(g.workers)))
+	}
+	failures := group(workers, reports, func(r Report) []string {
+		var keys []string
+		for _, f := range r.Failures() {
+			keys = append(keys, f.Setting+"\x00"+f.Reason)
+		}
+		return keys
+	})
+	for _, g := range failures {
+		setting, reason, _ := strings.Cut(g.key, "\x00")
+		parts = append(parts, fmt.Sprintf("%s failed on %s: %s", setting, tpu.Fold(g.workers), reason))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Table writes one row for each setting and each different way in which it
+// ended, with the workers that it holds for.
+func Table(workers []tpu.WorkerID, reports []Report) string {
+	rows := group(workers, reports, func(r Report) []string {
+		var keys []string
+		for _, res := range r.Results {
+			keys = append(keys, strings.Join([]string{res.Setting, cell(res.Want), cell(res.Before), cell(res.After),
+				string(res.Outcome), "\x00", res.Reason}, "\t"))
+		}
+		return keys
+	})
+	order := map[string]int{}
+	for i, s := range Settings() {
+		order[s.Name] = i
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "SETTING\tWANT\tBEFORE\tAFTER\tOUTCOME\tWORKERS\tREASON")
+	for i := range Settings() {
+		for _, g := range rows {
+			name, _, _ := strings.Cut(g.key, "\t")
+			if order[name] == i {
+				fmt.Fprintln(w, strings.Replace(g.key, "\x00", tpu.Fold(g.workers), 1))
+			}
+		}
+	}
+	w.Flush()
+	lines := strings.Split(b.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// cell is a value in a table, where an empty one would be overlooked.
+func cell(value string) string {
+	if value == "" {
+		return "-"
+	}
+	return value
+}
+
+type grouped struct {
+	key     string
+	workers []tpu.WorkerID
+}
+
+// group collects the workers of each key, keys in order of appearance.
+func group(workers []tpu.WorkerID, reports []Report, keys func(Report) []string) []grouped {
+	var groups []grouped
+	index := map[string]int{}
+	for i, r := range reports {
+		for _, key := range keys(r) {
+			at, ok := index[key]
+			if !ok {
+				at = len(groups)
+				index[key] = at
+				groups = append(groups, grouped{key: key})
+			}
+			groups[at].workers = append(groups[at].workers, workers[i])
+		}
+	}
+	return groups
+}

@@ -1,0 +1,227 @@
+// Package preflight reads and applies the settings of a worker that training
+// over the data-centre network depends on.
+//
+// One table (Settings) says what is wanted, one embedded bash script does it.
+// Every setting stands for itself: it is read, written only when it differs,
+// and read back, and the worst that one of them can do to the others is nothing.
+// A worker is never left without a default route that it had before.
+// Nothing survives a reboot, so the settings are applied at each attempt.
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"multihost/internal/sshfan"
+)
+
+// A Runner runs one command line on one worker. *sshfan.Conn is one.
+type Runner interface {
+	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
+}
+
+// Mode says whether a worker may be changed.
+type Mode int
+
+// The modes.
+const (
+	Apply Mode = iota // read, change what differs, read back
+	Check             // only read
+)
+
+func (m Mode) String() string {
+	if m == Check {
+		return "check"
+	}
+	return "apply"
+}
+
+// Platform is where the workers run.
+type Platform string
+
+// The platforms.
+const (
+	GCE Platform = "gce"
+	GKE Platform = "gke"
+)
+
+// ParsePlatform reads a --platform value in any case. Empty means GCE.
+func ParsePlatform(text string) (Platform, error) {
+	switch p := Platform(strings.ToLower(text)); p {
+	case "":
+		return GCE, nil
+	case GCE, GKE:
+		return p, nil
+	}
+	return "", fmt.Errorf("parse platform %q: want gce or gke", text)
+}
+
+// NoDevices as Options.ExpectChips means that the worker is no TPU host.
+const NoDevices = -1
+
+// Options say what Run wants of a worker. The zero value applies everything on
+// GCE and expects at least one TPU device and no particular MTU.
+type Options struct {
+	Mode     Mode
+	Platform Platform // "" means GCE
+	// Install installs the packages of missing tools with apt-get.
+	Install bool
+	// ExpectMTU is the MTU of the network; 0 means that it is unknown and only read.
+	ExpectMTU int
+	// ExpectChips is the number of TPU devices of a worker; 0 means at least
+	// one, NoDevices that devices are not looked at.
+	ExpectChips int
+}
+
+// Outcome is how one setting ended on one worker.
+type Outcome string
+
+// The outcomes.
+const (
+	OK      Outcome = "ok"      // was as wanted; nothing was written
+	Changed Outcome = "changed" // was written, and reads back as wanted
+	Skipped Outcome = "skipped" // does not exist on this worker, or is not asked for
+	Failed  Outcome = "failed"  // is not as wanted
+)
+
+// Severity says what an outcome means for a run.
+type Severity int
+
+// The severities, in rising order.
+const (
+	Fine    Severity = iota
+	Warning          // the run goes on, slower
+	Hard             // the run cannot work: the TPU devices or the default route are missing
+)
+
+// A Result is one setting on one worker.
+type Result struct {
+	Setting string  `json:"setting"`
+	Want    string  `json:"want"`
+	Before  string  `json:"before"`
+	After   string  `json:"after"`
+	Outcome Outcome `json:"outcome"`
+	Reason  string  `json:"reason,omitempty"`
+	Lost    bool    `json:"lost,omitempty"` // something that worked before could not be put back
+}
+
+// Severity says what the result means for a run.
+func (r Result) Severity() Severity {
+	switch {
+	case r.Outcome != Failed:
+		return Fine
+	case r.Lost, r.Setting == devicesName:
+		return Hard
+	}
+	return Warning
+}
+
+// A Report is all settings of one worker, in the order of Settings.
+type Report struct {
+	Results    []Result `json:"results"`
+	NUMANodes  int      `json:"numa_nodes"`
+	Node0Bytes int64    `json:"numa_node0_bytes,omitempty"` // memory of NUMA node 0; 0: unknown
+	TotalBytes int64    `json:"memory_bytes,omitempty"`     // memory of the worker; 0: unknown
+	HasNumactl bool     `json:"has_numactl"`
+	Devices    int      `json:"devices"`
+	BootID     string   `json:"boot_id"`
+}
+
+// Severity is the worst of the results. With require, every failure is Hard.
+func (r Report) Severity(require bool) Severity {
+	worst := Fine
+	for _, res := range r.Results {
+		s := res.Severity()
+		if s == Warning && require {
+			s = Hard
+		}
+		worst = max(worst, s)
+	}
+	return worst
+}
+
+// Failures returns the results that failed.
+func (r Report) Failures() []Result {
+	var failed []Result
+	for _, res := range r.Results {
+		if res.Outcome == Failed {
+			failed = append(failed, res)
+		}
+	}
+	return failed
+}
+
+// ErrNoReport means that the worker's answer was not the report of the script.
+var ErrNoReport = errors.New("no preflight report in the worker's answer")
+
+// maxAnswer bounds what is kept of a worker's answer. A report has a few
+// kilobytes; a login script that prints without end must not fill the memory.
+const maxAnswer = 1 << 20
+
+// Run checks one worker or applies the settings to it. An error means that the
+// state of the worker is not known; a setting that could not be applied is a
+// result, not an error. Run is safe for concurrent use and idempotent.
+func Run(ctx context.Context, r Runner, o Options) (Report, error) {
+	stdout, stderr := &capped{limit: maxAnswer}, &capped{limit: 4 << 10}
+	status, err := r.Run(ctx, sshfan.Cmd{
+		Line:   sshfan.Script("bash", script, arguments(o)...),
+		Stdout: stdout,
+		Stderr: stderr,
+	})
+	if err != nil {
+		return Report{}, fmt.Errorf("run preflight: %w", err)
+	}
+	report, err := parse(stdout.Bytes())
+	if err != nil {
+		return Report{}, fmt.Errorf("run preflight: %w (%s)", err, describe(status, stdout, stderr))
+	}
+	return report, nil
+}
+
+// describe says how the script ended, for an error.
+func describe(status sshfan.Status, stdout, stderr *capped) string {
+	how := fmt.Sprintf("exit status %d", status.Code)
+	if status.Signal != "" {
+		how = "killed by SIG" + status.Signal
+	}
+	for _, stream := range []*capped{stderr, stdout} {
+		if line := lastLine(stream.Bytes()); line != "" {
+			return how + fmt.Sprintf(", last line %q", line)
+		}
+	}
+	return how + ", no output"
+}
+
+func lastLine(text []byte) string {
+	text = bytes.TrimSpace(text)
+	if i := bytes.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	if len(text) > 200 {
+		text = text[:200]
+	}
+	return strings.ToValidUTF8(string(text), "\uFFFD")
+}
+
+// capped keeps the first bytes that are written to it and drops the rest.
+type capped struct {
+	bytes.Buffer
+	limit int
+}
+
+func (c *capped) Write(p []byte) (int, error) {
+	if room := c.limit - c.Len(); room > 0 {
+		c.Buffer.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}
+
+// MarshalText writes the severity as a word.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+func (s Severity) String() string {
+	return [...]string{"fine", "warning", "hard"}[s]
+}

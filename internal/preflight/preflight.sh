@@ -1,0 +1,628 @@
+#!/usr/bin/env bash
+#
+# Reads the settings of one worker and, in mode "apply", makes them as wanted.
+#
+# Arguments: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then for
+# each setting four words: NAME KIND KEY WANT.
+#
+# Answer on stdout: lines that begin with the words "multihost-preflight 1",
+# fields separated by tabs:
+#   result NAME WANT BEFORE AFTER OUTCOME LOST REASON
+#   info   KEY VALUE
+#   end
+# Anything else on stdout (login scripts may print) is for nobody.
+#
+# No setting may keep another one from being done, so nothing aborts this
+# script. Where a value is right, nothing is written and sudo is not needed.
+
+export LC_ALL=C
+# A lost connection must not stop the script between changing a route and
+# proving that the worker still has it.
+trap '' PIPE HUP
+
+mode=${1-} platform=${2-} install=${3-}
+shift 3
+
+proc="${MULTIHOST_ROOT_PROC-}/proc"
+sys="${MULTIHOST_ROOT_SYS-}/sys"
+dev="${MULTIHOST_ROOT_DEV-}/dev"
+
+# A login without a profile may have no sbin. A worker with its own roots has
+# its own tools too and must never get the machine's.
+if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
+	PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+fi
+
+tab=$'\t'
+
+say() {
+	local line="multihost-preflight 1" field
+	for field; do
+		field=${field//[$'\t\n\r']/ }
+		line+=$tab${field:0:400}
+	done
+	printf '%s\n' "$line"
+}
+
+have() { type -P "$1" >/dev/null; }
+
+# bounded COMMAND...: no single command may hold up the rest.
+bounded() { timeout -k 5 20 "$@" </dev/null; }
+
+# attempt COMMAND...: runs it; on failure $why is the cause in few words.
+why=
+attempt() {
+	local out rc
+	out=$(bounded "$@" 2>&1 >/dev/null)
+	rc=$?
+	((rc == 0)) && return 0
+	explain "$rc" "$out" "$1"
+	return 1
+}
+
+explain() {
+	local rc=$1 out=$2 command=$3 line
+	why=
+	while IFS= read -r line; do
+		[[ -n ${line// /} ]] && why=$line
+	done <<<"$out"
+	case $why in
+	"RTNETLINK answers: "*) why=${why#RTNETLINK answers: } ;;
+	"sysctl: "*) why=${why#sysctl: } ;;
+	tee:*": "*) why=${why##*: } ;;
+	esac
+	if ((rc == 124 || rc == 137)); then
+		why="$command did not end within 20 s"
+	elif [[ -z $why ]]; then
+		why="$command ended with status $rc"
+	fi
+}
+
+# get_root: finds out once how to act as root: $root is the command prefix,
+# $no_root is why there is none.
+root=() no_root='' root_known=''
+get_root() {
+	if [[ -z $root_known ]]; then
+		root_known=yes
+		if [[ $(id -u) == 0 ]]; then
+			root=()
+		elif ! have sudo; then
+			no_root="not root, and sudo is not installed"
+			[[ $platform == gke ]] && no_root="not root: run the container as root with NET_ADMIN"
+		elif attempt sudo -n true; then
+			root=(sudo -n)
+		else
+			no_root="no root rights: $why"
+		fi
+	fi
+	why=$no_root
+	[[ -z $no_root ]]
+}
+
+# write_file FILE VALUE
+write_file() {
+	get_root || return 1
+	local out rc
+	out=$(printf '%s\n' "$2" | timeout -k 5 20 "${root[@]}" tee "$1" 2>&1 >/dev/null)
+	rc=$?
+	((rc == 0)) && return 0
+	explain "$rc" "$out" tee
+	return 1
+}
+
+# write_value FILE VALUE: by sysctl(8) for what is below /proc/sys.
+write_value() {
+	local key=${1#"$proc/sys/"}
+	if [[ $key == "$1" ]] || ! have sysctl; then
+		write_file "$1" "$2"
+		return
+	fi
+	get_root && attempt "${root[@]}" sysctl -q -w "${key//\//.}=$2"
+}
+
+# read_value FILE: $value is its first line with single spaces.
+value=
+read_value() {
+	local -a words=()
+	value=
+	read -r -a words 2>/dev/null <"$1" || [[ ${#words[@]} -gt 0 ]] || return 1
+	value=${words[*]}
+}
+
+do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
+	local name=$1 file=$2 want=$3 absent=$4 before
+	if [[ ! -e $file ]]; then
+		say result "$name" "$want" "" "" skipped no "$absent"
+		return
+	fi
+	if ! read_value "$file"; then
+		say result "$name" "$want" "" "" failed no "cannot read $file"
+		return
+	fi
+	before=$value
+	if [[ $before == "$want" ]]; then
+		say result "$name" "$want" "$before" "$before" ok no ""
+	elif [[ $mode != apply ]]; then
+		say result "$name" "$want" "$before" "$before" failed no "not as wanted"
+	elif ! write_value "$file" "$want"; then
+		say result "$name" "$want" "$before" "$before" failed no "$why"
+	elif read_value "$file" && [[ $value == "$want" ]]; then
+		say result "$name" "$want" "$before" "$value" changed no ""
+	else
+		say result "$name" "$want" "$before" "$value" failed no "wrote $want, reads back ${value:-nothing}"
+	fi
+}
+
+# --- default routes ---------------------------------------------------------
+
+# list_routes: the IPv4 default routes as ip prints them, one each in $routes.
+routes=()
+list_routes() {
+	local out rc line
+	routes=()
+	out=$(bounded ip -4 -o route show default 2>&1)
+	rc=$?
+	if ((rc != 0)); then
+		explain "$rc" "$out" ip
+		return 1
+	fi
+	while IFS= read -r line; do
+		[[ $line == "default "* ]] && routes+=("$line")
+	done <<<"$out"
+	return 0
+}
+
+# parse_route LINE: $words is the route as `ip route add` takes it, without
+# KEY; $has is the present value of KEY; $id is what the kernel tells routes
+# apart by; $devices gets the interfaces.
+words=() has='' id='' devices=()
+parse_route() {
+	local line=${1//\\/ } key=$2 word metric=0 tos=0 nhid=
+	local -a in=()
+	read -r -a in <<<"$line"
+	words=() has=
+	local i
+	for ((i = 0; i < ${#in[@]}; i++)); do
+		word=${in[i]}
+		case $word in
+		"$key")
+			[[ ${in[i + 1]-} == lock ]] && ((i++))
+			((i++))
+			has=${in[i]-}
+			;;
+		# What ip prints about the state of a route but does not take.
+		linkdown | dead | offload | rt_offload | trap | rt_trap | offload_failed | unresolved) ;;
+		nhid)
+			nhid=yes
+			((i++))
+			words+=(nhid "${in[i]-}")
+			;;
+		via)
+			((i++))
+			local via=(via "${in[i]-}")
+			if [[ ${in[i]-} == inet* ]]; then
+				((i++))
+				via+=("${in[i]-}")
+			fi
+			# Next hop and next hop id exclude each other for ip.
+			[[ -z $nhid ]] && words+=("${via[@]}")
+			;;
+		dev)
+			((i++))
+			add_device "${in[i]-}"
+			[[ -z $nhid ]] && words+=(dev "${in[i]-}")
+			;;
+		metric)
+			((i++))
+			metric=${in[i]-}
+			words+=(metric "$metric")
+			;;
+		tos)
+			((i++))
+			tos=${in[i]-}
+			words+=(tos "$tos")
+			;;
+		*) words+=("$word") ;;
+		esac
+	done
+	id="$tos/$metric"
+}
+
+add_device() {
+	local known
+	for known in "${devices[@]}"; do
+		[[ $known == "$1" ]] && return
+	done
+	[[ -n $1 ]] && devices+=("$1")
+}
+
+# with_attribute KEY VALUE: $words with the attribute, which ip wants before
+# the next hops of a multipath route.
+with_attribute() {
+	local word added=
+	changed=()
+	for word in "${words[@]}"; do
+		if [[ $word == nexthop && -z $added ]]; then
+			changed+=("$1" "$2")
+			added=yes
+		fi
+		changed+=("$word")
+	done
+	[[ -n $added ]] || changed+=("$1" "$2")
+}
+
+# same_time A B: ip prints 5ms, 5000us or .005s by its version.
+same_time() {
+	local a=$1 b=$2
+	case $a in
+	5000us | 0.005s | .005s | 5.0ms | 5.00ms) a=5ms ;;
+	esac
+	[[ $a == "$b" ]]
+}
+
+# scan_routes KEY: fills $specs (words of each route), $values, $ids, $names.
+specs=() values=() ids=() names=()
+scan_routes() {
+	local line key=$1
+	specs=() values=() ids=() names=()
+	for line in "${routes[@]}"; do
+		devices=()
+		parse_route "$line" "$key"
+		specs+=("${words[*]}")
+		values+=("${has:-unset}")
+		ids+=("$id")
+		names+=("${devices[*]:-route}")
+	done
+}
+
+# show_values: the values of all routes or interfaces in one string.
+show_values() {
+	local i out=
+	if ((${#values[@]} == 1)); then
+		shown=${values[0]}
+		return
+	fi
+	for i in "${!values[@]}"; do
+		out+="${out:+, }${names[i]// /+}: ${values[i]}"
+	done
+	shown=$out
+}
+shown=
+
+do_route() { # NAME KEY WANT
+	local name=$1 key=$2 want=$3 i j n before after spec problem="" lost=no lost_why="" outcome=ok tried=""
+	if ! have ip; then
+		say result "$name" "$want" "" "" skipped no "ip is not installed (package iproute2)"
+		return
+	fi
+	if ! list_routes; then
+		say result "$name" "$want" "" "" failed no "$why"
+		return
+	fi
+	if ((${#routes[@]} == 0)); then
+		say result "$name" "$want" "" "" failed no "no IPv4 default route"
+		return
+	fi
+	scan_routes "$key"
+	show_values
+	before=$shown
+	local -a saved=("${specs[@]}") was=("${values[@]}") saved_ids=("${ids[@]}") saved_names=("${names[@]}")
+
+	for i in "${!saved[@]}"; do
+		same_time "${was[i]}" "$want" && continue
+		outcome=failed
+		if [[ $mode != apply ]]; then
+			problem="not as wanted"
+			continue
+		fi
+		n=0
+		for j in "${!saved_ids[@]}"; do
+			[[ ${saved_ids[j]} == "${saved_ids[i]}" ]] && ((n++))
+		done
+		if ((n > 1)); then
+			# The kernel would replace the first of them by the second.
+			problem="$n default routes with one metric: cannot change one alone"
+			continue
+		fi
+		if ! get_root; then
+			problem=$why
+			continue
+		fi
+		read -r -a words <<<"${saved[i]}"
+		with_attribute "$key" "$want"
+		tried=yes
+		attempt "${root[@]}" ip route change "${changed[@]}" || problem="$why"
+	done
+
+	if [[ -n $tried ]]; then
+		if ! restore_routes "$key" "${saved[@]}"; then
+			lost=yes lost_why=$why
+		fi
+		if list_routes; then
+			scan_routes "$key"
+		else
+			values=()
+		fi
+		outcome=changed
+		for i in "${!saved[@]}"; do
+			for j in "${!specs[@]}"; do
+				[[ ${specs[j]} == "${saved[i]}" ]] && same_time "${values[j]-}" "$want" && continue 2
+			done
+			outcome=failed
+			[[ -n $problem ]] || problem="${saved_names[i]}: changed, but reads back otherwise"
+		done
+		if [[ $lost == yes ]]; then
+			outcome=failed
+			problem="a default route was lost and could not be put back: $lost_why"
+		fi
+	fi
+	show_values
+	after=$shown
+	[[ $outcome == failed ]] || problem=
+	say result "$name" "$want" "$before" "$after" "$outcome" "$lost" "$problem"
+}
+changed=()
+
+# restore_routes KEY SPEC...: puts back each default route that is gone. Fails
+# when one is missing in the end.
+restore_routes() {
+	local key=$1 spec have_spec round missing
+	shift
+	for round in 1 2; do
+		list_routes || return 1
+		scan_routes "$key"
+		missing=0
+		for spec; do
+			for have_spec in "${specs[@]}"; do
+				[[ $have_spec == "$spec" ]] && continue 2
+			done
+			missing=1
+			((round == 1)) || continue
+			read -r -a words <<<"$spec"
+			attempt "${root[@]}" ip route add "${words[@]}" ||
+				attempt "${root[@]}" ip route append "${words[@]}"
+		done
+		((missing == 0)) && return 0
+	done
+	return 1
+}
+
+# route_devices: $devices are the interfaces of the default routes.
+route_devices() {
+	local line
+	devices=()
+	have ip && list_routes || return 1
+	for line in "${routes[@]}"; do
+		parse_route "$line" rto_min
+	done
+	((${#devices[@]} > 0))
+}
+
+# --- interfaces -------------------------------------------------------------
+
+# feature DEVICE KEY: $value is on or off, $fixed whether the driver fixed it.
+fixed=
+feature() {
+	local out rc line
+	value='' fixed=''
+	out=$(bounded ethtool -k "$1" 2>&1)
+	rc=$?
+	if ((rc != 0)); then
+		explain "$rc" "$out" ethtool
+		return 1
+	fi
+	while IFS= read -r line; do
+		line=${line#"${line%%[! $'\t']*}"}
+		if [[ $line == "$2: "* ]]; then
+			line=${line#*: }
+			value=${line%% *}
+			[[ $line == *"[fixed]"* ]] && fixed=yes
+			return 0
+		fi
+	done <<<"$out"
+	why="the driver of $1 has no $2"
+	value=absent
+	return 0
+}
+
+do_feature() { # NAME KEY WANT
+	local name=$1 key=$2 want=$3 d before="" problem="" outcome=ok
+	if ! have ethtool; then
+		say result "$name" "$want" "" "" skipped no "ethtool is not installed (package ethtool)${install_error:+: $install_error}"
+		return
+	fi
+	if ! route_devices; then
+		say result "$name" "$want" "" "" skipped no "no default route names an interface"
+		return
+	fi
+	local -a list=("${devices[@]}") first=() last=()
+	for d in "${list[@]}"; do
+		if ! feature "$d" "$key"; then
+			first+=(unknown) last+=(unknown)
+			outcome=failed problem="$d: $why"
+			continue
+		fi
+		first+=("$value")
+		if [[ $value == "$want" ]]; then
+			last+=("$value")
+		elif [[ $value == absent || -n $fixed ]]; then
+			last+=("$value")
+			[[ -n $fixed ]] && why="fixed to $value by the driver of $d"
+			[[ $outcome == failed ]] || outcome=skipped problem=$why
+		elif [[ $mode != apply ]]; then
+			last+=("$value")
+			outcome=failed problem="not as wanted"
+		elif ! get_root || ! attempt "${root[@]}" ethtool -K "$d" "$key" "$want"; then
+			last+=("$value")
+			outcome=failed problem=$why
+		elif feature "$d" "$key" && [[ $value == "$want" ]]; then
+			last+=("$value")
+			[[ $outcome == failed || $outcome == skipped ]] || outcome=changed
+		else
+			last+=("$value")
+			outcome=failed problem="$d: set to $want, reads back ${value:-nothing}"
+		fi
+	done
+	names=("${list[@]}") values=("${first[@]}")
+	show_values
+	before=$shown
+	values=("${last[@]}")
+	show_values
+	say result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
+}
+
+do_mtu() { # NAME WANT
+	local name=$1 want=$2 d problem="" outcome=ok
+	if ! route_devices; then
+		say result "$name" "$want" "" "" skipped no "no default route names an interface"
+		return
+	fi
+	names=("${devices[@]}") values=()
+	for d in "${devices[@]}"; do
+		if ! read_value "$sys/class/net/$d/mtu"; then
+			values+=(unknown)
+			outcome=failed problem="cannot read the mtu of $d"
+			continue
+		fi
+		values+=("$value")
+		if [[ -n $want && $value != "$want" ]]; then
+			outcome=failed problem="$d has mtu $value, its network $want"
+		fi
+	done
+	show_values
+	say result "$name" "$want" "$shown" "$shown" "$outcome" no "$problem"
+}
+
+# --- tools and devices ------------------------------------------------------
+
+# install_tools: installs the packages of what is missing, in one call.
+install_error='' installed=' '
+install_tools() {
+	local tool log rc
+	local -a missing=()
+	for tool in numactl ethtool; do
+		have "$tool" || missing+=("$tool")
+	done
+	((${#missing[@]} > 0)) || return 0
+	if ! have apt-get; then
+		install_error="apt-get is not here"
+		return 0
+	fi
+	if ! get_root; then
+		install_error=$why
+		return 0
+	fi
+	if ! apt install "${missing[@]}"; then
+		# A fresh image may have no package lists yet.
+		case $log in
+		*"Unable to locate package"* | *"no installation candidate"* | *"Failed to fetch"*)
+			apt update && apt install "${missing[@]}"
+			;;
+		esac
+	fi
+	hash -r
+	for tool in "${missing[@]}"; do
+		if have "$tool"; then
+			installed+="$tool "
+		elif [[ -z $install_error ]]; then
+			install_error="apt-get installed no $tool"
+		fi
+	done
+}
+
+# apt WORD...: one bounded apt-get; $install_error names who holds the lock.
+apt() {
+	local line
+	install_error=
+	log=$(timeout -k 10 600 "${root[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a \
+		apt-get -q -y -o DPkg::Lock::Timeout=180 "$@" 2>&1 </dev/null)
+	rc=$?
+	((rc == 0)) && return 0
+	install_error="apt-get $1 ended with status $rc"
+	while IFS= read -r line; do
+		line=${line//$'\r'/ }
+		case $line in
+		*"held by process "*)
+			line=${line##*held by process }
+			install_error="the dpkg lock is held by process ${line%%)*})"
+			return 1
+			;;
+		"E: "*) install_error=${line#E: } ;;
+		esac
+	done <<<"$log"
+	((rc == 124 || rc == 137)) && install_error="apt-get $1 did not end within 600 s"
+	return 1
+}
+
+do_tool() { # NAME TOOL WANT
+	if [[ $installed == *" $2 "* ]]; then
+		say result "$1" "$3" missing installed changed no ""
+	elif have "$2"; then
+		say result "$1" "$3" installed installed ok no ""
+	elif [[ -n $install_error ]]; then
+		say result "$1" "$3" missing missing failed no "$install_error"
+	else
+		say result "$1" "$3" missing missing skipped no "$2 is not installed (package $2)"
+	fi
+}
+
+count_devices() {
+	local path
+	count=0
+	# The control node /dev/vfio/vfio is no device.
+	for path in "$dev"/accel[0-9]* "$dev"/vfio/[0-9]*; do
+		[[ -e $path ]] && ((count++))
+	done
+}
+count=0
+
+do_devices() { # NAME WANT
+	local outcome=ok problem=""
+	case $2 in
+	none) outcome=skipped problem="not a TPU worker" ;;
+	1+) ((count > 0)) || outcome=failed problem="no TPU device below /dev/accel* or /dev/vfio/*" ;;
+	*)
+		((count == $2)) || problem="$count TPU devices, $2 expected"
+		((count >= $2)) || outcome=failed
+		;;
+	esac
+	say result "$1" "$2" "$count" "$count" "$outcome" no "$problem"
+}
+
+tell_worker() {
+	local path nodes=0 key kb
+	for path in "$sys"/devices/system/node/node[0-9]*; do
+		[[ -e $path ]] && ((nodes++))
+	done
+	say info numa_nodes "$nodes"
+	if [[ -r $sys/devices/system/node/node0/meminfo ]]; then
+		while read -r _ _ key kb _; do
+			[[ $key == MemTotal: ]] && say info node0_kb "$kb"
+		done <"$sys/devices/system/node/node0/meminfo"
+	fi
+	if [[ -r $proc/meminfo ]]; then
+		while read -r key kb _; do
+			[[ $key == MemTotal: ]] && say info total_kb "$kb"
+		done <"$proc/meminfo"
+	fi
+	have numactl && say info numactl yes
+	say info devices "$count"
+	read_value "$proc/sys/kernel/random/boot_id" && say info boot_id "$value"
+}
+
+count_devices
+[[ $install == yes ]] && install_tools
+while (($# >= 4)); do
+	case $2 in
+	sysctl) do_value "$1" "$proc/sys/$3" "$4" "this kernel has no ${3//\//.}" ;;
+	file) do_value "$1" "${MULTIHOST_ROOT_SYS-}$3" "$4" "tcp_cubic is not loaded" ;;
+	route) do_route "$1" "$3" "$4" ;;
+	feature) do_feature "$1" "$3" "$4" ;;
+	mtu) do_mtu "$1" "$4" ;;
+	tool) do_tool "$1" "$3" "$4" ;;
+	devices) do_devices "$1" "$4" ;;
+	esac
+	shift 4
+done
+tell_worker
+say end

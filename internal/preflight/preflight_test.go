@@ -1,0 +1,618 @@
+package preflight
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// A host is a worker made of a directory: kernel files below proc, sys and dev,
+// and stand-ins of the tools that would change a machine on its PATH, which
+// holds nothing else but what the script needs.
+type host struct {
+	t    *testing.T
+	root string
+}
+
+// The stand-ins keep their state in $STATE. ip changes the first route with
+// the same metric, as the kernel does.
+var standIns = map[string]string{
+	"ip": `#!/bin/bash
+args=" $* "
+case $args in
+*" route show default "*) cat "$STATE/routes" ;;
+*" route change default "*|*" route add default "*|*" route append default "*)
+	echo "ip $*" >>"$STATE/calls"
+	[[ -e $STATE/ip-fails ]] && { cat "$STATE/ip-fails" >&2; exit 2; }
+	spec=${args#* route * }; verb=${args#* route }; verb=${verb%% *}
+	spec=${spec% }
+	[[ -e $STATE/ip-loses && $verb == change ]] && spec=
+	metric=0; [[ $spec == *" metric "* ]] && { metric=${spec##* metric }; metric=${metric%% *}; }
+	spec=${spec/rto_min 5ms/rto_min lock 5ms}
+	[[ $verb != change ]] && { [[ -e $STATE/ip-no-add ]] && { echo "RTNETLINK answers: Network is unreachable" >&2; exit 2; }; echo "$spec" >>"$STATE/routes"; exit 0; }
+	done=
+	while IFS= read -r line; do
+		m=0; [[ $line == *" metric "* ]] && { m=${line##* metric }; m=${m%% *}; }
+		if [[ -z $done && ( $m == "$metric" || -z $spec ) ]]; then done=1; [[ -n $spec ]] && echo "$spec"; else echo "$line"; fi
+	done <"$STATE/routes" >"$STATE/routes.new"
+	mv "$STATE/routes.new" "$STATE/routes" ;;
+*) echo "ip stand-in: unknown call: $*" >&2; exit 1 ;;
+esac
+`,
+	"ethtool": `#!/bin/bash
+case $1 in
+-k) echo "Features for $2:"; echo "rx-checksumming: on"; printf '\ttx-nocache-copy: '; cat "$STATE/feature-$2" 2>/dev/null || cat "$STATE/feature" ;;
+-K) echo "ethtool $*" >>"$STATE/calls"; [[ $(cat "$STATE/feature") == *fixed* ]] && { echo "Could not change any device features" >&2; exit 1; }; echo "$4" >"$STATE/feature-$2" ;;
+esac
+`,
+	"id": "#!/bin/bash\ncat \"$STATE/uid\"\n",
+	"sudo": `#!/bin/bash
+echo "sudo $*" >>"$STATE/calls"
+[[ -e $STATE/sudo-refuses ]] && { echo "sudo: a password is required" >&2; exit 1; }
+[[ $1 == -n ]] || exit 1
+shift
+exec "$@"
+`,
+	"numactl": "#!/bin/bash\n",
+	"apt-get": `#!/bin/bash
+echo "apt-get $*" >>"$STATE/calls"
+[[ -e $STATE/apt-fails ]] && { cat "$STATE/apt-fails"; exit 100; }
+for name; do [[ -e $STATE/repository/$name ]] && cp "$STATE/repository/$name" "${0%/*}/$name"; done
+exit 0
+`,
+}
+
+const oneRoute = "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 \n"
+
+// newHost is a fresh TPU VM with sudo, one default route and four chips.
+func newHost(t *testing.T) *host {
+	h := &host{t, t.TempDir()}
+	for name, value := range map[string]string{
+		"proc/sys/net/ipv4/tcp_slow_start_after_idle":    "1",
+		"proc/sys/net/ipv4/tcp_no_metrics_save":          "0",
+		"proc/sys/net/core/somaxconn":                    "4096",
+		"proc/sys/net/ipv4/tcp_max_syn_backlog":          "2048",
+		"proc/sys/net/ipv4/tcp_mtu_probing":              "1",
+		"proc/sys/net/core/optmem_max":                   "20480",
+		"proc/sys/kernel/random/boot_id":                 "c0ffee",
+		"proc/meminfo":                                   "MemTotal:  1000 kB\nMemFree: 3 kB",
+		"sys/module/tcp_cubic/parameters/hystart_detect": "3",
+		"sys/class/net/ens8/mtu":                         "8896",
+		"sys/class/net/ens9/mtu":                         "8896",
+		"sys/devices/system/node/node0/meminfo":          "Node 0 MemTotal:   500 kB",
+		"sys/devices/system/node/node1/meminfo":          "Node 1 MemTotal:   500 kB",
+		"dev/vfio/0":                                     "", "dev/vfio/1": "", "dev/vfio/2": "", "dev/vfio/3": "", "dev/vfio/vfio": "",
+		"state/uid": "1000", "state/feature": "off", "state/routes": strings.TrimSuffix(oneRoute, "\n"), "state/calls": "",
+	} {
+		h.write(name, value)
+	}
+	for name, text := range standIns {
+		h.write("bin/"+name, text)
+		must(t, os.Chmod(filepath.Join(h.root, "bin", name), 0o755))
+	}
+	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true"} {
+		path, err := exec.LookPath(tool)
+		must(t, err)
+		must(t, os.Symlink(path, filepath.Join(h.root, "bin", tool)))
+	}
+	must(t, os.Truncate(filepath.Join(h.root, "state/calls"), 0))
+	return h
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *host) write(name, value string) {
+	h.t.Helper()
+	full := filepath.Join(h.root, name)
+	must(h.t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must(h.t, os.WriteFile(full, []byte(value+"\n"), 0o644))
+}
+
+func (h *host) read(name string) string {
+	h.t.Helper()
+	text, err := os.ReadFile(filepath.Join(h.root, name))
+	must(h.t, err)
+	return strings.TrimSpace(string(text))
+}
+
+func (h *host) remove(names ...string) {
+	for _, name := range names {
+		must(h.t, os.RemoveAll(filepath.Join(h.root, name)))
+	}
+}
+
+func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
+	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "STATE=" + filepath.Join(h.root, "state"),
+		"MULTIHOST_ROOT_PROC=" + h.root, "MULTIHOST_ROOT_SYS=" + h.root, "MULTIHOST_ROOT_DEV=" + h.root, "MULTIHOST_ROOT_TMP=" + h.root}
+	return runCmd(cmd, c)
+}
+
+func runCmd(cmd *exec.Cmd, c sshfan.Cmd) (sshfan.Status, error) {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return sshfan.Status{Code: exit.ExitCode()}, nil
+	}
+	return sshfan.Status{}, err
+}
+
+func run(t *testing.T, r Runner, o Options) Report {
+	t.Helper()
+	rep, err := Run(t.Context(), r, o)
+	must(t, err)
+	return rep
+}
+
+// outcomes writes each result that is not ok in one line.
+func outcomes(rep Report) (all []string) {
+	for _, r := range rep.Results {
+		if r.Outcome == OK {
+			continue
+		}
+		line := fmt.Sprintf("%s %s: %s -> %s", r.Setting, r.Outcome, r.Before, r.After)
+		if r.Reason != "" {
+			line += " (" + r.Reason + ")"
+		}
+		all = append(all, line)
+	}
+	return all
+}
+
+func same(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+var fresh = []string{
+	"tcp_slow_start_after_idle changed: 1 -> 0",
+	"tcp_no_metrics_save changed: 0 -> 1",
+	"rto_min changed: unset -> 5ms",
+	"hystart_detect changed: 3 -> 2",
+	"tcp_max_syn_backlog changed: 2048 -> 4096",
+	"tcp_mtu_probing changed: 1 -> 0",
+	"optmem_max changed: 20480 -> 131072",
+	"tx-nocache-copy changed: off -> on",
+}
+
+func TestFreshHostGetsEverySetting(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	o := Options{ExpectMTU: 8896, ExpectChips: 4}
+	rep := run(t, h, o)
+	same(t, "outcomes", outcomes(rep), fresh)
+	same(t, "routes", h.read("state/routes"), "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 rto_min lock 5ms")
+	same(t, "severity", rep.Severity(true), Fine)
+	results := rep.Results
+	rep.Results = nil
+	same(t, "worker", rep, Report{NUMANodes: 2, Node0Bytes: 500 << 10, TotalBytes: 1000 << 10, HasNumactl: true, Devices: 4, BootID: "c0ffee"})
+	same(t, "number of results", len(results), len(Settings()))
+}
+
+func TestSecondApplyChangesNothingAndNeedsNoSudo(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	run(t, h, Options{})
+	h.write("state/calls", "")
+	h.write("state/sudo-refuses", "")
+	same(t, "outcomes", outcomes(run(t, h, Options{})), []string(nil))
+	same(t, "calls", h.read("state/calls"), "")
+}
+
+func TestCheckOnlyReads(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	rep := run(t, h, Options{Mode: Check, Install: true})
+	var want []string
+	for _, line := range fresh {
+		name, values, _ := strings.Cut(line, " changed: ")
+		before, _, _ := strings.Cut(values, " -> ")
+		want = append(want, fmt.Sprintf("%s failed: %s -> %s (not as wanted)", name, before, before))
+	}
+	same(t, "outcomes", outcomes(rep), want)
+	same(t, "calls", h.read("state/calls"), "")
+	same(t, "severity", rep.Severity(false), Warning)
+	same(t, "severity with require", rep.Severity(true), Hard)
+}
+
+// Each story changes a fresh host and tells which outcomes differ from those
+// of a fresh host.
+func TestStories(t *testing.T) {
+	t.Parallel()
+	twoRoutes := oneRoute + "default via 10.129.0.1 dev ens9 proto dhcp src 10.129.0.5 metric 200"
+	for name, c := range map[string]struct {
+		prepare func(*host)
+		options Options
+		differs map[string]string // by setting; "" means ok
+		routes  string
+		hard    bool
+	}{
+		"root needs no sudo": {
+			prepare: func(h *host) { h.write("state/uid", "0"); h.remove("bin/sudo") },
+			options: Options{Platform: GKE},
+		},
+		"no sudo rights": {
+			prepare: func(h *host) { h.write("state/sudo-refuses", "") },
+			differs: map[string]string{
+				"tcp_slow_start_after_idle": "failed: 1 -> 1 (no root rights: sudo: a password is required)",
+				"tcp_no_metrics_save":       "failed: 0 -> 0 (no root rights: sudo: a password is required)",
+				"rto_min":                   "failed: unset -> unset (no root rights: sudo: a password is required)",
+				"hystart_detect":            "failed: 3 -> 3 (no root rights: sudo: a password is required)",
+				"tcp_max_syn_backlog":       "failed: 2048 -> 2048 (no root rights: sudo: a password is required)",
+				"tcp_mtu_probing":           "failed: 1 -> 1 (no root rights: sudo: a password is required)",
+				"optmem_max":                "failed: 20480 -> 20480 (no root rights: sudo: a password is required)",
+				"tx-nocache-copy":           "failed: off -> off (no root rights: sudo: a password is required)",
+			},
+			routes: strings.TrimSpace(oneRoute),
+		},
+		"two default routes": {
+			prepare: func(h *host) { h.write("state/routes", twoRoutes) },
+			differs: map[string]string{
+				"rto_min":         "changed: ens8: unset, ens9: unset -> ens8: 5ms, ens9: 5ms",
+				"tx-nocache-copy": "changed: ens8: off, ens9: off -> ens8: on, ens9: on",
+			},
+			routes: "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 rto_min lock 5ms\n" +
+				"default via 10.129.0.1 dev ens9 proto dhcp src 10.129.0.5 metric 200 rto_min lock 5ms",
+		},
+		"route with attributes and states": {
+			prepare: func(h *host) {
+				h.write("state/routes", "default via 10.0.0.1 dev ens8 proto static metric 7 onlink linkdown mtu lock 1400 rto_min lock 200ms")
+			},
+			differs: map[string]string{"rto_min": "changed: 200ms -> 5ms"},
+			routes:  "default via 10.0.0.1 dev ens8 proto static metric 7 onlink mtu lock 1400 rto_min lock 5ms",
+		},
+		"two default routes with one metric": {
+			prepare: func(h *host) { h.write("state/routes", "default via 10.0.0.1 dev ens8\ndefault via 10.0.0.2 dev ens8") },
+			differs: map[string]string{"rto_min": "failed: ens8: unset, ens8: unset -> ens8: unset, ens8: unset (2 default routes with one metric: cannot change one alone)"},
+			routes:  "default via 10.0.0.1 dev ens8\ndefault via 10.0.0.2 dev ens8",
+		},
+		"route change refused": {
+			prepare: func(h *host) { h.write("state/ip-fails", "RTNETLINK answers: Operation not permitted") },
+			differs: map[string]string{"rto_min": "failed: unset -> unset (Operation not permitted)"},
+			routes:  strings.TrimSpace(oneRoute),
+		},
+		"route change loses the route, which is put back": {
+			prepare: func(h *host) { h.write("state/ip-loses", "") },
+			differs: map[string]string{"rto_min": "failed: unset -> unset (ens8: changed, but reads back otherwise)"},
+			routes:  strings.TrimSpace(oneRoute),
+		},
+		"route change loses the route for good": {
+			prepare: func(h *host) { h.write("state/ip-loses", ""); h.write("state/ip-no-add", "") },
+			differs: map[string]string{
+				"rto_min":         "failed: unset ->  (a default route was lost and could not be put back: Network is unreachable)",
+				"tx-nocache-copy": "skipped:  ->  (no default route names an interface)",
+				"mtu":             "skipped:  ->  (no default route names an interface)",
+			},
+			hard: true,
+		},
+		"no default route": {
+			prepare: func(h *host) { h.write("state/routes", "") },
+			differs: map[string]string{
+				"rto_min":         "failed:  ->  (no IPv4 default route)",
+				"tx-nocache-copy": "skipped:  ->  (no default route names an interface)",
+				"mtu":             "skipped:  ->  (no default route names an interface)",
+			},
+		},
+		"no tcp_cubic": {
+			prepare: func(h *host) { h.remove("sys/module/tcp_cubic") },
+			differs: map[string]string{"hystart_detect": "skipped:  ->  (tcp_cubic is not loaded)"},
+		},
+		"setting that the kernel lacks": {
+			prepare: func(h *host) { h.remove("proc/sys/net/core/optmem_max") },
+			differs: map[string]string{"optmem_max": "skipped:  ->  (this kernel has no net.core.optmem_max)"},
+		},
+		"feature fixed by the driver": {
+			prepare: func(h *host) { h.write("state/feature", "off [fixed]") },
+			differs: map[string]string{"tx-nocache-copy": "skipped: off -> off (fixed to off by the driver of ens8)"},
+		},
+		"no ethtool, no numactl": {
+			prepare: func(h *host) { h.remove("bin/ethtool", "bin/numactl") },
+			differs: map[string]string{
+				"tx-nocache-copy": "skipped:  ->  (ethtool is not installed (package ethtool))",
+				"numactl":         "skipped: missing -> missing (numactl is not installed (package numactl))",
+			},
+		},
+		"no ethtool, no numactl, installed": {
+			prepare: func(h *host) {
+				h.remove("bin/ethtool", "bin/numactl")
+				for _, name := range []string{"ethtool", "numactl"} {
+					h.write("state/repository/"+name, standIns[name])
+					must(h.t, os.Chmod(filepath.Join(h.root, "state/repository", name), 0o755))
+				}
+			},
+			options: Options{Install: true},
+			differs: map[string]string{"numactl": "changed: missing -> installed"},
+		},
+		"install while the package lock is held": {
+			prepare: func(h *host) {
+				h.remove("bin/numactl")
+				h.write("state/apt-fails", "Waiting for cache lock: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 912 (unattended-upgr)...\n"+
+					"E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 912 (unattended-upgr)")
+			},
+			options: Options{Install: true},
+			differs: map[string]string{"numactl": "failed: missing -> missing (the dpkg lock is held by process 912 (unattended-upgr))"},
+		},
+		"network with mtu 1460": {
+			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
+			options: Options{ExpectMTU: 8896},
+			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460, its network 8896)"},
+		},
+		"no devices": {
+			prepare: func(h *host) { h.remove("dev/vfio/0", "dev/vfio/1", "dev/vfio/2", "dev/vfio/3") },
+			differs: map[string]string{"tpu_devices": "failed: 0 -> 0 (no TPU device below /dev/accel* or /dev/vfio/*)"},
+			hard:    true,
+		},
+		"a device is missing": {
+			prepare: func(h *host) { h.remove("dev/vfio/2") },
+			options: Options{ExpectChips: 4},
+			differs: map[string]string{"tpu_devices": "failed: 3 -> 3 (3 TPU devices, 4 expected)"},
+			hard:    true,
+		},
+		"no TPU worker": {
+			prepare: func(h *host) { h.remove("dev/vfio") },
+			options: Options{ExpectChips: NoDevices},
+			differs: map[string]string{"tpu_devices": "skipped: 0 -> 0 (not a TPU worker)"},
+		},
+		"accel devices": {
+			prepare: func(h *host) { h.remove("dev/vfio"); h.write("dev/accel0", ""); h.write("dev/accel1", "") },
+			options: Options{ExpectChips: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			c.prepare(h)
+			rep := run(t, h, c.options)
+			want := map[string]string{}
+			for _, line := range fresh {
+				name, rest, _ := strings.Cut(line, " ")
+				want[name] = rest
+			}
+			for name, line := range c.differs {
+				want[name] = line
+			}
+			got := map[string]string{}
+			for _, line := range outcomes(rep) {
+				name, rest, _ := strings.Cut(line, " ")
+				got[name] = rest
+			}
+			same(t, "outcomes", got, want)
+			if c.routes != "" {
+				same(t, "routes", strings.ReplaceAll(h.read("state/routes"), " \n", "\n"), c.routes)
+			}
+			same(t, "hard", rep.Severity(false) == Hard, c.hard)
+		})
+	}
+}
+
+type answer string
+
+func (a answer) Run(_ context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	_, err := c.Stdout.Write([]byte(a))
+	return sshfan.Status{Code: 3}, err
+}
+
+func TestGarbageIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "bash: command not found\n", marker, marker + "end", marker + "result\n" + marker + "end\n",
+		marker + "info\tdevices\t-1\n" + marker + "end\n", strings.Repeat("x", 3<<20)} {
+		_, err := Run(t.Context(), answer(text), Options{})
+		if !errors.Is(err, ErrNoReport) || !strings.Contains(err.Error(), "exit status 3") || len(err.Error()) > 500 {
+			t.Errorf("answer %.40q: %v", text, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	line := func(words ...string) string { return marker + strings.Join(words, "\t") + "\n" }
+	whole := line("info", "boot_id", "x") + line("info", "numa_nodes", "2")
+	for _, s := range Settings() {
+		whole += line("result", s.Name, s.Want, "1", "2", "ok", "no", "")
+	}
+	f.Add([]byte(whole + line("end")))
+	f.Add([]byte(line("result", "a", "b") + "\xff"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		rep, err := parse(text)
+		if err == nil && len(rep.Results) != len(Settings()) {
+			t.Errorf("a report with %d results", len(rep.Results))
+		}
+		rep.Severity(true)
+	})
+}
+
+func TestFold(t *testing.T) {
+	t.Parallel()
+	var workers []tpu.WorkerID
+	var reports []Report
+	for s := range 2 {
+		for w := range 4 {
+			rep := Report{Results: []Result{{Setting: "rto_min", Want: "5ms", Before: "unset", After: "5ms", Outcome: Changed}, {Setting: "somaxconn", Want: "4096", Before: "4096", After: "4096", Outcome: OK}}}
+			if s == 1 && w == 2 {
+				rep.Results[0] = Result{Setting: "rto_min", Want: "5ms", Before: "unset", After: "unset", Outcome: Failed, Reason: "Operation not permitted"}
+			}
+			workers, reports = append(workers, tpu.WorkerID{Slice: s, Worker: w}), append(reports, rep)
+		}
+	}
+	same(t, "all fine", Fold(workers[:6], reports[:6]), "2/2 settings on s0w[0-3],s1w[0-1]")
+	same(t, "one failed", Fold(workers, reports),
+		"2/2 settings on s0w[0-3],s1w[0-1,3]; 1/2 settings on s1w2; rto_min failed on s1w2: Operation not permitted")
+	same(t, "table", "\n"+Table(workers, reports), `
+SETTING    WANT  BEFORE  AFTER  OUTCOME  WORKERS              REASON
+rto_min    5ms   unset   5ms    changed  s0w[0-3],s1w[0-1,3]
+rto_min    5ms   unset   unset  failed   s1w2                 Operation not permitted
+somaxconn  4096  4096    4096   ok       s[0-1]w[0-3]
+`)
+}
+
+func TestNUMAWrap(t *testing.T) {
+	t.Parallel()
+	generation := map[string]tpu.Generation{}
+	for _, g := range tpu.Generations() {
+		generation[g.Name] = g
+	}
+	good := Report{NUMANodes: 2, HasNumactl: true, Node0Bytes: 224 << 30, TotalBytes: 448 << 30}
+	one, none := good, good
+	one.NUMANodes, none.HasNumactl = 1, false
+	for _, c := range []struct {
+		mode       NUMA
+		generation string
+		report     Report
+		argv       string
+		say        string // part of the note or of the error
+		fails      bool
+	}{
+		{NUMAAuto, "v5p", good, "numactl --membind=0 --cpunodebind=0", "224 of 448 GiB", false},
+		{"", "v4", good, "numactl --membind=0 --cpunodebind=0", "bound to NUMA node 0", false},
+		{NUMAAuto, "v6e", good, "", "", false},
+		{NUMAAuto, "v5p", one, "", "", false},
+		{NUMAAuto, "v5p", none, "", "numactl is not installed", false},
+		{NUMABind, "v5p", good, "numactl --membind=0 --cpunodebind=0", "", false},
+		{NUMAPreferred, "v4", good, "numactl --preferred=0 --cpunodebind=0", "memory of node 0 first", false},
+		{NUMABind, "v5p", one, "", "one NUMA node", false},
+		{NUMABind, "v6e", good, "", "only v4 and v5p gain from it", true},
+		{NUMAPreferred, "v5e", good, "", "v5e would only lose", true},
+		{NUMABind, "v4", none, "", "numactl is not installed", true},
+		{NUMAOff, "v5p", good, "", "", false},
+		{"all", "v5p", good, "", "want auto, bind, preferred or off", true},
+	} {
+		argv, note, err := NUMAWrap(c.mode, generation[c.generation], c.report)
+		if got := strings.Join(argv, " "); got != c.argv || (err != nil) != c.fails || !strings.Contains(fmt.Sprint(note, err), c.say) || c.say == "" && note != "" && c.mode != NUMABind {
+			t.Errorf("%s on %s with %d nodes: %q, note %q, error %v", c.mode, c.generation, c.report.NUMANodes, got, note, err)
+		}
+	}
+}
+
+func TestScriptIsClean(t *testing.T) {
+	t.Parallel()
+	shellcheck, err := exec.LookPath("shellcheck")
+	if err != nil {
+		t.Skip("shellcheck is not installed (package shellcheck)")
+	}
+	printed := filepath.Join(t.TempDir(), "printed.sh")
+	must(t, os.WriteFile(printed, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
+	for _, name := range []string{"preflight.sh", printed} {
+		if out, err := exec.Command(shellcheck, name).CombinedOutput(); err != nil {
+			t.Errorf("shellcheck: %v\n%s", err, out)
+		}
+	}
+}
+
+func TestPrintedScriptDoesTheSame(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var out bytes.Buffer
+	_, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s", Stdin: strings.NewReader(Print(Options{})), Stdout: &out})
+	must(t, err)
+	rep, err := parse(out.Bytes())
+	must(t, err)
+	same(t, "outcomes", outcomes(rep), fresh)
+}
+
+// A namespace is a worker with a network of the real kernel, real ip and real
+// ethtool; only module parameters and devices are stand-ins.
+type namespace struct {
+	pid  int
+	root string
+}
+
+func newNamespace(t *testing.T, setup string) *namespace {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	for _, tool := range []string{"unshare", "nsenter", "ip", "ethtool"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
+		}
+	}
+	h := newHost(t)
+	cmd := exec.Command("unshare", "-n", "bash", "-c", "exec 2>&1\n"+setup+"\necho ready; read")
+	stdin, err := cmd.StdinPipe()
+	must(t, err)
+	stdout, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = cmd.Wait()
+	})
+	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		t.Skipf("cannot make a network namespace here: %s", line)
+	}
+	return &namespace{cmd.Process.Pid, h.root}
+}
+
+func (n *namespace) command(ctx context.Context, line string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", "-t", fmt.Sprint(n.pid), "-n", "bash", "-c", line)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MULTIHOST_ROOT_SYS=" + n.root, "MULTIHOST_ROOT_DEV=" + n.root}
+	return cmd
+}
+
+func (n *namespace) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	return runCmd(n.command(ctx, c.Line), c)
+}
+
+func TestRealKernel(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t, `
+ip link add ens8 type veth peer name p8 && ip link set ens8 up && ip link set p8 up && ip addr add 10.0.0.5/24 dev ens8
+ip link add ens9 type veth peer name p9 && ip link set ens9 up && ip link set p9 up && ip addr add 10.0.1.5/24 dev ens9
+ip route add default via 10.0.0.1 dev ens8 proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 initcwnd 20 quickack 1
+ip route add default via 10.9.0.1 dev ens9 onlink metric 200
+ip route add default metric 300 nexthop via 10.0.0.1 dev ens8 weight 1 nexthop via 10.0.1.1 dev ens9 weight 2
+ip route add default dev ens9 scope link metric 600
+echo 1 >/proc/sys/net/ipv4/tcp_mtu_probing`)
+	outside, err := os.ReadFile("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+	must(t, err)
+	var changed []string
+	for _, r := range run(t, n, Options{}).Results {
+		if r.Outcome == Failed {
+			t.Errorf("%s failed: %s", r.Setting, r.Reason)
+		}
+		if r.Outcome == Changed {
+			changed = append(changed, r.Setting)
+		}
+	}
+	for _, name := range []string{"tcp_slow_start_after_idle", "tcp_mtu_probing", "rto_min", "hystart_detect"} {
+		if !slices.Contains(changed, name) {
+			t.Errorf("%s was not changed", name)
+		}
+	}
+	routes, err := n.command(t.Context(), "ip -o route show default").Output()
+	must(t, err)
+	same(t, "routes", strings.ReplaceAll(string(routes), " \n", "\n"),
+		`default via 10.0.0.1 dev ens8 proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 initcwnd 20 rto_min lock 5ms quickack 1
+default via 10.9.0.1 dev ens9 metric 200 onlink rto_min lock 5ms
+default metric 300 rto_min lock 5ms \	nexthop via 10.0.0.1 dev ens8 weight 1 \	nexthop via 10.0.1.1 dev ens9 weight 2
+default dev ens9 scope link metric 600 rto_min lock 5ms
+`)
+	for _, line := range outcomes(run(t, n, Options{})) {
+		if strings.Contains(line, " changed: ") || strings.Contains(line, " failed: ") {
+			t.Errorf("second apply: %s", line)
+		}
+	}
+	after, err := os.ReadFile("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+	must(t, err)
+	same(t, "setting of the machine outside", string(after), string(outside))
+}

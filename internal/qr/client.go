@@ -1,0 +1,392 @@
+package qr
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+
+	"golang.org/x/sync/singleflight"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+// A Client works on the queued resources and slices of one project and zone.
+// It is safe for concurrent use.
+type Client struct {
+	gcp *gcp.Client
+
+	flight singleflight.Group
+
+	mu          sync.Mutex // guards the fields below
+	project     *projectMetadata
+	saidOSLogin bool
+}
+
+// New returns a Client that speaks through c. It does no I/O.
+func New(c *gcp.Client) *Client { return &Client{gcp: c} }
+
+func (c *Client) parent() string          { return parentName(c.gcp.Project(), c.gcp.Zone()) }
+func (c *Client) qrName(id string) string { return c.parent() + "/queuedResources/" + id }
+func (c *Client) nodeName(id string) string {
+	return c.parent() + "/nodes/" + id
+}
+func (c *Client) now() time.Time     { return c.gcp.Clock().Now() }
+func (c *Client) sink() event.Sink   { return c.gcp.Sink() }
+func (c *Client) emit(e event.Event) { c.gcp.Sink().Emit(e) }
+
+// sleep waits on the client's clock.
+func (c *Client) sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.gcp.Clock().After(d):
+		return nil
+	}
+}
+
+// A Resource is a queued resource as the API reports it.
+type Resource struct {
+	ID             string            `json:"id"`
+	State          string            `json:"state"`
+	StateInitiator string            `json:"state_initiator,omitempty"` // USER or SERVICE
+	Failure        string            `json:"failure,omitempty"`         // the API's text when FAILED
+	Type           string            `json:"accelerator_type"`
+	RuntimeVersion string            `json:"runtime_version"`
+	Tier           Tier              `json:"tier"`
+	Reservation    string            `json:"reservation,omitempty"`
+	Network        string            `json:"network,omitempty"`
+	Subnetwork     string            `json:"subnetwork,omitempty"`
+	NodeCount      int               `json:"node_count"`
+	Nodes          []string          `json:"nodes"`  // names that its slices have or will have
+	Slices         []SliceState      `json:"slices"` // those that exist; Get and List fill it
+	Labels         map[string]string `json:"labels,omitempty"`
+	CreateTime     time.Time         `json:"create_time"`
+
+	body *tpuapi.QueuedResource
+}
+
+// A SliceState is one slice of a queued resource.
+type SliceState struct {
+	Name    string `json:"name"`
+	State   string `json:"state"`
+	Health  string `json:"health,omitempty"`
+	Workers int    `json:"workers"`
+	Ready   bool   `json:"ready"`
+}
+
+// Owner says in words whose the resource is, from its labels.
+func (r Resource) Owner() string { return ownerOf(r.Labels) }
+
+func ownerOf(labels map[string]string) string {
+	run, user := labels[LabelRun], labels[LabelUser]
+	switch {
+	case labels[LabelTool] != toolName:
+		return "somebody who did not use multihost"
+	case run != "" && user != "":
+		return "run " + run + " of " + user
+	case run != "":
+		return "run " + run
+	case user != "":
+		return user
+	}
+	return "an unknown user of multihost"
+}
+
+// ReadySlices counts the slices that can take a run.
+func (r Resource) ReadySlices() int {
+	n := 0
+	for _, s := range r.Slices {
+		if s.Ready {
+			n++
+		}
+	}
+	return n
+}
+
+// Dead reports that the resource gives no slices any more and still counts
+// against the quota.
+func (r Resource) Dead() bool { return r.State == "FAILED" || r.State == "SUSPENDED" }
+
+func newResource(body *tpuapi.QueuedResource) Resource {
+	r := Resource{ID: lastPart(body.Name), Tier: tierOf(body), Reservation: body.ReservationName, body: body}
+	if t, err := time.Parse(time.RFC3339, body.CreateTime); err == nil {
+		r.CreateTime = t
+	}
+	if s := body.State; s != nil {
+		r.State, r.StateInitiator = s.State, s.StateInitiator
+		if s.FailedData != nil && s.FailedData.Error != nil {
+			r.Failure = s.FailedData.Error.Message
+		}
+	}
+	if body.Tpu == nil {
+		return r
+	}
+	// A request for several nodes has one entry before it is expanded and one
+	// for each node afterwards.
+	for _, spec := range body.Tpu.NodeSpec {
+		switch {
+		case spec.MultiNodeParams != nil && spec.NodeId == "":
+			prefix := firstOf(spec.MultiNodeParams.NodeIdPrefix, r.ID)
+			r.Nodes = append(r.Nodes, expandPrefix(prefix, int(spec.MultiNodeParams.NodeCount))...)
+		case spec.NodeId != "":
+			r.Nodes = append(r.Nodes, spec.NodeId)
+		}
+		if n := spec.Node; n != nil && r.Type == "" {
+			r.Type = typeOf(n)
+			r.RuntimeVersion, r.Labels = n.RuntimeVersion, n.Labels
+			if nc := n.NetworkConfig; nc != nil {
+				r.Network, r.Subnetwork = lastPart(nc.Network), lastPart(nc.Subnetwork)
+			}
+		}
+	}
+	r.NodeCount = len(r.Nodes)
+	return r
+}
+
+func tierOf(body *tpuapi.QueuedResource) Tier {
+	switch {
+	case body.Spot != nil || body.ProvisioningModel == "SPOT":
+		return Spot
+	case body.BestEffort != nil:
+		return BestEffort
+	case body.ProvisioningModel == "FLEX_START":
+		return FlexStart
+	case body.ProvisioningModel == "RESERVATION_BOUND":
+		return ReservationBound
+	case body.Guaranteed != nil && body.Guaranteed.Reserved, body.ReservationName != "":
+		return Reserved
+	case body.Guaranteed != nil:
+		return Guaranteed
+	}
+	return OnDemand
+}
+
+// typeOf is the accelerator type of a node, which some requests give as chip
+// type and topology instead.
+func typeOf(n *tpuapi.Node) string {
+	if n.AcceleratorType != "" || n.AcceleratorConfig == nil {
+		return n.AcceleratorType
+	}
+	family := strings.ToLower(strings.ReplaceAll(n.AcceleratorConfig.Type, "_", ""))
+	for _, t := range tpu.Types() {
+		if t.Generation.Family == family && t.Topology == n.AcceleratorConfig.Topology {
+			return t.Name
+		}
+	}
+	return n.AcceleratorConfig.Type + " " + n.AcceleratorConfig.Topology
+}
+
+// read gets the queued resource without its slices.
+func (c *Client) read(ctx context.Context, id string) (Resource, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return Resource{}, err
+	}
+	var body *tpuapi.QueuedResource
+	err = c.gcp.Do(ctx, fmt.Sprintf("read queued resource %q", id), func(ctx context.Context) (err error) {
+		body, err = svc.Projects.Locations.QueuedResources.Get(c.qrName(id)).Context(ctx).Do()
+		return err
+	})
+	if err != nil {
+		return Resource{}, err
+	}
+	return newResource(body), nil
+}
+
+// Get returns one queued resource with the states of its slices. An error of
+// class gcp.NotFound says that there is none.
+func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
+	r, err := c.read(ctx, id)
+	if err != nil {
+		return Resource{}, err
+	}
+	nodes, err := c.Slices(ctx)
+	if err != nil {
+		return Resource{}, err
+	}
+	r.Slices = statesOf(slicesOf(r, nodes))
+	return r, nil
+}
+
+// List returns all queued resources of the project and zone by name, with the
+// states of their slices.
+func (c *Client) List(ctx context.Context) ([]Resource, error) {
+	all, err := c.listResources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := c.Slices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Slices = statesOf(slicesOf(all[i], nodes))
+	}
+	return all, nil
+}
+
+func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := []Resource{}
+	for page := ""; ; {
+		var list *tpuapi.ListQueuedResourcesResponse
+		err := c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) (err error) {
+			list, err = svc.Projects.Locations.QueuedResources.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, body := range list.QueuedResources {
+			all = append(all, newResource(body))
+		}
+		c.warnUnreachable(list.Unreachable)
+		if page = list.NextPageToken; page == "" {
+			break
+		}
+	}
+	slices.SortFunc(all, func(a, b Resource) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+// pageSize is the largest that the API's lists give.
+const pageSize = 1000
+
+func (c *Client) warnUnreachable(places []string) {
+	if len(places) > 0 {
+		note(c.sink(), event.Warn, "", "the list is not complete: the API could not reach %s", strings.Join(places, ", "))
+	}
+}
+
+// Slices returns all slices of the project and zone, whoever made them, in the
+// API's order and with Index -1. It takes one call a page, not one a slice.
+func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := []tpu.Slice{}
+	for page := ""; ; {
+		var list *tpuapi.ListNodesResponse
+		err := c.gcp.Do(ctx, "list TPU slices", func(ctx context.Context) (err error) {
+			list, err = svc.Projects.Locations.Nodes.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range list.Nodes {
+			all = append(all, newSlice(n))
+		}
+		c.warnUnreachable(list.Unreachable)
+		if page = list.NextPageToken; page == "" {
+			return all, nil
+		}
+	}
+}
+
+// Slice returns one slice, with Index -1.
+func (c *Client) Slice(ctx context.Context, name string) (tpu.Slice, error) {
+	node, err := c.readNode(ctx, name)
+	if err != nil {
+		return tpu.Slice{}, err
+	}
+	return newSlice(node), nil
+}
+
+func (c *Client) readNode(ctx context.Context, name string) (node *tpuapi.Node, err error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = c.gcp.Do(ctx, fmt.Sprintf("read TPU slice %q", name), func(ctx context.Context) (err error) {
+		node, err = svc.Projects.Locations.Nodes.Get(c.nodeName(name)).Context(ctx).Do()
+		return err
+	})
+	return node, err
+}
+
+func newSlice(n *tpuapi.Node) tpu.Slice {
+	project, zone := placeOf(n.Name)
+	s := tpu.Slice{
+		Index: -1, Name: lastPart(n.Name), UID: strconv.FormatInt(n.Id, 10), Project: project, Zone: zone,
+		Type: typeOf(n), RuntimeVersion: n.RuntimeVersion,
+		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription,
+		QueuedResource: lastPart(n.QueuedResource), MultiSlice: n.MultisliceNode,
+		Labels: n.Labels, Metadata: n.Metadata,
+	}
+	interfaces := 1
+	switch {
+	case n.NetworkConfig != nil:
+		s.Network = lastPart(n.NetworkConfig.Network)
+	case len(n.NetworkConfigs) > 0:
+		s.Network = lastPart(n.NetworkConfigs[0].Network)
+		interfaces = len(n.NetworkConfigs)
+	}
+	// A worker with several interfaces has as many endpoints, one after the
+	// other; the first one is the one to reach it by.
+	for i := 0; i < len(n.NetworkEndpoints); i += interfaces {
+		e := n.NetworkEndpoints[i]
+		w := tpu.Worker{Internal: e.IpAddress}
+		if e.AccessConfig != nil {
+			w.External = e.AccessConfig.ExternalIp
+		}
+		s.Workers = append(s.Workers, w)
+	}
+	return s
+}
+
+// placeOf takes project and zone out of projects/P/locations/Z/….
+func placeOf(name string) (project, zone string) {
+	parts := strings.Split(name, "/")
+	if len(parts) >= 4 && parts[0] == "projects" && parts[2] == "locations" {
+		return parts[1], parts[3]
+	}
+	return "", ""
+}
+
+// slicesOf returns those of nodes that belong to r, in the order of r.Nodes,
+// with their index in it. The names alone do not decide: a slice that another
+// queued resource made is never taken for one of r.
+func slicesOf(r Resource, nodes []tpu.Slice) []tpu.Slice {
+	index := make(map[string]int, len(r.Nodes))
+	for i, name := range r.Nodes {
+		index[name] = i
+	}
+	var own []tpu.Slice
+	for _, s := range nodes {
+		i, named := index[s.Name]
+		switch {
+		case s.QueuedResource == r.ID && named:
+			s.Index = i
+		case s.QueuedResource == r.ID:
+			s.Index = len(r.Nodes)
+		case named && s.QueuedResource == "":
+			s.Index = i
+		default:
+			continue
+		}
+		own = append(own, s)
+	}
+	slices.SortStableFunc(own, func(a, b tpu.Slice) int { return a.Index - b.Index })
+	return own
+}
+
+func statesOf(own []tpu.Slice) []SliceState {
+	states := make([]SliceState, len(own))
+	for i, s := range own {
+		ready, _ := s.Ready()
+		states[i] = SliceState{Name: s.Name, State: s.State, Health: s.Health, Workers: len(s.Workers), Ready: ready}
+	}
+	return states
+}

@@ -1,0 +1,112 @@
+package qr
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+// differences says in what an existing queued resource is another one than the
+// one that would be asked for; none means that it can be taken for it. Fields
+// that the request leaves to the API's defaults, and those that change over
+// time (SSH keys, deadlines), do not count.
+func differences(existing Resource, asked *tpuapi.QueuedResource, id string) []string {
+	want := *asked
+	want.Name = id
+	ask := newResource(&want)
+	var d diff
+	for _, key := range []string{LabelTool, LabelRun, LabelUser} {
+		d.text("label "+key, existing.Labels[key], ask.Labels[key])
+	}
+	d.text("accelerator type", existing.Type, ask.Type)
+	d.text("number of slices", fmt.Sprint(existing.NodeCount), fmt.Sprint(ask.NodeCount))
+	d.text("slices", joinNames(existing.Nodes), joinNames(ask.Nodes))
+	d.text("runtime version", existing.RuntimeVersion, ask.RuntimeVersion)
+	d.text("tier", string(sameTier(existing.Tier)), string(sameTier(ask.Tier)))
+	d.text("network", firstOf(existing.Network, "default"), firstOf(ask.Network, "default"))
+	if ask.Subnetwork != "" {
+		d.text("subnetwork", existing.Subnetwork, ask.Subnetwork)
+	}
+	if ask.Reservation != "" {
+		d.text("reservation", existing.Reservation, ask.Reservation)
+	}
+	d.node(firstNode(existing.body), firstNode(asked))
+	return d
+}
+
+// sameTier takes the guaranteed tier for on-demand: it is what the service makes
+// of a request that names no tier.
+func sameTier(t Tier) Tier {
+	if t == Guaranteed {
+		return OnDemand
+	}
+	return t
+}
+
+func firstNode(body *tpuapi.QueuedResource) *tpuapi.Node {
+	if body != nil && body.Tpu != nil && len(body.Tpu.NodeSpec) > 0 && body.Tpu.NodeSpec[0].Node != nil {
+		return body.Tpu.NodeSpec[0].Node
+	}
+	return &tpuapi.Node{}
+}
+
+type diff []string
+
+func (d *diff) text(field, has, asked string) {
+	if has != asked {
+		*d = append(*d, fmt.Sprintf("%s: it has %q, asked is %q", field, has, asked))
+	}
+}
+
+func (d *diff) node(has, asked *tpuapi.Node) {
+	d.text("external addresses", fmt.Sprint(external(has)), fmt.Sprint(external(asked)))
+	d.text("autocheckpoint", fmt.Sprint(has.AutocheckpointEnabled), fmt.Sprint(asked.AutocheckpointEnabled))
+	if asked.ServiceAccount != nil && asked.ServiceAccount.Email != "" {
+		email := ""
+		if has.ServiceAccount != nil {
+			email = has.ServiceAccount.Email
+		}
+		d.text("service account", email, asked.ServiceAccount.Email)
+	}
+	for _, key := range sortedKeys(asked.Metadata) {
+		// Key managers edit ssh-keys in place, and startup scripts are too long
+		// to be quoted.
+		if key != sshKeys && has.Metadata[key] != asked.Metadata[key] {
+			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
+		}
+	}
+	for _, key := range sortedKeys(asked.Labels) {
+		if !strings.HasPrefix(key, labelSpace) {
+			d.text("label "+key, has.Labels[key], asked.Labels[key])
+		}
+	}
+	for _, tag := range asked.Tags {
+		if !slices.Contains(has.Tags, tag) {
+			*d = append(*d, fmt.Sprintf("tag %s: it has it not", tag))
+		}
+	}
+	d.text("data disks", diskNames(has), diskNames(asked))
+}
+
+func external(n *tpuapi.Node) bool {
+	return n.NetworkConfig != nil && n.NetworkConfig.EnableExternalIps
+}
+
+func diskNames(n *tpuapi.Node) string {
+	names := map[string]bool{}
+	for _, disk := range n.DataDisks {
+		names[disk.SourceDisk] = true
+	}
+	return strings.Join(slices.Sorted(maps.Keys(names)), ",")
+}
+
+// joinNames writes a list of names short: the first and the last of many.
+func joinNames(names []string) string {
+	if len(names) <= 4 {
+		return strings.Join(names, ", ")
+	}
+	return names[0] + " … " + names[len(names)-1]
+}

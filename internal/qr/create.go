@@ -1,0 +1,217 @@
+package qr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+
+	"github.com/google/uuid"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+const (
+	// acceptLimit is how long Create waits for the create operation, which the
+	// API normally ends within seconds. What becomes of the request afterwards
+	// is for Wait to see.
+	acceptLimit = 2 * time.Minute
+	// lastReadLimit bounds the one read that is made after the caller's context
+	// has ended, to learn whether something was made.
+	lastReadLimit = 10 * time.Second
+	// recreateLimit is how long Create waits for an older resource of the same
+	// name that is being deleted.
+	recreateLimit = 30 * time.Minute
+	maxRecreate   = 10
+)
+
+// errInTheWay says that a resource of the same name is being deleted.
+var errInTheWay = errors.New("a queued resource of this name is being deleted")
+
+// Create asks for a queued resource. It does not wait for its slices.
+//
+// It is safe to repeat: where a resource of that name exists already and is
+// what r asks for, with the same owner labels, it is returned with created
+// false. Another one is a *ConflictError and is left alone; one that is dead is
+// a *StateError. One that is being deleted is waited for, and r is created
+// afterwards.
+//
+// Where created is true the resource exists and is ours, even if err is not
+// nil: the caller has to delete it or to say that it exists.
+func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
+	if err := r.Validate(); err != nil {
+		return Resource{}, false, err
+	}
+	if err := r.checkZone(c.gcp.Zone()); err != nil {
+		return Resource{}, false, err
+	}
+	for try := 1; ; try++ {
+		res, created, err = c.createOnce(ctx, r)
+		if !errors.Is(err, errInTheWay) {
+			return res, created, err
+		}
+		if try == maxRecreate {
+			return res, created, fmt.Errorf("create queued resource %q: %w", r.ID, err)
+		}
+		note(c.sink(), event.Info, "", "queued resource %q exists and is DELETING: it is created anew when it is gone", r.ID)
+		gone := goneWait{id: r.ID, phase: "create", limit: recreateLimit}
+		if err := c.awaitGone(ctx, gone); err != nil {
+			return Resource{}, false, err
+		}
+		// A name may stay taken for a moment after the resource is gone.
+		if err := c.sleep(ctx, time.Second); err != nil {
+			return Resource{}, false, err
+		}
+	}
+}
+
+func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return Resource{}, false, err
+	}
+	body := r.Body(c.gcp.Project(), c.gcp.Zone())
+	what := fmt.Sprintf("create queued resource %q", r.ID)
+	request := uuid.NewString()
+	tries := 0
+	var op *tpuapi.Operation
+	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
+		tries++
+		op, err = svc.Projects.Locations.QueuedResources.Create(c.parent(), body).
+			QueuedResourceId(r.ID).RequestId(request).Context(ctx).Do()
+		return err
+	})
+	switch class := gcp.ClassOf(err); {
+	case err == nil:
+		return c.accepted(ctx, r, op, what)
+	case class == gcp.AlreadyExists, class == gcp.Conflict:
+		return c.existing(ctx, r, body, tries > 1, err)
+	case tries > 0 && (ctx.Err() != nil || class == gcp.Unavailable || class == gcp.Timeout):
+		return c.unanswered(ctx, r, body, err)
+	}
+	return Resource{}, false, err
+}
+
+// accepted waits until the API has taken the request in or refused it. The
+// operation is not the truth about the resource: it may hang while the resource
+// is long past it, so both are asked.
+func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return Resource{}, true, err
+	}
+	start := c.now()
+	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
+		if op.Done || c.now().Sub(start) > acceptLimit {
+			return true, nil
+		}
+		err := c.gcp.Do(ctx, what, func(ctx context.Context) error {
+			got, err := svc.Projects.Locations.Operations.Get(op.Name).Context(ctx).Do()
+			if err == nil {
+				op = got
+			}
+			return err
+		})
+		if err != nil && !survivable(err) && gcp.ClassOf(err) != gcp.NotFound {
+			return false, err
+		}
+		if op.Done {
+			return true, nil
+		}
+		res, err := c.read(ctx, r.ID)
+		return err == nil && res.State != "" && res.State != "CREATING", nil
+	})
+	if err == nil && op.Done {
+		_, err = c.gcp.WaitTPU(ctx, op, what)
+	}
+	if err != nil {
+		return c.afterFailure(ctx, r, err)
+	}
+	res, err := c.read(ctx, r.ID)
+	if err != nil && ctx.Err() == nil {
+		// The API accepted the request; that it cannot be read yet is for Wait.
+		res, err = Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
+			Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: start}, nil
+	}
+	return res, true, err
+}
+
+// afterFailure finds out whether a create that failed has left something.
+func (c *Client) afterFailure(ctx context.Context, r Request, cause error) (Resource, bool, error) {
+	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
+	defer cancel()
+	res, err := c.read(readCtx, r.ID)
+	if err != nil {
+		// After a failed operation nothing is left as a rule; but an interrupted
+		// wait after an accepted request leaves a resource.
+		return Resource{ID: r.ID}, ctx.Err() != nil && gcp.ClassOf(err) != gcp.NotFound, cause
+	}
+	return res, sameOwner(res, r), cause
+}
+
+func sameOwner(res Resource, r Request) bool {
+	return res.Labels[LabelRun] == r.Labels[LabelRun] && res.Labels[LabelUser] == r.Labels[LabelUser] &&
+		res.Labels[LabelTool] == r.Labels[LabelTool]
+}
+
+// existing decides about a resource of the same name. repeated says that an
+// earlier try of this very call may have made it.
+func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedResource, repeated bool, cause error) (Resource, bool, error) {
+	res, err := c.read(ctx, r.ID)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists:
+		return Resource{}, false, errInTheWay // it went in this moment
+	case err != nil && gcp.ClassOf(err) == gcp.NotFound:
+		return Resource{}, false, cause
+	case err != nil:
+		return Resource{}, false, err
+	case res.State == "DELETING":
+		return Resource{}, false, errInTheWay
+	}
+	if diffs := differences(res, body, r.ID); len(diffs) > 0 {
+		return res, false, &ConflictError{ID: r.ID, Owner: res.Owner(), Differences: diffs}
+	}
+	created := repeated && r.Labels[LabelRun] != ""
+	if err := stateError(res); err != nil {
+		return res, created, err
+	}
+	if !created {
+		note(c.sink(), event.Info, "", "queued resource %q exists already and is what was asked for (%s): it is used", r.ID, res.State)
+	}
+	return res, created, nil
+}
+
+// unanswered deals with a create whose answer never came: the resource may
+// exist.
+func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedResource, cause error) (Resource, bool, error) {
+	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
+	defer cancel()
+	res, err := c.read(readCtx, r.ID)
+	if err != nil || len(differences(res, body, r.ID)) > 0 {
+		return Resource{}, false, cause
+	}
+	if ctx.Err() != nil {
+		return res, true, cause
+	}
+	return res, true, nil
+}
+
+// stateError returns the *StateError of a state that ends every wait, or nil.
+func stateError(r Resource) error {
+	switch r.State {
+	case "FAILED", "SUSPENDED", "SUSPENDING", "DELETING":
+		return &StateError{ID: r.ID, State: r.State, Initiator: r.StateInitiator, Detail: r.Failure}
+	}
+	return nil
+}
+
+// survivable reports failures of a read that a long wait outlives.
+func survivable(err error) bool {
+	switch gcp.ClassOf(err) {
+	case gcp.Unavailable, gcp.Timeout:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,299 @@
+package qr_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+
+	"github.com/google/go-cmp/cmp"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+func TestCreateMarksWhoseItIs(t *testing.T) {
+	c := start(t, sim.Config{})
+	res, created, err := c.Create(t.Context(), request(t, nil))
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	want := map[string]string{"multihost-tool": "multihost", "multihost-run": "q7", "multihost-user": "ada"}
+	if diff := cmp.Diff(want, res.Labels); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+	if got := res.Owner(); got != "run q7 of ada" {
+		t.Errorf("owner %q", got)
+	}
+}
+
+func TestInvalidRequestMakesNoCall(t *testing.T) {
+	c := start(t, sim.Config{})
+	_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Type = mustType(t, "v3-8") }))
+	var invalid *qr.InvalidError
+	if created || !errors.As(err, &invalid) {
+		t.Errorf("created %v, %v", created, err)
+	}
+	if n := c.calls("POST", ""); n != 0 {
+		t.Errorf("%d calls were made", n)
+	}
+}
+
+func TestReservationOfAnotherZoneIsRefused(t *testing.T) {
+	c := start(t, sim.Config{})
+	_, _, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Reservation = "projects/p/locations/us-east5-a/reservations/r" }))
+	if err == nil || !strings.Contains(err.Error(), "is in zone us-east5-a") || c.calls("POST", "") != 0 {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestEveryTierIsAcceptedByTheCloud(t *testing.T) {
+	c := start(t, sim.Config{})
+	for name, r := range goldenRequests(t) {
+		r.ID, r.NodePrefix, r.NodeID = "qr-"+name, "", ""
+		r.Network, r.Subnetwork, r.ServiceAccount = "", "", ""
+		if !r.ValidUntilTime.IsZero() {
+			r.ValidAfterTime, r.ValidUntilTime = time.Now(), time.Now().Add(time.Hour)
+		}
+		r.DataDisks = nil
+		if name == "single-slice-full" {
+			r.Description = "mine"
+		}
+		if _, created, err := c.Create(t.Context(), r); err != nil || !created {
+			t.Errorf("%s: created %v, %v", name, created, err)
+		}
+		if res, err := c.Get(t.Context(), r.ID); err != nil || res.NodeCount != r.NodeCount {
+			t.Errorf("%s: %+v, %v", name, res, err)
+		}
+	}
+}
+
+func TestCreateReplyLostMakesOne(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
+	_, created, err := c.Create(t.Context(), request(t, nil))
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	if n := c.calls("POST", "queuedResources"); n != 2 {
+		t.Errorf("%d creates were sent, want the first and its repetition", n)
+	}
+	if all, err := c.List(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("%d exist, %v", len(all), err)
+	}
+}
+
+// An API that has forgotten the request id answers "already exists" to the
+// repetition.
+func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
+	c := start(t, sim.Config{})
+	var posts atomic.Int32
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "queuedResources") {
+			q := r.URL.Query()
+			if posts.Add(1) > 1 {
+				q.Set("requestId", "00000000-0000-4000-8000-000000000001")
+			}
+			r.URL.RawQuery = q.Encode()
+		}
+		return false
+	})
+	c.fault(sim.Fault{Name: "drop-reply", Method: "POST", Path: "*queuedResources*"})
+	_, created, err := c.Create(t.Context(), request(t, nil))
+	if err != nil || !created {
+		t.Errorf("created %v, %v", created, err)
+	}
+}
+
+func TestCreateSurvives503And429(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "api-error", Code: 503, Method: "POST", Count: 3})
+	c.create(request(t, nil))
+	var ids []string
+	for _, r := range c.sim.Requests() {
+		if _, id, ok := strings.Cut(r.Path, "requestId="); ok {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) != 4 || ids[0] != ids[3] {
+		t.Errorf("request ids %q, want four times the same", ids)
+	}
+}
+
+func TestExistsAlreadyAndIsTheSame(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.create(request(t, nil))
+	for _, when := range []string{"at once", "when ACTIVE"} {
+		res, created, err := c.Create(t.Context(), request(t, nil))
+		if err != nil || created || res.ID != "q7" {
+			t.Errorf("%s: %+v, created %v, %v", when, res, created, err)
+		}
+		if _, _, err := c.Wait(t.Context(), "q7", quick(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !c.log.said(event.Info, "exists already and is what was asked for") {
+		t.Error("nothing was said about it")
+	}
+}
+
+func TestExistsAlreadyAndIsAnother(t *testing.T) {
+	tests := map[string]struct {
+		change func(*qr.Request)
+		want   string
+	}{
+		"other owner":   {func(r *qr.Request) { r.Mark("q7", "eve") }, `label multihost-user: it has "ada", asked is "eve"`},
+		"other type":    {func(r *qr.Request) { r.Type = mustType(t, "v4-32") }, `accelerator type: it has "v4-16", asked is "v4-32"`},
+		"more slices":   {func(r *qr.Request) { r.NodeCount = 3 }, `number of slices: it has "2", asked is "3"`},
+		"other tier":    {func(r *qr.Request) { r.Tier = qr.Spot }, `tier: it has "on-demand", asked is "spot"`},
+		"other network": {func(r *qr.Request) { r.Network = "" }, `network: it has "mtu9k", asked is "default"`},
+		"other script":  {func(r *qr.Request) { r.Metadata = map[string]string{"startup-script": "x"} }, "metadata startup-script: it has another value"},
+		"internal":      {func(r *qr.Request) { r.InternalIPs = true }, `external addresses: it has "true", asked is "false"`},
+	}
+	c := start(t, sim.Config{})
+	c.create(request(t, nil))
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, created, err := c.Create(t.Context(), request(t, tt.change))
+			var conflict *qr.ConflictError
+			if created || !errors.As(err, &conflict) || !strings.Contains(err.Error(), tt.want) || conflict.Owner != "run q7 of ada" {
+				t.Errorf("created %v, %v; want %q", created, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestExistsAlreadyAndIsDead(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "qr-failed", QR: "q7", Message: "no such luck"})
+	c.create(request(t, nil))
+	c.waitState("q7", "FAILED")
+	_, created, err := c.Create(t.Context(), request(t, nil))
+	var state *qr.StateError
+	if created || !errors.As(err, &state) || state.State != "FAILED" || !strings.Contains(state.Hint(), "multihost qr delete q7 --force") {
+		t.Errorf("created %v, %v", created, err)
+	}
+}
+
+func TestExistsAlreadyWhileDeleting(t *testing.T) {
+	c := start(t, sim.Config{Step: 50 * time.Millisecond})
+	c.create(request(t, nil))
+	c.waitState("q7", "ACTIVE")
+	if _, err := c.Delete(t.Context(), "q7", qr.DeleteOptions{Force: true, Async: true}); err != nil {
+		t.Fatal(err)
+	}
+	_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Mark("q7", "bob") }))
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	res, err := c.Get(t.Context(), "q7")
+	if err != nil || res.Labels[qr.LabelUser] != "bob" {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if !c.log.said(event.Info, "is DELETING") {
+		t.Error("nothing was said about it")
+	}
+}
+
+func TestCreateOperationErrorIsTold(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "op-error", Code: 400, Message: "Cloud TPU received a bad request (EID: 0x1234)"})
+	_, created, err := c.Create(t.Context(), request(t, nil))
+	var op *gcp.OperationError
+	if created || !errors.As(err, &op) || !strings.Contains(err.Error(), "EID: 0x1234") {
+		t.Errorf("created %v, %v", created, err)
+	}
+}
+
+func TestQuotaIsToldAndNotRetried(t *testing.T) {
+	c := start(t, sim.Config{Quota: 8})
+	_, created, err := c.Create(t.Context(), request(t, nil))
+	if created || gcp.ClassOf(err) != gcp.Quota || c.calls("POST", "queuedResources") != 1 {
+		t.Errorf("created %v, %v after %d calls", created, err, c.calls("POST", "queuedResources"))
+	}
+}
+
+// The operation of a create may hang while the resource is long past it: that
+// must not be taken for a create that failed.
+func TestCreateOperationThatNeverEnds(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/operations/") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"name":"projects/p/locations/z/operations/o1"}`))
+		return true
+	})
+	c.create(request(t, nil))
+}
+
+// Interrupted after the API has taken the request, the caller learns that
+// something exists.
+func TestInterruptedCreateSaysThatItExists(t *testing.T) {
+	c := start(t, sim.Config{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("interrupted by the user")
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/operations/") {
+			cancel(stop)
+		}
+		return false
+	})
+	_, created, err := c.Create(ctx, request(t, nil))
+	if !created || !errors.Is(err, stop) {
+		t.Errorf("created %v, %v", created, err)
+	}
+}
+
+// waitState waits until the cloud shows a state.
+func (c *cloud) waitState(id, state string) {
+	c.t.Helper()
+	err := gcp.Poll(c.t.Context(), gcp.SystemClock, gcp.Backoff{First: 2 * time.Millisecond, Max: 10 * time.Millisecond}, func(ctx context.Context) (bool, error) {
+		res, err := c.Get(ctx, id)
+		return err == nil && res.State == state, err
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// A request for several slices is expanded by the service into one entry a
+// slice; it is still the same request.
+func TestExistsAlreadyAndIsExpanded(t *testing.T) {
+	c := start(t, sim.Config{})
+	r := request(t, nil)
+	body := r.Body(sim.DefaultProject, testZone)
+	spec := body.Tpu.NodeSpec[0]
+	body.Name, body.Tpu.NodeSpec = "projects/1/locations/z/queuedResources/q7", nil
+	for _, name := range r.NodeNames() {
+		body.Tpu.NodeSpec = append(body.Tpu.NodeSpec, &tpuapi.NodeSpec{NodeId: name, Node: spec.Node, Parent: spec.Parent})
+	}
+	body.State = &tpuapi.QueuedResourceState{State: "ACTIVE"}
+	text, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusConflict)
+			text := `{"error":{"code":409,"status":"ALREADY_EXISTS","message":"Resource already exists"}}`
+			_, _ = w.Write([]byte(text))
+			return true
+		}
+		_, _ = w.Write(text)
+		return true
+	})
+	res, created, err := c.Create(t.Context(), r)
+	if err != nil || created || res.NodeCount != 2 {
+		t.Errorf("%+v, created %v, %v", res, created, err)
+	}
+}

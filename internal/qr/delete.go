@@ -1,0 +1,256 @@
+package qr
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+
+	"github.com/google/uuid"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+// DefaultDeleteLimit is how long Delete waits where DeleteOptions give no limit.
+const DefaultDeleteLimit = 30 * time.Minute
+
+// reissueAfter is how long a deletion may show no effect before it is asked
+// for once more.
+const reissueAfter = 30 * time.Second
+
+// DeleteOptions say what may be deleted and how long it may take.
+type DeleteOptions struct {
+	// Force deletes the slices of the resource too. Without it a resource that
+	// has slices is left alone, with a *NodesError.
+	Force bool
+	// OnlyRun, if not empty, deletes only what carries the label of this run;
+	// anything else is left alone, with an *OwnerError.
+	OnlyRun string
+	// Async returns as soon as the API has taken the request.
+	Async bool
+	Limit time.Duration // 0: DefaultDeleteLimit; negative: none
+	Poll  gcp.Backoff   // as in WaitOptions
+}
+
+// Delete deletes a queued resource and waits until it is gone. One that does
+// not exist is no error; deleted tells whether there was one. A deletion that
+// has no effect, as happens to resources that are FAILED or SUSPENDED, is asked
+// for again. A *DeadlineError says that it is not gone yet and what is left.
+func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (deleted bool, err error) {
+	res, err := c.Get(ctx, id)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	if err := mayDelete(res, opts); err != nil {
+		return false, err
+	}
+	wait := goneWait{id: id, phase: "delete", limit: opts.Limit, poll: opts.Poll, force: opts.Force, issue: true}
+	if wait.limit == 0 {
+		wait.limit = DefaultDeleteLimit
+	}
+	if opts.Async {
+		if res.State == "DELETING" {
+			return true, nil
+		}
+		_, err := c.requestDelete(ctx, id, opts.Force)
+		return err == nil, err
+	}
+	start := c.now()
+	c.emit(event.Phase{Name: "delete", State: event.Started, Detail: id})
+	if err := c.awaitGone(ctx, wait); err != nil {
+		c.emit(event.Phase{Name: "delete", State: event.Failed, Detail: err.Error(), Elapsed: c.now().Sub(start)})
+		return false, err
+	}
+	c.emit(event.Phase{Name: "delete", State: event.Done, Detail: id + " is gone", Elapsed: c.now().Sub(start)})
+	c.warnLeftovers(ctx, res)
+	return true, nil
+}
+
+func mayDelete(res Resource, opts DeleteOptions) error {
+	if opts.OnlyRun != "" && res.Labels[LabelRun] != LabelValue(opts.OnlyRun) {
+		return &OwnerError{ID: res.ID, Owner: res.Owner(), Want: opts.OnlyRun}
+	}
+	if opts.Force || res.State == "DELETING" || len(res.Slices) == 0 {
+		return nil
+	}
+	names := make([]string, len(res.Slices))
+	for i, s := range res.Slices {
+		names[i] = s.Name
+	}
+	return &NodesError{ID: res.ID, State: res.State, Nodes: names}
+}
+
+// warnLeftovers says which slices outlived their queued resource: they are
+// billed.
+func (c *Client) warnLeftovers(ctx context.Context, res Resource) {
+	nodes, err := c.Slices(ctx)
+	if err != nil {
+		return // the deletion is done; this look is an extra
+	}
+	for _, s := range slicesOf(res, nodes) {
+		if s.State != "DELETING" {
+			note(c.sink(), event.Warn, "gcloud compute tpus tpu-vm delete "+s.Name+" --zone="+c.gcp.Zone(),
+				"queued resource %q is gone, but its slice %s still exists (%s) and is billed", res.ID, s.Name, s.State)
+		}
+	}
+}
+
+// requestDelete asks for the deletion. The answer NotFound is no error.
+func (c *Client) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.Operation, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	request := uuid.NewString()
+	var op *tpuapi.Operation
+	err = c.gcp.Do(ctx, fmt.Sprintf("delete queued resource %q", id), func(ctx context.Context) (err error) {
+		op, err = svc.Projects.Locations.QueuedResources.Delete(c.qrName(id)).Force(force).RequestId(request).Context(ctx).Do()
+		return err
+	})
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return nil, nil
+	}
+	return op, err
+}
+
+// A goneWait is a wait until a queued resource does not exist any more.
+type goneWait struct {
+	id    string
+	phase string // for events and errors
+	limit time.Duration
+	poll  gcp.Backoff
+	issue bool // ask for the deletion, again where it has no effect
+	force bool
+}
+
+// A deletion is what is known of the request to delete.
+type deletion struct {
+	op     *tpuapi.Operation
+	issued time.Time // zero: not yet
+	failed error     // why the last request or operation failed
+}
+
+// awaitGone polls until the resource is not found, issuing the deletion where
+// the wait says so.
+func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
+	start := c.now()
+	pace := pacer{policy: pollDefaults(wait.poll)}
+	var del deletion
+	state := ""
+	for {
+		res, err := c.Get(ctx, wait.id)
+		switch class := gcp.ClassOf(err); {
+		case class == gcp.NotFound:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, context.Cause(ctx))
+		case err != nil && !survivable(err) && class != gcp.Unauthenticated:
+			return err
+		}
+		left := wait.limit - c.now().Sub(start)
+		// The limit is looked at right after a read, so that the error tells the
+		// real state; but a deletion is asked for at least once.
+		if wait.limit > 0 && left <= 0 && (!wait.issue || !del.issued.IsZero()) {
+			return goneDeadline(wait, res, err, del.failed)
+		}
+		if err == nil {
+			if res.State != state {
+				state = res.State
+				pace.reset()
+				c.emit(event.State{Resource: "queued resource", Name: wait.id, State: state, Elapsed: c.now().Sub(start)})
+			}
+			if wait.issue {
+				if err := c.pushDeletion(ctx, wait, res, &del); err != nil {
+					return err
+				}
+			}
+			c.emit(event.Progress{Phase: wait.phase, Total: res.NodeCount, Done: res.NodeCount - len(res.Slices), Waiting: wait.id,
+				Detail: res.State, Elapsed: c.now().Sub(start), Limit: max(wait.limit, 0)})
+		}
+		pause := pace.next()
+		if wait.limit > 0 {
+			pause = min(pause, max(left, time.Millisecond))
+		}
+		if err := c.sleep(ctx, pause); err != nil {
+			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, err)
+		}
+	}
+}
+
+func goneDeadline(wait goneWait, res Resource, readErr, failed error) error {
+	e := &DeadlineError{ID: wait.id, Phase: wait.phase, Limit: wait.limit, State: res.State, Resource: res, Err: readErr}
+	if n := len(res.Slices); n > 0 {
+		e.Detail = fmt.Sprintf("%d slices still exist", n)
+	}
+	if failed != nil {
+		e.Detail = strings.TrimPrefix(e.Detail+"; the last try to delete it failed: "+failed.Error(), "; ")
+	}
+	return e
+}
+
+// pushDeletion asks for the deletion, and again when an earlier one has ended
+// or shows no effect. Only an answer that no repetition can change is an error.
+func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, del *deletion) error {
+	if res.State == "DELETING" && del.issued.IsZero() {
+		del.issued = c.now() // somebody else has asked already
+		return nil
+	}
+	if !del.issued.IsZero() {
+		if res.State == "DELETING" {
+			return nil
+		}
+		ended := c.ended(ctx, del)
+		if class := gcp.ClassOf(del.failed); ended && (class == gcp.Permission || class == gcp.Invalid) {
+			return del.failed
+		}
+		if c.now().Sub(del.issued) < reissueAfter && !ended {
+			return nil
+		}
+		note(c.sink(), event.Info, "", "queued resource %q is still %s: its deletion is asked for again", wait.id, res.State)
+	}
+	op, err := c.requestDelete(ctx, wait.id, wait.force)
+	if err != nil {
+		switch class := gcp.ClassOf(err); {
+		case class == gcp.Conflict && !wait.force:
+			return &NodesError{ID: wait.id, State: res.State, Err: err}
+		case ctx.Err() != nil, survivable(err), class == gcp.Conflict, class == gcp.Unauthenticated && !del.issued.IsZero():
+			// Another operation works on it, or the API does not answer: the next
+			// read tells more.
+			del.failed = err
+		default:
+			return err
+		}
+	}
+	del.op, del.issued = op, c.now()
+	return nil
+}
+
+// ended reports whether the operation of the last deletion has ended with an
+// error.
+func (c *Client) ended(ctx context.Context, del *deletion) bool {
+	if del.op == nil || del.op.Name == "" {
+		return false
+	}
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return false
+	}
+	name := del.op.Name
+	err = c.gcp.Do(ctx, "read operation", func(ctx context.Context) error {
+		op, err := svc.Projects.Locations.Operations.Get(name).Context(ctx).Do()
+		if err == nil {
+			del.op = op
+		}
+		return err
+	})
+	if err != nil || !del.op.Done || del.op.Error == nil {
+		return false
+	}
+	_, del.failed = c.gcp.WaitTPU(ctx, del.op, "delete")
+	return true
+}

@@ -1,0 +1,170 @@
+package qr_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+)
+
+func force(change func(*qr.DeleteOptions)) qr.DeleteOptions {
+	o := qr.DeleteOptions{Force: true, Poll: gcp.Backoff{First: 200 * time.Millisecond, Max: 400 * time.Millisecond}}
+	if change != nil {
+		change(&o)
+	}
+	return o
+}
+
+func TestDeleteWithItsSlices(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	deleted, err := c.Delete(t.Context(), "q7", force(nil))
+	if err != nil || !deleted {
+		t.Fatalf("deleted %v, %v", deleted, err)
+	}
+	left, err := c.Slices(t.Context())
+	if err != nil || len(left) != 1 || left[0].Name != "other" {
+		t.Errorf("left: %+v, %v", left, err)
+	}
+	if _, err := c.Get(t.Context(), "q7"); gcp.ClassOf(err) != gcp.NotFound {
+		t.Errorf("it still exists: %v", err)
+	}
+	for _, e := range c.log.all() {
+		if p, ok := e.(event.Progress); ok && p.Phase == "delete" && p.Total == 2 {
+			return
+		}
+	}
+	t.Error("no progress was shown")
+}
+
+func TestDeleteNothingIsNoError(t *testing.T) {
+	c := start(t, sim.Config{})
+	if deleted, err := c.Delete(t.Context(), "nope", force(nil)); deleted || err != nil {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+func TestDeleteWithoutForceLeavesSlicesAlone(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false }))
+	var nodes *qr.NodesError
+	if deleted || !errors.As(err, &nodes) || !strings.Contains(err.Error(), "t-0, t-1") || !strings.Contains(nodes.Hint(), "--force") {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+	if n := c.calls("DELETE", ""); n != 0 {
+		t.Errorf("%d deletions were asked for", n)
+	}
+}
+
+func TestDeleteWithoutForceWhileProvisioning(t *testing.T) {
+	c := start(t, sim.Config{Step: 20 * time.Millisecond})
+	c.create(request(t, nil))
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodDelete {
+			return false
+		}
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = w.Write([]byte(`{"error":{"code":400,"status":"FAILED_PRECONDITION","message":"its nodes must be deleted first"}}`))
+		return true
+	})
+	_, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false }))
+	var nodes *qr.NodesError
+	if !errors.As(err, &nodes) || !strings.Contains(nodes.Hint(), "--force") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDeleteWithoutForceInTheQueue(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "no-capacity"})
+	c.create(request(t, nil))
+	c.waitState("q7", "WAITING_FOR_RESOURCES")
+	if deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false })); !deleted || err != nil {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+func TestDeleteOnlyOwn(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, func(r *qr.Request) { r.Mark("Run.A", "ada") }))
+	_, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.OnlyRun = "run-b" }))
+	var owner *qr.OwnerError
+	if !errors.As(err, &owner) || owner.Owner != "run run-a of ada" || c.calls("DELETE", "") != 0 {
+		t.Errorf("got %v", err)
+	}
+	if deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.OnlyRun = "Run.A" })); !deleted || err != nil {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+func TestDeleteStuckIsAskedForAgain(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "qr-failed", QR: "q7"})
+	c.fault(sim.Fault{Name: "delete-stuck", QR: "q7", Count: 2})
+	c.create(request(t, nil))
+	c.waitState("q7", "FAILED")
+	deleted, err := c.Delete(t.Context(), "q7", force(nil))
+	if err != nil || !deleted {
+		t.Fatalf("deleted %v, %v", deleted, err)
+	}
+	if n := c.calls("DELETE", "queuedResources"); n != 3 {
+		t.Errorf("asked for %d times, want 3", n)
+	}
+	if !c.log.said(event.Info, "its deletion is asked for again") {
+		t.Error("nothing was said about it")
+	}
+}
+
+func TestDeleteJoinsADeletionUnderWay(t *testing.T) {
+	c := start(t, sim.Config{Step: 30 * time.Millisecond})
+	c.ready(request(t, nil))
+	if _, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Async = true })); err != nil {
+		t.Fatal(err)
+	}
+	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Force = false }))
+	if err != nil || !deleted || c.calls("DELETE", "") != 1 {
+		t.Errorf("deleted %v, %v after %d calls", deleted, err, c.calls("DELETE", ""))
+	}
+}
+
+func TestDeleteReplyLost(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	c.fault(sim.Fault{Name: "drop-reply", Method: "DELETE"})
+	if deleted, err := c.Delete(t.Context(), "q7", force(nil)); !deleted || err != nil {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+func TestDeleteDeadlineSaysWhatIsLeft(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	c.fault(sim.Fault{Name: "slow-operations", Delay: time.Minute})
+	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Limit = 10 * time.Second }))
+	var late *qr.DeadlineError
+	if deleted || !errors.As(err, &late) || late.State != "DELETING" || late.Detail != "2 slices still exist" ||
+		!strings.Contains(late.Hint(), "may still be billed") {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+func TestDeleteWithoutPermission(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodDelete {
+			http.Error(w, "{}", http.StatusForbidden)
+		}
+		return r.Method == http.MethodDelete
+	})
+	if deleted, err := c.Delete(t.Context(), "q7", force(nil)); deleted || gcp.ClassOf(err) != gcp.Permission {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}

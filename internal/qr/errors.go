@@ -1,0 +1,224 @@
+package qr
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// ErrNoGuestAttributes says that the API does not tell a worker's host keys:
+// guest attributes are switched off, not yet written, or not readable by this
+// account.
+var ErrNoGuestAttributes = errors.New("no host keys in guest attributes")
+
+// NotFound is the state of a StateError for a resource that does not exist.
+const NotFound = "NOT_FOUND"
+
+// An InvalidError lists everything that is wrong with a Request.
+type InvalidError struct {
+	ID       string
+	Problems []error
+}
+
+func (e *InvalidError) Error() string {
+	texts := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		texts[i] = p.Error()
+	}
+	return fmt.Sprintf("check queued resource %q: %s", e.ID, strings.Join(texts, "; "))
+}
+
+// Unwrap gives the single problems.
+func (e *InvalidError) Unwrap() []error { return e.Problems }
+
+// Hint is the first hint that a problem has.
+func (e *InvalidError) Hint() string {
+	for _, p := range e.Problems {
+		var h interface{ Hint() string }
+		if errors.As(p, &h) && h.Hint() != "" {
+			return h.Hint()
+		}
+	}
+	return ""
+}
+
+// A ConflictError says that a queued resource of the asked name exists and is
+// another one. It was not touched.
+type ConflictError struct {
+	ID          string
+	Owner       string   // "run r1 of ada", or what its labels do not say
+	Differences []string // each "field: it has X, asked is Y"
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("create queued resource %q: it exists and belongs to %s: %s",
+		e.ID, e.Owner, strings.Join(e.Differences, "; "))
+}
+
+// Hint is the command to type.
+func (e *ConflictError) Hint() string {
+	return fmt.Sprintf("choose another name, or look at it with: multihost qr show %s", e.ID)
+}
+
+// An OwnerError says that a queued resource was not deleted because it belongs
+// to another run.
+type OwnerError struct {
+	ID, Owner, Want string
+}
+
+func (e *OwnerError) Error() string {
+	return fmt.Sprintf("delete queued resource %q: it belongs to %s, not to run %s", e.ID, e.Owner, e.Want)
+}
+
+// Hint is the command to type.
+func (e *OwnerError) Hint() string {
+	return fmt.Sprintf("if it is to go all the same, type: multihost qr delete %s --force", e.ID)
+}
+
+// A NodesError says that a queued resource was not deleted because slices of it
+// exist, or may come to exist, and force was not asked for.
+type NodesError struct {
+	ID    string
+	State string
+	Nodes []string
+	Err   error // the API's refusal, where it was asked
+}
+
+func (e *NodesError) Error() string {
+	text := fmt.Sprintf("delete queued resource %q: it is %s", e.ID, e.State)
+	if len(e.Nodes) > 0 {
+		text += " and has slices: " + joinNames(e.Nodes)
+	}
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Unwrap gives the API's refusal.
+func (e *NodesError) Unwrap() error { return e.Err }
+
+// Hint is the command to type.
+func (e *NodesError) Hint() string {
+	return fmt.Sprintf("delete its slices with it: multihost qr delete %s --force", e.ID)
+}
+
+// A StateError says that a queued resource is in a state from which it does not
+// become ready by itself.
+type StateError struct {
+	ID        string
+	State     string // FAILED, SUSPENDED, SUSPENDING, DELETING or NotFound
+	Initiator string // USER, SERVICE or empty
+	Detail    string // the API's own text, or empty
+}
+
+func (e *StateError) Error() string {
+	text := fmt.Sprintf("queued resource %q: %s", e.ID, e.meaning())
+	if e.Detail != "" {
+		text += ": " + e.Detail
+	}
+	return text
+}
+
+func (e *StateError) meaning() string {
+	switch e.State {
+	case NotFound:
+		return "it does not exist (any more)"
+	case "FAILED":
+		return "it FAILED"
+	case "SUSPENDING":
+		return "it is SUSPENDING" + e.by() + ": its slices are being taken away"
+	case "SUSPENDED":
+		return "it is SUSPENDED" + e.by() + ": its slices are gone, and it is not queued again by itself"
+	case "DELETING":
+		return "it is DELETING: somebody deletes it"
+	}
+	return "it is " + e.State
+}
+
+func (e *StateError) by() string {
+	switch e.Initiator {
+	case "SERVICE":
+		return " by Google (preemption or maintenance)"
+	case "USER":
+		return " by a user"
+	}
+	return ""
+}
+
+// Hint is the command to type.
+func (e *StateError) Hint() string {
+	switch e.State {
+	case NotFound:
+		return "see what exists with: multihost qr list"
+	case "DELETING":
+		return "wait until it is gone with: multihost qr delete " + e.ID
+	}
+	return fmt.Sprintf("it counts against the quota until it is deleted; type: multihost qr delete %s --force", e.ID)
+}
+
+// A DeadlineError says that a phase of a wait took longer than its limit. What
+// it waited for goes on: State is what the API said after the limit had passed.
+type DeadlineError struct {
+	ID       string
+	Phase    string // "queue", "provision", "boot", "delete" or "create"
+	Limit    time.Duration
+	State    string // the API's word, NotFound, or "" when it could not be read
+	Detail   string // what is missing
+	Resource Resource
+	Slices   []tpu.Slice // known slices, ready or not
+	Err      error       // why the state could not be read, or nil
+}
+
+func (e *DeadlineError) Error() string {
+	text := fmt.Sprintf("wait for queued resource %q: phase %s is not over after %s", e.ID, e.Phase, shortDuration(e.Limit))
+	switch {
+	case e.Err != nil:
+		text += ": its state is unknown"
+	case e.State == NotFound:
+		text += ": it does not exist any more"
+	default:
+		text += ": it is " + e.State
+	}
+	if e.Detail != "" {
+		text += "; " + e.Detail
+	}
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Unwrap gives the reason why the state could not be read.
+func (e *DeadlineError) Unwrap() error { return e.Err }
+
+// Hint is the command to type.
+func (e *DeadlineError) Hint() string {
+	if e.Phase == "delete" {
+		return "it may still be billed; ask again with: multihost qr delete " + e.ID + " --force"
+	}
+	return fmt.Sprintf("it still exists; wait on with: multihost qr wait %s; or remove it with: multihost qr delete %s --force", e.ID, e.ID)
+}
+
+func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
+	sink.Emit(event.Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+// shortDuration writes d without digits that nobody reads.
+func shortDuration(d time.Duration) string {
+	switch {
+	case d >= 24*time.Hour:
+		return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	case d >= time.Minute:
+		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
+	case d >= time.Second:
+		return fmt.Sprintf("%ds", d/time.Second)
+	}
+	return d.Round(time.Millisecond).String()
+}

@@ -1,0 +1,122 @@
+package qr
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// Gcloud returns the gcloud command line that asks for the same, quoted for a
+// POSIX shell, for people who want to see or repeat it.
+func (r Request) Gcloud(project, zone string) string {
+	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", sshfan.Quote(r.ID)}
+	return strings.Join(append(words, r.gcloudFlags(project, zone)...), " ")
+}
+
+func (r Request) gcloudFlags(project, zone string) []string {
+	var flags []string
+	add := func(name, value string) {
+		if value != "" {
+			flags = append(flags, "--"+name+"="+sshfan.Quote(value))
+		}
+	}
+	set := func(name string, on bool) {
+		if on {
+			flags = append(flags, "--"+name)
+		}
+	}
+	duration := func(name string, d time.Duration) {
+		if d != 0 {
+			add(name, apiDuration(d))
+		}
+	}
+	if r.NodeCount > 1 {
+		add("node-count", fmt.Sprint(r.NodeCount))
+		add("node-prefix", r.nodePrefix())
+		add("workload-type", r.WorkloadType)
+	} else {
+		add("node-id", r.nodeID())
+	}
+	add("accelerator-type", r.Type.Name)
+	add("runtime-version", r.runtimeVersion())
+	add("project", project)
+	add("zone", zone)
+	flags = append(flags, r.gcloudTier()...)
+	add("reservation", r.gcloudReservation(project, zone))
+	duration("min-duration", r.MinDuration)
+	duration("max-run-duration", r.MaxRunDuration)
+	duration("valid-after-duration", r.ValidAfterDuration)
+	duration("valid-until-duration", r.ValidUntilDuration)
+	if !r.ValidAfterTime.IsZero() {
+		add("valid-after-time", apiTime(r.ValidAfterTime))
+	}
+	if !r.ValidUntilTime.IsZero() {
+		add("valid-until-time", apiTime(r.ValidUntilTime))
+	}
+	// gcloud's own default is the network "default".
+	add("network", r.Network)
+	add("subnetwork", r.Subnetwork)
+	set("internal-ips", r.InternalIPs)
+	add("range", r.CIDRBlock)
+	add("service-account", r.ServiceAccount)
+	add("scopes", strings.Join(expandScopes(r.Scopes), ","))
+	add("labels", gcloudDict(r.Labels))
+	add("metadata", gcloudDict(r.Metadata))
+	add("tags", strings.Join(r.Tags, ","))
+	add("description", r.Description)
+	for _, d := range r.DataDisks {
+		add("data-disk", "source="+d.Source+",mode="+d.mode())
+	}
+	set("shielded-secure-boot", r.SecureBoot)
+	set("autocheckpoint-enabled", r.Autocheckpoint)
+	return flags
+}
+
+func (r Request) gcloudTier() []string {
+	switch tier := r.tier(); {
+	case tier == FlexStart || tier == ReservationBound:
+		return []string{"--provisioning-model=" + string(tier)}
+	case r.Tier == "" && r.Reservation != "":
+		return []string{"--reserved"}
+	case tier != OnDemand:
+		return []string{"--" + string(tier)}
+	}
+	return nil
+}
+
+// gcloudReservation writes the reservation so that gcloud sends what Body has:
+// it completes a bare name itself, and passes every other form on as it is.
+func (r Request) gcloudReservation(project, zone string) string {
+	if reservationRE.MatchString(r.Reservation) {
+		return r.Reservation
+	}
+	return r.reservationName(project, zone)
+}
+
+// gcloudDict writes a map the way gcloud reads one. Where a value holds a comma
+// another separator is chosen and announced, as `gcloud topic escaping` has it.
+func gcloudDict(m map[string]string) string {
+	pairs := make([]string, 0, len(m))
+	for _, k := range sortedKeys(m) {
+		pairs = append(pairs, k+"="+m[k])
+	}
+	separators := []string{",", ";", "|", ":", "~", "@@", "##", "::::"}
+	free := slices.IndexFunc(separators, func(sep string) bool {
+		return !slices.ContainsFunc(pairs, func(p string) bool { return strings.Contains(p, sep) })
+	})
+	switch {
+	case free == 0:
+		text := strings.Join(pairs, ",")
+		if strings.HasPrefix(text, "^") {
+			return "^,^" + text
+		}
+		return text
+	case free < 0:
+		free = len(separators) - 1
+	}
+	sep := separators[free]
+	return "^" + sep + "^" + strings.Join(pairs, sep)
+}

@@ -1,0 +1,549 @@
+package qr
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/tpu"
+
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+)
+
+// A Tier is the kind of capacity that a request asks for.
+type Tier string
+
+// The tiers. The empty Tier is OnDemand.
+const (
+	OnDemand         Tier = "on-demand"
+	Spot             Tier = "spot"
+	BestEffort       Tier = "best-effort"
+	Guaranteed       Tier = "guaranteed"
+	Reserved         Tier = "reserved"
+	ReservationBound Tier = "reservation-bound"
+	FlexStart        Tier = "flex-start"
+)
+
+// MaxFlexStart is the longest run that the flex-start tier gives.
+const MaxFlexStart = 7 * 24 * time.Hour
+
+const (
+	maxMetadataValue = 262144     // of one value, as Compute Engine documents it
+	maxMetadata      = 512 * 1024 // of all keys and values together
+	maxLabels        = 64
+	maxTags          = 64
+	maxDescription   = 512
+)
+
+var (
+	reservationRE      = regexp.MustCompile(`^[a-zA-Z0-9-]+$`)
+	reservationShortRE = regexp.MustCompile(`^((?:projects|folders|organizations)/[^/]+)/reservations/([a-zA-Z0-9-]+)$`)
+	reservationFullRE  = regexp.MustCompile(`^(?:projects|folders|organizations)/[^/]+/locations/([^/]+)/reservations/(?:-|[a-zA-Z0-9-]+)$`)
+	networkRE          = regexp.MustCompile(`^(?:https://[^/]+/compute/[^/]+/)?(?:projects/[^/]+/)?(?:global/networks/|regions/[^/]+/subnetworks/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	diskRE             = regexp.MustCompile(`^projects/[^/]+/(?:zones|regions)/[^/]+/disks/[^/]+$`)
+	emailRE            = regexp.MustCompile(`^[^@\s,]+@[^@\s,]+$`)
+)
+
+// Tiers returns every tier, the default first.
+func Tiers() []Tier {
+	return []Tier{OnDemand, Spot, BestEffort, Guaranteed, Reserved, ReservationBound, FlexStart}
+}
+
+// ChooseTier returns the one tier among those that were asked for, OnDemand
+// when there is none. Two different ones are an error that names both flags.
+func ChooseTier(asked ...Tier) (Tier, error) {
+	chosen := Tier("")
+	for _, t := range asked {
+		switch {
+		case t == "" || t == chosen:
+		case chosen == "":
+			chosen = t
+		default:
+			return "", fmt.Errorf("--%s and --%s exclude each other: a request has one capacity tier", chosen, t)
+		}
+	}
+	if chosen == "" {
+		chosen = OnDemand
+	}
+	return chosen, nil
+}
+
+// A DataDisk is an existing disk that every worker gets.
+type DataDisk struct {
+	Source   string // projects/P/zones/Z/disks/D
+	ReadOnly bool
+}
+
+// ParseDataDisk reads "source=DISK[,mode=read-write|read-only]", as gcloud
+// does; the mode is read-write unless given.
+func ParseDataDisk(s string) (DataDisk, error) {
+	var d DataDisk
+	for field := range strings.SplitSeq(s, ",") {
+		key, value, _ := strings.Cut(field, "=")
+		switch key {
+		case "source":
+			d.Source = value
+		case "mode":
+			switch value {
+			case "read-write", "read-only":
+				d.ReadOnly = value == "read-only"
+			default:
+				return DataDisk{}, fmt.Errorf("parse data disk %q: mode %q is neither read-write nor read-only", s, value)
+			}
+		default:
+			return DataDisk{}, fmt.Errorf("parse data disk %q: unknown key %q: write source=DISK[,mode=read-write|read-only]", s, key)
+		}
+	}
+	if d.Source == "" {
+		return DataDisk{}, fmt.Errorf("parse data disk %q: it has no source=", s)
+	}
+	if i := strings.Index(d.Source, "/projects/"); strings.HasPrefix(d.Source, "https://") && i >= 0 {
+		d.Source = d.Source[i+1:]
+	}
+	return d, nil
+}
+
+func (d DataDisk) mode() string {
+	if d.ReadOnly {
+		return "read-only"
+	}
+	return "read-write"
+}
+
+// A Request is what one queued resource is asked for. The zero value of every
+// optional field is the API's default.
+type Request struct {
+	ID        string // name of the queued resource
+	NodeCount int    // number of slices, 1 or more
+	// NodeID names the slice when NodeCount is 1. NodePrefix names slices
+	// NodePrefix-0, NodePrefix-1, … when it is more. Empty: ID.
+	NodeID     string
+	NodePrefix string
+
+	Type           tpu.Type
+	RuntimeVersion string // "": the default of the type's generation
+	Description    string
+	WorkloadType   string // of several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
+
+	Tier Tier
+	// Reservation is NAME, projects/P/reservations/NAME or
+	// projects/P/locations/Z/reservations/NAME. folders/F and organizations/O
+	// may stand for projects/P, and "-" for NAME. It implies Reserved.
+	Reservation        string
+	MinDuration        time.Duration // Guaranteed only
+	MaxRunDuration     time.Duration // FlexStart needs it
+	ValidAfterDuration time.Duration
+	ValidUntilDuration time.Duration
+	ValidAfterTime     time.Time
+	ValidUntilTime     time.Time
+
+	Network     string // a name, or projects/P/global/networks/NAME
+	Subnetwork  string
+	InternalIPs bool // no external addresses
+	CIDRBlock   string
+
+	ServiceAccount string
+	Scopes         []string // URLs or gcloud's aliases ("cloud-platform")
+
+	Labels     map[string]string
+	Metadata   map[string]string
+	Tags       []string
+	DataDisks  []DataDisk
+	SecureBoot bool
+
+	Autocheckpoint bool
+}
+
+// Mark adds the labels of OwnerLabels to the request.
+func (r *Request) Mark(run, user string) {
+	labels := maps.Clone(r.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, OwnerLabels(run, user))
+	r.Labels = labels
+}
+
+// NodeNames returns the names of the slices that the request makes.
+func (r Request) NodeNames() []string {
+	if r.NodeCount <= 1 {
+		return []string{r.nodeID()}
+	}
+	return expandPrefix(r.nodePrefix(), r.NodeCount)
+}
+
+func expandPrefix(prefix string, count int) []string {
+	names := make([]string, count)
+	for i := range names {
+		names[i] = prefix + "-" + strconv.Itoa(i)
+	}
+	return names
+}
+
+func (r Request) nodeID() string     { return firstOf(r.NodeID, r.ID) }
+func (r Request) nodePrefix() string { return firstOf(r.NodePrefix, r.ID) }
+func (r Request) tier() Tier         { return Tier(firstOf(string(r.Tier), string(OnDemand))) }
+func (r Request) runtimeVersion() string {
+	return firstOf(r.RuntimeVersion, r.Type.Generation.RuntimeVersion)
+}
+
+func firstOf(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// Validate reports everything that is wrong with the request, without any call.
+func (r Request) Validate() error {
+	problems := slices.Concat(r.checkNames(), r.checkType(), r.checkTier(), r.checkTimes(),
+		r.checkNetwork(), r.checkAnnotations(), r.checkDisks())
+	if len(problems) == 0 {
+		return nil
+	}
+	return &InvalidError{ID: r.ID, Problems: problems}
+}
+
+func (r Request) checkNames() (bad []error) {
+	bad = appendError(bad, checkName("queued resource name", r.ID))
+	switch {
+	case r.NodeCount < 1:
+		bad = append(bad, fmt.Errorf("node count %d: at least 1 slice is needed", r.NodeCount))
+	case r.NodeCount == 1:
+		if r.NodePrefix != "" && r.NodeID == "" {
+			bad = append(bad, fmt.Errorf("node prefix %q with one slice: give it a node id", r.NodePrefix))
+		}
+		if r.NodeID != "" {
+			bad = appendError(bad, checkName("node id", r.NodeID))
+		}
+	default:
+		if r.NodeID != "" {
+			bad = append(bad, fmt.Errorf("node id %q with %d slices: several slices are named by a node prefix", r.NodeID, r.NodeCount))
+		}
+		if r.NodePrefix != "" || nameRE.MatchString(r.ID) {
+			bad = appendError(bad, checkPrefix(r.nodePrefix(), r.NodeCount))
+		}
+	}
+	return bad
+}
+
+func (r Request) checkType() (bad []error) {
+	if r.Type.Name == "" {
+		return []error{errors.New("no accelerator type is given")}
+	}
+	known, err := tpu.ParseType(r.Type.Name)
+	if err != nil {
+		return []error{err}
+	}
+	gen := known.Generation
+	if !gen.CloudAPI {
+		bad = append(bad, fmt.Errorf("accelerator type %q: the Cloud TPU API does not serve %s; it is made with Compute Engine or GKE", known.Name, gen.Name))
+	}
+	if r.NodeCount > 1 && !gen.MultiSlice {
+		bad = append(bad, fmt.Errorf("accelerator type %q with %d slices: %s cannot do multi-slice (v4 and later can)", known.Name, r.NodeCount, gen.Name))
+	}
+	if r.runtimeVersion() == "" {
+		bad = append(bad, fmt.Errorf("accelerator type %q has no default runtime version: give one", known.Name))
+	}
+	switch r.WorkloadType {
+	case "":
+	case "THROUGHPUT_OPTIMIZED", "AVAILABILITY_OPTIMIZED":
+		if r.NodeCount == 1 {
+			bad = append(bad, fmt.Errorf("workload type %s needs more than one slice", r.WorkloadType))
+		}
+	default:
+		bad = append(bad, fmt.Errorf("workload type %q is neither THROUGHPUT_OPTIMIZED nor AVAILABILITY_OPTIMIZED", r.WorkloadType))
+	}
+	return bad
+}
+
+func (r Request) checkTier() (bad []error) {
+	if !slices.Contains(Tiers(), r.tier()) {
+		bad = append(bad, fmt.Errorf("capacity tier %q is unknown: use one of %s", r.Tier, joinTiers()))
+	}
+	reservable := r.tier() == Reserved || r.tier() == ReservationBound
+	switch {
+	case r.Reservation == "":
+		if r.tier() == ReservationBound {
+			bad = append(bad, errors.New("tier reservation-bound needs a reservation"))
+		}
+	case r.Tier != "" && !reservable:
+		bad = append(bad, fmt.Errorf("reservation %q and --%s exclude each other: a reservation is used by the reserved tier", r.Reservation, r.Tier))
+	case !reservationRE.MatchString(r.Reservation) && !reservationShortRE.MatchString(r.Reservation) && !reservationFullRE.MatchString(r.Reservation):
+		bad = append(bad, fmt.Errorf("reservation %q is not legal: write NAME, projects/P/reservations/NAME or projects/P/locations/ZONE/reservations/NAME", r.Reservation))
+	}
+	if r.tier() == FlexStart {
+		switch {
+		case r.MaxRunDuration == 0:
+			bad = append(bad, errors.New("tier flex-start needs a max run duration (at most 7 days)"))
+		case r.MaxRunDuration > MaxFlexStart:
+			bad = append(bad, fmt.Errorf("max run duration %s: flex-start gives at most 7 days (168h)", r.MaxRunDuration))
+		}
+	}
+	if r.MinDuration != 0 && r.tier() != Guaranteed {
+		bad = append(bad, fmt.Errorf("min duration %s needs the guaranteed tier, not %s", r.MinDuration, r.tier()))
+	}
+	return bad
+}
+
+func joinTiers() string {
+	names := make([]string, 0, 7)
+	for _, t := range Tiers() {
+		names = append(names, string(t))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (r Request) checkTimes() (bad []error) {
+	for _, d := range []struct {
+		what string
+		d    time.Duration
+	}{
+		{"min duration", r.MinDuration}, {"max run duration", r.MaxRunDuration},
+		{"valid-after duration", r.ValidAfterDuration}, {"valid-until duration", r.ValidUntilDuration},
+	} {
+		if d.d < 0 {
+			bad = append(bad, fmt.Errorf("%s %s is negative", d.what, d.d))
+		} else if d.d%time.Millisecond != 0 {
+			bad = append(bad, fmt.Errorf("%s %s is finer than a millisecond", d.what, d.d))
+		}
+	}
+	if r.ValidAfterDuration != 0 && !r.ValidAfterTime.IsZero() {
+		bad = append(bad, errors.New("valid-after is given both as a duration and as a time"))
+	}
+	if r.ValidUntilDuration != 0 && !r.ValidUntilTime.IsZero() {
+		bad = append(bad, errors.New("valid-until is given both as a duration and as a time"))
+	}
+	after := r.ValidAfterDuration != 0 || !r.ValidAfterTime.IsZero()
+	until := r.ValidUntilDuration != 0 || !r.ValidUntilTime.IsZero()
+	switch {
+	case !after || !until:
+	case r.ValidAfterTime.IsZero() || r.ValidUntilTime.IsZero():
+		// The API has room for one constraint, or for an interval of two times.
+		bad = append(bad, errors.New("valid-after and valid-until together must both be given as times"))
+	case !r.ValidUntilTime.After(r.ValidAfterTime):
+		bad = append(bad, fmt.Errorf("valid-until time %s is not after valid-after time %s",
+			r.ValidUntilTime.Format(time.RFC3339), r.ValidAfterTime.Format(time.RFC3339)))
+	}
+	return bad
+}
+
+func (r Request) checkNetwork() (bad []error) {
+	if r.Network != "" && !networkRE.MatchString(r.Network) {
+		bad = append(bad, fmt.Errorf("network %q is neither a network's name nor projects/P/global/networks/NAME", r.Network))
+	}
+	if r.Subnetwork != "" && !networkRE.MatchString(r.Subnetwork) {
+		bad = append(bad, fmt.Errorf("subnetwork %q is neither a subnetwork's name nor projects/P/regions/R/subnetworks/NAME", r.Subnetwork))
+	}
+	if r.CIDRBlock != "" {
+		p, err := netip.ParsePrefix(r.CIDRBlock)
+		if err != nil || p.Bits() != 29 || !p.Addr().Is4() || p.Masked() != p {
+			bad = append(bad, fmt.Errorf("range %q is not an IPv4 /29 block such as 192.168.0.0/29", r.CIDRBlock))
+		}
+	}
+	if r.ServiceAccount != "" && r.ServiceAccount != "default" && !emailRE.MatchString(r.ServiceAccount) {
+		bad = append(bad, fmt.Errorf("service account %q is not an email address", r.ServiceAccount))
+	}
+	for _, s := range r.Scopes {
+		if _, err := scopeURLs(s); err != nil {
+			bad = append(bad, err)
+		}
+	}
+	return bad
+}
+
+func (r Request) checkAnnotations() (bad []error) {
+	if len(r.Description) > maxDescription {
+		bad = append(bad, fmt.Errorf("description has %d bytes: at most %d are allowed", len(r.Description), maxDescription))
+	}
+	if len(r.Labels) > maxLabels {
+		bad = append(bad, fmt.Errorf("%d labels: at most %d are allowed", len(r.Labels), maxLabels))
+	}
+	for _, key := range sortedKeys(r.Labels) {
+		if !labelKeyRE.MatchString(key) {
+			bad = append(bad, fmt.Errorf("label key %q is not legal: use a-z, 0-9, '_' and '-', begin with a letter, at most 63 characters", key))
+		}
+		if !labelValueRE.MatchString(r.Labels[key]) {
+			bad = append(bad, fmt.Errorf("value %q of label %q is not legal: use a-z, 0-9, '_' and '-', at most 63 characters", r.Labels[key], key))
+		}
+	}
+	total := 0
+	for _, key := range sortedKeys(r.Metadata) {
+		size := len(r.Metadata[key])
+		total += len(key) + size
+		if !metaKeyRE.MatchString(key) {
+			bad = append(bad, fmt.Errorf("metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key))
+		}
+		if size > maxMetadataValue {
+			bad = append(bad, fmt.Errorf("value of metadata %q has %d bytes: at most %d are allowed", key, size, maxMetadataValue))
+		}
+	}
+	if total > maxMetadata {
+		bad = append(bad, fmt.Errorf("metadata has %d bytes in all: at most %d are allowed", total, maxMetadata))
+	}
+	if len(r.Tags) > maxTags {
+		bad = append(bad, fmt.Errorf("%d tags: at most %d are allowed", len(r.Tags), maxTags))
+	}
+	for _, t := range r.Tags {
+		bad = appendError(bad, checkName("tag", t))
+	}
+	return bad
+}
+
+func (r Request) checkDisks() (bad []error) {
+	for _, d := range r.DataDisks {
+		if !diskRE.MatchString(d.Source) {
+			bad = append(bad, fmt.Errorf("data disk source %q is not projects/P/zones/Z/disks/NAME", d.Source))
+		}
+		if !d.ReadOnly && (r.NodeCount > 1 || r.Type.Workers > 1) {
+			bad = append(bad, fmt.Errorf("data disk %q: only a single worker can attach a disk read-write; add mode=read-only", d.Source))
+		}
+	}
+	return bad
+}
+
+// Body returns the request as the v2alpha1 API takes it.
+func (r Request) Body(project, zone string) *tpuapi.QueuedResource {
+	body := &tpuapi.QueuedResource{
+		Tpu:             &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{r.nodeSpec(project, zone)}},
+		ReservationName: r.reservationName(project, zone),
+		QueueingPolicy:  r.queueingPolicy(),
+	}
+	if r.MaxRunDuration != 0 {
+		body.RunDuration = &tpuapi.RunDuration{MaxRunDuration: apiDuration(r.MaxRunDuration)}
+	}
+	tier := r.tier()
+	if r.Tier == "" && r.Reservation != "" {
+		tier = Reserved
+	}
+	switch tier {
+	case Spot:
+		body.Spot = &tpuapi.Spot{}
+	case BestEffort:
+		body.BestEffort = &tpuapi.BestEffort{}
+	case Guaranteed:
+		body.Guaranteed = &tpuapi.Guaranteed{}
+		if r.MinDuration != 0 {
+			body.Guaranteed.MinDuration = apiDuration(r.MinDuration)
+		}
+	case Reserved:
+		body.Guaranteed = &tpuapi.Guaranteed{Reserved: true}
+	case ReservationBound:
+		body.ProvisioningModel = "RESERVATION_BOUND"
+	case FlexStart:
+		body.ProvisioningModel = "FLEX_START"
+	}
+	return body
+}
+
+func (r Request) nodeSpec(project, zone string) *tpuapi.NodeSpec {
+	spec := &tpuapi.NodeSpec{
+		Parent: parentName(project, zone),
+		Node:   r.node(),
+	}
+	if r.NodeCount > 1 {
+		spec.MultiNodeParams = &tpuapi.MultiNodeParams{
+			NodeCount: int64(r.NodeCount), NodeIdPrefix: r.nodePrefix(), WorkloadType: r.WorkloadType,
+		}
+	} else {
+		spec.NodeId = r.nodeID()
+	}
+	return spec
+}
+
+func (r Request) node() *tpuapi.Node {
+	node := &tpuapi.Node{
+		AcceleratorType: r.Type.Name,
+		RuntimeVersion:  r.runtimeVersion(),
+		Description:     r.Description,
+		CidrBlock:       r.CIDRBlock,
+		NetworkConfig: &tpuapi.NetworkConfig{
+			Network: r.Network, Subnetwork: r.Subnetwork, EnableExternalIps: !r.InternalIPs,
+			// The API's default for an absent field is not stated anywhere.
+			ForceSendFields: []string{"EnableExternalIps"},
+		},
+		Labels:                maps.Clone(r.Labels),
+		Metadata:              maps.Clone(r.Metadata),
+		Tags:                  slices.Clone(r.Tags),
+		AutocheckpointEnabled: r.Autocheckpoint,
+	}
+	if r.ServiceAccount != "" || len(r.Scopes) > 0 {
+		node.ServiceAccount = &tpuapi.ServiceAccount{Email: r.ServiceAccount, Scope: expandScopes(r.Scopes)}
+	}
+	if r.SecureBoot {
+		node.ShieldedInstanceConfig = &tpuapi.ShieldedInstanceConfig{EnableSecureBoot: true}
+	}
+	for _, d := range r.DataDisks {
+		mode := "READ_WRITE"
+		if d.ReadOnly {
+			mode = "READ_ONLY"
+		}
+		node.DataDisks = append(node.DataDisks, &tpuapi.AttachedDisk{SourceDisk: d.Source, Mode: mode})
+	}
+	return node
+}
+
+func (r Request) queueingPolicy() *tpuapi.QueueingPolicy {
+	after, until := r.ValidAfterTime, r.ValidUntilTime
+	switch {
+	case !after.IsZero() && !until.IsZero():
+		return &tpuapi.QueueingPolicy{ValidInterval: &tpuapi.Interval{StartTime: apiTime(after), EndTime: apiTime(until)}}
+	case !after.IsZero():
+		return &tpuapi.QueueingPolicy{ValidAfterTime: apiTime(after)}
+	case !until.IsZero():
+		return &tpuapi.QueueingPolicy{ValidUntilTime: apiTime(until)}
+	case r.ValidAfterDuration == 0 && r.ValidUntilDuration == 0:
+		return nil
+	}
+	policy := &tpuapi.QueueingPolicy{}
+	if r.ValidAfterDuration != 0 {
+		policy.ValidAfterDuration = apiDuration(r.ValidAfterDuration)
+	}
+	if r.ValidUntilDuration != 0 {
+		policy.ValidUntilDuration = apiDuration(r.ValidUntilDuration)
+	}
+	return policy
+}
+
+// reservationName returns the reservation as the API wants it: in full.
+func (r Request) reservationName(project, zone string) string {
+	if m := reservationShortRE.FindStringSubmatch(r.Reservation); m != nil {
+		return m[1] + "/locations/" + zone + "/reservations/" + m[2]
+	}
+	if reservationRE.MatchString(r.Reservation) {
+		return parentName(project, zone) + "/reservations/" + r.Reservation
+	}
+	return r.Reservation
+}
+
+// checkZone checks what only a zone can decide.
+func (r Request) checkZone(zone string) error {
+	if m := reservationFullRE.FindStringSubmatch(r.Reservation); m != nil && m[1] != zone {
+		return &InvalidError{ID: r.ID, Problems: []error{
+			fmt.Errorf("reservation %q is in zone %s, the request in %s", r.Reservation, m[1], zone)}}
+	}
+	return nil
+}
+
+func parentName(project, zone string) string { return "projects/" + project + "/locations/" + zone }
+
+func apiDuration(d time.Duration) string {
+	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s"
+}
+
+func apiTime(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
+
+func appendError(list []error, err error) []error {
+	if err != nil {
+		list = append(list, err)
+	}
+	return list
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

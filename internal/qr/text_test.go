@@ -1,0 +1,77 @@
+package qr_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+)
+
+func TestTableAndDetail(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	list := []qr.Resource{
+		{ID: "q7", State: "ACTIVE", Type: "v4-16", RuntimeVersion: "tpu-ubuntu2204-base", Tier: qr.Spot, Network: "mtu9k", NodeCount: 2,
+			Nodes: []string{"t-0", "t-1"}, Labels: qr.OwnerLabels("q7", "ada"), CreateTime: now.Add(-3*time.Hour - 12*time.Minute),
+			Slices: []qr.SliceState{{Name: "t-0", State: "READY", Health: "HEALTHY", Workers: 2, Ready: true}, {Name: "t-1", State: "CREATING"}}},
+		{ID: "a-long-name-of-a-run", State: "FAILED", StateInitiator: "SERVICE", Failure: "no luck (EID: 0x77)", Type: "v5litepod-256", Tier: qr.OnDemand, NodeCount: 1, Nodes: []string{"x"}},
+	}
+	golden(t, "table.golden", qr.Table(list, now))
+	golden(t, "detail.golden", qr.Detail(list[0], now)+"---\n"+qr.Detail(list[1], now))
+	text, err := json.MarshalIndent(list[0], "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "resource.golden", string(text)+"\n")
+	if got := qr.Table(nil, now); got != "" {
+		t.Errorf("table of nothing: %q", got)
+	}
+}
+
+func TestListTellsReadySlicesAndOwners(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	c.create(request(t, func(r *qr.Request) { r.ID, r.NodePrefix, r.Labels = "aaa", "", nil }))
+	all, err := c.List(t.Context())
+	if err != nil || len(all) != 2 || all[0].ID != "aaa" || all[1].ID != "q7" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	q7 := all[1]
+	if q7.ReadySlices() != 2 || q7.NodeCount != 2 || q7.Type != "v4-16" || q7.Owner() != "run q7 of ada" || q7.CreateTime.IsZero() {
+		t.Errorf("%+v", q7)
+	}
+	if got := all[0].Owner(); got != "somebody who did not use multihost" {
+		t.Errorf("owner %q", got)
+	}
+}
+
+// Slices are read a page at a time, whoever made them.
+func TestSlicesOfAllOwners(t *testing.T) {
+	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "v5", Count: 3, Type: "v5litepod-16"}}})
+	c.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if q := r.URL.Query(); q.Has("pageSize") {
+			q.Set("pageSize", "3")
+			r.URL.RawQuery = q.Encode()
+		}
+		return false
+	})
+	all, err := c.Slices(t.Context())
+	if err != nil || len(all) != 4 {
+		t.Fatalf("%d slices, %v", len(all), err)
+	}
+	for _, s := range all {
+		if s.Index != -1 || s.State != "READY" || s.UID == "" || len(s.Workers) == 0 || s.Workers[0].Internal == "" {
+			t.Errorf("%+v", s)
+		}
+	}
+	if n := c.calls("GET", "/nodes?"); n != 2 {
+		t.Errorf("%d pages were read, want 2", n)
+	}
+	one, err := c.Slice(t.Context(), "other")
+	if err != nil || one.Name != "other" || one.QueuedResource != "" {
+		t.Errorf("%+v, %v", one, err)
+	}
+}

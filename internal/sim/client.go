@@ -1,0 +1,198 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// stateFile is what a simulator leaves in its directory so that others find
+// it.
+const stateFile = "sim.json"
+
+type stateRecord struct {
+	URL     string            `json:"url"`
+	PID     int               `json:"pid"`
+	Started time.Time         `json:"started"`
+	Env     map[string]string `json:"env"`
+}
+
+func (s *Server) writeStateFile() error {
+	record := stateRecord{URL: s.url, PID: os.Getpid(), Started: s.clock.Now(), Env: s.Env()}
+	b, err := json.MarshalIndent(record, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(s.cfg.Dir, stateFile+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(append(b, '\n'))
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), filepath.Join(s.cfg.Dir, stateFile))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}
+
+// removeStateFile removes the file unless another simulator has put its own
+// there.
+func (s *Server) removeStateFile() error {
+	record, err := readState(s.cfg.Dir)
+	if err != nil || record.URL != s.url || record.PID != os.Getpid() {
+		return nil
+	}
+	return os.Remove(filepath.Join(s.cfg.Dir, stateFile))
+}
+
+func readState(dir string) (stateRecord, error) {
+	var record stateRecord
+	b, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if err != nil {
+		return record, err
+	}
+	return record, json.Unmarshal(b, &record)
+}
+
+// ErrNotRunning says that a directory has no running simulator, ErrRunning that
+// it has one.
+var (
+	ErrNotRunning = errors.New("no simulator is running")
+	ErrRunning    = errors.New("a simulator is running already")
+)
+
+// A Client controls a running simulator, of this or another process.
+type Client struct {
+	dir    string
+	record stateRecord
+	http   *http.Client
+}
+
+// Open finds the simulator that runs with the state directory dir. The error
+// matches ErrNotRunning when there is none; a file that a dead one left is
+// removed.
+func Open(dir string) (*Client, error) {
+	record, err := readState(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open simulator in %q: %w", dir, ErrNotRunning)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open simulator in %q: %w", dir, err)
+	}
+	if !alive(record.PID) {
+		err := fmt.Errorf("open simulator in %q: %w: the one of process %d, started %s, is dead", dir, ErrNotRunning,
+			record.PID, record.Started.Format(time.DateTime))
+		return nil, errors.Join(err, os.Remove(filepath.Join(dir, stateFile)))
+	}
+	return &Client{dir: dir, record: record, http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
+}
+
+func alive(pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	p, err := os.FindProcess(pid)
+	if err == nil {
+		err = p.Signal(syscall.Signal(0))
+	}
+	return err == nil || errors.Is(err, os.ErrPermission)
+}
+
+// Env returns the variables with which programs talk to the simulator.
+func (c *Client) Env() map[string]string { return c.record.Env }
+
+// URL is where the simulator is.
+func (c *Client) URL() string { return c.record.URL }
+
+// PID is the process that the simulator runs in.
+func (c *Client) PID() int { return c.record.PID }
+
+// Started is when the simulator was started.
+func (c *Client) Started() time.Time { return c.record.Started }
+
+// Status asks what there is.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var st Status
+	return st, c.call(ctx, http.MethodGet, "status", nil, &st)
+}
+
+// Fault puts a fault in force, given in the form that ParseFault reads. The id
+// is for Clear; it is 0 for a fault that has happened and is over.
+func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
+	if _, err := ParseFault(text); err != nil {
+		return 0, err
+	}
+	var reply faultReply
+	err = c.call(ctx, http.MethodPost, "faults", faultRequest{Fault: text}, &reply)
+	return reply.ID, err
+}
+
+// Clear ends faults by id or name, or "all", and reports how many there were.
+func (c *Client) Clear(ctx context.Context, which string) (int, error) {
+	var reply clearReply
+	err := c.call(ctx, http.MethodDelete, "faults/"+url.PathEscape(which), nil, &reply)
+	return reply.Cleared, err
+}
+
+// Down asks the simulator to end and waits until nothing of it is left, or ctx
+// is done.
+func (c *Client) Down(ctx context.Context) error {
+	if err := c.call(ctx, http.MethodPost, "down", nil, nil); err != nil {
+		return err
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		// The state file is the last that a simulator takes away.
+		if record, err := readState(c.dir); err != nil || record.URL != c.record.URL || !alive(record.PID) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("end simulator: %w", context.Cause(ctx))
+		}
+	}
+}
+
+func (c *Client) call(ctx context.Context, method, what string, body, into any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.record.URL+"/sim/v1/"+what, bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		// Another process has the number of the one that died.
+		return fmt.Errorf("ask simulator of process %d: %w", c.record.PID, ErrNotRunning)
+	}
+	if err != nil {
+		return fmt.Errorf("ask simulator of process %d: %w", c.record.PID, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		var reply struct{ Error struct{ Message string } }
+		if err := json.NewDecoder(resp.Body).Decode(&reply); err != nil || reply.Error.Message == "" {
+			return fmt.Errorf("ask simulator of process %d: %s", c.record.PID, resp.Status)
+		}
+		return errors.New(reply.Error.Message)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.NewDecoder(resp.Body).Decode(into)
+}

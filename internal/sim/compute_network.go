@@ -1,0 +1,306 @@
+package sim
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+)
+
+// A network, and whether its insert operation is done.
+type network struct {
+	msg   *computepb.Network
+	ready bool
+}
+
+// The limits of an MTU, and what a network has when none is asked for.
+const (
+	minMTU     = 1300
+	maxMTU     = 8896
+	defaultMTU = 1460
+)
+
+// maxNetworks is the quota NETWORKS of a new project.
+const maxNetworks = 15
+
+// autoRanges are the subnetworks of an auto-mode network, all within
+// 10.128.0.0/9. Regions that are not named here get what is free.
+func autoRanges() map[string]string {
+	return map[string]string{
+		"us-central1": "10.128.0.0/20", "europe-west1": "10.132.0.0/20", "us-west1": "10.138.0.0/20", "asia-east1": "10.140.0.0/20",
+		"us-east1": "10.142.0.0/20", "asia-northeast1": "10.146.0.0/20", "europe-west4": "10.164.0.0/20", "us-west4": "10.182.0.0/20",
+		"southamerica-west1": "10.194.0.0/20", "us-east5": "10.202.0.0/20", "us-south1": "10.206.0.0/20", "us-central2": "10.222.0.0/20",
+	}
+}
+
+func (s *Server) addDefaultNetwork(st *state) {
+	s.putNetwork(st, &computepb.Network{
+		Name: proto.String("default"), Description: proto.String("Default network for the project"),
+		AutoCreateSubnetworks: proto.Bool(true),
+	}).ready = true
+	rule := func(name, ranges, protocol string, ports ...string) {
+		s.putFirewall(st, &computepb.Firewall{
+			Name: proto.String(name), Network: proto.String("global/networks/default"), Priority: proto.Int32(65534),
+			SourceRanges: []string{ranges}, Allowed: []*computepb.Allowed{{IPProtocol: proto.String(protocol), Ports: ports}},
+		})
+	}
+	rule("default-allow-icmp", "0.0.0.0/0", "icmp")
+	rule("default-allow-ssh", "0.0.0.0/0", "tcp", "22")
+	rule("default-allow-internal", "10.128.0.0/9", "all")
+}
+
+// ensureNetwork makes the network called id, ready for use, unless it exists.
+func (s *Server) ensureNetwork(id string) {
+	if s.state.networks[s.computePath("global", "networks", id)] == nil {
+		s.putNetwork(&s.state, &computepb.Network{
+			Name: proto.String(id), AutoCreateSubnetworks: proto.Bool(true), Mtu: proto.Int32(maxMTU),
+		}).ready = true
+	}
+}
+
+// putNetwork fills in msg as the service does and keeps it, with the
+// subnetworks of auto mode.
+func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
+	name := s.computePath("global", "networks", msg.GetName())
+	msg.Kind, msg.Id, msg.CreationTimestamp = proto.String("compute#network"), proto.Uint64(uint64(newID())), proto.String(s.timestamp())
+	msg.SelfLink, msg.SelfLinkWithId = proto.String(s.link(name)), proto.String(s.link(s.computePath("global", "networks", fmt.Sprint(msg.GetId()))))
+	msg.Subnetworks, msg.Peerings = nil, nil
+	if msg.GetMtu() == 0 {
+		msg.Mtu = proto.Int32(defaultMTU)
+	}
+	if msg.GetRoutingConfig().GetRoutingMode() == "" {
+		msg.RoutingConfig = &computepb.NetworkRoutingConfig{RoutingMode: proto.String("REGIONAL")}
+	}
+	if msg.NetworkFirewallPolicyEnforcementOrder == nil {
+		msg.NetworkFirewallPolicyEnforcementOrder = proto.String("AFTER_CLASSIC_FIREWALL")
+	}
+	if msg.AutoCreateSubnetworks == nil {
+		msg.AutoCreateSubnetworks = proto.Bool(false)
+	}
+	n := &network{msg: msg}
+	st.networks[name] = n
+	if !msg.GetAutoCreateSubnetworks() {
+		return n
+	}
+	next := 224
+	for _, region := range s.regions() {
+		cidr := autoRanges()[region]
+		if cidr == "" {
+			cidr = fmt.Sprintf("10.%d.0.0/20", next)
+			next += 2
+		}
+		key := s.computePath("regions/"+region, "subnetworks", msg.GetName())
+		gateway := netip.MustParsePrefix(cidr).Addr().Next().String()
+		st.subnetworks[key] = &computepb.Subnetwork{
+			Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(newID())), Name: msg.Name,
+			CreationTimestamp: proto.String(s.timestamp()), Network: msg.SelfLink, IpCidrRange: proto.String(cidr), GatewayAddress: &gateway,
+			Region:   proto.String(s.link("projects/" + s.cfg.Project + "/regions/" + region)),
+			SelfLink: proto.String(s.link(key)), Purpose: proto.String("PRIVATE"), StackType: proto.String("IPV4_ONLY"),
+			PrivateIpGoogleAccess: proto.Bool(false), Fingerprint: proto.String("c2ltdWxhdG9y"),
+		}
+		msg.Subnetworks = append(msg.Subnetworks, s.link(key))
+	}
+	return n
+}
+
+func (s *Server) dropNetwork(name string) {
+	n := s.state.networks[name]
+	for key, sub := range s.state.subnetworks {
+		if n != nil && sub.GetNetwork() == n.msg.GetSelfLink() {
+			delete(s.state.subnetworks, key)
+		}
+	}
+	delete(s.state.networks, name)
+}
+
+func (s *Server) mtuOf(networkName string) int {
+	if n := s.state.networks[networkName]; n != nil {
+		return int(n.msg.GetMtu())
+	}
+	return defaultMTU
+}
+
+// nextAddress gives out the next internal address of a subnetwork, which is
+// never used again.
+func (s *Server) nextAddress(subnetwork string) string {
+	prefix, err := netip.ParsePrefix(s.state.subnetworks[subnetwork].GetIpCidrRange())
+	if err != nil {
+		prefix = netip.MustParsePrefix("10.128.0.0/20")
+	}
+	s.state.addresses[subnetwork]++
+	n := s.state.addresses[subnetwork] + 1 // .1 is the gateway
+	b := prefix.Addr().As4()
+	b[1], b[2], b[3] = b[1]+byte(n>>16), b[2]+byte(n>>8), b[3]+byte(n)
+	return netip.AddrFrom4(b).String()
+}
+
+func (s *Server) serveNetworks(c *computeCall) (any, error) {
+	switch {
+	case c.verb != "":
+		return nil, notModelled("networks." + c.verb)
+	case c.id == "" && c.r.Method == http.MethodPost:
+		return s.insertNetwork(c)
+	case c.id == "":
+		var all []proto.Message
+		for _, n := range sorted(s.state.networks, nil) {
+			all = append(all, n.msg)
+		}
+		return s.list(c, "compute#networkList", all)
+	}
+	n := s.state.networks[c.name()]
+	switch c.r.Method {
+	case http.MethodGet:
+		if err := checkQuery(c.query); err != nil {
+			return nil, err
+		}
+		if n == nil {
+			return nil, noSuchCompute(c.name())
+		}
+		return n.msg, nil
+	case http.MethodDelete:
+		return s.deleteNetwork(c)
+	case http.MethodPatch:
+		return nil, notModelled("networks.patch")
+	}
+	return nil, unknownMethod()
+}
+
+func (s *Server) insertNetwork(c *computeCall) (any, error) {
+	if err := checkQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	msg := new(computepb.Network)
+	if err := c.decode(msg); err != nil {
+		return nil, err
+	}
+	c.id = msg.GetName()
+	if !idPattern.MatchString(c.id) {
+		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+	}
+	if msg.Mtu != nil && (msg.GetMtu() < minMTU || msg.GetMtu() > maxMTU) {
+		return nil, badValue("resource.mtu", fmt.Sprint(msg.GetMtu()), fmt.Sprintf("Must be between %d and %d inclusive.", minMTU, maxMTU))
+	}
+	if mode := msg.GetRoutingConfig().GetRoutingMode(); mode != "" && mode != "REGIONAL" && mode != "GLOBAL" {
+		return nil, badValue("resource.routingConfig.routingMode", mode, "Must be REGIONAL or GLOBAL.")
+	}
+	if msg.IPv4Range != nil || msg.AutoCreateSubnetworks == nil {
+		return nil, badValue("resource.IPv4Range", msg.GetIPv4Range(), "Legacy networks are no longer supported: autoCreateSubnetworks must be set.")
+	}
+	if msg.NetworkProfile != nil || msg.GetEnableUlaInternalIpv6() || msg.InternalIpv6Range != nil {
+		return nil, notModelled("A network profile or internal IPv6")
+	}
+	if s.state.networks[c.name()] != nil {
+		return nil, existsCompute(c.name())
+	}
+	if len(s.state.networks) >= maxNetworks {
+		return nil, errorf(http.StatusForbidden, "Quota 'NETWORKS' exceeded.  Limit: %d.0 globally.", maxNetworks).withReason("quotaExceeded")
+	}
+	name := c.name()
+	n := s.putNetwork(&s.state, msg)
+	return s.startComputeOp(c, "insert", name, msg.GetId(), func(ok bool) {
+		if n.ready = ok; !ok {
+			s.dropNetwork(name)
+		}
+	})
+}
+
+func (s *Server) deleteNetwork(c *computeCall) (any, error) {
+	if err := checkQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	name := c.name()
+	n := s.state.networks[name]
+	if n == nil {
+		return nil, noSuchCompute(name)
+	}
+	if !n.ready {
+		return nil, notReady(name)
+	}
+	for _, f := range sorted(s.state.firewalls, nil) {
+		if f.GetNetwork() == n.msg.GetSelfLink() {
+			return nil, inUse("network", name, s.computePath("global", "firewalls", f.GetName()))
+		}
+	}
+	for _, node := range sorted(s.state.nodes, nil) {
+		if node.msg.NetworkConfig.Network == name {
+			return nil, inUse("network", name, fmt.Sprintf("projects/%s/zones/%s/instances/t1v-n-%08x-w-0", s.cfg.Project, node.zone, uint32(node.msg.Id)))
+		}
+	}
+	n.ready = false
+	return s.startComputeOp(c, "delete", name, n.msg.GetId(), func(ok bool) {
+		if n.ready = true; ok {
+			s.dropNetwork(name)
+		}
+	})
+}
+
+func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
+	if c.r.Method != http.MethodGet {
+		return nil, notModelled("Changing subnetworks")
+	}
+	region, isRegion := strings.CutPrefix(c.scope, "regions/")
+	if isRegion && !slices.Contains(s.regions(), region) {
+		return nil, noSuchCompute("projects/" + s.cfg.Project + "/regions/" + region)
+	}
+	if c.verb != "" || !isRegion && c.id != "" {
+		return nil, unknownMethod()
+	}
+	if c.id != "" {
+		if err := checkQuery(c.query); err != nil {
+			return nil, err
+		}
+		sub := s.state.subnetworks[c.name()]
+		if sub == nil {
+			return nil, noSuchCompute(c.name())
+		}
+		return sub, nil
+	}
+	var all []proto.Message
+	for _, sub := range sorted(s.state.subnetworks, func(key string, _ *computepb.Subnetwork) bool {
+		return !isRegion || strings.Contains(key, "/regions/"+region+"/")
+	}) {
+		all = append(all, sub)
+	}
+	if isRegion {
+		return s.list(c, "compute#subnetworkList", all)
+	}
+	return s.aggregated(c, all)
+}
+
+// aggregated answers an aggregatedList: items by region, of which one page is
+// enough.
+func (s *Server) aggregated(c *computeCall, all []proto.Message) (any, error) {
+	if err := checkQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess", "includeAllScopes", "serviceProjectNumber"); err != nil {
+		return nil, err
+	}
+	match, err := parseFilter(c.query.Get("filter"))
+	if err != nil {
+		return nil, err
+	}
+	out := &computepb.SubnetworkAggregatedList{
+		Kind: proto.String("compute#subnetworkAggregatedList"), Id: proto.String("projects/" + s.cfg.Project + "/aggregated/subnetworks"),
+		SelfLink: proto.String(s.url + c.r.URL.Path), Items: map[string]*computepb.SubnetworksScopedList{},
+	}
+	for _, m := range all {
+		sub := m.(*computepb.Subnetwork)
+		if !match(m) {
+			continue
+		}
+		scope := "regions/" + sub.GetRegion()[strings.LastIndexByte(sub.GetRegion(), '/')+1:]
+		if out.Items[scope] == nil {
+			out.Items[scope] = &computepb.SubnetworksScopedList{}
+		}
+		out.Items[scope].Subnetworks = append(out.Items[scope].Subnetworks, sub)
+	}
+	return out, nil
+}

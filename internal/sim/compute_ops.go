@@ -1,0 +1,157 @@
+package sim
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+)
+
+const maxOpWait = 2 * time.Minute
+
+// A computeOp is an operation of the Compute API.
+type computeOp struct {
+	msg  *computepb.Operation
+	done chan struct{} // closed when it is
+}
+
+// startComputeOp makes the operation that c asks for; after a step it is DONE.
+// finish, which may be nil, is told whether it ended well.
+func (s *Server) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
+	number := newID()
+	now := s.timestamp()
+	name := s.computePath("global", "operations", fmt.Sprintf("operation-%d-%x", s.clock.Now().UnixMilli(), number))
+	op := &computeOp{done: make(chan struct{}), msg: &computepb.Operation{
+		Kind: proto.String("compute#operation"), Id: proto.Uint64(uint64(number)), Name: proto.String(name[strings.LastIndexByte(name, '/')+1:]),
+		OperationType: proto.String(kind), TargetLink: proto.String(s.link(target)), Status: computepb.Operation_RUNNING.Enum(),
+		User: proto.String("simulator@example.com"), Progress: proto.Int32(0), InsertTime: &now, StartTime: &now,
+		SelfLink: proto.String(s.link(name)),
+	}}
+	if id != 0 {
+		op.msg.TargetId = &id
+	}
+	s.state.computeOps[name] = op
+	if key := c.replayKey(); key != "" {
+		s.state.computeSeen[key] = op
+	}
+	failure := s.takeComputeOpFault()
+	s.nextStep(func() {
+		op.msg.Status, op.msg.Progress, op.msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.timestamp())
+		if failure != "" {
+			// Without httpErrorStatusCode: Google's own Go client takes such
+			// an operation for a success.
+			op.msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
+		}
+		if finish != nil {
+			finish(failure == "")
+		}
+		close(op.done)
+	})
+	return op.msg, nil
+}
+
+func (c *computeCall) replayKey() string {
+	id := c.query.Get("requestId")
+	if id == "" {
+		return ""
+	}
+	return c.r.Method + " " + c.r.URL.Path + " " + id
+}
+
+// replayed returns the operation that an earlier request with the same id
+// made.
+func (c *computeCall) replayed() (any, bool, error) {
+	key := c.replayKey()
+	if key == "" {
+		return nil, false, nil
+	}
+	if id := c.query.Get("requestId"); !uuidPattern.MatchString(id) {
+		return nil, false, badValue("requestId", id, "Must be a valid UUID.")
+	}
+	if op := c.s.state.computeSeen[key]; op != nil {
+		return op.msg, true, nil
+	}
+	return nil, false, nil
+}
+
+func (s *Server) serveComputeOps(c *computeCall) (any, error) {
+	if c.verb != "" {
+		return nil, unknownMethod()
+	}
+	if c.id == "" {
+		var all []proto.Message
+		for _, op := range sorted(s.state.computeOps, nil) {
+			all = append(all, op.msg)
+		}
+		return s.list(c, "compute#operationList", all)
+	}
+	if err := checkQuery(c.query); err != nil {
+		return nil, err
+	}
+	op := s.state.computeOps[c.name()]
+	if op == nil {
+		return nil, noSuchCompute(c.name())
+	}
+	if c.r.Method != http.MethodGet {
+		return nil, unknownMethod()
+	}
+	return op.msg, nil
+}
+
+var filterTerm = regexp.MustCompile(`^\(?\s*([A-Za-z.]+)\s*(=|!=|:|\beq\b|\bne\b)\s*"?([^"()]*?)"?\s*\)?$`)
+
+// parseFilter understands comparisons of one string field each, joined by AND
+// or put side by side in parentheses. The forms eq and ne take a regular
+// expression for the whole value, as the real service does.
+func parseFilter(text string) (func(proto.Message) bool, error) {
+	all := func(proto.Message) bool { return true }
+	if strings.TrimSpace(text) == "" {
+		return all, nil
+	}
+	terms := strings.Split(strings.ReplaceAll(strings.ReplaceAll(text, ") (", ")\x00("), " AND ", "\x00"), "\x00")
+	for _, term := range terms {
+		m := filterTerm.FindStringSubmatch(strings.TrimSpace(term))
+		if m == nil {
+			return nil, notModelled("The filter " + term)
+		}
+		field, op, want := m[1], m[2], m[3]
+		var pattern *regexp.Regexp
+		if op == "eq" || op == "ne" {
+			var err error
+			if pattern, err = regexp.Compile("^(?:" + want + ")$"); err != nil {
+				return nil, badValue("filter", text, "Invalid list filter expression.")
+			}
+		}
+		before := all
+		all = func(msg proto.Message) bool {
+			got := stringField(msg, field)
+			var is bool
+			switch op {
+			case "eq", "ne":
+				is = pattern.MatchString(got)
+			case ":":
+				is = strings.Contains(got, strings.Trim(want, "*"))
+			default:
+				is = got == want || strings.Contains(want, "*") && glob(want, got)
+			}
+			return before(msg) && is == (op != "ne" && op != "!=")
+		}
+	}
+	return all, nil
+}
+
+func stringField(m proto.Message, name string) string {
+	r := m.ProtoReflect()
+	field := r.Descriptor().Fields().ByJSONName(name)
+	if field == nil || field.IsList() || field.IsMap() || field.Message() != nil {
+		return ""
+	}
+	if e := field.Enum(); e != nil {
+		return string(e.Values().ByNumber(r.Get(field).Enum()).Name())
+	}
+	return r.Get(field).String()
+}

@@ -1,0 +1,178 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Status is what a simulator says about itself.
+type Status struct {
+	URL      string         `json:"url"`
+	Project  string         `json:"project"`
+	Zone     string         `json:"zone"`
+	Zones    []string       `json:"zones"`
+	SSHPort  int            `json:"ssh_port,omitempty"`
+	Queued   []QueuedStatus `json:"queued_resources"`
+	Nodes    []NodeStatus   `json:"nodes"`
+	Networks []string       `json:"networks"`
+	Rules    []string       `json:"firewalls"`
+	Faults   []FaultStatus  `json:"faults"`
+	Quota    map[string]int `json:"quota,omitempty"`
+	Requests map[string]int `json:"requests"` // by method
+	Total    int            `json:"total_requests"`
+}
+
+// QueuedStatus is one queued resource.
+type QueuedStatus struct {
+	ID    string   `json:"id"`
+	Zone  string   `json:"zone"`
+	Type  string   `json:"type"`
+	State string   `json:"state"`
+	Nodes []string `json:"nodes"`
+}
+
+// NodeStatus is one node.
+type NodeStatus struct {
+	ID      string         `json:"id"`
+	Zone    string         `json:"zone"`
+	Type    string         `json:"type"`
+	State   string         `json:"state"`
+	Health  string         `json:"health,omitempty"`
+	Queued  string         `json:"queued_resource,omitempty"`
+	Network string         `json:"network"`
+	Workers []WorkerStatus `json:"workers"`
+}
+
+// WorkerStatus is one running worker.
+type WorkerStatus struct {
+	Index    int    `json:"index"`
+	Address  string `json:"address"` // with port
+	Hostname string `json:"hostname"`
+}
+
+// FaultStatus is one fault in force. Left is how many more times it happens;
+// AllCalls: until cleared.
+type FaultStatus struct {
+	ID    int    `json:"id"`
+	Fault string `json:"fault"`
+	Left  int    `json:"left"`
+}
+
+// Status returns what there is now.
+func (s *Server) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{
+		URL: s.url, Project: s.cfg.Project, Zone: s.cfg.Zone, Zones: s.zones(), SSHPort: s.SSHPort(),
+		Quota: maps.Clone(s.state.quota), Requests: maps.Clone(s.state.counts), Total: s.state.total,
+		Queued: []QueuedStatus{}, Nodes: []NodeStatus{}, Faults: []FaultStatus{},
+		Networks: slices.Sorted(maps.Keys(s.state.networks)), Rules: slices.Sorted(maps.Keys(s.state.firewalls)),
+	}
+	for i, n := range st.Networks {
+		st.Networks[i] = path.Base(n)
+	}
+	for i, n := range st.Rules {
+		st.Rules[i] = path.Base(n)
+	}
+	for _, q := range sorted(s.state.queued, nil) {
+		st.Queued = append(st.Queued, QueuedStatus{ID: q.id, Zone: q.zone, Type: q.typ.Name, State: q.state(), Nodes: q.nodeIDs()})
+	}
+	for _, n := range sorted(s.state.nodes, nil) {
+		ns := NodeStatus{
+			ID: n.id, Zone: n.zone, Type: n.typ.Name, State: n.msg.State, Health: n.msg.Health, Network: path.Base(n.msg.NetworkConfig.Network),
+			Workers: []WorkerStatus{},
+		}
+		if n.queued != "" {
+			ns.Queued = path.Base(n.queued)
+		}
+		for i, m := range n.machines {
+			ns.Workers = append(ns.Workers, WorkerStatus{Index: i, Address: fmt.Sprintf("%s:%d", m.Addr(), st.SSHPort), Hostname: m.Hostname()})
+		}
+		st.Nodes = append(st.Nodes, ns)
+	}
+	for _, a := range s.state.faults {
+		st.Faults = append(st.Faults, FaultStatus{ID: a.id, Fault: a.String(), Left: a.left})
+	}
+	return st
+}
+
+// The bodies of the control endpoint.
+type (
+	faultRequest struct {
+		Fault string `json:"fault"`
+	}
+	faultReply struct {
+		ID int `json:"id"`
+	}
+	clearReply struct {
+		Cleared int `json:"cleared"`
+	}
+)
+
+// serveControl answers /sim/v1/: GET status, env, requests; POST faults, down;
+// DELETE faults/{ID|NAME|all}.
+func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
+	v, err := s.control(r)
+	if err != nil {
+		writeError(w, asAPIError(err), false)
+		return
+	}
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		writeError(w, asAPIError(err), false)
+		return
+	}
+	writeJSON(w, b)
+}
+
+func (s *Server) control(r *http.Request) (any, error) {
+	// A web page in the user's browser must not reach the control endpoint of
+	// a simulator on loopback.
+	if r.Header.Get("Origin") != "" {
+		return nil, errorf(http.StatusForbidden, "requests from web pages are refused")
+	}
+	what := strings.TrimPrefix(r.URL.Path, "/sim/v1/")
+	which, isClear := strings.CutPrefix(what, "faults/")
+	switch {
+	case r.Method == http.MethodDelete && isClear:
+		n, err := s.Clear(which)
+		return clearReply{Cleared: n}, err
+	case r.Method == http.MethodGet && what == "status":
+		return s.Status(), nil
+	case r.Method == http.MethodGet && what == "env":
+		return s.Env(), nil
+	case r.Method == http.MethodGet && what == "requests":
+		return s.Requests(), nil
+	case r.Method == http.MethodPost && what == "down":
+		s.requestDown()
+		return struct{}{}, nil
+	case r.Method == http.MethodPost && what == "faults":
+		return s.controlFault(r)
+	}
+	return nil, unknownMethod()
+}
+
+func (s *Server) controlFault(r *http.Request) (any, error) {
+	body, err := readBody(r)
+	if err != nil {
+		return nil, err
+	}
+	var req faultRequest
+	if err := decodeStrict(body, &req, "fault"); err != nil {
+		return nil, err
+	}
+	f, err := ParseFault(req.Fault)
+	if err != nil {
+		return nil, errorf(http.StatusBadRequest, "%v", err)
+	}
+	id, err := s.Inject(f)
+	if err != nil {
+		return nil, errorf(http.StatusBadRequest, "%v", err)
+	}
+	return faultReply{ID: id}, nil
+}

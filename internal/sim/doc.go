@@ -1,0 +1,43 @@
+// Package sim is a fake Google Cloud for real clients: one HTTP server on
+// loopback that speaks the Cloud TPU API (v2 and v2alpha1) and the part of the
+// Compute Engine API (v1) that multihost needs, with workers behind it that
+// answer SSH (package sim/worker). Product code meets it through endpoints
+// only, and an unmodified gcloud can be pointed at it; Server.Env says how.
+//
+// It fails closed. A field, query parameter, method, name or combination that
+// the real API refuses is refused here with the same error body and code, and
+// what the real API has but the simulator does not model is answered with
+// 501 UNIMPLEMENTED, never with silence.
+//
+// # Modelled
+//
+//   - Nodes: list, get, create, delete, patch, getGuestAttributes. States
+//     CREATING, READY, DELETING, PREEMPTED; health; networkEndpoints in worker
+//     order; several networkConfigs are refused.
+//   - Queued resources: create, list, get, delete with and without force,
+//     reset. CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE,
+//     one Config.Step apart; SUSPENDING, SUSPENDED, FAILED, DELETING.
+//     Multi-node requests, tiers, valid-until and valid-after, maximum run
+//     duration, request ids.
+//   - Quota in TensorCores or chips, as the accelerator type counts, per zone.
+//     SUSPENDED and FAILED requests hold their quota until they are deleted.
+//   - Operations, locations, accelerator types and runtime versions.
+//   - Compute: the project and its common metadata, networks, subnetworks
+//     (read), firewalls, regions, zones, global operations with wait.
+//   - SSH keys reach a worker from project and node metadata only, host keys
+//     leave it as guest attributes once it has booted.
+//   - Faults: see Faults.
+//
+// # Not modelled
+//
+//   - Permissions: every caller may do everything in the one project that
+//     exists; only the fault expired-token refuses a caller.
+//   - Routing: firewall rules are stored and checked but filter nothing, and
+//     networks do not separate workers.
+//   - Capacity as a number; it is there or, under a fault, not.
+//   - Reservations: every reservation name is taken as one with room.
+//   - OS Login, IAP, Storage, the metadata server, gRPC.
+//   - snake_case names in JSON bodies of the TPU API, partial responses
+//     (fields=), filters beyond single comparisons.
+//   - starting and stopping nodes, manual maintenance.
+package sim

@@ -1,0 +1,150 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// An apiError is an answer other than success, in the terms of both APIs: the
+// TPU API says Status and Details, the Compute API says Reason.
+type apiError struct {
+	Code       int
+	Status     string // canonical code: INVALID_ARGUMENT
+	Reason     string // compute's errors[].reason: notFound
+	Message    string
+	Details    []any
+	RetryAfter time.Duration
+}
+
+func (e *apiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
+
+// statuses maps HTTP codes to the canonical status and to compute's reason.
+// Where several share a code the constructor below overrides it.
+func statuses(code int) (status, reason string) {
+	switch code {
+	case http.StatusBadRequest:
+		return "INVALID_ARGUMENT", "invalid"
+	case http.StatusUnauthorized:
+		return "UNAUTHENTICATED", "authError"
+	case http.StatusForbidden:
+		return "PERMISSION_DENIED", "forbidden"
+	case http.StatusNotFound:
+		return "NOT_FOUND", "notFound"
+	case http.StatusConflict:
+		return "ALREADY_EXISTS", "alreadyExists"
+	case http.StatusPreconditionFailed:
+		return "FAILED_PRECONDITION", "conditionNotMet"
+	case http.StatusTooManyRequests:
+		return "RESOURCE_EXHAUSTED", "rateLimitExceeded"
+	case http.StatusNotImplemented:
+		return "UNIMPLEMENTED", "notImplemented"
+	case http.StatusServiceUnavailable:
+		return "UNAVAILABLE", "backendError"
+	case http.StatusGatewayTimeout:
+		return "DEADLINE_EXCEEDED", "backendError"
+	case http.StatusInternalServerError:
+		return "INTERNAL", "backendError"
+	}
+	return "UNKNOWN", "unknown"
+}
+
+// rpcCode is the number that operations carry instead of the HTTP code.
+func rpcCode(status string) int {
+	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+		"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"} {
+		if s == status {
+			return i
+		}
+	}
+	return 2
+}
+
+func errorf(code int, format string, args ...any) *apiError {
+	status, reason := statuses(code)
+	return &apiError{Code: code, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+func (e *apiError) withStatus(status string) *apiError { e.Status = status; return e }
+func (e *apiError) withReason(reason string) *apiError { e.Reason = reason; return e }
+func (e *apiError) withDetails(d ...any) *apiError     { e.Details = d; return e }
+
+// badField is how the TPU service itself (not the JSON layer in front of it)
+// refuses a value. The EID is what Google's support asks for.
+func badField(field, format string, args ...any) *apiError {
+	text := fmt.Sprintf(format, args...)
+	e := errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
+	return e.withDetails(map[string]any{
+		"@type":           "type.googleapis.com/google.rpc.BadRequest",
+		"fieldViolations": []any{map[string]any{"field": field, "description": text}},
+	})
+}
+
+func precondition(format string, args ...any) *apiError {
+	text := fmt.Sprintf(format, args...)
+	return errorf(http.StatusBadRequest, "Cloud TPU received a bad request. %s [EID: 0x%016x]", text, rand.Uint64()).
+		withStatus("FAILED_PRECONDITION")
+}
+
+func noSuch(resource string) *apiError {
+	return errorf(http.StatusNotFound, "Resource '%s' was not found", resource).withDetails(map[string]any{
+		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
+		"resourceName": resource,
+	})
+}
+
+func exists(resource string) *apiError {
+	return errorf(http.StatusConflict, "Resource '%s' already exists", resource).withDetails(map[string]any{
+		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
+		"resourceName": resource,
+	})
+}
+
+func unknownMethod() *apiError { return errorf(http.StatusNotFound, "Method not found.") }
+
+func notModelled(what string) *apiError {
+	return errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
+}
+
+// body renders e as the API at hand does.
+func (e *apiError) body(compute bool) []byte {
+	inner := map[string]any{"code": e.Code, "message": e.Message}
+	if compute {
+		inner["errors"] = []any{map[string]any{"message": e.Message, "domain": "global", "reason": e.Reason}}
+	} else {
+		inner["status"] = e.Status
+	}
+	// The front end of both APIs refuses credentials, and names the status.
+	if e.Code == http.StatusUnauthorized || e.Code >= 500 {
+		inner["status"] = e.Status
+	}
+	if len(e.Details) > 0 {
+		inner["details"] = e.Details
+	}
+	b, err := json.MarshalIndent(map[string]any{"error": inner}, "", "  ")
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	return append(b, '\n')
+}
+
+// rpcStatus renders e as the error of a TPU operation or of failedData.
+func (e *apiError) rpcStatus() map[string]any {
+	return map[string]any{"code": rpcCode(e.Status), "message": e.Message}
+}
+
+func writeError(w http.ResponseWriter, e *apiError, compute bool) {
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	if e.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(e.RetryAfter.Round(time.Second)/time.Second)))
+	}
+	if e.Code == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/", error="invalid_token"`)
+	}
+	w.WriteHeader(e.Code)
+	_, _ = w.Write(e.body(compute)) // the client is gone: nobody to tell
+}

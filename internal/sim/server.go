@@ -1,0 +1,415 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sim/worker"
+)
+
+// A Clock tells the simulator the time. The zero Config uses the real one.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time                         { return time.Now() }
+func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+// Config says what to simulate. The zero value of each field means the
+// default named.
+type Config struct {
+	Listen  string // address of the API; 127.0.0.1:0
+	Project string // the one project there is; DefaultProject
+	Zone    string // where Slices are and every accelerator type is offered; DefaultZone
+
+	// Dir is the private directory of the simulator: state file, keys, gcloud
+	// configuration, homes of workers. It is made if need be. Empty: one below
+	// the system's temporary directory, removed by Close.
+	Dir string
+
+	// Slices exist and are READY when Start returns.
+	Slices []SliceSpec
+
+	// Step is how long each change of state takes; 300 ms.
+	Step time.Duration
+
+	// Backend is what workers are made of: "process" (the default), or "none"
+	// for an API without workers, whose nodes have addresses that nothing
+	// listens on.
+	Backend string
+
+	// Workers, when set, is used in place of Backend. The server closes it.
+	Workers worker.Backend
+
+	// SSHPort is the port of all workers; 0: a free one.
+	SSHPort int
+
+	// Quota is how many TensorCores (chips for v5litepod and v6e) of one
+	// generation a zone may hold; 0: no limit.
+	Quota int
+
+	// ProjectMetadata is commonInstanceMetadata at the start.
+	ProjectMetadata map[string]string
+
+	// Faults are in force from the start.
+	Faults []Fault
+
+	Clock Clock // the system's
+}
+
+// The names that a zero Config has.
+const (
+	DefaultProject = "multihost-sim"
+	DefaultZone    = "us-central2-b"
+	defaultStep    = 300 * time.Millisecond
+)
+
+// A Server is a running simulator. Its methods may be called by many
+// goroutines.
+type Server struct {
+	cfg     Config
+	clock   Clock
+	url     string
+	ownDir  bool
+	workers worker.Backend // nil with the backend "none"
+	http    *http.Server
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // everything that later, spawn and Serve started
+	down   chan struct{}  // closed when a client asked for the end
+	stop   sync.Once
+	asked  sync.Once
+	err    error // of Close
+
+	mu      sync.Mutex // guards the rest; never held while waiting for anything
+	closing bool       // nothing is added to wg any more
+	state   state
+}
+
+// ErrClosed is the cause of everything that Close cuts short.
+var ErrClosed = errors.New("simulator closed")
+
+// Start runs a simulator until Close. It returns when the API answers and the
+// configured slices are ready, or ctx is done, which only limits the start.
+func Start(ctx context.Context, cfg Config) (*Server, error) {
+	s, err := newServer(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start simulator: %w", err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start simulator: %w", err), s.Close())
+	}
+	return s, nil
+}
+
+func newServer(cfg Config) (*Server, error) {
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:0"
+	}
+	if cfg.Project == "" {
+		cfg.Project = DefaultProject
+	}
+	if cfg.Zone == "" {
+		cfg.Zone = DefaultZone
+	}
+	if cfg.Step == 0 {
+		cfg.Step = defaultStep
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = systemClock{}
+	}
+	if !projectPattern.MatchString(cfg.Project) {
+		return nil, fmt.Errorf("project %q: not a legal project id", cfg.Project)
+	}
+	if !zonePattern.MatchString(cfg.Zone) {
+		return nil, fmt.Errorf("zone %q: not a legal zone name", cfg.Zone)
+	}
+	if err := checkSlices(cfg.Slices); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, clock: cfg.Clock, down: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	return s, nil
+}
+
+func (s *Server) begin(ctx context.Context) error {
+	if err := s.makeDir(); err != nil {
+		return err
+	}
+	if err := s.makeBackend(); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Listen)
+	if err != nil {
+		return err
+	}
+	s.url = "http://" + listener.Addr().String()
+	s.state = s.initialState()
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return s.ctx }}
+	s.wg.Go(func() { _ = s.http.Serve(listener) }) // ends with ErrServerClosed
+	for _, f := range s.cfg.Faults {
+		if _, err := s.Inject(f); err != nil {
+			return err
+		}
+	}
+	if err := s.startPreset(ctx); err != nil {
+		return err
+	}
+	return s.writeStateFile()
+}
+
+func (s *Server) makeDir() error {
+	if s.cfg.Dir == "" {
+		dir, err := os.MkdirTemp("", "multihost-sim-")
+		if err != nil {
+			return err
+		}
+		s.cfg.Dir, s.ownDir = dir, true
+	}
+	dir, err := filepath.Abs(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	s.cfg.Dir = dir
+	if other, err := Open(dir); err == nil {
+		return fmt.Errorf("use directory %q: %w (process %d)", dir, ErrRunning, other.PID())
+	}
+	for _, d := range []string{dir, s.gcloudDir(), s.workersDir()} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) gcloudDir() string  { return filepath.Join(s.cfg.Dir, "gcloud") }
+func (s *Server) workersDir() string { return filepath.Join(s.cfg.Dir, "workers") }
+
+// URL is where the API is, without a slash at the end.
+func (s *Server) URL() string { return s.url }
+
+// Dir is the private directory of the simulator.
+func (s *Server) Dir() string { return s.cfg.Dir }
+
+// SSHPort is the port on which every worker answers; 0 without workers.
+func (s *Server) SSHPort() int {
+	if s.workers == nil {
+		return 0
+	}
+	return s.workers.Port()
+}
+
+// Down is closed when a client asked the simulator to end; whoever started it
+// then calls Close.
+func (s *Server) Down() <-chan struct{} { return s.down }
+
+// Env returns the environment variables with which multihost and an unmodified
+// gcloud talk to this simulator and to nothing else.
+func (s *Server) Env() map[string]string {
+	env := map[string]string{
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":             s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE":         s.url + "/compute/v1/",
+		"CLOUDSDK_AUTH_DISABLE_CREDENTIALS":               "true",
+		"CLOUDSDK_CORE_PROJECT":                           s.cfg.Project,
+		"CLOUDSDK_COMPUTE_ZONE":                           s.cfg.Zone,
+		"CLOUDSDK_COMPUTE_REGION":                         regionOf(s.cfg.Zone),
+		"CLOUDSDK_CONFIG":                                 s.gcloudDir(),
+		"CLOUDSDK_CORE_DISABLE_PROMPTS":                   "true",
+		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":           "true",
+		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
+		"MULTIHOST_FLAG_IDENTITY_FILE":                    filepath.Join(s.cfg.Dir, "google_compute_engine"),
+		"MULTIHOST_FLAG_KNOWN_HOSTS":                      filepath.Join(s.cfg.Dir, "known_hosts"),
+	}
+	if port := s.SSHPort(); port > 0 {
+		env["MULTIHOST_FLAG_SSH_PORT"] = fmt.Sprint(port)
+	}
+	return env
+}
+
+// Close ends the simulator: no request, no worker and no goroutine of it is
+// left when it returns. It may be called twice.
+func (s *Server) Close() error {
+	s.stop.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		s.mu.Unlock()
+		s.cancel(ErrClosed)
+		s.requestDown()
+		var errs []error
+		if s.http != nil {
+			errs = append(errs, s.http.Close())
+		}
+		s.wg.Wait()
+		if s.workers != nil {
+			errs = append(errs, s.workers.Close())
+		}
+		errs = append(errs, s.removeStateFile())
+		if s.ownDir {
+			errs = append(errs, os.RemoveAll(s.cfg.Dir))
+		}
+		s.err = errors.Join(errs...)
+	})
+	return s.err
+}
+
+func (s *Server) requestDown() { s.asked.Do(func() { close(s.down) }) }
+
+// enter reports that a request begins, unless the server is closing. The
+// caller calls s.wg.Done at its end.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return false
+	}
+	s.wg.Add(1)
+	return true
+}
+
+// spawn runs f, which ends soon after s.ctx does, on a goroutine that Close
+// waits for. The caller holds s.mu; f does not.
+func (s *Server) spawn(f func()) {
+	if !s.closing {
+		s.wg.Go(f)
+	}
+}
+
+// later runs f, with s.mu held, after d, unless the server is closed first.
+// The caller holds s.mu.
+func (s *Server) later(d time.Duration, f func()) {
+	s.spawn(func() {
+		if d > 0 {
+			select {
+			case <-s.clock.After(d):
+			case <-s.ctx.Done():
+				return
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.ctx.Err() == nil {
+			f()
+		}
+	})
+}
+
+// nextStep runs f after one step of the pace, and what slow-operations adds.
+func (s *Server) nextStep(f func()) { s.later(s.cfg.Step+s.extraDelay(), f) }
+
+// A Request is one API request that the server has had.
+type Request struct {
+	Method string
+	Path   string // with query
+	Body   string
+	Code   int // of the answer; 0 where the connection was dropped
+}
+
+// keptRequests bounds the log of a simulator that runs for weeks.
+const keptRequests = 10_000
+
+// Requests returns the API requests so far, oldest first, at most the last
+// 10,000. Requests of the control endpoint are not among them.
+func (s *Server) Requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.state.requests)
+}
+
+func (s *Server) logRequest(r Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.counts[r.Method]++
+	s.state.total++
+	s.state.requests = append(s.state.requests, r)
+	if extra := len(s.state.requests) - keptRequests; extra > 0 {
+		s.state.requests = slices.Delete(s.state.requests, 0, extra)
+	}
+}
+
+// An answer is what a handler gives: JSON, or an error.
+type answer struct {
+	json []byte
+	err  *apiError
+}
+
+// ServeHTTP is the whole API. Every request is logged, meets the faults in
+// force, and is answered by the API that its path names.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !s.enter() {
+		panic(http.ErrAbortHandler)
+	}
+	defer s.wg.Done()
+	if strings.HasPrefix(r.URL.Path, "/sim/v1/") {
+		s.serveControl(w, r)
+		return
+	}
+	compute := strings.HasPrefix(r.URL.Path, "/compute/")
+	body, err := readBody(r)
+	logged := Request{Method: r.Method, Path: r.URL.RequestURI(), Body: string(body)}
+	var a answer
+	var verdict requestVerdict
+	if err != nil {
+		a.err = asAPIError(err)
+	} else if verdict = s.meetFaults(r); verdict.err != nil {
+		a.err = verdict.err
+	} else if !s.pause(r.Context(), verdict.delay) {
+		return
+	} else if verdict.skip {
+		// The connection is cut below.
+	} else if compute {
+		a = s.serveCompute(r, body)
+	} else {
+		a = s.serveTPU(r, body)
+	}
+	if verdict.drop {
+		s.logRequest(logged)
+		panic(http.ErrAbortHandler) // net/http's way to cut the connection
+	}
+	logged.Code = http.StatusOK
+	if a.err != nil {
+		logged.Code = a.err.Code
+	}
+	s.logRequest(logged)
+	if a.err != nil {
+		writeError(w, a.err, compute)
+		return
+	}
+	writeJSON(w, a.json)
+}
+
+func (s *Server) pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	select {
+	case <-s.clock.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func writeJSON(w http.ResponseWriter, b []byte) {
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	_, _ = w.Write(append(b, '\n')) // the client is gone: nobody to tell
+}
+
+func asAPIError(err error) *apiError {
+	if e := (*apiError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return errorf(http.StatusInternalServerError, "An internal error has occurred: %v", err)
+}

@@ -1,0 +1,202 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	tpualpha "google.golang.org/api/tpu/v2alpha1"
+
+	"multihost/internal/tpu"
+)
+
+// A SliceSpec describes slices that exist from the start.
+type SliceSpec struct {
+	Name  string // of the queued resource; also the node for Count 1, else the prefix of NAME-0, NAME-1, …
+	Count int
+	Type  string
+	// Foreign slices were made by nobody's queued resource.
+	Foreign bool
+	// Network is the one they are on: "default" when empty. Another one is
+	// made, with the largest MTU there is.
+	Network string
+}
+
+// String is the text form that ParseSlices reads.
+func (p SliceSpec) String() string {
+	text := fmt.Sprintf("%s:%dx%s", p.Name, p.Count, p.Type)
+	if p.Foreign {
+		text += ":foreign"
+	}
+	if p.Network != "" {
+		text += ":network=" + p.Network
+	}
+	return text
+}
+
+// ParseSlices reads descriptions of slices, separated by commas or spaces, each
+// NAME:COUNTxTYPE, optionally with ":foreign" and ":network=NETWORK" after it:
+// "v4:2xv4-16", "t:1xv5litepod-16,old:1xv4-8:foreign".
+func ParseSlices(text string) ([]SliceSpec, error) {
+	var specs []SliceSpec
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' }) {
+		parts := strings.Split(word, ":")
+		if len(parts) < 2 {
+			return nil, fmt.Errorf("parse slices %q: want NAME:COUNTxTYPE, such as t:2xv4-16", word)
+		}
+		count, kind, ok := strings.Cut(parts[1], "x")
+		n, err := strconv.Atoi(count)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("parse slices %q: want NAME:COUNTxTYPE, such as t:2xv4-16", word)
+		}
+		p := SliceSpec{Name: parts[0], Count: n, Type: kind}
+		for _, option := range parts[2:] {
+			network, isNetwork := strings.CutPrefix(option, "network=")
+			switch {
+			case option == "foreign":
+				p.Foreign = true
+			case isNetwork:
+				p.Network = network
+			default:
+				return nil, fmt.Errorf("parse slices %q: option %q is neither foreign nor network=NETWORK", word, option)
+			}
+		}
+		specs = append(specs, p)
+	}
+	if len(specs) == 0 {
+		return nil, errors.New("parse slices: no slice given: want NAME:COUNTxTYPE, such as t:2xv4-16")
+	}
+	return specs, checkSlices(specs)
+}
+
+func checkSlices(specs []SliceSpec) error {
+	seen := map[string]bool{}
+	for _, p := range specs {
+		t, err := tpu.ParseType(p.Type)
+		switch {
+		case err != nil:
+			return fmt.Errorf("parse slices %q: %w", p, err)
+		case !t.Generation.CloudAPI:
+			return fmt.Errorf("parse slices %q: %s is not served by the Cloud TPU API", p, t.Generation.Name)
+		case p.Count < 1:
+			return fmt.Errorf("parse slices %q: count must be at least 1", p)
+		case p.Count > 1 && !p.Foreign && !t.Generation.MultiSlice:
+			return fmt.Errorf("parse slices %q: %s has no multi-slice", p, t.Generation.Name)
+		case p.Network != "" && !idPattern.MatchString(p.Network):
+			return fmt.Errorf("parse slices %q: %q is no legal network name", p, p.Network)
+		}
+		for _, id := range append(p.nodeIDs(), p.Name) {
+			if !idPattern.MatchString(id) {
+				return fmt.Errorf("parse slices %q: %q is no legal node name", p, id)
+			}
+		}
+		for _, id := range p.nodeIDs() {
+			if seen[id] {
+				return fmt.Errorf("parse slices %q: there are two nodes %q", p, id)
+			}
+			seen[id] = true
+		}
+	}
+	return nil
+}
+
+func (p SliceSpec) nodeIDs() []string {
+	if p.Count <= 1 {
+		return []string{p.Name}
+	}
+	ids := make([]string, p.Count)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("%s-%d", p.Name, i)
+	}
+	return ids
+}
+
+// startPreset makes the configured slices and waits until they are READY.
+func (s *Server) startPreset(ctx context.Context) error {
+	results := make(chan error)
+	started := 0
+	s.mu.Lock()
+	for _, p := range s.cfg.Slices {
+		nodes, err := s.addPreset(s.cfg.Zone, p)
+		if err != nil {
+			s.mu.Unlock()
+			return err
+		}
+		for _, n := range nodes {
+			started++
+			s.bootNode(n, func(err error) {
+				s.spawn(func() {
+					select {
+					case results <- err:
+					case <-s.ctx.Done():
+					}
+				})
+			})
+		}
+	}
+	s.mu.Unlock()
+	for range started {
+		select {
+		case err := <-results:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// addPreset makes the nodes of p, in state CREATING, as if an ACTIVE request
+// had made them.
+func (s *Server) addPreset(zone string, p SliceSpec) ([]*node, error) {
+	t, err := tpu.ParseType(p.Type)
+	if err != nil {
+		return nil, err
+	}
+	if p.Network != "" {
+		s.ensureNetwork(p.Network)
+	}
+	msg := &tpualpha.Node{
+		AcceleratorType: t.Name, RuntimeVersion: t.Generation.RuntimeVersion,
+		NetworkConfig: &tpualpha.NetworkConfig{Network: p.Network, EnableExternalIps: true},
+	}
+	if _, err := s.checkNode(zone, "node", msg); err != nil {
+		return nil, err
+	}
+	for _, id := range p.nodeIDs() {
+		if name := s.locationName(zone) + "/nodes/" + id; s.state.nodes[name] != nil {
+			return nil, exists(name)
+		}
+	}
+	if p.Foreign {
+		var nodes []*node
+		for _, id := range p.nodeIDs() {
+			nodes = append(nodes, s.addNode(zone, id, t, cloneNode(msg)))
+		}
+		return nodes, nil
+	}
+	spec := &tpualpha.NodeSpec{Parent: s.locationName(zone), Node: msg}
+	q := &queuedResource{
+		id: p.Name, zone: zone, typ: t, count: p.Count,
+		msg: &tpualpha.QueuedResource{
+			Name: s.locationName(zone) + "/queuedResources/" + p.Name, CreateTime: s.timestamp(),
+			Tpu: &tpualpha.Tpu{NodeSpec: []*tpualpha.NodeSpec{spec}},
+		},
+	}
+	if s.state.queued[q.msg.Name] != nil {
+		return nil, exists(q.msg.Name)
+	}
+	if p.Count > 1 {
+		q.prefix = p.Name
+		spec.MultiNodeParams = &tpualpha.MultiNodeParams{NodeCount: int64(p.Count), NodeIdPrefix: p.Name}
+	} else {
+		spec.NodeId = p.Name
+	}
+	s.state.queued[q.msg.Name] = q
+	s.setState(q, "ACTIVE", "SERVICE", nil)
+	return s.addNodes(q), nil
+}

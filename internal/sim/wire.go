@@ -1,0 +1,262 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	tpuv2 "google.golang.org/api/tpu/v2"
+	tpualpha "google.golang.org/api/tpu/v2alpha1"
+)
+
+// The simulator keeps everything as v2alpha1 messages, which are a superset of
+// v2 but for one name: what v2 calls multisliceParams is multiNodeParams.
+
+// decodeQueued reads the body of a queued resource of either version.
+func decodeQueued(version string, body []byte) (*tpualpha.QueuedResource, error) {
+	q := new(tpualpha.QueuedResource)
+	if version == "v2alpha1" {
+		return q, decodeStrict(body, q, "queued_resource")
+	}
+	if err := decodeStrict(body, new(tpuv2.QueuedResource), "queued_resource"); err != nil {
+		return nil, err
+	}
+	return q, json.Unmarshal(renameParams(body, "multisliceParams", "multiNodeParams"), q)
+}
+
+// decodeNode reads the body of a node of either version.
+func decodeNode(version string, body []byte) (*tpualpha.Node, error) {
+	n := new(tpualpha.Node)
+	if version == "v2alpha1" {
+		return n, decodeStrict(body, n, "node")
+	}
+	if err := decodeStrict(body, new(tpuv2.Node), "node"); err != nil {
+		return nil, err
+	}
+	return n, json.Unmarshal(body, n)
+}
+
+// encode renders a v2alpha1 message as version has it: renamed, and without
+// the fields that version does not know.
+func encode(version string, v any) (json.RawMessage, error) {
+	b, err := json.Marshal(v)
+	if err != nil || version == "v2alpha1" {
+		return b, err
+	}
+	var known reflect.Type
+	switch v.(type) {
+	case *tpualpha.QueuedResource:
+		b = renameParams(b, "multiNodeParams", "multisliceParams")
+		known = reflect.TypeFor[tpuv2.QueuedResource]()
+	case *tpualpha.Node:
+		known = reflect.TypeFor[tpuv2.Node]()
+	default:
+		return b, nil
+	}
+	var raw any
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return nil, err
+	}
+	walkNames(raw, known, "", func(m map[string]any, name, _ string) { delete(m, name) })
+	return json.Marshal(raw)
+}
+
+func renameParams(body []byte, from, to string) []byte {
+	var raw map[string]any
+	if json.Unmarshal(body, &raw) != nil {
+		return body
+	}
+	spec, _ := raw["tpu"].(map[string]any)
+	list, _ := spec["nodeSpec"].([]any)
+	for _, item := range list {
+		if m, ok := item.(map[string]any); ok {
+			if v, ok := m[from]; ok {
+				delete(m, from)
+				m[to] = v
+			}
+		}
+	}
+	renamed, err := json.Marshal(raw)
+	if err != nil {
+		return body
+	}
+	return renamed
+}
+
+// decodeStrict unmarshals body and refuses what the JSON layer of Google's
+// APIs refuses: bad syntax, unknown names, wrong types. root is what that
+// layer calls the message.
+func decodeStrict(body []byte, into any, root string) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		body = []byte("{}")
+	}
+	var raw any
+	if err := json.Unmarshal(body, &raw); err != nil {
+		return errorf(http.StatusBadRequest, "Invalid JSON payload received. %v", err)
+	}
+	if _, ok := raw.(map[string]any); !ok {
+		return errorf(http.StatusBadRequest, "Invalid JSON payload received. Unknown name \"\": Root element must be a message.")
+	}
+	var texts []string
+	var violations []any
+	walkNames(raw, reflect.TypeOf(into).Elem(), root, func(_ map[string]any, name, path string) {
+		text := fmt.Sprintf("Invalid JSON payload received. Unknown name %q at '%s': Cannot find field.", name, path)
+		texts = append(texts, text)
+		violations = append(violations, map[string]any{"field": path, "description": text})
+	})
+	if len(texts) > 0 {
+		return errorf(http.StatusBadRequest, "%s", strings.Join(texts, "\n")).withDetails(map[string]any{
+			"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations,
+		})
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		field := root
+		if bad := (*json.UnmarshalTypeError)(nil); errors.As(err, &bad) {
+			field += "." + snake(bad.Field)
+		}
+		return errorf(http.StatusBadRequest, "Invalid value at '%s': %v", field, err)
+	}
+	return nil
+}
+
+// walkNames calls unknown for every name in raw that t has no field for. Names
+// are compared exactly: encoding/json alone would ignore their case.
+func walkNames(raw any, t reflect.Type, path string, unknown func(m map[string]any, name, path string)) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch {
+	case t.Kind() == reflect.Slice:
+		list, _ := raw.([]any)
+		for i, item := range list {
+			walkNames(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i), unknown)
+		}
+	case t.Kind() == reflect.Struct:
+		m, _ := raw.(map[string]any)
+		names := make([]string, 0, len(m))
+		for name := range m {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			field, ok := fieldNamed(t, name)
+			if !ok {
+				unknown(m, name, path)
+				continue
+			}
+			walkNames(m[name], field, path+"."+snake(name), unknown)
+		}
+	}
+}
+
+func fieldNamed(t reflect.Type, name string) (reflect.Type, bool) {
+	for i := range t.NumField() {
+		tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if tag == name && tag != "-" && tag != "" {
+			return t.Field(i).Type, true
+		}
+	}
+	return nil, false
+}
+
+// snake is how Google's error texts write a JSON name.
+func snake(name string) string {
+	var b strings.Builder
+	for _, r := range name {
+		if r >= 'A' && r <= 'Z' {
+			b.WriteByte('_')
+			r += 'a' - 'A'
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// systemParameters are accepted by every method of every Google API. fields
+// is not among them: a partial response is not modelled.
+var systemParameters = []string{"alt", "$alt", "prettyPrint", "key", "quotaUser", "access_token", "oauth_token", "uploadType", "$.xgafv", "$prettyPrint"}
+
+// checkQuery refuses query parameters that the method does not have.
+func checkQuery(query url.Values, known ...string) error {
+	for name, values := range query {
+		switch {
+		case name == "fields":
+			return notModelled("The query parameter fields")
+		case name == "alt" || name == "$alt":
+			if format, _, _ := strings.Cut(values[0], ";"); format != "json" {
+				return notModelled("The output format " + values[0])
+			}
+		case slices.Contains(systemParameters, name):
+		case !slices.Contains(known, name):
+			text := fmt.Sprintf("Invalid JSON payload received. Unknown name %q: Cannot bind query parameter. Field '%s' could not be found in request message.", name, name)
+			return errorf(http.StatusBadRequest, "%s", text).withReason("badRequest").withDetails(map[string]any{
+				"@type":           "type.googleapis.com/google.rpc.BadRequest",
+				"fieldViolations": []any{map[string]any{"description": text}},
+			})
+		case len(values) > 1 && name != "updateMask":
+			return errorf(http.StatusBadRequest, "Invalid value at '%s': repeated.", snake(name))
+		}
+	}
+	return nil
+}
+
+// queryBool reads a boolean as the API does: gcloud sends True.
+func queryBool(query url.Values, name string) (bool, error) {
+	switch strings.ToLower(query.Get(name)) {
+	case "":
+		return false, nil
+	case "true", "1":
+		return true, nil
+	case "false", "0":
+		return false, nil
+	}
+	return false, errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_BOOL), %q", snake(name), query.Get(name))
+}
+
+// page cuts one page out of all, which is in a stable order. The token is the
+// number of items before the page, in a form that invites nobody to guess.
+func page[T any](all []T, query url.Values, sizeName string, largest int) (items []T, next string, err error) {
+	start, size := 0, largest
+	if text := query.Get(sizeName); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 {
+			return nil, "", errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_INT32), %q", snake(sizeName), text)
+		}
+		if n > 0 {
+			size = min(n, largest)
+		}
+	}
+	if token := query.Get("pageToken"); token != "" {
+		if _, err := fmt.Sscanf(token, "sim-page-%x", &start); err != nil || start > len(all) {
+			return nil, "", errorf(http.StatusBadRequest, "Invalid value at 'page_token': %q", token)
+		}
+	}
+	end := min(start+size, len(all))
+	if end < len(all) {
+		next = fmt.Sprintf("sim-page-%x", end)
+	}
+	return all[start:end], next, nil
+}
+
+// maxBody is larger than any legal request: metadata of a node is at most
+// 256 KiB a value.
+const maxBody = 8 << 20
+
+func readBody(r *http.Request) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if err != nil {
+		return nil, errorf(http.StatusBadRequest, "Request body could not be read: %v", err)
+	}
+	if len(b) > maxBody {
+		return nil, errorf(http.StatusRequestEntityTooLarge, "Request payload size exceeds the limit: %d bytes.", maxBody)
+	}
+	return b, nil
+}

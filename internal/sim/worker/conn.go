@@ -1,0 +1,157 @@
+//go:build linux
+
+package worker
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// unlimited stands for no limit on the bytes of a direction.
+const unlimited = -1
+
+// faultyConn is a machine's side of a TCP connection, on which the faults of
+// the transport happen.
+type faultyConn struct {
+	*net.TCPConn
+	m      *machine
+	closed chan struct{}
+	once   sync.Once
+
+	mu      sync.Mutex
+	inLeft  int64 // bytes until the cut, or unlimited
+	outLeft int64
+}
+
+func newFaultyConn(m *machine, c *net.TCPConn) *faultyConn {
+	return &faultyConn{TCPConn: c, m: m, closed: make(chan struct{}), inLeft: unlimited, outLeft: unlimited}
+}
+
+func (c *faultyConn) limit(mode string, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch mode {
+	case "in":
+		c.inLeft = bytes
+	case "out":
+		c.outLeft = bytes
+	}
+}
+
+func (c *faultyConn) unlimit() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inLeft, c.outLeft = unlimited, unlimited
+}
+
+// left returns how many of n bytes may pass.
+func (c *faultyConn) left(limit *int64, n int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if *limit == unlimited || *limit > int64(n) {
+		return n
+	}
+	return int(*limit)
+}
+
+// passed counts n bytes and reports whether the connection is to be cut now.
+func (c *faultyConn) passed(limit *int64, n int) bool {
+	c.mu.Lock()
+	if *limit == unlimited {
+		c.mu.Unlock()
+		return false
+	}
+	*limit = max(*limit-int64(n), 0)
+	spent := *limit == 0
+	c.mu.Unlock()
+	if !spent {
+		return false
+	}
+	if c.m.takeCut() {
+		return true
+	}
+	c.unlimit()
+	return false
+}
+
+// Read delivers nothing while the machine is frozen, not even what had
+// arrived before.
+func (c *faultyConn) Read(p []byte) (int, error) {
+	want := c.left(&c.inLeft, len(p))
+	if want == 0 && len(p) > 0 {
+		if c.passed(&c.inLeft, 0) {
+			c.reset()
+			return 0, net.ErrClosed
+		}
+		want = len(p)
+	}
+	n, err := c.TCPConn.Read(p[:want])
+	if !c.awaitThaw() {
+		return 0, net.ErrClosed
+	}
+	if c.passed(&c.inLeft, n) {
+		c.reset()
+	}
+	return n, err
+}
+
+func (c *faultyConn) Write(p []byte) (int, error) {
+	done := 0
+	for {
+		if !c.awaitThaw() {
+			return done, net.ErrClosed
+		}
+		n, err := c.TCPConn.Write(p[done : done+c.left(&c.outLeft, len(p)-done)])
+		done += n
+		if c.passed(&c.outLeft, n) {
+			c.reset()
+			return done, net.ErrClosed
+		}
+		if err != nil || done == len(p) {
+			return done, err
+		}
+	}
+}
+
+// awaitThaw blocks while the machine is frozen; it reports false when the
+// connection was closed meanwhile.
+func (c *faultyConn) awaitThaw() bool {
+	for {
+		thaw := c.m.frozen()
+		if thaw == nil {
+			return true
+		}
+		select {
+		case <-thaw:
+		case <-c.closed:
+			return false
+		}
+	}
+}
+
+func (c *faultyConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.TCPConn.Close()
+}
+
+// reset closes the connection as a vanished peer's kernel does.
+func (c *faultyConn) reset() {
+	_ = c.SetLinger(0)
+	c.Close()
+}
+
+// pause waits for d unless the connection is closed first.
+func (c *faultyConn) pause(d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-c.closed:
+		return false
+	}
+}

@@ -1,0 +1,222 @@
+//go:build linux
+
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
+)
+
+// process is the command of a session, and the machine's ends of its pipes.
+type process struct {
+	proc   *os.Process
+	pidfd  int
+	stdin  *os.File
+	output []*os.File // stdout and stderr, or a terminal
+	tty    bool
+
+	mu    sync.Mutex
+	ended bool // the process id may be another's
+}
+
+// startProcess runs bash in a session of its own, with the pipes of a command
+// without terminal, or on a terminal.
+//
+// The pipes are the kernel's own from end to end, so that what the process and
+// its children see of them (closed, full, end of file) is what sshd gives
+// them, and waiting for the process does not wait for its pipes.
+func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*process, error) {
+	p := &process{pidfd: -1, tty: tty != nil}
+	var theirs []*os.File
+	defer func() {
+		for _, f := range theirs {
+			f.Close()
+		}
+	}()
+	if tty != nil {
+		p.stdin, p.output = tty.master, []*os.File{tty.master}
+		theirs = []*os.File{tty.slave, tty.slave, tty.slave}
+	} else {
+		for i := range 3 {
+			r, w, err := pipe(i == 0)
+			if err != nil {
+				p.closePipes()
+				return nil, err
+			}
+			if i == 0 {
+				p.stdin = w
+				theirs = append(theirs, r)
+			} else {
+				p.output = append(p.output, r)
+				theirs = append(theirs, w)
+			}
+		}
+	}
+	attr := &os.ProcAttr{Dir: dir, Env: env, Files: theirs, Sys: &syscall.SysProcAttr{
+		Setsid:  true,
+		Setctty: p.tty,
+		PidFD:   &p.pidfd,
+	}}
+	err := m.start(func() (int, error) {
+		proc, err := os.StartProcess("/bin/bash", argv, attr)
+		if err != nil {
+			return 0, err
+		}
+		p.proc = proc
+		return proc.Pid, nil
+	})
+	if err != nil {
+		p.closePipes()
+		return nil, err
+	}
+	return p, nil
+}
+
+// pipe makes a pipe of which the machine's end never blocks a thread and the
+// command's end blocks as usual.
+func pipe(toCommand bool) (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, fmt.Errorf("make pipe: %w", err)
+	}
+	ours := fds[0]
+	if toCommand {
+		ours = fds[1]
+	}
+	if err := unix.SetNonblock(ours, true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("make pipe: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
+
+// wait returns how the process ended. While it runs, no thread is held.
+func (p *process) wait() syscall.WaitStatus {
+	p.awaitExit()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st, err := p.proc.Wait()
+	p.ended = true
+	if err != nil {
+		return syscall.WaitStatus(syscall.SIGKILL) // somebody else reaped it
+	}
+	return st.Sys().(syscall.WaitStatus)
+}
+
+// awaitExit returns when the process has ended but not been reaped, so that
+// its id is still its own. It waits in the runtime's poller; where the kernel
+// cannot do that, a thread waits.
+func (p *process) awaitExit() {
+	if p.pidfd >= 0 && unix.SetNonblock(p.pidfd, true) == nil {
+		f := os.NewFile(uintptr(p.pidfd), "pidfd")
+		defer f.Close()
+		raw, err := f.SyscallConn()
+		if err == nil {
+			_ = raw.Read(func(fd uintptr) bool {
+				poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+				n, err := unix.Poll(poll, 0)
+				return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+			})
+		}
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, p.proc.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// signalGroup signals the command's process group, as sshd does for an
+// ordinary user.
+func (p *process) signalGroup(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return os.ErrProcessDone
+	}
+	return unix.Kill(-p.proc.Pid, sig)
+}
+
+// closePipes closes the machine's ends: the command reads the end of its input
+// and cannot write any more; on a terminal it is hung up.
+func (p *process) closePipes() {
+	if p.stdin != nil {
+		p.stdin.Close()
+	}
+	for _, f := range p.output {
+		f.Close()
+	}
+}
+
+// pty is a pseudo-terminal.
+type pty struct {
+	master, slave *os.File
+	name, term    string
+}
+
+func newPTY(payload []byte) (*pty, error) {
+	var v struct {
+		Term                         string
+		Columns, Rows, Width, Height uint32
+		Modes                        string
+	}
+	if err := ssh.Unmarshal(payload, &v); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open terminal: %w", err)
+	}
+	p := &pty{master: os.NewFile(uintptr(fd), "ptmx"), term: v.Term}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		p.name = fmt.Sprintf("/dev/pts/%d", n)
+		p.slave, err = os.OpenFile(p.name, os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err == nil {
+		err = p.setSize(v.Columns, v.Rows)
+	}
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("open terminal: %w", err)
+	}
+	return p, nil
+}
+
+func (p *pty) resize(payload []byte) error {
+	var v struct{ Columns, Rows, Width, Height uint32 }
+	if err := ssh.Unmarshal(payload, &v); err != nil {
+		return err
+	}
+	return p.setSize(v.Columns, v.Rows)
+}
+
+func (p *pty) setSize(columns, rows uint32) error {
+	raw, err := p.master.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sizeErr error
+	err = raw.Control(func(fd uintptr) {
+		sizeErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(columns)})
+	})
+	return errors.Join(err, sizeErr)
+}
+
+func (p *pty) close() {
+	p.master.Close()
+	if p.slave != nil {
+		p.slave.Close()
+	}
+}

@@ -1,0 +1,248 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A FaultKind names a way for a machine to misbehave. The constants' comments
+// give the arguments of the text form; those in brackets may be left out.
+type FaultKind string
+
+// The faults. Where a DURATION may be left out, the fault stays in force until
+// it is cleared.
+const (
+	// "clear [KIND]" ends the fault of that kind, or all.
+	Clear FaultKind = "clear"
+
+	// "unreachable refuse|hang [DURATION]": new connections are refused, and
+	// standing ones reset (refuse); or connection attempts get no answer at
+	// all, and standing ones fall silent (hang).
+	Unreachable FaultKind = "unreachable"
+
+	// "freeze [DURATION]": connections are accepted but nothing is ever
+	// answered, keepalives included; standing connections fall silent. What
+	// was on its way is delivered when it ends.
+	Freeze FaultKind = "freeze"
+
+	// "slow handshake|exec DURATION": each SSH handshake, or each start of a
+	// command, takes that much longer.
+	Slow FaultKind = "slow"
+
+	// "cut in|out BYTES [TIMES]": a connection is reset after that many bytes
+	// in the direction given, as the machine sees it, SSH's own overhead
+	// included. Standing connections count from now, each later one from its
+	// start. It happens TIMES times, or to every connection.
+	Cut FaultKind = "cut"
+
+	// "refuse-auth DURATION|TRIES": no key is accepted for so long, or on so
+	// many connections, as on a machine whose keys have not arrived yet.
+	RefuseAuth FaultKind = "refuse-auth"
+
+	// "reboot [DURATION]" reboots once; the machine refuses connections for
+	// that long. SetFault returns when it is down.
+	Reboot FaultKind = "reboot"
+
+	// "no-sudo": sudo asks for a password.
+	NoSudo FaultKind = "no-sudo"
+
+	// "missing NAME": a setting does not exist: a sysctl key
+	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or
+	// /dev, or a kernel module ("tcp_cubic").
+	Missing FaultKind = "missing"
+
+	// "denied NAME": a setting cannot be changed through its command: a
+	// sysctl key, "ip-route", "ip-link", or "ethtool".
+	Denied FaultKind = "denied"
+
+	// "fixed FEATURE": an ethtool feature cannot be changed.
+	Fixed FaultKind = "fixed"
+
+	// "rotate-host-keys" makes new host keys, once.
+	RotateHostKeys FaultKind = "rotate-host-keys"
+
+	// "kill [SIGNAL]" sends a signal (KILL) to every process of the machine,
+	// once.
+	Kill FaultKind = "kill"
+)
+
+// A Fault is one fault with its arguments. The zero value of an argument means
+// that it is not given.
+type Fault struct {
+	Kind     FaultKind
+	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out
+	Name     string        // clear, missing, denied, fixed, kill: what
+	Bytes    int64         // cut
+	Count    int           // cut: times; refuse-auth: tries
+	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot
+}
+
+// FaultKinds returns all kinds with the text form of their arguments, for help
+// and error messages.
+func FaultKinds() []string {
+	return []string{
+		"clear [KIND]",
+		"unreachable refuse|hang [DURATION]",
+		"freeze [DURATION]",
+		"slow handshake|exec DURATION",
+		"cut in|out BYTES [TIMES]",
+		"refuse-auth DURATION|TRIES",
+		"reboot [DURATION]",
+		"no-sudo",
+		"missing NAME",
+		"denied NAME",
+		"fixed FEATURE",
+		"rotate-host-keys",
+		"kill [SIGNAL]",
+	}
+}
+
+// ParseFault reads a fault's text form, split into words.
+func ParseFault(words ...string) (Fault, error) {
+	if len(words) == 0 {
+		return Fault{}, errors.New("parse fault: no name given")
+	}
+	f := Fault{Kind: FaultKind(words[0])}
+	usage := ""
+	for _, u := range FaultKinds() {
+		if name, _, _ := strings.Cut(u, " "); name == words[0] {
+			usage = u
+		}
+	}
+	if usage == "" {
+		return Fault{}, fmt.Errorf("parse fault: unknown name %q", words[0])
+	}
+	if err := f.parseArgs(words[1:]); err != nil {
+		return Fault{}, fmt.Errorf("parse fault %q: %w (want %q)", strings.Join(words, " "), err, usage)
+	}
+	if err := f.check(); err != nil {
+		return Fault{}, fmt.Errorf("parse fault %q: %w (want %q)", strings.Join(words, " "), err, usage)
+	}
+	return f, nil
+}
+
+func (f *Fault) parseArgs(args []string) (err error) {
+	next := func() string {
+		if len(args) == 0 {
+			return ""
+		}
+		a := args[0]
+		args = args[1:]
+		return a
+	}
+	duration := func() {
+		if a := next(); a != "" && err == nil {
+			f.Duration, err = time.ParseDuration(a)
+		}
+	}
+	switch f.Kind {
+	case Clear, Missing, Denied, Fixed, Kill:
+		f.Name = next()
+	case Unreachable, Slow:
+		f.Mode = next()
+		duration()
+	case Freeze, Reboot:
+		duration()
+	case Cut:
+		f.Mode = next()
+		f.Bytes, err = strconv.ParseInt(next(), 10, 64)
+		if a := next(); a != "" && err == nil {
+			f.Count, err = strconv.Atoi(a)
+		}
+	case RefuseAuth:
+		a := next()
+		if f.Count, err = strconv.Atoi(a); err != nil {
+			f.Count = 0
+			f.Duration, err = time.ParseDuration(a)
+		}
+	}
+	if err == nil && len(args) > 0 {
+		err = fmt.Errorf("unexpected argument %q", args[0])
+	}
+	return err
+}
+
+func (f Fault) check() error {
+	if f.Duration < 0 || f.Bytes < 0 || f.Count < 0 {
+		return errors.New("negative argument")
+	}
+	oneOf := func(names ...string) error {
+		for _, n := range names {
+			if f.Mode == n {
+				return nil
+			}
+		}
+		return fmt.Errorf("mode %q is none of %s", f.Mode, strings.Join(names, ", "))
+	}
+	switch f.Kind {
+	case Freeze, Reboot, NoSudo, RotateHostKeys:
+	case Clear:
+		if f.Name != "" && !knownKind(f.Name) {
+			return fmt.Errorf("unknown kind %q", f.Name)
+		}
+	case Kill:
+		if _, ok := signals[killName(f)]; !ok {
+			return fmt.Errorf("unknown signal %q", f.Name)
+		}
+	case Unreachable:
+		return oneOf("refuse", "hang")
+	case Slow:
+		if f.Duration == 0 {
+			return errors.New("no duration")
+		}
+		return oneOf("handshake", "exec")
+	case Cut:
+		return oneOf("in", "out")
+	case RefuseAuth:
+		if (f.Duration > 0) == (f.Count > 0) {
+			return errors.New("want a duration or a number of tries")
+		}
+	case Missing, Denied, Fixed:
+		if f.Name == "" || strings.ContainsAny(f.Name, " \t\n") || strings.Contains(f.Name, "..") {
+			return fmt.Errorf("bad name %q", f.Name)
+		}
+	default:
+		return fmt.Errorf("unknown fault %q", string(f.Kind))
+	}
+	return nil
+}
+
+func knownKind(name string) bool {
+	for _, u := range FaultKinds() {
+		if kind, _, _ := strings.Cut(u, " "); kind == name {
+			return true
+		}
+	}
+	return false
+}
+
+func killName(f Fault) string {
+	if f.Name == "" {
+		return "KILL"
+	}
+	return strings.TrimPrefix(f.Name, "SIG")
+}
+
+// String returns the text form, which [ParseFault] reads when split at spaces.
+func (f Fault) String() string {
+	words := []string{string(f.Kind)}
+	if f.Mode != "" {
+		words = append(words, f.Mode)
+	}
+	if f.Name != "" {
+		words = append(words, f.Name)
+	}
+	if f.Kind == Cut {
+		words = append(words, strconv.FormatInt(f.Bytes, 10))
+	}
+	if f.Duration > 0 {
+		words = append(words, f.Duration.String())
+	}
+	if f.Count > 0 {
+		words = append(words, strconv.Itoa(f.Count))
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,292 @@
+//go:build linux
+
+package worker
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// The stand-ins are scripts: what they do must be readable where a worker
+// script's author wonders why the simulator answered as it did.
+//
+//go:embed standin/*.sh
+var standinScripts embed.FS
+
+// refusedCommands would change the machine that the simulator runs on, and
+// nothing that multihost does needs them: they share one stand-in that
+// refuses.
+var refusedCommands = []string{
+	"reboot", "shutdown", "halt", "poweroff", "init", "systemctl", "service",
+	"mount", "umount", "swapon", "swapoff", "mkfs", "fdisk", "parted",
+	"modprobe", "insmod", "rmmod", "iptables", "ip6tables", "nft", "tc", "ifconfig", "route",
+	"dpkg", "snap", "useradd", "userdel", "usermod", "groupadd", "passwd", "chpasswd",
+	"hostnamectl", "timedatectl", "crontab", "su", "chroot",
+}
+
+// sameAs are commands that share the stand-in of another.
+var sameAs = map[string]string{
+	"apt":     "apt-get",
+	"pgrep":   "pkill",
+	"killall": "pkill",
+}
+
+// writeStandins makes the directory of stand-ins, which all machines link to.
+func writeStandins(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	scripts, err := fs.Glob(standinScripts, "standin/*.sh")
+	if err != nil {
+		return err
+	}
+	write := func(name, script string) error {
+		text, err := standinScripts.ReadFile(script)
+		if err != nil {
+			return err
+		}
+		// A simulator that shares the directory may be running the script.
+		tmp := filepath.Join(dir, "."+name)
+		if err := os.WriteFile(tmp, text, 0o755); err != nil {
+			return err
+		}
+		return os.Rename(tmp, filepath.Join(dir, name))
+	}
+	for _, s := range scripts {
+		if err := write(strings.TrimSuffix(path.Base(s), ".sh"), s); err != nil {
+			return err
+		}
+	}
+	for _, name := range refusedCommands {
+		if err := write(name, "standin/refused.sh"); err != nil {
+			return err
+		}
+	}
+	for name, other := range sameAs {
+		if err := write(name, "standin/"+other+".sh"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *machine) path(elem ...string) string {
+	return filepath.Join(append([]string{m.root}, elem...)...)
+}
+
+// volatile are the directories that a reboot makes anew. state holds what the
+// stand-ins keep: routes, ethtool features, and the marks of faults.
+var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
+
+// reset brings the machine's files to what they are after a boot. Making files
+// is most of what a machine costs, so there are no more than something reads.
+func (m *machine) reset() error {
+	if err := m.resetFiles(); err != nil {
+		return fmt.Errorf("reset files: %w", err)
+	}
+	return m.applyMarks()
+}
+
+func (m *machine) resetFiles() error {
+	for _, d := range volatile {
+		if err := os.RemoveAll(m.path(d)); err != nil {
+			return err
+		}
+	}
+	made := make(map[string]bool)
+	for name, content := range m.bootFiles() {
+		if err := m.write(made, name, content); err != nil {
+			return err
+		}
+	}
+	for _, d := range []string{"tmp", "root"} {
+		if err := os.MkdirAll(m.path(d), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(m.path("tmp"), 0o777|os.ModeSticky); err != nil {
+		return err
+	}
+	devices, err := m.b.nodeDevices(m.spec.NUMANodes)
+	if err != nil {
+		return err
+	}
+	if err := os.Symlink(devices, m.path("sys/devices")); err != nil {
+		return err
+	}
+	if err := os.Symlink(m.b.standins, m.path("bin")); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+func (m *machine) write(made map[string]bool, name, content string) error {
+	file := m.path(name)
+	if dir := filepath.Dir(file); !made[dir] {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		made[dir] = true
+	}
+	mode := os.FileMode(0o644)
+	if strings.HasPrefix(name, "/dev/") {
+		mode = 0o666
+	}
+	return os.WriteFile(file, []byte(content), mode)
+}
+
+// bootFiles returns kernel settings, devices and stand-ins' state by absolute
+// path, as an Ubuntu 22.04 image for TPU VMs boots with them.
+func (m *machine) bootFiles() map[string]string {
+	files := map[string]string{
+		"/proc/sys/kernel/random/boot_id": uuid.NewString() + "\n",
+		"/proc/sys/kernel/hostname":       m.spec.Hostname + "\n",
+
+		"/proc/sys/net/core/somaxconn":                    "4096\n",
+		"/proc/sys/net/core/optmem_max":                   "20480\n",
+		"/proc/sys/net/ipv4/tcp_slow_start_after_idle":    "1\n",
+		"/proc/sys/net/ipv4/tcp_no_metrics_save":          "0\n",
+		"/proc/sys/net/ipv4/tcp_max_syn_backlog":          "2048\n",
+		"/proc/sys/net/ipv4/tcp_mtu_probing":              "0\n",
+		"/proc/sys/net/ipv4/tcp_congestion_control":       "cubic\n",
+		"/proc/sys/net/ipv4/ip_local_port_range":          "32768\t60999\n",
+		"/sys/module/tcp_cubic/parameters/hystart_detect": "3\n",
+		"/sys/class/net/ens8/mtu":                         strconv.Itoa(m.spec.MTU) + "\n",
+		"/sys/class/net/lo/mtu":                           "65536\n",
+		"/sys/kernel/mm/transparent_hugepage/enabled":     "always [madvise] never\n",
+
+		"/state/route": fmt.Sprintf("default via 10.128.0.1 dev ens8 proto dhcp src %s metric 100\n"+
+			"10.128.0.1 dev ens8 proto dhcp scope link src %s metric 100\n", m.spec.IP, m.spec.IP),
+		"/state/features": "tx-nocache-copy off\ntcp-segmentation-offload on\ngeneric-segmentation-offload on\n" +
+			"generic-receive-offload on\nscatter-gather on\n",
+		"/state/address": m.spec.IP + "\n",
+	}
+	for _, d := range m.spec.Devices {
+		files[d] = ""
+	}
+	return files
+}
+
+// nodeDevices returns the /sys/devices of machines with n NUMA nodes. Nothing
+// in it can be changed, so the machines share it.
+func (b *processBackend) nodeDevices(n int) (dir string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	dir = filepath.Join(b.cfg.Root, fmt.Sprintf("numa-%d", n))
+	if b.nodesMade[n] {
+		return dir, nil
+	}
+	online := "0"
+	if n > 1 {
+		online = fmt.Sprintf("0-%d", n-1)
+	}
+	files := map[string]string{"online": online, "possible": online}
+	for i := range n {
+		node := fmt.Sprintf("node%d/", i)
+		files[node+"cpulist"] = fmt.Sprintf("%d-%d", i*120, i*120+119)
+		files[node+"meminfo"] = fmt.Sprintf("Node %d MemTotal:       %d kB", i, 400<<20/n)
+	}
+	for name, content := range files {
+		file := filepath.Join(dir, "system/node", name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(file, []byte(content+"\n"), 0o444); err != nil && !errors.Is(err, fs.ErrPermission) {
+			return "", err
+		}
+	}
+	b.nodesMade[n] = true
+	return dir, nil
+}
+
+// applyMarks makes the machine's files say which settings are missing, denied
+// or fixed, and whether sudo works.
+func (m *machine) applyMarks() error {
+	m.mu.Lock()
+	missing := append([]string(nil), m.marks[Missing]...)
+	lines := map[string][]string{
+		"denied": append([]string(nil), m.marks[Denied]...),
+		"fixed":  append([]string(nil), m.marks[Fixed]...),
+	}
+	if _, ok := m.faults[NoSudo]; ok {
+		lines["no-sudo"] = []string{"yes"}
+	} else {
+		lines["no-sudo"] = nil
+	}
+	m.mu.Unlock()
+
+	for _, name := range missing {
+		for _, p := range settingPaths(name) {
+			if err := os.RemoveAll(m.path(p)); err != nil {
+				return err
+			}
+		}
+	}
+	for name, l := range lines {
+		file := m.path("state", name)
+		if len(l) == 0 {
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			continue
+		}
+		if err := os.WriteFile(file, []byte(strings.Join(l, "\n")+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// knows reports whether the machine has a setting of that name.
+func (m *machine) knows(name string) bool {
+	for _, p := range settingPaths(name) {
+		for file := range m.bootFiles() {
+			if file == p || strings.HasPrefix(file, p+"/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// restore puts back the boot values of settings that were missing.
+func (m *machine) restore(names []string) error {
+	boot := m.bootFiles()
+	made := make(map[string]bool)
+	for _, name := range names {
+		for _, p := range settingPaths(name) {
+			for file, content := range boot {
+				if file != p && !strings.HasPrefix(file, p+"/") {
+					continue
+				}
+				if err := m.write(made, file, content); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// settingPaths returns the paths that a setting's name stands for: itself, a
+// sysctl key's file, or a module's directory.
+func settingPaths(name string) []string {
+	switch {
+	case strings.HasPrefix(name, "/proc/sys/"), strings.HasPrefix(name, "/sys/"), strings.HasPrefix(name, "/dev/"):
+		return []string{path.Clean(name)}
+	case strings.Contains(name, "."):
+		return []string{"/proc/sys/" + strings.ReplaceAll(name, ".", "/")}
+	case strings.HasPrefix(name, "/"):
+		return nil
+	}
+	return []string{"/sys/module/" + name}
+}

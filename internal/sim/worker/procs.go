@@ -1,0 +1,214 @@
+//go:build linux
+
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// markerName is the environment variable that every process of a machine
+// carries, with the machine's root as its value.
+const markerName = "MULTIHOST_SIM_WORKER"
+
+// killLimit bounds how long processes may take to die; only one stuck in the
+// kernel takes more than milliseconds.
+const killLimit = 10 * time.Second
+
+// killAll kills every process of the machines, and returns when none is left.
+func killAll(ctx context.Context, machines []*machine) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, killLimit,
+		fmt.Errorf("processes survive SIGKILL for %v", killLimit))
+	defer cancel()
+	if len(machines) == 0 {
+		return nil
+	}
+	// A process can fork while the table is read and so hide its child from
+	// one look; a second look after one that found nothing sees that child.
+	// A dying process loses its environment before its files, so what was
+	// killed is watched until it is a zombie.
+	dying := make(map[int]string)
+	for clean := 0; clean < 2; {
+		found, err := processesOf(machines)
+		if err != nil {
+			return fmt.Errorf("find processes: %w", err)
+		}
+		for _, pid := range found {
+			if st, err := readStat(strconv.Itoa(pid)); err == nil {
+				dying[pid] = st.start
+			}
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("kill process %d: %w", pid, err)
+			}
+		}
+		for pid, start := range dying {
+			st, err := readStat(strconv.Itoa(pid))
+			if err != nil || st.start != start || st.state == 'Z' || st.state == 'X' {
+				delete(dying, pid)
+			}
+		}
+		if len(found) == 0 && len(dying) == 0 {
+			clean++
+			continue
+		}
+		clean = 0
+		t := time.NewTimer(time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("kill processes %v: %w", found, context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+func (m *machine) signalAll(sig syscall.Signal) error {
+	found, err := processesOf([]*machine{m})
+	if err != nil {
+		return err
+	}
+	for _, pid := range found {
+		if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("signal process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// processesOf returns the living processes of the machines, from one reading
+// of the process table.
+func processesOf(machines []*machine) ([]int, error) {
+	roots := make(map[string]bool)
+	sessions := make(map[int]bool)
+	for _, m := range machines {
+		roots[m.root] = true
+		m.mu.Lock()
+		for sid := range m.sessions {
+			sessions[sid] = true
+		}
+		m.mu.Unlock()
+	}
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	names, err := dir.Readdirnames(-1)
+	dir.Close()
+	if err != nil {
+		return nil, err
+	}
+	var found []int
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if belongs(name, roots, sessions) {
+			found = append(found, pid)
+		}
+	}
+	return found, nil
+}
+
+// belongs reports whether a process is one of a machine of roots: by the
+// marker in its environment; or, if it cleared that, by a working directory
+// below the machine's root, in one of the machine's sessions or without a
+// terminal (a person's shell that merely stands there is left alone).
+func belongs(pid string, roots map[string]bool, sessions map[int]bool) bool {
+	env, err := os.ReadFile("/proc/" + pid + "/environ")
+	if err != nil {
+		return false // gone, or another user's
+	}
+	if root, ok := marker(env); ok {
+		return roots[root]
+	}
+	cwd, err := os.Readlink("/proc/" + pid + "/cwd")
+	if err != nil || !below(cwd, roots) {
+		return false
+	}
+	st, err := readStat(pid)
+	if err != nil || st.state == 'Z' || st.state == 'X' || isAncestor(pid) {
+		return false
+	}
+	return sessions[st.sid] || st.tty == 0
+}
+
+func marker(env []byte) (root string, ok bool) {
+	const prefix = markerName + "="
+	i := 0
+	if !bytes.HasPrefix(env, []byte(prefix)) {
+		if i = bytes.Index(env, []byte("\x00"+prefix)) + 1; i == 0 {
+			return "", false
+		}
+	}
+	value := env[i+len(prefix):]
+	if end := bytes.IndexByte(value, 0); end >= 0 {
+		value = value[:end]
+	}
+	return string(value), true
+}
+
+// below reports whether dir is one of roots or lies in one.
+func below(dir string, roots map[string]bool) bool {
+	dir = strings.TrimSuffix(dir, " (deleted)")
+	for dir != "/" && dir != "." {
+		if roots[dir] {
+			return true
+		}
+		dir = filepath.Dir(dir)
+	}
+	return false
+}
+
+// isAncestor reports whether pid is a parent, grandparent … of this process.
+func isAncestor(pid string) bool {
+	want, _ := strconv.Atoi(pid)
+	for p := os.Getppid(); p > 1; {
+		if p == want {
+			return true
+		}
+		st, err := readStat(strconv.Itoa(p))
+		if err != nil {
+			return false
+		}
+		p = st.ppid
+	}
+	return false
+}
+
+type procStat struct {
+	state          byte
+	ppid, sid, tty int
+	start          string // in clock ticks since boot: tells two users of one id apart
+}
+
+func readStat(pid string) (procStat, error) {
+	data, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return procStat{}, err
+	}
+	// The command's name may itself hold spaces and parentheses.
+	i := bytes.LastIndexByte(data, ')')
+	fields := strings.Fields(string(data[i+1:]))
+	if i < 0 || len(fields) < 20 {
+		return procStat{}, fmt.Errorf("read stat of process %s: unexpected form", pid)
+	}
+	st := procStat{state: fields[0][0], start: fields[19]}
+	for j, p := range map[int]*int{1: &st.ppid, 3: &st.sid, 4: &st.tty} {
+		if *p, err = strconv.Atoi(fields[j]); err != nil {
+			return procStat{}, fmt.Errorf("read stat of process %s: %w", pid, err)
+		}
+	}
+	return st, nil
+}

@@ -1,0 +1,330 @@
+//go:build linux
+
+package worker
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// maxSessions is sshd's MaxSessions. As there, a session counts until its
+// channel is closed and its command has ended.
+const maxSessions = 10
+
+// acceptedEnv is AcceptEnv of Debian and Ubuntu.
+var acceptedEnv = regexp.MustCompile(`^(LANG|LC_[A-Za-z_]*)$`)
+
+// handle serves one connection until it ends. Commands that it started may
+// outlive it, as they do with sshd.
+func (m *machine) handle(c *faultyConn) {
+	if !c.pause(m.slowness("handshake").Duration) {
+		return
+	}
+	_ = c.SetDeadline(time.Now().Add(loginGrace))
+	conn, chans, reqs, err := ssh.NewServerConn(c, m.serverConfig())
+	if err != nil {
+		return
+	}
+	_ = c.SetDeadline(time.Time{})
+
+	l := &login{m: m, c: c, user: conn.User()}
+	l.wg.Go(func() { l.globalRequests(reqs) })
+	for nc := range chans {
+		switch nc.ChannelType() {
+		case "session":
+			l.openSession(nc)
+		case "direct-tcpip":
+			l.openForward(nc)
+		default:
+			_ = nc.Reject(ssh.UnknownChannelType, "unknown channel type")
+		}
+	}
+	conn.Close()
+	l.wg.Wait()
+}
+
+// login is one authenticated connection.
+type login struct {
+	m    *machine
+	c    *faultyConn
+	user string
+	wg   sync.WaitGroup // what ends with the connection
+
+	mu     sync.Mutex
+	open   int
+	noMore bool // the client asked that no more sessions be opened
+}
+
+// globalRequests answers as sshd does: keepalive@openssh.com is no request
+// that it knows, and the refusal is the sign of life.
+func (l *login) globalRequests(reqs <-chan *ssh.Request) {
+	for r := range reqs {
+		ok := r.Type == "no-more-sessions@openssh.com"
+		if ok {
+			l.mu.Lock()
+			l.noMore = true
+			l.mu.Unlock()
+		}
+		if r.WantReply {
+			_ = r.Reply(ok, nil)
+		}
+	}
+}
+
+func (l *login) acquire() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.noMore || l.open >= maxSessions {
+		return false
+	}
+	l.open++
+	return true
+}
+
+func (l *login) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+}
+
+func (l *login) openSession(nc ssh.NewChannel) {
+	if !l.acquire() {
+		_ = nc.Reject(ssh.ConnectionFailed, "open failed")
+		return
+	}
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		l.release()
+		return
+	}
+	s := &session{login: l, ch: ch, closed: make(chan struct{})}
+	l.wg.Go(func() { s.requests(reqs) })
+}
+
+// openForward serves a forwarded connection (ssh -L, -J through a worker).
+func (l *login) openForward(nc ssh.NewChannel) {
+	var to struct {
+		Host       string
+		Port       uint32
+		OriginHost string
+		OriginPort uint32
+	}
+	if err := ssh.Unmarshal(nc.ExtraData(), &to); err != nil {
+		_ = nc.Reject(ssh.ConnectionFailed, "open failed")
+		return
+	}
+	l.wg.Go(func() {
+		d := net.Dialer{Timeout: 10 * time.Second}
+		addr := net.JoinHostPort(to.Host, strconv.Itoa(int(to.Port)))
+		out, err := d.DialContext(l.m.ctx, "tcp", addr)
+		if err != nil {
+			_ = nc.Reject(ssh.ConnectionFailed, err.Error())
+			return
+		}
+		defer out.Close()
+		ch, reqs, err := nc.Accept()
+		if err != nil {
+			return
+		}
+		l.wg.Go(func() {
+			ssh.DiscardRequests(reqs) // until the channel is closed
+			out.Close()
+		})
+		var copies sync.WaitGroup
+		copies.Go(func() {
+			_, _ = io.Copy(out, ch)
+			_ = out.(*net.TCPConn).CloseWrite()
+		})
+		copies.Go(func() {
+			_, _ = io.Copy(ch, out)
+			_ = ch.CloseWrite()
+		})
+		copies.Wait()
+		ch.Close()
+	})
+}
+
+// session is one session channel and the command that it started.
+type session struct {
+	login *login
+	ch    ssh.Channel
+	env   []string // from env requests
+	pty   *pty     // nil without a terminal
+
+	proc   *process // nil before a command is started
+	closed chan struct{}
+}
+
+// requests serves the channel's requests. They end when the client closes the
+// channel, or its connection does: then the command loses its pipes, and
+// nothing else happens to it.
+func (s *session) requests(reqs <-chan *ssh.Request) {
+	for r := range reqs {
+		started := s.proc != nil
+		ok := s.request(r)
+		if r.WantReply {
+			_ = r.Reply(ok, nil)
+		}
+		if !started && s.proc != nil {
+			s.login.m.wg.Go(s.run)
+		}
+	}
+	close(s.closed)
+	if s.proc != nil {
+		s.proc.closePipes()
+		return
+	}
+	if s.pty != nil {
+		s.pty.close()
+	}
+	s.ch.Close()
+	s.login.release()
+}
+
+func (s *session) request(r *ssh.Request) bool {
+	switch r.Type {
+	case "env":
+		var v struct{ Name, Value string }
+		if ssh.Unmarshal(r.Payload, &v) != nil || !acceptedEnv.MatchString(v.Name) {
+			return false
+		}
+		s.env = append(s.env, v.Name+"="+v.Value)
+		return true
+	case "pty-req":
+		if s.pty != nil || s.proc != nil {
+			return false
+		}
+		p, err := newPTY(r.Payload)
+		s.pty = p
+		return err == nil
+	case "window-change":
+		return s.pty != nil && s.pty.resize(r.Payload) == nil
+	case "exec":
+		var v struct{ Line string }
+		if ssh.Unmarshal(r.Payload, &v) != nil {
+			return false
+		}
+		return s.start("bash", "-c", v.Line)
+	case "shell":
+		return s.start("-bash")
+	case "signal":
+		var v struct{ Name string }
+		if ssh.Unmarshal(r.Payload, &v) != nil || s.proc == nil {
+			return false
+		}
+		sig, ok := signals[v.Name]
+		return ok && s.proc.signalGroup(sig) == nil
+	}
+	return false
+}
+
+func (s *session) start(argv ...string) bool {
+	if s.proc != nil || !s.login.c.pause(s.login.m.slowness("exec").Duration) {
+		return false
+	}
+	env, home, err := s.login.environment()
+	if err != nil {
+		return false
+	}
+	env = append(env, s.env...)
+	if s.pty != nil {
+		env = append(env, "TERM="+s.pty.term, "SSH_TTY="+s.pty.name)
+	}
+	p, err := s.login.m.startProcess(argv, env, home, s.pty)
+	if err != nil {
+		return false
+	}
+	s.proc = p
+	return true
+}
+
+// run carries bytes between channel and command, and reports how the command
+// ended. As with sshd, the channel stays open after that for as long as some
+// process holds the other ends of the pipes.
+func (s *session) run() {
+	p := s.proc
+	var in, out sync.WaitGroup
+	in.Go(func() {
+		_, err := io.Copy(p.stdin, s.ch)
+		if p.tty && err == nil {
+			return // the end of input is not the end of a terminal
+		}
+		p.stdin.Close()
+		_, _ = io.Copy(io.Discard, s.ch)
+	})
+	var left atomic.Int32
+	left.Store(int32(len(p.output)))
+	for i, f := range p.output {
+		to := io.Writer(s.ch)
+		if i > 0 {
+			to = s.ch.Stderr()
+		}
+		out.Go(func() {
+			_, _ = io.Copy(to, f)
+			if !p.tty {
+				f.Close() // where the client no longer listens, the command finds out
+			}
+			if left.Add(-1) == 0 {
+				_ = s.ch.CloseWrite()
+			}
+		})
+	}
+
+	status := p.wait()
+	if status.Signaled() {
+		_, _ = s.ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
+			Signal string
+			Core   bool
+			Error  string
+			Lang   string
+		}{signalName(status.Signal()), status.CoreDump(), "", ""}))
+	} else {
+		_, _ = s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(status.ExitStatus())}))
+	}
+	if !p.tty {
+		p.stdin.Close()
+	}
+	out.Wait()
+	s.ch.Close()
+	<-s.closed
+	in.Wait()
+	p.closePipes()
+	s.login.release()
+}
+
+// environment makes what a login finds, and its home.
+func (l *login) environment() (env []string, home string, err error) {
+	m := l.m
+	home = filepath.Join(m.root, "home", l.user)
+	if err := os.MkdirAll(home, 0o755); err != nil {
+		return nil, "", err
+	}
+	fromIP, fromPort := splitAddr(l.c.RemoteAddr())
+	env = []string{
+		"HOME=" + home,
+		"USER=" + l.user,
+		"LOGNAME=" + l.user,
+		"SHELL=/bin/bash",
+		"PATH=" + m.path("bin") + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+		"LANG=C.UTF-8",
+		"TMPDIR=" + m.path("tmp"),
+		"MULTIHOST_ROOT_PROC=" + m.root,
+		"MULTIHOST_ROOT_SYS=" + m.root,
+		"MULTIHOST_ROOT_DEV=" + m.root,
+		"MULTIHOST_ROOT_TMP=" + m.root,
+		markerName + "=" + m.root,
+		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
+		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
+	}
+	return append(env, m.spec.Env...), home, nil
+}

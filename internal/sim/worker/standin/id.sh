@@ -1,0 +1,35 @@
+#!/bin/sh
+# id of a simulated worker: a login is an ordinary user, and root behind sudo,
+# whoever runs the simulator. Files and processes still belong to the latter.
+uid=1001 name=${LOGNAME:-user} groups=' 4 20 24 1000' groupnames=' adm dialout cdrom google-sudoers'
+if [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; then
+	uid=0 name=root groups='' groupnames=''
+fi
+names='' what=''
+for word; do
+	case $word in
+	-n | --name) names=yes ;;
+	-r | --real) ;;
+	-u | --user | -g | --group) what=one ;;
+	-G | --groups) what=all ;;
+	-un | -nu | -gn | -ng | -run) what=one names=yes ;;
+	-Gn | -nG) what=all names=yes ;;
+	-ru | -ur) what=one ;;
+	*)
+		PATH=/usr/bin:/bin exec id "$@"
+		;;
+	esac
+done
+case $what:$names in
+one:yes) echo "$name" ;;
+one:) echo "$uid" ;;
+all:yes) echo "$name$groupnames" ;;
+all:) echo "$uid$groups" ;;
+*)
+	[ -z "$names" ] || {
+		echo 'id: cannot print only names or real IDs in default format' >&2
+		exit 1
+	}
+	echo "uid=$uid($name) gid=$uid($name) groups=$uid($name)"
+	;;
+esac

@@ -1,0 +1,90 @@
+// Package worker is the simulator's stand-in for the virtual machines of a TPU
+// slice: what answers SSH, runs commands, keeps kernel settings and fails when
+// told to.
+//
+// A [Backend] makes machines. The process backend ([NewProcess]) needs no
+// privileges: each machine is an SSH server of its own on a loopback address
+// of its own, which runs real bash in a private directory with a private PATH
+// of stand-ins for the commands that would read or change the machine it runs
+// on (sudo, sysctl, ip, ethtool, numactl, lsof, …). See [NewProcess] for what
+// it does and does not model.
+package worker
+
+import (
+	"context"
+)
+
+// A Spec says what machine to make.
+type Spec struct {
+	Name     string // for people: "s0w0", or "t-0-w-3"
+	Node     string // the TPU node that the machine belongs to: "t-0"
+	NodeUID  string // unique id of that node
+	Index    int    // number of the worker in its node
+	Hostname string // what the machine calls itself: "t1v-n-0123abcd-w-0"
+
+	// Root is the machine's private directory. It is made if need be, and no
+	// two machines run in one. Homes that are in it are kept, so a machine
+	// that is new to its user wants a new directory. Empty means one below the
+	// backend's root, named after Node and Index. A file system in memory
+	// makes starting many machines much faster.
+	Root string
+
+	// Devices are the TPU device files, as absolute paths on the machine:
+	// "/dev/accel0", or "/dev/vfio/0" and "/dev/vfio/vfio".
+	Devices []string
+
+	MTU       int    // of the network that the machine is on; 0 means 1460
+	IP        string // the machine's own address as it sees it; empty means 10.128.0.2 + Index
+	NUMANodes int    // number of NUMA nodes; 0 means 1
+
+	// AuthorizedKeys returns the lines of the ssh-keys metadata in force
+	// ("login:type base64 comment"), of project and node. It is asked at each
+	// login, possibly by many goroutines at once. Nil lets nobody in.
+	AuthorizedKeys func() []string
+
+	// Env is added to the environment of every login, after the machine's own.
+	Env []string
+
+	// Faults are in force when the machine starts.
+	Faults []Fault
+}
+
+// A Backend makes machines. Its methods may be called by many goroutines.
+type Backend interface {
+	// Start makes a machine and returns once it answers, unless a fault of
+	// the spec keeps it from doing so.
+	Start(ctx context.Context, spec Spec) (Machine, error)
+
+	// Port is the SSH port, the same on every machine.
+	Port() int
+
+	// Close stops all machines and waits until nothing of them is left.
+	Close() error
+}
+
+// A Machine is one running worker. Its methods may be called by many
+// goroutines.
+type Machine interface {
+	// Addr is the IP address at which the machine is reached. It stays the
+	// same until Stop.
+	Addr() string
+
+	// Hostname is what the machine calls itself.
+	Hostname() string
+
+	// HostKeys returns the public host keys by type ("ssh-ed25519"), base64,
+	// as guest attributes serve them.
+	HostKeys() map[string]string
+
+	// Reboot kills every process, resets the kernel settings, empties /tmp,
+	// makes a new boot id and returns when the machine answers again. Files
+	// outside /tmp and host keys stay.
+	Reboot(ctx context.Context) error
+
+	// SetFault puts a fault in force (see [FaultKind] for what each does).
+	SetFault(f Fault) error
+
+	// Stop ends the machine: no process and no listener is left when it
+	// returns without error. Its directory stays. It may be called again.
+	Stop(ctx context.Context) error
+}

@@ -1,0 +1,245 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	tpualpha "google.golang.org/api/tpu/v2alpha1"
+
+	"multihost/internal/sim/worker"
+)
+
+// maxBoots bounds the workers of one node that boot at the same time.
+const maxBoots = 16
+
+func (s *Server) makeBackend() error {
+	switch {
+	case s.cfg.Workers != nil:
+		s.workers = s.cfg.Workers
+		return nil
+	case s.cfg.Backend == "none":
+		return nil
+	case s.cfg.Backend != "" && s.cfg.Backend != "process":
+		return fmt.Errorf("backend %q: want process or none", s.cfg.Backend)
+	}
+	// Env tells the port before the first worker exists.
+	port := s.cfg.SSHPort
+	if port == 0 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		port = l.Addr().(*net.TCPAddr).Port
+		if err := l.Close(); err != nil {
+			return err
+		}
+	}
+	b, err := worker.NewProcess(worker.ProcessConfig{Root: s.workersDir(), Port: port})
+	if err != nil {
+		return err
+	}
+	s.workers = b
+	return nil
+}
+
+var errNodeGone = errors.New("node deleted while it was being made")
+
+// bootNode starts the workers of n, makes it READY and calls done, with s.mu
+// held. The caller holds s.mu.
+func (s *Server) bootNode(n *node, done func(error)) {
+	if n.msg.State != "CREATING" {
+		done(errNodeGone)
+		return
+	}
+	specs := s.workerSpecs(n)
+	s.spawn(func() {
+		machines, err := s.startMachines(specs)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err == nil && n.msg.State != "CREATING" {
+			s.discard(machines)
+			err = errNodeGone
+		}
+		if err == nil {
+			n.machines = machines
+			n.ready()
+		}
+		done(err)
+	})
+}
+
+// ready fills in what is known of a node once its workers run.
+func (n *node) ready() {
+	n.msg.State, n.msg.Health = "READY", "HEALTHY"
+	for i := range n.typ.Workers {
+		e := &tpualpha.NetworkEndpoint{IpAddress: n.ips[i], Port: 8470, AccessConfig: &tpualpha.AccessConfig{}}
+		if i < len(n.machines) {
+			// One address serves as the internal and the external one: a
+			// machine on loopback has no other.
+			e.IpAddress = n.machines[i].Addr()
+		}
+		if n.msg.NetworkConfig.EnableExternalIps {
+			e.AccessConfig.ExternalIp = e.IpAddress
+		}
+		n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, e)
+	}
+}
+
+func (s *Server) workerSpecs(n *node) []worker.Spec {
+	if s.workers == nil {
+		return nil
+	}
+	specs := make([]worker.Spec, n.typ.Workers)
+	name := n.msg.Name
+	for i := range specs {
+		specs[i] = worker.Spec{
+			Name:           fmt.Sprintf("%s-w-%d", n.id, i),
+			Node:           n.id,
+			NodeUID:        fmt.Sprint(n.msg.Id),
+			Index:          i,
+			Hostname:       fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.msg.Id), i),
+			Root:           filepath.Join(s.workersDir(), fmt.Sprintf("%s-%s-%x-w-%d", n.zone, n.id, n.msg.Id, i)),
+			Devices:        n.typ.Devices(),
+			MTU:            n.mtu,
+			IP:             n.ips[i],
+			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
+			Faults:         s.workerFaults(n.id, i),
+		}
+		if n.typ.Generation.NUMA {
+			specs[i].NUMANodes = 2
+		}
+	}
+	return specs
+}
+
+func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
+	machines := make([]worker.Machine, len(specs))
+	group, ctx := errgroup.WithContext(s.ctx)
+	group.SetLimit(maxBoots)
+	for i, spec := range specs {
+		group.Go(func() (err error) {
+			machines[i], err = s.workers.Start(ctx, spec)
+			if err != nil {
+				err = fmt.Errorf("start worker %q: %w", spec.Name, err)
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, errors.Join(err, stopAll(s.ctx, machines))
+	}
+	return machines, nil
+}
+
+// discard stops machines that nobody has come to know.
+func (s *Server) discard(machines []worker.Machine) {
+	s.spawn(func() { _ = stopAll(s.ctx, machines) }) // the backend stops what is left
+}
+
+func stopAll(ctx context.Context, machines []worker.Machine) error {
+	group := new(errgroup.Group)
+	group.SetLimit(maxBoots)
+	for _, m := range machines {
+		if m != nil {
+			group.Go(func() error { return m.Stop(ctx) })
+		}
+	}
+	return group.Wait()
+}
+
+// stopMachines stops the workers of n and then calls done, with s.mu held. The
+// caller holds s.mu.
+func (s *Server) stopMachines(n *node, done func()) {
+	machines := n.machines
+	n.machines = nil
+	s.spawn(func() {
+		_ = stopAll(s.ctx, machines) // the backend stops what is left
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		done()
+	})
+}
+
+// rebootAll reboots every worker of q and then ends op.
+func (s *Server) rebootAll(q *queuedResource, op *operation) {
+	var machines []worker.Machine
+	for _, n := range s.nodesOf(q) {
+		machines = append(machines, n.machines...)
+	}
+	s.nextStep(func() {
+		s.spawn(func() {
+			group, ctx := errgroup.WithContext(s.ctx)
+			group.SetLimit(maxBoots)
+			for _, m := range machines {
+				group.Go(func() error { return m.Reboot(ctx) })
+			}
+			err := group.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if err != nil {
+				s.finish(op, nil, errorf(http.StatusInternalServerError, "an internal error has occurred: %v", err))
+				return
+			}
+			s.finish(op, q.msg, nil)
+		})
+	})
+}
+
+// authorizedKeys are the ssh-keys lines in force on the workers of a node, as
+// the guest agent computes them: OS Login switches them off, a node may block
+// the project's, expired ones do not count.
+func (s *Server) authorizedKeys(nodeName string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.state.nodes[nodeName]
+	if n == nil {
+		return nil
+	}
+	own, project := n.msg.Metadata, s.state.metadata
+	osLogin, set := own["enable-oslogin"]
+	if !set {
+		osLogin = project["enable-oslogin"]
+	}
+	if isTrue(osLogin) {
+		return nil
+	}
+	text := own["ssh-keys"]
+	if !isTrue(own["block-project-ssh-keys"]) {
+		text = project["ssh-keys"] + "\n" + text
+	}
+	var keys []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.Contains(line, ":") && !expired(line, s.clock.Now()) {
+			keys = append(keys, line)
+		}
+	}
+	return keys
+}
+
+func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
+
+// expired reads the form `user:type base64 google-ssh {"expireOn":…}`. What
+// cannot be read is taken as expired, as the guest agent does.
+func expired(line string, now time.Time) bool {
+	_, text, ok := strings.Cut(line, " google-ssh ")
+	if !ok {
+		return false
+	}
+	var limit struct {
+		ExpireOn string `json:"expireOn"`
+	}
+	if err := json.Unmarshal([]byte(text), &limit); err != nil {
+		return true
+	}
+	t, err := time.Parse("2006-01-02T15:04:05-0700", limit.ExpireOn)
+	return err != nil || now.After(t)
+}

@@ -1,0 +1,150 @@
+package sshfan
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+var (
+	// ErrConnectionLost reports that the connection ended while a command was
+	// under way. The command may still run on the worker: ask the worker, do
+	// not start it again.
+	ErrConnectionLost = errors.New("connection lost")
+
+	// ErrNoStatus reports that the worker closed the session of a command
+	// without saying how it ended, on a connection that is still alive. sshd
+	// does so when the login shell was never started.
+	ErrNoStatus = errors.New("worker sent no exit status")
+
+	// ErrSilent is the cause of a connection that was given up because the
+	// worker answered no keepalive.
+	ErrSilent = errors.New("worker does not answer keepalives")
+
+	// ErrNoHostKeys is what Host.Keys returns when the API knows no host keys
+	// of a worker: its pin is used, else the first key is trusted.
+	ErrNoHostKeys = errors.New("host keys unknown to the API")
+
+	// ErrKeyRefused reports that a worker, reached and verified, refuses our
+	// key for the login name. A VM that boots does so, too, for some seconds.
+	ErrKeyRefused = errors.New("key refused")
+
+	// ErrTooManySessions reports that sshd refused a further session on the
+	// connection (MaxSessions) for several seconds.
+	ErrTooManySessions = errors.New("worker refuses further sessions (MaxSessions of its sshd)")
+
+	// ErrClosed reports the use of a Fleet or Conn after its Close.
+	ErrClosed = errors.New("connection closed by us")
+)
+
+// A Stage is the step of getting in at which a worker failed.
+type Stage string
+
+// The stages, in order.
+const (
+	StageDial      Stage = "dial"      // address lookup and TCP connect
+	StageHandshake Stage = "handshake" // version and key exchange
+	StageHostKey   Stage = "hostkey"   // who the worker is
+	StageAuth      Stage = "auth"      // who we are
+	StageExec      Stage = "exec"      // opening a session and starting a command
+)
+
+// ConnectError is why a worker could not be reached or refused to start a
+// command. Nothing was started on the worker.
+type ConnectError struct {
+	Host  string // Host.Name: "s0w3"
+	User  string
+	Stage Stage
+	Addr  string // last address tried, or empty
+	Tries int    // connection attempts made
+	Err   error
+
+	hint string
+}
+
+func (e *ConnectError) Error() string {
+	var b strings.Builder
+	switch e.Stage {
+	case StageDial:
+		fmt.Fprintf(&b, "connect to %s", e.Host)
+	case StageHandshake:
+		fmt.Fprintf(&b, "ssh handshake with %s", e.Host)
+	case StageHostKey:
+		fmt.Fprintf(&b, "verify host key of %s", e.Host)
+	case StageAuth:
+		fmt.Fprintf(&b, "log in to %s as %q", e.Host, e.User)
+	default:
+		fmt.Fprintf(&b, "start command on %s", e.Host)
+	}
+	if e.Addr != "" {
+		fmt.Fprintf(&b, " (%s)", e.Addr)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Tries > 1 {
+		fmt.Fprintf(&b, " (after %d tries)", e.Tries)
+	}
+	return b.String()
+}
+
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// Hint says what the likely cause is and what to type, or is empty.
+func (e *ConnectError) Hint() string {
+	var keyErr *HostKeyError
+	if errors.As(e.Err, &keyErr) {
+		return keyErr.Hint()
+	}
+	return e.hint
+}
+
+// HostKeyError reports a worker that is not who it should be: it showed
+// another host key than the known one.
+type HostKeyError struct {
+	Host    string   // Host.Name
+	Pin     string   // Host.Pin
+	Source  string   // who knows the keys: "the TPU API" or the known hosts file
+	Known   []string // "ssh-ed25519 SHA256:…"
+	Offered string   // the same form
+	Accept  string   // command that accepts the new key, or empty
+
+	again bool // known from memory only: the API may know better by now
+}
+
+func (e *HostKeyError) Error() string {
+	return fmt.Sprintf("host key of %s changed: %s has %s, the worker offers %s",
+		e.Host, e.Source, strings.Join(e.Known, ", "), e.Offered)
+}
+
+// Hint names the one command that accepts the new key.
+func (e *HostKeyError) Hint() string {
+	s := "either the keys of this VM were made anew or somebody answers in its place"
+	if e.Accept != "" {
+		s += "; if the new key is right: " + e.Accept
+	}
+	return s
+}
+
+// KnownHostsError reports a known hosts file that cannot be read. Going on
+// without it would trust anybody in the place of a known worker.
+type KnownHostsError struct {
+	Path string
+	Line int // 0: the file as a whole
+	Err  error
+}
+
+func (e *KnownHostsError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("read known hosts %q: %v", e.Path, e.Err)
+	}
+	return fmt.Sprintf("read known hosts %q: line %d: %v", e.Path, e.Line, e.Err)
+}
+
+func (e *KnownHostsError) Unwrap() error { return e.Err }
+
+// Hint says what to type, or is empty.
+func (e *KnownHostsError) Hint() string {
+	if e.Line == 0 {
+		return ""
+	}
+	return fmt.Sprintf("sed -i %dd %s removes the line; its worker is then verified as a new one", e.Line, Quote(e.Path))
+}

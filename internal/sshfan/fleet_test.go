@@ -1,0 +1,710 @@
+package sshfan_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
+)
+
+func hostAt(name, addr string) sshfan.Host {
+	return sshfan.Host{
+		Name: name,
+		Addr: func(context.Context) (string, error) { return addr, nil },
+		User: "tester",
+		Pin:  "node-1/" + name,
+	}
+}
+
+// connect connects to one host, which must work.
+func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
+	t.Helper()
+	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
+	if errs[0] != nil {
+		t.Fatal(errs[0])
+	}
+	return conns[0]
+}
+
+// refused connects to one host, which must fail at stage.
+func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage sshfan.Stage) *sshfan.ConnectError {
+	t.Helper()
+	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
+	var e *sshfan.ConnectError
+	if !errors.As(errs[0], &e) || conns[0] != nil {
+		t.Fatalf("got connection %v and error %v, want a ConnectError", conns[0], errs[0])
+	}
+	if e.Stage != stage || e.Host != h.Name {
+		t.Fatalf("got failure of %s at stage %q (%v), want %s at %q", e.Host, e.Stage, e, h.Name, stage)
+	}
+	return e
+}
+
+func run(t testing.TB, c *sshfan.Conn, line string) (stdout, stderr string, status sshfan.Status) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status, err := c.Run(t.Context(), sshfan.Cmd{Line: line, Stdout: &out, Stderr: &errs})
+	if err != nil {
+		t.Fatalf("run %q: %v", line, err)
+	}
+	return out.String(), errs.String(), status
+}
+
+func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
+	testkit.NoLeaks(t)
+	const hosts, bound = 256, 16
+	s := newServer(t)
+	f := newFleet(t, func(c *sshfan.Config) {
+		c.MaxDials = bound
+		c.RetryFor, c.ConnectTimeout = time.Minute, time.Minute
+	})
+	list := make([]sshfan.Host, hosts)
+	for i := range list {
+		list[i] = s.host(fmt.Sprintf("s0w%d", i))
+	}
+	conns, errs := f.Connect(t.Context(), list)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if most := s.mostAtOnce.Load(); most > bound {
+		t.Errorf("%d handshakes at once, want at most %d", most, bound)
+	}
+	sessions := make([]*sshfan.Session, hosts)
+	for i, c := range conns {
+		var err error
+		if sessions[i], err = c.Start(t.Context(), sshfan.Cmd{Line: "sleep"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.execs.Load(); n != hosts {
+		t.Errorf("%d sessions at once, want %d", n, hosts)
+	}
+	for _, s := range sessions {
+		s.Close()
+	}
+}
+
+func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
+	testkit.NoLeaks(t)
+	const hosts = 64
+	// The server runs in this process: what it costs is found by its stacks.
+	s := newServer(t)
+	f := newFleet(t)
+	list := make([]sshfan.Host, hosts)
+	for i := range list {
+		list[i] = s.host(fmt.Sprintf("s0w%d", i))
+	}
+	conns, errs := f.Connect(t.Context(), list)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range conns {
+		run(t, c, "true")
+	}
+	per := func() float64 {
+		buf := make([]byte, 8<<20)
+		buf = buf[:runtime.Stack(buf, true)]
+		n := 0
+		for stack := range strings.SplitSeq(string(buf), "\n\n") {
+			if strings.Contains(stack, "internal/sshfan.(*link).serve(") || strings.Contains(stack, "internal/sshfan.(*Session)") ||
+				strings.Contains(stack, "created by golang.org/x/crypto/ssh.newClientTransport") {
+				n++
+			}
+		}
+		// The multiplexer's creator is the same on both sides: one each.
+		n += bytes.Count(buf, []byte("created by golang.org/x/crypto/ssh.newMux")) / 2
+		return float64(n) / hosts
+	}
+	until(t, "sessions to end", func() bool { return per() < 4.5 })
+	if got := per(); got < 3.9 || got > 4.1 {
+		t.Errorf("%.2f goroutines per idle connection, want 4", got)
+	}
+}
+
+func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
+	testkit.NoLeaks(t)
+	good := newServer(t)
+	silent := newServer(t, func(s *server) { s.silent = true })
+	f := newFleet(t, func(c *sshfan.Config) {
+		c.ConnectTimeout = 300 * time.Millisecond
+		c.RetryFor = time.Millisecond
+	})
+	conns, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0"), good.host("s0w1")})
+	if errs[1] != nil {
+		t.Fatal(errs[1])
+	}
+	run(t, conns[1], "true")
+	var e *sshfan.ConnectError
+	if !errors.As(errs[0], &e) || e.Stage != sshfan.StageHandshake || e.Hint() == "" {
+		t.Fatalf("got %v, want a handshake failure with a hint", errs[0])
+	}
+	if want := "no answer within 300ms"; !strings.Contains(e.Error(), want) {
+		t.Errorf("error %q does not say %q", e, want)
+	}
+}
+
+func TestConnectIsTriedAgainWhileTheHostBoots(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t, func(s *server) { s.hangUpFirst.Store(1) })
+	asked := 0
+	closed := closedPort(t)
+	h := s.host("s0w0")
+	h.Addr = func(context.Context) (string, error) {
+		asked++
+		switch asked {
+		case 1:
+			return "", errors.New("no address yet")
+		case 2:
+			return closed, nil // refused: sshd is not up
+		}
+		return s.addr(), nil // closed during the handshake, then fine
+	}
+	sink := &notes{}
+	f := newFleet(t, func(c *sshfan.Config) { c.Sink = sink })
+	run(t, connect(t, f, h), "true")
+	if asked != 4 {
+		t.Errorf("address asked for %d times, want 4: once per try", asked)
+	}
+	all := sink.progress()
+	if first, last := all[0], all[len(all)-1]; first.Done != 0 || first.Total != 1 || first.Waiting != "s0w0" || last.Done != 1 || last.Waiting != "" {
+		t.Errorf("progress begins with %+v and ends with %+v", first, last)
+	}
+}
+
+func closedPort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestRefusedPortIsADialFailure(t *testing.T) {
+	testkit.NoLeaks(t)
+	f := newFleet(t, func(c *sshfan.Config) { c.RetryFor = time.Millisecond })
+	e := refused(t, f, hostAt("s0w0", closedPort(t)), sshfan.StageDial)
+	if !strings.Contains(e.Error(), "connection refused") || e.Hint() == "" {
+		t.Errorf("got error %q with hint %q", e, e.Hint())
+	}
+}
+
+func TestKeyRefusedThenAccepted(t *testing.T) {
+	testkit.NoLeaks(t)
+	var asked atomic.Int32
+	s := newServer(t, func(s *server) {
+		s.accept = func(string, ssh.PublicKey) bool { return asked.Add(1) > 2 }
+	})
+	run(t, connect(t, newFleet(t), s.host("s0w0")), "true")
+	if s.logins.Load() != 1 {
+		t.Errorf("%d logins, want 1", s.logins.Load())
+	}
+}
+
+func TestKeyRefusedForGood(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t, func(s *server) {
+		s.accept = func(string, ssh.PublicKey) bool { return false }
+	})
+	id := newIdentity(t)
+	f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.AuthRetryFor = id, 1500*time.Millisecond })
+	e := refused(t, f, s.host("s0w0"), sshfan.StageAuth)
+	if !errors.Is(e, sshfan.ErrKeyRefused) || e.Tries < 2 {
+		t.Errorf("got %v after %d tries, want ErrKeyRefused after several", e, e.Tries)
+	}
+	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1]} {
+		if !strings.Contains(e.Hint(), want) {
+			t.Errorf("hint %q does not name %s", e.Hint(), want)
+		}
+	}
+}
+
+func TestRootIsRefusedWithoutAConnection(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	h := s.host("s0w0")
+	h.User = "root"
+	e := refused(t, newFleet(t), h, sshfan.StageAuth)
+	if s.logins.Load() != 0 || !strings.Contains(e.Hint(), "--user") {
+		t.Errorf("got %d logins and hint %q", s.logins.Load(), e.Hint())
+	}
+}
+
+func TestCancelDuringConnectReturnsAtOnce(t *testing.T) {
+	testkit.NoLeaks(t)
+	silent := newServer(t, func(s *server) { s.silent = true })
+	f := newFleet(t, func(c *sshfan.Config) {
+		c.ConnectTimeout, c.RetryFor, c.MaxDials = time.Hour, time.Hour, 1
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	interrupt := errors.New("interrupted by the user")
+	// One is in its handshake, one waits for its turn, one between two tries.
+	ended := make(chan []error, 1)
+	go func() {
+		_, errs := f.Connect(ctx, []sshfan.Host{
+			silent.host("s0w0"), silent.host("s0w1"), hostAt("s0w2", closedPort(t)),
+		})
+		ended <- errs
+	}()
+	until(t, "the dial", func() bool { return silent.open() > 0 })
+	cancel(interrupt)
+	errs := <-ended
+	for i, err := range errs {
+		if !errors.Is(err, interrupt) {
+			t.Errorf("host %d: got %v, want the cause of the context", i, err)
+		}
+	}
+}
+
+func TestCloseDuringConnect(t *testing.T) {
+	testkit.NoLeaks(t)
+	silent := newServer(t, func(s *server) { s.silent = true })
+	f := newFleet(t, func(c *sshfan.Config) { c.ConnectTimeout, c.RetryFor = time.Hour, time.Hour })
+	failed := make(chan error, 1)
+	go func() {
+		_, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")})
+		failed <- errs[0]
+	}()
+	until(t, "the dial", func() bool { return silent.open() > 0 })
+	f.Close()
+	if err := <-failed; !errors.Is(err, sshfan.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+	if _, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")}); !errors.Is(errs[0], sshfan.ErrClosed) {
+		t.Errorf("after Close got %v, want ErrClosed", errs[0])
+	}
+}
+
+func TestDialHook(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	var asked string
+	f := newFleet(t, func(c *sshfan.Config) {
+		c.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			asked = network + " " + addr
+			return new(net.Dialer).DialContext(ctx, "tcp", s.addr())
+		}
+	})
+	run(t, connect(t, f, hostAt("s0w0", "worker.example:22")), "true")
+	if asked != "tcp worker.example:22" {
+		t.Errorf("dialled %q", asked)
+	}
+}
+
+// The host key of a worker, case by case: what the API says, what is pinned,
+// what the worker shows, and what becomes of it.
+func TestHostKeys(t *testing.T) {
+	type step struct {
+		name    string
+		api     string // a: key A, b: key B, empty: unknown to the API
+		shows   string
+		pin     string
+		fails   bool
+		note    string // a note that must be emitted, by a part of it
+		silence bool   // no note at all
+	}
+	for _, story := range [][]step{
+		{
+			{name: "key from the API", api: "a", shows: "a", silence: true},
+			{name: "then from the pin", shows: "a", silence: true},
+			{name: "then another key", shows: "b", fails: true},
+			{name: "another node in its place", pin: "node-2/s0w0", api: "b", shows: "b", silence: true},
+		},
+		{
+			{name: "first use", shows: "a", note: "trusted the host keys of 1 worker on first use"},
+			{name: "second use", shows: "a", silence: true},
+			{name: "changed", shows: "b", fails: true},
+			{name: "still changed", shows: "b", fails: true},
+			{name: "changed, and the API knows", api: "b", shows: "b", note: "the API confirms"},
+			{name: "the old one is out", shows: "a", fails: true},
+		},
+		{
+			{name: "not the key of the API", api: "a", shows: "b", fails: true},
+			{name: "nothing was pinned", shows: "b", note: "first use"},
+			{name: "the API wins over the pin", api: "a", shows: "b", fails: true},
+		},
+	} {
+		t.Run(story[0].name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			keys := map[string]ssh.Signer{"a": newSigner(t), "b": newSigner(t)}
+			s := newServer(t)
+			known := filepath.Join(t.TempDir(), "state", "known_hosts")
+			for _, step := range story {
+				s.setHostKeys(keys[step.shows])
+				h := s.host("s0w0")
+				if step.pin != "" {
+					h.Pin = step.pin
+				}
+				h.Keys = func(context.Context) ([]string, error) {
+					if step.api == "" {
+						return nil, sshfan.ErrNoHostKeys
+					}
+					return []string{string(ssh.MarshalAuthorizedKey(keys[step.api].PublicKey()))}, nil
+				}
+				sink := &notes{}
+				f := newFleet(t, func(c *sshfan.Config) {
+					c.KnownHosts, c.Sink = known, sink
+					c.AcceptCommand = func(name string) string { return "accept " + name }
+				})
+				conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
+				var keyErr *sshfan.HostKeyError
+				switch {
+				case step.fails && !errors.As(errs[0], &keyErr):
+					t.Fatalf("%s: got %v, want a HostKeyError", step.name, errs[0])
+				case step.fails:
+					var e *sshfan.ConnectError
+					errors.As(errs[0], &e)
+					if e.Stage != sshfan.StageHostKey || e.Tries != 1 {
+						t.Errorf("%s: failed at %q after %d tries", step.name, e.Stage, e.Tries)
+					}
+					want := ssh.FingerprintSHA256(keys[step.shows].PublicKey())
+					if !strings.Contains(keyErr.Offered, want) || len(keyErr.Known) != 1 || !strings.Contains(e.Hint(), "accept s0w0") {
+						t.Errorf("%s: error does not tell all: %v; %s", step.name, e, e.Hint())
+					}
+				case errs[0] != nil:
+					t.Fatalf("%s: %v", step.name, errs[0])
+				default:
+					run(t, conns[0], "true")
+				}
+				f.Close()
+				if step.note != "" && len(sink.texts(step.note)) != 1 {
+					t.Errorf("%s: got notes %q, want one with %q", step.name, sink.texts(""), step.note)
+				}
+				if step.silence && len(sink.texts("")) != 0 {
+					t.Errorf("%s: got notes %q", step.name, sink.texts(""))
+				}
+			}
+			info, err := os.Stat(known)
+			if err != nil || info.Mode().Perm() != 0o600 {
+				t.Errorf("known hosts file: %v, %v", info.Mode(), err)
+			}
+		})
+	}
+}
+
+func TestHostKeyOfKnownTypeIsAskedFor(t *testing.T) {
+	testkit.NoLeaks(t)
+	ed, ecdsa := newSigner(t), newECDSASigner(t)
+	s := newServer(t, func(s *server) { s.hostKeys = []ssh.Signer{ed, ecdsa} })
+	h := s.host("s0w0")
+	h.Keys = func(context.Context) ([]string, error) {
+		return []string{string(ssh.MarshalAuthorizedKey(ecdsa.PublicKey()))}, nil
+	}
+	run(t, connect(t, newFleet(t), h), "true")
+}
+
+func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	sink := &notes{}
+	f := newFleet(t, func(c *sshfan.Config) { c.Sink = sink })
+	for range 2 {
+		hosts := make([]sshfan.Host, 7)
+		for i := range hosts {
+			hosts[i] = s.host(fmt.Sprintf("s%dw%d", len(sink.texts("first use")), i))
+		}
+		if _, errs := f.Connect(t.Context(), hosts); errors.Join(errs...) != nil {
+			t.Fatal(errs)
+		}
+	}
+	want := []string{"trusted the host keys of 7 workers on first use (s0w0,s0w1,s0w2,s0w3,s0w4 and 2 more): the API knows no host keys of them"}
+	if diff := cmp.Diff(want, sortedNames(sink.texts("first use"))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// sortedNames hides that the order of names is that of the logins.
+func sortedNames(texts []string) []string {
+	for i, s := range texts {
+		before, rest, _ := strings.Cut(s, "(")
+		_, after, _ := strings.Cut(rest, " and ")
+		texts[i] = before + "(s0w0,s0w1,s0w2,s0w3,s0w4 and " + after
+	}
+	return texts
+}
+
+func TestChangedKeyOfALivingConnIsCheckedWithTheAPIAgain(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	h := s.host("s0w0")
+	h.Keys = func(context.Context) ([]string, error) { return s.keyLines(), nil }
+	c := connect(t, newFleet(t), h)
+	s.setHostKeys(newSigner(t)) // the VM was made anew under the same node
+	s.cut()
+	run(t, c, "true")
+
+	h.Keys = nil
+	c = connect(t, newFleet(t), h)
+	s.setHostKeys(newSigner(t))
+	s.cut()
+	var keyErr *sshfan.HostKeyError
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
+		t.Errorf("got %v, want a HostKeyError: nothing confirms the new key", err)
+	}
+}
+
+func TestKnownHostsFile(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "known_hosts")
+	keep := "# mine\n\nother/0 " + s.keyLines()[0]
+	if err := os.WriteFile(path, []byte(keep), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
+	other := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
+	connect(t, f, s.host("s0w0"))
+	connect(t, other, s.host("s0w1")) // read the file before f wrote it
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := keep + "\nnode-1/s0w0 " + s.keyLines()[0] + "\nnode-1/s0w1 " + s.keyLines()[0] + "\n"
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Error(diff)
+	}
+	n, err := sshfan.ForgetHostKeys(path, "node-1/", "other/1")
+	if err != nil || n != 2 {
+		t.Errorf("forgot %d pins, %v; want 2", n, err)
+	}
+	if got, _ := os.ReadFile(path); string(got) != keep+"\n" {
+		t.Errorf("file is %q after forgetting", got)
+	}
+	if n, err := sshfan.ForgetHostKeys(filepath.Join(dir, "none"), "x"); n != 0 || err != nil {
+		t.Errorf("forgot %d pins of no file, %v", n, err)
+	}
+
+	if err := os.WriteFile(path, []byte("node-1/s0w0 ssh-ed25519 ???\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = sshfan.New(sshfan.Config{Identity: newIdentity(t), KnownHosts: path})
+	var e *sshfan.KnownHostsError
+	if !errors.As(err, &e) || e.Line != 1 || e.Path != path || !strings.Contains(e.Hint(), "sed -i 1d ") {
+		t.Errorf("got %v, want an error that names the broken line", err)
+	}
+}
+
+func TestLostConnection(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t)
+	c := connect(t, f, s.host("s0w0"))
+
+	var out bytes.Buffer
+	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "cut", Stdout: &out})
+	if !errors.Is(err, sshfan.ErrConnectionLost) {
+		t.Fatalf("cut in the middle: got %v, want ErrConnectionLost", err)
+	}
+	if n := s.execs.Load(); n != 1 {
+		t.Errorf("command was sent %d times, want once", n)
+	}
+	run(t, c, "true") // connects anew
+	if n := s.logins.Load(); n != 2 {
+		t.Errorf("%d logins, want 2", n)
+	}
+
+	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "status-then-cut"})
+	if err != nil && !errors.Is(err, sshfan.ErrConnectionLost) || status.Code != 0 {
+		t.Errorf("cut after the status: got %v, %v", status, err)
+	}
+	if _, err = c.Run(t.Context(), sshfan.Cmd{Line: "no-status"}); !errors.Is(err, sshfan.ErrNoStatus) {
+		t.Errorf("no status on a living connection: got %v, want ErrNoStatus", err)
+	}
+	var e *sshfan.ConnectError
+	if _, err = c.Run(t.Context(), sshfan.Cmd{Line: "refuse"}); !errors.As(err, &e) || e.Stage != sshfan.StageExec {
+		t.Errorf("refused: got %v, want a ConnectError at stage exec", err)
+	}
+}
+
+func TestStartOnADeadConnectionIsMovedToANewOne(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	for range 20 {
+		s.cut() // the client may or may not have noticed when Run begins
+		run(t, c, "true")
+	}
+	if n := s.execs.Load(); n != 20 {
+		t.Errorf("%d commands for 20 calls", n)
+	}
+}
+
+func TestManyWaitersShareOneRedial(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	s.cut()
+	s.mu.Lock()
+	s.holdLogins = make(chan struct{})
+	s.mu.Unlock()
+	results := make(chan error, 8)
+	for range cap(results) {
+		go func() {
+			_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+			results <- err
+		}()
+	}
+	until(t, "the redial", func() bool { return s.handshakes.Load() > 0 })
+	close(s.holdLogins)
+	for range cap(results) {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := s.logins.Load(); n != 2 {
+		t.Errorf("%d logins, want 2", n)
+	}
+}
+
+func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	const interval = 50 * time.Millisecond
+	f := newFleet(t, func(c *sshfan.Config) { c.KeepAlive = interval })
+	c := connect(t, f, s.host("s0w0"))
+	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A live peer survives many intervals of silence.
+	quiet := time.NewTimer(10 * interval)
+	defer quiet.Stop()
+	<-quiet.C
+	s.freeze()
+	_, err = session.Wait()
+	if !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrSilent) {
+		t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)
+	}
+	run(t, c, "true")
+}
+
+func TestCancelOnAFrozenPeerReturnsAtOnce(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t, func(c *sshfan.Config) { c.KeepAlive = time.Hour })
+	c := connect(t, f, s.host("s0w0"))
+	run(t, c, "true")
+	s.freeze()
+	for _, cmd := range []sshfan.Cmd{
+		{Line: "true"},
+		{Line: "cat", Stdin: io.LimitReader(zeros{}, 64<<20)},
+	} {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("time is up"))
+		_, err := c.Run(ctx, cmd)
+		cancel()
+		if err == nil || err.Error() != "time is up" {
+			t.Errorf("%s: got %v, want the cause of the context", cmd.Line, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestMaxSessions(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t, func(s *server) { s.sessions = 1 })
+	clock := &skippingClock{}
+	f := newFleet(t, func(c *sshfan.Config) { c.Clock, c.KeepAlive = clock, time.Hour })
+	c := connect(t, f, s.host("s0w0"))
+	first, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock.skip.Store(true)
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrTooManySessions) {
+		t.Errorf("got %v, want ErrTooManySessions", err)
+	}
+	clock.skip.Store(false)
+	second := make(chan error, 1)
+	go func() {
+		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+		second <- err
+	}()
+	first.Close()
+	s.cut() // the played sleep ends with its connection only
+	<-second
+	run(t, c, "true")
+}
+
+// skippingClock lets waits up to some seconds pass at once, and time with them,
+// while skip is set.
+type skippingClock struct {
+	skip    atomic.Bool
+	skipped atomic.Int64
+}
+
+func (c *skippingClock) Now() time.Time {
+	return time.Now().Add(time.Duration(c.skipped.Load()))
+}
+
+func (c *skippingClock) After(d time.Duration) <-chan time.Time {
+	if !c.skip.Load() || d > 10*time.Second {
+		return time.After(d)
+	}
+	c.skipped.Add(int64(d))
+	ch := make(chan time.Time, 1)
+	ch <- c.Now()
+	return ch
+}
+
+func TestCloseEndsSessions(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t)
+	c := connect(t, f, s.host("s0w0"))
+	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if _, err := session.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrClosed) {
+		t.Errorf("got %v, want ErrConnectionLost because of ErrClosed", err)
+	}
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrClosed) {
+		t.Errorf("run after Close: got %v, want ErrClosed", err)
+	}
+}
+
+func TestConnClose(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t)
+	c, other := connect(t, f, s.host("s0w0")), connect(t, f, s.host("s0w1"))
+	c.Close()
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrClosed) {
+		t.Errorf("run after Close: got %v, want ErrClosed", err)
+	}
+	run(t, other, "true")
+}
+
+func TestMeasureClock(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	if c.ClockOffset() != 0 {
+		t.Errorf("offset %s before it was measured", c.ClockOffset())
+	}
+	offset, err := c.MeasureClock(t.Context())
+	if err != nil || offset.Abs() > time.Second || c.ClockOffset() != offset {
+		t.Errorf("got offset %s (%s kept), %v; the clocks are the same", offset, c.ClockOffset(), err)
+	}
+}

@@ -1,0 +1,408 @@
+package sshfan
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
+)
+
+// trust is what is known about the host key of a worker before one try, and
+// what the try found.
+type trust struct {
+	host       Host
+	known      []ssh.PublicKey // none: trust on first use
+	source     string          // who knows them
+	fromAPI    bool
+	remembered bool // known from an earlier connection of this Conn
+	accept     string
+
+	// x/crypto/ssh verifies in a goroutine of its own, and again at every key
+	// exchange that a long connection makes.
+	mu       sync.Mutex
+	offered  ssh.PublicKey // the verified key
+	mismatch *HostKeyError
+}
+
+const apiSource = "the cloud's API"
+
+// trust finds out which host keys the worker may show: the one that this Conn
+// has verified before, else those of the API, else the pinned one, else any.
+func (c *Conn) trust(ctx context.Context) (*trust, error) {
+	t := &trust{host: c.host, accept: c.fleet.accept(c.host)}
+	c.mu.Lock()
+	remembered := c.trusted
+	c.mu.Unlock()
+	if remembered != nil {
+		t.known, t.source, t.remembered = []ssh.PublicKey{remembered}, "the earlier connection", true
+		return t, nil
+	}
+	if c.host.Keys != nil {
+		lines, err := c.host.Keys(ctx)
+		switch {
+		case errors.Is(err, ErrNoHostKeys):
+		case err != nil:
+			return nil, fmt.Errorf("ask for host keys: %w", err)
+		default:
+			if t.known, err = parseKeys(lines); err != nil {
+				return nil, fmt.Errorf("read host keys of the API: %w", err)
+			}
+		}
+	}
+	if len(t.known) > 0 {
+		t.source, t.fromAPI = apiSource, true
+		return t, nil
+	}
+	if key := c.fleet.pins.get(c.host.Pin); key != nil {
+		t.known, t.source = []ssh.PublicKey{key}, "the known hosts file"
+		if c.fleet.pins.path != "" {
+			t.source = c.fleet.pins.path
+		}
+	}
+	return t, nil
+}
+
+// accept is what the user types to accept a changed key.
+func (f *Fleet) accept(h Host) string {
+	switch {
+	case f.cfg.AcceptCommand != nil:
+		return f.cfg.AcceptCommand(h.Name)
+	case f.pins.path != "":
+		return fmt.Sprintf("remove the line that begins with %q from %s", h.Pin, f.pins.path)
+	}
+	return ""
+}
+
+// verify checks the key that the worker shows. Whatever is known, a connection
+// keeps the key that it has begun with.
+func (t *trust) verify(key ssh.PublicKey) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	known, source := t.known, t.source
+	if t.offered != nil {
+		known, source = []ssh.PublicKey{t.offered}, "this connection"
+	}
+	if len(known) > 0 && !slices.ContainsFunc(known, func(k ssh.PublicKey) bool { return sameKey(k, key) }) {
+		t.mismatch = &HostKeyError{
+			Host:    t.host.Name,
+			Pin:     t.host.Pin,
+			Source:  source,
+			Offered: fingerprint(key),
+			Accept:  t.accept,
+			again:   t.remembered,
+		}
+		for _, k := range known {
+			t.mismatch.Known = append(t.mismatch.Known, fingerprint(k))
+		}
+		return t.mismatch
+	}
+	t.offered = key
+	return nil
+}
+
+// outcome is what verify has found so far: the verified key, or why there is
+// none.
+func (t *trust) outcome() (verified ssh.PublicKey, mismatch *HostKeyError) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.offered, t.mismatch
+}
+
+// algorithms lists the host key algorithms to ask for: first those of known
+// keys, so that a worker with several keys shows one that can be verified;
+// ed25519 before the others, which cost two to six times its CPU.
+func (t *trust) algorithms() []string {
+	all := []string{
+		ssh.KeyAlgoED25519,
+		ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,
+		ssh.KeyAlgoRSASHA256, ssh.KeyAlgoRSASHA512,
+	}
+	isKnown := func(algo string) bool {
+		return slices.ContainsFunc(t.known, func(k ssh.PublicKey) bool {
+			return k.Type() == algo || k.Type() == ssh.KeyAlgoRSA && strings.HasPrefix(algo, "rsa-sha2-")
+		})
+	}
+	slices.SortStableFunc(all, func(a, b string) int {
+		return rank(isKnown(a)) - rank(isKnown(b))
+	})
+	return all
+}
+
+func rank(known bool) int {
+	if known {
+		return 0
+	}
+	return 1
+}
+
+// remember keeps the key that a completed login has shown. A key is pinned
+// only then: whoever refuses our login may be another machine that got the
+// worker's address.
+func (c *Conn) remember(t *trust) {
+	key, _ := t.outcome()
+	c.mu.Lock()
+	c.trusted = key
+	c.mu.Unlock()
+	f := c.fleet
+	pinned := f.pins.get(t.host.Pin)
+	if pinned != nil && sameKey(pinned, key) {
+		return
+	}
+	f.pins.put(t.host.Pin, key, t.fromAPI)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case len(t.known) == 0:
+		f.firstUse = append(f.firstUse, t.host.Name)
+	case pinned != nil:
+		f.renewed = append(f.renewed, t.host.Name)
+	}
+}
+
+// forgetTrust makes the next try ask the API and the pins again.
+func (c *Conn) forgetTrust() {
+	c.mu.Lock()
+	c.trusted = nil
+	c.mu.Unlock()
+}
+
+// parseKeys reads public keys in authorized_keys form.
+func parseKeys(lines []string) ([]ssh.PublicKey, error) {
+	var keys []ssh.PublicKey
+	for _, line := range lines {
+		key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
+		if err != nil {
+			return nil, fmt.Errorf("parse %q: %w", line, err)
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
+func sameKey(a, b ssh.PublicKey) bool { return bytes.Equal(a.Marshal(), b.Marshal()) }
+
+func fingerprint(key ssh.PublicKey) string {
+	return key.Type() + " " + ssh.FingerprintSHA256(key)
+}
+
+// pins is the known hosts file: who is known by which host key. It is ours
+// alone, since ssh's own is keyed by address, and a TPU VM's address is soon
+// another machine's. It has one line per identity,
+//
+//	<pin> <key type> <base64 key>
+//
+// besides empty lines and comments, which begin with '#'. It is replaced as a
+// whole by rename, under a lock that several processes of multihost share.
+// A line that cannot be read is an error: skipping it would turn a known
+// worker into one that is trusted on first use.
+type pins struct {
+	path string // empty: not kept in a file
+
+	mu    sync.Mutex
+	keys  map[string]ssh.PublicKey
+	fresh map[string]bool // pins not yet written; true: proven by the API
+}
+
+const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
+
+func loadPins(path string) (*pins, error) {
+	p := &pins{path: path, keys: make(map[string]ssh.PublicKey), fresh: make(map[string]bool)}
+	if path == "" {
+		return p, nil
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
+		return nil, &KnownHostsError{Path: path, Err: bare(err)}
+	}
+	for n, line := range strings.Split(string(data), "\n") {
+		pin, key, err := parsePin(line)
+		if err != nil {
+			return nil, &KnownHostsError{Path: path, Line: n + 1, Err: err}
+		}
+		if key != nil {
+			p.keys[pin] = key
+		}
+	}
+	return p, nil
+}
+
+// parsePin reads one line of the file; an empty one or a comment has no key.
+func parsePin(line string) (string, ssh.PublicKey, error) {
+	line = strings.TrimSpace(line)
+	if line == "" || strings.HasPrefix(line, "#") {
+		return "", nil, nil
+	}
+	fields := strings.Fields(line)
+	if len(fields) != 3 {
+		return "", nil, fmt.Errorf("%d words instead of pin, key type and key", len(fields))
+	}
+	blob, err := base64.StdEncoding.DecodeString(fields[2])
+	if err != nil {
+		return "", nil, fmt.Errorf("key of %q: %w", fields[0], err)
+	}
+	key, err := ssh.ParsePublicKey(blob)
+	if err != nil {
+		return "", nil, fmt.Errorf("key of %q: %w", fields[0], err)
+	}
+	if key.Type() != fields[1] {
+		return "", nil, fmt.Errorf("key of %q is of type %q, not %q", fields[0], key.Type(), fields[1])
+	}
+	return fields[0], key, nil
+}
+
+func formatPin(pin string, key ssh.PublicKey) string {
+	return pin + " " + key.Type() + " " + base64.StdEncoding.EncodeToString(key.Marshal()) + "\n"
+}
+
+// validPin reports whether a pin can stand in the file.
+func validPin(pin string) bool {
+	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
+}
+
+func (p *pins) get(pin string) ssh.PublicKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.keys[pin]
+}
+
+func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keys[pin] = key
+	p.fresh[pin] = proven
+}
+
+// flush adds the new pins to the file, once for many workers.
+func (p *pins) flush() error {
+	p.mu.Lock()
+	fresh := p.fresh
+	keys := make(map[string]ssh.PublicKey, len(fresh))
+	for pin := range fresh {
+		keys[pin] = p.keys[pin]
+	}
+	p.fresh = make(map[string]bool)
+	p.mu.Unlock()
+	if p.path == "" || len(fresh) == 0 {
+		return nil
+	}
+	return rewritePins(p.path, func(lines []string) []string {
+		written := make(map[string]bool)
+		for i, line := range lines {
+			pin, key, err := parsePin(line)
+			if err != nil || key == nil || keys[pin] == nil {
+				continue
+			}
+			// Another process may have met the worker meanwhile: what it
+			// trusted on first use is worth as much as what we did.
+			if fresh[pin] {
+				lines[i] = formatPin(pin, keys[pin])
+			}
+			written[pin] = true
+		}
+		for _, pin := range slices.Sorted(mapKeys(keys)) {
+			if !written[pin] {
+				lines = append(lines, formatPin(pin, keys[pin]))
+			}
+		}
+		return lines
+	})
+}
+
+func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// ForgetHostKeys removes pins from the known hosts file, which is how a changed
+// host key is accepted: the worker is then a new one. A pin that ends with "/"
+// stands for all that begin with it, such as all workers of a node. It returns
+// how many were removed.
+func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	err = rewritePins(path, func(lines []string) []string {
+		return slices.DeleteFunc(lines, func(line string) bool {
+			pin, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+			gone := validPin(pin) && slices.ContainsFunc(forget, func(f string) bool {
+				return pin == f || strings.HasSuffix(f, "/") && strings.HasPrefix(pin, f)
+			})
+			if gone {
+				removed++
+			}
+			return gone
+		})
+	})
+	return removed, err
+}
+
+// rewritePins replaces the lines of the file, each with its newline, by what
+// change makes of them.
+func rewritePins(path string, change func([]string) []string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write known hosts: %w", err)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	// The file itself is replaced, so the lock is one beside it.
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = []byte(pinsHeader), nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		data = append(data, '\n')
+	}
+	lines := strings.SplitAfter(string(data), "\n")
+	lines = change(lines[:len(lines)-1])
+	return replaceFile(path, []byte(strings.Join(lines, "")), 0o600)
+}
+
+// replaceFile writes a file so that it is at every moment the old or the new
+// one.
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+	}
+	return err
+}

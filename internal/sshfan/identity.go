@@ -1,0 +1,287 @@
+package sshfan
+
+import (
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+)
+
+// An Identity is the key, or the keys, that we log in with. It is safe for
+// concurrent use: 2048 logins sign on all cores.
+type Identity struct {
+	signers []ssh.Signer
+	agent   net.Conn // nil unless the keys are held by an agent
+}
+
+// IdentityError reports a private key that cannot be used.
+type IdentityError struct {
+	Path      string
+	PublicKey string // of an encrypted key that tells it, in authorized_keys form
+	Err       error
+
+	hint string
+}
+
+func (e *IdentityError) Error() string {
+	return fmt.Sprintf("load private key %q: %v", e.Path, e.Err)
+}
+
+func (e *IdentityError) Unwrap() error { return e.Err }
+
+// Hint says what to type, or is empty.
+func (e *IdentityError) Hint() string { return e.hint }
+
+// What is wrong with a private key besides what the file system says.
+var (
+	// ErrPassphrase: the key is encrypted and the passphrase is unknown or
+	// wrong. The agent may hold it: see LoadAgentIdentity.
+	ErrPassphrase = errors.New("key is protected by a passphrase")
+
+	// ErrExposed: others can read the key.
+	ErrExposed = errors.New("private key can be read by others")
+)
+
+// LoadIdentity reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM
+// form). passphrase is asked at most once, for an encrypted key only; nil means
+// that there is nobody to ask. The error is an *IdentityError.
+func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, error) {
+	fail := func(err error, hint string) (*Identity, error) {
+		return nil, &IdentityError{Path: path, Err: err, hint: hint}
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		hint := ""
+		if errors.Is(err, fs.ErrPermission) {
+			hint = "the key belongs to another user; use --identity-file=PATH for your own"
+		}
+		return fail(bare(err), hint)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return fail(bare(err), "")
+	}
+	if !info.Mode().IsRegular() {
+		return fail(errors.New("not a regular file"), "")
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return fail(fmt.Errorf("%w (mode %#o)", ErrExposed, mode), "chmod 600 "+Quote(path))
+	}
+	const enough = 1 << 20
+	if info.Size() > enough {
+		return fail(errors.New("too large for a private key"), "")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fail(bare(err), "")
+	}
+	key, err := ssh.ParseRawPrivateKey(data)
+	var locked *ssh.PassphraseMissingError
+	if errors.As(err, &locked) {
+		return unlock(path, data, locked, passphrase)
+	}
+	if err != nil {
+		return fail(fmt.Errorf("not a private key: %w", err), "--identity-file names the private key, not the .pub beside it")
+	}
+	return newIdentity(path, key)
+}
+
+// unlock decrypts a private key with the passphrase that is asked for.
+func unlock(path string, data []byte, locked *ssh.PassphraseMissingError, passphrase func() (string, error)) (*Identity, error) {
+	e := &IdentityError{
+		Path: path,
+		Err:  ErrPassphrase,
+		hint: "ssh-add " + Quote(path) + " makes an agent hold it",
+	}
+	if locked.PublicKey != nil {
+		e.PublicKey = authorizedKey(locked.PublicKey)
+	} else if pub, err := os.ReadFile(path + ".pub"); err == nil {
+		if key, _, _, _, err := ssh.ParseAuthorizedKey(pub); err == nil {
+			e.PublicKey = authorizedKey(key)
+		}
+	}
+	if passphrase == nil {
+		return nil, e
+	}
+	secret, err := passphrase()
+	if err != nil {
+		e.Err = fmt.Errorf("%w: %w", ErrPassphrase, err)
+		return nil, e
+	}
+	key, err := ssh.ParseRawPrivateKeyWithPassphrase(data, []byte(secret))
+	if err != nil {
+		e.Err = fmt.Errorf("%w, and this is not it", ErrPassphrase)
+		return nil, e
+	}
+	return newIdentity(path, key)
+}
+
+func newIdentity(path string, key any) (*Identity, error) {
+	if k, ok := key.(*ed25519.PrivateKey); ok {
+		key = *k
+	}
+	signer, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		return nil, &IdentityError{Path: path, Err: fmt.Errorf("unsupported kind of key: %w", err)}
+	}
+	return &Identity{signers: []ssh.Signer{signer}}, nil
+}
+
+// bare drops the path that IdentityError says already.
+func bare(err error) error {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err
+	}
+	return err
+}
+
+// CreateIdentity makes an ed25519 key at path, with mode 0600, and the public
+// key beside it at path.pub, in a directory that is made with mode 0700. It
+// never replaces a key: if another process makes one at the same time, there
+// is one key and the later call returns an error that is fs.ErrExist.
+func CreateIdentity(path string) (*Identity, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("create private key %q: %w", path, err)
+	}
+	comment := ownName()
+	if err := writeIdentity(path, key, comment); err != nil {
+		return nil, fmt.Errorf("create private key %q: %w", path, bare(err))
+	}
+	return newIdentity(path, key)
+}
+
+func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
+	block, err := ssh.MarshalPrivateKey(key, comment)
+	if err != nil {
+		return err
+	}
+	signer, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(dir, ".multihost-key-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(pem.EncodeToMemory(block))
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	// A link, unlike a rename, fails when the name is taken.
+	if err := os.Link(tmp.Name(), path); err != nil {
+		var linkErr *os.LinkError
+		if errors.As(err, &linkErr) {
+			return linkErr.Err
+		}
+		return err
+	}
+	public := authorizedKey(signer.PublicKey()) + " " + comment + "\n"
+	return replaceFile(path+".pub", []byte(public), 0o644)
+}
+
+// ownName is user@host for the comment of a key: it tells people whose key it
+// is and has no other meaning.
+func ownName() string {
+	login, host := "multihost", "localhost"
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		login = u.Username
+	}
+	if h, err := os.Hostname(); err == nil && h != "" {
+		host = h
+	}
+	return strings.Join(strings.Fields(login+"@"+host), "_")
+}
+
+// agentKeys is how many keys of an agent are offered: sshd closes the
+// connection after six refused ones (MaxAuthTries).
+const agentKeys = 5
+
+// LoadAgentIdentity uses the keys that an ssh-agent holds at a Unix socket.
+// publicKey, in authorized_keys form, chooses one; empty takes them all, up to
+// five, ed25519 first. The caller closes the Identity after the Fleet.
+func LoadAgentIdentity(socket, publicKey string) (*Identity, error) {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("connect to ssh-agent: %w", err)
+	}
+	signers, err := agent.NewClient(conn).Signers()
+	if err == nil {
+		signers, err = chooseSigners(signers, publicKey)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("ask ssh-agent for keys: %w", err)
+	}
+	return &Identity{signers: signers, agent: conn}, nil
+}
+
+func chooseSigners(signers []ssh.Signer, publicKey string) ([]ssh.Signer, error) {
+	if publicKey != "" {
+		wanted, _, _, _, err := ssh.ParseAuthorizedKey([]byte(publicKey))
+		if err != nil {
+			return nil, fmt.Errorf("parse public key: %w", err)
+		}
+		signers = slices.DeleteFunc(signers, func(s ssh.Signer) bool { return !sameKey(s.PublicKey(), wanted) })
+		if len(signers) == 0 {
+			return nil, fmt.Errorf("it does not hold %s", fingerprint(wanted))
+		}
+		return signers, nil
+	}
+	if len(signers) == 0 {
+		return nil, errors.New("it holds none")
+	}
+	slices.SortStableFunc(signers, func(a, b ssh.Signer) int {
+		return rank(a.PublicKey().Type() == ssh.KeyAlgoED25519) - rank(b.PublicKey().Type() == ssh.KeyAlgoED25519)
+	})
+	return signers[:min(len(signers), agentKeys)], nil
+}
+
+// Close ends the connection to the agent, if there is one.
+func (id *Identity) Close() error {
+	if id.agent == nil {
+		return nil
+	}
+	return id.agent.Close()
+}
+
+// PublicKey is the public key in authorized_keys form without a comment:
+// "ssh-ed25519 AAAA…". Of several keys it is the first.
+func (id *Identity) PublicKey() string { return authorizedKey(id.signers[0].PublicKey()) }
+
+// Fingerprint names the key as ssh-keygen -l does: "ssh-ed25519 SHA256:…".
+func (id *Identity) Fingerprint() string {
+	names := make([]string, len(id.signers))
+	for i, s := range id.signers {
+		names[i] = fingerprint(s.PublicKey())
+	}
+	return strings.Join(names, ", ")
+}
+
+func (id *Identity) auth() ssh.AuthMethod { return ssh.PublicKeys(id.signers...) }
+
+// slow reports whether every login costs an RSA signature.
+func (id *Identity) slow() bool { return id.signers[0].PublicKey().Type() == ssh.KeyAlgoRSA }
+
+func authorizedKey(key ssh.PublicKey) string {
+	return strings.TrimSuffix(string(ssh.MarshalAuthorizedKey(key)), "\n")
+}

@@ -1,0 +1,265 @@
+package sshfan_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+
+	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
+)
+
+func newECDSASigner(t testing.TB) ssh.Signer {
+	t.Helper()
+	signer, err := ssh.NewSignerFromKey(newECDSA(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer
+}
+
+func newECDSA(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func writeKey(t testing.TB, block *pem.Block, mode fs.FileMode) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, pem.EncodeToMemory(block), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func openssh(t testing.TB, key crypto.PrivateKey, passphrase string) *pem.Block {
+	t.Helper()
+	var block *pem.Block
+	var err error
+	if passphrase == "" {
+		block, err = ssh.MarshalPrivateKey(key, "")
+	} else {
+		block, err = ssh.MarshalPrivateKeyWithPassphrase(key, "", []byte(passphrase))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block
+}
+
+func TestLoadIdentityLogsIn(t *testing.T) {
+	testkit.NoLeaks(t)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ec := newECDSA(t)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(ec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"rsa, openssh":     openssh(t, rsaKey, ""),
+		"rsa, pem":         {Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsaKey)},
+		"ecdsa, openssh":   openssh(t, ec, ""),
+		"ecdsa, pkcs8":     {Type: "PRIVATE KEY", Bytes: pkcs8},
+		"ed25519, openssh": openssh(t, ed, ""),
+		"ed25519, locked":  openssh(t, ed, "secret"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked := 0
+			id, err := sshfan.LoadIdentity(writeKey(t, block, 0o600), func() (string, error) { asked++; return "secret", nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if locked := strings.Contains(name, "locked"); locked != (asked == 1) {
+				t.Errorf("passphrase asked for %d times", asked)
+			}
+			s := newServer(t, func(s *server) {
+				s.accept = func(_ string, key ssh.PublicKey) bool {
+					return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))) == id.PublicKey()
+				}
+			})
+			run(t, connect(t, newFleet(t, func(c *sshfan.Config) { c.Identity = id }), s.host("s0w0")), "true")
+		})
+	}
+}
+
+func TestLoadIdentityFailures(t *testing.T) {
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := openssh(t, ed, "secret")
+	public, err := ssh.NewPublicKey(ed.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty := errors.New("no terminal")
+	for _, tt := range []struct {
+		name       string
+		path       string
+		passphrase func() (string, error)
+		want       error
+		hint       string
+	}{
+		{name: "missing", path: filepath.Join(t.TempDir(), "none"), want: fs.ErrNotExist},
+		{name: "directory", path: t.TempDir(), hint: ""},
+		{name: "readable by others", path: writeKey(t, openssh(t, ed, ""), 0o644), want: sshfan.ErrExposed, hint: "chmod 600"},
+		{name: "public key", path: writeKey(t, &pem.Block{Type: "PUBLIC KEY"}, 0o600), hint: "not the .pub"},
+		{name: "locked, nobody to ask", path: writeKey(t, locked, 0o600), want: sshfan.ErrPassphrase, hint: "ssh-add"},
+		{name: "locked, wrong passphrase", path: writeKey(t, locked, 0o600), passphrase: func() (string, error) { return "x", nil }, want: sshfan.ErrPassphrase},
+		{name: "locked, cannot ask", path: writeKey(t, locked, 0o600), passphrase: func() (string, error) { return "", tty }, want: tty},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := sshfan.LoadIdentity(tt.path, tt.passphrase)
+			var e *sshfan.IdentityError
+			if !errors.As(err, &e) {
+				t.Fatalf("got %v, want an IdentityError", err)
+			}
+			if tt.want != nil && !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			if !strings.Contains(e.Hint(), tt.hint) {
+				t.Errorf("got hint %q, want %q", e.Hint(), tt.hint)
+			}
+			if n := strings.Count(err.Error(), tt.path); n != 1 {
+				t.Errorf("error names the path %d times: %v", n, err)
+			}
+			if errors.Is(err, sshfan.ErrPassphrase) && e.PublicKey != strings.TrimSpace(string(ssh.MarshalAuthorizedKey(public))) {
+				t.Errorf("got public key %q of a locked key", e.PublicKey)
+			}
+		})
+	}
+}
+
+func TestCreateIdentity(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "ssh", "google_compute_engine")
+	id, err := sshfan.CreateIdentity(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{filepath.Dir(path): 0o700, path: 0o600, path + ".pub": 0o644} {
+		info, err := os.Stat(name)
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: mode %v, %v, want %v", name, info.Mode(), err, want)
+		}
+	}
+	public, err := os.ReadFile(path + ".pub")
+	if err != nil || !strings.HasPrefix(string(public), id.PublicKey()+" ") || !strings.Contains(string(public), "@") {
+		t.Errorf("public key file is %q, %v", public, err)
+	}
+	again, err := sshfan.LoadIdentity(path, nil)
+	if err != nil || again.PublicKey() != id.PublicKey() {
+		t.Errorf("loaded another key: %v", err)
+	}
+	if _, err := sshfan.CreateIdentity(path); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("got %v, want fs.ErrExist: a key is never replaced", err)
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 2 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+func TestAgentIdentity(t *testing.T) {
+	testkit.NoLeaks(t)
+	socket, keys := startAgent(t)
+	s := newServer(t, func(s *server) {
+		s.accept = func(_ string, key ssh.PublicKey) bool {
+			return string(key.Marshal()) == string(keys[1].PublicKey().Marshal())
+		}
+	})
+	wanted := string(ssh.MarshalAuthorizedKey(keys[1].PublicKey()))
+	for _, public := range []string{"", wanted} {
+		id, err := sshfan.LoadAgentIdentity(socket, public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := newFleet(t, func(c *sshfan.Config) { c.Identity = id })
+		run(t, connect(t, f, s.host("s0w0")), "true")
+		f.Close()
+		id.Close()
+	}
+	if _, err := sshfan.LoadAgentIdentity(socket, string(ssh.MarshalAuthorizedKey(newSigner(t).PublicKey()))); err == nil {
+		t.Error("a key that the agent does not hold was found")
+	}
+	if _, err := sshfan.LoadAgentIdentity(filepath.Join(t.TempDir(), "none"), ""); err == nil {
+		t.Error("no agent, no error")
+	}
+}
+
+// startAgent runs an agent that holds two keys.
+func startAgent(t *testing.T) (socket string, signers []ssh.Signer) {
+	t.Helper()
+	ring := agent.NewKeyring()
+	for range 2 {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ring.Add(agent.AddedKey{PrivateKey: key}); err != nil {
+			t.Fatal(err)
+		}
+		signer, err := ssh.NewSignerFromKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signers = append(signers, signer)
+	}
+	socket = filepath.Join(t.TempDir(), "agent")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { agent.ServeAgent(ring, c); c.Close() })
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return socket, signers
+}
+
+func TestRaiseFileLimit(t *testing.T) {
+	if err := sshfan.RaiseFileLimit(1); err != nil {
+		t.Error(err)
+	}
+	var e *sshfan.DescriptorError
+	err := sshfan.RaiseFileLimit(1 << 30)
+	if !errors.As(err, &e) || !strings.HasPrefix(e.Hint(), "ulimit -n ") {
+		t.Errorf("got %v, want a DescriptorError with a hint", err)
+	}
+}

@@ -1,0 +1,85 @@
+package sshfan
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"multihost/internal/event"
+)
+
+// Every worker takes a socket and, while it is followed, a log file; the rest
+// of the program takes some tens.
+const (
+	filesPerHost = 2
+	filesBesides = 64
+)
+
+// DescriptorError reports that this machine allows too few open files.
+type DescriptorError struct {
+	Hosts, Need, Limit int
+}
+
+func (e *DescriptorError) Error() string {
+	return fmt.Sprintf("%d workers need %d open files, %d are allowed", e.Hosts, e.Need, e.Limit)
+}
+
+// Hint says what to type.
+func (e *DescriptorError) Hint() string {
+	return fmt.Sprintf("ulimit -n %d", e.Need)
+}
+
+// RaiseFileLimit raises the soft limit of open files as far as hosts workers
+// need and the hard limit allows. The error is a *DescriptorError when that is
+// too little.
+func RaiseFileLimit(hosts int) error {
+	need := uint64(filesPerHost*hosts + filesBesides)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("read limit of open files: %w", err)
+	}
+	if limit.Cur >= need {
+		return nil
+	}
+	if limit.Cur < limit.Max {
+		raised := limit
+		raised.Cur = min(need, limit.Max)
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &raised); err == nil {
+			limit = raised
+		}
+	}
+	if limit.Cur < need {
+		return &DescriptorError{Hosts: hosts, Need: int(need), Limit: int(limit.Cur)}
+	}
+	return nil
+}
+
+// warnDescriptors raises the limit of open files and says when it is too low:
+// the connections beyond it fail, those below work.
+func (f *Fleet) warnDescriptors(hosts int) {
+	err := RaiseFileLimit(hosts)
+	if err == nil {
+		return
+	}
+	note := event.Note{Level: event.Warn, Text: err.Error()}
+	if hinted, ok := err.(interface{ Hint() string }); ok {
+		note.Hint = hinted.Hint()
+	}
+	f.cfg.Sink.Emit(note)
+}
+
+// manyHosts is the number of workers from which on the cost of an RSA key can
+// be felt: half a second of CPU.
+const manyHosts = 128
+
+// warnSlowKey says what an RSA key costs.
+func (f *Fleet) warnSlowKey(hosts int) {
+	if hosts < manyHosts || !f.cfg.Identity.slow() {
+		return
+	}
+	f.cfg.Sink.Emit(event.Note{
+		Level: event.Info,
+		Text:  fmt.Sprintf("logging in to %d workers with an RSA key costs about %.1f s of CPU; an ed25519 key costs a hundredth of that", hosts, float64(hosts)*0.0034),
+		Hint:  "ssh-keygen -t ed25519 -f PATH, then --identity-file=PATH",
+	})
+}

@@ -1,0 +1,67 @@
+package sshfan
+
+import "strings"
+
+// Quote joins args into one line of POSIX shell words: a shell that reads the
+// line sees exactly args, byte for byte, whatever they contain. Arguments made
+// of plain characters only are left as they are, so that command lines stay
+// readable; everything else is put between single quotes, which every POSIX
+// shell, bash, and csh-free login shell treats alike.
+//
+// A NUL byte cannot be part of an argument of a Unix program and cannot pass a
+// command line: Quote keeps it and the worker's shell drops it or cuts there.
+// Check for NUL where arguments come in.
+//
+// Quote is the only place of the project where a shell word is built.
+func Quote(args ...string) string {
+	var b strings.Builder
+	for i, arg := range args {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		quoteWord(&b, arg)
+	}
+	return b.String()
+}
+
+// Script is the command line that runs the text of a script under shell with
+// args as its positional parameters. The script travels within the command
+// line, so it must stay well below the 128 KiB that Linux allows for one
+// argument; its own $0 is the shell's name.
+func Script(shell, script string, args ...string) string {
+	return Quote(append([]string{shell, "-c", script, shell}, args...)...)
+}
+
+func quoteWord(b *strings.Builder, word string) {
+	if word != "" && strings.IndexFunc(word, needsQuotes) < 0 && plainStart(word) {
+		b.WriteString(word)
+		return
+	}
+	b.WriteByte('\'')
+	for {
+		before, after, found := strings.Cut(word, "'")
+		b.WriteString(before)
+		if !found {
+			break
+		}
+		b.WriteString(`'\''`)
+		word = after
+	}
+	b.WriteByte('\'')
+}
+
+// plainStart keeps a word from being read as an assignment or a tilde prefix:
+// "A=1" as the first word of a line would be an assignment, not a command.
+func plainStart(word string) bool {
+	return !strings.Contains(word, "=")
+}
+
+// needsQuotes lists what is safe, not what is dangerous: shells differ in the
+// characters that they treat specially, and agree on these.
+func needsQuotes(r rune) bool {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+		return false
+	}
+	return !strings.ContainsRune("%+,-./:@_=", r)
+}

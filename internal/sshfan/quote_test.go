@@ -1,0 +1,102 @@
+package sshfan_test
+
+import (
+	"bytes"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/sshfan"
+)
+
+func TestQuote(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ``},
+		{[]string{""}, `''`},
+		{[]string{"echo", "hello"}, `echo hello`},
+		{[]string{"python3", "train.py", "--steps=10"}, `python3 train.py '--steps=10'`},
+		{[]string{"A=1"}, `'A=1'`},
+		{[]string{"/usr/bin/env", "-i", "a@b:c,d+e%f_g.h"}, `/usr/bin/env -i a@b:c,d+e%f_g.h`},
+		{[]string{"a b", "$HOME", "`id`", "a;b", "a&&b", "*", "~", "#x", "!"}, "'a b' '$HOME' '`id`' 'a;b' 'a&&b' '*' '~' '#x' '!'"},
+		{[]string{"it's"}, `'it'\''s'`},
+		{[]string{"''"}, `''\'''\'''`},
+		{[]string{"a\nb\tc"}, "'a\nb\tc'"},
+		{[]string{"\xff\x01é"}, "'\xff\x01é'"},
+		{[]string{`\`, `"`}, `'\' '"'`},
+	} {
+		if got := sshfan.Quote(tt.args...); got != tt.want {
+			t.Errorf("Quote(%q) is %s, want %s", tt.args, got, tt.want)
+		}
+	}
+}
+
+func TestScript(t *testing.T) {
+	script := "printf '%s|' \"$0\" \"$@\"\n"
+	line := sshfan.Script("bash", script, "a b", "it's", "")
+	want := `bash -c 'printf '\''%s|'\'' "$0" "$@"` + "\n" + `' bash 'a b' 'it'\''s' ''`
+	if line != want {
+		t.Errorf("got %s, want %s", line, want)
+	}
+	for _, shell := range shells(t) {
+		out, err := exec.Command(shell, "-c", line).Output()
+		if err != nil || string(out) != "bash|a b|it's||" {
+			t.Errorf("%s: got %q, %v", shell, out, err)
+		}
+	}
+}
+
+// FuzzQuote proves that the words that a real shell sees are the arguments.
+func FuzzQuote(f *testing.F) {
+	f.Add("echo\x00a b\x00")
+	f.Add("it's\x00$HOME\x00`id`\x00a\nb\x00\\\x00\"\x00")
+	f.Add("-n\x00~\x00*\x00!\x00A=1\x00#\x00\xff\xfe\x00\r\n")
+	f.Add("\x00\x00")
+	shells := shells(f)
+	f.Fuzz(func(t *testing.T, joined string) {
+		// NUL cannot be part of an argument: it separates them here.
+		args := strings.Split(joined, "\x00")
+		if len(joined) > 32<<10 {
+			t.Skip("longer than what one argument of the test's shell may be")
+		}
+		line := "printf '%s\\0' " + sshfan.Quote(args...)
+		for _, shell := range shells {
+			out, err := exec.Command(shell, "-c", line).Output()
+			if err != nil {
+				t.Fatalf("%s: %v", shell, err)
+			}
+			got := strings.Split(string(bytes.TrimSuffix(out, []byte{0})), "\x00")
+			if diff := cmp.Diff(args, got); diff != "" {
+				t.Errorf("%s: %s", shell, diff)
+			}
+		}
+		// As the first word of a line an argument is a command, whatever it
+		// looks like.
+		if word := args[0]; word != "" && !slices.Contains([]string{"[", ":", "."}, word) {
+			line := "f() { printf %s \"$1\"; }; f " + sshfan.Quote(word)
+			out, err := exec.Command(shells[0], "-c", line).Output()
+			if err != nil || string(out) != word {
+				t.Errorf("got %q, %v, want %q", out, err, word)
+			}
+		}
+	})
+}
+
+func shells(t testing.TB) []string {
+	t.Helper()
+	var found []string
+	for _, shell := range []string{"/bin/sh", "bash"} {
+		if path, err := exec.LookPath(shell); err == nil {
+			found = append(found, path)
+		}
+	}
+	if len(found) == 0 {
+		t.Fatal("no shell on this machine")
+	}
+	return found
+}

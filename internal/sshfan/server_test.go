@@ -1,0 +1,475 @@
+package sshfan_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+)
+
+// A server is an SSH server that runs real commands with /bin/sh. Its faults
+// are fields, to be set before use or under mu.
+type server struct {
+	t        testing.TB
+	listener net.Listener
+	wg       sync.WaitGroup
+
+	mu       sync.Mutex
+	hostKeys []ssh.Signer
+	conns    map[*serverConn]struct{}
+	accept   func(user string, key ssh.PublicKey) bool
+	sessions int // most sessions per connection; 0: no bound
+	closed   bool
+
+	handshakes  atomic.Int32 // connections that are not logged in
+	mostAtOnce  atomic.Int32 // the most that handshakes ever was
+	logins      atomic.Int32
+	holdLogins  chan struct{} // if not nil, logins wait for its close
+	execs       atomic.Int32
+	silent      bool // accept TCP, say nothing
+	hangUpFirst atomic.Int32
+}
+
+// serverConn is a connection that can be frozen.
+type serverConn struct {
+	net.Conn
+	frozen chan struct{} // closed: nothing is read or written any more
+	gone   chan struct{}
+	once   sync.Once
+	freeze sync.Once
+}
+
+func (c *serverConn) wait() {
+	select {
+	case <-c.frozen:
+		<-c.gone
+	default:
+	}
+}
+
+func (c *serverConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.wait()
+	return n, err
+}
+
+func (c *serverConn) Write(p []byte) (int, error) {
+	c.wait()
+	return c.Conn.Write(p)
+}
+
+func (c *serverConn) Close() error {
+	c.once.Do(func() { close(c.gone) })
+	return c.Conn.Close()
+}
+
+func newServer(t testing.TB, configure ...func(*server)) *server {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{
+		t:        t,
+		listener: l,
+		hostKeys: []ssh.Signer{newSigner(t)},
+		conns:    make(map[*serverConn]struct{}),
+		accept:   func(string, ssh.PublicKey) bool { return true },
+	}
+	for _, c := range configure {
+		c(s)
+	}
+	s.wg.Go(s.listen)
+	t.Cleanup(s.stop)
+	return s
+}
+
+func newSigner(t testing.TB) ssh.Signer {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer
+}
+
+func (s *server) addr() string { return s.listener.Addr().String() }
+
+// keyLines are the host keys as the API would tell them.
+func (s *server) keyLines() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines []string
+	for _, k := range s.hostKeys {
+		lines = append(lines, k.PublicKey().Type()+" "+base64.StdEncoding.EncodeToString(k.PublicKey().Marshal()))
+	}
+	return lines
+}
+
+func (s *server) setHostKeys(keys ...ssh.Signer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hostKeys = keys
+}
+
+// each calls f with every open connection.
+func (s *server) each(f func(*serverConn)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		f(c)
+	}
+}
+
+// open is the number of open connections.
+func (s *server) open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+func (s *server) cut() { s.each(func(c *serverConn) { c.Close() }) }
+func (s *server) freeze() {
+	s.each(func(c *serverConn) { c.freeze.Do(func() { close(c.frozen) }) })
+}
+
+func (s *server) stop() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.listener.Close()
+	s.cut()
+	s.wg.Wait()
+}
+
+func (s *server) listen() {
+	for {
+		raw, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		if s.hangUpFirst.Add(-1) >= 0 {
+			raw.Close()
+			continue
+		}
+		c := &serverConn{Conn: raw, frozen: make(chan struct{}), gone: make(chan struct{})}
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			raw.Close()
+			return
+		}
+		s.conns[c] = struct{}{}
+		s.mu.Unlock()
+		s.wg.Go(func() {
+			s.serve(c)
+			c.Close()
+			s.mu.Lock()
+			delete(s.conns, c)
+			s.mu.Unlock()
+		})
+	}
+}
+
+func (s *server) serve(c *serverConn) {
+	if s.silent {
+		<-c.gone
+		return
+	}
+	now := s.handshakes.Add(1)
+	for {
+		most := s.mostAtOnce.Load()
+		if now <= most || s.mostAtOnce.CompareAndSwap(most, now) {
+			break
+		}
+	}
+	config := &ssh.ServerConfig{
+		MaxAuthTries: 6,
+		PublicKeyCallback: func(meta ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
+			s.mu.Lock()
+			accept := s.accept
+			s.mu.Unlock()
+			if !accept(meta.User(), key) {
+				return nil, errors.New("key not known")
+			}
+			return nil, nil
+		},
+	}
+	s.mu.Lock()
+	for _, k := range s.hostKeys {
+		config.AddHostKey(k)
+	}
+	s.mu.Unlock()
+	if s.holdLogins != nil {
+		select {
+		case <-s.holdLogins:
+		case <-c.gone:
+		}
+	}
+	// The client knows that it is in before this side does.
+	in := false
+	config.AuthLogCallback = func(_ ssh.ConnMetadata, _ string, err error) {
+		if err == nil {
+			in = true
+			s.handshakes.Add(-1)
+		}
+	}
+	conn, chans, reqs, err := ssh.NewServerConn(c, config)
+	if !in {
+		s.handshakes.Add(-1)
+	}
+	if err != nil {
+		return
+	}
+	s.logins.Add(1)
+	s.wg.Go(func() { ssh.DiscardRequests(reqs) })
+	open := new(atomic.Int32)
+	for newChannel := range chans {
+		if limit := s.sessions; limit > 0 && int(open.Load()) >= limit {
+			newChannel.Reject(ssh.ConnectionFailed, "open failed")
+			continue
+		}
+		ch, requests, err := newChannel.Accept()
+		if err != nil {
+			break
+		}
+		open.Add(1)
+		s.wg.Go(func() {
+			s.session(conn, ch, requests)
+			open.Add(-1)
+		})
+	}
+	conn.Wait()
+}
+
+func (s *server) session(conn *ssh.ServerConn, ch ssh.Channel, requests <-chan *ssh.Request) {
+	for req := range requests {
+		if req.Type != "exec" {
+			req.Reply(false, nil)
+			continue
+		}
+		var msg struct{ Line string }
+		if err := ssh.Unmarshal(req.Payload, &msg); err != nil {
+			req.Reply(false, nil)
+			continue
+		}
+		s.execs.Add(1)
+		req.Reply(msg.Line != "refuse", nil)
+		s.wg.Go(func() { ssh.DiscardRequests(requests) })
+		s.run(conn, ch, msg.Line)
+		return
+	}
+}
+
+// run runs one command. Some lines are played instead of run.
+func (s *server) run(conn *ssh.ServerConn, ch ssh.Channel, line string) {
+	defer ch.Close()
+	switch line {
+	case "true":
+		sendStatus(ch, 0)
+		return
+	case "refuse":
+		return
+	case "no-status":
+		return
+	case "cut":
+		s.cut()
+		return
+	case "status-then-cut":
+		sendStatus(ch, 0)
+		s.cut()
+		return
+	case "sleep":
+		io.Copy(io.Discard, ch.Stderr())
+		conn.Wait()
+		return
+	case "wait-for-close":
+		io.Copy(io.Discard, ch)
+		io.WriteString(ch, "late")
+		sendStatus(ch, 0)
+		return
+	case "signal-unknown":
+		ch.SendRequest("exit-signal", false, ssh.Marshal(signalMsg{Signal: "SYS@openssh.com"}))
+		return
+	}
+	cmd := exec.Command("/bin/sh", "-c", line)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Stdout, cmd.Stderr = ch, ch.Stderr()
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		fmt.Fprintln(ch.Stderr(), err)
+		sendStatus(ch, 127)
+		return
+	}
+	s.wg.Go(func() {
+		io.Copy(stdin, ch)
+		stdin.Close()
+	})
+	ended := make(chan struct{})
+	s.wg.Go(func() {
+		lost := make(chan struct{})
+		s.wg.Go(func() { conn.Wait(); close(lost) })
+		select {
+		case <-lost:
+			syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		case <-ended:
+		}
+	})
+	err = cmd.Wait()
+	close(ended)
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		sendStatus(ch, 0)
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled():
+		name := map[syscall.Signal]string{syscall.SIGKILL: "KILL", syscall.SIGTERM: "TERM"}[exit.Sys().(syscall.WaitStatus).Signal()]
+		ch.SendRequest("exit-signal", false, ssh.Marshal(signalMsg{Signal: name}))
+	case errors.As(err, &exit):
+		sendStatus(ch, exit.ExitCode())
+	default:
+		fmt.Fprintln(ch.Stderr(), err)
+		sendStatus(ch, 126)
+	}
+}
+
+type signalMsg struct {
+	Signal  string
+	Core    bool
+	Message string
+	Lang    string
+}
+
+func sendStatus(ch ssh.Channel, code int) {
+	ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+}
+
+// host is a worker that answers at s.
+func (s *server) host(name string) sshfan.Host {
+	return hostAt(name, s.addr())
+}
+
+// newIdentity makes a key of its own for a test.
+func newIdentity(t testing.TB) *sshfan.Identity {
+	t.Helper()
+	id, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "ssh", "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// newFleet makes a Fleet with short times that is closed after the test.
+func newFleet(t testing.TB, configure ...func(*sshfan.Config)) *sshfan.Fleet {
+	t.Helper()
+	config := sshfan.Config{
+		ConnectTimeout: 5 * time.Second,
+		RetryFor:       10 * time.Second,
+	}
+	for _, c := range configure {
+		c(&config)
+	}
+	if config.Identity == nil {
+		config.Identity = newIdentity(t)
+	}
+	f, err := sshfan.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
+
+// notes collects events.
+type notes struct {
+	mu     sync.Mutex
+	events []event.Event
+}
+
+func (n *notes) Emit(e event.Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.events = append(n.events, e)
+}
+
+// texts are the texts of the notes that contain part.
+func (n *notes) texts(part string) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var found []string
+	for _, e := range n.events {
+		if note, ok := e.(event.Note); ok && strings.Contains(note.Text, part) {
+			found = append(found, note.Text)
+		}
+	}
+	return found
+}
+
+func (n *notes) progress() []event.Progress {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var found []event.Progress
+	for _, e := range n.events {
+		if p, ok := e.(event.Progress); ok {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// until waits for a condition.
+func until(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(10 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// lockedBuffer can be read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

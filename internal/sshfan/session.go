@@ -1,0 +1,596 @@
+package sshfan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// A Cmd is a command to run on a worker.
+type Cmd struct {
+	// Line is the command line, exactly as the login shell gets it. Build it
+	// with Quote or Script.
+	Line string
+
+	// Stdin is copied to the command's standard input, which is then closed.
+	// Nil: Run closes it at once, Start leaves it to Session.Stdin. A Read
+	// that blocks past the end of the command is abandoned after a second.
+	Stdin io.Reader
+
+	// Stdout and Stderr take the command's output; nil drops it. Each is
+	// written by one goroutine at a time, both by the same when they are
+	// equal, and never after Run or Wait has returned. A slow writer holds up
+	// this command alone (sshd stops it once the window of 2 MiB is full); a
+	// writer that fails ends the session with its error.
+	Stdout, Stderr io.Writer
+}
+
+// A Status is how a command ended.
+type Status struct {
+	Code   int    // exit code; 128+n for a death by signal n
+	Signal string // "KILL" when the command died by a signal, else empty
+}
+
+// Run runs a command and waits for its end. A command that fails has a Status
+// and no error; an error means that its end could not be learnt.
+//
+//   - *ConnectError: it was not started.
+//   - ErrConnectionLost: it may have been started and may still run. With a
+//     non-zero Status, too, if only the rest of the output is missing.
+//   - The cause of ctx: the session was closed because ctx ended. That does
+//     not end the command on the worker.
+//   - ErrNoStatus, or an error of Cmd's reader or writers.
+func (c *Conn) Run(ctx context.Context, cmd Cmd) (Status, error) {
+	s, err := c.start(ctx, cmd, cmd.Stdin == nil)
+	if err != nil {
+		return Status{}, err
+	}
+	return s.Wait()
+}
+
+// Start starts a command and returns when the worker has accepted it. The end
+// of ctx closes the session, as in Run. The caller calls Wait or Close.
+func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
+	return c.start(ctx, cmd, false)
+}
+
+// errUnsent is the end of a link before the command was sent over it: the one
+// case in which a command can be given to another link.
+var errUnsent = errors.New("connection ended before the command was sent")
+
+// redials is how often a start is moved to a new connection. A connection that
+// breaks three times in a row at the same point is no accident.
+const redials = 2
+
+func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, error) {
+	for n := 0; ; n++ {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		l, err := c.live(ctx, nil)
+		if err != nil {
+			return nil, err
+		}
+		s := newSession(c, l, cmd, closeStdin)
+		if !c.fleet.spawn(s.serve) {
+			return nil, c.fail(StageExec, "", ErrClosed)
+		}
+		s.unwatch = context.AfterFunc(ctx, func() { s.abort(context.Cause(ctx)) })
+		select {
+		case <-s.opened:
+			err = s.openErr
+		case <-s.aborted:
+			err = s.cause
+		}
+		if err == nil {
+			return s, nil
+		}
+		s.unwatch()
+		if !errors.Is(err, errUnsent) || n == redials {
+			return nil, err
+		}
+	}
+}
+
+// A Session is a running command. Its methods are safe for concurrent use.
+type Session struct {
+	// Stdin writes to the command's standard input; closing it is the end of
+	// the input. When Cmd.Stdin is set it refuses writes.
+	Stdin io.WriteCloser
+
+	conn       *Conn
+	link       *link
+	cmd        Cmd
+	closeStdin bool
+	out, errs  *gate
+	in         *intake
+	unwatch    func() bool // stops watching the context
+
+	opened  chan struct{} // closed when the worker took the command, or did not
+	openErr error         // which of both; to be read after opened
+	done    chan struct{} // closed when the session is over
+	status  Status        // to be read after done
+	err     error         // to be read after done
+
+	mu      sync.Mutex
+	ch      ssh.Channel   // nil until open
+	aborted chan struct{} // closed when we end the session
+	cause   error         // why; to be read after aborted
+}
+
+func newSession(c *Conn, l *link, cmd Cmd, closeStdin bool) *Session {
+	s := &Session{
+		conn:       c,
+		link:       l,
+		cmd:        cmd,
+		closeStdin: closeStdin,
+		opened:     make(chan struct{}),
+		done:       make(chan struct{}),
+		aborted:    make(chan struct{}),
+	}
+	s.out = newGate(cmd.Stdout)
+	if sameWriter(cmd.Stdout, cmd.Stderr) {
+		s.errs = s.out
+	} else {
+		s.errs = newGate(cmd.Stderr)
+	}
+	s.Stdin = stdin{s}
+	if cmd.Stdin != nil || closeStdin {
+		s.Stdin = closedStdin{}
+	}
+	return s
+}
+
+// Wait waits for the end of the command; see Run for what it returns. All
+// output has been written when it returns, and nothing is written afterwards.
+func (s *Session) Wait() (Status, error) {
+	defer s.unwatch()
+	select {
+	case <-s.done:
+	case <-s.aborted:
+		select {
+		case <-s.done:
+			// Both at once: how the command ended is worth more.
+		default:
+			s.shutGates()
+			return Status{}, s.cause
+		}
+	}
+	return s.status, s.err
+}
+
+// Close ends the session, not the command on the worker, and does not wait for
+// the worker's answer. Wait then returns ErrClosed, unless the command has
+// ended before.
+func (s *Session) Close() error {
+	s.unwatch()
+	select {
+	case <-s.done:
+	default:
+		s.abort(ErrClosed)
+	}
+	return nil
+}
+
+// abort ends the session on our side and asks the worker to end it on its. It
+// does not block: on a stalled connection even asking may.
+func (s *Session) abort(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.aborted:
+		return
+	default:
+	}
+	s.cause = cause
+	close(s.aborted)
+	if ch := s.ch; ch != nil {
+		s.conn.fleet.spawn(func() { _ = ch.Close() })
+	}
+}
+
+// shutGates makes sure that the caller's writers and reader are not touched
+// any more.
+func (s *Session) shutGates() {
+	s.out.shut()
+	s.errs.shut()
+	s.mu.Lock()
+	in := s.in
+	s.mu.Unlock()
+	if in != nil {
+		in.shut()
+	}
+}
+
+// serve is the life of a session, from opening its channel to its end.
+func (s *Session) serve() {
+	defer close(s.done)
+	ch, reqs, err := s.open()
+	if err != nil {
+		s.openErr, s.err = err, err
+		close(s.opened)
+		return
+	}
+	var copies sync.WaitGroup
+	if err := s.exec(ch, &copies); err != nil {
+		_ = ch.Close()
+		s.openErr, s.err = err, err
+		close(s.opened)
+		discard(reqs)
+		return
+	}
+	close(s.opened)
+	end := follow(reqs)
+	// Now the channel is closed: output ends with what has arrived, input has
+	// nowhere to go.
+	copies.Wait()
+	if s.in != nil {
+		s.in.shut()
+	}
+	s.status, s.err = s.judge(end)
+}
+
+// sessionPatience is how long a session that sshd refuses is asked for again:
+// it counts sessions of commands that have just ended.
+const sessionPatience = 5 * time.Second
+
+// open opens the channel of the session.
+func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
+	clock := s.conn.fleet.cfg.Clock
+	start := clock.Now()
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		ch, reqs, err := s.link.conn.OpenChannel("session", nil)
+		if err == nil {
+			return ch, reqs, s.register(ch, reqs)
+		}
+		var refused *ssh.OpenChannelError
+		if !errors.As(err, &refused) {
+			// The link ends by itself or is of no use: do not meet it again.
+			s.link.end(err)
+			<-s.link.gone
+			return nil, nil, s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", errUnsent, s.link.reason))
+		}
+		full := refused.Reason == ssh.ConnectionFailed || refused.Reason == ssh.ResourceShortage
+		if !full {
+			return nil, nil, s.conn.fail(StageExec, "", err)
+		}
+		if clock.Now().Add(wait).Sub(start) > sessionPatience {
+			return nil, nil, s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", ErrTooManySessions, err))
+		}
+		select {
+		case <-clock.After(wait):
+		case <-s.aborted:
+			return nil, nil, s.cause
+		case <-s.link.gone:
+		}
+	}
+}
+
+// register makes the channel known to abort, or gives it back if the session
+// was ended meanwhile.
+func (s *Session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.aborted:
+		_ = ch.Close()
+		s.conn.fleet.spawn(func() { discard(reqs) })
+		return s.cause
+	default:
+		s.ch = ch
+		return nil
+	}
+}
+
+// exec sends the command and starts copying its streams.
+func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
+	ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{s.cmd.Line}))
+	if err != nil {
+		select {
+		case <-s.aborted:
+			return s.cause
+		default:
+			return s.unanswered()
+		}
+	}
+	if !ok {
+		return s.conn.fail(StageExec, "", errors.New("sshd refuses to run commands for this login"))
+	}
+	copies.Go(func() { s.pump(ch, s.out) })
+	copies.Go(func() { s.pump(ch.Stderr(), s.errs) })
+	switch {
+	case s.cmd.Stdin != nil:
+		in := newIntake(s.cmd.Stdin)
+		s.mu.Lock()
+		s.in = in
+		s.mu.Unlock()
+		if !s.conn.fleet.spawn(func() { s.feed(ch, in) }) {
+			close(in.idle)
+		}
+	case s.closeStdin:
+		// It fails only if the command is over already.
+		_ = ch.CloseWrite()
+	}
+	return nil
+}
+
+// unanswered tells why a command that was sent was not acknowledged: the
+// connection or only the channel is gone.
+func (s *Session) unanswered() error {
+	if !s.link.sock.broken.Load() && s.link.answers() {
+		return fmt.Errorf("run on %s: %w", s.conn.host.Name, ErrNoStatus)
+	}
+	s.link.end(io.EOF)
+	return s.link.lost(s.conn.host.Name)
+}
+
+// ending is what the worker said about the end of a command.
+type ending struct {
+	Status
+	known bool
+}
+
+// follow reads the requests of a channel until it is closed.
+func follow(reqs <-chan *ssh.Request) ending {
+	var end ending
+	for req := range reqs {
+		switch req.Type {
+		case "exit-status":
+			var msg struct{ Code uint32 }
+			if ssh.Unmarshal(req.Payload, &msg) == nil {
+				end = ending{Status{Code: int(msg.Code)}, true}
+			}
+		case "exit-signal":
+			var msg struct {
+				Signal     string
+				CoreDumped bool
+				Message    string
+				Language   string
+			}
+			if ssh.Unmarshal(req.Payload, &msg) == nil {
+				end = ending{signalStatus(msg.Signal), true}
+			}
+		}
+		if req.WantReply {
+			_ = req.Reply(false, nil)
+		}
+	}
+	return end
+}
+
+func discard(reqs <-chan *ssh.Request) { follow(reqs) }
+
+// judge turns the end of the channel into the result of the command.
+func (s *Session) judge(end ending) (Status, error) {
+	select {
+	case <-s.aborted:
+		return Status{}, s.cause
+	default:
+	}
+	switch {
+	case s.link.sock.broken.Load():
+		// Also with a known status: sshd sends it when the command has ended,
+		// which may be before the last of its output.
+		return end.Status, s.link.lost(s.conn.host.Name)
+	case end.known:
+		return end.Status, nil
+	default:
+		return Status{}, s.unanswered()
+	}
+}
+
+// signalStatus maps the name of a signal as SSH sends it (RFC 4254 §6.10),
+// "TERM" or "SYS@openssh.com", to how a shell would report it.
+func signalStatus(name string) Status {
+	name, _, _ = strings.Cut(name, "@")
+	name = strings.TrimPrefix(name, "SIG")
+	numbers := map[string]int{
+		"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8,
+		"KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
+		"XCPU": 24, "XFSZ": 25, "SYS": 31,
+	}
+	return Status{Code: 128 + numbers[name], Signal: name}
+}
+
+// Sizes of the buffers that output is read into: an idle session holds the
+// small one, a busy one borrows a big one.
+const (
+	smallBuffer = 1 << 10
+	bigBuffer   = 32 << 10
+)
+
+// pump copies one output stream until its end.
+func (s *Session) pump(r io.Reader, w *gate) {
+	pool := &s.conn.fleet.buffers
+	small := make([]byte, smallBuffer)
+	var big *[bigBuffer]byte
+	defer func() {
+		if big != nil {
+			pool.Put(big)
+		}
+	}()
+	for {
+		buf := small
+		if big != nil {
+			buf = big[:]
+		}
+		n, err := r.Read(buf)
+		if n > 0 {
+			if werr := w.write(buf[:n]); werr != nil {
+				if !errors.Is(werr, errShut) {
+					s.abort(fmt.Errorf("write output of %s: %w", s.conn.host.Name, werr))
+				}
+				return
+			}
+		}
+		if err != nil {
+			return // io.EOF: the channel knows no other
+		}
+		switch {
+		case big == nil && n == len(small):
+			big = pool.Get().(*[bigBuffer]byte)
+		case big != nil && n < len(small):
+			pool.Put(big)
+			big = nil
+		}
+	}
+}
+
+// feed copies Cmd.Stdin to the command and closes its input.
+func (s *Session) feed(ch ssh.Channel, in *intake) {
+	defer close(in.idle)
+	pool := &s.conn.fleet.buffers
+	buf := pool.Get().(*[bigBuffer]byte)
+	defer pool.Put(buf)
+	for {
+		n, err := in.read(buf[:])
+		if n > 0 {
+			if _, werr := ch.Write(buf[:n]); werr != nil {
+				return // the command is over or the connection is: serve sees it
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			_ = ch.CloseWrite()
+			return
+		case errors.Is(err, errShut):
+			return
+		default:
+			// Not closed, but cut: the command must not take half of its
+			// input for all of it. All that can be done is to say so.
+			s.abort(fmt.Errorf("read input for %s: %w", s.conn.host.Name, err))
+			return
+		}
+	}
+}
+
+var errShut = errors.New("session is over")
+
+// A gate is a writer that can be shut for good. The lock is held while writing:
+// that nothing is being written when shut returns is its purpose.
+type gate struct {
+	mu     sync.Mutex
+	w      io.Writer
+	closed bool
+}
+
+func newGate(w io.Writer) *gate {
+	if w == nil {
+		w = io.Discard
+	}
+	return &gate{w: w}
+}
+
+func (g *gate) write(p []byte) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return errShut
+	}
+	_, err := g.w.Write(p)
+	return err
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
+// sameWriter compares two writers, of which one may be of a type that cannot
+// be compared.
+func sameWriter(a, b io.Writer) (same bool) {
+	defer func() {
+		if recover() != nil {
+			same = false
+		}
+	}()
+	return a == b
+}
+
+// An intake is a reader that can be shut for good.
+type intake struct {
+	r    io.Reader
+	idle chan struct{} // closed when nobody reads any more
+	over chan struct{} // closed by shut
+	once sync.Once
+}
+
+func newIntake(r io.Reader) *intake {
+	return &intake{r: r, idle: make(chan struct{}), over: make(chan struct{})}
+}
+
+func (in *intake) read(p []byte) (int, error) {
+	select {
+	case <-in.over:
+		return 0, errShut
+	default:
+		return in.r.Read(p)
+	}
+}
+
+// stdinGrace is how long a Read under way is waited for at the end. Readers of
+// files and memory need none of it; one that waits for a person must not hang
+// the end of a command that did not want its input.
+const stdinGrace = time.Second
+
+func (in *intake) shut() {
+	in.once.Do(func() { close(in.over) })
+	select {
+	case <-in.idle:
+		return
+	default:
+	}
+	timer := time.NewTimer(stdinGrace)
+	defer timer.Stop()
+	select {
+	case <-in.idle:
+	case <-timer.C:
+	}
+}
+
+// stdin is Session.Stdin.
+type stdin struct{ s *Session }
+
+func (w stdin) Write(p []byte) (int, error) {
+	select {
+	case <-w.s.aborted:
+		return 0, w.s.cause
+	default:
+	}
+	n, err := w.s.ch.Write(p)
+	return n, w.explain(err)
+}
+
+func (w stdin) Close() error {
+	err := w.s.ch.CloseWrite()
+	if errors.Is(err, io.EOF) {
+		return nil // the command is over: its input is closed
+	}
+	return w.explain(err)
+}
+
+// explain says what x/crypto/ssh calls io.EOF.
+func (w stdin) explain(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case w.s.link.ended():
+		return fmt.Errorf("write to %s: %w", w.s.conn.host.Name, ErrConnectionLost)
+	default:
+		return fmt.Errorf("write to %s: %w", w.s.conn.host.Name, io.ErrClosedPipe)
+	}
+}
+
+// closedStdin is Session.Stdin of a command whose input comes from elsewhere.
+type closedStdin struct{}
+
+func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+func (closedStdin) Close() error              { return nil }

@@ -1,0 +1,305 @@
+package sshfan_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
+)
+
+func TestRun(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	for _, tt := range []struct {
+		name, line     string
+		stdin          string
+		stdout, stderr string
+		status         sshfan.Status
+	}{
+		{name: "success", line: ":"},
+		{name: "exit code", line: "exit 7", status: sshfan.Status{Code: 7}},
+		{name: "exit code that looks like a signal", line: "exit 137", status: sshfan.Status{Code: 137}},
+		{name: "exit code 255", line: "exit 255", status: sshfan.Status{Code: 255}},
+		{name: "no such command", line: "no-such-command 2>/dev/null", status: sshfan.Status{Code: 127}},
+		{name: "killed", line: "kill -KILL $$", status: sshfan.Status{Code: 137, Signal: "KILL"}},
+		{name: "terminated", line: "kill -TERM $$", status: sshfan.Status{Code: 143, Signal: "TERM"}},
+		{name: "signal beyond RFC 4254", line: "signal-unknown", status: sshfan.Status{Code: 159, Signal: "SYS"}},
+		{name: "separate streams", line: "echo out; echo err >&2", stdout: "out\n", stderr: "err\n"},
+		{name: "input", line: "cat", stdin: "a\x00b\xffc", stdout: "a\x00b\xffc"},
+		{name: "input nobody reads", line: "exit 3", stdin: strings.Repeat("x", 8<<20), status: sshfan.Status{Code: 3}},
+		{name: "no input is the end of input", line: "cat; echo end", stdout: "end\n"},
+		{name: "a line without its end", line: "printf 'no newline'", stdout: "no newline"},
+		{name: "binary", line: `printf '\000\377\033[2J\r'`, stdout: "\x00\xff\x1b[2J\r"},
+		{name: "1 MiB without newline", line: "head -c 1048576 /dev/zero | tr '\\000' x", stdout: strings.Repeat("x", 1<<20)},
+		{name: "output after the input ended", line: "wait-for-close", stdin: "x", stdout: "late"},
+		{name: "words with quotes", line: sshfan.Quote("printf", "%s|", "a b", "it's", "$HOME", "`x`", "a\nb", ""), stdout: "a b|it's|$HOME|`x`|a\nb||"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			cmd := sshfan.Cmd{Line: tt.line, Stdout: &out, Stderr: &errs}
+			if tt.stdin != "" {
+				cmd.Stdin = strings.NewReader(tt.stdin)
+			}
+			status, err := c.Run(t.Context(), cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status != tt.status {
+				t.Errorf("got status %+v, want %+v", status, tt.status)
+			}
+			if out.String() != tt.stdout || errs.String() != tt.stderr {
+				t.Errorf("got %d bytes %.40q and %.40q, want %d bytes %.40q and %.40q",
+					out.Len(), out.String(), errs.String(), len(tt.stdout), tt.stdout, tt.stderr)
+			}
+		})
+	}
+}
+
+func TestOneWriterForBothStreams(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	var both bytes.Buffer // the race detector looks on
+	line := "for i in 1 2 3 4 5 6 7 8; do echo out; echo err >&2; done"
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: line, Stdout: &both, Stderr: &both}); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(both.String(), "out\n") + strings.Count(both.String(), "err\n"); n != 16 {
+		t.Errorf("%d lines of 16: %q", n, both.String())
+	}
+}
+
+func TestStartStdin(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	var out bytes.Buffer
+	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "read -r a; echo got $a; cat", Stdout: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(session.Stdin, "one\ntwo\n")
+	session.Stdin.Close()
+	if status, err := session.Wait(); err != nil || status.Code != 0 {
+		t.Fatal(status, err)
+	}
+	if out.String() != "got one\ntwo\n" {
+		t.Errorf("got %q", out.String())
+	}
+	if _, err := io.WriteString(session.Stdin, "late"); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("write after the end: got %v, want ErrClosedPipe", err)
+	}
+	if _, err := session.Wait(); err != nil {
+		t.Errorf("second Wait: %v", err)
+	}
+}
+
+func TestCancelledRunReturnsItsCause(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stopped by fail-fast")
+	out := &cancelOn{cancel: func() { cancel(stop) }}
+	_, err := c.Run(ctx, sshfan.Cmd{Line: "echo started; sleep 60", Stdout: out})
+	if err != stop {
+		t.Errorf("got %v, want the cause itself", err)
+	}
+	if _, err := c.Run(ctx, sshfan.Cmd{Line: "true"}); err != stop {
+		t.Errorf("run with an ended context: got %v", err)
+	}
+	run(t, c, "true") // on the same connection
+	if s.logins.Load() != 1 {
+		t.Errorf("%d logins, want 1", s.logins.Load())
+	}
+}
+
+// cancelOn cancels at the first write.
+type cancelOn struct{ cancel func() }
+
+func (w *cancelOn) Write(p []byte) (int, error) { w.cancel(); return len(p), nil }
+
+func TestNothingIsWrittenAfterRunReturned(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	for range 10 {
+		ctx, cancel := context.WithCancel(t.Context())
+		out := &guarded{first: cancel}
+		if _, err := c.Run(ctx, sshfan.Cmd{Line: "while :; do echo y; done", Stdout: out}); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		out.n++ // the race detector looks on
+	}
+}
+
+type guarded struct {
+	n     int
+	first func()
+}
+
+func (w *guarded) Write(p []byte) (int, error) {
+	if w.n == 0 {
+		w.first()
+	}
+	w.n += len(p)
+	return len(p), nil
+}
+
+func TestFailingWriterEndsTheSession(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	full := errors.New("no space left on device")
+	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "while :; do echo y; done", Stdout: failing{full}})
+	if !errors.Is(err, full) || !strings.Contains(err.Error(), "s0w0") {
+		t.Errorf("got %v, want the error of the writer and the worker", err)
+	}
+}
+
+func TestFailingReaderEndsTheSession(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	gone := errors.New("stale file handle")
+	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "cat >/dev/null", Stdin: io.MultiReader(strings.NewReader("half"), failing{gone})})
+	if !errors.Is(err, gone) {
+		t.Errorf("got %v, want the error of the reader", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+func (f failing) Read([]byte) (int, error)  { return 0, f.err }
+
+func TestBlockedReaderDoesNotHoldUpTheEnd(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	r, w := io.Pipe()
+	defer w.Close() // a person who types nothing
+	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "exit 5", Stdin: r})
+	if err != nil || status.Code != 5 {
+		t.Errorf("got %v, %v", status, err)
+	}
+}
+
+func TestSlowWriterHoldsUpNobodyElse(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t)
+	slow, quick := connect(t, f, s.host("s0w0")), connect(t, f, s.host("s0w1"))
+	release := make(chan struct{})
+	out := &stuck{entered: make(chan struct{}, 1), release: release}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := slow.Run(t.Context(), sshfan.Cmd{Line: "head -c 8388608 /dev/zero", Stdout: out})
+		ended <- err
+	}()
+	<-out.entered
+	run(t, quick, "echo other host")
+	run(t, slow, "echo same connection")
+	select {
+	case err := <-ended:
+		t.Fatalf("the slow one ended: %v", err)
+	default:
+	}
+	close(release)
+	if err := <-ended; err != nil || out.n != 8<<20 {
+		t.Errorf("got %d bytes, %v", out.n, err)
+	}
+}
+
+type stuck struct {
+	entered chan struct{}
+	release chan struct{}
+	n       int
+}
+
+func (w *stuck) Write(p []byte) (int, error) {
+	select {
+	case w.entered <- struct{}{}:
+	default:
+	}
+	<-w.release
+	w.n += len(p)
+	return len(p), nil
+}
+
+func TestSessionClose(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep 60"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Close()
+	session.Close()
+	if _, err := session.Wait(); !errors.Is(err, sshfan.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+	if _, err := io.WriteString(session.Stdin, "x"); err == nil {
+		t.Error("write after Close went well")
+	}
+
+	session, err = c.Start(t.Context(), sshfan.Cmd{Line: "exit 4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, err := session.Wait(); err != nil || status.Code != 4 {
+		t.Errorf("got %v, %v", status, err)
+	}
+	session.Close()
+	if status, err := session.Wait(); err != nil || status.Code != 4 {
+		t.Errorf("Close after the end changed it to %v, %v", status, err)
+	}
+}
+
+func BenchmarkConnectAndExec(b *testing.B) {
+	s := newServer(b)
+	id := newIdentity(b)
+	for b.Loop() {
+		f, err := sshfan.New(sshfan.Config{Identity: id})
+		if err != nil {
+			b.Fatal(err)
+		}
+		conns, errs := f.Connect(b.Context(), []sshfan.Host{s.host("s0w0")})
+		if errs[0] != nil {
+			b.Fatal(errs[0])
+		}
+		if _, err := conns[0].Run(b.Context(), sshfan.Cmd{Line: "true"}); err != nil {
+			b.Fatal(err)
+		}
+		f.Close()
+	}
+}
+
+func BenchmarkExec(b *testing.B) {
+	s := newServer(b)
+	c := connect(b, newFleet(b), s.host("s0w0"))
+	for b.Loop() {
+		if _, err := c.Run(b.Context(), sshfan.Cmd{Line: "true"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkOutput(b *testing.B) {
+	s := newServer(b)
+	c := connect(b, newFleet(b, func(c *sshfan.Config) { c.KeepAlive = time.Minute }), s.host("s0w0"))
+	b.SetBytes(16 << 20)
+	for b.Loop() {
+		if _, err := c.Run(b.Context(), sshfan.Cmd{Line: "head -c 16777216 /dev/zero"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,410 @@
+// Package sshfan is the SSH engine: one connection to every worker, opened
+// once, used for every phase of a run.
+//
+// What it hides and promises:
+//
+//   - Handshakes under way are bounded (Config.MaxDials), open sessions never:
+//     a collective program needs all of its workers at once, and a bound on
+//     sessions would deadlock it.
+//   - A worker that answers late, not at all, or with a refused key (a VM that
+//     boots) is tried again with jitter until Config.RetryFor has passed, and
+//     holds up nobody else. Every try ends within Config.ConnectTimeout: TCP
+//     connect, key exchange and login together, so a host that accepts TCP and
+//     then says nothing cannot hang a run.
+//   - Who a worker is, is always verified, by keys from the API, by the pin of
+//     an earlier connection, or, when there is neither, by trust on first use,
+//     which is said. There is no switch that turns this off.
+//   - A dead peer is noticed within three keepalive intervals. A command that
+//     is under way then ends with ErrConnectionLost: it may still run on the
+//     worker, and sshfan never runs a command a second time. The next Run or
+//     Start connects anew, with the address asked for again.
+//   - Ending a session does not end the remote process (sshd leaves it
+//     running): stopping a command is the business of a command on the worker.
+//
+// An idle connection costs four goroutines: three within x/crypto/ssh (packet
+// reader, key exchange, multiplexer) and one that serves what the worker asks
+// of us and notices the end. A running session adds three: its requests, its
+// standard output, its standard error; a fourth while Cmd.Stdin is copied. One
+// goroutine per Fleet keeps all connections alive.
+package sshfan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"multihost/internal/event"
+)
+
+// A Clock tells the time and waits. The zero Config uses the system's.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time                         { return time.Now() }
+func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+// A Host is one worker as sshfan sees it: where it is, who it is, and as whom
+// to log in.
+type Host struct {
+	// Name is how the worker is called in errors and events: "s0w3".
+	Name string
+
+	// Addr tells host:port. It is asked before every try, since an address
+	// may change when a VM is restarted.
+	Addr func(ctx context.Context) (hostport string, err error)
+
+	// User is the login name. It is never "root".
+	User string
+
+	// Pin is the identity that the worker's host key belongs to, such as
+	// "<node uid>/<worker number>": the same machine, the same Pin, whatever
+	// its address. It has no white space.
+	Pin string
+
+	// Keys tells the host keys that the cloud's API knows, in authorized_keys
+	// form ("ssh-ed25519 AAAA…"). They win over the pin and replace it. Nil or
+	// ErrNoHostKeys means that the API knows none; any other error is tried
+	// again.
+	Keys func(ctx context.Context) ([]string, error)
+}
+
+// Config is what a Fleet needs. Only Identity has no default.
+type Config struct {
+	// Identity logs in. It must stay open as long as the Fleet.
+	Identity *Identity
+
+	// KnownHosts is the file with the pins (see pins). It is made when
+	// needed. Empty: pins are remembered by this Fleet only.
+	KnownHosts string
+
+	// MaxDials bounds the connections that are being opened and not yet
+	// logged in. Default 256: at a 50 ms round trip 64 take twice as long, and
+	// without a bound 2048 peak at twice the memory and gain nothing.
+	// sshd drops connections beyond its MaxStartups: use 8 through one bastion.
+	MaxDials int
+
+	// ConnectTimeout bounds one try: TCP connect, handshake and login.
+	// Default 15 s.
+	ConnectTimeout time.Duration
+
+	// RetryFor is how long a worker that cannot be reached is tried again,
+	// default 2 min. Every worker gets at least one whole try.
+	RetryFor time.Duration
+
+	// AuthRetryFor is the same for a worker that refuses our key, which a VM
+	// does until its agent has fetched the keys. Default: RetryFor.
+	AuthRetryFor time.Duration
+
+	// KeepAlive is the time of silence after which a worker is asked for a
+	// sign of life. After three times that the connection is given up.
+	// Default 10 s.
+	KeepAlive time.Duration
+
+	// Dial opens the connection that SSH runs over. Default: TCP.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// Fold writes the hosts that are still waited for, given by their index
+	// in Connect's argument, for event.Progress. Default: the first five names
+	// and the number of the others.
+	Fold func(waiting []int) string
+
+	// AcceptCommand is the command line with which the user accepts the
+	// changed host key of the named worker.
+	AcceptCommand func(name string) string
+
+	// Sink receives progress and notes. Default: nobody.
+	Sink event.Sink
+
+	// Clock paces retries and keepalives. Default: the system's.
+	Clock Clock
+}
+
+// A Fleet owns connections to many workers. Its methods are safe for
+// concurrent use.
+type Fleet struct {
+	cfg     Config
+	pins    *pins
+	dials   chan struct{} // a token per handshake under way
+	buffers sync.Pool     // *[bigBuffer]byte, for pumping output
+
+	ctx    context.Context // ends with ErrClosed at Close
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // every goroutine of the Fleet
+
+	mu        sync.Mutex
+	closed    bool
+	ticking   bool // keepAlive runs
+	links     map[*link]struct{}
+	firstUse  []string // hosts trusted on first use and not yet told
+	renewed   []string // hosts whose pin the API replaced and not yet told
+	toldTrust bool
+}
+
+// New makes a Fleet. It reads Config.KnownHosts and makes no connection. The
+// caller closes the Fleet.
+func New(cfg Config) (*Fleet, error) {
+	if cfg.Identity == nil {
+		return nil, errors.New("make ssh fleet: no identity to log in with")
+	}
+	if cfg.MaxDials <= 0 {
+		cfg.MaxDials = 256
+	}
+	if cfg.ConnectTimeout <= 0 {
+		cfg.ConnectTimeout = 15 * time.Second
+	}
+	if cfg.RetryFor <= 0 {
+		cfg.RetryFor = 2 * time.Minute
+	}
+	if cfg.AuthRetryFor <= 0 {
+		cfg.AuthRetryFor = cfg.RetryFor
+	}
+	if cfg.KeepAlive <= 0 {
+		cfg.KeepAlive = 10 * time.Second
+	}
+	if cfg.Dial == nil {
+		// sshfan has its own keepalives, which also pass a bastion; those of
+		// the kernel would cost four system calls a connection.
+		dialer := &net.Dialer{KeepAlive: -1}
+		cfg.Dial = dialer.DialContext
+	}
+	if cfg.Sink == nil {
+		cfg.Sink = event.Discard
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = systemClock{}
+	}
+	pins, err := loadPins(cfg.KnownHosts)
+	if err != nil {
+		return nil, err
+	}
+	f := &Fleet{
+		cfg:   cfg,
+		pins:  pins,
+		dials: make(chan struct{}, cfg.MaxDials),
+		links: make(map[*link]struct{}),
+	}
+	f.buffers.New = func() any { return new([bigBuffer]byte) }
+	f.ctx, f.cancel = context.WithCancelCause(context.Background())
+	return f, nil
+}
+
+// Connect connects to all hosts at once and returns when every one of them is
+// connected or given up. Both results have the length of hosts and the same
+// order: a Conn is nil where its error is not. The error is a *ConnectError.
+// When ctx ends, what is not yet connected fails with its cause at once.
+//
+// Connections stay open, also those of a Connect that failed for some hosts,
+// until Conn.Close or Fleet.Close.
+func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
+	conns := make([]*Conn, len(hosts))
+	errs := make([]error, len(hosts))
+	if len(hosts) == 0 {
+		return conns, errs
+	}
+	f.warnDescriptors(len(hosts))
+	f.warnSlowKey(len(hosts))
+
+	p := newProgress(f, hosts)
+	ended := make(chan int, len(hosts))
+	for i := range hosts {
+		conns[i] = newConn(f, hosts[i])
+		connect := func() {
+			_, errs[i] = conns[i].live(ctx, p.trouble(i))
+			ended <- i
+		}
+		if !f.spawn(connect) {
+			errs[i] = conns[i].fail(StageDial, "", ErrClosed)
+			ended <- i
+		}
+	}
+	p.follow(ended)
+	for i := range conns {
+		if errs[i] != nil {
+			conns[i] = nil
+		}
+	}
+	f.tellTrust()
+	return conns, errs
+}
+
+// Close closes every connection, ends every session with ErrConnectionLost and
+// returns when nothing of the Fleet runs any more, which includes a Write or
+// Read of a Cmd's writers and reader that is under way. It does not stop
+// commands on the workers.
+func (f *Fleet) Close() {
+	f.mu.Lock()
+	f.closed = true
+	links := make([]*link, 0, len(f.links))
+	for l := range f.links {
+		links = append(links, l)
+	}
+	f.mu.Unlock()
+
+	f.cancel(ErrClosed)
+	for _, l := range links {
+		l.end(ErrClosed)
+	}
+	f.wg.Wait()
+}
+
+// spawn runs fn in a goroutine that Close waits for. It reports false, and
+// does nothing, once the Fleet is closed.
+func (f *Fleet) spawn(fn func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	f.wg.Go(fn)
+	return true
+}
+
+// tellTrust says once per Fleet that workers were trusted on first use, says
+// whose pins the API replaced, and writes the pins down.
+func (f *Fleet) tellTrust() {
+	f.mu.Lock()
+	firstUse, renewed := f.firstUse, f.renewed
+	f.firstUse, f.renewed = nil, nil
+	told := f.toldTrust
+	f.toldTrust = told || len(firstUse) > 0
+	f.mu.Unlock()
+
+	if len(firstUse) > 0 && !told {
+		f.cfg.Sink.Emit(event.Note{
+			Level: event.Warn,
+			Text: fmt.Sprintf("trusted the host keys of %s on first use (%s): the API knows no host keys of them",
+				count(len(firstUse), "worker"), shorten(firstUse)),
+		})
+	}
+	if len(renewed) > 0 {
+		f.cfg.Sink.Emit(event.Note{
+			Level: event.Warn,
+			Text: fmt.Sprintf("%s changed host keys since the last connection (%s): the API confirms the new ones",
+				count(len(renewed), "worker"), shorten(renewed)),
+		})
+	}
+	if err := f.pins.flush(); err != nil {
+		f.cfg.Sink.Emit(event.Note{
+			Level: event.Warn,
+			Text:  fmt.Sprintf("host keys are not remembered: %v", err),
+		})
+	}
+}
+
+// progress tells who is still being connected to.
+type progress struct {
+	fleet    *Fleet
+	hosts    []Host
+	troubles []atomic.Pointer[ConnectError] // last failed try of each host
+	start    time.Time
+}
+
+func newProgress(f *Fleet, hosts []Host) *progress {
+	return &progress{
+		fleet:    f,
+		hosts:    hosts,
+		troubles: make([]atomic.Pointer[ConnectError], len(hosts)),
+		start:    f.cfg.Clock.Now(),
+	}
+}
+
+// trouble returns the function that is told the failed tries of host i.
+func (p *progress) trouble(i int) func(*ConnectError) {
+	return func(err *ConnectError) { p.troubles[i].Store(err) }
+}
+
+// The pace of Progress events: often enough to look alive, rarely enough to
+// cost nothing with 2048 hosts, for each event lists who is waited for.
+const (
+	progressEvery = 100 * time.Millisecond
+	progressIdle  = time.Second
+)
+
+// follow emits Progress until every host has ended.
+func (p *progress) follow(ended <-chan int) {
+	clock := p.fleet.cfg.Clock
+	waiting := make([]bool, len(p.hosts))
+	for i := range waiting {
+		waiting[i] = true
+	}
+	p.emit(waiting, 0)
+	last := clock.Now()
+	idle := clock.After(progressIdle)
+	for done := 0; done < len(p.hosts); {
+		select {
+		case i := <-ended:
+			done++
+			waiting[i] = false
+			if done < len(p.hosts) && clock.Now().Sub(last) < progressEvery {
+				continue
+			}
+		case <-idle:
+			idle = clock.After(progressIdle)
+		}
+		p.emit(waiting, done)
+		last = clock.Now()
+	}
+}
+
+func (p *progress) emit(waiting []bool, done int) {
+	var open []int
+	for i, w := range waiting {
+		if w {
+			open = append(open, i)
+		}
+	}
+	e := event.Progress{
+		Phase:   "connect",
+		Done:    done,
+		Total:   len(p.hosts),
+		Waiting: p.fold(open),
+		Elapsed: p.fleet.cfg.Clock.Now().Sub(p.start),
+		Limit:   p.fleet.cfg.RetryFor,
+	}
+	for _, i := range open {
+		if err := p.troubles[i].Load(); err != nil {
+			e.Detail = err.Error()
+			break
+		}
+	}
+	p.fleet.cfg.Sink.Emit(e)
+}
+
+func (p *progress) fold(open []int) string {
+	if len(open) == 0 {
+		return ""
+	}
+	if p.fleet.cfg.Fold != nil {
+		return p.fleet.cfg.Fold(open)
+	}
+	names := make([]string, len(open))
+	for i, h := range open {
+		names[i] = p.hosts[h].Name
+	}
+	return shorten(names)
+}
+
+// shorten lists at most five names and counts the others.
+func shorten(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		return strings.Join(names, ",")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ","), len(names)-most)
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,51 @@
+package sshfan
+
+import (
+	"crypto/ed25519"
+	"errors"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+)
+
+func TestConnectionKeepsItsHostKeyAtRekeying(t *testing.T) {
+	var keys [2]ssh.PublicKey
+	for i := range keys {
+		public, _, err := ed25519.GenerateKey(nil)
+		if err == nil {
+			keys[i], err = ssh.NewPublicKey(public)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	firstUse := &trust{host: Host{Name: "s0w0"}}
+	if err := firstUse.verify(keys[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := firstUse.verify(keys[0]); err != nil {
+		t.Errorf("same key again: %v", err)
+	}
+	var keyErr *HostKeyError
+	if err := firstUse.verify(keys[1]); !errors.As(err, &keyErr) {
+		t.Errorf("another key in the middle: got %v, want a HostKeyError", err)
+	}
+	two := &trust{known: keys[:]}
+	if err := two.verify(keys[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.verify(keys[1]); err == nil {
+		t.Error("a connection changed from one known key to the other")
+	}
+}
+
+func TestJitterSpreadsAndGrows(t *testing.T) {
+	for try := 1; try < 50; try++ {
+		if d := jittered(try); d < firstWait/2 || d >= mostWait+mostWait/2 {
+			t.Fatalf("try %d waits %s", try, d)
+		}
+	}
+	if d := jittered(40); d < mostWait/2 {
+		t.Errorf("try 40 waits %s only", d)
+	}
+}

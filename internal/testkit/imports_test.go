@@ -1,0 +1,123 @@
+package testkit_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// pkg is what go list tells of a package.
+type pkg struct {
+	ImportPath   string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	GoFiles      []string
+	Dir          string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,GoFiles,Dir", "multihost/...").Output()
+	if err != nil {
+		t.Fatalf("list packages: %v", err)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+// TestImportRules keeps the layers of docs/ARCHITECTURE.md. Each rule says
+// which packages may import what its prefix names, and why.
+func TestImportRules(t *testing.T) {
+	rules := []struct {
+		prefix  string   // of the import path
+		only    []string // packages below multihost/ that may import it
+		because string
+	}{
+		{"github.com/urfave/cli", []string{"cmd/multihost"}, "flags are the commands' business"},
+		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/worker"}, "SSH is hidden in the engine and the simulated workers"},
+		{"google.golang.org/api", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
+		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
+		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
+		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
+		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim"}, "product code has no simulator branches"},
+		{"multihost/internal/testkit", nil, "test code stays in tests"},
+		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
+	}
+	apart := []string{"network", "qr", "preflight", "codesync", "launch", "xla", "metrics"}
+
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, "multihost/")
+		for _, imp := range p.Imports {
+			for _, r := range rules {
+				if (imp == r.prefix || strings.HasPrefix(imp, r.prefix+"/")) && !contains(r.only, name) {
+					t.Errorf("%s imports %s: %s", name, imp, r.because)
+				}
+			}
+			if (name == "internal/tpu" || name == "internal/event") && strings.Contains(imp, ".") {
+				t.Errorf("%s imports %s: it is pure, standard library only", name, imp)
+			}
+			if (name == "internal/tpu" || name == "internal/event") && strings.HasPrefix(imp, "multihost/") {
+				t.Errorf("%s imports %s: it is pure, standard library only", name, imp)
+			}
+			for _, a := range apart {
+				for _, b := range apart {
+					if name == "internal/"+a && imp == "multihost/internal/"+b && a != b {
+						t.Errorf("%s imports %s: they share through tpu, event, gcp and sshfan", name, imp)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestOnlyMainTouchesTheProcess keeps exits, environment and standard streams
+// in cmd/multihost: what a package does is in its arguments.
+func TestOnlyMainTouchesTheProcess(t *testing.T) {
+	banned := []string{"os.Exit(", "os.Getenv(", "os.LookupEnv(", "os.Environ(", "os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print(", "fmt.Printf(", "fmt.Println("}
+	for _, p := range packages(t) {
+		if !strings.HasPrefix(p.ImportPath, "multihost/internal/") {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			for n, line := range readLines(t, p.Dir+"/"+file) {
+				code, _, _ := strings.Cut(line, "//")
+				for _, b := range banned {
+					if strings.Contains(code, b) {
+						t.Errorf("%s/%s:%d: %s belongs in cmd/multihost", p.ImportPath, file, n+1, strings.TrimSuffix(b, "("))
+					}
+				}
+			}
+		}
+	}
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}
+
+func readLines(t *testing.T, path string) []string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(string(data), "\n")
+}

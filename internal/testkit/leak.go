@@ -1,0 +1,89 @@
+// Package testkit has what tests of several packages need.
+package testkit
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// leakPatience is how long goroutines may take to end after a test. It is
+// long, since a slow machine must not fail a test, and costs nothing where
+// everything ends.
+const leakPatience = 10 * time.Second
+
+// NoLeaks fails t if a goroutine that was started during the test still runs
+// after it, with the stack of each. Call it first, so that it looks last,
+// after the cleanups of the test. A test that uses it cannot run in parallel
+// with others: it would be blamed for theirs.
+func NoLeaks(t testing.TB) {
+	t.Helper()
+	before := goroutines()
+	t.Cleanup(func() {
+		for _, stack := range leaked(before, leakPatience) {
+			t.Errorf("goroutine still runs after the test:\n%s", stack)
+		}
+	})
+}
+
+// leaked returns the goroutines that are not among before and do not end within
+// patience.
+func leaked(before map[string]string, patience time.Duration) map[string]string {
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for {
+		left := goroutines()
+		for id := range before {
+			delete(left, id)
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-deadline.C:
+			return left
+		}
+	}
+}
+
+// goroutines returns the stacks of all goroutines but the caller's and those of
+// the testing package, by id.
+func goroutines() map[string]string {
+	stacks := make(map[string]string)
+	for i, stack := range strings.Split(allStacks(), "\n\n") {
+		id, _, ok := strings.Cut(strings.TrimPrefix(stack, "goroutine "), " ")
+		// The first is the caller's.
+		if !ok || i == 0 || ofTesting(stack) {
+			continue
+		}
+		stacks[id] = stack
+	}
+	return stacks
+}
+
+func ofTesting(stack string) bool {
+	for _, mark := range []string{
+		"testing.(*T).Run(", "testing.(*M).", "testing.runFuzz", "testing.tRunner.func", "testing.(*B).run",
+		"runtime.goexit0", "os/signal.signal_recv", "os/signal.loop", "runtime/trace.Start",
+	} {
+		if strings.Contains(stack, mark) {
+			return true
+		}
+	}
+	return false
+}
+
+func allStacks() string {
+	buf := make([]byte, 1<<16)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) {
+			return string(buf[:n])
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+}

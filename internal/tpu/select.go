@@ -1,0 +1,169 @@
+package tpu
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Selection is the set of slices that a run will use.
+type Selection struct {
+	Slices   []Slice  // numbered 0..n-1, by the number in their names
+	Problems []string // why this set is not what the prefix promised; empty: all is well
+}
+
+// Workers lists all workers of the selection in order: process 0 first.
+func (s Selection) Workers() []WorkerID {
+	var all []WorkerID
+	for _, slice := range s.Slices {
+		for w := range slice.Workers {
+			all = append(all, WorkerID{slice.Index, w})
+		}
+	}
+	return all
+}
+
+// A NoSlicesError says that no slice fits a prefix.
+type NoSlicesError struct {
+	Prefix  string
+	Present []string // names of the slices that are there
+}
+
+func (e *NoSlicesError) Error() string {
+	return fmt.Sprintf("find slices %q: no slice has that name, and none is named %s", e.Prefix, e.Prefix+"-<number>")
+}
+
+// Hint names what is there, or how to make slices.
+func (e *NoSlicesError) Hint() string {
+	if len(e.Present) == 0 {
+		return "there are no slices in this project and zone; make some with: multihost qr create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
+	}
+	list := e.Present
+	more := ""
+	if len(list) > 8 {
+		list, more = list[:8], fmt.Sprintf(" and %d more", len(e.Present)-8)
+	}
+	hint := "slices here: " + strings.Join(list, ", ") + more
+	if s := Suggest(e.Prefix, families(e.Present)); s != "" {
+		hint += "; did you mean --tpu-prefix=" + s + "?"
+	}
+	return hint
+}
+
+func families(names []string) []string {
+	all := slices.Clone(names)
+	for _, n := range names {
+		if base, _, ok := splitNumber(n); ok {
+			all = append(all, base)
+		}
+	}
+	return all
+}
+
+// Select picks the slices that a prefix means out of all slices of a zone: the
+// one with exactly that name, else the family prefix-0, prefix-1, … compared
+// literally. A slice belongs to the family when it has the accelerator type
+// and the queued resource of its lowest-numbered member; one that only shares
+// the prefix is foreign.
+//
+// With partial unset, every doubt is a problem: a gap in the numbers, foreign
+// slices, unlike worker counts, a slice that is not ready; Slices then holds
+// the whole family for display. With partial set, slices that are foreign or
+// not ready are left out (and still named in Problems), and the rest is
+// numbered anew from 0. The error is a *NoSlicesError.
+func Select(nodes []Slice, prefix string, partial bool) (Selection, error) {
+	family, problems := findFamily(nodes, prefix)
+	if len(family) == 0 {
+		names := make([]string, len(nodes))
+		for i, n := range nodes {
+			names[i] = n.Name
+		}
+		slices.Sort(names)
+		return Selection{}, &NoSlicesError{Prefix: prefix, Present: names}
+	}
+	var chosen []Slice
+	for _, s := range family {
+		if ok, why := s.Ready(); !ok {
+			problems = append(problems, fmt.Sprintf("slice %q is not ready: %s", s.Name, why))
+			if partial {
+				continue
+			}
+		}
+		chosen = append(chosen, s)
+	}
+	for _, s := range chosen {
+		if len(s.Workers) > 0 && len(chosen[0].Workers) > 0 && len(s.Workers) != len(chosen[0].Workers) {
+			problems = append(problems, fmt.Sprintf("slice %q has %d workers, %q has %d", s.Name, len(s.Workers), chosen[0].Name, len(chosen[0].Workers)))
+		}
+	}
+	for i := range chosen {
+		chosen[i].Index = i
+	}
+	return Selection{Slices: chosen, Problems: problems}, nil
+}
+
+func findFamily(nodes []Slice, prefix string) (family []Slice, problems []string) {
+	type numbered struct {
+		Slice
+		n int
+	}
+	var found []numbered
+	for _, s := range nodes {
+		if s.Name == prefix {
+			return []Slice{s}, nil
+		}
+		if base, n, ok := splitNumber(s.Name); ok && base == prefix {
+			found = append(found, numbered{s, n})
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(found, func(a, b numbered) int { return a.n - b.n })
+	first := found[0]
+	next := 0
+	for _, s := range found {
+		switch {
+		case s.Type != first.Type:
+			problems = append(problems, fmt.Sprintf("slice %q shares the prefix but is a %s, %q is a %s", s.Name, s.Type, first.Name, first.Type))
+			continue
+		case s.QueuedResource != first.QueuedResource && (s.MultiSlice || first.MultiSlice):
+			problems = append(problems, fmt.Sprintf("slice %q shares the prefix but belongs to %s, %q to %s", s.Name, describeQR(s.Slice), first.Name, describeQR(first.Slice)))
+			continue
+		}
+		for ; next < s.n; next++ {
+			if s.n-next > 3 {
+				problems = append(problems, fmt.Sprintf("slices %q to %q are missing before %q", prefix+"-"+strconv.Itoa(next), prefix+"-"+strconv.Itoa(s.n-1), s.Name))
+				next = s.n
+				break
+			}
+			problems = append(problems, fmt.Sprintf("slice %q is missing", prefix+"-"+strconv.Itoa(next)))
+		}
+		next = s.n + 1
+		family = append(family, s.Slice)
+	}
+	return family, problems
+}
+
+func describeQR(s Slice) string {
+	if s.QueuedResource == "" {
+		return "no queued resource"
+	}
+	return fmt.Sprintf("queued resource %q", s.QueuedResource)
+}
+
+// splitNumber cuts t-12 into t and 12. A number with a leading zero is no
+// slice number: the API never makes one, and t-1 and t-01 must not be taken
+// for the same place.
+func splitNumber(name string) (base string, n int, ok bool) {
+	i := strings.LastIndexByte(name, '-')
+	if i <= 0 {
+		return "", 0, false
+	}
+	n, err := strconv.Atoi(name[i+1:])
+	if err != nil || n < 0 || strconv.Itoa(n) != name[i+1:] {
+		return "", 0, false
+	}
+	return name[:i], n, true
+}

@@ -1,0 +1,69 @@
+// Package tpu is the vocabulary of the project and its arithmetic: accelerator
+// types, slices, workers, how a set of workers is selected by name and how it
+// is written. It is pure: no I/O, standard library only.
+package tpu
+
+import "fmt"
+
+// A WorkerID names one worker of a run: slice number and worker number, both
+// from 0. It is written s0w3.
+type WorkerID struct {
+	Slice, Worker int
+}
+
+func (w WorkerID) String() string { return fmt.Sprintf("s%dw%d", w.Slice, w.Worker) }
+
+// A Slice is one TPU node resource as the API reports it.
+type Slice struct {
+	Index   int    // number within the run, from 0
+	Name    string // node id, the last part of the resource name: "t-0"
+	UID     string // the API's unique id; another id under one name is another machine
+	Project string
+	Zone    string
+
+	Type           string // accelerator type: "v5litepod-16"
+	RuntimeVersion string
+	State          string // READY, CREATING, PREEMPTED, …
+	Health         string // HEALTHY, … or empty
+	HealthDetail   string
+	QueuedResource string // id of the queued resource that made it, or empty
+	MultiSlice     bool   // made by one multi-node queued resource: carries MEGASCALE metadata
+	Network        string // network name
+	Labels         map[string]string
+	Metadata       map[string]string
+
+	Workers []Worker // in networkEndpoints order; empty while the slice is being made
+}
+
+// A Worker is one VM of a slice.
+type Worker struct {
+	Internal string // IP address inside the network
+	External string // external IP address, or empty
+}
+
+// Ready reports whether the slice can take a run: state READY, health fine,
+// workers known. If not, why says it in words.
+func (s Slice) Ready() (ok bool, why string) {
+	switch {
+	case s.State != "READY":
+		return false, "state " + s.State
+	case s.Health != "" && s.Health != "HEALTHY" && s.Health != "HEALTH_UNSPECIFIED":
+		why = "health " + s.Health
+		if s.HealthDetail != "" {
+			why += ": " + s.HealthDetail
+		}
+		return false, why
+	case len(s.Workers) == 0:
+		return false, "no workers yet (no networkEndpoints)"
+	}
+	return true, ""
+}
+
+// ParseWorkerID reads a worker in the form that String writes.
+func ParseWorkerID(text string) (WorkerID, error) {
+	var w WorkerID
+	if n, err := fmt.Sscanf(text, "s%dw%d", &w.Slice, &w.Worker); err != nil || n != 2 || w.String() != text {
+		return WorkerID{}, fmt.Errorf("parse worker %q: workers are written s0w0, s0w1, s1w0, …", text)
+	}
+	return w, nil
+}

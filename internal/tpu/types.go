@@ -1,0 +1,227 @@
+package tpu
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// A Generation is one hardware generation and what holds for all its
+// accelerator types. Sources: the Cloud TPU documentation and MaxText (NUMA
+// rule: PREFLIGHT.md).
+type Generation struct {
+	Name           string // "v5e"
+	Family         string // what its accelerator types begin with: "v5litepod"
+	CountsCores    bool   // N in the type counts TensorCores, two a chip; else chips
+	MultiSlice     bool   // several slices can form one run over the data-center network
+	NUMA           bool   // MaxText recommends binding the trainer to NUMA node 0
+	CloudAPI       bool   // served by the Cloud TPU API and its queued resources
+	VFIO           bool   // devices are /dev/vfio/N, else /dev/accelN
+	RuntimeVersion string // default runtime version, empty where none exists
+}
+
+// Generations returns all generations, oldest first.
+func Generations() []Generation {
+	return []Generation{
+		{Name: "v2", Family: "v2", CountsCores: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
+		{Name: "v3", Family: "v3", CountsCores: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
+		{Name: "v4", Family: "v4", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
+		{Name: "v5e", Family: "v5litepod", MultiSlice: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv5-lite"},
+		{Name: "v5p", Family: "v5p", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv5"},
+		{Name: "v6e", Family: "v6e", MultiSlice: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv6e"},
+		{Name: "tpu7x", Family: "tpu7x", CountsCores: true, MultiSlice: true, VFIO: true},
+	}
+}
+
+// A Type is an accelerator type: how large one slice is.
+type Type struct {
+	Name       string // the API's name: "v5litepod-16"
+	Generation Generation
+	Chips      int
+	Workers    int // VMs of one slice on Compute Engine
+	Topology   string
+}
+
+// ChipsPerWorker is the number of chips that one worker sees.
+func (t Type) ChipsPerWorker() int { return t.Chips / t.Workers }
+
+// Devices lists the TPU device files of one worker, the control node of vfio
+// included.
+func (t Type) Devices() []string {
+	var paths []string
+	for i := range t.ChipsPerWorker() {
+		if t.Generation.VFIO {
+			paths = append(paths, "/dev/vfio/"+strconv.Itoa(i))
+		} else {
+			paths = append(paths, "/dev/accel"+strconv.Itoa(i))
+		}
+	}
+	if t.Generation.VFIO {
+		paths = append(paths, "/dev/vfio/vfio")
+	}
+	return paths
+}
+
+//go:embed types.txt
+var typeTable string
+
+// A TypeError says that a text is no accelerator type.
+type TypeError struct {
+	Text    string
+	Suggest []string // the nearest types, best first
+}
+
+func (e *TypeError) Error() string {
+	return fmt.Sprintf("parse accelerator type %q: no such type", e.Text)
+}
+
+// Hint is what to type instead.
+func (e *TypeError) Hint() string {
+	if len(e.Suggest) == 0 {
+		return "types look like v4-128, v5litepod-256, v5p-128 or v6e-256"
+	}
+	return "did you mean " + strings.Join(e.Suggest, " or ") + "?"
+}
+
+// ParseType reads an accelerator type in any case. MaxText's compile names
+// v5e-N are accepted for v5litepod-N. The error is a *TypeError.
+func ParseType(text string) (Type, error) {
+	name := strings.ToLower(strings.TrimSpace(text))
+	if rest, ok := strings.CutPrefix(name, "v5e-"); ok {
+		name = "v5litepod-" + rest
+	}
+	family, size, ok := strings.Cut(name, "-")
+	n, err := strconv.Atoi(size)
+	if !ok || err != nil || strconv.Itoa(n) != size {
+		return Type{}, &TypeError{Text: text, Suggest: nearest(name)}
+	}
+	for _, g := range Generations() {
+		if g.Family != family {
+			continue
+		}
+		for _, e := range sizes(family) {
+			if e.n == n {
+				return makeType(g, e), nil
+			}
+		}
+	}
+	return Type{}, &TypeError{Text: text, Suggest: nearest(name)}
+}
+
+// Types returns every known accelerator type, by generation and size.
+func Types() []Type {
+	var all []Type
+	for _, g := range Generations() {
+		for _, e := range sizes(g.Family) {
+			all = append(all, makeType(g, e))
+		}
+	}
+	return all
+}
+
+func makeType(g Generation, e size) Type {
+	t := Type{Name: g.Family + "-" + strconv.Itoa(e.n), Generation: g, Chips: e.n, Topology: e.topology}
+	if g.CountsCores {
+		t.Chips = e.n / 2
+	}
+	// A VM holds four chips; the chip-counting generations also come as one VM
+	// of up to eight chips, and tpu7x as one VM of a single chip.
+	t.Workers = max(1, t.Chips/4)
+	if !g.CountsCores && t.Chips <= 8 {
+		t.Workers = 1
+	}
+	return t
+}
+
+type size struct {
+	n        int
+	topology string
+}
+
+func sizes(family string) []size {
+	for line := range strings.Lines(typeTable) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != family {
+			continue
+		}
+		list := make([]size, 0, len(fields)-1)
+		for _, f := range fields[1:] {
+			n, topology, _ := strings.Cut(f, ":")
+			v, err := strconv.Atoi(n)
+			if err != nil {
+				continue // TestTypeTableIsWellFormed reports it
+			}
+			list = append(list, size{v, topology})
+		}
+		return list
+	}
+	return nil
+}
+
+// nearest returns up to two types for a misspelt one: the sizes around the one
+// asked for when the family is right, else the closest spelling.
+func nearest(name string) []string {
+	family, rest, _ := strings.Cut(name, "-")
+	if list := sizes(family); list != nil {
+		n, err := strconv.Atoi(rest)
+		if err != nil {
+			return []string{family + "-" + strconv.Itoa(list[0].n)}
+		}
+		i := sort.Search(len(list), func(i int) bool { return list[i].n >= n })
+		var near []string
+		for _, j := range []int{i - 1, i} {
+			if j >= 0 && j < len(list) {
+				near = append(near, family+"-"+strconv.Itoa(list[j].n))
+			}
+		}
+		return near
+	}
+	best, score := "", 4
+	for _, g := range Generations() {
+		for _, e := range sizes(g.Family) {
+			candidate := g.Family + "-" + strconv.Itoa(e.n)
+			if d := editDistance(name, candidate); d < score {
+				best, score = candidate, d
+			}
+		}
+	}
+	if best == "" {
+		return nil
+	}
+	return []string{best}
+}
+
+// Suggest returns the candidate closest to word, or "" when none is close
+// enough to be what was meant.
+func Suggest(word string, candidates []string) string {
+	best, score := "", max(2, len(word)/3)+1
+	for _, c := range slices.Sorted(slices.Values(candidates)) {
+		if d := editDistance(word, c); d < score {
+			best, score = c, d
+		}
+	}
+	return best
+}
+
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, diagonal+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,207 @@
+package ui
+
+import (
+	"bytes"
+	"hash/maphash"
+	"slices"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// A foldWindow holds the lines of the last moment, so that equal lines of
+// several workers are shown once with all their workers. Every (worker, line)
+// pair is shown exactly once, and the lines of one worker keep their order: a
+// line joins only an entry behind the last one its worker joined.
+//
+// All memory is reused: at a steady rate a line costs no allocation.
+type foldWindow struct {
+	window  time.Duration
+	seed    maphash.Seed
+	text    []byte
+	entries []foldEntry
+	members []foldMember
+	base    uint64           // sequence number of entries[0]
+	index   map[uint64]int32 // hash of a line → first entry with it
+
+	ids  []tpu.WorkerID // scratch
+	prev []tpu.WorkerID // members and tag of the last folded entry shown
+	tag  string
+}
+
+type foldEntry struct {
+	at         time.Time
+	hash       uint64
+	start, end int   // in text
+	next       int32 // next entry with the same hash, or -1
+	head, last int32 // members
+	count      int32
+	hidden     bool // s0w0 has shown it
+}
+
+type foldMember struct {
+	s    *stream
+	next int32
+}
+
+const (
+	foldText    = 1 << 20 // bytes in the window
+	foldEntries = 8 << 10
+	foldMembers = 64 << 10
+	foldChain   = 64 // equal lines looked at before giving up on folding
+)
+
+func (f *foldWindow) init(window time.Duration) {
+	f.window = window
+	f.seed = maphash.MakeSeed()
+	f.index = make(map[uint64]int32)
+}
+
+func (f *foldWindow) empty() bool { return len(f.entries) == 0 }
+
+func (f *foldWindow) full() bool {
+	return len(f.text) > foldText || len(f.entries) >= foldEntries || len(f.members) >= foldMembers
+}
+
+// add puts a line of s into the window. A hidden line is not shown, nor are
+// equal lines of other workers that meet it.
+func (f *foldWindow) add(s *stream, line []byte, now time.Time, hidden bool) {
+	h := maphash.Bytes(f.seed, line)
+	first, seen := f.index[h]
+	prev := int32(-1)
+	if seen {
+		steps := 0
+		for i := first; i >= 0; i = f.entries[i].next {
+			e := &f.entries[i]
+			if f.base+uint64(i) >= s.lastEntry && bytes.Equal(f.text[e.start:e.end], line) {
+				f.members = append(f.members, foldMember{s, -1})
+				f.members[e.last].next = int32(len(f.members) - 1)
+				e.last = int32(len(f.members) - 1)
+				e.count++
+				e.hidden = e.hidden || hidden
+				s.lastEntry = f.base + uint64(i) + 1
+				return
+			}
+			prev = i
+			if steps++; steps == foldChain {
+				// Make this line the head of a new chain.
+				prev, seen = -1, false
+				break
+			}
+		}
+	}
+	i := int32(len(f.entries))
+	m := int32(len(f.members))
+	f.members = append(f.members, foldMember{s, -1})
+	start := len(f.text)
+	f.text = append(f.text, line...)
+	f.entries = append(f.entries, foldEntry{
+		at: now, hash: h, start: start, end: len(f.text),
+		next: -1, head: m, last: m, count: 1, hidden: hidden,
+	})
+	if prev >= 0 {
+		f.entries[prev].next = i
+	}
+	if !seen {
+		f.index[h] = i
+	}
+	s.lastEntry = f.base + uint64(i) + 1
+}
+
+// drop removes the n oldest entries.
+func (f *foldWindow) drop(n int) {
+	if n == 0 {
+		return
+	}
+	f.base += uint64(n)
+	rest := f.entries[n:]
+	if len(rest) == 0 {
+		f.text, f.entries, f.members = f.text[:0], f.entries[:0], f.members[:0]
+		clear(f.index)
+		return
+	}
+	off := rest[0].start
+	f.text = f.text[:copy(f.text, f.text[off:])]
+	// Members of kept entries lie anywhere behind the first kept one's head:
+	// older entries may have been joined later.
+	mem := rest[0].head
+	f.members = f.members[:copy(f.members, f.members[mem:])]
+	for i := range f.members {
+		if f.members[i].next >= 0 {
+			f.members[i].next -= mem
+		}
+	}
+	f.entries = f.entries[:copy(f.entries, rest)]
+	clear(f.index)
+	for i := range f.entries {
+		e := &f.entries[i]
+		e.start, e.end, e.head, e.last, e.next = e.start-off, e.end-off, e.head-mem, e.last-mem, -1
+	}
+	// Backwards, so that each chain runs in order.
+	for i := len(f.entries) - 1; i >= 0; i-- {
+		e := &f.entries[i]
+		if j, ok := f.index[e.hash]; ok {
+			e.next = j
+		}
+		f.index[e.hash] = int32(i)
+	}
+}
+
+// tagOf returns the folded name of an entry's workers.
+func (f *foldWindow) tagOf(e *foldEntry) string {
+	if e.count == 1 {
+		return f.members[e.head].s.tag
+	}
+	f.ids = f.ids[:0]
+	for m := e.head; m >= 0; m = f.members[m].next {
+		f.ids = append(f.ids, f.members[m].s.id)
+	}
+	slices.SortFunc(f.ids, byWorker)
+	f.ids = slices.Compact(f.ids)
+	if !slices.Equal(f.ids, f.prev) {
+		f.tag = tpu.Fold(f.ids)
+		f.prev = append(f.prev[:0], f.ids...)
+	}
+	return f.tag
+}
+
+// flushFold shows the entries that are at least a window old at now; all when
+// now is zero. The caller holds r.mu.
+func (r *Renderer) flushFold(now time.Time) {
+	f := &r.fold
+	n := 0
+	for ; n < len(f.entries); n++ {
+		e := &f.entries[n]
+		if !now.IsZero() && now.Sub(e.at) < f.window {
+			break
+		}
+		if e.hidden {
+			continue
+		}
+		tag := f.tagOf(e)
+		line := f.text[e.start:e.end]
+		size := max(len(tag), r.width) + len(" │ ") + len(line)
+		if !r.out.room(f.members[e.head].s, size) {
+			r.out.dropped += len(line) * int(e.count)
+			continue
+		}
+		r.putTagged(tag, line)
+	}
+	f.drop(n)
+}
+
+func (r *Renderer) putTagged(tag string, line []byte) {
+	l := r.out
+	var buf [96]byte
+	p := buf[:0]
+	p = append(p, r.paint().start(dim)...)
+	p = append(p, tag...)
+	for n := len(tag); n < r.width; n++ {
+		p = append(p, ' ')
+	}
+	p = append(p, " │"...)
+	p = append(p, r.paint().end()...)
+	p = append(p, ' ')
+	l.put(toStdout, p)
+	l.put(toStdout, line)
+}

@@ -1,0 +1,189 @@
+package ui
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"multihost/internal/event"
+)
+
+// jsonVersion is the "v" of every JSON line. It changes when a field changes its
+// meaning or goes away; new fields and new kinds do not change it.
+const jsonVersion = 1
+
+// maxRaw is how much output one JSON line carries.
+const maxRaw = 64 << 10
+
+// appendJSONHead appends the opening of a line, up to and with the kind.
+func appendJSONHead(b []byte, now time.Time, kind string) []byte {
+	b = append(b, `{"v":`...)
+	b = strconv.AppendInt(b, jsonVersion, 10)
+	b = append(b, `,"time":"`...)
+	b = now.UTC().AppendFormat(b, time.RFC3339Nano)
+	b = append(b, `","kind":`...)
+	return appendJSONString(b, []byte(kind))
+}
+
+func (r *Renderer) emitJSON(e event.Event, now time.Time) {
+	if n, ok := e.(event.Note); ok && n.Level == event.Debug && !r.o.Debug {
+		return
+	}
+	line := appendJSONEvent(nil, e, now)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	switch e.(type) {
+	case event.Result, event.Summary, event.WorkerDone:
+	default:
+		if r.out.controlQueued+len(line) > controlBytes {
+			r.out.dropped += len(line)
+			return
+		}
+		r.out.controlQueued += len(line)
+	}
+	r.out.put(toStdout, line)
+}
+
+// appendJSONEvent appends e as one line: the common fields, then e's own.
+func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(e); err != nil {
+		// Only a Result can fail: its Data is anybody's. A reader must see that
+		// the answer is missing.
+		b = appendJSONHead(b, now, "error")
+		b = append(b, `,"text":`...)
+		b = appendJSONString(b, fmt.Appendf(nil, "encode %s: %v", e.Kind(), err))
+		return append(b, "}\n"...)
+	}
+	b = appendJSONHead(b, now, e.Kind())
+	fields := bytes.TrimSpace(buf.Bytes())
+	if len(fields) > 2 {
+		b = append(b, ',')
+	}
+	b = append(b, fields[1:]...)
+	return append(b, '\n')
+}
+
+// outputJSON queues bytes of s as JSON lines. A rune cut by the end of the
+// chunk waits for the next one in s.partial. The caller holds s.mu.
+func (r *Renderer) outputJSON(s *stream, data []byte) {
+	for len(data) > 0 {
+		n := min(len(data), maxRaw)
+		chunk := data[:n]
+		data = data[n:]
+		if len(s.partial) > 0 {
+			s.partial = append(s.partial, chunk...)
+			chunk = s.partial
+		}
+		whole := wholeRunes(chunk)
+		r.putOutputJSON(s, whole)
+		s.partial = append(s.partial[:0], chunk[len(whole):]...)
+	}
+}
+
+func (r *Renderer) finishJSON(s *stream) {
+	r.putOutputJSON(s, s.partial)
+	s.partial = s.partial[:0]
+}
+
+func (r *Renderer) putOutputJSON(s *stream, data []byte) {
+	if len(data) == 0 {
+		return
+	}
+	b := appendJSONHead(s.lines[:0], r.o.Now(), event.Output{}.Kind())
+	b = append(b, `,"slice":`...)
+	b = strconv.AppendInt(b, int64(s.id.Slice), 10)
+	b = append(b, `,"worker":`...)
+	b = strconv.AppendInt(b, int64(s.id.Worker), 10)
+	if utf8.Valid(data) {
+		b = append(b, `,"text":`...)
+		b = appendJSONString(b, data)
+	} else {
+		b = append(b, `,"base64":"`...)
+		b = base64.StdEncoding.AppendEncode(b, data)
+		b = append(b, '"')
+	}
+	b = append(b, "}\n"...)
+	s.lines = b
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	if !r.out.room(s, len(b)) {
+		r.out.dropped += len(data)
+		return
+	}
+	r.out.put(toStdout, b)
+}
+
+func appendDroppedJSON(b []byte, now time.Time, n int) []byte {
+	b = appendJSONHead(b, now, "dropped")
+	b = append(b, `,"bytes":`...)
+	b = strconv.AppendInt(b, int64(n), 10)
+	return append(b, `,"text":"view fell behind; the log files are complete"}`+"\n"...)
+}
+
+// appendJSONString appends s, valid UTF-8, quoted. Everything that a terminal
+// would act on is escaped too: people do look at JSON.
+func appendJSONString(b, s []byte) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	for len(s) > 0 {
+		n := 0
+		for n < len(s) && s[n] >= 0x20 && s[n] < 0x7f && s[n] != '"' && s[n] != '\\' {
+			n++
+		}
+		b = append(b, s[:n]...)
+		s = s[n:]
+		if len(s) == 0 {
+			break
+		}
+		c, size := rune(s[0]), 1
+		if c >= utf8.RuneSelf {
+			c, size = utf8.DecodeRune(s)
+		}
+		switch {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', byte(c))
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c == '\r':
+			b = append(b, '\\', 'r')
+		case c == '\t':
+			b = append(b, '\\', 't')
+		case c < 0x20 || c == 0x7f || actsOnTerminal(c):
+			b = append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
+		default:
+			b = append(b, s[:size]...)
+		}
+		s = s[size:]
+	}
+	return append(b, '"')
+}
+
+// PrintErrorJSON writes err as a JSON line of kind "error" with the status that
+// the program exits with. hint may be empty.
+func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) {
+	b := appendJSONHead(nil, now, "error")
+	b = append(b, `,"text":`...)
+	b = appendJSONString(b, bytes.ToValidUTF8([]byte(err.Error()), []byte("\uFFFD")))
+	if hint != "" {
+		b = append(b, `,"hint":`...)
+		b = appendJSONString(b, bytes.ToValidUTF8([]byte(hint), []byte("\uFFFD")))
+	}
+	b = append(b, `,"exit_code":`...)
+	b = strconv.AppendInt(b, int64(exitCode), 10)
+	b = append(b, "}\n"...)
+	_, _ = w.Write(b) // there is no better place to tell
+}

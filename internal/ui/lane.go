@@ -1,0 +1,263 @@
+package ui
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"syscall"
+	"time"
+
+	"multihost/internal/event"
+)
+
+// A dest is one of the two standard streams.
+type dest uint8
+
+const (
+	toStdout dest = iota
+	toStderr
+)
+
+func (d dest) String() string {
+	if d == toStdout {
+		return "standard output"
+	}
+	return "standard error"
+}
+
+// A segment is a part of a lane's queue that goes to one destination.
+type segment struct {
+	to  dest
+	end int
+}
+
+// A lane is a queue of bytes and the goroutine that writes them. Its queue is
+// guarded by Renderer.mu; the rest belongs to the goroutine.
+type lane struct {
+	r    *Renderer
+	tty  bool
+	wake chan struct{}
+
+	queue         []byte
+	segments      []segment
+	generation    uint64 // of the queue: changes when the goroutine takes it
+	outputQueued  int
+	controlQueued int
+	dropped       int  // bytes not shown since the last notice
+	redraw        bool // the status changed
+
+	spare     []byte
+	spareSegs []segment
+	wrote     time.Time
+	drew      time.Time
+	status    string // on the screen now
+	again     bool   // a redraw was put off
+	gone      [2]bool
+}
+
+func newLane(r *Renderer, tty bool) *lane {
+	return &lane{r: r, tty: tty, wake: make(chan struct{}, 1), generation: 1}
+}
+
+func (l *lane) kick() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// put queues b, whole lines. The caller holds Renderer.mu.
+func (l *lane) put(to dest, b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	wasEmpty := len(l.queue) == 0
+	before := len(l.queue)
+	l.queue = append(l.queue, b...)
+	if n := len(l.segments); n > 0 && l.segments[n-1].to == to {
+		l.segments[n-1].end = len(l.queue)
+	} else {
+		l.segments = append(l.segments, segment{to, len(l.queue)})
+	}
+	if wasEmpty || before < batchBytes && len(l.queue) >= batchBytes {
+		l.kick()
+	}
+}
+
+// room says whether n more bytes of output of s fit into the queue, and counts
+// them if so. The caller holds Renderer.mu.
+func (l *lane) room(s *stream, n int) bool {
+	if s.generation != l.generation {
+		s.generation, s.queued = l.generation, 0
+	}
+	// Half of the room is for whoever comes, so that a burst of one worker is
+	// shown whole; the other half is shared out, so that a burst of one does not
+	// silence the rest.
+	share := streamMost
+	if l.outputQueued+n > viewBytes/2 {
+		share = max(viewBytes/2/max(l.r.nstream, 1), streamLeast)
+	}
+	if s.queued+n > share || l.outputQueued+n > viewBytes {
+		return false
+	}
+	s.queued += n
+	l.outputQueued += n
+	return true
+}
+
+// loop writes the queue until the Renderer is closed and the queue is empty.
+func (l *lane) loop() {
+	r := l.r
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		r.mu.Lock()
+		now := r.o.Now()
+		next := r.tick(l, now)
+		at, due := l.due(now)
+		if !due {
+			stop := r.closed && len(l.queue) == 0 && l.dropped == 0
+			r.mu.Unlock()
+			if stop {
+				l.erase()
+				return
+			}
+			if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+				next = at
+			}
+			wait := time.Hour
+			if !next.IsZero() {
+				wait = max(next.Sub(now), time.Millisecond)
+			}
+			timer.Reset(wait)
+			select {
+			case <-l.wake:
+			case <-timer.C:
+			}
+			continue
+		}
+		l.notice(now)
+		buf, segs := l.queue, l.segments
+		l.queue, l.segments = l.spare[:0], l.spareSegs[:0]
+		l.generation++
+		l.outputQueued, l.controlQueued = 0, 0
+		status := ""
+		if l.tty {
+			status = r.status(now)
+		}
+		l.redraw = false
+		r.mu.Unlock()
+
+		l.write(buf, segs, status, now)
+		l.wrote = r.o.Now()
+		// A burst must not pin its largest queue for days.
+		if cap(buf) > 2*batchBytes && len(buf) < cap(buf)/4 {
+			buf = nil
+		}
+		l.spare, l.spareSegs = buf, segs
+	}
+}
+
+// due says whether there is something to write now; if not, at is when there
+// will be, or zero. The caller holds Renderer.mu.
+func (l *lane) due(now time.Time) (at time.Time, due bool) {
+	pending := len(l.queue) > 0 || l.dropped > 0
+	switch {
+	case pending && (l.r.closed || len(l.queue) >= batchBytes):
+		return now, true
+	case pending:
+		pause := batchEvery
+		if l.status != "" {
+			pause = redrawEvery
+		}
+		at = l.wrote.Add(pause)
+	case l.redraw && l.tty && !l.r.closed:
+		at = l.drew.Add(redrawEvery)
+	default:
+		return time.Time{}, false
+	}
+	return at, !at.After(now)
+}
+
+// notice ends the queue with a line about what was dropped. The caller holds
+// Renderer.mu.
+func (l *lane) notice(now time.Time) {
+	if l.dropped == 0 {
+		return
+	}
+	n := l.dropped
+	l.dropped = 0
+	if l.r.mode == JSON {
+		l.put(toStdout, appendDroppedJSON(nil, now, n))
+		return
+	}
+	l.put(toStderr, appendMessage(nil, l.r.paint(), string(event.Warn),
+		fmt.Sprintf("view fell behind, %d bytes not shown; the log files are complete", n)))
+}
+
+// write writes one batch: one write for each run of bytes to one destination.
+func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
+	if len(segs) > 0 {
+		l.erase()
+	}
+	start := 0
+	for _, s := range segs {
+		l.send(s.to, buf[start:s.end])
+		start = s.end
+	}
+	if !l.tty {
+		return
+	}
+	if now.Sub(l.drew) < redrawEvery {
+		l.again = status != l.status
+		return
+	}
+	if status != l.status {
+		l.erase()
+		if status != "" {
+			l.send(toStderr, []byte(status))
+		}
+		l.status = status
+	}
+	l.drew = now
+}
+
+func (l *lane) erase() {
+	if l.status != "" {
+		l.send(toStderr, []byte("\r\x1b[K"))
+		l.status = ""
+	}
+}
+
+func (l *lane) send(to dest, p []byte) {
+	if l.gone[to] {
+		return
+	}
+	w := l.r.o.Stdout
+	if to == toStderr {
+		w = l.r.o.Stderr
+	}
+	for {
+		n, err := w.Write(p)
+		if err == nil {
+			return
+		}
+		// Another program may have left the terminal non-blocking.
+		if errors.Is(err, syscall.EAGAIN) && n >= 0 && n <= len(p) {
+			p = p[n:]
+			timer := time.NewTimer(10 * time.Millisecond)
+			<-timer.C
+			continue
+		}
+		l.gone[to] = true
+		l.r.writeFailed(to, err)
+		return
+	}
+}
+
+// sameWriter compares without the panic of == on uncomparable types.
+func sameWriter(a, b io.Writer) bool {
+	t := reflect.TypeOf(a)
+	return t != nil && t == reflect.TypeOf(b) && t.Comparable() && a == b
+}

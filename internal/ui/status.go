@@ -1,0 +1,212 @@
+package ui
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+)
+
+// Pacing of status lines where nothing can be redrawn. A phase shorter than
+// statusFirst needs none; a change is shown at most every statusEvery; a wait
+// in which nothing changes still shows that it lives.
+const (
+	statusFirst = 5 * time.Second
+	statusEvery = 30 * time.Second
+	statusSame  = 10 * time.Minute
+)
+
+// A phaseView is a phase under way.
+type phaseView struct {
+	name    string
+	started time.Time
+	last    event.Progress
+	lastAt  time.Time // zero: no progress yet
+
+	shown   string // plain: the last line, without times
+	shownAt time.Time
+	changed bool // since then, perhaps
+}
+
+// describe says what the phase does, without times.
+func (p *phaseView) describe() string {
+	var parts []string
+	if !p.lastAt.IsZero() {
+		e := &p.last
+		if e.Total > 0 {
+			parts = append(parts, fmt.Sprintf("%d/%d", e.Done, e.Total))
+		}
+		if e.Detail != "" {
+			parts = append(parts, e.Detail)
+		}
+		if e.Waiting != "" {
+			parts = append(parts, "waiting for "+e.Waiting)
+		}
+	}
+	return p.name + ": " + strings.Join(parts, ", ")
+}
+
+// times says since when, and until when if there is a limit.
+func (p *phaseView) times(now time.Time) string {
+	elapsed := now.Sub(p.started)
+	if !p.lastAt.IsZero() && p.last.Elapsed > 0 {
+		elapsed = p.last.Elapsed + now.Sub(p.lastAt)
+	}
+	// Tenths of a second would make every redraw differ.
+	text := strings.Replace(Duration(max(elapsed.Truncate(time.Second), 0)), ".0 s", " s", 1)
+	if p.last.Limit > 0 {
+		text += " of " + Duration(p.last.Limit)
+	}
+	return text
+}
+
+func (r *Renderer) findPhase(name string) *phaseView {
+	for _, p := range r.phases {
+		if p.name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+func (r *Renderer) phase(e event.Phase, now time.Time) {
+	if r.out.tty {
+		r.out.redraw = true
+	}
+	p := r.findPhase(e.Name)
+	if e.State == event.Started {
+		if p == nil {
+			p = &phaseView{name: e.Name}
+			r.phases = append(r.phases, p)
+		}
+		*p = phaseView{name: e.Name, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
+		if r.mode == Plain && e.Detail != "" {
+			r.control(appendIndented(nil, e.Name+": "+e.Detail, "  "))
+		}
+		r.err.kick() // a deadline begins
+		return
+	}
+	elapsed := e.Elapsed
+	if elapsed == 0 && p != nil {
+		elapsed = now.Sub(p.started)
+	}
+	r.phases = slices.DeleteFunc(r.phases, func(q *phaseView) bool { return q == p })
+	if r.mode == Quiet {
+		return
+	}
+	detail := e.Detail
+	switch {
+	case e.State == event.Failed && detail == "":
+		detail = "failed"
+	case e.State == event.Failed:
+		detail = "failed: " + detail
+	case detail == "":
+		detail = "done"
+	}
+	r.control(appendIndented(nil, fmt.Sprintf("%s: %s (%s)", e.Name, detail, Duration(elapsed)), "  "))
+}
+
+func (r *Renderer) progress(e event.Progress, now time.Time) {
+	p := r.findPhase(e.Phase)
+	if p == nil {
+		p = &phaseView{name: e.Phase, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
+		r.phases = append(r.phases, p)
+	}
+	p.last, p.lastAt = e, now
+	// Progress comes once a worker: the goroutine is woken only where it draws.
+	if r.out.tty && !r.out.redraw {
+		r.out.redraw = true
+		r.out.kick()
+	} else if r.mode == Plain && !p.changed {
+		p.changed = true
+		r.err.kick()
+	}
+}
+
+// status is the line to draw on a terminal, cut to its width; "" for none. The
+// caller holds r.mu.
+func (r *Renderer) status(now time.Time) string {
+	if r.closed || len(r.phases) == 0 {
+		return ""
+	}
+	p := r.phases[len(r.phases)-1]
+	text := strings.TrimSuffix(p.describe(), ": ")
+	if strings.Contains(text, ": ") {
+		text += ", " + p.times(now)
+	} else {
+		text += ": " + p.times(now)
+	}
+	if r.failed > 0 {
+		text += fmt.Sprintf(", %d failed", r.failed)
+	}
+	if len(r.tail) > 0 {
+		text += " │ " + string(r.tail)
+	}
+	text = string(appendVisible(nil, []byte(strings.ReplaceAll(text, "\n", " "))))
+	// The last column stays free: some terminals wrap when it is filled.
+	return cutToWidth(text, r.o.Width()-1)
+}
+
+// tick does what is due at now for lane l and says when to come back, zero for
+// never. The caller holds r.mu.
+func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
+	if l == r.out && !r.fold.empty() {
+		r.flushFold(now)
+		if !r.fold.empty() {
+			next = r.fold.entries[0].at.Add(r.fold.window)
+		}
+	}
+	if l.again {
+		l.redraw, l.again = true, false
+	}
+	if l != r.err || len(r.phases) == 0 {
+		return next
+	}
+	sooner := func(t time.Time) {
+		if next.IsZero() || t.Before(next) {
+			next = t
+		}
+	}
+	switch {
+	case l.tty:
+		if at := l.drew.Add(time.Second); at.After(now) {
+			sooner(at)
+		} else {
+			l.redraw = true
+		}
+	case r.mode == Plain:
+		p := r.phases[len(r.phases)-1]
+		text := p.describe()
+		p.changed = p.changed && text != p.shown
+		at := p.shownAt.Add(statusSame)
+		if p.changed || p.shown == "" {
+			at = p.shownAt.Add(statusEvery)
+		}
+		if at.After(now) {
+			sooner(at)
+			break
+		}
+		p.shown, p.shownAt, p.changed = text, now, false
+		r.control(p.line(now))
+	}
+	return next
+}
+
+// line is the status as a line of its own.
+func (p *phaseView) line(now time.Time) []byte {
+	return appendIndented(nil, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
+}
+
+// ShowStatus shows what is going on now as a line on standard error, for a user
+// who asks by a signal. In JSON mode it does nothing.
+func (r *Renderer) ShowStatus() {
+	now := r.o.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.mode == JSON || len(r.phases) == 0 {
+		return
+	}
+	r.control(r.phases[len(r.phases)-1].line(now))
+}

@@ -1,0 +1,255 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+const program = "multihost: "
+
+// A color is an SGR parameter.
+type color string
+
+const (
+	dim    color = "2"
+	red    color = "31"
+	yellow color = "33"
+)
+
+// A painter colours, or does not.
+type painter bool
+
+func (r *Renderer) paint() painter { return painter(r.o.Color) }
+
+func (p painter) start(c color) string {
+	if !p {
+		return ""
+	}
+	return "\x1b[" + string(c) + "m"
+}
+
+func (p painter) end() string {
+	if !p {
+		return ""
+	}
+	return "\x1b[0m"
+}
+
+// appendMessage appends "multihost: label: text". Further lines of the text are
+// indented. The label "info" is not written.
+func appendMessage(b []byte, p painter, label, text string) []byte {
+	b = append(b, program...)
+	if label != string(event.Info) && label != "" {
+		var c color
+		switch label {
+		case "error":
+			c = red
+		case string(event.Warn):
+			c = yellow
+		default:
+			c = dim
+		}
+		b = append(b, p.start(c)...)
+		b = append(b, label...)
+		b = append(b, ':')
+		b = append(b, p.end()...)
+		b = append(b, ' ')
+	}
+	return appendIndented(b, text, "  ")
+}
+
+// appendIndented appends text, visible, its lines but the first indented, with
+// a final newline.
+func appendIndented(b []byte, text, indent string) []byte {
+	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		if i > 0 {
+			b = append(b, indent...)
+		}
+		b = appendVisible(b, []byte(line))
+		b = append(b, '\n')
+	}
+	return b
+}
+
+func endLine(s string) string {
+	if s == "" || strings.HasSuffix(s, "\n") {
+		return s
+	}
+	return s + "\n"
+}
+
+// PrintError writes err and, when there is one, the hint: what to type next.
+//
+//	multihost: error: create queued resource "q7": quota exceeded
+//	multihost: hint: …
+func PrintError(w io.Writer, err error, hint string) {
+	b := appendMessage(nil, false, "error", err.Error())
+	if hint != "" {
+		b = appendMessage(b, false, "hint", hint)
+	}
+	_, _ = w.Write(b) // there is no better place to tell
+}
+
+// Duration writes d for people: 12 ms, 0.4 s, 12 s, 3m20s, 2h05m.
+func Duration(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "-" + Duration(-d)
+	case d == 0:
+		return "0 s"
+	case d < time.Millisecond:
+		return "<1 ms"
+	case d < 99500*time.Microsecond:
+		return strconv.FormatInt(d.Round(time.Millisecond).Milliseconds(), 10) + " ms"
+	case d < 9950*time.Millisecond:
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
+	case d < 59500*time.Millisecond:
+		return strconv.FormatInt(int64(d.Round(time.Second)/time.Second), 10) + " s"
+	case d < time.Hour-500*time.Millisecond:
+		s := int64(d.Round(time.Second) / time.Second)
+		return fmt.Sprintf("%dm%02ds", s/60, s%60)
+	}
+	m := int64(d.Round(time.Minute) / time.Minute)
+	return fmt.Sprintf("%dh%02dm", m/60, m%60)
+}
+
+// ending says how a command ended on a worker.
+func ending(e event.WorkerDone) string {
+	switch {
+	case e.Reason != "":
+		return "stopped (" + e.Reason + ")"
+	case e.Signal != "":
+		return "killed by SIG" + strings.TrimPrefix(e.Signal, "SIG")
+	}
+	return "exit code " + strconv.Itoa(e.Code)
+}
+
+func stateLine(s event.State) []byte {
+	text := fmt.Sprintf("%s %q: %s", s.Resource, s.Name, s.State)
+	if s.Detail != "" {
+		text += ": " + s.Detail
+	}
+	if s.Elapsed > 0 {
+		text += " (" + Duration(s.Elapsed) + ")"
+	}
+	return appendIndented(nil, text, "  ")
+}
+
+// appendSummary appends the end of a run: what happened, the first failure with
+// its last lines, equal endings folded, times, where the logs are, and the next
+// command.
+func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDone) []byte {
+	text := s.Text
+	if text == "" {
+		text = fmt.Sprintf("run %q: ok", s.Run)
+		if !s.OK {
+			text = fmt.Sprintf("run %q failed, exit code %d", s.Run, s.ExitCode)
+		}
+	}
+	b = appendMessage(b, p, "", text)
+	row := func(name, value string) {
+		b = append(b, "  "...)
+		b = appendIndented(b, name+": "+value, "    ")
+	}
+	if s.FirstFail != "" {
+		row("first failure", s.FirstFail)
+		for _, line := range s.LastLines {
+			b = append(b, "    "...)
+			b = append(b, p.start(dim)...)
+			b = append(b, "│"...)
+			b = append(b, p.end()...)
+			b = append(b, ' ')
+			line = strings.TrimRight(line, "\r\n")
+			line = line[strings.LastIndexByte(line, '\r')+1:]
+			cut := len(line) - maxLine
+			if cut > 0 {
+				line = string(wholeRunes([]byte(line[:maxLine])))
+			}
+			b = appendVisible(b, []byte(line))
+			if cut > 0 {
+				b = append(b, "…"...)
+			}
+			b = append(b, '\n')
+		}
+	}
+	for _, g := range groupEndings(ended) {
+		n := ""
+		if len(g.ids) > 1 {
+			n = fmt.Sprintf(" (%d workers)", len(g.ids))
+		}
+		row(g.ending, foldIDs(g.ids)+n)
+	}
+	if len(s.Phases) > 0 {
+		var times []string
+		for _, t := range s.Phases {
+			times = append(times, t.Name+" "+Duration(t.Elapsed))
+		}
+		row("time", strings.Join(times, ", "))
+	}
+	if s.Skew > 0 {
+		row("start skew", Duration(s.Skew))
+	}
+	if s.LogDir != "" {
+		row("logs", s.LogDir)
+	}
+	next := s.Next
+	if next == "" && !s.OK && s.Run != "" {
+		next = "multihost logs " + s.Run
+	}
+	if next != "" {
+		b = appendMessage(b, p, "hint", next)
+	}
+	return b
+}
+
+type endingGroup struct {
+	ending string
+	ids    []tpu.WorkerID
+	first  time.Time
+	rank   int // own failures, then the stopped ones, then the rest
+}
+
+// groupEndings folds equal endings. A run that ended well everywhere has
+// nothing to fold.
+func groupEndings(ended []event.WorkerDone) []endingGroup {
+	var groups []endingGroup
+	bad := false
+	for _, e := range ended {
+		text := ending(e)
+		bad = bad || e.Code != 0 || e.Reason != ""
+		i := slices.IndexFunc(groups, func(g endingGroup) bool { return g.ending == text })
+		if i < 0 {
+			rank := 0
+			switch {
+			case e.Reason != "":
+				rank = 1
+			case e.Code == 0:
+				rank = 2
+			}
+			i = len(groups)
+			groups = append(groups, endingGroup{ending: text, first: e.End, rank: rank})
+		}
+		g := &groups[i]
+		g.ids = append(g.ids, tpu.WorkerID{Slice: e.Slice, Worker: e.Worker})
+		if e.End.Before(g.first) {
+			g.first = e.End
+		}
+	}
+	if !bad {
+		return nil
+	}
+	slices.SortStableFunc(groups, func(a, b endingGroup) int {
+		if a.rank != b.rank {
+			return a.rank - b.rank
+		}
+		return a.first.Compare(b.first)
+	})
+	return groups
+}

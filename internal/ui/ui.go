@@ -1,0 +1,311 @@
+// Package ui renders events for people and programs. It is the only terminal
+// code of the project: everything else emits events to the Renderer and prints
+// nothing.
+//
+// What goes where: data goes to standard output (the streams of workers, the
+// answers of list and show commands, JSON lines), everything else to standard
+// error.
+//
+// Three promises hold in every mode:
+//
+//   - Emit never waits for a reader. A reader that stalls costs a bounded amount
+//     of memory; what does not fit is counted, dropped from the view and said.
+//     The log files are written elsewhere and stay complete.
+//   - A reader that goes away ends the view, never the run.
+//   - Bytes from a worker reach a text view only in visible, harmless form.
+//
+// Each destination has one goroutine that writes to it; when standard output
+// and standard error are one terminal they share it, so that the status line is
+// erased before anything else is printed.
+package ui
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// Mode chooses the renderer.
+type Mode string
+
+// The modes. Auto, the default, is TTY when standard output and standard error
+// are both terminals and Plain otherwise.
+const (
+	Auto  Mode = "auto"
+	TTY   Mode = "tty"   // one redrawn status line
+	Plain Mode = "plain" // no redrawing
+	JSON  Mode = "json"  // versioned JSON lines on standard output, nothing for people
+	Quiet Mode = "quiet" // results, warnings and the summary of a failed run only
+)
+
+// ParseMode reads a mode by name; "" is Auto.
+func ParseMode(s string) (Mode, error) {
+	switch m := Mode(s); m {
+	case "":
+		return Auto, nil
+	case Auto, TTY, Plain, JSON, Quiet:
+		return m, nil
+	}
+	return "", fmt.Errorf("output mode %q: not one of auto, tty, plain, json, quiet", s)
+}
+
+// Stream chooses which workers' output is shown.
+type Stream string
+
+// The choices for Stream. In JSON mode First means the bytes of s0w0 only.
+const (
+	First Stream = "first" // s0w0, and lines of other workers that look like an error
+	All   Stream = "all"   // every line, with its worker; equal lines folded
+	None  Stream = "none"
+)
+
+// ParseStream reads a stream choice by name; "" is First.
+func ParseStream(s string) (Stream, error) {
+	switch v := Stream(s); v {
+	case "":
+		return First, nil
+	case First, All, None:
+		return v, nil
+	}
+	return "", fmt.Errorf("stream %q: not one of first, all, none", s)
+}
+
+// Options configure a Renderer. Stdout and Stderr are required.
+type Options struct {
+	Mode           Mode // default Auto
+	Stdout, Stderr io.Writer
+	IsTerminal     func(io.Writer) bool // default: the exported IsTerminal
+	Width          func() int           // columns, asked at every redraw; default: TerminalWidth(Stderr)
+	Color          bool
+	Stream         Stream // default First
+	Debug          bool   // show notes of level debug
+	// Now is the clock of everything shown and of pacing; default time.Now. It
+	// must advance with the timers of package time.
+	Now func() time.Time
+}
+
+// Tuned on a 2-core machine with 64 workers that print 100-byte lines: smaller
+// batches cost throughput, larger ones are seen as stutter.
+const (
+	batchEvery  = 50 * time.Millisecond  // pause between two writes of a busy view
+	batchBytes  = 256 << 10              // written without waiting for the pause
+	redrawEvery = 100 * time.Millisecond // between two redraws of the status line
+
+	viewBytes    = 8 << 20 // output waiting for one slow reader, all workers together
+	streamMost   = 4 << 20 // the most one worker may take of it
+	streamLeast  = 8 << 10 // the least each worker gets
+	controlBytes = 4 << 20 // notes, phases and states waiting for one slow reader
+
+	foldAll    = 250 * time.Millisecond // equal lines this close are folded, Stream All
+	foldErrors = time.Second            // the same for the error lines of Stream First
+)
+
+// A Renderer shows events. It is an event.Sink, safe for concurrent use. Call
+// Close when the last event is emitted.
+type Renderer struct {
+	o    Options
+	mode Mode // never Auto
+	wg   sync.WaitGroup
+
+	out, err *lane // the same lane when both are one terminal
+
+	streams   sync.Map  // tpu.WorkerID → *stream
+	scratches sync.Pool // of *scratch
+
+	mu      sync.Mutex // guards what follows, the lanes' queues and the fold window
+	closed  bool
+	nstream int
+	width   int // of the widest worker tag so far
+	fold    foldWindow
+	phases  []*phaseView
+	tail    []byte // unfinished line of s0w0, for the status line
+	ended   []event.WorkerDone
+	failed  int // ended workers that failed of themselves
+	fault   error
+}
+
+var _ event.Sink = (*Renderer)(nil)
+
+// New starts a Renderer. The caller closes it.
+func New(o Options) *Renderer {
+	if o.IsTerminal == nil {
+		o.IsTerminal = IsTerminal
+	}
+	if o.Width == nil {
+		w := o.Stderr
+		o.Width = func() int { return TerminalWidth(w) }
+	}
+	if o.Stream == "" {
+		o.Stream = First
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	both := o.IsTerminal(o.Stdout) && o.IsTerminal(o.Stderr)
+	r := &Renderer{o: o, mode: o.Mode}
+	if r.mode == Auto || r.mode == "" {
+		r.mode = Plain
+		if both {
+			r.mode = TTY
+		}
+	}
+	r.fold.init(foldAll)
+	if o.Stream == First {
+		r.fold.window = foldErrors
+	}
+	r.out = newLane(r, r.mode == TTY)
+	r.err = r.out
+	// A terminal is one place however many descriptors lead to it. In the other
+	// modes a stalled pipe on one side must not hold up the other.
+	if r.mode != TTY && !both && !sameWriter(o.Stdout, o.Stderr) {
+		r.err = newLane(r, false)
+		r.wg.Go(r.err.loop)
+	}
+	r.wg.Go(r.out.loop)
+	return r
+}
+
+// Mode returns the mode in use, Auto resolved.
+func (r *Renderer) Mode() Mode { return r.mode }
+
+// Close shows what is still waiting, erases the status line and waits until all
+// of it is written; events emitted later are ignored. It returns the first
+// error that a write met, unless that was a reader gone away (EPIPE).
+func (r *Renderer) Close() error {
+	r.mu.Lock()
+	already := r.closed
+	r.mu.Unlock()
+	if !already {
+		r.streams.Range(func(_, v any) bool {
+			r.finish(v.(*stream))
+			return true
+		})
+		r.mu.Lock()
+		r.flushFold(time.Time{})
+		r.phases = nil
+		r.closed = true
+		r.mu.Unlock()
+	}
+	r.out.kick()
+	r.err.kick()
+	r.wg.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fault
+}
+
+// Emit shows e. It never blocks on a reader.
+func (r *Renderer) Emit(e event.Event) {
+	switch e := e.(type) {
+	case event.Output:
+		r.output(e)
+		return
+	case event.WorkerDone:
+		r.finishWorker(tpu.WorkerID{Slice: e.Slice, Worker: e.Worker})
+	}
+	now := r.o.Now()
+	if r.mode == JSON {
+		r.emitJSON(e, now)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	switch e := e.(type) {
+	case event.Note:
+		r.note(e)
+	case event.Phase:
+		r.phase(e, now)
+	case event.Progress:
+		r.progress(e, now)
+	case event.State:
+		if r.mode != Quiet {
+			r.control(stateLine(e))
+		}
+	case event.WorkerDone:
+		r.workerDone(e)
+	case event.Result:
+		r.out.put(toStdout, appendVisibleText(nil, endLine(e.Text)))
+	case event.Summary:
+		r.summary(e)
+	}
+}
+
+func (r *Renderer) note(n event.Note) {
+	if n.Level == event.Debug && !r.o.Debug || n.Level == event.Info && r.mode == Quiet {
+		return
+	}
+	b := appendMessage(nil, r.paint(), string(n.Level), n.Text)
+	if n.Hint != "" {
+		b = appendMessage(b, r.paint(), "hint", n.Hint)
+	}
+	r.control(b)
+}
+
+// control queues a message for standard error. Messages are few in a run of
+// any size; the bound is for a flood of retries against a terminal that was
+// stopped hours ago.
+func (r *Renderer) control(b []byte) {
+	if r.err.controlQueued+len(b) > controlBytes {
+		r.err.dropped += len(b)
+		return
+	}
+	r.err.controlQueued += len(b)
+	r.err.put(toStderr, b)
+}
+
+func (r *Renderer) workerDone(e event.WorkerDone) {
+	r.ended = append(r.ended, e)
+	if e.Code == 0 || e.Reason != "" {
+		return
+	}
+	r.failed++
+	// The first failure is news; with 2048 workers the others are for the
+	// summary, which folds them.
+	if r.failed == 1 && r.mode != Quiet {
+		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
+		r.flushFold(time.Time{}) // its last lines come before it
+		r.control(appendMessage(nil, r.paint(), string(event.Warn), id.String()+": "+ending(e)))
+	}
+}
+
+func (r *Renderer) summary(s event.Summary) {
+	r.flushFold(time.Time{})
+	if r.mode == Quiet && s.OK {
+		return
+	}
+	r.err.put(toStderr, appendSummary(nil, r.paint(), s, r.ended))
+}
+
+// writeFailed records that writing to d ended with err. It is called once for a
+// destination.
+func (r *Renderer) writeFailed(d dest, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, io.ErrClosedPipe) && r.fault == nil {
+		r.fault = fmt.Errorf("write %s: %w", d, err)
+	}
+	if d == toStdout && r.mode != JSON {
+		r.control(appendMessage(nil, r.paint(), string(event.Warn),
+			fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
+	}
+}
+
+func byWorker(a, b tpu.WorkerID) int {
+	return cmp.Or(cmp.Compare(a.Slice, b.Slice), cmp.Compare(a.Worker, b.Worker))
+}
+
+func foldIDs(ids []tpu.WorkerID) string {
+	slices.SortFunc(ids, byWorker)
+	return tpu.Fold(slices.Compact(ids))
+}

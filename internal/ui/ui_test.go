@@ -1,0 +1,667 @@
+package ui
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/event"
+)
+
+// update rewrites testdata/*.golden.
+func update() bool {
+	f := flag.Lookup("update")
+	return f != nil && f.Value.String() == "true"
+}
+
+func TestMain(m *testing.M) {
+	flag.Bool("update", false, "rewrite the golden files")
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// A recorder is a terminal, or two pipes, that notes each write.
+type recorder struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	n    int
+}
+
+func (w *recorder) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.n++
+	return w.text.Write(p)
+}
+
+func (w *recorder) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.String()
+}
+
+func out(slice, worker int, text string) event.Output {
+	return event.Output{Slice: slice, Worker: worker, Data: []byte(text)}
+}
+
+// script is a run of two slices with two workers each in which s1w0 fails. It
+// runs on the fake clock of synctest. Its pauses are odd, so that no step falls on
+// the very moment at which a timer of the view fires.
+func script(r *Renderer) {
+	at := func(d time.Duration, events ...event.Event) {
+		time.Sleep(d)
+		for _, e := range events {
+			r.Emit(e)
+			synctest.Wait() // what is written together must not depend on luck
+		}
+		synctest.Wait()
+	}
+	at(0, event.Note{Level: event.Info, Text: "logs: /state/runs/r1"},
+		event.Note{Level: event.Debug, Text: "dial s0w0"},
+		event.Phase{Name: "connect", State: event.Started})
+	for i := range 4 {
+		at(137*time.Millisecond, event.Progress{Phase: "connect", Done: i + 1, Total: 4, Waiting: []string{"s0w1,s1w[0-1]", "s1w[0-1]", "s1w1", ""}[i]})
+	}
+	at(0, event.Phase{Name: "connect", State: event.Done, Detail: "4/4 workers", Elapsed: 400 * time.Millisecond})
+	at(1013*time.Millisecond, event.State{Resource: "queued resource", Name: "q7", State: "ACTIVE", Elapsed: 200 * time.Second},
+		event.Note{Level: event.Warn, Text: "rto_min failed on s1w1: Operation not permitted", Hint: "multihost preflight check"},
+		event.Phase{Name: "run", State: event.Started, Detail: "4 workers"})
+	for step := range 2 {
+		for w := range 4 {
+			at(7*time.Millisecond, out(w/2, w%2, fmt.Sprintf("completed step: %d, seconds: 1.0%d0, loss: 3.2\nsame line %d\n", step, w, step)))
+		}
+		at(2009 * time.Millisecond)
+	}
+	at(0, event.Progress{Phase: "run", Done: 0, Total: 4, Waiting: "s[0-1]w[0-1]"})
+	at(0, out(0, 0, "  0%|\r 50%|##\r"), out(0, 0, "100%|####\r\n"), out(0, 0, "partial λ"))
+	at(40021 * time.Millisecond)
+	at(0, out(0, 0, " done\n"))
+	trace := "Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: \x1b[31mbad\x1b[0m value\nafter\n"
+	at(0, out(1, 0, trace))
+	at(59*time.Millisecond, out(1, 1, trace), out(0, 1, "RuntimeError: other\n"))
+	at(2017*time.Millisecond, event.WorkerDone{Slice: 1, Worker: 0, Code: 7, End: time.Now()})
+	at(11*time.Millisecond,
+		event.WorkerDone{Slice: 1, Worker: 1, Code: 137, Signal: "KILL", Reason: "fail-fast", End: time.Now()},
+		event.WorkerDone{Slice: 0, Worker: 0, Code: 143, Signal: "TERM", Reason: "fail-fast", End: time.Now()},
+		event.WorkerDone{Slice: 0, Worker: 1, Code: 143, Signal: "TERM", Reason: "fail-fast", End: time.Now()},
+		event.Phase{Name: "run", State: event.Failed, Detail: "s1w0 failed"},
+		event.Result{Name: "runs", Text: "RUN  STATE\nr1   failed", Data: map[string]string{"run": "r1"}},
+		event.Summary{Run: "r1", Attempt: 1, ExitCode: 7, Text: "run \"r1\" failed", FirstFail: "s1w0: exit code 7",
+			LastLines: []string{"ValueError: \x1b[31mbad", "after"}, LogDir: "/state/runs/r1",
+			Phases: []event.PhaseTime{{Name: "connect", Elapsed: 400 * time.Millisecond}, {Name: "run", Elapsed: 47 * time.Second}},
+			Skew:   12 * time.Millisecond})
+}
+
+func TestGolden(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		o    Options
+	}{
+		{"tty-first", Options{Mode: Auto, Width: func() int { return 60 }}},
+		{"tty-all-color", Options{Mode: TTY, Stream: All, Color: true, Width: func() int { return 60 }}},
+		{"plain-first", Options{Mode: Plain}},
+		{"plain-all-debug", Options{Mode: Plain, Stream: All, Debug: true}},
+		{"plain-none", Options{Mode: Plain, Stream: None}},
+		{"json-all", Options{Mode: JSON, Stream: All}},
+		{"json-first", Options{Mode: JSON, Stream: First}},
+		{"quiet", Options{Mode: Quiet}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				// One writer for both, so that the golden shows the order.
+				both := new(recorder)
+				tc.o.Stdout, tc.o.Stderr = both, both
+				tc.o.IsTerminal = func(io.Writer) bool { return strings.HasPrefix(tc.name, "tty") }
+				r := New(tc.o)
+				script(r)
+				if err := r.Close(); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				// Escapes written by us in readable form, one line a redraw.
+				got := strings.NewReplacer("\r\x1b[K", "<erase>\n", "\x1b", "<esc>").Replace(both.String())
+				file := filepath.Join("testdata", tc.name+".golden")
+				if update() {
+					if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				want, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(string(want), got); diff != "" {
+					t.Errorf("output differs (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestStdoutIsDataOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stdout, stderr := new(recorder), new(recorder)
+		r := New(Options{Mode: Plain, Stdout: stdout, Stderr: stderr})
+		script(r)
+		r.Close()
+		if strings.Contains(stdout.String(), "multihost:") || strings.Contains(stdout.String(), "connect:") {
+			t.Errorf("messages on standard output:\n%s", stdout)
+		}
+		if strings.Contains(stderr.String(), "completed step") {
+			t.Errorf("streams on standard error:\n%s", stderr)
+		}
+		stdout, stderr = new(recorder), new(recorder)
+		r = New(Options{Mode: JSON, Stream: All, Stdout: stdout, Stderr: stderr})
+		script(r)
+		r.Close()
+		if got := stderr.String(); got != "" {
+			t.Errorf("JSON mode wrote for people: %q", got)
+		}
+	})
+}
+
+// viewOf is what standard output shows in plain mode.
+func viewOf(t *testing.T, stream Stream, chunks ...event.Output) string {
+	t.Helper()
+	w := new(recorder)
+	r := New(Options{Mode: Plain, Stream: stream, Stdout: w, Stderr: io.Discard})
+	for _, c := range chunks {
+		r.Emit(c)
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	return w.String()
+}
+
+func TestLines(t *testing.T) {
+	long := strings.Repeat("é", maxLine) // twice maxLine bytes
+	for _, tc := range []struct {
+		name   string
+		chunks []string
+		want   string
+	}{
+		{"cut anywhere", []string{"a", "b\nc", "\n"}, "ab\nc\n"},
+		{"no newline at the end", []string{"last"}, "last\n"},
+		{"CRLF", []string{"a\r\nb\r", "\nc\r\r\n"}, "a\nb\nc\n"},
+		{"progress bar", []string{"1%\r", "2%\r3%", "\r4%\nnext\n"}, "4%\nnext\n"},
+		{"progress bar that ends with a return", []string{"1%\r2%\r", "\n"}, "2%\n"},
+		{"progress bar cut before the return", []string{"1%", "\r2%", "\n"}, "2%\n"},
+		{"progress bar of two states and a return", []string{"1%\r2%\r", "3%\r\n"}, "3%\n"},
+		{"returns alone", []string{"a\r", "\r", "\r\nb\r", "\rc\n"}, "a\nc\n"},
+		{"rune cut", []string{"\xce", "\xbb\n"}, "λ\n"},
+		{"invalid", []string{"a\xffb\xc3\n"}, "a\uFFFDb\uFFFD\n"},
+		{"controls", []string{"\x00\x1b]0;title\x07\b\x7f\tx\n"}, "^@^[]0;title^G^H^?\tx\n"},
+		{"C1 and direction", []string{"\u009b31m\u202eabc\n"}, "\\u009b31m\\u202eabc\n"},
+		{"empty lines", []string{"\n\n"}, "\n\n"},
+		{"long in one chunk", []string{"x" + long + "\n"}, "x" + strings.Repeat("é", maxLine/2-1) + fmt.Sprintf("… (+%d bytes)\n", 2*maxLine+1-(maxLine-1))},
+		{"long in pieces", []string{"x" + long[:6], long[6:], "yz\nshort\n"}, "x" + strings.Repeat("é", maxLine/2-1) + fmt.Sprintf("… (+%d bytes)\nshort\n", 2*maxLine+3-(maxLine-1))},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var chunks []event.Output
+			for _, c := range tc.chunks {
+				chunks = append(chunks, out(0, 0, c))
+			}
+			if got := viewOf(t, First, chunks...); got != tc.want {
+				t.Errorf("got %.200q\nwant %.200q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestFirstShowsErrorsOfOthers(t *testing.T) {
+	got := viewOf(t, First,
+		out(0, 0, "step 1\n"), out(0, 1, "step 1\nRuntimeError: x\n"), out(1, 0, "RuntimeError: x\n"),
+		out(0, 0, "fatal: shared\n"), out(1, 1, "fatal: shared\n"))
+	want := "step 1\nfatal: shared\ns0w1,s1w0 │ RuntimeError: x\n"
+	if got != want {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+func TestSuspect(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		want bool
+	}{
+		{"ValueError: bad shape", true},
+		{"jax.errors.ConcretizationTypeError: Abstract tracer", true},
+		{"java.lang.NullPointerException at x", true},
+		{"ERROR: could not open", true},
+		{"error: unknown option", true},
+		{"Fatal Python error: Aborted", true},
+		{"panic: runtime error: index out of range", true},
+		{"bash: line 1: 1234 Killed   python3 train.py", true},
+		{"Segmentation fault (core dumped)", true},
+		{"oom-kill:constraint=CONSTRAINT_NONE", true},
+		{"jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory", true},
+		{"Out of memory allocating 123 bytes", true},
+		{"UNAVAILABLE: connection to coordinator lost", true},
+		{"E0706 16:50:26.257925 1409 coordination.cc:1] Barrier", true},
+		{"F0706 16:50:26.257925 1409 check.cc:1] x", true},
+		{"OSError: [Errno 28] No space left on device", true},
+		{"cp: write: No space left on device", true},
+		{"ssh: connect to host x: Connection refused", true},
+		{"open /dev/accel0: Permission denied", true},
+		{"2 failed, 3 passed", true},
+		{"heartbeat timed out", true},
+		{"step failed: 1", true},
+
+		{"", false},
+		{"completed step: 3, seconds: 1.234, TFLOP/s/device: 100.1, loss: 3.210", false},
+		{"0 errors, 0 warnings", false},
+		{"no error", false},
+		{"errors: 0", false},
+		{"failed=0 changed=2", false},
+		{"error_rate 0.1", false},
+		{"run with --fail-on-error or stderr/error.log", false},
+		{"I0706 16:50:26.257925 1409 x.py:1] error count so far", false},
+		{"INFO:absl: retry after error", false},
+		{"2026-01-02 12:00:00 INFO loader: ignoring error in cache", false},
+		{"terror in the mirror", false},
+		{"loading the memory map", false},
+		{"an internal note: unavailable", false},
+	} {
+		if got := looksLikeError([]byte(tc.line)); got != tc.want {
+			t.Errorf("looksLikeError(%q) = %v", tc.line, got)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for _, tc := range []struct {
+		d    time.Duration
+		want string
+	}{
+		{0, "0 s"}, {300 * time.Microsecond, "<1 ms"}, {12 * time.Millisecond, "12 ms"},
+		{99600 * time.Microsecond, "0.1 s"}, {400 * time.Millisecond, "0.4 s"},
+		{9949 * time.Millisecond, "9.9 s"}, {9960 * time.Millisecond, "10 s"}, {12 * time.Second, "12 s"},
+		{59600 * time.Millisecond, "1m00s"}, {200 * time.Second, "3m20s"},
+		{time.Hour - 400*time.Millisecond, "1h00m"}, {125 * time.Minute, "2h05m"}, {50 * time.Hour, "50h00m"},
+		{-12 * time.Second, "-12 s"},
+	} {
+		if got := Duration(tc.d); got != tc.want {
+			t.Errorf("Duration(%v) = %q, want %q", tc.d, got, tc.want)
+		}
+	}
+}
+
+func TestCutToWidth(t *testing.T) {
+	for _, tc := range []struct {
+		s     string
+		width int
+		want  string
+	}{
+		{"short", 10, "short"},
+		{"exactly", 7, "exactly"},
+		{"too long", 7, "too lo…"},
+		{"日本語です", 10, "日本語です"},
+		{"日本語です", 9, "日本語で…"},
+		{"日本語です", 8, "日本語…"},
+		{"e\u0301e\u0301", 2, "e\u0301e\u0301"},
+		{"a\tb", 3, "a b"},
+		{"x", 0, ""},
+		{"日本", 1, "…"},
+	} {
+		got := cutToWidth(tc.s, tc.width)
+		if got != tc.want {
+			t.Errorf("cutToWidth(%q, %d) = %q, want %q", tc.s, tc.width, got, tc.want)
+		}
+		n := 0
+		for _, c := range got {
+			n += runeWidth(c)
+		}
+		if n > tc.width {
+			t.Errorf("cutToWidth(%q, %d) takes %d columns", tc.s, tc.width, n)
+		}
+	}
+}
+
+// The status line is redrawn at most ten times a second, never wider than the
+// terminal, also when the terminal changes its size, and gone at the end.
+func TestStatusLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stdout, stderr := new(recorder), new(recorder)
+		width := 40
+		var mu sync.Mutex
+		r := New(Options{Mode: TTY, Stdout: stdout, Stderr: stderr, Width: func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return width
+		}})
+		r.Emit(event.Phase{Name: "queue", State: event.Started})
+		for i := range 1000 {
+			r.Emit(event.Progress{Phase: "queue", Done: i, Total: 1000, Waiting: "queued resource “日本語”", Limit: time.Minute})
+			if i%10 == 0 {
+				r.Emit(out(0, 0, "line\n"))
+			}
+			if i == 500 {
+				mu.Lock()
+				width = 20
+				mu.Unlock()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		r.Close()
+		draws := strings.Split(stderr.String(), "\r\x1b[K")
+		if n := len(draws) - 1; n < 8 || n > 11 {
+			t.Errorf("%d redraws in one second", n)
+		}
+		if last := draws[len(draws)-1]; last != "" {
+			t.Errorf("status line left on the terminal: %q", last)
+		}
+		for i, d := range draws {
+			n := 0
+			for _, c := range d {
+				n += runeWidth(c)
+			}
+			if limit := 40 - i/7*20; n >= limit {
+				t.Errorf("redraw %d takes %d columns: %q", i, n, d)
+			}
+		}
+		if got := strings.Count(stdout.String(), "line\n"); got != 100 {
+			t.Errorf("%d lines shown, want 100", got)
+		}
+		if stdout.n > 25 {
+			t.Errorf("%d writes for one second of output", stdout.n)
+		}
+	})
+}
+
+// A wait in which nothing changes shows that it lives; one that changes all the
+// time shows a line every 30 s.
+func TestPlainStatusPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stderr := new(recorder)
+		r := New(Options{Mode: Plain, Stdout: io.Discard, Stderr: stderr})
+		r.Emit(event.Phase{Name: "queue", State: event.Started})
+		for i := range 300 {
+			r.Emit(event.Progress{Phase: "queue", Done: i, Total: 300})
+			time.Sleep(time.Second)
+		}
+		if got := strings.Count(stderr.String(), "\n"); got != 10 {
+			t.Errorf("%d lines in 5 minutes of change:\n%s", got, stderr)
+		}
+		time.Sleep(time.Hour)
+		if got := strings.Count(stderr.String(), "\n"); got != 16 {
+			t.Errorf("%d lines after an hour of no change:\n%s", got, stderr)
+		}
+		r.Close()
+	})
+}
+
+// A stalled writer blocks from the first byte until it is released.
+type stalled struct {
+	release chan struct{}
+	recorder
+}
+
+func (w *stalled) Write(p []byte) (int, error) {
+	<-w.release
+	return w.recorder.Write(p)
+}
+
+func TestStalledReader(t *testing.T) {
+	volume := 100 << 20
+	if raceDetector {
+		volume = 16 << 20
+	}
+	for _, mode := range []Mode{Plain, TTY, JSON} {
+		for _, stream := range []Stream{First, All} {
+			t.Run(string(mode)+"-"+string(stream), func(t *testing.T) {
+				volume := volume
+				if (mode == Plain) != (stream == All) || mode == JSON {
+					volume = min(volume, 24<<20) // enough to fill the view twice
+				}
+				w := &stalled{release: make(chan struct{})}
+				r := New(Options{Mode: mode, Stream: stream, Stdout: w, Stderr: w})
+				line := strings.Repeat("x", 90) + " error: y\n"
+				chunk := []byte(strings.Repeat(line, 320)) // 32 KiB
+				var wg sync.WaitGroup
+				for worker := range 8 {
+					wg.Go(func() {
+						for range volume / 8 / len(chunk) {
+							r.Emit(event.Output{Worker: worker, Data: chunk})
+						}
+					})
+				}
+				for i := range 10000 {
+					r.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("retry %d: %01000d", i, i)})
+				}
+				wg.Wait()
+				var ms runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&ms)
+				if ms.HeapAlloc > 64<<20 {
+					t.Errorf("heap is %d MB", ms.HeapAlloc>>20)
+				}
+				r.Emit(event.Summary{Run: "r1", Text: "the end"})
+				r.Emit(event.Result{Name: "x", Text: "answer", Data: "answer"})
+				close(w.release)
+				if err := r.Close(); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				got := w.String()
+				for _, want := range []string{"the end", "answer", "view fell behind"} {
+					if !strings.Contains(got, want) {
+						t.Errorf("%q is missing at the end: …%q", want, got[max(0, len(got)-300):])
+					}
+				}
+			})
+		}
+	}
+}
+
+// A stalled standard output does not hold up messages on a standard error that
+// is somewhere else.
+func TestStalledStdoutAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stalled{release: make(chan struct{})}
+		stderr := new(recorder)
+		r := New(Options{Mode: Plain, Stdout: w, Stderr: stderr})
+		r.Emit(out(0, 0, "a line\n"))
+		synctest.Wait()
+		r.Emit(event.Note{Level: event.Info, Text: "still here"})
+		synctest.Wait()
+		if got, want := stderr.String(), "multihost: still here\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		close(w.release)
+		r.Close()
+	})
+}
+
+type failing struct{ err error }
+
+func (w failing) Write([]byte) (int, error) { return 0, w.err }
+
+func TestWriteErrors(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want string // of Close
+	}{
+		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}, ""},
+		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}, "write standard output: write /dev/stdout: no space left on device"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			stderr := new(recorder)
+			r := New(Options{Mode: Plain, Stdout: failing{tc.err}, Stderr: stderr})
+			for range 100 {
+				r.Emit(out(0, 0, "line\n"))
+				time.Sleep(time.Second)
+			}
+			r.Emit(event.Summary{Run: "r1", OK: true, Text: "fine"})
+			err := r.Close()
+			if got := fmt.Sprint(err); got != tc.want && (err != nil || tc.want != "") {
+				t.Errorf("Close: %v, want %q", err, tc.want)
+			}
+			if got := stderr.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "nothing more is shown") || !strings.Contains(got, "multihost: fine") {
+				t.Errorf("standard error:\n%s", got)
+			}
+		})
+	}
+}
+
+// hesitant is a non-blocking terminal that is full at every other write.
+type hesitant struct {
+	recorder
+	calls int
+}
+
+func (w *hesitant) Write(p []byte) (int, error) {
+	if w.calls++; w.calls%2 == 1 && len(p) > 1 {
+		n, _ := w.recorder.Write(p[:1])
+		return n, &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EAGAIN}
+	}
+	return w.recorder.Write(p)
+}
+
+func TestNonBlockingTerminal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := new(hesitant)
+		r := New(Options{Mode: Plain, Stdout: w, Stderr: io.Discard})
+		r.Emit(out(0, 0, "one\ntwo\n"))
+		if err := r.Close(); err != nil || w.String() != "one\ntwo\n" {
+			t.Errorf("Close: %v, output %q", err, w)
+		}
+	})
+}
+
+func TestShowStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stderr := new(recorder)
+		r := New(Options{Mode: Plain, Stdout: io.Discard, Stderr: stderr})
+		r.ShowStatus()
+		r.Emit(event.Progress{Phase: "run", Done: 1, Total: 4, Waiting: "s0w[1-3]"})
+		time.Sleep(2 * time.Second)
+		r.ShowStatus()
+		r.Close()
+		if got, want := stderr.String(), "run: 1/4, waiting for s0w[1-3] (2 s)\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+}
+
+func TestJSONRoundTrip(t *testing.T) {
+	want := "plain\nλ cut\t\"quoted\\ \x1b[31m\u009b \u2028 日本 \xff\xfe raw \xce"
+	for _, size := range []int{1, 2, 3, 7, 1000} {
+		w := new(recorder)
+		r := New(Options{Mode: JSON, Stream: All, Stdout: w, Stderr: io.Discard})
+		for i := 0; i < len(want); i += size {
+			r.Emit(event.Output{Slice: 1, Worker: 2, Data: []byte(want[i:min(i+size, len(want))])})
+		}
+		r.Emit(event.WorkerDone{Slice: 1, Worker: 2})
+		r.Close()
+		var got []byte
+		dec := json.NewDecoder(strings.NewReader(w.String()))
+		for {
+			var line struct {
+				V             int
+				Time          time.Time
+				Kind          string
+				Slice, Worker int
+				Text, Base64  string
+			}
+			if err := dec.Decode(&line); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if line.V != 1 || line.Time.IsZero() || line.Slice != 1 || line.Worker != 2 {
+				t.Errorf("line %+v", line)
+			}
+			if line.Kind != "output" {
+				continue
+			}
+			raw, err := base64.StdEncoding.DecodeString(line.Base64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(append(got, line.Text...), raw...)
+		}
+		if string(got) != want {
+			t.Errorf("chunks of %d: got %q\nwant %q", size, got, want)
+		}
+	}
+}
+
+// Every event type must keep clear of the fields that each line has.
+func TestJSONFields(t *testing.T) {
+	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Result{}, event.Summary{}} {
+		line := appendJSONEvent(nil, e, time.Unix(1, 0))
+		var all map[string]any
+		if err := json.Unmarshal(line, &all); err != nil {
+			t.Errorf("%s: %v: %s", e.Kind(), err, line)
+		}
+		own, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(own, &fields); err != nil {
+			t.Fatal(err)
+		}
+		if len(all) != len(fields)+3 || all["kind"] != e.Kind() {
+			t.Errorf("%s: fields overlap: %s", e.Kind(), line)
+		}
+	}
+	got := string(appendJSONEvent(nil, event.Result{Data: func() {}}, time.Unix(1, 0)))
+	if !strings.Contains(got, `"kind":"error"`) {
+		t.Errorf("a result that cannot be encoded gives %s", got)
+	}
+}
+
+func TestPrintError(t *testing.T) {
+	var b bytes.Buffer
+	PrintError(&b, errors.New("create \"q\": quota\nsecond \x1b line"), "type: multihost qr list")
+	want := "multihost: error: create \"q\": quota\n  second ^[ line\nmultihost: hint: type: multihost qr list\n"
+	if b.String() != want {
+		t.Errorf("got %q\nwant %q", b.String(), want)
+	}
+	b.Reset()
+	PrintErrorJSON(&b, time.Unix(0, 0), errors.New("x"), "", 69)
+	want = `{"v":1,"time":"1970-01-01T00:00:00Z","kind":"error","text":"x","exit_code":69}` + "\n"
+	if b.String() != want {
+		t.Errorf("got %q\nwant %q", b.String(), want)
+	}
+}
+
+func TestEmitAfterClose(t *testing.T) {
+	w := new(recorder)
+	r := New(Options{Mode: Plain, Stdout: w, Stderr: w})
+	r.Close()
+	r.Emit(out(0, 0, "late\n"))
+	r.Emit(event.Note{Level: event.Info, Text: "late"})
+	if err := r.Close(); err != nil || w.String() != "" {
+		t.Errorf("Close: %v, output %q", err, w)
+	}
+}
+
+func TestParse(t *testing.T) {
+	if m, err := ParseMode(""); m != Auto || err != nil {
+		t.Errorf(`ParseMode("") = %v, %v`, m, err)
+	}
+	if _, err := ParseMode("xml"); err == nil {
+		t.Error("ParseMode accepts xml")
+	}
+	if s, err := ParseStream("all"); s != All || err != nil {
+		t.Errorf(`ParseStream("all") = %v, %v`, s, err)
+	}
+	if _, err := ParseStream("ALL"); err == nil {
+		t.Error("ParseStream accepts ALL")
+	}
+}

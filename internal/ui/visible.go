@@ -1,0 +1,128 @@
+package ui
+
+import (
+	"fmt"
+	"unicode"
+	"unicode/utf8"
+)
+
+// appendVisible appends one line with every byte that could act on a terminal
+// in visible form: control characters in caret notation (^[ for ESC), C1 and
+// direction controls as \u009b, bytes that are no UTF-8 as U+FFFD. Tabs stay.
+func appendVisible(dst, line []byte) []byte {
+	for len(line) > 0 {
+		n := plainPrefix(line)
+		dst = append(dst, line[:n]...)
+		line = line[n:]
+		if len(line) == 0 {
+			return dst
+		}
+		c := line[0]
+		switch {
+		case c < 0x20:
+			dst = append(dst, '^', c+'@')
+			line = line[1:]
+			continue
+		case c == 0x7f:
+			dst = append(dst, '^', '?')
+			line = line[1:]
+			continue
+		}
+		r, size := utf8.DecodeRune(line)
+		switch {
+		case r == utf8.RuneError && size <= 1:
+			dst = append(dst, "\uFFFD"...)
+		case actsOnTerminal(r):
+			dst = fmt.Appendf(dst, "\\u%04x", r)
+		default:
+			dst = append(dst, line[:size]...)
+		}
+		line = line[size:]
+	}
+	return dst
+}
+
+// plainPrefix counts the leading bytes that are printable ASCII or tabs.
+func plainPrefix(b []byte) int {
+	for i, c := range b {
+		if (c < 0x20 && c != '\t') || c >= 0x7f {
+			return i
+		}
+	}
+	return len(b)
+}
+
+// actsOnTerminal reports C1 controls, which some terminals obey like escape
+// sequences, and the marks that reorder text so that it reads as something else.
+func actsOnTerminal(r rune) bool {
+	switch {
+	case r >= 0x80 && r < 0xa0:
+		return true
+	case r == 0x2028, r == 0x2029, r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069, r == 0x200e, r == 0x200f, r == 0x061c:
+		return true
+	}
+	return false
+}
+
+// appendVisibleText is appendVisible for text of several lines.
+func appendVisibleText(dst []byte, text string) []byte {
+	for {
+		i := 0
+		for i < len(text) && text[i] != '\n' {
+			i++
+		}
+		dst = appendVisible(dst, []byte(text[:i]))
+		if i == len(text) {
+			return dst
+		}
+		dst = append(dst, '\n')
+		text = text[i+1:]
+	}
+}
+
+// runeWidth is the number of columns a printable rune takes. It knows what
+// names and messages are made of; a terminal that disagrees about a rare symbol
+// costs one short line.
+func runeWidth(r rune) int {
+	switch {
+	case r < 0x300:
+		return 1
+	case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
+		return 0
+	case r >= 0x1100 && r <= 0x115f, // Hangul Jamo
+		r >= 0x2e80 && r <= 0x303e, r >= 0x3041 && r <= 0x33ff, // CJK, Kana
+		r >= 0x3400 && r <= 0x4dbf, r >= 0x4e00 && r <= 0x9fff,
+		r >= 0xa000 && r <= 0xa4cf, r >= 0xac00 && r <= 0xd7a3,
+		r >= 0xf900 && r <= 0xfaff, r >= 0xfe30 && r <= 0xfe6f,
+		r >= 0xff00 && r <= 0xff60, r >= 0xffe0 && r <= 0xffe6,
+		r >= 0x1f300 && r <= 0x1f64f, r >= 0x1f680 && r <= 0x1f6ff, r >= 0x1f900 && r <= 0x1faff, // pictographs
+		r >= 0x20000 && r <= 0x3fffd:
+		return 2
+	}
+	return 1
+}
+
+// cutToWidth returns s, or its beginning with an ellipsis, so that it takes at
+// most width columns. Tabs become spaces: their width depends on the place.
+func cutToWidth(s string, width int) string {
+	if width <= 0 {
+		return ""
+	}
+	var out []rune
+	used, room := 0, -1
+	for _, r := range s {
+		if r == '\t' {
+			r = ' '
+		}
+		w := runeWidth(r)
+		if used+w > width-1 && room < 0 {
+			room = len(out)
+		}
+		if used+w > width {
+			return string(out[:room]) + "…"
+		}
+		used += w
+		out = append(out, r)
+	}
+	return string(out)
+}
