@@ -91,6 +91,7 @@ func exitCode(err error) int {
 		gconf     *config.ConfigurationError
 		fileConf  *config.FileError
 		idError   *sshfan.IdentityError
+		knownErr  *sshfan.KnownHostsError
 		busy      *launch.BusyError
 		typeError *tpu.TypeError
 		noSlices  *tpu.NoSlicesError
@@ -121,7 +122,7 @@ func exitCode(err error) int {
 		return exitInterrupt
 	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid):
 		return exitUsage
-	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError):
+	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError), errors.As(err, &knownErr):
 		return exitConfig
 	case errors.As(err, &jobError):
 		switch jobError.Stage {

@@ -92,6 +92,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Run:          c.String("run-name"),
 		UseExisting:  c.Bool("use-existing-folder"),
 		NoIgnore:     c.Bool("no-ignore"),
+		Home:         p.home,
 		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
 		Script:       c.String("command"),
 		Argv:         p.inv.argv,

@@ -49,7 +49,10 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
-			return os.MkdirAll(home, 0o700)
+			env.Setenv("TOP", env.WorkDir)
+			code := filepath.Join(env.WorkDir, "src")
+			env.Cd = code
+			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"sim":      scriptSim,
@@ -68,8 +71,20 @@ func TestScripts(t *testing.T) {
 // the machine.
 const scriptWait = 60 * time.Second
 
+// memoryDir is a directory in memory where there is one: workers are many
+// small files, and the disk of a test machine may be slow.
+func memoryDir() string {
+	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
+		return "/dev/shm"
+	}
+	return ""
+}
+
 func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
-	cfg := sim.Config{Dir: ts.MkAbs("sim"), Step: 10 * time.Millisecond}
+	dir, err := os.MkdirTemp(memoryDir(), "multihost-script-")
+	ts.Check(err)
+	ts.Defer(func() { os.RemoveAll(dir) })
+	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond}
 	for _, a := range args {
 		if step, ok := strings.CutPrefix(a, "-step="); ok {
 			d, err := time.ParseDuration(step)
@@ -81,7 +96,6 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		cfg.Slices = append(cfg.Slices, list...)
 	}
-	ts.Check(os.MkdirAll(cfg.Dir, 0o700))
 	server, err := sim.Start(context.Background(), cfg)
 	ts.Check(err)
 	ts.Defer(func() { server.Close() })
@@ -89,13 +103,13 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Setenv(k, v)
 	}
 	ts.Setenv("SIM_DIR", cfg.Dir)
-	servers.put(ts.MkAbs("."), server)
+	servers.put(ts.Getenv("WORK"), server)
 }
 
 func scriptFault(ts *testscript.TestScript, neg bool, args []string) {
 	fault, err := sim.ParseFault(strings.Join(args, " "))
 	ts.Check(err)
-	_, err = servers.get(ts.MkAbs(".")).Inject(fault)
+	_, err = servers.get(ts.Getenv("WORK")).Inject(fault)
 	ts.Check(err)
 }
 
@@ -139,9 +153,9 @@ func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
 	cmd.Dir = ts.MkAbs(".")
 	cmd.Env = scriptEnviron(ts)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	out, err := os.Create(ts.MkAbs(args[0] + ".out"))
+	out, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".out"))
 	ts.Check(err)
-	errFile, err := os.Create(ts.MkAbs(args[0] + ".err"))
+	errFile, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".err"))
 	ts.Check(err)
 	cmd.Stdout, cmd.Stderr = out, errFile
 	ts.Check(cmd.Start())
@@ -160,7 +174,7 @@ func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
 			<-p.done
 		}
 	})
-	backgrounds.put(ts.MkAbs(args[0]), p)
+	backgrounds.put(ts.Getenv("WORK")+args[0], p)
 }
 
 func fileExists(path string) bool {
@@ -175,7 +189,7 @@ func scriptEnviron(ts *testscript.TestScript) []string {
 	for _, name := range []string{"HOME", "USER", "PATH", "TMPDIR", "WORK", "CLOUDSDK_CONFIG", "SIM_DIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"} {
 		fmt.Fprintf(&buf, "%s=%s\x00", name, ts.Getenv(name))
 	}
-	if s := servers.get(ts.MkAbs(".")); s != nil {
+	if s := servers.get(ts.Getenv("WORK")); s != nil {
 		for k, v := range s.Env() {
 			fmt.Fprintf(&buf, "%s=%s\x00", k, v)
 		}
@@ -185,26 +199,26 @@ func scriptEnviron(ts *testscript.TestScript) []string {
 
 func scriptSignal(ts *testscript.TestScript, neg bool, args []string) {
 	signals := map[string]syscall.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}
-	ts.Check(backgrounds.get(ts.MkAbs(args[0])).cmd.Process.Signal(signals[args[1]]))
+	ts.Check(backgrounds.get(ts.Getenv("WORK") + args[0]).cmd.Process.Signal(signals[args[1]]))
 }
 
 func scriptEnded(ts *testscript.TestScript, neg bool, args []string) {
-	p := backgrounds.get(ts.MkAbs(args[0]))
+	p := backgrounds.get(ts.Getenv("WORK") + args[0])
 	select {
 	case <-p.done:
 	case <-time.After(scriptWait):
 		p.cmd.Process.Signal(syscall.SIGQUIT)
-		ts.Fatalf("%s has not ended after %s; its stderr:\n%s", args[0], scriptWait, ts.ReadFile(args[0]+".err"))
+		ts.Fatalf("%s has not ended after %s; its stderr:\n%s", args[0], scriptWait, ts.ReadFile(filepath.Join(ts.Getenv("WORK"), args[0]+".err")))
 	}
 	if got := exitStatus(p.err); strconv.Itoa(got) != args[1] {
-		ts.Fatalf("%s ended with %d, want %s; its stderr:\n%s", args[0], got, args[1], ts.ReadFile(args[0]+".err"))
+		ts.Fatalf("%s ended with %d, want %s; its stderr:\n%s", args[0], got, args[1], ts.ReadFile(filepath.Join(ts.Getenv("WORK"), args[0]+".err")))
 	}
 }
 
 func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile(args[1])
 	ts.Check(err)
-	path := ts.MkAbs(args[0])
+	path := filepath.Join(ts.Getenv("WORK"), args[0])
 	deadline := time.After(scriptWait)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -228,7 +242,7 @@ func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		found := processesBelow(ts.MkAbs("sim"), args[1])
+		found := processesBelow(ts.Getenv("SIM_DIR"), args[1])
 		if strconv.Itoa(len(found)) == args[0] {
 			return
 		}
@@ -249,7 +263,8 @@ func processesBelow(dir, text string) []string {
 			continue
 		}
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
-		if cmd := string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})); strings.Contains(cmd, text) {
+		cmd := string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))
+		if strings.Contains(cmd, text) && !strings.Contains(cmd, "bin/multihost ") {
 			found = append(found, cmd)
 		}
 	}

@@ -37,12 +37,13 @@ type session struct {
 	lookup   config.Lookup
 	sim      *sim.Server
 	simDir   string
+	leave    <-chan struct{}
 	typed    map[string]string // flags on the command line
 }
 
 // open reads the configuration and starts the view. It calls no API.
 func (p *program) open(c *cli.Context) (*session, error) {
-	s := &session{lookup: p.lookup, typed: p.inv.set}
+	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave}
 	mode, err := p.viewMode(c)
 	if err != nil {
 		return nil, err
@@ -69,7 +70,21 @@ func (s *session) close() {
 		s.sim.Close()
 		os.RemoveAll(s.simDir)
 	}
-	s.view.Close()
+	s.closeView()
+}
+
+// closeView waits until everything is written, but not for a reader that
+// stands still when the user wants out.
+func (s *session) closeView() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.view.Close()
+	}()
+	select {
+	case <-done:
+	case <-s.leave:
+	}
 }
 
 func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
@@ -83,6 +98,9 @@ func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
 	}
 	if c.Bool("quiet") {
 		return ui.Quiet, nil
+	}
+	if term, _ := p.lookup("TERM"); term == "dumb" {
+		return ui.Plain, nil
 	}
 	return ui.Auto, nil
 }
@@ -272,6 +290,10 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
 			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
 		}
+	}
+	var locked *sshfan.IdentityError
+	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
+		id, err = sshfan.LoadAgentIdentity(socket, locked.PublicKey)
 	}
 	if err != nil {
 		return nil, &configError{err: err, hint: hintOf(err)}

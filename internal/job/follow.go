@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 )
@@ -188,12 +189,54 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if err != nil {
 		return ending{known: true, err: err, at: f.Clock.Now()}
 	}
-	exit, err := launch.Follow(ctx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{})
+	workerCtx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	out := outage{f: f, i: i, giveUp: giveUp}
+	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
+		Lost: func(err error, _ int64) { out.lost(workerCtx, err) },
+	})
 	log.close()
+	if cause := context.Cause(workerCtx); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
 	if err != nil {
 		return ending{known: ctx.Err() == nil, err: err, at: f.Clock.Now()}
 	}
 	return ending{known: true, exit: exit, at: exit.End.Add(-f.team.conns[i].ClockOffset())}
+}
+
+// lostLimit is how long a worker that cannot be reached is waited for. A VM
+// that reboots or migrates is back within minutes; a network that is away for
+// longer leaves the command running, and attach finds it again.
+const lostLimit = 10 * time.Minute
+
+// outage is the time during which one worker cannot be reached.
+type outage struct {
+	f           *following
+	i           int
+	giveUp      context.CancelCauseFunc
+	begin, last time.Time
+}
+
+// lost is told of every failed try. It says once per outage that the worker is
+// lost, and gives up when its slice is gone or the outage lasts too long.
+func (o *outage) lost(ctx context.Context, err error) {
+	now := o.f.Clock.Now()
+	if o.begin.IsZero() || now.Sub(o.last) > o.f.Access.RetryFor+time.Minute {
+		o.begin = now
+		note(o.f.Sink, event.Warn, "", "lost the connection to %s (%v); its command goes on, connecting again", o.f.team.ids[o.i], err)
+	}
+	o.last = now
+	s := o.f.team.slice(o.i)
+	fresh, apiErr := o.f.Cloud.Slice(ctx, s.Name)
+	switch {
+	case gcp.ClassOf(apiErr) == gcp.NotFound, apiErr == nil && fresh.UID != s.UID:
+		o.giveUp(fmt.Errorf("slice %q is gone", s.Name))
+	case apiErr == nil && (fresh.State == "PREEMPTED" || fresh.State == "TERMINATED" || fresh.State == "DELETING" || fresh.State == "STOPPED"):
+		o.giveUp(fmt.Errorf("slice %q is %s", s.Name, fresh.State))
+	case now.Sub(o.begin) > lostLimit:
+		o.giveUp(fmt.Errorf("worker not reachable for %s: %w", lostLimit, err))
+	}
 }
 
 // conclude says how the run ended and decides the exit status.
@@ -215,7 +258,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	case first >= 0 && code == 0:
 		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
-		sum.FirstFail = f.team.ids[first].String()
+		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
 		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
 		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
 	default:

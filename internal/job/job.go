@@ -45,6 +45,7 @@ type Queue interface {
 type Networks interface {
 	Plan(ctx context.Context, o network.Options) (network.Plan, error)
 	Apply(ctx context.Context, p network.Plan) error
+	Show(ctx context.Context, name string) (network.Info, error)
 }
 
 // Deps is what the package works with.

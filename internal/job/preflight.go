@@ -62,8 +62,9 @@ func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, parti
 // an error that says that some setting must not be so.
 func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
 	reports := make([]preflight.Report, len(t.ids))
+	mtu := d.networkMTU(ctx, t)
 	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
-		reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o))
+		reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o, mtu))
 		return err
 	})
 	if ctx.Err() != nil {
@@ -92,8 +93,24 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	return reports, nil
 }
 
-func (d *Deps) preflightFor(t *team, i int, o PreflightOptions) preflight.Options {
-	opts := preflight.Options{Platform: o.Platform, Install: o.Install}
+// networkMTU is the MTU that the interfaces of the workers ought to have, or 0
+// where it cannot be learned: reading a network takes a permission that running
+// does not.
+func (d *Deps) networkMTU(ctx context.Context, t *team) int {
+	name := t.slices[0].Network
+	if name == "" || d.Networks == nil {
+		return 0
+	}
+	info, err := d.Networks.Show(ctx, name)
+	if err != nil {
+		note(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
+		return 0
+	}
+	return info.MTU
+}
+
+func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflight.Options {
+	opts := preflight.Options{Platform: o.Platform, Install: o.Install, ExpectMTU: mtu}
 	opts.Mode = preflight.Apply
 	if o.Check {
 		opts.Mode = preflight.Check

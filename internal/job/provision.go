@@ -32,6 +32,7 @@ type JobOptions struct {
 // it made and leaves behind is said in its last lines.
 func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	defer r.close()
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
 	}

@@ -24,6 +24,7 @@ type RunOptions struct {
 	Run          string // name; also the working directory below the login's home
 
 	Dir         string // local directory to ship
+	Home        string // the user's home, not shipped by accident
 	UseExisting bool   // ship nothing, use the working directory as it is
 	NoIgnore    bool
 	SyncTimeout time.Duration // longest time without progress of one worker's copy
@@ -61,7 +62,15 @@ type Outcome struct {
 // is then that cause.
 func (d *Deps) Run(ctx context.Context, o RunOptions) (Outcome, error) {
 	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	defer r.close()
 	return r.do(ctx)
+}
+
+// close drops the packed files of the sync.
+func (r *run) close() {
+	if r.tree != nil {
+		r.tree.Close()
+	}
 }
 
 // run is one invocation under way.
@@ -145,7 +154,7 @@ func (r *run) scan(ctx context.Context) error {
 	if r.o.UseExisting {
 		return nil
 	}
-	tree, err := codesync.Scan(ctx, codesync.Options{Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Stall: r.o.SyncTimeout})
+	tree, err := codesync.Scan(ctx, codesync.Options{Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout})
 	if err != nil {
 		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
 	}

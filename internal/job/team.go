@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"multihost/internal/event"
 	"multihost/internal/qr"
@@ -29,6 +30,10 @@ type Access struct {
 	RetryFor       time.Duration // how long a worker may take to answer at all
 	MaxDials       int
 }
+
+// authRetry is how long a slice that is READY may refuse our key: its agent
+// fetches new keys within seconds. After that the key is wrong.
+const authRetry = 45 * time.Second
 
 // team is the workers of a run with a standing connection to each. Its slices
 // are aligned: ids[i] is reached by conns[i]. Index i is the process number.
@@ -114,9 +119,10 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 // connect opens one connection to every worker of sel. only, when not nil,
 // narrows it to some workers. Whatever fails, no connection is left open.
 func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*team, error) {
-	if err := d.sendKeys(ctx, sel.Slices); err != nil {
+	if _, err := d.sendKeys(ctx, sel.Slices); err != nil {
 		return nil, err
 	}
+	keyCalls := semaphore.NewWeighted(hostKeyCalls)
 	t := &team{slices: sel.Slices}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
@@ -125,7 +131,7 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	}
 	hosts := make([]sshfan.Host, len(t.ids))
 	for i, id := range t.ids {
-		hosts[i] = d.host(sel.Slices[id.Slice], id)
+		hosts[i] = d.host(sel.Slices[id.Slice], id, keyCalls)
 	}
 	fleet, err := sshfan.New(sshfan.Config{
 		Identity:       d.Access.Identity,
@@ -133,6 +139,7 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		MaxDials:       d.Access.MaxDials,
 		ConnectTimeout: d.Access.ConnectTimeout,
 		RetryFor:       d.Access.RetryFor,
+		AuthRetryFor:   min(d.Access.RetryFor, authRetry),
 		Sink:           d.Sink,
 		Fold: func(waiting []int) string {
 			ids := make([]tpu.WorkerID, len(waiting))
@@ -153,6 +160,12 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		return nil, err
 	}
 	conns, errs := fleet.Connect(ctx, hosts)
+	if refusedKey(errs) && ctx.Err() == nil {
+		// Another writer of the slice's metadata may have dropped our key.
+		if changed, err := d.sendKeys(ctx, sel.Slices); err == nil && changed {
+			conns, errs = fleet.Connect(ctx, hosts)
+		}
+	}
 	if ctx.Err() != nil {
 		fleet.Close()
 		return nil, context.Cause(ctx)
@@ -167,15 +180,25 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 
 // pin names the machine that a host key belongs to: never an address, which
 // may be another machine's tomorrow.
-func pin(s tpu.Slice, id tpu.WorkerID) string { return s.UID + "/" + strconv.Itoa(id.Worker) }
+func pin(s tpu.Slice, id tpu.WorkerID) string {
+	node := s.UID
+	if node == "" {
+		node = s.Project + "." + s.Zone + "." + s.Name
+	}
+	return node + "/" + strconv.Itoa(id.Worker)
+}
 
-func (d *Deps) host(s tpu.Slice, id tpu.WorkerID) sshfan.Host {
+func (d *Deps) host(s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
 	return sshfan.Host{
 		Name: id.String(),
 		User: d.Access.Login,
 		Pin:  pin(s, id),
 		Addr: d.addresses(s, id),
 		Keys: func(ctx context.Context) ([]string, error) {
+			if err := calls.Acquire(ctx, 1); err != nil {
+				return nil, err
+			}
+			defer calls.Release(1)
 			keys, _, err := d.Cloud.HostKeys(ctx, s, id.Worker)
 			if errors.Is(err, qr.ErrNoGuestAttributes) {
 				return nil, sshfan.ErrNoHostKeys
@@ -215,7 +238,8 @@ func (d *Deps) addresses(s tpu.Slice, id tpu.WorkerID) func(context.Context) (st
 }
 
 // sendKeys makes the user's public key known to every slice.
-func (d *Deps) sendKeys(ctx context.Context, slices []tpu.Slice) error {
+func (d *Deps) sendKeys(ctx context.Context, slices []tpu.Slice) (changed bool, err error) {
+	var sent atomic.Bool
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
 	for _, s := range slices {
@@ -225,10 +249,24 @@ func (d *Deps) sendKeys(ctx context.Context, slices []tpu.Slice) error {
 				return fmt.Errorf("add the SSH key of %q to slice %q: %w", d.Access.Login, s.Name, err)
 			}
 			if changed {
+				sent.Store(true)
 				note(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", d.Access.Login, s.Name)
 			}
 			return nil
 		})
 	}
-	return group.Wait()
+	return sent.Load(), group.Wait()
+}
+
+// hostKeyCalls bounds the guest attribute calls under way: one a worker, all
+// at once, would run into the project's read quota.
+const hostKeyCalls = 32
+
+func refusedKey(errs []error) bool {
+	for _, err := range errs {
+		if errors.Is(err, sshfan.ErrKeyRefused) {
+			return true
+		}
+	}
+	return false
 }
