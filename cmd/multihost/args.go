@@ -58,6 +58,11 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 			}
 			continue
 		}
+		if word == "--help" || word == "-h" {
+			last := levels[len(levels)-1]
+			last.given = append(last.given, "--help")
+			continue
+		}
 		used, err := takeFlag(levels, argv[i:], inv.set)
 		if err != nil {
 			return nil, err

@@ -14,6 +14,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/network"
+	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -103,6 +104,9 @@ func exitCode(err error) int {
 		deadline  *qr.DeadlineError
 		conflict  *qr.ConflictError
 		invalid   *qr.InvalidError
+		nodes     *qr.NodesError
+		stranger  *qr.OwnerError
+		numa      *preflight.NUMAError
 		mismatch  *network.MismatchError
 		path      *fs.PathError
 		netErr    net.Error
@@ -120,7 +124,7 @@ func exitCode(err error) int {
 			return exitTerminate
 		}
 		return exitInterrupt
-	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid):
+	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid), errors.As(err, &numa):
 		return exitUsage
 	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError), errors.As(err, &knownErr):
 		return exitConfig
@@ -150,7 +154,7 @@ func exitCode(err error) int {
 		return exitUnavailable
 	case errors.As(err, &deadline):
 		return exitTempFail
-	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy):
+	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy), errors.As(err, &nodes), errors.As(err, &stranger):
 		return exitUnavailable
 	}
 	switch gcp.ClassOf(err) {

@@ -181,12 +181,10 @@ A request that exists with the same properties is taken as it is.`,
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			word := "created"
-			if !created {
-				word = "exists with these properties already:"
+			if created { // else Create has said what was there
+				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created queued resource %s, state %s", res.ID, res.State),
+					Hint: "wait for it with: multihost qr wait " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
 			}
-			s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s queued resource %s, state %s", word, res.ID, res.State),
-				Hint: "wait for it with: multihost qr wait " + res.ID + "; it is billed until: multihost qr delete " + res.ID + " --force"})
 			if !c.Bool("wait") {
 				return nil
 			}

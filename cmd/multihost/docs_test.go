@@ -1,0 +1,104 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/urfave/cli/v2"
+)
+
+var update = flag.Bool("update", false, "write docs/cli.md anew")
+
+// TestCLIDocumentIsUpToDate compares docs/cli.md with the commands as they
+// are; make docs writes it.
+func TestCLIDocumentIsUpToDate(t *testing.T) {
+	const path = "../../docs/cli.md"
+	want := cliDocument()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("read the document: %v; write it with: make docs", err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("docs/cli.md is not what the commands say; write it with: make docs (-want +got):\n%s", diff)
+	}
+}
+
+// TestEveryCommandHasAnExitStatusSection keeps help complete.
+func TestEveryCommandHasAnExitStatusSection(t *testing.T) {
+	walk((&program{}).app().Commands, "multihost", func(path string, c *cli.Command) {
+		if len(c.Subcommands) == 0 && !strings.Contains(c.Description, "EXIT STATUS:") {
+			t.Errorf("%s has no EXIT STATUS section", path)
+		}
+		if c.Usage == "" {
+			t.Errorf("%s has no usage line", path)
+		}
+	})
+}
+
+func walk(commands []*cli.Command, parent string, visit func(path string, c *cli.Command)) {
+	for _, c := range commands {
+		path := parent + " " + c.Name
+		visit(path, c)
+		walk(c.Subcommands, path, visit)
+	}
+}
+
+// cliDocument writes all commands and flags as Markdown.
+func cliDocument() string {
+	app := (&program{}).app()
+	var b strings.Builder
+	fmt.Fprintf(&b, "# multihost: commands\n\nMade from the commands by `make docs`; do not edit.\n\n%s\n", fence(app.Description))
+	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set.\n")
+	b.WriteString("\n## Flags of every command\n\n")
+	flagTable(&b, app.Flags)
+	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n", path, strings.ToUpper(c.Usage[:1])+c.Usage[1:])
+		if len(c.Subcommands) == 0 || c.ArgsUsage != "" {
+			fmt.Fprintf(&b, "\n%s\n", fence(strings.TrimSpace(path+" [FLAG…] "+c.ArgsUsage)))
+		}
+		if c.Description != "" {
+			fmt.Fprintf(&b, "\n%s\n", fence(c.Description))
+		}
+		if len(c.Flags) > 0 {
+			b.WriteString("\n")
+			flagTable(&b, c.Flags)
+		}
+	})
+	return b.String()
+}
+
+func fence(text string) string { return "```\n" + strings.TrimRight(text, "\n") + "\n```" }
+
+func flagTable(b *strings.Builder, flags []cli.Flag) {
+	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")
+	for _, f := range flags {
+		d, ok := f.(cli.DocGenerationFlag)
+		if !ok {
+			continue
+		}
+		var names []string
+		for _, n := range f.Names() {
+			dash := "--"
+			if len(n) == 1 {
+				dash = "-"
+			}
+			names = append(names, "`"+dash+n+"`")
+		}
+		value := d.GetDefaultText()
+		if value == `""` || value == "false" || value == "0s" {
+			value = ""
+		}
+		usage := strings.ReplaceAll(strings.ReplaceAll(d.GetUsage(), "|", "\\|"), "`", "")
+		fmt.Fprintf(b, "| %s | %s | %s |\n", strings.Join(names, ", "), usage, strings.Trim(value, `"`))
+	}
+}
