@@ -70,12 +70,12 @@ func tierOptions(c *cli.Context, r *qr.Request) error {
 		}
 	}
 	var err error
-	if r.Tier, err = qr.ChooseTier(asked...); err != nil {
-		return &usageError{err: err}
+	if len(asked) > 0 { // none stays open for --cqr-extra-args and --reservation
+		if r.Tier, err = qr.ChooseTier(asked...); err != nil {
+			return &usageError{err: err}
+		}
 	}
-	if r.Reservation = c.String("reservation"); r.Reservation != "" && len(asked) == 0 {
-		r.Tier = qr.Reserved
-	}
+	r.Reservation = c.String("reservation")
 	for flag, field := range map[string]*time.Duration{"max-run-duration": &r.MaxRunDuration, "valid-until-duration": &r.ValidUntilDuration} {
 		if text := c.String(flag); text != "" {
 			if *field, err = qr.ParseDuration(text); err != nil {

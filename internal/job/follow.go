@@ -254,7 +254,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	switch {
 	case stop != nil && stop.cause != nil:
 		sum.OK = false
-		sum.Text = fmt.Sprintf("run %s was stopped on all %d workers: %s; no process of it is left", f.ref.Run, n, stop.reason)
+		sum.Text = fmt.Sprintf("run %s was stopped on %s: %s; no process of it is left", f.ref.Run, onAll(n), stop.reason)
 	case first >= 0 && code == 0:
 		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
@@ -262,7 +262,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
 		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
 	default:
-		sum.Text = fmt.Sprintf("run %s succeeded on all %d workers", f.ref.Run, n)
+		sum.Text = fmt.Sprintf("run %s succeeded on %s", f.ref.Run, onAll(n))
 	}
 	var cause error
 	if stop != nil {
@@ -308,6 +308,13 @@ func (f *following) verdict() (code, first int) {
 		return 0, first
 	}
 	return f.ends[first].code(), first
+}
+
+func onAll(workers int) string {
+	if workers == 1 {
+		return "its worker"
+	}
+	return fmt.Sprintf("all %d workers", workers)
 }
 
 func (f *following) failedWorkers() string {

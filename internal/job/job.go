@@ -190,6 +190,14 @@ type stopwatch struct {
 	times []event.PhaseTime
 }
 
+// span runs f, whose package shows its own phases, and keeps its time.
+func (w *stopwatch) span(name string, f func() error) error {
+	begin := w.clock.Now()
+	err := f()
+	w.times = append(w.times, event.PhaseTime{Name: name, Elapsed: w.clock.Now().Sub(begin)})
+	return err
+}
+
 // phase runs f as one phase. f returns the line that describes its success.
 func (w *stopwatch) phase(name string, f func() (string, error)) error {
 	begin := w.clock.Now()
@@ -207,6 +215,17 @@ func (w *stopwatch) phase(name string, f func() (string, error)) error {
 
 func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
 	sink.Emit(event.Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+// count writes a number with its noun: "1 file", "2 files".
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if strings.HasSuffix(noun, "s") {
+		return fmt.Sprintf("%d %ses", n, noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // detached returns a context for work that must go on although ctx has ended:

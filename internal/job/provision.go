@@ -37,12 +37,12 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if o.Network != nil {
-		err := r.watch.phase("network", func() (string, error) {
+		err := r.watch.span("network", func() error {
 			plan, err := d.Networks.Plan(ctx, *o.Network)
 			if err != nil {
-				return "", err
+				return err
 			}
-			return o.Network.Name, d.Networks.Apply(ctx, plan)
+			return d.Networks.Apply(ctx, plan)
 		})
 		if err != nil {
 			return Outcome{}, err
@@ -68,15 +68,14 @@ func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (Outco
 		return Outcome{}, err
 	}
 	var slices []tpu.Slice
-	err = r.watch.phase("provision", func() (string, error) {
-		var err error
+	err = r.watch.span("provision", func() (err error) {
 		_, slices, err = d.Queue.Wait(ctx, id, qr.WaitOptions{
 			QueueLimit: o.QueueLimit, ProvisionLimit: o.ProvisionLimit, BootLimit: o.BootLimit, Probe: d.Probe,
 		})
 		if ctx.Err() != nil {
-			return "", context.Cause(ctx)
+			return context.Cause(ctx)
 		}
-		return fmt.Sprintf("%d slices ready", len(slices)), err
+		return err
 	})
 	if err != nil {
 		return Outcome{}, err
@@ -153,15 +152,13 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 		note(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, keep, res.State)
 		return out, runErr
 	}
-	err = r.watch.phase("teardown", func() (string, error) {
-		_, err := d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
-		return fmt.Sprintf("queued resource %s and its slices are deleted: nothing of this job is billed", id), err
-	})
+	_, err = d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
 	if err != nil {
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
 			Text:    fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
 			HintTxt: deleteHint(id, d)})
 	}
+	note(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
 	return out, runErr
 }
 

@@ -171,7 +171,7 @@ func describe(sel tpu.Selection) string {
 		names = append(names[:3], "…", names[len(names)-1])
 	}
 	workers := sel.Workers()
-	return fmt.Sprintf("%s (%s): %d workers %s", strings.Join(names, ", "), sel.Slices[0].Type, len(workers), tpu.Fold(workers))
+	return fmt.Sprintf("%s (%s): %s %s", strings.Join(names, ", "), sel.Slices[0].Type, count(len(workers), "worker"), tpu.Fold(workers))
 }
 
 // checkBusy refuses to work beside a run that lives on these workers, or stops
@@ -242,9 +242,9 @@ func (r *run) sync(ctx context.Context) error {
 			sent, files = max(sent, rep.SentBytes), max(files, rep.SentFiles)
 		}
 		if files == 0 {
-			return fmt.Sprintf("%d files, nothing new to send", r.tree.Count), nil
+			return count(r.tree.Count, "file") + ", nothing new to send", nil
 		}
-		return fmt.Sprintf("%d files, up to %d new (%s) to a worker", r.tree.Count, files, bytesText(sent)), nil
+		return fmt.Sprintf("%s, up to %d new (%s) to a worker", count(r.tree.Count, "file"), files, bytesText(sent)), nil
 	})
 }
 
@@ -308,7 +308,7 @@ func (r *run) free(ctx context.Context) error {
 			total += n
 		}
 		if total > 0 {
-			return fmt.Sprintf("stopped %d stale processes", total), nil
+			return "stopped " + count(total, "stale process"), nil
 		}
 		return "no process holds a TPU device", nil
 	})
@@ -354,7 +354,7 @@ func (r *run) start(ctx context.Context) error {
 			}
 		}
 		r.skew = last.Sub(first)
-		return fmt.Sprintf("%d workers within %s", n, r.skew.Round(time.Millisecond)), nil
+		return fmt.Sprintf("%s within %s", count(n, "worker"), r.skew.Round(time.Millisecond)), nil
 	})
 }
 
