@@ -49,9 +49,13 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
-			env.Setenv("TOP", env.WorkDir)
 			code := filepath.Join(env.WorkDir, "src")
 			env.Cd = code
+			train, err := filepath.Abs("../../examples/train")
+			if err != nil {
+				return err
+			}
+			env.Setenv("TRAIN", train)
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
