@@ -54,6 +54,14 @@ func selectFlags() []cli.Flag {
 	}
 }
 
+// hostFlags name machines that no cloud API knows, in place of slices.
+func hostFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "hosts", Usage: "machines in place of slices, as `[USER@]HOST[:PORT],…`; order is worker number"},
+		&cli.StringFlag{Name: "hosts-file", Usage: "`FILE` with one such machine a line"},
+	}
+}
+
 func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }

@@ -40,7 +40,8 @@ MULTIHOST_COORDINATOR_IP in its environment.
 
 Ctrl-C stops the command on every worker and proves it; once more leaves at
 once. Closing the terminal leaves it running: see multihost attach.`,
-		Flags: flags(selectFlags(), commandFlags(), []cli.Flag{
+		Flags: flags(selectFlags(), hostFlags(), commandFlags(), []cli.Flag{
+			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
 		}, sshFlags()),
 		Action: p.run1(func(s *session, c *cli.Context) error {
@@ -48,8 +49,17 @@ once. Closing the terminal leaves it running: see multihost attach.`,
 			if err != nil {
 				return err
 			}
+			if s.hosts != nil {
+				if o.Prefix != "" {
+					return usagef("give either --tpu-prefix or --hosts, not both")
+				}
+				o.Prefix = job.HostsPrefix
+			}
+			if o.Processes = c.Int("processes-per-worker"); o.Processes < 1 {
+				return usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes)
+			}
 			if o.Prefix == "" {
-				return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"}
+				return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"}
 			}
 			if o.UseExisting && c.String("run-name") == "" {
 				return &usageError{err: errors.New("--use-existing-folder needs the run whose folder it is"), hint: "add --run-name=NAME"}

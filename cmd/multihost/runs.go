@@ -20,7 +20,7 @@ func (p *program) psCommand() *cli.Command {
 		Name:        "ps",
 		Usage:       "list the runs on the slices",
 		Description: "Asks worker 0 of every ready slice which runs live there, from whichever machine they were started.",
-		Flags: flags([]cli.Flag{
+		Flags: flags(hostFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
@@ -44,7 +44,7 @@ func (p *program) logsCommand() *cli.Command {
 		ArgsUsage: "RUN",
 		Description: `Prints the bytes that the command wrote on one worker, from this machine's
 copy when the run has ended here, else from the worker.`,
-		Flags: flags([]cli.Flag{
+		Flags: flags(hostFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
@@ -73,7 +73,7 @@ func (p *program) attachCommand() *cli.Command {
 		Usage:       "follow a run to its end, from where its local logs end",
 		ArgsUsage:   "RUN",
 		Description: `Ends as the run would. Ctrl-C leaves the run going; multihost stop ends it.`,
-		Flags: flags([]cli.Flag{
+		Flags: flags(hostFlags(), []cli.Flag{
 			prefixFlag(), graceFlag(),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
@@ -98,7 +98,7 @@ func (p *program) stopCommand() *cli.Command {
 		Usage:       "end a run on every worker and prove it",
 		ArgsUsage:   "RUN",
 		Description: "Sends TERM to every process of the run, KILL after --grace, and ends when none is left. It may be repeated.",
-		Flags:       flags([]cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Flags:       flags(hostFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.run1(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost stop", "run")
 			if err != nil {
@@ -153,7 +153,7 @@ func platformFlag() cli.Flag {
 }
 
 func preflightFlags() []cli.Flag {
-	return flags(selectFlags(), []cli.Flag{
+	return flags(selectFlags(), hostFlags(), []cli.Flag{
 		platformFlag(),
 		&cli.BoolFlag{Name: "require", Usage: "end with 76 when any setting is not as wanted"},
 		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
@@ -173,14 +173,18 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 	if err != nil {
 		return &usageError{err: err}
 	}
-	if c.String("tpu-prefix") == "" {
+	prefix := c.String("tpu-prefix")
+	if s.hosts != nil {
+		prefix = job.HostsPrefix
+	}
+	if prefix == "" {
 		return &usageError{err: fmt.Errorf("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"}
 	}
 	d, err := s.workers(p, c)
 	if err != nil {
 		return err
 	}
-	return interruptible(c.Context, d.Preflight(c.Context, c.String("tpu-prefix"), c.Bool("allow-partial"), job.PreflightOptions{
+	return interruptible(c.Context, d.Preflight(c.Context, prefix, c.Bool("allow-partial"), job.PreflightOptions{
 		Check: check, Require: c.Bool("require"), Platform: platform, Install: c.Bool("install"),
 	}))
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,7 @@ type session struct {
 	view     *ui.Renderer
 	cloud    *gcp.Client
 	queue    *qr.Client
+	hosts    job.HostList // named with --hosts, in place of a cloud
 	networks *network.Client
 	account  string
 	stateDir string
@@ -134,6 +136,12 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, p.home)
 	}
+	if s.hosts, err = s.hostList(p, c); err != nil {
+		return err
+	}
+	if s.hosts != nil {
+		return nil
+	}
 	if g.Project == "" {
 		return &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 	}
@@ -164,6 +172,37 @@ func quotaProject(lookup config.Lookup) string {
 	return v
 }
 
+// hostList reads the machines that stand in place of slices: those named on the
+// command line, or those that the named run was started on.
+func (s *session) hostList(p *program, c *cli.Context) (job.HostList, error) {
+	text, path := c.String("hosts"), c.String("hosts-file")
+	switch {
+	case text != "" && path != "":
+		return nil, usagef("give either --hosts or --hosts-file, not both")
+	case text != "":
+		list, err := job.ParseHosts(text)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("--hosts: %w", err)}
+		}
+		return list, nil
+	case path != "":
+		list, err := job.ReadHosts(path)
+		if err != nil {
+			return nil, &configError{err: fmt.Errorf("--hosts-file: %w", err)}
+		}
+		return list, nil
+	}
+	if namesRun(p.inv) {
+		return job.RecordedHosts(s.stateDir, p.inv.positionals[0])
+	}
+	return nil, nil
+}
+
+// namesRun reports whether the command's word is the name of a run.
+func namesRun(inv *invocation) bool {
+	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop"}, inv.path[0])
+}
+
 // zoneless reports whether the command works on a project without a zone.
 func zoneless(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "network"
@@ -184,13 +223,13 @@ func gcloudToken(ctx context.Context) (string, error) {
 }
 
 func (s *session) startSim(c *cli.Context) error {
-	var slices []sim.SliceSpec
+	var specs []sim.SliceSpec
 	for _, text := range c.StringSlice("sim-slices") {
 		list, err := sim.ParseSlices(text)
 		if err != nil {
 			return &usageError{err: fmt.Errorf("--sim-slices: %w", err)}
 		}
-		slices = append(slices, list...)
+		specs = append(specs, list...)
 	}
 	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
 	if err != nil {
@@ -201,7 +240,7 @@ func (s *session) startSim(c *cli.Context) error {
 		return err
 	}
 	s.simDir = dir
-	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: slices, Step: c.Duration("sim-step"), Faults: faults})
+	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: specs, Step: c.Duration("sim-step"), Faults: faults})
 	if err != nil {
 		os.RemoveAll(dir)
 		return err
@@ -231,6 +270,9 @@ func (s *session) setting(c *cli.Context, flag string) string {
 
 // deps builds what internal/job works with, for commands that touch no worker.
 func (s *session) deps(p *program) *job.Deps {
+	if s.hosts != nil {
+		return &job.Deps{Cloud: s.hosts, Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
+	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(),

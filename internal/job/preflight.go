@@ -115,7 +115,9 @@ func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflig
 	if o.Check {
 		opts.Mode = preflight.Check
 	}
-	if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
+	if d.onHosts() {
+		opts.ExpectChips = preflight.NoDevices
+	} else if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
 		opts.ExpectChips = ty.ChipsPerWorker()
 	}
 	return opts

@@ -27,6 +27,7 @@ type Record struct {
 	Created time.Time `json:"created"`
 	Command string    `json:"command"`
 	Workers int       `json:"workers"`
+	Hosts   string    `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
 	LogDir  string    `json:"log_dir"`
 	Ended   bool      `json:"ended,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
@@ -80,6 +81,16 @@ func loadRecord(stateDir, run string) (*Record, error) {
 		return nil, fmt.Errorf("read the record of run %q in %q: %w", run, recordPath(stateDir, run), err)
 	}
 	return &r, nil
+}
+
+// RecordedHosts returns the hosts that a run was started on, from this
+// machine's record of it; nil for a run on slices and for one not recorded.
+func RecordedHosts(stateDir, run string) (HostList, error) {
+	rec, err := loadRecord(stateDir, run)
+	if err != nil || rec == nil || rec.Hosts == "" {
+		return nil, err
+	}
+	return ParseHosts(rec.Hosts)
 }
 
 func lastLocalAttempt(stateDir, run string) int {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -40,6 +41,7 @@ type RunOptions struct {
 
 	LogDir     string // "" is below Deps.StateDir
 	Detach     bool
+	Processes  int           // of the command on each worker; 0 and 1 are one
 	Timeout    time.Duration // of the command, from its start; 0 is none
 	FailFast   bool
 	Grace      time.Duration     // between TERM and KILL
@@ -171,7 +173,11 @@ func describe(sel tpu.Selection) string {
 		names = append(names[:3], "…", names[len(names)-1])
 	}
 	workers := sel.Workers()
-	return fmt.Sprintf("%s (%s): %s %s", strings.Join(names, ", "), sel.Slices[0].Type, count(len(workers), "worker"), tpu.Fold(workers))
+	kind := ""
+	if t := sel.Slices[0].Type; t != "" {
+		kind = " (" + t + ")"
+	}
+	return fmt.Sprintf("%s%s: %s %s", strings.Join(names, ", "), kind, count(len(workers), "worker"), tpu.Fold(workers))
 }
 
 // checkBusy refuses to work beside a run that lives on these workers, or stops
@@ -373,13 +379,17 @@ func (r *run) ref() launch.Ref { return launch.Ref{Run: r.o.Run, Attempt: r.atte
 
 func (r *run) spec(i int) launch.Spec {
 	set, unset := r.environment(i)
+	wrap := r.wraps[i]
+	if n := r.o.Processes; n > 1 {
+		wrap = append(perWorker(n, i*n), wrap...)
+	}
 	env := make([]launch.EnvVar, 0, len(set)+len(r.o.Env))
 	for _, v := range append(set, r.o.Env...) {
 		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret})
 	}
 	return launch.Spec{
 		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
-		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: r.wraps[i],
+		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: wrap,
 	}
 }
 
@@ -399,10 +409,17 @@ func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
 	add("MULTIHOST_NUM_SLICES", num(len(r.team.slices)))
 	add("MULTIHOST_WORKER_ID", num(id.Worker))
 	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
-	add("MULTIHOST_PROCESS_ID", num(i))
-	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.ids)))
+	per := max(1, r.o.Processes)
+	add("MULTIHOST_PROCESS_ID", num(i*per))
+	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.ids)*per))
+	add("MULTIHOST_LOCAL_ID", "0")
 	add("MULTIHOST_COORDINATOR_IP", coordinator)
 	add("MULTIHOST_WORKER_IP", r.team.address(i))
+	if r.onHosts() { // no metadata tells JAX who is who
+		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(jaxPort)))
+		add("JAX_NUM_PROCESSES", num(len(r.team.ids)*per))
+		add("JAX_PROCESS_ID", num(i*per))
+	}
 	if len(r.team.slices) > 1 && !r.oneQueuedResource() {
 		add("MEGASCALE_COORDINATOR_ADDRESS", coordinator)
 		add("MEGASCALE_NUM_SLICES", num(len(r.team.slices)))
@@ -453,7 +470,7 @@ func (r *run) openRecord() (*Record, error) {
 	rec := &Record{
 		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
 		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: commandText(r.o), Workers: len(r.team.ids),
+		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(),
 	}
 	dir := recordDir(r.StateDir, r.o.Run, r.attempt)
 	if r.o.LogDir != "" {
@@ -473,6 +490,11 @@ func (r *run) openRecord() (*Record, error) {
 	}
 	note(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
 	return rec, nil
+}
+
+func (d *Deps) hostsText() string {
+	hosts, _ := d.Cloud.(HostList)
+	return hosts.String()
 }
 
 func commandText(o RunOptions) string {

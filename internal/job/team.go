@@ -181,17 +181,21 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 // pin names the machine that a host key belongs to: never an address, which
 // may be another machine's tomorrow.
 func pin(s tpu.Slice, id tpu.WorkerID) string {
-	node := s.UID
-	if node == "" {
-		node = s.Project + "." + s.Zone + "." + s.Name
+	if s.UID == "" { // a host that no cloud knows has nothing but its name
+		w := s.Workers[id.Worker]
+		return "host/" + net.JoinHostPort(w.Internal, strconv.Itoa(w.Port))
 	}
-	return node + "/" + strconv.Itoa(id.Worker)
+	return s.UID + "/" + strconv.Itoa(id.Worker)
 }
 
 func (d *Deps) host(s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
+	login := d.Access.Login
+	if own := s.Workers[id.Worker].Login; own != "" {
+		login = own
+	}
 	return sshfan.Host{
 		Name: id.String(),
-		User: d.Access.Login,
+		User: login,
 		Pin:  pin(s, id),
 		Addr: d.addresses(s, id),
 		Keys: func(ctx context.Context) ([]string, error) {
@@ -233,7 +237,11 @@ func (d *Deps) addresses(s tpu.Slice, id tpu.WorkerID) func(context.Context) (st
 		if ip == "" {
 			return "", fmt.Errorf("slice %q worker %d has no address", s.Name, id.Worker)
 		}
-		return net.JoinHostPort(ip, strconv.Itoa(d.Access.Port)), nil
+		port := d.Access.Port
+		if w.Port != 0 {
+			port = w.Port
+		}
+		return net.JoinHostPort(ip, strconv.Itoa(port)), nil
 	}
 }
 

@@ -37,8 +37,13 @@ type Slice struct {
 
 // A Worker is one VM of a slice.
 type Worker struct {
-	Internal string // IP address inside the network
+	Internal string // IP address inside the network; of a host without a cloud its name
 	External string // external IP address, or empty
+
+	// Login and Port are this worker's own, where the user named hosts one by
+	// one; zero values mean what holds for all workers.
+	Login string
+	Port  int
 }
 
 // Ready reports whether the slice can take a run: state READY, health fine,

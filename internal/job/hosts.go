@@ -1,0 +1,155 @@
+package job
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// A HostList is machines that no cloud API knows, in worker order: the one
+// slice of a run with --hosts. It implements Cloud.
+type HostList []HostAddress
+
+// HostAddress is one machine of a HostList.
+type HostAddress struct {
+	Login string // "" is everybody's
+	Name  string // host name or IP address
+	Port  int    // 0 is everybody's
+}
+
+// HostsPrefix is the name of the one slice that a HostList stands for.
+const HostsPrefix = "hosts"
+
+// ParseHosts reads [user@]host[:port] words, separated by commas.
+func ParseHosts(text string) (HostList, error) {
+	var list HostList
+	seen := map[HostAddress]bool{}
+	for word := range strings.SplitSeq(text, ",") {
+		h, err := parseHost(strings.TrimSpace(word))
+		if err != nil {
+			return nil, err
+		}
+		if seen[HostAddress{Name: h.Name, Port: h.Port}] {
+			return nil, fmt.Errorf("host %q is named twice", word)
+		}
+		seen[HostAddress{Name: h.Name, Port: h.Port}] = true
+		list = append(list, h)
+	}
+	return list, nil
+}
+
+func parseHost(word string) (HostAddress, error) {
+	var h HostAddress
+	rest := word
+	if login, host, ok := strings.Cut(word, "@"); ok {
+		h.Login, rest = login, host
+		if login == "" {
+			return h, fmt.Errorf("host %q: nothing before @", word)
+		}
+		if login == "root" {
+			return h, fmt.Errorf("host %q: root logins are refused; name another login, it can use sudo", word)
+		}
+	}
+	h.Name = rest
+	if name, port, err := net.SplitHostPort(rest); err == nil {
+		n, err := strconv.Atoi(port)
+		if err != nil || n < 1 || n > 65535 {
+			return h, fmt.Errorf("host %q: %q is no port", word, port)
+		}
+		h.Name, h.Port = name, n
+	}
+	if h.Name == "" || strings.ContainsAny(h.Name, " \t/@'\"") {
+		return h, fmt.Errorf("host %q: want [user@]host[:port]", word)
+	}
+	return h, nil
+}
+
+// ReadHosts reads a file with one host a line; # begins a comment.
+func ReadHosts(path string) (HostList, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	var words []string
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		if line = strings.TrimSpace(line); line != "" {
+			words = append(words, line)
+		}
+	}
+	if len(words) == 0 {
+		return nil, fmt.Errorf("read hosts from %q: no host in it", path)
+	}
+	list, err := ParseHosts(strings.Join(words, ","))
+	if err != nil {
+		return nil, fmt.Errorf("read hosts from %q: %w", path, err)
+	}
+	return list, nil
+}
+
+// String is the form that ParseHosts reads.
+func (l HostList) String() string {
+	words := make([]string, len(l))
+	for i, h := range l {
+		words[i] = h.Name
+		if h.Port != 0 {
+			words[i] = net.JoinHostPort(h.Name, strconv.Itoa(h.Port))
+		}
+		if h.Login != "" {
+			words[i] = h.Login + "@" + words[i]
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// Slices implements Cloud: all hosts are one slice.
+func (l HostList) Slices(context.Context) ([]tpu.Slice, error) {
+	s := tpu.Slice{Name: HostsPrefix, State: "READY"}
+	for _, h := range l {
+		s.Workers = append(s.Workers, tpu.Worker{Internal: h.Name, Login: h.Login, Port: h.Port})
+	}
+	return []tpu.Slice{s}, nil
+}
+
+// Slice implements Cloud.
+func (l HostList) Slice(ctx context.Context, _ string) (tpu.Slice, error) {
+	all, err := l.Slices(ctx)
+	return all[0], err
+}
+
+// HostKeys implements Cloud: nobody vouches for the keys of these machines.
+func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, error) {
+	return nil, "", qr.ErrNoGuestAttributes
+}
+
+// EnsureKey implements Cloud: the key has to be on the machines already.
+func (HostList) EnsureKey(context.Context, tpu.Slice, string, string) (bool, error) {
+	return false, nil
+}
+
+// onHosts reports whether the run works on a HostList.
+func (d *Deps) onHosts() bool {
+	_, ok := d.Cloud.(HostList)
+	return ok
+}
+
+// jaxPort is the port of JAX's coordinator since jax 0.8.1.
+const jaxPort = 8482
+
+//go:embed processes.sh
+var processesScript string
+
+// perWorker returns the words that start n processes of the command that
+// follows, numbered from first over all workers of the run.
+func perWorker(n, first int) []string {
+	return []string{"bash", "-c", processesScript, "processes", strconv.Itoa(n), strconv.Itoa(first)}
+}
