@@ -1,0 +1,255 @@
+package job
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+func ids(slices, workers int) (all []tpu.WorkerID) {
+	for s := range slices {
+		for w := range workers {
+			all = append(all, tpu.WorkerID{Slice: s, Worker: w})
+		}
+	}
+	return all
+}
+
+func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
+	all := ids(2, 4)
+	errs := make([]error, len(all))
+	for i := range errs {
+		errs[i] = errors.New(all[i].String() + ": connection refused")
+	}
+	errs[5] = errors.New("no route to host")
+	errs[0] = nil
+	err := workersError(StageConnect, all, errs)
+	want := "connect: 7 of 8 workers failed: s0w[1-3],s1w[0,2-3]: connection refused; s1w1: no route to host"
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	if workersError(StageConnect, all, make([]error, len(all))) != nil {
+		t.Error("no failure is an error")
+	}
+}
+
+// TestBlame checks the verdict on runs whose workers fail one after another.
+func TestBlame(t *testing.T) {
+	begin := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
+	at := func(seconds float64) time.Time { return begin.Add(time.Duration(seconds * float64(time.Second))) }
+	end := func(code int, seconds float64, reason string) ending {
+		return ending{known: true, exit: launch.Exit{Code: code, Reason: reason}, at: at(seconds)}
+	}
+	ok := end(0, 5, "")
+	for _, row := range []struct {
+		story  string
+		ends   []ending
+		strict bool
+		code   int
+		first  int
+	}{
+		{"all succeed", []ending{ok, ok, ok}, false, 0, -1},
+		{"the earliest failure is blamed, not the lowest worker", []ending{end(1, 300, ""), end(1, 300.1, ""), end(134, 2, "")}, false, 134, 2},
+		{"a worker that we stopped is not to blame", []ending{end(143, 1, "fail-fast"), end(9, 2, ""), end(137, 0.5, "fail-fast")}, false, 9, 1},
+		{"aborts after worker 0's success are an unclean exit", []ending{end(0, 10, ""), end(134, 11, ""), end(134, 12, "")}, false, 0, 1},
+		{"… unless exits are strict", []ending{end(0, 10, ""), end(134, 11, ""), end(134, 12, "")}, true, 134, 1},
+		{"… or come long after", []ending{end(0, 10, ""), end(3, 200, "")}, false, 3, 1},
+		{"… or came before", []ending{end(0, 10, ""), end(3, 9, "")}, false, 3, 1},
+		{"all stopped by us", []ending{end(143, 10, "interrupted"), end(143, 11, "interrupted")}, false, 143, 0},
+		{"a worker that was lost is a failure of 69", []ending{{known: true, err: errors.New("slice is gone"), at: at(1)}, end(143, 3, "fail-fast")}, false, 69, 0},
+	} {
+		t.Run(row.story, func(t *testing.T) {
+			f := &following{ends: row.ends, strict: row.strict}
+			code, first := f.verdict()
+			if code != row.code || first != row.first {
+				t.Errorf("verdict = %d, worker %d; want %d, worker %d", code, first, row.code, row.first)
+			}
+		})
+	}
+}
+
+// TestMegascaleVariables checks which of the four variables a command gets: set
+// for slices that no metadata ties together, removed for all others.
+func TestMegascaleVariables(t *testing.T) {
+	slice := func(name, queue string) tpu.Slice {
+		return tpu.Slice{Name: name, QueuedResource: queue, MultiSlice: queue != "", Workers: []tpu.Worker{{Internal: "10.0.0." + name[len(name)-1:]}}}
+	}
+	for _, row := range []struct {
+		story   string
+		slices  []tpu.Slice
+		partial bool
+		set     bool
+	}{
+		{"one slice", []tpu.Slice{slice("t", "")}, false, false},
+		{"one multi-node queued resource", []tpu.Slice{slice("t-0", "q"), slice("t-1", "q")}, false, false},
+		{"a part of one", []tpu.Slice{slice("t-0", "q"), slice("t-1", "q")}, true, true},
+		{"a part of one, told by the names", []tpu.Slice{slice("t-0", "q"), slice("t-2", "q")}, false, true},
+		{"slices made apart", []tpu.Slice{slice("t-0", ""), slice("t-1", "")}, false, true},
+	} {
+		t.Run(row.story, func(t *testing.T) {
+			r := &run{Deps: &Deps{}, team: &team{slices: row.slices}, o: RunOptions{AllowPartial: row.partial}}
+			for i := range row.slices {
+				r.team.slices[i].Index = i
+				r.team.ids = append(r.team.ids, tpu.WorkerID{Slice: i})
+			}
+			last := len(row.slices) - 1
+			set, unset := r.environment(last)
+			got := map[string]string{}
+			for _, v := range set {
+				if strings.HasPrefix(v.Name, "MEGASCALE_") {
+					got[v.Name] = v.Value
+				}
+			}
+			if row.set {
+				want := map[string]string{"MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.0", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_PORT": "8081"}
+				if diff := cmp.Diff(want, got); diff != "" || len(unset) != 0 {
+					t.Errorf("set (-want +got), unset %v:\n%s", unset, diff)
+				}
+				return
+			}
+			if len(got) != 0 || len(unset) != 4 {
+				t.Errorf("set %v, unset %v; want none set and four unset", got, unset)
+			}
+		})
+	}
+}
+
+func TestProcessNumbersCountThroughSlicesAndProcesses(t *testing.T) {
+	r := &run{Deps: &Deps{Cloud: HostList{{Name: "a"}, {Name: "b"}}}, o: RunOptions{Processes: 4}}
+	sel, _ := r.Cloud.Slices(t.Context())
+	r.team = &team{slices: sel, ids: ids(1, 2)}
+	set, _ := r.environment(1)
+	got := map[string]string{}
+	for _, v := range set {
+		got[v.Name] = v.Value
+	}
+	for name, want := range map[string]string{
+		"MULTIHOST_PROCESS_ID": "4", "MULTIHOST_NUM_PROCESSES": "8", "JAX_PROCESS_ID": "4", "JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "a:8482",
+	} {
+		if got[name] != want {
+			t.Errorf("%s=%s, want %s", name, got[name], want)
+		}
+	}
+}
+
+func TestRecordIsFoundByName(t *testing.T) {
+	dir := t.TempDir()
+	if rec, err := loadRecord(dir, "r"); rec != nil || err != nil {
+		t.Errorf("a run without record: %v, %v", rec, err)
+	}
+	want := &Record{Run: "r", Attempt: 2, Prefix: "t", LogDir: "/logs", Hosts: "ann@h1:2222,h2"}
+	if err := want.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, err := loadRecord(dir, "r")
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("err %v (-want +got):\n%s", err, diff)
+	}
+	hosts, err := RecordedHosts(dir, "r")
+	if err != nil || hosts.String() != want.Hosts {
+		t.Errorf("hosts = %v, %v", hosts, err)
+	}
+	if err := os.WriteFile(recordPath(dir, "r"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loadRecord(dir, "r"); err == nil || !strings.Contains(err.Error(), "run.json") {
+		t.Errorf("a broken record: %v", err)
+	}
+}
+
+func TestHostsAreReadAsTyped(t *testing.T) {
+	for text, want := range map[string]string{
+		"h1,h2":                     "h1,h2",
+		"ann@h1:2222, bob@10.0.0.2": "ann@h1:2222,bob@10.0.0.2",
+		"h1:0":                      "",
+		"@h1":                       "",
+		"root@h1":                   "",
+		"a b":                       "",
+		"":                          "",
+		"h1,h1":                     "",
+		"ann@h1,bob@h1":             "",
+		"h1,":                       "",
+	} {
+		list, err := ParseHosts(text)
+		if want == "" {
+			if err == nil {
+				t.Errorf("ParseHosts(%q) = %v, want an error", text, list)
+			}
+			continue
+		}
+		if err != nil || list.String() != want {
+			t.Errorf("ParseHosts(%q) = %q, %v, want %q", text, list, err, want)
+		}
+	}
+}
+
+// TestFullDiskKeepsTheViewAndThePrefix writes to a device that is always full.
+func TestFullDiskKeepsTheViewAndThePrefix(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("no /dev/full here: %v", err)
+	}
+	var shown []byte
+	var notes []string
+	l := &logFile{file: full, sink: event.SinkFunc(func(e event.Event) {
+		switch e := e.(type) {
+		case event.Output:
+			shown = append(shown, e.Data...)
+		case event.Note:
+			notes = append(notes, e.Text)
+		}
+	})}
+	for range 3 {
+		if n, err := l.Write([]byte("line\n")); n != 5 || err != nil {
+			t.Errorf("Write = %d, %v", n, err)
+		}
+	}
+	if string(shown) != "line\nline\nline\n" || len(notes) != 1 || !strings.Contains(notes[0], "no space left") {
+		t.Errorf("shown %q, notes %q", shown, notes)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("x", 100<<10)
+	for text, want := range map[string][]string{
+		"":               nil,
+		"one":            {"one"},
+		"a\nb\nc\n":      {"b", "c"},
+		long + "\nend\n": {"end"},
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := lastLines(path, 2)
+		if len(got) == 2 && len(want) == 1 { // the window cut the long line
+			got = got[1:]
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("last lines of %.10q (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+func TestSecretsAreNotInTheRecord(t *testing.T) {
+	o := RunOptions{Script: "train", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
+	dir := t.TempDir()
+	rec := &Record{Run: "r", Command: commandText(o)}
+	if err := rec.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(recordPath(dir, "r"))
+	if err != nil || strings.Contains(string(data), "hunter2") {
+		t.Errorf("record holds the secret (%v):\n%s", err, data)
+	}
+}
