@@ -47,6 +47,7 @@ func (p *program) commands() []*cli.Command {
 		p.attachCommand(),
 		p.stopCommand(),
 		p.hostkeyCommand(),
+		p.xlaCommand(),
 		p.simCommand(),
 		p.versionCommand(),
 	}

@@ -30,7 +30,8 @@ type invocation struct {
 // Flags are accepted before and after positionals up to "--", global flags
 // also after the command. Upper-case names are MaxText's, case-sensitive, and
 // their booleans take a value as a word of its own; lower-case names may be
-// written with underscores as gcloud's are. A flag that is not given takes its
+// written with underscores as gcloud's are. Of a command that takes its words
+// verbatim, what is no flag of ours is a positional, dashes or not. A flag that is not given takes its
 // value from the environment variable MULTIHOST_FLAG_<NAME>.
 func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, error) {
 	inv := &invocation{set: map[string]string{}}
@@ -48,7 +49,9 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 			next := findCommand(commands, word)
 			switch {
 			case next != nil && len(inv.positionals) == 0:
-				levels = append(levels, &level{name: next.Name, flags: next.Flags})
+				inner := &level{name: next.Name, flags: next.Flags, verbatim: takesVerbatim(next)}
+				inner.inherit(levels[len(levels)-1])
+				levels = append(levels, inner)
 				commands = next.Subcommands
 				inv.path = append(inv.path, next.Name)
 			case len(commands) > 0 && !strings.Contains(word, "="):
@@ -63,6 +66,10 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 			last.given = append(last.given, "--help")
 			continue
 		}
+		if levels[len(levels)-1].verbatim && !isFlag(levels, word) {
+			inv.positionals = append(inv.positionals, word)
+			continue
+		}
 		used, err := takeFlag(levels, argv[i:], inv.set)
 		if err != nil {
 			return nil, err
@@ -70,7 +77,9 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 		i += used - 1
 	}
 	for _, l := range levels {
-		l.fromEnvironment(lookup, inv.set)
+		if err := l.fromEnvironment(lookup, inv.set); err != nil {
+			return nil, err
+		}
 		if l != root {
 			inv.args = append(inv.args, l.name)
 		}
@@ -81,22 +90,61 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 
 // level is one command of the path with its flags and those given to it.
 type level struct {
-	name  string
-	flags []cli.Flag
-	given []string
+	name     string
+	flags    []cli.Flag
+	given    []string
+	verbatim bool
 }
 
-func (l *level) fromEnvironment(lookup config.Lookup, set map[string]string) {
+// takesVerbatim reports whether the command's words may begin with dashes
+// without being flags of ours. A command declares it, to its users too, with
+// an ArgsUsage in quotes: 'FLAGS'.
+func takesVerbatim(c *cli.Command) bool { return strings.HasPrefix(c.ArgsUsage, "'") }
+
+// isFlag reports whether a word names a flag of ours.
+func isFlag(levels []*level, word string) bool {
+	name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-"), "=")
+	_, f := findFlag(levels, name)
+	if f == nil && name == strings.ToLower(name) {
+		_, f = findFlag(levels, strings.ReplaceAll(name, "_", "-"))
+	}
+	return f != nil
+}
+
+func (l *level) fromEnvironment(lookup config.Lookup, set map[string]string) error {
 	for _, f := range l.flags {
 		name := f.Names()[0]
 		if _, given := set[name]; given {
 			continue
 		}
 		key := "MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-		if value, ok := lookup(key); ok && value != "" {
-			l.given = append(l.given, "--"+name+"="+value)
+		value, ok := lookup(key)
+		if !ok || value == "" {
+			continue
 		}
+		if isBool(f) {
+			b, err := config.ParseBool(key, value)
+			if err != nil {
+				return &usageError{err: err}
+			}
+			value = fmt.Sprint(b)
+		}
+		l.given = append(l.given, "--"+name+"="+value)
 	}
+	return nil
+}
+
+// inherit moves flags that were given before this command's name, and that it
+// knows too, from the outer command to this one.
+func (l *level) inherit(outer *level) {
+	outer.given = slices.DeleteFunc(outer.given, func(word string) bool {
+		name, _, _ := strings.Cut(strings.TrimPrefix(word, "--"), "=")
+		if _, known := findFlag([]*level{l}, name); known == nil {
+			return false
+		}
+		l.given = append(l.given, word)
+		return true
+	})
 }
 
 // takeFlag reads one flag from the front of words into the innermost level
@@ -127,6 +175,9 @@ func takeFlag(levels []*level, words []string, set map[string]string) (int, erro
 		return 0, usagef("flag %s needs a value: %s=VALUE", spelling, spelling)
 	default:
 		value, used = words[1], 2
+		if _, next := findFlag(levels, strings.TrimPrefix(strings.TrimPrefix(value, "-"), "-")); next != nil && strings.HasPrefix(value, "--") {
+			return 0, usagef("flag %s needs a value, but the flag %s follows; if that is the value, type %s=%s", spelling, value, spelling, value)
+		}
 	}
 	if isBool(flag) {
 		b, err := config.ParseBool(spelling, value)

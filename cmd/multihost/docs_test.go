@@ -83,7 +83,7 @@ func flagTable(b *strings.Builder, flags []cli.Flag) {
 	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")
 	for _, f := range flags {
 		d, ok := f.(cli.DocGenerationFlag)
-		if !ok {
+		if v, hidden := f.(cli.VisibleFlag); !ok || hidden && !v.IsVisible() {
 			continue
 		}
 		var names []string

@@ -130,11 +130,11 @@ func exitCode(err error) int {
 		return exitConfig
 	case errors.As(err, &jobError):
 		switch jobError.Stage {
-		case job.StagePreflight:
+		case job.StageSettings:
 			return exitPreflight
 		case job.StageTimeout:
 			return exitTempFail
-		case job.StageLocal:
+		case job.StageLocal, job.StageScan:
 			return exitIO
 		case job.StageInput:
 			return exitUsage
@@ -185,6 +185,9 @@ func hintOf(err error) string {
 		if h := hinted.Hint(); h != "" {
 			return h
 		}
+	}
+	if gcp.ClassOf(err) == gcp.Unknown {
+		return ""
 	}
 	return strings.TrimSpace(gcp.Hint(err))
 }

@@ -36,7 +36,11 @@ func globalFlags() []cli.Flag {
 // sshFlags say how workers are reached.
 func sshFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Category: catSSH, Usage: "use the addresses inside the network: the runner is in it too"},
+		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Category: catSSH, Usage: "same as --ip=internal: the runner is in the workers' network"},
+		&cli.StringFlag{Name: "ip", Category: catSSH, Value: "auto", Usage: "auto, internal, external or iap: by which address workers are reached (`WAY`); auto takes external, then Identity-Aware Proxy"},
+		&cli.StringFlag{Name: "ssh-proxy-jump", Category: catSSH, Usage: "bastions on the way, as `[USER@]HOST[:PORT],…`"},
+		&cli.StringFlag{Name: "ssh-config", Category: catSSH, Usage: "ssh configuration `FILE` for bastions and addresses; default: none"},
+		&cli.StringFlag{Name: "iap-endpoint", Category: catSSH, Hidden: true, Usage: "`URL` of the IAP relay"},
 		&cli.StringFlag{Name: "user", Category: catSSH, Usage: "`LOGIN` on the workers; default: the local login, never root"},
 		&cli.StringFlag{Name: "identity-file", Category: catSSH, Usage: "private key `FILE`; default: ~/.ssh/google_compute_engine, made when missing"},
 		&cli.StringFlag{Name: "known-hosts", Category: catSSH, Usage: "`FILE` of pinned host keys; default: known_hosts in the state directory"},

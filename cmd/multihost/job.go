@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -31,7 +32,7 @@ MaxText's flags of multihost_job.py are accepted in upper case; then
 --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
 string: --cqr-extra-args="--network=mtu9k --spot".`,
-		Flags: flags(jobFlags(), tierFlags(), commandFlags(), sshFlags()),
+		Flags: flags(jobFlags(), tierFlags(), waitFlags(), commandFlags(), sshFlags()),
 		Action: p.run1(func(s *session, c *cli.Context) error {
 			o, err := p.jobOptions(s, c)
 			if err != nil {
@@ -61,11 +62,9 @@ func jobFlags() []cli.Flag {
 		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
+		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "who may reach tcp:22 of a network made by --network-create, as `CIDR,…`; without your own address workers are reached through Identity-Aware Proxy"},
 		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
 		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
-		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
-		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there"},
-		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made"},
 	}
 }
 
@@ -93,13 +92,19 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		return o, err
 	}
 	o.Run.Prefix = o.Request.ID
+	if err := preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation); err != nil {
+		return o, err
+	}
 	if c.Bool("network-create") {
 		n := network.Options{Name: o.Request.Network}
 		if n.Name == "" {
 			n.Name = defaultNetwork
 			o.Request.Network = n.Name
 		}
-		n.MTU, n.SubnetMode, n.RoutingMode, n.SSHSourceRanges = defaultMTU, "auto", "regional", []string{iapRange}
+		n.MTU, n.SubnetMode, n.RoutingMode, n.SSHSourceRanges = defaultMTU, "auto", "regional", splitCommas(c.String("ssh-source-ranges"))
+		if err := n.Validate(); err != nil {
+			return o, &usageError{err: err, hint: hintOf(err)}
+		}
 		o.Network = &n
 	}
 	return o, nil
@@ -108,9 +113,10 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 // jobRequest builds the queued resource of a job. MaxText's own defaults hold
 // for those who type MaxText's own flags.
 func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request, error) {
-	upper := false
-	for _, spelling := range p.inv.set {
-		upper = upper || strings.TrimLeft(spelling, "-") == strings.ToUpper(strings.TrimLeft(spelling, "-"))
+	upper := false // typed as for multihost_job.py
+	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
+		spelling := p.inv.set[name]
+		upper = upper || spelling != "" && spelling == strings.ToUpper(spelling)
 	}
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), RuntimeVersion: c.String("runtime-version"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	typeName := c.String("tpu-type")

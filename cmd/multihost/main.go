@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -87,7 +86,8 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 	}
 	p.inv = inv
 	err = app.RunContext(ctx, append([]string{"multihost"}, inv.args...))
-	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	var told *job.Error // says what may still run or exist: more than the cause does
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}
 	return err
@@ -108,11 +108,9 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 				count++
 				if count == 1 {
 					cancel(&job.Interrupted{Signal: sig})
-					if sig != syscall.SIGHUP {
-						fmt.Fprintln(p.stderr, "multihost: stopping; once more to leave at once")
-					}
 				} else if count == 2 {
 					close(p.leave)
+					signal.Reset() // a third one ends the program whatever it does
 				}
 			case <-quit:
 				return

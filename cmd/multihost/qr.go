@@ -169,15 +169,22 @@ A request that exists with the same properties is taken as it is.`,
 			if err != nil {
 				return err
 			}
-			if c.Bool("dry-run") {
-				return s.qrPlan(r)
-			}
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
 			setKey(&r, d.Access.Login, d.Access.Identity.PublicKey())
+			if err := r.Validate(); err != nil {
+				return err
+			}
+			if c.Bool("dry-run") {
+				return s.qrPlan(r)
+			}
 			res, created, err := s.queue.Create(c.Context, r)
+			if created && err != nil {
+				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, state %s, and may become billed", r.ID, res.State),
+					Hint: "delete it with: multihost qr delete " + r.ID + " --force"})
+			}
 			if err != nil {
 				return interruptible(c.Context, err)
 			}

@@ -157,6 +157,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, err
 	}
 	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
+	if err == nil && c.Bool("sim") && o.Detach {
+		return o, usagef("--sim and --detach: the simulator ends with this command, and the run with it")
+	}
 	return o, err
 }
 
@@ -218,8 +221,12 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 // interruptible gives a command that waits the cause of its context's end as
 // error instead of what the end made it say.
 func interruptible(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+	var told *job.Error
+	if err == nil || ctx.Err() == nil {
+		return err
 	}
-	return err
+	if errors.As(err, &told) {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	return context.Cause(ctx)
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 
@@ -47,6 +49,7 @@ copy when the run has ended here, else from the worker.`,
 		Flags: flags(hostFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
+			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
 		Action: p.run1(func(s *session, c *cli.Context) error {
@@ -58,11 +61,15 @@ copy when the run has ended here, else from the worker.`,
 			if err != nil {
 				return &usageError{err: fmt.Errorf("--worker: %w", err)}
 			}
+			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
+			if whole, err := job.LocalLog(s.stateDir, name, o, p.stdout); whole || err != nil {
+				return withoutPipe(err)
+			}
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), id, c.Bool("follow"), p.stdout))
+			return withoutPipe(interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), o, p.stdout)))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }
@@ -191,3 +198,11 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 
 // cutPlatform reads preflight.sh's way of naming the platform.
 func cutPlatform(word string) (string, bool) { return strings.CutPrefix(word, "PLATFORM=") }
+
+// withoutPipe drops the error of a reader that has seen enough.
+func withoutPipe(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return err
+}

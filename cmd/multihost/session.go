@@ -135,6 +135,9 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	s.stateDir = c.String("state-dir")
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, p.home)
+		if s.sim != nil { // what happened on a simulator that is gone is of no use later
+			s.stateDir = filepath.Join(s.simDir, "state")
+		}
 	}
 	if s.hosts, err = s.hostList(p, c); err != nil {
 		return err
@@ -271,12 +274,12 @@ func (s *session) setting(c *cli.Context, flag string) string {
 // deps builds what internal/job works with, for commands that touch no worker.
 func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
+		return &job.Deps{Cloud: s.hosts, Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
-		Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave,
+		Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode,
 	}
 }
 
@@ -313,10 +316,41 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	}
 	retry := c.Duration("connect-timeout")
 	d.Access = job.Access{
-		Login: login, Identity: identity, KnownHosts: known, Port: port, Internal: c.Bool("internal-ip"),
+		Login: login, Identity: identity, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
+		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(p.stdin, p.stderr, path) },
 	}
-	return d, nil
+	return d, s.way(p, c, &d.Access)
+}
+
+// way reads how workers are reached.
+func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
+	text := c.String("ip")
+	if err := oneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP)); err != nil {
+		return err
+	}
+	a.Way = job.Way(text)
+	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == job.Auto {
+		if a.Way != job.Auto && a.Way != job.Internal {
+			return usagef("--internal-ip and --ip=%s contradict each other", a.Way)
+		}
+		a.Way = job.Internal
+	}
+	if s.cloud != nil {
+		a.IAP = &sshfan.IAP{Endpoint: c.String("iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
+	}
+	local, _ := s.lookup("USER")
+	var err error
+	if path := c.String("ssh-config"); path != "" {
+		if a.SSHConfig, err = sshfan.LoadSSHConfig(path, p.home, local); err != nil {
+			return &configError{err: fmt.Errorf("--ssh-config: %w", err)}
+		}
+	}
+	if a.Jump, err = sshfan.ParseJump(c.String("ssh-proxy-jump"), local, a.SSHConfig); err != nil {
+		return &usageError{err: fmt.Errorf("--ssh-proxy-jump: %w", err)}
+	}
+	a.UserKnownHosts = []string{filepath.Join(p.home, ".ssh", "known_hosts")}
+	return nil
 }
 
 // identity loads the user's key, or makes gcloud's default one when there is

@@ -297,6 +297,9 @@ func (p *program) simFaultCommand() *cli.Command {
 			}
 			if words[0] == "clear" {
 				which := strings.Join(words[1:], " ")
+				if which == "" {
+					which = "all"
+				}
 				n, err := client.Clear(c.Context, which)
 				if err != nil {
 					return err

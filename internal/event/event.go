@@ -114,6 +114,7 @@ type WorkerDone struct {
 	Code   int       `json:"code"`             // exit code; 128+n for signal n
 	Signal string    `json:"signal,omitempty"` // "KILL" when the command died by a signal
 	Reason string    `json:"reason,omitempty"` // why we stopped it: "fail-fast", "interrupt", …
+	Error  string    `json:"error,omitempty"`  // why its end could not be learned; Code is then 69
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
@@ -127,17 +128,18 @@ type Result struct {
 
 // Summary is the end of a run.
 type Summary struct {
-	Run       string        `json:"run"`
-	Attempt   int           `json:"attempt"`
-	OK        bool          `json:"ok"`
-	ExitCode  int           `json:"exit_code"` // what multihost exits with
-	Text      string        `json:"text"`      // one or several lines for people
-	FirstFail string        `json:"first_failure,omitempty"`
-	LastLines []string      `json:"last_lines,omitempty"` // last 20 lines of the first worker to fail
-	LogDir    string        `json:"log_dir"`
-	Next      string        `json:"next,omitempty"` // the command to type next; "": a default after a failure
-	Phases    []PhaseTime   `json:"phases"`
-	Skew      time.Duration `json:"start_skew_ns"`
+	Run         string        `json:"run"`
+	Attempt     int           `json:"attempt"`
+	OK          bool          `json:"ok"`
+	ExitCode    int           `json:"exit_code"`    // what multihost exits with
+	CommandCode int           `json:"command_code"` // of the first worker to fail, else 0
+	Text        string        `json:"text"`         // one or several lines for people
+	FirstFail   string        `json:"first_failure,omitempty"`
+	LastLines   []string      `json:"last_lines,omitempty"` // last 20 lines of the first worker to fail
+	LogDir      string        `json:"log_dir"`
+	Next        string        `json:"next,omitempty"` // the command to type next; "": a default after a failure
+	Phases      []PhaseTime   `json:"phases"`
+	Skew        time.Duration `json:"start_skew_ns"`
 }
 
 // PhaseTime is how long one phase of a run took.

@@ -45,6 +45,8 @@ type Config struct {
 	// version too many or too few is put right. Empty: Google's.
 	TPUEndpoint     string
 	ComputeEndpoint string
+	// OSLoginEndpoint does the same for OS Login, without a version.
+	OSLoginEndpoint string
 
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool
@@ -68,8 +70,9 @@ type Config struct {
 // A Client holds what every call to Google Cloud shares. It is safe for
 // concurrent use and needs no closing.
 type Client struct {
-	cfg  Config
-	http *http.Client
+	cfg    Config
+	tokens *tokens
+	http   *http.Client
 
 	tpuOnce sync.Once
 	tpu     *tpuapi.Service
@@ -95,15 +98,27 @@ func New(cfg Config) *Client {
 	// A server that accepts a request and never answers must not hold a wait
 	// for ever; no call of these APIs takes a minute to begin its answer.
 	base.ResponseHeaderTimeout = time.Minute
+	tokens := newTokens(cfg)
 	return &Client{
-		cfg: cfg,
+		cfg:    cfg,
+		tokens: tokens,
 		http: &http.Client{Transport: &authTransport{
 			base:         base,
-			tokens:       newTokens(cfg),
+			tokens:       tokens,
 			userAgent:    cfg.UserAgent,
 			quotaProject: cfg.QuotaProject,
 		}},
 	}
+}
+
+// Token returns an access token for services that are not called through this
+// package, such as the IAP relay; empty when requests go without credentials.
+func (c *Client) Token(ctx context.Context) (string, error) {
+	if c.cfg.DisableAuth {
+		return "", nil
+	}
+	token, _, err := c.tokens.token(ctx)
+	return token, err
 }
 
 // Project is the project that calls are made in.
@@ -152,6 +167,20 @@ func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) 
 			return nil, err
 		}
 		opts = append(opts, option.WithEndpoint(root))
+	}
+	return opts, nil
+}
+
+// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and
+// for asking whose the credentials are. Wrap each call in Do.
+func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
+	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
+	if c.cfg.OSLoginEndpoint != "" {
+		root, err := endpointRoot("OS Login", c.cfg.OSLoginEndpoint)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, option.WithEndpoint(root+"/"))
 	}
 	return opts, nil
 }

@@ -8,11 +8,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 )
@@ -32,7 +32,9 @@ type following struct {
 	strict   bool
 	attached bool // this command did not start the run: an interrupt leaves it running
 
-	ends []ending
+	begin   time.Time
+	ends    []ending
+	outages []outage
 }
 
 // ending is how the command ended on one worker.
@@ -49,23 +51,35 @@ func (e ending) failed() bool { return e.err != nil || e.exit.Code != 0 }
 type stopping struct {
 	reason string
 	cause  error // why, for the caller: *Interrupted, a timeout; nil is fail-fast
+	err    error // where it could not be proven
 	done   chan error
 }
 
 func (f *following) do(ctx context.Context) (Outcome, error) {
-	begin := f.Clock.Now()
+	f.begin = f.Clock.Now()
 	f.Sink.Emit(event.Phase{Name: "run", State: event.Started, Detail: f.rec.Command})
+	f.Sink.Emit(event.Progress{Phase: "run", Total: len(f.team.ids)})
 	stop, err := f.untilEnd(ctx)
-	f.watch.times = append(f.watch.times, event.PhaseTime{Name: "run", Elapsed: f.Clock.Now().Sub(begin)})
+	elapsed := f.Clock.Now().Sub(f.begin)
+	f.watch.times = append(f.watch.times, event.PhaseTime{Name: "run", Elapsed: elapsed})
 	if err != nil {
+		f.Sink.Emit(event.Phase{Name: "run", State: event.Failed, Elapsed: elapsed})
 		return Outcome{Started: true}, err
 	}
+	f.Sink.Emit(event.Phase{Name: "run", State: event.Done, Elapsed: elapsed})
 	return f.conclude(stop)
 }
 
-// untilEnd waits until the command has ended on every worker. It starts at
-// most one stop of all of them: at the first failure, at the deadline or when
-// ctx ends. The error says that following ended before the command did.
+// endOf is the end of the command on one worker.
+type endOf struct {
+	worker int
+	ending
+}
+
+// untilEnd waits until the command has ended on every worker, as far as that
+// can be learned. It starts at most one stop of all of them: at the first
+// failure, at the deadline or when ctx ends. The error says that the command
+// was left while it may still run.
 func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	// Following outlives ctx: what the command prints while it is being stopped
 	// is part of its log.
@@ -73,18 +87,20 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	defer cancel()
 	n := len(f.team.ids)
 	f.ends = make([]ending, n)
-	type endOf struct {
-		worker int
-		ending
-	}
+	f.outages = make([]outage, n)
 	ended := make(chan endOf, n)
 	for i := range n {
 		go func() { ended <- endOf{i, f.followWorker(followCtx, i)} }()
 	}
-	waitAll := func(from int) {
+	open := n
+	take := func(e endOf) {
+		open--
+		f.ends[e.worker] = e.ending
+	}
+	leave := func() { // gives up following the workers that have not ended
 		cancel()
-		for range n - from {
-			<-ended
+		for open > 0 {
+			take(<-ended)
 		}
 	}
 
@@ -104,26 +120,24 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		}
 	}
 	interrupted := ctx.Done()
-	for count := 0; count < n; {
+	look := f.Clock.After(outageLook)
+	for open > 0 || stopped != nil {
 		select {
-		case end := <-ended:
-			count++
-			i, e := end.worker, end.ending
-			f.ends[i] = e
-			f.Sink.Emit(event.WorkerDone{
-				Slice: f.team.ids[i].Slice, Worker: f.team.ids[i].Worker,
-				Code: e.exit.Code, Signal: e.exit.Signal, Reason: e.exit.Reason, End: e.at,
-			})
-			f.Sink.Emit(event.Progress{Phase: "run", Done: count, Total: n, Waiting: f.unfinished(), Elapsed: f.Clock.Now().Sub(f.rec.Created)})
-			if e.failed() && f.failFast {
-				begin(fmt.Sprintf("fail-fast: %s failed first", f.team.ids[i]), nil)
+		case e := <-ended:
+			take(e)
+			f.workerEnded(e)
+			if e.failed() && f.failFast && open > 0 {
+				begin(fmt.Sprintf("fail-fast: %s failed first", f.team.ids[e.worker]), nil)
 			}
+		case <-look:
+			f.lookAtOutages(followCtx)
+			look = f.Clock.After(outageLook)
 		case <-interrupted:
 			interrupted = nil
 			cause := context.Cause(ctx)
 			var in *Interrupted
 			if f.attached || errors.As(cause, &in) && in.Signal == syscall.SIGHUP {
-				waitAll(count)
+				leave()
 				note(f.Sink, event.Info, "follow it with: multihost attach "+f.ref.Run+"; end it with: multihost stop "+f.ref.Run,
 					"left run %s: it goes on on %s", f.ref.Run, tpu.Fold(f.team.ids))
 				return nil, cause
@@ -131,20 +145,19 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			begin(cause.Error(), cause)
 		case <-deadline:
 			begin(fmt.Sprintf("--timeout=%s has passed", f.timeout), &Error{Stage: StageTimeout, Text: fmt.Sprintf("the command ran longer than %s and was stopped", f.timeout)})
-		case err := <-stopped:
+		case stop.err = <-stopped:
 			stopped = nil
-			if err != nil {
-				waitAll(count)
-				return nil, errors.Join(stop.cause, err)
+			if stop.err != nil {
+				leave()
 			}
 			overdue = f.Clock.After(30 * time.Second)
 		case <-overdue:
-			waitAll(count)
-			return nil, errors.Join(stop.cause, &Error{Stage: StageStop, Text: "the command is gone, but the end of the log of " + f.unfinished() + " could not be read",
-				HintTxt: "read it with: multihost logs " + f.ref.Run})
+			unread := f.unfinished()
+			leave()
+			note(f.Sink, event.Warn, "read it with: multihost logs "+f.ref.Run, "the command is gone, but the end of the log of %s could not be read", unread)
 		case <-f.Leave:
 			waiting := f.unfinished()
-			waitAll(count)
+			leave()
 			if stopped != nil {
 				<-stopped
 			}
@@ -152,12 +165,25 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 				HintTxt: "end it with: multihost stop " + f.ref.Run})
 		}
 	}
-	if stopped != nil {
-		if err := <-stopped; err != nil {
-			return nil, errors.Join(stop.cause, err)
+	return stop, nil
+}
+
+func (f *following) workerEnded(e endOf) {
+	done := event.WorkerDone{
+		Slice: f.team.ids[e.worker].Slice, Worker: f.team.ids[e.worker].Worker,
+		Code: e.code(), Signal: e.exit.Signal, Reason: e.exit.Reason, End: e.at,
+	}
+	if e.err != nil {
+		done.Error = e.err.Error()
+	}
+	f.Sink.Emit(done)
+	count := 0
+	for _, end := range f.ends {
+		if end.known {
+			count++
 		}
 	}
-	return stop, nil
+	f.Sink.Emit(event.Progress{Phase: "run", Done: count, Total: len(f.ends), Waiting: f.unfinished(), Elapsed: f.Clock.Now().Sub(f.begin)})
 }
 
 // unfinished folds the workers whose end is not known.
@@ -173,11 +199,18 @@ func (f *following) unfinished() string {
 
 func (f *following) beginStop(ctx context.Context, reason string, cause error) *stopping {
 	s := &stopping{reason: reason, cause: cause, done: make(chan error, 1)}
-	note(f.Sink, event.Warn, "", "stopping run %s on all workers: %s", f.ref.Run, reason)
+	hint := ""
+	if cause != nil {
+		hint = "the same signal once more leaves at once, without proof"
+	}
+	note(f.Sink, event.Warn, hint, "stopping run %s on all workers: %s", f.ref.Run, reason)
+	ends := slices.Clone(f.ends) // of now; the goroutine must not read what is still written
 	go func() {
 		stopCtx, cancel := f.detached(ctx, f.grace+2*time.Minute)
 		defer cancel()
-		s.done <- f.team.stopAll(stopCtx, f.Sink, f.ref, f.grace, reason)
+		s.done <- f.team.stopAll(stopCtx, f.Sink, f.ref, f.grace, reason, func(i int) bool {
+			return errors.Is(ends[i].err, errSliceGone)
+		})
 	}()
 	return s
 }
@@ -187,20 +220,23 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 func (f *following) followWorker(ctx context.Context, i int) ending {
 	log, err := openLog(f.rec, f.team.ids[i], f.Sink)
 	if err != nil {
-		return ending{known: true, err: err, at: f.Clock.Now()}
+		return ending{known: true, err: &Error{Stage: StageLocal, Text: err.Error(), Err: err}, at: f.Clock.Now()}
 	}
 	workerCtx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	out := outage{f: f, i: i, giveUp: giveUp}
 	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
-		Lost: func(err error, _ int64) { out.lost(workerCtx, err) },
+		Lost: func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
 	})
+	f.outages[i].over()
 	log.close()
-	if cause := context.Cause(workerCtx); err != nil && cause != nil && ctx.Err() == nil {
+	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
+		return ending{err: err, at: f.Clock.Now()}
+	}
+	if cause := context.Cause(workerCtx); err != nil && cause != nil {
 		err = cause
 	}
 	if err != nil {
-		return ending{known: ctx.Err() == nil, err: err, at: f.Clock.Now()}
+		return ending{known: true, err: err, at: f.Clock.Now()}
 	}
 	return ending{known: true, exit: exit, at: exit.End.Add(-f.team.conns[i].ClockOffset())}
 }
@@ -210,74 +246,146 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 // longer leaves the command running, and attach finds it again.
 const lostLimit = 10 * time.Minute
 
+// outageLook is how often the cloud is asked about slices with lost workers.
+const outageLook = 10 * time.Second
+
+// errSliceGone marks the end of a worker whose slice the API reports gone or
+// taken away: nothing of the command can run there.
+var errSliceGone = errors.New("nothing runs there any more")
+
 // outage is the time during which one worker cannot be reached.
 type outage struct {
-	f           *following
-	i           int
-	giveUp      context.CancelCauseFunc
+	mu          sync.Mutex
+	giveUp      context.CancelCauseFunc // nil: no outage
 	begin, last time.Time
+	err         error
 }
 
-// lost is told of every failed try. It says once per outage that the worker is
-// lost, and gives up when its slice is gone or the outage lasts too long.
-func (o *outage) lost(ctx context.Context, err error) {
-	now := o.f.Clock.Now()
-	if o.begin.IsZero() || now.Sub(o.last) > o.f.Access.RetryFor+time.Minute {
+// lost is told of every failed try; it says so once an outage.
+func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := f.Clock.Now()
+	if o.giveUp == nil || now.Sub(o.last) > f.Access.RetryFor+time.Minute {
 		o.begin = now
-		note(o.f.Sink, event.Warn, "", "lost the connection to %s (%v); its command goes on, connecting again", o.f.team.ids[o.i], err)
+		note(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
-	o.last = now
-	s := o.f.team.slice(o.i)
-	fresh, apiErr := o.f.Cloud.Slice(ctx, s.Name)
-	switch {
-	case gcp.ClassOf(apiErr) == gcp.NotFound, apiErr == nil && fresh.UID != s.UID:
-		o.giveUp(fmt.Errorf("slice %q is gone", s.Name))
-	case apiErr == nil && (fresh.State == "PREEMPTED" || fresh.State == "TERMINATED" || fresh.State == "DELETING" || fresh.State == "STOPPED"):
-		o.giveUp(fmt.Errorf("slice %q is %s", s.Name, fresh.State))
-	case now.Sub(o.begin) > lostLimit:
-		o.giveUp(fmt.Errorf("worker not reachable for %s: %w", lostLimit, err))
+	o.giveUp, o.last, o.err = giveUp, now, err
+	if now.Sub(o.begin) > lostLimit {
+		giveUp(fmt.Errorf("not reachable for %s: %w", lostLimit, err))
 	}
+}
+
+func (o *outage) over() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.giveUp = nil
+}
+
+// lookAtOutages asks the cloud, by one call for all, whether the slices of lost
+// workers are still there, and gives up the workers of those that are not.
+func (f *following) lookAtOutages(ctx context.Context) {
+	var lost []int
+	for i := range f.outages {
+		f.outages[i].mu.Lock()
+		if f.outages[i].giveUp != nil {
+			lost = append(lost, i)
+		}
+		f.outages[i].mu.Unlock()
+	}
+	if len(lost) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, outageLook)
+	defer cancel()
+	nodes, err := f.Cloud.Slices(ctx)
+	if err != nil {
+		return // the API is away too; the next look will tell
+	}
+	for _, i := range lost {
+		if why := lostSlice(nodes, f.team.slice(i)); why != "" {
+			f.outages[i].mu.Lock()
+			if giveUp := f.outages[i].giveUp; giveUp != nil {
+				giveUp(fmt.Errorf("%s: %w", why, errSliceGone))
+			}
+			f.outages[i].mu.Unlock()
+		}
+	}
+}
+
+// lostSlice says why the slice cannot run anything any more, or "".
+func lostSlice(nodes []tpu.Slice, s tpu.Slice) string {
+	for _, n := range nodes {
+		if n.Name != s.Name || n.UID != s.UID {
+			continue
+		}
+		switch n.State {
+		case "PREEMPTED", "TERMINATED", "DELETING", "STOPPED", "STOPPING":
+			return fmt.Sprintf("slice %q is %s", s.Name, n.State)
+		}
+		return ""
+	}
+	return fmt.Sprintf("slice %q is gone", s.Name)
 }
 
 // conclude says how the run ended and decides the exit status.
 func (f *following) conclude(stop *stopping) (Outcome, error) {
 	code, first := f.verdict()
-	f.rec.Ended, f.rec.Code = true, code
+	unknown := f.unfinished()
+	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
+	for _, e := range f.ends {
+		if e.err != nil && !errors.Is(e.err, errSliceGone) {
+			f.rec.Ended = false
+		}
+	}
 	if err := f.rec.save(f.StateDir); err != nil {
 		note(f.Sink, event.Warn, "", "%v", err)
 	}
 	sum := event.Summary{
-		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code,
+		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
 		LogDir: f.rec.LogDir, Phases: f.watch.times, Skew: f.skew,
 	}
 	n := len(f.team.ids)
+	if first >= 0 && code != 0 {
+		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
+		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
+	}
 	switch {
+	case stop != nil && stop.err != nil:
+		sum.OK = false
+		sum.Text = fmt.Sprintf("run %s: %s", f.ref.Run, stop.err)
+		sum.Next = "multihost stop " + f.ref.Run
 	case stop != nil && stop.cause != nil:
 		sum.OK = false
+		sum.FirstFail, sum.LastLines = "", nil
 		sum.Text = fmt.Sprintf("run %s was stopped on %s: %s; no process of it is left", f.ref.Run, onAll(n), stop.reason)
 	case first >= 0 && code == 0:
 		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
-		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
-		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
 		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
 	default:
 		sum.Text = fmt.Sprintf("run %s succeeded on %s", f.ref.Run, onAll(n))
 	}
-	var cause error
-	if stop != nil {
-		cause = stop.cause
-	}
-	var in *Interrupted
-	if errors.As(cause, &in) {
-		if sig, ok := in.Signal.(syscall.Signal); ok {
-			sum.ExitCode = 128 + int(sig)
-		}
-	} else if cause != nil {
-		sum.ExitCode = 75
+	cause := stop.end(code)
+	if cause != nil && f.ExitStatus != nil {
+		sum.ExitCode = f.ExitStatus(cause)
 	}
 	f.Sink.Emit(sum)
 	return Outcome{Code: code, Started: true}, cause
+}
+
+// end is the error that a stopped run ends with: why it was stopped, and that it
+// may still run somewhere. A command's own failure goes before the latter.
+func (s *stopping) end(code int) error {
+	switch {
+	case s == nil:
+		return nil
+	case s.cause == nil && code != 0:
+		return nil
+	case s.cause == nil:
+		return s.err
+	}
+	return errors.Join(s.cause, s.err)
 }
 
 // uncleanWindow is how long after the success of worker 0 a failure elsewhere
@@ -289,7 +397,7 @@ const uncleanWindow = time.Minute
 func (f *following) verdict() (code, first int) {
 	first = -1
 	for _, i := range resultOrder(f.ends) {
-		if e := f.ends[i]; e.failed() && e.exit.Reason == "" {
+		if e := f.ends[i]; e.known && e.failed() && e.exit.Reason == "" {
 			first = i
 			break
 		}
@@ -327,9 +435,13 @@ func (f *following) failedWorkers() string {
 	return tpu.Fold(ids)
 }
 
+// lostCode is the code of a worker whose end could not be learned: sysexits'
+// EX_UNAVAILABLE.
+const lostCode = 69
+
 func (e ending) code() int {
 	if e.err != nil {
-		return 69
+		return lostCode
 	}
 	return e.exit.Code
 }

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -61,6 +62,12 @@ type Deps struct {
 	StateDir string // holds runs/<run>/run.json and, by default, the logs
 	Owner    string // "user@machine" of the runner, written into every run
 
+	// ExitStatus is the status that an error ends the program with, for the
+	// summary of a run.
+	ExitStatus func(error) int
+
+	route route
+
 	// Leave is closed when the user wants out at once: nothing more is waited
 	// for, and what may still run or exist is said.
 	Leave <-chan struct{}
@@ -69,7 +76,17 @@ type Deps struct {
 // Interrupted is the cause of a context that a signal ended.
 type Interrupted struct{ Signal os.Signal }
 
-func (e *Interrupted) Error() string { return "interrupted by " + e.Signal.String() }
+func (e *Interrupted) Error() string {
+	switch e.Signal {
+	case syscall.SIGINT:
+		return "interrupted (SIGINT)"
+	case syscall.SIGTERM:
+		return "terminated (SIGTERM)"
+	case syscall.SIGHUP:
+		return "the terminal is gone (SIGHUP)"
+	}
+	return "ended by signal " + e.Signal.String()
+}
 
 // Stage names the step of a run in which workers failed.
 type Stage string
@@ -77,11 +94,13 @@ type Stage string
 // The stages of a run.
 const (
 	StageInput     Stage = "input"
+	StageScan      Stage = "read files"
 	StageDiscover  Stage = "discover"
 	StageConnect   Stage = "connect"
 	StageBusy      Stage = "check"
 	StageSync      Stage = "sync"
 	StagePreflight Stage = "preflight"
+	StageSettings  Stage = "preflight settings" // done, and not as it must be
 	StageFree      Stage = "free the TPU"
 	StageStart     Stage = "start"
 	StageFollow    Stage = "run"
@@ -176,11 +195,7 @@ func causeText(err error, id tpu.WorkerID) string {
 	if errors.As(err, &cause) {
 		return cause.Cause()
 	}
-	text := err.Error()
-	for _, prefix := range []string{id.String() + ": ", id.String() + " "} {
-		text = strings.ReplaceAll(text, prefix, "")
-	}
-	return text
+	return strings.TrimPrefix(err.Error(), id.String()+": ")
 }
 
 // stopwatch emits the phases of a command and keeps their times.

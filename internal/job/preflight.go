@@ -80,7 +80,7 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	for i, rep := range reports {
 		hard[i] = fatal(rep, o.Require)
 	}
-	if err := workersError(StagePreflight, t.ids, hard); err != nil {
+	if err := workersError(StageSettings, t.ids, hard); err != nil {
 		return reports, err
 	}
 	for _, rep := range reports {

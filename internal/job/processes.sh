@@ -30,8 +30,18 @@ for ((i = 0; i < count && status == 0; i++)); do
 done
 if [ "$status" -ne 0 ]; then
 	exec 2>/dev/null # the shell's own words about what is ended next
-	for group in "${groups[@]}"; do
-		kill -TERM -- "-$group" 2>/dev/null
+	for signal in TERM KILL; do
+		for group in "${groups[@]}"; do
+			kill -"$signal" -- "-$group"
+		done
+		for ((i = 0; i < 50; i++)); do
+			alive=0
+			for group in "${groups[@]}"; do
+				! kill -0 -- "-$group" || alive=1
+			done
+			[ "$alive" -eq 1 ] || break
+			sleep 0.1
+		done
 	done
 fi
 wait

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -48,14 +49,20 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
 			return Outcome{}, err
 		}
 	}
-	out, err := d.provisionAndRun(ctx, r, o)
+	out, made, err := d.provisionAndRun(ctx, r, o)
+	if !made {
+		return out, d.notMade(ctx, o, err)
+	}
 	return d.afterRun(ctx, r, o, out, err)
 }
 
-func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (Outcome, error) {
+// provisionAndRun reports besides the outcome whether the queued resource was
+// made by this call; one that was there before is not ours to delete.
+func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (out Outcome, made bool, err error) {
 	id := o.Request.ID
-	err := r.watch.phase("request", func() (string, error) {
+	err = r.watch.phase("request", func() (string, error) {
 		res, created, err := d.Queue.Create(ctx, o.Request)
+		made = created
 		if err != nil {
 			return "", err
 		}
@@ -65,7 +72,7 @@ func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (Outco
 		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, o.Request.NodeCount), o.Request.Type.Name), nil
 	})
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, made, err
 	}
 	var slices []tpu.Slice
 	err = r.watch.span("provision", func() (err error) {
@@ -78,7 +85,7 @@ func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (Outco
 		return err
 	})
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, made, err
 	}
 	for i := range slices {
 		slices[i].Index = i
@@ -91,10 +98,11 @@ func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (Outco
 		return fmt.Sprintf("%d/%d workers", len(r.team.ids), len(r.team.ids)), nil
 	})
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, made, err
 	}
 	defer r.team.close()
-	return r.onTeam(ctx)
+	out, err = r.onTeam(ctx)
+	return out, made, err
 }
 
 // Probe reports whether every worker of a slice answers SSH.
@@ -112,46 +120,45 @@ func (d *Deps) Probe(ctx context.Context, s tpu.Slice) error {
 // takes minutes on the real service.
 const teardownLimit = 20 * time.Minute
 
+// notMade adds to the end of a job on a queued resource that was there before
+// that it stays and is billed.
+func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
+	var conflict *qr.ConflictError
+	if errors.As(runErr, &conflict) {
+		return runErr // it is somebody else's, and was not used
+	}
+	look, cancel := d.detached(ctx, time.Minute)
+	defer cancel()
+	res, err := d.Queue.Get(look, o.Request.ID)
+	if err == nil {
+		note(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, state %s, and is billed", o.Request.ID, res.State)
+	}
+	return runErr
+}
+
 // afterRun deletes the slices of a job, or says why they stay and how to
 // delete them. The real state is read before anything is deleted.
 func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) (Outcome, error) {
 	id := o.Request.ID
-	var conflict *qr.ConflictError
-	if errors.As(runErr, &conflict) {
-		return out, runErr // it is somebody else's; nothing was made
-	}
-	cleanup, cancel := d.detached(ctx, teardownLimit)
-	defer cancel()
-	res, err := d.Queue.Get(cleanup, id)
+	look, cancel := d.detached(ctx, 2*time.Minute)
+	res, err := d.Queue.Get(look, id)
+	cancel()
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-		if out.Started {
-			note(d.Sink, event.Info, "", "queued resource %s is gone: nothing of this job is billed", id)
-		}
+		note(d.Sink, event.Info, "", "queued resource %s is gone: nothing of this job is billed", id)
 		return out, runErr
 	case err != nil:
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
 			Text:    fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
 			HintTxt: deleteHint(id, d)})
 	}
-	failed := runErr != nil || out.Code != 0
-	keep := ""
-	switch {
-	case out.Detached:
-		keep = "the run goes on"
-	case o.Keep:
-		keep = "--keep"
-	case isHangup(runErr) && out.Started:
-		keep = "detached by SIGHUP, the run goes on"
-	case failed && o.KeepOnFailure && o.KeepFor == 0:
-		keep = "--keep-on-failure"
-	case failed && o.KeepOnFailure && out.Started:
-		d.holdFor(ctx, o.KeepFor, id)
-	}
-	if keep != "" {
-		note(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, keep, res.State)
+	if why := d.keep(ctx, o, out, runErr); why != "" {
+		note(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
 		return out, runErr
 	}
+	// The limit is the deletion's own; the context only ends it for good.
+	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
+	defer cancel()
 	_, err = d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
 	if err != nil {
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
@@ -162,13 +169,29 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 	return out, runErr
 }
 
-func deleteHint(id string, d *Deps) string {
-	return fmt.Sprintf("delete it with: multihost qr delete %s --force --project=%s --zone=%s", id, d.Project, d.Zone)
+// keep says why the slices are left, or "" when they are to be deleted now. It
+// waits while failed slices are kept for a time.
+func (d *Deps) keep(ctx context.Context, o JobOptions, out Outcome, runErr error) string {
+	var in *Interrupted
+	switch {
+	case out.Detached:
+		return "the run goes on"
+	case o.Keep:
+		return "--keep"
+	case out.Started && errors.As(runErr, &in) && in.Signal == syscall.SIGHUP:
+		return "detached by SIGHUP, the run goes on"
+	case !o.KeepOnFailure || runErr == nil && out.Code == 0:
+		return ""
+	case o.KeepFor == 0:
+		return "--keep-on-failure"
+	case ctx.Err() == nil:
+		d.holdFor(ctx, o.KeepFor, o.Request.ID)
+	}
+	return ""
 }
 
-func isHangup(err error) bool {
-	var in *Interrupted
-	return errors.As(err, &in) && in.Signal.String() == "hangup"
+func deleteHint(id string, d *Deps) string {
+	return fmt.Sprintf("delete it with: multihost qr delete %s --force --project=%s --zone=%s", id, d.Project, d.Zone)
 }
 
 // holdFor keeps failed slices for a look at them; an interrupt ends the wait.

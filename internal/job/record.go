@@ -16,21 +16,37 @@ import (
 // A Record is what the runner keeps of a run, so that ps, logs, attach and
 // stop find it by its name. It is a cache: the workers hold the truth.
 type Record struct {
-	Run     string    `json:"run"`
-	Attempt int       `json:"attempt"`
-	Project string    `json:"project"`
-	Zone    string    `json:"zone"`
-	Prefix  string    `json:"tpu_prefix"`
-	Partial bool      `json:"allow_partial,omitempty"`
-	Login   string    `json:"login"`
-	Owner   string    `json:"owner"`
-	Created time.Time `json:"created"`
-	Command string    `json:"command"`
-	Workers int       `json:"workers"`
-	Hosts   string    `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
-	LogDir  string    `json:"log_dir"`
-	Ended   bool      `json:"ended,omitempty"`
-	Code    int       `json:"exit_code,omitempty"`
+	Run     string          `json:"run"`
+	Attempt int             `json:"attempt"`
+	Project string          `json:"project"`
+	Zone    string          `json:"zone"`
+	Prefix  string          `json:"tpu_prefix"`
+	Partial bool            `json:"allow_partial,omitempty"`
+	Login   string          `json:"login"`
+	Owner   string          `json:"owner"`
+	Created time.Time       `json:"created"`
+	Command string          `json:"command"`
+	Workers int             `json:"workers"`
+	Hosts   string          `json:"hosts,omitempty"` // of a run on hosts that no cloud knows
+	Slices  []RecordedSlice `json:"slices"`
+	LogDir  string          `json:"log_dir"`
+	Ended   bool            `json:"ended,omitempty"`
+	Code    int             `json:"exit_code,omitempty"`
+}
+
+// A RecordedSlice is one slice of a run; its place in the record is its number.
+type RecordedSlice struct {
+	Name    string `json:"name"`
+	UID     string `json:"uid"`
+	Workers int    `json:"workers"`
+}
+
+func recordSlices(all []tpu.Slice) []RecordedSlice {
+	slices := make([]RecordedSlice, len(all))
+	for i, s := range all {
+		slices[i] = RecordedSlice{s.Name, s.UID, len(s.Workers)}
+	}
+	return slices
 }
 
 func recordPath(stateDir, run string) string {

@@ -158,7 +158,7 @@ func (r *run) scan(ctx context.Context) error {
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout})
 	if err != nil {
-		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
+		return &Error{Stage: StageScan, Err: err}
 	}
 	r.tree = tree
 	return nil
@@ -183,38 +183,33 @@ func describe(sel tpu.Selection) string {
 // checkBusy refuses to work beside a run that lives on these workers, or stops
 // it when asked to, and finds the number of this attempt.
 func (r *run) checkBusy(ctx context.Context) error {
-	lists := make([][]launch.Info, len(r.team.ids))
-	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) (err error) {
-		lists[i], err = launch.List(ctx, r.team.conns[i])
-		return err
-	})
+	runs, errs := r.team.runs(ctx)
 	if err := r.failed(ctx, StageBusy, errs); err != nil {
 		return err
 	}
 	r.attempt = lastLocalAttempt(r.StateDir, r.o.Run) + 1
-	living := map[launch.Ref]launch.Info{}
-	var where []tpu.WorkerID
-	for i, list := range lists {
-		for _, info := range list {
-			if info.Ref.Run == r.o.Run {
-				r.attempt = max(r.attempt, info.Ref.Attempt+1)
-			}
-			if info.Alive() {
-				living[info.Ref] = info
-				where = append(where, r.team.ids[i])
-			}
+	for _, found := range runs {
+		if found.info.Ref.Run == r.o.Run {
+			r.attempt = max(r.attempt, found.info.Ref.Attempt+1)
 		}
-	}
-	for ref, info := range living {
+		if !found.info.Alive() {
+			continue
+		}
 		if !r.o.Replace {
 			return &Error{
 				Stage:   StageBusy,
-				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s: %s", ref.Run, info.Owner, tpu.Fold(where), age(info.Age())+" ago", info.Command),
-				HintTxt: "follow it with: multihost attach " + ref.Run + "; to stop it and start this one, add --replace",
+				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), age(found.info.Age()), found.info.Command),
+				HintTxt: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
 			}
 		}
-		note(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", ref.Run, info.Owner)
-		if err := r.team.stopAll(ctx, r.Sink, ref, r.o.Grace, "replaced by "+r.o.Run+" of "+r.Owner); err != nil {
+		if err := found.stoppable(); err != nil {
+			return err
+		}
+		note(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", found.info.Run, found.info.Owner)
+		stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
+		err := r.team.stopAll(stopCtx, r.Sink, found.info.Ref, r.o.Grace, "replaced by "+r.o.Run+" of "+r.Owner, nil)
+		cancel()
+		if err != nil {
 			return err
 		}
 	}
@@ -335,8 +330,7 @@ func (r *run) start(ctx context.Context) error {
 			return err
 		})
 		if err := r.failed(ctx, StageStart, errs); err != nil {
-			r.abort(ctx, armed)
-			return "", err
+			return "", errors.Join(err, r.abort(ctx, armed))
 		}
 		r.started = make([]launch.Started, n)
 		errs = r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) (err error) {
@@ -344,10 +338,9 @@ func (r *run) start(ctx context.Context) error {
 			return err
 		})
 		if err := r.failed(ctx, StageStart, errs); err != nil {
-			r.abort(ctx, armed)
 			stopCtx, cancel := r.detached(ctx, r.o.Grace+time.Minute)
 			defer cancel()
-			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started"))
+			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", nil))
 		}
 		var first, last time.Time
 		for i, s := range r.started {
@@ -364,15 +357,18 @@ func (r *run) start(ctx context.Context) error {
 	})
 }
 
-func (r *run) abort(ctx context.Context, armed []*launch.Armed) {
+// abort takes back every armed supervisor; nothing was started by them. The
+// error names the workers where that is not sure.
+func (r *run) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.detached(ctx, 30*time.Second)
 	defer cancel()
-	r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if armed[i] == nil {
 			return nil
 		}
 		return armed[i].Abort(ctx)
 	})
+	return workersError(StageStart, r.team.ids, errs)
 }
 
 func (r *run) ref() launch.Ref { return launch.Ref{Run: r.o.Run, Attempt: r.attempt} }
@@ -444,8 +440,14 @@ func (r *run) oneQueuedResource() bool {
 
 // stopAll ends a run on every worker and proves it. The error names the
 // workers on which it may still run.
-func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string) error {
+//
+// A worker for which gone reports true is left out: its slice is not there any
+// more. gone may be nil.
+func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string, gone func(i int) bool) error {
 	errs := t.each(ctx, sink, "stop", func(ctx context.Context, i int) error {
+		if gone != nil && gone(i) {
+			return nil
+		}
 		rep, err := launch.Stop(ctx, t.conns[i], ref, launch.StopOptions{Grace: grace, Reason: reason})
 		if err == nil && len(rep.Survivors) > 0 {
 			err = fmt.Errorf("processes survive SIGKILL: %v", rep.Survivors)
@@ -470,7 +472,7 @@ func (r *run) openRecord() (*Record, error) {
 	rec := &Record{
 		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
 		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(),
+		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
 	}
 	dir := recordDir(r.StateDir, r.o.Run, r.attempt)
 	if r.o.LogDir != "" {
@@ -482,6 +484,9 @@ func (r *run) openRecord() (*Record, error) {
 	}
 	if err := rec.makeLogDir(); err != nil {
 		return nil, err
+	}
+	if old, _ := filepath.Glob(filepath.Join(rec.LogDir, "output_slice_*.txt")); len(old) > 0 {
+		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", rec.LogDir), HintTxt: "name another directory with --log-dir=DIR"}
 	}
 	r.logDir = rec.LogDir
 	how := "Ctrl-C stops it on every worker"

@@ -1,13 +1,13 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
-	"sort"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -27,17 +27,28 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
+
+	age time.Duration // by the worker's clock
 }
 
 // List asks worker 0 of every ready slice, or of those that prefix names,
 // which runs it knows, and emits them as a Result.
 func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
-	seen, err := d.survey(ctx, prefix)
+	ready, found, err := d.survey(ctx, prefix)
 	if err != nil {
 		return err
 	}
-	if !ended {
-		seen = slices.DeleteFunc(seen, func(s Seen) bool { return s.State != "running" })
+	seen := []Seen{}
+	for _, f := range found {
+		if !ended && !f.info.Alive() {
+			continue
+		}
+		row := Seen{Run: f.info.Run, Attempt: f.info.Attempt, State: string(f.info.Phase), Owner: f.info.Owner, Created: f.info.Armed, Command: f.info.Command}
+		for _, id := range f.workers {
+			row.Slices = append(row.Slices, ready[id.Slice].Name)
+		}
+		row.age = f.info.Age()
+		seen = append(seen, row)
 	}
 	var b strings.Builder
 	if len(seen) == 0 {
@@ -46,7 +57,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tCOMMAND")
 		for _, s := range seen {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Run, s.Attempt, s.State, age(d.Clock.Now().Sub(s.Created)), s.Owner, strings.Join(s.Slices, ","), s.Command)
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Run, s.Attempt, s.State, age(s.age), s.Owner, strings.Join(s.Slices, ","), s.Command)
 		}
 		w.Flush()
 	}
@@ -54,96 +65,180 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 	return nil
 }
 
-// survey collects the runs known to worker 0 of the ready slices.
-func (d *Deps) survey(ctx context.Context, prefix string) ([]Seen, error) {
+// foundRun is one run as the workers of a team know it.
+type foundRun struct {
+	info    launch.Info // of the first worker that knows it
+	workers []tpu.WorkerID
+}
+
+// stoppable refuses a run of another login: its processes are not ours to end,
+// and the worker would not even tell whether they have ended.
+func (f foundRun) stoppable() error {
+	if f.info.Mine {
+		return nil
+	}
+	return &Error{Stage: StageStop, Text: fmt.Sprintf("run %q of %s runs as login %q", f.info.Run, f.info.Owner, f.info.Login),
+		HintTxt: "stop it as that login: multihost stop " + f.info.Run + " --user=" + f.info.Login}
+}
+
+// runs asks every worker of the team which runs it knows. Runs that only share
+// a name are kept apart. The newest comes first.
+func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
+	lists := make([][]launch.Info, len(t.ids))
+	errs := t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		lists[i], err = launch.List(ctx, t.conns[i])
+		return err
+	})
+	type identity struct {
+		launch.Ref
+		login, owner string
+		minute       int64
+	}
+	index := map[identity]int{}
+	var found []foundRun
+	for i, list := range lists {
+		for _, info := range list {
+			// Workers are armed within seconds, but never at one moment.
+			key := identity{info.Ref, info.Login, info.Owner, info.Armed.Add(-t.conns[i].ClockOffset()).Unix() / 120}
+			at, ok := index[key]
+			if !ok {
+				key.minute-- // the other side of the boundary
+				at, ok = index[key]
+				key.minute++
+			}
+			if !ok {
+				at = len(found)
+				found = append(found, foundRun{info: info})
+			}
+			index[key] = at
+			if info.Alive() && !found[at].info.Alive() {
+				found[at].info = info
+			}
+			found[at].workers = append(found[at].workers, t.ids[i])
+		}
+	}
+	slices.SortStableFunc(found, func(a, b foundRun) int {
+		return cmp.Or(b.info.Armed.Compare(a.info.Armed), cmp.Compare(a.info.Run, b.info.Run))
+	})
+	return found, errs
+}
+
+// survey asks worker 0 of every ready slice, or of those that prefix names,
+// which runs it knows. A worker that does not answer is said, and left out.
+func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundRun, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+		return nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
 	}
+	if prefix != "" {
+		sel, err := tpu.Select(nodes, prefix, true)
+		if err != nil {
+			return nil, nil, err
+		}
+		nodes = sel.Slices
+	}
+	slices.SortFunc(nodes, tpu.CompareNames)
 	var ready []tpu.Slice
 	for _, s := range nodes {
-		if ok, _ := s.Ready(); ok && (prefix == "" || s.Name == prefix || strings.HasPrefix(s.Name, prefix+"-")) {
+		if ok, _ := s.Ready(); ok {
 			s.Index = len(ready)
 			ready = append(ready, s)
 		}
 	}
 	if len(ready) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
-	t, err := d.connect(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 })
+	t, failed, err := d.dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer t.close()
-	lists := make([][]launch.Info, len(t.ids))
-	errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) (err error) {
-		lists[i], err = launch.List(ctx, t.conns[i])
-		return err
-	})
-	if err := workersError(StageDiscover, t.ids, errs); err != nil {
-		return nil, err
+	for id, err := range failed {
+		note(d.Sink, event.Warn, "", "slice %s is not asked: %s", ready[id.Slice].Name, causeText(err, id))
 	}
-	found := map[launch.Ref]*Seen{}
-	for i, list := range lists {
-		for _, info := range list {
-			s := found[info.Ref]
-			if s == nil {
-				s = &Seen{Run: info.Ref.Run, Attempt: info.Ref.Attempt, State: string(info.Phase), Owner: info.Owner, Created: info.Armed, Command: info.Command}
-				found[info.Ref] = s
-			}
-			if info.Alive() {
-				s.State = "running"
-			}
-			s.Slices = append(s.Slices, ready[i].Name)
+	found, errs := t.runs(ctx)
+	for i, err := range errs {
+		if err != nil {
+			note(d.Sink, event.Warn, "", "slice %s does not answer: %s", t.slice(i).Name, causeText(err, t.ids[i]))
 		}
 	}
-	seen := make([]Seen, 0, len(found))
-	for _, s := range found {
-		sort.Strings(s.Slices)
-		seen = append(seen, *s)
-	}
-	sort.Slice(seen, func(i, j int) bool {
-		if !seen[i].Created.Equal(seen[j].Created) {
-			return seen[i].Created.After(seen[j].Created)
-		}
-		return seen[i].Run < seen[j].Run
-	})
-	return seen, nil
+	return ready, found, nil
 }
 
-// locate finds a run by its name: from the record that this machine keeps,
-// else by asking the slices. It returns the record and connects nothing.
+// locate finds a run by its name: from the record that this machine keeps of
+// it, else by asking the slices.
 func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error) {
 	rec, err := loadRecord(d.StateDir, name)
 	if err != nil {
 		return nil, err
 	}
-	if rec != nil && (rec.Project == d.Project && rec.Zone == d.Zone || prefix == "") {
+	if rec != nil && rec.Project == d.Project && rec.Zone == d.Zone && (prefix == "" || prefix == rec.Prefix) {
 		return rec, nil
 	}
-	seen, err := d.survey(ctx, prefix)
+	if rec != nil && prefix == "" {
+		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
+			HintTxt: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
+	}
+	ready, found, err := d.survey(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range seen {
-		if s.Run != name {
-			continue
+	var match []foundRun
+	for _, f := range found {
+		if f.info.Run == name {
+			match = append(match, f)
 		}
-		rec := &Record{Run: name, Attempt: s.Attempt, Project: d.Project, Zone: d.Zone, Prefix: familyOf(s.Slices), Partial: true,
-			Login: d.Access.Login, Owner: s.Owner, Created: s.Created, Command: s.Command, Workers: len(s.Slices)}
-		rec.LogDir = recordDir(d.StateDir, name, s.Attempt)
-		return rec, nil
 	}
-	return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone),
-		HintTxt: "list the runs with: multihost ps --all"}
+	if len(match) == 0 {
+		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone),
+			HintTxt: "list the runs with: multihost ps --all"}
+	}
+	f := match[0]
+	for _, other := range match[1:] {
+		if other.info.Attempt == f.info.Attempt {
+			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: on %s and on %s", name, sliceNames(ready, f), sliceNames(ready, other)),
+				HintTxt: "say which slices with --tpu-prefix=P"}
+		}
+	}
+	rec = &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
+		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, name, f.info.Attempt)}
+	for _, id := range f.workers {
+		s := ready[id.Slice]
+		rec.Slices = append(rec.Slices, RecordedSlice{s.Name, s.UID, len(s.Workers)})
+		rec.Workers += len(s.Workers)
+	}
+	return rec, nil
 }
 
-// familyOf turns t-0, t-1 into t; a single slice is its own name.
-func familyOf(names []string) string {
-	if len(names) == 1 {
-		return names[0]
+func sliceNames(all []tpu.Slice, f foundRun) string {
+	names := make([]string, len(f.workers))
+	for i, id := range f.workers {
+		names[i] = all[id.Slice].Name
 	}
-	return names[0][:strings.LastIndexByte(names[0], '-')]
+	return strings.Join(names, ", ")
+}
+
+// recorded is the selection that a record stands for, with its slice numbers.
+// A slice that is not there any more has no workers in it, and is named in gone.
+func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, gone []string, err error) {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return sel, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+	}
+	for i, want := range rec.Slices {
+		s := tpu.Slice{Name: want.Name, UID: want.UID}
+		for _, n := range nodes {
+			if n.Name == want.Name && n.UID == want.UID {
+				s = n
+			}
+		}
+		if len(s.Workers) == 0 {
+			gone = append(gone, want.Name)
+		}
+		s.Index = i
+		sel.Slices = append(sel.Slices, s)
+	}
+	return sel, gone, nil
 }
 
 // Attach follows a run that was started elsewhere or before, to its end. An
@@ -154,15 +249,26 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	if err != nil {
 		return Outcome{}, err
 	}
-	t, err := d.reach(ctx, &watch, rec.Prefix, rec.Partial, nil)
+	sel, gone, err := d.recorded(ctx, rec)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if len(gone) > 0 {
+		return Outcome{}, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
+			HintTxt: "end what is left with: multihost stop " + name}
+	}
+	var t *team
+	err = watch.phase("connect", func() (string, error) {
+		var err error
+		if t, err = d.connect(ctx, sel, nil); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d/%d workers", len(t.ids), len(t.ids)), nil
+	})
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer t.close()
-	if err := rec.makeLogDir(); err != nil {
-		return Outcome{}, err
-	}
-	note(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
 	errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
 		_, err := t.conns[i].MeasureClock(ctx)
 		return err
@@ -170,62 +276,119 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	if err := workersError(StageFollow, t.ids, errs); err != nil {
 		return Outcome{}, err
 	}
+	d.newestAttempt(ctx, t, rec)
+	if err := rec.makeLogDir(); err != nil {
+		return Outcome{}, err
+	}
+	note(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: true, grace: grace, strict: strict, attached: true}
 	return f.do(ctx)
 }
 
-// Stop ends a run on every worker and proves it. It may be repeated.
+// newestAttempt corrects a record that is older than what the workers run: the
+// same name may have been started again from another machine.
+func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) {
+	found, _ := t.runs(ctx)
+	for _, f := range found {
+		if f.info.Run == rec.Run && f.info.Attempt > rec.Attempt {
+			rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.info.Attempt, f.info.Owner, f.info.Command, false
+			rec.LogDir = recordDir(d.StateDir, rec.Run, rec.Attempt)
+		}
+	}
+}
+
+// Stop ends every living attempt of a run on every worker and proves it. It may
+// be repeated.
 func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duration) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	rec, err := d.locate(ctx, name, prefix)
 	if err != nil {
 		return err
 	}
-	t, err := d.reach(ctx, &watch, rec.Prefix, true, nil)
+	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
-		return mayStillRun(err, name)
+		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
+	}
+	if len(gone) > 0 {
+		note(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, strings.Join(gone, ", "))
+	}
+	if len(gone) == len(sel.Slices) {
+		return nil
+	}
+	t, failed, err := d.dial(ctx, sel, nil, true)
+	if err != nil {
+		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	defer t.close()
 	return watch.phase("stop", func() (string, error) {
-		ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
-		if err := t.stopAll(ctx, d.Sink, ref, grace, "multihost stop by "+d.Owner); err != nil {
-			return "", err
+		err := d.stopNamed(ctx, t, name, grace)
+		if len(failed) > 0 {
+			var ids []tpu.WorkerID
+			var errs []error
+			for id, e := range failed {
+				ids, errs = append(ids, id), append(errs, e)
+			}
+			err = errors.Join(err, mayStillRun(workersError(StageStop, ids, errs), name))
 		}
-		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), nil
+		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), err
 	})
 }
 
-// Logs writes the log of one worker of a run to w: the local copy when the run
-// has ended here, else what the worker has, followed to the end if follow is
-// set.
-func (d *Deps) Logs(ctx context.Context, name, prefix string, id tpu.WorkerID, follow bool, w io.Writer) error {
+// stopNamed stops what lives under a name on the workers of the team.
+func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) error {
+	found, errs := t.runs(ctx)
+	if err := workersError(StageStop, t.ids, errs); err != nil {
+		return mayStillRun(err, name)
+	}
+	stopped := map[launch.Ref]bool{}
+	for _, f := range found {
+		if f.info.Run != name || stopped[f.info.Ref] || !f.info.Alive() {
+			continue
+		}
+		if err := f.stoppable(); err != nil {
+			return err
+		}
+		stopped[f.info.Ref] = true
+		if err := t.stopAll(ctx, d.Sink, f.info.Ref, grace, "multihost stop by "+d.Owner, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LogOptions say which log to read.
+type LogOptions struct {
+	Worker  tpu.WorkerID
+	Attempt int // 0 is the newest
+	Follow  bool
+}
+
+// Logs writes the log of one worker of a run to w: the local copy when it is
+// whole, else what the worker has, followed to the end if asked to.
+func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io.Writer) error {
 	rec, err := d.locate(ctx, name, prefix)
 	if err != nil {
 		return err
 	}
-	if rec.Ended {
-		file, err := os.Open(rec.logPath(id))
-		if err == nil {
-			defer file.Close()
-			_, err = io.Copy(w, file)
-			return err
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
+	sel, _, err := d.recorded(ctx, rec)
+	if err != nil {
+		return err
 	}
-	watch := stopwatch{sink: event.Discard, clock: d.Clock}
-	t, err := d.reach(ctx, &watch, rec.Prefix, true, func(o tpu.WorkerID) bool { return o == id })
+	t, err := d.connect(ctx, sel, func(id tpu.WorkerID) bool { return id == o.Worker })
 	if err != nil {
 		return err
 	}
 	defer t.close()
 	if len(t.ids) == 0 {
-		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s", name, id), HintTxt: "workers are written s0w0, s0w1, …"}
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", name, o.Worker), HintTxt: "workers are written s0w0, s0w1, …"}
 	}
+	d.newestAttempt(ctx, t, rec)
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
-	if follow {
+	if o.Attempt > 0 {
+		ref.Attempt = o.Attempt
+	}
+	if o.Follow {
 		_, err = launch.Follow(ctx, t.conns[0], ref, 0, w, launch.FollowOptions{})
 	} else {
 		_, err = launch.ReadLog(ctx, t.conns[0], ref, 0, w)
@@ -234,6 +397,25 @@ func (d *Deps) Logs(ctx context.Context, name, prefix string, id tpu.WorkerID, f
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// LocalLog writes this machine's copy of a log to w when the copy is whole:
+// the run has ended and was followed to its end. It reports whether it did.
+func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
+	rec, err := loadRecord(stateDir, name)
+	if err != nil || rec == nil || !rec.Ended || o.Attempt > 0 && o.Attempt != rec.Attempt {
+		return false, err
+	}
+	file, err := os.Open(rec.logPath(o.Worker))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	_, err = io.Copy(w, file)
+	return true, err
 }
 
 // ForgetHostKey removes the pinned host key of one worker and reports whether

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,12 @@ type Access struct {
 	Identity       *sshfan.Identity
 	KnownHosts     string // file of pinned host keys
 	Port           int    // SSH port, 22
-	Internal       bool   // use the addresses inside the network
+	Way            Way    // by which address; "" is Auto
+	Jump           []sshfan.JumpHost
+	SSHConfig      *sshfan.SSHConfig
+	UserKnownHosts []string    // where bastions are looked up
+	IAP            *sshfan.IAP // nil: no tunnel
+	Passphrase     func(path string) (string, error)
 	ConnectTimeout time.Duration
 	RetryFor       time.Duration // how long a worker may take to answer at all
 	MaxDials       int
@@ -80,8 +86,10 @@ func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.S
 	if err != nil {
 		return sel, err
 	}
-	if missing := d.missingFromQueue(ctx, sel); missing != "" {
-		sel.Problems = append(sel.Problems, missing)
+	if sel.Slices[0].Name != prefix { // a family: are these all of it?
+		if missing := d.missingFromQueue(ctx, sel); missing != "" {
+			sel.Problems = append(sel.Problems, missing)
+		}
 	}
 	if len(sel.Problems) == 0 {
 		return sel, nil
@@ -106,7 +114,7 @@ func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.S
 // missingFromQueue asks the queued resource how many slices there ought to be:
 // a gap at the end of the family does not show in the names.
 func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
-	if len(sel.Slices) == 0 || !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.Queue == nil {
+	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.Queue == nil {
 		return ""
 	}
 	res, err := d.Queue.Get(ctx, sel.Slices[0].QueuedResource)
@@ -119,9 +127,36 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 // connect opens one connection to every worker of sel. only, when not nil,
 // narrows it to some workers. Whatever fails, no connection is left open.
 func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*team, error) {
-	if _, err := d.sendKeys(ctx, sel.Slices); err != nil {
+	t, failed, err := d.dial(ctx, sel, only, true)
+	if err != nil {
 		return nil, err
 	}
+	if len(failed) == 0 {
+		return t, nil
+	}
+	defer t.close()
+	ids := sel.Workers()
+	if only != nil {
+		ids = slices.DeleteFunc(ids, func(id tpu.WorkerID) bool { return !only(id) })
+	}
+	errs := make([]error, len(ids))
+	for i, id := range ids {
+		errs[i] = failed[id]
+	}
+	return nil, workersError(StageConnect, ids, errs)
+}
+
+// dial is connect for callers that can work with some of the workers: the team
+// has those that were reached, failed says why the others were not. With
+// sendKeys, the user's key is put into the slices' metadata first; without, only
+// once a worker has refused it.
+func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (_ *team, failed map[tpu.WorkerID]error, err error) {
+	if sendKeys {
+		if _, err := d.sendKeys(ctx, sel.Slices); err != nil {
+			return nil, nil, err
+		}
+	}
+	way := d.way(ctx, sel)
 	keyCalls := semaphore.NewWeighted(hostKeyCalls)
 	t := &team{slices: sel.Slices}
 	for _, id := range sel.Workers() {
@@ -131,7 +166,7 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	}
 	hosts := make([]sshfan.Host, len(t.ids))
 	for i, id := range t.ids {
-		hosts[i] = d.host(sel.Slices[id.Slice], id, keyCalls)
+		hosts[i] = d.host(way, sel.Slices[id.Slice], id, keyCalls)
 	}
 	fleet, err := sshfan.New(sshfan.Config{
 		Identity:       d.Access.Identity,
@@ -140,6 +175,11 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		ConnectTimeout: d.Access.ConnectTimeout,
 		RetryFor:       d.Access.RetryFor,
 		AuthRetryFor:   min(d.Access.RetryFor, authRetry),
+		Jump:           d.Access.Jump,
+		SSHConfig:      d.Access.SSHConfig,
+		UserKnownHosts: d.Access.UserKnownHosts,
+		Passphrase:     d.Access.Passphrase,
+		Dial:           d.dialer(way),
 		Sink:           d.Sink,
 		Fold: func(waiting []int) string {
 			ids := make([]tpu.WorkerID, len(waiting))
@@ -157,7 +197,7 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		},
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	conns, errs := fleet.Connect(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
@@ -168,14 +208,19 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	}
 	if ctx.Err() != nil {
 		fleet.Close()
-		return nil, context.Cause(ctx)
+		return nil, nil, context.Cause(ctx)
 	}
-	if err := workersError(StageConnect, t.ids, errs); err != nil {
-		fleet.Close()
-		return nil, err
+	reached := &team{slices: t.slices, fleet: fleet}
+	failed = map[tpu.WorkerID]error{}
+	for i, id := range t.ids {
+		if errs[i] != nil {
+			failed[id] = errs[i]
+			continue
+		}
+		reached.ids = append(reached.ids, id)
+		reached.conns = append(reached.conns, conns[i])
 	}
-	t.fleet, t.conns = fleet, conns
-	return t, nil
+	return reached, failed, nil
 }
 
 // pin names the machine that a host key belongs to: never an address, which
@@ -188,7 +233,7 @@ func pin(s tpu.Slice, id tpu.WorkerID) string {
 	return s.UID + "/" + strconv.Itoa(id.Worker)
 }
 
-func (d *Deps) host(s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
+func (d *Deps) host(way Way, s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
 	login := d.Access.Login
 	if own := s.Workers[id.Worker].Login; own != "" {
 		login = own
@@ -197,7 +242,7 @@ func (d *Deps) host(s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) ssh
 		Name: id.String(),
 		User: login,
 		Pin:  pin(s, id),
-		Addr: d.addresses(s, id),
+		Addr: d.addresses(way, s, id),
 		Keys: func(ctx context.Context) ([]string, error) {
 			if err := calls.Acquire(ctx, 1); err != nil {
 				return nil, err
@@ -214,7 +259,7 @@ func (d *Deps) host(s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) ssh
 
 // addresses answers with the address known from discovery the first time and
 // asks the API on every later dial: an address can change when a VM reboots.
-func (d *Deps) addresses(s tpu.Slice, id tpu.WorkerID) func(context.Context) (string, error) {
+func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
 		now := s
@@ -229,28 +274,19 @@ func (d *Deps) addresses(s tpu.Slice, id tpu.WorkerID) func(context.Context) (st
 				now = fresh
 			}
 		}
-		w := now.Workers[id.Worker]
-		ip := w.External
-		if d.Access.Internal || ip == "" {
-			ip = w.Internal
-		}
-		if ip == "" {
-			return "", fmt.Errorf("slice %q worker %d has no address", s.Name, id.Worker)
-		}
-		port := d.Access.Port
-		if w.Port != 0 {
-			port = w.Port
-		}
-		return net.JoinHostPort(ip, strconv.Itoa(port)), nil
+		return d.address(ctx, way, now, id)
 	}
 }
 
 // sendKeys makes the user's public key known to every slice.
-func (d *Deps) sendKeys(ctx context.Context, slices []tpu.Slice) (changed bool, err error) {
+func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (changed bool, err error) {
 	var sent atomic.Bool
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
-	for _, s := range slices {
+	for _, s := range all {
+		if len(s.Workers) == 0 {
+			continue // gone: there is nothing to log in to
+		}
 		group.Go(func() error {
 			changed, err := d.Cloud.EnsureKey(ctx, s, d.Access.Login, d.Access.Identity.PublicKey())
 			if err != nil {

@@ -44,6 +44,16 @@ func (e *NUMAError) Error() string {
 // Hint says what to type instead.
 func (e *NUMAError) Hint() string { return e.hint }
 
+// CheckNUMA reports whether a policy may be asked for on a generation at all,
+// before any worker is there to look at. The error is a *NUMAError.
+func CheckNUMA(mode NUMA, generation tpu.Generation) error {
+	if (mode == NUMABind || mode == NUMAPreferred) && !generation.NUMA {
+		_, _, err := NUMAWrap(mode, generation, Report{})
+		return err
+	}
+	return nil
+}
+
 // NUMAWrap returns the words to put before the command on the worker that rep
 // describes; none when it runs unbound. The note, when not empty, says in a
 // sentence what was decided and why. An error is a *NUMAError.

@@ -67,8 +67,7 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 		return false, err
 	}
 	c.emit(event.Phase{Name: "delete", State: event.Done, Detail: id + " is gone", Elapsed: c.now().Sub(start)})
-	c.warnLeftovers(ctx, res)
-	return true, nil
+	return true, c.leftovers(ctx, res)
 }
 
 func mayDelete(res Resource, opts DeleteOptions) error {
@@ -85,19 +84,24 @@ func mayDelete(res Resource, opts DeleteOptions) error {
 	return &NodesError{ID: res.ID, State: res.State, Nodes: names}
 }
 
-// warnLeftovers says which slices outlived their queued resource: they are
-// billed.
-func (c *Client) warnLeftovers(ctx context.Context, res Resource) {
+// leftovers is an error that names the slices that outlived their queued
+// resource: they are billed. A look that fails is an error too: it is not known
+// then that nothing is left.
+func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	nodes, err := c.Slices(ctx)
 	if err != nil {
-		return // the deletion is done; this look is an extra
+		return fmt.Errorf("queued resource %q is gone, but whether slices of it are left is not known: %w", res.ID, err)
 	}
+	var left []string
 	for _, s := range slicesOf(res, nodes) {
 		if s.State != "DELETING" {
-			note(c.sink(), event.Warn, "gcloud compute tpus tpu-vm delete "+s.Name+" --zone="+c.gcp.Zone(),
-				"queued resource %q is gone, but its slice %s still exists (%s) and is billed", res.ID, s.Name, s.State)
+			left = append(left, s.Name)
 		}
 	}
+	if len(left) == 0 {
+		return nil
+	}
+	return &LeftoverError{ID: res.ID, Slices: left, zone: c.gcp.Zone()}
 }
 
 // requestDelete asks for the deletion. The answer NotFound is no error.

@@ -107,6 +107,24 @@ func (e *NodesError) Hint() string {
 	return fmt.Sprintf("delete its slices with it: multihost qr delete %s --force", e.ID)
 }
 
+// A LeftoverError says that slices outlived their queued resource. They are
+// billed.
+type LeftoverError struct {
+	ID     string
+	Slices []string
+
+	zone string
+}
+
+func (e *LeftoverError) Error() string {
+	return fmt.Sprintf("queued resource %q is gone, but slices of it still exist and are billed: %s", e.ID, strings.Join(e.Slices, ", "))
+}
+
+// Hint says how to delete them.
+func (e *LeftoverError) Hint() string {
+	return "gcloud compute tpus tpu-vm delete " + e.Slices[0] + " --zone=" + e.zone
+}
+
 // A StateError says that a queued resource is in a state from which it does not
 // become ready by itself.
 type StateError struct {

@@ -167,3 +167,13 @@ func splitNumber(name string) (base string, n int, ok bool) {
 	}
 	return name[:i], n, true
 }
+
+// CompareNames orders slices by name, numbers in the end of a name as numbers.
+func CompareNames(a, b Slice) int {
+	baseA, numA, okA := splitNumber(a.Name)
+	baseB, numB, okB := splitNumber(b.Name)
+	if okA && okB && baseA == baseB {
+		return numA - numB
+	}
+	return strings.Compare(a.Name, b.Name)
+}

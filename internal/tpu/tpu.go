@@ -67,7 +67,7 @@ func (s Slice) Ready() (ok bool, why string) {
 // ParseWorkerID reads a worker in the form that String writes.
 func ParseWorkerID(text string) (WorkerID, error) {
 	var w WorkerID
-	if n, err := fmt.Sscanf(text, "s%dw%d", &w.Slice, &w.Worker); err != nil || n != 2 || w.String() != text {
+	if n, err := fmt.Sscanf(text, "s%dw%d", &w.Slice, &w.Worker); err != nil || n != 2 || w.Slice < 0 || w.Worker < 0 || w.String() != text {
 		return WorkerID{}, fmt.Errorf("parse worker %q: workers are written s0w0, s0w1, s1w0, …", text)
 	}
 	return w, nil
