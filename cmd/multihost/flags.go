@@ -27,6 +27,7 @@ func globalFlags() []cli.Flag {
 		&cli.StringFlag{Name: "state-dir", Category: catView, Usage: "`DIR` for run records and logs; default: $XDG_STATE_HOME/multihost"},
 		&cli.BoolFlag{Name: "sim", Category: catSim, Usage: "run this command on a simulator started just for it"},
 		&cli.StringSliceFlag{Name: "sim-slices", Category: catSim, Usage: "slices the simulator has at start, as `NAME:COUNTxTYPE`"},
+		&cli.StringFlag{Name: "sim-backend", Category: catSim, Value: "process", Usage: "process, or netns (Linux and root): what simulated workers are made of (`KIND`)"},
 		&cli.DurationFlag{Name: "sim-step", Category: catSim, Value: 200 * time.Millisecond, Usage: "`TIME` that each state of a simulated resource lasts"},
 		&cli.StringSliceFlag{Name: "sim-fault", Category: catSim, Usage: "`FAULT` to set at the simulator's start; see multihost sim fault --help"},
 		&cli.BoolFlag{Name: "version", Usage: "print the version"},

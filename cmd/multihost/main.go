@@ -14,10 +14,14 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/job"
+	"multihost/internal/sim/worker"
 	"multihost/internal/ui"
 )
 
 func main() {
+	if worker.MaybeInit(os.Args) {
+		return
+	}
 	os.Exit(mainStatus())
 }
 

@@ -18,9 +18,13 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
 )
 
 func TestMain(m *testing.M) {
+	if worker.MaybeInit(os.Args) {
+		return
+	}
 	testscript.Main(m, map[string]func(){
 		"multihost": func() { os.Exit(mainStatus()) },
 	})
@@ -31,7 +35,7 @@ func TestMain(m *testing.M) {
 //
 // Beside testscript's own, scripts have the commands
 //
-//	sim [-step=D] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
+//	sim [-step=D] [-backend=B] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
@@ -90,6 +94,10 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { os.RemoveAll(dir) })
 	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond}
 	for _, a := range args {
+		if backend, ok := strings.CutPrefix(a, "-backend="); ok {
+			cfg.Backend = backend
+			continue
+		}
 		if step, ok := strings.CutPrefix(a, "-step="); ok {
 			d, err := time.ParseDuration(step)
 			ts.Check(err)

@@ -234,16 +234,19 @@ func (s *session) startSim(c *cli.Context) error {
 		}
 		specs = append(specs, list...)
 	}
+	if err := oneOf("sim-backend", c.String("sim-backend"), "process", "netns"); err != nil {
+		return err
+	}
 	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "multihost-sim-")
+	dir, err := os.MkdirTemp("", simTemp)
 	if err != nil {
 		return err
 	}
 	s.simDir = dir
-	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: specs, Step: c.Duration("sim-step"), Faults: faults})
+	server, err := sim.Start(c.Context, sim.Config{Dir: dir, Slices: specs, Backend: c.String("sim-backend"), Step: c.Duration("sim-step"), Faults: faults})
 	if err != nil {
 		os.RemoveAll(dir)
 		return err

@@ -76,6 +76,7 @@ func (p *program) simUpCommand() *cli.Command {
 			simDirFlag(),
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
 			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at start, as `NAME:COUNTxTYPE`"},
+			&cli.StringFlag{Name: "backend", Value: "process", Usage: "process, or netns (Linux and root): what workers are made of (`KIND`)"},
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that each state of a resource lasts"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` in force from the start"},
@@ -83,6 +84,9 @@ func (p *program) simUpCommand() *cli.Command {
 		},
 		Action: func(c *cli.Context) error {
 			if err := p.noArguments("multihost sim up"); err != nil {
+				return err
+			}
+			if err := oneOf("backend", c.String("backend"), "process", "netns"); err != nil {
 				return err
 			}
 			dir := p.simDir(c)
@@ -98,7 +102,7 @@ func (p *program) simUpCommand() *cli.Command {
 }
 
 func (p *program) simForeground(c *cli.Context, dir string) error {
-	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Step: c.Duration("step"), Quota: c.Int("quota")}
+	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota")}
 	workers := 0
 	for _, text := range c.StringSlice("slices") {
 		list, err := sim.ParseSlices(text)
@@ -151,7 +155,7 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 	}
 	defer log.Close()
 	args := []string{"sim", "up", "--sim-dir=" + dir}
-	for _, name := range []string{"listen", "step", "quota"} {
+	for _, name := range []string{"listen", "backend", "step", "quota"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
 	}
 	for _, name := range []string{"slices", "fault"} {
@@ -330,9 +334,14 @@ func (p *program) simDownCommand() *cli.Command {
 		Usage: "end the simulator and all its workers",
 		Flags: []cli.Flag{simDirFlag()},
 		Action: func(c *cli.Context) error {
+			if n, err := sweepSims(); err != nil {
+				return err
+			} else if n > 0 {
+				fmt.Fprintf(p.stderr, "multihost: removed what %d killed simulators of --sim had left\n", n)
+			}
 			client, err := p.openSim(c)
 			if errors.Is(err, sim.ErrNotRunning) {
-				fmt.Fprintln(p.stderr, "multihost: no simulator is running: nothing to do")
+				fmt.Fprintln(p.stderr, "multihost: no simulator is running")
 				return nil
 			}
 			if err != nil {
@@ -341,4 +350,23 @@ func (p *program) simDownCommand() *cli.Command {
 			return client.Down(c.Context)
 		},
 	}, exitOK, exitUsage)
+}
+
+// simTemp is what the directories of simulators started by --sim are called.
+const simTemp = "multihost-sim-"
+
+// sweepSims removes what simulators of --sim left when they were killed.
+func sweepSims() (swept int, err error) {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), simTemp+"*"))
+	for _, dir := range dirs {
+		if _, openErr := sim.Open(dir); !errors.Is(openErr, sim.ErrNotRunning) {
+			continue
+		}
+		if rmErr := os.RemoveAll(dir); rmErr != nil {
+			err = errors.Join(err, rmErr)
+			continue
+		}
+		swept++
+	}
+	return swept, err
 }

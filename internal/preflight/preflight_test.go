@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -527,92 +525,4 @@ func TestPrintedScriptDoesTheSame(t *testing.T) {
 	rep, err := parse(out.Bytes())
 	must(t, err)
 	same(t, "outcomes", outcomes(rep), fresh)
-}
-
-// A namespace is a worker with a network of the real kernel, real ip and real
-// ethtool; only module parameters and devices are stand-ins.
-type namespace struct {
-	pid  int
-	root string
-}
-
-func newNamespace(t *testing.T, setup string) *namespace {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	for _, tool := range []string{"unshare", "nsenter", "ip", "ethtool"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%s is not installed", tool)
-		}
-	}
-	h := newHost(t)
-	cmd := exec.Command("unshare", "-n", "bash", "-c", "exec 2>&1\n"+setup+"\necho ready; read")
-	stdin, err := cmd.StdinPipe()
-	must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() {
-		stdin.Close()
-		_ = cmd.Wait()
-	})
-	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		t.Skipf("cannot make a network namespace here: %s", line)
-	}
-	return &namespace{cmd.Process.Pid, h.root}
-}
-
-func (n *namespace) command(ctx context.Context, line string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "nsenter", "-t", fmt.Sprint(n.pid), "-n", "bash", "-c", line)
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MULTIHOST_ROOT_SYS=" + n.root, "MULTIHOST_ROOT_DEV=" + n.root}
-	return cmd
-}
-
-func (n *namespace) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
-	return runCmd(n.command(ctx, c.Line), c)
-}
-
-func TestRealKernel(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t, `
-ip link add ens8 type veth peer name p8 && ip link set ens8 up && ip link set p8 up && ip addr add 10.0.0.5/24 dev ens8
-ip link add ens9 type veth peer name p9 && ip link set ens9 up && ip link set p9 up && ip addr add 10.0.1.5/24 dev ens9
-ip route add default via 10.0.0.1 dev ens8 proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 initcwnd 20 quickack 1
-ip route add default via 10.9.0.1 dev ens9 onlink metric 200
-ip route add default metric 300 nexthop via 10.0.0.1 dev ens8 weight 1 nexthop via 10.0.1.1 dev ens9 weight 2
-ip route add default dev ens9 scope link metric 600
-echo 1 >/proc/sys/net/ipv4/tcp_mtu_probing`)
-	outside, err := os.ReadFile("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
-	must(t, err)
-	var changed []string
-	for _, r := range run(t, n, Options{}).Results {
-		if r.Outcome == Failed {
-			t.Errorf("%s failed: %s", r.Setting, r.Reason)
-		}
-		if r.Outcome == Changed {
-			changed = append(changed, r.Setting)
-		}
-	}
-	for _, name := range []string{"tcp_slow_start_after_idle", "tcp_mtu_probing", "rto_min", "hystart_detect"} {
-		if !slices.Contains(changed, name) {
-			t.Errorf("%s was not changed", name)
-		}
-	}
-	routes, err := n.command(t.Context(), "ip -o route show default").Output()
-	must(t, err)
-	same(t, "routes", strings.ReplaceAll(string(routes), " \n", "\n"),
-		`default via 10.0.0.1 dev ens8 proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 initcwnd 20 rto_min lock 5ms quickack 1
-default via 10.9.0.1 dev ens9 metric 200 onlink rto_min lock 5ms
-default metric 300 rto_min lock 5ms \	nexthop via 10.0.0.1 dev ens8 weight 1 \	nexthop via 10.0.1.1 dev ens9 weight 2
-default dev ens9 scope link metric 600 rto_min lock 5ms
-`)
-	for _, line := range outcomes(run(t, n, Options{})) {
-		if strings.Contains(line, " changed: ") || strings.Contains(line, " failed: ") {
-			t.Errorf("second apply: %s", line)
-		}
-	}
-	after, err := os.ReadFile("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
-	must(t, err)
-	same(t, "setting of the machine outside", string(after), string(outside))
 }

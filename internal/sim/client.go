@@ -6,13 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+
+	"multihost/internal/sim/worker"
 )
 
 // stateFile is what a simulator leaves in its directory so that others find
@@ -80,8 +84,7 @@ type Client struct {
 }
 
 // Open finds the simulator that runs with the state directory dir. The error
-// matches ErrNotRunning when there is none; a file that a dead one left is
-// removed.
+// matches ErrNotRunning when there is none; what a dead one left is removed.
 func Open(dir string) (*Client, error) {
 	record, err := readState(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,13 +96,22 @@ func Open(dir string) (*Client, error) {
 	if !alive(record.PID) {
 		err := fmt.Errorf("open simulator in %q: %w: the one of process %d, started %s, is dead", dir, ErrNotRunning,
 			record.PID, record.Started.Format(time.DateTime))
-		return nil, errors.Join(err, os.Remove(filepath.Join(dir, stateFile)))
+		return nil, errors.Join(err, cleanUp(context.Background(), dir))
 	}
 	return &Client{dir: dir, record: record, http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
 }
 
+// cleanUp removes what a dead simulator left.
+func cleanUp(ctx context.Context, dir string) error {
+	err := worker.Sweep(ctx, workersDir(dir))
+	if gone := os.Remove(filepath.Join(dir, stateFile)); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
+	return err
+}
+
 func alive(pid int) bool {
-	if pid <= 0 {
+	if pid <= 0 || zombie(pid) {
 		return false
 	}
 	p, err := os.FindProcess(pid)
@@ -107,6 +119,18 @@ func alive(pid int) bool {
 		err = p.Signal(syscall.Signal(0))
 	}
 	return err == nil || errors.Is(err, os.ErrPermission)
+}
+
+// zombie reports whether a process has ended and waits for its parent to take
+// note of it. Where there is no /proc, none has.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// The name before the state may itself have parentheses.
+	rest := string(stat[bytes.LastIndexByte(stat, ')')+1:])
+	return strings.HasPrefix(rest, " Z")
 }
 
 // Env returns the variables with which programs talk to the simulator.
@@ -146,10 +170,14 @@ func (c *Client) Clear(ctx context.Context, which string) (int, error) {
 }
 
 // Down asks the simulator to end and waits until nothing of it is left, or ctx
-// is done.
+// is done. What is left of one that has died since Open is removed.
 func (c *Client) Down(ctx context.Context) error {
-	if err := c.call(ctx, http.MethodPost, "down", nil, nil); err != nil {
-		return err
+	err := c.call(ctx, http.MethodPost, "down", nil, nil)
+	if errors.Is(err, ErrNotRunning) {
+		return cleanUp(ctx, c.dir)
+	}
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		return err // else it ended before its answer was out, which is what was asked
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

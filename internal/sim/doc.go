@@ -24,8 +24,11 @@
 //   - Operations, locations, accelerator types and runtime versions.
 //   - Compute: the project and its common metadata, networks, subnetworks
 //     (read), firewalls, regions, zones, global operations with wait.
-//   - SSH keys reach a worker from project and node metadata only, host keys
-//     leave it as guest attributes once it has booted.
+//   - SSH keys reach a worker from project and node metadata, or from OS Login
+//     where enable-oslogin says so; host keys leave it as guest attributes once
+//     it has booted.
+//   - The instance metadata server, for workers of the netns backend: instance
+//     and project attributes, tpu-env, tokens, the startup script at each boot.
 //   - Faults: see Faults.
 //
 // # Not modelled
@@ -33,10 +36,10 @@
 //   - Permissions: every caller may do everything in the one project that
 //     exists; only the fault expired-token refuses a caller.
 //   - Routing: firewall rules are stored and checked but filter nothing, and
-//     networks do not separate workers.
+//     networks separate only the workers of the netns backend.
 //   - Capacity as a number; it is there or, under a fault, not.
 //   - Reservations: every reservation name is taken as one with room.
-//   - OS Login, IAP, Storage, the metadata server, gRPC.
+//   - IAP, Storage, gRPC.
 //   - snake_case names in JSON bodies of the TPU API, partial responses
 //     (fields=), filters beyond single comparisons.
 //   - starting and stopping nodes, manual maintenance.

@@ -208,7 +208,11 @@ func (s *Server) addNodes(q *queuedResource) []*node {
 		msg.QueuedResource, msg.MultisliceNode = q.msg.Name, q.prefix != ""
 		msg.SchedulingConfig = &tpualpha.SchedulingConfig{
 			Spot: q.msg.Spot != nil || q.msg.ProvisioningModel == "SPOT", Preemptible: q.msg.BestEffort != nil,
-			Reserved: q.msg.ReservationName != "", ReservationName: q.msg.ReservationName, ProvisioningModel: q.msg.ProvisioningModel,
+			Reserved: q.msg.ReservationName != "", ReservationName: q.msg.ReservationName,
+		}
+		// A node has no word for flex-start: the enumeration ends before it.
+		if q.msg.ProvisioningModel != "FLEX_START" {
+			msg.SchedulingConfig.ProvisioningModel = q.msg.ProvisioningModel
 		}
 		n := s.addNode(q.zone, id, q.typ, msg)
 		n.queued = q.msg.Name

@@ -1,17 +1,14 @@
 package sim_test
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -138,38 +135,5 @@ func TestCloseLeavesNothing(t *testing.T) {
 	eventually(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 	if _, err := os.Stat(filepath.Join(dir, "sim.json")); !os.IsNotExist(err) {
 		t.Errorf("the state file is left: %v", err)
-	}
-}
-
-// An unmodified gcloud takes the simulator for the real thing.
-func TestGcloudDrivesTheSimulator(t *testing.T) {
-	gcloud, err := exec.LookPath("gcloud")
-	if err != nil {
-		t.Skip("gcloud is not installed")
-	}
-	if testing.Short() {
-		t.Skip("gcloud takes some 2 s a call")
-	}
-	t.Parallel()
-	s, _ := start(t)
-	run := func(args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), gcloud, args...)
-		cmd.Env = append(os.Environ(), "HOME="+s.Dir())
-		for k, v := range s.Env() {
-			cmd.Env = append(cmd.Env, k+"="+v)
-		}
-		var errs bytes.Buffer
-		cmd.Stderr = &errs
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("gcloud %s: %v\n%s", strings.Join(args, " "), err, errs.String())
-		}
-	}
-	run("compute", "networks", "create", "mtu9k", "--mtu=8896", "--subnet-mode=auto", "--bgp-routing-mode=regional")
-	run("alpha", "compute", "tpus", "queued-resources", "create", "q", "--node-count=2", "--node-prefix=n", "--async",
-		"--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base", "--network=mtu9k", "--spot")
-	waitState(t, s, "q", "ACTIVE")
-	if !slices.ContainsFunc(s.Requests(), func(r sim.Request) bool { return r.Method == "POST" && strings.Contains(r.Body, `"mtu": 8896`) }) {
-		t.Errorf("got requests %+v", s.Requests())
 	}
 }

@@ -45,9 +45,10 @@ type Config struct {
 	// Step is how long each change of state takes; 300 ms.
 	Step time.Duration
 
-	// Backend is what workers are made of: "process" (the default), or "none"
-	// for an API without workers, whose nodes have addresses that nothing
-	// listens on.
+	// Backend is what workers are made of: "process" (the default); "netns",
+	// which needs root and worker.MaybeInit at the start of main; or "none" for
+	// an API without workers, whose nodes have addresses that nothing listens
+	// on.
 	Backend string
 
 	// Workers, when set, is used in place of Backend. The server closes it.
@@ -196,7 +197,9 @@ func (s *Server) makeDir() error {
 }
 
 func (s *Server) gcloudDir() string  { return filepath.Join(s.cfg.Dir, "gcloud") }
-func (s *Server) workersDir() string { return filepath.Join(s.cfg.Dir, "workers") }
+func (s *Server) workersDir() string { return workersDir(s.cfg.Dir) }
+
+func workersDir(dir string) string { return filepath.Join(dir, "workers") }
 
 // URL is where the API is, without a slash at the end.
 func (s *Server) URL() string { return s.url }
@@ -222,6 +225,7 @@ func (s *Server) Env() map[string]string {
 	env := map[string]string{
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":             s.url + "/",
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE":         s.url + "/compute/v1/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN":         s.url + "/",
 		"CLOUDSDK_AUTH_DISABLE_CREDENTIALS":               "true",
 		"CLOUDSDK_CORE_PROJECT":                           s.cfg.Project,
 		"CLOUDSDK_COMPUTE_ZONE":                           s.cfg.Zone,
@@ -371,6 +375,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// The connection is cut below.
 	} else if compute {
 		a = s.serveCompute(r, body)
+	} else if isOSLogin(r) {
+		a = s.serveOSLogin(r, body)
 	} else {
 		a = s.serveTPU(r, body)
 	}

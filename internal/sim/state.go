@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
+	oslogin "google.golang.org/api/oslogin/v1"
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim/worker"
@@ -31,6 +32,7 @@ type state struct {
 	computeSeen map[string]*computeOp // by method, path and requestId
 	metadata    map[string]string     // commonInstanceMetadata
 	fingerprint int
+	logins      map[string]*oslogin.LoginProfile // of OS Login, by address
 
 	faults    []*activeFault
 	faultID   int

@@ -162,7 +162,7 @@ func (s *Server) checkNode(zone, field string, n *tpualpha.Node) (tpu.Type, erro
 		if !strings.Contains(d.SourceDisk, "/disks/") {
 			return t, badField(field+".data_disks", "source_disk %q is not the name of a disk", d.SourceDisk)
 		}
-		if !slices.Contains([]string{"", "READ_WRITE", "READ_ONLY_MANY", "DISK_MODE_UNSPECIFIED"}, d.Mode) {
+		if !slices.Contains([]string{"", "READ_WRITE", "READ_ONLY", "DISK_MODE_UNSPECIFIED"}, d.Mode) {
 			return t, errorf(http.StatusBadRequest, "Invalid value at '%s.data_disks.mode' (type.googleapis.com/google.cloud.tpu.v2.AttachedDisk.DiskMode), %q", field, d.Mode)
 		}
 		if d.Mode == "READ_WRITE" && t.Workers > 1 {

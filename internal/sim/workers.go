@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,8 +28,8 @@ func (s *Server) makeBackend() error {
 		return nil
 	case s.cfg.Backend == "none":
 		return nil
-	case s.cfg.Backend != "" && s.cfg.Backend != "process":
-		return fmt.Errorf("backend %q: want process or none", s.cfg.Backend)
+	case !slices.Contains([]string{"", "process", "netns"}, s.cfg.Backend):
+		return fmt.Errorf("backend %q: want process, netns or none", s.cfg.Backend)
 	}
 	// Env tells the port before the first worker exists.
 	port := s.cfg.SSHPort
@@ -42,7 +43,13 @@ func (s *Server) makeBackend() error {
 			return err
 		}
 	}
-	b, err := worker.NewProcess(worker.ProcessConfig{Root: s.workersDir(), Port: port})
+	var b worker.Backend
+	var err error
+	if s.cfg.Backend == "netns" {
+		b, err = worker.NewNetns(worker.NetnsConfig{Root: s.workersDir(), Port: port})
+	} else {
+		b, err = worker.NewProcess(worker.ProcessConfig{Root: s.workersDir(), Port: port})
+	}
 	if err != nil {
 		return err
 	}
@@ -81,13 +88,17 @@ func (n *node) ready() {
 	n.msg.State, n.msg.Health = "READY", "HEALTHY"
 	for i := range n.typ.Workers {
 		e := &tpualpha.NetworkEndpoint{IpAddress: n.ips[i], Port: 8470, AccessConfig: &tpualpha.AccessConfig{}}
+		external := e.IpAddress
 		if i < len(n.machines) {
-			// One address serves as the internal and the external one: a
-			// machine on loopback has no other.
-			e.IpAddress = n.machines[i].Addr()
+			external = n.machines[i].Addr()
+			if _, ok := n.machines[i].(worker.Internal); !ok {
+				// One address serves as the internal and the external one: a
+				// machine on loopback has no other.
+				e.IpAddress = external
+			}
 		}
 		if n.msg.NetworkConfig.EnableExternalIps {
-			e.AccessConfig.ExternalIp = e.IpAddress
+			e.AccessConfig.ExternalIp = external
 		}
 		n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, e)
 	}
@@ -105,11 +116,14 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 			Node:           n.id,
 			NodeUID:        fmt.Sprint(n.msg.Id),
 			Index:          i,
-			Hostname:       fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.msg.Id), i),
+			Hostname:       instanceName(n, i),
 			Root:           filepath.Join(s.workersDir(), fmt.Sprintf("%s-%s-%x-w-%d", n.zone, n.id, n.msg.Id, i)),
 			Devices:        n.typ.Devices(),
 			MTU:            n.mtu,
 			IP:             n.ips[i],
+			Gateway:        s.state.subnetworks[n.msg.NetworkConfig.Subnetwork].GetGatewayAddress(),
+			Network:        n.msg.NetworkConfig.Network,
+			Metadata:       s.metadataServer(n, i),
 			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
 			Faults:         s.workerFaults(n.id, i),
 		}
@@ -119,6 +133,9 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 	}
 	return specs
 }
+
+// instanceName is what the VM of worker i calls itself.
+func instanceName(n *node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.msg.Id), i) }
 
 func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	machines := make([]worker.Machine, len(specs))
@@ -194,8 +211,8 @@ func (s *Server) rebootAll(q *queuedResource, op *operation) {
 }
 
 // authorizedKeys are the ssh-keys lines in force on the workers of a node, as
-// the guest agent computes them: OS Login switches them off, a node may block
-// the project's, expired ones do not count.
+// the guest agent computes them: OS Login replaces them by its own, a node may
+// block the project's, expired ones do not count.
 func (s *Server) authorizedKeys(nodeName string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +226,7 @@ func (s *Server) authorizedKeys(nodeName string) []string {
 		osLogin = project["enable-oslogin"]
 	}
 	if isTrue(osLogin) {
-		return nil
+		return s.osLoginKeys()
 	}
 	text := own["ssh-keys"]
 	if !isTrue(own["block-project-ssh-keys"]) {

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -32,11 +33,15 @@ var (
 // serverConfig is the configuration for one connection.
 func (m *machine) serverConfig() *ssh.ServerConfig {
 	refuse := sync.OnceValue(m.takeRefusal)
+	// sshd counts every key that it does not know as a try. The count of
+	// x/crypto/ssh leaves out those of which a client only asks.
+	var refused atomic.Int32
 	cfg := &ssh.ServerConfig{
 		ServerVersion: serverVersion,
 		MaxAuthTries:  maxAuth,
 		PublicKeyCallback: func(meta ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
-			if refuse() || !m.mayLogIn(meta.User(), key) {
+			if refused.Load() >= maxAuth || refuse() || !m.mayLogIn(meta.User(), key) {
+				refused.Add(1)
 				return nil, errRefused
 			}
 			return nil, nil

@@ -11,11 +11,11 @@ import (
 // unlimited stands for no limit on the bytes of a direction.
 const unlimited = -1
 
-// faultyConn is a machine's side of a TCP connection, on which the faults of
+// faultyConn is the machine's side of a TCP connection, on which the faults of
 // the transport happen.
 type faultyConn struct {
 	*net.TCPConn
-	m      *machine
+	d      *door
 	closed chan struct{}
 	once   sync.Once
 
@@ -24,8 +24,8 @@ type faultyConn struct {
 	outLeft int64
 }
 
-func newFaultyConn(m *machine, c *net.TCPConn) *faultyConn {
-	return &faultyConn{TCPConn: c, m: m, closed: make(chan struct{}), inLeft: unlimited, outLeft: unlimited}
+func newFaultyConn(d *door, c *net.TCPConn) *faultyConn {
+	return &faultyConn{TCPConn: c, d: d, closed: make(chan struct{}), inLeft: unlimited, outLeft: unlimited}
 }
 
 func (c *faultyConn) limit(mode string, bytes int64) {
@@ -68,7 +68,7 @@ func (c *faultyConn) passed(limit *int64, n int) bool {
 	if !spent {
 		return false
 	}
-	if c.m.takeCut() {
+	if c.d.takeCut() {
 		return true
 	}
 	c.unlimit()
@@ -118,7 +118,7 @@ func (c *faultyConn) Write(p []byte) (int, error) {
 // connection was closed meanwhile.
 func (c *faultyConn) awaitThaw() bool {
 	for {
-		thaw := c.m.frozen()
+		thaw := c.d.frozen()
 		if thaw == nil {
 			return true
 		}

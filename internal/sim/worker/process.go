@@ -4,31 +4,23 @@ package worker
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
-	"syscall"
 	"time"
 )
-
-// addressTries bounds the search for addresses that nobody listens on.
-const addressTries = 200
 
 // processBackend is the Backend of [NewProcess].
 type processBackend struct {
 	cfg      ProcessConfig
 	standins string // directory of the stand-ins, shared by all machines
 
+	loopback
+
 	mu       sync.Mutex
 	closed   bool
-	port     int
-	next     uint32 // the next address to try
 	machines map[*machine]struct{}
 
 	nodesMade map[int]bool // numbers of NUMA nodes of which the files are there
@@ -75,7 +67,6 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	b := &processBackend{
 		cfg:      cfg,
 		standins: filepath.Join(root, "stand-ins"),
-		port:     cfg.Port,
 		machines: make(map[*machine]struct{}),
 
 		nodesMade: make(map[int]bool),
@@ -83,19 +74,10 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if err := writeStandins(b.standins); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	// A random start keeps simulators that run at the same time apart.
-	n, err := rand.Int(rand.Reader, big.NewInt(1<<14))
-	if err != nil {
+	if err := b.loopback.init(cfg.Port); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	b.next = 127<<24 | 64<<16 | uint32(n.Int64())<<8 | 1
 	return b, nil
-}
-
-func (b *processBackend) Port() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.port
 }
 
 func (b *processBackend) Start(ctx context.Context, spec Spec) (Machine, error) {
@@ -155,38 +137,6 @@ func (b *processBackend) add(m *machine) error {
 	return nil
 }
 
-// listen opens the port on an address of its own for a new machine.
-func (b *processBackend) listen() (*net.TCPListener, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var last error
-	for range addressTries {
-		addr := b.nextAddr()
-		ln, err := listenTCP(addr, b.port)
-		if err == nil {
-			_, b.port = splitAddr(ln.Addr())
-			return ln, nil
-		}
-		last = err
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			break
-		}
-	}
-	return nil, fmt.Errorf("listen on a loopback address: %w", last)
-}
-
-// nextAddr walks through 127.64.0.0/10, leaving out .0 and .255, which some
-// programs take for network and broadcast.
-func (b *processBackend) nextAddr() string {
-	for {
-		n := b.next
-		b.next = 127<<24 | 64<<16 | (n+1)&(1<<22-1)
-		if last := n & 0xff; last != 0 && last != 255 {
-			return net.IPv4(byte(n>>24), byte(n>>16), byte(n>>8), byte(n)).String()
-		}
-	}
-}
-
 func (b *processBackend) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -213,17 +163,4 @@ func (b *processBackend) forget(m *machine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.machines, m)
-}
-
-func listenTCP(addr string, port int) (*net.TCPListener, error) {
-	ln, err := net.Listen("tcp4", net.JoinHostPort(addr, strconv.Itoa(port)))
-	if err != nil {
-		return nil, err
-	}
-	return ln.(*net.TCPListener), nil
-}
-
-func splitAddr(a net.Addr) (ip string, port int) {
-	t := a.(*net.TCPAddr)
-	return t.IP.String(), t.Port
 }

@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,8 +11,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -46,7 +49,8 @@ func (m *machine) handle(c *faultyConn) {
 		case "direct-tcpip":
 			l.openForward(nc)
 		default:
-			_ = nc.Reject(ssh.UnknownChannelType, "unknown channel type")
+			// sshd has one refusal for everything that it does not open.
+			_ = nc.Reject(ssh.ConnectionFailed, "open failed")
 		}
 	}
 	conn.Close()
@@ -62,6 +66,7 @@ type login struct {
 
 	mu     sync.Mutex
 	open   int
+	opened bool // a session has been opened
 	noMore bool // the client asked that no more sessions be opened
 }
 
@@ -84,9 +89,12 @@ func (l *login) globalRequests(reqs <-chan *ssh.Request) {
 func (l *login) acquire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.noMore || l.open >= maxSessions {
+	// OpenSSH's client opens its session and then asks for no more. The two
+	// arrive here by different ways, so the request may overtake the session.
+	if l.noMore && l.opened || l.open >= maxSessions {
 		return false
 	}
+	l.opened = true
 	l.open++
 	return true
 }
@@ -128,7 +136,7 @@ func (l *login) openForward(nc ssh.NewChannel) {
 		addr := net.JoinHostPort(to.Host, strconv.Itoa(int(to.Port)))
 		out, err := d.DialContext(l.m.ctx, "tcp", addr)
 		if err != nil {
-			_ = nc.Reject(ssh.ConnectionFailed, err.Error())
+			_ = nc.Reject(ssh.ConnectionFailed, reasonOf(err))
 			return
 		}
 		defer out.Close()
@@ -152,6 +160,23 @@ func (l *login) openForward(nc ssh.NewChannel) {
 		copies.Wait()
 		ch.Close()
 	})
+}
+
+// reasonOf is what sshd says about a forwarded connection that failed: the
+// system's words for the error, "Connection refused".
+func reasonOf(err error) string {
+	text := "open failed"
+	var errno syscall.Errno
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &errno):
+		text = errno.Error()
+	case errors.As(err, &dns):
+		text = "name or service not known"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		text = syscall.ETIMEDOUT.Error()
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
 }
 
 // session is one session channel and the command that it started.

@@ -2,10 +2,26 @@
 
 package worker
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
+
+var errNeedLinux = errors.New("simulated workers need Linux")
 
 // NewProcess returns the backend that needs no privileges. It exists on Linux
 // only, since it needs /proc and a whole network of loopback addresses.
-func NewProcess(ProcessConfig) (Backend, error) {
-	return nil, errors.New("make process backend: simulated workers need Linux")
-}
+func NewProcess(ProcessConfig) (Backend, error) { return nil, errNeedLinux }
+
+// NewNetns returns the backend whose machines have namespaces of the kernel. It
+// exists on Linux only.
+func NewNetns(NetnsConfig) (Backend, error) { return nil, errNeedLinux }
+
+// NetnsReady reports why the netns backend cannot work here.
+func NetnsReady() error { return errNeedLinux }
+
+// MaybeInit reports whether the program was started as process 1 of a machine.
+func MaybeInit([]string) (handled bool) { return false }
+
+// Sweep removes what a netns backend left.
+func Sweep(context.Context, string) error { return nil }

@@ -8,10 +8,20 @@
 // of stand-ins for the commands that would read or change the machine it runs
 // on (sudo, sysctl, ip, ethtool, numactl, lsof, …). See [NewProcess] for what
 // it does and does not model.
+//
+// The netns backend ([NewNetns]) needs root: each machine has kernel
+// namespaces, a file system and an OpenSSH server of its own.
 package worker
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
 )
 
 // A Spec says what machine to make.
@@ -35,12 +45,23 @@ type Spec struct {
 
 	MTU       int    // of the network that the machine is on; 0 means 1460
 	IP        string // the machine's own address as it sees it; empty means 10.128.0.2 + Index
-	NUMANodes int    // number of NUMA nodes; 0 means 1
+	Gateway   string // of its subnetwork; empty means address 1 of the /20 that IP is in
+	Network   string // machines reach each other when they name the same one; the process backend has but one
+	NUMANodes int    // number of NUMA nodes; 0 means 1; the netns backend has those of the real machine
 
 	// AuthorizedKeys returns the lines of the ssh-keys metadata in force
 	// ("login:type base64 comment"), of project and node. It is asked at each
 	// login, possibly by many goroutines at once. Nil lets nobody in.
 	AuthorizedKeys func() []string
+
+	// Metadata is the instance metadata server, which the machine finds at
+	// 169.254.169.254, port 80. Only the netns backend serves it. Nil means
+	// that nothing listens there.
+	Metadata http.Handler
+
+	// Boot is a bash script that root runs on the machine at each boot, before
+	// it answers. Only the netns backend runs it.
+	Boot string
 
 	// Env is added to the environment of every login, after the machine's own.
 	Env []string
@@ -87,4 +108,45 @@ type Machine interface {
 	// Stop ends the machine: no process and no listener is left when it
 	// returns without error. Its directory stays. It may be called again.
 	Stop(ctx context.Context) error
+}
+
+// Internal is what a Machine has besides when the address at which the caller
+// reaches it is not the one that it has in its own network.
+type Internal interface {
+	// InternalAddr is the address at which the other machines of the network
+	// reach it: Spec.IP.
+	InternalAddr() string
+}
+
+// filled returns the spec with its defaults, or says what is wrong with it.
+func (s Spec) filled() (Spec, error) {
+	for _, d := range s.Devices {
+		if !strings.HasPrefix(d, "/dev/") || filepath.Clean(d) != d {
+			return s, fmt.Errorf("bad device path %q", d)
+		}
+	}
+	s.MTU = cmp.Or(s.MTU, 1460)
+	s.NUMANodes = cmp.Or(s.NUMANodes, 1)
+	s.IP = cmp.Or(s.IP, net.IPv4(10, 128, byte((s.Index+2)>>8), byte(s.Index+2)).String())
+	s.Hostname = cmp.Or(s.Hostname, fmt.Sprintf("t1v-n-%s-w-%d", s.Node, s.Index))
+	ip, err := netip.ParseAddr(s.IP)
+	if err != nil || !ip.Is4() {
+		return s, fmt.Errorf("bad address %q", s.IP)
+	}
+	if s.Gateway == "" {
+		subnet, err := ip.Prefix(20)
+		if err != nil {
+			return s, err
+		}
+		s.Gateway = subnet.Addr().Next().String()
+	}
+	return s, nil
+}
+
+// directory returns the name of a machine's directory below its backend's.
+func (s Spec) directory() (string, error) {
+	if s.Node == "" || strings.ContainsAny(s.Node, "/\x00") || strings.HasPrefix(s.Node, ".") {
+		return "", fmt.Errorf("bad node name %q", s.Node)
+	}
+	return fmt.Sprintf("%s-w-%d", s.Node, s.Index), nil
 }

@@ -1,0 +1,350 @@
+package sim_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/gcp"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/tpu"
+)
+
+// A tap is the API of a simulator with a record of what goes through it.
+type tap struct {
+	*httptest.Server
+	sim *sim.Server
+
+	mu  sync.Mutex
+	log []exchange
+}
+
+func newTap(t *testing.T, s *sim.Server) *tap {
+	t.Helper()
+	p := &tap{sim: s}
+	p.Server = httptest.NewServer(p)
+	t.Cleanup(p.Close)
+	return p
+}
+
+func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	answer := httptest.NewRecorder()
+	p.sim.ServeHTTP(answer, r)
+	p.mu.Lock()
+	p.log = append(p.log, exchange{verb: r.Method, url: r.URL, request: string(body), answer: answer.Body.String(), code: answer.Code})
+	p.mu.Unlock()
+	for k, v := range answer.Header() {
+		w.Header()[k] = v
+	}
+	w.WriteHeader(answer.Code)
+	_, _ = w.Write(answer.Body.Bytes()) // the client is gone: nobody to tell
+}
+
+func (p *tap) exchanges() []exchange {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.log)
+}
+
+// clients returns our own clients, which talk through p. Their clock runs
+// fast, so that their pauses take little.
+func (p *tap) clients() (*network.Client, *qr.Client) {
+	g := gcp.New(gcp.Config{
+		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
+		TPUEndpoint: p.URL + "/", ComputeEndpoint: p.URL + "/compute/v1/", Clock: fastClock{time.Now()},
+	})
+	return network.New(g), qr.New(g)
+}
+
+type fastClock struct{ start time.Time }
+
+func (c fastClock) Now() time.Time                         { return c.start.Add(time.Since(c.start) * 100) }
+func (c fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }
+
+// What our clients send and what the simulator answers, from the first network
+// to the last deletion, agrees with the documents in which Google describes its
+// APIs: methods, paths, parameters, fields, types, enumerations, required
+// fields.
+func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
+	t.Parallel()
+	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
+	s, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Step: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p := newTap(t, s)
+	networks, queue := p.clients()
+
+	makeNetworks(t, networks)
+	for _, r := range everyTier(t) {
+		useQueued(t, queue, r)
+	}
+	if _, err := queue.ProjectSSHKeys(t.Context()); err != nil {
+		t.Error(err)
+	}
+	readTheRest(t, p)
+	if _, err := networks.DeleteFirewall(t.Context(), "mtu9kfw"); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"mtu9k", "own"} {
+		if _, err := networks.Delete(t.Context(), name); err != nil {
+			t.Error(err)
+		}
+	}
+
+	for _, e := range p.exchanges() {
+		c.check(e)
+	}
+	c.report(t)
+	for _, id := range []string{
+		"compute.networks.insert", "compute.networks.get", "compute.networks.delete",
+		"compute.firewalls.insert", "compute.firewalls.list", "compute.firewalls.delete",
+		"compute.globalOperations.get", "compute.projects.get",
+		"tpu.projects.locations.queuedResources.create", "tpu.projects.locations.queuedResources.get",
+		"tpu.projects.locations.queuedResources.list", "tpu.projects.locations.queuedResources.delete",
+		"tpu.projects.locations.nodes.list", "tpu.projects.locations.nodes.get", "tpu.projects.locations.nodes.patch",
+		"tpu.projects.locations.nodes.getGuestAttributes", "tpu.projects.locations.operations.get",
+	} {
+		if c.called[id] == 0 {
+			t.Errorf("%s was not called with success: the main path has changed, or this test no longer follows it", id)
+		}
+	}
+}
+
+// What the simulator says of things that went wrong is as Google describes it
+// too.
+func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
+	t.Parallel()
+	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
+	s, _ := start(t)
+	p := newTap(t, s)
+	networks, queue := p.clients()
+	spec := func(id string) qr.Request {
+		r := qr.Request{ID: id, NodeCount: 2, Tier: qr.Spot}
+		var err error
+		if r.Type, err = tpu.ParseType("v5litepod-16"); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, trouble := range []struct{ id, before, after, state string }{
+		{"failed", "qr-failed qr=failed", "", "FAILED"},
+		{"suspended", "qr-suspended qr=suspended", "", "SUSPENDED"},
+		{"preempted", "", "preempt node=preempted-1", "SUSPENDED"},
+		{"maintained", "", "maintenance node=maintained-0", "ACTIVE"},
+		{"waiting", "no-capacity qr=waiting", "", "WAITING_FOR_RESOURCES"},
+	} {
+		if trouble.before != "" {
+			inject(t, s, trouble.before)
+		}
+		if _, _, err := queue.Create(t.Context(), spec(trouble.id)); err != nil {
+			t.Fatal(err)
+		}
+		if trouble.after != "" {
+			waitState(t, s, trouble.id, "ACTIVE")
+			inject(t, s, trouble.after)
+		}
+		waitState(t, s, trouble.id, trouble.state)
+	}
+	if _, err := queue.List(t.Context()); err != nil {
+		t.Error(err)
+	}
+	inject(t, s, "op-error")
+	if _, _, err := queue.Create(t.Context(), spec("refused")); err == nil {
+		t.Error("the operation did not fail")
+	}
+	inject(t, s, "compute-op-error")
+	plan, err := networks.Plan(t.Context(), network.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := networks.Apply(t.Context(), plan); err == nil {
+		t.Error("the operation did not fail")
+	}
+	if _, err := queue.Delete(t.Context(), "waiting", qr.DeleteOptions{Async: true, Force: true}); err != nil {
+		t.Error(err)
+	}
+	if _, err := queue.List(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	for _, e := range p.exchanges() {
+		c.check(e)
+	}
+	c.report(t)
+}
+
+func makeNetworks(t *testing.T, c *network.Client) {
+	t.Helper()
+	for _, o := range []network.Options{
+		{AllPortsFrom: []string{"192.0.2.0/24"}},
+		{Name: "own", MTU: 1460, SubnetMode: "custom", RoutingMode: "global"},
+	} {
+		plan, err := c.Plan(t.Context(), o)
+		if err == nil {
+			err = c.Apply(t.Context(), plan)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := c.CreateFirewall(t.Context(), network.FirewallRule{
+		Name: "mtu9kfw", Network: "mtu9k", Allow: []string{"tcp:22", "icmp", "udp:1-1000"}, Priority: 900, TargetTags: []string{"tpu"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Show(t.Context(), "mtu9k"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ShowFirewalls(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// everyTier has one request for each, and every optional field in one of them.
+func everyTier(t *testing.T) []qr.Request {
+	t.Helper()
+	var all []qr.Request
+	for _, tier := range qr.Tiers() {
+		r := qr.Request{ID: "q-" + string(tier), NodeCount: 2, Tier: tier, Network: "mtu9k", ValidUntilDuration: time.Hour}
+		name := "v4-8"
+		switch tier {
+		case qr.OnDemand:
+			r.NodeCount, r.NodeID = 1, "alone"
+			r.Subnetwork, r.InternalIPs = "mtu9k", true
+			r.Description, r.Tags = "it's mine", []string{"tpu", "train"}
+			r.Metadata = map[string]string{"startup-script": "#!/bin/sh\necho hello\n"}
+			r.ServiceAccount, r.Scopes = "trainer@p.iam.gserviceaccount.com", []string{"cloud-platform"}
+			r.SecureBoot, r.Autocheckpoint = true, true
+			r.DataDisks = []qr.DataDisk{{Source: "projects/p/zones/z/disks/d1"}, {Source: "projects/p/zones/z/disks/d2", ReadOnly: true}}
+			r.ValidUntilDuration = 0
+			r.ValidAfterTime = time.Now().Add(-time.Hour)
+			r.ValidUntilTime = time.Now().Add(time.Hour)
+		case qr.Spot:
+			r.WorkloadType, r.ValidUntilDuration, r.ValidUntilTime = "AVAILABILITY_OPTIMIZED", 0, time.Now().Add(time.Hour)
+		case qr.BestEffort:
+			r.ValidUntilDuration, r.ValidAfterDuration = 0, 10*time.Millisecond
+		case qr.Guaranteed:
+			r.MinDuration = 90 * time.Minute
+		case qr.ReservationBound:
+			r.Reservation = "projects/other/reservations/big-one"
+		case qr.FlexStart:
+			name, r.MaxRunDuration = "v6e-8", qr.MaxFlexStart
+		}
+		var err error
+		if r.Type, err = tpu.ParseType(name); err != nil {
+			t.Fatal(err)
+		}
+		r.Mark(r.ID, "ada")
+		all = append(all, r)
+	}
+	return all
+}
+
+// useQueued leads one request through its life.
+func useQueued(t *testing.T, c *qr.Client, r qr.Request) {
+	t.Helper()
+	fail := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", r.ID, err)
+		}
+	}
+	_, _, err := c.Create(t.Context(), r)
+	fail(err)
+	_, slices, err := c.Wait(t.Context(), r.ID, qr.WaitOptions{Poll: gcp.Backoff{First: 200 * time.Millisecond, Max: 400 * time.Millisecond}})
+	fail(err)
+	for _, s := range slices {
+		_, err = c.EnsureKey(t.Context(), s, "ada", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOxu0tuzdIgwbeBmKFVJ7qRz2TmlJ8x2ZGt9TBjEqCBh")
+		fail(err)
+		keys, hostname, err := c.HostKeys(t.Context(), s, 0)
+		fail(err)
+		if len(keys) == 0 || hostname == "" {
+			t.Errorf("%s: host keys %q of %q", r.ID, keys, hostname)
+		}
+		_, err = c.Slice(t.Context(), s.Name)
+		fail(err)
+	}
+	_, err = c.List(t.Context())
+	fail(err)
+	_, err = c.Delete(t.Context(), r.ID, qr.DeleteOptions{Force: true, Poll: gcp.Backoff{First: 200 * time.Millisecond}})
+	fail(err)
+	if _, err := c.Get(t.Context(), r.ID); gcp.ClassOf(err) != gcp.NotFound {
+		t.Errorf("%s: %v after its deletion", r.ID, err)
+	}
+}
+
+// readTheRest reads what the simulator serves and our clients do not ask for,
+// in both versions of the TPU API: gcloud does.
+func readTheRest(t *testing.T, p *tap) {
+	t.Helper()
+	r := qr.Request{ID: "left", NodeCount: 2, Tier: qr.Spot, Network: "mtu9k"}
+	var err error
+	if r.Type, err = tpu.ParseType("v5p-8"); err != nil {
+		t.Fatal(err)
+	}
+	_, queue := p.clients()
+	if _, _, err = queue.Create(t.Context(), r); err == nil {
+		_, _, err = queue.Wait(t.Context(), r.ID, qr.WaitOptions{Poll: gcp.Backoff{First: 200 * time.Millisecond}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const place = "/projects/" + sim.DefaultProject
+	const zone = place + "/locations/" + sim.DefaultZone
+	var paths []string
+	for _, version := range []string{"/v2", "/v2alpha1"} {
+		for _, path := range []string{
+			place + "/locations", zone, zone + "/nodes", zone + "/nodes/left-1", zone + "/queuedResources", zone + "/queuedResources/left",
+			zone + "/operations", zone + "/acceleratorTypes", zone + "/acceleratorTypes/v4-8", zone + "/runtimeVersions",
+			zone + "/runtimeVersions/tpu-ubuntu2204-base",
+		} {
+			paths = append(paths, version+path)
+		}
+	}
+	region := sim.DefaultZone[:strings.LastIndexByte(sim.DefaultZone, '-')]
+	for _, path := range []string{
+		"", "/global/networks", "/global/firewalls/mtu9k-ssh", "/global/operations", "/regions", "/regions/" + region, "/zones",
+		"/zones/" + sim.DefaultZone, "/regions/" + region + "/subnetworks", "/regions/" + region + "/subnetworks/mtu9k", "/aggregated/subnetworks",
+	} {
+		paths = append(paths, "/compute/v1"+place+path)
+	}
+	for _, path := range paths {
+		u, err := url.Parse(p.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.Get(u.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("GET %s: %s, %v", path, resp.Status, err)
+		}
+	}
+	if _, err := queue.Delete(t.Context(), r.ID, qr.DeleteOptions{Force: true, Poll: gcp.Backoff{First: 200 * time.Millisecond}}); err != nil {
+		t.Error(err)
+	}
+}

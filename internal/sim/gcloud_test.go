@@ -1,0 +1,264 @@
+package sim_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+)
+
+// A gcloud is an unmodified gcloud that talks to one simulator, with a
+// configuration and a home of its own.
+type gcloud struct {
+	t    *testing.T
+	file string
+	home string
+	sim  *sim.Server
+}
+
+// gcloudFor also skips the test where there is none.
+func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
+	t.Helper()
+	return &gcloud{t: t, file: needGcloud(t), home: t.TempDir(), sim: s}
+}
+
+func needGcloud(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("skipped by -short: a gcloud call takes about 2 s of CPU")
+	}
+	file, err := exec.LookPath("gcloud")
+	if err != nil {
+		t.Skip("gcloud is not installed: that it can drive the simulator is not shown")
+	}
+	return file
+}
+
+// gcloudLimit ends a call that hangs or that retries in vain.
+const gcloudLimit = 2 * time.Minute
+
+// try runs gcloud and returns what it writes to stdout and its exit status.
+func (g *gcloud) try(args ...string) (out string, status int, errs string) {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(g.t.Context(), gcloudLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, g.file, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + g.home}
+	for k, v := range g.sim.Env() {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	cmd.WaitDelay = time.Second // its ssh may hold the pipes
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || !exit.Exited()) {
+		g.t.Fatalf("gcloud %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), cmd.ProcessState.ExitCode(), stderr.String()
+}
+
+// run is try for commands that have to end well. Args are one line of words.
+func (g *gcloud) run(line string) string {
+	g.t.Helper()
+	out, status, errs := g.try(strings.Fields(line)...)
+	if status != 0 {
+		g.t.Fatalf("gcloud %s: exit status %d\n%s", line, status, errs)
+	}
+	return out
+}
+
+// table runs a list and returns the words of its lines.
+func (g *gcloud) table(line string) [][]string {
+	g.t.Helper()
+	var rows [][]string
+	for row := range strings.Lines(g.run(line)) {
+		rows = append(rows, strings.Fields(row))
+	}
+	return rows
+}
+
+// describe runs a command that shows one resource, and compares what it shows
+// with what the simulator has at path. gcloud adds fields of its own, whose
+// names begin with x_gcloud.
+func (g *gcloud) describe(line, path string) {
+	g.t.Helper()
+	resp, err := http.Get(g.sim.URL() + path)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	var want, got map[string]any
+	if err := json.Unmarshal(b, &want); err != nil {
+		g.t.Fatalf("%s: %v", path, err)
+	}
+	if err := json.Unmarshal([]byte(g.run(line+" --format=json")), &got); err != nil {
+		g.t.Fatalf("gcloud %s: %v", line, err)
+	}
+	for name := range got {
+		if strings.HasPrefix(name, "x_gcloud") {
+			delete(got, name)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		g.t.Errorf("gcloud %s (-simulator +gcloud):\n%s", line, diff)
+	}
+}
+
+func (g *gcloud) wantTable(line string, want [][]string) {
+	g.t.Helper()
+	if diff := cmp.Diff(want, g.table(line)); diff != "" {
+		g.t.Errorf("gcloud %s (-want +got):\n%s", line, diff)
+	}
+}
+
+func TestGcloudShowsAndDeletesTPUs(t *testing.T) {
+	t.Parallel()
+	needGcloud(t)
+	s, _ := start(t)
+	g := gcloudFor(t, s)
+	if _, err := alpha(t, s).QueuedResources.Create(parent, request(2, "v4-16")).QueuedResourceId("q").Do(); err != nil {
+		t.Fatal(err)
+	}
+	waitState(t, s, "q", "ACTIVE")
+	const zone = sim.DefaultZone
+
+	g.wantTable("alpha compute tpus queued-resources list --zone="+zone, [][]string{
+		{"NAME", "ZONE", "NODE_COUNT", "ACCELERATOR_TYPE", "TYPE", "TOPOLOGY", "STATE"},
+		{"q", zone, "1", "v4-16", "ACTIVE"}, // one specification, not one node
+	})
+	g.describe("alpha compute tpus queued-resources describe q --zone="+zone, "/v2alpha1/"+parent+"/queuedResources/q")
+	g.wantTable("compute tpus tpu-vm list --zone="+zone, [][]string{
+		{"NAME", "ZONE", "ACCELERATOR_TYPE", "TYPE", "TOPOLOGY", "NETWORK", "RANGE", "STATUS"},
+		{"q-0", zone, "v4-16", "V4", "2x2x2", "default", "READY"},
+		{"q-1", zone, "v4-16", "V4", "2x2x2", "default", "READY"},
+	})
+	g.describe("compute tpus tpu-vm describe q-1 --zone="+zone, "/v2/"+parent+"/nodes/q-1")
+	g.run("alpha compute tpus queued-resources delete q --force --quiet --zone=" + zone)
+	if st := s.Status(); len(st.Queued)+len(st.Nodes) != 0 {
+		t.Errorf("after the deletion there are %+v and %+v", st.Queued, st.Nodes)
+	}
+}
+
+func TestGcloudShowsAndDeletesNetworks(t *testing.T) {
+	t.Parallel()
+	needGcloud(t)
+	s, _ := start(t)
+	g := gcloudFor(t, s)
+	c := newCompute(t, s)
+	op, err := c.networks.Insert(t.Context(), jumbo())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.finish(t, op)
+	if op, err = c.firewalls.Insert(t.Context(), rule("mtu9kfw")); err != nil {
+		t.Fatal(err)
+	}
+	c.finish(t, op)
+	const global = "/compute/v1/projects/" + sim.DefaultProject + "/global/"
+
+	g.wantTable("compute networks list", [][]string{
+		{"NAME", "SUBNET_MODE", "BGP_ROUTING_MODE", "IPV4_RANGE", "GATEWAY_IPV4", "INTERNAL_IPV6_RANGE"},
+		{"default", "AUTO", "REGIONAL"}, {"mtu9k", "AUTO", "REGIONAL"},
+	})
+	g.describe("compute networks describe mtu9k", global+"networks/mtu9k")
+	g.wantTable("compute firewall-rules list --filter=network:mtu9k", [][]string{
+		{"NAME", "NETWORK", "DIRECTION", "PRIORITY", "ALLOW", "DENY", "DISABLED"},
+		{"mtu9kfw", "mtu9k", "INGRESS", "1000", "tcp:22,icmp", "False"},
+	})
+	g.describe("compute firewall-rules describe mtu9kfw", global+"firewalls/mtu9kfw")
+	g.run("compute firewall-rules delete mtu9kfw --quiet")
+	g.run("compute networks delete mtu9k --quiet")
+	if st := s.Status(); slices.Contains(st.Networks, "mtu9k") || slices.Contains(st.Rules, "mtu9kfw") {
+		t.Errorf("after the deletion there are %v and %v", st.Networks, st.Rules)
+	}
+}
+
+// gcloud makes a key, puts it into the node's metadata, copies a file to a
+// worker and runs a command there.
+func TestGcloudReachesWorkers(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"process", "netns"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			needGcloud(t)
+			for _, program := range []string{"ssh", "scp", "ssh-keygen"} {
+				if _, err := exec.LookPath(program); err != nil {
+					t.Skipf("%v: gcloud needs it", err)
+				}
+			}
+			s := startBackend(t, backend)
+			port := strconv.Itoa(s.SSHPort()) // gcloud itself knows no port other than 22
+			ssh, scp := []string{"--ssh-flag=-p" + port}, []string{"--scp-flag=-P" + port}
+			if backend == "process" {
+				// Its internal addresses are reachable, and it has no SFTP
+				// server: -O makes scp do without.
+				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip", "--scp-flag=-O")
+			}
+			testGcloudReachesWorkers(t, s, ssh, scp)
+		})
+	}
+}
+
+// startBackend runs a simulator that has a slice of two workers.
+func startBackend(t *testing.T, backend string) *sim.Server {
+	t.Helper()
+	if err := worker.NetnsReady(); backend == "netns" && err != nil {
+		if os.Geteuid() == 0 && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	s, err := sim.Start(t.Context(), sim.Config{
+		Dir: t.TempDir(), Step: time.Millisecond, Backend: backend,
+		Slices: []sim.SliceSpec{{Name: "t", Count: 1, Type: "v4-16"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func testGcloudReachesWorkers(t *testing.T, s *sim.Server, ssh, scp []string) {
+	t.Helper()
+	g := gcloudFor(t, s)
+	const text = "to worker 1, in bytes: \x00\xff\n"
+	file := filepath.Join(g.home, "a file")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	call := func(verb string, args ...string) (out string, status int, errs string) {
+		t.Helper()
+		return g.try(append([]string{"compute", "tpus", "tpu-vm", verb, "--zone=" + sim.DefaultZone, "--worker=1", "--quiet"}, args...)...)
+	}
+	if _, status, errs := call("scp", append(scp, file, "ann@t:b")...); status != 0 {
+		t.Fatalf("scp: exit status %d\n%s", status, errs)
+	}
+	out, status, errs := call("ssh", append(ssh, "ann@t", "--command=cat b; hostname; id -un; exit 7")...)
+	if want := text + s.Status().Nodes[0].Workers[1].Hostname + "\nann\n"; out != want || status != 7 {
+		t.Errorf("ssh: exit status %d, want 7, and output %q, want %q\n%s", status, out, want, errs)
+	}
+}

@@ -1,0 +1,240 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"multihost/internal/tpu"
+)
+
+// metadataRoot is where the instance metadata server has its tree.
+const metadataRoot = "/computeMetadata/v1/"
+
+// metadataServer is the instance metadata server as worker i of n sees it. It
+// does not model wait_for_change, identity tokens and guest attributes.
+func (s *Server) metadataServer(n *node, i int) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Metadata-Flavor", "Google")
+		w.Header().Set("Server", "Metadata Server for VM")
+		switch {
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		case r.URL.Path == "/":
+			writeText(w, "computeMetadata/\n")
+		case r.Header.Get("X-Forwarded-For") != "" || r.Header.Get("Metadata-Flavor") != "Google":
+			http.Error(w, "Missing Metadata-Flavor:Google header.", http.StatusForbidden)
+		case !strings.HasPrefix(r.URL.Path, metadataRoot):
+			http.NotFound(w, r)
+		default:
+			serveTree(w, r, s.metadataOf(n, i))
+		}
+	})
+}
+
+func writeText(w http.ResponseWriter, text string) {
+	w.Header().Set("Content-Type", "application/text")
+	_, _ = w.Write([]byte(text)) // the client is gone: nobody to tell
+}
+
+// serveTree answers from values by path. What ends in a slash is a directory.
+func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
+	name := strings.TrimPrefix(r.URL.Path, metadataRoot)
+	if value, ok := tree[name]; ok {
+		if strings.HasPrefix(value, "{") || strings.HasPrefix(value, "[") {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(value))
+			return
+		}
+		writeText(w, value)
+		return
+	}
+	dir := strings.TrimSuffix(name, "/")
+	if dir != "" {
+		dir += "/"
+	}
+	entries := map[string]bool{}
+	recursive := make(map[string]any)
+	for key, value := range tree {
+		rest, ok := strings.CutPrefix(key, dir)
+		if !ok {
+			continue
+		}
+		if first, _, deeper := strings.Cut(rest, "/"); deeper {
+			entries[first+"/"] = true
+		} else {
+			entries[first] = true
+		}
+		put(recursive, key, rest, value)
+	}
+	switch {
+	case len(entries) == 0:
+		http.NotFound(w, r)
+	case r.URL.Query().Get("recursive") == "true":
+		b, err := json.Marshal(recursive)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(b)
+	case !strings.HasSuffix(r.URL.Path, "/"):
+		http.Redirect(w, r, r.URL.Path+"/", http.StatusMovedPermanently)
+	default:
+		writeText(w, strings.Join(slices.Sorted(maps.Keys(entries)), "\n")+"\n")
+	}
+}
+
+// put adds a value to nested objects, whose names are in camel case except
+// those of attributes.
+func put(into map[string]any, key, rest, value string) {
+	prefix := strings.TrimSuffix(key, rest)
+	first, deeper, more := strings.Cut(rest, "/")
+	name := first
+	if parent := path.Base(prefix); parent != "attributes" {
+		name = camel(first)
+	}
+	if !more {
+		into[name] = value
+		return
+	}
+	child, ok := into[name].(map[string]any)
+	if !ok {
+		child = make(map[string]any)
+		into[name] = child
+	}
+	put(child, key, deeper, value)
+}
+
+func camel(name string) string {
+	words := strings.Split(name, "-")
+	for i, word := range words[1:] {
+		if word != "" {
+			words[i+1] = strings.ToUpper(word[:1]) + word[1:]
+		}
+	}
+	return strings.Join(words, "")
+}
+
+// metadataOf returns all values that worker i of n finds, by path.
+func (s *Server) metadataOf(n *node, i int) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := instanceName(n, i)
+	account := n.msg.ServiceAccount
+	scopes := strings.Join(account.Scope, "\n") + "\n"
+	zone := "projects/" + projectNumber + "/zones/" + n.zone
+	tree := map[string]string{
+		"instance/name":              name,
+		"instance/hostname":          name + "." + n.zone + ".c." + s.cfg.Project + ".internal",
+		"instance/id":                strconv.FormatInt(n.msg.Id>>8<<8|int64(i), 10),
+		"instance/zone":              zone,
+		"instance/maintenance-event": "NONE",
+		"instance/preempted":         "FALSE",
+		"instance/tags":              tagList(n.msg.Tags),
+
+		"instance/network-interfaces/0/ip":      n.ips[i],
+		"instance/network-interfaces/0/mtu":     strconv.Itoa(n.mtu),
+		"instance/network-interfaces/0/network": "projects/" + projectNumber + "/networks/" + path.Base(n.msg.NetworkConfig.Network),
+		"instance/network-interfaces/0/gateway": s.state.subnetworks[n.msg.NetworkConfig.Subnetwork].GetGatewayAddress(),
+
+		"project/project-id":         s.cfg.Project,
+		"project/numeric-project-id": projectNumber,
+	}
+	if n.msg.NetworkConfig.EnableExternalIps && i < len(n.msg.NetworkEndpoints) {
+		tree["instance/network-interfaces/0/access-configs/0/external-ip"] = n.msg.NetworkEndpoints[i].AccessConfig.ExternalIp
+		tree["instance/network-interfaces/0/access-configs/0/type"] = "ONE_TO_ONE_NAT"
+	}
+	for _, id := range []string{"default", account.Email} {
+		at := "instance/service-accounts/" + id + "/"
+		tree[at+"email"] = account.Email
+		tree[at+"aliases"] = "default\n"
+		tree[at+"scopes"] = scopes
+		tree[at+"token"] = fmt.Sprintf(`{"access_token":"ya29.simulated-%s-%d","expires_in":3599,"token_type":"Bearer"}`, n.id, i)
+	}
+	for key, value := range s.state.metadata {
+		tree["project/attributes/"+key] = value
+	}
+	for key, value := range n.msg.Metadata {
+		tree["instance/attributes/"+key] = value
+	}
+	endpoints := make([]string, len(n.ips))
+	for j, ip := range n.ips {
+		endpoints[j] = "unknown:unknown:" + ip
+	}
+	for key, value := range map[string]string{
+		"accelerator-type":         n.typ.Name,
+		"agent-worker-number":      strconv.Itoa(i),
+		"worker-id":                strconv.Itoa(i),
+		"worker-network-endpoints": strings.Join(endpoints, ","),
+		"instance-id":              n.id,
+		"tpu-env":                  s.tpuEnv(n, i),
+	} {
+		tree["instance/attributes/"+key] = value
+	}
+	return tree
+}
+
+func tagList(tags []string) string {
+	b, err := json.Marshal(append([]string{}, tags...))
+	if err != nil {
+		return "[]"
+	}
+	return string(b)
+}
+
+// tpuEnv is the text that JAX and libtpu read. s.mu is held.
+func (s *Server) tpuEnv(n *node, i int) string {
+	kind := strings.ToUpper(n.typ.Generation.Name)
+	if n.typ.Generation.Name == "v5e" {
+		kind = "V5LITE_POD"
+	}
+	hosts, chips := bounds(n.typ)
+	env := [][2]string{
+		{"ACCELERATOR_TYPE", n.typ.Name}, {"TYPE", kind}, {"TOPOLOGY", n.typ.Topology},
+		{"WORKER_ID", strconv.Itoa(i)}, {"NODE_ID", n.id}, {"UID", strconv.FormatInt(n.msg.Id, 10)}, {"ZONE", n.zone},
+		{"CONSUMER_PROJECT_ID", s.cfg.Project}, {"CONSUMER_PROJECT_NUMBER", projectNumber},
+		{"HOST_BOUNDS", hosts}, {"CHIPS_PER_HOST_BOUNDS", chips}, {"TPU_PROCESS_BOUNDS", hosts}, {"TPU_CHIPS_PER_PROCESS_BOUNDS", chips},
+		{"ALT", "false"}, {"WRAP", "false,false,false"}, {"TPU_TOPOLOGY_WRAP", "false,false,false"},
+		{"RUNTIME_VERSION", n.msg.RuntimeVersion}, {"PREEMPTIBLE", strconv.FormatBool(preemptible(n))},
+		{"TPU_RUNTIME_METRICS_PORTS", "8431,8432,8433,8434"}, {"SOURCE", "QUEUED_RESOURCE"},
+	}
+	if q := s.state.queued[n.queued]; q != nil && q.prefix != "" {
+		ids := q.nodeIDs()
+		if first := s.state.nodes[s.locationName(n.zone)+"/nodes/"+ids[0]]; first != nil {
+			env = append(env, [2]string{"MEGASCALE_COORDINATOR_ADDRESS", first.ips[0] + ":8080"},
+				[2]string{"MEGASCALE_NUM_SLICES", strconv.Itoa(q.count)}, [2]string{"MEGASCALE_SLICE_ID", strconv.Itoa(slices.Index(ids, n.id))})
+		}
+	}
+	var b strings.Builder
+	for _, e := range env {
+		fmt.Fprintf(&b, "%s: '%s'\n", e[0], e[1])
+	}
+	return b.String()
+}
+
+func preemptible(n *node) bool {
+	c := n.msg.SchedulingConfig
+	return c != nil && (c.Spot || c.Preemptible)
+}
+
+// bounds are the extents of a slice in workers, and of a worker in chips.
+func bounds(t tpu.Type) (hosts, chips string) {
+	dims := [3]int{1, 1, 1}
+	for i, text := range strings.SplitN(t.Topology, "x", 3) {
+		if d, err := strconv.Atoi(text); err == nil {
+			dims[i] = d
+		}
+	}
+	own := dims // of a slice with one worker
+	if t.Workers > 1 {
+		own = [3]int{2, 2, 1}
+	}
+	join := func(v [3]int) string { return fmt.Sprintf("%d,%d,%d", v[0], v[1], v[2]) }
+	return join([3]int{max(1, dims[0]/own[0]), max(1, dims[1]/own[1]), max(1, dims[2]/own[2])}), join(own)
+}

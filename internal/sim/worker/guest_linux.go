@@ -1,0 +1,465 @@
+package worker
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file and the next are what runs on a machine of the netns backend as its
+// process 1.
+
+// initName is argument 0 of process 1, by which the program knows that it is
+// one, and the simulator its leftovers.
+const initName = "multihost-worker-init"
+
+const (
+	sshdPort    = 22
+	refuserPort = 2022 // of an sshd that knows no key
+)
+
+// A guestRequest is one line that process 1 reads.
+type guestRequest struct {
+	Op     string // boot, keys, faults, kill, refuse
+	Boot   *bootRequest
+	Faults *guestFaults
+	Keys   map[string][]string // authorized keys by login
+	Signal int
+}
+
+// bootRequest is what a machine is to be.
+type bootRequest struct {
+	Disk        string            // directory that outlives the boot
+	Tools       map[string]string // paths by name
+	SSHD        []string          // further lines for sshd_config
+	Hostname    string
+	Interface   string
+	IP, Gateway string
+	Devices     []string
+	Env         []string
+	Script      string // run by root before anybody gets in
+	Metadata    bool
+	BootID      string
+	guestFaults
+}
+
+// guestFaults are the faults that happen inside.
+type guestFaults struct {
+	NoSudo   bool
+	Missing  []string
+	Denied   []string
+	SlowExec float64           // seconds
+	HostKeys map[string]string // private keys by type
+}
+
+// A guestReply is the line that answers a request.
+type guestReply struct {
+	Error string `json:",omitempty"`
+}
+
+func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
+
+// MaybeInit runs the program as process 1 of a machine of the netns backend, if
+// it was started for that, and reports that it was when the machine is no
+// longer wanted: the program then exits. Programs that use [NewNetns], tests
+// among them, call it first of all with os.Args.
+func MaybeInit(args []string) (handled bool) {
+	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
+		return false
+	}
+	// What is done to this thread, such as giving up capabilities, comes to
+	// all processes that it starts.
+	runtime.LockOSThread()
+	p := &process1{
+		waiting: make(map[int]chan syscall.WaitStatus),
+		died:    make(chan int, 16),
+		startup: make(chan []byte),
+		replies: json.NewEncoder(os.NewFile(4, "replies")),
+	}
+	p.serve(os.NewFile(3, "requests"))
+	return true
+}
+
+// process1 is the first process of a machine. It starts the others, reaps, and
+// does what the simulator asks for.
+type process1 struct {
+	boot    bootRequest
+	replies *json.Encoder
+	sshd    int // process id; 0 while it does not run
+	refuser int
+	missing []string // in force
+	denied  []string
+	startup chan []byte // startup scripts
+	died    chan int    // daemons
+
+	mu      sync.Mutex
+	waiting map[int]chan syscall.WaitStatus // guarded by mu
+}
+
+// serve handles requests until the simulator closes its end, or is gone.
+func (p *process1) serve(from io.Reader) {
+	// Without handlers these would end process 1, and with it the machine; if
+	// they were ignored, everything on the machine would ignore them.
+	signals := make(chan os.Signal, 64)
+	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
+	go p.reap(signals)
+	requests := make(chan guestRequest)
+	go func() {
+		defer close(requests)
+		dec := json.NewDecoder(bufio.NewReader(from))
+		for {
+			var req guestRequest
+			if dec.Decode(&req) != nil {
+				return
+			}
+			requests <- req
+		}
+	}()
+	for {
+		select {
+		case req, ok := <-requests:
+			if !ok {
+				return
+			}
+			var reply guestReply
+			if err := p.do(req); err != nil {
+				reply.Error = err.Error()
+			}
+			if p.replies.Encode(reply) != nil {
+				return
+			}
+		case pid := <-p.died:
+			if pid == p.sshd {
+				// As a service manager would.
+				if p.startSSHD() != nil {
+					p.sshd = 0
+				}
+			} else if pid == p.refuser {
+				p.refuser = 0
+			}
+		case script := <-p.startup:
+			_ = p.runStartup(script) // its log is on the machine
+		}
+	}
+}
+
+func (p *process1) do(req guestRequest) error {
+	switch req.Op {
+	case "boot":
+		p.boot = *req.Boot
+		return p.bootUp()
+	case "keys":
+		return setLogins(req.Keys)
+	case "faults":
+		return p.setFaults(*req.Faults)
+	case "kill":
+		// To everything but process 1.
+		if err := unix.Kill(-1, syscall.Signal(req.Signal)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		return nil
+	case "refuse":
+		if p.refuser != 0 {
+			return nil
+		}
+		var err error
+		p.refuser, err = p.startDaemon(refuserPort, "-p", fmt.Sprint(refuserPort), "-o", "ListenAddress=127.0.0.1",
+			"-o", "PidFile=none", "-o", "AuthorizedKeysFile=none")
+		return err
+	}
+	return fmt.Errorf("unknown request %q", req.Op)
+}
+
+// reap collects ended processes, also those whose parents are gone.
+func (p *process1) reap(signals <-chan os.Signal) {
+	for sig := range signals {
+		if sig != syscall.SIGCHLD {
+			continue
+		}
+		for {
+			var st syscall.WaitStatus
+			pid, err := syscall.Wait4(-1, &st, syscall.WNOHANG, nil)
+			if err == syscall.EINTR {
+				continue
+			}
+			if pid <= 0 {
+				break
+			}
+			p.mu.Lock()
+			done := p.waiting[pid]
+			delete(p.waiting, pid)
+			p.mu.Unlock()
+			if done != nil {
+				done <- st
+			}
+		}
+	}
+}
+
+// spawn starts a program, whose output goes to a file. It must be called on
+// the locked thread. The channel tells how it ended.
+func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.WaitStatus, error) {
+	out, err := os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer out.Close()
+	in, err := os.Open("/dev/null")
+	if err != nil {
+		return 0, nil, err
+	}
+	defer in.Close()
+	done := make(chan syscall.WaitStatus, 1)
+	// reap cannot look the process up before it is here.
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
+		Dir: "/", Env: []string{"PATH=" + loginPath, "HOME=/root", "LANG=C.UTF-8"},
+		Files: []uintptr{in.Fd(), out.Fd(), out.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return 0, nil, fmt.Errorf("start %q: %w", argv[0], err)
+	}
+	p.waiting[pid] = done
+	return pid, done, nil
+}
+
+// run runs a program to its end. An error has what it printed.
+func (p *process1) run(argv ...string) error {
+	output := filepath.Join("/run", filepath.Base(argv[0])+".out")
+	defer os.Remove(output)
+	_, done, err := p.spawn(output, argv...)
+	if err != nil {
+		return err
+	}
+	if st := <-done; st != 0 {
+		text, _ := os.ReadFile(output)
+		return fmt.Errorf("%s ended with status %d: %s", argv[0], st.ExitStatus(), bytes.TrimSpace(text))
+	}
+	return nil
+}
+
+func (p *process1) ipBatch(lines ...string) error {
+	const script = "/run/network"
+	if err := os.WriteFile(script, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	defer os.Remove(script)
+	return p.run(p.boot.Tools["ip"], "-batch", script)
+}
+
+// bootUp makes the machine. When it returns, sshd answers.
+func (p *process1) bootUp() error {
+	b := p.boot
+	if err := enterRoot(b); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(b.Hostname)); err != nil {
+		return fmt.Errorf("set host name: %w", err)
+	}
+	syscall.Umask(0o022)
+	// As on Ubuntu; the simulator may have raised its own.
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
+		limit.Max = min(limit.Max, 1<<20)
+		limit.Cur = min(limit.Max, 1024)
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // lowering is always allowed
+	}
+	if err := writeEtc(b); err != nil {
+		return fmt.Errorf("write /etc: %w", err)
+	}
+	err := p.ipBatch(
+		"link set lo up",
+		fmt.Sprintf("addr add %s/32 dev %s", b.IP, b.Interface),
+		"link set "+b.Interface+" up",
+		fmt.Sprintf("route add %s dev %s proto dhcp scope link src %s metric 100", b.Gateway, b.Interface, b.IP),
+		fmt.Sprintf("route add default via %s dev %s proto dhcp src %s metric 100", b.Gateway, b.Interface, b.IP),
+	)
+	if err != nil {
+		return fmt.Errorf("set up network: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return fmt.Errorf("give up capabilities: %w", err)
+	}
+	if b.Script != "" {
+		if err := p.run("/bin/bash", "-c", b.Script); err != nil {
+			return fmt.Errorf("run boot script: %w", err)
+		}
+	}
+	if err := p.setFaults(b.guestFaults); err != nil {
+		return err
+	}
+	if p.sshd == 0 {
+		if err := p.startSSHD(); err != nil {
+			return err
+		}
+	}
+	if b.Metadata {
+		go p.fetchStartup()
+	}
+	return nil
+}
+
+func (p *process1) startSSHD() (err error) {
+	p.sshd, err = p.startDaemon(sshdPort)
+	return err
+}
+
+// startDaemon starts an sshd, and returns when it listens.
+func (p *process1) startDaemon(port int, args ...string) (int, error) {
+	const log = "/var/log/sshd.log"
+	pid, done, err := p.spawn(log, append([]string{p.boot.Tools["sshd"], "-D", "-e"}, args...)...)
+	if err != nil {
+		return 0, err
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !listens(port) {
+		select {
+		case <-tick.C:
+		case <-done:
+			text, _ := os.ReadFile(log)
+			return 0, fmt.Errorf("sshd ended: %s", bytes.TrimSpace(text[max(0, len(text)-500):]))
+		}
+	}
+	go func() {
+		<-done
+		p.died <- pid
+	}()
+	return pid, nil
+}
+
+// listens reports whether somebody listens on a TCP port.
+func listens(port int) bool {
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return false
+	}
+	want := fmt.Sprintf(":%04X", port)
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) > 3 && strings.HasSuffix(f[1], want) && f[3] == "0A" {
+			return true
+		}
+	}
+	return false
+}
+
+// fetchStartup asks the metadata server for the startup script.
+func (p *process1) fetchStartup() {
+	req, err := http.NewRequest(http.MethodGet, "http://"+metadataAddr+"/computeMetadata/v1/instance/attributes/startup-script", nil)
+	if err != nil {
+		return
+	}
+	req.Header.Set("Metadata-Flavor", "Google")
+	client := http.Client{Timeout: 30 * time.Second}
+	resp, err := client.Do(req)
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	script, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode == http.StatusOK && len(script) > 0 {
+		p.startup <- script
+	}
+}
+
+// runStartup runs a startup script as the guest agent does: as root, in /, at
+// every boot.
+func (p *process1) runStartup(script []byte) error {
+	dir, err := os.MkdirTemp("", "metadata-scripts")
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "startup-script")
+	if err := os.WriteFile(file, script, 0o755); err != nil {
+		return err
+	}
+	_, _, err = p.spawn(startupLog, "/bin/bash", "-c", file)
+	return err
+}
+
+// setFaults makes the faults of the inside those given.
+func (p *process1) setFaults(f guestFaults) error {
+	if err := writeSudoers(f.NoSudo); err != nil {
+		return err
+	}
+	if err := writeSSHRC(f.SlowExec); err != nil {
+		return err
+	}
+	changed, err := writeHostKeys(f.HostKeys)
+	if err != nil {
+		return err
+	}
+	if changed && p.sshd != 0 {
+		old := p.sshd
+		p.sshd = 0
+		if err := unix.Kill(old, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		for pid := range p.died {
+			if pid == old {
+				break
+			}
+			p.refuser = 0 // there is no other
+		}
+		if err := p.startSSHD(); err != nil {
+			return err
+		}
+	}
+	for _, name := range p.missing {
+		if err := restoreMissing(name); err != nil {
+			return err
+		}
+	}
+	for _, name := range p.denied {
+		if err := unix.Unmount(deniedPath(name), unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("allow %s: %w", name, err)
+		}
+	}
+	p.missing, p.denied = nil, nil
+	for _, name := range f.Missing {
+		if err := makeMissing(name); err != nil {
+			return err
+		}
+		p.missing = append(p.missing, name)
+	}
+	for _, name := range f.Denied {
+		if err := bindReadOnly(deniedPath(name)); err != nil {
+			return err
+		}
+		p.denied = append(p.denied, name)
+	}
+	return nil
+}
+
+// dropCapabilities gives up, for all processes started from now on, what would
+// let root of a machine change something outside of it.
+func dropCapabilities() error {
+	for _, c := range []uintptr{
+		unix.CAP_SYS_ADMIN, unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_TIME, unix.CAP_MKNOD, unix.CAP_SYSLOG,
+		unix.CAP_MAC_ADMIN, unix.CAP_MAC_OVERRIDE, unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_WAKE_ALARM, unix.CAP_BLOCK_SUSPEND,
+		unix.CAP_LINUX_IMMUTABLE, unix.CAP_CHECKPOINT_RESTORE, unix.CAP_AUDIT_CONTROL, unix.CAP_AUDIT_READ, unix.CAP_SYS_PACCT,
+	} {
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without this one
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+//go:build linux
+
+package worker
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"strconv"
+	"sync"
+	"syscall"
+)
+
+// addressTries bounds the search for addresses that nobody listens on.
+const addressTries = 200
+
+// loopback gives each machine an address of its own in 127.64.0.0/10, and all
+// of them one port.
+type loopback struct {
+	taking sync.Mutex
+	port   int    // 0 before the first address, unless configured
+	next   uint32 // the next address to try
+}
+
+// init sets the port; 0 means a free one, chosen with the first address. A
+// random first address keeps simulators that run at the same time apart.
+func (l *loopback) init(port int) error {
+	n, err := rand.Int(rand.Reader, big.NewInt(1<<14))
+	if err != nil {
+		return err
+	}
+	l.port = port
+	l.next = 127<<24 | 64<<16 | uint32(n.Int64())<<8 | 1
+	return nil
+}
+
+func (l *loopback) Port() int {
+	l.taking.Lock()
+	defer l.taking.Unlock()
+	return l.port
+}
+
+// listen opens the port on an address of its own for a new machine.
+func (l *loopback) listen() (*net.TCPListener, error) {
+	l.taking.Lock()
+	defer l.taking.Unlock()
+	var last error
+	for range addressTries {
+		ln, err := listenTCP(l.nextAddr(), l.port)
+		if err == nil {
+			_, l.port = splitAddr(ln.Addr())
+			return ln, nil
+		}
+		last = err
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return nil, fmt.Errorf("listen on a loopback address: %w", last)
+}
+
+// nextAddr walks through 127.64.0.0/10, leaving out .0 and .255, which some
+// programs take for network and broadcast.
+func (l *loopback) nextAddr() string {
+	for {
+		n := l.next
+		l.next = 127<<24 | 64<<16 | (n+1)&(1<<22-1)
+		if last := n & 0xff; last != 0 && last != 255 {
+			return net.IPv4(byte(n>>24), byte(n>>16), byte(n>>8), byte(n)).String()
+		}
+	}
+}
+
+func listenTCP(addr string, port int) (*net.TCPListener, error) {
+	ln, err := net.Listen("tcp4", joinPort(addr, port))
+	if err != nil {
+		return nil, err
+	}
+	return ln.(*net.TCPListener), nil
+}
+
+func joinPort(addr string, port int) string { return net.JoinHostPort(addr, strconv.Itoa(port)) }
+
+func splitAddr(a net.Addr) (ip string, port int) {
+	t := a.(*net.TCPAddr)
+	return t.IP.String(), t.Port
+}

@@ -1,0 +1,278 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsBackend is the Backend of [NewNetns].
+type netnsBackend struct {
+	cfg    NetnsConfig
+	tools  map[string]string // paths by name
+	fabric *fabric
+	loopback
+
+	extraSSHD []string // lines of sshd_config that only some versions take
+
+	mu       sync.Mutex
+	closed   bool
+	machines map[*netnsMachine]struct{}
+}
+
+// toolPackages are the programs that machines have from the machine that they
+// run on, with the Debian packages that bring them.
+func toolPackages() map[string]string {
+	return map[string]string{
+		"sshd": "openssh-server", "ip": "iproute2", "ethtool": "ethtool", "numactl": "numactl", "lsof": "lsof",
+		"sudo": "sudo", "bash": "bash", "sysctl": "procps", "curl": "curl", "tar": "tar", "gzip": "gzip",
+		"setsid": "util-linux", "tail": "coreutils",
+	}
+}
+
+// NetnsReady reports why the netns backend cannot work here: [ErrNotRoot], a
+// [*ToolsError], another error of the kernel (in a container without the
+// rights), or nil if nothing speaks against it.
+func NetnsReady() error {
+	if _, err := findTools(); err != nil {
+		return err
+	}
+	return onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		return nil
+	})
+}
+
+func findTools() (map[string]string, error) {
+	if os.Geteuid() != 0 {
+		return nil, ErrNotRoot
+	}
+	paths := make(map[string]string)
+	var missing ToolsError
+	for _, name := range sortedKeys(toolPackages()) {
+		for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+			path := filepath.Join(dir, name)
+			if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+				paths[name] = path
+				break
+			}
+		}
+		if paths[name] == "" {
+			missing.Missing = append(missing.Missing, name)
+			missing.Packages = append(missing.Packages, toolPackages()[name])
+		}
+	}
+	if len(missing.Missing) > 0 {
+		return nil, &missing
+	}
+	return paths, nil
+}
+
+// NewNetns returns the backend whose machines are as real as one Linux kernel
+// can make them. It needs root, and [MaybeInit] to be called first by the
+// program's main function, because it starts the program again as process 1
+// of each machine.
+//
+// A machine has its own network, mount, process, UTS and IPC namespaces; the
+// files of the real machine with a private layer above them, that a reboot
+// keeps; its own /tmp, /run, /home, /root, /dev, users, module parameters and
+// boot id; sshd, ip, sysctl, ethtool, sudo of the real machine; and a process 1
+// that reaps. Its interface ens8 hangs on a bridge for its network; a router
+// between the bridges answers as gateway and connects no two networks. Users
+// are made when the metadata has a key for them, before a connection is passed
+// on to sshd.
+//
+// The caller reaches a machine at Addr, an address of 127.64.0.0/10, from where
+// bytes are passed on to sshd: this is where the faults of the transport are.
+// A machine's own address ([Internal]) works from other machines of its
+// network, and from the real machine unless that has a route of its own to it;
+// at the backend's port with faults, and at port 22 without.
+//
+// All namespaces, links and mounts belong to a thread of the caller and to the
+// machines' processes, which die with it: the kernel removes everything
+// however the caller ends. Outside the namespaces there is one link with one
+// route for each machine.
+//
+// Files on mounts below / of the real machine are not seen (only its root file
+// system is), and no other program than those of the real machine is there.
+//
+// It does not model: resource limits, NUMA nodes and chips that the real
+// machine does not have, package installation (there is no way to the
+// internet), systemd, time. Root on a machine may not mount, load modules, make
+// device nodes or change the kernel outside its network namespace.
+func NewNetns(cfg NetnsConfig) (Backend, error) {
+	b, err := newNetns(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make netns backend: %w", err)
+	}
+	return b, nil
+}
+
+func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
+	if cfg.Root == "" {
+		return nil, errors.New("no root directory given")
+	}
+	tools, err := findTools()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Root, err = filepath.Abs(cfg.Root); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cfg.Root, 0o755); err != nil {
+		return nil, err
+	}
+	if cfg.Root, err = filepath.EvalSymlinks(cfg.Root); err != nil {
+		return nil, err
+	}
+	if err := Sweep(context.Background(), cfg.Root); err != nil {
+		return nil, err
+	}
+	b := &netnsBackend{cfg: cfg, tools: tools, machines: make(map[*netnsMachine]struct{})}
+	if err := b.loopback.init(cfg.Port); err != nil {
+		return nil, err
+	}
+	// From version 9.8 sshd punishes an address whose logins fail, and here
+	// all come from one.
+	out, _ := exec.Command(tools["sshd"], "-t", "-o", "PerSourcePenalties=no").CombinedOutput()
+	if !strings.Contains(string(out), "PerSourcePenalties") {
+		b.extraSSHD = append(b.extraSSHD, "PerSourcePenalties no")
+	}
+	if b.fabric, err = newFabric(tools["ip"], b.disks()); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// disks is where the fabric mounts the file system for the private layers; in
+// the real machine's view it is an empty directory.
+func (b *netnsBackend) disks() string { return filepath.Join(b.cfg.Root, "disks") }
+
+func (b *netnsBackend) Start(ctx context.Context, spec Spec) (Machine, error) {
+	m, err := b.start(ctx, spec)
+	if err != nil {
+		return nil, fmt.Errorf("start worker %q: %w", spec.Name, err)
+	}
+	return m, nil
+}
+
+func (b *netnsBackend) start(ctx context.Context, spec Spec) (*netnsMachine, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	m, err := newNetnsMachine(b, spec)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := b.listen()
+	if err != nil {
+		return nil, err
+	}
+	m.addr, m.port = splitAddr(ln.Addr())
+	if err := b.add(m); err != nil {
+		ln.Close()
+		return nil, err
+	}
+	if err := m.begin(ctx, ln); err != nil {
+		return nil, errors.Join(err, m.Stop(context.WithoutCancel(ctx)))
+	}
+	return m, nil
+}
+
+func (b *netnsBackend) add(m *netnsMachine) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return errors.New("backend is closed")
+	}
+	for other := range b.machines {
+		if other.name == m.name {
+			return fmt.Errorf("a worker %q runs already", m.name)
+		}
+		if other.spec.IP == m.spec.IP {
+			return fmt.Errorf("worker %q has address %s already", other.spec.Name, m.spec.IP)
+		}
+	}
+	b.machines[m] = struct{}{}
+	return nil
+}
+
+func (b *netnsBackend) forget(m *netnsMachine) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.machines, m)
+}
+
+func (b *netnsBackend) Close() error {
+	b.mu.Lock()
+	already := b.closed
+	b.closed = true
+	var all []*netnsMachine
+	for m := range b.machines {
+		all = append(all, m)
+	}
+	b.mu.Unlock()
+
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, m := range all {
+		wg.Go(func() { errs[i] = m.Stop(context.Background()) })
+	}
+	wg.Wait()
+	if !already {
+		errs = append(errs, b.fabric.close(), removeDisks(b.cfg.Root))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close netns backend: %w", err)
+	}
+	return nil
+}
+
+// removeDisks removes the mount point of the fabric's file system. With the
+// fabric gone it is empty; were it not, it would hold something of somebody
+// else.
+func removeDisks(root string) error {
+	err := os.Remove(filepath.Join(root, "disks"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Sweep removes what a netns backend with that root left when its process was
+// killed. The kernel has removed namespaces, links and mounts by then; Sweep
+// ends the machines' processes where it has not, and waits until they are gone.
+func Sweep(ctx context.Context, root string) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, killLimit, fmt.Errorf("processes survive SIGKILL for %v", killLimit))
+	defer cancel()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left, err := killInits(root)
+		if err != nil {
+			return fmt.Errorf("sweep %q: %w", root, err)
+		}
+		if left == 0 {
+			return removeDisks(root)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("sweep %q: %w", root, context.Cause(ctx))
+		}
+	}
+}

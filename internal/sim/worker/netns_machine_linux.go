@@ -1,0 +1,715 @@
+package worker
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/crypto/ssh"
+)
+
+const (
+	interfaceName = "ens8" // as on a TPU VM
+
+	metadataAddr = "169.254.169.254"
+
+	// bootLimit bounds one boot; it takes a tenth of a second on an idle
+	// machine.
+	bootLimit = 60 * time.Second
+
+	// keysEvery is how often a machine looks for keys without anybody
+	// connecting through the door.
+	keysEvery = 2 * time.Second
+)
+
+// netnsMachine is a Machine of the netns backend.
+type netnsMachine struct {
+	door
+
+	b    *netnsBackend
+	name string // of its disk
+	addr string
+	port int
+
+	reboots sync.Mutex // one boot at a time
+
+	// What is guarded by mu outlives a boot.
+	hostKeys map[string]hostKey // by type
+	noSudo   bool
+	missing  []string
+	denied   []string
+	guest    *guest // nil while the machine is down
+}
+
+type hostKey struct {
+	Private string // PEM
+	Public  string // base64
+}
+
+func newNetnsMachine(b *netnsBackend, spec Spec) (*netnsMachine, error) {
+	name := filepath.Base(spec.Root)
+	spec, err := spec.filled()
+	if err != nil {
+		return nil, err
+	}
+	if spec.Root == "" {
+		if name, err = spec.directory(); err != nil {
+			return nil, err
+		}
+	}
+	m := &netnsMachine{b: b, name: name}
+	if m.hostKeys, err = makeHostKeyFiles(); err != nil {
+		return nil, err
+	}
+	m.door.init(spec, m.pass)
+	m.ways = []way{{
+		listen: func() (*net.TCPListener, error) { return listenTCP(m.addr, m.port) },
+		dial:   func() (net.Conn, error) { return net.DialTimeout("tcp4", joinPort(m.addr, m.port), time.Second) },
+	}, {
+		listen: func() (ln *net.TCPListener, err error) {
+			err = m.inside(func() error {
+				ln, err = listenTCP(m.spec.IP, m.port)
+				return err
+			})
+			return ln, err
+		},
+		dial: func() (c net.Conn, err error) {
+			err = m.inside(func() error {
+				c, err = net.DialTimeout("tcp4", joinPort(m.spec.IP, m.port), time.Second)
+				return err
+			})
+			return c, err
+		},
+	}}
+	return m, nil
+}
+
+func makeHostKeyFiles() (map[string]hostKey, error) {
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	keys := make(map[string]hostKey)
+	for _, k := range []any{ed, ec} {
+		block, err := ssh.MarshalPrivateKey(k, "")
+		if err != nil {
+			return nil, err
+		}
+		s, err := ssh.NewSignerFromKey(k)
+		if err != nil {
+			return nil, err
+		}
+		pub := s.PublicKey()
+		keys[pub.Type()] = hostKey{string(pem.EncodeToMemory(block)), base64.StdEncoding.EncodeToString(pub.Marshal())}
+	}
+	return keys, nil
+}
+
+func (m *netnsMachine) Addr() string         { return m.addr }
+func (m *netnsMachine) InternalAddr() string { return m.spec.IP }
+func (m *netnsMachine) Hostname() string     { return m.spec.Hostname }
+
+func (m *netnsMachine) HostKeys() map[string]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	keys := make(map[string]string)
+	for kind, k := range m.hostKeys {
+		keys[kind] = k.Public
+	}
+	return keys
+}
+
+// running returns the guest, unless the machine is down.
+func (m *netnsMachine) running() (*guest, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.guest == nil {
+		return nil, errors.New("worker is down")
+	}
+	return m.guest, nil
+}
+
+// inside runs f in the machine's network namespace.
+func (m *netnsMachine) inside(f func() error) error {
+	g, err := m.running()
+	if err != nil {
+		return err
+	}
+	return inNetwork(g.network, f)
+}
+
+// begin boots a new machine and opens its door.
+func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
+	for _, f := range m.spec.Faults {
+		if f.Kind == Reboot || f.Kind == Kill {
+			continue // there is nothing yet that they could happen to
+		}
+		if err := m.SetFault(f); err != nil {
+			ln.Close()
+			return err
+		}
+	}
+	m.reboots.Lock()
+	defer m.reboots.Unlock()
+	if err := m.boot(ctx); err != nil {
+		ln.Close()
+		return err
+	}
+	inner, err := m.ways[1].listen()
+	if err == nil {
+		err = m.b.fabric.do(func() error { return m.b.fabric.expose(m.spec) })
+		if err != nil {
+			inner.Close()
+		}
+	}
+	if err != nil {
+		ln.Close()
+		return err
+	}
+	m.open(ln, inner)
+	m.wg.Go(m.watchKeys)
+	return nil
+}
+
+// boot starts the guest and returns when it is up. m.reboots is held.
+func (m *netnsMachine) boot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("boot did not end within %v", bootLimit))
+	defer cancel()
+	stop := context.AfterFunc(m.ctx, cancel)
+	defer stop()
+
+	m.mu.Lock()
+	req := guestRequest{Op: "boot", Boot: &bootRequest{
+		Disk: filepath.Join(m.b.disks(), m.name), Tools: m.b.tools, SSHD: m.b.extraSSHD,
+		Hostname: m.spec.Hostname, Interface: interfaceName, IP: m.spec.IP, Gateway: m.spec.Gateway,
+		Devices: m.spec.Devices, Env: m.spec.Env, Script: m.spec.Boot, Metadata: m.spec.Metadata != nil,
+		BootID: uuid.NewString(), guestFaults: m.guestFaults(),
+	}}
+	m.mu.Unlock()
+
+	g, err := m.startGuest()
+	if err != nil {
+		return err
+	}
+	stopGuest := context.AfterFunc(ctx, g.kill)
+	defer stopGuest()
+	if err := g.serveMetadata(m.b.tools["ip"], m.spec.Metadata); err != nil {
+		return errors.Join(err, m.halt(g))
+	}
+	err = g.call(req)
+	if err == nil {
+		err = g.syncKeys(m.keys())
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return errors.Join(err, m.halt(g))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped {
+		g.kill() // Stop waits for it
+	}
+	m.guest = g
+	m.wg.Go(func() { m.watch(g) })
+	return nil
+}
+
+// guestFaults is what happens inside. m.mu is held.
+func (m *netnsMachine) guestFaults() guestFaults {
+	f := guestFaults{
+		NoSudo: m.noSudo, Missing: m.missing, Denied: m.denied,
+		SlowExec: m.slow["exec"].Duration.Seconds(), HostKeys: make(map[string]string),
+	}
+	for kind, k := range m.hostKeys {
+		f.HostKeys[kind] = k.Private
+	}
+	return f
+}
+
+// keys are the authorized keys of each login, as the metadata has them now.
+func (m *netnsMachine) keys() map[string][]string {
+	keys := make(map[string][]string)
+	if m.spec.AuthorizedKeys == nil {
+		return keys
+	}
+	for _, line := range m.spec.AuthorizedKeys() {
+		login, rest, ok := strings.Cut(strings.TrimSpace(line), ":")
+		if !ok || login == "root" || !loginName.MatchString(login) {
+			continue
+		}
+		_, comment, _, _, err := ssh.ParseAuthorizedKey([]byte(rest))
+		if err == nil && !expired(comment, time.Now()) {
+			keys[login] = append(keys[login], rest)
+		}
+	}
+	return keys
+}
+
+// watchKeys does what the guest agent does: it makes users whose keys appear.
+func (m *netnsMachine) watchKeys() {
+	tick := time.NewTicker(keysEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-tick.C:
+			if g, err := m.running(); err == nil {
+				_ = g.syncKeys(m.keys()) // the guest is gone, or the next tick tries again
+			}
+		}
+	}
+}
+
+// watch boots the machine again when it went down by itself.
+func (m *netnsMachine) watch(g *guest) {
+	<-g.ended
+	m.reboots.Lock()
+	defer m.reboots.Unlock()
+	m.mu.Lock()
+	own := m.guest == g && !m.stopped
+	if own {
+		m.booting = true
+	}
+	m.mu.Unlock()
+	if !own {
+		return
+	}
+	_ = m.reconcile() // only closes
+	m.resetConnections()
+	if m.halt(g) == nil && m.boot(m.ctx) == nil {
+		m.serveAgain()
+	}
+}
+
+// serveAgain lets connections in.
+func (m *netnsMachine) serveAgain() {
+	m.mu.Lock()
+	m.booting = false
+	m.mu.Unlock()
+	_ = m.reconcile() // its own address was free before: nothing takes it
+}
+
+// halt ends a guest and everything in it.
+func (m *netnsMachine) halt(g *guest) error {
+	m.mu.Lock()
+	if m.guest == g {
+		m.guest = nil
+	}
+	m.mu.Unlock()
+	g.kill()
+	<-g.ended
+	g.close()
+	return m.b.fabric.do(func() error {
+		m.b.fabric.disconnect(g.peer)
+		return nil
+	})
+}
+
+func (m *netnsMachine) Reboot(ctx context.Context) error {
+	if err := m.reboot(ctx, 0); err != nil {
+		return fmt.Errorf("reboot worker %q: %w", m.spec.Name, err)
+	}
+	return nil
+}
+
+// reboot takes the machine down, and up again after downtime.
+func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error {
+	m.reboots.Lock()
+	defer m.reboots.Unlock()
+	m.mu.Lock()
+	if m.stopped {
+		m.mu.Unlock()
+		return errStopped
+	}
+	m.booting = true
+	g := m.guest
+	m.guest = nil
+	m.mu.Unlock()
+	err := m.reconcile()
+	m.resetConnections()
+	if g != nil {
+		err = errors.Join(err, m.halt(g))
+	}
+	if err != nil {
+		return err
+	}
+	// Setting the timer also stops that of an earlier reboot.
+	m.after(downtime, "reboot", func() {
+		m.reboots.Lock()
+		defer m.reboots.Unlock()
+		if m.boot(m.ctx) == nil {
+			m.serveAgain()
+		}
+	})
+	if downtime > 0 {
+		return nil
+	}
+	if err := m.boot(ctx); err != nil {
+		return err
+	}
+	m.serveAgain()
+	return nil
+}
+
+func (m *netnsMachine) Stop(ctx context.Context) error {
+	m.mu.Lock()
+	m.stopped = true
+	m.mu.Unlock()
+	m.cancel()
+	_ = m.reconcile() // only closes
+	m.resetConnections()
+
+	m.reboots.Lock()
+	m.mu.Lock()
+	g := m.guest
+	m.mu.Unlock()
+	var err error
+	if g != nil {
+		err = m.halt(g)
+	}
+	m.reboots.Unlock()
+	m.wg.Wait()
+	m.b.forget(m)
+	if err == nil {
+		err = m.b.fabric.do(func() error {
+			m.b.fabric.hide(m.spec)
+			return os.RemoveAll(filepath.Join(m.b.disks(), m.name))
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("stop worker %q: %w", m.spec.Name, err)
+	}
+	return nil
+}
+
+// pass carries a connection to sshd, once the machine has the users that the
+// metadata names.
+func (m *netnsMachine) pass(c *faultyConn) {
+	if !c.pause(m.slowness("handshake").Duration) {
+		return
+	}
+	g, err := m.running()
+	if err != nil {
+		return
+	}
+	port := sshdPort
+	if m.takeRefusal() {
+		port = refuserPort
+		err = g.call(guestRequest{Op: "refuse"})
+	} else {
+		err = g.syncKeys(m.keys())
+	}
+	if err != nil {
+		return
+	}
+	var out *net.TCPConn
+	err = m.inside(func() error {
+		conn, err := net.DialTimeout("tcp4", joinPort("127.0.0.1", port), 10*time.Second)
+		if err == nil {
+			out = conn.(*net.TCPConn)
+		}
+		return err
+	})
+	if err != nil {
+		c.reset()
+		return
+	}
+	defer out.Close()
+	var copies sync.WaitGroup
+	copies.Go(func() {
+		// Not by the methods of the connection that faultyConn hides.
+		_, err := io.Copy(out, struct{ io.Reader }{c})
+		if err != nil {
+			out.Close()
+			return
+		}
+		_ = out.CloseWrite()
+	})
+	copies.Go(func() {
+		_, err := io.Copy(struct{ io.Writer }{c}, out)
+		if err != nil {
+			c.reset()
+			return
+		}
+		_ = c.CloseWrite()
+	})
+	copies.Wait()
+}
+
+func (m *netnsMachine) SetFault(f Fault) error {
+	err := f.check()
+	if err == nil {
+		err = m.setFault(f)
+	}
+	if err != nil {
+		return fmt.Errorf("set fault %q on worker %q: %w", f, m.spec.Name, err)
+	}
+	return nil
+}
+
+func (m *netnsMachine) setFault(f Fault) error {
+	m.mu.Lock()
+	stopped := m.stopped
+	m.mu.Unlock()
+	if stopped {
+		return errStopped
+	}
+	switch f.Kind {
+	case Clear:
+		return m.clearFaults(FaultKind(f.Name))
+	case Reboot:
+		return m.reboot(m.ctx, f.Duration)
+	case RotateHostKeys:
+		keys, err := makeHostKeyFiles()
+		if err != nil {
+			return err
+		}
+		m.mu.Lock()
+		m.hostKeys = keys
+		m.mu.Unlock()
+	case Kill:
+		g, err := m.running()
+		if err != nil {
+			return err
+		}
+		return g.call(guestRequest{Op: "kill", Signal: int(signals[killName(f)])})
+	case Fixed:
+		return errors.New("a real kernel decides which features are fixed: give the worker a default route through lo, where most are")
+	case Missing:
+		if err := canMiss(f.Name, m.spec.Devices); err != nil {
+			return err
+		}
+		m.mark(&m.missing, f.Name)
+	case Denied:
+		if err := canDeny(f.Name); err != nil {
+			return err
+		}
+		m.mark(&m.denied, f.Name)
+	case NoSudo:
+		m.mu.Lock()
+		m.noSudo = true
+		m.mu.Unlock()
+	default:
+		if err := m.setDoorFault(f, m.clearFaults); err != nil {
+			return err
+		}
+	}
+	return m.applyFaults()
+}
+
+func (m *netnsMachine) mark(list *[]string, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.Contains(*list, name) {
+		*list = append(slices.Clone(*list), name)
+	}
+}
+
+func (m *netnsMachine) clearFaults(kind FaultKind) error {
+	m.mu.Lock()
+	if kind == "" || kind == NoSudo {
+		m.noSudo = false
+	}
+	if kind == "" || kind == Missing {
+		m.missing = nil
+	}
+	if kind == "" || kind == Denied {
+		m.denied = nil
+	}
+	m.mu.Unlock()
+	m.clearDoorFaults(kind)
+	if err := m.applyFaults(); err != nil {
+		return err
+	}
+	return m.reconcile()
+}
+
+// applyFaults tells the guest about those that happen in it. A guest that is
+// down is told when it boots.
+func (m *netnsMachine) applyFaults() error {
+	m.mu.Lock()
+	g := m.guest
+	faults := m.guestFaults()
+	m.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	return g.call(guestRequest{Op: "faults", Faults: &faults})
+}
+
+// guest is one boot of a machine, from the outside.
+type guest struct {
+	cmd     *exec.Cmd
+	network *os.File
+	peer    string        // name in the fabric of its interface's other end
+	ended   chan struct{} // closed when no process of it is left
+
+	http    *http.Server
+	serving sync.WaitGroup
+
+	calls   sync.Mutex // one at a time
+	to      *os.File
+	from    *os.File
+	replies *bufio.Reader
+	keys    map[string][]string // what the guest has; nil before the first
+}
+
+// startGuest starts process 1 of a machine, with an interface, waiting for its
+// boot request.
+func (m *netnsMachine) startGuest() (*guest, error) {
+	theirIn, to, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirIn.Close()
+	from, theirOut, err := os.Pipe()
+	if err != nil {
+		to.Close()
+		return nil, err
+	}
+	defer theirOut.Close()
+	g := &guest{to: to, from: from, replies: bufio.NewReader(from), ended: make(chan struct{})}
+	g.cmd = exec.Command("/proc/self/exe")
+	g.cmd.Args = initArgs(m.b.cfg.Root, m.spec.Hostname)
+	g.cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	g.cmd.Dir = "/"
+	g.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET,
+		// The signal comes when the thread that forked ends, which is that of
+		// the fabric.
+		Pdeathsig: syscall.SIGKILL,
+		Setsid:    true,
+	}
+	err = m.b.fabric.do(func() error {
+		if err := os.MkdirAll(filepath.Join(m.b.disks(), m.name), 0o755); err != nil {
+			return err
+		}
+		if err := g.cmd.Start(); err != nil {
+			return fmt.Errorf("start process 1: %w", err)
+		}
+		if g.network, err = openNetwork(g.cmd.Process.Pid); err != nil {
+			return err
+		}
+		g.peer, err = m.b.fabric.connect(g.cmd.Process.Pid, m.spec)
+		return err
+	})
+	if g.cmd.Process == nil {
+		to.Close()
+		from.Close()
+		return nil, err
+	}
+	go func() {
+		_ = g.cmd.Wait() // killed, as a rule
+		close(g.ended)
+	}()
+	if err != nil {
+		return nil, errors.Join(err, m.halt(g))
+	}
+	return g, nil
+}
+
+func (g *guest) kill() { _ = g.cmd.Process.Kill() }
+
+// close frees what the caller has of a guest that has ended.
+func (g *guest) close() {
+	if g.http != nil {
+		g.http.Close()
+		g.serving.Wait()
+	}
+	g.to.Close()
+	g.from.Close()
+	g.network.Close()
+}
+
+// serveMetadata opens the metadata server inside.
+func (g *guest) serveMetadata(ip string, h http.Handler) error {
+	if h == nil {
+		return nil
+	}
+	var ln net.Listener
+	err := inNetwork(g.network, func() (err error) {
+		if err := runIP(ip, "link set lo up", "addr add "+metadataAddr+"/32 dev lo"); err != nil {
+			return err
+		}
+		ln, err = listenTCP(metadataAddr, 80)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("serve metadata: %w", err)
+	}
+	g.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	g.serving.Go(func() { _ = g.http.Serve(ln) }) // ends with ErrServerClosed
+	return nil
+}
+
+// call has the guest do something and waits for the answer.
+func (g *guest) call(req guestRequest) error {
+	g.calls.Lock()
+	defer g.calls.Unlock()
+	return g.exchange(req)
+}
+
+func (g *guest) exchange(req guestRequest) error {
+	b, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	if _, err := g.to.Write(append(b, '\n')); err != nil {
+		return fmt.Errorf("ask worker's process 1: %w", err)
+	}
+	line, err := g.replies.ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("ask worker's process 1: it has ended: %w", err)
+	}
+	var reply guestReply
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return fmt.Errorf("ask worker's process 1: %w", err)
+	}
+	if reply.Error != "" {
+		return errors.New(reply.Error)
+	}
+	return nil
+}
+
+// syncKeys makes the guest's users and keys those given.
+func (g *guest) syncKeys(keys map[string][]string) error {
+	g.calls.Lock()
+	defer g.calls.Unlock()
+	if g.keys != nil && maps.EqualFunc(g.keys, keys, slices.Equal[[]string]) {
+		return nil
+	}
+	if err := g.exchange(guestRequest{Op: "keys", Keys: keys}); err != nil {
+		return err
+	}
+	g.keys = keys
+	return nil
+}

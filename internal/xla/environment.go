@@ -1,0 +1,186 @@
+package xla
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A Request says which flags a command should get.
+type Request struct {
+	User       func(name string) (value string, ok bool) // the environment that the command has without us
+	Presets    []string                                  // values of --xla-preset
+	Flags      []string                                  // values of --xla-flag, with or without dashes
+	Generation string                                    // of the workers; empty: unknown
+	Hosts      bool                                      // the workers are machines named one by one: they may be GPU hosts
+}
+
+// An Environment is what a request comes to.
+type Environment struct {
+	Vars     []Var     `json:"vars"` // to set; what the user had is in them
+	Report   Report    `json:"report"`
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+// Lines tells what will be set, for people, before the start.
+func (e Environment) Lines() []string {
+	var lines []string
+	for _, v := range e.Vars {
+		lines = append(lines, v.Name+"="+v.Value)
+	}
+	for _, c := range e.Report.Changed {
+		lines = append(lines, c.String())
+	}
+	return lines
+}
+
+// A FlagError says that a value of --xla-flag is none.
+type FlagError struct {
+	Text    string
+	Finding Finding
+}
+
+func (e *FlagError) Error() string {
+	return fmt.Sprintf("read --xla-flag=%s: %s", e.Text, e.Finding.Text)
+}
+
+// Hint is what to type instead.
+func (e *FlagError) Hint() string {
+	if e.Finding.Instead == "" {
+		return "a flag is written NAME=VALUE; all that are known: multihost xla flags"
+	}
+	return "type: --xla-flag=" + strings.TrimPrefix(e.Finding.Instead, "--")
+}
+
+// Environment returns the variables that carry presets and flags: for TPUs
+// LIBTPU_INIT_ARGS, for GPU hosts XLA_FLAGS, and those that groups set beside.
+// Flags that the user has in the variable are kept, later ones winning; other
+// variables that the user has set stay as they are, which is a finding.
+// Without presets and flags there are no variables, only what is wrong with
+// the user's own. The error is a *NameError, *MismatchError or *FlagError.
+func (c *Catalogue) Environment(r Request) (Environment, error) {
+	user := r.User
+	if user == nil {
+		user = func(string) (string, bool) { return "", false }
+	}
+	args, err := c.Expand(r.Presets, r.Generation)
+	if err != nil {
+		return Environment{}, err
+	}
+	if err := c.platform(&args, r); err != nil {
+		return Environment{}, err
+	}
+	generation := r.Generation
+	if args.Platform == PlatformGPU {
+		generation = GPU
+	}
+	extra, err := c.extra(r.Flags, generation)
+	if err != nil {
+		return Environment{}, err
+	}
+
+	var e Environment
+	name := args.Platform.Variable()
+	had, _ := user(name)
+	text, report := Merge(had, args, extra)
+	e.Report = report
+	e.Findings = append(e.Findings, c.Check(text, generation)...)
+	e.Findings = append(e.Findings, c.otherVariable(user, name)...)
+	e.Findings = append(e.Findings, c.otherGeneration(args, generation)...)
+	if len(args.Flags)+len(extra) > 0 {
+		e.Vars = append(e.Vars, Var{name, text})
+	}
+	for _, v := range args.Env {
+		if i := slices.IndexFunc(e.Vars, func(have Var) bool { return have.Name == v.Name }); i >= 0 {
+			e.Vars[i] = v
+			continue
+		}
+		if value, ok := user(v.Name); ok {
+			if value != v.Value {
+				e.Findings = append(e.Findings, Finding{Severity: Warning, Rule: RuleKept, Text: fmt.Sprintf("%s is %q in the command's environment and stays so; %s would make it %q", v.Name, value, strings.Join(args.Names, ","), v.Value)})
+			}
+			continue
+		}
+		e.Vars = append(e.Vars, v)
+	}
+	return e, nil
+}
+
+// platform decides what the flags are for, where the presets do not.
+func (c *Catalogue) platform(args *Args, r Request) error {
+	gpu := r.Generation == GPU
+	if args.Platform == "" {
+		for _, text := range r.Flags {
+			for _, w := range split(text) {
+				p := namedPlatform(w.name)
+				if f, ok := c.flag(w.name); ok {
+					p = f.Platform
+				}
+				gpu = gpu || p == PlatformGPU && r.Hosts && r.Generation == ""
+			}
+		}
+		args.Platform = PlatformTPU
+		if gpu {
+			args.Platform = PlatformGPU
+		}
+	}
+	if args.Platform == PlatformGPU && !r.Hosts {
+		return &MismatchError{Name: strings.Join(args.Names, ","), Platform: PlatformGPU, Target: PlatformTPU}
+	}
+	return nil
+}
+
+// extra reads the values of --xla-flag. What Check calls an error in them is
+// refused here, where it was typed.
+func (c *Catalogue) extra(values []string, generation string) ([]string, error) {
+	var extra []string
+	for _, text := range values {
+		words := split(text)
+		if len(words) == 0 {
+			return nil, &FlagError{Text: text, Finding: Finding{Text: "it is empty"}}
+		}
+		for _, w := range words {
+			if w.dashes == "" && isVariable(w.name) {
+				return nil, &FlagError{Text: text, Finding: Finding{Text: "it is a variable, no flag; set it with --env"}}
+			}
+			flag := dashed(w).text
+			for _, f := range c.Check(flag, generation) {
+				if f.Severity == Error {
+					return nil, &FlagError{Text: text, Finding: f}
+				}
+			}
+			extra = append(extra, flag)
+		}
+	}
+	return extra, nil
+}
+
+// otherVariable looks at the variable that does not carry the platform's
+// flags for ones that belong here.
+func (c *Catalogue) otherVariable(user func(string) (string, bool), name string) []Finding {
+	other, p := XLAFlags, PlatformTPU
+	if name == XLAFlags {
+		other, p = LibtpuInitArgs, PlatformGPU
+	}
+	text, _ := user(other)
+	var findings []Finding
+	for _, w := range split(text) {
+		if namedPlatform(w.name) == p {
+			findings = append(findings, Finding{Severity: Warning, Rule: RulePlatform, Flag: w.text, Text: "it stands in " + other + ", which does not take it", Instead: "--env=" + name + "=" + w.text})
+		}
+	}
+	return findings
+}
+
+func (c *Catalogue) otherGeneration(args Args, generation string) []Finding {
+	if generation == "" {
+		return nil
+	}
+	var findings []Finding
+	for _, name := range args.Names {
+		if p, ok := c.preset(name); ok && p.Generation != generation {
+			findings = append(findings, Finding{Severity: Warning, Rule: RuleGeneration, Text: fmt.Sprintf("preset %s was made for %s, and the workers are %s", name, p.Generation, generation)})
+		}
+	}
+	return findings
+}

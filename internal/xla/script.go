@@ -1,0 +1,379 @@
+package xla
+
+import (
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+var (
+	// NAME= in shell, where a command or an assignment may begin, also inside
+	// the quotes of another shell.
+	shellAssignment = regexp.MustCompile(`(?m)(^|[\s;&|(){'"` + "`" + `])LIBTPU_INIT_ARGS(\+?=)`)
+	// The variable is taken away.
+	shellUnset = regexp.MustCompile(`(?m)(^|[\s;&|(){'"])unset\s+(-v\s+)?LIBTPU_INIT_ARGS\b`)
+	// A test whether it is set, before an assignment that only then happens.
+	shellGuard = regexp.MustCompile(`(-z|-n|-v)\s+"?(\$\{?)?LIBTPU_INIT_ARGS`)
+	// A use of the value that is there.
+	shellUse = regexp.MustCompile(`\$(\{LIBTPU_INIT_ARGS[^A-Za-z0-9_]|LIBTPU_INIT_ARGS\b)`)
+
+	pythonAssignment = regexp.MustCompile(`environ\s*\[\s*["']LIBTPU_INIT_ARGS["']\s*\]\s*(\+?=)[^=]`)
+	pythonUse        = regexp.MustCompile(`(environ\s*(\.get\s*\(|\[)|getenv\s*\()\s*["']LIBTPU_INIT_ARGS["']`)
+)
+
+// unknownText stands for what a shell or Python would put in: the value of
+// another variable, the output of a command.
+const unknownText = "\x00"
+
+// mostPlaces is how many assignments of one script are looked at.
+const mostPlaces = 50
+
+// ScanScript finds the places of a script that set LIBTPU_INIT_ARGS: what is
+// wrong with the flags, and whether it throws away the value that the variable
+// has already, which makes a preset useless. It reads shell, and Python where
+// the name ends in .py. The generation may be empty.
+func (c *Catalogue) ScanScript(name, content, generation string) []Finding {
+	if strings.HasSuffix(name, ".py") {
+		return c.scanPython(name, content, generation)
+	}
+	var findings []Finding
+	for _, m := range shellAssignment.FindAllStringSubmatchIndex(content, mostPlaces) {
+		start, end := m[3], m[1] // the variable's name begins at start, its value at end
+		if inComment(content, start) {
+			continue
+		}
+		where := place(name, content, start)
+		quote := ""
+		if before := content[m[2]:m[3]]; before == `'` || before == `"` {
+			quote = before
+		}
+		raw := shellWord(content[end:], quote)
+		if content[m[4]:m[5]] == "=" && !shellUse.MatchString(raw) && !guarded(content, start) {
+			findings = append(findings, overwrites(where, `LIBTPU_INIT_ARGS="${LIBTPU_INIT_ARGS:-} `, raw))
+		}
+		findings = append(findings, c.scanText(plainText(raw), generation, where)...)
+	}
+	for _, m := range shellUnset.FindAllStringSubmatchIndex(content, mostPlaces) {
+		if !inComment(content, m[3]) {
+			findings = append(findings, Finding{Severity: Warning, Rule: RuleOverwrites, Where: place(name, content, m[3]), Text: "unset LIBTPU_INIT_ARGS: flags that are set outside are lost here"})
+		}
+	}
+	return findings
+}
+
+func overwrites(where, instead, raw string) Finding {
+	f := Finding{Severity: Warning, Rule: RuleOverwrites, Where: where, Text: "LIBTPU_INIT_ARGS is overwritten: flags that are set outside, as by --xla-preset, are lost here"}
+	if first := Words(plainText(raw)); len(first) > 0 && !strings.Contains(first[0], unknownText) {
+		f.Instead = instead + first[0]
+		if len(first) > 1 {
+			f.Instead += " …"
+		}
+		f.Instead += `"`
+	}
+	return f
+}
+
+// scanText checks the flags of an assignment, as far as they are in sight.
+func (c *Catalogue) scanText(text, generation, where string) []Finding {
+	words := slices.DeleteFunc(Words(text), func(w string) bool { return strings.Contains(w, unknownText) })
+	var findings []Finding
+	for _, f := range c.Check(strings.Join(words, " "), generation) {
+		if f.Severity != Info {
+			f.Where = where
+			findings = append(findings, f)
+		}
+	}
+	return findings
+}
+
+func place(name, content string, at int) string {
+	return name + ":" + strconv.Itoa(1+strings.Count(content[:at], "\n"))
+}
+
+// inComment reports whether a # of the same line, outside quotes, comes
+// before.
+func inComment(content string, at int) bool {
+	line := content[strings.LastIndexByte(content[:at], '\n')+1 : at]
+	var quote byte
+	for i := range len(line) {
+		switch b := line[i]; {
+		case quote != 0:
+			if b == quote {
+				quote = 0
+			}
+		case b == '\'' || b == '"':
+			quote = b
+		case b == '#' && (i == 0 || isBlank(line[i-1]) || line[i-1] == ';'):
+			return true
+		}
+	}
+	return false
+}
+
+// guarded reports whether the assignment, by the look of it, only happens when
+// the variable is empty: it is tested on the same line or the three before.
+func guarded(content string, at int) bool {
+	from := at
+	for range 4 {
+		i := strings.LastIndexByte(content[:from], '\n')
+		if i < 0 {
+			from = 0
+			break
+		}
+		from = i
+	}
+	return shellGuard.MatchString(content[from:at])
+}
+
+// shellWord returns the word at the beginning of a shell text, as written. A
+// quote that was open before the word ends it.
+func shellWord(text, open string) string {
+	var quote byte
+	escaped := strings.HasPrefix(text, `\"`) // a quoted value inside another quoted text
+	i := 0
+	if escaped {
+		if end := strings.Index(text[2:], `\"`); end >= 0 {
+			return text[2 : 2+end]
+		}
+	}
+	for ; i < len(text); i++ {
+		b := text[i]
+		switch {
+		case quote != 0:
+			if b == '\\' && quote == '"' {
+				i++
+			} else if b == quote {
+				quote = 0
+			}
+		case open != "" && b == open[0]:
+			return text[:i]
+		case b == '\\':
+			i++
+		case b == '\'' || b == '"':
+			quote = b
+		case b == '$' && i+1 < len(text) && (text[i+1] == '{' || text[i+1] == '('):
+			i += matching(text[i+1:])
+		case open == "" && (isBlank(b) || strings.IndexByte(";&|)", b) >= 0):
+			return text[:i]
+		}
+	}
+	return text[:min(i, len(text))]
+}
+
+// matching returns how many bytes the bracket at the beginning of text spans.
+func matching(text string) int {
+	closing := byte(')')
+	if text[0] == '{' {
+		closing = '}'
+	}
+	depth := 0
+	for i := range len(text) {
+		switch text[i] {
+		case text[0]:
+			depth++
+		case closing:
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return len(text)
+}
+
+// plainText takes the quoting off a shell word and puts unknownText for what
+// the shell would put in. The text after :- in ${NAME:-text} is kept.
+func plainText(raw string) string {
+	var b strings.Builder
+	var quote byte
+	for i := 0; i < len(raw); i++ {
+		c := raw[i]
+		switch {
+		case c == '\\' && quote != '\'' && i+1 < len(raw):
+			i++
+			if raw[i] != '\n' {
+				b.WriteByte(raw[i])
+			}
+		case quote == 0 && (c == '\'' || c == '"'):
+			quote = c
+		case quote != 0 && c == quote:
+			quote = 0
+		case c == '`' && quote != '\'':
+			end := strings.IndexByte(raw[i+1:], '`')
+			if end < 0 {
+				end = len(raw) - i - 2
+			}
+			i += end + 1
+			b.WriteString(unknownText)
+		case c == '$' && quote != '\'' && i+1 < len(raw):
+			n, text := expansion(raw[i+1:])
+			if n == 0 {
+				b.WriteByte(c)
+				continue
+			}
+			i += n
+			b.WriteString(text)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// expansion reads what comes after a $: how many bytes it spans, and what is
+// known of its text.
+func expansion(text string) (int, string) {
+	switch {
+	case text[0] == '(':
+		return matching(text), unknownText
+	case text[0] == '{':
+		n := matching(text)
+		inner := strings.TrimSuffix(text[1:n], "}")
+		name := strings.TrimLeft(inner, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+		for _, operator := range []string{":-", ":=", ":+", "-", "=", "+"} {
+			if rest, ok := strings.CutPrefix(name, operator); ok {
+				return n, unknownText + " " + plainText(rest) + " "
+			}
+		}
+		return n, unknownText
+	}
+	n := len(text) - len(strings.TrimLeft(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"))
+	if n == 0 {
+		return 0, ""
+	}
+	return n, unknownText
+}
+
+func (c *Catalogue) scanPython(name, content, generation string) []Finding {
+	var findings []Finding
+	for _, m := range pythonAssignment.FindAllStringSubmatchIndex(content, mostPlaces) {
+		if inComment(content, m[0]) {
+			continue
+		}
+		statement := pythonStatement(content[m[3]:])
+		where := place(name, content, m[0])
+		if content[m[2]:m[3]] == "=" && !pythonUse.MatchString(statement) {
+			f := overwrites(where, "", "")
+			f.Instead = `os.environ["LIBTPU_INIT_ARGS"] = os.environ.get("LIBTPU_INIT_ARGS", "") + " …"`
+			findings = append(findings, f)
+		}
+		findings = append(findings, c.scanText(pythonText(statement), generation, where)...)
+	}
+	return findings
+}
+
+// pythonStatement returns the rest of a statement: to the end of the line, or
+// further while brackets are open.
+func pythonStatement(text string) string {
+	depth := 0
+	var quote byte
+	for i := range len(text) {
+		switch b := text[i]; {
+		case quote != 0:
+			if b == quote || b == '\n' {
+				quote = 0
+			}
+		case b == '\'' || b == '"':
+			quote = b
+		case strings.IndexByte("([{", b) >= 0:
+			depth++
+		case strings.IndexByte(")]}", b) >= 0:
+			depth--
+		case b == '\n' && depth <= 0 && (i == 0 || text[i-1] != '\\'):
+			return text[:i]
+		}
+	}
+	return text
+}
+
+var pythonString = regexp.MustCompile(`(?s)([fF]?)("""(.*?)"""|'''(.*?)'''|"([^"\n]*)"|'([^'\n]*)')`)
+
+// pythonText joins the string literals of a statement.
+func pythonText(statement string) string {
+	statement = pythonUse.ReplaceAllString(statement, "")
+	var b strings.Builder
+	for _, m := range pythonString.FindAllStringSubmatch(statement, -1) {
+		text := m[3] + m[4] + m[5] + m[6]
+		if m[1] != "" {
+			text = strings.NewReplacer("{", unknownText, "}", "").Replace(text)
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}
+
+// A Scan says what the findings about a command are for.
+type Scan struct {
+	Generation string // of the workers; empty: unknown
+	Given      bool   // the command's environment has LIBTPU_INIT_ARGS, by a preset or the user
+}
+
+// ScanCommand looks for assignments to LIBTPU_INIT_ARGS in a command and in
+// the scripts that it names, as far as they are in files, which is the
+// directory that the command runs in; nil is none. That a script overwrites
+// the variable is only said where something would be lost.
+func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
+	findings := c.ScanScript("command", command, s.Generation)
+	seen := map[string]bool{}
+	// Launchers call launchers; more than a few are none that we know.
+	const most = 16
+	queue := ScriptNames(command)
+	for len(queue) > 0 && files != nil && len(seen) < most {
+		name := queue[0]
+		queue = queue[1:]
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		content, ok := readScript(files, name)
+		if !ok {
+			continue
+		}
+		findings = append(findings, c.ScanScript(name, content, s.Generation)...)
+		if !strings.HasSuffix(name, ".py") {
+			queue = append(queue, ScriptNames(content)...)
+		}
+	}
+	return slices.DeleteFunc(findings, func(f Finding) bool { return f.Rule == RuleOverwrites && !s.Given })
+}
+
+// largestScript is the size above which a file is data and no launcher.
+const largestScript = 1 << 20
+
+func readScript(files fs.FS, name string) (string, bool) {
+	info, err := fs.Stat(files, name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() > largestScript {
+		return "", false
+	}
+	content, err := fs.ReadFile(files, name)
+	return string(content), err == nil
+}
+
+// ScriptNames returns the relative paths of shell and Python scripts that a
+// shell text names, in its order.
+func ScriptNames(text string) []string {
+	var names []string
+	runner := false // the word before runs a script
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(strings.TrimSpace(line), "#") {
+			continue
+		}
+		for field := range strings.FieldsFuncSeq(line, func(r rune) bool { return strings.ContainsRune(" \t\r\n;&|()'\"`<>", r) }) {
+			script := strings.HasSuffix(field, ".sh") || strings.HasSuffix(field, ".bash") || strings.HasSuffix(field, ".py")
+			option := strings.HasPrefix(field, "-")
+			if name := path.Clean(field); (script || runner && !option) && fs.ValidPath(name) && name != "." && !strings.ContainsAny(name, "$*") && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+			switch path.Base(field) {
+			case "bash", "sh", "source", ".", "python", "python3":
+				runner = true
+			default:
+				runner = runner && option && field != "-c" && field != "-m"
+			}
+		}
+		runner = false
+	}
+	return names
+}

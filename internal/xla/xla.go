@@ -1,0 +1,469 @@
+// Package xla knows the compiler flags that decide how fast a training step
+// is: a catalogue of flags, the groups and presets that MaxText and Google's
+// recipes set, what is wrong with a text of flags, and how all of it becomes
+// the environment of a command. It is pure: no I/O but reading files handed
+// to it, and no state.
+package xla
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"multihost/internal/tpu"
+)
+
+// Variables of the environment that carry flags.
+const (
+	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // read once, when libtpu is loaded
+	XLAFlags       = "XLA_FLAGS"        // read by XLA itself; on GPU hosts the place for flags
+)
+
+// GPU stands for a generation where workers are GPU hosts named one by one.
+const GPU = "gpu"
+
+// A Platform is what a flag is for.
+type Platform string
+
+// The platforms.
+const (
+	PlatformTPU Platform = "tpu"
+	PlatformGPU Platform = "gpu"
+	PlatformAny Platform = "any"
+)
+
+// Variable is the environment variable that carries flags for the platform.
+func (p Platform) Variable() string {
+	if p == PlatformGPU {
+		return XLAFlags
+	}
+	return LibtpuInitArgs
+}
+
+// A Flag is one entry of the catalogue.
+type Flag struct {
+	Name       string   `json:"name"`       // without dashes
+	Type       string   `json:"type"`       // bool, tristate, int, number, text, path, list
+	Documented bool     `json:"documented"` // else type and meaning are read off its name and uses
+	Platform   Platform `json:"platform"`
+	Meaning    string   `json:"meaning"`
+	Retired    *Retired `json:"retired,omitempty"`
+	Groups     []string `json:"groups,omitempty"`  // groups that set it
+	Presets    []string `json:"presets,omitempty"` // presets that set it
+}
+
+// Retired says what became of a flag.
+type Retired struct {
+	Instead string `json:"instead,omitempty"` // NAME or NAME=VALUE; empty: nothing
+	Why     string `json:"why"`
+}
+
+// A Var is one variable of an environment.
+type Var struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// A Group is a named set of flags or variables.
+type Group struct {
+	Name       string   `json:"name"`
+	Platform   Platform `json:"platform"`
+	About      string   `json:"about"`
+	Note       string   `json:"note,omitempty"`
+	Source     string   `json:"source"`
+	On         []string `json:"on,omitempty"`          // generations that it is used on; none: any
+	Best       []string `json:"recommended,omitempty"` // generations that MaxText's tuning guide recommends it for
+	Historical bool     `json:"historical,omitempty"`
+	Parameter  bool     `json:"parameter,omitempty"` // to be asked for as NAME=VALUE
+	Body
+}
+
+// A Preset is what one launcher sets.
+type Preset struct {
+	Name       string   `json:"name"` // generation first: "v5e/128b"
+	Generation string   `json:"generation"`
+	Model      string   `json:"model"`
+	Source     string   `json:"source"`
+	Note       string   `json:"note,omitempty"`
+	Groups     []string `json:"groups,omitempty"` // that it is composed of
+	Body
+}
+
+// A Body is what a group or a preset sets.
+type Body struct {
+	Flags    []string `json:"flags"`
+	Env      []Var    `json:"env,omitempty"`
+	Original []string `json:"original,omitempty"` // words of the source, where they had to be corrected
+	Faults   []string `json:"faults,omitempty"`   // what was wrong with them
+}
+
+// Corrected reports whether the source had faults that are put right here.
+func (b Body) Corrected() bool { return len(b.Faults) > 0 }
+
+// Recommended reports whether the tuning guide recommends the group for the
+// generation.
+func (g Group) Recommended(generation string) bool { return slices.Contains(g.Best, generation) }
+
+// Fits reports whether the group is used on the generation, or on any.
+func (g Group) Fits(generation string) bool {
+	if generation == GPU || g.Platform == PlatformGPU {
+		return generation == GPU && g.Platform == PlatformGPU
+	}
+	return len(g.On) == 0 || slices.Contains(g.On, generation)
+}
+
+// A Catalogue is the table of flags, groups and presets. Its methods do not
+// change it and may be called at the same time.
+type Catalogue struct {
+	sources []string
+	aliases map[string]string  // older spelling of a generation → name
+	vmem    map[string][]limit // by generation
+	flags   []Flag
+	byName  map[string]int // index in flags
+	groups  []Group
+	presets []Preset
+}
+
+type limit struct {
+	mib    int
+	source string
+}
+
+//go:embed catalogue.txt
+var catalogueText string
+
+// Load reads the catalogue that is part of the program.
+func Load() *Catalogue {
+	c, err := parse(catalogueText)
+	if err != nil {
+		panic("xla: " + err.Error()) // the text is compiled in; a test reads it
+	}
+	return c
+}
+
+// Sources says where the facts of the catalogue come from.
+func (c *Catalogue) Sources() []string { return slices.Clone(c.sources) }
+
+// Flags returns all flags, by subject.
+func (c *Catalogue) Flags() []Flag { return slices.Clone(c.flags) }
+
+// Groups returns all groups, those for use before those of earlier versions.
+func (c *Catalogue) Groups() []Group { return slices.Clone(c.groups) }
+
+// Presets returns all presets.
+func (c *Catalogue) Presets() []Preset { return slices.Clone(c.presets) }
+
+// Lookup finds a flag by its name, with or without dashes and value. The error
+// is a *NameError.
+func (c *Catalogue) Lookup(name string) (Flag, error) {
+	w := parseWord(name)
+	if f, ok := c.flag(w.name); ok {
+		return f, nil
+	}
+	return Flag{}, &NameError{Kind: "flag", Name: name, Suggest: c.nearFlag(w.name)}
+}
+
+func (c *Catalogue) flag(name string) (Flag, bool) {
+	i, ok := c.byName[name]
+	if !ok {
+		return Flag{}, false
+	}
+	return c.flags[i], true
+}
+
+// nearFlag returns the flag that a misspelt name most likely means, or "". Flag
+// names are long and alike, so only one spot may differ.
+func (c *Catalogue) nearFlag(name string) string {
+	if len(name) < 4 || len(name) > 120 {
+		return ""
+	}
+	name = strings.ToLower(strings.ReplaceAll(name, "-", "_"))
+	if _, ok := c.byName[name]; ok {
+		return name
+	}
+	names := make([]string, len(c.flags))
+	for i, f := range c.flags {
+		names[i] = f.Name
+	}
+	s := tpu.Suggest(name, names)
+	if s == "" {
+		return ""
+	}
+	a, b := strip(name, s)
+	if len(a) > 5 || len(b) > 5 {
+		return ""
+	}
+	return s
+}
+
+// strip removes what two texts have in common at both ends.
+func strip(a, b string) (string, string) {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a, b
+}
+
+// Generation reads what names a generation: "v5e", an accelerator type such as
+// "v5litepod-256", an older spelling such as "trillium", or "gpu". The error
+// is a *tpu.TypeError.
+func (c *Catalogue) Generation(text string) (string, error) {
+	name := strings.ToLower(strings.TrimSpace(text))
+	if g := c.generation(name); g != "" {
+		return g, nil
+	}
+	t, err := tpu.ParseType(name)
+	if err != nil {
+		return "", err
+	}
+	return t.Generation.Name, nil
+}
+
+func (c *Catalogue) generation(name string) string {
+	if a, ok := c.aliases[name]; ok {
+		return a
+	}
+	if name == GPU || slices.ContainsFunc(tpu.Generations(), func(g tpu.Generation) bool { return g.Name == name }) {
+		return name
+	}
+	return ""
+}
+
+// A NameError says that the catalogue has no flag, group or preset of a name.
+type NameError struct {
+	Kind    string // "flag" or "preset"
+	Name    string
+	Suggest string   // what was probably meant, or ""
+	Several []string // names that the short form could mean
+}
+
+func (e *NameError) Error() string {
+	if len(e.Several) > 0 {
+		return fmt.Sprintf("find XLA %s %q: it could be any of %d", e.Kind, e.Name, len(e.Several))
+	}
+	return fmt.Sprintf("find XLA %s %q: the catalogue has no such %s", e.Kind, e.Name, e.Kind)
+}
+
+// Hint is what to type instead.
+func (e *NameError) Hint() string {
+	const most = 8
+	list := "multihost xla " + e.Kind + "s"
+	switch {
+	case len(e.Several) > most:
+		return fmt.Sprintf("type one of: %s, or one of %d more: %s", strings.Join(e.Several[:most], ", "), len(e.Several)-most, list)
+	case len(e.Several) > 0:
+		return "type one of: " + strings.Join(e.Several, ", ")
+	case e.Suggest != "":
+		return "did you mean " + e.Suggest + "? all of them: " + list
+	}
+	return "all of them: " + list
+}
+
+// Args are the flags and variables that presets come to.
+type Args struct {
+	Platform Platform `json:"platform"`
+	Names    []string `json:"presets"`
+	Flags    []string `json:"flags"`
+	Env      []Var    `json:"env,omitempty"`
+}
+
+// String is the text for LIBTPU_INIT_ARGS or XLA_FLAGS.
+func (a Args) String() string { return strings.Join(a.Flags, " ") }
+
+// A MismatchError says that a preset is for another platform.
+type MismatchError struct {
+	Name     string
+	Platform Platform // that it is for
+	Target   Platform // that it was asked for
+}
+
+func (e *MismatchError) Error() string {
+	where := map[Platform]string{PlatformTPU: "TPUs", PlatformGPU: "GPU hosts"}
+	return fmt.Sprintf("use %q: it is for %s, not for %s", e.Name, where[e.Platform], where[e.Target])
+}
+
+// Hint says where it would fit.
+func (e *MismatchError) Hint() string {
+	if e.Platform == PlatformGPU {
+		return "flags of GPUs are for machines named with --hosts, and not mixed with those of TPUs"
+	}
+	return "leave it out, or leave the GPU presets and flags out"
+}
+
+// Expand returns the flags of presets and groups in the order given. A name is
+// that of a preset ("v5e/128b"), of a group ("CF_FOR_ALL_GATHER",
+// "CUSTOM_VMEM_LIMIT_FLAG=65536"), or the end of a preset's ("128b") where
+// only one fits the generation; several may be joined by commas. The
+// generation may be empty. The error is a *NameError or *MismatchError.
+func (c *Catalogue) Expand(presets []string, generation string) (Args, error) {
+	var args Args
+	for _, name := range splitNames(presets) {
+		full, platform, body, err := c.find(name, generation)
+		if err != nil {
+			return Args{}, err
+		}
+		target := args.Platform
+		if target == "" && generation != "" {
+			target = platformOf(generation)
+		}
+		if target != "" && target != platform {
+			return Args{}, &MismatchError{Name: full, Platform: platform, Target: target}
+		}
+		args.Platform = platform
+		args.Names = append(args.Names, full)
+		args.Flags = append(args.Flags, body.Flags...)
+		args.Env = append(args.Env, body.Env...)
+	}
+	return args, nil
+}
+
+func splitNames(lists []string) []string {
+	var names []string
+	for _, list := range lists {
+		for name := range strings.SplitSeq(list, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+func platformOf(generation string) Platform {
+	if generation == GPU {
+		return PlatformGPU
+	}
+	return PlatformTPU
+}
+
+// Group finds a group by its name, in any case. One with a parameter needs
+// NAME=VALUE. The error is a *NameError.
+func (c *Catalogue) Group(name string) (Group, error) {
+	base, value, given := strings.Cut(name, "=")
+	for _, g := range c.groups {
+		if !strings.EqualFold(g.Name, base) || given && !g.Parameter {
+			continue
+		}
+		if given {
+			g.Name += "=" + value
+			g.Flags = substitute(g.Flags, value)
+		}
+		return g, nil
+	}
+	return Group{}, &NameError{Kind: "preset", Name: name, Suggest: c.nearPreset(name)}
+}
+
+// parameter is what stands for the value in the flags of a group with one.
+const parameter = "VALUE"
+
+func substitute(flags []string, value string) []string {
+	out := slices.Clone(flags)
+	for i, f := range out {
+		if rest, ok := strings.CutSuffix(f, "="+parameter); ok {
+			out[i] = rest + "=" + value
+		}
+	}
+	return out
+}
+
+// Preset finds a preset by its name, or by the end of its name where only one
+// of the generation has it. The error is a *NameError.
+func (c *Catalogue) Preset(name, generation string) (Preset, error) {
+	wanted := c.canonical(name)
+	if generation != "" && !strings.HasPrefix(wanted, generation+"/") {
+		if p, ok := c.preset(generation + "/" + wanted); ok {
+			return p, nil
+		}
+	}
+	if p, ok := c.preset(wanted); ok {
+		return p, nil
+	}
+	var found []Preset
+	for _, p := range c.presets {
+		if strings.HasSuffix(strings.ToLower(p.Name), "/"+wanted) && (generation == "" || p.Generation == generation) {
+			found = append(found, p)
+		}
+	}
+	if len(found) == 0 {
+		for _, p := range c.presets {
+			if strings.HasPrefix(strings.ToLower(p.Name), wanted+"/") {
+				found = append(found, p)
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Preset{}, &NameError{Kind: "preset", Name: name, Suggest: c.nearPreset(name)}
+	case 1:
+		return found[0], nil
+	}
+	e := &NameError{Kind: "preset", Name: name}
+	for _, p := range found {
+		e.Several = append(e.Several, p.Name)
+	}
+	return Preset{}, e
+}
+
+// canonical puts a preset's name into the catalogue's spelling: lower case,
+// the path of a launch script without its ends, today's generation.
+func (c *Catalogue) canonical(name string) string {
+	name = strings.TrimSuffix(strings.ToLower(name), ".sh")
+	if _, rest, ok := strings.Cut(name, "maxtext/configs/"); ok {
+		name = rest
+	}
+	name = strings.TrimPrefix(strings.TrimPrefix(name, "tpu/"), "gpu/")
+	first, rest, ok := strings.Cut(name, "/")
+	if a := c.aliases[first]; ok && a != "" {
+		return a + "/" + rest
+	}
+	return name
+}
+
+func (c *Catalogue) preset(name string) (Preset, bool) {
+	for _, p := range c.presets {
+		if strings.EqualFold(p.Name, name) {
+			return p, true
+		}
+	}
+	return Preset{}, false
+}
+
+func (c *Catalogue) find(name, generation string) (string, Platform, Body, error) {
+	if g, err := c.Group(name); err == nil {
+		base, value, _ := strings.Cut(g.Name, "=")
+		if _, err := strconv.ParseUint(value, 10, 32); g.Parameter && err != nil {
+			return "", "", Body{}, &NameError{Kind: "preset", Name: name, Suggest: base + "=65536"}
+		}
+		return g.Name, g.Platform, g.Body, nil
+	}
+	p, err := c.Preset(name, generation)
+	if err != nil {
+		return "", "", Body{}, err
+	}
+	return p.Name, platformOf(p.Generation), p.Body, nil
+}
+
+func (c *Catalogue) nearPreset(name string) string {
+	if len(name) > 120 {
+		return ""
+	}
+	var names []string
+	for _, g := range c.groups {
+		names = append(names, strings.ToLower(g.Name))
+	}
+	for _, p := range c.presets {
+		names = append(names, strings.ToLower(p.Name))
+	}
+	s := tpu.Suggest(c.canonical(name), names)
+	for _, g := range c.groups {
+		if strings.EqualFold(g.Name, s) {
+			return g.Name
+		}
+	}
+	return s
+}
