@@ -27,7 +27,7 @@ lint: tools ## gofmt, go vet, staticcheck, shellcheck
 	@test -z "$$(gofmt -s -l cmd internal examples)" || { gofmt -s -l cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }
 	go vet $(PACKAGES)
 	go run $(STATICCHECK) $(PACKAGES)
-	find . -name '*.sh' -not -path './bin/*' -print0 | xargs -0 shellcheck
+	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
 
 docs: ## write docs/cli.md anew from the commands
 	go test ./cmd/multihost -run TestCLIDocument -update

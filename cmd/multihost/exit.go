@@ -18,6 +18,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
+	"multihost/internal/xla"
 )
 
 // Exit statuses of multihost's own failures, after BSD's sysexits. A command's
@@ -107,6 +108,9 @@ func exitCode(err error) int {
 		nodes     *qr.NodesError
 		stranger  *qr.OwnerError
 		numa      *preflight.NUMAError
+		xlaName   *xla.NameError
+		xlaKind   *xla.MismatchError
+		xlaFlag   *xla.FlagError
 		mismatch  *network.MismatchError
 		path      *fs.PathError
 		netErr    net.Error
@@ -124,7 +128,8 @@ func exitCode(err error) int {
 			return exitTerminate
 		}
 		return exitInterrupt
-	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid), errors.As(err, &numa):
+	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid), errors.As(err, &numa),
+		errors.As(err, &xlaName), errors.As(err, &xlaKind), errors.As(err, &xlaFlag):
 		return exitUsage
 	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError), errors.As(err, &knownErr):
 		return exitConfig

@@ -86,6 +86,8 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},
 		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
 		&cli.StringFlag{Name: "numa", Value: "auto", Usage: "auto, bind, preferred or off: NUMA binding of the command (`MODE`)"},
+		&cli.StringSliceFlag{Name: "xla-preset", Usage: "compiler flags by preset or group `NAME`,…, put into LIBTPU_INIT_ARGS; see multihost xla presets"},
+		&cli.StringSliceFlag{Name: "xla-flag", Usage: "one more compiler `FLAG=VALUE`; may be repeated"},
 		&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` for the workers' logs; default: in the state directory"},
 		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the files have everybody's"},
 		&cli.BoolFlag{Name: "detach", Usage: "end after the start; the command goes on"},

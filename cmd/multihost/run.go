@@ -116,6 +116,8 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Replace:      c.Bool("replace"),
 		KillStale:    launch.FreePolicy(c.String("kill-stale")),
 		StrictExit:   c.Bool("strict-exit"),
+		XLAPresets:   c.StringSlice("xla-preset"),
+		XLAFlags:     c.StringSlice("xla-flag"),
 	}
 	if len(p.inv.positionals) > 0 {
 		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),

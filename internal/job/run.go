@@ -34,6 +34,8 @@ type RunOptions struct {
 	Argv   []string // run without a shell
 	Env    []config.EnvVar
 
+	XLAPresets, XLAFlags []string // see internal/xla
+
 	Preflight string // apply, require, check or off
 	Platform  preflight.Platform
 	Install   bool
@@ -121,6 +123,9 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 
 func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 	if err := r.checkBusy(ctx); err != nil {
+		return Outcome{}, err
+	}
+	if err := r.xlaFlags(); err != nil {
 		return Outcome{}, err
 	}
 	rec, err := r.openRecord()
