@@ -62,6 +62,16 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TRAIN", train)
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
+		Condition: func(cond string) (bool, error) {
+			if cond != "netns" {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			err := worker.NetnsReady()
+			if err != nil && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+				return false, err
+			}
+			return err == nil, nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"sim":      scriptSim,
 			"simfault": scriptFault,
@@ -89,6 +99,7 @@ func memoryDir() string {
 }
 
 func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-script-")
 	ts.Check(err)
 	ts.Defer(func() { os.RemoveAll(dir) })
@@ -118,7 +129,15 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	servers.put(ts.Getenv("WORK"), server)
 }
 
+// noNegation refuses "! command" where it would say nothing.
+func noNegation(ts *testscript.TestScript, neg bool) {
+	if neg {
+		ts.Fatalf("this command knows no !")
+	}
+}
+
 func scriptFault(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
 	fault, err := sim.ParseFault(strings.Join(args, " "))
 	ts.Check(err)
 	_, err = servers.get(ts.Getenv("WORK")).Inject(fault)
@@ -141,6 +160,7 @@ func exitStatus(err error) int {
 }
 
 func scriptExits(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
 	if len(args) < 2 {
 		ts.Fatalf("usage: exits N PROGRAM ARG…")
 	}
