@@ -48,10 +48,10 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	text := script(armScript)
 	files := spec.files()
 	args := append([]string{newNonce()}, spec.Ref().args()...)
-	input := []io.Reader{strings.NewReader(text)}
+	parts := []io.Reader{strings.NewReader(text)}
 	for _, f := range files {
 		args = append(args, strconv.Itoa(len(f)))
-		input = append(input, bytes.NewReader(f))
+		parts = append(parts, bytes.NewReader(f))
 	}
 	orders, order := io.Pipe()
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -65,7 +65,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 		defer close(a.done)
 		status, err := r.Run(session, sshfan.Cmd{
 			Line:   commandLine("arm", text, args),
-			Stdin:  io.MultiReader(append(input, orders)...),
+			Stdin:  input{io.MultiReader(append(parts, orders)...), orders},
 			Stdout: out,
 			Stderr: errs,
 		})
@@ -292,7 +292,21 @@ func (s Spec) files() [][]byte {
 		nulled(words),
 		nulled(vars),
 		[]byte(s.Script),
+		[]byte(s.limit()),
 	}
+}
+
+// limit is of fixed width, so that the supervisor can write a smaller one in
+// its place on a full disk.
+func (s Spec) limit() string {
+	n := s.MaxLog
+	switch {
+	case n < 0:
+		n = 4e18 // no_limit of lib.sh
+	case n == 0:
+		n = DefaultMaxLog
+	}
+	return fmt.Sprintf("%20d\n", n)
 }
 
 func nulled(words []string) []byte {

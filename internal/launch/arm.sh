@@ -21,7 +21,7 @@ main() {
     exit 1
   fi
   error=$({ rm -rf -- "$dir" && mkdir -p -- "$dir"; } 2>&1) || fail "$error"
-  unpack "$dir" "$@" || abandon "$dir" "write below $dir: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
+  error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
 
   # The supervisor reads its order from a FIFO that we hold open for writing: it
   # sees the end of the FIFO when we die, and a later connection can still give
@@ -65,13 +65,11 @@ prepare_index() {
 unpack() {
   local dir=$1 file
   shift
-  exec 7>&2 2>>"$dir/supervisor.log" || return
-  for file in supervise start meta argv env script; do
+  for file in supervise start meta argv env script limit; do
     head -c "$1" >"$dir/$file" || return
     shift
   done
   : >"$dir/output.log" && printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" || return
-  exec 2>&7 7>&-
 }
 
 busy() {

@@ -14,6 +14,8 @@ var (
 	ErrNotStarted = errors.New("was not started")
 	// ErrUnknownRun is returned when the worker knows no such run.
 	ErrUnknownRun = errors.New("no such run on this worker")
+	// ErrStillRuns is returned by Sweep when the run has not ended.
+	ErrStillRuns = errors.New("still runs")
 	// ErrTruncated is matched by a *TruncatedError.
 	ErrTruncated = errors.New("output on the worker is shorter than what was already received")
 )
@@ -46,8 +48,9 @@ func (e *BusyError) Hint() string {
 }
 
 // TruncatedError says that the worker's output file is shorter than the bytes
-// that were received from it: a crash lost what was not yet on the disk. The
-// received bytes stay valid.
+// that were received from it: a crash lost what was not yet on the disk, or the
+// command cut its own log by opening /dev/stdout or /dev/stderr, which is the
+// log file, for writing anew. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
 	Offset, Size int64
@@ -56,6 +59,11 @@ type TruncatedError struct {
 // Error implements error.
 func (e *TruncatedError) Error() string {
 	return fmt.Sprintf("follow output on %s: %v: %d bytes there, %d here", e.Worker, ErrTruncated, e.Size, e.Offset)
+}
+
+// Hint says how a command avoids it.
+func (e *TruncatedError) Hint() string {
+	return "if the worker was not rebooted, the command has opened /dev/stdout or /dev/stderr: write >&2, not >/dev/stderr"
 }
 
 // Is makes errors.Is(err, ErrTruncated) true.
@@ -91,7 +99,7 @@ func (e *HoldersError) Error() string {
 			fmt.Fprintf(&b, " in run %q", p.Run.Run)
 		}
 		if p.Container != "" {
-			fmt.Fprintf(&b, " in container %s", short(p.Container))
+			fmt.Fprintf(&b, " in container %s (%s)", short(p.Container), p.containerStop())
 		}
 	}
 	return b.String()
@@ -104,10 +112,21 @@ func (e *HoldersError) Hint() string {
 		case p.RunAlive:
 			return "multihost stop " + p.Run.Run
 		case p.Container != "":
-			return "docker stop " + short(p.Container) + " on the worker, or --kill-stale=all"
+			return p.containerStop() + " on the worker, or --kill-stale=all"
 		}
 	}
 	return "--kill-stale=all stops them"
+}
+
+// containerStop is the command line that stops the container of the process.
+func (p Process) containerStop() string {
+	switch p.Engine {
+	case "libpod":
+		return "sudo podman stop " + short(p.Container)
+	case "containerd", "crio":
+		return "sudo crictl stop " + short(p.Container)
+	}
+	return "sudo docker stop " + short(p.Container)
 }
 
 func short(container string) string {

@@ -17,6 +17,19 @@ type FollowOptions struct {
 	// Lost is told each time the connection is lost, with the offset at which
 	// following goes on.
 	Lost func(err error, offset int64)
+
+	// Full is told when a command that still runs has reached the limit of its
+	// log: nothing but its end is to come. It may be told again after a loss.
+	Full func(limit int64)
+
+	// Window is what this Follow shares with those of other workers. Nil means
+	// a window of its own.
+	Window *Window
+
+	// Quiet is told when no output has come for QuietAfter, and again each time
+	// that as much has passed. Without both, nobody asks.
+	Quiet      func(Silence)
+	QuietAfter time.Duration
 }
 
 // Follow writes the command's output to w from byte offset until the command
@@ -28,10 +41,17 @@ type FollowOptions struct {
 // A *TruncatedError, with the Exit if there is one, says that the worker has
 // fewer bytes than were received. An error of w ends Follow. In both cases, and
 // when ctx ends, the command is not touched.
+//
+// No more is on its way from the worker than w has taken and Window allows: a
+// slow w holds up the sending of output, never the command.
 func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err
 	}
+	ration := opts.Window.join()
+	watch := &listener{r: r, ref: ref, opts: opts}
+	defer watch.stop()
+	w = watch.start(ctx, w)
 	var stuck error
 	reached := offset
 	lost := func(err error) (progress bool) {
@@ -44,7 +64,7 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	for {
 		before := offset
 		p, err := persist(ctx, func() (piece, error) {
-			p, err := stream(ctx, r, ref, offset, "follow", w)
+			p, err := stream(ctx, r, ref, offset, "follow", w, ration, opts)
 			offset += p.count
 			return p, err
 		}, lost)
@@ -82,7 +102,7 @@ func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) 
 	if err := ref.check(); err != nil {
 		return 0, err
 	}
-	p, err := stream(ctx, r, ref, offset, "read", w)
+	p, err := stream(ctx, r, ref, offset, "read", w, nil, FollowOptions{})
 	return p.count, err
 }
 
@@ -101,29 +121,59 @@ func exitOf(e *Exit) Exit {
 }
 
 // stream runs follow.sh once.
-func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer) (piece, error) {
+func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	text := script(followScript)
 	nonce := newNonce()
+	orders := newOrders()
+	defer orders.Close()
 	g := &gate{w: w}
 	g.broken = func() { cancel(errWriter) }
 	out := &splitter{answer: answer{nonce: nonce}, raw: g}
+	errs := &answer{nonce: nonce}
+	if ration == nil {
+		orders.Close()
+	} else {
+		ration.begin(orders, offset)
+		defer ration.end()
+		g.wrote = ration.received
+		out.next = func(rec record) {
+			switch rec.word {
+			case "stream":
+				ration.size(number(rec.rest))
+			case "unknown", "truncated", "error":
+				orders.Close()
+			}
+		}
+		errs.next = func(rec record) {
+			switch rec.word {
+			case "size":
+				ration.size(number(rec.rest))
+			case "full":
+				if opts.Full != nil {
+					opts.Full(number(rec.rest))
+				}
+			case "end":
+				orders.Close()
+			}
+		}
+	}
 	// tail begins again at the first byte of a file that became shorter: close
 	// the gate as soon as it says so.
 	truncated := false
-	errs := &answer{nonce: nonce, stray: func(line string) {
+	errs.stray = func(line string) {
 		if strings.Contains(line, "file truncated") {
 			truncated = true
 			g.close()
 			cancel(errShorter)
 		}
-	}}
+	}
 	args := append([]string{nonce}, ref.args()...)
 	args = append(args, strconv.FormatInt(offset, 10), mode)
 	status, err := r.Run(ctx, sshfan.Cmd{
 		Line:   commandLine("follow", text, args),
-		Stdin:  strings.NewReader(text),
+		Stdin:  input{io.MultiReader(strings.NewReader(text), orders), orders},
 		Stdout: out,
 		Stderr: errs,
 	})
@@ -149,10 +199,13 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	if records[0].word == "unknown" {
 		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
 	}
-	state := parseState(ref, append(records[1:len(records):len(records)], errs.all()...))
+	all := append(records[:len(records):len(records)], errs.all()...)
+	state := parseState(ref, all)
 	p.phase, p.exit = state.Phase, state.Exit
-	if records[0].word == "truncated" {
-		return p, &TruncatedError{Worker: r.Name(), Offset: offset, Size: number(records[0].rest)}
+	for _, rec := range all {
+		if rec.word == "truncated" {
+			return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: number(rec.rest)}
+		}
 	}
 	return p, nil
 }

@@ -1,11 +1,13 @@
 #!/bin/bash
-# follow: RUN ATTEMPT OFFSET follow|read. After the line "stream", stdout carries
-# the bytes of output.log from OFFSET and nothing else; at the end the state goes
-# to stderr.
+# follow: RUN ATTEMPT OFFSET follow|read. After the line "stream SIZE", stdout
+# carries the bytes of output.log from OFFSET and nothing else. To follow, each
+# line of stdin asks for a number of bytes, which are sent as they come; then the
+# size is said on stderr, and the next line is awaited. When all is sent, the
+# state goes to stderr.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 offset=$3 mode=$4 dir i
+  local run=$1 attempt=$2 offset=$3 mode=$4 dir want=0 job=''
   enter
   dir=$home/.multihost/runs/$run/$attempt
   settle "$dir"
@@ -19,24 +21,114 @@ main() {
     tell "$run" "$attempt" "$dir"
     return
   fi
-  say stream
-  if [[ $mode == read || $phase != running && $phase != starting ]]; then
-    tail -c +$((offset + 1)) -- "$dir/output.log"
-  else
-    # Never piped: tail notices that its own stdout is closed, and only that
-    # ends it when the connection is lost. It waits for the process whose end the
-    # supervisor collects, because a supervisor that ended stays visible until
-    # process 1 collects it.
-    LC_ALL=C tail -c +$((offset + 1)) -f -s 0.2 --pid="$((waiter ? waiter : sup))" -- "$dir/output.log"
-    for ((i = 0; i < 100; i++)); do
-      look "$dir"
-      if ((!supervised)) || [[ $phase != running ]]; then break; fi
-      if alive "$pid" "$start" "$sup_boot"; then break; fi
-      sleep 0.05
-    done
+  say stream "$REPLY"
+  if [[ $mode == read ]]; then
+    copy "$((REPLY - offset))"
+    settle "$dir"
+    tell "$run" "$attempt" "$dir" >&2
+    return
   fi
+  # The end of stdin is the end of the connection, or the wish to end: whoever
+  # waits for output, here or in a tool, would not see it.
+  while read -r want && [[ $want =~ ^[0-9]{1,15}$ ]]; do
+    if [[ $job ]]; then wait "$job"; fi
+    piece "$want" &
+    job=$!
+    offset=$((offset + want))
+  done
+  if [[ $job ]]; then kill "$job" 2>/dev/null; fi
+}
+
+# copy BYTES of those that are there.
+copy() {
+  if (($1 == 0)); then return; fi
+  dd if="$dir/output.log" bs=1M iflag=skip_bytes,count_bytes skip="$offset" count="$1" status=none
+}
+
+# piece BYTES, as they come, until the run has ended or its log is full.
+piece() {
+  local want=$1 room watched source='' sink='' whole=1 status
+  trap 'kill $source $sink 2>/dev/null; exit' TERM
+  look "$dir"
+  log_size "$dir"
+  if ((REPLY < offset)); then # somebody cut it
+    say truncated "$REPLY" >&2
+    finish
+    return
+  fi
+  room=$((REPLY - offset))
+  if ((room >= want)); then
+    copy "$want"
+  elif [[ $phase != running && $phase != starting ]]; then
+    copy "$room"
+    finish
+    return
+  else
+    watched=$(lasting)
+    limit_of "$dir"
+    room=$((REPLY - offset < want ? REPLY - offset : want))
+    if ((room > 0)); then
+      exec 6< <(LC_ALL=C exec tail -c +$((offset + 1)) -f -s 0.2 --pid="$watched" -- "$dir/output.log")
+      source=$!
+      # Not buffered: a line is seen when it is printed.
+      stdbuf -o0 head -c "$room" <&6 &
+      sink=$!
+      exec 6<&-
+      wait "$sink" || whole=0
+      # All was sent if the reader had to be ended by us or by the closed pipe. If
+      # the run has ended, it may have done so by itself: then the caller counts.
+      kill "$source" 2>/dev/null || whole=0
+      wait "$source"
+      status=$?
+      if ((status != 128 + 13 && !(whole && status == 128 + 15))) || ! start_of "$watched"; then
+        finish
+        return
+      fi
+    fi
+    if ((room < want)); then # nothing more than the end is to come
+      say full "$((offset + room))" >&2
+      exec 6< <(exec tail -f -s 0.2 --pid="$watched" /dev/null)
+      source=$!
+      exec 6<&-
+      wait "$source"
+      finish
+      return
+    fi
+  fi
+  log_size "$dir"
+  if ((REPLY < offset + want)); then
+    say truncated "$REPLY" >&2
+    finish
+    return
+  fi
+  say size "$REPLY" >&2
+}
+
+# lasting prints the process whose end is that of the run: the one whose end the
+# supervisor collects, because a supervisor that ended stays visible until
+# process 1 collects it.
+lasting() {
+  if ((!waiter)); then
+    echo "$sup"
+  elif start_of "$waiter"; then
+    echo "$waiter"
+  else
+    echo "$pid"
+  fi
+}
+
+# finish waits until the end is recorded, and tells it.
+finish() {
+  local i
+  for ((i = 0; i < 100; i++)); do
+    look "$dir"
+    if ((!supervised)) || [[ $phase != running ]]; then break; fi
+    if alive "$pid" "$start" "$sup_boot"; then break; fi
+    sleep 0.05
+  done
   settle "$dir"
   tell "$run" "$attempt" "$dir" >&2
+  say end >&2
 }
 
 main "$@"

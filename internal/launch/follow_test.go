@@ -70,7 +70,7 @@ func TestFollowGoesOnAtTheNextByte(t *testing.T) {
 	cuts := 0
 	var out bytes.Buffer
 	exit, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{Lost: func(err error, offset int64) {
-		if cuts++; cuts == 25 {
+		if cuts++; cuts == 15 {
 			l.mu.Lock()
 			l.cutAfterOut = nil
 			l.mu.Unlock()
@@ -204,8 +204,9 @@ func TestAFullLocalDiskEndsFollowAndNotTheRun(t *testing.T) {
 	full := errors.New("no space left on device")
 	var got bytes.Buffer
 	_, err := Follow(t.Context(), l, s.Ref(), 0, writerFunc(func(p []byte) (int, error) {
-		if got.Len() > 100 {
-			return 0, full
+		if room := 100 - got.Len(); len(p) > room {
+			got.Write(p[:room])
+			return room, full
 		}
 		return got.Write(p)
 	}), FollowOptions{})

@@ -7,8 +7,10 @@ main() {
   local policy=$1 grace=$2 p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
   local -A refused=()
   enter
+  privileged
   devices
   say devices "${#device_files[@]}"
+  say blind "$blind"
   holders
   for p in "${!holding[@]}"; do
     if ! may_end "$p"; then
@@ -27,7 +29,7 @@ main() {
     say lock none
   elif ((${#holding[@]})) || [[ $policy == check ]]; then
     say lock kept
-  elif rm -f -- "$lock" 2>/dev/null || sudo -n rm -f -- "$lock" 2>/dev/null; then
+  elif rm -f -- "$lock" 2>/dev/null || "${as_root[@]}" rm -f -- "$lock" 2>/dev/null; then
     say lock removed
   else
     say lock refused

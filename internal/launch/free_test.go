@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -112,6 +113,82 @@ func TestOrphansOfAnEndedRunAreEnded(t *testing.T) {
 	}
 }
 
+func TestAMappedDeviceIsHeld(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	program, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A program has its own file mapped and not open.
+	l.write("dev/accel0", string(program), 0o755)
+	c := exec.Command(filepath.Join(l.root, "dev/accel0"), "1000")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	var held *HoldersError
+	if _, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeCheck}); !errors.As(err, &held) || held.Holders[0].PID != c.Process.Pid || held.Holders[0].Device != "/dev/accel0" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Grace: time.Second}); err != nil || lives(c) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAnOrphanWithoutEnvironmentIsKnownByItsOutput(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/accel0", "", 0o666)
+	complete(t, l, spec("r", "(setsid --fork env -i bash -c 'exec 3<"+l.root+"/dev/accel0; touch ready; exec sleep 1000'); while [ ! -e ready ]; do sleep 0.01; done"))
+	report, err := FreeTPU(t.Context(), l, FreeOptions{Grace: time.Second})
+	if err != nil || len(report.Stopped) != 1 || report.Stopped[0].Run.Run != "r" {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+func TestAnotherUsersHolderNeedsAll(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		missing(t, "root")
+	}
+	l := newLocal(t)
+	if err := os.Chmod(l.root, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	l.write("dev/accel0", "", 0o666)
+	l.write("tmp/libtpu_lockfile", "", 0o600)
+	if err := os.Chown(filepath.Join(l.root, "tmp/libtpu_lockfile"), 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sleep", "1000")
+	device, err := os.Open(filepath.Join(l.root, "dev/accel0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ExtraFiles = []*os.File{device}
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	group := controlGroup(t, "docker-"+strings.Repeat("0123456789abcdef", 4)+".scope")
+	c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(group.Fd())
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	device.Close()
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	_, err = FreeTPU(t.Context(), l, FreeOptions{})
+	var held *HoldersError
+	if !errors.As(err, &held) || held.Holders[0].User != "nobody" || held.Holders[0].Mine || held.Holders[0].Engine != "docker" || !lives(c) {
+		t.Fatalf("got %+v", err)
+	}
+	if hint := held.Hint(); !strings.Contains(hint, "docker stop 0123456789ab on") || !strings.Contains(err.Error(), "docker stop 0123456789ab)") {
+		t.Errorf("hint %q, error %v", hint, err)
+	}
+	report, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Grace: time.Second})
+	if err != nil || !report.LockRemoved || lives(c) || report.Blind {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
 func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -125,5 +202,21 @@ func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
 	l.write("sys/kernel/iommu_groups/7/devices/0000:00:05.0/vendor", "0x1ae0\n", 0o644)
 	if _, err := FreeTPU(t.Context(), l, FreeOptions{}); err == nil {
 		t.Error("a Google device is ours")
+	}
+	// The same by way of the bus, and for the other kind of device file.
+	if err := os.RemoveAll(filepath.Join(l.root, "sys/kernel")); err != nil {
+		t.Fatal(err)
+	}
+	for vendor, devices := range map[string]int{"0x10de": 0, "0x1ae0": 2} {
+		l.write("dev/accel3", "", 0o666)
+		l.write("sys/class/accel/accel3/device/vendor", vendor+"\n", 0o644)
+		l.write("sys/bus/pci/devices/0000:00:05.0/vendor", vendor+"\n", 0o644)
+		link := filepath.Join(l.root, "sys/bus/pci/devices/0000:00:05.0/iommu_group")
+		if err := os.Symlink("../../kernel/iommu_groups/7", link); err != nil && !os.IsExist(err) {
+			t.Fatal(err)
+		}
+		if report, _ := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeCheck}); report.Devices != devices {
+			t.Errorf("%s: %+v", vendor, report)
+		}
 	}
 }

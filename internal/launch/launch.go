@@ -27,6 +27,11 @@
 //
 // The functions are safe for concurrent use, also for the same run, also from
 // several machines.
+//
+// What is kept on the worker: the end of each run prunes those of the same
+// login that ended. The 20 newest attempts stay, if they were armed within the
+// last 30 days; the 3 newest while less than a tenth of the disk is free. A
+// living run always stays.
 package launch
 
 import (
@@ -108,7 +113,18 @@ type Spec struct {
 
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
+
+	// MaxLog is how many bytes of the command's output are its log; 0 means
+	// DefaultMaxLog, a negative number all. What the command writes beyond is
+	// counted in Exit.Dropped and given back to the disk within a second or so,
+	// except for the last 64 KiB (see ReadTail). The command does not notice.
+	// On a disk that is nearly full (less than 2 % or 1 GB free) the limit
+	// comes down to what is there by then and 1 MiB more, until it is freed.
+	MaxLog int64
 }
+
+// DefaultMaxLog is a fifth of the boot disk of a TPU VM.
+const DefaultMaxLog = 20_000_000_000
 
 // Ref returns the reference of the command.
 func (s Spec) Ref() Ref { return Ref{s.Run, s.Attempt} }
@@ -181,9 +197,10 @@ type Exit struct {
 	Code    int       // exit code; 128+n when a signal ended it
 	Signal  string    // "KILL" when a signal ended it, else ""
 	End     time.Time // worker clock; zero when nobody saw it
-	LogSize int64     // bytes of output when it ended
+	LogSize int64     // bytes of its log when it ended
+	Dropped int64     // bytes of output beyond Spec.MaxLog
 	Reason  string    // who stopped it and why; "" when it ended by itself
-	OOM     bool      // the kernel killed it for want of memory
+	OOM     bool      // the kernel killed it, or a process of it, for want of memory
 	Lost    bool      // nobody saw how it ended; Code is 255
 }
 
@@ -193,8 +210,10 @@ func (e Exit) String() string {
 	switch {
 	case e.Lost:
 		s = "lost"
-	case e.OOM:
+	case e.OOM && e.Signal != "":
 		s = "killed by SIG" + e.Signal + " (out of memory)"
+	case e.OOM:
+		s = "exit code " + strconv.Itoa(e.Code) + " (a process of it was killed: out of memory)"
 	case e.Signal != "":
 		s = "killed by SIG" + e.Signal
 	default:
@@ -217,13 +236,20 @@ type State struct {
 	Armed      time.Time // worker clock
 	Started    time.Time // worker clock; zero before the start
 	Now        time.Time // worker clock when it answered
-	LogSize    int64     // bytes of output now
+	LogSize    int64     // bytes of its log now
 	LogTime    time.Time // worker clock of the last output
+	LogLimit   int64     // bytes that its log can grow to; -1 when there is no limit
+	Dropped    int64     // bytes of output beyond that
 	DiskFree   int64     // bytes free where the output is kept; -1 when unknown
 	DiskSize   int64
-	Left       int   // processes of the run that are alive
-	Exit       *Exit // set when Phase is Exited or Lost
+	Left       int           // processes of the run that are alive
+	CPU        time.Duration // processor time that they and their ended children have used
+	Exit       *Exit         // set when Phase is Exited or Lost
 }
+
+// DiskLow reports whether less than a twentieth of the disk that the output is
+// kept on is free.
+func (s State) DiskLow() bool { return s.DiskFree >= 0 && s.DiskFree < s.DiskSize/20 }
 
 // Info is a run in the list of a worker.
 type Info struct {
@@ -254,7 +280,8 @@ type Process struct {
 	User      string
 	Age       time.Duration
 	Command   string
-	Container string // id of the docker container that it runs in, or ""
+	Container string // id of the container that it runs in, or ""
+	Engine    string // of the container: "docker", "libpod" (podman), "containerd", …
 	Run       Ref    // the run of ours that it belongs to, or zero
 	RunAlive  bool   // that run still lives
 	Mine      bool   // of the login that asks
@@ -267,7 +294,8 @@ type StopReport struct {
 	Found     int   // processes that were signalled
 	Killed    int   // of them, those that needed SIGKILL
 	Survivors []Process
-	Devices   []Process // who holds a TPU device now
+	Devices   []Process // who holds a TPU device now, whoever it is
+	Blind     bool      // not root: holders of other users are not seen
 	Exit      *Exit
 }
 

@@ -2,11 +2,23 @@ package launch
 
 import (
 	"errors"
+	"flag"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
 	"multihost/internal/testkit"
 )
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// The tests wait for processes and connections most of the time.
+	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 // Not parallel: it counts goroutines.
 func TestNothingOfOursRunsOn(t *testing.T) {

@@ -32,16 +32,41 @@ boot_id() {
   { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
 }
 
+# split TEXT: its words, in the array fields. Not by a here-string, for which
+# bash may need a file in /tmp, and /tmp may be full.
+split() {
+  local - IFS=$' \t\n'
+  set -f
+  # shellcheck disable=SC2206 # words are meant
+  fields=($1)
+}
+
+# stat_of PID: the fields of /proc/PID/stat from the state on, in the array
+# fields. Fails when it is dead.
+stat_of() {
+  local stat=''
+  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
+  [[ $stat ]] || return 1
+  split "${stat##*) }"
+  [[ ${fields[0]} != [ZX] ]]
+}
+
 # start_of PID: when the process was started, in ticks, which with the boot id
 # tells it from a later process of the same number. Fails when it is dead.
 start_of() {
-  local stat='' fields
+  local fields
   REPLY=
-  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
-  [[ $stat ]] || return 1
-  read -r -a fields <<<"${stat##*) }"
-  [[ ${fields[0]} != [ZX] ]] || return 1
+  stat_of "$1" || return 1
   REPLY=${fields[19]}
+}
+
+# cgroup_of PID: its control group in the unified hierarchy.
+cgroup_of() {
+  local line
+  REPLY=
+  while IFS= read -r line; do
+    if [[ $line == 0::* ]]; then REPLY=${line#0::}; fi
+  done 2>/dev/null <"/proc/$1/cgroup"
 }
 
 # alive PID START BOOT
@@ -99,15 +124,38 @@ tell() {
   for line in "${exit_lines[@]}"; do say exit "$line"; done
 }
 
-log_size() { REPLY=$(stat -c %s -- "$1/output.log" 2>/dev/null) || REPLY=0; }
+# written DIR: how many bytes the command has written.
+written() { REPLY=$(stat -c %s -- "$1/output.log" 2>/dev/null) || REPLY=0; }
+
+# limit_of DIR: how many of them are its log. What lies behind is being dropped.
+limit_of() {
+  local text=
+  { read -r text <"$1/limit"; } 2>/dev/null
+  REPLY=${text:-$no_limit}
+}
+
+no_limit=4000000000000000000
+
+# log_size DIR. The size is asked for before the limit, which may come down to a
+# little more than the size: so nothing is ever sent that is dropped later.
+log_size() {
+  local size
+  written "$1"
+  size=$REPLY
+  limit_of "$1"
+  if ((REPLY > size)); then REPLY=$size; fi
+}
 
 # mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
 mark_lost() {
-  local size
+  local size all
+  written "$1"
+  all=$REPLY
   log_size "$1"
   size=$REPLY
   {
-    printf 'code=255\nsignal=\nend=0\nsize=%s\noom=0\nlost=1\nreason=%s\n' "$size" "$2" >"$1/exit.$$" &&
+    printf 'code=255\nsignal=\nend=0\nsize=%s\noom=0\nlost=1\ndropped=%s\nreason=%s\n' \
+      "$size" "$((all > size ? all - size : 0))" "$2" >"$1/exit.$$" &&
       mv -n -- "$1/exit.$$" "$1/exit"
     rm -f -- "$1/exit.$$"
   } 2>/dev/null
@@ -126,22 +174,39 @@ settle() {
 }
 
 # processes DIR: the living processes of the run that look found, in the array
-# pids: its session, those whose environment names its directory, and their
-# descendants. The session counts also when its leader is dead, for it keeps its
-# number as long as it has members; but not when the number has come to another
-# process, or the machine was rebooted.
+# pids:
+#
+#   - its session. The session counts also when its leader is dead, for it keeps
+#     its number as long as it has members; but not when the number has come to
+#     another process, or the machine was rebooted;
+#   - those whose environment names its directory;
+#   - those whose output is its log;
+#   - those that lost their parent in the control group of the SSH session that
+#     started it, while no other run lives on the worker;
+#   - the descendants of all these.
 processes() {
-  local leader=$pid dir=$1 path p parent session state more=1
+  local leader=$pid dir=$1 scope='' path target p parent session state more=1
   local -A ours=() parents=()
   if [[ $sup_boot != "$boot" ]]; then
     leader=0
   elif [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then
     leader=0
   fi
+  { read -r scope <"$dir/scope"; } 2>/dev/null
+  if [[ $sup_boot != "$boot" ]]; then
+    scope=
+  elif [[ $scope && $phase != running && $phase != starting ]]; then
+    # Nobody else's run lives when the lock is free.
+    flock -s -n "$index/lock" true 2>/dev/null || scope=
+  fi
   while IFS= read -r path; do
     path=${path#/proc/}
     ours[${path%/environ}]=1
   done < <(grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
+  while IFS=' ' read -r path target; do
+    path=${path#/proc/}
+    if [[ $target == "$dir/output.log" ]]; then ours[${path%%/*}]=1; fi
+  done < <(find /proc/[0-9]*/fd/1 /proc/[0-9]*/fd/2 -prune -printf '%p %l\n' 2>/dev/null | grep -F -e " $dir/")
   while read -r p parent session state; do
     if [[ $state == [ZX]* ]]; then
       unset -v "ours[$p]"
@@ -149,6 +214,10 @@ processes() {
     fi
     parents[$p]=$parent
     if ((leader > 1 && session == leader)); then ours[$p]=1; fi
+    if [[ $scope ]] && ((parent == 1 && p != sup)); then
+      cgroup_of "$p"
+      if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
+    fi
   done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
   while ((more)); do
     more=0
@@ -165,6 +234,16 @@ processes() {
     p=${parents[$p]-0}
   done
   pids=("${!ours[@]}")
+}
+
+# cpu_time: what the processes in pids and their ended children have used, in
+# milliseconds. A tick of /proc is a hundredth of a second on every Linux.
+cpu_time() {
+  local fields p sum=0
+  for p in "${pids[@]}"; do
+    if stat_of "$p"; then sum=$((sum + fields[11] + fields[12] + fields[13] + fields[14])); fi
+  done
+  REPLY=$((sum * 10))
 }
 
 send() { # SIGNAL PID
@@ -210,63 +289,80 @@ end_all() {
   done
 }
 
-# devices: the TPU device files of the worker, in the array device_files. A
-# VFIO group of another vendor's device is not ours to look at.
+# devices: the TPU device files of the worker, in the array device_files. Where
+# the system tells the vendor and it is not Google, the device is not ours to
+# look at. The control node /dev/vfio/vfio is nobody's device.
 devices() {
-  local root=${MULTIHOST_ROOT_DEV-}/dev file vendor google known
+  local root=${MULTIHOST_ROOT_DEV-}/dev file
   device_files=()
   for file in "$root"/accel[0-9]* "$root"/vfio/[0-9]*; do
-    [[ -e $file ]] || continue
-    google=0 known=0
-    if [[ $file == */vfio/* ]]; then
-      for vendor in "${MULTIHOST_ROOT_SYS-}/sys/kernel/iommu_groups/${file##*/}"/devices/*/vendor; do
-        [[ -r $vendor ]] || continue
-        known=1
-        if [[ $(<"$vendor") == 0x1ae0 ]]; then google=1; fi
-      done
-    fi
-    if ((!known || google)); then device_files+=("$file"); fi
+    if [[ -e $file ]] && may_be_tpu "$file"; then device_files+=("$file"); fi
   done
 }
 
-as_root() {
-  if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi
+may_be_tpu() {
+  local sys=${MULTIHOST_ROOT_SYS-}/sys name=${1##*/} file known=0 vendor
+  local -a vendors=("$sys/class/accel/$name/device/vendor")
+  if [[ $1 == */vfio/* ]]; then
+    vendors=("$sys/kernel/iommu_groups/$name"/devices/*/vendor)
+    for file in "$sys"/bus/pci/devices/*/iommu_group; do
+      if [[ -L $file && $(readlink -- "$file") == */"$name" ]]; then vendors+=("${file%/*}/vendor"); fi
+    done
+  fi
+  for file in "${vendors[@]}"; do
+    vendor=
+    { read -r vendor <"$file"; } 2>/dev/null
+    if [[ $vendor == 0x1ae0 ]]; then return 0; fi
+    if [[ $vendor ]]; then known=1; fi
+  done
+  ((!known))
 }
 
-# holders: who has a TPU device open, in the map holding from pid to device.
+# privileged makes as_root the words in front of a command that needs root, and
+# blind 1 when there are none to be had.
+privileged() {
+  as_root=() blind=0
+  if ((EUID == 0)); then return; fi
+  if sudo -n true 2>/dev/null; then as_root=(sudo -n); else blind=1; fi
+}
+
+# holders: who has a TPU device open, or mapped after it closed it, in the map
+# holding from pid to device; never ourselves or who started us.
 holders() {
-  local file tests=() path target pid
-  local -A excluded=()
+  local file line path target pid
+  local -a fields patterns=()
+  local -A excluded=() wanted=()
   declare -gA holding=()
   if ((${#device_files[@]} == 0)); then return; fi
   for file in "${device_files[@]}"; do
-    if ((${#tests[@]})); then tests+=(-o); fi
-    tests+=(-lname "${file//[*?[\\]/\\&}")
+    patterns+=(-e " $file")
+    wanted[$file]=1
   done
   pid=$$
   while ((pid > 1)); do
     excluded[$pid]=1
-    path=
-    { IFS= read -r -d '' path <"/proc/$pid/stat"; } 2>/dev/null
-    read -r _ pid _ <<<"${path##*) }"
-    pid=${pid:-0}
+    stat_of "$pid" || break
+    pid=${fields[1]}
   done
-  while read -r path target; do
-    path=${path#/proc/}
+  while IFS= read -r line; do
+    line=${line% (deleted)}
+    path=${line#/proc/}
     pid=${path%%/*}
-    if [[ ! ${excluded[$pid]-} ]]; then holding[$pid]=${target#"${MULTIHOST_ROOT_DEV-}"}; fi
+    for target in "${!wanted[@]}"; do
+      if [[ $line == *" $target" && ! ${excluded[$pid]-} ]]; then
+        holding[$pid]=${target#"${MULTIHOST_ROOT_DEV-}"}
+      fi
+    done
   done < <(
-    if ((EUID == 0)) || ! sudo -n true 2>/dev/null; then
-      find /proc/[0-9]*/fd -maxdepth 1 \( "${tests[@]}" \) -printf '%p %l\n' 2>/dev/null
-    else
-      sudo -n find /proc/[0-9]*/fd -maxdepth 1 \( "${tests[@]}" \) -printf '%p %l\n' 2>/dev/null
-    fi
+    "${as_root[@]}" find /proc/[0-9]*/fd -maxdepth 1 -type l -printf '%p %l\n' 2>/dev/null | grep -F "${patterns[@]}"
+    "${as_root[@]}" grep -HsF "${patterns[@]}" /proc/[0-9]*/maps
   )
 }
 
-# run_dir PID: the attempt directory that the process belongs to.
+# run_dir PID: the attempt directory that the process belongs to, by its
+# environment or its output.
 run_dir() {
-  local entry
+  local entry fd
   REPLY=
   while IFS= read -r -d '' entry; do
     if [[ $entry == MULTIHOST_RUN_DIR=/* ]]; then
@@ -274,8 +370,15 @@ run_dir() {
       return
     fi
   done < <(
-    if [[ -r /proc/$1/environ ]]; then cat "/proc/$1/environ"; else as_root cat "/proc/$1/environ"; fi 2>/dev/null
+    if [[ -r /proc/$1/environ ]]; then cat "/proc/$1/environ"; else "${as_root[@]}" cat "/proc/$1/environ"; fi 2>/dev/null
   )
+  for fd in 1 2; do
+    entry=$("${as_root[@]}" readlink "/proc/$1/fd/$fd" 2>/dev/null)
+    if [[ $entry == /*/.multihost/runs/*/*/output.log ]]; then
+      REPLY=${entry%/*}
+      return
+    fi
+  done
 }
 
 # run_lives DIR, whoever's it is.
@@ -299,7 +402,7 @@ run_lives() {
 # look_entry FILE is look for a file of the index: all that is known of another
 # login's run.
 look_entry() {
-  local key value
+  local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
   exit_lines=() exit_lost=0 phase=aborted
   entry_dir='' entry_run='' entry_attempt=0 entry_login='' entry_owner='' entry_command=''
@@ -311,8 +414,14 @@ look_entry() {
       login) entry_login=$value ;;
       owner) entry_owner=$value ;;
       command) entry_command=$value ;;
-      supervisor) read -r sup sup_start sup_boot armed <<<"$value" ;;
-      started) read -r pid start at waiter <<<"$value" ;;
+      supervisor)
+        split "$value 0 0 0 0"
+        sup=${fields[0]} sup_start=${fields[1]} sup_boot=${fields[2]} armed=${fields[3]}
+        ;;
+      started)
+        split "$value 0 0 0 0"
+        pid=${fields[0]} start=${fields[1]} at=${fields[2]} waiter=${fields[3]}
+        ;;
       exit_*)
         exit_lines+=("${key#exit_} $value")
         if [[ $key == exit_lost ]]; then exit_lost=$value; fi
@@ -346,6 +455,6 @@ show() {
     if run_lives "$dir"; then lives=1; fi
   fi
   text=$(cat "/proc/$2/cgroup" 2>/dev/null)
-  if [[ $text =~ ([0-9a-f]{64}) ]]; then container=${BASH_REMATCH[1]}; fi
+  if [[ $text =~ ([a-z]*)[-:/]([0-9a-f]{64}) ]]; then container=${BASH_REMATCH[1]:-docker}:${BASH_REMATCH[2]}; fi
   say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
 }

@@ -35,6 +35,8 @@ type local struct {
 
 	// cutAfterOut cuts a connection when that many bytes of output came.
 	cutAfterOut func() int
+	// cgroup, when set, is where commands are started.
+	cgroup *os.File
 	// refuse makes Run fail before it starts anything.
 	refuse func() error
 }
@@ -133,6 +135,9 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 	c := exec.Command(cmp.Or(l.sh, "/bin/bash"), "-c", cmd.Line)
 	c.Env, c.Dir = l.env, l.home()
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if l.cgroup != nil {
+		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(l.cgroup.Fd())
+	}
 	stdin, err := c.StdinPipe()
 	if err != nil {
 		return sshfan.Status{}, err
@@ -282,6 +287,67 @@ func descriptors(pid int) []string {
 		}
 	})
 	return all
+}
+
+func parent(t testing.TB, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state string
+	var ppid int
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fmt.Sscan(rest, &state, &ppid)
+	return ppid
+}
+
+// alive reports whether a process runs, by a file that holds its number.
+func alive(t testing.TB, file string) bool {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(text)), "stat"))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// missing ends a test that needs what this machine has not got.
+func missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+		t.Fatal(what + " is needed")
+	}
+	t.Skip(what + " is needed")
+}
+
+// controlGroup makes a group of the unified hierarchy, below its root.
+func controlGroup(t testing.TB, name string) *os.File {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {
+			continue
+		}
+		dir := filepath.Join(root, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			continue
+		}
+		f, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			f.Close()
+			eventually(t, "the control group is empty", func() bool {
+				os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0o644)
+				return os.Remove(dir) == nil
+			})
+		})
+		return f
+	}
+	missing(t, "a unified control group hierarchy that we may change")
+	return nil
 }
 
 // eventually waits for a condition.

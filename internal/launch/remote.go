@@ -32,6 +32,10 @@ var (
 	statusScript string
 	//go:embed follow.sh
 	followScript string
+	//go:embed digest.sh
+	digestScript string
+	//go:embed tail.sh
+	tailScript string
 	//go:embed stop.sh
 	stopScript string
 	//go:embed free.sh
@@ -159,6 +163,13 @@ func (a *answer) trouble() string {
 	return clean(lines[len(lines)-1], 300)
 }
 
+// input is the standard input of an exec that goes on after the script: a
+// transport that has lost its connection can end a Read under way by Close.
+type input struct {
+	io.Reader
+	io.Closer
+}
+
 // call runs one operation on the worker and returns the answer.
 func call(ctx context.Context, r Runner, op, text string, args ...string) ([]record, error) {
 	text = script(text)
@@ -248,8 +259,9 @@ type gate struct {
 	w      io.Writer
 	closed bool
 	count  int64
-	err    error  // of w
-	broken func() // called once when w fails
+	err    error       // of w
+	broken func()      // called once when w fails
+	wrote  func(int64) // optional: told how many bytes w took
 }
 
 func (g *gate) Write(p []byte) (int, error) {
@@ -269,6 +281,8 @@ func (g *gate) Write(p []byte) (int, error) {
 	if err != nil {
 		g.err = err
 		g.broken()
+	} else if g.wrote != nil {
+		g.wrote(int64(n))
 	}
 	return n, err
 }

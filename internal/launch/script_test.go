@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,7 @@ import (
 
 var scripts = map[string]*string{
 	"arm": &armScript, "supervise": &superviseScript, "start": &startScript, "release": &releaseScript,
-	"status": &statusScript, "follow": &followScript, "stop": &stopScript, "free": &freeScript, "list": &listScript,
+	"status": &statusScript, "follow": &followScript, "stop": &stopScript, "free": &freeScript, "list": &listScript, "digest": &digestScript, "tail": &tailScript,
 }
 
 // The bootstrap compares bytes with characters, which are the same only in
@@ -36,10 +37,7 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 func TestShellcheck(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("shellcheck"); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatal("shellcheck is not installed")
-		}
-		t.Skip("shellcheck is not installed")
+		missing(t, "shellcheck")
 	}
 	files, err := filepath.Glob("*.sh")
 	if err != nil {
@@ -77,9 +75,38 @@ func TestAnOOMKillIsTold(t *testing.T) {
 	if exit.OOM || exit.Signal != "KILL" {
 		t.Errorf("an ordinary kill: %+v", exit)
 	}
+	_, exit = complete(t, l, spec("child", "sed -i 's/oom_kill 3/oom_kill 4/' "+filepath.Join(l.root, events)+"; exit 137"))
+	if !exit.OOM || exit.Signal != "" || !strings.Contains(exit.String(), "exit code 137") {
+		t.Errorf("an OOM kill of a child: %+v", exit)
+	}
+	l.write(events, "oom_kill 3\n", 0o644)
 	_, exit = complete(t, l, spec("s", "sed -i 's/oom_kill 3/oom_kill 4/' "+filepath.Join(l.root, events)+"; kill -KILL $$"))
 	if !exit.OOM || !strings.Contains(exit.String(), "out of memory") {
 		t.Errorf("an OOM kill: %+v", exit)
+	}
+}
+
+// Where the control group does not count, the kernel's log tells.
+func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	const now = `$(cut -d. -f1 /proc/uptime)`
+	for _, test := range []struct {
+		record, end string
+		oom         bool
+	}{
+		{"3,77," + now + "999999,-;Out of memory: Killed process $$ (bash) total-vm:1kB", "kill -KILL $$", true},
+		{"3,77," + now + "999999,-;oom-kill:constraint=CONSTRAINT_NONE,task=bash,pid=$$,uid=0", "kill -KILL $$", true},
+		{"3,77," + now + "999999,-;Out of memory: Killed process 1$$ (bash)", "kill -KILL $$", false},
+		{"3,77,1,-;Out of memory: Killed process $$ (bash)", "kill -KILL $$", false}, // of an earlier process
+		{"3,77," + now + "999999,-;Out of memory: Killed process $$ (bash)", "exec sh -c 'kill -TERM $$'", false},
+	} {
+		l.write("dev/kmsg", "6,1,0,-;Linux version 5.15\nnot a record\n SUBSYSTEM=x\n6,2\n", 0o644)
+		name := fmt.Sprint("r", time.Now().UnixNano())
+		_, exit := complete(t, l, spec(name, "echo \""+test.record+"\" >>"+l.root+"/dev/kmsg; "+test.end))
+		if exit.OOM != test.oom || exit.Signal == "" {
+			t.Errorf("%s; %s: %+v", test.record, test.end, exit)
+		}
 	}
 }
 

@@ -3,9 +3,13 @@ package launch
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +21,13 @@ import (
 
 // simulated starts one simulated worker and connects to it as each of logins.
 func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) {
+	t.Helper()
+	return simulatedAt(t, t.TempDir(), 10*time.Second, logins...)
+}
+
+// simulatedAt does so in a directory, with connections that are given up after
+// three times keepAlive without a byte.
+func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
 	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
 	if err != nil {
@@ -32,6 +43,7 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 		t.Fatal(err)
 	}
 	machine, err := backend.Start(t.Context(), worker.Spec{
+		Root: root,
 		Name: "s0w0", Node: "t-0", NodeUID: "uid-0", Hostname: "t1v-n-01234567-w-0", Devices: []string{"/dev/accel0"},
 		AuthorizedKeys: func() (lines []string) {
 			for _, login := range logins {
@@ -43,7 +55,7 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet, err := sshfan.New(sshfan.Config{Identity: identity, RetryFor: 5 * time.Second})
+	fleet, err := sshfan.New(sshfan.Config{Identity: identity, RetryFor: 5 * time.Second, KeepAlive: keepAlive})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +81,7 @@ func TestOverSSHEveryByteArrivesWhateverIsCut(t *testing.T) {
 	machine, conns := simulated(t, "ann", "bob")
 	s := spec("r", lines(4000)+"; exit 7")
 	begin(t, conns[0], s)
-	if err := machine.SetFault(worker.Fault{Kind: worker.Cut, Mode: "out", Bytes: 25000, Count: 5}); err != nil {
+	if err := machine.SetFault(worker.Fault{Kind: worker.Cut, Mode: "out", Bytes: 25000, Count: 3}); err != nil {
 		t.Fatal(err)
 	}
 	cuts := 0
@@ -108,6 +120,145 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 		if err := machine.SetFault(worker.Fault{Kind: worker.Clear}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Whatever happens to the connection, at whatever byte and in whatever step, the
+// command is started once, the local bytes are a prefix of its output and in the
+// end equal to it, and nothing of it is left.
+func TestOverSSHAnyStepMayBreakAnywhere(t *testing.T) {
+	t.Parallel()
+	rounds := 3
+	if os.Getenv("MULTIHOST_SOAK") == "1" {
+		rounds = 60
+	}
+	for seed := range uint64(2) {
+		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			machine, conns := simulatedAt(t, root, 400*time.Millisecond, "ann")
+			b := &breaker{t: t, machine: machine, conn: conns[0], home: filepath.Join(root, "home/ann"), rng: rand.New(rand.NewPCG(seed, 42))}
+			for i := range rounds {
+				b.round(i)
+			}
+			if b.lost == 0 {
+				t.Error("no connection was lost")
+			}
+		})
+	}
+}
+
+type breaker struct {
+	t       *testing.T
+	machine worker.Machine
+	conn    *sshfan.Conn
+	home    string
+	rng     *rand.Rand
+	lost    int
+}
+
+// trouble puts a fault in force for the step to come.
+func (b *breaker) trouble(step string) {
+	b.t.Helper()
+	for _, f := range []worker.FaultKind{worker.Cut, worker.Freeze, worker.Unreachable} {
+		if err := b.machine.SetFault(worker.Fault{Kind: worker.Clear, Name: string(f)}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	f := worker.Fault{Kind: worker.Cut, Mode: []string{"in", "out"}[b.rng.IntN(2)], Count: 1 + b.rng.IntN(2)}
+	f.Bytes = int64(math.Pow(2, 5+b.rng.Float64()*11)) // 32 to 64 Ki, small ones more often
+	switch b.rng.IntN(10) {
+	case 0:
+		f = worker.Fault{Kind: worker.Freeze, Duration: time.Duration(b.rng.IntN(1600)) * time.Millisecond}
+	case 1:
+		f = worker.Fault{Kind: worker.Unreachable, Mode: "hang", Duration: time.Duration(b.rng.IntN(1600)) * time.Millisecond}
+	case 2:
+		f = worker.Fault{Kind: worker.Unreachable, Mode: "refuse", Duration: time.Duration(b.rng.IntN(300)) * time.Millisecond}
+	}
+	b.t.Logf("%s: %s", step, f)
+	if err := b.machine.SetFault(f); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// until repeats a step that may be repeated.
+func (b *breaker) until(what string, step func() error) {
+	b.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := step()
+		if err == nil {
+			return
+		}
+		b.lost++
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%s: %v", what, err)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+func (b *breaker) round(i int) {
+	t := b.t
+	t.Helper()
+	const n = 1500
+	s := spec(fmt.Sprint("r", i), "echo x >>~/count-$MULTIHOST_RUN; "+lines(n)+"; [ $MULTIHOST_RUN = r0 ] || exec sleep 1000; exit 7")
+	started := false
+	for !started {
+		b.trouble("arm")
+		var a *Armed
+		b.until("arm", func() (err error) {
+			a, err = Arm(t.Context(), b.conn, s)
+			if errors.Is(err, ErrAlreadyStarted) {
+				t.Fatal(err)
+			}
+			return err
+		})
+		b.trouble("release")
+		_, err := a.Release(t.Context())
+		if err != nil && !errors.Is(err, ErrNotStarted) {
+			t.Fatal(err)
+		}
+		started = err == nil
+	}
+	b.trouble("follow")
+	want := numbered(n)
+	var got strings.Builder
+	ctx, enough := context.WithCancel(t.Context())
+	defer enough()
+	exit, err := Follow(ctx, b.conn, s.Ref(), 0, writerFunc(func(p []byte) (int, error) {
+		got.Write(p)
+		if !strings.HasPrefix(want, got.String()) {
+			t.Errorf("at %d bytes: not a prefix", got.Len())
+			enough()
+		}
+		if i > 0 && got.Len() == len(want) {
+			enough()
+		}
+		return len(p), nil
+	}), FollowOptions{Lost: func(error, int64) { b.lost++ }})
+	if got.String() != want || i == 0 && (err != nil || exit.Code != 7) {
+		t.Fatalf("got %d bytes of %d, %+v, %v", got.Len(), len(want), exit, err)
+	}
+	b.trouble("stop")
+	var report StopReport
+	b.until("stop", func() (err error) {
+		report, err = Stop(t.Context(), b.conn, s.Ref(), StopOptions{Grace: time.Second, Reason: "test"})
+		return err
+	})
+	if !report.Free() || report.Phase != Exited || i > 0 && report.Exit.Signal != "TERM" {
+		t.Errorf("stop: %+v", report)
+	}
+	if text, err := os.ReadFile(filepath.Join(b.home, "count-"+s.Run)); err != nil || string(text) != "x\n" {
+		t.Errorf("started %d times, %v", len(text)/2, err)
+	}
+	var sum string
+	b.until("digest", func() (err error) {
+		sum, _, err = Digest(t.Context(), b.conn, s.Ref(), int64(got.Len()))
+		return err
+	})
+	if sum != fmt.Sprintf("%x", sha256.Sum256([]byte(got.String()))) {
+		t.Error("the digests differ")
 	}
 }
 

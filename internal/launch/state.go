@@ -23,7 +23,7 @@ func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 
 // parseState reads the answer of status and release, which is about one run.
 func parseState(ref Ref, records []record) State {
-	s := State{Ref: ref, Phase: Unknown, DiskFree: -1}
+	s := State{Ref: ref, Phase: Unknown, LogLimit: -1, DiskFree: -1}
 	var b builder
 	for _, rec := range records {
 		if b.take(rec) {
@@ -37,9 +37,16 @@ func parseState(ref Ref, records []record) State {
 			f := rec.fields(3)
 			size := number(f[2])
 			s.DiskFree, s.DiskSize = number(f[0])*size, number(f[1])*size
-		case "left":
-			s.Left = int(number(rec.rest))
+		case "limit":
+			s.LogLimit = number(rec.rest)
+		case "processes":
+			f := rec.fields(2)
+			s.Left, s.CPU = int(number(f[0])), time.Duration(min(number(f[1]), 1<<43))*time.Millisecond
 		}
+	}
+	if s.LogLimit >= 0 && s.LogSize > s.LogLimit {
+		s.Dropped = s.LogSize - s.LogLimit
+		s.LogSize = s.LogLimit
 	}
 	for _, i := range b.infos {
 		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor
@@ -178,6 +185,8 @@ func (e *Exit) set(key, value string) {
 		e.End = instant(value)
 	case "size":
 		e.LogSize = number(value)
+	case "dropped":
+		e.Dropped = number(value)
 	case "oom":
 		e.OOM = value == "1"
 	case "lost":
@@ -190,14 +199,16 @@ func (e *Exit) set(key, value string) {
 func parseProcess(rec record) Process {
 	f := rec.fields(10)
 	p := Process{
-		PID:       int(number(f[0])),
-		Mine:      f[1] == "1",
-		Age:       time.Duration(min(number(f[2]), 1<<33)) * time.Second,
-		User:      clean(f[3], 100),
-		Container: dash(f[4]),
-		RunAlive:  f[7] == "1",
-		Device:    dash(f[8]),
-		Command:   clean(f[9], 300),
+		PID:      int(number(f[0])),
+		Mine:     f[1] == "1",
+		Age:      time.Duration(min(number(f[2]), 1<<33)) * time.Second,
+		User:     clean(f[3], 100),
+		RunAlive: f[7] == "1",
+		Device:   dash(f[8]),
+		Command:  clean(f[9], 300),
+	}
+	if engine, id, found := strings.Cut(f[4], ":"); found {
+		p.Engine, p.Container = clean(engine, 20), clean(id, 100)
 	}
 	if ref := (Ref{f[5], int(number(f[6]))}); ref.check() == nil {
 		p.Run = ref

@@ -12,11 +12,12 @@ main() {
   say now "$REPLY"
   if [[ $phase == unknown ]]; then return; fi
   line=$(stat -c '%s %.9Y' -- "$dir/output.log" 2>/dev/null) && say log "$line"
+  limit_of "$dir"
+  if ((REPLY < no_limit)); then say limit "$REPLY"; fi
   line=$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) && say disk "$line"
-  if [[ $phase != running && $phase != starting ]]; then
-    processes "$dir"
-    say left "${#pids[@]}"
-  fi
+  processes "$dir"
+  cpu_time
+  say processes "${#pids[@]}" "$REPLY"
 }
 
 main "$@"

@@ -14,20 +14,40 @@ type StopOptions struct {
 }
 
 // Stop ends every process of the run on the worker: its session, everything
-// whose environment names the run, and their descendants, with TERM, the grace
-// time and KILL, at most 10 s beyond the grace time. It may be repeated and may
+// whose environment names the run or whose output is its log, what lost its
+// parent in the control group of the SSH session that started it, and the
+// descendants of them all, with TERM, the grace time and KILL, at most 10 s
+// beyond the grace time. It may be repeated and may
 // run at the same time as others: the first reason is the one that is kept. What
 // is left is in the report; nothing of an unknown or an ended run is an error.
 func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
 	}
-	reason := "stopped"
-	if opts.Reason != "" {
-		reason = clean(opts.Reason, 500)
+	reason := clean(opts.Reason, 500)
+	if reason == "" {
+		reason = "stopped"
 	}
+	return stop(ctx, r, ref, opts.Grace, reason)
+}
+
+// Sweep ends what a run that has ended left behind on the worker, as Stop does,
+// and tells who holds the TPU then. It costs one look at the process table when
+// nothing is left. ErrStillRuns says that the run lives: it is not touched.
+func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
+	if err := ref.check(); err != nil {
+		return StopReport{}, err
+	}
+	report, err := stop(ctx, r, ref, opts.Grace, "")
+	if err == nil && (report.Phase == Starting || report.Phase == Running) {
+		err = fmt.Errorf("sweep %q on %s: %w", ref.Label(), r.Name(), ErrStillRuns)
+	}
+	return report, err
+}
+
+func stop(ctx context.Context, r Runner, ref Ref, grace time.Duration, reason string) (StopReport, error) {
 	records, err := call(ctx, r, "stop", stopScript,
-		append(ref.args(), milliseconds(opts.Grace), reason)...)
+		append(ref.args(), milliseconds(grace), reason)...)
 	if err != nil {
 		return StopReport{}, err
 	}
@@ -38,6 +58,8 @@ func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport,
 		case "counts":
 			f := rec.fields(2)
 			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
+		case "blind":
+			report.Blind = rec.rest == "1"
 		case "survivor":
 			report.Survivors = append(report.Survivors, parseProcess(rec))
 		case "holder":
@@ -78,12 +100,13 @@ type FreeOptions struct {
 // FreeReport is what FreeTPU did on one worker.
 type FreeReport struct {
 	Devices     int       // TPU device files on the worker
+	Blind       bool      // not root: holders of other users are not seen
 	Stopped     []Process // who was ended
 	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
 }
 
-// FreeTPU makes the TPU of the worker free: holders of its device files are
-// found in /proc, those that the policy allows are ended (TERM, the grace time,
+// FreeTPU makes the TPU of the worker free: holders of its device files, by an
+// open descriptor or a mapping, are found in /proc, those that the policy allows are ended (TERM, the grace time,
 // KILL), and libtpu's lock file is removed once nobody holds a device. If anybody
 // is left who may not be ended, nobody is, and *HoldersError names them.
 func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error) {
@@ -105,6 +128,8 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 		switch rec.word {
 		case "devices":
 			report.Devices = int(number(rec.rest))
+		case "blind":
+			report.Blind = rec.rest == "1"
 		case "stopped":
 			report.Stopped = append(report.Stopped, parseProcess(rec))
 		case "holder":

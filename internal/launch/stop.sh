@@ -1,13 +1,15 @@
 #!/bin/bash
-# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run.
+# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run; without a
+# reason only what an ended run left behind.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
   local run=$1 attempt=$2 grace=$3 reason=$4 dir i p
   enter
+  privileged
   dir=$home/.multihost/runs/$run/$attempt
   settle "$dir"
-  if [[ $phase == unknown ]]; then
+  if [[ $phase == unknown || ! $reason && ( $phase == starting || $phase == running ) ]]; then
     tell "$run" "$attempt" "$dir"
     return
   fi
@@ -27,7 +29,8 @@ main() {
   if [[ $phase == running ]]; then
     (
       set -C
-      printf '%s\n' "$reason" >"$dir/stop"
+      # An empty file would say that somebody else was first.
+      : >"$dir/stop" && { printf '%s\n' "$reason" >>"$dir/stop" || rm -f -- "$dir/stop"; }
     ) 2>/dev/null
   fi
   if [[ $phase != unknown ]]; then
@@ -46,6 +49,7 @@ main() {
   tell "$run" "$attempt" "$dir"
   devices
   holders
+  say blind "$blind"
   for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
 }
 

@@ -33,6 +33,7 @@ func TestStopEndsEveryProcessOfTheRun(t *testing.T) {
 		"stopped":               "sleep 1000 & kill -STOP $!; touch ready; kill -STOP $$; wait",
 		"environment-is-hidden": "env -i sleep 1000 & touch ready; wait",
 		"hidden-and-setsid":     "setsid env -i sleep 1000 & touch ready; wait",
+		"hidden-orphan":         "(setsid --fork env -i bash -c 'echo $$ >pid; touch ready; exec sleep 1000'); sleep 1000",
 		"leader-gone":           "trap '' TERM; sleep 1000 & env -i sleep 1000 & touch ready",
 		"respawns":              "trap 'bash -c \"trap : TERM; sleep 1000\" &' TERM; touch ready; while :; do sleep 0.1; done",
 	} {
@@ -51,6 +52,9 @@ func TestStopEndsEveryProcessOfTheRun(t *testing.T) {
 			}
 			if name != "leader-gone" && report.Exit.Reason != "test by ann" {
 				t.Errorf("exit: %+v", report.Exit)
+			}
+			if name == "hidden-orphan" && alive(t, filepath.Join(l.home(), name, "pid")) {
+				t.Error("the process without environment, session and parent lives")
 			}
 			again := stopped(t, l, s.Ref(), 500*time.Millisecond)
 			if !again.Free() || again.Found != 0 || *again.Exit != *report.Exit {
@@ -75,6 +79,59 @@ func TestStopsAtOnceAreOneStop(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Nothing but its control group tells whose it is: no environment, session,
+// parent or output.
+func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.cgroup = controlGroup(t, fmt.Sprintf("session-mh%d.scope", os.Getpid()))
+	s := spec("r", "(setsid --fork env -i bash -c 'exec >/dev/null 2>&1; echo $$ >pid; touch ready; exec sleep 1000'); exit 3")
+	_, exit := complete(t, l, s)
+	ready(t, l, "r")
+	pid := filepath.Join(l.home(), "r/pid")
+	if exit.Code != 3 || !alive(t, pid) {
+		t.Fatalf("exit %+v", exit)
+	}
+	// It might be another run's as long as one lives.
+	begin(t, l, spec("other", "exec sleep 1000"))
+	if report := stopped(t, l, s.Ref(), time.Second); report.Found != 0 || !alive(t, pid) {
+		t.Errorf("beside another run: %+v", report)
+	}
+	stopped(t, l, Ref{"other", 1}, time.Second)
+	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second})
+	if err != nil || report.Found > 1 || alive(t, pid) {
+		t.Errorf("sweep: %+v, %v", report, err)
+	}
+}
+
+func TestSweepEndsWhatTheCommandLeftBehind(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.write("dev/accel0", "", 0o666)
+	s := spec("r", "(exec 3<"+l.root+"/dev/accel0; trap '' TERM; touch ready; while :; do sleep 0.1; done) & while [ ! -e go ]; do sleep 0.05; done")
+	begin(t, l, s)
+	ready(t, l, "r")
+	if _, err := Sweep(t.Context(), l, s.Ref(), StopOptions{}); !errors.Is(err, ErrStillRuns) {
+		t.Errorf("of a living run: %v", err)
+	}
+	l.write("home/r/go", "", 0o644)
+	exit, err := Follow(t.Context(), l, s.Ref(), 0, &strings.Builder{}, FollowOptions{})
+	if err != nil || exit.Code != 0 {
+		t.Fatalf("%+v, %v", exit, err)
+	}
+	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: 200 * time.Millisecond})
+	if err != nil || !report.Free() || report.Found == 0 || report.Killed == 0 || len(report.Devices) != 0 || *report.Exit != exit || exit.Reason != "" {
+		t.Errorf("%+v, %v", report, err)
+	}
+	report, err = Sweep(t.Context(), l, s.Ref(), StopOptions{})
+	if err != nil || report.Found != 0 || report.Phase != Exited {
+		t.Errorf("again: %+v, %v", report, err)
+	}
+	if report, err := Sweep(t.Context(), l, Ref{"none", 1}, StopOptions{}); err != nil || report.Phase != Unknown {
+		t.Errorf("unknown: %+v, %v", report, err)
+	}
 }
 
 func TestStopLeavesOthersAlone(t *testing.T) {
@@ -221,6 +278,19 @@ func TestListAndPruning(t *testing.T) {
 		}
 		return len(infos) == 20 && infos[0].Run == "past05" && infos[18].Run == "past23" && infos[19].Run == "now"
 	})
+}
+
+func TestStatusTellsTheProcessorTime(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "(while :; do :; done) & touch ready; wait")
+	begin(t, l, s)
+	ready(t, l, "r")
+	eventually(t, "the run has used 100 ms", func() bool {
+		state, err := Status(t.Context(), l, s.Ref())
+		return err == nil && state.Left == 2 && state.CPU >= 100*time.Millisecond
+	})
+	stopped(t, l, s.Ref(), time.Second)
 }
 
 func TestStatusOfAWorkerWithoutRuns(t *testing.T) {

@@ -264,7 +264,7 @@ const pageSize = 1000
 
 func (c *Client) warnUnreachable(places []string) {
 	if len(places) > 0 {
-		note(c.sink(), event.Warn, "", "the list is not complete: the API could not reach %s", strings.Join(places, ", "))
+		event.Notef(c.sink(), event.Warn, "", "the list is not complete: the API could not reach %s", strings.Join(places, ", "))
 	}
 }
 

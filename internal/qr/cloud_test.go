@@ -79,7 +79,7 @@ func start(t *testing.T, cfg sim.Config) *cloud {
 	t.Cleanup(proxy.Close)
 	c.gcp = gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
-		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/",
+		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/",
 		Clock: newFastClock(), Sink: c.log,
 	})
 	c.Client = qr.New(c.gcp)

@@ -55,7 +55,7 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 		if try == maxRecreate {
 			return res, created, fmt.Errorf("create queued resource %q: %w", r.ID, err)
 		}
-		note(c.sink(), event.Info, "", "queued resource %q exists and is DELETING: it is created anew when it is gone", r.ID)
+		event.Notef(c.sink(), event.Info, "", "queued resource %q exists and is DELETING: it is created anew when it is gone", r.ID)
 		gone := goneWait{id: r.ID, phase: "create", limit: recreateLimit}
 		if err := c.awaitGone(ctx, gone); err != nil {
 			return Resource{}, false, err
@@ -178,7 +178,7 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 		return res, created, err
 	}
 	if !created {
-		note(c.sink(), event.Info, "", "queued resource %q exists already and is what was asked for (%s): it is used", r.ID, res.State)
+		event.Notef(c.sink(), event.Info, "", "queued resource %q exists already and is what was asked for (%s): it is used", r.ID, res.State)
 	}
 	return res, created, nil
 }

@@ -215,7 +215,7 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		if c.now().Sub(del.issued) < reissueAfter && !ended {
 			return nil
 		}
-		note(c.sink(), event.Info, "", "queued resource %q is still %s: its deletion is asked for again", wait.id, res.State)
+		event.Notef(c.sink(), event.Info, "", "queued resource %q is still %s: its deletion is asked for again", wait.id, res.State)
 	}
 	op, err := c.requestDelete(ctx, wait.id, wait.force)
 	if err != nil {

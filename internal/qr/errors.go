@@ -193,7 +193,7 @@ type DeadlineError struct {
 }
 
 func (e *DeadlineError) Error() string {
-	text := fmt.Sprintf("wait for queued resource %q: phase %s is not over after %s", e.ID, e.Phase, shortDuration(e.Limit))
+	text := fmt.Sprintf("wait for queued resource %q: phase %s is not over after %s", e.ID, e.Phase, event.Duration(e.Limit))
 	switch {
 	case e.Err != nil:
 		text += ": its state is unknown"
@@ -220,23 +220,4 @@ func (e *DeadlineError) Hint() string {
 		return "it may still be billed; ask again with: multihost qr delete " + e.ID + " --force"
 	}
 	return fmt.Sprintf("it still exists; wait on with: multihost qr wait %s; or remove it with: multihost qr delete %s --force", e.ID, e.ID)
-}
-
-func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
-	sink.Emit(event.Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
-}
-
-// shortDuration writes d without digits that nobody reads.
-func shortDuration(d time.Duration) string {
-	switch {
-	case d >= 24*time.Hour:
-		return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
-	case d >= time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
-	case d >= time.Minute:
-		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
-	case d >= time.Second:
-		return fmt.Sprintf("%ds", d/time.Second)
-	}
-	return d.Round(time.Millisecond).String()
 }

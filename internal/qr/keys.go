@@ -209,16 +209,15 @@ func (c *Client) letsIn(node *tpuapi.Node, project projectMetadata, entry string
 }
 
 func (c *Client) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
-	value, ok := node.Metadata[enableOSLogin]
-	if !ok {
-		value = project.osLogin
+	if !usesOSLogin(node.Metadata, project) {
+		return
 	}
 	c.mu.Lock()
 	said := c.saidOSLogin
-	c.saidOSLogin = said || strings.EqualFold(value, "true")
+	c.saidOSLogin = true
 	c.mu.Unlock()
-	if strings.EqualFold(value, "true") && !said {
-		note(c.sink(), event.Warn, "set it to FALSE in the metadata, or use a login that OS Login knows",
+	if !said {
+		event.Notef(c.sink(), event.Warn, "set it to FALSE in the metadata, or use a login that OS Login knows",
 			"OS Login is on for slice %q: its workers ignore keys in metadata", lastPart(node.Name))
 	}
 }
@@ -333,7 +332,7 @@ func (c *Client) cachedProject(ctx context.Context) projectMetadata {
 		return meta, err
 	})
 	if err != nil && ctx.Err() == nil {
-		note(c.sink(), event.Debug, "", "the project's SSH keys cannot be read, keys are put into the slices: %v", err)
+		event.Notef(c.sink(), event.Debug, "", "the project's SSH keys cannot be read, keys are put into the slices: %v", err)
 	}
 	meta, _ := answer.(projectMetadata)
 	return meta

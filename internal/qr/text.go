@@ -5,6 +5,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"multihost/internal/event"
 )
 
 // Table returns a table of queued resources for people; empty text for none.
@@ -76,7 +78,7 @@ func age(t, now time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return shortDuration(max(now.Sub(t), 0).Truncate(time.Second))
+	return event.Age(now.Sub(t))
 }
 
 // tabulate lines up the cells of rows in columns.

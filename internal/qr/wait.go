@@ -185,7 +185,7 @@ func (w *waiter) outlive(ctx context.Context, err error) error {
 	}
 	w.lost = err
 	if w.once("unreadable") {
-		note(w.c.sink(), event.Warn, gcp.Hint(err), "the state of queued resource %q cannot be read, it is tried further: %v", w.id, err)
+		event.Notef(w.c.sink(), event.Warn, gcp.Hint(err), "the state of queued resource %q cannot be read, it is tried further: %v", w.id, err)
 	}
 	return nil
 }
@@ -337,7 +337,7 @@ func (w *waiter) checkWorkers(s tpu.Slice) {
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {
 		return
 	}
-	note(w.c.sink(), event.Warn, "", "slice %s has %d workers where %s should have %d", s.Name, len(s.Workers), s.Type, t.Workers)
+	event.Notef(w.c.sink(), event.Warn, "", "slice %s has %d workers where %s should have %d", s.Name, len(s.Workers), s.Type, t.Workers)
 }
 
 const probeFailed = ": READY, but not all workers answer: "
@@ -395,11 +395,11 @@ func (w *waiter) advise(ctx context.Context) {
 	}
 	w.advised = true
 	text, hint := w.diagnosis(ctx)
-	note(w.c.sink(), event.Info, hint, "%s", text)
+	event.Notef(w.c.sink(), event.Info, hint, "%s", text)
 }
 
 func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
-	waited := shortDuration(w.c.now().Sub(w.phaseStart))
+	waited := event.Age(w.c.now().Sub(w.phaseStart))
 	switch w.phase {
 	case PhaseProvision:
 		return fmt.Sprintf("queued resource %q got its capacity %s ago, and its VMs are being made: %s",

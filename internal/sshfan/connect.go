@@ -7,8 +7,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +38,7 @@ func jittered(try int) time.Duration {
 func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
+	var refused time.Time // when the key was refused first, since when it always was
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)
 		if failure == nil {
@@ -47,13 +51,21 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 		if trouble != nil {
 			trouble(failure)
 		}
-		limit := c.fleet.cfg.RetryFor
-		if failure.Stage == StageAuth {
-			limit = c.fleet.cfg.AuthRetryFor
+		since, limit := start, c.fleet.cfg.RetryFor
+		if errors.Is(failure, ErrKeyRefused) {
+			if refused.IsZero() {
+				refused = clock.Now()
+			}
+			since, limit = refused, c.fleet.cfg.AuthRetryFor
+		} else {
+			refused = time.Time{}
 		}
 		wait := jittered(n)
-		if ctx.Err() != nil || permanent(failure) || clock.Now().Add(wait).Sub(start) > limit {
+		switch {
+		case ctx.Err() != nil || permanent(failure):
 			return nil, failure
+		case clock.Now().Add(wait).Sub(since) > limit:
+			return nil, c.givenUp(failure, clock.Now().Sub(since))
 		}
 		select {
 		case <-clock.After(wait):
@@ -63,6 +75,24 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 			return nil, failure.interrupted(ErrClosed)
 		}
 	}
+}
+
+// givenUp is the error of a worker that was tried for long enough. Only now can
+// a wrong key be told from a VM that boots: both refuse the key.
+func (c *Conn) givenUp(failure *ConnectError, after time.Duration) *ConnectError {
+	if !errors.Is(failure, ErrKeyRefused) {
+		return failure
+	}
+	told := *failure
+	told.Err = fmt.Errorf("%w for %s: the VM is up and does not know it", ErrKeyRefused, max(after.Round(time.Second), time.Second))
+	key := c.fleet.cfg.Identity.Fingerprint()
+	switch {
+	case c.fleet.letIn.Load() > 0:
+		told.hint = fmt.Sprintf("other workers accept this key (%s): the keys in this one's metadata differ, or its guest agent has stopped", key)
+	default:
+		told.hint = fmt.Sprintf("is %q with the key %s in the ssh-keys metadata of the node or the project, and OS Login off? see --user and --identity-file", c.host.User, key)
+	}
+	return &told
 }
 
 // interrupted is the error of a connect that was given up between two tries:
@@ -87,14 +117,15 @@ func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	if err != nil {
 		return nil, c.explain(ctx, StageDial, "", err)
 	}
-	select {
-	case c.fleet.dials <- struct{}{}:
-		defer func() { <-c.fleet.dials }()
-	case <-ctx.Done():
-		return nil, c.explain(ctx, StageDial, addr, context.Cause(ctx))
-	case <-c.fleet.ctx.Done():
-		return nil, c.explain(ctx, StageDial, addr, ErrClosed)
+	addr, via, err := c.fleet.route(addr)
+	if err != nil {
+		return nil, c.explain(ctx, StageJump, addr, err)
 	}
+	leave, err := c.fleet.enter(ctx, via)
+	if err != nil {
+		return nil, c.explain(ctx, StageDial, addr, err)
+	}
+	defer leave()
 
 	limit := c.fleet.cfg.ConnectTimeout
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, noAnswerError(limit))
@@ -102,11 +133,51 @@ func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	closing := context.AfterFunc(c.fleet.ctx, cancel)
 	defer closing()
 
-	raw, err := c.fleet.cfg.Dial(ctx, "tcp", addr)
-	if err != nil {
+	raw, err := c.fleet.dial(ctx, via, addr)
+	var jump *JumpError
+	switch {
+	case errors.As(err, &jump):
+		return nil, c.explain(ctx, StageJump, addr, err)
+	case err != nil:
 		return nil, c.explain(ctx, StageDial, addr, err)
 	}
 	return c.login(ctx, raw, addr, trust)
+}
+
+// enter waits until a further handshake may begin, here and at the bastion.
+func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
+	turns := []chan struct{}{f.dials}
+	if via != nil {
+		// The bastion's turn first: it is the rarer one.
+		turns = []chan struct{}{via.turns, f.dials}
+	}
+	for i, turn := range turns {
+		select {
+		case turn <- struct{}{}:
+			continue
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-f.ctx.Done():
+			err = ErrClosed
+		}
+		for _, taken := range turns[:i] {
+			<-taken
+		}
+		return nil, err
+	}
+	return func() {
+		for _, taken := range turns {
+			<-taken
+		}
+	}, nil
+}
+
+// dial opens the connection that SSH runs over.
+func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, error) {
+	if via != nil {
+		return via.dial(ctx, addr)
+	}
+	return f.cfg.Dial(ctx, "tcp", addr)
 }
 
 // check refuses what no try can mend.
@@ -126,56 +197,122 @@ func (c *Conn) check() *ConnectError {
 	return nil
 }
 
-// login runs the SSH handshake and authentication over raw, which it owns. The
-// end of ctx closes raw: ssh.ClientConfig.Timeout covers the TCP connect only.
+// login runs the SSH handshake and authentication over raw, which it owns.
 func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trust) (*link, *ConnectError) {
+	l, stage, err := c.fleet.login(ctx, raw, addr, c.host.User, c.fleet.cfg.Identity.signers, trust)
+	if err != nil {
+		return nil, c.explain(ctx, stage, addr, err)
+	}
+	c.fleet.letIn.Add(1)
+	c.remember(trust)
+	return l, nil
+}
+
+// login runs the SSH handshake and authentication over raw, which it owns, and
+// tells the stage at which it failed. The end of ctx closes raw:
+// ssh.ClientConfig.Timeout covers the TCP connect only.
+func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, Stage, error) {
 	sock := &socket{Conn: raw}
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
-
+	seen := &loginWatch{}
 	config := &ssh.ClientConfig{
 		Config:            ssh.Config{KeyExchanges: keyExchanges(), Ciphers: ciphers()},
-		User:              c.host.User,
-		Auth:              []ssh.AuthMethod{c.fleet.cfg.Identity.auth()},
+		User:              user,
+		Auth:              []ssh.AuthMethod{ssh.PublicKeys(seen.watch(keys)...)},
 		ClientVersion:     "SSH-2.0-multihost",
 		HostKeyAlgorithms: trust.algorithms(),
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
 			return trust.verify(key)
 		},
+		BannerCallback: seen.banner,
 	}
 	conn, chans, reqs, err := ssh.NewClientConn(sock, addr, config)
 	inTime := stop()
 	if err != nil {
-		return nil, c.explainLogin(ctx, addr, trust, err)
+		_ = raw.Close()
+		stage, err := seen.explain(trust, err)
+		return nil, stage, err
 	}
-	l := &link{fleet: c.fleet, conn: conn, sock: sock, gone: make(chan struct{})}
+	l := &link{fleet: f, conn: conn, sock: sock, gone: make(chan struct{})}
 	if !inTime {
 		err = context.Cause(ctx)
 	} else {
-		err = c.fleet.adopt(l, chans, reqs)
+		err = f.adopt(l, chans, reqs)
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, c.explain(ctx, StageHandshake, addr, err)
+		return nil, StageHandshake, err
 	}
-	c.remember(trust)
-	return l, nil
+	return l, "", nil
 }
 
-// explainLogin finds the stage at which the handshake or the login failed.
-func (c *Conn) explainLogin(ctx context.Context, addr string, trust *trust, err error) *ConnectError {
+// A loginWatch notes what tells one refused login from another.
+type loginWatch struct {
+	signed atomic.Bool // the server wants our signature: it knows the key
+
+	mu   sync.Mutex
+	said string // by the server, before it let us in or did not
+}
+
+// mostSaid bounds what a server may say before the login.
+const mostSaid = 4 << 10
+
+func (w *loginWatch) banner(text string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.said)+len(text) <= mostSaid {
+		w.said += text
+	}
+	return nil
+}
+
+func (w *loginWatch) watch(keys []ssh.Signer) []ssh.Signer {
+	watched := make([]ssh.Signer, len(keys))
+	for i, k := range keys {
+		watched[i] = k
+		if k, ok := k.(ssh.AlgorithmSigner); ok {
+			watched[i] = watchedSigner{k, &w.signed}
+		}
+	}
+	return watched
+}
+
+type watchedSigner struct {
+	ssh.AlgorithmSigner
+	signed *atomic.Bool
+}
+
+func (s watchedSigner) SignWithAlgorithm(rand io.Reader, data []byte, algorithm string) (*ssh.Signature, error) {
+	s.signed.Store(true)
+	return s.AlgorithmSigner.SignWithAlgorithm(rand, data, algorithm)
+}
+
+// explain finds the stage at which the handshake or the login failed.
+func (w *loginWatch) explain(trust *trust, err error) (Stage, error) {
 	verified, mismatch := trust.outcome()
+	w.mu.Lock()
+	said := strings.Join(strings.Fields(w.said), " ")
+	w.mu.Unlock()
 	switch {
 	case mismatch != nil:
-		if trust.remembered {
-			c.forgetTrust()
-		}
-		return c.explain(ctx, StageHostKey, addr, mismatch)
-	case verified == nil || cutOff(err):
-		return c.explain(ctx, StageHandshake, addr, err)
+		return StageHostKey, mismatch
+	case verified == nil:
+		return StageHandshake, err
+	case strings.Contains(said, "pam_nologin") || strings.Contains(said, "System is booting up"):
+		// sshd of a VM without all of its services accepts the key, says this
+		// and hangs up.
+		return StageAuth, fmt.Errorf("%w: %q", ErrBooting, said)
+	case cutOff(err):
+		return StageHandshake, err
+	case w.signed.Load():
+		return StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
 	default:
-		said := strings.TrimPrefix(err.Error(), "ssh: handshake failed: ssh: ")
-		return c.explain(ctx, StageAuth, addr, fmt.Errorf("%w (%s)", ErrKeyRefused, said))
+		return StageAuth, fmt.Errorf("%w (%s); a VM that boots refuses every key until its agent has fetched them", ErrKeyRefused, bareLogin(err))
 	}
+}
+
+func bareLogin(err error) string {
+	return strings.TrimPrefix(err.Error(), "ssh: handshake failed: ssh: ")
 }
 
 // cutOff tells a connection that broke during the login from a login that was
@@ -237,10 +374,7 @@ func permanent(e *ConnectError) bool {
 	switch {
 	case errors.As(err, &p) && p.Permanent():
 		return true
-	case errors.As(err, &keyErr):
-		// The API may know the keys of a machine that was made anew since.
-		return !keyErr.again
-	case errors.As(err, &negotiation), errors.As(err, &addr):
+	case errors.As(err, &keyErr), errors.As(err, &negotiation), errors.As(err, &addr):
 		return true
 	case errors.As(err, &dns):
 		return dns.IsNotFound
@@ -254,10 +388,12 @@ func permanent(e *ConnectError) bool {
 // the step said about being stopped, and adds the likely cause as a hint.
 func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error) *ConnectError {
 	var keyErr *HostKeyError
+	var jump *JumpError
 	switch {
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
 		err = ErrClosed
+	case errors.As(err, &jump): // tells at whom the time was spent
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
@@ -276,22 +412,46 @@ func plain(err error) error {
 	}
 }
 
+// hint is the likely cause of a failure, and what to type.
 func (c *Conn) hint(e *ConnectError) string {
 	var timeout interface{ Timeout() bool }
+	var hinted interface{ Hint() string }
+	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
 	switch {
+	case errors.As(e.Err, &hinted):
+		return hinted.Hint()
 	case errors.Is(e.Err, syscall.EMFILE):
 		return "too many open files: raise the limit with `ulimit -n`"
 	case errors.Is(e.Err, syscall.ECONNREFUSED):
 		return "nothing listens there: the VM is still booting, or this is not its SSH port"
-	case e.Stage == StageDial && errors.As(e.Err, &timeout) && timeout.Timeout():
-		return "no firewall rule lets tcp:22 in from this machine, or this address is not reachable from here"
-	case e.Stage == StageHandshake && errors.As(e.Err, &timeout) && timeout.Timeout():
+	case errors.Is(e.Err, syscall.EHOSTUNREACH), errors.Is(e.Err, syscall.ENETUNREACH):
+		return "this machine has no route to it: an internal address is reached from inside the network, or with --ssh-proxy-jump=USER@BASTION, or with --ip=iap"
+	case e.Stage == StageDial && timedOut:
+		return firewallHint(e.Addr)
+	case e.Stage == StageHandshake && timedOut:
 		return "it accepts connections and then says nothing: the VM hangs, is short of memory, or it is no SSH server"
 	case e.Stage == StageHandshake:
 		return "sshd closed the connection during the handshake: it is starting, or it is overloaded (MaxStartups); fewer at once: --max-dials=8"
-	case e.Stage == StageAuth:
-		return fmt.Sprintf("the VM runs, and refuses login %q with the key %s: see --user and --identity-file, and whether this key is in the ssh-keys metadata of the node or the project",
-			e.User, c.fleet.cfg.Identity.Fingerprint())
+	case errors.Is(e.Err, ErrBooting):
+		return "the VM is up and not ready yet: wait for it with a longer --connect-timeout"
+	case errors.Is(e.Err, ErrLoginRefused):
+		return fmt.Sprintf("the account %q is locked or may not log in over SSH: see sshd's log on the VM, or use another --user", e.User)
+	case errors.Is(e.Err, ErrKeyRefused):
+		return "the VM boots, or the key is the wrong one: try again in a minute"
 	}
 	return ""
+}
+
+// firewallHint is about packets that nobody answers, which is what Google's
+// firewall does with those that no rule lets in.
+func firewallHint(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	ip, ipErr := netip.ParseAddr(host)
+	if err != nil || ipErr != nil {
+		port = "22"
+	}
+	if ipErr == nil && (ip.IsPrivate() || ip.IsLinkLocalUnicast()) {
+		return "an internal address is reached from inside the network only: use --ip=external, --ip=iap or --ssh-proxy-jump=USER@BASTION"
+	}
+	return fmt.Sprintf("no firewall rule lets tcp:%[1]s in from this machine? this makes one: multihost network firewall create allow-ssh --network=NETWORK --allow=tcp:%[1]s --source-ranges=YOUR-ADDRESS/32", port)
 }

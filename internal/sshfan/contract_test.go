@@ -3,13 +3,22 @@ package sshfan_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
@@ -19,12 +28,20 @@ import (
 // A target is a kind of machine that the contract of SSH behaviours is checked
 // on. A row that differs between two targets is a fault of the simulated one.
 type target struct {
-	host  sshfan.Host
-	fault func(words ...string)
+	addr  string
+	login string
+	keys  func() []string // host keys, in authorized_keys form
+
+	authorize    func(bool) // lets our key in, or does not
+	freeze, thaw func()     // existing connections
+	rotate       func()     // new host keys
+
+	// asRoot: the server may do what sshd does as root only, which is to give
+	// terminals away and to start in a home that is the test's.
+	asRoot bool
 }
 
-// processTarget starts a worker of the simulator's process backend, with host
-// keys known to the API and key as the only one it lets in.
+// processTarget starts a worker of the simulator's process backend.
 func processTarget(t *testing.T, key *sshfan.Identity) target {
 	t.Helper()
 	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
@@ -36,22 +53,20 @@ func processTarget(t *testing.T, key *sshfan.Identity) target {
 			t.Error(err)
 		}
 	})
+	var shut atomic.Bool
 	machine, err := backend.Start(t.Context(), worker.Spec{
 		Name: "s0w0", Node: "t-0", NodeUID: "1234", Hostname: "t1v-n-0123abcd-w-0",
-		AuthorizedKeys: func() []string { return []string{"tester:" + key.PublicKey() + " tester"} },
+		AuthorizedKeys: func() []string {
+			if shut.Load() {
+				return nil
+			}
+			return []string{"tester:" + key.PublicKey() + " tester"}
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := hostAt("s0w0", net.JoinHostPort(machine.Addr(), strconv.Itoa(backend.Port())))
-	h.Keys = func(context.Context) ([]string, error) {
-		var lines []string
-		for algo, blob := range machine.HostKeys() {
-			lines = append(lines, algo+" "+blob)
-		}
-		return lines, nil
-	}
-	return target{host: h, fault: func(words ...string) {
+	fault := func(words ...string) {
 		t.Helper()
 		fault, err := worker.ParseFault(words...)
 		if err == nil {
@@ -60,20 +75,110 @@ func processTarget(t *testing.T, key *sshfan.Identity) target {
 		if err != nil {
 			t.Fatal(err)
 		}
-	}}
+	}
+	return target{
+		addr:  net.JoinHostPort(machine.Addr(), strconv.Itoa(backend.Port())),
+		login: "tester",
+		keys: func() (lines []string) {
+			for algo, blob := range machine.HostKeys() {
+				lines = append(lines, algo+" "+blob)
+			}
+			return lines
+		},
+		authorize: func(yes bool) { shut.Store(!yes) },
+		freeze:    func() { fault("freeze") },
+		thaw:      func() { fault("clear") },
+		rotate:    func() { fault("rotate-host-keys") },
+		asRoot:    true,
+	}
+}
+
+// host is the target at addr, which may lead to it by a detour.
+func (g target) host(addr string) sshfan.Host {
+	h := hostAt("s0w0", addr)
+	h.User = g.login
+	h.Keys = func(context.Context) ([]string, error) { return g.keys(), nil }
+	return h
+}
+
+// A bench is what the rows of the contract work with.
+type bench struct {
+	target
+	id     *sshfan.Identity
+	signer ssh.Signer // the same key
+	conn   *sshfan.Conn
+}
+
+func (b bench) settings(c *sshfan.Config) {
+	c.Identity = b.id
+	c.KeepAlive = 500 * time.Millisecond
+	c.RetryFor = 30 * time.Second
+}
+
+// client logs in without sshfan, for what sshfan has no use for.
+func (b bench) client(t *testing.T) *ssh.Client {
+	t.Helper()
+	c, err := ssh.Dial("tcp", b.addr, &ssh.ClientConfig{
+		User:            b.login,
+		Auth:            []ssh.AuthMethod{ssh.PublicKeys(b.signer)},
+		HostKeyCallback: ssh.InsecureIgnoreHostKey(), // sshfan's is tested elsewhere
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (b bench) session(t *testing.T) *ssh.Session {
+	t.Helper()
+	s, err := b.client(t).NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return public, key
 }
 
 func TestContract(t *testing.T) {
 	testkit.NoLeaks(t)
-	id := newIdentity(t)
-	target := processTarget(t, id)
-	settings := func(c *sshfan.Config) {
-		c.Identity = id
-		c.KeepAlive = 500 * time.Millisecond
-		c.RetryFor = 30 * time.Second
+	for name, start := range map[string]func(*testing.T, *sshfan.Identity) target{
+		"process": processTarget,
+		"openssh": func(t *testing.T, id *sshfan.Identity) target { return startOpenSSH(t).target(id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, key := newKey(t)
+			path := writeKey(t, openssh(t, key, ""), 0o600)
+			id, err := sshfan.LoadIdentity(path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			signer, err := ssh.NewSignerFromKey(key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := bench{target: start(t, id), id: id, signer: signer}
+			b.authorize(true)
+			b.conn = connect(t, newFleet(t, b.settings), b.host(b.addr))
+			t.Run("command", b.commands)
+			for _, row := range contract {
+				t.Run(row.name, func(t *testing.T) { row.check(t, b) })
+			}
+		})
 	}
-	c := connect(t, newFleet(t, settings), target.host)
+}
 
+// commands are the rows about one command on a connection.
+func (b bench) commands(t *testing.T) {
 	for _, row := range []struct {
 		name, line     string
 		stdin          string
@@ -82,24 +187,49 @@ func TestContract(t *testing.T) {
 	}{
 		{name: "success", line: "true"},
 		{name: "exit status", line: "exit 7", status: sshfan.Status{Code: 7}},
-		{name: "exit by signal", line: "kill -KILL $$", status: sshfan.Status{Code: 137, Signal: "KILL"}},
+		{name: "exit status 255", line: "exit 255", status: sshfan.Status{Code: 255}},
+		{name: "no such command", line: "no-such-command 2>/dev/null", status: sshfan.Status{Code: 127}},
+		{name: "exit by KILL", line: "kill -KILL $$", status: sshfan.Status{Code: 137, Signal: "KILL"}},
+		{name: "exit by TERM", line: "kill -TERM $$", status: sshfan.Status{Code: 143, Signal: "TERM"}},
+		{name: "exit by SEGV", line: "ulimit -c 0; kill -SEGV $$", status: sshfan.Status{Code: 139, Signal: "SEGV"}},
+		{name: "exit by a signal without a name", line: "kill -RTMIN $$", status: sshfan.Status{Code: 128, Signal: "UNKNOWN"}},
+		{name: "a child's death is no signal", line: "exec 2>/dev/null; (kill -KILL $BASHPID); exit $?", status: sshfan.Status{Code: 137}},
 		{name: "exit 137 is no signal", line: "exit 137", status: sshfan.Status{Code: 137}},
 		{name: "streams are apart", line: "echo out; echo err >&2", stdout: "out\n", stderr: "err\n"},
 		{name: "input to the end", line: "cat", stdin: "a\x00\xff\n", stdout: "a\x00\xff\n"},
+		{name: "input larger than the windows", line: "wc -c", stdin: strings.Repeat("x", 5<<20), stdout: "5242880\n"},
 		{name: "no input", line: "cat; echo end", stdout: "end\n"},
 		{name: "input is never read", line: "exit 3", stdin: strings.Repeat("x", 4<<20), status: sshfan.Status{Code: 3}},
+		{name: "input is closed, not read", line: "exec <&-; sleep 0.1; exit 3", stdin: strings.Repeat("x", 4<<20), status: sshfan.Status{Code: 3}},
+		{name: "NUL and invalid UTF-8", line: `printf '\000\377\376\r\n\033[2J'`, stdout: "\x00\xff\xfe\r\n\x1b[2J"},
+		{name: "a line without its end", line: "printf 'no newline'", stdout: "no newline"},
 		{name: "1 MiB without newline", line: "head -c 1048576 /dev/zero | tr '\\000' x", stdout: strings.Repeat("x", 1<<20)},
+		{name: "1 MiB of errors", line: "head -c 1048576 /dev/zero | tr '\\000' x >&2", stderr: strings.Repeat("x", 1<<20)},
+		{name: "end of output before the exit", line: "exec >&- 2>&-; sleep 0.2; exit 5", status: sshfan.Status{Code: 5}},
+		{name: "a child that holds the pipes", line: "(sleep 0.3; echo late) & echo now", stdout: "now\nlate\n"},
+		{name: "a child that holds no pipe", line: "sleep 60 </dev/null >/dev/null 2>&1 & kill -0 $! && kill $! && echo gone", stdout: "gone\n"},
 		{name: "words", line: sshfan.Quote("printf", "%s|", "a b", "it's $HOME", "a\nb"), stdout: "a b|it's $HOME|a\nb|"},
 		{name: "script", line: sshfan.Script("bash", `echo "$#:$1"`, "a b", ""), stdout: "2:a b\n"},
-		{name: "login", line: "id -un >/dev/null; cd && test \"$PWD\" = \"$HOME\" && echo $USER", stdout: "tester\n"},
+		{name: "an empty line is a command", line: " "},
+		{name: "home", line: `cd && test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
+		{name: "starts at home", line: `test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
+		{name: "login name", line: "echo $USER $LOGNAME", stdout: b.login + " " + b.login + "\n"},
+		{name: "no login shell", line: "shopt -q login_shell || echo none; echo $0", stdout: "none\nbash\n"},
+		{name: "no terminal", line: "tty", stdout: "not a tty\n", status: sshfan.Status{Code: 1}},
+		{name: "session of its own", line: `test "$(ps -o sid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
+		{name: "where it comes from", line: "set -- $SSH_CONNECTION; echo $# $1", stdout: "4 127.0.0.1\n"},
+		{name: "the connection is at no descriptor", line: "ls -l /proc/self/fd | grep -c socket:", stdout: "0\n", status: sshfan.Status{Code: 1}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			if row.name == "starts at home" {
+				b.needRoot(t)
+			}
 			var out, errs bytes.Buffer
 			cmd := sshfan.Cmd{Line: row.line, Stdout: &out, Stderr: &errs}
 			if row.stdin != "" {
 				cmd.Stdin = strings.NewReader(row.stdin)
 			}
-			status, err := c.Run(t.Context(), cmd)
+			status, err := b.conn.Run(t.Context(), cmd)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,64 +239,529 @@ func TestContract(t *testing.T) {
 			}
 		})
 	}
+}
 
-	t.Run("closing the session leaves the process", func(t *testing.T) {
+// contract are the rows about sessions and connections. Those that change the
+// target for good come last.
+var contract = []struct {
+	name  string
+	check func(*testing.T, bench)
+}{
+	{"bashrc is read before a command", func(t *testing.T, b bench) {
+		if _, _, status := run(t, b.conn, "test -e ~/.bashrc || echo 'export SET_BY_BASHRC=yes' >~/.bashrc"); status.Code != 0 {
+			t.Fatal("the home of the login is not empty")
+		}
+		out, _, _ := run(t, b.conn, "echo $SET_BY_BASHRC; rm ~/.bashrc")
+		if out != "yes\n" {
+			t.Errorf("got %q", out)
+		}
+	}},
+	{"input in pieces", func(t *testing.T, b bench) {
+		var out lockedBuffer
+		s, err := b.conn.Start(t.Context(), sshfan.Cmd{Line: "while read -r x; do echo got $x; done; exit 4", Stdout: &out})
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(s.Stdin, "one\n")
+		until(t, "the first answer", func() bool { return out.String() == "got one\n" })
+		io.WriteString(s.Stdin, "two\n")
+		s.Stdin.Close()
+		if status, err := s.Wait(); err != nil || status.Code != 4 || out.String() != "got one\ngot two\n" {
+			t.Errorf("got %v, %v, %q", status, err, out.String())
+		}
+	}},
+	{"closing the session leaves the process", func(t *testing.T, b bench) {
+		pid, s := b.background(t, b.conn)
+		s.Close()
+		b.stillRuns(t, pid)
+	}},
+	{"closing the connection leaves the process", func(t *testing.T, b bench) {
+		c := connect(t, newFleet(t, b.settings), b.host(b.addr))
+		pid, s := b.background(t, c)
+		c.Close()
+		if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
+			t.Errorf("got %v, want ErrConnectionLost", err)
+		}
+		b.stillRuns(t, pid)
+	}},
+	{"a process that writes to a closed session dies of it", func(t *testing.T, b bench) {
 		var pid lockedBuffer
-		s, err := c.Start(t.Context(), sshfan.Cmd{Line: "echo $$; exec sleep 60 </dev/null >/dev/null 2>&1", Stdout: &pid})
+		s, err := b.conn.Start(t.Context(), sshfan.Cmd{Line: "echo $$; while :; do echo y; sleep 0.02; done", Stdout: &pid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the process id", func() bool { return strings.Contains(pid.String(), "\n") })
+		s.Close()
+		first, _, _ := strings.Cut(pid.String(), "\n")
+		until(t, "its end", func() bool {
+			_, _, status := run(t, b.conn, "kill -0 "+first+" 2>/dev/null")
+			return status.Code != 0
+		})
+	}},
+	{"output flood with a slow sink", func(t *testing.T, b bench) {
+		release := make(chan struct{})
+		out := &stuck{entered: make(chan struct{}, 1), release: release}
+		s, err := b.conn.Start(t.Context(), sshfan.Cmd{
+			Line:   "for i in $(seq 32); do head -c 1048576 /dev/zero; echo $i >~/written; done",
+			Stdout: out,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-out.entered
+		// Another session of the connection is not held up, and sees that the
+		// flood stops.
+		last := ""
+		until(t, "the flood to stop", func() bool {
+			now, _, _ := run(t, b.conn, "sleep 0.1; cat ~/written 2>/dev/null")
+			stopped := now == last && now != ""
+			last = now
+			return stopped
+		})
+		if n, err := strconv.Atoi(strings.TrimSpace(last)); err != nil || n > 16 {
+			t.Errorf("%s MiB were written while nobody read (%v)", last, err)
+		}
+		close(release)
+		if status, err := s.Wait(); err != nil || status.Code != 0 || out.n != 32<<20 {
+			t.Errorf("got %d bytes, %+v, %v", out.n, status, err)
+		}
+	}},
+	{"many commands after each other", func(t *testing.T, b bench) {
+		for range 30 { // three times MaxSessions: each must be given back
+			run(t, b.conn, "true")
+		}
+	}},
+	{"MaxSessions", func(t *testing.T, b bench) {
+		c := b.client(t)
+		var open []*ssh.Session
+		for range 10 {
+			s, err := c.NewSession()
+			if err != nil {
+				t.Fatalf("session %d: %v", len(open), err)
+			}
+			open = append(open, s)
+		}
+		_, err := c.NewSession()
+		var refused *ssh.OpenChannelError
+		if !errors.As(err, &refused) || refused.Reason != ssh.ConnectionFailed || refused.Message != "open failed" {
+			t.Errorf("the 11th: got %v, want connect failed: open failed", err)
+		}
+		open[0].Close()
+		until(t, "room for another", func() bool {
+			s, err := c.NewSession()
+			return err == nil && s.Run("true") == nil
+		})
+	}},
+	{"Setenv is refused", func(t *testing.T, b bench) {
+		s := b.session(t)
+		if err := s.Setenv("MULTIHOST_RUN", "x"); err == nil {
+			t.Error("MULTIHOST_RUN was accepted")
+		}
+		if err := s.Setenv("LC_TEST", "x"); err != nil {
+			t.Errorf("LC_TEST: %v", err)
+		}
+		out, err := s.Output("echo $MULTIHOST_RUN-$LC_TEST")
+		if err != nil || string(out) != "-x\n" {
+			t.Errorf("got %q, %v", out, err)
+		}
+	}},
+	{"requests that sshd does not know", func(t *testing.T, b bench) {
+		c := b.client(t)
+		if ok, _, err := c.SendRequest("keepalive@openssh.com", true, nil); ok || err != nil {
+			t.Errorf("keepalive: got %v, %v; want a refusal", ok, err)
+		}
+		s := b.session(t)
+		if ok, err := s.SendRequest("keepalive@openssh.com", true, nil); ok || err != nil {
+			t.Errorf("keepalive on a channel: got %v, %v; want a refusal", ok, err)
+		}
+		if ok, err := s.SendRequest("subsystem", true, ssh.Marshal(struct{ Name string }{"none"})); ok || err != nil {
+			t.Errorf("subsystem: got %v, %v; want a refusal", ok, err)
+		}
+		if _, _, err := c.OpenChannel("x11", nil); err == nil {
+			t.Error("a channel of type x11 was opened")
+		} else if refused := new(ssh.OpenChannelError); !errors.As(err, &refused) || refused.Reason != ssh.ConnectionFailed {
+			t.Errorf("channel of type x11: %v", err)
+		}
+	}},
+	{"one command per session", func(t *testing.T, b bench) {
+		s := b.session(t)
+		in, err := s.StdinPipe()
+		if err == nil {
+			err = s.Start("cat")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := s.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{"true"})); ok || err != nil {
+			t.Errorf("second exec: got %v, %v; want a refusal", ok, err)
+		}
+		in.Close()
+		if err := s.Wait(); err != nil {
+			t.Error(err)
+		}
+	}},
+	{"signals reach an ordinary user's command", func(t *testing.T, b bench) {
+		for line, want := range map[string]string{
+			"echo up; exec sleep 60":                                     "signal TERM",
+			"trap 'exit 9' TERM; echo up; sleep 60 & wait":               "status 9",
+			"trap : TERM; (echo up; exec sleep 60) & wait; wait; exit 3": "status 3", // the whole group
+		} {
+			s := b.session(t)
+			if got := signalled(t, s, line, ssh.SIGTERM); got != want {
+				t.Errorf("%s: got %s, want %s", line, got, want)
+			}
+		}
+	}},
+	{"signals that SSH has no name for", func(t *testing.T, b bench) {
+		s := b.session(t)
+		if got := signalled(t, s, "echo up; read -r x; exit 6", "WINCH", "FOO"); got != "status 6" {
+			t.Errorf("got %s", got)
+		}
+	}},
+	{"a terminal merges streams and rewrites newlines", func(t *testing.T, b bench) {
+		b.needRoot(t)
+		s := b.session(t)
+		if err := s.RequestPty("vt100", 40, 100, ssh.TerminalModes{}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := s.Output("echo out; echo err >&2; echo $TERM; stty size")
+		if err != nil || string(out) != "out\r\nerr\r\nvt100\r\n40 100\r\n" {
+			t.Errorf("got %q, %v", out, err)
+		}
+	}},
+	{"a terminal that is closed hangs up", func(t *testing.T, b bench) {
+		b.needRoot(t)
+		s := b.session(t)
+		var pid lockedBuffer
+		s.Stdout = &pid
+		err := s.RequestPty("vt100", 40, 100, ssh.TerminalModes{})
+		if err == nil {
+			err = s.Start("echo $$; exec sleep 60")
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		until(t, "the process id", func() bool { return strings.HasSuffix(pid.String(), "\n") })
 		s.Close()
-		line := fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", strings.TrimSpace(pid.String()))
-		if _, _, status := run(t, c, line); status.Code != 0 {
-			t.Errorf("the process ended with its session: %+v", status)
-		}
-	})
-	t.Run("frozen peer", func(t *testing.T) {
-		s, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep 60"})
+		until(t, "its end", func() bool {
+			_, _, status := run(t, b.conn, "kill -0 "+strings.TrimSpace(pid.String())+" 2>/dev/null")
+			return status.Code != 0
+		})
+	}},
+	{"forwarding", func(t *testing.T, b bench) {
+		behind := newServer(t)
+		c := b.client(t)
+		conn, err := c.Dial("tcp", behind.addr())
 		if err != nil {
 			t.Fatal(err)
 		}
-		target.fault("freeze")
+		version := make([]byte, 4)
+		if _, err := io.ReadFull(conn, version); err != nil || string(version) != "SSH-" {
+			t.Errorf("read %q, %v", version, err)
+		}
+		conn.Close()
+		_, err = c.Dial("tcp", closedPort(t))
+		var refused *ssh.OpenChannelError
+		if !errors.As(err, &refused) || refused.Reason != ssh.ConnectionFailed || refused.Message != "Connection refused" {
+			t.Errorf("closed port: got %v, want connect failed: Connection refused", err)
+		}
+	}},
+	{"another key, login or none", func(t *testing.T, b bench) {
+		_, wrong := newKey(t)
+		other, err := ssh.NewSignerFromKey(wrong)
+		if err != nil {
+			t.Fatal(err)
+		}
+		six := []ssh.Signer{other}
+		for len(six) < 6 {
+			six = append(six, newSigner(t))
+		}
+		for _, tt := range []struct {
+			name, login string
+			auth        ssh.AuthMethod
+		}{
+			{"wrong key", b.login, ssh.PublicKeys(other)},
+			{"no such login", "nobody-here", ssh.PublicKeys(b.signer)},
+			{"password", b.login, ssh.Password("x")},
+			{"the right key after six wrong ones", b.login, ssh.PublicKeys(append(six, b.signer)...)},
+		} {
+			_, err := ssh.Dial("tcp", b.addr, &ssh.ClientConfig{
+				User: tt.login, Auth: []ssh.AuthMethod{tt.auth}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
+			})
+			if err == nil {
+				t.Errorf("%s: logged in", tt.name)
+			}
+		}
+		five, err := ssh.Dial("tcp", b.addr, &ssh.ClientConfig{
+			User: b.login, Auth: []ssh.AuthMethod{ssh.PublicKeys(append(six[:5:5], b.signer)...)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
+		})
+		if err != nil {
+			t.Fatalf("the right key after five wrong ones: %v", err)
+		}
+		five.Close()
+	}},
+	{"cut in the middle of output", func(t *testing.T, b bench) {
+		p := newProxy(t, b.addr)
+		c := connect(t, newFleet(t, b.settings), b.host(p.addr()))
+		p.cutAfter(200_000)
+		var out bytes.Buffer
+		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "head -c 1000000 /dev/zero", Stdout: &out})
+		if !errors.Is(err, sshfan.ErrConnectionLost) || out.Len() == 0 || out.Len() >= 200_000 {
+			t.Errorf("got %v after %d bytes, want ErrConnectionLost before 200000", err, out.Len())
+		}
+		p.cutAfter(0)
+		run(t, c, "true")
+	}},
+	{"cut before the status", func(t *testing.T, b bench) {
+		p := newProxy(t, b.addr)
+		c := connect(t, newFleet(t, b.settings), b.host(p.addr()))
+		pid, s := b.background(t, c)
+		p.cut()
 		if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
 			t.Errorf("got %v, want ErrConnectionLost", err)
 		}
-		target.fault("clear")
-		run(t, c, "true")
-	})
-	t.Run("cut in the middle of output", func(t *testing.T) {
-		target.fault("cut", "out", "200000", "1")
-		var out bytes.Buffer
-		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "head -c 1000000 /dev/zero", Stdout: &out})
-		if !errors.Is(err, sshfan.ErrConnectionLost) || out.Len() == 0 || out.Len() >= 200000 {
-			t.Errorf("got %v after %d bytes, want ErrConnectionLost before 200000", err, out.Len())
+		b.stillRuns(t, pid)
+	}},
+	{"frozen peer", func(t *testing.T, b bench) {
+		pid, s := b.background(t, b.conn)
+		b.freeze()
+		_, err := s.Wait()
+		if !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrSilent) {
+			t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)
 		}
-		run(t, c, "true")
-	})
-	t.Run("key refused, then accepted", func(t *testing.T) {
-		target.fault("refuse-auth", "2")
-		run(t, connect(t, newFleet(t, settings), target.host), "true")
-	})
-	t.Run("host key changed", func(t *testing.T) {
-		before, err := target.host.Keys(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		b.thaw()
+		b.stillRuns(t, pid)
+	}},
+	{"key refused, then accepted", func(t *testing.T, b bench) {
+		b.authorize(false)
+		sink := &notes{}
+		f := newFleet(t, b.settings, func(c *sshfan.Config) { c.Sink = sink })
+		connected := make(chan error, 1)
+		go func() {
+			_, errs := f.Connect(t.Context(), []sshfan.Host{b.host(b.addr)})
+			connected <- errs[0]
+		}()
+		until(t, "a refusal", func() bool {
+			all := sink.progress()
+			return len(all) > 0 && strings.Contains(all[len(all)-1].Detail, "key refused")
+		})
+		b.authorize(true)
+		if err := <-connected; err != nil {
+			t.Error(err)
 		}
-		target.fault("rotate-host-keys")
-		h := target.host
-		h.Keys = func(context.Context) ([]string, error) { return before, nil }
-		refused(t, newFleet(t, settings), h, sshfan.StageHostKey)
-		run(t, connect(t, newFleet(t, settings), target.host), "true")
-	})
-	t.Run("reboot", func(t *testing.T) {
-		c := connect(t, newFleet(t, settings), target.host)
-		target.fault("reboot", "300ms")
-		run(t, c, "true")
-	})
-	t.Run("clock", func(t *testing.T) {
-		if offset, err := c.MeasureClock(t.Context()); err != nil || offset.Abs() > time.Second {
+	}},
+	{"key refused for good", func(t *testing.T, b bench) {
+		b.authorize(false)
+		defer b.authorize(true)
+		f := newFleet(t, b.settings, func(c *sshfan.Config) { c.AuthRetryFor = time.Millisecond })
+		if e := refused(t, f, b.host(b.addr), sshfan.StageAuth); !errors.Is(e, sshfan.ErrKeyRefused) {
+			t.Errorf("got %v, want ErrKeyRefused", e)
+		}
+	}},
+	{"clock", func(t *testing.T, b bench) {
+		if offset, err := b.conn.MeasureClock(t.Context()); err != nil || offset.Abs() > time.Second {
 			t.Errorf("got %s, %v", offset, err)
 		}
+	}},
+	{"host key changed", func(t *testing.T, b bench) {
+		known := filepath.Join(t.TempDir(), "known_hosts")
+		pinning := func(c *sshfan.Config) { c.KnownHosts = known }
+		connect(t, newFleet(t, b.settings, pinning), b.host(b.addr))
+		b.rotate()
+		refused(t, newFleet(t, b.settings, pinning), b.host(b.addr), sshfan.StageHostKey)
+		h := b.host(b.addr)
+		h.Pin = "node-2/0" // a new machine in its place
+		run(t, connect(t, newFleet(t, b.settings, pinning), h), "true")
+		if _, err := sshfan.ForgetHostKeys(known, b.host("").Pin); err != nil {
+			t.Fatal(err)
+		}
+		run(t, connect(t, newFleet(t, b.settings, pinning), b.host(b.addr)), "true")
+	}},
+}
+
+func (b bench) needRoot(t *testing.T) {
+	t.Helper()
+	if !b.asRoot {
+		lacking(t, "sshd must run as root for this")
+	}
+}
+
+// background starts a command that writes its process id and goes on.
+func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s *sshfan.Session) {
+	t.Helper()
+	var out lockedBuffer
+	s, err := c.Start(t.Context(), sshfan.Cmd{Line: "echo $$; exec sleep 60 </dev/null >/dev/null 2>&1", Stdout: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the process id", func() bool { return strings.HasSuffix(out.String(), "\n") })
+	return strings.TrimSpace(out.String()), s
+}
+
+// stillRuns checks that a process does, and ends it.
+func (b bench) stillRuns(t *testing.T, pid string) {
+	t.Helper()
+	if _, _, status := run(t, b.conn, fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", pid)); status.Code != 0 {
+		t.Errorf("the process ended with its session: %+v", status)
+	}
+}
+
+// signalled starts a command, sends signals once it says that it is up, and
+// tells how it ended.
+func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal) string {
+	t.Helper()
+	var out lockedBuffer
+	s.Stdout = &out
+	in, err := s.StdinPipe()
+	if err == nil {
+		err = s.Start(line)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the command", func() bool { return out.String() == "up\n" })
+	for _, sig := range signals {
+		if err := s.Signal(sig); err != nil {
+			t.Errorf("send %s: %v", sig, err)
+		}
+	}
+	if signals[0] != ssh.SIGTERM {
+		in.Close()
+	}
+	err = s.Wait()
+	var exit *ssh.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.Signal() != "":
+		return "signal " + exit.Signal()
+	case errors.As(err, &exit):
+		return fmt.Sprintf("status %d", exit.ExitStatus())
+	}
+	return fmt.Sprint(err)
+}
+
+// What sshd does with signals for root is a fact that stopping a command must
+// live with; the simulator lets no root in.
+func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
+	testkit.NoLeaks(t)
+	if os.Getuid() != 0 {
+		lacking(t, "only root can log in as root")
+	}
+	s := startOpenSSH(t)
+	signer := newSigner(t)
+	s.write("authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey())), 0o644)
+	c, err := ssh.Dial("tcp", s.listener.Addr().String(), &ssh.ClientConfig{
+		User: "root", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	session, err := c.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out lockedBuffer
+	session.Stdout = &out
+	in, err := session.StdinPipe()
+	if err == nil {
+		err = session.Start("echo up; read -r x; exit 6")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the command", func() bool { return out.String() == "up\n" })
+	if err := session.Signal(ssh.SIGKILL); err != nil {
+		t.Errorf("send KILL: %v", err)
+	}
+	until(t, "the refusal", func() bool { return len(s.said("session signalling requires privilege separation")) > 0 })
+	in.Close()
+	var exit *ssh.ExitError
+	if err := session.Wait(); !errors.As(err, &exit) || exit.ExitStatus() != 6 {
+		t.Errorf("got %v, want status 6: the signal had no effect", err)
+	}
+}
+
+// A proxy passes TCP connections on until it is told to cut them.
+type proxy struct {
+	listener net.Listener
+	to       string
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+	left  int // bytes from the server until the cut; 0: no limit
+}
+
+func newProxy(t testing.TB, to string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: l, to: to}
+	p.wg.Go(p.listen)
+	t.Cleanup(func() {
+		l.Close()
+		p.cut()
+		p.wg.Wait()
+	})
+	return p
+}
+
+func (p *proxy) addr() string { return p.listener.Addr().String() }
+
+func (p *proxy) cutAfter(bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left = bytes
+}
+
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+	p.conns = nil
+}
+
+func (p *proxy) listen() {
+	for {
+		in, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		out, err := net.Dial("tcp", p.to)
+		if err != nil {
+			in.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, in, out)
+		p.mu.Unlock()
+		p.wg.Go(func() { p.carry(out, in, false) })
+		p.wg.Go(func() { p.carry(in, out, true) })
+	}
+}
+
+func (p *proxy) carry(to, from net.Conn, counted bool) {
+	defer to.Close()
+	defer from.Close()
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		if counted {
+			p.mu.Lock()
+			limited := p.left > 0
+			p.left = max(p.left-n, 0)
+			spent := limited && p.left == 0
+			p.mu.Unlock()
+			if spent {
+				return
+			}
+		}
+		if _, werr := to.Write(buf[:n]); err != nil || werr != nil {
+			return
+		}
+	}
 }

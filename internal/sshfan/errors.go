@@ -29,6 +29,13 @@ var (
 	// key for the login name. A VM that boots does so, too, for some seconds.
 	ErrKeyRefused = errors.New("key refused")
 
+	// ErrBooting reports a worker that is up and lets nobody but root in yet.
+	ErrBooting = errors.New("VM is still booting")
+
+	// ErrLoginRefused reports a worker that knows our key and refuses the login
+	// all the same.
+	ErrLoginRefused = errors.New("login refused, though the key is known")
+
 	// ErrTooManySessions reports that sshd refused a further session on the
 	// connection (MaxSessions) for several seconds.
 	ErrTooManySessions = errors.New("worker refuses further sessions (MaxSessions of its sshd)")
@@ -42,6 +49,7 @@ type Stage string
 
 // The stages, in order.
 const (
+	StageJump      Stage = "jump"      // getting into a bastion on the way
 	StageDial      Stage = "dial"      // address lookup and TCP connect
 	StageHandshake Stage = "handshake" // version and key exchange
 	StageHostKey   Stage = "hostkey"   // who the worker is
@@ -65,7 +73,7 @@ type ConnectError struct {
 func (e *ConnectError) Error() string {
 	var b strings.Builder
 	switch e.Stage {
-	case StageDial:
+	case StageJump, StageDial:
 		fmt.Fprintf(&b, "connect to %s", e.Host)
 	case StageHandshake:
 		fmt.Fprintf(&b, "ssh handshake with %s", e.Host)
@@ -90,38 +98,45 @@ func (e *ConnectError) Unwrap() error { return e.Err }
 
 // Hint says what the likely cause is and what to type, or is empty.
 func (e *ConnectError) Hint() string {
-	var keyErr *HostKeyError
-	if errors.As(e.Err, &keyErr) {
-		return keyErr.Hint()
-	}
 	return e.hint
 }
 
-// HostKeyError reports a worker that is not who it should be: it showed
+// HostKeyError reports a machine that is not who it should be: it showed
 // another host key than the known one.
 type HostKeyError struct {
 	Host    string   // Host.Name
 	Pin     string   // Host.Pin
-	Source  string   // who knows the keys: "the TPU API" or the known hosts file
+	Source  string   // who knows the keys: "the cloud's API" or the known hosts file
 	Known   []string // "ssh-ed25519 SHA256:…"
 	Offered string   // the same form
 	Accept  string   // command that accepts the new key, or empty
 
-	again bool // known from memory only: the API may know better by now
+	Confirmed    bool // the API knows the offered key
+	Contradicted bool // the API knows others
 }
 
 func (e *HostKeyError) Error() string {
-	return fmt.Sprintf("host key of %s changed: %s has %s, the worker offers %s",
-		e.Host, e.Source, strings.Join(e.Known, ", "), e.Offered)
+	verb := "changed"
+	if e.Source == apiSource {
+		verb = "is not the right one"
+	}
+	return fmt.Sprintf("host key of %s %s: %s has %s, the machine offers %s",
+		e.Host, verb, e.Source, strings.Join(e.Known, ", "), e.Offered)
 }
 
-// Hint names the one command that accepts the new key.
+// Hint says what may have happened and names the one command that accepts the
+// new key.
 func (e *HostKeyError) Hint() string {
-	s := "either the keys of this VM were made anew or somebody answers in its place"
-	if e.Accept != "" {
-		s += "; if the new key is right: " + e.Accept
+	switch {
+	case e.Contradicted:
+		return "the cloud's API names another key of this machine, so this one cannot be accepted: somebody may answer in its place; if its keys were made anew by hand, publish them from the machine (guest attribute hostkeys/ssh-ed25519) or recreate it"
+	case e.Accept == "":
+		return "either the keys of this machine were made anew or somebody answers in its place"
+	case e.Confirmed:
+		return "the cloud's API names the new key, too: the keys of this machine were made anew; to accept it: " + e.Accept
+	default:
+		return "either the keys of this machine were made anew or somebody answers in its place; if the new key is right: " + e.Accept
 	}
-	return s
 }
 
 // KnownHostsError reports a known hosts file that cannot be read. Going on

@@ -228,11 +228,55 @@ func TestKeyRefusedForGood(t *testing.T) {
 	if !errors.Is(e, sshfan.ErrKeyRefused) || e.Tries < 2 {
 		t.Errorf("got %v after %d tries, want ErrKeyRefused after several", e, e.Tries)
 	}
-	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1]} {
+	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1], "metadata"} {
 		if !strings.Contains(e.Hint(), want) {
 			t.Errorf("hint %q does not name %s", e.Hint(), want)
 		}
 	}
+	if !strings.Contains(e.Error(), "does not know it") {
+		t.Errorf("error %q does not tell a wrong key from a VM that boots", e)
+	}
+}
+
+func TestWrongKeyIsToldFromABootingVM(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t, func(s *server) {
+		s.accept = func(user string, _ ssh.PublicKey) bool { return user == "tester" }
+	})
+	f := newFleet(t, func(c *sshfan.Config) { c.AuthRetryFor = time.Millisecond })
+	connect(t, f, s.host("s0w0"))
+	other := s.host("s0w1")
+	other.User = "other"
+	if e := refused(t, f, other, sshfan.StageAuth); !strings.Contains(e.Hint(), "other workers accept this key") {
+		t.Errorf("one of two workers refuses the key: hint %q", e.Hint())
+	}
+
+	t.Run("booting", func(t *testing.T) {
+		sshd := newServer(t, func(s *server) { s.nologin = true })
+		e := refused(t, newFleet(t, func(c *sshfan.Config) { c.RetryFor = time.Millisecond }), sshd.host("s0w0"), sshfan.StageAuth)
+		if !errors.Is(e, sshfan.ErrBooting) || errors.Is(e, sshfan.ErrKeyRefused) || !strings.Contains(e.Hint(), "not ready yet") {
+			t.Errorf("got %v; %s", e, e.Hint())
+		}
+	})
+	t.Run("interrupted before it is known", func(t *testing.T) {
+		sink := &notes{}
+		f := newFleet(t, func(c *sshfan.Config) { c.RetryFor, c.Sink = time.Hour, sink })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		failed := make(chan error, 1)
+		go func() {
+			_, errs := f.Connect(ctx, []sshfan.Host{other})
+			failed <- errs[0]
+		}()
+		until(t, "word of the refusal", func() bool {
+			all := sink.progress()
+			return len(all) > 0 && strings.Contains(all[len(all)-1].Detail, "a VM that boots refuses every key")
+		})
+		cancel()
+		if err := <-failed; !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "does not know it") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestRootIsRefusedWithoutAConnection(t *testing.T) {
@@ -316,6 +360,8 @@ func TestHostKeys(t *testing.T) {
 		shows   string
 		pin     string
 		fails   bool
+		hint    string // of the failure; empty: the accept command
+		forget  bool   // the user accepts, before the connection
 		note    string // a note that must be emitted, by a part of it
 		silence bool   // no note at all
 	}
@@ -331,13 +377,16 @@ func TestHostKeys(t *testing.T) {
 			{name: "second use", shows: "a", silence: true},
 			{name: "changed", shows: "b", fails: true},
 			{name: "still changed", shows: "b", fails: true},
-			{name: "changed, and the API knows", api: "b", shows: "b", note: "the API confirms"},
+			{name: "changed, and the API knows", api: "b", shows: "b", fails: true, hint: "names the new key, too"},
+			{name: "accepted", forget: true, api: "b", shows: "b", silence: true},
 			{name: "the old one is out", shows: "a", fails: true},
+			{name: "accepted, without the API", forget: true, shows: "a", note: "first use"},
 		},
 		{
-			{name: "not the key of the API", api: "a", shows: "b", fails: true},
+			{name: "not the key of the API", api: "a", shows: "b", fails: true, hint: "cannot be accepted"},
 			{name: "nothing was pinned", shows: "b", note: "first use"},
-			{name: "the API wins over the pin", api: "a", shows: "b", fails: true},
+			{name: "the API contradicts the pin", api: "a", shows: "b", fails: true, hint: "cannot be accepted"},
+			{name: "the pin contradicts the API", api: "a", shows: "a", fails: true, hint: "names the new key, too"},
 		},
 	} {
 		t.Run(story[0].name, func(t *testing.T) {
@@ -357,6 +406,11 @@ func TestHostKeys(t *testing.T) {
 					}
 					return []string{string(ssh.MarshalAuthorizedKey(keys[step.api].PublicKey()))}, nil
 				}
+				if step.forget {
+					if n, err := sshfan.ForgetHostKeys(known, h.Pin); n != 1 || err != nil {
+						t.Fatalf("%s: forgot %d pins, %v", step.name, n, err)
+					}
+				}
 				sink := &notes{}
 				f := newFleet(t, func(c *sshfan.Config) {
 					c.KnownHosts, c.Sink = known, sink
@@ -374,8 +428,11 @@ func TestHostKeys(t *testing.T) {
 						t.Errorf("%s: failed at %q after %d tries", step.name, e.Stage, e.Tries)
 					}
 					want := ssh.FingerprintSHA256(keys[step.shows].PublicKey())
-					if !strings.Contains(keyErr.Offered, want) || len(keyErr.Known) != 1 || !strings.Contains(e.Hint(), "accept s0w0") {
+					if !strings.Contains(keyErr.Offered, want) || len(keyErr.Known) != 1 || !strings.Contains(e.Error(), "s0w0") {
 						t.Errorf("%s: error does not tell all: %v; %s", step.name, e, e.Hint())
+					}
+					if command := "accept s0w0"; !strings.Contains(e.Hint(), step.hint) || strings.Contains(e.Hint(), command) == keyErr.Contradicted {
+						t.Errorf("%s: hint %q", step.name, e.Hint())
 					}
 				case errs[0] != nil:
 					t.Fatalf("%s: %v", step.name, errs[0])
@@ -439,24 +496,26 @@ func sortedNames(texts []string) []string {
 	return texts
 }
 
-func TestChangedKeyOfALivingConnIsCheckedWithTheAPIAgain(t *testing.T) {
+func TestKeyThatChangesDuringARunStopsIt(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)
 	h := s.host("s0w0")
-	h.Keys = func(context.Context) ([]string, error) { return s.keyLines(), nil }
-	c := connect(t, newFleet(t), h)
-	s.setHostKeys(newSigner(t)) // the VM was made anew under the same node
+	asked := 0
+	h.Keys = func(context.Context) ([]string, error) { asked++; return s.keyLines(), nil }
+	f := newFleet(t)
+	c := connect(t, f, h)
 	s.cut()
 	run(t, c, "true")
-
-	h.Keys = nil
-	c = connect(t, newFleet(t), h)
-	s.setHostKeys(newSigner(t))
+	if asked != 1 {
+		t.Errorf("the API was asked for keys %d times, want once per run", asked)
+	}
+	s.setHostKeys(newSigner(t)) // and the API tells it at once
 	s.cut()
 	var keyErr *sshfan.HostKeyError
 	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
-		t.Errorf("got %v, want a HostKeyError: nothing confirms the new key", err)
+		t.Errorf("got %v, want a HostKeyError", err)
 	}
+	refused(t, f, h, sshfan.StageHostKey)
 }
 
 func TestKnownHostsFile(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -19,68 +20,69 @@ import (
 
 // trust is what is known about the host key of a worker before one try, and
 // what the try found.
+//
+// A key must satisfy all that is known: it is the pinned one, if one is pinned,
+// and one of the API's, if the API knows any. That the API knows a new key of
+// the same machine does not replace the pin: a machine that was made anew has a
+// new Pin, and one that was not has no reason to change its key unseen.
 type trust struct {
 	host       Host
-	known      []ssh.PublicKey // none: trust on first use
-	source     string          // who knows them
-	fromAPI    bool
-	remembered bool // known from an earlier connection of this Conn
+	pinned     ssh.PublicKey // nil: never met
+	pinnedIn   string        // where
+	listed     []ssh.PublicKey
+	listedIn   string // who lists them
+	remembered bool   // pinned is the key of an earlier connection of this Conn
 	accept     string
+	revoked    func(ssh.PublicKey) error // nil: no key is
 
 	// x/crypto/ssh verifies in a goroutine of its own, and again at every key
 	// exchange that a long connection makes.
 	mu       sync.Mutex
 	offered  ssh.PublicKey // the verified key
-	mismatch *HostKeyError
+	mismatch error
 }
 
 const apiSource = "the cloud's API"
 
 // trust finds out which host keys the worker may show: the one that this Conn
-// has verified before, else those of the API, else the pinned one, else any.
+// has verified before, else the pinned one and those of the API, else any.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
-	t := &trust{host: c.host, accept: c.fleet.accept(c.host)}
+	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: apiSource}
 	c.mu.Lock()
 	remembered := c.trusted
 	c.mu.Unlock()
 	if remembered != nil {
-		t.known, t.source, t.remembered = []ssh.PublicKey{remembered}, "the earlier connection", true
+		t.pinned, t.pinnedIn, t.remembered = remembered, "the earlier connection", true
 		return t, nil
 	}
-	if c.host.Keys != nil {
-		lines, err := c.host.Keys(ctx)
-		switch {
-		case errors.Is(err, ErrNoHostKeys):
-		case err != nil:
-			return nil, fmt.Errorf("ask for host keys: %w", err)
-		default:
-			if t.known, err = parseKeys(lines); err != nil {
-				return nil, fmt.Errorf("read host keys of the API: %w", err)
-			}
-		}
-	}
-	if len(t.known) > 0 {
-		t.source, t.fromAPI = apiSource, true
+	t.pinned, t.pinnedIn = c.fleet.pins.get(c.host.Pin), c.fleet.pins.name()
+	if c.host.Keys == nil {
 		return t, nil
 	}
-	if key := c.fleet.pins.get(c.host.Pin); key != nil {
-		t.known, t.source = []ssh.PublicKey{key}, "the known hosts file"
-		if c.fleet.pins.path != "" {
-			t.source = c.fleet.pins.path
+	lines, err := c.host.Keys(ctx)
+	switch {
+	case errors.Is(err, ErrNoHostKeys):
+	case err != nil:
+		return nil, fmt.Errorf("ask for host keys: %w", err)
+	default:
+		if t.listed, err = parseKeys(lines); err != nil {
+			return nil, fmt.Errorf("read host keys of the API: %w", err)
 		}
 	}
 	return t, nil
 }
 
 // accept is what the user types to accept a changed key.
-func (f *Fleet) accept(h Host) string {
-	switch {
-	case f.cfg.AcceptCommand != nil:
-		return f.cfg.AcceptCommand(h.Name)
-	case f.pins.path != "":
-		return fmt.Sprintf("remove the line that begins with %q from %s", h.Pin, f.pins.path)
+func (f *Fleet) accept(name, pin string) string {
+	if f.cfg.AcceptCommand != nil {
+		if command := f.cfg.AcceptCommand(name); command != "" {
+			return command
+		}
 	}
-	return ""
+	if f.pins.path == "" {
+		return ""
+	}
+	return "sed -E -i " + Quote(`\,^`+regexp.QuoteMeta(pin)+` ,d`, f.pins.path)
 }
 
 // verify checks the key that the worker shows. Whatever is known, a connection
@@ -88,35 +90,55 @@ func (f *Fleet) accept(h Host) string {
 func (t *trust) verify(key ssh.PublicKey) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known, source := t.known, t.source
-	if t.offered != nil {
-		known, source = []ssh.PublicKey{t.offered}, "this connection"
+	if t.revoked != nil {
+		if err := t.revoked(key); err != nil {
+			t.mismatch = permanentError{err}
+			return t.mismatch
+		}
 	}
-	if len(known) > 0 && !slices.ContainsFunc(known, func(k ssh.PublicKey) bool { return sameKey(k, key) }) {
-		t.mismatch = &HostKeyError{
-			Host:    t.host.Name,
-			Pin:     t.host.Pin,
-			Source:  source,
-			Offered: fingerprint(key),
-			Accept:  t.accept,
-			again:   t.remembered,
-		}
-		for _, k := range known {
-			t.mismatch.Known = append(t.mismatch.Known, fingerprint(k))
-		}
-		return t.mismatch
+	isListed := len(t.listed) == 0 || slices.ContainsFunc(t.listed, func(k ssh.PublicKey) bool { return sameKey(k, key) })
+	switch {
+	case t.offered != nil && !sameKey(t.offered, key):
+		return t.refuse(key, "this connection", t.offered)
+	case t.pinned != nil && !sameKey(t.pinned, key):
+		e := t.refuse(key, t.pinnedIn, t.pinned)
+		e.Confirmed = isListed && len(t.listed) > 0
+		e.Contradicted = !isListed
+		return e
+	case !isListed:
+		e := t.refuse(key, t.listedIn, t.listed...)
+		e.Contradicted = t.listedIn == apiSource
+		return e
 	}
 	t.offered = key
 	return nil
 }
 
+func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey) *HostKeyError {
+	e := &HostKeyError{
+		Host:    t.host.Name,
+		Pin:     t.host.Pin,
+		Source:  source,
+		Offered: fingerprint(key),
+		Accept:  t.accept,
+	}
+	for _, k := range known {
+		e.Known = append(e.Known, fingerprint(k))
+	}
+	t.mismatch = e
+	return e
+}
+
 // outcome is what verify has found so far: the verified key, or why there is
 // none.
-func (t *trust) outcome() (verified ssh.PublicKey, mismatch *HostKeyError) {
+func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.offered, t.mismatch
 }
+
+// firstUse reports whether nothing was known.
+func (t *trust) firstUse() bool { return t.pinned == nil && len(t.listed) == 0 }
 
 // algorithms lists the host key algorithms to ask for: first those of known
 // keys, so that a worker with several keys shows one that can be verified;
@@ -127,8 +149,12 @@ func (t *trust) algorithms() []string {
 		ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,
 		ssh.KeyAlgoRSASHA256, ssh.KeyAlgoRSASHA512,
 	}
+	known := t.listed
+	if t.pinned != nil {
+		known = []ssh.PublicKey{t.pinned}
+	}
 	isKnown := func(algo string) bool {
-		return slices.ContainsFunc(t.known, func(k ssh.PublicKey) bool {
+		return slices.ContainsFunc(known, func(k ssh.PublicKey) bool {
 			return k.Type() == algo || k.Type() == ssh.KeyAlgoRSA && strings.HasPrefix(algo, "rsa-sha2-")
 		})
 	}
@@ -153,27 +179,20 @@ func (c *Conn) remember(t *trust) {
 	c.mu.Lock()
 	c.trusted = key
 	c.mu.Unlock()
-	f := c.fleet
-	pinned := f.pins.get(t.host.Pin)
-	if pinned != nil && sameKey(pinned, key) {
-		return
-	}
-	f.pins.put(t.host.Pin, key, t.fromAPI)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case len(t.known) == 0:
-		f.firstUse = append(f.firstUse, t.host.Name)
-	case pinned != nil:
-		f.renewed = append(f.renewed, t.host.Name)
-	}
+	c.fleet.pin(t, key)
 }
 
-// forgetTrust makes the next try ask the API and the pins again.
-func (c *Conn) forgetTrust() {
-	c.mu.Lock()
-	c.trusted = nil
-	c.mu.Unlock()
+// pin writes down a key that was met for the first time.
+func (f *Fleet) pin(t *trust, key ssh.PublicKey) {
+	if t.pinned != nil {
+		return
+	}
+	f.pins.put(t.host.Pin, key, len(t.listed) > 0)
+	if t.firstUse() {
+		f.mu.Lock()
+		f.firstUse = append(f.firstUse, t.host.Name)
+		f.mu.Unlock()
+	}
 }
 
 // parseKeys reads public keys in authorized_keys form.
@@ -270,6 +289,14 @@ func formatPin(pin string, key ssh.PublicKey) string {
 // validPin reports whether a pin can stand in the file.
 func validPin(pin string) bool {
 	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
+}
+
+// name is what errors call the pins.
+func (p *pins) name() string {
+	if p.path == "" {
+		return "the known hosts file"
+	}
+	return p.path
 }
 
 func (p *pins) get(pin string) ssh.PublicKey {

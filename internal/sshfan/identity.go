@@ -277,8 +277,6 @@ func (id *Identity) Fingerprint() string {
 	return strings.Join(names, ", ")
 }
 
-func (id *Identity) auth() ssh.AuthMethod { return ssh.PublicKeys(id.signers...) }
-
 // slow reports whether every login costs an RSA signature.
 func (id *Identity) slow() bool { return id.signers[0].PublicKey().Type() == ssh.KeyAlgoRSA }
 

@@ -44,6 +44,10 @@ type server struct {
 	holdLogins  chan struct{} // if not nil, logins wait for its close
 	execs       atomic.Int32
 	silent      bool // accept TCP, say nothing
+	nologin     bool // as pam_nologin: the key is right, nobody may log in yet
+	startups    int  // connections not logged in beyond which more are closed; 0: no bound
+	forwards    atomic.Int32
+	mayForward  func(addr string) (reason ssh.RejectionReason, message string) // nil: everywhere
 	hangUpFirst atomic.Int32
 }
 
@@ -227,6 +231,18 @@ func (s *server) serve(c *serverConn) {
 		case <-c.gone:
 		}
 	}
+	if s.startups > 0 && int(now) > s.startups {
+		s.handshakes.Add(-1)
+		return
+	}
+	if s.nologin {
+		config.PublicKeyCallback = func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) {
+			return nil, &ssh.BannerError{
+				Message: "System is booting up. Unprivileged users are not permitted to log in yet. See pam_nologin(8).\n",
+				Err:     errors.New("not yet"),
+			}
+		}
+	}
 	// The client knows that it is in before this side does.
 	in := false
 	config.AuthLogCallback = func(_ ssh.ConnMetadata, _ string, err error) {
@@ -246,6 +262,10 @@ func (s *server) serve(c *serverConn) {
 	s.wg.Go(func() { ssh.DiscardRequests(reqs) })
 	open := new(atomic.Int32)
 	for newChannel := range chans {
+		if newChannel.ChannelType() == "direct-tcpip" {
+			s.wg.Go(func() { s.forward(newChannel) })
+			continue
+		}
 		if limit := s.sessions; limit > 0 && int(open.Load()) >= limit {
 			newChannel.Reject(ssh.ConnectionFailed, "open failed")
 			continue
@@ -261,6 +281,42 @@ func (s *server) serve(c *serverConn) {
 		})
 	}
 	conn.Wait()
+}
+
+// forward passes a connection on, as a bastion.
+func (s *server) forward(nc ssh.NewChannel) {
+	var to struct {
+		Host       string
+		Port       uint32
+		OriginHost string
+		OriginPort uint32
+	}
+	if err := ssh.Unmarshal(nc.ExtraData(), &to); err != nil {
+		nc.Reject(ssh.ConnectionFailed, err.Error())
+		return
+	}
+	addr := net.JoinHostPort(to.Host, fmt.Sprint(to.Port))
+	if s.mayForward != nil {
+		if reason, message := s.mayForward(addr); reason != 0 {
+			nc.Reject(reason, message)
+			return
+		}
+	}
+	out, err := net.Dial("tcp", addr)
+	if err != nil {
+		nc.Reject(ssh.ConnectionFailed, "Connection refused")
+		return
+	}
+	defer out.Close()
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return
+	}
+	s.forwards.Add(1)
+	s.wg.Go(func() { ssh.DiscardRequests(reqs); out.Close() })
+	s.wg.Go(func() { io.Copy(out, ch); out.(*net.TCPConn).CloseWrite() })
+	io.Copy(ch, out)
+	ch.Close()
 }
 
 func (s *server) session(conn *ssh.ServerConn, ch ssh.Channel, requests <-chan *ssh.Request) {

@@ -34,7 +34,7 @@ type Cmd struct {
 // A Status is how a command ended.
 type Status struct {
 	Code   int    // exit code; 128+n for a death by signal n
-	Signal string // "KILL" when the command died by a signal, else empty
+	Signal string // "KILL" when the command died by a signal, else empty; "UNKNOWN" for one that SSH has no name for
 }
 
 // Run runs a command and waits for its end. A command that fails has a Status
@@ -92,6 +92,7 @@ func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, e
 			return s, nil
 		}
 		s.unwatch()
+		s.shutGates() // output may have come before the end of ctx
 		if !errors.Is(err, errUnsent) || n == redials {
 			return nil, err
 		}
@@ -394,6 +395,9 @@ func signalStatus(name string) Status {
 		"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8,
 		"KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
 		"XCPU": 24, "XFSZ": 25, "SYS": 31,
+	}
+	if name == "" {
+		name = "UNKNOWN" // sshd says "SIG@openssh.com" for one that has no name
 	}
 	return Status{Code: 128 + numbers[name], Signal: name}
 }

@@ -11,9 +11,12 @@
 //     holds up nobody else. Every try ends within Config.ConnectTimeout: TCP
 //     connect, key exchange and login together, so a host that accepts TCP and
 //     then says nothing cannot hang a run.
-//   - Who a worker is, is always verified, by keys from the API, by the pin of
-//     an earlier connection, or, when there is neither, by trust on first use,
-//     which is said. There is no switch that turns this off.
+//   - Who a worker is, is always verified, by keys from the API and by the pin
+//     of an earlier connection, or, when there is neither, by trust on first
+//     use, which is said. A key that differs from the pin stops the connection,
+//     whatever the API says. There is no switch that turns this off.
+//   - Bastions are passed over one connection each, which all workers share,
+//     with few handshakes at once. They are verified by ssh's known_hosts.
 //   - A dead peer is noticed within three keepalive intervals. A command that
 //     is under way then ends with ErrConnectionLost: it may still run on the
 //     worker, and sshfan never runs a command a second time. The next Run or
@@ -24,8 +27,9 @@
 // An idle connection costs four goroutines: three within x/crypto/ssh (packet
 // reader, key exchange, multiplexer) and one that serves what the worker asks
 // of us and notices the end. A running session adds three: its requests, its
-// standard output, its standard error; a fourth while Cmd.Stdin is copied. One
-// goroutine per Fleet keeps all connections alive.
+// standard output, its standard error; a fourth while Cmd.Stdin is copied.
+// Behind a bastion a connection costs three more. One goroutine per Fleet keeps
+// all connections alive.
 package sshfan
 
 import (
@@ -71,9 +75,10 @@ type Host struct {
 	Pin string
 
 	// Keys tells the host keys that the cloud's API knows, in authorized_keys
-	// form ("ssh-ed25519 AAAA…"). They win over the pin and replace it. Nil or
-	// ErrNoHostKeys means that the API knows none; any other error is tried
-	// again.
+	// form ("ssh-ed25519 AAAA…"). The worker must show one of them and, if one
+	// is pinned, that one: a changed key stops with a HostKeyError even when
+	// the API knows it. Nil or ErrNoHostKeys means that the API knows none; any
+	// other error is tried again.
 	Keys func(ctx context.Context) ([]string, error)
 }
 
@@ -89,8 +94,31 @@ type Config struct {
 	// MaxDials bounds the connections that are being opened and not yet
 	// logged in. Default 256: at a 50 ms round trip 64 take twice as long, and
 	// without a bound 2048 peak at twice the memory and gain nothing.
-	// sshd drops connections beyond its MaxStartups: use 8 through one bastion.
+	// Of these at most 8 go through one bastion, of which those beyond its
+	// MaxStartups would be dropped.
 	MaxDials int
+
+	// Jump are the bastions on the way to every worker, in the order in which
+	// they are passed. One connection to each carries everything. Empty: as
+	// SSHConfig says, else none.
+	Jump []JumpHost
+
+	// SSHConfig says how the addresses of workers are reached: HostName, Port
+	// and ProxyJump. May be nil.
+	SSHConfig *SSHConfig
+
+	// UserKnownHosts are known_hosts files of ssh, in which bastions are looked
+	// up. One that is in none of them is trusted on first use, which is said,
+	// and pinned under "jump/<host:port>". Files that do not exist are skipped.
+	UserKnownHosts []string
+
+	// Passphrase is asked for the passphrase of a key that SSHConfig names for
+	// a bastion, once a key. Nil: such keys are left out.
+	Passphrase func(path string) (string, error)
+
+	// AgentSocket is that of an ssh-agent whose keys are offered to bastions,
+	// too. Empty: none is asked.
+	AgentSocket string
 
 	// ConnectTimeout bounds one try: TCP connect, handshake and login.
 	// Default 15 s.
@@ -100,8 +128,9 @@ type Config struct {
 	// default 2 min. Every worker gets at least one whole try.
 	RetryFor time.Duration
 
-	// AuthRetryFor is the same for a worker that refuses our key, which a VM
-	// does until its agent has fetched the keys. Default: RetryFor.
+	// AuthRetryFor is how long a worker may refuse our key, counted from the
+	// first time, which a VM does until its agent has fetched the keys. After
+	// that the key is the wrong one. Default: RetryFor.
 	AuthRetryFor time.Duration
 
 	// KeepAlive is the time of silence after which a worker is asked for a
@@ -133,6 +162,7 @@ type Config struct {
 type Fleet struct {
 	cfg     Config
 	pins    *pins
+	keyring keyring       // for bastions
 	dials   chan struct{} // a token per handshake under way
 	buffers sync.Pool     // *[bigBuffer]byte, for pumping output
 
@@ -145,8 +175,11 @@ type Fleet struct {
 	ticking   bool // keepAlive runs
 	links     map[*link]struct{}
 	firstUse  []string // hosts trusted on first use and not yet told
-	renewed   []string // hosts whose pin the API replaced and not yet told
 	toldTrust bool
+	hops      map[string]*hop // bastions, by the way to them
+
+	letIn    atomic.Int32 // logins to workers that went well
+	toldSlow atomic.Bool
 }
 
 // New makes a Fleet. It reads Config.KnownHosts and makes no connection. The
@@ -187,10 +220,12 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, err
 	}
 	f := &Fleet{
-		cfg:   cfg,
-		pins:  pins,
-		dials: make(chan struct{}, cfg.MaxDials),
-		links: make(map[*link]struct{}),
+		cfg:     cfg,
+		pins:    pins,
+		keyring: keyring{socket: cfg.AgentSocket, ask: cfg.Passphrase, loaded: make(map[string]keyFile)},
+		dials:   make(chan struct{}, cfg.MaxDials),
+		links:   make(map[*link]struct{}),
+		hops:    make(map[string]*hop),
 	}
 	f.buffers.New = func() any { return new([bigBuffer]byte) }
 	f.ctx, f.cancel = context.WithCancelCause(context.Background())
@@ -254,6 +289,7 @@ func (f *Fleet) Close() {
 		l.end(ErrClosed)
 	}
 	f.wg.Wait()
+	f.keyring.close()
 }
 
 // spawn runs fn in a goroutine that Close waits for. It reports false, and
@@ -268,12 +304,12 @@ func (f *Fleet) spawn(fn func()) bool {
 	return true
 }
 
-// tellTrust says once per Fleet that workers were trusted on first use, says
-// whose pins the API replaced, and writes the pins down.
+// tellTrust says once per Fleet that workers were trusted on first use, and
+// writes the pins down.
 func (f *Fleet) tellTrust() {
 	f.mu.Lock()
-	firstUse, renewed := f.firstUse, f.renewed
-	f.firstUse, f.renewed = nil, nil
+	firstUse := f.firstUse
+	f.firstUse = nil
 	told := f.toldTrust
 	f.toldTrust = told || len(firstUse) > 0
 	f.mu.Unlock()
@@ -283,13 +319,6 @@ func (f *Fleet) tellTrust() {
 			Level: event.Warn,
 			Text: fmt.Sprintf("trusted the host keys of %s on first use (%s): the API knows no host keys of them",
 				count(len(firstUse), "worker"), shorten(firstUse)),
-		})
-	}
-	if len(renewed) > 0 {
-		f.cfg.Sink.Emit(event.Note{
-			Level: event.Warn,
-			Text: fmt.Sprintf("%s changed host keys since the last connection (%s): the API confirms the new ones",
-				count(len(renewed), "worker"), shorten(renewed)),
 		})
 	}
 	if err := f.pins.flush(); err != nil {

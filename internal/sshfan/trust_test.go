@@ -30,7 +30,7 @@ func TestConnectionKeepsItsHostKeyAtRekeying(t *testing.T) {
 	if err := firstUse.verify(keys[1]); !errors.As(err, &keyErr) {
 		t.Errorf("another key in the middle: got %v, want a HostKeyError", err)
 	}
-	two := &trust{known: keys[:]}
+	two := &trust{listed: keys[:]}
 	if err := two.verify(keys[0]); err != nil {
 		t.Fatal(err)
 	}

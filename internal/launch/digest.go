@@ -1,0 +1,70 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"multihost/internal/sshfan"
+)
+
+var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Digest returns the SHA-256, in hexadecimal, of the first size bytes of the log
+// on the worker, or of all of it when it is shorter or size is negative; n is of
+// how many bytes. It reads the log there and takes the time of that.
+func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n int64, err error) {
+	if err := ref.check(); err != nil {
+		return "", 0, err
+	}
+	records, err := call(ctx, r, "digest", digestScript, append(ref.args(), strconv.FormatInt(max(size, -1), 10))...)
+	if err != nil {
+		return "", 0, err
+	}
+	for _, rec := range records {
+		switch rec.word {
+		case "unknown":
+			return "", 0, fmt.Errorf("digest %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
+		case "digest":
+			if f := rec.fields(2); hexDigest.MatchString(f[1]) {
+				return f[1], number(f[0]), nil
+			}
+		}
+	}
+	return "", 0, &RemoteError{Worker: r.Name(), Op: "digest", Text: "no digest in the answer"}
+}
+
+// ReadTail returns the last n bytes that the command wrote, at most 64 KiB. They
+// are there also when Spec.MaxLog has kept them out of the log.
+func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
+	if err := ref.check(); err != nil {
+		return nil, err
+	}
+	n = min(max(n, 0), 64<<10)
+	text := script(tailScript)
+	nonce := newNonce()
+	var raw bytes.Buffer
+	out := &splitter{answer: answer{nonce: nonce}, raw: &raw}
+	errs := &answer{nonce: nonce}
+	status, err := r.Run(ctx, sshfan.Cmd{
+		Line:   commandLine("tail", text, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))),
+		Stdin:  strings.NewReader(text),
+		Stdout: out,
+		Stderr: errs,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), err)
+	}
+	records, err := checkAnswer(r.Name(), "tail", &out.answer, errs, status)
+	if err != nil {
+		return nil, err
+	}
+	if records[0].word == "unknown" {
+		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
+	}
+	b := raw.Bytes()
+	return b[max(0, len(b)-n):], nil
+}

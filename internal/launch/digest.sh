@@ -1,0 +1,21 @@
+#!/bin/bash
+# digest: RUN ATTEMPT SIZE. The SHA-256 of the first SIZE bytes of the output, or
+# of all that is there.
+#
+# shellcheck disable=SC2154 # lib.sh sets what is not set here
+main() {
+  local dir size=$3 sum
+  enter
+  dir=$home/.multihost/runs/$1/$2
+  look "$dir"
+  if [[ $phase == unknown ]]; then
+    say unknown
+    return
+  fi
+  log_size "$dir"
+  if ((size < 0 || size > REPLY)); then size=$REPLY; fi
+  sum=$(head -c "$size" -- "$dir/output.log" | sha256sum) || fail "read $dir/output.log"
+  say digest "$size" "${sum%% *}"
+}
+
+main "$@"

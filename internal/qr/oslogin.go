@@ -1,0 +1,232 @@
+package qr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+
+	"google.golang.org/api/googleapi"
+	oauth2 "google.golang.org/api/oauth2/v2"
+	oslogin "google.golang.org/api/oslogin/v1"
+)
+
+// OSLoginOptions is what logging in needs where OS Login is on.
+type OSLoginOptions struct {
+	// Account is the address of the account whose keys are used. Empty: that
+	// of the credentials.
+	Account string
+
+	// KeyLife is how long an imported key is good for; 0 means 30 days. A key
+	// with less than half of it left is imported again, so that it outlives a
+	// long run.
+	KeyLife time.Duration
+}
+
+const defaultKeyLife = 30 * 24 * time.Hour
+
+// An OSLoginError says why OS Login does not take our key.
+type OSLoginError struct {
+	Account string // empty: it is not known
+	Err     error
+}
+
+func (e *OSLoginError) Error() string {
+	if e.Account == "" {
+		return fmt.Sprintf("log in with OS Login: %v", e.Err)
+	}
+	return fmt.Sprintf("log in with OS Login as %q: %v", e.Account, e.Err)
+}
+
+func (e *OSLoginError) Unwrap() error { return e.Err }
+
+// Hint is the command to type.
+func (e *OSLoginError) Hint() string {
+	switch {
+	case profileFull(e.Err):
+		return "too many keys were imported; remove them: gcloud compute os-login ssh-keys list --format='value(value.fingerprint)' | xargs -n1 gcloud compute os-login ssh-keys remove --key"
+	case e.Account == "":
+		return "name your account: gcloud config set account YOU@EXAMPLE.COM"
+	case gcp.ClassOf(e.Err) == gcp.Permission:
+		return "the account needs roles/compute.osAdminLogin in the project; or switch OS Login off for a slice with the metadata enable-oslogin=FALSE"
+	}
+	return gcp.Hint(e.Err)
+}
+
+// profileFull pins the text with which the API says that a profile has no room:
+// there is no code for it.
+func profileFull(err error) bool {
+	var api *googleapi.Error
+	return errors.As(err, &api) && strings.Contains(api.Message, "profile size exceeds")
+}
+
+// Login makes sure that the workers of a slice let us in with publicKey, and
+// tells as whom: where OS Login is off that is login, by EnsureKey; where it is
+// on, a login of the account's profile, preferably the asked one, into which
+// the key is imported. changed tells whether anything was written.
+func (c *Client) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
+	if !usesOSLogin(s.Metadata, c.cachedProject(ctx)) {
+		changed, err = c.EnsureKey(ctx, s, login, publicKey)
+		return login, changed, err
+	}
+	// The profile is the same for all slices: those that ask at the same time
+	// share one answer, of which one may say that it changed something.
+	answer, err, _ := c.flight.Do("oslogin "+o.Account+" "+login+" "+publicKey, func() (any, error) {
+		return c.osLogin(ctx, login, publicKey, o)
+	})
+	if err != nil {
+		return "", false, err
+	}
+	result := answer.(*osLoginResult)
+	return result.user, result.imported.Swap(false), nil
+}
+
+// usesOSLogin reports whether the workers of a node ask OS Login for keys. What
+// the node says counts more than what the project says.
+func usesOSLogin(node map[string]string, project projectMetadata) bool {
+	value, ok := node[enableOSLogin]
+	if !ok {
+		value = project.osLogin
+	}
+	return strings.EqualFold(strings.TrimSpace(value), "true")
+}
+
+type osLoginResult struct {
+	user     string
+	imported atomic.Bool
+}
+
+func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLoginOptions) (*osLoginResult, error) {
+	if o.KeyLife <= 0 {
+		o.KeyLife = defaultKeyLife
+	}
+	if _, err := KeyEntry("any", publicKey); err != nil {
+		return nil, &OSLoginError{Account: o.Account, Err: err}
+	}
+	account := o.Account
+	if account == "" {
+		var err error
+		if account, err = c.credentialsEmail(ctx); err != nil {
+			return nil, &OSLoginError{Err: err}
+		}
+	}
+	result := &osLoginResult{}
+	user, imported, err := c.importedLogin(ctx, account, login, publicKey, o.KeyLife)
+	if err != nil {
+		return nil, &OSLoginError{Account: account, Err: err}
+	}
+	result.user = user
+	result.imported.Store(imported)
+	c.sayOSLogin(user, login)
+	return result, nil
+}
+
+// importedLogin brings the key into the profile of an account and chooses the
+// login.
+func (c *Client) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
+	opts, err := c.gcp.OSLoginOptions()
+	if err != nil {
+		return "", false, err
+	}
+	svc, err := oslogin.NewService(ctx, opts...)
+	if err != nil {
+		return "", false, fmt.Errorf("open OS Login client: %w", err)
+	}
+	var profile *oslogin.LoginProfile
+	name := "users/" + account
+	err = c.gcp.Do(ctx, fmt.Sprintf("read OS Login profile of %q", account), func(ctx context.Context) (err error) {
+		profile, err = svc.Users.GetLoginProfile(name).ProjectId(c.gcp.Project()).Context(ctx).Do()
+		return err
+	})
+	if err != nil {
+		return "", false, err
+	}
+	if c.hasLoginKey(profile, publicKey, life/2) && len(profile.PosixAccounts) > 0 {
+		return chooseLogin(profile, login), false, nil
+	}
+	fields := strings.Fields(publicKey)
+	key := &oslogin.SshPublicKey{Key: fields[0] + " " + fields[1], ExpirationTimeUsec: c.now().Add(life).UnixMicro()}
+	var answer *oslogin.ImportSshPublicKeyResponse
+	err = c.gcp.Do(ctx, fmt.Sprintf("import SSH key into OS Login profile of %q", account), func(ctx context.Context) (err error) {
+		answer, err = svc.Users.ImportSshPublicKey(name, key).ProjectId(c.gcp.Project()).Context(ctx).Do()
+		return err
+	})
+	switch {
+	case err != nil:
+		return "", false, err
+	case answer.LoginProfile == nil || len(answer.LoginProfile.PosixAccounts) == 0:
+		return "", false, fmt.Errorf("its profile has no login for project %q", c.gcp.Project())
+	}
+	return chooseLogin(answer.LoginProfile, login), true, nil
+}
+
+// hasLoginKey reports whether a profile has the key for at least that long.
+func (c *Client) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
+	want := strings.Fields(publicKey)
+	end := c.now().Add(atLeast).UnixMicro()
+	for _, k := range p.SshPublicKeys {
+		has := strings.Fields(k.Key)
+		if len(has) >= 2 && has[0] == want[0] && has[1] == want[1] && (k.ExpirationTimeUsec == 0 || k.ExpirationTimeUsec >= end) {
+			return true
+		}
+	}
+	return false
+}
+
+// chooseLogin takes the asked login if the profile has it, else the primary
+// one, else the first.
+func chooseLogin(p *oslogin.LoginProfile, login string) string {
+	chosen := p.PosixAccounts[0].Username
+	for _, a := range p.PosixAccounts {
+		if a.Username == login {
+			return login
+		}
+	}
+	for _, a := range p.PosixAccounts {
+		if a.Primary {
+			return a.Username
+		}
+	}
+	return chosen
+}
+
+// sayOSLogin says once that the login is another than the asked one.
+func (c *Client) sayOSLogin(user, login string) {
+	c.mu.Lock()
+	said := c.saidOSLogin
+	c.saidOSLogin = true
+	c.mu.Unlock()
+	if !said && user != login {
+		event.Notef(c.sink(), event.Info, "", "OS Login is on: logging in as %q instead of %q", user, login)
+	}
+}
+
+// credentialsEmail asks whose the credentials are.
+func (c *Client) credentialsEmail(ctx context.Context) (string, error) {
+	opts, err := c.gcp.OSLoginOptions()
+	if err != nil {
+		return "", err
+	}
+	svc, err := oauth2.NewService(ctx, opts...)
+	if err != nil {
+		return "", fmt.Errorf("open client: %w", err)
+	}
+	var info *oauth2.Userinfo
+	err = c.gcp.Do(ctx, "ask whose the credentials are", func(ctx context.Context) (err error) {
+		info, err = svc.Userinfo.Get().Context(ctx).Do()
+		return err
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case info.Email == "":
+		return "", errors.New("the credentials do not tell whose they are")
+	}
+	return info.Email, nil
+}

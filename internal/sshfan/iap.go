@@ -1,0 +1,1088 @@
+package sshfan
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/coder/websocket"
+)
+
+// IAP opens TCP connections to instances that have no external address, through
+// Google's Identity-Aware Proxy. Only Project is required. Its methods are safe
+// for concurrent use; its fields are not changed after the first Dial.
+//
+// A tunnel outlives the WebSocket that carries it. Each side counts the bytes
+// of both directions and keeps what the other has not confirmed; when the
+// WebSocket breaks, a new one takes up at the confirmed byte. So a connection
+// through a tunnel loses and repeats nothing when the laptop changes its
+// network, and only what a reconnect cannot mend ends it.
+//
+// An idle tunnel costs three goroutines.
+type IAP struct {
+	// Endpoint is where the relay is. Empty: wss://tunnel.cloudproxy.app/v4.
+	Endpoint string
+
+	// Project has the instances.
+	Project string
+
+	// Token tells an access token of the scope cloud-platform. It is asked at
+	// every connect and reconnect, since a tunnel lives longer than a token. It
+	// must return when its context ends. Nil: no token is sent.
+	Token func(ctx context.Context) (string, error)
+
+	// HTTPClient makes the WebSocket handshakes. Default: http.DefaultClient.
+	HTTPClient *http.Client
+
+	// Clock paces reconnects. Default: the system's.
+	Clock Clock
+
+	openLimit time.Duration // default iapOpenLimit; tests are in a hurry
+}
+
+const (
+	iapEndpoint    = "wss://tunnel.cloudproxy.app/v4"
+	iapSubprotocol = "relay.tunnel.cloudproxy.app"
+	iapOrigin      = "bot:iap-tunneler" // the relay refuses browsers' origins
+
+	// iapOpenLimit bounds one connect or reconnect: token, handshake and the
+	// relay's own connect to the instance. gcloud waits as long.
+	iapOpenLimit = 60 * time.Second
+
+	// iapReconnectLimit is how long a broken tunnel is mended, as with gcloud.
+	// sshfan's keepalives give up much earlier.
+	iapReconnectLimit = 15 * time.Minute
+
+	// iapStallLimit is how long the relay may be silent after we sent bytes
+	// before its WebSocket counts as dead: a path that vanished without a
+	// reset would otherwise go unnoticed for minutes. It is longer than
+	// Config.KeepAlive, whose answers are the sign of life of an idle SSH
+	// connection, and together with iapStallCheck shorter than three of them,
+	// so that a new WebSocket is there before the connection is given up. A
+	// protocol that never answers pays one needless reconnect.
+	iapStallLimit = 15 * time.Second
+	iapStallCheck = 5 * time.Second
+
+	// iapSettled is the age from which on a WebSocket counts as proof that the
+	// relay works, though no byte passed.
+	iapSettled = 30 * time.Second
+
+	// iapLinger bounds how long Close pushes out what was written.
+	iapLinger = 2 * time.Second
+
+	// iapGoodbye is how long Close then waits for the relay to answer the close
+	// frame, without which it would keep the worker's side open. The frame is
+	// on its way by then; the wait is for what the relay still sends, which
+	// would have our kernel reset the connection.
+	iapGoodbye = 100 * time.Millisecond
+
+	// iapSendWindow bounds the bytes kept for sending again: 7 MB/s at a round
+	// trip of 150 ms. Writers wait while it is full.
+	iapSendWindow = 1 << 20
+
+	// iapReadWindow bounds the bytes that wait for Read. Flow control is the
+	// relay's own window, since we acknowledge what was read, not what
+	// arrived; this bound holds against a relay without one. It is generous
+	// because acknowledgements queue behind data: with a full window both
+	// ways, and a reader that waits for its own Write as x/crypto/ssh's may,
+	// stopping to receive would be a deadlock.
+	iapReadWindow = 4 << 20
+
+	// iapAckAfter is how many bytes are read before they are acknowledged.
+	iapAckAfter = 2 * relayMaxData
+
+	// iapKeepBuffer is the largest buffer that an idle tunnel holds on to.
+	iapKeepBuffer = 64 << 10
+)
+
+// Dial connects to a port of an instance's network interface, such as "nic0",
+// or "" for that. It ends when ctx does; once it has returned, ctx means
+// nothing to the connection. Its error is an *IAPError. The connection owns
+// its goroutines; Close ends them.
+//
+// Write returns when the bytes are in the window of bytes that the relay has
+// not confirmed. Read tells io.EOF when the instance closed the connection in
+// good order and else a *net.OpError with an *IAPError. Close takes a round
+// trip or a tenth of a second, and up to two seconds while there are bytes that
+// were written and not sent: close many connections at once, not in turn.
+func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
+	if nic == "" {
+		nic = "nic0"
+	}
+	c := &iapConn{
+		iap:     t,
+		target:  iapTarget{zone: zone, instance: instance, nic: nic, port: port},
+		clock:   t.Clock,
+		local:   iapAddr("iap"),
+		done:    make(chan struct{}),
+		closing: make(chan struct{}),
+	}
+	if c.clock == nil {
+		c.clock = systemClock{}
+	}
+	c.changed.L = &c.mu
+	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	ws, err := c.open(ctx)
+	if err != nil {
+		c.cancel(err)
+		return nil, err
+	}
+	go c.run(ws)
+	return c, nil
+}
+
+// iapTarget is what a tunnel leads to.
+type iapTarget struct {
+	zone, instance, nic string
+	port                int
+}
+
+func (t iapTarget) String() string { return net.JoinHostPort(t.instance, strconv.Itoa(t.port)) }
+
+// iapAddr is an end of a tunnel.
+type iapAddr string
+
+func (a iapAddr) Network() string { return "iap" }
+func (a iapAddr) String() string  { return string(a) }
+
+// iapConn is a tunnel. Offsets count from the first byte of its direction, as
+// the relay does.
+type iapConn struct {
+	iap    *IAP
+	target iapTarget
+	clock  Clock
+
+	ctx     context.Context // ends with the tunnel; not that of Dial
+	cancel  context.CancelCauseFunc
+	closing chan struct{} // closed by Close
+	done    chan struct{} // closed when run has ended
+
+	writing sync.Mutex // one Write at a time, so that two never mix
+
+	mu      sync.Mutex
+	changed sync.Cond // of anything below
+	closed  bool      // by Close
+	up      bool      // a WebSocket is being served
+	err     error     // why the tunnel ended; io.EOF: in good order
+	local   net.Addr
+	sid     []byte // names the tunnel at a reconnect
+
+	inbox    iapBuffer // received and not read
+	received uint64    // offset of inbox's end
+	acked    uint64    // offset that our last acknowledgement named
+
+	outbox    iapBuffer // written and not confirmed
+	confirmed uint64    // offset of outbox's start
+	sent      uint64    // offset of what this WebSocket sends next
+	sentMost  uint64    // the furthest that sent ever was
+
+	waiting  time.Time // since when what was sent met silence; zero: it does not
+	opened   time.Time // when this WebSocket was
+	progress bool      // the tunnel got ahead on this WebSocket
+
+	readDeadline, writeDeadline iapDeadline
+
+	// Of run only.
+	tries       int       // reconnects since the last progress
+	brokenSince time.Time // the break that they try to mend
+}
+
+// run keeps the tunnel alive until it ends.
+func (c *iapConn) run(ws *websocket.Conn) {
+	defer close(c.done)
+	for ws != nil {
+		err := c.serve(ws)
+		ws, err = c.reconnect(err)
+		if ws == nil {
+			c.end(err)
+		}
+	}
+}
+
+// end is the end of the tunnel. What was received can still be read.
+func (c *iapConn) end(err error) {
+	c.cancel(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+	c.outbox = iapBuffer{}
+	c.changed.Broadcast()
+}
+
+// serve moves bytes over ws until it breaks and returns why.
+func (c *iapConn) serve(ws *websocket.Conn) error {
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	wg.Go(func() { cancel(c.receive(ctx, ws)) })
+	wg.Go(func() { c.watch(ctx, cancel) })
+	if err := c.send(ctx, ws, cancel); err != nil && ctx.Err() == nil {
+		// A relay that hangs up says why before it does: give the receiver
+		// time to find that.
+		select {
+		case <-ctx.Done():
+		case <-c.clock.After(time.Second):
+		}
+		cancel(err)
+	}
+	cancel(net.ErrClosed)
+	_ = ws.CloseNow()
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// send writes data and acknowledgements to ws until ctx ends or ws breaks. When
+// the tunnel is closed it sends what is left and takes leave of the relay.
+func (c *iapConn) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
+	defer context.AfterFunc(ctx, c.wake)()
+	var frame []byte
+	for {
+		frame = c.nextFrame(ctx, frame[:0])
+		if len(frame) > 0 {
+			if err := ws.Write(ctx, websocket.MessageBinary, frame); err != nil {
+				return err
+			}
+			continue
+		}
+		if ctx.Err() == nil {
+			c.takeLeave(ctx, ws, cancel)
+		}
+		return nil
+	}
+}
+
+// takeLeave closes ws in good order. The end of ctx, which is the receiver's,
+// cuts that short: the WebSocket library itself would wait for ten seconds.
+func (c *iapConn) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-c.clock.After(iapGoodbye):
+			cancel(net.ErrClosed)
+		}
+	})
+	_ = ws.Close(websocket.StatusNormalClosure, "")
+	cancel(net.ErrClosed)
+	wg.Wait()
+}
+
+// nextFrame waits until there is something to send, and appends it to buf.
+// Nothing: ctx has ended or the tunnel is closed and all is sent.
+func (c *iapConn) nextFrame(ctx context.Context, buf []byte) []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ctx.Err() == nil {
+		// Acknowledgements first: a relay whose window is full waits for them.
+		if read := c.received - uint64(c.inbox.len()); read > c.acked+iapAckAfter {
+			c.acked = read
+			return appendAckFrame(buf, read)
+		}
+		if unsent := c.outbox.bytes()[c.sent-c.confirmed:]; len(unsent) > 0 {
+			unsent = unsent[:min(len(unsent), relayMaxData)]
+			c.sent += uint64(len(unsent))
+			c.sentMost = max(c.sentMost, c.sent)
+			if c.waiting.IsZero() {
+				c.waiting = c.clock.Now()
+			}
+			return appendDataFrame(buf, unsent)
+		}
+		if c.closed {
+			return buf
+		}
+		c.changed.Wait()
+	}
+	return buf
+}
+
+// receive reads frames from ws until it breaks.
+func (c *iapConn) receive(ctx context.Context, ws *websocket.Conn) error {
+	defer context.AfterFunc(ctx, c.wake)()
+	var buf []byte
+	for {
+		frame, err := readRelayFrame(ctx, ws, &buf)
+		if err != nil {
+			return err
+		}
+		if err := c.take(ctx, frame); err != nil {
+			return err
+		}
+	}
+}
+
+// take does what a received frame says. It waits while too much is unread.
+func (c *iapConn) take(ctx context.Context, f relayFrame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = time.Time{}
+	switch f.tag {
+	case relayData:
+		for c.inbox.len() >= iapReadWindow && !c.closed {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			c.changed.Wait()
+		}
+		if !c.closed {
+			c.inbox.add(f.data)
+			c.received += uint64(len(f.data))
+			c.progress = true
+		}
+	case relayAck:
+		if err := c.confirm(f.count); err != nil {
+			return err
+		}
+	case relaySID, relayReconnected:
+		return protocolError("greeted twice")
+	}
+	// Tags that we do not know are left alone, as gcloud does.
+	c.changed.Broadcast()
+	return nil
+}
+
+// confirm forgets the bytes up to offset upTo, which the relay has. c.mu is
+// held.
+func (c *iapConn) confirm(upTo uint64) error {
+	switch {
+	case upTo > c.sentMost:
+		return protocolError(fmt.Sprintf("confirmed %d bytes of %d", upTo, c.sentMost))
+	case upTo <= c.confirmed:
+		return nil // late; it takes nothing back
+	}
+	c.outbox.drop(int(upTo - c.confirmed))
+	c.confirmed = upTo
+	c.sent = max(c.sent, upTo)
+	c.progress = true
+	return nil
+}
+
+// watch ends ws, by cancel, when it is silent for too long.
+func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.clock.After(iapStallCheck):
+		}
+		c.mu.Lock()
+		// With a full inbox it is we who do not listen.
+		stalled := !c.waiting.IsZero() && c.inbox.len() < iapReadWindow &&
+			c.clock.Now().Sub(c.waiting) >= iapStallLimit
+		c.mu.Unlock()
+		if stalled {
+			cancel(errRelaySilent)
+			return
+		}
+	}
+}
+
+// reconnect opens a new WebSocket in the place of the one that cause broke.
+// Without one it returns why the tunnel ended.
+func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
+	now := c.clock.Now()
+	c.mu.Lock()
+	c.up = false
+	if c.progress || now.Sub(c.opened) >= iapSettled {
+		c.tries, c.brokenSince = 0, now
+	}
+	c.mu.Unlock()
+
+	if websocket.CloseStatus(cause) == websocket.StatusNormalClosure {
+		return nil, io.EOF
+	}
+	for failure := c.explain(c.ctx, cause); ; {
+		if c.ctx.Err() != nil {
+			return nil, context.Cause(c.ctx)
+		}
+		if !failure.mendable() {
+			return nil, failure
+		}
+		wait := reconnectWait(c.tries)
+		if c.clock.Now().Add(wait).Sub(c.brokenSince) > iapReconnectLimit {
+			told := *failure
+			told.Err = fmt.Errorf("no reconnect within %s: %w", iapReconnectLimit, failure.Err)
+			return nil, &told
+		}
+		c.tries++
+		select {
+		case <-c.closing:
+			return nil, net.ErrClosed
+		case <-c.clock.After(wait):
+		}
+		ws, err := c.open(c.ctx)
+		if err == nil {
+			return ws, nil
+		}
+		failure = c.explain(c.ctx, err)
+	}
+}
+
+// reconnectWait is the pause before a reconnect: at first just long enough that
+// the tunnels of 2048 workers, all cut by one restart of a relay, do not come
+// back in one moment; then 1 s growing by a half to 20 s, each half random.
+func reconnectWait(tries int) time.Duration {
+	if tries == 0 {
+		return rand.N(250 * time.Millisecond)
+	}
+	d := time.Second
+	for range tries - 1 {
+		d = min(d+d/2, 20*time.Second)
+	}
+	return d/2 + rand.N(d/2)
+}
+
+// open makes a WebSocket for the tunnel, new or known to the relay by its sid.
+// Its error is an *IAPError.
+func (c *iapConn) open(ctx context.Context) (*websocket.Conn, error) {
+	limit := c.iap.openLimit
+	if limit <= 0 {
+		limit = iapOpenLimit
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, noAnswerError(limit))
+	defer cancel()
+
+	ws, err := c.handshake(ctx)
+	if err != nil {
+		return nil, c.explain(ctx, err)
+	}
+	if err := c.greet(ctx, ws); err != nil {
+		_ = ws.CloseNow()
+		return nil, c.explain(ctx, err)
+	}
+	return ws, nil
+}
+
+// handshake connects to the relay.
+func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
+	where, err := c.address()
+	if err != nil {
+		return nil, permanentError{err}
+	}
+	header := http.Header{"Origin": {iapOrigin}, "User-Agent": {"multihost"}}
+	if c.iap.Token != nil {
+		token, err := c.iap.Token(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("get access token: %w", err)
+		}
+		header.Set("Authorization", "Bearer "+token)
+	}
+	client := http.DefaultClient
+	if c.iap.HTTPClient != nil {
+		client = c.iap.HTTPClient
+	}
+	// A redirect leads to a page to log in on: it is the relay's refusal.
+	here := *client
+	here.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+	var local net.Addr
+	trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { local = i.Conn.LocalAddr() }}
+	ws, resp, err := websocket.Dial(httptrace.WithClientTrace(ctx, trace), where, &websocket.DialOptions{
+		HTTPClient:   &here,
+		HTTPHeader:   header,
+		Subprotocols: []string{iapSubprotocol},
+	})
+	if err != nil {
+		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+			return nil, c.refused(resp)
+		}
+		return nil, err
+	}
+	ws.SetReadLimit(relayMaxMessage)
+	c.mu.Lock()
+	c.local = local
+	c.mu.Unlock()
+	return ws, nil
+}
+
+// address is the URL for a new tunnel or, when there is a sid, for its next
+// WebSocket.
+func (c *iapConn) address() (string, error) {
+	if c.iap.Project == "" || c.target.zone == "" || c.target.instance == "" {
+		return "", errors.New("project, zone and instance must be known")
+	}
+	endpoint := c.iap.Endpoint
+	if endpoint == "" {
+		endpoint = iapEndpoint
+	}
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return "", err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q := url.Values{"zone": {c.target.zone}, "newWebsocket": {"True"}}
+	if c.sid == nil {
+		u = u.JoinPath("connect")
+		q.Set("project", c.iap.Project)
+		q.Set("instance", c.target.instance)
+		q.Set("interface", c.target.nic)
+		q.Set("port", strconv.Itoa(c.target.port))
+	} else {
+		u = u.JoinPath("reconnect")
+		q.Set("sid", string(c.sid))
+		q.Set("ack", strconv.FormatUint(c.received, 10))
+	}
+	u.RawQuery = q.Encode()
+	return u.String(), nil
+}
+
+// greet waits for the frame with which the relay opens a WebSocket, and has
+// everything sent again that the relay does not confirm in it.
+func (c *iapConn) greet(ctx context.Context, ws *websocket.Conn) error {
+	var buf []byte
+	for {
+		f, err := readRelayFrame(ctx, ws, &buf)
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		done, err := c.greeted(f)
+		c.mu.Unlock()
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// greeted takes a frame that arrived before or as the greeting. c.mu is held.
+func (c *iapConn) greeted(f relayFrame) (bool, error) {
+	wasNew := c.sid == nil
+	switch {
+	case f.tag == relaySID && wasNew && len(f.data) > 0:
+		c.sid = append([]byte(nil), f.data...)
+		c.progress = true
+	case f.tag == relayReconnected && !wasNew:
+		if f.count < c.confirmed {
+			return false, protocolError(fmt.Sprintf("lost %d bytes that it had confirmed", c.confirmed-f.count))
+		}
+		c.progress = false
+		if err := c.confirm(f.count); err != nil {
+			return false, err
+		}
+		c.sent = c.confirmed
+	case f.tag == relaySID, f.tag == relayReconnected, f.tag == relayData, f.tag == relayAck:
+		return false, protocolError(fmt.Sprintf("began with a frame of tag %d", f.tag))
+	default:
+		return false, nil
+	}
+	c.opened = c.clock.Now()
+	c.waiting = time.Time{}
+	c.up = true
+	return true, nil
+}
+
+func (c *iapConn) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed.Broadcast()
+}
+
+// Read implements net.Conn.
+func (c *iapConn) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch {
+		case c.closed:
+			return 0, c.opError("read", net.ErrClosed)
+		case c.readDeadline.expired:
+			return 0, c.opError("read", os.ErrDeadlineExceeded)
+		case len(p) == 0:
+			return 0, nil
+		case c.inbox.len() > 0:
+			return c.consume(p), nil
+		case c.err == io.EOF:
+			return 0, io.EOF
+		case c.err != nil:
+			return 0, c.opError("read", c.err)
+		}
+		c.changed.Wait()
+	}
+}
+
+// consume moves bytes from the inbox to p. c.mu is held.
+func (c *iapConn) consume(p []byte) int {
+	n := copy(p, c.inbox.bytes())
+	c.inbox.drop(n)
+	c.changed.Broadcast() // there may be something to acknowledge
+	return n
+}
+
+// Write implements net.Conn.
+func (c *iapConn) Write(p []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	written := 0
+	for {
+		switch {
+		case c.closed:
+			return written, c.opError("write", net.ErrClosed)
+		case c.writeDeadline.expired:
+			return written, c.opError("write", os.ErrDeadlineExceeded)
+		case c.err == io.EOF:
+			return written, c.opError("write", syscall.EPIPE)
+		case c.err != nil:
+			return written, c.opError("write", c.err)
+		}
+		n := min(len(p)-written, iapSendWindow-c.outbox.len())
+		if n > 0 {
+			c.outbox.add(p[written : written+n])
+			written += n
+			c.changed.Broadcast()
+		}
+		if written == len(p) {
+			return written, nil
+		}
+		c.changed.Wait()
+	}
+}
+
+// Close implements net.Conn. When it returns, nothing of the tunnel runs any
+// more. Closing twice is no error.
+func (c *iapConn) Close() error {
+	c.mu.Lock()
+	first, up := !c.closed, c.up
+	c.closed = true
+	c.inbox = iapBuffer{}
+	c.readDeadline.stop()
+	c.writeDeadline.stop()
+	c.changed.Broadcast()
+	c.mu.Unlock()
+
+	if first {
+		close(c.closing)
+		if !up {
+			c.cancel(net.ErrClosed)
+		}
+	}
+	select {
+	case <-c.done:
+	case <-c.clock.After(iapLinger):
+		c.cancel(net.ErrClosed)
+		<-c.done
+	}
+	return nil
+}
+
+// LocalAddr implements net.Conn: our end of the connection to the relay.
+func (c *iapConn) LocalAddr() net.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.local
+}
+
+// RemoteAddr implements net.Conn: instance and port.
+func (c *iapConn) RemoteAddr() net.Addr { return iapAddr(c.target.String()) }
+
+// SetDeadline implements net.Conn.
+func (c *iapConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *iapConn) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.readDeadline, t) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *iapConn) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writeDeadline, t) }
+
+// iapBuffer is a queue of bytes.
+type iapBuffer struct {
+	all  []byte
+	gone int // bytes at the start of all that were dropped
+}
+
+func (b *iapBuffer) bytes() []byte { return b.all[b.gone:] }
+func (b *iapBuffer) len() int      { return len(b.all) - b.gone }
+
+func (b *iapBuffer) add(p []byte) {
+	if len(b.all)+len(p) > cap(b.all) && b.gone >= b.len() {
+		b.all = b.all[:copy(b.all, b.bytes())]
+		b.gone = 0
+	}
+	b.all = append(b.all, p...)
+}
+
+func (b *iapBuffer) drop(n int) {
+	b.gone += n
+	if b.len() > 0 {
+		return
+	}
+	b.gone = 0
+	b.all = b.all[:0]
+	if cap(b.all) > iapKeepBuffer {
+		b.all = nil
+	}
+}
+
+// iapDeadline is a point of the system's time, which net.Conn means, whatever
+// Clock there is.
+type iapDeadline struct {
+	timer   *time.Timer
+	expired bool
+}
+
+func (d *iapDeadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+	d.timer = nil
+	d.expired = false
+}
+
+func (c *iapConn) setDeadline(d *iapDeadline, t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.opError("set", net.ErrClosed)
+	}
+	d.stop()
+	if t.IsZero() {
+		return nil
+	}
+	left := time.Until(t)
+	if left <= 0 {
+		d.expired = true
+		c.changed.Broadcast()
+		return nil
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(left, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if d.timer == timer {
+			d.expired = true
+			c.changed.Broadcast()
+		}
+	})
+	d.timer = timer
+	return nil
+}
+
+func (c *iapConn) opError(op string, err error) error {
+	return &net.OpError{Op: op, Net: "iap", Addr: c.RemoteAddr(), Err: err}
+}
+
+// The frames of the SSH relay protocol, version 4: one in each binary message,
+// a tag of two bytes and what belongs to it, most significant byte first.
+const (
+	relaySID         = 0x0001 // u32 length, session id: a new tunnel is open
+	relayReconnected = 0x0002 // u64: the relay has so many of our bytes
+	relayData        = 0x0004 // u32 length, bytes
+	relayAck         = 0x0007 // u64, as relayReconnected
+
+	relayMaxData    = 16384
+	relayMaxMessage = 64 << 10 // more than any relay has a reason to send
+)
+
+// relayFrame is a received frame: data is the session id or the bytes and
+// belongs to the buffer it was read into, count is the number.
+type relayFrame struct {
+	tag   uint16
+	data  []byte
+	count uint64
+}
+
+// errShortFrame is a frame that is cut off. It is what a connection that broke
+// in the middle of a message looks like: the WebSocket library takes the end of
+// the connection between two fragments, or two reads, for that of the message.
+var errShortFrame = errors.New("incomplete frame from the relay")
+
+// errRelaySilent is the cause of a WebSocket that was given up.
+var errRelaySilent = errors.New("relay does not answer")
+
+// protocolError is a relay that does what the protocol forbids.
+type protocolError string
+
+func (e protocolError) Error() string { return "relay broke the protocol: it " + string(e) }
+
+// parseRelayFrame reads a frame. Bytes behind it are ignored, as is what
+// belongs to an unknown tag.
+func parseRelayFrame(msg []byte) (relayFrame, error) {
+	if len(msg) < 2 {
+		return relayFrame{}, errShortFrame
+	}
+	f := relayFrame{tag: binary.BigEndian.Uint16(msg)}
+	msg = msg[2:]
+	switch f.tag {
+	case relaySID, relayData:
+		if len(msg) < 4 {
+			return relayFrame{}, errShortFrame
+		}
+		n := binary.BigEndian.Uint32(msg)
+		msg = msg[4:]
+		if uint64(n) > uint64(len(msg)) {
+			return relayFrame{}, errShortFrame
+		}
+		f.data = msg[:n]
+	case relayReconnected, relayAck:
+		if len(msg) < 8 {
+			return relayFrame{}, errShortFrame
+		}
+		f.count = binary.BigEndian.Uint64(msg)
+	}
+	return f, nil
+}
+
+func appendDataFrame(b, data []byte) []byte {
+	b = binary.BigEndian.AppendUint16(b, relayData)
+	b = binary.BigEndian.AppendUint32(b, uint32(len(data)))
+	return append(b, data...)
+}
+
+func appendAckFrame(b []byte, count uint64) []byte {
+	b = binary.BigEndian.AppendUint16(b, relayAck)
+	return binary.BigEndian.AppendUint64(b, count)
+}
+
+// readRelayFrame reads the next frame from ws into buf, which it may replace by
+// a larger one.
+func readRelayFrame(ctx context.Context, ws *websocket.Conn, buf *[]byte) (relayFrame, error) {
+	kind, r, err := ws.Reader(ctx)
+	if err != nil {
+		return relayFrame{}, err
+	}
+	if kind != websocket.MessageBinary {
+		return relayFrame{}, protocolError("sent a text message")
+	}
+	msg := (*buf)[:0]
+	for {
+		if len(msg) == cap(msg) {
+			msg = append(msg, make([]byte, max(512, len(msg)))...)[:len(msg)]
+		}
+		n, err := r.Read(msg[len(msg):cap(msg)])
+		msg = msg[:len(msg)+n]
+		*buf = msg
+		if err == io.EOF {
+			return parseRelayFrame(msg)
+		}
+		if errors.Is(err, websocket.ErrMessageTooBig) {
+			return relayFrame{}, protocolError(fmt.Sprintf("sent more than %d bytes in one message", relayMaxMessage))
+		}
+		if err != nil {
+			return relayFrame{}, err
+		}
+	}
+}
+
+// IAPError is why a tunnel could not be opened or ended. At most one of Code
+// and HTTP is not zero.
+type IAPError struct {
+	Project, Zone, Instance string
+	Port                    int
+
+	Code int // with which the relay closed the WebSocket
+	HTTP int // status with which the relay refused the WebSocket
+	Err  error
+}
+
+func (e *IAPError) Error() string {
+	s := fmt.Sprintf("IAP tunnel to %q port %d: ", e.Instance, e.Port)
+	switch {
+	case e.HTTP != 0:
+		s += fmt.Sprintf("relay refused it with HTTP %d: ", e.HTTP)
+	case e.Code != 0:
+		s += fmt.Sprintf("relay closed it with code %d: ", e.Code)
+	}
+	return s + e.Err.Error()
+}
+
+func (e *IAPError) Unwrap() error { return e.Err }
+
+// explain makes the error of a tunnel that could not be opened or broke: the
+// relay's word where there is one, else why we stopped, else what happened.
+func (c *iapConn) explain(ctx context.Context, err error) *IAPError {
+	var told *IAPError
+	var closed websocket.CloseError
+	var inURL *url.Error
+	switch {
+	case errors.As(err, &told):
+		return told
+	case errors.As(err, &closed):
+		return c.closedWith(closed)
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case errors.As(err, &inURL):
+		err = inURL.Err // the URL has the session's secret id
+	}
+	return c.newError(0, 0, err)
+}
+
+func (c *iapConn) newError(code, status int, err error) *IAPError {
+	return &IAPError{
+		Project: c.iap.Project, Zone: c.target.zone, Instance: c.target.instance, Port: c.target.port,
+		Code: code, HTTP: status, Err: err,
+	}
+}
+
+// closedWith is the error of a WebSocket that the relay closed.
+func (c *iapConn) closedWith(e websocket.CloseError) *IAPError {
+	code := int(e.Code)
+	err := errors.New(iapCodeText(code))
+	if reason := oneLine(e.Reason); reason != "" {
+		err = errors.New(reason)
+	}
+	if code == iapReadFailed || code == iapWriteFailed {
+		// The relay's side of the tunnel ended, perhaps in good order.
+		err = fmt.Errorf("%w: %w", err, io.EOF)
+	}
+	return c.newError(code, 0, err)
+}
+
+// refused is the error of a handshake that was answered with something else.
+func (c *iapConn) refused(resp *http.Response) *IAPError {
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // what there is
+	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
+	if reason == "" {
+		reason = strings.ToLower(http.StatusText(resp.StatusCode))
+	}
+	return c.newError(0, resp.StatusCode, errors.New(reason))
+}
+
+// htmlTag matches a tag and what is no text between two: errors of Google's
+// front ends are pages.
+var htmlTag = regexp.MustCompile(`(?s)<(style|script|title).*?</(style|script|title)>|<[^>]*>`)
+
+// oneLine makes a line of at most 200 bytes of a remote text.
+func oneLine(s string) string {
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " ")
+	if len(s) > 200 {
+		s = strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}
+
+// The codes with which the relay closes a WebSocket, of those that mean
+// something to a user.
+const (
+	iapSIDUnknown        = 4001
+	iapSIDInUse          = 4002
+	iapNoBackend         = 4003
+	iapReauthenticate    = 4004
+	iapWriteFailed       = 4009
+	iapReadFailed        = 4010
+	iapNotAuthorized     = 4033
+	iapLookupFailed      = 4047
+	iapLookupFailedAgain = 4051 // at a reconnect
+	iapRewindFailed      = 4074
+)
+
+// iapCodeText says what the codes mean, for a relay that gives no reason.
+func iapCodeText(code int) string {
+	switch code {
+	case iapSIDUnknown:
+		return "session unknown"
+	case iapSIDInUse:
+		return "session in use"
+	case iapNoBackend:
+		return "failed to connect to backend"
+	case iapReauthenticate:
+		return "reauthentication required"
+	case iapWriteFailed, iapReadFailed:
+		return "instance closed the connection"
+	case iapNotAuthorized:
+		return "not authorized"
+	case iapLookupFailed, iapLookupFailedAgain:
+		return "instance not found"
+	case iapRewindFailed:
+		return "bytes to send again are gone"
+	}
+	return "no reason given"
+}
+
+// Hint says what the likely cause is and what to type, or is empty.
+func (e *IAPError) Hint() string {
+	switch e.HTTP {
+	case http.StatusUnauthorized:
+		return "the relay does not take the access token: gcloud auth application-default login"
+	case http.StatusForbidden:
+		return e.hintPermission()
+	case http.StatusBadRequest:
+		return fmt.Sprintf("project %q, zone %q or instance %q is wrong, or the permission is missing: %s",
+			e.Project, e.Zone, e.Instance, e.hintPermission())
+	case http.StatusNotFound:
+		return e.hintInstance()
+	}
+	switch e.Code {
+	case iapNotAuthorized:
+		return e.hintPermission()
+	case iapNoBackend:
+		return fmt.Sprintf("nothing listens on port %d yet (the VM boots, or is stopped), or no firewall rule lets IAP in: "+
+			"multihost network firewall create NET-ssh --network=NET --allow=tcp:%d --source-ranges=35.235.240.0/20", e.Port, e.Port)
+	case iapLookupFailed, iapLookupFailedAgain:
+		return e.hintInstance()
+	case iapReadFailed, iapWriteFailed:
+		return "the worker hung up: its sshd may have been restarted, or turned the connection away because too many were logging in at once (MaxStartups)"
+	case iapReauthenticate:
+		return "your organization asks to log in again: gcloud auth application-default login"
+	case iapSIDUnknown, iapSIDInUse, iapRewindFailed:
+		return "the relay gave the tunnel up while we were cut off: connect again"
+	}
+	return ""
+}
+
+func (e *IAPError) hintPermission() string {
+	return fmt.Sprintf("tunnels need roles/iap.tunnelResourceAccessor and the IAP API: "+
+		"gcloud projects add-iam-policy-binding %s --member=user:EMAIL --role=roles/iap.tunnelResourceAccessor; "+
+		"gcloud services enable iap.googleapis.com --project=%s", e.Project, e.Project)
+}
+
+func (e *IAPError) hintInstance() string {
+	return fmt.Sprintf("project %q has no instance %q in zone %q: the VM may have been made anew, or preempted; see multihost qr list",
+		e.Project, e.Instance, e.Zone)
+}
+
+// Permanent reports whether there is no use in dialing again.
+func (e *IAPError) Permanent() bool {
+	switch e.HTTP {
+	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden:
+		return true
+	}
+	var p interface{ Permanent() bool }
+	return e.Code == iapNotAuthorized || errors.As(e.Err, &p) && p.Permanent()
+}
+
+// mendable reports whether a reconnect can help. All that is no word of the
+// relay is a broken path.
+func (e *IAPError) mendable() bool {
+	var protocol protocolError
+	var permanent permanentError
+	switch {
+	case errors.As(e.Err, &protocol), errors.As(e.Err, &permanent):
+		return false
+	case e.HTTP != 0:
+		// 401: the token may have run out on the way; the next is a new one.
+		return e.HTTP >= 500 || e.HTTP == http.StatusTooManyRequests || e.HTTP == http.StatusRequestTimeout ||
+			e.HTTP == http.StatusUnauthorized
+	case e.Code == 0:
+		return true
+	}
+	switch websocket.StatusCode(e.Code) {
+	case websocket.StatusGoingAway, websocket.StatusNoStatusRcvd, websocket.StatusInternalError,
+		websocket.StatusServiceRestart, websocket.StatusTryAgainLater, websocket.StatusBadGateway,
+		// Until the relay notices that the old WebSocket is dead:
+		iapSIDInUse,
+		// A new token is all it wants:
+		iapReauthenticate:
+		return true
+	}
+	return false
+}

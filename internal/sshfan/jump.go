@@ -1,0 +1,516 @@
+package sshfan
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
+
+	"multihost/internal/event"
+)
+
+// A JumpHost is a bastion.
+type JumpHost struct {
+	Addr string // host:port, as the machine before it on the way resolves it
+	User string
+
+	// IdentityFiles are private keys that are tried before the Fleet's. Those
+	// that do not exist are skipped.
+	IdentityFiles []string
+
+	// KnownHosts replace Config.UserKnownHosts, if not nil.
+	KnownHosts []string
+
+	// KnownAs is the name that KnownHosts have it under; empty means Addr.
+	KnownAs string
+}
+
+// JumpError is why a bastion cannot be passed. Every worker behind it fails
+// for the same reason.
+type JumpError struct {
+	Addr  string // of the bastion
+	User  string
+	Stage Stage
+	Err   error
+
+	hint  string
+	final bool
+}
+
+func (e *JumpError) Error() string {
+	switch e.Stage {
+	case StageAuth:
+		return fmt.Sprintf("log in to bastion %s as %q: %v", e.Addr, e.User, e.Err)
+	case StageHostKey:
+		if keyErr := (*HostKeyError)(nil); errors.As(e.Err, &keyErr) {
+			return keyErr.Error() // names the bastion
+		}
+		return fmt.Sprintf("verify host key of bastion %s: %v", e.Addr, e.Err)
+	case StageHandshake:
+		return fmt.Sprintf("ssh handshake with bastion %s: %v", e.Addr, e.Err)
+	}
+	return fmt.Sprintf("connect to bastion %s: %v", e.Addr, e.Err)
+}
+
+func (e *JumpError) Unwrap() error { return e.Err }
+
+// Hint says what the likely cause is, or is empty.
+func (e *JumpError) Hint() string { return e.hint }
+
+// Permanent reports that the bastion is not asked again.
+func (e *JumpError) Permanent() bool { return e.final }
+
+// ForwardError is what a bastion, reached, says about the way from it to a
+// worker.
+type ForwardError struct {
+	Bastion    string
+	Said       string // by its sshd: "Connection refused"
+	Prohibited bool   // it does not forward, or not to there
+}
+
+func (e *ForwardError) Error() string {
+	if e.Prohibited {
+		return fmt.Sprintf("bastion %s refuses to forward: %s", e.Bastion, e.Said)
+	}
+	return fmt.Sprintf("bastion %s cannot reach it: %s", e.Bastion, e.Said)
+}
+
+// Permanent reports a refusal that no other try changes.
+func (e *ForwardError) Permanent() bool { return e.Prohibited }
+
+// Hint says what the likely cause is.
+func (e *ForwardError) Hint() string {
+	said := strings.ToLower(e.Said)
+	switch {
+	case e.Prohibited:
+		return "its sshd needs AllowTcpForwarding yes, and PermitOpen must not exclude the workers"
+	case strings.Contains(said, "refused"):
+		return "nothing listens there: the VM is still booting, or this is not its SSH port"
+	case strings.Contains(said, "not known") || strings.Contains(said, "resol"):
+		return "the bastion does not know the name of the worker; its internal address needs none"
+	}
+	return "no firewall rule lets tcp:22 in from the bastion, or it is in another network"
+}
+
+// jumpTurns bounds the handshakes under way through one bastion. sshd begins to
+// drop connections that are not logged in at ten (MaxStartups 10:30:100).
+const jumpTurns = 8
+
+// A hop is a bastion with the one connection to it that everything behind it
+// shares. It is opened when it is needed first, and anew when it has died.
+type hop struct {
+	fleet  *Fleet
+	to     JumpHost
+	before *hop // nil: it is dialled from here
+	turns  chan struct{}
+
+	mu      sync.Mutex
+	link    *link
+	dialing *hopDial
+	fails   int       // in a row
+	rest    time.Time // no attempt before
+	broken  error     // for good
+}
+
+// A hopDial is an attempt that several callers wait for.
+type hopDial struct {
+	done chan struct{}
+	link *link
+	err  error
+}
+
+// chain returns the last of the hops to pass, nil if there are none. Workers
+// with the same way share its connections.
+func (f *Fleet) chain(jumps []JumpHost) *hop {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var last *hop
+	way := ""
+	for _, j := range jumps {
+		way += j.User + "@" + j.Addr + " "
+		h := f.hops[way]
+		if h == nil {
+			h = &hop{fleet: f, to: j, before: last, turns: make(chan struct{}, jumpTurns)}
+			f.hops[way] = h
+		}
+		last = h
+	}
+	return last
+}
+
+// route tells how to reach the address of a worker.
+func (f *Fleet) route(addr string) (string, *hop, error) {
+	jumps := f.cfg.Jump
+	if f.cfg.SSHConfig != nil {
+		var configured []JumpHost
+		var err error
+		if addr, configured, err = f.cfg.SSHConfig.reach(addr); err != nil {
+			return addr, nil, permanentError{err}
+		}
+		if len(jumps) == 0 {
+			jumps = configured
+		}
+	}
+	return addr, f.chain(jumps), nil
+}
+
+// dial opens a connection from the bastion to addr. The error is a *JumpError
+// when the bastion itself is the trouble.
+func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
+	l, err := h.live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ch, err := h.open(ctx, l, addr)
+	var refused *ssh.OpenChannelError
+	switch {
+	case err == nil:
+		return h.fleet.tunnel(ch)
+	case errors.As(err, &refused):
+		return nil, &ForwardError{
+			Bastion:    h.to.Addr,
+			Said:       plainText(refused.Message),
+			Prohibited: refused.Reason == ssh.Prohibited || refused.Reason == ssh.UnknownChannelType,
+		}
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	default:
+		l.end(err)
+		return nil, &JumpError{Addr: h.to.Addr, User: h.to.User, Stage: StageDial, Err: fmt.Errorf("%w: %w", ErrConnectionLost, err)}
+	}
+}
+
+// plainText makes what another machine says one printable line.
+func plainText(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	const most = 200
+	return strings.TrimSpace(s[:min(len(s), most)])
+}
+
+// open asks the bastion for a connection. A bastion may take minutes to find
+// that nobody answers there, and cannot be told to stop.
+func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, error) {
+	host, portText, err := net.SplitHostPort(addr)
+	port, portErr := strconv.ParseUint(portText, 10, 16)
+	if err != nil || portErr != nil {
+		return nil, permanentError{fmt.Errorf("%q is no host:port", addr)}
+	}
+	request := ssh.Marshal(struct {
+		Host       string
+		Port       uint32
+		OriginHost string
+		OriginPort uint32
+	}{host, uint32(port), "127.0.0.1", 0})
+	type result struct {
+		ch  ssh.Channel
+		err error
+	}
+	opened := make(chan result, 1)
+	ask := func() {
+		ch, reqs, err := l.conn.OpenChannel("direct-tcpip", request)
+		if err == nil {
+			h.fleet.spawn(func() { ssh.DiscardRequests(reqs) })
+		}
+		if err == nil && ctx.Err() != nil {
+			_ = ch.Close()
+		}
+		opened <- result{ch, err}
+	}
+	if !h.fleet.spawn(ask) {
+		return nil, ErrClosed
+	}
+	select {
+	case r := <-opened:
+		return r.ch, r.err
+	case <-ctx.Done():
+		h.fleet.spawn(func() {
+			if r := <-opened; r.err == nil {
+				_ = r.ch.Close()
+			}
+		})
+		return nil, context.Cause(ctx)
+	}
+}
+
+// tunnel makes a channel a net.Conn. A channel by itself ends only when the
+// bastion agrees; a worker behind one that has stopped answering must be given
+// up without it.
+func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
+	near, far := net.Pipe()
+	in := f.spawn(func() {
+		_, _ = io.Copy(far, ch)
+		_ = far.Close()
+	})
+	out := f.spawn(func() {
+		_, _ = io.Copy(ch, far)
+		_ = ch.Close()
+	})
+	if !in || !out {
+		_ = near.Close()
+		_ = ch.Close()
+		return nil, ErrClosed
+	}
+	return near, nil
+}
+
+// live returns the connection to the bastion, opening it if need be.
+func (h *hop) live(ctx context.Context) (*link, error) {
+	h.mu.Lock()
+	switch {
+	case h.broken != nil:
+		defer h.mu.Unlock()
+		return nil, h.broken
+	case h.link != nil && !h.link.ended():
+		defer h.mu.Unlock()
+		return h.link, nil
+	}
+	d := h.dialing
+	if d == nil {
+		d = &hopDial{done: make(chan struct{})}
+		// The attempt is nobody's own: a worker that is given up meanwhile
+		// must not end it for the others.
+		if !h.fleet.spawn(func() { h.lead(d) }) {
+			h.mu.Unlock()
+			return nil, ErrClosed
+		}
+		h.dialing = d
+	}
+	h.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.link, d.err
+	case <-ctx.Done():
+		return nil, h.fail(ctx, StageDial, context.Cause(ctx))
+	}
+}
+
+// lead carries out an attempt. However many workers ask, a bastion that fails
+// is asked again at the pace of one client: more would be taken for an attack.
+func (h *hop) lead(d *hopDial) {
+	clock := h.fleet.cfg.Clock
+	h.mu.Lock()
+	pause := h.rest.Sub(clock.Now())
+	h.mu.Unlock()
+	if pause > 0 {
+		select {
+		case <-clock.After(pause):
+		case <-h.fleet.ctx.Done():
+		}
+	}
+	l, err := h.connect()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.dialing = nil
+	if err == nil {
+		h.link, h.fails = l, 0
+	} else {
+		h.fails++
+		h.rest = clock.Now().Add(jittered(h.fails))
+		if err.final {
+			h.broken = err
+		}
+		d.err = err
+	}
+	d.link = l
+	close(d.done)
+}
+
+// connect makes one attempt to get into the bastion.
+func (h *hop) connect() (*link, *JumpError) {
+	// Before the clock starts: somebody may have to type a passphrase.
+	keys, skipped := h.fleet.keyring.offer(h.to.IdentityFiles, h.fleet.cfg.Identity.signers)
+
+	limit := h.fleet.cfg.ConnectTimeout
+	ctx, cancel := context.WithTimeoutCause(h.fleet.ctx, limit, noAnswerError(limit))
+	defer cancel()
+
+	trust, err := h.trust()
+	if err != nil {
+		return nil, h.fail(ctx, StageHostKey, err)
+	}
+	raw, err := h.fleet.dial(ctx, h.before, h.to.Addr)
+	var before *JumpError
+	switch {
+	case errors.As(err, &before):
+		return nil, before
+	case err != nil:
+		return nil, h.fail(ctx, StageDial, err)
+	}
+	l, stage, err := h.fleet.login(ctx, raw, h.to.Addr, h.to.User, keys, trust)
+	if err != nil {
+		e := h.fail(ctx, stage, err)
+		if stage == StageAuth && e.final {
+			e.refused(keys, skipped)
+		}
+		return nil, e
+	}
+	h.remember(trust)
+	return l, nil
+}
+
+// fail makes the error of an attempt.
+func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
+	var keyErr *HostKeyError
+	var timeout interface{ Timeout() bool }
+	var hinted interface{ Hint() string }
+	e := &JumpError{Addr: h.to.Addr, User: h.to.User, Stage: stage}
+	switch {
+	case errors.As(err, &keyErr):
+		e.hint, e.final = keyErr.Hint(), true
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	e.Err = plain(err)
+	switch {
+	case errors.Is(err, ErrKeyRefused), errors.Is(err, ErrLoginRefused):
+		// A bastion runs already: what it refuses now it refuses later. This is
+		// not ErrKeyRefused, which is about the keys of workers.
+		e.Err = errors.New("it accepts none of our keys")
+		e.final = true
+	case stage == StageHostKey:
+		e.final = true
+	case stage == StageDial && errors.As(err, &timeout) && timeout.Timeout():
+		e.hint = "the bastion does not answer: no firewall rule lets this machine in, or the address is wrong"
+	case errors.As(err, &hinted):
+		e.hint = hinted.Hint()
+	case stage == StageHandshake:
+		e.hint = "the bastion closed the connection during the handshake: too many others are logging in there (MaxStartups)"
+	}
+	if e.final {
+		return e
+	}
+	var other interface{ Permanent() bool }
+	var dns *net.DNSError
+	e.final = errors.As(err, &other) && other.Permanent() || errors.As(err, &dns) && dns.IsNotFound
+	return e
+}
+
+// refused tells which keys a bastion has refused, and which it has not seen.
+func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
+	names := make([]string, len(keys))
+	for i, k := range keys {
+		names[i] = fingerprint(k.PublicKey())
+	}
+	e.Err = fmt.Errorf("%w: %s", e.Err, strings.Join(names, ", "))
+	e.hint = "name the login with --ssh-proxy-jump=USER@HOST, and its key as IdentityFile in the file of --ssh-config"
+	if skipped != nil {
+		e.hint = fmt.Sprintf("a key was left out: %v; %s", skipped, e.hint)
+	}
+}
+
+// trust finds out which host keys the bastion may show: those of the user's own
+// known_hosts, else the pinned one, else any.
+func (h *hop) trust() (*trust, error) {
+	f := h.fleet
+	pin := "jump/" + h.to.Addr
+	if !validPin(pin) || h.to.User == "" {
+		return nil, permanentError{fmt.Errorf("%q as %q is no bastion", h.to.Addr, h.to.User)}
+	}
+	t := &trust{host: Host{Name: "bastion " + h.to.Addr, Pin: pin}, accept: f.accept(pin, pin)}
+	files := h.to.KnownHosts
+	if files == nil {
+		files = f.cfg.UserKnownHosts
+	}
+	name := h.to.KnownAs
+	if name == "" {
+		name = h.to.Addr
+	} else if _, _, err := net.SplitHostPort(name); err != nil {
+		name = net.JoinHostPort(name, "22")
+	}
+	listed, revoked, err := lookUpKnownHosts(files, name)
+	if err != nil {
+		return nil, err
+	}
+	t.revoked = revoked
+	if len(listed) > 0 {
+		for _, k := range listed {
+			t.listed = append(t.listed, k.Key)
+		}
+		t.listedIn = listed[0].Filename
+		t.accept = "ssh-keygen -R " + Quote(knownhosts.Normalize(name)) + " -f " + Quote(t.listedIn)
+		return t, nil
+	}
+	t.pinned, t.pinnedIn = f.pins.get(pin), f.pins.name()
+	return t, nil
+}
+
+// remember pins a bastion that nobody knew, and says so.
+func (h *hop) remember(t *trust) {
+	if !t.firstUse() {
+		return
+	}
+	key, _ := t.outcome()
+	h.fleet.pins.put(t.host.Pin, key, false)
+	h.fleet.cfg.Sink.Emit(event.Note{
+		Level: event.Warn,
+		Text:  fmt.Sprintf("trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, fingerprint(key)),
+	})
+}
+
+// lookUpKnownHosts returns the host keys that ssh's own files have for a
+// machine, and a function that finds revoked ones. Certificate authorities are
+// not among the keys.
+func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, revoked func(ssh.PublicKey) error, err error) {
+	files = slices.DeleteFunc(slices.Clone(files), func(path string) bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	if len(files) == 0 {
+		return nil, nil, nil
+	}
+	check, err := knownhosts.New(files...)
+	if err != nil {
+		return nil, nil, permanentError{fmt.Errorf("read known hosts: %w", err)}
+	}
+	// The package tells what it knows only to those who offer a wrong key.
+	wrong, err := ssh.NewPublicKey(make(ed25519.PublicKey, ed25519.PublicKeySize))
+	if err != nil {
+		return nil, nil, err
+	}
+	var keyErr *knownhosts.KeyError
+	if err := check(name, &net.TCPAddr{}, wrong); !errors.As(err, &keyErr) {
+		return nil, nil, permanentError{fmt.Errorf("look up %q in known hosts: %w", name, err)}
+	}
+	revoked = func(key ssh.PublicKey) error {
+		var e *knownhosts.RevokedError
+		if err := check(name, &net.TCPAddr{}, key); errors.As(err, &e) {
+			return fmt.Errorf("host key %s is revoked in %s, line %d", fingerprint(key), e.Revoked.Filename, e.Revoked.Line)
+		}
+		return nil
+	}
+	return slices.DeleteFunc(keyErr.Want, isAuthority), revoked, nil
+}
+
+// isAuthority reports whether a line of a known_hosts file is about the
+// authority that signs host keys.
+func isAuthority(k knownhosts.KnownKey) bool {
+	file, err := os.Open(k.Filename)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for n := 1; lines.Scan(); n++ {
+		if n == k.Line {
+			return strings.HasPrefix(strings.TrimSpace(lines.Text()), "@cert-authority")
+		}
+	}
+	return false
+}

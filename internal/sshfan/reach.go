@@ -1,0 +1,147 @@
+package sshfan
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// NoAddressError reports a worker that lacks the kind of address by which it
+// is to be reached. Return it from Host.Addr.
+type NoAddressError struct {
+	Worker string // "s0w3"
+	Kind   string // "external" or "internal"
+}
+
+func (e *NoAddressError) Error() string {
+	return fmt.Sprintf("%s has no %s address", e.Worker, e.Kind)
+}
+
+// Permanent reports that waiting gives the worker no such address.
+func (e *NoAddressError) Permanent() bool { return true }
+
+// Hint says what to type.
+func (e *NoAddressError) Hint() string {
+	if e.Kind == "external" {
+		return "it was made with internal addresses only: use --ip=iap, --ssh-proxy-jump=USER@BASTION, or --ip=internal from inside the network"
+	}
+	return "the node is not ready yet: multihost qr list shows its state"
+}
+
+// UnreachableError reports that none of a worker's addresses was reached.
+type UnreachableError struct {
+	Addrs  []string
+	Causes []error // aligned to Addrs
+}
+
+func (e *UnreachableError) Error() string {
+	var b strings.Builder
+	b.WriteString("no address answers")
+	for i, addr := range e.Addrs {
+		fmt.Fprintf(&b, "; %s: %v", addr, e.Causes[i])
+	}
+	return b.String()
+}
+
+func (e *UnreachableError) Unwrap() []error { return e.Causes }
+
+// Hint says what the likely cause is.
+func (e *UnreachableError) Hint() string {
+	for i, addr := range e.Addrs {
+		var timeout interface{ Timeout() bool }
+		if errors.As(e.Causes[i], &timeout) && timeout.Timeout() {
+			return firewallHint(addr)
+		}
+	}
+	return "name the way with --ip=external, internal or iap, or --ssh-proxy-jump=USER@BASTION"
+}
+
+// A Dialer opens connections, as Config.Dial does.
+type Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Reachable tells which of several addresses (host:port) of one worker is
+// reached from here, by its index. Try it on one worker and use the same kind
+// of address for all.
+//
+// All are tried at once, each for at most patience. An address counts when an
+// SSH server answers there, so that another machine that has the same internal
+// address in another network is not taken for it by its open port alone; who
+// it is, Connect verifies. The first in the order of addrs wins, if it answers
+// within the patience. Where none answers, one that refuses the connection
+// counts: there is a way to it, and the VM boots. Otherwise the error is an
+// *UnreachableError, or the cause of ctx.
+//
+// dial is how Config.Dial opens connections; nil means TCP. An empty address
+// is skipped.
+func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs ...string) (int, error) {
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, noAnswerError(patience))
+	defer cancel()
+
+	causes := make([]error, len(addrs))
+	answers := make([]chan error, len(addrs))
+	for i, addr := range addrs {
+		answers[i] = make(chan error, 1)
+		go func() { answers[i] <- greets(ctx, dial, addr) }()
+	}
+	found := -1
+	for i := range addrs {
+		// Those in front are waited for; once one has answered, the others are
+		// cut short and only their end is waited for.
+		causes[i] = <-answers[i]
+		if causes[i] == nil && found < 0 {
+			found = i
+			cancel()
+		}
+	}
+	if found >= 0 {
+		return found, nil
+	}
+	for i, err := range causes {
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return i, nil
+		}
+	}
+	if err := context.Cause(ctx); err != nil && err != error(noAnswerError(patience)) {
+		return -1, err
+	}
+	return -1, &UnreachableError{Addrs: addrs, Causes: causes}
+}
+
+// greets reports whether an SSH server is at addr.
+func greets(ctx context.Context, dial Dialer, addr string) error {
+	if addr == "" {
+		return errors.New("no such address")
+	}
+	conn, err := dial(ctx, "tcp", addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	// A server may say some lines before its version (RFC 4253 §4.2).
+	lines := bufio.NewReader(io.LimitReader(conn, 8<<10))
+	for {
+		line, err := lines.ReadString('\n')
+		switch {
+		case strings.HasPrefix(line, "SSH-"):
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return fmt.Errorf("no SSH server: %w", plain(err))
+		}
+	}
+}
