@@ -89,6 +89,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "xla-preset", Usage: "compiler flags by preset or group `NAME`,…, put into LIBTPU_INIT_ARGS; see multihost xla presets"},
 		&cli.StringSliceFlag{Name: "xla-flag", Usage: "one more compiler `FLAG=VALUE`; may be repeated"},
 		&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` for the workers' logs; default: in the state directory"},
+		&cli.StringFlag{Name: "max-log", Value: "20GB", Usage: "`SIZE` of output that a worker keeps, such as 500MB; none: no limit"},
 		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the files have everybody's"},
 		&cli.BoolFlag{Name: "detach", Usage: "end after the start; the command goes on"},
 		&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},

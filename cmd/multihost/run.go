@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -158,6 +160,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	if o.Env, err = s.environment(c); err != nil {
 		return o, err
 	}
+	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
+		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
+	}
 	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
 	if err == nil && c.Bool("sim") && o.Detach {
 		return o, usagef("--sim and --detach: the simulator ends with this command, and the run with it")
@@ -231,4 +236,23 @@ func interruptible(ctx context.Context, err error) error {
 		return errors.Join(context.Cause(ctx), err)
 	}
 	return context.Cause(ctx)
+}
+
+// parseSize reads a number of bytes with an optional kB, MB or GB; none is -1.
+func parseSize(text string) (int64, error) {
+	if text == "none" {
+		return -1, nil
+	}
+	upper := strings.ToUpper(text)
+	scale := int64(1)
+	for suffix, factor := range map[string]int64{"KB": 1e3, "MB": 1e6, "GB": 1e9} {
+		if rest, ok := strings.CutSuffix(upper, suffix); ok {
+			upper, scale = strings.TrimSpace(rest), factor
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSuffix(upper, "B"), 10, 64)
+	if err != nil || n < 1 || n > math.MaxInt64/scale {
+		return 0, fmt.Errorf("size %q: want a number with kB, MB or GB, or none", text)
+	}
+	return n * scale, nil
 }

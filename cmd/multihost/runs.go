@@ -49,6 +49,7 @@ copy when the run has ended here, else from the worker.`,
 		Flags: flags(hostFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
+			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
@@ -60,6 +61,13 @@ copy when the run has ended here, else from the worker.`,
 			id, err := tpu.ParseWorkerID(c.String("worker"))
 			if err != nil {
 				return &usageError{err: fmt.Errorf("--worker: %w", err)}
+			}
+			if c.Bool("verify") {
+				d, err := s.workers(p, c)
+				if err != nil {
+					return err
+				}
+				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
 			}
 			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
 			if whole, err := job.LocalLog(s.stateDir, name, o, p.stdout); whole || err != nil {

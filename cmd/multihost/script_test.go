@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 //
 // Beside testscript's own, scripts have the commands
 //
-//	sim [-step=D] [-backend=B] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
+//	sim [-step=D] [-backend=B] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
@@ -105,6 +105,11 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { os.RemoveAll(dir) })
 	cfg := sim.Config{Dir: dir, Step: 10 * time.Millisecond}
 	for _, a := range args {
+		if entry, ok := strings.CutPrefix(a, "-metadata="); ok {
+			key, value, _ := strings.Cut(entry, "=")
+			cfg.ProjectMetadata = map[string]string{key: value}
+			continue
+		}
 		if backend, ok := strings.CutPrefix(a, "-backend="); ok {
 			cfg.Backend = backend
 			continue

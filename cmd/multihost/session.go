@@ -68,6 +68,9 @@ func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
 }
 
 func (s *session) close() {
+	if s.cloud != nil {
+		s.cloud.Close()
+	}
 	if s.sim != nil {
 		s.sim.Close()
 		os.RemoveAll(s.simDir)
@@ -159,7 +162,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	}
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone,
-		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint,
+		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
 		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.view,
 	})
@@ -319,7 +322,7 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	}
 	retry := c.Duration("connect-timeout")
 	d.Access = job.Access{
-		Login: login, Identity: identity, KnownHosts: known, Port: port,
+		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, Identity: identity, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(p.stdin, p.stderr, path) },
 	}
@@ -352,7 +355,9 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 	if a.Jump, err = sshfan.ParseJump(c.String("ssh-proxy-jump"), local, a.SSHConfig); err != nil {
 		return &usageError{err: fmt.Errorf("--ssh-proxy-jump: %w", err)}
 	}
-	a.UserKnownHosts = []string{filepath.Join(p.home, ".ssh", "known_hosts")}
+	ssh := filepath.Join(p.home, ".ssh")
+	a.UserKnownHosts = []string{filepath.Join(ssh, "known_hosts"), filepath.Join(ssh, "known_hosts2"), "/etc/ssh/ssh_known_hosts"}
+	a.AgentSocket, _ = s.lookup("SSH_AUTH_SOCK")
 	return nil
 }
 

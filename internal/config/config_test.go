@@ -341,14 +341,6 @@ func TestCheckRunName(t *testing.T) {
 	}
 }
 
-func TestLabelValue(t *testing.T) {
-	for in, want := range map[string]string{"Ada@Example.com": "ada-example-com", "a_b-c": "a_b-c", "": "", strings.Repeat("x", 70): strings.Repeat("x", 63)} {
-		if got := config.LabelValue(in); got != want {
-			t.Errorf("LabelValue(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestLocalUser(t *testing.T) {
 	tests := []struct {
 		user, account, want string

@@ -30,6 +30,7 @@ type Gcloud struct {
 	TPUEndpoint     string
 	ComputeEndpoint string
 	StorageEndpoint string
+	OSLoginEndpoint string
 
 	AccessTokenFile string
 	DisableAuth     bool
@@ -57,6 +58,7 @@ func properties() []property {
 		{"TPUEndpoint", "api_endpoint_overrides", "tpu"},
 		{"ComputeEndpoint", "api_endpoint_overrides", "compute"},
 		{"StorageEndpoint", "api_endpoint_overrides", "storage"},
+		{"OSLoginEndpoint", "api_endpoint_overrides", "oslogin"},
 		{"AccessTokenFile", "auth", "access_token_file"},
 		{"DisableAuth", "auth", "disable_credentials"},
 		{"Impersonate", "auth", "impersonate_service_account"},
@@ -129,6 +131,8 @@ func (g *Gcloud) set(field, value, source string) error {
 		g.ComputeEndpoint = value
 	case "StorageEndpoint":
 		g.StorageEndpoint = value
+	case "OSLoginEndpoint":
+		g.OSLoginEndpoint = value
 	case "AccessTokenFile":
 		g.AccessTokenFile = value
 	case "Impersonate":

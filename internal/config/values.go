@@ -86,7 +86,7 @@ func RunName(user string, now time.Time, rnd io.Reader) string {
 		n := now.Nanosecond()
 		b = [2]byte{byte(n >> 8), byte(n)}
 	}
-	name := strings.Trim(legalise(user, '-'), "-")
+	name := strings.Trim(legalise(user), "-")
 	if name == "" || name[0] < 'a' || name[0] > 'z' {
 		name = strings.TrimRight("u"+name, "-")
 	}
@@ -94,32 +94,15 @@ func RunName(user string, now time.Time, rnd io.Reader) string {
 	return fmt.Sprintf("%s-%s-%s", name, now.Format("20060102-150405"), hex.EncodeToString(b[:]))
 }
 
-// LabelValue makes s legal as the value of a Google Cloud label: lower-case
-// letters, digits, dashes and underscores, at most 63.
-func LabelValue(s string) string {
-	var b strings.Builder
-	for _, r := range strings.ToLower(s) {
-		if r == '_' {
-			b.WriteRune(r)
-			continue
-		}
-		b.WriteRune(legalRune(r, '-'))
-	}
-	out := b.String()
-	return out[:min(len(out), 63)]
-}
-
-// legalise lower-cases s and puts other in place of every rune that is not a
+// legalise lower-cases s and puts a dash in place of every rune that is not a
 // letter a-z, a digit or a dash.
-func legalise(s string, other rune) string {
-	return strings.Map(func(r rune) rune { return legalRune(r, other) }, strings.ToLower(s))
-}
-
-func legalRune(r, other rune) rune {
-	if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') || r == '-' {
-		return r
-	}
-	return other
+func legalise(s string) string {
+	return strings.Map(func(r rune) rune {
+		if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(s))
 }
 
 // loginFallback is used when neither this machine nor the account gives a

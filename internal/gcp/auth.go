@@ -237,6 +237,13 @@ type authTransport struct {
 	quotaProject string
 }
 
+// CloseIdleConnections is what http.Client calls.
+func (t *authTransport) CloseIdleConnections() {
+	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
 // RoundTrip implements http.RoundTripper.
 func (t *authTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.tokens.cfg.DisableAuth {

@@ -111,6 +111,9 @@ func New(cfg Config) *Client {
 	}
 }
 
+// Close drops idle connections. The client can be used again after it.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
 // Token returns an access token for services that are not called through this
 // package, such as the IAP relay; empty when requests go without credentials.
 func (c *Client) Token(ctx context.Context) (string, error) {

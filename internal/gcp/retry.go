@@ -88,10 +88,7 @@ func (c *Client) sayRetry(e *Error, try int, delay time.Duration) {
 	if try >= 3 {
 		level = event.Warn
 	}
-	c.cfg.Sink.Emit(event.Note{
-		Level: level,
-		Text:  fmt.Sprintf("%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond)),
-	})
+	event.Notef(c.cfg.Sink, level, "", "%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond))
 }
 
 // jitter returns between half of d and d, so that many clients that failed

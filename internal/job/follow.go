@@ -35,6 +35,7 @@ type following struct {
 	begin   time.Time
 	ends    []ending
 	outages []outage
+	window  *launch.Window
 }
 
 // ending is how the command ended on one worker.
@@ -88,6 +89,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	n := len(f.team.ids)
 	f.ends = make([]ending, n)
 	f.outages = make([]outage, n)
+	f.window = launch.NewWindow(followWindow, n)
 	ended := make(chan endOf, n)
 	for i := range n {
 		go func() { ended <- endOf{i, f.followWorker(followCtx, i)} }()
@@ -204,13 +206,10 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 		hint = "the same signal once more leaves at once, without proof"
 	}
 	note(f.Sink, event.Warn, hint, "stopping run %s on all workers: %s", f.ref.Run, reason)
-	ends := slices.Clone(f.ends) // of now; the goroutine must not read what is still written
 	go func() {
 		stopCtx, cancel := f.detached(ctx, f.grace+2*time.Minute)
 		defer cancel()
-		s.done <- f.team.stopAll(stopCtx, f.Sink, f.ref, f.grace, reason, func(i int) bool {
-			return errors.Is(ends[i].err, errSliceGone)
-		})
+		s.done <- f.team.stopAll(stopCtx, f.Sink, f.ref, f.grace, reason, func(i int) bool { return f.outages[i].isGone() })
 	}()
 	return s
 }
@@ -224,11 +223,20 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	workerCtx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	id := f.team.ids[i]
 	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
-		Lost: func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
+		Window: f.window, QuietAfter: quietAfter,
+		Lost:  func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
+		Quiet: func(s launch.Silence) { f.quiet(id, s) },
+		Full: func(limit int64) {
+			note(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
+		},
 	})
 	f.outages[i].over()
 	log.close()
+	if err == nil {
+		f.sweep(workerCtx, i)
+	}
 	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
 		return ending{err: err, at: f.Clock.Now()}
 	}
@@ -239,6 +247,48 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		return ending{known: true, err: err, at: f.Clock.Now()}
 	}
 	return ending{known: true, exit: exit, at: exit.End.Add(-f.team.conns[i].ClockOffset())}
+}
+
+// quietAfter is how long a worker may print nothing before that is said, and
+// said again. Compilation of large models is silent for that long at most.
+const quietAfter = 10 * time.Minute
+
+// followWindow bounds the bytes that are on their way from all workers.
+const followWindow = 128 << 20
+
+func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
+	silent := event.Duration(s.Since)
+	switch {
+	case s.Err != nil:
+		note(f.Sink, event.Warn, "", "%s: no output for %s, and it does not answer: %s", id, silent, causeText(s.Err, id))
+	case s.State.Left == 0:
+		note(f.Sink, event.Warn, "", "%s: no output for %s, and no process of the run is alive", id, silent)
+	case s.CPU < 0:
+		note(f.Sink, event.Warn, "", "%s: no output for %s, process alive", id, silent)
+	default:
+		note(f.Sink, event.Warn, "", "%s: no output for %s, process alive, CPU %.0f %%", id, silent, 100*s.CPU)
+	}
+	if s.Err == nil && s.State.DiskSize > 0 && s.State.DiskFree >= 0 && s.State.DiskFree < s.State.DiskSize/10 {
+		note(f.Sink, event.Warn, "", "%s: only %s free where the output is kept", id, event.Bytes(s.State.DiskFree))
+	}
+}
+
+// sweep ends what the command left behind on a worker when it ended, and says
+// what holds the TPU still.
+func (f *following) sweep(ctx context.Context, i int) {
+	id := f.team.ids[i]
+	rep, err := launch.Sweep(ctx, f.team.conns[i], f.ref, launch.StopOptions{Grace: f.grace, Reason: "left behind by the command"})
+	switch {
+	case err != nil:
+		note(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: whether the command left processes is not known: %s", id, causeText(err, id))
+	case len(rep.Survivors) > 0:
+		note(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: processes of the command are left: %v", id, rep.Survivors)
+	case rep.Found > 0:
+		note(f.Sink, event.Info, "", "%s: ended %s that the command had left behind", id, event.Count(rep.Found, "process"))
+	}
+	for _, p := range rep.Devices {
+		note(f.Sink, event.Warn, "", "%s: %s is still held by process %d of %s: %s", id, p.Device, p.PID, p.User, p.Command)
+	}
 }
 
 // lostLimit is how long a worker that cannot be reached is waited for. A VM
@@ -258,7 +308,13 @@ type outage struct {
 	mu          sync.Mutex
 	giveUp      context.CancelCauseFunc // nil: no outage
 	begin, last time.Time
-	err         error
+	gone        bool // its slice is
+}
+
+func (o *outage) isGone() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.gone
 }
 
 // lost is told of every failed try; it says so once an outage.
@@ -270,7 +326,7 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 		o.begin = now
 		note(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
-	o.giveUp, o.last, o.err = giveUp, now, err
+	o.giveUp, o.last = giveUp, now
 	if now.Sub(o.begin) > lostLimit {
 		giveUp(fmt.Errorf("not reachable for %s: %w", lostLimit, err))
 	}
@@ -305,6 +361,7 @@ func (f *following) lookAtOutages(ctx context.Context) {
 	for _, i := range lost {
 		if why := lostSlice(nodes, f.team.slice(i)); why != "" {
 			f.outages[i].mu.Lock()
+			f.outages[i].gone = true
 			if giveUp := f.outages[i].giveUp; giveUp != nil {
 				giveUp(fmt.Errorf("%s: %w", why, errSliceGone))
 			}
@@ -450,12 +507,8 @@ func (e ending) text() string {
 	switch {
 	case e.err != nil:
 		return e.err.Error()
-	case e.exit.Signal != "" && e.exit.OOM:
-		return "killed by SIG" + e.exit.Signal + ": the worker ran out of memory"
-	case e.exit.Signal != "":
-		return "killed by SIG" + e.exit.Signal
 	}
-	return fmt.Sprintf("exit code %d", e.exit.Code)
+	return e.exit.String()
 }
 
 // resultOrder lists the workers by when their command ended.

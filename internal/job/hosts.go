@@ -131,9 +131,9 @@ func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, err
 	return nil, "", qr.ErrNoGuestAttributes
 }
 
-// EnsureKey implements Cloud: the key has to be on the machines already.
-func (HostList) EnsureKey(context.Context, tpu.Slice, string, string) (bool, error) {
-	return false, nil
+// Login implements Cloud: the key has to be on the machines already.
+func (HostList) Login(_ context.Context, _ tpu.Slice, login, _ string, _ qr.OSLoginOptions) (string, bool, error) {
+	return login, false, nil
 }
 
 // onHosts reports whether the run works on a HostList.

@@ -30,7 +30,8 @@ type Cloud interface {
 	Slices(ctx context.Context) ([]tpu.Slice, error)
 	Slice(ctx context.Context, name string) (tpu.Slice, error)
 	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
-	EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error)
+	// Login makes sure that the workers of s let publicKey in, and tells as whom.
+	Login(ctx context.Context, s tpu.Slice, login, publicKey string, o qr.OSLoginOptions) (user string, changed bool, err error)
 }
 
 // Queue makes and deletes slices. *qr.Client implements it; a second provider
@@ -108,6 +109,7 @@ const (
 	StageTimeout   Stage = "timeout"
 	StageLocal     Stage = "write log"
 	StageProvision Stage = "provision"
+	StageVerify    Stage = "verify"
 	StageTeardown  Stage = "teardown"
 )
 
@@ -229,19 +231,10 @@ func (w *stopwatch) phase(name string, f func() (string, error)) error {
 }
 
 func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
-	sink.Emit(event.Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
+	event.Notef(sink, level, hint, format, args...)
 }
 
-// count writes a number with its noun: "1 file", "2 files".
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	if strings.HasSuffix(noun, "s") {
-		return fmt.Sprintf("%d %ses", n, noun)
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
+func count(n int, noun string) string { return event.Count(n, noun) }
 
 // detached returns a context for work that must go on although ctx has ended:
 // stopping the workers, tearing down. It ends when the user wants out at once

@@ -43,17 +43,31 @@ func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o Pre
 
 // reach discovers and connects, as every command does that works on slices.
 func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
-	sel, err := d.discover(ctx, prefix, partial)
+	sel, err := d.discoverPhase(ctx, watch, prefix, partial)
 	if err != nil {
 		return nil, err
 	}
-	var t *team
+	return d.connectPhase(ctx, watch, sel, only)
+}
+
+func (d *Deps) discoverPhase(ctx context.Context, watch *stopwatch, prefix string, partial bool) (sel tpu.Selection, err error) {
+	err = watch.phase("discover", func() (string, error) {
+		var err error
+		if sel, err = d.discover(ctx, prefix, partial); err != nil {
+			return "", err
+		}
+		return describe(sel), nil
+	})
+	return sel, err
+}
+
+func (d *Deps) connectPhase(ctx context.Context, watch *stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *team, err error) {
 	err = watch.phase("connect", func() (string, error) {
 		var err error
 		if t, err = d.connect(ctx, sel, only); err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("%d/%d workers of %s", len(t.ids), len(t.ids), describe(sel)), nil
+		return fmt.Sprintf("%d/%d workers", len(t.ids), len(t.ids)), nil
 	})
 	return t, err
 }

@@ -90,14 +90,7 @@ func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (out O
 	for i := range slices {
 		slices[i].Index = i
 	}
-	err = r.watch.phase("connect", func() (string, error) {
-		var err error
-		if r.team, err = d.connect(ctx, tpu.Selection{Slices: slices}, nil); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("%d/%d workers", len(r.team.ids), len(r.team.ids)), nil
-	})
-	if err != nil {
+	if r.team, err = d.connectPhase(ctx, &r.watch, tpu.Selection{Slices: slices}, nil); err != nil {
 		return Outcome{}, made, err
 	}
 	defer r.team.close()

@@ -48,6 +48,7 @@ type RunOptions struct {
 	FailFast   bool
 	Grace      time.Duration     // between TERM and KILL
 	Replace    bool              // stop a run that lives on these slices
+	MaxLog     int64             // bytes of output that a worker keeps; 0 is the default, -1 no limit
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
 	StrictExit bool
 }
@@ -96,25 +97,11 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
 	}
-	var sel tpu.Selection
-	err := r.watch.phase("discover", func() (string, error) {
-		var err error
-		if sel, err = r.discover(ctx, r.o.Prefix, r.o.AllowPartial); err != nil {
-			return "", err
-		}
-		return describe(sel), nil
-	})
+	sel, err := r.discoverPhase(ctx, &r.watch, r.o.Prefix, r.o.AllowPartial)
 	if err != nil {
 		return Outcome{}, err
 	}
-	err = r.watch.phase("connect", func() (string, error) {
-		var err error
-		if r.team, err = r.connect(ctx, sel, nil); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("%d/%d workers", len(r.team.ids), len(r.team.ids)), nil
-	})
-	if err != nil {
+	if r.team, err = r.connectPhase(ctx, &r.watch, sel, nil); err != nil {
 		return Outcome{}, err
 	}
 	defer r.team.close()
@@ -390,7 +377,7 @@ func (r *run) spec(i int) launch.Spec {
 	}
 	return launch.Spec{
 		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
-		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: wrap,
+		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog,
 	}
 }
 

@@ -3,6 +3,8 @@ package job
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -257,14 +259,7 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 		return Outcome{}, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
 			HintTxt: "end what is left with: multihost stop " + name}
 	}
-	var t *team
-	err = watch.phase("connect", func() (string, error) {
-		var err error
-		if t, err = d.connect(ctx, sel, nil); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("%d/%d workers", len(t.ids), len(t.ids)), nil
-	})
+	t, err := d.connectPhase(ctx, &watch, sel, nil)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -397,6 +392,86 @@ func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// A Verified is how the local log of one worker compares with the worker's.
+type Verified struct {
+	Worker string `json:"worker"`
+	Bytes  int64  `json:"bytes"`  // of the local file
+	Remote int64  `json:"remote"` // of the worker's
+	Same   bool   `json:"same"`   // whole and equal
+	Prefix bool   `json:"prefix"` // equal as far as it goes
+}
+
+// Verify compares the local log of every worker of a run with the worker's own
+// by their SHA-256, and emits the result. The error says that one is not whole
+// and equal.
+func (d *Deps) Verify(ctx context.Context, name, prefix string) error {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	rec, err := d.locate(ctx, name, prefix)
+	if err != nil {
+		return err
+	}
+	sel, gone, err := d.recorded(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if len(gone) > 0 {
+		return &Error{Stage: StageDiscover, Text: "slices are gone with their logs: " + strings.Join(gone, ", ")}
+	}
+	t, err := d.connectPhase(ctx, &watch, sel, nil)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
+	rows := make([]Verified, len(t.ids))
+	errs := t.each(ctx, d.Sink, "verify", func(ctx context.Context, i int) error {
+		rows[i] = Verified{Worker: t.ids[i].String()}
+		local, size, err := fileDigest(rec.logPath(t.ids[i]))
+		if err != nil {
+			return err
+		}
+		state, err := launch.Status(ctx, t.conns[i], ref)
+		if err != nil {
+			return err
+		}
+		remote, n, err := launch.Digest(ctx, t.conns[i], ref, size)
+		if err != nil {
+			return err
+		}
+		rows[i].Bytes, rows[i].Remote = size, state.LogSize
+		rows[i].Prefix = n == size && remote == local
+		rows[i].Same = rows[i].Prefix && size == state.LogSize
+		if !rows[i].Prefix {
+			return errors.New("the local log differs from the worker's")
+		}
+		if !rows[i].Same {
+			return fmt.Errorf("the local log has %d of %d bytes", size, state.LogSize)
+		}
+		return nil
+	})
+	var b strings.Builder
+	for _, r := range rows {
+		word := "equal"
+		if !r.Same {
+			word = "NOT EQUAL"
+		}
+		fmt.Fprintf(&b, "%s  %d bytes  %s\n", r.Worker, r.Bytes, word)
+	}
+	d.Sink.Emit(event.Result{Name: "logs_verified", Text: b.String(), Data: rows})
+	return workersError(StageVerify, t.ids, errs)
+}
+
+func fileDigest(path string) (sum string, size int64, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer file.Close()
+	hash := sha256.New()
+	size, err = io.Copy(hash, file)
+	return hex.EncodeToString(hash.Sum(nil)), size, err
 }
 
 // LocalLog writes this machine's copy of a log to w when the copy is whole:

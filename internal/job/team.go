@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ import (
 // Access is how workers are reached.
 type Access struct {
 	Login          string
+	OSLogin        qr.OSLoginOptions
+	AgentSocket    string
 	Identity       *sshfan.Identity
 	KnownHosts     string // file of pinned host keys
 	Port           int    // SSH port, 22
@@ -151,12 +154,17 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 // sendKeys, the user's key is put into the slices' metadata first; without, only
 // once a worker has refused it.
 func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (_ *team, failed map[tpu.WorkerID]error, err error) {
+	logins := map[string]string{} // by slice name, where it is not everybody's
 	if sendKeys {
-		if _, err := d.sendKeys(ctx, sel.Slices); err != nil {
+		if logins, _, err = d.sendKeys(ctx, sel.Slices); err != nil {
 			return nil, nil, err
 		}
 	}
 	way := d.way(ctx, sel)
+	sshConfig := d.Access.SSHConfig
+	if way == IAP { // addresses are names of VMs then, and no rule for hosts is meant for them
+		sshConfig = nil
+	}
 	keyCalls := semaphore.NewWeighted(hostKeyCalls)
 	t := &team{slices: sel.Slices}
 	for _, id := range sel.Workers() {
@@ -166,7 +174,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	}
 	hosts := make([]sshfan.Host, len(t.ids))
 	for i, id := range t.ids {
-		hosts[i] = d.host(way, sel.Slices[id.Slice], id, keyCalls)
+		hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, keyCalls)
 	}
 	fleet, err := sshfan.New(sshfan.Config{
 		Identity:       d.Access.Identity,
@@ -176,7 +184,8 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		RetryFor:       d.Access.RetryFor,
 		AuthRetryFor:   min(d.Access.RetryFor, authRetry),
 		Jump:           d.Access.Jump,
-		SSHConfig:      d.Access.SSHConfig,
+		SSHConfig:      sshConfig,
+		AgentSocket:    d.Access.AgentSocket,
 		UserKnownHosts: d.Access.UserKnownHosts,
 		Passphrase:     d.Access.Passphrase,
 		Dial:           d.dialer(way),
@@ -202,7 +211,10 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	conns, errs := fleet.Connect(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
 		// Another writer of the slice's metadata may have dropped our key.
-		if changed, err := d.sendKeys(ctx, sel.Slices); err == nil && changed {
+		if logins, changed, err := d.sendKeys(ctx, sel.Slices); err == nil && (changed || !sendKeys) {
+			for i, id := range t.ids {
+				hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, keyCalls)
+			}
 			conns, errs = fleet.Connect(ctx, hosts)
 		}
 	}
@@ -233,11 +245,8 @@ func pin(s tpu.Slice, id tpu.WorkerID) string {
 	return s.UID + "/" + strconv.Itoa(id.Worker)
 }
 
-func (d *Deps) host(way Way, s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
-	login := d.Access.Login
-	if own := s.Workers[id.Worker].Login; own != "" {
-		login = own
-	}
+func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
+	login = cmp.Or(s.Workers[id.Worker].Login, login, d.Access.Login)
 	return sshfan.Host{
 		Name: id.String(),
 		User: login,
@@ -278,9 +287,11 @@ func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID) func(context.Con
 	}
 }
 
-// sendKeys makes the user's public key known to every slice.
-func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (changed bool, err error) {
-	var sent atomic.Bool
+// sendKeys makes the user's public key known to every slice and returns as whom
+// to log in, by slice name.
+func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string]string, changed bool, err error) {
+	logins = map[string]string{}
+	var mu sync.Mutex // guards logins and changed
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
 	for _, s := range all {
@@ -288,18 +299,21 @@ func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (changed bool, err
 			continue // gone: there is nothing to log in to
 		}
 		group.Go(func() error {
-			changed, err := d.Cloud.EnsureKey(ctx, s, d.Access.Login, d.Access.Identity.PublicKey())
+			user, wrote, err := d.Cloud.Login(ctx, s, d.Access.Login, d.Access.Identity.PublicKey(), d.Access.OSLogin)
 			if err != nil {
 				return fmt.Errorf("add the SSH key of %q to slice %q: %w", d.Access.Login, s.Name, err)
 			}
-			if changed {
-				sent.Store(true)
-				note(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", d.Access.Login, s.Name)
+			mu.Lock()
+			logins[s.Name], changed = user, changed || wrote
+			mu.Unlock()
+			if wrote {
+				note(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", user, s.Name)
 			}
 			return nil
 		})
 	}
-	return sent.Load(), group.Wait()
+	err = group.Wait()
+	return logins, changed, err
 }
 
 // hostKeyCalls bounds the guest attribute calls under way: one a worker, all

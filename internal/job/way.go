@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
@@ -24,6 +25,10 @@ const (
 	External Way = "external"
 	IAP      Way = "iap"
 )
+
+// reachPatience is how long an external address may take to answer before the
+// tunnel is taken: a firewall drops silently, and nobody waits long for that.
+const reachPatience = 5 * time.Second
 
 // route is the way that one command takes, chosen once.
 type route struct {
@@ -56,7 +61,7 @@ func (d *Deps) way(ctx context.Context, sel tpu.Selection) Way {
 	name, first := sel.Slices[at].Name, sel.Slices[at].Workers[0]
 	if first.External != "" {
 		addr := net.JoinHostPort(first.External, strconv.Itoa(d.Access.Port))
-		if _, err := sshfan.Reachable(ctx, nil, d.Access.ConnectTimeout, addr); err == nil {
+		if _, err := sshfan.Reachable(ctx, nil, min(d.Access.ConnectTimeout, reachPatience), addr); err == nil {
 			d.route.chosen = External
 			return External
 		} else if d.Access.IAP == nil || ctx.Err() != nil {
