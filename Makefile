@@ -1,11 +1,12 @@
 # Targets with a ## comment are shown by `make help`.
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+SEED       ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    = ./...
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint docs check clean tools
+.PHONY: help build demo test race soak lint docs check clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +23,9 @@ test: tools ## run every test that this machine can run
 
 race: tools ## run the tests with the race detector
 	CGO_ENABLED=1 go test -race $(PACKAGES)
+
+soak: tools ## break connections ten times as often as the tests do
+	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
 
 lint: tools ## gofmt, go vet, staticcheck, shellcheck
 	@test -z "$$(gofmt -s -l cmd internal examples)" || { gofmt -s -l cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }

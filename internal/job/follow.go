@@ -533,7 +533,7 @@ type logFile struct {
 }
 
 func openLog(rec *Record, id tpu.WorkerID, sink event.Sink) (*logFile, error) {
-	file, err := os.OpenFile(rec.logPath(id), os.O_CREATE|os.O_WRONLY, 0o644)
+	file, err := os.OpenFile(rec.logPath(id), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}

@@ -119,7 +119,7 @@ func lastLocalAttempt(stateDir, run string) int {
 
 // makeLogDir makes the log directory and proves that it takes files.
 func (r *Record) makeLogDir() error {
-	if err := os.MkdirAll(r.LogDir, 0o755); err != nil {
+	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
 		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, HintTxt: "choose another place with --log-dir=DIR"}
 	}
 	probe, err := os.CreateTemp(r.LogDir, ".probe-*")
