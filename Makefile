@@ -3,10 +3,11 @@ VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo d
 SEED       ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    = ./...
+FUZZTIME   ?= 10s
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak lint docs check clean tools
+.PHONY: help build demo test race soak fuzz lint docs check clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,12 @@ race: tools ## run the tests with the race detector
 
 soak: tools ## break connections ten times as often as the tests do
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
+
+fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
+	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal examples | sort | while IFS=: read -r file func; do \
+		echo "$${func#func } of $${file%/*}"; \
+		go test "./$${file%/*}" -run '^$$' -fuzz "^$${func#func }$$" -fuzztime "$(FUZZTIME)" || exit 1; \
+	done
 
 lint: tools ## gofmt, go vet, staticcheck, shellcheck
 	@test -z "$$(gofmt -s -l cmd internal examples)" || { gofmt -s -l cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }

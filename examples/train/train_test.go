@@ -16,21 +16,16 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
-// python returns the interpreter. Without one the test is skipped, which is a
-// failure where MULTIHOST_REQUIRE_TOOLS=1 says that all tools are there.
+// python returns the interpreter. Without a recent one the test is ended.
 func python(t *testing.T) string {
 	t.Helper()
-	path, err := exec.LookPath("python3")
-	if err == nil {
-		err = exec.Command(path, "-c", "import sys; assert sys.version_info >= (3, 8), sys.version").Run()
-	}
-	if err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatalf("python3, 3.8 or later: %v", err)
-		}
-		t.Skipf("python3, 3.8 or later, is not here: %v", err)
+	path := testkit.Need(t, "python3")
+	if out, err := exec.Command(path, "-c", "import sys; assert sys.version_info >= (3, 8), sys.version").CombinedOutput(); err != nil {
+		testkit.Lacks(t, "python3 is older than 3.8: %s", out)
 	}
 	return path
 }

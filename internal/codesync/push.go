@@ -54,7 +54,7 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	var err error
 	for try := range pushTries {
 		if try > 0 {
-			t.opts.Sink.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("sync%s: %v; trying again", nameOf(r), err)})
+			event.Notef(t.opts.Sink, event.Warn, "", "sync%s: %v; trying again", nameOf(r), err)
 		}
 		rep, err = t.push(ctx, r, run)
 		if err == nil || ctx.Err() != nil ||
@@ -111,7 +111,7 @@ func (t *Tree) push(ctx context.Context, r Runner, run string) (Report, error) {
 		rep.SentFiles += p.files
 		rep.SentBytes += p.data.size
 	}
-	return rep, &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", plural(len(ans.missing), "file"), receiveRounds)}
+	return rep, &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", event.Count(len(ans.missing), "file"), receiveRounds)}
 }
 
 // send sends the missing contents and has the worker fill the directory.
@@ -299,7 +299,7 @@ func (t *Tree) report(change func(*progress)) {
 	}
 	e := event.Progress{Phase: "sync", Done: p.done, Total: max(p.started, t.opts.Workers)}
 	if p.total > 0 {
-		e.Detail = fmt.Sprintf("%s of %s", byteSize(p.sent), byteSize(p.total))
+		e.Detail = fmt.Sprintf("%s of %s", event.Bytes(p.sent), event.Bytes(p.total))
 	}
 	p.mu.Unlock()
 	if show {

@@ -18,6 +18,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 // write makes files below dir; a name that ends with a slash is a directory,
@@ -482,10 +483,7 @@ func TestAnswersThatAreNoAnswers(t *testing.T) {
 
 func TestWorkerScriptIsClean(t *testing.T) {
 	t.Parallel()
-	shellcheck, err := exec.LookPath("shellcheck")
-	if err != nil {
-		t.Skip("shellcheck is not installed (package shellcheck)")
-	}
+	shellcheck := testkit.Need(t, "shellcheck")
 	if out, err := exec.Command(shellcheck, "worker.sh").CombinedOutput(); err != nil {
 		t.Errorf("shellcheck: %v\n%s", err, out)
 	}

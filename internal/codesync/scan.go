@@ -475,7 +475,7 @@ func encode(entries []Entry) []byte {
 
 // describe says what will be sent and what not.
 func (t *Tree) describe() []event.Note {
-	what := fmt.Sprintf("sync %q: %s, %s", t.dir, plural(t.Count, "file"), byteSize(t.Bytes))
+	what := fmt.Sprintf("sync %q: %s, %s", t.dir, event.Count(t.Count, "file"), event.Bytes(t.Bytes))
 	notes := []event.Note{{Level: event.Info, Text: what}}
 	if t.Count == 0 {
 		notes[0].Level = event.Warn
@@ -498,7 +498,7 @@ func (t *Tree) describe() []event.Note {
 	if t.Bytes > bigTree {
 		var largest []string
 		for _, e := range t.Largest {
-			largest = append(largest, fmt.Sprintf("%s (%s)", printable(e.Path), byteSize(e.Size)))
+			largest = append(largest, fmt.Sprintf("%s (%s)", printable(e.Path), event.Bytes(e.Size)))
 		}
 		notes = append(notes, event.Note{Level: event.Warn, Text: "largest files: " + strings.Join(largest, ", "),
 			Hint: "name what the workers do not need in " + IgnoreFile})
@@ -511,7 +511,7 @@ func (s Skip) String() string {
 	case s.Files >= countLimit:
 		return fmt.Sprintf("%s (%s, more than %d files)", printable(s.Path), s.Why, countLimit)
 	case s.Files > 0:
-		return fmt.Sprintf("%s (%s, %s)", printable(s.Path), s.Why, plural(s.Files, "file"))
+		return fmt.Sprintf("%s (%s, %s)", printable(s.Path), s.Why, event.Count(s.Files, "file"))
 	}
 	return fmt.Sprintf("%s (%s)", printable(s.Path), s.Why)
 }
@@ -529,24 +529,4 @@ func firstOf(items []string, n int) string {
 		return strings.Join(items, ", ")
 	}
 	return strings.Join(items[:n], ", ") + fmt.Sprintf(" and %d more", len(items)-n)
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// byteSize writes a number of bytes in decimal units, as network rates are.
-func byteSize(n int64) string {
-	if n < 1000 {
-		return fmt.Sprintf("%d B", n)
-	}
-	value, unit := float64(n)/1000, 0
-	for value >= 999.95 && unit < 4 {
-		value /= 1000
-		unit++
-	}
-	return fmt.Sprintf("%.1f %cB", value, "kMGTP"[unit])
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"multihost/internal/testkit"
 )
 
 func paths(tree *Tree) (all []string) {
@@ -34,11 +36,7 @@ func skipped(tree *Tree) (all []string) {
 // git runs git in dir with a private configuration.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
-	path, err := exec.LookPath("git")
-	if err != nil {
-		t.Skip("git is not installed (package git)")
-	}
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(testkit.Need(t, "git"), args...)
 	cmd.Dir = dir
 	cmd.Env = []string{"HOME=" + t.TempDir(), "PATH=" + "/usr/bin:/bin", "GIT_CONFIG_NOSYSTEM=1",
 		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b", "GIT_CONFIG_COUNT=1",
@@ -274,8 +272,7 @@ func TestIgnoreLikeGit(t *testing.T) {
 		}
 		tests = append(tests, [2]string{text[0].String(), text[1].String()})
 	}
-	gitPath, err := exec.LookPath("git")
-	must(t, err)
+	gitPath := testkit.Need(t, "git")
 	for _, text := range tests {
 		write(t, dir, map[string]string{IgnoreFile: text[0], "foo1/" + IgnoreFile: text[1]})
 		cmd := exec.Command(gitPath, "ls-files", "-z", "--others", "--exclude-per-directory="+IgnoreFile)

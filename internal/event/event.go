@@ -31,15 +31,6 @@ func (f SinkFunc) Emit(e Event) { f(e) }
 // Discard drops every event.
 var Discard Sink = SinkFunc(func(Event) {})
 
-// Tee returns a Sink that emits to each of sinks in order.
-func Tee(sinks ...Sink) Sink {
-	return SinkFunc(func(e Event) {
-		for _, s := range sinks {
-			s.Emit(e)
-		}
-	})
-}
-
 // Level says how loud a Note is.
 type Level string
 

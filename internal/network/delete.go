@@ -50,21 +50,7 @@ func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 
 // sayAbsent says that there is nothing to delete.
 func (c *Client) sayAbsent(kind, name string) {
-	c.gcp.Sink().Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("%s %q does not exist: nothing to delete", kind, name)})
-}
-
-// PlanDelete says in words what Delete would remove, in order; empty when
-// there is no such network. It only reads, and fails where Delete would refuse.
-func (c *Client) PlanDelete(ctx context.Context, name string) ([]string, error) {
-	rules, err := c.planDelete(ctx, name)
-	if err != nil || rules == nil {
-		return nil, err
-	}
-	var lines []string
-	for _, fw := range rules {
-		lines = append(lines, shellLine("gcloud", "compute", "firewall-rules", "delete", fw.GetName(), "--project="+c.gcp.Project()))
-	}
-	return append(lines, shellLine("gcloud", "compute", "networks", "delete", name, "--project="+c.gcp.Project())), nil
+	event.Notef(c.gcp.Sink(), event.Info, "", "%s %q does not exist: nothing to delete", kind, name)
 }
 
 // planDelete returns the rules to remove before the network: nil when there is
@@ -147,7 +133,7 @@ func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) err
 		}
 	}
 	if len(removed) > 0 {
-		c.gcp.Sink().Emit(event.Note{Level: event.Info, Text: "the firewall rules were put back, since the network stays"})
+		event.Notef(c.gcp.Sink(), event.Info, "", "the firewall rules were put back, since the network stays")
 	}
 	return nil
 }
@@ -227,7 +213,7 @@ func (c *Client) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	case gcp.Permission, gcp.NotFound, gcp.Invalid:
 		// A project without the TPU API, or a login without rights on it, may
 		// still manage networks. The API itself refuses to delete one in use.
-		c.gcp.Sink().Emit(event.Note{Level: event.Debug, Text: fmt.Sprintf("cannot tell whether TPUs use network %q: %v", name, err)})
+		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
 		return users, nil
 	}
 	slices.Sort(users)

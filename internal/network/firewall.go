@@ -401,11 +401,8 @@ func (c *Client) warnExposed(r FirewallRule, flag string) {
 	if !r.exposes() {
 		return
 	}
-	c.gcp.Sink().Emit(event.Note{
-		Level: event.Warn,
-		Text:  fmt.Sprintf("firewall rule %q opens %s on every machine of network %q to the whole internet (%s)", r.Name, strings.Join(r.Allow, ","), r.Network, anywhere4),
-		Hint:  fmt.Sprintf("allow known addresses only: %s=%s for IAP, or %s=YOUR_ADDRESS/32", flag, IAPRange, flag),
-	})
+	event.Notef(c.gcp.Sink(), event.Warn, fmt.Sprintf("allow known addresses only: %s=%s for IAP, or %s=YOUR_ADDRESS/32", flag, IAPRange, flag),
+		"firewall rule %q opens %s on every machine of network %q to the whole internet (%s)", r.Name, strings.Join(r.Allow, ","), r.Network, anywhere4)
 }
 
 func lastPart(resource string) string {

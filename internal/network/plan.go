@@ -222,10 +222,7 @@ func (c *Client) sayUnchanged(plan Plan) {
 	for _, a := range plan.Actions {
 		names = append(names, fmt.Sprintf("%s %s", a.Resource, a.Name))
 	}
-	c.gcp.Sink().Emit(event.Note{
-		Level: event.Info,
-		Text:  fmt.Sprintf("nothing to change: %s as wanted", strings.Join(names, ", ")),
-	})
+	event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: %s as wanted", strings.Join(names, ", "))
 }
 
 // sayHints says what a user will miss next on what plan has made.
@@ -234,17 +231,11 @@ func (c *Client) sayHints(plan Plan) {
 		switch {
 		case a.Verb != Create:
 		case a.network != nil && a.options.SubnetMode == "custom":
-			c.gcp.Sink().Emit(event.Note{
-				Level: event.Info,
-				Text:  fmt.Sprintf("network %q has no subnetwork yet", a.Name),
-				Hint:  shellLine("gcloud", "compute", "networks", "subnets", "create", a.Name, "--project="+c.gcp.Project(), "--network="+a.Name, "--region=REGION", "--range=10.0.0.0/20"),
-			})
+			hint := shellLine("gcloud", "compute", "networks", "subnets", "create", a.Name, "--project="+c.gcp.Project(), "--network="+a.Name, "--region=REGION", "--range=10.0.0.0/20")
+			event.Notef(c.gcp.Sink(), event.Info, hint, "network %q has no subnetwork yet", a.Name)
 		case strings.HasSuffix(a.Name, "-ssh") && len(a.rule.SourceRanges) == 1 && a.rule.SourceRanges[0] == IAPRange:
-			c.gcp.Sink().Emit(event.Note{
-				Level: event.Info,
-				Text:  fmt.Sprintf("SSH to network %q is open to Identity-Aware Proxy only", a.rule.Network),
-				Hint:  fmt.Sprintf("to let this machine in: multihost network firewall create %s-ssh-me --network=%s --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32", a.rule.Network, a.rule.Network),
-			})
+			hint := fmt.Sprintf("to let this machine in: multihost network firewall create %s-ssh-me --network=%s --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32", a.rule.Network, a.rule.Network)
+			event.Notef(c.gcp.Sink(), event.Info, hint, "SSH to network %q is open to Identity-Aware Proxy only", a.rule.Network)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
 )
 
@@ -35,12 +35,7 @@ type realWorkers struct {
 // startReal starts one machine for each spec.
 func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	t.Helper()
-	if err := worker.NetnsReady(); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	simworker.NeedNetns(t)
 	testkit.NoLeaks(t)
 	dir := t.TempDir()
 	backend, err := worker.NewNetns(worker.NetnsConfig{Root: filepath.Join(dir, "workers")})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -503,10 +504,7 @@ func TestNUMAWrap(t *testing.T) {
 
 func TestScriptIsClean(t *testing.T) {
 	t.Parallel()
-	shellcheck, err := exec.LookPath("shellcheck")
-	if err != nil {
-		t.Skip("shellcheck is not installed (package shellcheck)")
-	}
+	shellcheck := testkit.Need(t, "shellcheck")
 	printed := filepath.Join(t.TempDir(), "printed.sh")
 	must(t, os.WriteFile(printed, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
 	for _, name := range []string{"preflight.sh", printed} {

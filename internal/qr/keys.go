@@ -305,13 +305,6 @@ type projectMetadata struct {
 	osLogin string
 }
 
-// ProjectSSHKeys returns the ssh-keys metadata of the project, one
-// "login:key" a line; VMs accept these too unless they block project keys.
-func (c *Client) ProjectSSHKeys(ctx context.Context) (string, error) {
-	meta, err := c.readProject(ctx)
-	return meta.keys, err
-}
-
 // cachedProject reads the project's metadata once, also when many slices ask at
 // the same time: it only spares writes, so an old or missing answer does no
 // harm.

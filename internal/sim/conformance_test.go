@@ -99,9 +99,6 @@ func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	for _, r := range everyTier(t) {
 		useQueued(t, queue, r)
 	}
-	if _, err := queue.ProjectSSHKeys(t.Context()); err != nil {
-		t.Error(err)
-	}
 	readTheRest(t, p)
 	if _, err := networks.DeleteFirewall(t.Context(), "mtu9kfw"); err != nil {
 		t.Error(err)

@@ -19,7 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
 )
 
 // A gcloud is an unmodified gcloud that talks to one simulator, with a
@@ -34,19 +35,7 @@ type gcloud struct {
 // gcloudFor also skips the test where there is none.
 func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
 	t.Helper()
-	return &gcloud{t: t, file: needGcloud(t), home: t.TempDir(), sim: s}
-}
-
-func needGcloud(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("skipped by -short: a gcloud call takes about 2 s of CPU")
-	}
-	file, err := exec.LookPath("gcloud")
-	if err != nil {
-		t.Skip("gcloud is not installed: that it can drive the simulator is not shown")
-	}
-	return file
+	return &gcloud{t: t, file: testkit.NeedGcloud(t), home: t.TempDir(), sim: s}
 }
 
 // gcloudLimit ends a call that hangs or that retries in vain.
@@ -132,7 +121,7 @@ func (g *gcloud) wantTable(line string, want [][]string) {
 
 func TestGcloudShowsAndDeletesTPUs(t *testing.T) {
 	t.Parallel()
-	needGcloud(t)
+	testkit.NeedGcloud(t)
 	s, _ := start(t)
 	g := gcloudFor(t, s)
 	if _, err := alpha(t, s).QueuedResources.Create(parent, request(2, "v4-16")).QueuedResourceId("q").Do(); err != nil {
@@ -160,7 +149,7 @@ func TestGcloudShowsAndDeletesTPUs(t *testing.T) {
 
 func TestGcloudShowsAndDeletesNetworks(t *testing.T) {
 	t.Parallel()
-	needGcloud(t)
+	testkit.NeedGcloud(t)
 	s, _ := start(t)
 	g := gcloudFor(t, s)
 	c := newCompute(t, s)
@@ -199,12 +188,8 @@ func TestGcloudReachesWorkers(t *testing.T) {
 	for _, backend := range []string{"process", "netns"} {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
-			needGcloud(t)
-			for _, program := range []string{"ssh", "scp", "ssh-keygen"} {
-				if _, err := exec.LookPath(program); err != nil {
-					t.Skipf("%v: gcloud needs it", err)
-				}
-			}
+			testkit.NeedGcloud(t)
+			testkit.Need(t, "ssh", "scp", "ssh-keygen")
 			s := startBackend(t, backend)
 			port := strconv.Itoa(s.SSHPort()) // gcloud itself knows no port other than 22
 			ssh, scp := []string{"--ssh-flag=-p" + port}, []string{"--scp-flag=-P" + port}
@@ -221,11 +206,8 @@ func TestGcloudReachesWorkers(t *testing.T) {
 // startBackend runs a simulator that has a slice of two workers.
 func startBackend(t *testing.T, backend string) *sim.Server {
 	t.Helper()
-	if err := worker.NetnsReady(); backend == "netns" && err != nil {
-		if os.Geteuid() == 0 && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+	if backend == "netns" {
+		simworker.NeedNetns(t)
 	}
 	s, err := sim.Start(t.Context(), sim.Config{
 		Dir: t.TempDir(), Step: time.Millisecond, Backend: backend,

@@ -19,25 +19,13 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
+	"multihost/internal/testkit/simworker"
 )
-
-// needNetns skips a test where the netns backend cannot work. With
-// MULTIHOST_REQUIRE_TOOLS=1 that is a failure.
-func needNetns(t *testing.T) {
-	t.Helper()
-	if err := worker.NetnsReady(); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
 
 // Workers of the netns backend have the addresses, the MTU and the metadata
 // that the API and the instance metadata server tell.
 func TestNetnsWorkers(t *testing.T) {
-	needNetns(t)
+	simworker.NeedNetns(t)
 	signer, line := newKey(t)
 	s, err := sim.Start(t.Context(), sim.Config{
 		Dir: t.TempDir(), Backend: "netns", Step: time.Millisecond,
@@ -133,7 +121,7 @@ func sshAs(t *testing.T, addr, login string, hostKey ssh.PublicKey, signer ssh.S
 // A simulator that was killed left nothing once somebody looked for it; and one
 // whose process id another process has by now is ended all the same.
 func TestNetnsKilledSimulator(t *testing.T) {
-	needNetns(t)
+	simworker.NeedNetns(t)
 	dir := t.TempDir()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "SIM_TEST_HOLD="+dir)

@@ -135,7 +135,6 @@ func findFamily(nodes []Slice, prefix string) (family []Slice, problems []string
 		for ; next < s.n; next++ {
 			if s.n-next > 3 {
 				problems = append(problems, fmt.Sprintf("slices %q to %q are missing before %q", prefix+"-"+strconv.Itoa(next), prefix+"-"+strconv.Itoa(s.n-1), s.Name))
-				next = s.n
 				break
 			}
 			problems = append(problems, fmt.Sprintf("slice %q is missing", prefix+"-"+strconv.Itoa(next)))

@@ -55,9 +55,9 @@ func (p *phaseView) times(now time.Time) string {
 		elapsed = p.last.Elapsed + now.Sub(p.lastAt)
 	}
 	// Tenths of a second would make every redraw differ.
-	text := strings.Replace(Duration(max(elapsed.Truncate(time.Second), 0)), ".0 s", " s", 1)
+	text := event.Age(elapsed)
 	if p.last.Limit > 0 {
-		text += " of " + Duration(p.last.Limit)
+		text += " of " + event.Duration(p.last.Limit)
 	}
 	return text
 }
@@ -105,7 +105,7 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 	case detail == "":
 		detail = "done"
 	}
-	r.control(appendIndented(nil, fmt.Sprintf("%s: %s (%s)", e.Name, detail, Duration(elapsed)), "  "))
+	r.control(appendIndented(nil, fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed)), "  "))
 }
 
 func (r *Renderer) progress(e event.Progress, now time.Time) {
@@ -197,16 +197,4 @@ func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
 // line is the status as a line of its own.
 func (p *phaseView) line(now time.Time) []byte {
 	return appendIndented(nil, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
-}
-
-// ShowStatus shows what is going on now as a line on standard error, for a user
-// who asks by a signal. In JSON mode it does nothing.
-func (r *Renderer) ShowStatus() {
-	now := r.o.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed || r.mode == JSON || len(r.phases) == 0 {
-		return
-	}
-	r.control(r.phases[len(r.phases)-1].line(now))
 }

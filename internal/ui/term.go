@@ -12,8 +12,8 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// TerminalWidth returns the columns of the terminal w, 80 when it does not say.
-func TerminalWidth(w io.Writer) int {
+// terminalWidth returns the columns of the terminal w, 80 when it does not say.
+func terminalWidth(w io.Writer) int {
 	if f, ok := w.(interface{ Fd() uintptr }); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			return n

@@ -97,29 +97,6 @@ func PrintError(w io.Writer, err error, hint string) {
 	_, _ = w.Write(b) // there is no better place to tell
 }
 
-// Duration writes d for people: 12 ms, 0.4 s, 12 s, 3m20s, 2h05m.
-func Duration(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "-" + Duration(-d)
-	case d == 0:
-		return "0 s"
-	case d < time.Millisecond:
-		return "<1 ms"
-	case d < 99500*time.Microsecond:
-		return strconv.FormatInt(d.Round(time.Millisecond).Milliseconds(), 10) + " ms"
-	case d < 9950*time.Millisecond:
-		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
-	case d < 59500*time.Millisecond:
-		return strconv.FormatInt(int64(d.Round(time.Second)/time.Second), 10) + " s"
-	case d < time.Hour-500*time.Millisecond:
-		s := int64(d.Round(time.Second) / time.Second)
-		return fmt.Sprintf("%dm%02ds", s/60, s%60)
-	}
-	m := int64(d.Round(time.Minute) / time.Minute)
-	return fmt.Sprintf("%dh%02dm", m/60, m%60)
-}
-
 // ending says how a command ended on a worker.
 func ending(e event.WorkerDone) string {
 	switch {
@@ -137,7 +114,7 @@ func stateLine(s event.State) []byte {
 		text += ": " + s.Detail
 	}
 	if s.Elapsed > 0 {
-		text += " (" + Duration(s.Elapsed) + ")"
+		text += " (" + event.Duration(s.Elapsed) + ")"
 	}
 	return appendIndented(nil, text, "  ")
 }
@@ -189,12 +166,12 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 	if len(s.Phases) > 0 {
 		var times []string
 		for _, t := range s.Phases {
-			times = append(times, t.Name+" "+Duration(t.Elapsed))
+			times = append(times, t.Name+" "+event.Duration(t.Elapsed))
 		}
 		row("time", strings.Join(times, ", "))
 	}
 	if s.Skew > 0 {
-		row("start skew", Duration(s.Skew))
+		row("start skew", event.Duration(s.Skew))
 	}
 	if s.LogDir != "" {
 		row("logs", s.LogDir)

@@ -46,17 +46,6 @@ const (
 	Quiet Mode = "quiet" // results, warnings and the summary of a failed run only
 )
 
-// ParseMode reads a mode by name; "" is Auto.
-func ParseMode(s string) (Mode, error) {
-	switch m := Mode(s); m {
-	case "":
-		return Auto, nil
-	case Auto, TTY, Plain, JSON, Quiet:
-		return m, nil
-	}
-	return "", fmt.Errorf("output mode %q: not one of auto, tty, plain, json, quiet", s)
-}
-
 // Stream chooses which workers' output is shown.
 type Stream string
 
@@ -67,23 +56,12 @@ const (
 	None  Stream = "none"
 )
 
-// ParseStream reads a stream choice by name; "" is First.
-func ParseStream(s string) (Stream, error) {
-	switch v := Stream(s); v {
-	case "":
-		return First, nil
-	case First, All, None:
-		return v, nil
-	}
-	return "", fmt.Errorf("stream %q: not one of first, all, none", s)
-}
-
 // Options configure a Renderer. Stdout and Stderr are required.
 type Options struct {
 	Mode           Mode // default Auto
 	Stdout, Stderr io.Writer
 	IsTerminal     func(io.Writer) bool // default: the exported IsTerminal
-	Width          func() int           // columns, asked at every redraw; default: TerminalWidth(Stderr)
+	Width          func() int           // columns, asked at every redraw; default: those of the terminal at Stderr
 	Color          bool
 	Stream         Stream // default First
 	Debug          bool   // show notes of level debug
@@ -141,7 +119,7 @@ func New(o Options) *Renderer {
 	}
 	if o.Width == nil {
 		w := o.Stderr
-		o.Width = func() int { return TerminalWidth(w) }
+		o.Width = func() int { return terminalWidth(w) }
 	}
 	if o.Stream == "" {
 		o.Stream = First

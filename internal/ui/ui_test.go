@@ -282,24 +282,6 @@ func TestSuspect(t *testing.T) {
 	}
 }
 
-func TestDuration(t *testing.T) {
-	for _, tc := range []struct {
-		d    time.Duration
-		want string
-	}{
-		{0, "0 s"}, {300 * time.Microsecond, "<1 ms"}, {12 * time.Millisecond, "12 ms"},
-		{99600 * time.Microsecond, "0.1 s"}, {400 * time.Millisecond, "0.4 s"},
-		{9949 * time.Millisecond, "9.9 s"}, {9960 * time.Millisecond, "10 s"}, {12 * time.Second, "12 s"},
-		{59600 * time.Millisecond, "1m00s"}, {200 * time.Second, "3m20s"},
-		{time.Hour - 400*time.Millisecond, "1h00m"}, {125 * time.Minute, "2h05m"}, {50 * time.Hour, "50h00m"},
-		{-12 * time.Second, "-12 s"},
-	} {
-		if got := Duration(tc.d); got != tc.want {
-			t.Errorf("Duration(%v) = %q, want %q", tc.d, got, tc.want)
-		}
-	}
-}
-
 func TestCutToWidth(t *testing.T) {
 	for _, tc := range []struct {
 		s     string
@@ -541,21 +523,6 @@ func TestNonBlockingTerminal(t *testing.T) {
 	})
 }
 
-func TestShowStatus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		stderr := new(recorder)
-		r := New(Options{Mode: Plain, Stdout: io.Discard, Stderr: stderr})
-		r.ShowStatus()
-		r.Emit(event.Progress{Phase: "run", Done: 1, Total: 4, Waiting: "s0w[1-3]"})
-		time.Sleep(2 * time.Second)
-		r.ShowStatus()
-		r.Close()
-		if got, want := stderr.String(), "run: 1/4, waiting for s0w[1-3] (2 s)\n"; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	})
-}
-
 func TestJSONRoundTrip(t *testing.T) {
 	want := "plain\nλ cut\t\"quoted\\ \x1b[31m\u009b \u2028 日本 \xff\xfe raw \xce"
 	for _, size := range []int{1, 2, 3, 7, 1000} {
@@ -648,20 +615,5 @@ func TestEmitAfterClose(t *testing.T) {
 	r.Emit(event.Note{Level: event.Info, Text: "late"})
 	if err := r.Close(); err != nil || w.String() != "" {
 		t.Errorf("Close: %v, output %q", err, w)
-	}
-}
-
-func TestParse(t *testing.T) {
-	if m, err := ParseMode(""); m != Auto || err != nil {
-		t.Errorf(`ParseMode("") = %v, %v`, m, err)
-	}
-	if _, err := ParseMode("xml"); err == nil {
-		t.Error("ParseMode accepts xml")
-	}
-	if s, err := ParseStream("all"); s != All || err != nil {
-		t.Errorf(`ParseStream("all") = %v, %v`, s, err)
-	}
-	if _, err := ParseStream("ALL"); err == nil {
-		t.Error("ParseStream accepts ALL")
 	}
 }

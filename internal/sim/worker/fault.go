@@ -80,9 +80,9 @@ type Fault struct {
 	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot
 }
 
-// FaultKinds returns all kinds with the text form of their arguments, for help
+// faultKinds returns all kinds with the text form of their arguments, for help
 // and error messages.
-func FaultKinds() []string {
+func faultKinds() []string {
 	return []string{
 		"clear [KIND]",
 		"unreachable refuse|hang [DURATION]",
@@ -107,7 +107,7 @@ func ParseFault(words ...string) (Fault, error) {
 	}
 	f := Fault{Kind: FaultKind(words[0])}
 	usage := ""
-	for _, u := range FaultKinds() {
+	for _, u := range faultKinds() {
 		if name, _, _ := strings.Cut(u, " "); name == words[0] {
 			usage = u
 		}
@@ -211,7 +211,7 @@ func (f Fault) check() error {
 }
 
 func knownKind(name string) bool {
-	for _, u := range FaultKinds() {
+	for _, u := range faultKinds() {
 		if kind, _, _ := strings.Cut(u, " "); kind == name {
 			return true
 		}

@@ -23,23 +23,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit/simworker"
 )
-
-// needNetns skips a test where the netns backend cannot work. With
-// MULTIHOST_REQUIRE_TOOLS=1 that is a failure.
-func needNetns(t testing.TB) {
-	t.Helper()
-	if err := worker.NetnsReady(); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
 
 func newNetnsFixture(t testing.TB) *fixture {
 	t.Helper()
-	needNetns(t)
+	simworker.NeedNetns(t)
 	checkGoroutines(t)
 	root := t.TempDir()
 	b, err := worker.NewNetns(worker.NetnsConfig{Root: root})
@@ -440,7 +429,7 @@ mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table m
 
 // A simulator that is killed leaves nothing, and Sweep says so.
 func TestNetnsKilled(t *testing.T) {
-	needNetns(t)
+	simworker.NeedNetns(t)
 	root := t.TempDir()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "WORKER_TEST_HOLD="+root)

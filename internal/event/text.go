@@ -1,0 +1,79 @@
+package event
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Notef emits a Note whose text is format filled with args. hint may be empty.
+func Notef(sink Sink, level Level, hint, format string, args ...any) {
+	sink.Emit(Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+// Duration writes how long something took, with the digits that matter to
+// people: 12 ms, 0.4 s, 12 s, 3m20s, 2h05m, 3d07h.
+func Duration(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "-" + Duration(-d)
+	case d == 0:
+		return "0 s"
+	case d < time.Millisecond:
+		return "<1 ms"
+	case d < 99500*time.Microsecond:
+		return strconv.FormatInt(d.Round(time.Millisecond).Milliseconds(), 10) + " ms"
+	case d < 9950*time.Millisecond:
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
+	}
+	return coarse(d)
+}
+
+// Age writes for how long something has lasted, or how long ago it was: as
+// Duration, in whole seconds, none of which has yet to pass. That text changes
+// once a second at most. The ages of what other clocks call the future are 0.
+func Age(d time.Duration) string {
+	return coarse(max(d, 0).Truncate(time.Second))
+}
+
+func coarse(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d < 59500*time.Millisecond:
+		return strconv.FormatInt(int64(d.Round(time.Second)/time.Second), 10) + " s"
+	case d < time.Hour-500*time.Millisecond:
+		s := int64(d.Round(time.Second) / time.Second)
+		return fmt.Sprintf("%dm%02ds", s/60, s%60)
+	case d < 2*day-30*time.Second:
+		m := int64(d.Round(time.Minute) / time.Minute)
+		return fmt.Sprintf("%dh%02dm", m/60, m%60)
+	}
+	h := int64(d.Round(time.Hour) / time.Hour)
+	return fmt.Sprintf("%dd%02dh", h/24, h%24)
+}
+
+// Bytes writes a number of bytes in decimal units, as network rates are:
+// 12 B, 4.0 kB, 1.2 GB.
+func Bytes(n int64) string {
+	if n < 1000 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1000, 0
+	for value >= 999.95 {
+		value /= 1000
+		unit++
+	}
+	return fmt.Sprintf("%.1f %cB", value, "kMGTPE"[unit])
+}
+
+// Count writes a number with its noun: 1 file, 2 files, 3 processes.
+func Count(n int, noun string) string {
+	switch {
+	case n == 1:
+		return "1 " + noun
+	case strings.HasSuffix(noun, "s"):
+		return fmt.Sprintf("%d %ses", n, noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

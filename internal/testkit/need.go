@@ -1,0 +1,83 @@
+package testkit
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// packages returns the Debian package of each program that a test may need. It
+// has what .ci/tools installs.
+func packages() map[string]string {
+	return map[string]string{
+		"curl":       "curl",
+		"ethtool":    "ethtool",
+		"gcc":        "gcc",
+		"git":        "git",
+		"gzip":       "gzip",
+		"ip":         "iproute2",
+		"lsof":       "lsof",
+		"numactl":    "numactl",
+		"perl":       "perl",
+		"pgrep":      "procps",
+		"ping":       "iputils-ping",
+		"python3":    "python3",
+		"scp":        "openssh-client",
+		"setsid":     "util-linux",
+		"shellcheck": "shellcheck",
+		"ssh":        "openssh-client",
+		"ssh-agent":  "openssh-client",
+		"ssh-keygen": "openssh-client",
+		"sshd":       "openssh-server",
+		"sudo":       "sudo",
+		"tar":        "tar",
+		"unshare":    "util-linux",
+	}
+}
+
+// Need ends the test as Lacks does unless all programs are installed. It
+// returns the path of the first.
+func Need(t testing.TB, program string, more ...string) string {
+	t.Helper()
+	path := find(t, program)
+	for _, p := range more {
+		find(t, p)
+	}
+	return path
+}
+
+func find(t testing.TB, program string) string {
+	t.Helper()
+	pkg, known := packages()[program]
+	if !known {
+		t.Fatalf("testkit knows no Debian package of %s: add it, and to .ci/tools", program)
+	}
+	path, err := exec.LookPath(program)
+	if err != nil && !strings.Contains(program, "/") {
+		path, err = exec.LookPath("/usr/sbin/" + program) // not on everybody's PATH
+	}
+	if err != nil {
+		Lacks(t, "%s is not installed (Debian package %s)", program, pkg)
+	}
+	return path
+}
+
+// NeedRoot ends the test as Lacks does unless root runs it.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		Lacks(t, "only root can run this test")
+	}
+}
+
+// Lacks ends a test that needs what this machine has not got, which format says
+// precisely. The test is skipped; where MULTIHOST_REQUIRE_TOOLS=1 says that
+// everything is there, it fails.
+func Lacks(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
