@@ -90,7 +90,6 @@ type run struct {
 	wraps   [][]string // per worker: numactl words before the command
 	started []launch.Started
 	skew    time.Duration
-	unset   []string
 }
 
 func (r *run) do(ctx context.Context) (Outcome, error) {
