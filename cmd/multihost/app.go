@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,7 +67,7 @@ func (p *program) bare(c *cli.Context) error {
 }
 
 func asUsageError(_ *cli.Context, err error, _ bool) error {
-	return &usageError{err: fmt.Errorf("read flags: %w", err)}
+	return &usageError{err: errors.New(strings.Replace(err.Error(), "for flag -", "for --", 1)), hint: "numbers are written 5, times 90s, 10m or 2h"}
 }
 
 // command completes a command: usage errors in our form, and the EXIT STATUS

@@ -35,6 +35,9 @@ type invocation struct {
 // value from the environment variable MULTIHOST_FLAG_<NAME>.
 func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, error) {
 	inv := &invocation{set: map[string]string{}}
+	if len(argv) > 0 && argv[0] == "help" {
+		argv = append(slices.Clone(argv[1:]), "--help")
+	}
 	root := &level{flags: app.Flags}
 	levels := []*level{root}
 	commands := app.Commands

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -157,7 +158,7 @@ func exitCode(err error) int {
 			return exitPermission
 		}
 		return exitUnavailable
-	case errors.As(err, &deadline):
+	case errors.As(err, &deadline), errors.As(err, &state) && state.NoCapacity():
 		return exitTempFail
 	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy), errors.As(err, &nodes), errors.As(err, &stranger):
 		return exitUnavailable
@@ -183,16 +184,32 @@ func exitCode(err error) int {
 	return exitInternal
 }
 
-// hintOf returns what the user should type next, or "".
+// hintOf returns what the user should type next, a line for each part of a
+// joined error, or "". An error with a Hint method speaks for what it wraps.
 func hintOf(err error) string {
-	var hinted interface{ Hint() string }
-	if errors.As(err, &hinted) {
-		if h := hinted.Hint(); h != "" {
-			return h
+	var lines []string
+	var walk func(error)
+	walk = func(err error) {
+		if hinted, ok := err.(interface{ Hint() string }); ok {
+			if h := strings.TrimSpace(hinted.Hint()); h != "" && !slices.Contains(lines, h) {
+				lines = append(lines, h)
+			}
+			return
+		}
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			if inner := e.Unwrap(); inner != nil {
+				walk(inner)
+			}
+		case interface{ Unwrap() []error }:
+			for _, inner := range e.Unwrap() {
+				walk(inner)
+			}
 		}
 	}
-	if gcp.ClassOf(err) == gcp.Unknown {
-		return ""
+	walk(err)
+	if len(lines) == 0 && gcp.ClassOf(err) != gcp.Unknown {
+		return strings.TrimSpace(gcp.Hint(err))
 	}
-	return strings.TrimSpace(gcp.Hint(err))
+	return strings.Join(lines, "\n")
 }

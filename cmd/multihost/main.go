@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"os/user"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -33,8 +34,20 @@ func mainStatus() int {
 		lookup: lookupEnv,
 		leave:  make(chan struct{}),
 	}
-	p.home, _ = os.UserHomeDir()
+	p.home = homeDir()
 	return p.run(os.Args[1:])
+}
+
+// homeDir is the user's home, also where the environment names none, as in cron
+// and containers; "" when there is none.
+func homeDir() string {
+	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
+		return home
+	}
+	if u, err := user.Current(); err == nil && filepath.IsAbs(u.HomeDir) {
+		return u.HomeDir
+	}
+	return ""
 }
 
 // lookupEnv is os.LookupEnv with a USER also where none is set, as in cron and
@@ -97,8 +110,17 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 	return err
 }
 
+const (
+	// deliberate is the least time between two signals that are two acts.
+	deliberate = time.Second
+	// leaveLimit is how long the program may take to end once the user wants
+	// out at once.
+	leaveLimit = 5 * time.Second
+)
+
 // watchSignals ends the returned context at the first SIGINT, SIGTERM or
-// SIGHUP, with an *job.Interrupted as cause, and closes p.leave at the second.
+// SIGHUP, with an *job.Interrupted as cause, and closes p.leave at the second,
+// unless that comes at once with the first.
 func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 4)
@@ -106,16 +128,24 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for count := 0; ; {
+		var first time.Time
+		var gone <-chan time.Time
+		for {
 			select {
 			case sig := <-signals:
-				count++
-				if count == 1 {
+				switch {
+				case first.IsZero():
+					first = time.Now()
 					cancel(&job.Interrupted{Signal: sig})
-				} else if count == 2 {
+				case time.Since(first) < deliberate:
+					// One act reaches us twice: timeout(1) signals its child
+					// and then the whole group.
+				case gone == nil:
 					close(p.leave)
-					signal.Reset() // a third one ends the program whatever it does
+					gone = time.After(leaveLimit)
 				}
+			case <-gone: // something blocks that knows no context: a FIFO, a prompt
+				os.Exit(exitInterrupt)
 			case <-quit:
 				return
 			}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -45,6 +46,9 @@ type session struct {
 
 // open reads the configuration and starts the view. It calls no API.
 func (p *program) open(c *cli.Context) (*session, error) {
+	if p.home == "" {
+		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
+	}
 	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave}
 	mode, err := p.viewMode(c)
 	if err != nil {
@@ -300,6 +304,8 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	}
 	login := c.String("user")
 	switch {
+	case login != "" && !legalLogin.MatchString(login):
+		return nil, usagef("--user=%s: no login is called that on Linux", login)
 	case login == "root":
 		return nil, &usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}
 	case login == "":
@@ -360,6 +366,8 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 	a.AgentSocket, _ = s.lookup("SSH_AUTH_SOCK")
 	return nil
 }
+
+var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // identity loads the user's key, or makes gcloud's default one when there is
 // none.

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"multihost/internal/event"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 // A localRunner is a worker with a private home directory.
@@ -38,25 +38,10 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 	return sshfan.Status{}, err
 }
 
-// record collects events.
-type record struct {
-	mu     sync.Mutex
-	events []event.Event
-}
-
-func (r *record) Emit(e event.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, e)
-}
-
-func (r *record) text() (all string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.events {
-		if n, ok := e.(event.Note); ok {
-			all += string(n.Level) + ": " + n.Text + "\n"
-		}
+// text is what notes say, a line each.
+func text(sink *testkit.Recorder) (all string) {
+	for _, n := range sink.Notes() {
+		all += string(n.Level) + ": " + n.Text + "\n"
 	}
 	return all
 }

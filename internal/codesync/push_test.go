@@ -28,15 +28,15 @@ func write(t *testing.T, dir string, files map[string]string) {
 	for name, content := range files {
 		full := filepath.Join(dir, name)
 		if strings.HasSuffix(name, "/") {
-			must(t, os.MkdirAll(full, 0o755))
+			testkit.Must(t, os.MkdirAll(full, 0o755))
 			continue
 		}
-		must(t, os.MkdirAll(filepath.Dir(full), 0o755))
+		testkit.Must(t, os.MkdirAll(filepath.Dir(full), 0o755))
 		if target, ok := strings.CutPrefix(content, "-> "); ok {
-			must(t, os.Symlink(target, full))
+			testkit.Must(t, os.Symlink(target, full))
 			continue
 		}
-		must(t, os.WriteFile(full, []byte(content), 0o644))
+		testkit.Must(t, os.WriteFile(full, []byte(content), 0o644))
 	}
 }
 
@@ -44,7 +44,7 @@ func write(t *testing.T, dir string, files map[string]string) {
 func read(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+	testkit.Must(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == dir {
 			return err
 		}
@@ -73,25 +73,18 @@ func read(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func scanDir(t *testing.T, dir string) *Tree {
 	t.Helper()
 	tree, err := Scan(t.Context(), Options{Dir: dir})
-	must(t, err)
-	t.Cleanup(func() { must(t, tree.Close()) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, tree.Close()) })
 	return tree
 }
 
 func push(t *testing.T, tree *Tree, w *localRunner, run string) Report {
 	t.Helper()
 	rep, err := tree.Push(t.Context(), w, run)
-	must(t, err)
+	testkit.Must(t, err)
 	return rep
 }
 
@@ -110,9 +103,9 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 		"with space/new\nline": "a", "-rf": "dash", "--help/-x": "b", "caf\xe9": "latin1", "'q\"$(id)`": "quotes", "*": "star",
 		"pkg/link": "-> mod.py", "up/down": "-> ../pkg", "dangling": "-> nowhere", "loop": "-> .",
 	})
-	must(t, os.Chmod(filepath.Join(dir, "train.py"), 0o755))
-	must(t, os.Chmod(filepath.Join(dir, "-rf"), 0o444))
-	must(t, os.Link(filepath.Join(dir, "empty"), filepath.Join(dir, "hardlink")))
+	testkit.Must(t, os.Chmod(filepath.Join(dir, "train.py"), 0o755))
+	testkit.Must(t, os.Chmod(filepath.Join(dir, "-rf"), 0o444))
+	testkit.Must(t, os.Link(filepath.Join(dir, "empty"), filepath.Join(dir, "hardlink")))
 	tree := scanDir(t, dir)
 	rep := push(t, tree, w, "run1")
 	same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
@@ -142,11 +135,11 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	push(t, scanDir(t, dir), w, "r")
 	there := filepath.Join(w.home, "r")
 	info, err := os.Stat(filepath.Join(there, "keep"))
-	must(t, err)
+	testkit.Must(t, err)
 
 	write(t, there, map[string]string{"out/result": "r", "old/only/result": "r", "edit": "changed by the run"})
 	for _, name := range []string{"gone", "old", "file2dir", "dir2file", "dir2link", "link2file", "link2dir"} {
-		must(t, os.RemoveAll(filepath.Join(dir, name)))
+		testkit.Must(t, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	write(t, dir, map[string]string{"file2dir/x": "9", "dir2file": "10", "dir2link": "-> keep", "link2file": "11", "link2dir/y": "12", "new": "13"})
 	rep := push(t, scanDir(t, dir), w, "r")
@@ -160,7 +153,7 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	same(t, "removed", rep.Removed, 7)
 	same(t, "sent", rep.SentFiles, 5)
 	after, err := os.Stat(filepath.Join(there, "keep"))
-	must(t, err)
+	testkit.Must(t, err)
 	if !os.SameFile(info, after) || !info.ModTime().Equal(after.ModTime()) {
 		t.Error("a file that did not change was replaced")
 	}
@@ -174,18 +167,18 @@ func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
 		"mode":                    func(dir string) error { return os.Chmod(filepath.Join(dir, "pkg/a"), 0o600) },
 		"whole directory removed": func(dir string) error { return os.RemoveAll(dir) },
 		"made a link": func(dir string) error {
-			must(t, os.Remove(filepath.Join(dir, "pkg/a")))
+			testkit.Must(t, os.Remove(filepath.Join(dir, "pkg/a")))
 			return os.Symlink("../b", filepath.Join(dir, "pkg/a"))
 		},
 		"directory moved behind a link": func(dir string) error {
-			must(t, os.Rename(filepath.Join(dir, "pkg"), filepath.Join(dir, "moved")))
+			testkit.Must(t, os.Rename(filepath.Join(dir, "pkg"), filepath.Join(dir, "moved")))
 			return os.Symlink("moved", filepath.Join(dir, "pkg"))
 		},
 		"same size and time": func(dir string) error {
 			path := filepath.Join(dir, "pkg/a")
 			info, err := os.Stat(path)
-			must(t, err)
-			must(t, os.WriteFile(path, []byte("2"), 0o644))
+			testkit.Must(t, err)
+			testkit.Must(t, os.WriteFile(path, []byte("2"), 0o644))
 			return os.Chtimes(path, info.ModTime(), info.ModTime())
 		},
 	} {
@@ -196,7 +189,7 @@ func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
 			tree := scanDir(t, dir)
 			push(t, tree, w, "r")
 			there := filepath.Join(w.home, "r")
-			must(t, damage(there))
+			testkit.Must(t, damage(there))
 			same(t, "sent to repair", push(t, tree, w, "r").SentFiles, 0)
 			got := read(t, there)
 			delete(got, "moved/")
@@ -215,9 +208,9 @@ func TestPushDoesNotFollowLinksOfTheRun(t *testing.T) {
 	push(t, scanDir(t, dir), w, "r")
 	outside := filepath.Join(w.home, "outside")
 	write(t, outside, map[string]string{"a": "precious", "b": "precious"})
-	must(t, os.RemoveAll(filepath.Join(w.home, "r/data")))
-	must(t, os.Symlink("../outside", filepath.Join(w.home, "r/data")))
-	must(t, os.Remove(filepath.Join(dir, "data/b")))
+	testkit.Must(t, os.RemoveAll(filepath.Join(w.home, "r/data")))
+	testkit.Must(t, os.Symlink("../outside", filepath.Join(w.home, "r/data")))
+	testkit.Must(t, os.Remove(filepath.Join(dir, "data/b")))
 	push(t, scanDir(t, dir), w, "r")
 	same(t, "outside", read(t, outside), map[string]string{"a": "precious", "b": "precious"})
 	same(t, "run directory", read(t, filepath.Join(w.home, "r")), map[string]string{"data/": "", "data/a": "1"})
@@ -238,8 +231,8 @@ func TestPushRefusesToRemoveWhatTheRunMade(t *testing.T) {
 	same(t, "checkpoint", read(t, filepath.Join(w.home, "r/b")), map[string]string{"checkpoint": "precious"})
 
 	// The directory that was left half-way is known to be, and is completed.
-	must(t, os.Remove(filepath.Join(dir, "b")))
-	must(t, os.Remove(filepath.Join(dir, "a")))
+	testkit.Must(t, os.Remove(filepath.Join(dir, "b")))
+	testkit.Must(t, os.Remove(filepath.Join(dir, "a")))
 	write(t, dir, map[string]string{"c": "3"})
 	push(t, scanDir(t, dir), w, "r")
 	same(t, "run directory", read(t, filepath.Join(w.home, "r")), map[string]string{"b/": "", "b/checkpoint": "precious", "c": "3"})
@@ -272,22 +265,22 @@ func TestPushGoesOnWhereABrokenTransferEnded(t *testing.T) {
 	for i := range 20 {
 		write(t, dir, map[string]string{fmt.Sprint("f", i): noise(i, 100_000)})
 	}
-	sink := &record{}
+	sink := &testkit.Recorder{}
 	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink})
-	must(t, err)
+	testkit.Must(t, err)
 	b := &breakAfter{w, "receive", 1_500_000, 1}
 	rep, err := tree.Push(t.Context(), b, "r")
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, dir))
 	if rep.SentFiles == 0 || rep.SentFiles > 12 {
 		t.Errorf("second try sent %d of 20 files, want only those that had not arrived", rep.SentFiles)
 	}
-	if !strings.Contains(sink.text(), "trying again") {
-		t.Errorf("the second try was not said:\n%s", sink.text())
+	if !strings.Contains(text(sink), "trying again") {
+		t.Errorf("the second try was not said:\n%s", text(sink))
 	}
 
-	must(t, os.RemoveAll(w.home))
-	must(t, os.MkdirAll(w.home, 0o755))
+	testkit.Must(t, os.RemoveAll(w.home))
+	testkit.Must(t, os.MkdirAll(w.home, 0o755))
 	for _, step := range []string{"plan", "receive"} {
 		b = &breakAfter{w, step, 100, 3}
 		if _, err := tree.Push(t.Context(), b, "r"); !errors.Is(err, sshfan.ErrConnectionLost) {
@@ -319,7 +312,7 @@ func TestPushNoticesASpoiltStore(t *testing.T) {
 	push(t, tree, w, "r1")
 	sum := sha256.Sum256([]byte("1"))
 	name := hex.EncodeToString(sum[:])
-	must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/sha256", name[:2], name), nil, 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/sha256", name[:2], name), nil, 0o600))
 	same(t, "sent again", push(t, tree, w, "r2").SentFiles, 1)
 	same(t, "run directory", read(t, filepath.Join(w.home, "r2")), read(t, dir))
 }
@@ -330,7 +323,7 @@ func TestPushTellsWhatTheWorkerSays(t *testing.T) {
 	write(t, dir, map[string]string{"a": "1"})
 	tree := scanDir(t, dir)
 	w := newWorker(t)
-	must(t, os.WriteFile(filepath.Join(w.home, "r"), nil, 0o644))
+	testkit.Must(t, os.WriteFile(filepath.Join(w.home, "r"), nil, 0o644))
 	_, err := tree.Push(t.Context(), w, "r")
 	if err == nil || !strings.Contains(err.Error(), "cannot write ~/r") || !strings.Contains(err.Error(), "File exists") {
 		t.Errorf("push onto a file: %v", err)
@@ -351,7 +344,7 @@ func TestPushGivesUpAWorkerThatStalls(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a": "1"})
 	tree, err := Scan(t.Context(), Options{Dir: dir, Stall: 10 * time.Millisecond})
-	must(t, err)
+	testkit.Must(t, err)
 	tries := 0
 	_, err = tree.Push(t.Context(), runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
 		tries++
@@ -385,9 +378,9 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a": noise(1, 10_000), "b": "2"})
-	sink := &record{}
+	sink := &testkit.Recorder{}
 	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink, Workers: 4})
-	must(t, err)
+	testkit.Must(t, err)
 	workers := make([]*localRunner, 4)
 	errs := make(chan error)
 	for i := range workers {
@@ -398,15 +391,16 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 		}()
 	}
 	for range workers {
-		must(t, <-errs)
+		testkit.Must(t, <-errs)
 	}
 	same(t, "packs", len(tree.packs.byKey), 1)
 	for _, w := range workers {
 		same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, dir))
 	}
-	last, _ := sink.events[len(sink.events)-1].(event.Progress)
+	events := sink.Events()
+	last, _ := events[len(events)-1].(event.Progress)
 	same(t, "last progress", [2]int{last.Done, last.Total}, [2]int{4, 4})
-	must(t, tree.Close())
+	testkit.Must(t, tree.Close())
 }
 
 func TestPushNoticesAFileThatChangedSinceTheScan(t *testing.T) {
@@ -432,7 +426,7 @@ func TestStoreIsPruned(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
 	stored := func() (n int) {
-		must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(_ string, d fs.DirEntry, err error) error {
+		testkit.Must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(_ string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
 				n++
 			}
@@ -441,7 +435,7 @@ func TestStoreIsPruned(t *testing.T) {
 		return n
 	}
 	age := func(age time.Duration) {
-		must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(name string, d fs.DirEntry, err error) error {
+		testkit.Must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(name string, d fs.DirEntry, err error) error {
 			at := time.Now().Add(-age)
 			return os.Chtimes(name, at, at)
 		}))
@@ -449,7 +443,7 @@ func TestStoreIsPruned(t *testing.T) {
 	sync := func(content string, limits StoreLimits) {
 		write(t, dir, map[string]string{"a": content})
 		tree, err := Scan(t.Context(), Options{Dir: dir, Store: limits})
-		must(t, err)
+		testkit.Must(t, err)
 		push(t, tree, w, "r")
 	}
 	sync("1", StoreLimits{})

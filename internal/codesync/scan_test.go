@@ -60,7 +60,7 @@ func TestScanTakesWhatGitWouldTake(t *testing.T) {
 	})
 	git(t, dir, "add", "-f", "a.py", "deleted.py", "tracked.pyc", "secret.key")
 	git(t, dir, "commit", "-q", "-m", "x")
-	must(t, os.Remove(filepath.Join(dir, "deleted.py")))
+	testkit.Must(t, os.Remove(filepath.Join(dir, "deleted.py")))
 	tree := scanDir(t, dir)
 	same(t, "taken", paths(tree), []string{".gitignore", IgnoreFile, "a.py", "new file", "pkg/.gitignore", "pkg/" + IgnoreFile,
 		"pkg/b.py", "pkg/local.txt", "pkg/secret.py", "tracked.pyc"})
@@ -74,7 +74,7 @@ func TestScanTakesWhatGitWouldTake(t *testing.T) {
 	same(t, "taken of a subdirectory", paths(sub), []string{".gitignore", IgnoreFile, "b.py", "local.txt", "secret.py"})
 
 	all, err := Scan(t.Context(), Options{Dir: dir, NoIgnore: true})
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "skipped with NoIgnore", skipped(all), []string(nil))
 	for _, name := range []string{"data/big", "secret.key", "pkg/x.pyc", "src/build/deep/out"} {
 		if !slices.Contains(paths(all), name) {
@@ -84,12 +84,12 @@ func TestScanTakesWhatGitWouldTake(t *testing.T) {
 
 	plain := &scanner{opts: Options{Dir: dir}, open: openRegular}
 	tree, err = plain.scan(t.Context())
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "taken without git on the machine", paths(tree), []string{".gitignore", IgnoreFile, "a.py", "new file", "pkg/.gitignore",
 		"pkg/" + IgnoreFile, "pkg/b.py", "pkg/local.txt", "pkg/secret.py"})
 	plain = &scanner{opts: Options{Dir: filepath.Join(dir, "pkg")}, open: openRegular}
 	tree, err = plain.scan(t.Context())
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "subdirectory without git on the machine", paths(tree), []string{".gitignore", IgnoreFile, "b.py", "local.txt", "secret.py"})
 }
 
@@ -104,21 +104,21 @@ func TestScanTakesSubmodulesAndRepositoriesInside(t *testing.T) {
 	git(t, dir, "submodule", "--quiet", "add", lib, "third party/lib")
 	git(t, dir, "clone", "-q", lib, "nested")
 	write(t, dir, map[string]string{"third party/lib/x.o": "2", "third party/lib/new.py": "3", "nested/x.o": "4"})
-	sink := &record{}
+	sink := &testkit.Recorder{}
 	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink})
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "taken", paths(tree), []string{".gitmodules", "nested/.gitignore", "nested/lib.py",
 		"third party/lib/.gitignore", "third party/lib/lib.py", "third party/lib/new.py"})
-	if !strings.Contains(sink.text(), `"nested/" is another git repository`) {
-		t.Errorf("the repository inside was not named:\n%s", sink.text())
+	if !strings.Contains(text(sink), `"nested/" is another git repository`) {
+		t.Errorf("the repository inside was not named:\n%s", text(sink))
 	}
 
 	git(t, dir, "submodule", "--quiet", "deinit", "-f", "--all")
-	sink = &record{}
+	sink = &testkit.Recorder{}
 	_, err = Scan(t.Context(), Options{Dir: dir, Sink: sink})
-	must(t, err)
-	if !strings.Contains(sink.text(), `submodule "third party/lib" is not checked out`) {
-		t.Errorf("the submodule was not named:\n%s", sink.text())
+	testkit.Must(t, err)
+	if !strings.Contains(text(sink), `submodule "third party/lib" is not checked out`) {
+		t.Errorf("the submodule was not named:\n%s", text(sink))
 	}
 }
 
@@ -136,19 +136,19 @@ func TestScanSkipsOddFilesByName(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a": "1", "up": "-> ../x", "abs": "-> " + dir + "/a", "in": "-> a", "d/parent": "-> ..", "d/far": "-> ../../x"})
-	must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+	testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
 	socket, err := net.Listen("unix", filepath.Join(dir, "s"))
-	must(t, err)
+	testkit.Must(t, err)
 	defer socket.Close()
-	sink := &record{}
+	sink := &testkit.Recorder{}
 	tree, err := Scan(t.Context(), Options{Dir: dir, Sink: sink})
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "taken", paths(tree), []string{"a", "d/parent", "in"})
 	same(t, "skipped", skipped(tree), []string{
 		fmt.Sprintf(`abs (link out of the directory, to "%s/a")`, dir), `d/far (link out of the directory, to "../../x")`,
 		"fifo (FIFO)", "s (socket)", `up (link out of the directory, to "../x")`})
-	if !strings.Contains(sink.text(), "warning: cannot be sent: abs ") {
-		t.Errorf("odd files were not named:\n%s", sink.text())
+	if !strings.Contains(text(sink), "warning: cannot be sent: abs ") {
+		t.Errorf("odd files were not named:\n%s", text(sink))
 	}
 }
 
@@ -188,7 +188,7 @@ func TestScanReadsAgainAFileThatChanges(t *testing.T) {
 		}}
 		tree, err := s.scan(t.Context())
 		if c.ok {
-			must(t, err)
+			testkit.Must(t, err)
 			same(t, "size", tree.Bytes, int64(1))
 		} else if !errors.Is(err, ErrChanging) || !strings.Contains(err.Error(), `"log"`) {
 			t.Errorf("scan of a file that never rests: %v", err)
@@ -214,23 +214,23 @@ func TestScanRefusesDirectoriesThatNobodyMeans(t *testing.T) {
 		}
 	}
 	_, err := Scan(t.Context(), Options{Dir: filepath.Join(home, "prog"), Home: home})
-	must(t, err)
+	testkit.Must(t, err)
 	write(t, home, map[string]string{IgnoreFile: "*\n!prog/\n"})
 	_, err = Scan(t.Context(), Options{Dir: home, Home: home})
-	must(t, err)
+	testkit.Must(t, err)
 }
 
 func TestScanNamesTheLargestFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a": "1"})
-	must(t, os.WriteFile(filepath.Join(dir, "sparse"), nil, 0o644))
-	must(t, os.Truncate(filepath.Join(dir, "sparse"), 101<<20))
-	sink := &record{}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "sparse"), nil, 0o644))
+	testkit.Must(t, os.Truncate(filepath.Join(dir, "sparse"), 101<<20))
+	sink := &testkit.Recorder{}
 	_, err := Scan(t.Context(), Options{Dir: dir, Sink: sink})
-	must(t, err)
-	if !strings.Contains(sink.text(), "largest files: sparse (105.9 MB), a (1 B)") {
-		t.Errorf("notes:\n%s", sink.text())
+	testkit.Must(t, err)
+	if !strings.Contains(text(sink), "largest files: sparse (105.9 MB), a (1 B)") {
+		t.Errorf("notes:\n%s", text(sink))
 	}
 }
 
@@ -278,12 +278,12 @@ func TestIgnoreLikeGit(t *testing.T) {
 		cmd := exec.Command(gitPath, "ls-files", "-z", "--others", "--exclude-per-directory="+IgnoreFile)
 		cmd.Dir = dir
 		out, err := cmd.Output()
-		must(t, err)
+		testkit.Must(t, err)
 		want := strings.FieldsFunc(string(out), func(r rune) bool { return r == 0 })
 		slices.Sort(want)
 		s := &scanner{opts: Options{Dir: dir}, open: openRegular}
 		s.root, s.tree, s.names = dir, &Tree{}, []string{IgnoreFile}
-		must(t, s.walk(t.Context(), "", [][]ignoreFile{nil}))
+		testkit.Must(t, s.walk(t.Context(), "", [][]ignoreFile{nil}))
 		got := paths(s.tree)
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
@@ -311,6 +311,11 @@ func TestStarsTakeNoExponentialTime(t *testing.T) {
 
 func FuzzParseRules(f *testing.F) {
 	f.Add([]byte("a\n!b/\n[[:alpha:]]\\ "), "x/y")
+	for _, line := range []string{
+		"**/a/**", "/", "!", "\\#x", "\\", "[", "[!a-", "[]-]", "[[:no:]]", "a/**/b", "***", "?\r\n", "\ufeffa", "x \\  ", "\x00", "\xff*",
+	} {
+		f.Add([]byte(line), "x/a/y")
+	}
 	f.Fuzz(func(t *testing.T, text []byte, name string) {
 		for _, r := range parseRules(text) {
 			r.match(name, true)

@@ -15,13 +15,6 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestPushOverSSH(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -29,29 +22,29 @@ func TestPushOverSSH(t *testing.T) {
 	big := make([]byte, 6<<20)
 	random := rand.NewChaCha8([32]byte{1})
 	_, err := random.Read(big)
-	must(t, err)
-	must(t, os.Mkdir(filepath.Join(dir, "-d\n"), 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "-d\n", "big \xff"), big, 0o644))
+	testkit.Must(t, err)
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "-d\n"), 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "-d\n", "big \xff"), big, 0o644))
 	for i := range 20 {
-		must(t, os.WriteFile(filepath.Join(dir, "f"+strconv.Itoa(i)), big[i<<18:(i+1)<<18], 0o644))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "f"+strconv.Itoa(i)), big[i<<18:(i+1)<<18], 0o644))
 	}
 	tree, err := codesync.Scan(t.Context(), codesync.Options{Dir: dir})
-	must(t, err)
+	testkit.Must(t, err)
 	defer tree.Close()
 
 	w.Fault(t, "cut", "in", "3000000", "1")
 	rep, err := tree.Push(t.Context(), w.Conns[0], "run1")
-	must(t, err)
+	testkit.Must(t, err)
 	if rep.SentFiles == 0 {
 		t.Errorf("report %+v", rep)
 	}
 	got, err := os.ReadFile(filepath.Join(w.Root, "home/tester/run1/-d\n/big \xff"))
-	must(t, err)
+	testkit.Must(t, err)
 	if !bytes.Equal(got, big) {
 		t.Error("the file arrived differently")
 	}
 	rep, err = tree.Push(t.Context(), w.Conns[0], "run1")
-	must(t, err)
+	testkit.Must(t, err)
 	if rep != (codesync.Report{Reused: 21}) {
 		t.Errorf("second push: %+v", rep)
 	}

@@ -116,28 +116,11 @@ func (g *Gcloud) Override(field, flag, value string) error {
 }
 
 func (g *Gcloud) set(field, value, source string) error {
-	switch field {
-	case "Account":
-		g.Account = value
-	case "Project":
-		g.Project = value
-	case "Zone":
-		g.Zone = value
-	case "Region":
-		g.Region = value
-	case "TPUEndpoint":
-		g.TPUEndpoint = value
-	case "ComputeEndpoint":
-		g.ComputeEndpoint = value
-	case "StorageEndpoint":
-		g.StorageEndpoint = value
-	case "OSLoginEndpoint":
-		g.OSLoginEndpoint = value
-	case "AccessTokenFile":
-		g.AccessTokenFile = value
-	case "Impersonate":
-		g.Impersonate = value
-	case "DisableAuth":
+	text := g.text(field)
+	switch {
+	case text != nil:
+		*text = value
+	case field == "DisableAuth":
 		on, err := gcloudBool(value)
 		if err != nil {
 			return fmt.Errorf("%s: %w", source, err)
@@ -151,6 +134,22 @@ func (g *Gcloud) set(field, value, source string) error {
 	}
 	g.Source[field] = source
 	return nil
+}
+
+// text is where a setting of that type is kept, nil for another.
+func (g *Gcloud) text(field string) *string {
+	return map[string]*string{
+		"Account":         &g.Account,
+		"Project":         &g.Project,
+		"Zone":            &g.Zone,
+		"Region":          &g.Region,
+		"TPUEndpoint":     &g.TPUEndpoint,
+		"ComputeEndpoint": &g.ComputeEndpoint,
+		"StorageEndpoint": &g.StorageEndpoint,
+		"OSLoginEndpoint": &g.OSLoginEndpoint,
+		"AccessTokenFile": &g.AccessTokenFile,
+		"Impersonate":     &g.Impersonate,
+	}[field]
 }
 
 // gcloudBool parses the forms that gcloud accepts in its own settings, which

@@ -23,54 +23,8 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/testkit"
 )
-
-// manualClock jumps over every wait, and records it.
-type manualClock struct {
-	mu    sync.Mutex
-	now   time.Time
-	waits []time.Duration
-}
-
-func newClock() *manualClock {
-	return &manualClock{now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-}
-
-func (c *manualClock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.now
-}
-
-func (c *manualClock) After(d time.Duration) <-chan time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = c.now.Add(d)
-	c.waits = append(c.waits, d)
-	ch := make(chan time.Time, 1)
-	ch <- c.now
-	return ch
-}
-
-func (c *manualClock) Waits() []time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return append([]time.Duration(nil), c.waits...)
-}
-
-// recorder keeps the notes that were emitted.
-type recorder struct {
-	mu    sync.Mutex
-	notes []event.Note
-}
-
-func (r *recorder) Emit(e event.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if n, ok := e.(event.Note); ok {
-		r.notes = append(r.notes, n)
-	}
-}
 
 // script serves the given answers one after the other, the last for ever, and
 // counts the requests.
@@ -128,14 +82,14 @@ const node = `{"name":"projects/p/locations/us-central2-b/nodes/t-0","state":"RE
 type fixture struct {
 	client *gcp.Client
 	server *script
-	clock  *manualClock
-	notes  *recorder
+	clock  *testkit.JumpClock
+	notes  *testkit.Recorder
 	url    string
 }
 
 func setUp(t *testing.T, change func(*gcp.Config), answers ...http.HandlerFunc) *fixture {
 	t.Helper()
-	f := &fixture{server: &script{answers: answers}, clock: newClock(), notes: &recorder{}}
+	f := &fixture{server: &script{answers: answers}, clock: testkit.NewJumpClock(), notes: &testkit.Recorder{}}
 	srv := httptest.NewServer(f.server)
 	t.Cleanup(srv.Close)
 	f.url = srv.URL
@@ -331,7 +285,7 @@ func TestDoGivesUp(t *testing.T) {
 		t.Errorf("waited %v, more than 2 min", total)
 	}
 	levels := map[event.Level]int{}
-	for _, n := range f.notes.notes {
+	for _, n := range f.notes.Notes() {
 		levels[n.Level]++
 	}
 	if levels[event.Debug] != 2 || levels[event.Warn] != e.Tries-3 {
@@ -353,8 +307,8 @@ func TestDoStopsWhenTheContextEnds(t *testing.T) {
 	if got := len(f.server.Calls()); got != 1 {
 		t.Errorf("%d requests, want 1", got)
 	}
-	if len(f.notes.notes) != 0 {
-		t.Errorf("notes = %v, want none", f.notes.notes)
+	if len(f.notes.Notes()) != 0 {
+		t.Errorf("notes = %v, want none", f.notes.Notes())
 	}
 	if _, err := f.getNode(ctx); !errors.Is(err, cause) {
 		t.Errorf("second call: error = %v, want the cause", err)
@@ -418,7 +372,7 @@ func TestWaitTPU(t *testing.T) {
 }
 
 func TestPollPauses(t *testing.T) {
-	clock := newClock()
+	clock := testkit.NewJumpClock()
 	n := 0
 	err := gcp.Poll(t.Context(), clock, gcp.Backoff{First: time.Second, Max: 3 * time.Second, Factor: 2}, func(context.Context) (bool, error) {
 		n++

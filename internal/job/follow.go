@@ -64,7 +64,11 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	elapsed := f.Clock.Now().Sub(f.begin)
 	f.watch.times = append(f.watch.times, event.PhaseTime{Name: "run", Elapsed: elapsed})
 	if err != nil {
-		f.Sink.Emit(event.Phase{Name: "run", State: event.Failed, Elapsed: elapsed})
+		state := event.Failed
+		if stop == nil && ctx.Err() != nil {
+			state = event.Done // it was left, and goes on
+		}
+		f.Sink.Emit(event.Phase{Name: "run", State: state, Elapsed: elapsed})
 		return Outcome{Started: true}, err
 	}
 	f.Sink.Emit(event.Phase{Name: "run", State: event.Done, Elapsed: elapsed})
@@ -129,7 +133,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			take(e)
 			f.workerEnded(e)
 			if e.failed() && f.failFast && open > 0 {
-				begin(fmt.Sprintf("fail-fast: %s failed first", f.team.ids[e.worker]), nil)
+				begin(fmt.Sprintf("fail-fast: %s failed", f.team.ids[e.worker]), nil)
 			}
 		case <-look:
 			f.lookAtOutages(followCtx)
@@ -202,7 +206,7 @@ func (f *following) unfinished() string {
 func (f *following) beginStop(ctx context.Context, reason string, cause error) *stopping {
 	s := &stopping{reason: reason, cause: cause, done: make(chan error, 1)}
 	hint := ""
-	if cause != nil {
+	if in := (*Interrupted)(nil); errors.As(cause, &in) {
 		hint = "the same signal once more leaves at once, without proof"
 	}
 	note(f.Sink, event.Warn, hint, "stopping run %s on all workers: %s", f.ref.Run, reason)
@@ -246,7 +250,11 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if err != nil {
 		return ending{known: true, err: err, at: f.Clock.Now()}
 	}
-	return ending{known: true, exit: exit, at: exit.End.Add(-f.team.conns[i].ClockOffset())}
+	at := exit.End.Add(-f.team.conns[i].ClockOffset())
+	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw it
+		at = f.Clock.Now()
+	}
+	return ending{known: true, exit: exit, at: at}
 }
 
 // quietAfter is how long a worker may print nothing before that is said, and
@@ -404,6 +412,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	n := len(f.team.ids)
 	if first >= 0 && code != 0 {
+		sum.Next = "multihost logs " + f.ref.Run + " --worker=" + f.team.ids[first].String()
 		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
 		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
 	}
@@ -416,6 +425,9 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 		sum.OK = false
 		sum.FirstFail, sum.LastLines = "", nil
 		sum.Text = fmt.Sprintf("run %s was stopped on %s: %s; no process of it is left", f.ref.Run, onAll(n), stop.reason)
+	case first >= 0 && f.ends[first].exit.Reason != "" && !f.ends[first].exit.Lost:
+		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
+		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.ref.Run, f.ends[first].exit.Reason)
 	case first >= 0 && code == 0:
 		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
@@ -454,7 +466,7 @@ const uncleanWindow = time.Minute
 func (f *following) verdict() (code, first int) {
 	first = -1
 	for _, i := range resultOrder(f.ends) {
-		if e := f.ends[i]; e.known && e.failed() && e.exit.Reason == "" {
+		if e := f.ends[i]; e.known && e.failed() && (e.exit.Reason == "" || e.exit.Lost) {
 			first = i
 			break
 		}
@@ -497,7 +509,7 @@ func (f *following) failedWorkers() string {
 const lostCode = 69
 
 func (e ending) code() int {
-	if e.err != nil {
+	if e.err != nil || e.exit.Lost {
 		return lostCode
 	}
 	return e.exit.Code

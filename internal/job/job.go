@@ -97,9 +97,11 @@ const (
 	StageInput     Stage = "input"
 	StageScan      Stage = "read files"
 	StageDiscover  Stage = "discover"
+	StageSurvey    Stage = "ask the slices"
 	StageConnect   Stage = "connect"
 	StageBusy      Stage = "check"
 	StageSync      Stage = "sync"
+	StageFolder    Stage = "use existing folder"
 	StagePreflight Stage = "preflight"
 	StageSettings  Stage = "preflight settings" // done, and not as it must be
 	StageFree      Stage = "free the TPU"
@@ -143,6 +145,15 @@ func (e *Error) Hint() string {
 	}
 	return ""
 }
+
+// settled is an error whose advice no longer holds: what it speaks of has been
+// taken away since.
+type settled struct{ error }
+
+func (e settled) Unwrap() error { return e.error }
+
+// Hint hides the hints of the wrapped error.
+func (settled) Hint() string { return "" }
 
 // workersError folds the failures of single workers into one error of a
 // stage: equal causes are one clause with their workers folded, the first

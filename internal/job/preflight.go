@@ -99,8 +99,8 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			note(d.Sink, event.Warn, "to see each setting: multihost preflight check; to stop at such a failure: --preflight=require",
-				"preflight: %s; the run goes on", preflight.Fold(t.ids, reports))
+			note(d.Sink, event.Warn, "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require",
+				"preflight: %s", preflight.Fold(t.ids, reports))
 			break
 		}
 	}

@@ -37,6 +37,9 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
 	}
+	if err := r.probeLogDir(); err != nil {
+		return Outcome{}, err
+	}
 	if o.Network != nil {
 		err := r.watch.span("network", func() error {
 			plan, err := d.Networks.Plan(ctx, *o.Network)
@@ -159,6 +162,9 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			HintTxt: deleteHint(id, d)})
 	}
 	note(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
+	if runErr != nil && !out.Started {
+		runErr = settled{runErr}
+	}
 	return out, runErr
 }
 

@@ -130,6 +130,14 @@ func (r *Record) makeLogDir() error {
 	return os.Remove(probe.Name())
 }
 
+// unused refuses a log directory that has logs in it: they would be mixed up.
+func (r *Record) unused() error {
+	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), HintTxt: "name another directory with --log-dir=DIR"}
+	}
+	return nil
+}
+
 // logPath is the local log file of one worker, named as MaxText's runner does.
 func (r *Record) logPath(id tpu.WorkerID) string {
 	return filepath.Join(r.LogDir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))

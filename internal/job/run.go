@@ -15,6 +15,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
 
@@ -218,7 +219,7 @@ func (r *run) failed(ctx context.Context, stage Stage, errs []error) error {
 
 func (r *run) sync(ctx context.Context) error {
 	if r.o.UseExisting {
-		return nil
+		return r.checkFolder(ctx)
 	}
 	return r.watch.phase("sync", func() (string, error) {
 		reports := make([]codesync.Report, len(r.team.ids))
@@ -238,6 +239,19 @@ func (r *run) sync(ctx context.Context) error {
 		}
 		return fmt.Sprintf("%s, up to %d new (%s) to a worker", count(r.tree.Count, "file"), files, bytesText(sent)), nil
 	})
+}
+
+// checkFolder refuses --use-existing-folder where there is none: a misspelt name
+// would run the command in an empty directory.
+func (r *run) checkFolder(ctx context.Context) error {
+	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		status, err := r.team.conns[i].Run(ctx, sshfan.Cmd{Line: "test -d " + sshfan.Quote(r.o.Run)})
+		if err == nil && status.Code != 0 {
+			err = fmt.Errorf("there is no folder ~/%s", r.o.Run)
+		}
+		return err
+	})
+	return r.failed(ctx, StageFolder, errs)
 }
 
 func (r *run) preflight(ctx context.Context) error {
@@ -457,6 +471,22 @@ func mayStillRun(err error, run string) error {
 	return err
 }
 
+// probeLogDir finds out early what openRecord would refuse later, when slices
+// have been made and paid for.
+func (r *run) probeLogDir() error {
+	rec := &Record{LogDir: recordDir(r.StateDir, r.o.Run, 1)}
+	if r.o.LogDir != "" {
+		rec.LogDir = r.o.LogDir
+	}
+	if err := rec.makeLogDir(); err != nil {
+		return err
+	}
+	if r.o.LogDir != "" {
+		return rec.unused()
+	}
+	return nil
+}
+
 // openRecord makes the log directory and says where the logs will be, before
 // anything can fail on the workers.
 func (r *run) openRecord() (*Record, error) {
@@ -476,8 +506,8 @@ func (r *run) openRecord() (*Record, error) {
 	if err := rec.makeLogDir(); err != nil {
 		return nil, err
 	}
-	if old, _ := filepath.Glob(filepath.Join(rec.LogDir, "output_slice_*.txt")); len(old) > 0 {
-		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", rec.LogDir), HintTxt: "name another directory with --log-dir=DIR"}
+	if err := rec.unused(); err != nil {
+		return nil, err
 	}
 	r.logDir = rec.LogDir
 	how := "Ctrl-C stops it on every worker"

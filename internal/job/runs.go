@@ -36,9 +36,9 @@ type Seen struct {
 // List asks worker 0 of every ready slice, or of those that prefix names,
 // which runs it knows, and emits them as a Result.
 func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
-	ready, found, err := d.survey(ctx, prefix)
-	if err != nil {
-		return err
+	ready, found, surveyErr := d.survey(ctx, prefix)
+	if ready == nil && surveyErr != nil {
+		return surveyErr
 	}
 	seen := []Seen{}
 	for _, f := range found {
@@ -64,7 +64,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 		w.Flush()
 	}
 	d.Sink.Emit(event.Result{Name: "runs", Text: b.String(), Data: seen})
-	return nil
+	return surveyErr
 }
 
 // foundRun is one run as the workers of a team know it.
@@ -126,7 +126,8 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 }
 
 // survey asks worker 0 of every ready slice, or of those that prefix names,
-// which runs it knows. A worker that does not answer is said, and left out.
+// which runs it knows. The error may come with what the others said: some
+// slices were not asked, and nothing is known of them.
 func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundRun, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -155,16 +156,14 @@ func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundR
 		return nil, nil, err
 	}
 	defer t.close()
+	var ids []tpu.WorkerID
+	var silent []error
 	for id, err := range failed {
-		note(d.Sink, event.Warn, "", "slice %s is not asked: %s", ready[id.Slice].Name, causeText(err, id))
+		ids, silent = append(ids, id), append(silent, err)
 	}
 	found, errs := t.runs(ctx)
-	for i, err := range errs {
-		if err != nil {
-			note(d.Sink, event.Warn, "", "slice %s does not answer: %s", t.slice(i).Name, causeText(err, t.ids[i]))
-		}
-	}
-	return ready, found, nil
+	ids, silent = append(ids, t.ids...), append(silent, errs...)
+	return ready, found, workersError(StageSurvey, ids, silent)
 }
 
 // locate finds a run by its name: from the record that this machine keeps of
@@ -181,15 +180,15 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
 			HintTxt: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
 	}
-	ready, found, err := d.survey(ctx, prefix)
-	if err != nil {
-		return nil, err
-	}
+	ready, found, surveyErr := d.survey(ctx, prefix)
 	var match []foundRun
 	for _, f := range found {
 		if f.info.Run == name {
 			match = append(match, f)
 		}
+	}
+	if len(match) == 0 && surveyErr != nil {
+		return nil, surveyErr
 	}
 	if len(match) == 0 {
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone),

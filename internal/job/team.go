@@ -161,6 +161,10 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		}
 	}
 	way := d.way(ctx, sel)
+	refusal := min(d.Access.RetryFor, authRetry)
+	if !sendKeys {
+		refusal = time.Millisecond // the first refusal is the sign to send the key
+	}
 	sshConfig := d.Access.SSHConfig
 	if way == IAP { // addresses are names of VMs then, and no rule for hosts is meant for them
 		sshConfig = nil
@@ -182,7 +186,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		MaxDials:       d.Access.MaxDials,
 		ConnectTimeout: d.Access.ConnectTimeout,
 		RetryFor:       d.Access.RetryFor,
-		AuthRetryFor:   min(d.Access.RetryFor, authRetry),
+		AuthRetryFor:   refusal,
 		Jump:           d.Access.Jump,
 		SSHConfig:      sshConfig,
 		AgentSocket:    d.Access.AgentSocket,
@@ -211,10 +215,11 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	conns, errs := fleet.Connect(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
 		// Another writer of the slice's metadata may have dropped our key.
-		if logins, changed, err := d.sendKeys(ctx, sel.Slices); err == nil && (changed || !sendKeys) {
-			for i, id := range t.ids {
-				hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, keyCalls)
-			}
+		if !sendKeys {
+			fleet.Close()
+			return d.dial(ctx, sel, only, true)
+		}
+		if _, changed, err := d.sendKeys(ctx, sel.Slices); err == nil && changed {
 			conns, errs = fleet.Connect(ctx, hosts)
 		}
 	}

@@ -296,8 +296,6 @@ func (s Spec) files() [][]byte {
 	}
 }
 
-// limit is of fixed width, so that the supervisor can write a smaller one in
-// its place on a full disk.
 func (s Spec) limit() string {
 	n := s.MaxLog
 	switch {
@@ -306,7 +304,7 @@ func (s Spec) limit() string {
 	case n == 0:
 		n = DefaultMaxLog
 	}
-	return fmt.Sprintf("%20d\n", n)
+	return fmt.Sprintf("%d\n", n)
 }
 
 func nulled(words []string) []byte {

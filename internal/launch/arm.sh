@@ -69,7 +69,10 @@ unpack() {
     head -c "$1" >"$dir/$file" || return
     shift
   done
-  : >"$dir/output.log" && printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" || return
+  for file in output.log dropped lost relay; do
+    : >"$dir/$file" || return
+  done
+  printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" "$dir/output" || return
 }
 
 busy() {

@@ -48,9 +48,8 @@ func (e *BusyError) Hint() string {
 }
 
 // TruncatedError says that the worker's output file is shorter than the bytes
-// that were received from it: a crash lost what was not yet on the disk, or the
-// command cut its own log by opening /dev/stdout or /dev/stderr, which is the
-// log file, for writing anew. The received bytes stay valid.
+// that were received from it: a crash lost what was not yet on the disk, or
+// somebody cut the file. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
 	Offset, Size int64
@@ -59,11 +58,6 @@ type TruncatedError struct {
 // Error implements error.
 func (e *TruncatedError) Error() string {
 	return fmt.Sprintf("follow output on %s: %v: %d bytes there, %d here", e.Worker, ErrTruncated, e.Size, e.Offset)
-}
-
-// Hint says how a command avoids it.
-func (e *TruncatedError) Hint() string {
-	return "if the worker was not rebooted, the command has opened /dev/stdout or /dev/stderr: write >&2, not >/dev/stderr"
 }
 
 // Is makes errors.Is(err, ErrTruncated) true.

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
 // hold opens a device of the worker in a process that is not ours.
@@ -149,9 +151,7 @@ func TestAnOrphanWithoutEnvironmentIsKnownByItsOutput(t *testing.T) {
 
 func TestAnotherUsersHolderNeedsAll(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		missing(t, "root")
-	}
+	testkit.NeedRoot(t)
 	l := newLocal(t)
 	if err := os.Chmod(l.root, 0o777); err != nil {
 		t.Fatal(err)

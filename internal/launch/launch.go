@@ -4,11 +4,18 @@
 //
 // What it hides: on the worker a small supervisor (one embedded bash script,
 // in a session of its own) owns the command (in a second session) and the
-// worker's exclusive lock, keeps the output in a file and records how the
-// command ended. Its promises are
+// worker's exclusive lock, and records how the command ended. The output of the
+// command is one pipe, as over ssh, so that it may open /dev/stderr; a relay
+// beside the supervisor moves it to a file. The promises are
 //
 //   - a command is started at most once for each [Ref], whatever happens to
 //     the connection and at whatever moment;
+//   - what the command wrote before it ended is in its log when its end is told;
+//     what its background processes write later is added to the log, and
+//     [Follow] writes what is there when it looks;
+//   - neither a full disk nor the death of the supervisor or of the relay takes
+//     the output from under the command; up to 8 KiB in the hands of a relay
+//     that is killed, or whose write fails, are lost;
 //   - a lost connection never touches a command that was started, and nothing
 //     is started when the connection is lost before [Armed.Release];
 //   - at most one run lives on a worker ([BusyError]), whoever logged in;
@@ -116,10 +123,10 @@ type Spec struct {
 
 	// MaxLog is how many bytes of the command's output are its log; 0 means
 	// DefaultMaxLog, a negative number all. What the command writes beyond is
-	// counted in Exit.Dropped and given back to the disk within a second or so,
-	// except for the last 64 KiB (see ReadTail). The command does not notice.
-	// On a disk that is nearly full (less than 2 % or 1 GB free) the limit
-	// comes down to what is there by then and 1 MiB more, until it is freed.
+	// counted in Exit.Dropped and not kept, except for the last 64 KiB (see
+	// ReadTail). The command does not notice. On a disk that is nearly full
+	// (less than 2 % or 1 GB free) the log takes 1 MiB more; what is beyond that
+	// is dropped until the disk is freed, and then the log goes on.
 	MaxLog int64
 }
 
@@ -198,7 +205,7 @@ type Exit struct {
 	Signal  string    // "KILL" when a signal ended it, else ""
 	End     time.Time // worker clock; zero when nobody saw it
 	LogSize int64     // bytes of its log when it ended
-	Dropped int64     // bytes of output beyond Spec.MaxLog
+	Dropped int64     // bytes of output that are not in its log: see Spec.MaxLog
 	Reason  string    // who stopped it and why; "" when it ended by itself
 	OOM     bool      // the kernel killed it, or a process of it, for want of memory
 	Lost    bool      // nobody saw how it ended; Code is 255
@@ -239,7 +246,7 @@ type State struct {
 	LogSize    int64     // bytes of its log now
 	LogTime    time.Time // worker clock of the last output
 	LogLimit   int64     // bytes that its log can grow to; -1 when there is no limit
-	Dropped    int64     // bytes of output beyond that
+	Dropped    int64     // bytes of output that are not in it
 	DiskFree   int64     // bytes free where the output is kept; -1 when unknown
 	DiskSize   int64
 	Left       int           // processes of the run that are alive

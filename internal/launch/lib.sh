@@ -124,10 +124,11 @@ tell() {
   for line in "${exit_lines[@]}"; do say exit "$line"; done
 }
 
-# written DIR: how many bytes the command has written.
-written() { REPLY=$(stat -c %s -- "$1/output.log" 2>/dev/null) || REPLY=0; }
+size_of() { REPLY=$(stat -c %s -- "$1" 2>/dev/null) || REPLY=0; }
 
-# limit_of DIR: how many of them are its log. What lies behind is being dropped.
+log_size() { size_of "$1/output.log"; }
+
+# limit_of DIR: how large its log can become.
 limit_of() {
   local text=
   { read -r text <"$1/limit"; } 2>/dev/null
@@ -136,26 +137,26 @@ limit_of() {
 
 no_limit=4000000000000000000
 
-# log_size DIR. The size is asked for before the limit, which may come down to a
-# little more than the size: so nothing is ever sent that is dropped later.
-log_size() {
+# dropped_of DIR: how many bytes of the output are not in its log.
+dropped_of() {
   local size
-  written "$1"
+  size_of "$1/dropped"
   size=$REPLY
-  limit_of "$1"
-  if ((REPLY > size)); then REPLY=$size; fi
+  size_of "$1/lost"
+  REPLY=$((size + REPLY))
 }
 
 # mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
 mark_lost() {
-  local size all
-  written "$1"
-  all=$REPLY
+  local size
+  # What the command wrote may still be on its way.
+  flock -s -w 2 "$1/relay" true 2>/dev/null
   log_size "$1"
   size=$REPLY
+  dropped_of "$1"
   {
     printf 'code=255\nsignal=\nend=0\nsize=%s\noom=0\nlost=1\ndropped=%s\nreason=%s\n' \
-      "$size" "$((all > size ? all - size : 0))" "$2" >"$1/exit.$$" &&
+      "$size" "$REPLY" "$2" >"$1/exit.$$" &&
       mv -n -- "$1/exit.$$" "$1/exit"
     rm -f -- "$1/exit.$$"
   } 2>/dev/null
@@ -180,13 +181,14 @@ settle() {
 #     its number as long as it has members; but not when the number has come to
 #     another process, or the machine was rebooted;
 #   - those whose environment names its directory;
-#   - those whose output is its log;
+#   - those whose output is its pipe;
 #   - those that lost their parent in the control group of the SSH session that
-#     started it, while no other run lives on the worker;
+#     started it, while no other run lives on the worker; but not its relay,
+#     which reads the pipe and ends by itself;
 #   - the descendants of all these.
 processes() {
   local leader=$pid dir=$1 scope='' path target p parent session state more=1
-  local -A ours=() parents=()
+  local -A ours=() parents=() relays=()
   if [[ $sup_boot != "$boot" ]]; then
     leader=0
   elif [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then
@@ -205,8 +207,14 @@ processes() {
   done < <(grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
   while IFS=' ' read -r path target; do
     path=${path#/proc/}
-    if [[ $target == "$dir/output.log" ]]; then ours[${path%%/*}]=1; fi
-  done < <(find /proc/[0-9]*/fd/1 /proc/[0-9]*/fd/2 -prune -printf '%p %l\n' 2>/dev/null | grep -F -e " $dir/")
+    if [[ $target != "$dir/output (deleted)" ]]; then
+      continue
+    elif [[ $path == */0 ]]; then
+      relays[${path%%/*}]=1
+    else
+      ours[${path%%/*}]=1
+    fi
+  done < <(find /proc/[0-9]*/fd/[012] -prune -printf '%p %l\n' 2>/dev/null | grep -F -e " $dir/")
   while read -r p parent session state; do
     if [[ $state == [ZX]* ]]; then
       unset -v "ours[$p]"
@@ -214,7 +222,7 @@ processes() {
     fi
     parents[$p]=$parent
     if ((leader > 1 && session == leader)); then ours[$p]=1; fi
-    if [[ $scope ]] && ((parent == 1 && p != sup)); then
+    if [[ $scope && ! ${relays[$p]-} ]] && ((parent == 1 && p != sup)); then
       cgroup_of "$p"
       if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
     fi
@@ -374,7 +382,7 @@ run_dir() {
   )
   for fd in 1 2; do
     entry=$("${as_root[@]}" readlink "/proc/$1/fd/$fd" 2>/dev/null)
-    if [[ $entry == /*/.multihost/runs/*/*/output.log ]]; then
+    if [[ $entry == /*/.multihost/runs/*/*/"output (deleted)" ]]; then
       REPLY=${entry%/*}
       return
     fi

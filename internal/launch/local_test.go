@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 // A local is a worker without a network: a private home in which commands run
@@ -316,10 +317,7 @@ func alive(t testing.TB, file string) bool {
 // missing ends a test that needs what this machine has not got.
 func missing(t testing.TB, what string) {
 	t.Helper()
-	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-		t.Fatal(what + " is needed")
-	}
-	t.Skip(what + " is needed")
+	testkit.Lacks(t, "%s is needed", what)
 }
 
 // controlGroup makes a group of the unified hierarchy, below its root.

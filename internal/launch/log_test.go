@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"multihost/internal/sshfan"
 )
 
 func TestEveryByteArrivesAsItWasWritten(t *testing.T) {
@@ -68,14 +66,20 @@ func TestOutputBeyondTheLimitIsDropped(t *testing.T) {
 		exit, err = Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{Full: func(limit int64) { full = limit }})
 	})
 	ready(t, l, "r")
-	file := filepath.Join(l.dir(s.Ref()), "output.log")
-	eventually(t, "the disk has what is dropped back", func() bool {
-		info, err := os.Stat(file)
-		return err == nil && info.Sys().(*syscall.Stat_t).Blocks*512 < info.Size()/2
+	eventually(t, "all is dropped", func() bool {
+		state, err := Status(t.Context(), l, s.Ref())
+		return err == nil && state.LogSize == 10_000 && state.LogLimit == 10_000 && state.Dropped == 6_888_896-10_000
 	})
-	state, err2 := Status(t.Context(), l, s.Ref())
-	if err2 != nil || state.LogSize != 10_000 || state.LogLimit != 10_000 || state.Dropped != 6_888_896-10_000 {
-		t.Errorf("status: %+v, %v", state, err2)
+	var blocks int64
+	for _, name := range []string{"output.log", "dropped", "lost"} {
+		info, err := os.Stat(filepath.Join(l.dir(s.Ref()), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks += info.Sys().(*syscall.Stat_t).Blocks
+	}
+	if blocks*512 > 2<<20 {
+		t.Errorf("the output takes %d bytes of the disk", blocks*512)
 	}
 	l.write("home/r/go", "", 0o644)
 	wg.Wait()
@@ -139,7 +143,9 @@ func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
 	}
 	l.setBoot("boot-1")
 	// A command that ends when it cannot print.
-	s := spec("r", "set -e; echo begin; touch ready; while [ ! -e $HOME/r/go ]; do sleep 0.1; done; for ((i = 0; i < 3000; i++)); do echo a line that is as long as others $i; done; echo end")
+	s := spec("r", `set -e; echo begin; touch ready; await() { while [ ! -e $1 ]; do sleep 0.05; done; }
+await go; for ((i = 0; i < 3000; i++)); do echo a line that is as long as others $i; done; echo end
+await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; await last; echo; echo last words`)
 	l.env = append(l.env, "TMPDIR="+filepath.Join(l.root, "tmp"))
 	begin(t, l, s)
 	ready(t, l, "r")
@@ -153,29 +159,52 @@ func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer full.Close()
-	for err == nil {
-		_, err = full.Write(make([]byte, 4096))
+	fill := func() {
+		var err error
+		for err == nil {
+			_, err = full.Write(make([]byte, 4096))
+		}
 	}
+	fill()
 	state, err := Status(t.Context(), l, s.Ref())
 	if err != nil || state.DiskFree != 0 || !state.DiskLow() || state.Phase != Running {
 		t.Errorf("status: %+v, %v", state, err)
 	}
-	eventually(t, "the limit comes down", func() bool {
-		state, err := Status(t.Context(), l, s.Ref())
-		return err == nil && state.LogLimit == 6+1<<20
-	})
-	if err := os.Rename(filepath.Join(l.home(), "r/go.new"), filepath.Join(l.home(), "r/go")); err != nil {
+	step := func(from, to string, total int64) (state State) {
+		t.Helper()
+		if err := os.Rename(filepath.Join(l.home(), "r", from), filepath.Join(l.home(), "r", to)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the output after "+to, func() bool {
+			state, err = Status(t.Context(), l, s.Ref())
+			return err == nil && state.LogSize+state.Dropped == total
+		})
+		return state
+	}
+	total := int64(len("begin\nend\n") + 3000*len("a line that is as long as others 1000\n") - 900 - 2*90 - 3*10)
+	if state = step("go.new", "go", total); state.Dropped != 0 {
+		t.Errorf("reserved space is not used: %+v", state)
+	}
+	total += 10_000_000 // beyond what is reserved
+	if state = step("go", "more", total); state.Dropped < 5_000_000 || state.Phase != Running {
+		t.Errorf("beyond: %+v", state)
+	}
+	if err := full.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
+	total += 1000
+	step("more", "free", total)
+	step("free", "last", total+int64(len("\nlast words\n")))
 	var out bytes.Buffer
 	exit, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{})
-	if err != nil || exit.Code != 0 || exit.Lost || !strings.HasSuffix(out.String(), "others 2999\nend\n") || int64(out.Len()) != exit.LogSize {
+	if err != nil || exit.Code != 0 || exit.Lost || !strings.Contains(out.String(), "others 2999\nend\n\x00") || !strings.HasSuffix(out.String(), "last words\n") || int64(out.Len()) != exit.LogSize {
 		t.Errorf("%d bytes, %+v, %v", out.Len(), exit, err)
 	}
 	if report := stopped(t, l, s.Ref(), time.Second); !report.Free() || report.Phase != Exited {
 		t.Errorf("stop: %+v", report)
 	}
 	// What cannot be started is said.
+	fill()
 	if _, err := Arm(t.Context(), l, spec("next", "true")); err == nil || !strings.Contains(err.Error(), "o space left") {
 		t.Errorf("arm: %v", err)
 	}
@@ -294,13 +323,13 @@ func heap() int64 {
 }
 
 // quiet runs a command to its end and fetches nothing.
-func quiet(t *testing.T, conn *sshfan.Conn, s Spec) Exit {
+func quiet(t *testing.T, r Runner, s Spec) Exit {
 	t.Helper()
-	begin(t, conn, s)
+	begin(t, r, s)
 	var state State
 	eventually(t, "it has ended", func() bool {
 		var err error
-		state, err = Status(t.Context(), conn, s.Ref())
+		state, err = Status(t.Context(), r, s.Ref())
 		return err == nil && state.Phase == Exited
 	})
 	return *state.Exit

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
 var scripts = map[string]*string{
@@ -36,14 +38,12 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 
 func TestShellcheck(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("shellcheck"); err != nil {
-		missing(t, "shellcheck")
-	}
+	shellcheck := testkit.Need(t, "shellcheck")
 	files, err := filepath.Glob("*.sh")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("shellcheck", files...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(shellcheck, files...).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,7 @@ import (
 
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit/simworker"
 )
 
 // simulated starts one simulated worker and connects to it as each of logins.
@@ -29,51 +29,11 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 // three times keepAlive without a byte.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
-	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := backend.Close(); err != nil {
-			t.Error(err)
-		}
+	w := simworker.Start(t, simworker.Config{
+		Root: root, Devices: []string{"/dev/accel0"}, Logins: logins,
+		SSH: sshfan.Config{RetryFor: 5 * time.Second, KeepAlive: keepAlive},
 	})
-	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := backend.Start(t.Context(), worker.Spec{
-		Root: root,
-		Name: "s0w0", Node: "t-0", NodeUID: "uid-0", Hostname: "t1v-n-01234567-w-0", Devices: []string{"/dev/accel0"},
-		AuthorizedKeys: func() (lines []string) {
-			for _, login := range logins {
-				lines = append(lines, login+":"+identity.PublicKey()+" "+login)
-			}
-			return lines
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	fleet, err := sshfan.New(sshfan.Config{Identity: identity, RetryFor: 5 * time.Second, KeepAlive: keepAlive})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(fleet.Close)
-	var hosts []sshfan.Host
-	for _, login := range logins {
-		hosts = append(hosts, sshfan.Host{
-			Name: "s0w0", User: login, Pin: "uid-0/0",
-			Addr: func(context.Context) (string, error) {
-				return net.JoinHostPort(machine.Addr(), fmt.Sprint(backend.Port())), nil
-			},
-		})
-	}
-	conns, errs := fleet.Connect(t.Context(), hosts)
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	return machine, conns
+	return w.Machine, w.Conns
 }
 
 func TestOverSSHEveryByteArrivesWhateverIsCut(t *testing.T) {

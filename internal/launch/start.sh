@@ -1,6 +1,7 @@
 #!/bin/bash
 # start: RUN ATTEMPT DIR UMASK. Becomes the command, in the session that the
-# supervisor made for it. Says on stdout that it starts, or why it cannot.
+# supervisor made for it. Says on stdout that it starts, or why it cannot. The
+# output of the command is the pipe on descriptor 6.
 #
 # Names begin with mh_ because the command's variables are set beside them.
 #
@@ -19,7 +20,7 @@ main() {
   limit_files
   record || refuse "write $mh_dir/started"
   environment 2>/dev/null # bash complains of locales that the worker lacks
-  exec -- "${mh_words[@]:2}" </dev/null >>"$mh_dir/output.log" 2>&1
+  exec -- "${mh_words[@]:2}" </dev/null >&6 2>&6 6>&-
 }
 
 refuse() {

@@ -39,14 +39,12 @@ func parseState(ref Ref, records []record) State {
 			s.DiskFree, s.DiskSize = number(f[0])*size, number(f[1])*size
 		case "limit":
 			s.LogLimit = number(rec.rest)
+		case "dropped":
+			s.Dropped = number(rec.rest)
 		case "processes":
 			f := rec.fields(2)
 			s.Left, s.CPU = int(number(f[0])), time.Duration(min(number(f[1]), 1<<43))*time.Millisecond
 		}
-	}
-	if s.LogLimit >= 0 && s.LogSize > s.LogLimit {
-		s.Dropped = s.LogSize - s.LogLimit
-		s.LogSize = s.LogLimit
 	}
 	for _, i := range b.infos {
 		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor

@@ -11,7 +11,11 @@ main() {
   now
   say now "$REPLY"
   if [[ $phase == unknown ]]; then return; fi
-  line=$(stat -c '%s %.9Y' -- "$dir/output.log" 2>/dev/null) && say log "$line"
+  log_size "$dir"
+  line=$(stat -c %.9Y -- "$dir"/{output.log,dropped,lost} 2>/dev/null | sort -n | tail -n 1)
+  say log "$REPLY" "$line"
+  dropped_of "$dir"
+  say dropped "$REPLY"
   limit_of "$dir"
   if ((REPLY < no_limit)); then say limit "$REPLY"; fi
   line=$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) && say disk "$line"

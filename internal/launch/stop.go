@@ -14,7 +14,7 @@ type StopOptions struct {
 }
 
 // Stop ends every process of the run on the worker: its session, everything
-// whose environment names the run or whose output is its log, what lost its
+// whose environment names the run or whose output is its pipe, what lost its
 // parent in the control group of the SSH session that started it, and the
 // descendants of them all, with TERM, the grace time and KILL, at most 10 s
 // beyond the grace time. It may be repeated and may

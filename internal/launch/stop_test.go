@@ -235,7 +235,10 @@ func TestARebootIsALostRun(t *testing.T) {
 	l := newLocal(t)
 	s := spec("r", "echo out; touch ready; exec sleep 1000")
 	begin(t, l, s)
-	ready(t, l, "r")
+	eventually(t, "the output is on the disk", func() bool {
+		state, err := Status(t.Context(), l, s.Ref())
+		return err == nil && state.LogSize == 4
+	})
 	l.killAll()
 	if err := os.RemoveAll(filepath.Join(l.root, "tmp/.multihost")); err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
   local order='' word pid start at waiter started scope kills code signal='' name='' oom=0 lost=0 size reason
-  local limit most reserved=0 dropped=0 pause fields
+  local relay='' dropped fields
   cd /
   umask 077
   boot_id
@@ -30,12 +30,15 @@ main() {
   scope
   oom_kills
   kills=$REPLY
+  pipe || give_up failed "open $dir/output"
+  start_relay
   # setsid --wait tells on stderr a death by signal from an exit with 128+n, which
   # $? of a shell does not. It keeps the lock too: it is released only when both
   # we and the command are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
-    "$nonce" "$run" "$attempt" "$dir" "$mask" </dev/null 2>"$dir/waiter")
+    "$nonce" "$run" "$attempt" "$dir" "$mask" </dev/null 2>"$dir/waiter" 7<&-)
   waiter=$!
+  exec 6>&-
   word=''
   read -r word started <&5
   if [[ $word != started ]]; then give_up failed "${started:-$(tail -n 1 "$dir/waiter")}"; fi
@@ -46,7 +49,7 @@ main() {
   rm -f -- "$dir/env" "$dir/control"
   note "started=$started"
 
-  keep_log
+  keep_relay
   attend "$waiter"
   now
   at=$REPLY
@@ -63,11 +66,11 @@ main() {
   reason=
   if [[ -s $dir/stop ]]; then IFS= read -r reason <"$dir/stop"; fi
   if ((code)) && out_of_memory; then oom=1; fi
-  written "$dir"
-  dropped=$((dropped + REPLY))
+  drain
   log_size "$dir"
   size=$REPLY
-  dropped=$((dropped > size ? dropped - size : 0))
+  dropped_of "$dir"
+  dropped=$REPLY
   exec 9<&- # before the end is seen: who sees it may start the next run at once
   printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nreason=%s\n' \
     "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$reason" 1<>"$dir/exit.new"
@@ -77,71 +80,190 @@ main() {
   prune "${dir%/*/*}"
 }
 
-# keep_log looks after the log until the command has ended, which ends the pipe
-# from the waiter. The command writes to the file itself: nothing stands between
-# them that could lose a byte, block the command, or die and take it along. So
-# the limit is kept by giving the disk what lies behind it back, again and again:
-# the file goes on growing by its size, which counts the bytes, not by its blocks.
-# How soon to look again follows from how long a disk takes to fill the room.
-keep_log() {
+# pipe makes the pipe that is the output of the command, as over ssh: 6 is its
+# end to write to, 7 the one to read from. We keep 7, so that the command can
+# write on while a relay is replaced by another.
+pipe() {
+  exec 8<>"$dir/output" || return # opened for both, it waits for nobody
+  exec 6>"$dir/output"
+  exec 7<"$dir/output"
+  exec 8<&-
+  rm -f -- "$dir/output"
+}
+
+# keep_relay has a relay live until the command has ended, which ends the pipe
+# from the waiter. The waiter holds the pipe of the output too: no relay sees the
+# end of that before.
+keep_relay() {
   local word
-  limit_of "$dir"
-  most=$REPLY
   while :; do
-    trim
-    read -r -t "$pause" word <&5
+    read -r -t 2 word <&5
     if (($? <= 128)); then break; fi
+    if ! start_of "$relay"; then start_relay; fi
   done
   exec 5<&-
 }
 
+start_relay() {
+  relay <&7 >/dev/null 2>&1 5<&- 6>&- 7<&- 9<&- &
+  relay=$!
+}
+
+# drain waits until what the command wrote is in the log: until the relay has
+# read the end of the pipe; or, while others hold the pipe, until the pipe is
+# empty and nothing of it in the hands of the relay, or more has come than was in
+# it; at most 5 s without a byte.
+drain() {
+  local first last end idle=0
+  output_size
+  first=$REPLY last=$REPLY
+  now
+  end=$((REPLY + 5000000000))
+  while :; do
+    if ! start_of "$relay"; then
+      if wait "$relay"; then return; fi
+      start_relay # somebody killed it
+    fi
+    if drained; then idle=$((idle + 1)); else idle=0; fi
+    output_size
+    if ((idle > 1 || REPLY > first + most_in_pipe)); then return; fi
+    if ((REPLY != last)); then
+      last=$REPLY
+      now
+      end=$((REPLY + 5000000000))
+    else
+      now
+      if ((REPLY > end)); then return; fi
+    fi
+    sleep 0.01
+  done
+}
+
+most_in_pipe=1200000 # 1 MiB, if the command made it so large, and what is in hand
+
+output_size() {
+  local size
+  log_size "$dir"
+  size=$REPLY
+  dropped_of "$dir"
+  REPLY=$((size + REPLY))
+}
+
+# drained: nothing is in the pipe, and whoever reads it sleeps. A write to a disk
+# is another kind of sleep, D.
+drained() {
+  local state name found=0
+  if read -r -t 0 -u 7 _; then return 1; fi
+  while read -r state name; do
+    if [[ $name != head ]]; then continue; fi
+    found=1
+    if [[ $state != S* ]]; then return 1; fi
+  done < <(ps -s $$ -o stat= -o comm=)
+  ((found))
+}
+
 # The disk is low when no more is free than this, or a fiftieth of it.
 low_bytes=1000000000
-# What of the dropped end is kept: the last words of a command are worth more
-# than all before. And what the log has reserved on the disk ahead of its end, so
-# that the command can go on printing when others have filled the disk.
+# What the log still takes of a low disk, and what is dropped at a time.
+small_piece=1048576
+# What the log takes of the disk at a time.
+large_piece=16777216
+# What is kept of the end of what is dropped: the last words of a command are
+# worth more than all before.
 tail_bytes=65536
-ahead_bytes=1048576
 
-# trim: dropped is what is no longer counted by the size of the file.
-trim() {
-  local all free=0 low room
-  written "$dir"
-  all=$REPLY
+# relay moves what comes out of the pipe to the log, until the end of the pipe.
+# It is a process of its own, and in the session of the supervisor: it is there
+# as long as anybody can write, whatever becomes of the command, its supervisor,
+# the connection or the disk.
+#
+# The log takes the disk in pieces, reserved before they are filled. So a disk
+# that others fill is known when there is room yet; then, and beyond the limit,
+# is the output dropped and counted, piece by piece.
+relay() {
+  local most limit size free low piece ended=0
+  trap '' HUP INT QUIT PIPE TERM USR1 USR2
+  # When a relay is killed, what it has started goes on to fill its piece.
+  exec 8>>"$dir/relay"
+  flock 8
   limit_of "$dir"
-  limit=$REPLY
+  most=$REPLY limit=$REPLY
+  while ((!ended)); do
+    disk
+    log_size "$dir"
+    size=$REPLY
+    if ((free > 2 * low)); then
+      limit=$most
+    elif ((free < low && limit > size + small_piece)); then
+      limit=$((size + small_piece))
+    fi
+    piece=$(((free - low) / 100))
+    if ((piece < small_piece)); then piece=$small_piece; fi
+    if ((piece > large_piece)); then piece=$large_piece; fi
+    if ((piece > limit - size)); then piece=$((limit - size)); fi
+    if ((piece <= 0)) || ! fill "$dir/output.log" "$piece" 0; then drop; fi
+  done
+  log_size "$dir"
+  truncate --size="$REPLY" -- "$dir/output.log" # gives back what is reserved
+}
+
+# disk: how much of it is free, and how little is low.
+disk() {
+  local fields
   split "$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
-  if ((fields[1] == 0)); then free=$low_bytes low=0; fi # it does not tell
-  while ((free < low && limit > all + ahead_bytes)); do
-    # A follower may be past all by now, but not past what is there once the new
-    # limit is: see log_size.
-    limit=$((all + ahead_bytes))
-    printf '%20d\n' "$limit" 1<>"$dir/limit"
-    written "$dir"
-    all=$REPLY
-    if ((all <= limit)); then break; fi
-  done
-  if ((limit < most && all < limit && free > 2 * low)); then
-    limit=$most
-    printf '%20d\n' "$limit" 1<>"$dir/limit"
+  if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # it does not tell
+}
+
+# fill FILE BYTES SECONDS moves as many from the pipe to the end of the file.
+# Fails when there is no room.
+fill() {
+  local before status
+  size_of "$1"
+  before=$REPLY
+  # Not every file system can reserve.
+  fallocate --keep-size --offset "$before" --length "$2" -- "$1" || ((free > low)) || return
+  # Not buffered: a line is in the log when it is printed.
+  take "$3" stdbuf -o0 head -c "$2" >>"$1"
+  status=$?
+  size_of "$1"
+  if ((status == 0 && REPLY < before + $2)); then ended=1; fi
+  ((status == 0 || status > 128)) # or it was ended
+}
+
+# take SECONDS COMMAND, which is ended after that time; 0 is for ever.
+take() {
+  if (($1)); then
+    timeout -s KILL "$@"
+  else
+    "${@:2}"
   fi
-  if ((all > limit + tail_bytes)); then
-    if ! fallocate --punch-hole --offset "$limit" --length "$((all - tail_bytes - limit))" -- "$dir/output.log" 2>/dev/null; then
-      truncate --size="$limit" -- "$dir/output.log"
-      dropped=$((dropped + all - limit))
-      all=$limit
+}
+
+# drop takes a piece of the output and counts it, by the size of a file without
+# contents: of "dropped", but for its end, or of "lost" when the disk is full. On
+# a low disk it looks again after a while, for the disk may be free then.
+drop() {
+  local patience=0 count status
+  if ((limit < most || size < limit)); then patience=2; fi
+  if fill "$dir/dropped" "$small_piece" "$patience"; then
+    size_of "$dir/dropped"
+    if ((REPLY > tail_bytes)) &&
+      ! fallocate --punch-hole --offset 0 --length "$((REPLY - tail_bytes))" -- "$dir/dropped"; then
+      : >"$dir/dropped"
+      truncate --size="$REPLY" -- "$dir/dropped"
     fi
+    return
   fi
-  if ((reserved < all + ahead_bytes / 2)); then
-    reserved=$((all + ahead_bytes))
-    fallocate --keep-size --offset "$all" --length "$ahead_bytes" -- "$dir/output.log" 2>/dev/null || reserved=0
-  fi
-  room=$((limit - all < free - low ? limit - all : free - low))
-  pause=$((room / 1000000000))
-  if ((pause < 1)); then pause=1; fi
-  if ((pause > 30)); then pause=30; fi
+  count=$(
+    set -o pipefail
+    take 2 stdbuf -o0 head -c "$small_piece" | wc -c
+  )
+  status=$?
+  if ((status == 0 && count < small_piece)); then ended=1; fi
+  if ((status > 0 && status <= 128)); then sleep 1; fi # no program can be started
+  truncate --size="+${count:-0}" -- "$dir/lost"
 }
 
 # note appends lines to our file of the index, which every login can read.
@@ -167,6 +289,8 @@ attend() {
 
 # give_up WORD TEXT: nothing was started; nothing is left.
 give_up() {
+  exec 6>&-
+  if [[ $relay ]]; then wait "$relay"; fi # it writes there
   rm -rf -- "$dir" "$entry"
   rmdir -- "${dir%/*}" 2>/dev/null
   exec 9<&-
@@ -245,6 +369,8 @@ prune() {
     for path in "$1"/*/*; do
       armed=
       { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
+      # The next run may be about to be armed.
+      if [[ ! $armed ]]; then armed=$(stat -c %Y000000000 -- "$path" 2>/dev/null); fi
       printf '%s %s\n' "${armed:-0}" "$path"
     done | sort -rn
   )

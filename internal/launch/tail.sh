@@ -4,7 +4,7 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local dir all first
+  local dir bytes=$3 more
   enter
   dir=$home/.multihost/runs/$1/$2
   look "$dir"
@@ -12,14 +12,17 @@ main() {
     say unknown
     return
   fi
-  written "$dir"
-  all=$REPLY
-  first=$((all - $3))
-  limit_of "$dir"
-  # Between the limit and the kept end nothing is left.
-  if ((all > REPLY && first < all - 65536)); then first=$((all - 65536 > REPLY ? all - 65536 : REPLY)); fi
+  size_of "$dir/dropped"
+  more=$REPLY
   say stream
-  tail -c +$(((first > 0 ? first : 0) + 1)) -- "$dir/output.log" | head -c "$3"
+  if ((more > 65536)); then # nothing is left of what was before
+    tail -c "$((bytes < 65536 ? bytes : 65536))" -- "$dir/dropped"
+  elif ((more >= bytes)); then
+    tail -c "$bytes" -- "$dir/dropped"
+  else
+    tail -c "$((bytes - more))" -- "$dir/output.log"
+    cat -- "$dir/dropped"
+  fi | head -c "$bytes"
 }
 
 main "$@"

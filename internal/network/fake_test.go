@@ -10,11 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/network"
+	"multihost/internal/testkit"
 )
 
 // fakeAPI is as much of the Compute and TPU REST APIs as these tests need.
@@ -158,60 +157,16 @@ func (f *fakeAPI) Writes() []string {
 	return slices.Clone(f.writes)
 }
 
-// jumpClock jumps over every wait.
-type jumpClock struct {
-	mu  sync.Mutex
-	now time.Time
-}
-
-func (c *jumpClock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.now
-}
-
-func (c *jumpClock) After(d time.Duration) <-chan time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = c.now.Add(d)
-	ch := make(chan time.Time, 1)
-	ch <- c.now
-	return ch
-}
-
-// notes keeps what was said.
-type notes struct {
-	mu   sync.Mutex
-	list []event.Note
-}
-
-func (n *notes) Emit(e event.Event) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if note, ok := e.(event.Note); ok {
-		n.list = append(n.list, note)
-	}
-}
-
-// said reports whether a note of the level has part in its text or hint.
-func (n *notes) said(level event.Level, part string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.ContainsFunc(n.list, func(note event.Note) bool {
-		return note.Level == level && strings.Contains(note.Text+"\n"+note.Hint, part)
-	})
-}
-
-func setUp(t *testing.T) (*network.Client, *fakeAPI, *notes) {
+func setUp(t *testing.T) (*network.Client, *fakeAPI, *testkit.Recorder) {
 	t.Helper()
 	f := newFake(t)
 	srv := httptest.NewServer(f)
 	t.Cleanup(srv.Close)
-	n := &notes{}
+	n := &testkit.Recorder{}
 	g := gcp.New(gcp.Config{
 		Project: "p", Zone: "us-central2-b", DisableAuth: true,
 		TPUEndpoint: srv.URL + "/", ComputeEndpoint: srv.URL + "/compute/v1/",
-		Clock: &jumpClock{now: time.Unix(1e9, 0)}, Sink: n,
+		Clock: testkit.NewJumpClock(), Sink: n,
 	})
 	return network.New(g), f, n
 }

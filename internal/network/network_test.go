@@ -46,8 +46,8 @@ func TestCreateMakesTheNetworkOfTheSeeds(t *testing.T) {
 	if slices.Contains(f.requestIDs, "") {
 		t.Errorf("a write had no request id: %v", f.requestIDs)
 	}
-	if !n.said(event.Info, "--source-ranges=YOUR_ADDRESS/32") {
-		t.Errorf("no hint how to let one's own address in: %v", n.list)
+	if !n.Said(event.Info, "--source-ranges=YOUR_ADDRESS/32") {
+		t.Errorf("no hint how to let one's own address in: %v", n.Notes())
 	}
 }
 
@@ -63,8 +63,8 @@ func TestSecondCreateChangesNothingAndSaysSo(t *testing.T) {
 	if got := f.Writes()[before:]; len(got) != 0 {
 		t.Errorf("second create wrote %v", got)
 	}
-	if !n.said(event.Info, "nothing to change: network mtu9k") {
-		t.Errorf("second create did not say that nothing changed: %v", n.list)
+	if !n.Said(event.Info, "nothing to change: network mtu9k") {
+		t.Errorf("second create did not say that nothing changed: %v", n.Notes())
 	}
 }
 
@@ -105,8 +105,8 @@ func TestAllPortsFromAnywhereWarns(t *testing.T) {
 	if err := create(t, c, network.Options{AllPortsFrom: []string{"0.0.0.0/0"}}); err != nil {
 		t.Fatal(err)
 	}
-	if !n.said(event.Warn, "whole internet") || !n.said(event.Warn, "--all-ports-from=") {
-		t.Errorf("no warning: %v", n.list)
+	if !n.Said(event.Warn, "whole internet") || !n.Said(event.Warn, "--all-ports-from=") {
+		t.Errorf("no warning: %v", n.Notes())
 	}
 }
 
@@ -280,8 +280,8 @@ func TestFirewallOfTheSeeds(t *testing.T) {
 	if diff := cmp.Diff(want, f.firewalls["mtu9kfw"]); diff != "" {
 		t.Errorf("rule (-want +got):\n%s", diff)
 	}
-	if !n.said(event.Warn, "whole internet") || !n.said(event.Warn, "--source-ranges=") {
-		t.Errorf("no warning: %v", n.list)
+	if !n.Said(event.Warn, "whole internet") || !n.Said(event.Warn, "--source-ranges=") {
+		t.Errorf("no warning: %v", n.Notes())
 	}
 	// The server fills in what was left out; that is no difference.
 	f.firewalls["mtu9kfw"]["sourceRanges"] = []any{"0.0.0.0/0"}
@@ -344,7 +344,7 @@ func TestDelete(t *testing.T) {
 	t.Run("nothing there", func(t *testing.T) {
 		c, f, n := setUp(t)
 		d, err := c.Delete(t.Context(), "mtu9k")
-		if err != nil || d.Network || len(f.Writes()) != 0 || !n.said(event.Info, "nothing to delete") {
+		if err != nil || d.Network || len(f.Writes()) != 0 || !n.Said(event.Info, "nothing to delete") {
 			t.Errorf("deletion = %+v, %v, writes %v", d, err, f.Writes())
 		}
 	})

@@ -13,10 +13,11 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/network"
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // startSim returns clients of a simulator without workers.
-func startSim(t *testing.T, faults ...string) (*network.Client, *gcp.Client, *sim.Server, *notes) {
+func startSim(t *testing.T, faults ...string) (*network.Client, *gcp.Client, *sim.Server, *testkit.Recorder) {
 	t.Helper()
 	s, err := sim.Start(t.Context(), sim.Config{Step: time.Millisecond, Backend: "none", Dir: t.TempDir()})
 	if err != nil {
@@ -30,7 +31,7 @@ func startSim(t *testing.T, faults ...string) (*network.Client, *gcp.Client, *si
 	for _, text := range faults {
 		inject(t, s, text)
 	}
-	env, n := s.Env(), &notes{}
+	env, n := s.Env(), &testkit.Recorder{}
 	g := gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Sink: n,
 		TPUEndpoint:     env["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"],
@@ -86,8 +87,8 @@ func TestSimLifecycle(t *testing.T) {
 	if err := create(t, c, network.Options{AllPortsFrom: []string{"0.0.0.0/0"}}); err != nil {
 		t.Fatal(err)
 	}
-	if writes(s) != before || !n.said(event.Info, "nothing to change") {
-		t.Errorf("second create made %d writes; notes %v", writes(s)-before, n.list)
+	if writes(s) != before || !n.Said(event.Info, "nothing to change") {
+		t.Errorf("second create made %d writes; notes %v", writes(s)-before, n.Notes())
 	}
 
 	created, err := c.CreateFirewall(t.Context(), network.FirewallRule{Name: "mtu9kfw", Network: "mtu9k", Allow: []string{"tcp", "icmp", "udp"}})

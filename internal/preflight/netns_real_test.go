@@ -39,10 +39,10 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	testkit.NoLeaks(t)
 	dir := t.TempDir()
 	backend, err := worker.NewNetns(worker.NetnsConfig{Root: filepath.Join(dir, "workers")})
-	must(t, err)
-	t.Cleanup(func() { must(t, backend.Close()) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, backend.Close()) })
 	id, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))
-	must(t, err)
+	testkit.Must(t, err)
 	r := &realWorkers{machines: make([]worker.Machine, len(specs))}
 	errs := make([]error, len(specs))
 	var wg sync.WaitGroup
@@ -57,7 +57,7 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	wg.Wait()
 	var hosts []sshfan.Host
 	for i, m := range r.machines {
-		must(t, errs[i])
+		testkit.Must(t, errs[i])
 		hosts = append(hosts, sshfan.Host{
 			Name: fmt.Sprintf("s0w%d", i), User: "tester", Pin: fmt.Sprintf("1234/%d", i),
 			Addr: func(context.Context) (string, error) {
@@ -66,11 +66,11 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 		})
 	}
 	fleet, err := sshfan.New(sshfan.Config{Identity: id, KnownHosts: filepath.Join(dir, "known_hosts")})
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(fleet.Close)
 	r.conns, errs = fleet.Connect(t.Context(), hosts)
 	for _, err := range errs {
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	return r
 }
@@ -85,7 +85,7 @@ func (r *realWorkers) preflight(t *testing.T, o preflight.Options) []preflight.R
 	}
 	wg.Wait()
 	for _, err := range errs {
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	return reports
 }
@@ -243,7 +243,7 @@ default dev ens9 scope link metric 600 rto_min lock 5ms
 
 	var wg sync.WaitGroup
 	for _, m := range r.machines {
-		wg.Go(func() { must(t, m.Reboot(t.Context())) })
+		wg.Go(func() { testkit.Must(t, m.Reboot(t.Context())) })
 	}
 	wg.Wait()
 	for i, rep := range r.preflight(t, preflight.Options{Mode: preflight.Check, ExpectMTU: 8896, ExpectChips: 1}) {

@@ -100,41 +100,34 @@ func newHost(t *testing.T) *host {
 	}
 	for name, text := range standIns {
 		h.write("bin/"+name, text)
-		must(t, os.Chmod(filepath.Join(h.root, "bin", name), 0o755))
+		testkit.Must(t, os.Chmod(filepath.Join(h.root, "bin", name), 0o755))
 	}
 	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true"} {
 		path, err := exec.LookPath(tool)
-		must(t, err)
-		must(t, os.Symlink(path, filepath.Join(h.root, "bin", tool)))
+		testkit.Must(t, err)
+		testkit.Must(t, os.Symlink(path, filepath.Join(h.root, "bin", tool)))
 	}
-	must(t, os.Truncate(filepath.Join(h.root, "state/calls"), 0))
+	testkit.Must(t, os.Truncate(filepath.Join(h.root, "state/calls"), 0))
 	return h
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func (h *host) write(name, value string) {
 	h.t.Helper()
 	full := filepath.Join(h.root, name)
-	must(h.t, os.MkdirAll(filepath.Dir(full), 0o755))
-	must(h.t, os.WriteFile(full, []byte(value+"\n"), 0o644))
+	testkit.Must(h.t, os.MkdirAll(filepath.Dir(full), 0o755))
+	testkit.Must(h.t, os.WriteFile(full, []byte(value+"\n"), 0o644))
 }
 
 func (h *host) read(name string) string {
 	h.t.Helper()
 	text, err := os.ReadFile(filepath.Join(h.root, name))
-	must(h.t, err)
+	testkit.Must(h.t, err)
 	return strings.TrimSpace(string(text))
 }
 
 func (h *host) remove(names ...string) {
 	for _, name := range names {
-		must(h.t, os.RemoveAll(filepath.Join(h.root, name)))
+		testkit.Must(h.t, os.RemoveAll(filepath.Join(h.root, name)))
 	}
 }
 
@@ -158,7 +151,7 @@ func runCmd(cmd *exec.Cmd, c sshfan.Cmd) (sshfan.Status, error) {
 func run(t *testing.T, r Runner, o Options) Report {
 	t.Helper()
 	rep, err := Run(t.Context(), r, o)
-	must(t, err)
+	testkit.Must(t, err)
 	return rep
 }
 
@@ -337,7 +330,7 @@ func TestStories(t *testing.T) {
 				h.remove("bin/ethtool", "bin/numactl")
 				for _, name := range []string{"ethtool", "numactl"} {
 					h.write("state/repository/"+name, standIns[name])
-					must(h.t, os.Chmod(filepath.Join(h.root, "state/repository", name), 0o755))
+					testkit.Must(h.t, os.Chmod(filepath.Join(h.root, "state/repository", name), 0o755))
 				}
 			},
 			options: Options{Install: true},
@@ -506,7 +499,7 @@ func TestScriptIsClean(t *testing.T) {
 	t.Parallel()
 	shellcheck := testkit.Need(t, "shellcheck")
 	printed := filepath.Join(t.TempDir(), "printed.sh")
-	must(t, os.WriteFile(printed, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
+	testkit.Must(t, os.WriteFile(printed, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
 	for _, name := range []string{"preflight.sh", printed} {
 		if out, err := exec.Command(shellcheck, name).CombinedOutput(); err != nil {
 			t.Errorf("shellcheck: %v\n%s", err, out)
@@ -519,8 +512,8 @@ func TestPrintedScriptDoesTheSame(t *testing.T) {
 	h := newHost(t)
 	var out bytes.Buffer
 	_, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s", Stdin: strings.NewReader(Print(Options{})), Stdout: &out})
-	must(t, err)
+	testkit.Must(t, err)
 	rep, err := parse(out.Bytes())
-	must(t, err)
+	testkit.Must(t, err)
 	same(t, "outcomes", outcomes(rep), fresh)
 }

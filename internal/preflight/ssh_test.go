@@ -13,13 +13,6 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestApplyOverSSH(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -27,7 +20,7 @@ func TestApplyOverSSH(t *testing.T) {
 	w.Fault(t, "denied", "net.ipv4.tcp_no_metrics_save")
 	o := preflight.Options{ExpectMTU: 8896, ExpectChips: 1}
 	rep, err := preflight.Run(t.Context(), w.Conns[0], o)
-	must(t, err)
+	testkit.Must(t, err)
 	var said []string
 	for _, r := range rep.Results {
 		if r.Outcome == preflight.Failed || r.Outcome == preflight.Skipped {
@@ -40,13 +33,13 @@ func TestApplyOverSSH(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	route, err := os.ReadFile(filepath.Join(w.Root, "state/route"))
-	must(t, err)
+	testkit.Must(t, err)
 	if !strings.Contains(string(route), "rto_min lock 5ms") {
 		t.Errorf("routes of the worker:\n%s", route)
 	}
 	w.Fault(t, "clear", "denied")
 	rep, err = preflight.Run(t.Context(), w.Conns[0], o)
-	must(t, err)
+	testkit.Must(t, err)
 	for _, r := range rep.Results {
 		if (r.Outcome == preflight.Changed) != (r.Setting == "tcp_no_metrics_save") || r.Outcome == preflight.Failed {
 			t.Errorf("second apply: %+v", r)

@@ -18,6 +18,7 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 // A cloud is a simulator, a client that talks to it through a proxy that tests
@@ -80,7 +81,7 @@ func start(t *testing.T, cfg sim.Config) *cloud {
 	c.gcp = gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
 		TPUEndpoint: proxy.URL + "/", ComputeEndpoint: proxy.URL + "/compute/v1/", OSLoginEndpoint: proxy.URL + "/",
-		Clock: newFastClock(), Sink: c.log,
+		Clock: testkit.NewFastClock(), Sink: c.log,
 	})
 	c.Client = qr.New(c.gcp)
 	return c
@@ -137,53 +138,17 @@ func quick(change func(*qr.WaitOptions)) qr.WaitOptions {
 	return o
 }
 
-// speed is how many seconds pass on the client's clock in one real second.
-const speed = 100
-
-type fastClock struct{ start time.Time }
-
-func newFastClock() fastClock { return fastClock{time.Now()} }
-
-func (c fastClock) Now() time.Time { return c.start.Add(time.Since(c.start) * speed) }
-
-func (c fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / speed) }
-
-type recorder struct {
-	mu     sync.Mutex
-	events []event.Event
-}
-
-func (r *recorder) Emit(e event.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, e)
-}
-
-func (r *recorder) all() []event.Event {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append([]event.Event(nil), r.events...)
-}
+// A recorder also knows the events of this package.
+type recorder struct{ testkit.Recorder }
 
 // states lists the states of a resource in the order in which they were said.
 func (r *recorder) states(name string) (states []string) {
-	for _, e := range r.all() {
+	for _, e := range r.Events() {
 		if s, ok := e.(event.State); ok && s.Name == name {
 			states = append(states, s.State)
 		}
 	}
 	return states
-}
-
-// said reports whether a note of this level contains text, in itself or its
-// hint.
-func (r *recorder) said(level event.Level, text string) bool {
-	for _, e := range r.all() {
-		if n, ok := e.(event.Note); ok && n.Level == level && strings.Contains(n.Text+" "+n.Hint, text) {
-			return true
-		}
-	}
-	return false
 }
 
 // fakeBackend makes workers that have host keys and nothing else.

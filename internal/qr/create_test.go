@@ -139,7 +139,7 @@ func TestExistsAlreadyAndIsTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !c.log.said(event.Info, "exists already and is what was asked for") {
+	if !c.log.Said(event.Info, "exists already and is what was asked for") {
 		t.Error("nothing was said about it")
 	}
 }
@@ -197,7 +197,7 @@ func TestExistsAlreadyWhileDeleting(t *testing.T) {
 	if err != nil || res.Labels[qr.LabelUser] != "bob" {
 		t.Errorf("%+v, %v", res, err)
 	}
-	if !c.log.said(event.Info, "is DELETING") {
+	if !c.log.Said(event.Info, "is DELETING") {
 		t.Error("nothing was said about it")
 	}
 }

@@ -35,7 +35,7 @@ func TestDeleteWithItsSlices(t *testing.T) {
 	if _, err := c.Get(t.Context(), "q7"); gcp.ClassOf(err) != gcp.NotFound {
 		t.Errorf("it still exists: %v", err)
 	}
-	for _, e := range c.log.all() {
+	for _, e := range c.log.Events() {
 		if p, ok := e.(event.Progress); ok && p.Phase == "delete" && p.Total == 2 {
 			return
 		}
@@ -117,7 +117,7 @@ func TestDeleteStuckIsAskedForAgain(t *testing.T) {
 	if n := c.calls("DELETE", "queuedResources"); n != 3 {
 		t.Errorf("asked for %d times, want 3", n)
 	}
-	if !c.log.said(event.Info, "its deletion is asked for again") {
+	if !c.log.Said(event.Info, "its deletion is asked for again") {
 		t.Error("nothing was said about it")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
 
@@ -132,6 +133,13 @@ type StateError struct {
 	State     string // FAILED, SUSPENDED, SUSPENDING, DELETING or NotFound
 	Initiator string // USER, SERVICE or empty
 	Detail    string // the API's own text, or empty
+}
+
+// NoCapacity reports whether the service gave capacity or quota as the reason.
+func (e *StateError) NoCapacity() bool {
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: e.Detail}) // RESOURCE_EXHAUSTED, if it is one
+	lower := strings.ToLower(e.Detail)
+	return (class == gcp.Capacity || class == gcp.Quota) && (strings.Contains(lower, "capacity") || strings.Contains(lower, "quota"))
 }
 
 func (e *StateError) Error() string {

@@ -228,7 +228,7 @@ func TestOSLoginIsWarnedAbout(t *testing.T) {
 	if _, err := c.EnsureKey(t.Context(), c.slice("t-0"), "ada", publicKey("ada")); err != nil {
 		t.Fatal(err)
 	}
-	if !c.log.said(event.Warn, "OS Login is on") {
+	if !c.log.Said(event.Warn, "OS Login is on") {
 		t.Error("nothing was said about it")
 	}
 }

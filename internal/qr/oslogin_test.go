@@ -92,7 +92,7 @@ func TestLoginWithOSLogin(t *testing.T) {
 	if c.calls("PATCH", "nodes") != 0 {
 		t.Error("metadata was written, which the workers ignore")
 	}
-	if !c.log.said(event.Info, `logging in as "ada_l_example_com" instead of "ada"`) {
+	if !c.log.Said(event.Info, `logging in as "ada_l_example_com" instead of "ada"`) {
 		t.Error("nothing was said about the login")
 	}
 	// A worker of a node that says FALSE does not ask OS Login.

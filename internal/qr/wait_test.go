@@ -66,7 +66,7 @@ func TestHappyMultiSlice(t *testing.T) {
 		t.Errorf("ACTIVE was not said: %q", c.log.states("q7"))
 	}
 	var phases []string
-	for _, e := range c.log.all() {
+	for _, e := range c.log.Events() {
 		if p, ok := e.(event.Phase); ok && p.Name != qr.PhaseProvision {
 			phases = append(phases, p.Name+" "+string(p.State))
 		}
@@ -180,13 +180,13 @@ func TestNeverGetsCapacity(t *testing.T) {
 	if !strings.Contains(late.Hint(), "multihost qr wait q7") {
 		t.Errorf("hint %q", late.Hint())
 	}
-	if !c.log.said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
-		t.Errorf("no diagnosis: %v", c.log.all())
+	if !c.log.Said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
+		t.Errorf("no diagnosis: %v", c.log.Events())
 	}
 	if res, err := c.Get(t.Context(), "q7"); err != nil || res.State != "WAITING_FOR_RESOURCES" {
 		t.Errorf("it was touched: %+v, %v", res, err)
 	}
-	for _, e := range c.log.all() {
+	for _, e := range c.log.Events() {
 		if p, ok := e.(event.Progress); ok && (p.Phase != qr.PhaseQueue || p.Limit != 20*time.Second || p.Total != 2) {
 			t.Errorf("progress %+v", p)
 		}
@@ -294,7 +294,7 @@ func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	if err != nil || len(list) != 2 {
 		t.Errorf("%d slices, %v", len(list), err)
 	}
-	if !c.log.said(event.Warn, "cannot be read, it is tried further") {
+	if !c.log.Said(event.Warn, "cannot be read, it is tried further") {
 		t.Error("nothing was said about it")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -66,15 +67,10 @@ func (p *tap) exchanges() []exchange {
 func (p *tap) clients() (*network.Client, *qr.Client) {
 	g := gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
-		TPUEndpoint: p.URL + "/", ComputeEndpoint: p.URL + "/compute/v1/", Clock: fastClock{time.Now()},
+		TPUEndpoint: p.URL + "/", ComputeEndpoint: p.URL + "/compute/v1/", Clock: testkit.NewFastClock(),
 	})
 	return network.New(g), qr.New(g)
 }
-
-type fastClock struct{ start time.Time }
-
-func (c fastClock) Now() time.Time                         { return c.start.Add(time.Since(c.start) * 100) }
-func (c fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }
 
 // What our clients send and what the simulator answers, from the first network
 // to the last deletion, agrees with the documents in which Google describes its

@@ -35,20 +35,6 @@ func isOSLogin(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/users/") || r.URL.Path == "/oauth2/v2/userinfo"
 }
 
-func (s *Server) serveOSLogin(r *http.Request, body []byte) answer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v, err := s.dispatchOSLogin(r, body)
-	if err != nil {
-		return answer{err: asAPIError(err)}
-	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return answer{err: asAPIError(err)}
-	}
-	return answer{json: b}
-}
-
 func (s *Server) dispatchOSLogin(r *http.Request, body []byte) (any, error) {
 	if r.URL.Path == "/oauth2/v2/userinfo" {
 		if r.Method != http.MethodGet {

@@ -376,9 +376,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if compute {
 		a = s.serveCompute(r, body)
 	} else if isOSLogin(r) {
-		a = s.serveOSLogin(r, body)
+		a = s.serveJSON(r, body, s.dispatchOSLogin)
 	} else {
-		a = s.serveTPU(r, body)
+		a = s.serveJSON(r, body, s.dispatchTPU)
 	}
 	if verdict.drop {
 		s.logRequest(logged)

@@ -37,10 +37,11 @@ func (c *call) zonesListed() []string {
 	return []string{c.zone}
 }
 
-func (s *Server) serveTPU(r *http.Request, body []byte) answer {
+// serveJSON answers with what dispatch returns, which holds the lock meanwhile.
+func (s *Server) serveJSON(r *http.Request, body []byte, dispatch func(*http.Request, []byte) (any, error)) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v, err := s.dispatchTPU(r, body)
+	v, err := dispatch(r, body)
 	if err != nil {
 		return answer{err: asAPIError(err)}
 	}

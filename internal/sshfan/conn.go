@@ -96,7 +96,7 @@ func (c *Conn) live(ctx context.Context, trouble func(*ConnectError)) (*link, er
 func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*ConnectError)) {
 	l, err := c.connect(ctx, trouble)
 	if l != nil && trouble == nil {
-		c.fleet.cfg.Sink.Emit(event.Note{Level: event.Debug, Text: "connected to " + c.host.Name + " again"})
+		event.Notef(c.fleet.cfg.Sink, event.Debug, "", "connected to %s again", c.host.Name)
 	}
 	c.mu.Lock()
 	d.link, d.err, d.left = l, err, ctx.Err() != nil

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -582,7 +581,7 @@ var contract = []struct {
 func (b bench) needRoot(t *testing.T) {
 	t.Helper()
 	if !b.asRoot {
-		lacking(t, "sshd must run as root for this")
+		testkit.Lacks(t, "sshd must run as root for this")
 	}
 }
 
@@ -643,9 +642,7 @@ func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal)
 // live with; the simulator lets no root in.
 func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	testkit.NoLeaks(t)
-	if os.Getuid() != 0 {
-		lacking(t, "only root can log in as root")
-	}
+	testkit.NeedRoot(t)
 	s := startOpenSSH(t)
 	signer := newSigner(t)
 	s.write("authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey())), 0o644)

@@ -458,10 +458,8 @@ func (h *hop) remember(t *trust) {
 	}
 	key, _ := t.outcome()
 	h.fleet.pins.put(t.host.Pin, key, false)
-	h.fleet.cfg.Sink.Emit(event.Note{
-		Level: event.Warn,
-		Text:  fmt.Sprintf("trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, fingerprint(key)),
-	})
+	event.Notef(h.fleet.cfg.Sink, event.Warn, "",
+		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, fingerprint(key))
 }
 
 // lookUpKnownHosts returns the host keys that ssh's own files have for a

@@ -78,10 +78,6 @@ func (f *Fleet) warnSlowKey(hosts int) {
 	if hosts <= manyHosts || !f.cfg.Identity.slow() || f.toldSlow.Swap(true) {
 		return
 	}
-	f.cfg.Sink.Emit(event.Note{
-		Level: event.Info,
-		Text: fmt.Sprintf("an RSA key costs 3-4 ms of CPU per worker, %.1f s for these %d; ed25519 a hundredth of that",
-			float64(hosts)*0.0034, hosts),
-		Hint: "ssh-keygen -t ed25519 -f PATH, then --identity-file=PATH",
-	})
+	event.Notef(f.cfg.Sink, event.Info, "ssh-keygen -t ed25519 -f PATH, then --identity-file=PATH",
+		"an RSA key costs 3-4 ms of CPU per worker, %.1f s for these %d; ed25519 a hundredth of that", float64(hosts)*0.0034, hosts)
 }

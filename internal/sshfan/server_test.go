@@ -22,6 +22,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 // A server is an SSH server that runs real commands with /bin/sh. Its faults
@@ -460,35 +461,20 @@ func newFleet(t testing.TB, configure ...func(*sshfan.Config)) *sshfan.Fleet {
 }
 
 // notes collects events.
-type notes struct {
-	mu     sync.Mutex
-	events []event.Event
-}
-
-func (n *notes) Emit(e event.Event) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.events = append(n.events, e)
-}
+type notes struct{ testkit.Recorder }
 
 // texts are the texts of the notes that contain part.
-func (n *notes) texts(part string) []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var found []string
-	for _, e := range n.events {
-		if note, ok := e.(event.Note); ok && strings.Contains(note.Text, part) {
+func (n *notes) texts(part string) (found []string) {
+	for _, note := range n.Notes() {
+		if strings.Contains(note.Text, part) {
 			found = append(found, note.Text)
 		}
 	}
 	return found
 }
 
-func (n *notes) progress() []event.Progress {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var found []event.Progress
-	for _, e := range n.events {
+func (n *notes) progress() (found []event.Progress) {
+	for _, e := range n.Events() {
 		if p, ok := e.(event.Progress); ok {
 			found = append(found, p)
 		}

@@ -18,29 +18,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
-
-// need finds a program, or skips the test. Where everything must run
-// (MULTIHOST_REQUIRE_TOOLS=1) a skip is a failure.
-func need(t testing.TB, program, pkg string) string {
-	t.Helper()
-	path, err := exec.LookPath(program)
-	if err != nil {
-		path, err = exec.LookPath("/usr/sbin/" + program)
-	}
-	if err != nil {
-		lacking(t, "%s is not installed (package %s)", program, pkg)
-	}
-	return path
-}
-
-func lacking(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-		t.Fatalf(format, args...)
-	}
-	t.Skipf(format, args...)
-}
 
 // An openSSH is the real sshd, one process per connection (sshd -i), with its
 // own host key and authorized_keys. Nothing of the machine is changed: as root,
@@ -69,7 +48,7 @@ exec "$@"`
 
 func startOpenSSH(t testing.TB) *openSSH {
 	t.Helper()
-	sshd := need(t, "sshd", "openssh-server")
+	sshd := testkit.Need(t, "sshd")
 	me, err := user.Current()
 	if err != nil {
 		t.Fatal(err)
@@ -134,9 +113,9 @@ func (s *openSSH) inNamespace(home string) {
 		lines += "sshd:*:61235:65534::/run/sshd:/usr/sbin/nologin\n"
 	}
 	s.write("passwd", string(passwd)+lines, 0o644)
-	init := []string{need(s.t, "unshare", "util-linux"), "--mount", "--propagation", "private", "sh", "-c", sshdInit, "sh", s.path("passwd")}
+	init := []string{testkit.Need(s.t, "unshare"), "--mount", "--propagation", "private", "sh", "-c", sshdInit, "sh", s.path("passwd")}
 	if out, err := exec.Command(init[0], append(init[1:], "true")...).CombinedOutput(); err != nil {
-		lacking(s.t, "no mount namespace for the user of a real sshd: %v: %s", err, out)
+		testkit.Lacks(s.t, "no mount namespace for the user of a real sshd: %v: %s", err, out)
 	}
 	s.argv = append(init, s.argv...)
 }

@@ -315,17 +315,11 @@ func (f *Fleet) tellTrust() {
 	f.mu.Unlock()
 
 	if len(firstUse) > 0 && !told {
-		f.cfg.Sink.Emit(event.Note{
-			Level: event.Warn,
-			Text: fmt.Sprintf("trusted the host keys of %s on first use (%s): the API knows no host keys of them",
-				count(len(firstUse), "worker"), shorten(firstUse)),
-		})
+		event.Notef(f.cfg.Sink, event.Warn, "", "trusted the host keys of %s on first use (%s): the API knows no host keys of them",
+			event.Count(len(firstUse), "worker"), shorten(firstUse))
 	}
 	if err := f.pins.flush(); err != nil {
-		f.cfg.Sink.Emit(event.Note{
-			Level: event.Warn,
-			Text:  fmt.Sprintf("host keys are not remembered: %v", err),
-		})
+		event.Notef(f.cfg.Sink, event.Warn, "", "host keys are not remembered: %v", err)
 	}
 }
 
@@ -429,11 +423,4 @@ func shorten(names []string) string {
 		return strings.Join(names, ",")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ","), len(names)-most)
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

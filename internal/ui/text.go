@@ -100,6 +100,8 @@ func PrintError(w io.Writer, err error, hint string) {
 // ending says how a command ended on a worker.
 func ending(e event.WorkerDone) string {
 	switch {
+	case e.Error != "":
+		return e.Error
 	case e.Reason != "":
 		return "stopped (" + e.Reason + ")"
 	case e.Signal != "":

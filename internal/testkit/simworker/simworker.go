@@ -47,14 +47,14 @@ func Start(t testing.TB, c Config) *Worker {
 		c.Logins = []string{"tester"}
 	}
 	id, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))
-	must(t, err)
+	testkit.Must(t, err)
 	c.SSH.Identity = id
 	if c.SSH.KnownHosts == "" {
 		c.SSH.KnownHosts = filepath.Join(dir, "known_hosts")
 	}
 
 	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := backend.Close(); err != nil {
 			t.Error(err)
@@ -69,10 +69,10 @@ func Start(t testing.TB, c Config) *Worker {
 			return lines
 		},
 	})
-	must(t, err)
+	testkit.Must(t, err)
 
 	fleet, err := sshfan.New(c.SSH)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(fleet.Close)
 	hosts := make([]sshfan.Host, len(c.Logins))
 	for i, login := range c.Logins {
@@ -84,7 +84,7 @@ func Start(t testing.TB, c Config) *Worker {
 		}
 	}
 	conns, errs := fleet.Connect(t.Context(), hosts)
-	must(t, errors.Join(errs...))
+	testkit.Must(t, errors.Join(errs...))
 	return &Worker{Machine: machine, Root: c.Root, Conns: conns}
 }
 
@@ -92,8 +92,8 @@ func Start(t testing.TB, c Config) *Worker {
 func (w *Worker) Fault(t testing.TB, words ...string) {
 	t.Helper()
 	f, err := worker.ParseFault(words...)
-	must(t, err)
-	must(t, w.SetFault(f))
+	testkit.Must(t, err)
+	testkit.Must(t, w.SetFault(f))
 }
 
 // NeedNetns ends the test, as testkit.Lacks does, where the backend whose
@@ -102,12 +102,5 @@ func NeedNetns(t testing.TB) {
 	t.Helper()
 	if err := worker.NetnsReady(); err != nil {
 		testkit.Lacks(t, "no workers of namespaces: %v", err)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
