@@ -164,6 +164,14 @@ func (s *session) fill(p *program, c *cli.Context) error {
 			return &configError{err: errors.New("no zone is set"), hint: hint}
 		}
 	}
+	if err := config.CheckProject(g.Project); err != nil {
+		return &usageError{err: err, hint: hintOf(err)}
+	}
+	if g.Zone != "" {
+		if err := config.CheckZone(g.Zone); err != nil {
+			return &usageError{err: err, hint: hintOf(err)}
+		}
+	}
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,

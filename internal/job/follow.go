@@ -144,7 +144,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			var in *Interrupted
 			if f.attached || errors.As(cause, &in) && in.Signal == syscall.SIGHUP {
 				leave()
-				note(f.Sink, event.Info, "follow it with: multihost attach "+f.ref.Run+"; end it with: multihost stop "+f.ref.Run,
+				event.Notef(f.Sink, event.Info, "follow it with: multihost attach "+f.ref.Run+"; end it with: multihost stop "+f.ref.Run,
 					"left run %s: it goes on on %s", f.ref.Run, tpu.Fold(f.team.ids))
 				return nil, cause
 			}
@@ -160,7 +160,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		case <-overdue:
 			unread := f.unfinished()
 			leave()
-			note(f.Sink, event.Warn, "read it with: multihost logs "+f.ref.Run, "the command is gone, but the end of the log of %s could not be read", unread)
+			event.Notef(f.Sink, event.Warn, "read it with: multihost logs "+f.ref.Run, "the command is gone, but the end of the log of %s could not be read", unread)
 		case <-f.Leave:
 			waiting := f.unfinished()
 			leave()
@@ -209,7 +209,7 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 	if in := (*Interrupted)(nil); errors.As(cause, &in) {
 		hint = "the same signal once more leaves at once, without proof"
 	}
-	note(f.Sink, event.Warn, hint, "stopping run %s on all workers: %s", f.ref.Run, reason)
+	event.Notef(f.Sink, event.Warn, hint, "stopping run %s on all workers: %s", f.ref.Run, reason)
 	go func() {
 		stopCtx, cancel := f.detached(ctx, f.grace+2*time.Minute)
 		defer cancel()
@@ -233,7 +233,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		Lost:  func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
 		Quiet: func(s launch.Silence) { f.quiet(id, s) },
 		Full: func(limit int64) {
-			note(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
+			event.Notef(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
 		},
 	})
 	f.outages[i].over()
@@ -268,16 +268,16 @@ func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
 	silent := event.Duration(s.Since)
 	switch {
 	case s.Err != nil:
-		note(f.Sink, event.Warn, "", "%s: no output for %s, and it does not answer: %s", id, silent, causeText(s.Err, id))
+		event.Notef(f.Sink, event.Warn, "", "%s: no output for %s, and it does not answer: %s", id, silent, causeText(s.Err, id))
 	case s.State.Left == 0:
-		note(f.Sink, event.Warn, "", "%s: no output for %s, and no process of the run is alive", id, silent)
+		event.Notef(f.Sink, event.Warn, "", "%s: no output for %s, and no process of the run is alive", id, silent)
 	case s.CPU < 0:
-		note(f.Sink, event.Warn, "", "%s: no output for %s, process alive", id, silent)
+		event.Notef(f.Sink, event.Warn, "", "%s: no output for %s, process alive", id, silent)
 	default:
-		note(f.Sink, event.Warn, "", "%s: no output for %s, process alive, CPU %.0f %%", id, silent, 100*s.CPU)
+		event.Notef(f.Sink, event.Warn, "", "%s: no output for %s, process alive, CPU %.0f %%", id, silent, 100*s.CPU)
 	}
 	if s.Err == nil && s.State.DiskSize > 0 && s.State.DiskFree >= 0 && s.State.DiskFree < s.State.DiskSize/10 {
-		note(f.Sink, event.Warn, "", "%s: only %s free where the output is kept", id, event.Bytes(s.State.DiskFree))
+		event.Notef(f.Sink, event.Warn, "", "%s: only %s free where the output is kept", id, event.Bytes(s.State.DiskFree))
 	}
 }
 
@@ -288,14 +288,14 @@ func (f *following) sweep(ctx context.Context, i int) {
 	rep, err := launch.Sweep(ctx, f.team.conns[i], f.ref, launch.StopOptions{Grace: f.grace, Reason: "left behind by the command"})
 	switch {
 	case err != nil:
-		note(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: whether the command left processes is not known: %s", id, causeText(err, id))
+		event.Notef(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: whether the command left processes is not known: %s", id, causeText(err, id))
 	case len(rep.Survivors) > 0:
-		note(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: processes of the command are left: %v", id, rep.Survivors)
+		event.Notef(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: processes of the command are left: %v", id, rep.Survivors)
 	case rep.Found > 0:
-		note(f.Sink, event.Info, "", "%s: ended %s that the command had left behind", id, event.Count(rep.Found, "process"))
+		event.Notef(f.Sink, event.Info, "", "%s: ended %s that the command had left behind", id, event.Count(rep.Found, "process"))
 	}
 	for _, p := range rep.Devices {
-		note(f.Sink, event.Warn, "", "%s: %s is still held by process %d of %s: %s", id, p.Device, p.PID, p.User, p.Command)
+		event.Notef(f.Sink, event.Warn, "", "%s: %s is still held by process %d of %s: %s", id, p.Device, p.PID, p.User, p.Command)
 	}
 }
 
@@ -332,7 +332,7 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 	now := f.Clock.Now()
 	if o.giveUp == nil || now.Sub(o.last) > f.Access.RetryFor+time.Minute {
 		o.begin = now
-		note(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
+		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
 	o.giveUp, o.last = giveUp, now
 	if now.Sub(o.begin) > lostLimit {
@@ -404,7 +404,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 		}
 	}
 	if err := f.rec.save(f.StateDir); err != nil {
-		note(f.Sink, event.Warn, "", "%v", err)
+		event.Notef(f.Sink, event.Warn, "", "%v", err)
 	}
 	sum := event.Summary{
 		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
@@ -564,7 +564,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 		l.size += int64(n)
 		if err != nil {
 			l.broken = true
-			note(l.sink, event.Warn, "free some space, then fetch the whole log with: multihost logs",
+			event.Notef(l.sink, event.Warn, "free some space, then fetch the whole log with: multihost logs",
 				"the log of %s is cut at %d bytes: %v; the run goes on and the worker keeps the whole log", l.id, l.size, err)
 		}
 	}
@@ -574,7 +574,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 
 func (l *logFile) close() {
 	if err := l.file.Close(); err != nil && !l.broken {
-		note(l.sink, event.Warn, "", "close the log of %s: %v", l.id, err)
+		event.Notef(l.sink, event.Warn, "", "close the log of %s: %v", l.id, err)
 	}
 }
 

@@ -110,7 +110,6 @@ const (
 	StageStop      Stage = "stop"
 	StageTimeout   Stage = "timeout"
 	StageLocal     Stage = "write log"
-	StageProvision Stage = "provision"
 	StageVerify    Stage = "verify"
 	StageTeardown  Stage = "teardown"
 )
@@ -240,12 +239,6 @@ func (w *stopwatch) phase(name string, f func() (string, error)) error {
 	w.sink.Emit(event.Phase{Name: name, State: event.Done, Detail: detail, Elapsed: elapsed})
 	return nil
 }
-
-func note(sink event.Sink, level event.Level, hint, format string, args ...any) {
-	event.Notef(sink, level, hint, format, args...)
-}
-
-func count(n int, noun string) string { return event.Count(n, noun) }
 
 // detached returns a context for work that must go on although ctx has ended:
 // stopping the workers, tearing down. It ends when the user wants out at once

@@ -99,7 +99,7 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			note(d.Sink, event.Warn, "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require",
+			event.Notef(d.Sink, event.Warn, "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require",
 				"preflight: %s", preflight.Fold(t.ids, reports))
 			break
 		}
@@ -117,7 +117,7 @@ func (d *Deps) networkMTU(ctx context.Context, t *team) int {
 	}
 	info, err := d.Networks.Show(ctx, name)
 	if err != nil {
-		note(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
+		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 		return 0
 	}
 	return info.MTU

@@ -127,7 +127,7 @@ func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
 	defer cancel()
 	res, err := d.Queue.Get(look, o.Request.ID)
 	if err == nil {
-		note(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, state %s, and is billed", o.Request.ID, res.State)
+		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, state %s, and is billed", o.Request.ID, res.State)
 	}
 	return runErr
 }
@@ -141,7 +141,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 	cancel()
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-		note(d.Sink, event.Info, "", "queued resource %s is gone: nothing of this job is billed", id)
+		event.Notef(d.Sink, event.Info, "", "queued resource %s is gone: nothing of this job is billed", id)
 		return out, runErr
 	case err != nil:
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
@@ -149,7 +149,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			HintTxt: deleteHint(id, d)})
 	}
 	if why := d.keep(ctx, o, out, runErr); why != "" {
-		note(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
+		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
 		return out, runErr
 	}
 	// The limit is the deletion's own; the context only ends it for good.
@@ -161,7 +161,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			Text:    fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
 			HintTxt: deleteHint(id, d)})
 	}
-	note(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
+	event.Notef(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
 	if runErr != nil && !out.Started {
 		runErr = settled{runErr}
 	}
@@ -195,7 +195,7 @@ func deleteHint(id string, d *Deps) string {
 
 // holdFor keeps failed slices for a look at them; an interrupt ends the wait.
 func (d *Deps) holdFor(ctx context.Context, limit time.Duration, id string) {
-	note(d.Sink, event.Warn, "", "keeping the failed slices for %s (--keep-on-failure), then deleting queued resource %s; Ctrl-C deletes it now", limit, id)
+	event.Notef(d.Sink, event.Warn, "", "keeping the failed slices for %s (--keep-on-failure), then deleting queued resource %s; Ctrl-C deletes it now", limit, id)
 	select {
 	case <-d.Clock.After(limit):
 	case <-ctx.Done():

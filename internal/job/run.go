@@ -128,10 +128,10 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if err := rec.save(r.StateDir); err != nil {
-		note(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
+		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
 	}
 	if r.o.Detach {
-		note(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
+		event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
 			"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
 		return Outcome{Started: true, Detached: true}, nil
 	}
@@ -169,7 +169,7 @@ func describe(sel tpu.Selection) string {
 	if t := sel.Slices[0].Type; t != "" {
 		kind = " (" + t + ")"
 	}
-	return fmt.Sprintf("%s%s: %s %s", strings.Join(names, ", "), kind, count(len(workers), "worker"), tpu.Fold(workers))
+	return fmt.Sprintf("%s%s: %s %s", strings.Join(names, ", "), kind, event.Count(len(workers), "worker"), tpu.Fold(workers))
 }
 
 // checkBusy refuses to work beside a run that lives on these workers, or stops
@@ -190,14 +190,14 @@ func (r *run) checkBusy(ctx context.Context) error {
 		if !r.o.Replace {
 			return &Error{
 				Stage:   StageBusy,
-				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), age(found.info.Age()), found.info.Command),
+				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command),
 				HintTxt: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
 			}
 		}
 		if err := found.stoppable(); err != nil {
 			return err
 		}
-		note(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", found.info.Run, found.info.Owner)
+		event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", found.info.Run, found.info.Owner)
 		stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
 		err := r.team.stopAll(stopCtx, r.Sink, found.info.Ref, r.o.Grace, "replaced by "+r.o.Run+" of "+r.Owner, nil)
 		cancel()
@@ -235,9 +235,9 @@ func (r *run) sync(ctx context.Context) error {
 			sent, files = max(sent, rep.SentBytes), max(files, rep.SentFiles)
 		}
 		if files == 0 {
-			return count(r.tree.Count, "file") + ", nothing new to send", nil
+			return event.Count(r.tree.Count, "file") + ", nothing new to send", nil
 		}
-		return fmt.Sprintf("%s, up to %d new (%s) to a worker", count(r.tree.Count, "file"), files, bytesText(sent)), nil
+		return fmt.Sprintf("%s, up to %d new (%s) to a worker", event.Count(r.tree.Count, "file"), files, event.Bytes(sent)), nil
 	})
 }
 
@@ -291,7 +291,7 @@ func (r *run) bindNUMA(reports []preflight.Report) error {
 		r.wraps[i] = wrap
 		if text != "" && !seen[text] {
 			seen[text] = true
-			note(r.Sink, event.Info, "", "%s", text)
+			event.Notef(r.Sink, event.Info, "", "%s", text)
 		}
 	}
 	return nil
@@ -314,7 +314,7 @@ func (r *run) free(ctx context.Context) error {
 			total += n
 		}
 		if total > 0 {
-			return "stopped " + count(total, "stale process"), nil
+			return "stopped " + event.Count(total, "stale process"), nil
 		}
 		return "no process holds a TPU device", nil
 	})
@@ -358,7 +358,7 @@ func (r *run) start(ctx context.Context) error {
 			}
 		}
 		r.skew = last.Sub(first)
-		return fmt.Sprintf("%s within %s", count(n, "worker"), r.skew.Round(time.Millisecond)), nil
+		return fmt.Sprintf("%s within %s", event.Count(n, "worker"), event.Duration(r.skew)), nil
 	})
 }
 
@@ -514,7 +514,7 @@ func (r *run) openRecord() (*Record, error) {
 	if r.o.Detach {
 		how = "it goes on when this command ends"
 	}
-	note(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
 	return rec, nil
 }
 

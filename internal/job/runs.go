@@ -59,7 +59,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tCOMMAND")
 		for _, s := range seen {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Run, s.Attempt, s.State, age(s.age), s.Owner, strings.Join(s.Slices, ","), s.Command)
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Run, s.Attempt, s.State, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","), s.Command)
 		}
 		w.Flush()
 	}
@@ -274,7 +274,7 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
 	}
-	note(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
+	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: true, grace: grace, strict: strict, attached: true}
 	return f.do(ctx)
@@ -305,7 +305,7 @@ func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duratio
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	if len(gone) > 0 {
-		note(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, strings.Join(gone, ", "))
+		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, strings.Join(gone, ", "))
 	}
 	if len(gone) == len(sel.Slices) {
 		return nil

@@ -99,7 +99,7 @@ func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.S
 	}
 	if partial && len(sel.Slices) > 0 {
 		for _, p := range sel.Problems {
-			note(d.Sink, event.Warn, "", "%s; going on without it (--allow-partial)", p)
+			event.Notef(d.Sink, event.Warn, "", "%s; going on without it (--allow-partial)", p)
 		}
 		return sel, nil
 	}
@@ -312,7 +312,7 @@ func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string
 			logins[s.Name], changed = user, changed || wrote
 			mu.Unlock()
 			if wrote {
-				note(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", user, s.Name)
+				event.Notef(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", user, s.Name)
 			}
 			return nil
 		})

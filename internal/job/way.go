@@ -67,13 +67,13 @@ func (d *Deps) way(ctx context.Context, sel tpu.Selection) Way {
 		} else if d.Access.IAP == nil || ctx.Err() != nil {
 			return External
 		}
-		note(d.Sink, event.Info, "", "%s does not answer at its external address: going through Identity-Aware Proxy (--ip says otherwise)", name)
+		event.Notef(d.Sink, event.Info, "", "%s does not answer at its external address: going through Identity-Aware Proxy (--ip says otherwise)", name)
 		return IAP
 	}
 	if d.Access.IAP == nil {
 		return Internal
 	}
-	note(d.Sink, event.Info, "from inside the network add --internal-ip", "the workers have no external addresses: going through Identity-Aware Proxy")
+	event.Notef(d.Sink, event.Info, "from inside the network add --internal-ip", "the workers have no external addresses: going through Identity-Aware Proxy")
 	d.route.chosen = IAP
 	return IAP
 }

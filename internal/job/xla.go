@@ -39,11 +39,11 @@ func (r *run) xlaFlags() error {
 	})...)
 	for _, f := range findings {
 		if f.Severity > xla.Info {
-			note(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", f)
+			event.Notef(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", f)
 		}
 	}
 	for _, line := range env.Lines() {
-		note(r.Sink, event.Info, "", "%s", line)
+		event.Notef(r.Sink, event.Info, "", "%s", line)
 	}
 	for _, v := range env.Vars {
 		r.o.Env = append(r.o.Env, config.EnvVar{Name: v.Name, Value: v.Value})
