@@ -338,7 +338,7 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	d.Access = job.Access{
 		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, Identity: identity, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
-		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(p.stdin, p.stderr, path) },
+		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
 	}
 	return d, s.way(p, c, &d.Access)
 }
@@ -385,7 +385,7 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 	if path == "" {
 		path = filepath.Join(p.home, ".ssh", "google_compute_engine")
 	}
-	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(p.stdin, p.stderr, path) })
+	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) })
 	if errors.Is(err, fs.ErrNotExist) && !named {
 		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
 			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
@@ -394,6 +394,10 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 	var locked *sshfan.IdentityError
 	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
 		id, err = sshfan.LoadAgentIdentity(socket, locked.PublicKey)
+	}
+	var in *job.Interrupted
+	if errors.As(err, &in) {
+		return nil, in
 	}
 	if err != nil {
 		return nil, &configError{err: err, hint: hintOf(err)}

@@ -308,7 +308,10 @@ func (p *program) simFaultCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(p.stderr, "multihost: cleared %d faults\n", n)
+				if n == 0 && which != "all" {
+					return usagef("no fault %q is set", which)
+				}
+				fmt.Fprintf(p.stderr, "multihost: cleared %s\n", event.Count(n, "fault"))
 				return nil
 			}
 			text := words[0]
@@ -347,9 +350,23 @@ func (p *program) simDownCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return client.Down(c.Context)
+			if err := client.Down(c.Context); err != nil {
+				return err
+			}
+			return removeSim(p.simDir(c))
 		},
 	}, exitOK, exitUsage)
+}
+
+// removeSim removes what a simulator that has ended kept in its directory, and
+// the directory itself unless something else is in it.
+func removeSim(dir string) error {
+	var err error
+	for _, name := range []string{"workers", "gcloud", "state", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "sim.log"} {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
+	}
+	os.Remove(dir)
+	return err
 }
 
 // simTemp is what the directories of simulators started by --sim are called.

@@ -46,6 +46,9 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 			continue
 		}
 		row := Seen{Run: f.info.Run, Attempt: f.info.Attempt, State: string(f.info.Phase), Owner: f.info.Owner, Created: f.info.Armed, Command: f.info.Command}
+		if f.info.Exit != nil {
+			row.State = f.info.Exit.String()
+		}
 		for _, id := range f.workers {
 			row.Slices = append(row.Slices, ready[id.Slice].Name)
 		}

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,17 +12,37 @@ import (
 
 // ReadPassphrase asks for the passphrase of a key on a terminal, without
 // showing what is typed. Where in is no terminal it fails at once: a prompt
-// must never hold up a script.
-func ReadPassphrase(in io.Reader, out io.Writer, key string) (string, error) {
+// must never hold up a script. When ctx ends it gives the terminal back as it
+// was and returns the cause; the program is expected to end then, since the
+// read itself cannot be taken back.
+func ReadPassphrase(ctx context.Context, in io.Reader, out io.Writer, key string) (string, error) {
 	file, ok := in.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return "", errors.New("it has a passphrase and there is no terminal to ask for it")
 	}
 	fmt.Fprintf(out, "multihost: passphrase of %s: ", key)
-	text, err := term.ReadPassword(int(file.Fd()))
-	fmt.Fprintln(out)
+	before, err := term.GetState(int(file.Fd()))
 	if err != nil {
 		return "", fmt.Errorf("read passphrase: %w", err)
 	}
-	return string(text), nil
+	type answer struct {
+		text []byte
+		err  error
+	}
+	typed := make(chan answer, 1)
+	go func() {
+		text, err := term.ReadPassword(int(file.Fd()))
+		typed <- answer{text, err}
+	}()
+	var a answer
+	select {
+	case a = <-typed:
+	case <-ctx.Done():
+		a.err = errors.Join(context.Cause(ctx), term.Restore(int(file.Fd()), before))
+	}
+	fmt.Fprintln(out)
+	if a.err != nil {
+		return "", fmt.Errorf("read passphrase: %w", a.err)
+	}
+	return string(a.text), nil
 }
