@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}
 logs=${DEMO_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/multihost-demo-XXXXXX")}
 
-"$multihost" --sim job \
+"$multihost" --sim --state-dir="$logs/state" job \
 	--num-slices=2 --tpu-type=v5litepod-16 --network-create \
 	--run-name=demo --script-dir="$here/train" --log-dir="$logs" \
 	-- python3 train.py --steps=20

@@ -142,9 +142,6 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	s.stateDir = c.String("state-dir")
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, p.home)
-		if s.sim != nil { // what happened on a simulator that is gone is of no use later
-			s.stateDir = filepath.Join(s.simDir, "state")
-		}
 	}
 	if s.hosts, err = s.hostList(p, c); err != nil {
 		return err
