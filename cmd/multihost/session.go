@@ -354,7 +354,7 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 		a.Way = job.Internal
 	}
 	if s.cloud != nil {
-		a.IAP = &sshfan.IAP{Endpoint: c.String("iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
+		a.IAP = &sshfan.IAP{Endpoint: s.setting(c, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
 	}
 	local, _ := s.lookup("USER")
 	var err error

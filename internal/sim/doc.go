@@ -29,6 +29,7 @@
 //     it has booted.
 //   - The instance metadata server, for workers of the netns backend: instance
 //     and project attributes, tpu-env, tokens, the startup script at each boot.
+//   - The relay of Identity-Aware Proxy, to the SSH port of every worker.
 //   - Faults: see Faults.
 //
 // # Not modelled
@@ -39,7 +40,7 @@
 //     networks separate only the workers of the netns backend.
 //   - Capacity as a number; it is there or, under a fault, not.
 //   - Reservations: every reservation name is taken as one with room.
-//   - IAP, Storage, gRPC.
+//   - Sessions of the IAP relay that outlive their WebSocket; Storage, gRPC.
 //   - snake_case names in JSON bodies of the TPU API, partial responses
 //     (fields=), filters beyond single comparisons.
 //   - starting and stopping nodes, manual maintenance.

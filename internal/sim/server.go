@@ -239,6 +239,7 @@ func (s *Server) Env() map[string]string {
 	}
 	if port := s.SSHPort(); port > 0 {
 		env["MULTIHOST_FLAG_SSH_PORT"] = fmt.Sprint(port)
+		env["MULTIHOST_FLAG_IAP_ENDPOINT"] = "ws" + strings.TrimPrefix(s.url, "http") + strings.TrimSuffix(relayPath, "/")
 	}
 	return env
 }
@@ -358,6 +359,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.wg.Done()
 	if strings.HasPrefix(r.URL.Path, "/sim/v1/") {
 		s.serveControl(w, r)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, relayPath) {
+		s.serveRelay(w, r)
 		return
 	}
 	compute := strings.HasPrefix(r.URL.Path, "/compute/")
