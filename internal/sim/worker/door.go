@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,7 +103,7 @@ func (d *door) reconcile() error {
 	}
 	var listeners []*net.TCPListener
 	for _, w := range d.ways {
-		ln, err := w.listen()
+		ln, err := listenAgain(w.listen)
 		if err != nil {
 			for _, l := range listeners {
 				l.Close()
@@ -113,6 +114,25 @@ func (d *door) reconcile() error {
 	}
 	d.listenWith(listeners, want)
 	return nil
+}
+
+// listenAgain listens on an address that was given up just before: its socket is
+// closed for good only when the goroutine that accepted on it has let go.
+func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, error) {
+	giveUp := time.After(2 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ln, err := listen()
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return ln, err
+		}
+		select {
+		case <-tick.C:
+		case <-giveUp:
+			return nil, err
+		}
+	}
 }
 
 // open ends a new machine's boot, with the listeners of all its ways.
