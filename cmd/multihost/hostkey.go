@@ -16,7 +16,7 @@ func (p *program) hostkeyCommand() *cli.Command {
 		Subcommands: []*cli.Command{command(cli.Command{
 			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins the key it then has", ArgsUsage: "WORKER",
 			Flags: flags(selectFlags(), sshFlags()),
-			Action: p.run1(func(s *session, c *cli.Context) error {
+			Action: p.withSession(func(s *session, c *cli.Context) error {
 				word, err := p.oneArgument("multihost hostkey forget", "worker")
 				if err != nil {
 					return err

@@ -43,7 +43,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to `CIDR,…`, as the documents' rule without a source does to 0.0.0.0/0"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := defaultNetwork
 			if len(p.inv.positionals) > 0 {
 				var err error
@@ -77,7 +77,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 func (p *program) networkShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := defaultNetwork
 			if len(p.inv.positionals) > 0 {
 				var err error
@@ -98,7 +98,7 @@ func (p *program) networkShowCommand() *cli.Command {
 func (p *program) networkDeleteCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "delete", Usage: "delete a network that multihost made, with its rules", ArgsUsage: "NAME",
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost network delete", "name")
 			if err != nil {
 				return err
@@ -123,7 +123,7 @@ func (p *program) firewallCommand() *cli.Command {
 					&cli.StringFlag{Name: "target-tags", Usage: "to which machines, by network tags `T1,T2`"},
 					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER`; lower ones win"},
 				},
-				Action: p.run1(func(s *session, c *cli.Context) error {
+				Action: p.withSession(func(s *session, c *cli.Context) error {
 					name, err := p.oneArgument("multihost network firewall create", "name")
 					if err != nil {
 						return err
@@ -141,7 +141,7 @@ func (p *program) firewallCommand() *cli.Command {
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
 			command(cli.Command{
 				Name: "delete", Usage: "delete one rule", ArgsUsage: "NAME",
-				Action: p.run1(func(s *session, c *cli.Context) error {
+				Action: p.withSession(func(s *session, c *cli.Context) error {
 					name, err := p.oneArgument("multihost network firewall delete", "name")
 					if err != nil {
 						return err

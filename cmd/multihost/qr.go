@@ -164,7 +164,7 @@ A request that exists with the same properties is taken as it is.`,
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; call nothing"},
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 		}, tierFlags(), waitFlags(), sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			r, err := p.qrRequest(s, c)
 			if err != nil {
 				return err
@@ -239,7 +239,7 @@ func (p *program) qrWaitCommand() *cli.Command {
 		Description: `Ready means: every slice READY and healthy, and every worker answers SSH. Ends
 at once when the request fails, is suspended or is deleted.`,
 		Flags: flags(waitFlags(), sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			id, err := p.oneArgument("multihost qr wait", "id")
 			if err != nil {
 				return err
@@ -272,7 +272,7 @@ func (p *program) qrListCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "list",
 		Usage: "list the queued resources of a zone",
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			if err := p.noArguments("multihost qr list"); err != nil {
 				return err
 			}
@@ -291,7 +291,7 @@ func (p *program) qrShowCommand() *cli.Command {
 		Name:      "show",
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			id, err := p.oneArgument("multihost qr show", "id")
 			if err != nil {
 				return err
@@ -315,7 +315,7 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
 		},
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			id, err := p.oneArgument("multihost qr delete", "id")
 			if err != nil {
 				return err

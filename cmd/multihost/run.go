@@ -46,7 +46,7 @@ once. Closing the terminal leaves it running: see multihost attach.`,
 			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
 		}, sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o, err := p.runOptions(s, c)
 			if err != nil {
 				return err
@@ -76,8 +76,8 @@ once. Closing the terminal leaves it running: see multihost attach.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-// run1 wraps an action that needs a session.
-func (p *program) run1(action func(s *session, c *cli.Context) error) cli.ActionFunc {
+// withSession wraps an action that needs a session.
+func (p *program) withSession(action func(s *session, c *cli.Context) error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		s, err := p.open(c)
 		if err != nil {

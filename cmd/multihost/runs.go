@@ -26,7 +26,7 @@ func (p *program) psCommand() *cli.Command {
 			prefixFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			if err := p.noArguments("multihost ps"); err != nil {
 				return err
 			}
@@ -53,7 +53,7 @@ copy when the run has ended here, else from the worker.`,
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost logs", "run")
 			if err != nil {
 				return err
@@ -93,7 +93,7 @@ func (p *program) attachCommand() *cli.Command {
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
 		}, sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost attach", "run")
 			if err != nil {
 				return err
@@ -114,7 +114,7 @@ func (p *program) stopCommand() *cli.Command {
 		ArgsUsage:   "RUN",
 		Description: "Sends TERM to every process of the run, KILL after --grace, and ends when none is left. It may be repeated.",
 		Flags:       flags(hostFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
-		Action: p.run1(func(s *session, c *cli.Context) error {
+		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost stop", "run")
 			if err != nil {
 				return err
@@ -133,7 +133,7 @@ func (p *program) preflightCommand() *cli.Command {
 		return command(cli.Command{
 			Name: name, Usage: usage,
 			Flags:  preflightFlags(),
-			Action: p.run1(func(s *session, c *cli.Context) error { return p.preflight(s, c, check) }),
+			Action: p.withSession(func(s *session, c *cli.Context) error { return p.preflight(s, c, check) }),
 		}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 	}
 	return command(cli.Command{
@@ -159,7 +159,7 @@ Settings are not persistent: they are gone when a worker reboots.`,
 				},
 			}, exitOK, exitUsage),
 		},
-		Action: p.run1(func(s *session, c *cli.Context) error { return p.preflight(s, c, false) }),
+		Action: p.withSession(func(s *session, c *cli.Context) error { return p.preflight(s, c, false) }),
 	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 }
 

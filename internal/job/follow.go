@@ -168,7 +168,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 				<-stopped
 			}
 			return nil, errors.Join(context.Cause(ctx), &Error{Stage: StageStop, Text: fmt.Sprintf("left before run %s was proven stopped; it may still run on %s", f.ref.Run, waiting),
-				HintTxt: "end it with: multihost stop " + f.ref.Run})
+				Advice: "end it with: multihost stop " + f.ref.Run})
 		}
 	}
 	return stop, nil

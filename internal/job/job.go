@@ -116,10 +116,10 @@ const (
 
 // Error says in which stage a run failed and for which workers.
 type Error struct {
-	Stage   Stage
-	Text    string // what happened, without the stage
-	Err     error  // the cause, or the first worker's
-	HintTxt string
+	Stage  Stage
+	Text   string // what happened, without the stage
+	Err    error  // the cause, or the first worker's
+	Advice string
 }
 
 func (e *Error) Error() string {
@@ -135,8 +135,8 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Hint is what to do next.
 func (e *Error) Hint() string {
-	if e.HintTxt != "" {
-		return e.HintTxt
+	if e.Advice != "" {
+		return e.Advice
 	}
 	var hinted interface{ Hint() string }
 	if errors.As(e.Err, &hinted) {

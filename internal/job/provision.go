@@ -145,8 +145,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 		return out, runErr
 	case err != nil:
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
-			Text:    fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
-			HintTxt: deleteHint(id, d)})
+			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
+			Advice: deleteHint(id, d)})
 	}
 	if why := d.keep(ctx, o, out, runErr); why != "" {
 		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
@@ -158,8 +158,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 	_, err = d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
 	if err != nil {
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
-			Text:    fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
-			HintTxt: deleteHint(id, d)})
+			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
+			Advice: deleteHint(id, d)})
 	}
 	event.Notef(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
 	if runErr != nil && !out.Started {

@@ -120,11 +120,11 @@ func lastLocalAttempt(stateDir, run string) int {
 // makeLogDir makes the log directory and proves that it takes files.
 func (r *Record) makeLogDir() error {
 	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
-		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, HintTxt: "choose another place with --log-dir=DIR"}
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
 	}
 	probe, err := os.CreateTemp(r.LogDir, ".probe-*")
 	if err != nil {
-		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, HintTxt: "choose another place with --log-dir=DIR"}
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
 	}
 	probe.Close()
 	return os.Remove(probe.Name())
@@ -133,7 +133,7 @@ func (r *Record) makeLogDir() error {
 // unused refuses a log directory that has logs in it: they would be mixed up.
 func (r *Record) unused() error {
 	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
-		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), HintTxt: "name another directory with --log-dir=DIR"}
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
 	}
 	return nil
 }

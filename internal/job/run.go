@@ -189,9 +189,9 @@ func (r *run) checkBusy(ctx context.Context) error {
 		}
 		if !r.o.Replace {
 			return &Error{
-				Stage:   StageBusy,
-				Text:    fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command),
-				HintTxt: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
+				Stage:  StageBusy,
+				Text:   fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command),
+				Advice: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
 			}
 		}
 		if err := found.stoppable(); err != nil {
@@ -466,7 +466,7 @@ func mayStillRun(err error, run string) error {
 	var e *Error
 	if errors.As(err, &e) {
 		e.Text = "run " + run + " may still be running: " + e.Text
-		e.HintTxt = "try again with: multihost stop " + run
+		e.Advice = "try again with: multihost stop " + run
 	}
 	return err
 }

@@ -83,7 +83,7 @@ func (f foundRun) stoppable() error {
 		return nil
 	}
 	return &Error{Stage: StageStop, Text: fmt.Sprintf("run %q of %s runs as login %q", f.info.Run, f.info.Owner, f.info.Login),
-		HintTxt: "stop it as that login: multihost stop " + f.info.Run + " --user=" + f.info.Login}
+		Advice: "stop it as that login: multihost stop " + f.info.Run + " --user=" + f.info.Login}
 }
 
 // runs asks every worker of the team which runs it knows. Runs that only share
@@ -181,7 +181,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 	}
 	if rec != nil && prefix == "" {
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
-			HintTxt: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
+			Advice: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
 	}
 	ready, found, surveyErr := d.survey(ctx, prefix)
 	var match []foundRun
@@ -195,13 +195,13 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 	}
 	if len(match) == 0 {
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone),
-			HintTxt: "list the runs with: multihost ps --all"}
+			Advice: "list the runs with: multihost ps --all"}
 	}
 	f := match[0]
 	for _, other := range match[1:] {
 		if other.info.Attempt == f.info.Attempt {
 			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: on %s and on %s", name, sliceNames(ready, f), sliceNames(ready, other)),
-				HintTxt: "say which slices with --tpu-prefix=P"}
+				Advice: "say which slices with --tpu-prefix=P"}
 		}
 	}
 	rec = &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
@@ -259,7 +259,7 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	}
 	if len(gone) > 0 {
 		return Outcome{}, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
-			HintTxt: "end what is left with: multihost stop " + name}
+			Advice: "end what is left with: multihost stop " + name}
 	}
 	t, err := d.connectPhase(ctx, &watch, sel, nil)
 	if err != nil {
@@ -378,7 +378,7 @@ func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io
 	}
 	defer t.close()
 	if len(t.ids) == 0 {
-		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", name, o.Worker), HintTxt: "workers are written s0w0, s0w1, …"}
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", name, o.Worker), Advice: "workers are written s0w0, s0w1, …"}
 	}
 	d.newestAttempt(ctx, t, rec)
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}

@@ -108,9 +108,9 @@ func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.S
 		text += "; " + p
 	}
 	return sel, &Error{
-		Stage:   StageDiscover,
-		Text:    text,
-		HintTxt: "look at the slices with: multihost qr list; to run on those that are ready all the same, add --allow-partial",
+		Stage:  StageDiscover,
+		Text:   text,
+		Advice: "look at the slices with: multihost qr list; to run on those that are ready all the same, add --allow-partial",
 	}
 }
 
