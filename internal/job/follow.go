@@ -360,7 +360,7 @@ func (f *following) lookAtOutages(ctx context.Context) {
 	if len(lost) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, outageLook)
+	ctx, cancel := context.WithTimeout(ctx, outageLook/2)
 	defer cancel()
 	nodes, err := f.Cloud.Slices(ctx)
 	if err != nil {
