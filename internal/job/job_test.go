@@ -242,14 +242,14 @@ func TestLastLines(t *testing.T) {
 }
 
 func TestSecretsAreNotInTheRecord(t *testing.T) {
-	o := RunOptions{Script: "train", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
+	o := RunOptions{Script: "train --token=hunter2", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
 	dir := t.TempDir()
 	rec := &Record{Run: "r", Command: commandText(o)}
 	if err := rec.save(dir); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(recordPath(dir, "r"))
-	if err != nil || strings.Contains(string(data), "hunter2") {
+	if err != nil || strings.Contains(string(data), "hunter2") || !strings.Contains(string(data), "train --token=***") {
 		t.Errorf("record holds the secret (%v):\n%s", err, data)
 	}
 }

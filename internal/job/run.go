@@ -523,10 +523,16 @@ func (d *Deps) hostsText() string {
 	return hosts.String()
 }
 
+// commandText is the command for people and records, secrets masked.
 func commandText(o RunOptions) string {
 	text := o.Script
 	if len(o.Argv) > 0 {
 		text = strings.Join(o.Argv, " ")
+	}
+	for _, v := range o.Env {
+		if v.Secret && v.Value != "" {
+			text = strings.ReplaceAll(text, v.Value, "***")
+		}
 	}
 	if line, _, more := strings.Cut(text, "\n"); more {
 		text = line + " …"
