@@ -212,12 +212,12 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 	}
 	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
 	if err != nil {
-		return nil, &usageError{err: fmt.Errorf("--env: %w", err), hint: hintOf(err)}
+		return nil, &usageError{err: err, hint: hintOf(err)}
 	}
 	all = append(all, vars...)
 	secrets, err := config.SecretEnv(s.lookup, c.StringSlice("secret-env"))
 	if err != nil {
-		return nil, &usageError{err: fmt.Errorf("--secret-env: %w", err), hint: hintOf(err)}
+		return nil, &usageError{err: err, hint: hintOf(err)}
 	}
 	all = append(all, secrets...)
 	for _, v := range all {

@@ -362,7 +362,7 @@ func (p *program) simDownCommand() *cli.Command {
 // the directory itself unless something else is in it.
 func removeSim(dir string) error {
 	var err error
-	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "sim.log"} {
+	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "sim.log"} {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	os.Remove(dir)
