@@ -20,6 +20,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
+	"multihost/internal/journal"
 	"multihost/internal/network"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
@@ -31,6 +32,8 @@ import (
 // run records. close it when the command ends.
 type session struct {
 	view     *ui.Renderer
+	journal  *journal.Journal
+	sink     event.Sink // the view and the journal
 	cloud    *gcp.Client
 	queue    *qr.Client
 	hosts    job.HostList // named with --hosts, in place of a cloud
@@ -60,6 +63,8 @@ func (p *program) open(c *cli.Context) (*session, error) {
 		}
 	}
 	s.view = p.newView(mode, c)
+	s.journal = journal.New(gcp.SystemClock.Now)
+	s.sink = event.Tee(s.view, s.journal)
 	if err := s.fill(p, c); err != nil {
 		s.close()
 		return nil, err
@@ -173,7 +178,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		Project: g.Project, Zone: g.Zone,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
-		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.view,
+		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.sink,
 	})
 	s.queue = qr.New(s.cloud)
 	s.networks = network.New(s.cloud)
@@ -289,12 +294,12 @@ func (s *session) setting(c *cli.Context, flag string) string {
 // deps builds what internal/job works with, for commands that touch no worker.
 func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
+		return &job.Deps{Cloud: s.hosts, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
-		Sink: s.view, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode,
+		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode,
 	}
 }
 

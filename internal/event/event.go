@@ -31,6 +31,15 @@ func (f SinkFunc) Emit(e Event) { f(e) }
 // Discard drops every event.
 var Discard Sink = SinkFunc(func(Event) {})
 
+// Tee returns a sink that emits every event to all sinks, in their order.
+func Tee(sinks ...Sink) Sink {
+	return SinkFunc(func(e Event) {
+		for _, s := range sinks {
+			s.Emit(e)
+		}
+	})
+}
+
 // Level says how loud a Note is.
 type Level string
 
@@ -88,6 +97,31 @@ type State struct {
 	State    string        `json:"state"` // the API's own word
 	Detail   string        `json:"detail,omitempty"`
 	Elapsed  time.Duration `json:"elapsed_ns,omitempty"`
+}
+
+// Attempt says which attempt of a run the events that follow are of.
+type Attempt struct {
+	Run     string    `json:"run"`
+	Attempt int       `json:"attempt"`
+	Command string    `json:"command"` // secrets masked
+	Begin   time.Time `json:"begin"`   // by the runner's clock; of an attempt that was joined its own begin
+	Slices  []string  `json:"slices"`
+	Workers int       `json:"workers"`
+	LogDir  string    `json:"log_dir"`
+}
+
+// Release is the moment at which the command was started on all workers.
+type Release struct {
+	Attempt int          `json:"attempt"`
+	First   time.Time    `json:"first"` // worker clock, corrected by the measured offset
+	Workers []ReleasedOn `json:"workers"`
+}
+
+// ReleasedOn is when the command was started on one worker.
+type ReleasedOn struct {
+	Slice  int           `json:"slice"`
+	Worker int           `json:"worker"`
+	After  time.Duration `json:"after_ns"` // the first one's start, by corrected clocks
 }
 
 // Output is bytes that a worker's command wrote, in order, not split at lines.
@@ -150,6 +184,12 @@ func (Progress) Kind() string { return "progress" }
 
 // Kind implements Event.
 func (State) Kind() string { return "state" }
+
+// Kind implements Event.
+func (Attempt) Kind() string { return "attempt" }
+
+// Kind implements Event.
+func (Release) Kind() string { return "release" }
 
 // Kind implements Event.
 func (Output) Kind() string { return "output" }

@@ -20,6 +20,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/journal"
 	"multihost/internal/network"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
@@ -59,6 +60,7 @@ type Deps struct {
 	Zone     string
 	Access   Access
 	Sink     event.Sink
+	Journal  *journal.Journal // part of Sink; opened by what starts or follows a run; nil: none is kept
 	Clock    gcp.Clock
 	StateDir string // holds runs/<run>/run.json and, by default, the logs
 	Owner    string // "user@machine" of the runner, written into every run

@@ -31,7 +31,8 @@ type JobOptions struct {
 
 // Job provisions slices, runs the command on them and tears them down. What
 // it made and leaves behind is said in its last lines.
-func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
+func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
+	defer func() { d.closeJournal(out, err) }()
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
 	defer r.close()
 	if err := r.scan(ctx); err != nil {
@@ -40,6 +41,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (Outcome, error) {
 	if err := r.probeLogDir(); err != nil {
 		return Outcome{}, err
 	}
+	d.openJournal(o.Run.Run, "job", o.Run.Env)
 	if o.Network != nil {
 		err := r.watch.span("network", func() error {
 			plan, err := d.Networks.Plan(ctx, *o.Network)

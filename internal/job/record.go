@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"time"
 
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/journal"
 	"multihost/internal/tpu"
 )
 
@@ -49,13 +52,49 @@ func recordSlices(all []tpu.Slice) []RecordedSlice {
 	return slices
 }
 
+// RunDir is where this machine keeps what it knows of a run: its record and
+// its journal.
+func RunDir(stateDir, run string) string {
+	return filepath.Join(stateDir, "runs", run)
+}
+
 func recordPath(stateDir, run string) string {
-	return filepath.Join(stateDir, "runs", run, "run.json")
+	return filepath.Join(RunDir(stateDir, run), "run.json")
+}
+
+// openJournal lets the journal of a run begin. A run without one is none the
+// worse.
+func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
+	var secrets []string
+	for _, v := range env {
+		if v.Secret {
+			secrets = append(secrets, v.Value)
+		}
+	}
+	failed := func(err error) {
+		event.Notef(d.Sink, event.Warn, "", "the run goes on, but multihost report will not show all of it: %v", err)
+	}
+	err := d.Journal.Open(journal.Options{Dir: RunDir(d.StateDir, run), Command: command, Secrets: secrets, Failed: failed})
+	if err != nil {
+		failed(err)
+	}
+}
+
+// closeJournal ends the journal of a run with how the command that kept it ends.
+func (d *Deps) closeJournal(out Outcome, err error) {
+	end := journal.End{ExitCode: out.Code, Detached: out.Detached}
+	if err != nil {
+		end.Error = err.Error()
+		if d.ExitStatus != nil {
+			end.ExitCode = d.ExitStatus(err)
+		}
+	}
+	d.Journal.Close(end)
 }
 
 // recordDir is where the logs of a run go unless the user says otherwise.
 func recordDir(stateDir, run string, attempt int) string {
-	return attemptDir(filepath.Join(stateDir, "runs", run), attempt)
+	return attemptDir(RunDir(stateDir, run), attempt)
 }
 
 // attemptDir keeps the logs of a later attempt apart from the first one's.
@@ -136,6 +175,15 @@ func (r *Record) unused() error {
 		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
 	}
 	return nil
+}
+
+// attempt is the event that says which attempt this is.
+func (r *Record) attempt() event.Attempt {
+	e := event.Attempt{Run: r.Run, Attempt: r.Attempt, Command: r.Command, Begin: r.Created, Workers: r.Workers, LogDir: r.LogDir}
+	for _, s := range r.Slices {
+		e.Slices = append(e.Slices, s.Name)
+	}
+	return e
 }
 
 // logPath is the local log file of one worker, named as MaxText's runner does.

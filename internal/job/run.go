@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,7 +67,8 @@ type Outcome struct {
 // an error. When ctx ends with cause *Interrupted, the command is stopped on
 // every worker and proven gone, except for SIGHUP, which detaches; the error
 // is then that cause.
-func (d *Deps) Run(ctx context.Context, o RunOptions) (Outcome, error) {
+func (d *Deps) Run(ctx context.Context, o RunOptions) (out Outcome, err error) {
+	defer func() { d.closeJournal(out, err) }()
 	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
 	defer r.close()
 	return r.do(ctx)
@@ -267,6 +269,9 @@ func (r *run) preflight(ctx context.Context) error {
 			Platform: r.o.Platform,
 			Install:  r.o.Install,
 		})
+		if reports != nil && r.o.Preflight != "off" {
+			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.ids, reports)})
+		}
 		if err != nil {
 			return "", err
 		}
@@ -347,19 +352,25 @@ func (r *run) start(ctx context.Context) error {
 			defer cancel()
 			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", nil))
 		}
-		var first, last time.Time
-		for i, s := range r.started {
-			at := s.At.Add(-r.team.conns[i].ClockOffset())
-			if i == 0 || at.Before(first) {
-				first = at
-			}
-			if i == 0 || at.After(last) {
-				last = at
-			}
-		}
-		r.skew = last.Sub(first)
+		r.Sink.Emit(r.released())
 		return fmt.Sprintf("%s within %s", event.Count(n, "worker"), event.Duration(r.skew)), nil
 	})
+}
+
+// released says when the command started where, by the workers' clocks as they
+// were measured against the runner's, and sets the skew.
+func (r *run) released() event.Release {
+	at := make([]time.Time, len(r.started))
+	for i, s := range r.started {
+		at[i] = s.At.Add(-r.team.conns[i].ClockOffset())
+	}
+	first, last := slices.MinFunc(at, time.Time.Compare), slices.MaxFunc(at, time.Time.Compare)
+	r.skew = last.Sub(first)
+	e := event.Release{Attempt: r.attempt, First: first, Workers: make([]event.ReleasedOn, len(at))}
+	for i, id := range r.team.ids {
+		e.Workers[i] = event.ReleasedOn{Slice: id.Slice, Worker: id.Worker, After: at[i].Sub(first)}
+	}
+	return e
 }
 
 // abort takes back every armed supervisor; nothing was started by them. The
@@ -510,6 +521,8 @@ func (r *run) openRecord() (*Record, error) {
 		return nil, err
 	}
 	r.logDir = rec.LogDir
+	r.openJournal(rec.Run, "run", r.o.Env)
+	r.Sink.Emit(rec.attempt())
 	how := "Ctrl-C stops it on every worker"
 	if r.o.Detach {
 		how = "it goes on when this command ends"

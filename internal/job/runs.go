@@ -247,7 +247,8 @@ func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, go
 
 // Attach follows a run that was started elsewhere or before, to its end. An
 // interrupt leaves the run going.
-func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Duration, strict bool) (Outcome, error) {
+func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Duration, strict bool) (out Outcome, err error) {
+	defer func() { d.closeJournal(out, err) }()
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	rec, err := d.locate(ctx, name, prefix)
 	if err != nil {
@@ -277,6 +278,8 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
 	}
+	d.openJournal(rec.Run, "attach", nil)
+	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: true, grace: grace, strict: strict, attached: true}

@@ -1,7 +1,9 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -40,28 +42,11 @@ func Fold(workers []tpu.WorkerID, reports []Report) string {
 // Table writes one row for each setting and each different way in which it
 // ended, with the workers that it holds for.
 func Table(workers []tpu.WorkerID, reports []Report) string {
-	rows := group(workers, reports, func(r Report) []string {
-		var keys []string
-		for _, res := range r.Results {
-			keys = append(keys, strings.Join([]string{res.Setting, cell(res.Want), cell(res.Before), cell(res.After),
-				string(res.Outcome), "\x00", res.Reason}, "\t"))
-		}
-		return keys
-	})
-	order := map[string]int{}
-	for i, s := range Settings() {
-		order[s.Name] = i
-	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "SETTING\tWANT\tBEFORE\tAFTER\tOUTCOME\tWORKERS\tREASON")
-	for i := range Settings() {
-		for _, g := range rows {
-			name, _, _ := strings.Cut(g.key, "\t")
-			if order[name] == i {
-				fmt.Fprintln(w, strings.Replace(g.key, "\x00", tpu.Fold(g.workers), 1))
-			}
-		}
+	for _, r := range Rows(workers, reports) {
+		fmt.Fprintln(w, strings.Join([]string{r.Setting, cell(r.Want), cell(r.Before), cell(r.After), string(r.Outcome), r.Workers, r.Reason}, "\t"))
 	}
 	w.Flush()
 	lines := strings.Split(b.String(), "\n")
@@ -77,6 +62,49 @@ func cell(value string) string {
 		return "-"
 	}
 	return value
+}
+
+// A Row is one way in which one setting ended, and where.
+type Row struct {
+	Setting string  `json:"setting"`
+	Want    string  `json:"want"`
+	Before  string  `json:"before"`
+	After   string  `json:"after"`
+	Outcome Outcome `json:"outcome"`
+	Reason  string  `json:"reason,omitempty"`
+	Workers string  `json:"workers"` // folded
+}
+
+// Rows folds the reports of all workers, reports[i] that of workers[i], into
+// one row for each setting and each different way in which it ended, in the
+// order of Settings.
+func Rows(workers []tpu.WorkerID, reports []Report) []Row {
+	type key struct {
+		at int
+		Row
+	}
+	where := map[key][]tpu.WorkerID{}
+	order := map[string]int{}
+	for i, s := range Settings() {
+		order[s.Name] = i
+	}
+	var keys []key
+	for i, r := range reports {
+		for _, res := range r.Results {
+			k := key{order[res.Setting], Row{Setting: res.Setting, Want: res.Want, Before: res.Before, After: res.After, Outcome: res.Outcome, Reason: res.Reason}}
+			if where[k] == nil {
+				keys = append(keys, k)
+			}
+			where[k] = append(where[k], workers[i])
+		}
+	}
+	slices.SortStableFunc(keys, func(a, b key) int { return cmp.Compare(a.at, b.at) })
+	rows := make([]Row, len(keys))
+	for i, k := range keys {
+		rows[i] = k.Row
+		rows[i].Workers = tpu.Fold(where[k])
+	}
+	return rows
 }
 
 type grouped struct {

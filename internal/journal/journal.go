@@ -1,0 +1,281 @@
+// Package journal keeps what happened in a run: its events, but for the bytes
+// of its output, as one JSON line each in a file that only grows.
+//
+// The file is a record for looking back, of all attempts and of every command
+// that followed the run; several may write it at once. A line is written by one
+// write when its event happens, so a command that dies loses nothing that it
+// emitted. Secrets are masked before they reach the file. The file stays below
+// MaxBytes: when it is nearly full only what the story cannot do without is
+// still written.
+package journal
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+)
+
+// Name is the name of the file in the directory of a run.
+const Name = "events.jsonl"
+
+// MaxBytes bounds the file of a run. 2048 workers that end are 0.3 MB, the
+// attempts of a month some more; the rest is for what goes wrong all the time.
+const MaxBytes = 16 << 20
+
+const (
+	version = 1
+
+	// reserve is what is left for phases, attempts and ends when notes have
+	// filled the file.
+	reserve = 2 << 20
+
+	// maxHeld bounds the events that wait for Open.
+	maxHeld = 1000
+
+	// maxLine bounds one event: a reader holds one line.
+	maxLine = 1 << 20
+)
+
+// A Journal is an event.Sink that writes to a file once Open has named one.
+// Events before that are held, so that what led to a run is in its journal
+// and nothing is written for a run that never came to be. It is safe for
+// concurrent use; all methods of a nil Journal do nothing.
+type Journal struct {
+	now func() time.Time
+	by  string // tells the lines of this command from those of others
+
+	mu     sync.Mutex // guards what follows
+	held   []line
+	file   *os.File
+	size   int64
+	full   bool
+	masks  [][]byte
+	failed func(error)
+	fault  error // to be told to failed
+}
+
+type line struct {
+	kind string
+	data []byte
+}
+
+// New returns a Journal whose lines carry the times of now.
+func New(now func() time.Time) *Journal {
+	var id [4]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return &Journal{now: now, by: hex.EncodeToString(id[:])}
+}
+
+// Options say what Open writes to.
+type Options struct {
+	Dir     string   // of the run; made when missing
+	Command string   // of multihost that writes: run, job, attach
+	Secrets []string // masked in everything written
+	// Failed is told once when the file cannot be written any more; the run is
+	// none the worse.
+	Failed func(error)
+}
+
+// Begin is the first line of every command that writes.
+type Begin struct {
+	Command string `json:"command"`
+}
+
+// End is its last one.
+type End struct {
+	Error    string `json:"error,omitempty"`
+	ExitCode int    `json:"exit_code"`
+	Detached bool   `json:"detached,omitempty"` // the run goes on without the command
+}
+
+// Kind implements event.Event.
+func (Begin) Kind() string { return "begin" }
+
+// Kind implements event.Event.
+func (End) Kind() string { return "end" }
+
+// Open makes the journal append to Name in o.Dir, beginning with what was held.
+// The caller closes it. A second Open has no effect.
+func (j *Journal) Open(o Options) error {
+	if j == nil {
+		return nil
+	}
+	j.mu.Lock()
+	defer j.unlock()
+	if j.file != nil {
+		return nil
+	}
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return fmt.Errorf("open the journal: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(o.Dir, Name), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the journal: %w", err)
+	}
+	if j.size, err = mend(file); err != nil {
+		file.Close()
+		return fmt.Errorf("open the journal: %w", err)
+	}
+	j.file, j.failed = file, o.Failed
+	for _, s := range o.Secrets {
+		// Masked where it is written: inside a JSON string.
+		if text, err := encode(s); err == nil && len(text) > 2 {
+			j.masks = append(j.masks, text[1:len(text)-1])
+		}
+	}
+	if begin, ok := j.encode(Begin{o.Command}); ok {
+		j.write(begin)
+	}
+	for _, l := range j.held {
+		j.write(l)
+	}
+	j.held = nil
+	return nil
+}
+
+// mend ends a last line that a crash has cut and returns the size of the file.
+func mend(file *os.File) (int64, error) {
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil || size == 0 {
+		return 0, err
+	}
+	var last [1]byte
+	if _, err := file.ReadAt(last[:], size-1); err != nil {
+		return 0, err
+	}
+	if last[0] == '\n' {
+		return size, nil
+	}
+	_, err = file.Write([]byte{'\n'})
+	return size + 1, err
+}
+
+// Emit implements event.Sink. Output and Progress, which say nothing once they
+// are past, and what is for debugging are not kept.
+func (j *Journal) Emit(e event.Event) {
+	if j == nil {
+		return
+	}
+	switch e := e.(type) {
+	case event.Output, event.Progress:
+		return
+	case event.Note:
+		if e.Level == event.Debug {
+			return
+		}
+	}
+	l, ok := j.encode(e)
+	if !ok {
+		return
+	}
+	j.mu.Lock()
+	defer j.unlock()
+	switch {
+	case j.file != nil:
+		j.write(l)
+	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // of a command without a run
+		j.held = append(j.held, l)
+	}
+}
+
+// Close writes end, if Open was called, and closes the file.
+func (j *Journal) Close(end End) {
+	if j == nil {
+		return
+	}
+	last, ok := j.encode(end)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil {
+		return
+	}
+	if ok {
+		j.write(last)
+	}
+	j.file.Close()
+	j.file, j.held = nil, nil
+}
+
+// head is what every line begins with.
+type head struct {
+	V    int       `json:"v"`
+	Time time.Time `json:"time"`
+	By   string    `json:"by"`
+	Kind string    `json:"kind"`
+}
+
+func (j *Journal) encode(e event.Event) (line, bool) {
+	fields, err := encode(e)
+	if err != nil || len(fields) < 2 || fields[0] != '{' {
+		return line{}, false
+	}
+	data, err := encode(head{version, j.now().UTC(), j.by, e.Kind()})
+	if err != nil || len(data)+len(fields) > maxLine {
+		return line{}, false
+	}
+	if len(fields) > len("{}") {
+		data = append(data[:len(data)-1], ',')
+		data = append(data, fields[1:]...)
+	}
+	return line{e.Kind(), append(data, '\n')}, true
+}
+
+func encode(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSpace(buf.Bytes()), err
+}
+
+// write appends one line. The caller holds j.mu.
+func (j *Journal) write(l line) {
+	if j.file == nil {
+		return
+	}
+	for _, m := range j.masks {
+		l.data = bytes.ReplaceAll(l.data, m, []byte("***"))
+	}
+	limit := int64(MaxBytes)
+	if l.kind == (event.Note{}).Kind() || l.kind == (event.State{}).Kind() || l.kind == (event.Result{}).Kind() {
+		limit -= reserve
+	}
+	if j.size+int64(len(l.data)) > limit {
+		if !j.full {
+			j.full = true
+			l, _ = j.encode(event.Note{Level: event.Warn, Text: "the journal of this run is full: what else is noted is not kept"})
+			j.append(l.data)
+		}
+		return
+	}
+	j.append(l.data)
+}
+
+func (j *Journal) append(data []byte) {
+	n, err := j.file.Write(data)
+	j.size += int64(n)
+	if err == nil {
+		return
+	}
+	j.file.Close()
+	j.file, j.fault = nil, fmt.Errorf("write the journal: %w", err)
+}
+
+// unlock tells what went wrong after the lock is gone: whoever is told may emit.
+func (j *Journal) unlock() {
+	fault, failed := j.fault, j.failed
+	j.fault = nil
+	j.mu.Unlock()
+	if fault != nil && failed != nil {
+		failed(fault)
+	}
+}
