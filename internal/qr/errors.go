@@ -197,6 +197,7 @@ type DeadlineError struct {
 	Detail   string // what is missing
 	Resource Resource
 	Slices   []tpu.Slice // known slices, ready or not
+	Silent   []string    // names of those that are READY and whose workers do not all answer
 	Err      error       // why the state could not be read, or nil
 }
 

@@ -135,6 +135,7 @@ type waiter struct {
 	lost    error    // why the last read failed, or nil
 	slices  []tpu.Slice
 	missing []string // what is not ready, in words
+	silent  []string // slices that are READY and whose workers do not all answer
 
 	probed map[string]string // slice name → UID that answered
 	warned map[string]bool
@@ -255,7 +256,7 @@ func (w *waiter) checkLimit() error {
 		return nil
 	}
 	e := &DeadlineError{ID: w.id, Phase: w.phase, Limit: w.limit(), State: w.res.State,
-		Detail: foldMissing(w.missing), Resource: w.res, Slices: w.slices, Err: w.lost}
+		Detail: foldMissing(w.missing), Resource: w.res, Slices: w.slices, Silent: w.silent, Err: w.lost}
 	if w.lost != nil {
 		e.State = ""
 	}
@@ -297,7 +298,7 @@ func (w *waiter) look(ctx context.Context) error {
 	if err != nil {
 		return w.outlive(ctx, err)
 	}
-	w.slices = slicesOf(w.res, nodes)
+	w.slices, w.silent = slicesOf(w.res, nodes), nil
 	byName := make(map[string]tpu.Slice, len(w.slices))
 	for _, s := range w.slices {
 		byName[s.Name] = s
@@ -383,6 +384,7 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 			w.probed[s.Name] = s.UID
 		} else {
 			missing = append(missing, s.Name+probeFailed+errs[i].Error())
+			w.silent = append(w.silent, s.Name)
 		}
 	}
 	return missing

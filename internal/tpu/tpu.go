@@ -52,7 +52,7 @@ func (s Slice) Ready() (ok bool, why string) {
 	switch {
 	case s.State != "READY":
 		return false, "state " + s.State
-	case s.Health != "" && s.Health != "HEALTHY" && s.Health != "HEALTH_UNSPECIFIED":
+	case !Healthy(s.Health):
 		why = "health " + s.Health
 		if s.HealthDetail != "" {
 			why += ": " + s.HealthDetail
@@ -62,6 +62,12 @@ func (s Slice) Ready() (ok bool, why string) {
 		return false, "no workers yet (no networkEndpoints)"
 	}
 	return true, ""
+}
+
+// Healthy reports whether health, in the API's words, lets a slice be used. A
+// slice of which the API says nothing is taken for healthy.
+func Healthy(health string) bool {
+	return health == "" || health == "HEALTHY" || health == "HEALTH_UNSPECIFIED"
 }
 
 // ParseWorkerID reads a worker in the form that String writes.
