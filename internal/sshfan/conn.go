@@ -134,16 +134,25 @@ type link struct {
 
 	quiet   int         // ticks without a byte; belongs to keepAlive
 	probing atomic.Bool // a keepalive is unanswered
+
+	loan atomic.Pointer[loan] // nil as a rule
 }
 
-// serve answers what the worker asks of us, which is nothing that we grant,
-// and notices the end of the connection.
+// lend lets the worker ask for the signatures of a login from now on.
+func (l *link) lend(o *loan) { l.loan.Store(o) }
+
+// serve answers what the worker asks of us, which is nothing that we grant but
+// an agent that was lent, and notices the end of the connection.
 func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	for chans != nil || reqs != nil {
 		select {
 		case ch, ok := <-chans:
 			if !ok {
 				chans = nil
+				continue
+			}
+			if loan := l.loan.Load(); loan != nil && ch.ChannelType() == "auth-agent@openssh.com" {
+				l.fleet.spawn(func() { l.serveAgent(loan, ch) })
 				continue
 			}
 			// An error here is the end of the connection, seen below.
@@ -169,6 +178,17 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	l.mu.Unlock()
 	l.reason = err
 	close(l.gone)
+}
+
+// serveAgent is one client's connection to the agent that was lent.
+func (l *link) serveAgent(loan *loan, nc ssh.NewChannel) {
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return // the end of the connection
+	}
+	l.fleet.spawn(func() { ssh.DiscardRequests(reqs) })
+	loan.serve(ch)
+	_ = ch.Close()
 }
 
 // end closes the connection because of cause. Sessions see it as lost.

@@ -325,6 +325,7 @@ var contract = []struct {
 			t.Errorf("got %d bytes, %+v, %v", out.n, status, err)
 		}
 	}},
+	{"a login that is lent to a command", loans},
 	{"many commands after each other", func(t *testing.T, b bench) {
 		for range 30 { // three times MaxSessions: each must be given back
 			run(t, b.conn, "true")

@@ -40,6 +40,10 @@ var (
 	// connection (MaxSessions) for several seconds.
 	ErrTooManySessions = errors.New("worker refuses further sessions (MaxSessions of its sshd)")
 
+	// ErrNoAgent reports an sshd that forwards no agents (AllowAgentForwarding),
+	// which Cmd.LoginTo needs.
+	ErrNoAgent = errors.New("sshd forwards no agent for this login")
+
 	// ErrClosed reports the use of a Fleet or Conn after its Close.
 	ErrClosed = errors.New("connection closed by us")
 )

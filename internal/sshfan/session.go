@@ -29,6 +29,12 @@ type Cmd struct {
 	// this command alone (sshd stops it once the window of 2 MiB is full); a
 	// writer that fails ends the session with its error.
 	Stdout, Stderr io.Writer
+
+	// LoginTo lets the command log in to that worker once, as its user, with
+	// the ssh of the worker that it runs on (OpenSSH 8.9 or later; StageExec fails
+	// where sshd does not forward agents). Such a command has a connection of its
+	// own, which is closed when it ends, and the login with it.
+	LoginTo *Conn
 }
 
 // A Status is how a command ended.
@@ -69,6 +75,9 @@ var errUnsent = errors.New("connection ended before the command was sent")
 const redials = 2
 
 func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, error) {
+	if cmd.LoginTo != nil {
+		return c.startApart(ctx, cmd)
+	}
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -77,26 +86,32 @@ func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, e
 		if err != nil {
 			return nil, err
 		}
-		s := newSession(c, l, cmd, closeStdin)
-		if !c.fleet.spawn(s.serve) {
-			return nil, c.fail(StageExec, "", ErrClosed)
-		}
-		s.unwatch = context.AfterFunc(ctx, func() { s.abort(context.Cause(ctx)) })
-		select {
-		case <-s.opened:
-			err = s.openErr
-		case <-s.aborted:
-			err = s.cause
-		}
-		if err == nil {
-			return s, nil
-		}
-		s.unwatch()
-		s.shutGates() // output may have come before the end of ctx
+		s, err := c.begin(ctx, newSession(c, l, cmd, closeStdin))
 		if !errors.Is(err, errUnsent) || n == redials {
-			return nil, err
+			return s, err
 		}
 	}
+}
+
+// begin runs a session up to where the worker has taken its command.
+func (c *Conn) begin(ctx context.Context, s *Session) (*Session, error) {
+	if !c.fleet.spawn(s.serve) {
+		return nil, c.fail(StageExec, "", ErrClosed)
+	}
+	s.unwatch = context.AfterFunc(ctx, func() { s.abort(context.Cause(ctx)) })
+	var err error
+	select {
+	case <-s.opened:
+		err = s.openErr
+	case <-s.aborted:
+		err = s.cause
+	}
+	if err == nil {
+		return s, nil
+	}
+	s.unwatch()
+	s.shutGates() // output may have come before the end of ctx
+	return nil, err
 }
 
 // A Session is a running command. Its methods are safe for concurrent use.
@@ -109,6 +124,7 @@ type Session struct {
 	link       *link
 	cmd        Cmd
 	closeStdin bool
+	apart      bool // the link is this session's alone
 	out, errs  *gate
 	in         *intake
 	unwatch    func() bool // stops watching the context
@@ -191,7 +207,9 @@ func (s *Session) abort(cause error) {
 	}
 	s.cause = cause
 	close(s.aborted)
-	if ch := s.ch; ch != nil {
+	if s.apart {
+		s.conn.fleet.spawn(func() { s.link.end(cause) })
+	} else if ch := s.ch; ch != nil {
 		s.conn.fleet.spawn(func() { _ = ch.Close() })
 	}
 }
@@ -212,6 +230,9 @@ func (s *Session) shutGates() {
 // serve is the life of a session, from opening its channel to its end.
 func (s *Session) serve() {
 	defer close(s.done)
+	if s.apart {
+		defer s.link.end(nil)
+	}
 	ch, reqs, err := s.open()
 	if err != nil {
 		s.openErr, s.err = err, err
@@ -291,6 +312,15 @@ func (s *Session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 
 // exec sends the command and starts copying its streams.
 func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
+	if s.apart {
+		ok, err := ch.SendRequest("auth-agent-req@openssh.com", true, nil)
+		switch {
+		case err != nil:
+			return s.unanswered()
+		case !ok:
+			return s.conn.fail(StageExec, "", ErrNoAgent)
+		}
+	}
 	ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{s.cmd.Line}))
 	if err != nil {
 		select {

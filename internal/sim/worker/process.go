@@ -44,7 +44,7 @@ type processBackend struct {
 //
 // It does not model: PAM, several users with different rights (sudo runs the
 // command as the same user), missing packages, disk or memory limits,
-// MaxStartups, agent and X11 forwarding, subsystems.
+// MaxStartups, X11 forwarding, subsystems.
 func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if cfg.Root == "" {
 		return nil, errors.New("make process backend: no root directory given")

@@ -40,7 +40,7 @@ func (m *machine) handle(c *faultyConn) {
 	}
 	_ = c.SetDeadline(time.Time{})
 
-	l := &login{m: m, c: c, user: conn.User()}
+	l := &login{m: m, c: c, conn: conn, user: conn.User()}
 	l.wg.Go(func() { l.globalRequests(reqs) })
 	for nc := range chans {
 		switch nc.ChannelType() {
@@ -54,15 +54,18 @@ func (m *machine) handle(c *faultyConn) {
 		}
 	}
 	conn.Close()
+	l.agent.close()
 	l.wg.Wait()
 }
 
 // login is one authenticated connection.
 type login struct {
-	m    *machine
-	c    *faultyConn
-	user string
-	wg   sync.WaitGroup // what ends with the connection
+	m     *machine
+	c     *faultyConn
+	conn  ssh.Conn
+	user  string
+	agent forwardedAgent
+	wg    sync.WaitGroup // what ends with the connection
 
 	mu     sync.Mutex
 	open   int
@@ -232,6 +235,8 @@ func (s *session) request(r *ssh.Request) bool {
 		p, err := newPTY(r.Payload)
 		s.pty = p
 		return err == nil
+	case "auth-agent-req@openssh.com":
+		return s.login.forwardAgent() == nil
 	case "window-change":
 		return s.pty != nil && s.pty.resize(r.Payload) == nil
 	case "exec":
@@ -350,6 +355,9 @@ func (l *login) environment() (env []string, home string, err error) {
 		markerName + "=" + m.root,
 		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
 		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
+	}
+	if path := l.agent.path(); path != "" {
+		env = append(env, "SSH_AUTH_SOCK="+path)
 	}
 	return append(env, m.spec.Env...), home, nil
 }

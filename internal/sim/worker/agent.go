@@ -1,0 +1,96 @@
+//go:build linux
+
+package worker
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// forwardedAgent is the socket on the machine behind which the client's agent
+// is. As with sshd it is there from the first session that asks for it to the
+// end of the connection, and asking again is refused.
+type forwardedAgent struct {
+	mu       sync.Mutex
+	listener *net.UnixListener
+	dir      string
+}
+
+// longestSocket is what fits into sockaddr_un.
+const longestSocket = 107
+
+func (l *login) forwardAgent() error {
+	a := &l.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.listener != nil {
+		return errors.New("authentication forwarding requested twice")
+	}
+	parent := l.m.path("tmp")
+	if len(parent)+len("/ssh-0123456789/agent") > longestSocket {
+		parent = "" // of the real machine, for the time of a connection
+	}
+	dir, err := os.MkdirTemp(parent, "ssh-")
+	if err != nil {
+		return err
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "agent"), Net: "unix"})
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return err
+	}
+	a.listener, a.dir = ln, dir
+	l.wg.Go(func() {
+		for {
+			c, err := ln.AcceptUnix()
+			if err != nil {
+				return
+			}
+			l.wg.Go(func() { l.passToAgent(c) })
+		}
+	})
+	return nil
+}
+
+// passToAgent carries one connection to the socket to the client.
+func (l *login) passToAgent(c *net.UnixConn) {
+	defer c.Close()
+	ch, reqs, err := l.conn.OpenChannel("auth-agent@openssh.com", nil)
+	if err != nil {
+		return // the client grants none, as when the forwarding was not meant
+	}
+	var ends sync.WaitGroup
+	ends.Go(func() { ssh.DiscardRequests(reqs) })
+	ends.Go(func() {
+		_, _ = io.Copy(ch, c)
+		_ = ch.CloseWrite()
+	})
+	_, _ = io.Copy(c, ch)
+	c.Close()
+	ch.Close()
+	ends.Wait()
+}
+
+func (a *forwardedAgent) path() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.listener == nil {
+		return ""
+	}
+	return a.listener.Addr().String()
+}
+
+func (a *forwardedAgent) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.listener != nil {
+		a.listener.Close()
+		_ = os.RemoveAll(a.dir)
+	}
+}

@@ -1,0 +1,281 @@
+package sshfan
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// A worker can log in to another one on our behalf, with Cmd.LoginTo: sshd gives
+// the command an SSH_AUTH_SOCK that leads here, to an agent which answers three
+// messages and signs one login. No key leaves this process.
+//
+// What it signs is bound twice (session-bind@openssh.com, OpenSSH 8.9 and later).
+// The client that asks must first prove, by the signature of a host key over the
+// session's id, whom it is connected to; that must be the worker we named, by the
+// key that we have verified ourselves. And what it wants signed must be a login of
+// that session, as that worker's user. Whoever gets hold of the socket gains no
+// more than what the command was meant to do, and nothing once it is over: a
+// command with LoginTo has a connection of its own, which ends with it.
+
+// HostKey is the host key that the worker has proven to have, in
+// authorized_keys form, or "" before the first connection.
+func (c *Conn) HostKey() string {
+	if key := c.verified(); key != nil {
+		return authorizedKey(key)
+	}
+	return ""
+}
+
+// User is the name that we are logged in as.
+func (c *Conn) User() string { return c.host.User }
+
+func (c *Conn) verified() ssh.PublicKey {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trusted
+}
+
+// startApart starts cmd over a connection of its own, on which the worker may
+// ask for signatures, and which ends with the command.
+func (c *Conn) startApart(ctx context.Context, cmd Cmd) (*Session, error) {
+	to := cmd.LoginTo
+	hostKey := to.verified()
+	if hostKey == nil {
+		return nil, c.fail(StageExec, "", fmt.Errorf("lend the login to %s: its host key is not known", to.Name()))
+	}
+	l, err := c.connect(ctx, func(*ConnectError) {})
+	if err != nil {
+		return nil, err
+	}
+	l.lend(&loan{keys: c.fleet.cfg.Identity.signers, user: to.User(), hostKey: hostKey})
+	s := newSession(c, l, cmd, cmd.Stdin == nil)
+	s.apart = true
+	return c.begin(ctx, s)
+}
+
+// A loan is the right to one login.
+type loan struct {
+	keys    []ssh.Signer
+	user    string
+	hostKey ssh.PublicKey
+
+	mu    sync.Mutex
+	taken bool // a session was bound
+}
+
+// take binds the loan to a session; it can be bound once.
+func (o *loan) take() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.taken {
+		return errors.New("the login was used")
+	}
+	o.taken = true
+	return nil
+}
+
+// Messages of the agent protocol (draft-ietf-sshm-ssh-agent), and the limit that
+// ssh-agent has for their length.
+const (
+	agentFailure    = 5
+	agentSuccess    = 6
+	agentIdentities = 11
+	agentSign       = 13
+	agentExtension  = 27
+
+	agentMessage = 256 << 10
+)
+
+// serve answers what one client on the worker asks, until it hangs up.
+func (o *loan) serve(rw io.ReadWriter) {
+	v := visit{loan: o}
+	for {
+		var size uint32
+		if binary.Read(rw, binary.BigEndian, &size) != nil || size == 0 || size > agentMessage {
+			return
+		}
+		msg := make([]byte, size)
+		if _, err := io.ReadFull(rw, msg); err != nil {
+			return
+		}
+		answer, err := v.answer(msg)
+		if err != nil {
+			answer = []byte{agentFailure} // the protocol has no words for why
+		}
+		packet := append(binary.BigEndian.AppendUint32(nil, uint32(len(answer))), answer...)
+		if _, err := rw.Write(packet); err != nil {
+			return
+		}
+	}
+}
+
+// A visit is one client of the agent, which is bound to one session.
+type visit struct {
+	loan    *loan
+	session []byte // nil until bound
+}
+
+func (v *visit) answer(msg []byte) ([]byte, error) {
+	switch msg[0] {
+	case agentExtension:
+		return []byte{agentSuccess}, v.bind(msg)
+	case agentIdentities:
+		return v.identities(), nil
+	case agentSign:
+		return v.sign(msg)
+	}
+	return nil, fmt.Errorf("message %d is not served", msg[0])
+}
+
+// bind takes the proof of whom the client is connected to.
+func (v *visit) bind(msg []byte) error {
+	var ext struct {
+		Name       string `sshtype:"27"`
+		HostKey    []byte
+		Session    []byte
+		Signature  []byte
+		Forwarding bool
+	}
+	if err := ssh.Unmarshal(msg, &ext); err != nil {
+		return err
+	}
+	var sig ssh.Signature
+	switch {
+	case ext.Name != "session-bind@openssh.com":
+		return fmt.Errorf("extension %q is not served", ext.Name)
+	case v.session != nil || len(ext.Session) == 0:
+		return errors.New("bound already, or to nothing")
+	case ext.Forwarding:
+		return errors.New("the login may not be passed on")
+	case !bytes.Equal(ext.HostKey, v.loan.hostKey.Marshal()):
+		return errors.New("not the worker that the login is for")
+	}
+	if err := ssh.Unmarshal(ext.Signature, &sig); err != nil {
+		return err
+	}
+	if err := v.loan.hostKey.Verify(ext.Session, &sig); err != nil {
+		return err
+	}
+	if err := v.loan.take(); err != nil {
+		return err
+	}
+	v.session = ext.Session
+	return nil
+}
+
+// identities lists our public keys to who has said where it is.
+func (v *visit) identities() []byte {
+	answer := struct {
+		Keys uint32 `sshtype:"12"`
+		List []byte `ssh:"rest"`
+	}{}
+	if v.session != nil {
+		for _, k := range v.loan.keys {
+			answer.Keys++
+			answer.List = append(answer.List, ssh.Marshal(struct {
+				Key     []byte
+				Comment string
+			}{k.PublicKey().Marshal(), ""})...)
+		}
+	}
+	return ssh.Marshal(answer)
+}
+
+// sign signs the login of the bound session and nothing else.
+func (v *visit) sign(msg []byte) ([]byte, error) {
+	var req struct {
+		Key   []byte `sshtype:"13"`
+		Data  []byte
+		Flags uint32
+	}
+	if err := ssh.Unmarshal(msg, &req); err != nil {
+		return nil, err
+	}
+	if err := v.isLogin(req.Key, req.Data); err != nil {
+		return nil, err
+	}
+	for _, k := range v.loan.keys {
+		if !bytes.Equal(k.PublicKey().Marshal(), req.Key) {
+			continue
+		}
+		sig, err := signAs(k, req.Data, req.Flags)
+		if err != nil {
+			return nil, err
+		}
+		return ssh.Marshal(struct {
+			Signature []byte `sshtype:"14"`
+		}{ssh.Marshal(sig)}), nil
+	}
+	return nil, errors.New("no such key")
+}
+
+// isLogin checks that data is what RFC 4252 §7 has a client sign, for the bound
+// session, user and key.
+func (v *visit) isLogin(key, data []byte) error {
+	var login struct {
+		Session   []byte
+		Message   byte
+		User      string
+		Service   string
+		Method    string
+		Signed    bool
+		Algorithm string
+		Key       []byte
+		Rest      []byte `ssh:"rest"`
+	}
+	if err := ssh.Unmarshal(data, &login); err != nil {
+		return err
+	}
+	const userAuthRequest = 50
+	switch {
+	case v.session == nil, !bytes.Equal(login.Session, v.session):
+		return errors.New("not the session that was bound")
+	case login.Message != userAuthRequest, login.Service != "ssh-connection", !login.Signed, !bytes.Equal(login.Key, key):
+		return errors.New("not a login")
+	case login.User != v.loan.user:
+		return errors.New("another user")
+	}
+	switch login.Method {
+	case "publickey":
+		if len(login.Rest) > 0 {
+			return errors.New("not a login")
+		}
+	case "publickey-hostbound-v00@openssh.com":
+		if !bytes.Equal(login.Rest, ssh.Marshal(struct{ HostKey []byte }{v.loan.hostKey.Marshal()})) {
+			return errors.New("another host key")
+		}
+	default:
+		return errors.New("another method")
+	}
+	return nil
+}
+
+// signAs signs with the algorithm that the flags of the request ask for. RSA
+// with SHA-1 is not served.
+func signAs(key ssh.Signer, data []byte, flags uint32) (*ssh.Signature, error) {
+	const sha256, sha512 = 2, 4
+	algorithm := ""
+	switch {
+	case flags&sha512 != 0:
+		algorithm = ssh.KeyAlgoRSASHA512
+	case flags&sha256 != 0:
+		algorithm = ssh.KeyAlgoRSASHA256
+	}
+	kind := key.PublicKey().Type()
+	if kind != ssh.KeyAlgoRSA && kind != ssh.CertAlgoRSAv01 {
+		return key.Sign(rand.Reader, data)
+	}
+	signer, ok := key.(ssh.AlgorithmSigner)
+	if !ok || algorithm == "" {
+		return nil, errors.New("RSA with SHA-1 is not served")
+	}
+	return signer.SignWithAlgorithm(rand.Reader, data, algorithm)
+}
