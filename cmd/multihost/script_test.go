@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 //
 // Beside testscript's own, scripts have the commands
 //
-//	sim [-step=D] [-backend=B] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
+//	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
@@ -108,6 +108,10 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 		if entry, ok := strings.CutPrefix(a, "-metadata="); ok {
 			key, value, _ := strings.Cut(entry, "=")
 			cfg.ProjectMetadata = map[string]string{key: value}
+			continue
+		}
+		if a == "-login" {
+			cfg.Login = true
 			continue
 		}
 		if backend, ok := strings.CutPrefix(a, "-backend="); ok {

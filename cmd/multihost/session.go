@@ -179,6 +179,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
 		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.sink,
+		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
 	})
 	s.queue = qr.New(s.cloud)
 	s.networks = network.New(s.cloud)
@@ -191,6 +192,17 @@ func quotaProject(lookup config.Lookup) string {
 	v, _ := lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
 	return v
 }
+
+// credentialsFile is the file of application default credentials that the user
+// chose, if any.
+func credentialsFile(lookup config.Lookup) string {
+	v, _ := lookup("GOOGLE_APPLICATION_CREDENTIALS")
+	return v
+}
+
+// loginWait is how long a call waits for the user to log in again: a login that
+// ends on Friday evening is renewed on Monday.
+const loginWait = 4 * 24 * time.Hour
 
 // hostList reads the machines that stand in place of slices: those named on the
 // command line, or those that the named run was started on.

@@ -31,7 +31,7 @@ func (p *program) simCommand() *cli.Command {
   multihost run --tpu-prefix=t -- hostname
   multihost sim down`,
 		Subcommands: []*cli.Command{
-			p.simUpCommand(), p.simEnvCommand(), p.simStatusCommand(), p.simFaultCommand(), p.simDownCommand(),
+			p.simUpCommand(), p.simEnvCommand(), p.simStatusCommand(), p.simFaultCommand(), p.simLoginCommand(), p.simDownCommand(),
 		},
 	})
 }
@@ -80,6 +80,7 @@ func (p *program) simUpCommand() *cli.Command {
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that each state of a resource lasts"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` in force from the start"},
+			&cli.BoolFlag{Name: "login", Usage: "let in only the simulated user's credentials, which the fault login-ended ends"},
 			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
 		},
 		Action: func(c *cli.Context) error {
@@ -102,7 +103,7 @@ func (p *program) simUpCommand() *cli.Command {
 }
 
 func (p *program) simForeground(c *cli.Context, dir string) error {
-	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota")}
+	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
 	workers := 0
 	for _, text := range c.StringSlice("slices") {
 		list, err := sim.ParseSlices(text)
@@ -155,7 +156,7 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 	}
 	defer log.Close()
 	args := []string{"sim", "up", "--sim-dir=" + dir}
-	for _, name := range []string{"listen", "backend", "step", "quota"} {
+	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
 	}
 	for _, name := range []string{"slices", "fault"} {
@@ -331,6 +332,25 @@ func (p *program) simFaultCommand() *cli.Command {
 	}, exitOK, exitUsage, exitConfig)
 }
 
+func (p *program) simLoginCommand() *cli.Command {
+	return command(cli.Command{
+		Name:        "login",
+		Usage:       "log the simulated user in again, after the fault login-ended",
+		Description: "Stands in for gcloud auth application-default login; for a simulator started with --login.",
+		Flags:       []cli.Flag{simDirFlag()},
+		Action: func(c *cli.Context) error {
+			client, err := p.openSim(c)
+			if err != nil {
+				return err
+			}
+			if err := client.Login(c.Context); err != nil {
+				return &usageError{err: err, hint: "start it with: multihost sim up --login"}
+			}
+			return nil
+		},
+	}, exitOK, exitUsage, exitConfig)
+}
+
 func (p *program) simDownCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "down",
@@ -362,7 +382,7 @@ func (p *program) simDownCommand() *cli.Command {
 // the directory itself unless something else is in it.
 func removeSim(dir string) error {
 	var err error
-	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "sim.log"} {
+	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "application_default_credentials.json", "sim.log"} {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	os.Remove(dir)

@@ -27,6 +27,8 @@ type CredentialsError struct {
 	Err     error
 	Expired bool // there are credentials, and they were refused
 	File    string
+
+	remedy string // what renews them, where that is known
 }
 
 func (e *CredentialsError) Error() string {
@@ -46,9 +48,11 @@ func (e *CredentialsError) Unwrap() error { return e.Err }
 func (e *CredentialsError) Hint() string {
 	switch {
 	case e.File != "":
-		return "write a fresh token to it: gcloud auth print-access-token > " + e.File
+		return remedyFile(e.File)
+	case e.remedy != "":
+		return e.remedy
 	case e.Expired:
-		return "log in again, in another terminal if this one waits: gcloud auth application-default login"
+		return remedyUser
 	}
 	return "log in with: gcloud auth application-default login (or pass a token with --access-token-file)"
 }
@@ -66,6 +70,7 @@ type tokens struct {
 	mu      sync.Mutex // guards the fields below
 	current *oauth2.Token
 	quota   string // quota project of the credentials
+	remedy  string // what renews the credentials that were last found
 }
 
 func newTokens(cfg Config) *tokens {
@@ -124,10 +129,13 @@ func (t *tokens) forget(token string) {
 }
 
 func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
-	source, quota, err := t.source(ctx)
+	source, quota, remedy, err := t.source(ctx)
 	if err != nil {
 		return nil, "", err
 	}
+	t.mu.Lock()
+	t.remedy = remedy
+	t.mu.Unlock()
 	if t.cfg.Impersonate != "" {
 		source, err = impersonate.CredentialsTokenSource(ctx, impersonate.CredentialsConfig{
 			TargetPrincipal: t.cfg.Impersonate,
@@ -139,7 +147,7 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 	}
 	token, err := source.Token()
 	if err != nil {
-		return nil, "", refreshError(ctx, err)
+		return nil, "", refreshError(ctx, err, remedy)
 	}
 	return token, quota, nil
 }
@@ -150,38 +158,53 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 const gcloudTokenLife = 4 * time.Minute
 
 // source finds where tokens come from: the token file, application default
-// credentials, gcloud's own login.
-func (t *tokens) source(ctx context.Context) (oauth2.TokenSource, string, error) {
+// credentials, gcloud's own login; and what renews them.
+func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remedy string, err error) {
 	if t.cfg.AccessTokenFile != "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)
-		return oauth2.StaticTokenSource(&oauth2.Token{AccessToken: token}), "", err
+		return oauth2.StaticTokenSource(&oauth2.Token{AccessToken: token}), "", remedyFile(t.cfg.AccessTokenFile), err
 	}
 	creds, err := t.adc(ctx, cloudPlatform)
 	if err == nil {
-		return creds.TokenSource, quotaProject(creds.JSON), nil
+		remedy = remedyMetadata
+		if creds.JSON != nil {
+			remedy = remedyOf(t.cfg.CredentialsFile, creds.JSON)
+		}
+		return creds.TokenSource, quotaProject(creds.JSON), remedy, nil
 	}
 	if ctx.Err() != nil {
-		return nil, "", stoppedBy(ctx)
+		return nil, "", "", stoppedBy(ctx)
 	}
 	if t.cfg.GcloudToken == nil {
-		return nil, "", &CredentialsError{Err: errors.New("no application default credentials")}
+		return nil, "", "", &CredentialsError{Err: errors.New("no application default credentials")}
 	}
 	token, gerr := t.cfg.GcloudToken(ctx)
 	if gerr != nil {
 		if ctx.Err() != nil {
-			return nil, "", stoppedBy(ctx)
+			return nil, "", "", stoppedBy(ctx)
 		}
-		return nil, "", &CredentialsError{Err: fmt.Errorf("no application default credentials, and gcloud has none: %w", gerr)}
+		return nil, "", "", &CredentialsError{Err: fmt.Errorf("no application default credentials, and gcloud has none: %w", gerr), remedy: t.lastRemedy()}
 	}
 	return oauth2.StaticTokenSource(&oauth2.Token{
 		AccessToken: strings.TrimSpace(token),
 		Expiry:      t.cfg.Clock.Now().Add(gcloudTokenLife + early),
-	}), "", nil
+	}), "", remedyGcloud, nil
+}
+
+// lastRemedy is what renews the credentials that were last found; empty before
+// any were.
+func (t *tokens) lastRemedy() string {
+	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
+		return remedyFile(t.cfg.AccessTokenFile)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.remedy
 }
 
 // refreshError tells credentials that were refused from a token server that
 // could not be reached: only the second is worth another try.
-func refreshError(ctx context.Context, err error) error {
+func refreshError(ctx context.Context, err error, remedy string) error {
 	if ctx.Err() != nil {
 		return stoppedBy(ctx)
 	}
@@ -193,7 +216,7 @@ func refreshError(ctx context.Context, err error) error {
 	if !errors.As(err, &refused) && errors.As(err, &netErr) {
 		return &tokenServerError{err}
 	}
-	return &CredentialsError{Err: err, Expired: true}
+	return &CredentialsError{Err: err, Expired: true, remedy: remedy}
 }
 
 type tokenServerError struct{ err error }

@@ -80,3 +80,32 @@ func TestQuotaHint(t *testing.T) {
 		}
 	}
 }
+
+func TestEachKindOfCredentialsHasItsCommand(t *testing.T) {
+	for content, want := range map[string]string{
+		`{"type":"authorized_user"}`:                              "gcloud auth application-default login",
+		`{"type":"service_account","client_email":"a@p.iam"}`:     "gcloud iam service-accounts keys create key.json --iam-account=a@p.iam",
+		`{"type":"external_account"}`:                             "key.json",
+		`{"type":"impersonated_service_account"}`:                 "gcloud auth application-default login",
+		`not JSON, but what is there when a file is half written`: "gcloud auth application-default login",
+	} {
+		if got := remedyOf("key.json", []byte(content)); !strings.Contains(got, want) {
+			t.Errorf("remedy of %s = %q, want %q in it", content, got, want)
+		}
+	}
+}
+
+func TestGcloudsOwnLoginIsRenewedByGcloud(t *testing.T) {
+	var refusal error
+	tok := newTokens(New(Config{GcloudToken: func(context.Context) (string, error) { return "t", refusal }}).cfg)
+	tok.adc = noADC
+	if _, _, err := tok.token(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tok.forget("t")
+	refusal = errors.New("exit status 1")
+	_, _, err := tok.token(t.Context())
+	if hint := Hint(err); !strings.HasSuffix(hint, ": gcloud auth login") {
+		t.Errorf("hint of %v = %q, want gcloud auth login", err, hint)
+	}
+}

@@ -69,6 +69,7 @@ type Error struct {
 	Message    string        // the API's message, one line, with its EID
 	Tries      int           // how often it was tried
 	RetryAfter time.Duration // what the server asked to wait, 0 if it did not
+	Lapsed     bool          // the credentials were refused, and had worked before
 
 	err error
 }
@@ -135,6 +136,12 @@ func newError(what string, err error, tries int) *Error {
 	}
 	e.Message = oneLine(transportMessage(err))
 	return e
+}
+
+// asError is errors.As for the package's own error.
+func asError(err error) (e *Error, ok bool) {
+	ok = errors.As(err, &e)
+	return e, ok
 }
 
 // transportMessage leaves out the "Get https://…: " of net/http where the

@@ -52,6 +52,9 @@ type Config struct {
 	DisableAuth bool
 	// AccessTokenFile holds an access token; it is read again at each request.
 	AccessTokenFile string
+	// CredentialsFile is the name of the file with application default
+	// credentials, for what the user is told to type. May be empty.
+	CredentialsFile string
 	// GcloudToken is asked for an access token when there are no application
 	// default credentials. May be nil.
 	GcloudToken func(ctx context.Context) (string, error)
@@ -65,6 +68,9 @@ type Config struct {
 	Clock     Clock         // nil: SystemClock
 	Sink      event.Sink    // nil: event.Discard
 	MaxRetry  time.Duration // how long Do keeps trying; 0: 2 minutes
+	// LoginWait is how long Do waits for new credentials when those that had
+	// worked are refused. 0: it does not wait.
+	LoginWait time.Duration
 }
 
 // A Client holds what every call to Google Cloud shares. It is safe for
@@ -72,6 +78,7 @@ type Config struct {
 type Client struct {
 	cfg    Config
 	tokens *tokens
+	login  *login
 	http   *http.Client
 
 	tpuOnce sync.Once
@@ -102,6 +109,7 @@ func New(cfg Config) *Client {
 	return &Client{
 		cfg:    cfg,
 		tokens: tokens,
+		login:  &login{cfg: cfg},
 		http: &http.Client{Transport: &authTransport{
 			base:         base,
 			tokens:       tokens,
@@ -121,6 +129,9 @@ func (c *Client) Token(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	token, _, err := c.tokens.token(ctx)
+	if ClassOf(err) == Unauthenticated {
+		c.login.ceased(err, c.remedy(err))
+	}
 	return token, err
 }
 

@@ -489,3 +489,75 @@ func TestExpiredLogin(t *testing.T) {
 		t.Errorf("requests %v, waits %v: want none", f.server.Calls(), f.clock.Waits())
 	}
 }
+
+// endedLogin is a token file whose token the server refuses from the second
+// call on, until it has refused it refusals times; then the user writes a new
+// one.
+func endedLogin(t *testing.T, wait time.Duration, refusals int) *fixture {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(s string) {
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	write("one")
+	calls, valid := 0, "one"
+	return setUp(t, func(c *gcp.Config) { c.DisableAuth, c.AccessTokenFile, c.LoginWait = false, file, wait }, func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		if calls > 1 {
+			valid = "two"
+		}
+		if calls == 1+refusals {
+			write("two")
+		}
+		wantToken(func() string { return valid })(w, r)
+	})
+}
+
+func TestALoginThatEndsIsWaitedFor(t *testing.T) {
+	f := endedLogin(t, time.Hour, 5)
+	for range 2 {
+		if _, err := f.getNode(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(f.clock.Waits()); n != 5 {
+		t.Errorf("it waited %d times, want 5", n)
+	}
+	notes := f.notes.Notes()
+	if len(notes) != 2 || notes[0].Level != event.Warn || notes[1].Level != event.Info {
+		t.Fatalf("notes = %v, want one that the login has ended and one that it is back", notes)
+	}
+	if !strings.Contains(notes[0].Hint, "gcloud auth print-access-token > ") || !strings.Contains(notes[1].Text, "work again") {
+		t.Errorf("notes = %v", notes)
+	}
+}
+
+func TestALoginIsNotWaitedForForEver(t *testing.T) {
+	f := endedLogin(t, time.Minute, 1000)
+	if _, err := f.getNode(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := f.getNode(t.Context())
+	if !gcp.Lapsed(err) || gcp.ClassOf(err) != gcp.Unauthenticated {
+		t.Errorf("error = %v, want one of a lapsed login", err)
+	}
+	begin := f.clock.Now()
+	if _, err := f.getNode(gcp.Unattended(t.Context())); !gcp.Lapsed(err) || f.clock.Now() != begin {
+		t.Errorf("unattended: error = %v after %v, want a lapsed login at once", err, f.clock.Now().Sub(begin))
+	}
+}
+
+func TestALoginThatNeverWorkedFailsAtOnce(t *testing.T) {
+	f := setUp(t, func(c *gcp.Config) { c.DisableAuth, c.GcloudToken, c.LoginWait = false, gcloudSays("t"), time.Hour }, answer(401, apiError(401, "UNAUTHENTICATED", "no")))
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+	t.Setenv("HOME", t.TempDir())
+	if _, err := f.getNode(t.Context()); gcp.Lapsed(err) || gcp.ClassOf(err) != gcp.Unauthenticated || len(f.clock.Waits()) > 0 {
+		t.Errorf("error = %v after waits %v, want a refusal at once", err, f.clock.Waits())
+	}
+}
+
+func gcloudSays(token string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return token, nil }
+}

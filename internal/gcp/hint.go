@@ -26,7 +26,7 @@ func Hint(err error) string {
 	case Permission:
 		return permissionHint(f)
 	case Unauthenticated:
-		return "log in again: gcloud auth application-default login (or write a fresh token to the file of --access-token-file)"
+		return remedyUser + " (or write a fresh token to the file of --access-token-file)"
 	case Quota:
 		return quotaHint(f.message)
 	case Capacity:

@@ -29,6 +29,10 @@ var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, F
 // are not ready yet. Pauses grow, are jittered, and are never shorter than the
 // server's Retry-After. It gives up when Config.MaxRetry would be passed.
 //
+// When credentials are refused that had worked before, Do says so once with the
+// command that renews them, and tries again for up to Config.LoginWait; see
+// Unattended.
+//
 // what names the work in errors and events: `create network "mtu9k"`. A
 // failure of the API is an *Error around the client library's own error.
 // When ctx ends Do returns its cause at once; call is not run again and no
@@ -37,18 +41,31 @@ var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, F
 func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	start := c.cfg.Clock.Now()
 	pause := retryPause.First
+	var renewal loginWait
 	for try := 1; ; try++ {
 		if ctx.Err() != nil {
 			return prefix(what, stoppedBy(ctx))
 		}
 		err := c.try(ctx, call)
 		if err == nil {
+			c.login.works()
 			return nil
 		}
 		if ctx.Err() != nil {
 			return prefix(what, stoppedBy(ctx))
 		}
 		e := newError(what, err, try)
+		if c.refused(e) {
+			delay, ok := renewal.next(ctx, c.cfg)
+			if !e.Lapsed || !ok {
+				return e
+			}
+			if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
+				return prefix(what, err)
+			}
+			start = c.cfg.Clock.Now() // the API itself is not at fault
+			continue
+		}
 		if !retryable(err) {
 			return e
 		}
@@ -66,6 +83,46 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			return prefix(what, err)
 		}
 	}
+}
+
+// refused reports a call that failed for want of credentials, and keeps the
+// state of the login.
+func (c *Client) refused(e *Error) bool {
+	if e.Class != Unauthenticated {
+		if e.HTTP != 0 { // an answer that only a caller who was let in gets
+			c.login.works()
+		}
+		return false
+	}
+	e.Lapsed = c.login.ceased(e, c.remedy(e))
+	return true
+}
+
+// remedy is the command that renews the credentials which err says were
+// refused.
+func (c *Client) remedy(err error) string {
+	var ce *CredentialsError
+	if errors.As(err, &ce) {
+		return ce.Hint()
+	}
+	return orDefault(c.tokens.lastRemedy(), remedyUser)
+}
+
+// A loginWait is one call's wait for new credentials.
+type loginWait struct {
+	begin time.Time
+	pause time.Duration
+}
+
+// next is the pause before the next try; ok is false when the wait is over or
+// must not begin.
+func (w *loginWait) next(ctx context.Context, cfg Config) (pause time.Duration, ok bool) {
+	now := cfg.Clock.Now()
+	if w.begin.IsZero() {
+		w.begin, w.pause = now, loginPause.First
+	}
+	pause, w.pause = w.pause, loginPause.next(w.pause)
+	return pause, ctx.Value(unattended{}) == nil && now.Sub(w.begin)+pause <= cfg.LoginWait
 }
 
 // try runs call once, for at most tryLimit.

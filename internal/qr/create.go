@@ -213,5 +213,5 @@ func survivable(err error) bool {
 	case gcp.Unavailable, gcp.Timeout:
 		return true
 	}
-	return false
+	return gcp.Lapsed(err)
 }

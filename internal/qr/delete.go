@@ -143,6 +143,7 @@ type deletion struct {
 // the wait says so.
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
+	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	pace := pacer{policy: pollDefaults(wait.poll)}
 	var del deletion
 	state := ""
@@ -153,7 +154,7 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, context.Cause(ctx))
-		case err != nil && !survivable(err) && class != gcp.Unauthenticated:
+		case err != nil && !survivable(err):
 			return err
 		}
 		left := wait.limit - c.now().Sub(start)
@@ -222,7 +223,7 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		switch class := gcp.ClassOf(err); {
 		case class == gcp.Conflict && !wait.force:
 			return &NodesError{ID: wait.id, State: res.State, Err: err}
-		case ctx.Err() != nil, survivable(err), class == gcp.Conflict, class == gcp.Unauthenticated && !del.issued.IsZero():
+		case ctx.Err() != nil, survivable(err), class == gcp.Conflict:
 			// Another operation works on it, or the API does not answer: the next
 			// read tells more.
 			del.failed = err

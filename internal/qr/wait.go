@@ -103,7 +103,7 @@ func (c *Client) Wait(ctx context.Context, id string, opts WaitOptions) (Resourc
 	w.pace = pacer{policy: w.opts.Poll}
 	w.enter(PhaseQueue)
 	for {
-		done, err := w.step(ctx)
+		done, err := w.step(gcp.Unattended(ctx)) // it has limits of its own
 		if err != nil {
 			w.leave(event.Failed, err.Error())
 			return w.res, w.slices, err
@@ -180,12 +180,12 @@ func (w *waiter) outlive(ctx context.Context, err error) error {
 		return fmt.Errorf("wait for queued resource %q: %w", w.id, context.Cause(ctx))
 	case class == gcp.NotFound:
 		return &StateError{ID: w.id, State: NotFound}
-	case survivable(err), class == gcp.Unauthenticated && w.seen:
+	case survivable(err):
 	default:
 		return err
 	}
 	w.lost = err
-	if w.once("unreadable") {
+	if !gcp.Lapsed(err) && w.once("unreadable") { // a lapsed login has been said already
 		event.Notef(w.c.sink(), event.Warn, gcp.Hint(err), "the state of queued resource %q cannot be read, it is tried further: %v", w.id, err)
 	}
 	return nil

@@ -169,6 +169,11 @@ func (c *Client) Clear(ctx context.Context, which string) (int, error) {
 	return reply.Cleared, err
 }
 
+// Login logs the user of a simulator with Config.Login in again.
+func (c *Client) Login(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "login", nil, nil)
+}
+
 // Down asks the simulator to end and waits until nothing of it is left, or ctx
 // is done. What is left of one that has died since Open is removed.
 func (c *Client) Down(ctx context.Context) error {

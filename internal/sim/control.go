@@ -114,8 +114,8 @@ type (
 	}
 )
 
-// serveControl answers /sim/v1/: GET status, env, requests; POST faults, down;
-// DELETE faults/{ID|NAME|all}.
+// serveControl answers /sim/v1/: GET status, env, requests; POST faults, login,
+// down; DELETE faults/{ID|NAME|all}.
 func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 	v, err := s.control(r)
 	if err != nil {
@@ -150,6 +150,11 @@ func (s *Server) control(r *http.Request) (any, error) {
 		return s.Requests(), nil
 	case r.Method == http.MethodPost && what == "down":
 		s.requestDown()
+		return struct{}{}, nil
+	case r.Method == http.MethodPost && what == "login":
+		if err := s.Login(); err != nil {
+			return nil, errorf(http.StatusBadRequest, "%v", err)
+		}
 		return struct{}{}, nil
 	case r.Method == http.MethodPost && what == "faults":
 		return s.controlFault(r)

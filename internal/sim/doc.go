@@ -35,7 +35,8 @@
 // # Not modelled
 //
 //   - Permissions: every caller may do everything in the one project that
-//     exists; only the fault expired-token refuses a caller.
+//     exists. With Config.Login callers must show a token of the one user there
+//     is, or of a worker; tokens end by faults only, never by their age.
 //   - Routing: firewall rules are stored and checked but filter nothing, and
 //     networks separate only the workers of the netns backend.
 //   - Capacity as a number; it is there or, under a fault, not.

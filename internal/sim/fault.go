@@ -74,6 +74,7 @@ func Faults() []FaultDoc {
 		{Name: "no-guest-attributes", Args: []string{"node"}, What: "guest attributes are switched off, as by an organization policy"},
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},
 		{Name: "expired-token", Args: call, What: "calls are answered with 401"},
+		{Name: "login-ended", What: "the user's credentials are worth nothing any more until multihost sim login; for sim up --login"},
 		{Name: "slow-api", Args: append([]string{"delay"}, call...), Required: []string{"delay"}, What: "calls take longer"},
 		{Name: "drop-request", Args: call, What: "the connection is cut and nothing is done"},
 		{Name: "drop-reply", Args: call, What: "what was asked is done, then the connection is cut"},

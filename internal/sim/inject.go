@@ -35,6 +35,8 @@ func (s *Server) Inject(f Fault) (id int, err error) {
 		return 0, s.injectNodes(f)
 	case "foreign-node":
 		return 0, s.injectForeign(f)
+	case "login-ended":
+		return 0, s.endLogin()
 	case "quota":
 		if f.Zone == "" {
 			f.Zone = s.cfg.Zone
@@ -182,7 +184,7 @@ type requestVerdict struct {
 func (s *Server) meetFaults(r *http.Request) requestVerdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var v requestVerdict
+	v := requestVerdict{err: s.letIn(r)}
 	for _, a := range slices.Clone(s.state.faults) {
 		if !slices.Contains([]string{"api-error", "expired-token", "slow-api", "drop-request", "drop-reply"}, a.Name) {
 			continue
@@ -195,7 +197,7 @@ func (s *Server) meetFaults(r *http.Request) requestVerdict {
 		case "api-error":
 			v.err = a.apiError()
 		case "expired-token":
-			v.err = errorf(http.StatusUnauthorized, "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project.")
+			v.err = errorf(http.StatusUnauthorized, "%s", refusedToken)
 		case "slow-api":
 			v.delay += a.Delay
 		case "drop-request":

@@ -155,7 +155,7 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 		tree[at+"email"] = account.Email
 		tree[at+"aliases"] = "default\n"
 		tree[at+"scopes"] = scopes
-		tree[at+"token"] = fmt.Sprintf(`{"access_token":"ya29.simulated-%s-%d","expires_in":3599,"token_type":"Bearer"}`, n.id, i)
+		tree[at+"token"] = fmt.Sprintf(`{"access_token":"`+workerToken+`%s-%d","expires_in":3599,"token_type":"Bearer"}`, n.id, i)
 	}
 	for key, value := range s.state.metadata {
 		tree["project/attributes/"+key] = value

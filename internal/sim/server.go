@@ -64,6 +64,11 @@ type Config struct {
 	// ProjectMetadata is commonInstanceMetadata at the start.
 	ProjectMetadata map[string]string
 
+	// Login lets in only who shows an access token: that of the user, whose
+	// application default credentials Env names, or one of a worker's metadata
+	// server. Without it everybody is let in.
+	Login bool
+
 	// Faults are in force from the start.
 	Faults []Fault
 
@@ -161,6 +166,11 @@ func (s *Server) begin(ctx context.Context) error {
 	s.state = s.initialState()
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return s.ctx }}
 	s.wg.Go(func() { _ = s.http.Serve(listener) }) // ends with ErrServerClosed
+	if s.cfg.Login {
+		if err := s.Login(); err != nil {
+			return err
+		}
+	}
 	for _, f := range s.cfg.Faults {
 		if _, err := s.Inject(f); err != nil {
 			return err
@@ -236,6 +246,10 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
 		"MULTIHOST_FLAG_IDENTITY_FILE":                    filepath.Join(s.cfg.Dir, "google_compute_engine"),
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                      filepath.Join(s.cfg.Dir, "known_hosts"),
+	}
+	if s.cfg.Login {
+		delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
+		env["GOOGLE_APPLICATION_CREDENTIALS"] = s.credentialsFile()
 	}
 	if port := s.SSHPort(); port > 0 {
 		env["MULTIHOST_FLAG_SSH_PORT"] = fmt.Sprint(port)
@@ -363,6 +377,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if strings.HasPrefix(r.URL.Path, relayPath) {
 		s.serveRelay(w, r)
+		return
+	}
+	if r.URL.Path == tokenPath {
+		s.serveToken(w, r)
 		return
 	}
 	compute := strings.HasPrefix(r.URL.Path, "/compute/")

@@ -34,6 +34,7 @@ type state struct {
 	fingerprint int
 	logins      map[string]*oslogin.LoginProfile // of OS Login, by address
 
+	login     simLogin
 	faults    []*activeFault
 	faultID   int
 	quota     map[string]int // by zone; 0 and missing: no limit

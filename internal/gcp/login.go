@@ -1,0 +1,104 @@
+package gcp
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+)
+
+// loginPause is the pause between two looks for new credentials. They cost a
+// read of a file or one request to a token server.
+var loginPause = Backoff{First: time.Second, Max: 10 * time.Second, Factor: 1.5}
+
+// A login is whether the credentials of a Client work, as its calls have
+// shown. It says once that they do not any more, and once that they do again.
+type login struct {
+	cfg Config
+
+	mu     sync.Mutex // guards the fields below
+	worked bool
+	ended  time.Time // when they ceased to; zero: they work
+}
+
+// works notes that a call was let in.
+func (l *login) works() {
+	l.mu.Lock()
+	ended := l.ended
+	l.worked, l.ended = true, time.Time{}
+	l.mu.Unlock()
+	if !ended.IsZero() {
+		event.Notef(l.cfg.Sink, event.Info, "", "the credentials for Google Cloud work again after %s: going on", event.Age(l.cfg.Clock.Now().Sub(ended)))
+	}
+}
+
+// ceased notes that a call was refused for want of credentials, and reports
+// whether earlier ones had been let in: then the login has ended, and the user
+// can renew it while this program runs.
+func (l *login) ceased(err error, remedy string) bool {
+	l.mu.Lock()
+	worked, first := l.worked, l.ended.IsZero()
+	if worked && first {
+		l.ended = l.cfg.Clock.Now()
+	}
+	l.mu.Unlock()
+	if worked && first {
+		event.Notef(l.cfg.Sink, event.Warn, remedy,
+			"the credentials for Google Cloud do not work any more: what runs on the workers goes on, and new credentials are used as soon as they are there: %v", err)
+	}
+	return worked
+}
+
+type unattended struct{}
+
+// Unattended returns a context with which Do does not wait for a new login: for
+// loops that have a limit of their own and ask again themselves.
+func Unattended(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unattended{}, true)
+}
+
+// Lapsed reports an error of credentials that had worked before: they may be
+// renewed while the program runs, and another try is of use then.
+func Lapsed(err error) bool {
+	e, ok := asError(err)
+	return ok && e.Lapsed
+}
+
+// remedyOf is the one command that renews credentials of a file, by what kind
+// they are.
+func remedyOf(file string, content []byte) string {
+	var f struct {
+		Type  string `json:"type"`
+		Email string `json:"client_email"`
+	}
+	if json.Unmarshal(content, &f) != nil {
+		return remedyUser
+	}
+	switch f.Type {
+	case "service_account":
+		return "make a new key: gcloud iam service-accounts keys create " + orDefault(file, "KEYFILE") + " --iam-account=" + f.Email
+	case "external_account", "external_account_authorized_user":
+		return "renew the identity that the credentials " + orDefault(file, "file") + " refer to, or log in: gcloud auth application-default login"
+	}
+	return remedyUser
+}
+
+// What renews the credentials of each source but files.
+const (
+	remedyUser     = "log in again, in another terminal if this one is busy: gcloud auth application-default login"
+	remedyGcloud   = "log in again, in another terminal if this one is busy: gcloud auth login"
+	remedyMetadata = "look at the service account of this machine: gcloud compute instances describe $(hostname) --format='value(serviceAccounts)'"
+)
+
+func remedyFile(path string) string {
+	return "write a fresh token to it: gcloud auth print-access-token > " + path
+}
+
+func orDefault(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
