@@ -1,0 +1,278 @@
+// Package metrics reads training steps out of what a command prints and says
+// how fast the training is: per worker, slice and run, beside published
+// figures, with who lags and who stopped.
+//
+// It is pure: bytes and times go in, a Document comes out. Reading costs less
+// than a copy of the bytes, and memory is bounded whatever the number of steps:
+// a worker keeps at most seriesBuckets points of its history and digestMost
+// distinct values of each figure.
+//
+// Words and units are the same everywhere. A step time is in seconds. TFLOP/s
+// and tokens/s are per device, as MaxText prints them; a device is what JAX
+// calls one: a chip, or half a chip on v2, v3 and tpu7x. MFU is a fraction,
+// 0.6686 for 66.86 %.
+package metrics
+
+import (
+	"math"
+	"strconv"
+	"time"
+)
+
+// DocumentVersion is the version of Document as JSON. It grows when a field
+// changes its meaning or goes, not when one is added.
+const DocumentVersion = 1
+
+// A Number is a figure that may be unknown, which is NaN in Go and null in
+// JSON. JSON has seven significant digits of it; infinities are null too, as
+// JSON has none.
+type Number float64
+
+// Unknown is the Number that is not known.
+var Unknown = Number(math.NaN())
+
+// Known reports whether the figure is known and finite.
+func (n Number) Known() bool { return !math.IsNaN(float64(n)) && !math.IsInf(float64(n), 0) }
+
+// MarshalJSON implements json.Marshaler.
+func (n Number) MarshalJSON() ([]byte, error) {
+	if !n.Known() {
+		return []byte("null"), nil
+	}
+	short, _ := strconv.ParseFloat(strconv.FormatFloat(float64(n), 'g', 7, 64), 64)
+	if a := math.Abs(short); a != 0 && (a < 1e-6 || a >= 1e21) {
+		return strconv.AppendFloat(nil, short, 'e', -1, 64), nil
+	}
+	return strconv.AppendFloat(nil, short, 'f', -1, 64), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *Number) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		*n = Unknown
+		return nil
+	}
+	v, err := strconv.ParseFloat(string(data), 64)
+	*n = Number(v)
+	return err
+}
+
+// A Document is everything known about the training of one run. The metrics
+// command prints it, and the report page and the terminal view show it: no
+// figure is computed anywhere else.
+type Document struct {
+	Version   int       `json:"version"`
+	Run       string    `json:"run"`
+	Command   string    `json:"command,omitempty"`
+	Generated time.Time `json:"generated"`
+
+	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; empty: not known, and so no MFU
+	Generation      string `json:"generation,omitempty"`       // "v5e"
+	// PeakTFLOPs is the bf16 peak of one device, which MFU is relative to.
+	PeakTFLOPs Number `json:"peak_tflops_per_device"`
+	PeakSource string `json:"peak_source,omitempty"`
+
+	// Attempts is every attempt that left logs on this machine, oldest first.
+	// The last one is the one to look at; only it has series of single workers.
+	Attempts []Attempt `json:"attempts"`
+
+	Compare *Comparison `json:"compare,omitempty"` // where a published figure was asked for
+}
+
+// Newest returns the last attempt, nil when there is none.
+func (d *Document) Newest() *Attempt {
+	if len(d.Attempts) == 0 {
+		return nil
+	}
+	return &d.Attempts[len(d.Attempts)-1]
+}
+
+// An Attempt is one start of the command on all workers.
+type Attempt struct {
+	Number   int        `json:"number"`
+	LogDir   string     `json:"log_dir,omitempty"`
+	Began    *time.Time `json:"began,omitempty"`
+	Ended    bool       `json:"ended"`
+	ExitCode *int       `json:"exit_code,omitempty"` // of the run, when it ended
+
+	// Skipped is how many steps of each worker, from the first one it printed,
+	// are left out of medians: they contain compilation.
+	Skipped int `json:"skipped_steps"`
+	// MedianError bounds the relative error of the medians below; 0 is exact.
+	MedianError Number `json:"median_error"`
+
+	Figures
+	Slices []Slice `json:"slices"`
+
+	Stragglers []Straggler `json:"stragglers"`
+	Stalls     []Stall     `json:"stalls"`
+	// BadLoss is the first loss that is no finite number.
+	BadLoss *BadLoss `json:"bad_loss,omitempty"`
+}
+
+// Slice returns the slice with this number, nil when there is none.
+func (a *Attempt) Slice(number int) *Slice {
+	for i := range a.Slices {
+		if a.Slices[i].Number == number {
+			return &a.Slices[i]
+		}
+	}
+	return nil
+}
+
+// Figures is what is known of a worker, a slice or a whole run.
+type Figures struct {
+	// Steps counts the step lines read, of all workers together.
+	Steps     int64 `json:"steps"`
+	FirstStep int64 `json:"first_step"` // meaningless while Steps is 0
+	// Last is the newest step: of a slice or a run that of the worker that is
+	// furthest.
+	Last Sample `json:"last"`
+	// Evaluations and Restarts count evaluations and returns to an earlier
+	// step, of the worker with the most of them.
+	Evaluations int `json:"evaluations"`
+	Restarts    int `json:"restarts"`
+
+	Median Median  `json:"median"`
+	Series *Series `json:"series,omitempty"`
+}
+
+// A Slice is one slice of a run.
+type Slice struct {
+	Number int    `json:"number"`
+	Name   string `json:"name,omitempty"`
+	Figures
+	Workers []Worker `json:"workers"`
+}
+
+// A Worker is one worker of a run.
+type Worker struct {
+	Name   string `json:"name"` // "s0w3"
+	Slice  int    `json:"slice"`
+	Worker int    `json:"worker"`
+	Figures
+	LogBytes int64 `json:"log_bytes"` // read so far
+}
+
+// A Sample is the figures of one step.
+type Sample struct {
+	Step        int64  `json:"step"` // meaningless while Steps is 0
+	StepSeconds Number `json:"step_seconds"`
+	TFLOPs      Number `json:"tflops_per_device"`
+	MFU         Number `json:"mfu"`
+	Tokens      Number `json:"tokens_per_second_per_device"`
+	Loss        Number `json:"loss"`
+	// LossText is "NaN", "Inf" or "-Inf" when the loss is that.
+	LossText string `json:"loss_text,omitempty"`
+	// At is when the line was read, where that was seen: nil from files.
+	At *time.Time `json:"at,omitempty"`
+}
+
+// A Median is the median of each figure, for itself, over the steps that
+// count: all but the skipped ones, those of the profiler and of a growing
+// batch. Of a slice or a run it is the median over the steps of all workers.
+type Median struct {
+	Steps       int64  `json:"steps"` // with a step time, of all workers together
+	StepSeconds Number `json:"step_seconds"`
+	TFLOPs      Number `json:"tflops_per_device"`
+	MFU         Number `json:"mfu"`
+	Tokens      Number `json:"tokens_per_second_per_device"`
+}
+
+// A Series is figures over steps, one column a figure; the columns have equal
+// lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The
+// mean of a point is over its steps, of a slice or a run over all workers; Min
+// and Max are over the same single steps, so that no outlier is lost however
+// much is joined. Skipped steps are in it.
+type Series struct {
+	StepsPerPoint int64    `json:"steps_per_point"`
+	Step          []int64  `json:"step"`
+	Lines         []int64  `json:"lines"` // step lines behind the point
+	StepSeconds   []Number `json:"step_seconds"`
+	Min           []Number `json:"step_seconds_min"`
+	Max           []Number `json:"step_seconds_max"`
+	TFLOPs        []Number `json:"tflops_per_device"`
+	MFU           []Number `json:"mfu"`
+	Tokens        []Number `json:"tokens_per_second_per_device"`
+	Loss          []Number `json:"loss"`     // mean of the finite ones
+	BadLoss       []int64  `json:"bad_loss"` // how many are NaN or infinite
+}
+
+// A StragglerKind says how a straggler lags.
+type StragglerKind string
+
+// The kinds of Straggler.
+const (
+	SlowSteps StragglerKind = "slow_steps" // its median step time is above the others'
+	Behind    StragglerKind = "behind"     // its last step is before the others'
+)
+
+// A Straggler is a worker or a whole slice that lags.
+type Straggler struct {
+	Kind    StragglerKind `json:"kind"`
+	Name    string        `json:"name"` // a worker "s0w3", or all of a slice "s1w[0-63]"
+	Slice   int           `json:"slice"`
+	Worker  int           `json:"worker"`       // -1 is the whole slice
+	Median  Number        `json:"step_seconds"` // its own
+	Others  Number        `json:"others_step_seconds"`
+	Ratio   Number        `json:"ratio"` // Median to Others
+	Last    int64         `json:"last_step"`
+	Missing int64         `json:"steps_behind"`
+	Text    string        `json:"text"` // one line for people
+}
+
+// A Stall is a time in which no worker went on to a further step.
+type Stall struct {
+	Began time.Time     `json:"began"` // when the last step line was read
+	Seen  time.Time     `json:"seen"`  // when the limit had passed
+	Limit time.Duration `json:"limit_ns"`
+	// First names the workers that stopped first, folded, and Step the last
+	// step that they printed.
+	First string     `json:"first"`
+	Step  int64      `json:"step"`
+	Ended *time.Time `json:"ended,omitempty"` // when steps went on, if they did
+	Text  string     `json:"text"`
+}
+
+// BadLoss says where the loss was no finite number for the first time.
+type BadLoss struct {
+	Step   int64  `json:"step"`
+	Worker string `json:"worker"`
+	Text   string `json:"text"` // "NaN", "Inf" or "-Inf"
+}
+
+// A Comparison puts a run beside what was published for the same model and
+// generation.
+type Comparison struct {
+	Preset string `json:"preset"` // "v5e/32b"
+	Model  string `json:"model"`
+	Type   string `json:"accelerator_type"` // of one slice
+	Slices int    `json:"slices"`           // of the run
+	Source string `json:"source"`
+
+	// TFLOPs and MFU are the published figures for this number of
+	// slices; unknown where none was published.
+	TFLOPs Number `json:"tflops_per_device"`
+	MFU    Number `json:"mfu"`
+	// Ratio is the run's median TFLOP/s/device to the published one.
+	Ratio Number `json:"ratio"`
+	// Rows is all that was published, by number of slices.
+	Rows []PublishedRow `json:"rows"`
+	// Note says what makes the two differ by nature, such as another slice
+	// size.
+	Note string `json:"note,omitempty"`
+}
+
+// A PublishedRow is one published figure.
+type PublishedRow struct {
+	Slices int    `json:"slices"`
+	TFLOPs Number `json:"tflops_per_device"`
+	MFU    Number `json:"mfu"`
+	// Efficiency is TFLOPs relative to one slice.
+	Efficiency Number `json:"scaling_efficiency"`
+	// Ratio is the run's median TFLOP/s/device to this row's.
+	Ratio Number `json:"ratio"`
+	// RunEfficiency is the run's own relative to the published one slice.
+	RunEfficiency Number `json:"run_scaling_efficiency"`
+	Here          bool   `json:"here"` // the run has this number of slices
+}

@@ -1,0 +1,139 @@
+package metrics
+
+import "bytes"
+
+// keepBytes is how much of an unfinished line is kept until its end comes. A
+// step line is a tenth of it; of a longer line the part from a possible marker
+// on is kept.
+const keepBytes = 4 << 10
+
+// splitter finds step lines in a stream of bytes that is cut anywhere.
+//
+// Nearly all bytes of a training log are not step lines. Chunks are therefore
+// not split into lines: the marker is searched for, and only lines that have it
+// are looked at.
+type splitter struct {
+	pattern *Pattern // nil: MaxText's lines
+	partial []byte   // beginning of the line that no chunk has ended yet
+	step    func(Step)
+	eval    func()
+}
+
+// hint is in every line that could matter; its first letter is left out because
+// it comes in both cases.
+var (
+	hint     = []byte("ompleted ")
+	evalHint = evalMarkers[0]
+)
+
+// feed takes the next bytes of the stream and keeps no reference to them.
+func (s *splitter) feed(data []byte) {
+	if len(s.partial) > 0 {
+		end := lineEnd(data)
+		if end < 0 {
+			s.keep(data)
+			return
+		}
+		s.keep(data[:end])
+		s.line(s.partial)
+		s.partial = s.partial[:0]
+		data = data[end+1:]
+	}
+	last := bytes.LastIndexByte(data, '\n')
+	if back := bytes.LastIndexByte(data[last+1:], '\r'); back >= 0 {
+		last += 1 + back
+	}
+	if last >= 0 {
+		s.lines(data[:last])
+		data = data[last+1:]
+	}
+	s.keep(data)
+}
+
+// finish takes the last line of a stream that does not end it.
+func (s *splitter) finish() {
+	if len(s.partial) > 0 {
+		s.line(s.partial)
+		s.partial = s.partial[:0]
+	}
+}
+
+// lineEnd is the place of the first end of a line, -1 for none. A progress bar
+// ends its lines by \r.
+func lineEnd(b []byte) int {
+	nl := bytes.IndexByte(b, '\n')
+	if cr := bytes.IndexByte(b[:max(nl, 0)], '\r'); cr >= 0 {
+		return cr
+	}
+	if nl < 0 {
+		return bytes.IndexByte(b, '\r')
+	}
+	return nl
+}
+
+func (s *splitter) keep(data []byte) {
+	if room := keepBytes - len(s.partial); len(data) > room {
+		// What fell off can only matter where a marker begins in the rest.
+		if at := bytes.LastIndex(data, hint); at >= 0 && s.pattern == nil {
+			s.partial = append(s.partial[:0], data[max(0, at-len(rampPrefix)-1):min(len(data), at+keepBytes/2)]...)
+			return
+		}
+		data = data[:room]
+	}
+	s.partial = append(s.partial, data...)
+}
+
+// lines looks at whole lines, without the end of the last.
+func (s *splitter) lines(data []byte) {
+	if s.pattern != nil {
+		for {
+			end := lineEnd(data)
+			if end < 0 {
+				break
+			}
+			s.line(data[:end])
+			data = data[end+1:]
+		}
+		s.line(data)
+		return
+	}
+	s.hinted(data, hint)
+	if bytes.Contains(data, evalHint) {
+		s.hinted(data, evalHint)
+	}
+}
+
+// hinted looks at the lines that have mark in them.
+func (s *splitter) hinted(data, mark []byte) {
+	for {
+		at := bytes.Index(data, mark)
+		if at < 0 {
+			return
+		}
+		begin := bytes.LastIndexByte(data[:at], '\n') + 1
+		if cr := bytes.LastIndexByte(data[begin:at], '\r'); cr >= 0 {
+			begin += cr + 1
+		}
+		end := lineEnd(data[at:])
+		if end < 0 {
+			s.line(data[begin:])
+			return
+		}
+		s.line(data[begin : at+end])
+		data = data[at+end+1:]
+	}
+}
+
+func (s *splitter) line(line []byte) {
+	if s.pattern != nil {
+		if step, ok := s.pattern.parse(line); ok {
+			s.step(step)
+		}
+		return
+	}
+	if step, ok := ParseStep(line); ok {
+		s.step(step)
+	} else if isEvaluation(line) {
+		s.eval()
+	}
+}
