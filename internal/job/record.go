@@ -42,12 +42,13 @@ type RecordedSlice struct {
 	Name    string `json:"name"`
 	UID     string `json:"uid"`
 	Workers int    `json:"workers"`
+	Type    string `json:"type,omitempty"` // accelerator type, where the cloud tells it
 }
 
 func recordSlices(all []tpu.Slice) []RecordedSlice {
 	slices := make([]RecordedSlice, len(all))
 	for i, s := range all {
-		slices[i] = RecordedSlice{s.Name, s.UID, len(s.Workers)}
+		slices[i] = RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type}
 	}
 	return slices
 }
@@ -186,7 +187,10 @@ func (r *Record) attempt() event.Attempt {
 	return e
 }
 
-// logPath is the local log file of one worker, named as MaxText's runner does.
-func (r *Record) logPath(id tpu.WorkerID) string {
-	return filepath.Join(r.LogDir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
+// logPath is the local log file of one worker.
+func (r *Record) logPath(id tpu.WorkerID) string { return logPath(r.LogDir, id) }
+
+// logPath names the log of a worker as MaxText's runner does.
+func logPath(dir string, id tpu.WorkerID) string {
+	return filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
 }

@@ -208,7 +208,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, name, f.info.Attempt)}
 	for _, id := range f.workers {
 		s := ready[id.Slice]
-		rec.Slices = append(rec.Slices, RecordedSlice{s.Name, s.UID, len(s.Workers)})
+		rec.Slices = append(rec.Slices, RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type})
 		rec.Workers += len(s.Workers)
 	}
 	return rec, nil

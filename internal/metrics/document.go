@@ -17,6 +17,8 @@ import (
 	"math"
 	"strconv"
 	"time"
+
+	"multihost/internal/tpu"
 )
 
 // DocumentVersion is the version of Document as JSON. It grows when a field
@@ -275,4 +277,15 @@ type PublishedRow struct {
 	// RunEfficiency is the run's own relative to the published one slice.
 	RunEfficiency Number `json:"run_scaling_efficiency"`
 	Here          bool   `json:"here"` // the run has this number of slices
+}
+
+// NewDocument returns a document without attempts. The zero Type is one that is
+// not known.
+func NewDocument(run string, kind tpu.Type, now time.Time) Document {
+	d := Document{Version: DocumentVersion, Run: run, Generated: now.UTC(), PeakTFLOPs: Unknown, Attempts: []Attempt{},
+		AcceleratorType: kind.Name, Generation: kind.Generation.Name}
+	if p, ok := PeakOf(kind.Generation); ok {
+		d.PeakTFLOPs, d.PeakSource = Number(p.PerDevice()), p.Source
+	}
+	return d
 }

@@ -71,16 +71,27 @@ func lineEnd(b []byte) int {
 	return nl
 }
 
+// keep takes the beginning of a line that data does not end. Of a line that is
+// too long, what a marker could begin in is kept, else its last bytes.
 func (s *splitter) keep(data []byte) {
-	if room := keepBytes - len(s.partial); len(data) > room {
-		// What fell off can only matter where a marker begins in the rest.
-		if at := bytes.LastIndex(data, hint); at >= 0 && s.pattern == nil {
-			s.partial = append(s.partial[:0], data[max(0, at-len(rampPrefix)-1):min(len(data), at+keepBytes/2)]...)
-			return
+	const tail = 64 // the prefix of a growing batch, and half a marker
+	for len(data) > 0 {
+		if len(s.partial) == keepBytes {
+			from := keepBytes - tail
+			if s.pattern != nil {
+				return
+			}
+			if at := bytes.LastIndex(s.partial, hint); at > tail {
+				from = at - tail
+			} else if at >= 0 {
+				return
+			}
+			s.partial = append(s.partial[:0], s.partial[from:]...)
 		}
-		data = data[:room]
+		n := min(len(data), keepBytes-len(s.partial))
+		s.partial = append(s.partial, data[:n]...)
+		data = data[n:]
 	}
-	s.partial = append(s.partial, data...)
 }
 
 // lines looks at whole lines, without the end of the last.

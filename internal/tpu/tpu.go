@@ -3,7 +3,10 @@
 // is written. It is pure: no I/O, standard library only.
 package tpu
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // A WorkerID names one worker of a run: slice number and worker number, both
 // from 0. It is written s0w3.
@@ -12,6 +15,11 @@ type WorkerID struct {
 }
 
 func (w WorkerID) String() string { return fmt.Sprintf("s%dw%d", w.Slice, w.Worker) }
+
+// CompareWorkers orders workers by slice and number, for package slices.
+func CompareWorkers(a, b WorkerID) int {
+	return cmp.Or(cmp.Compare(a.Slice, b.Slice), cmp.Compare(a.Worker, b.Worker))
+}
 
 // A Slice is one TPU node resource as the API reports it.
 type Slice struct {

@@ -156,7 +156,7 @@ func (f *foldWindow) tagOf(e *foldEntry) string {
 	for m := e.head; m >= 0; m = f.members[m].next {
 		f.ids = append(f.ids, f.members[m].s.id)
 	}
-	slices.SortFunc(f.ids, byWorker)
+	slices.SortFunc(f.ids, tpu.CompareWorkers)
 	f.ids = slices.Compact(f.ids)
 	if !slices.Equal(f.ids, f.prev) {
 		f.tag = tpu.Fold(f.ids)

@@ -20,7 +20,6 @@
 package ui
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -279,11 +278,7 @@ func (r *Renderer) writeFailed(d dest, err error) {
 	}
 }
 
-func byWorker(a, b tpu.WorkerID) int {
-	return cmp.Or(cmp.Compare(a.Slice, b.Slice), cmp.Compare(a.Worker, b.Worker))
-}
-
 func foldIDs(ids []tpu.WorkerID) string {
-	slices.SortFunc(ids, byWorker)
+	slices.SortFunc(ids, tpu.CompareWorkers)
 	return tpu.Fold(slices.Compact(ids))
 }

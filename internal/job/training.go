@@ -1,0 +1,258 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"multihost/internal/metrics"
+	"multihost/internal/tpu"
+)
+
+// TrainingOptions say how the logs of a run are read.
+type TrainingOptions struct {
+	LogDir  string           // logs that no record tells of; the name of the run may then be anything
+	Type    string           // accelerator type of a slice, for MFU; "" is what the record says
+	Pattern *metrics.Pattern // nil reads MaxText's step lines
+	Skip    int              // see metrics.Options
+	Attempt int              // only this one; 0 is all
+}
+
+// A Training is the training steps of a run, read from the log files that this
+// machine has of it. No cloud and no worker is asked.
+type Training struct {
+	stateDir, run string
+	o             TrainingOptions
+	rec           *Record // nil: only a directory is known
+	kind          tpu.Type
+	past          []metrics.Attempt // attempts before the newest, read once
+	newest        *attemptLogs
+}
+
+// attemptLogs reads the log files of one attempt as they grow.
+type attemptLogs struct {
+	number    int
+	dir       string
+	ids       []tpu.WorkerID
+	collector *metrics.Collector
+	offsets   []int64
+	finished  bool
+}
+
+// OpenTraining finds the logs of a run on this machine. It reads none of them
+// yet: see Update.
+func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
+	t := &Training{stateDir: stateDir, run: run, o: o}
+	if o.LogDir == "" {
+		rec, err := loadRecord(stateDir, run)
+		if err != nil {
+			return nil, &Error{Stage: StageLocal, Err: err}
+		}
+		if rec == nil {
+			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no record of a run %q", run),
+				Advice: "bring its logs here with: multihost attach " + run + "; or name a directory of logs with --log-dir=DIR"}
+		}
+		t.rec = rec
+	}
+	name := o.Type
+	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
+		name = t.rec.Slices[0].Type
+	}
+	if name != "" {
+		kind, err := tpu.ParseType(name)
+		if err != nil && o.Type != "" {
+			return nil, &Error{Stage: StageInput, Err: err}
+		}
+		t.kind = kind
+	}
+	return t, nil
+}
+
+// Ended reports whether the run had ended when Update last looked, and was
+// followed to its end by this machine.
+func (t *Training) Ended() bool { return t.rec == nil || t.rec.Ended }
+
+// Update reads what the log files have grown by, and reports whether there was
+// anything new. An attempt that has begun since is taken up.
+func (t *Training) Update() (changed bool, err error) {
+	if t.o.LogDir == "" {
+		rec, err := loadRecord(t.stateDir, t.run)
+		if err != nil {
+			return false, &Error{Stage: StageLocal, Err: err}
+		}
+		if rec != nil {
+			changed = rec.Ended != t.rec.Ended || rec.Attempt != t.rec.Attempt
+			t.rec = rec
+		}
+	}
+	dirs := t.attemptDirs()
+	if len(dirs) == 0 {
+		return false, t.noLogs()
+	}
+	for _, d := range dirs {
+		if t.newest != nil && d.number <= t.newest.number {
+			continue
+		}
+		if t.newest != nil { // a later one has begun: it is complete
+			if _, err := t.newest.read(t); err != nil {
+				return changed, err
+			}
+			t.newest.close()
+			t.past = append(t.past, t.attempt(t.newest, metrics.View{Points: pastPoints}))
+		}
+		t.newest, changed = d, true
+	}
+	grown, err := t.newest.read(t)
+	if err != nil {
+		return changed, err
+	}
+	changed = changed || grown
+	if t.Ended() {
+		t.newest.close()
+	}
+	return changed, nil
+}
+
+// pastPoints is how detailed the series of attempts before the newest are.
+const pastPoints = 256
+
+func (t *Training) noLogs() error {
+	if t.o.LogDir != "" {
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has no logs of workers (output_slice_0000_worker_0000.txt, …)", t.o.LogDir)}
+	}
+	return &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no logs of run %q", t.run), Advice: "bring them here with: multihost attach " + t.run}
+}
+
+// attemptDirs finds the directories that have logs, oldest attempt first.
+func (t *Training) attemptDirs() []*attemptLogs {
+	if t.o.LogDir != "" {
+		return haveLogs(&attemptLogs{number: 1, dir: t.o.LogDir})
+	}
+	base := t.rec.LogDir
+	if t.rec.Attempt > 1 && filepath.Base(base) == filepath.Base(attemptDir("", t.rec.Attempt)) {
+		base = filepath.Dir(base)
+	}
+	var all []*attemptLogs
+	for n := 1; n < t.rec.Attempt; n++ {
+		all = append(all, &attemptLogs{number: n, dir: attemptDir(base, n)})
+	}
+	all = append(all, &attemptLogs{number: t.rec.Attempt, dir: t.rec.LogDir})
+	if t.o.Attempt > 0 {
+		all = slices.DeleteFunc(all, func(a *attemptLogs) bool { return a.number != t.o.Attempt })
+	}
+	return haveLogs(all...)
+}
+
+func haveLogs(all ...*attemptLogs) []*attemptLogs {
+	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
+		names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
+		return len(names) == 0
+	})
+}
+
+// workers lists whose logs the directory has, and of the recorded attempt also
+// those whose logs have yet to come.
+func (a *attemptLogs) workers(rec *Record) []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
+	for _, name := range names {
+		var id tpu.WorkerID
+		if n, err := fmt.Sscanf(filepath.Base(name), "output_slice_%d_worker_%d.txt", &id.Slice, &id.Worker); n == 2 && err == nil {
+			ids = append(ids, id)
+		}
+	}
+	if rec != nil && rec.Attempt == a.number {
+		for i, s := range rec.Slices {
+			for j := range s.Workers {
+				ids = append(ids, tpu.WorkerID{Slice: i, Worker: j})
+			}
+		}
+	}
+	slices.SortFunc(ids, tpu.CompareWorkers)
+	return slices.Compact(ids)
+}
+
+// read takes what the files have grown by.
+func (a *attemptLogs) read(t *Training) (grown bool, err error) {
+	if a.collector == nil {
+		a.ids = a.workers(t.rec)
+		a.offsets = make([]int64, len(a.ids))
+		a.collector = metrics.NewCollector(metrics.Options{Workers: a.ids, Type: t.kind, Pattern: t.o.Pattern, Skip: t.o.Skip})
+	}
+	buffer := make([]byte, 1<<20)
+	for i, id := range a.ids {
+		n, err := readFrom(logPath(a.dir, id), a.offsets[i], a.collector.Stream(i), buffer)
+		a.offsets[i] += n
+		grown = grown || n > 0
+		if err != nil {
+			return grown, &Error{Stage: StageLocal, Text: err.Error(), Err: err}
+		}
+	}
+	return grown, nil
+}
+
+// readFrom copies a file from offset to w; one that is not there yet is empty.
+func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, error) {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(offset, io.SeekStart); err != nil {
+		return 0, err
+	}
+	// The wrapper keeps io.CopyBuffer from another way than the buffer.
+	return io.CopyBuffer(w, struct{ io.Reader }{file}, buffer)
+}
+
+// close says that the files will not grow any more.
+func (a *attemptLogs) close() {
+	if a.finished || a.collector == nil {
+		return
+	}
+	a.finished = true
+	for i := range a.ids {
+		a.collector.Stream(i).Finish()
+	}
+}
+
+func (t *Training) attempt(a *attemptLogs, v metrics.View) metrics.Attempt {
+	at := a.collector.Attempt(v)
+	at.Number, at.LogDir = a.number, a.dir
+	at.Ended = a.finished
+	if t.rec != nil && t.rec.Attempt == a.number {
+		began := t.rec.Created
+		at.Began = &began
+		if t.rec.Ended {
+			code := t.rec.Code
+			at.ExitCode = &code
+		}
+		for i := range at.Slices {
+			if n := at.Slices[i].Number; n < len(t.rec.Slices) {
+				at.Slices[i].Name = t.rec.Slices[n].Name
+			}
+		}
+	}
+	return at
+}
+
+// Document is what has been read so far.
+func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
+	d := metrics.NewDocument(t.run, t.kind, now)
+	if t.rec != nil {
+		d.Command = t.rec.Command
+	}
+	d.Attempts = append(d.Attempts, t.past...)
+	if t.newest != nil {
+		d.Attempts = append(d.Attempts, t.attempt(t.newest, v))
+	}
+	return d
+}

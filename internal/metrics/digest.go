@@ -1,0 +1,125 @@
+package metrics
+
+import (
+	"math"
+	"slices"
+)
+
+// digestMost is how many distinct values a digest keeps apart. MaxText prints
+// milliseconds, so that the step times of a run are far fewer.
+const digestMost = 512
+
+// A digest counts values that are not negative, in bounded memory, for their
+// median. It is exact, to the precision of float32, as long as there are few
+// distinct values; then it drops low bits of all of them, until they are few
+// again.
+type digest struct {
+	n      int64
+	shift  uint // bits of the float32 that are dropped
+	keys   []uint32
+	counts []uint32
+}
+
+func (d *digest) add(v float64) {
+	if math.IsNaN(v) || v < 0 {
+		return
+	}
+	key := math.Float32bits(float32(v)) >> d.shift
+	d.n++
+	at, found := slices.BinarySearch(d.keys, key)
+	if found {
+		d.counts[at]++
+		return
+	}
+	d.keys = slices.Insert(d.keys, at, key)
+	d.counts = slices.Insert(d.counts, at, 1)
+	for len(d.keys) > digestMost {
+		d.drop(d.shift + 1)
+	}
+}
+
+// drop joins the values that differ in the lowest bits only.
+func (d *digest) drop(shift uint) {
+	by := shift - d.shift
+	to := 0
+	for i, key := range d.keys {
+		key >>= by
+		if to > 0 && d.keys[to-1] == key {
+			d.counts[to-1] += d.counts[i]
+			continue
+		}
+		d.keys[to], d.counts[to] = key, d.counts[i]
+		to++
+	}
+	d.keys, d.counts, d.shift = d.keys[:to], d.counts[:to], shift
+}
+
+// merge adds what other counted. other may lose precision by it, never counts.
+func (d *digest) merge(other *digest) {
+	if other.n == 0 {
+		return
+	}
+	if d.shift < other.shift {
+		d.drop(other.shift)
+	}
+	by := d.shift - other.shift
+	keys := make([]uint32, 0, len(d.keys)+len(other.keys))
+	counts := make([]uint32, 0, cap(keys))
+	put := func(key, count uint32) {
+		if last := len(keys) - 1; last >= 0 && keys[last] == key {
+			counts[last] += count
+			return
+		}
+		keys, counts = append(keys, key), append(counts, count)
+	}
+	i, j := 0, 0
+	for i < len(d.keys) || j < len(other.keys) {
+		if j == len(other.keys) || i < len(d.keys) && d.keys[i] <= other.keys[j]>>by {
+			put(d.keys[i], d.counts[i])
+			i++
+		} else {
+			put(other.keys[j]>>by, other.counts[j])
+			j++
+		}
+	}
+	d.keys, d.counts, d.n = keys, counts, d.n+other.n
+	for len(d.keys) > digestMost {
+		d.drop(d.shift + 1)
+	}
+}
+
+// median is the middle value, of an even number of values the mean of the two
+// in the middle; NaN of none.
+func (d *digest) median() float64 {
+	if d.n == 0 {
+		return math.NaN()
+	}
+	return (d.rank((d.n-1)/2) + d.rank(d.n/2)) / 2
+}
+
+// rank is the value that r values are not above.
+func (d *digest) rank(r int64) float64 {
+	for i, count := range d.counts {
+		if r -= int64(count); r < 0 {
+			return d.value(d.keys[i])
+		}
+	}
+	return math.NaN()
+}
+
+// value is the middle of what was joined into key.
+func (d *digest) value(key uint32) float64 {
+	bits := key << d.shift
+	if d.shift > 0 {
+		bits += 1 << (d.shift - 1)
+	}
+	return float64(math.Float32frombits(bits))
+}
+
+// precision bounds the relative error of the median; 0 while no bit is dropped.
+func (d *digest) precision() float64 {
+	if d.shift == 0 {
+		return 0
+	}
+	return math.Ldexp(1, int(d.shift)-24)
+}
