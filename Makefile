@@ -7,7 +7,7 @@ FUZZTIME   ?= 10s
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak fuzz lint docs check clean tools
+.PHONY: help build demo test race soak bench fuzz lint docs check clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ race: tools ## run the tests with the race detector
 soak: tools ## break connections ten times as often as the tests do
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
 
+bench: build tools ## measure beside other tools, write docs/performance.md; fails when a bar is missed
+	go build -o bin/bench ./bench
+	./bin/bench -binary bin/multihost -write docs/performance.md
+
 fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal examples | sort | while IFS=: read -r file func; do \
 		echo "$${func#func } of $${file%/*}"; \
@@ -35,7 +39,7 @@ fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 	done
 
 lint: tools ## gofmt, go vet, staticcheck, shellcheck
-	@test -z "$$(gofmt -s -l cmd internal examples)" || { gofmt -s -l cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }
+	@test -z "$$(gofmt -s -l bench cmd internal examples)" || { gofmt -s -l bench cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }
 	go vet $(PACKAGES)
 	go run $(STATICCHECK) $(PACKAGES)
 	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')

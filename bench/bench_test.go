@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"multihost/internal/testkit"
+)
+
+// TestMain lets the test's program be what the harness starts.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1][0] != '-' {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestClientsGetWhatTheLoadServerSends keeps the harness honest: whoever is
+// measured has done the work.
+func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
+	testkit.Need(t, "ssh-keygen")
+	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
+	testkit.Must(t, err)
+	t.Cleanup(l.close)
+
+	const size = 3<<20 + 7
+	var want bytes.Buffer
+	testkit.Must(t, send(&want, 0, size))
+	for name, argv := range map[string][]string{
+		"reference": l.own("reference", 3, "-command", fmt.Sprintf("burst %d", size)),
+		"engine":    l.own("engine", 3, "-log-bytes", fmt.Sprint(size), "-view", "-rounds", "1"),
+	} {
+		dir := t.TempDir()
+		cmd := exec.CommandContext(t.Context(), argv[0], append(argv[1:], "-logs", dir)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%.2000s", name, err, out)
+		}
+		for i := range 3 {
+			got, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(i)))
+			testkit.Must(t, err)
+			if !bytes.Equal(got, want.Bytes()) {
+				t.Errorf("%s: file of worker %d has %d bytes, or others, want %d", name, i, len(got), size)
+			}
+		}
+	}
+}
+
+func TestBarThatIsMissedIsSaid(t *testing.T) {
+	r := &report{}
+	r.most("cost", 2, 1.25, "ms")
+	r.least("speed", 1, 0.6, "")
+	r.least("ratio", 9, 10, "")
+	missed := r.missed()
+	if len(missed) != 2 || missed[0] != "cost: 2 ms (bar: ≤ 1.25)" || missed[1] != "ratio: 9 (bar: ≥ 10)" {
+		t.Errorf("missed %q", missed)
+	}
+}

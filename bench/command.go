@@ -1,0 +1,288 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// commandWorkers are those of the simulator: 4 slices of 64.
+const commandWorkers = 256
+
+// measureCommand: the whole of `multihost run` on workers that are real
+// processes, and the skew of its start.
+func measureCommand(ctx context.Context, l *lab, r *report) error {
+	r.section("`multihost run --command=true`", fmt.Sprintf(`
+The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are
+processes of the simulator on the same cores and cost more than anything else here, so the runner's own CPU is what
+counts, and wall time is compared with the workers' own steps. Bare processes are released by one write each, as the
+supervisors are, and tell when they were.`, commandWorkers))
+	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "phases s", "until the first line s", "start skew ms", "bare skew ms"}}
+	for _, size := range []struct{ slices, workers int }{{1, 16}, {4, commandWorkers}} {
+		one, err := l.wholeCommand(ctx, size.slices, size.workers)
+		if err != nil {
+			return err
+		}
+		bare, err := l.bareSkew(ctx, size.workers)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{
+			fmt.Sprint(size.workers), seconds(one.wall), perWorker(one.cpu, size.workers), seconds(one.steps), seconds(one.firstLine),
+			fmt.Sprintf("%.0f", one.skew.Seconds()*1000), fmt.Sprintf("%.0f", bare.Seconds()*1000),
+		})
+		if size.workers == commandWorkers {
+			r.most(fmt.Sprintf("runner's CPU per worker of `multihost run` on %d workers", size.workers), one.cpu.Seconds()*1000/float64(size.workers), 10, "ms")
+			r.most("from Enter to the first line, × the steps of the slowest worker", one.firstLine.Seconds()/one.steps.Seconds(), 2, "")
+			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), one.skew.Seconds()/bare.Seconds(), 3, "")
+		} else {
+			r.most(fmt.Sprintf("start skew of %d workers", size.workers), one.skew.Seconds()*1000, 100, "ms")
+		}
+	}
+	r.table(rows)
+	return nil
+}
+
+type wholeCost struct {
+	cost
+	steps     time.Duration // all phases before the command runs, each as long as its slowest worker
+	firstLine time.Duration
+	skew      time.Duration
+}
+
+// wholeCommand runs the command twice on a simulator of its own and measures
+// the second time, which has nothing new to sync.
+func (l *lab) wholeCommand(ctx context.Context, slices, workers int) (wholeCost, error) {
+	dir, err := os.MkdirTemp(l.dir, "sim-")
+	if err != nil {
+		return wholeCost{}, err
+	}
+	defer os.RemoveAll(dir)
+	project := filepath.Join(dir, "project")
+	if err := os.Mkdir(project, 0o700); err != nil {
+		return wholeCost{}, err
+	}
+	if err := os.WriteFile(filepath.Join(project, "main.py"), []byte("print('hello')\n"), 0o600); err != nil {
+		return wholeCost{}, err
+	}
+	env := []string{"HOME=" + dir, "XDG_RUNTIME_DIR=" + dir, "XDG_STATE_HOME=" + filepath.Join(dir, "state"), "XDG_CONFIG_HOME=" + filepath.Join(dir, "config")}
+	sim := filepath.Join(dir, "sim")
+	multihost := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, l.binary, args...)
+		cmd.Env = append(os.Environ(), env...)
+		cmd.Dir = project
+		return cmd
+	}
+	up := multihost("sim", "up", "--background", "--sim-dir="+sim, "--slices", fmt.Sprintf("b:%dxv5litepod-%d", slices, workers/slices*4))
+	if out, err := up.CombinedOutput(); err != nil {
+		return wholeCost{}, fmt.Errorf("start simulator: %w: %s", err, lastOf(out))
+	}
+	defer func() {
+		down := exec.Command(l.binary, "sim", "down", "--sim-dir="+sim)
+		down.Env = append(os.Environ(), env...)
+		if out, err := down.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: end simulator: %v: %s\n", err, lastOf(out))
+		}
+	}()
+	vars, err := multihost("sim", "env", "--sim-dir="+sim).Output()
+	if err != nil {
+		return wholeCost{}, fmt.Errorf("simulator's environment: %w", err)
+	}
+	env = append(env, environment(vars)...)
+
+	var c wholeCost
+	for n := range 2 {
+		cmd := multihost("run", "--tpu-prefix=b", "--run-name=bench"+fmt.Sprint(n), "--command=echo first line", "--output=json", "--stream=all")
+		if c, err = timed(cmd); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// environment reads lines `export NAME='value'`.
+func environment(text []byte) (env []string) {
+	for line := range strings.Lines(string(text)) {
+		name, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
+		if ok {
+			env = append(env, name+"="+strings.Trim(value, `'"`))
+		}
+	}
+	return env
+}
+
+// timed runs a multihost that prints JSON lines.
+func timed(cmd *exec.Cmd) (wholeCost, error) {
+	var c wholeCost
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return c, err
+	}
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return c, err
+	}
+	read := readEvents(out, begin, &c)
+	err = cmd.Wait()
+	c.wall = time.Since(begin)
+	c.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	if err != nil {
+		return c, fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, lastOf(stderr.Bytes()))
+	}
+	return c, read
+}
+
+func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
+	in := bufio.NewScanner(out)
+	in.Buffer(nil, 16<<20)
+	ended := false
+	for in.Scan() {
+		var e struct {
+			Kind   string `json:"kind"`
+			Skew   int64  `json:"start_skew_ns"`
+			Phases []struct {
+				Name    string
+				Elapsed int64 `json:"elapsed_ns"`
+			}
+		}
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			return fmt.Errorf("read %q: %w", in.Bytes(), err)
+		}
+		switch e.Kind {
+		case "output":
+			if c.firstLine == 0 {
+				c.firstLine = time.Since(begin)
+			}
+		case "summary":
+			ended = true
+			c.skew = time.Duration(e.Skew)
+			for _, p := range e.Phases {
+				if p.Name != "run" {
+					c.steps += time.Duration(p.Elapsed)
+				}
+			}
+		}
+	}
+	if err := in.Err(); err != nil {
+		return err
+	}
+	if !ended || c.firstLine == 0 || c.skew == 0 {
+		return errors.New("the run's events lack a line of output or the summary")
+	}
+	return nil
+}
+
+// bareSkew is the spread of the moments at which n waiting processes get one
+// byte each, the median of five.
+func (l *lab) bareSkew(ctx context.Context, n int) (time.Duration, error) {
+	var spreads []cost
+	for range rounds {
+		spread, err := l.releaseBare(ctx, n)
+		if err != nil {
+			return 0, err
+		}
+		spreads = append(spreads, cost{wall: spread})
+	}
+	return median(spreads, func(c cost) time.Duration { return c.wall }), nil
+}
+
+func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var ins []io.WriteCloser
+	var outs []*bufio.Reader
+	var all []*exec.Cmd
+	defer func() {
+		for i, cmd := range all {
+			ins[i].Close()
+			err = errors.Join(err, cmd.Wait())
+		}
+	}()
+	for range n {
+		cmd := exec.CommandContext(ctx, l.self, "waiter")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return 0, err
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return 0, err
+		}
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		ins, outs, all = append(ins, in), append(outs, bufio.NewReader(out)), append(all, cmd)
+	}
+	for _, out := range outs {
+		if _, err := out.ReadString('\n'); err != nil {
+			return 0, fmt.Errorf("wait for waiter: %w", err)
+		}
+	}
+	for _, in := range ins {
+		if _, err := in.Write([]byte("\n")); err != nil {
+			return 0, err
+		}
+	}
+	var first, last int64
+	for _, out := range outs {
+		text, err := out.ReadString('\n')
+		if err != nil {
+			return 0, err
+		}
+		var at int64
+		if _, err := fmt.Sscan(text, &at); err != nil {
+			return 0, err
+		}
+		if first == 0 || at < first {
+			first = at
+		}
+		last = max(last, at)
+	}
+	return time.Duration(last - first), nil
+}
+
+// waiter says that it is ready, waits for a line, and tells when it came.
+func waiter() error {
+	fmt.Println("ready")
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		return err
+	}
+	fmt.Println(time.Now().UnixNano())
+	return nil
+}
+
+// measureStart: what the program costs before it does anything, and that what
+// local files can answer asks nobody.
+func measureStart(ctx context.Context, l *lab, r *report) error {
+	r.section("The program itself", "Start to end of commands that local files can answer.")
+	rows := [][]string{{"command", "wall ms", "CPU ms", "peak MiB"}}
+	env := []string{"HOME=" + l.dir, "XDG_STATE_HOME=" + l.dir}
+	for _, args := range [][]string{{"version"}, {"xla", "presets"}} {
+		c, err := inTurn(ctx, rounds, contestant{args[0], func() (cost, error) { return l.client(ctx, env, append([]string{l.binary}, args...)...) }})
+		if err != nil {
+			return err
+		}
+		one := c[args[0]]
+		line := "multihost " + strings.Join(args, " ")
+		rows = append(rows, []string{"`" + line + "`", fmt.Sprintf("%.0f", one.wall.Seconds()*1000), fmt.Sprintf("%.0f", one.cpu.Seconds()*1000), mebibytes(one.resident)})
+		r.most("CPU of `"+line+"`", one.cpu.Seconds()*1000, 50, "ms")
+	}
+	info, err := os.Stat(l.binary)
+	if err != nil {
+		return err
+	}
+	r.most("size of the binary", float64(info.Size())/(1<<20), 45, "MiB")
+	r.table(rows)
+	return nil
+}

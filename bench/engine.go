@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/sshfan"
+	"multihost/internal/ui"
+)
+
+// engine is multihost's SSH engine on the load server: what internal/job does
+// with it, without the workers' own processes, which would hide it.
+func engine(ctx context.Context, args []string) (err error) {
+	var c clientFlags
+	flags := c.set("engine")
+	rounds := flags.Int("rounds", 0, "further commands on the open connections")
+	idle := flags.Duration("idle", 0, "time to stay connected without a command")
+	logBytes := flags.Int64("log-bytes", 1<<20, "bytes of output of each worker, with -logs")
+	view := flags.Bool("view", false, "show the default view of the output on standard output")
+	dials := flags.Int("max-dials", 0, "handshakes at once; 0 is the engine's own bound")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	before := self()
+	id, err := sshfan.LoadIdentity(c.key, nil)
+	if err != nil {
+		return err
+	}
+	fleet, err := sshfan.New(sshfan.Config{Identity: id, MaxDials: *dials})
+	if err != nil {
+		return err
+	}
+	defer fleet.Close()
+	hosts := make([]sshfan.Host, c.workers)
+	for i := range hosts {
+		hosts[i] = sshfan.Host{
+			Name: name(i), User: "tester", Pin: strconv.Itoa(i),
+			Addr: func(context.Context) (string, error) { return fmt.Sprintf("%s:%d", address(i), c.port), nil },
+			Keys: func(context.Context) ([]string, error) { return []string{c.hostKey}, nil },
+		}
+	}
+	conns, errs := fleet.Connect(ctx, hosts)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	cost := engineCost{Workers: c.workers}
+	if c.logs != "" {
+		err = follow(ctx, &c, conns, *logBytes, *view)
+	} else {
+		err = everywhere(conns, func(conn *sshfan.Conn) error { return runTrue(ctx, conn, c.command) })
+	}
+	if err != nil {
+		return err
+	}
+	connected := self()
+	for range *rounds {
+		if err := everywhere(conns, func(conn *sshfan.Conn) error { return runTrue(ctx, conn, c.command) }); err != nil {
+			return err
+		}
+	}
+	if *rounds > 0 {
+		cost.Exec = (self().cpu - connected.cpu) / time.Duration(*rounds*c.workers)
+	}
+	if *idle > 0 {
+		runtime.GC() // what connecting left behind is not the price of being connected
+		quiet := self()
+		select {
+		case <-time.After(*idle):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		now := self()
+		cost.IdleShare = float64(now.cpu-quiet.cpu) / float64(*idle)
+		cost.ResidentBytes = (now.resident - before.resident) / int64(c.workers)
+		cost.Goroutines = float64(now.goroutines-before.goroutines) / float64(c.workers)
+	}
+	return json.NewEncoder(os.Stderr).Encode(cost)
+}
+
+// engineCost is what the engine tells about itself on standard error.
+type engineCost struct {
+	Workers       int
+	Exec          time.Duration // CPU of one further command on an open connection
+	IdleShare     float64       // of one core
+	ResidentBytes int64         // per idle worker
+	Goroutines    float64       // per idle worker
+}
+
+func name(i int) string { return fmt.Sprintf("s%dw%d", i/64, i%64) }
+
+func runTrue(ctx context.Context, conn *sshfan.Conn, command string) error {
+	status, err := conn.Run(ctx, sshfan.Cmd{Line: command})
+	if err == nil && status.Code != 0 {
+		err = fmt.Errorf("%s: exit %d", conn.Name(), status.Code)
+	}
+	return err
+}
+
+func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
+	errs := make([]error, len(conns))
+	var wg sync.WaitGroup
+	for i := range conns {
+		wg.Go(func() { errs[i] = do(conns[i]) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// followWindow is that of internal/job.
+const followWindow = 128 << 20
+
+// follow brings the output of all workers into files and, if asked, to the
+// default view.
+func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, logBytes int64, view bool) error {
+	var sink event.Sink = event.Discard
+	if view {
+		r := ui.New(ui.Options{Mode: ui.Plain, Stdout: os.Stdout, Stderr: io.Discard})
+		defer r.Close()
+		sink = r
+	}
+	ref := launch.Ref{Run: fmt.Sprintf("bench-%d", logBytes), Attempt: 1}
+	window := launch.NewWindow(followWindow, len(conns))
+	errs := make([]error, len(conns))
+	var wg sync.WaitGroup
+	for i, conn := range conns {
+		wg.Go(func() {
+			file, err := os.Create(filepath.Join(c.logs, strconv.Itoa(i)))
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			w := &logWriter{file, sink, event.Output{Slice: i / 64, Worker: i % 64}}
+			_, err = launch.Follow(ctx, conn, ref, 0, w, launch.FollowOptions{Window: window})
+			errs[i] = errors.Join(err, file.Close())
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// logWriter does what the log of a run does: the file first, then the view.
+type logWriter struct {
+	file *os.File
+	sink event.Sink
+	out  event.Output
+}
+
+func (l *logWriter) Write(p []byte) (int, error) {
+	n, err := l.file.Write(p)
+	l.out.Data = p
+	l.sink.Emit(l.out)
+	return n, err
+}
+
+// usage is what this process has cost until now.
+type usage struct {
+	cpu        time.Duration
+	resident   int64
+	goroutines int
+}
+
+func self() usage {
+	var ru syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
+		panic(err) // the arguments are constants
+	}
+	u := usage{cpu: time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), goroutines: runtime.NumGoroutine()}
+	if data, err := os.ReadFile("/proc/self/statm"); err == nil {
+		var size, resident int64
+		if _, err := fmt.Sscan(string(data), &size, &resident); err == nil {
+			u.resident = resident * int64(os.Getpagesize())
+		}
+	}
+	return u
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// A lab has what every measurement needs: this program, a load server, a key
+// of each kind and a directory in memory, whose speed is not the disk's.
+type lab struct {
+	options
+	self    string
+	dir     string
+	key     string // ed25519
+	rsa     string
+	port    int
+	hostKey string
+
+	server *exec.Cmd
+	stdin  io.Closer
+}
+
+// openLab starts a load server for o.most workers. The caller closes the lab.
+func openLab(ctx context.Context, o options) (_ *lab, err error) {
+	l := &lab{options: o}
+	if l.binary, err = filepath.Abs(o.binary); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(l.binary); err != nil {
+		return nil, fmt.Errorf("%w; build it with: make build", err)
+	}
+	if l.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	if err := sshfan.RaiseFileLimit(2 * o.most); err != nil {
+		return nil, err
+	}
+	parent := "/dev/shm"
+	if _, err := os.Stat(parent); err != nil {
+		parent = ""
+	}
+	if l.dir, err = os.MkdirTemp(parent, "multihost-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	l.key, l.rsa = filepath.Join(l.dir, "ed25519"), filepath.Join(l.dir, "rsa")
+	for path, kind := range map[string][]string{l.key: {"-t", "ed25519"}, l.rsa: {"-t", "rsa", "-b", "3072"}} {
+		args := append([]string{"-q", "-N", "", "-C", "bench", "-f", path}, kind...)
+		if out, err := exec.CommandContext(ctx, "ssh-keygen", args...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("make key: %w: %s", err, bytes.TrimSpace(out))
+		}
+	}
+	return l, l.serve(ctx)
+}
+
+func (l *lab) serve(ctx context.Context) error {
+	l.server = exec.CommandContext(ctx, l.self, "serve", "-n", fmt.Sprint(l.most))
+	l.server.Stderr = os.Stderr
+	in, err := l.server.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := l.server.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := l.server.Start(); err != nil {
+		return err
+	}
+	l.stdin = in
+	ready, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("start load server: %w", err)
+	}
+	port, key, _ := strings.Cut(strings.TrimSpace(ready), " ")
+	l.hostKey = key
+	_, err = fmt.Sscan(port, &l.port)
+	return err
+}
+
+func (l *lab) close() {
+	if l.stdin != nil {
+		l.stdin.Close()
+		if err := l.server.Wait(); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: load server: %v\n", err)
+		}
+	}
+	os.RemoveAll(l.dir)
+}
+
+// A cost is what one run of a client took.
+type cost struct {
+	wall     time.Duration
+	cpu      time.Duration // of the process and the children it waited for
+	resident int64         // the most of the process, or of the largest of its children
+	stderr   []byte
+}
+
+// client runs a command to its end. What it prints goes through a pipe to
+// nowhere, as to a reader that keeps up.
+func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	cmd.Stdout = struct{ io.Writer }{io.Discard} // no *os.File: a pipe
+	begin := time.Now()
+	err := cmd.Run()
+	c := cost{wall: time.Since(begin), stderr: stderr.Bytes()}
+	if cmd.ProcessState != nil {
+		c.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+		c.resident = cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
+	}
+	if err != nil {
+		return c, fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastOf(c.stderr))
+	}
+	return c, nil
+}
+
+func lastOf(text []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return lines[len(lines)-1]
+}
+
+// own are the arguments of a client that is this program.
+func (l *lab) own(program string, n int, more ...string) []string {
+	args := []string{l.self, program, "-n", fmt.Sprint(n), "-port", fmt.Sprint(l.port), "-key", l.key, "-host-key", l.hostKey}
+	return append(args, more...)
+}
+
+// logs makes an empty directory for the files of one run.
+func (l *lab) logs() (string, error) { return os.MkdirTemp(l.dir, "logs-") }
+
+// A contestant is measured in turn with others.
+type contestant struct {
+	name string
+	run  func() (cost, error)
+}
+
+// inTurn runs every contestant once a round and returns the median cost of
+// each: whatever else the machine does in a round, it does to all of them.
+func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
+	runs := make(map[string][]cost)
+	for range rounds {
+		for _, c := range all {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			one, err := c.run()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", c.name, err)
+			}
+			runs[c.name] = append(runs[c.name], one)
+			fmt.Fprintf(os.Stderr, "bench: %-40s %6.2f s, %6.2f s of CPU\n", c.name, one.wall.Seconds(), one.cpu.Seconds())
+		}
+	}
+	medians := make(map[string]cost)
+	for name, costs := range runs {
+		medians[name] = cost{
+			wall:     median(costs, func(c cost) time.Duration { return c.wall }),
+			cpu:      median(costs, func(c cost) time.Duration { return c.cpu }),
+			resident: median(costs, func(c cost) int64 { return c.resident }),
+			stderr:   costs[len(costs)-1].stderr,
+		}
+	}
+	return medians, nil
+}
+
+func median[T cmp.Ordered](all []cost, of func(cost) T) T {
+	values := make([]T, len(all))
+	for i, c := range all {
+		values[i] = of(c)
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// machine says what all figures depend on.
+func machine() string {
+	model := "unknown processor"
+	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(data)) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("%d × %s, %s/%s, %s", runtime.NumCPU(), model, runtime.GOOS, runtime.GOARCH, runtime.Version())
+}

@@ -1,0 +1,110 @@
+// Command bench measures multihost beside the tools that people would pick
+// instead, and beside the least that an SSH client can cost.
+//
+//	go run ./bench -binary bin/multihost -write docs/performance.md
+//
+// It starts itself as a load server, which stands in for up to 2048 workers on
+// addresses of 127.0.0.0/8, and runs every client against it as a process of
+// its own, so that what a client costs is what the kernel accounts to that
+// process and to the children it has waited for; the server is counted apart.
+// Clients that are compared run in turn, in one go, and medians are compared:
+// the speed of a machine that others use, too, drifts by more than what is
+// asked here.
+//
+// It ends with status 1 when a bar is missed, and says which.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := start(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// start runs one of the programs of this binary: the harness, or what the
+// harness starts as a process of its own.
+func start(ctx context.Context, args []string) error {
+	if len(args) > 0 {
+		switch program, rest := args[0], args[1:]; program {
+		case "serve":
+			return serve(ctx, rest)
+		case "reference":
+			return reference(ctx, rest)
+		case "engine":
+			return engine(ctx, rest)
+		case "waiter":
+			return waiter()
+		}
+	}
+	var o options
+	flags := flag.NewFlagSet("bench", flag.ExitOnError)
+	flags.StringVar(&o.binary, "binary", "bin/multihost", "the multihost to measure")
+	flags.StringVar(&o.write, "write", "", "file to write the report to; default: standard output")
+	flags.StringVar(&o.only, "only", "", "sections to run, joined by commas: connect,idle,logs,command,start; default: all")
+	flags.IntVar(&o.most, "most", 2048, "the most workers of the load server")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	return bench(ctx, o)
+}
+
+type options struct {
+	binary, write, only string
+	most                int
+}
+
+func (o options) wants(section string) bool {
+	return o.only == "" || strings.Contains(","+o.only+",", ","+section+",")
+}
+
+// bench runs the sections and writes the report.
+func bench(ctx context.Context, o options) error {
+	begin := time.Now()
+	l, err := openLab(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	r := &report{}
+	for _, s := range []struct {
+		name string
+		run  func(context.Context, *lab, *report) error
+	}{
+		{"connect", measureConnect},
+		{"idle", measureIdle},
+		{"logs", measureLogs},
+		{"command", measureCommand},
+		{"start", measureStart},
+	} {
+		if !o.wants(s.name) {
+			continue
+		}
+		if err := s.run(ctx, l, r); err != nil {
+			return fmt.Errorf("measure %s: %w", s.name, err)
+		}
+	}
+	if err := r.write(o.write, time.Since(begin)); err != nil {
+		return err
+	}
+	if missed := r.missed(); len(missed) > 0 {
+		return errors.New("missed: " + strings.Join(missed, "; "))
+	}
+	return nil
+}

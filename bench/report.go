@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// A report gathers tables and bars.
+type report struct {
+	text strings.Builder
+	bars []bar
+}
+
+// A bar is a limit that a figure has to keep.
+type bar struct {
+	what  string
+	got   float64
+	limit float64
+	least bool // the limit is the least, not the most
+	unit  string
+}
+
+func (b bar) kept() bool {
+	if b.least {
+		return b.got >= b.limit
+	}
+	return b.got <= b.limit
+}
+
+func (b bar) figure() string { return strings.TrimSpace(fmt.Sprintf("%.3g %s", b.got, b.unit)) }
+
+func (b bar) String() string {
+	sign := "≤"
+	if b.least {
+		sign = "≥"
+	}
+	return fmt.Sprintf("%s: %s (bar: %s %g)", b.what, b.figure(), sign, b.limit)
+}
+
+func (r *report) section(title, text string) {
+	fmt.Fprintf(&r.text, "\n## %s\n\n%s\n", title, strings.TrimSpace(text))
+}
+
+// table adds a table; the first row is its head.
+func (r *report) table(rows [][]string) {
+	r.text.WriteByte('\n')
+	for i, row := range rows {
+		fmt.Fprintf(&r.text, "| %s |\n", strings.Join(row, " | "))
+		if i == 0 {
+			r.text.WriteString("|---" + strings.Repeat("|--:", len(row)-1) + "|\n")
+		}
+	}
+}
+
+func (r *report) most(what string, got, limit float64, unit string) {
+	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit})
+}
+
+func (r *report) least(what string, got, limit float64, unit string) {
+	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit, least: true})
+}
+
+func (r *report) missed() (all []string) {
+	for _, b := range r.bars {
+		if !b.kept() {
+			all = append(all, b.String())
+		}
+	}
+	return all
+}
+
+func (r *report) write(path string, took time.Duration) error {
+	var out strings.Builder
+	fmt.Fprintf(&out, `# What multihost costs
+
+Written by `+"`make bench`"+`; the figures are those of one run of %s on
+
+> %s
+
+The load server stands in for all workers on loopback addresses, as a process of its own; its CPU is not counted.
+"CPU" is what the kernel accounts to a client and to the children that it waited for, "peak" the most memory of one
+process. Clients that are compared ran in turn, and the median of each is shown; the machine's speed drifts, so
+ratios within a table mean something, and figures of different tables less.
+
+## Bars
+
+| what | measured | bar | |
+|---|--:|--:|---|
+`, took.Round(time.Second), machine())
+	for _, b := range r.bars {
+		sign, word := "≤", "kept"
+		if b.least {
+			sign = "≥"
+		}
+		if !b.kept() {
+			word = "**missed**"
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s %g | %s |\n", b.what, b.figure(), sign, b.limit, word)
+	}
+	out.WriteString(r.text.String())
+	if path == "" {
+		_, err := os.Stdout.WriteString(out.String())
+		return err
+	}
+	return os.WriteFile(path, []byte(out.String()), 0o644)
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
+
+func perWorker(d time.Duration, n int) string {
+	return fmt.Sprintf("%.2f", d.Seconds()*1000/float64(n))
+}
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.0f", float64(n)/(1<<20)) }
+
+func rate(bytes int64, d time.Duration) float64 { return float64(bytes) / 1e6 / d.Seconds() }

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+)
+
+// Peers cost tens of milliseconds a host, so they run on fewer.
+const (
+	peerHosts  = 64
+	peerRounds = 3
+	rounds     = 5
+)
+
+// measureConnect: connect, log in, verify the host key, run `true`, learn how
+// it ended, on every worker.
+func measureConnect(ctx context.Context, l *lab, r *report) error {
+	r.section("`true` on every worker", `
+Connect, verify the host key, log in, run, learn the exit status. The reference is the least that a program on
+x/crypto/ssh can do; it tries nothing twice, keeps nothing alive and reports nothing.`)
+	own := func(name, program string, n int, more ...string) contestant {
+		return contestant{name, func() (cost, error) { return l.client(ctx, nil, l.own(program, n, more...)...) }}
+	}
+	rows := [][]string{{"workers", "client", "wall s", "CPU s", "CPU ms/worker", "× reference", "peak MiB"}}
+	row := func(n int, name string, c, floor cost) {
+		rows = append(rows, []string{fmt.Sprint(n), name, seconds(c.wall), seconds(c.cpu), perWorker(c.cpu, n),
+			fmt.Sprintf("%.2f", c.cpu.Seconds()/floor.cpu.Seconds()), mebibytes(c.resident)})
+	}
+
+	peers, err := l.peers(ctx, peerHosts, "true")
+	if err != nil {
+		return err
+	}
+	small, err := inTurn(ctx, peerRounds, append([]contestant{
+		own("reference", "reference", peerHosts), own("multihost engine", "engine", peerHosts),
+	}, peers...)...)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"reference", "multihost engine", "ssh loop", "parallel-ssh", "pdsh", "clush"} {
+		if c, ok := small[name]; ok {
+			row(peerHosts, name, c, small["reference"])
+		}
+	}
+	for _, n := range []int{256, 1024, 2048} {
+		if n > l.most {
+			continue
+		}
+		all := []contestant{own("reference", "reference", n), own("multihost engine", "engine", n)}
+		if n == 1024 {
+			all = append(all,
+				own("reference, ML-KEM", "reference", n, "-hybrid"),
+				own("multihost engine, RSA-3072 key", "engine", n, "-key", l.rsa),
+				own("multihost engine, 64 handshakes at once", "engine", n, "-max-dials", "64"),
+				own("multihost engine, 1024 handshakes at once", "engine", n, "-max-dials", "1024"))
+		}
+		medians, err := inTurn(ctx, rounds, all...)
+		if err != nil {
+			return err
+		}
+		for _, c := range all {
+			row(n, c.name, medians[c.name], medians["reference"])
+		}
+		if n >= 1024 {
+			r.most(fmt.Sprintf("CPU of the engine for `true` on %d workers, × reference", n),
+				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
+		}
+		if n == 1024 {
+			paced := medians["multihost engine"].wall
+			best := min(paced, medians["multihost engine, 64 handshakes at once"].wall, medians["multihost engine, 1024 handshakes at once"].wall)
+			r.most("wall time with the default pacing, × the best of 64, 256 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
+		}
+	}
+	r.table(rows)
+	return nil
+}
+
+// measureIdle: what staying connected costs.
+func measureIdle(ctx context.Context, l *lab, r *report) error {
+	n := l.most
+	const quiet = 30 * time.Second
+	r.section("Staying connected", fmt.Sprintf(`
+%d workers connected for %s without a command, keepalives every 10 s included, after a second, third and fourth
+`+"`true`"+` on the open connections. The goroutines are counted and named in the documentation of internal/sshfan.`, n, quiet))
+	c, err := l.client(ctx, nil, l.own("engine", n, "-rounds", "3", "-idle", quiet.String())...)
+	if err != nil {
+		return err
+	}
+	var e engineCost
+	if err := json.Unmarshal([]byte(lastOf(c.stderr)), &e); err != nil {
+		return fmt.Errorf("engine said %q: %w", c.stderr, err)
+	}
+	r.table([][]string{
+		{"workers", "CPU of a further command, ms", "idle: share of a core", "KiB resident/worker", "goroutines/worker"},
+		{fmt.Sprint(n), fmt.Sprintf("%.2f", e.Exec.Seconds()*1000), fmt.Sprintf("%.2f %%", e.IdleShare*100),
+			fmt.Sprintf("%.0f", float64(e.ResidentBytes)/1024), fmt.Sprintf("%.1f", e.Goroutines)},
+	})
+	r.most("CPU of a further command on an open connection", e.Exec.Seconds()*1000, 0.3, "ms")
+	r.most(fmt.Sprintf("CPU of %d idle workers, share of a core", n), e.IdleShare*100, 2, "%")
+	r.most("resident memory per idle worker", float64(e.ResidentBytes)/1024, 100, "KiB")
+	return nil
+}
+
+// Sizes of the logs: that of many workers, and that of few with much to say.
+const (
+	logBytes = 64 << 20
+	manyLog  = 1 << 20
+)
+
+// measureLogs: output of all workers into a file each, with the default view.
+func measureLogs(ctx context.Context, l *lab, r *report) error {
+	r.section("Logs", `
+Every worker prints 100-byte lines as fast as it is read; one file per worker, in memory, and a view of whole lines on
+standard output, read by a reader that keeps up. The reference prefixes and shows every line; the default view of
+multihost shows worker 0 and looks through the lines of all others for errors.`)
+	rows := [][]string{{"output", "client", "wall s", "MB/s", "CPU s/GB", "× reference", "peak MiB"}}
+	fresh := func(argv func(dir string) []string) func() (cost, error) {
+		return func() (cost, error) {
+			dir, err := l.logs()
+			if err != nil {
+				return cost{}, err
+			}
+			defer os.RemoveAll(dir)
+			return l.client(ctx, nil, argv(dir)...)
+		}
+	}
+	for _, load := range []struct {
+		workers int
+		bytes   int64
+		peers   bool
+	}{{peerHosts, manyLog, true}, {l.most, manyLog, false}, {64, logBytes, false}} {
+		total := int64(load.workers) * load.bytes
+		what := fmt.Sprintf("%d × %d MiB", load.workers, load.bytes>>20)
+		all := []contestant{
+			{"reference", fresh(func(dir string) []string {
+				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
+			})},
+			{"multihost", fresh(func(dir string) []string {
+				return l.own("engine", load.workers, "-log-bytes", fmt.Sprint(load.bytes), "-logs", dir, "-view")
+			})},
+			{"multihost, files alone", fresh(func(dir string) []string {
+				return l.own("engine", load.workers, "-log-bytes", fmt.Sprint(load.bytes), "-logs", dir)
+			})},
+		}
+		names := []string{"reference", "multihost", "multihost, files alone"}
+		if load.peers {
+			peers, err := l.peers(ctx, load.workers, fmt.Sprintf("burst %d", load.bytes))
+			if err != nil {
+				return err
+			}
+			for _, p := range peers {
+				if p.name != "ssh loop" { // shows no worker's name
+					all, names = append(all, p), append(names, p.name)
+				}
+			}
+		}
+		medians, err := inTurn(ctx, peerRounds, all...)
+		if err != nil {
+			return err
+		}
+		floor := medians["reference"]
+		for _, name := range names {
+			c := medians[name]
+			rows = append(rows, []string{what, name, seconds(c.wall), fmt.Sprintf("%.0f", rate(total, c.wall)),
+				fmt.Sprintf("%.1f", c.cpu.Seconds()/(float64(total)/1e9)), fmt.Sprintf("%.2f", floor.wall.Seconds()/c.wall.Seconds()), mebibytes(c.resident)})
+		}
+		ours := medians["multihost"]
+		if pdsh, ok := medians["pdsh"]; ok {
+			r.least("throughput of "+what+", × pdsh", pdsh.wall.Seconds()/ours.wall.Seconds(), 10, "")
+			continue
+		}
+		r.least("throughput of "+what+", × reference", floor.wall.Seconds()/ours.wall.Seconds(), 0.6, "")
+		if load.workers == l.most {
+			r.most("CPU of "+what+" with the default view, × files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
+		}
+		// What all channels may hold, a connection of each worker, and 64 KiB of
+		// our own for each.
+		r.most("peak memory of "+what, float64(ours.resident)/(1<<20), 512+float64(load.workers)*(100+64)/1024, "MiB")
+	}
+	r.table(rows)
+	return nil
+}

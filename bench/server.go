@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/google/shlex"
+	"golang.org/x/crypto/ssh"
+)
+
+// The load server answers exec requests itself, with no process and no shell,
+// so that a client's cost is not hidden behind the server's:
+//
+//	true            ends with 0
+//	burst BYTES     prints that many bytes of 100-byte lines
+//	hold            runs until the session ends
+//	multihost-follow
+//	                what internal/launch/follow.sh does for a command that has
+//	                ended; the bytes of output that it left are the number at
+//	                the end of the run's name
+
+// line is what a worker prints: 99 characters that look like a training log and
+// a newline.
+const lineLength = 100
+
+// pattern holds whole lines, and enough of them to send any piece of the log
+// from any offset within a line.
+var pattern = func() []byte {
+	line := "I1128 03:41:07.123456 completed step: 1234, seconds: 3.210, TFLOP/s/device: 210.123, loss: 2.345"
+	line += strings.Repeat(" ", lineLength-1-len(line)) + "\n"
+	return []byte(strings.Repeat(line, 1+(1<<20)/lineLength))
+}()
+
+// address is where the load server listens as worker i.
+func address(i int) string { return fmt.Sprintf("127.0.%d.%d", 1+i/250, 1+i%250) }
+
+// serve is the load server. It prints its host key in authorized_keys form and
+// its port, and ends with ctx or when its standard input ends.
+func serve(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("serve", flag.ExitOnError)
+	workers := flags.Int("n", 64, "workers")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	signer, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		return err
+	}
+	s := &server{config: &ssh.ServerConfig{
+		PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil },
+		MaxAuthTries:      -1,
+	}}
+	s.config.AddHostKey(signer)
+
+	port := 0
+	var listeners []net.Listener
+	for i := range *workers {
+		l, err := net.Listen("tcp", net.JoinHostPort(address(i), strconv.Itoa(port)))
+		if err != nil {
+			return err
+		}
+		port = l.Addr().(*net.TCPAddr).Port
+		listeners = append(listeners, l)
+		s.wg.Go(func() { s.accept(l) })
+	}
+	fmt.Printf("%d %s", port, ssh.MarshalAuthorizedKey(signer.PublicKey()))
+	ended := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // its end is what counts
+		close(ended)
+	}()
+	select {
+	case <-ctx.Done():
+	case <-ended:
+	}
+	for _, l := range listeners {
+		l.Close()
+	}
+	return nil // connections end with the process
+}
+
+type server struct {
+	config *ssh.ServerConfig
+	wg     sync.WaitGroup
+}
+
+func (s *server) accept(l net.Listener) {
+	for {
+		raw, err := l.Accept()
+		if err != nil {
+			return
+		}
+		s.wg.Go(func() { s.connection(raw) })
+	}
+}
+
+func (s *server) connection(raw net.Conn) {
+	defer raw.Close()
+	conn, channels, requests, err := ssh.NewServerConn(raw, s.config)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	s.wg.Go(func() {
+		for r := range requests {
+			if r.WantReply {
+				// OpenSSH answers keepalives with a failure, too.
+				_ = r.Reply(false, nil)
+			}
+		}
+	})
+	for c := range channels {
+		if c.ChannelType() != "session" {
+			_ = c.Reject(ssh.UnknownChannelType, "sessions only")
+			continue
+		}
+		channel, requests, err := c.Accept()
+		if err != nil {
+			return
+		}
+		s.wg.Go(func() { s.session(channel, requests) })
+	}
+}
+
+func (s *server) session(channel ssh.Channel, requests <-chan *ssh.Request) {
+	defer channel.Close()
+	for r := range requests {
+		if r.Type != "exec" {
+			if r.WantReply {
+				_ = r.Reply(r.Type == "env", nil)
+			}
+			continue
+		}
+		var exec struct{ Command string }
+		if err := ssh.Unmarshal(r.Payload, &exec); err != nil {
+			return
+		}
+		_ = r.Reply(true, nil) // a client that went away is seen below
+		over := make(chan struct{})
+		s.wg.Go(func() {
+			for range requests {
+			}
+			close(over)
+		})
+		code := s.exec(exec.Command, channel, over)
+		_, _ = channel.SendRequest("exit-status", false, binary.BigEndian.AppendUint32(nil, uint32(code)))
+		return
+	}
+}
+
+// exec runs a command and returns its exit status.
+func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{}) int {
+	words, err := shlex.Split(command)
+	if err != nil || len(words) == 0 {
+		return 2
+	}
+	switch {
+	case words[0] == "true":
+		return 0
+	case words[0] == "hold":
+		<-over
+		return 0
+	case words[0] == "burst" && len(words) == 2:
+		n, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil || send(channel, 0, n) != nil {
+			return 1
+		}
+		return 0
+	case len(words) > 12 && words[6] == "multihost-follow":
+		if err := answerFollow(words[7:], channel); err != nil {
+			return 1
+		}
+		return 0
+	}
+	return 127
+}
+
+// send writes n bytes of the log from offset.
+func send(w io.Writer, offset, n int64) error {
+	for n > 0 {
+		from := offset % lineLength
+		piece := pattern[from:min(from+n, int64(len(pattern)))]
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		offset, n = offset+int64(len(piece)), n-int64(len(piece))
+	}
+	return nil
+}
+
+// answerFollow speaks as follow.sh does: LENGTH NONCE RUN ATTEMPT OFFSET MODE.
+func answerFollow(args []string, channel ssh.Channel) error {
+	length, err := strconv.ParseInt(args[0], 10, 64)
+	if err != nil {
+		return err
+	}
+	nonce, run, attempt := args[1], args[2], args[3]
+	size, err := strconv.ParseInt(run[strings.LastIndexByte(run, '-')+1:], 10, 64)
+	if err != nil {
+		return err
+	}
+	offset, err := strconv.ParseInt(args[4], 10, 64)
+	if err != nil {
+		return err
+	}
+	in := bufio.NewReader(channel)
+	if _, err := io.CopyN(io.Discard, in, length); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(channel, "%s stream %d\n", nonce, size); err != nil {
+		return err
+	}
+	for {
+		order, err := in.ReadString('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		want, err := strconv.ParseInt(strings.TrimSpace(order), 10, 64)
+		if err != nil {
+			return err
+		}
+		room := min(want, size-offset)
+		if err := send(channel, offset, room); err != nil {
+			return err
+		}
+		offset += room
+		said := fmt.Sprintf("%s size %d\n", nonce, size)
+		if room < want {
+			said = ""
+			for _, line := range []string{
+				"run " + run + " " + attempt, "dir /home/u/.multihost/runs/" + run + "/" + attempt, "phase exited",
+				"supervisor 100 0 1700000000000000000", "started 101 1700000000000000000",
+				"exit code 0", "exit signal ", "exit end 1700000001000000000", fmt.Sprintf("exit size %d", size), "end",
+			} {
+				said += nonce + " " + line + "\n"
+			}
+		}
+		if _, err := io.WriteString(channel.Stderr(), said); err != nil || room < want {
+			return err
+		}
+	}
+}
