@@ -163,7 +163,7 @@ func (s *Server) control(r *http.Request) (any, error) {
 }
 
 func (s *Server) controlFault(r *http.Request) (any, error) {
-	body, err := readBody(r)
+	body, err := readBody(r, maxBody)
 	if err != nil {
 		return nil, err
 	}

@@ -27,21 +27,27 @@
 //   - SSH keys reach a worker from project and node metadata, or from OS Login
 //     where enable-oslogin says so; host keys leave it as guest attributes once
 //     it has booted.
-//   - The instance metadata server, for workers of the netns backend: instance
-//     and project attributes, tpu-env, tokens, the startup script at each boot.
+//   - The instance metadata server: instance and project attributes, tpu-env,
+//     tokens, guest attributes; the startup script at each boot.
+//   - Cloud Storage: buckets and objects, see storage.go. The bucket named by
+//     DefaultBucket is there from the start.
+//   - Secret Manager: secrets, their versions, access to them.
+//   - Who calls: a worker by the token of its metadata server, with the scopes
+//     of its node's service account; everybody else is the user.
 //   - The relay of Identity-Aware Proxy, to the SSH port of every worker.
 //   - Faults: see Faults.
 //
 // # Not modelled
 //
 //   - Permissions: every caller may do everything in the one project that
-//     exists. With Config.Login callers must show a token of the one user there
-//     is, or of a worker; tokens end by faults only, never by their age.
+//     exists, but for what the fault permission-denied says. With Config.Login
+//     callers must show a token of the one user there is, or of a worker; the
+//     user's tokens end by faults only, never by their age.
 //   - Routing: firewall rules are stored and checked but filter nothing, and
 //     networks separate only the workers of the netns backend.
 //   - Capacity as a number; it is there or, under a fault, not.
 //   - Reservations: every reservation name is taken as one with room.
-//   - Sessions of the IAP relay that outlive their WebSocket; Storage, gRPC.
+//   - Sessions of the IAP relay that outlive their WebSocket; gRPC.
 //   - snake_case names in JSON bodies of the TPU API, partial responses
 //     (fields=), filters beyond single comparisons.
 //   - starting and stopping nodes, manual maintenance.

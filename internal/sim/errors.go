@@ -18,6 +18,7 @@ type apiError struct {
 	Message    string
 	Details    []any
 	RetryAfter time.Duration
+	plain      bool // the body is the text alone
 }
 
 func (e *apiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
@@ -44,6 +45,8 @@ func statuses(code int) (status, reason string) {
 		return "UNIMPLEMENTED", "notImplemented"
 	case http.StatusServiceUnavailable:
 		return "UNAVAILABLE", "backendError"
+	case http.StatusRequestedRangeNotSatisfiable:
+		return "OUT_OF_RANGE", "requestedRangeNotSatisfiable"
 	case http.StatusGatewayTimeout:
 		return "DEADLINE_EXCEEDED", "backendError"
 	case http.StatusInternalServerError:
@@ -138,7 +141,14 @@ func (e *apiError) rpcStatus() map[string]any {
 }
 
 func writeError(w http.ResponseWriter, e *apiError, compute bool) {
-	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	kind, body := "application/json; charset=UTF-8", e.body(compute)
+	if e.plain {
+		kind, body = "text/html; charset=UTF-8", []byte(e.Message)
+	}
+	if e.Code == http.StatusNotModified {
+		body = nil
+	}
+	w.Header().Set("Content-Type", kind)
 	if e.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(e.RetryAfter.Round(time.Second)/time.Second)))
 	}
@@ -146,5 +156,5 @@ func writeError(w http.ResponseWriter, e *apiError, compute bool) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/", error="invalid_token"`)
 	}
 	w.WriteHeader(e.Code)
-	_, _ = w.Write(e.body(compute)) // the client is gone: nobody to tell
+	_, _ = w.Write(body) // the client is gone: nobody to tell
 }

@@ -40,6 +40,9 @@ type Fault struct {
 	Cores     int    `json:"cores,omitempty"`
 	Type      string `json:"type,omitempty"`
 
+	Permission string `json:"permission,omitempty"`
+	Account    string `json:"account,omitempty"`
+
 	Mode    string `json:"mode,omitempty"`
 	Setting string `json:"setting,omitempty"`
 	Bytes   int64  `json:"bytes,omitempty"`
@@ -75,6 +78,7 @@ func Faults() []FaultDoc {
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},
 		{Name: "expired-token", Args: call, What: "calls are answered with 401"},
 		{Name: "login-ended", What: "the user's credentials are worth nothing any more until multihost sim login; for sim up --login"},
+		{Name: "permission-denied", Args: []string{"permission", "account", "n"}, Required: []string{"permission"}, What: "an account lacks a permission, such as storage.objects.get or tpu.nodes.delete (of nodes and queued resources)"},
 		{Name: "slow-api", Args: append([]string{"delay"}, call...), Required: []string{"delay"}, What: "calls take longer"},
 		{Name: "drop-request", Args: call, What: "the connection is cut and nothing is done"},
 		{Name: "drop-reply", Args: call, What: "what was asked is done, then the connection is cut"},
@@ -123,6 +127,8 @@ func FaultArgs() []FaultArg {
 		{"vanish", "true or false", func(f *Fault) string { return boolText(f.Vanish) }, setVanish},
 		{"cores", "a number", func(f *Fault) string { return strconv.Itoa(f.Cores) }, func(f *Fault, v string) error { return setInt(&f.Cores, v) }},
 		textArg("type", "accelerator type", func(f *Fault) *string { return &f.Type }),
+		textArg("permission", "name of a permission, or a pattern", func(f *Fault) *string { return &f.Permission }),
+		textArg("account", "address of who calls, or a pattern: *gserviceaccount.com are the workers; any when left out", func(f *Fault) *string { return &f.Account }),
 		textArg("mode", "see the fault", func(f *Fault) *string { return &f.Mode }),
 		textArg("setting", "see the fault", func(f *Fault) *string { return &f.Setting }),
 		{"bytes", "a number", func(f *Fault) string { return countText(int(f.Bytes)) }, func(f *Fault, v string) error {

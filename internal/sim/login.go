@@ -69,7 +69,7 @@ func (s *Server) endLogin() error {
 
 // serveToken is Google's token endpoint, for refresh tokens only.
 func (s *Server) serveToken(w http.ResponseWriter, r *http.Request) {
-	body, err := readBody(r)
+	body, err := readBody(r, maxBody)
 	if err != nil {
 		writeError(w, asAPIError(err), false)
 		return

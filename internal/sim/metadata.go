@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"path"
@@ -17,12 +18,14 @@ import (
 const metadataRoot = "/computeMetadata/v1/"
 
 // metadataServer is the instance metadata server as worker i of n sees it. It
-// does not model wait_for_change, identity tokens and guest attributes.
+// does not model wait_for_change and identity tokens.
 func (s *Server) metadataServer(n *node, i int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
 		w.Header().Set("Server", "Metadata Server for VM")
 		switch {
+		case r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, metadataRoot+guestTree):
+			s.putGuestAttribute(w, r, n, i)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		case r.URL.Path == "/":
@@ -155,7 +158,11 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 		tree[at+"email"] = account.Email
 		tree[at+"aliases"] = "default\n"
 		tree[at+"scopes"] = scopes
-		tree[at+"token"] = fmt.Sprintf(`{"access_token":"`+workerToken+`%s-%d","expires_in":3599,"token_type":"Bearer"}`, n.id, i)
+		t := s.tokenOf(n, i)
+		tree[at+"token"] = fmt.Sprintf(`{"access_token":%q,"expires_in":%d,"token_type":"Bearer"}`, t.text, int(t.expires.Sub(s.clock.Now()).Seconds()))
+	}
+	for key, value := range n.guestOf(i) {
+		tree[guestTree+key] = value
 	}
 	for key, value := range s.state.metadata {
 		tree["project/attributes/"+key] = value
@@ -178,6 +185,45 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 		tree["instance/attributes/"+key] = value
 	}
 	return tree
+}
+
+// guestTree is where a worker writes guest attributes, which the API shows.
+const guestTree = "instance/guest-attributes/"
+
+// guestOf returns the guest attributes that worker i wrote, by namespace/key.
+func (n *node) guestOf(i int) map[string]string {
+	if i >= len(n.guest) {
+		return nil
+	}
+	return n.guest[i]
+}
+
+func (s *Server) putGuestAttribute(w http.ResponseWriter, r *http.Request, n *node, i int) {
+	name := strings.TrimPrefix(r.URL.Path, metadataRoot+guestTree)
+	namespace, key, ok := strings.Cut(name, "/")
+	switch {
+	case r.Header.Get("Metadata-Flavor") != "Google":
+		http.Error(w, "Missing Metadata-Flavor:Google header.", http.StatusForbidden)
+		return
+	case !ok || namespace == "" || key == "" || strings.Contains(key, "/"):
+		http.Error(w, "want guest-attributes/NAMESPACE/KEY", http.StatusBadRequest)
+		return
+	}
+	value, err := io.ReadAll(io.LimitReader(r.Body, maxMetadata+1))
+	if err != nil || len(value) > maxMetadata {
+		http.Error(w, "value too large", http.StatusRequestEntityTooLarge)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.guestAttributesOff(n.id) {
+		http.Error(w, "Guest attributes endpoint access is disabled.", http.StatusForbidden)
+		return
+	}
+	for len(n.guest) < n.typ.Workers {
+		n.guest = append(n.guest, map[string]string{})
+	}
+	n.guest[i][name] = string(value)
 }
 
 func tagList(tags []string) string {

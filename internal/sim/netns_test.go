@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -65,13 +66,14 @@ func TestNetnsWorkers(t *testing.T) {
 	want := strings.Join([]string{
 		hostname, hostname, "8896", "3", "3", "v5litepod-16", strings.Join(endpoints, ","), last,
 		sim.DefaultProject, "projects/123456789012/zones/" + sim.DefaultZone,
-		`{"access_token":"ya29.simulated-t-1-3","expires_in":3599,"token_type":"Bearer"}`,
+		`{"access_token":"ya29.simulated-t-1-3-ID","expires_in":SECONDS,"token_type":"Bearer"}`,
 		"https://www.googleapis.com/auth/cloud-platform", "", "123456789012-compute@developer.gserviceaccount.com", "",
 	}, "\n")
 	got := ask(nodes[1], 3, metadata+`hostname; get instance/name; cat /sys/class/net/ens8/mtu
 for a in agent-worker-number worker-id accelerator-type worker-network-endpoints; do get instance/attributes/$a; done
 get instance/network-interfaces/0/ip; get project/project-id; get instance/zone
 get instance/service-accounts/default/token; get instance/service-accounts/default/scopes; get instance/service-accounts/default/email`)
+	got = regexp.MustCompile(`-[0-9a-f]+","expires_in":\d+`).ReplaceAllString(got, `-ID","expires_in":SECONDS`)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metadata (-want +got):\n%s", diff)
 	}

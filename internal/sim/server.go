@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -68,6 +70,9 @@ type Config struct {
 	// application default credentials Env names, or one of a worker's metadata
 	// server. Without it everybody is let in.
 	Login bool
+
+	// Secrets are in Secret Manager from the start, as version 1.
+	Secrets map[string]string
 
 	// Faults are in force from the start.
 	Faults []Fault
@@ -236,6 +241,8 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":             s.url + "/",
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE":         s.url + "/compute/v1/",
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN":         s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE":         s.url + "/storage/v1/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER":   s.url + "/",
 		"CLOUDSDK_AUTH_DISABLE_CREDENTIALS":               "true",
 		"CLOUDSDK_CORE_PROJECT":                           s.cfg.Project,
 		"CLOUDSDK_COMPUTE_ZONE":                           s.cfg.Zone,
@@ -358,10 +365,14 @@ func (s *Server) logRequest(r Request) {
 	}
 }
 
-// An answer is what a handler gives: JSON, or an error.
+// An answer is what a handler gives: JSON, raw bytes with a code, or an error.
 type answer struct {
 	json []byte
 	err  *apiError
+
+	raw    []byte
+	header http.Header
+	code   int // 0: 200 with json
 }
 
 // ServeHTTP is the whole API. Every request is logged, meets the faults in
@@ -383,9 +394,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveToken(w, r)
 		return
 	}
-	compute := strings.HasPrefix(r.URL.Path, "/compute/")
-	body, err := readBody(r)
-	logged := Request{Method: r.Method, Path: r.URL.RequestURI(), Body: string(body)}
+	compute, objects := strings.HasPrefix(r.URL.Path, "/compute/"), isStorage(r)
+	limit := maxBody
+	if objects {
+		limit = maxObject
+	}
+	body, err := readBody(r, limit)
+	logged := Request{Method: r.Method, Path: r.URL.RequestURI()}
+	if !objects { // a simulator that runs for weeks must not keep what is uploaded
+		logged.Body = string(body)
+	}
+	who, refused := s.callerOf(r)
+	if refused == nil {
+		refused = who.checkScopes(r)
+	}
 	var a answer
 	var verdict requestVerdict
 	if err != nil {
@@ -396,24 +418,36 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	} else if verdict.skip {
 		// The connection is cut below.
+	} else if refused != nil {
+		a.err = refused
+	} else if objects {
+		a = s.serveStorage(r, body, who)
 	} else if compute {
 		a = s.serveCompute(r, body)
 	} else if isOSLogin(r) {
 		a = s.serveJSON(r, body, s.dispatchOSLogin)
+	} else if isSecrets(r) {
+		a = s.serveJSON(r, body, s.dispatchSecrets(who))
 	} else {
-		a = s.serveJSON(r, body, s.dispatchTPU)
+		a = s.serveJSON(r, body, s.dispatchTPU(who))
 	}
 	if verdict.drop {
 		s.logRequest(logged)
 		panic(http.ErrAbortHandler) // net/http's way to cut the connection
 	}
-	logged.Code = http.StatusOK
+	logged.Code = cmp.Or(a.code, http.StatusOK)
 	if a.err != nil {
 		logged.Code = a.err.Code
 	}
 	s.logRequest(logged)
 	if a.err != nil {
-		writeError(w, a.err, compute)
+		writeError(w, a.err, compute || objects)
+		return
+	}
+	if a.code != 0 {
+		maps.Copy(w.Header(), a.header)
+		w.WriteHeader(a.code)
+		_, _ = w.Write(a.raw) // the client is gone: nobody to tell
 		return
 	}
 	writeJSON(w, a.json)

@@ -34,7 +34,13 @@ type state struct {
 	fingerprint int
 	logins      map[string]*oslogin.LoginProfile // of OS Login, by address
 
-	login     simLogin
+	login      simLogin
+	buckets    map[string]*bucket
+	uploads    map[string]*upload // resumable ones under way, by id
+	generation int64              // the last one given to an object
+	secrets    map[string][][]byte
+	tokens     map[string]*token // of workers, by node and number
+
 	faults    []*activeFault
 	faultID   int
 	quota     map[string]int // by zone; 0 and missing: no limit
@@ -50,6 +56,11 @@ func (s *Server) initialState() state {
 		replay: map[string]*operation{}, networks: map[string]*network{}, subnetworks: map[string]*computepb.Subnetwork{},
 		firewalls: map[string]*computepb.Firewall{}, computeOps: map[string]*computeOp{}, computeSeen: map[string]*computeOp{},
 		metadata: map[string]string{}, quota: map[string]int{}, addresses: map[string]int{}, counts: map[string]int{},
+		buckets: map[string]*bucket{DefaultBucket: newBucket(DefaultBucket, s.timestamp())}, uploads: map[string]*upload{},
+		secrets: map[string][][]byte{}, tokens: map[string]*token{},
+	}
+	for id, value := range s.cfg.Secrets {
+		st.secrets[id] = [][]byte{[]byte(value)}
 	}
 	maps.Copy(st.metadata, s.cfg.ProjectMetadata)
 	for _, z := range s.zones() {
@@ -105,8 +116,9 @@ type node struct {
 	machines []worker.Machine // in worker order; nil entries before they boot
 	ips      []string
 	mtu      int
-	queued   string   // resource name of the request that made it, or empty
-	gone     []func() // called once the node is deleted
+	queued   string              // resource name of the request that made it, or empty
+	gone     []func()            // called once the node is deleted
+	guest    []map[string]string // guest attributes that a worker wrote, by namespace/key
 }
 
 // An operation of the TPU API.

@@ -52,19 +52,24 @@ func (s *Server) serveJSON(r *http.Request, body []byte, dispatch func(*http.Req
 	return answer{json: b}
 }
 
-func (s *Server) dispatchTPU(r *http.Request, body []byte) (any, error) {
-	c, err := s.parseCall(r, body)
-	if err != nil {
-		return nil, err
+func (s *Server) dispatchTPU(who caller) func(*http.Request, []byte) (any, error) {
+	return func(r *http.Request, body []byte) (any, error) {
+		c, err := s.parseCall(r, body)
+		if err != nil {
+			return nil, err
+		}
+		if err := who.checkTPU(s, c); err != nil {
+			return nil, err
+		}
+		v, err := c.serve()
+		if err != nil {
+			return nil, err
+		}
+		if op, ok := v.(*operation); ok {
+			return s.renderOperation(c.version, op)
+		}
+		return v, nil
 	}
-	v, err := c.serve()
-	if err != nil {
-		return nil, err
-	}
-	if op, ok := v.(*operation); ok {
-		return s.renderOperation(c.version, op)
-	}
-	return v, nil
 }
 
 func (c *call) serve() (any, error) {

@@ -386,5 +386,11 @@ func (n *node) guestAttributes(i int) []*tpualpha.GuestAttributesEntry {
 	for _, kind := range slices.Sorted(maps.Keys(keys)) {
 		items = append(items, &tpualpha.GuestAttributesEntry{Namespace: "hostkeys", Key: kind, Value: keys[kind]})
 	}
-	return append(items, &tpualpha.GuestAttributesEntry{Namespace: "hostkeys", Key: "hostname", Value: n.machines[i].Hostname()})
+	items = append(items, &tpualpha.GuestAttributesEntry{Namespace: "hostkeys", Key: "hostname", Value: n.machines[i].Hostname()})
+	written := n.guestOf(i)
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		namespace, key, _ := strings.Cut(name, "/")
+		items = append(items, &tpualpha.GuestAttributesEntry{Namespace: namespace, Key: key, Value: written[name]})
+	}
+	return items
 }

@@ -250,13 +250,13 @@ func page[T any](all []T, query url.Values, sizeName string, largest int) (items
 // 256 KiB a value.
 const maxBody = 8 << 20
 
-func readBody(r *http.Request) ([]byte, error) {
-	b, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+func readBody(r *http.Request, limit int) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Request body could not be read: %v", err)
 	}
-	if len(b) > maxBody {
-		return nil, errorf(http.StatusRequestEntityTooLarge, "Request payload size exceeds the limit: %d bytes.", maxBody)
+	if len(b) > limit {
+		return nil, errorf(http.StatusRequestEntityTooLarge, "Request payload size exceeds the limit: %d bytes.", limit)
 	}
 	return b, nil
 }

@@ -124,6 +124,7 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 			Gateway:        s.state.subnetworks[n.msg.NetworkConfig.Subnetwork].GetGatewayAddress(),
 			Network:        n.msg.NetworkConfig.Network,
 			Metadata:       s.metadataServer(n, i),
+			Services:       map[string]http.Handler{strings.TrimPrefix(s.url, "http://"): s},
 			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
 			Faults:         s.workerFaults(n.id, i),
 		}

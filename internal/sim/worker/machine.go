@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -34,6 +35,9 @@ type machine struct {
 	down  bool // rebooting or stopped: no process may start
 
 	reboots sync.Mutex // one reboot at a time
+
+	metadata *http.Server // nil when there is none
+	metaAddr string       // where it listens
 
 	hostKeys []ssh.Signer           // guarded by mu
 	marks    map[FaultKind][]string // names of Missing, Denied, Fixed; guarded by mu
@@ -201,6 +205,7 @@ func (m *machine) boot() {
 		return
 	}
 	m.booting, m.down = false, false
+	m.wg.Go(m.startup)
 }
 
 func (m *machine) Stop(ctx context.Context) error {
@@ -225,6 +230,9 @@ func (m *machine) beginStop() {
 
 // endStop waits for all goroutines; the processes are gone by now.
 func (m *machine) endStop() {
+	if m.metadata != nil {
+		m.metadata.Close()
+	}
 	m.wg.Wait()
 	m.b.forget(m)
 }

@@ -218,7 +218,13 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	}
 	stopGuest := context.AfterFunc(ctx, g.kill)
 	defer stopGuest()
-	if err := g.serveMetadata(m.b.tools["ip"], m.spec.Metadata); err != nil {
+	err = g.serveMetadata(m.b.tools["ip"], m.spec.Metadata)
+	for addr, h := range m.spec.Services {
+		if err == nil {
+			err = g.serveAt(m.b.tools["ip"], addr, h)
+		}
+	}
+	if err != nil {
 		return errors.Join(err, m.halt(g))
 	}
 	err = g.call(req)
@@ -572,7 +578,7 @@ type guest struct {
 	peer    string        // name in the fabric of its interface's other end
 	ended   chan struct{} // closed when no process of it is left
 
-	http    *http.Server
+	servers []*http.Server
 	serving sync.WaitGroup
 
 	calls   sync.Mutex // one at a time
@@ -641,10 +647,10 @@ func (g *guest) kill() { _ = g.cmd.Process.Kill() }
 
 // close frees what the caller has of a guest that has ended.
 func (g *guest) close() {
-	if g.http != nil {
-		g.http.Close()
-		g.serving.Wait()
+	for _, s := range g.servers {
+		s.Close()
 	}
+	g.serving.Wait()
 	g.to.Close()
 	g.from.Close()
 	g.network.Close()
@@ -655,19 +661,34 @@ func (g *guest) serveMetadata(ip string, h http.Handler) error {
 	if h == nil {
 		return nil
 	}
-	var ln net.Listener
-	err := inNetwork(g.network, func() (err error) {
-		if err := runIP(ip, "link set lo up", "addr add "+metadataAddr+"/32 dev lo"); err != nil {
-			return err
-		}
-		ln, err = listenTCP(metadataAddr, 80)
-		return err
+	err := inNetwork(g.network, func() error {
+		return runIP(ip, "link set lo up", "addr add "+metadataAddr+"/32 dev lo")
 	})
+	if err == nil {
+		err = g.serveAt(ip, joinPort(metadataAddr, 80), h)
+	}
 	if err != nil {
 		return fmt.Errorf("serve metadata: %w", err)
 	}
-	g.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
-	g.serving.Go(func() { _ = g.http.Serve(ln) }) // ends with ErrServerClosed
+	return nil
+}
+
+// serveAt opens a server inside, at an address of the machine.
+func (g *guest) serveAt(ip, addr string, h http.Handler) error {
+	var ln net.Listener
+	err := inNetwork(g.network, func() (err error) {
+		if err := runIP(ip, "link set lo up"); err != nil {
+			return err
+		}
+		ln, err = net.Listen("tcp", addr)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("serve at %s: %w", addr, err)
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	g.servers = append(g.servers, s)
+	g.serving.Go(func() { _ = s.Serve(ln) }) // ends with ErrServerClosed
 	return nil
 }
 

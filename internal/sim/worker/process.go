@@ -107,7 +107,10 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 	}
 	// Attempts to connect wait in the listener's queue until the machine's
 	// faults are known.
-	err = m.reset()
+	err = m.serveMetadata()
+	if err == nil {
+		err = m.reset()
+	}
 	for _, f := range spec.Faults {
 		if err == nil {
 			err = m.SetFault(f)
@@ -118,6 +121,7 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 		return nil, errors.Join(err, m.Stop(context.WithoutCancel(ctx)))
 	}
 	m.open(ln)
+	m.wg.Go(m.startup)
 	return m, nil
 }
 

@@ -340,10 +340,22 @@ func (l *login) environment() (env []string, home string, err error) {
 		return nil, "", err
 	}
 	fromIP, fromPort := splitAddr(l.c.RemoteAddr())
-	env = []string{
+	env = append(m.environment(l.user, home),
+		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
+		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
+	)
+	if path := l.agent.path(); path != "" {
+		env = append(env, "SSH_AUTH_SOCK="+path)
+	}
+	return append(env, m.spec.Env...), home, nil
+}
+
+// environment is what every process of the machine begins with.
+func (m *machine) environment(user, home string) []string {
+	env := []string{
 		"HOME=" + home,
-		"USER=" + l.user,
-		"LOGNAME=" + l.user,
+		"USER=" + user,
+		"LOGNAME=" + user,
 		"SHELL=/bin/bash",
 		"PATH=" + m.path("bin") + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
 		"LANG=C.UTF-8",
@@ -353,11 +365,9 @@ func (l *login) environment() (env []string, home string, err error) {
 		"MULTIHOST_ROOT_DEV=" + m.root,
 		"MULTIHOST_ROOT_TMP=" + m.root,
 		markerName + "=" + m.root,
-		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
-		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
 	}
-	if path := l.agent.path(); path != "" {
-		env = append(env, "SSH_AUTH_SOCK="+path)
+	if m.metaAddr != "" {
+		env = append(env, "GCE_METADATA_HOST="+m.metaAddr)
 	}
-	return append(env, m.spec.Env...), home, nil
+	return env
 }

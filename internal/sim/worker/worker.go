@@ -54,10 +54,15 @@ type Spec struct {
 	// login, possibly by many goroutines at once. Nil lets nobody in.
 	AuthorizedKeys func() []string
 
-	// Metadata is the instance metadata server, which the machine finds at
-	// 169.254.169.254, port 80. Only the netns backend serves it. Nil means
-	// that nothing listens there.
+	// Metadata is the instance metadata server. The machine finds it at
+	// 169.254.169.254, port 80, or where the variable GCE_METADATA_HOST says,
+	// which Google's own libraries read too. At each boot root runs the startup
+	// script that is in it, if there is one. Nil means that there is none.
 	Metadata http.Handler
+
+	// Services are servers of the caller, by the loopback address that they
+	// listen on. A machine with a loopback interface of its own has them there.
+	Services map[string]http.Handler
 
 	// Boot is a bash script that root runs on the machine at each boot, before
 	// it answers. Only the netns backend runs it.

@@ -15,6 +15,14 @@ for word; do
 	-un | -nu | -gn | -ng | -run) what=one names=yes ;;
 	-Gn | -nG) what=all names=yes ;;
 	-ru | -ur) what=one ;;
+	[a-z_]*)
+		# A login exists once it has a home.
+		[ -d "${0%/bin/*}/home/$word" ] || {
+			echo "id: '$word': no such user" >&2
+			exit 1
+		}
+		name=$word uid=1001
+		;;
 	*)
 		PATH=/usr/bin:/bin exec id "$@"
 		;;

@@ -91,6 +91,7 @@ set -- \
 	"MULTIHOST_SIM_WORKER=$root" \
 	"MULTIHOST_ROOT_PROC=$root" "MULTIHOST_ROOT_SYS=$root" \
 	"MULTIHOST_ROOT_DEV=$root" "MULTIHOST_ROOT_TMP=$root" \
+	"GCE_METADATA_HOST=${GCE_METADATA_HOST-}" \
 	"$@"
 [ -z "$preserve" ] || exec env "$@"
 for name in TERM LANG LANGUAGE LC_ALL LC_CTYPE LC_MESSAGES COLORS DISPLAY $keep; do

@@ -1,0 +1,230 @@
+package sim
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Who calls an API. A worker shows the token that its metadata server gave it,
+// which stands for the service account and the scopes of its node; whoever
+// shows anything else, or nothing, is the user, who may do everything.
+//
+// Permissions are not modelled but for what the fault permission-denied takes
+// away; scopes are.
+
+// tokenLife is how long a token of a worker is good for.
+const tokenLife = time.Hour
+
+// A caller is whom a request comes from.
+type caller struct {
+	email  string
+	scopes []string // nil: every scope
+}
+
+// A token is what the metadata server of one worker gave out.
+type token struct {
+	text    string
+	node    string // resource name
+	email   string
+	scopes  []string
+	expires time.Time
+}
+
+// tokenOf returns the token of worker i of n. As on a real machine it is the
+// same one until shortly before it expires. s.mu is held.
+func (s *Server) tokenOf(n *node, i int) *token {
+	now := s.clock.Now()
+	key := fmt.Sprintf("%s/%d", n.msg.Name, i)
+	t := s.state.tokens[key]
+	if t == nil || t.expires.Sub(now) < 5*time.Minute {
+		t = &token{
+			text: fmt.Sprintf("%s%s-%d-%x", workerToken, n.id, i, newID()), node: n.msg.Name,
+			email: n.msg.ServiceAccount.Email, scopes: n.msg.ServiceAccount.Scope, expires: now.Add(tokenLife),
+		}
+		s.state.tokens[key] = t
+	}
+	return t
+}
+
+// callerOf finds out whom a request comes from.
+func (s *Server) callerOf(r *http.Request) (caller, *apiError) {
+	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !bearer || !strings.HasPrefix(text, workerToken) {
+		return caller{email: simAccount}, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.state.tokens {
+		if t.text == text && s.clock.Now().Before(t.expires) && s.state.nodes[t.node] != nil {
+			return caller{t.email, t.scopes}, nil
+		}
+	}
+	return caller{}, errorf(http.StatusUnauthorized, "%s", refusedToken)
+}
+
+const scopeRoot = "https://www.googleapis.com/auth/"
+
+// checkScopes refuses a token whose scopes do not cover the API.
+func (who caller) checkScopes(r *http.Request) *apiError {
+	wanted := []string{"cloud-platform"}
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	switch {
+	case isStorage(r):
+		wanted = append(wanted, "devstorage.full_control", "devstorage.read_write")
+		if reads {
+			wanted = append(wanted, "devstorage.read_only", "cloud-platform.read-only")
+		}
+	case strings.HasPrefix(r.URL.Path, "/compute/"):
+		wanted = append(wanted, "compute")
+		if reads {
+			wanted = append(wanted, "compute.readonly")
+		}
+	case isOSLogin(r), isSecrets(r):
+	default:
+		wanted = append(wanted, "cloud.tpu")
+	}
+	if who.scopes == nil {
+		return nil
+	}
+	for _, name := range wanted {
+		if slices.Contains(who.scopes, scopeRoot+name) {
+			return nil
+		}
+	}
+	return errorf(http.StatusForbidden, "Request had insufficient authentication scopes.").withReason("insufficientPermissions").withDetails(map[string]any{
+		"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "domain": "googleapis.com",
+	})
+}
+
+// may reports whether no fault has taken a permission away. s.mu is held.
+func (who caller) may(s *Server, permission string) bool {
+	a := s.find("permission-denied", func(a *activeFault) bool {
+		return glob(a.Permission, permission) && glob(a.Account, who.email)
+	})
+	if a != nil {
+		s.use(a)
+	}
+	return a == nil
+}
+
+// checkTPU refuses a caller of the TPU API that lacks the permission. Queued
+// resources have none of their own: those of nodes count. s.mu is held.
+func (who caller) checkTPU(s *Server, c *call) error {
+	verb := c.method()
+	switch {
+	case c.collection != "nodes" && c.collection != "queuedResources", verb == "":
+		return nil
+	case verb == "patch":
+		verb = "update"
+	case c.verb != "" && c.verb != "getGuestAttributes":
+		verb = "update"
+	case c.verb == "getGuestAttributes":
+		verb = "get"
+	}
+	permission := "tpu.nodes." + verb
+	if who.may(s, permission) {
+		return nil
+	}
+	return errorf(http.StatusForbidden, "Permission '%s' denied on '%s'.", permission, strings.TrimSuffix(c.name(), "/")).withDetails(map[string]any{
+		"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "IAM_PERMISSION_DENIED", "domain": "tpu.googleapis.com",
+		"metadata": map[string]string{"permission": permission, "resource": c.name()},
+	})
+}
+
+// Secret Manager, v1: a secret is made, a version added, the newest or a
+// numbered version accessed. Not modelled: everything else.
+
+// isSecrets reports whether a request is for Secret Manager.
+func isSecrets(r *http.Request) bool {
+	rest, ok := strings.CutPrefix(r.URL.Path, "/v1/projects/")
+	_, rest, _ = strings.Cut(rest, "/")
+	return ok && (rest == "secrets" || strings.HasPrefix(rest, "secrets/"))
+}
+
+func (s *Server) dispatchSecrets(who caller) func(r *http.Request, body []byte) (any, error) {
+	return func(r *http.Request, body []byte) (any, error) {
+		if err := checkQuery(r.URL.Query(), "secretId"); err != nil {
+			return nil, err
+		}
+		parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/v1/projects/"), "/")
+		project, rest := parts[0], parts[2:]
+		if project != s.cfg.Project && project != projectNumber {
+			return nil, errorf(http.StatusForbidden, "Permission denied on resource project %s.", project)
+		}
+		may := func(permission, name string) error {
+			if who.may(s, permission) {
+				return nil
+			}
+			return errorf(http.StatusForbidden, "Permission '%s' denied for resource '%s' (or it may not exist).", permission, name)
+		}
+		switch {
+		case len(rest) == 0 && r.Method == http.MethodPost:
+			return s.createSecret(r.URL.Query().Get("secretId"), may)
+		case len(rest) == 1 && r.Method == http.MethodPost && strings.HasSuffix(rest[0], ":addVersion"):
+			return s.addSecretVersion(strings.TrimSuffix(rest[0], ":addVersion"), body, may)
+		case len(rest) == 3 && rest[1] == "versions" && r.Method == http.MethodGet && strings.HasSuffix(rest[2], ":access"):
+			return s.accessSecret(rest[0], strings.TrimSuffix(rest[2], ":access"), may)
+		}
+		return nil, notModelled("secrets/" + strings.Join(rest, "/"))
+	}
+}
+
+func secretName(id string) string { return "projects/" + projectNumber + "/secrets/" + id }
+
+func (s *Server) createSecret(id string, may func(permission, name string) error) (any, error) {
+	if err := may("secretmanager.secrets.create", "projects/"+s.cfg.Project); err != nil {
+		return nil, err
+	}
+	if id == "" || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != "" || len(id) > 255 {
+		return nil, errorf(http.StatusBadRequest, "The provided Secret ID [%s] does not match the expected format [[a-zA-Z_0-9-]+]", id)
+	}
+	if s.state.secrets[id] != nil {
+		return nil, errorf(http.StatusConflict, "Secret [%s] already exists.", secretName(id))
+	}
+	s.state.secrets[id] = [][]byte{}
+	return map[string]any{"name": secretName(id), "createTime": s.timestamp()}, nil
+}
+
+func (s *Server) addSecretVersion(id string, body []byte, may func(permission, name string) error) (any, error) {
+	var req struct {
+		Payload struct {
+			Data []byte `json:"data"`
+		} `json:"payload"`
+	}
+	if err := decodeStrict(body, &req, "add_secret_version_request"); err != nil {
+		return nil, err
+	}
+	if err := may("secretmanager.versions.add", secretName(id)); err != nil {
+		return nil, err
+	}
+	if s.state.secrets[id] == nil {
+		return nil, errorf(http.StatusNotFound, "Secret [%s] not found or has no versions.", secretName(id))
+	}
+	s.state.secrets[id] = append(s.state.secrets[id], req.Payload.Data)
+	return map[string]any{"name": fmt.Sprintf("%s/versions/%d", secretName(id), len(s.state.secrets[id])), "state": "ENABLED"}, nil
+}
+
+func (s *Server) accessSecret(id, version string, may func(permission, name string) error) (any, error) {
+	name := secretName(id) + "/versions/" + version
+	if err := may("secretmanager.versions.access", name); err != nil {
+		return nil, err
+	}
+	versions := s.state.secrets[id]
+	n := len(versions)
+	if version != "latest" {
+		if _, err := fmt.Sscanf(version, "%d", &n); err != nil {
+			return nil, errorf(http.StatusBadRequest, "Invalid resource field value in the request.")
+		}
+	}
+	if n < 1 || n > len(versions) {
+		return nil, errorf(http.StatusNotFound, "Secret Version [%s] not found.", name)
+	}
+	return map[string]any{
+		"name":    fmt.Sprintf("%s/versions/%d", secretName(id), n),
+		"payload": map[string]any{"data": base64.StdEncoding.EncodeToString(versions[n-1])},
+	}, nil
+}

@@ -1,0 +1,639 @@
+package sim
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/md5"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"maps"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	storage "google.golang.org/api/storage/v1"
+)
+
+// Cloud Storage, JSON API v1: buckets (get, insert, delete), objects (get,
+// media with ranges, list with prefix and delimiter, the three ways of insert,
+// compose, delete) and generation preconditions. Not modelled: access control
+// lists and policies, versions that are kept, holds and retention, copies,
+// notifications, encryption keys, soft deletion.
+
+// DefaultBucket is there from the start.
+const DefaultBucket = "multihost-sim"
+
+const (
+	maxCompose = 32        // sources of one compose
+	maxObject  = 1 << 30   // of the simulator's memory; the real limit is 5 TiB
+	chunkUnit  = 256 << 10 // what a resumable upload's chunks are multiples of
+)
+
+var (
+	bucketPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$`)
+	contentRange  = regexp.MustCompile(`^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$`)
+	byteRange     = regexp.MustCompile(`^bytes=(?:(\d+)-(\d*)|-(\d+))$`)
+)
+
+type bucket struct {
+	msg     *storage.Bucket
+	objects map[string]*object
+}
+
+type object struct {
+	msg  *storage.Object
+	data []byte
+}
+
+// An upload is a resumable one under way.
+type upload struct {
+	bucket string
+	msg    *storage.Object
+	query  url.Values
+	data   []byte
+}
+
+func newBucket(name, created string) *bucket {
+	return &bucket{objects: map[string]*object{}, msg: &storage.Bucket{
+		Kind: "storage#bucket", Id: name, Name: name, Location: "US", LocationType: "multi-region", StorageClass: "STANDARD",
+		Metageneration: 1, TimeCreated: created, Updated: created,
+	}}
+}
+
+// isStorage reports whether a request is for Cloud Storage.
+func isStorage(r *http.Request) bool {
+	for _, prefix := range []string{"/storage/v1/", "/upload/storage/v1/", "/download/storage/v1/"} {
+		if strings.HasPrefix(r.URL.Path, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// A storageCall is one request to the Storage API, taken apart:
+// /storage/v1/b/BUCKET/o/OBJECT/VERB.
+type storageCall struct {
+	s      *Server
+	r      *http.Request
+	query  url.Values
+	body   []byte
+	who    caller
+	upload bool // on the upload path
+	bucket string
+	parts  []string // after the bucket: "o", object, verb
+}
+
+func (s *Server) serveStorage(r *http.Request, body []byte, who caller) answer {
+	c, err := s.parseStorage(r, body, who)
+	if err != nil {
+		return answer{err: asAPIError(err)}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, err := c.serve()
+	if err != nil {
+		e := asAPIError(err)
+		e.plain = r.URL.Query().Get("alt") == "media"
+		return answer{err: e}
+	}
+	return a
+}
+
+func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storageCall, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
+	}
+	// Names of objects have slashes, which are escaped in the path.
+	path, isUpload := strings.CutPrefix(r.URL.EscapedPath(), "/upload")
+	path = strings.TrimPrefix(strings.TrimPrefix(path, "/download"), "/storage/v1/")
+	var parts []string
+	for part := range strings.SplitSeq(path, "/") {
+		text, err := url.PathUnescape(part)
+		if err != nil || text == "" {
+			return nil, unknownMethod()
+		}
+		parts = append(parts, text)
+	}
+	if parts[0] != "b" {
+		return nil, notModelled("/storage/v1/" + parts[0])
+	}
+	c := &storageCall{s: s, r: r, query: query, body: body, who: who, upload: isUpload}
+	if len(parts) > 1 {
+		c.bucket, c.parts = parts[1], parts[2:]
+	}
+	return c, nil
+}
+
+// bucketParameters are accepted and without effect here.
+var bucketParameters = []string{"userProject", "projection"}
+
+func (c *storageCall) serve() (answer, error) {
+	m := c.r.Method
+	switch {
+	case c.bucket == "" && m == http.MethodPost && !c.upload:
+		return c.insertBucket()
+	case c.bucket == "":
+		return answer{}, notModelled("buckets.list")
+	case len(c.parts) == 0 && !c.upload:
+		return c.serveBucket()
+	case len(c.parts) == 0 || c.parts[0] != "o":
+		return answer{}, notModelled("buckets/" + strings.Join(c.parts, "/"))
+	}
+	b := c.s.state.buckets[c.bucket]
+	if b == nil {
+		return answer{}, errorf(http.StatusNotFound, "The specified bucket does not exist.")
+	}
+	switch {
+	case c.upload && len(c.parts) == 1:
+		return c.serveUpload(b)
+	case c.upload:
+		return answer{}, unknownMethod()
+	case len(c.parts) == 1 && m == http.MethodGet:
+		return c.list(b)
+	case len(c.parts) == 1 && m == http.MethodPost:
+		return answer{}, notModelled("objects.insert without media")
+	case len(c.parts) == 2 && m == http.MethodGet:
+		return c.get(b, c.parts[1])
+	case len(c.parts) == 2 && m == http.MethodDelete:
+		return c.remove(b, c.parts[1])
+	case len(c.parts) == 3 && m == http.MethodPost && c.parts[2] == "compose":
+		return c.compose(b, c.parts[1])
+	}
+	return answer{}, notModelled("objects." + strings.Join(c.parts[1:], "/"))
+}
+
+// may refuses a caller that lacks a permission.
+func (c *storageCall) may(permission, resource string) error {
+	if !c.who.may(c.s, permission) {
+		text := fmt.Sprintf("%s does not have %s access to the Google Cloud Storage %s. Permission '%s' denied on resource (or it may not exist).", c.who.email, permission, resource, permission)
+		return errorf(http.StatusForbidden, "%s", text)
+	}
+	return nil
+}
+
+func jsonAnswer(v any) (answer, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	return answer{json: b}, err
+}
+
+func (c *storageCall) insertBucket() (answer, error) {
+	if err := checkQuery(c.query, append([]string{"project"}, bucketParameters...)...); err != nil {
+		return answer{}, err
+	}
+	if c.query.Get("project") != c.s.cfg.Project {
+		return answer{}, errorf(http.StatusBadRequest, "Unknown project id: %s", c.query.Get("project"))
+	}
+	msg := new(storage.Bucket)
+	if err := decodeStrict(c.body, msg, "bucket"); err != nil {
+		return answer{}, err
+	}
+	if err := c.may("storage.buckets.create", "bucket"); err != nil {
+		return answer{}, err
+	}
+	if !bucketPattern.MatchString(msg.Name) || strings.HasPrefix(msg.Name, "goog") {
+		return answer{}, errorf(http.StatusBadRequest, "Invalid bucket name: '%s'", msg.Name)
+	}
+	if c.s.state.buckets[msg.Name] != nil {
+		return answer{}, errorf(http.StatusConflict, "Your previous request to create the named bucket succeeded and you already own it.").withReason("conflict")
+	}
+	b := newBucket(msg.Name, c.s.timestamp())
+	c.s.state.buckets[msg.Name] = b
+	return jsonAnswer(b.msg)
+}
+
+func (c *storageCall) serveBucket() (answer, error) {
+	if err := checkQuery(c.query, bucketParameters...); err != nil {
+		return answer{}, err
+	}
+	permission := map[string]string{http.MethodGet: "storage.buckets.get", http.MethodDelete: "storage.buckets.delete"}[c.r.Method]
+	if permission == "" {
+		return answer{}, notModelled("buckets with " + c.r.Method)
+	}
+	b := c.s.state.buckets[c.bucket]
+	if b == nil {
+		return answer{}, errorf(http.StatusNotFound, "The specified bucket does not exist.")
+	}
+	if err := c.may(permission, "bucket"); err != nil {
+		return answer{}, err
+	}
+	if c.r.Method == http.MethodGet {
+		return jsonAnswer(b.msg)
+	}
+	if len(b.objects) > 0 {
+		return answer{}, errorf(http.StatusConflict, "The bucket you tried to delete is not empty.").withReason("conflict")
+	}
+	delete(c.s.state.buckets, c.bucket)
+	return answer{code: http.StatusNoContent}, nil
+}
+
+// preconditions are the generation preconditions of a method.
+func (c *storageCall) preconditions(o *object) error {
+	generation := int64(0)
+	if o != nil {
+		generation = o.msg.Generation
+	}
+	for _, name := range []string{"ifGenerationMatch", "ifGenerationNotMatch"} {
+		text := c.query.Get(name)
+		if text == "" {
+			continue
+		}
+		want, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_INT64), %q", snake(name), text)
+		}
+		if (want == generation) == (name == "ifGenerationNotMatch") {
+			if name == "ifGenerationNotMatch" && c.r.Method == http.MethodGet {
+				return errorf(http.StatusNotModified, "Not modified")
+			}
+			return errorf(http.StatusPreconditionFailed, "At least one of the pre-conditions you specified did not hold.")
+		}
+	}
+	return nil
+}
+
+var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "userProject", "projection"}
+
+func (c *storageCall) find(b *bucket, name string) (*object, error) {
+	o := b.objects[name]
+	if text := c.query.Get("generation"); o != nil && text != "" && text != strconv.FormatInt(o.msg.Generation, 10) {
+		o = nil // versions are not kept
+	}
+	if o == nil {
+		return nil, errorf(http.StatusNotFound, "No such object: %s/%s", c.bucket, name)
+	}
+	return o, nil
+}
+
+func (c *storageCall) get(b *bucket, name string) (answer, error) {
+	media := c.query.Get("alt") == "media"
+	query := maps.Clone(c.query)
+	if media {
+		delete(query, "alt")
+	}
+	if err := checkQuery(query, append([]string{"generation"}, generations...)...); err != nil {
+		return answer{}, err
+	}
+	if err := c.may("storage.objects.get", "object"); err != nil {
+		return answer{}, err
+	}
+	o, err := c.find(b, name)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := c.preconditions(o); err != nil {
+		return answer{}, err
+	}
+	if !media {
+		return jsonAnswer(o.msg)
+	}
+	return c.media(o)
+}
+
+// media is the content of an object, or the range that was asked for. A range
+// that cannot be read as one is ignored, as HTTP has it.
+func (c *storageCall) media(o *object) (answer, error) {
+	header := http.Header{}
+	header.Set("Content-Type", cmp.Or(o.msg.ContentType, "application/octet-stream"))
+	header.Set("X-Goog-Generation", strconv.FormatInt(o.msg.Generation, 10))
+	header.Set("X-Goog-Hash", "crc32c="+o.msg.Crc32c)
+	header.Set("X-Goog-Stored-Content-Length", strconv.Itoa(len(o.data)))
+	a := answer{raw: o.data, header: header, code: http.StatusOK}
+	match := byteRange.FindStringSubmatch(c.r.Header.Get("Range"))
+	if match == nil {
+		return a, nil
+	}
+	size := int64(len(o.data))
+	first, last := int64(0), size-1
+	number := func(text string) int64 { n, _ := strconv.ParseInt(text, 10, 63); return n }
+	if match[3] != "" {
+		first = max(0, size-number(match[3]))
+	} else {
+		first = number(match[1])
+		if match[2] != "" {
+			last = min(last, number(match[2]))
+		}
+	}
+	if first >= size || first > last {
+		return answer{}, errorf(http.StatusRequestedRangeNotSatisfiable, "The requested range cannot be satisfied.").withReason("requestedRangeNotSatisfiable")
+	}
+	header.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, size))
+	a.raw, a.code = o.data[first:last+1], http.StatusPartialContent
+	return a, nil
+}
+
+func (c *storageCall) list(b *bucket) (answer, error) {
+	if err := checkQuery(c.query, "prefix", "delimiter", "maxResults", "pageToken", "startOffset", "endOffset", "userProject", "projection"); err != nil {
+		return answer{}, err
+	}
+	if err := c.may("storage.objects.list", "bucket"); err != nil {
+		return answer{}, err
+	}
+	prefix, delimiter := c.query.Get("prefix"), c.query.Get("delimiter")
+	type entry struct {
+		prefix string
+		object *object
+	}
+	var all []entry
+	for _, name := range slices.Sorted(maps.Keys(b.objects)) {
+		rest, ok := strings.CutPrefix(name, prefix)
+		start, end := c.query.Get("startOffset"), c.query.Get("endOffset")
+		if !ok || name < start || end != "" && name >= end {
+			continue
+		}
+		if dir, _, found := strings.Cut(rest, delimiter); delimiter != "" && found {
+			dir = prefix + dir + delimiter
+			if len(all) == 0 || all[len(all)-1].prefix != dir {
+				all = append(all, entry{prefix: dir})
+			}
+			continue
+		}
+		all = append(all, entry{object: b.objects[name]})
+	}
+	items, next, err := page(all, c.query, "maxResults", 1000)
+	if err != nil {
+		return answer{}, err
+	}
+	out := &storage.Objects{Kind: "storage#objects", NextPageToken: next}
+	for _, e := range items {
+		if e.object == nil {
+			out.Prefixes = append(out.Prefixes, e.prefix)
+		} else {
+			out.Items = append(out.Items, e.object.msg)
+		}
+	}
+	return jsonAnswer(out)
+}
+
+func (c *storageCall) remove(b *bucket, name string) (answer, error) {
+	if err := checkQuery(c.query, append([]string{"generation"}, generations...)...); err != nil {
+		return answer{}, err
+	}
+	if err := c.may("storage.objects.delete", "object"); err != nil {
+		return answer{}, err
+	}
+	o, err := c.find(b, name)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := c.preconditions(o); err != nil {
+		return answer{}, err
+	}
+	delete(b.objects, name)
+	return answer{code: http.StatusNoContent}, nil
+}
+
+func (c *storageCall) compose(b *bucket, name string) (answer, error) {
+	if err := checkQuery(c.query, append([]string{"kmsKeyName", "destinationPredefinedAcl"}, generations...)...); err != nil {
+		return answer{}, err
+	}
+	req := new(storage.ComposeRequest)
+	if err := decodeStrict(c.body, req, "compose_request"); err != nil {
+		return answer{}, err
+	}
+	if n := len(req.SourceObjects); n == 0 || n > maxCompose {
+		return answer{}, errorf(http.StatusBadRequest, "The number of source components provided (%d) is not between 1 and %d", n, maxCompose).withReason("invalid")
+	}
+	if err := c.may("storage.objects.get", "object"); err != nil {
+		return answer{}, err
+	}
+	var data []byte
+	components := int64(0)
+	for _, source := range req.SourceObjects {
+		o := b.objects[source.Name]
+		if o == nil || source.Generation != 0 && source.Generation != o.msg.Generation {
+			return answer{}, errorf(http.StatusNotFound, "Object %s (generation: %d) not found.", source.Name, source.Generation)
+		}
+		data = append(data, o.data...)
+		components += max(1, o.msg.ComponentCount)
+	}
+	msg := &storage.Object{}
+	if req.Destination != nil {
+		msg.ContentType, msg.Metadata = req.Destination.ContentType, req.Destination.Metadata
+	}
+	msg.Name, msg.ComponentCount = name, components
+	return c.put(b, msg, data)
+}
+
+// put makes an object, over an older one if there is one.
+func (c *storageCall) put(b *bucket, msg *storage.Object, data []byte) (answer, error) {
+	if msg.Name == "" || len(msg.Name) > 1024 || strings.ContainsAny(msg.Name, "\r\n") {
+		return answer{}, errorf(http.StatusBadRequest, "Invalid object name: %q", msg.Name).withReason("invalid")
+	}
+	if err := c.may("storage.objects.create", "object"); err != nil {
+		return answer{}, err
+	}
+	old := b.objects[msg.Name]
+	if old != nil {
+		if err := c.may("storage.objects.delete", "object"); err != nil {
+			return answer{}, err
+		}
+	}
+	if err := c.preconditions(old); err != nil {
+		return answer{}, err
+	}
+	if len(data) > maxObject {
+		return answer{}, notModelled(fmt.Sprintf("An object of more than %d bytes", maxObject))
+	}
+	sum := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	crc := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
+	if msg.Crc32c != "" && msg.Crc32c != crc {
+		return answer{}, errorf(http.StatusBadRequest, "Provided CRC32C %q doesn't match calculated CRC32C %q.", msg.Crc32c, crc).withReason("invalid")
+	}
+	c.s.state.generation = max(c.s.state.generation+1, c.s.clock.Now().UnixMicro())
+	now := c.s.timestamp()
+	o := &object{data: data, msg: &storage.Object{
+		Kind: "storage#object", Name: msg.Name, Bucket: c.bucket, Generation: c.s.state.generation, Metageneration: 1,
+		ContentType: cmp.Or(msg.ContentType, "application/octet-stream"), CacheControl: msg.CacheControl, Metadata: msg.Metadata,
+		Size: uint64(len(data)), Crc32c: crc, TimeCreated: now, Updated: now, StorageClass: "STANDARD", ComponentCount: msg.ComponentCount,
+	}}
+	o.msg.Id = fmt.Sprintf("%s/%s/%d", c.bucket, msg.Name, o.msg.Generation)
+	if msg.ComponentCount == 0 {
+		sum := md5.Sum(data)
+		o.msg.Md5Hash = base64.StdEncoding.EncodeToString(sum[:])
+	}
+	b.objects[msg.Name] = o
+	return jsonAnswer(o.msg)
+}
+
+var insertParameters = append([]string{"name", "contentEncoding", "predefinedAcl", "kmsKeyName", "upload_id"}, generations...)
+
+func (c *storageCall) serveUpload(b *bucket) (answer, error) {
+	if err := checkQuery(c.query, insertParameters...); err != nil {
+		return answer{}, err
+	}
+	if id := c.query.Get("upload_id"); id != "" {
+		return c.resume(b, id)
+	}
+	if c.r.Method != http.MethodPost {
+		return answer{}, unknownMethod()
+	}
+	msg := &storage.Object{}
+	switch kind := c.query.Get("uploadType"); kind {
+	case "media":
+		msg.Name, msg.ContentType = c.query.Get("name"), c.r.Header.Get("Content-Type")
+		return c.put(b, msg, c.body)
+	case "multipart":
+		data, err := c.multipart(msg)
+		if err != nil {
+			return answer{}, err
+		}
+		msg.Name = cmp.Or(msg.Name, c.query.Get("name"))
+		return c.put(b, msg, data)
+	case "resumable":
+		if err := decodeStrict(c.body, msg, "object"); err != nil {
+			return answer{}, err
+		}
+		msg.Name = cmp.Or(msg.Name, c.query.Get("name"))
+		msg.ContentType = cmp.Or(msg.ContentType, c.r.Header.Get("X-Upload-Content-Type"))
+		if err := c.may("storage.objects.create", "object"); err != nil {
+			return answer{}, err
+		}
+		id := strconv.FormatInt(newID(), 36)
+		c.s.state.uploads[id] = &upload{bucket: c.bucket, msg: msg, query: c.query}
+		at := *c.r.URL
+		query := maps.Clone(c.query)
+		query.Set("upload_id", id)
+		at.Scheme, at.Host, at.RawQuery = "http", c.r.Host, query.Encode()
+		header := http.Header{}
+		header.Set("Location", at.String())
+		header.Set("X-GUploader-UploadID", id)
+		return answer{header: header, code: http.StatusOK}, nil
+	default:
+		return answer{}, errorf(http.StatusBadRequest, "Invalid value for uploadType: %q", kind)
+	}
+}
+
+// multipart reads a multipart/related body: the resource, then the content.
+func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
+	kind, params, err := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/related" {
+		return nil, errorf(http.StatusBadRequest, "Content-Type of a multipart upload must be multipart/related")
+	}
+	parts := multipart.NewReader(bytes.NewReader(c.body), params["boundary"])
+	var bodies [][]byte
+	for {
+		part, err := parts.NextPart()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, errorf(http.StatusBadRequest, "Malformed multipart body: %v", err)
+		}
+		b, err := io.ReadAll(part)
+		if err != nil {
+			return nil, errorf(http.StatusBadRequest, "Malformed multipart body: %v", err)
+		}
+		bodies = append(bodies, b)
+		if len(bodies) == 2 {
+			msg.ContentType = cmp.Or(msg.ContentType, part.Header.Get("Content-Type"))
+		} else if err := decodeStrict(b, msg, "object"); err != nil {
+			return nil, err
+		}
+	}
+	if len(bodies) != 2 {
+		return nil, errorf(http.StatusBadRequest, "A multipart upload has two parts, not %d", len(bodies))
+	}
+	return bodies[1], nil
+}
+
+// resume takes one chunk of a resumable upload, or tells how much there is.
+// Google's client cannot take status 308 and says so.
+func (c *storageCall) resume(b *bucket, id string) (answer, error) {
+	u := c.s.state.uploads[id]
+	if u == nil || u.bucket != c.bucket {
+		return answer{}, errorf(http.StatusNotFound, "No such upload: %s", id)
+	}
+	if c.r.Method == http.MethodDelete {
+		delete(c.s.state.uploads, id)
+		return answer{code: 499}, nil
+	}
+	first, total, err := chunk(c.r.Header.Get("Content-Range"), len(c.body))
+	switch {
+	case err != nil:
+		return answer{}, err
+	case first >= 0 && first != int64(len(u.data)):
+		return answer{}, errorf(http.StatusServiceUnavailable, "Invalid request.  According to the Content-Range header, the upload offset is %d byte(s), but there are %d.", first, len(u.data))
+	case len(u.data)+len(c.body) > maxObject:
+		return answer{}, notModelled(fmt.Sprintf("An object of more than %d bytes", maxObject))
+	}
+	u.data = append(u.data, c.body...)
+	if total >= 0 && total == int64(len(u.data)) {
+		delete(c.s.state.uploads, id)
+		c.query = u.query
+		return c.put(b, u.msg, u.data)
+	}
+	if len(c.body)%chunkUnit != 0 {
+		return answer{}, errorf(http.StatusBadRequest, "Invalid request.  The number of bytes uploaded is required to be equal or greater than 262144, except for the final request.")
+	}
+	a := answer{header: http.Header{}, code: http.StatusPermanentRedirect}
+	if len(u.data) > 0 {
+		a.header.Set("Range", fmt.Sprintf("bytes=0-%d", len(u.data)-1))
+	}
+	if c.r.Header.Get("X-GUploader-No-308") == "yes" {
+		a.header.Set("X-Http-Status-Code-Override", "308")
+		a.code = http.StatusOK
+	}
+	return a, nil
+}
+
+// chunk reads a Content-Range header. first is -1 where no bytes are sent,
+// total where it is not known yet.
+func chunk(header string, size int) (first, total int64, err error) {
+	if header == "" {
+		return 0, int64(size), nil // all at once
+	}
+	bad := errorf(http.StatusBadRequest, "Invalid Content-Range: %q", header)
+	match := contentRange.FindStringSubmatch(header)
+	if match == nil {
+		return 0, 0, bad
+	}
+	first, total = -1, -1
+	if match[3] != "*" {
+		if total, err = strconv.ParseInt(match[3], 10, 63); err != nil {
+			return 0, 0, bad
+		}
+	}
+	if match[1] != "" {
+		last, _ := strconv.ParseInt(match[2], 10, 63)
+		if first, err = strconv.ParseInt(match[1], 10, 63); err != nil || last-first+1 != int64(size) {
+			return 0, 0, bad
+		}
+	} else if size > 0 {
+		return 0, 0, bad
+	}
+	return first, total, nil
+}
+
+// An Object is the content of one object of a bucket, for tests.
+type Object struct {
+	Name    string
+	Data    []byte
+	Updated time.Time
+}
+
+// Objects returns what a bucket holds, by name.
+func (s *Server) Objects(name string) []Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.state.buckets[name]
+	if b == nil {
+		return nil
+	}
+	var all []Object
+	for _, o := range sorted(b.objects, nil) {
+		updated, _ := time.Parse(time.RFC3339Nano, o.msg.Updated)
+		all = append(all, Object{o.msg.Name, slices.Clone(o.data), updated})
+	}
+	return all
+}

@@ -1,0 +1,96 @@
+//go:build linux
+
+package worker
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// serveMetadata opens the metadata server of a machine of the process backend,
+// at a port of the machine's own address.
+func (m *machine) serveMetadata() error {
+	if m.spec.Metadata == nil {
+		return nil
+	}
+	ln, err := listenTCP(m.addr, 0)
+	if err != nil {
+		return err
+	}
+	m.metaAddr = ln.Addr().String()
+	m.metadata = &http.Server{Handler: m.spec.Metadata, ReadHeaderTimeout: 10 * time.Second}
+	m.wg.Go(func() { _ = m.metadata.Serve(ln) }) // ends with ErrServerClosed
+	return nil
+}
+
+// startup does what the guest agent does at a boot: it makes the users that the
+// metadata has keys for, and runs the startup script as root. It returns when
+// the script has ended, by itself or with the machine.
+func (m *machine) startup() {
+	if m.metaAddr == "" {
+		return
+	}
+	if m.spec.AuthorizedKeys != nil {
+		for _, line := range m.spec.AuthorizedKeys() {
+			if login, _, ok := strings.Cut(line, ":"); ok && loginName.MatchString(login) {
+				_ = os.MkdirAll(m.path("home", login), 0o755) // a later login tries again
+			}
+		}
+	}
+	script := m.startupScript()
+	if script == "" {
+		return
+	}
+	file := m.path("tmp", "startup-script")
+	if os.WriteFile(file, []byte(script), 0o755) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
+		return
+	}
+	out, err := os.OpenFile(m.path("var/log/startup-script.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return
+	}
+	defer null.Close()
+	// SUDO_UID has the stand-in of id say that this is root.
+	env := append(m.environment("root", m.path("root")), "SUDO_UID=0")
+	var proc *os.Process
+	err = m.start(func() (int, error) {
+		proc, err = os.StartProcess("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
+			Dir: m.root, Env: append(env, m.spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+		if err != nil {
+			return 0, err
+		}
+		return proc.Pid, nil
+	})
+	if err == nil {
+		_, _ = proc.Wait() // its log is on the machine
+	}
+}
+
+func (m *machine) startupScript() string {
+	req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.metaAddr+"/computeMetadata/v1/instance/attributes/startup-script", nil)
+	if err != nil {
+		return ""
+	}
+	req.Header.Set("Metadata-Flavor", "Google")
+	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return ""
+	}
+	return string(text)
+}
