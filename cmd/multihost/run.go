@@ -70,8 +70,7 @@ once. Closing the terminal leaves it running: see multihost attach.`,
 			if err != nil {
 				return err
 			}
-			out, err := d.Run(c.Context, o)
-			return outcome(out, err)
+			return p.notified(s, c, o.Run, o.Env, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

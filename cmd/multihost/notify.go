@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/notify"
+)
+
+// notified does work, which runs a command, and tells of its moments whom
+// --notify and --notify-url name.
+func (p *program) notified(s *session, c *cli.Context, run string, env []config.EnvVar, d *job.Deps, work func() (job.Outcome, error)) error {
+	o := notify.Options{Run: run, Sink: s.sink, Clock: gcp.SystemClock}
+	if s.cloud != nil {
+		o.Project, o.Zone = s.cloud.Project(), s.cloud.Zone()
+	}
+	for _, v := range env {
+		if v.Secret {
+			o.Secrets = append(o.Secrets, v.Value)
+		}
+	}
+	var err error
+	if text := c.String("notify"); text != "" {
+		if o.Program, err = notify.ParseProgram(text); err != nil {
+			return &usageError{err: fmt.Errorf("--notify: %w", err)}
+		}
+	}
+	if text := c.String("notify-url"); text != "" {
+		if o.URL, err = notify.ParseURL(text); err != nil {
+			return &usageError{err: fmt.Errorf("--notify-url: %w", err)}
+		}
+	}
+	n := notify.New(o)
+	if n != nil {
+		d.Sink = event.Tee(d.Sink, n)
+	}
+	err = outcome(work())
+	leave, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { // ends with the notifier's Close below
+		select {
+		case <-p.leave:
+			cancel()
+		case <-leave.Done():
+		}
+	}()
+	n.Close(leave, exitCode(err), err)
+	return err
+}

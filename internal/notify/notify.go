@@ -1,0 +1,385 @@
+// Package notify tells another program, or a web server, of the moments of a
+// run that somebody wants to be woken for: it starts, starts again, fails,
+// ends. It hides that the one who is told may hang, fail or be away.
+//
+// Two promises: the run never waits for a message to arrive while it goes on,
+// and no message can make it fail. What could not be delivered is said.
+//
+//	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
+//	sink := event.Tee(view, n)
+//	…
+//	n.Close(ctx, code, err)
+package notify
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/shlex"
+
+	"multihost/internal/event"
+)
+
+// Version is the version of a Message's form.
+const Version = 1
+
+// The events of a run.
+const (
+	Start   = "start"   // the command was started on all workers
+	Restart = "restart" // … once more, as a later attempt
+	Failure = "failure" // an attempt, or what had to come before it, failed
+	End     = "end"     // the command that this program was started with ends
+)
+
+// A Message is what is told.
+type Message struct {
+	Version  int       `json:"version"`
+	Event    string    `json:"event"`
+	Time     time.Time `json:"time"`
+	Run      string    `json:"run"`
+	Attempt  int       `json:"attempt,omitempty"` // 0: none was begun
+	Project  string    `json:"project,omitempty"`
+	Zone     string    `json:"zone,omitempty"`
+	Slices   []string  `json:"slices,omitempty"`
+	Workers  int       `json:"workers,omitempty"`
+	ExitCode *int      `json:"exit_code,omitempty"` // of failure and end
+	Text     string    `json:"text,omitempty"`
+	LogDir   string    `json:"log_dir,omitempty"`
+}
+
+// Options say whom to tell and what else is in each message.
+type Options struct {
+	Program            []string // argv; run for each message, which is its standard input
+	URL                *url.URL // where each message is posted
+	Run, Project, Zone string
+	Secrets            []string   // masked wherever they are in a message
+	Sink               event.Sink // told of what was not delivered
+	Clock              Clock
+}
+
+// A Clock is what pauses and limits go by.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+const (
+	programLimit = 30 * time.Second // of one call of the program
+	postLimit    = 10 * time.Second // of one try to post
+	postTries    = 4
+	postPause    = time.Second // doubled after each try
+	lastLimit    = time.Minute // of Close
+)
+
+// ParseProgram splits the words of a command line as a shell does. No shell
+// runs it: nothing else is special.
+func ParseProgram(text string) ([]string, error) {
+	argv, err := shlex.Split(text)
+	if err != nil {
+		return nil, fmt.Errorf("split %q: %w", text, err)
+	}
+	if len(argv) == 0 {
+		return nil, errors.New("it names no program")
+	}
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		return nil, fmt.Errorf("find program %q: %w", argv[0], errors.Unwrap(err))
+	}
+	return argv, nil
+}
+
+// ParseURL takes https anywhere and http on this machine: a message in clear
+// must not leave it.
+func ParseURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, errors.New("it is no URL") // the error would show what may be secret
+	}
+	ip := net.ParseIP(u.Hostname())
+	local := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	switch {
+	case u.Host == "":
+		return nil, errors.New("it names no server")
+	case u.Scheme == "https", u.Scheme == "http" && local:
+		return u, nil
+	}
+	return nil, fmt.Errorf("scheme %q: want https, or http on this machine", u.Scheme)
+}
+
+// A Notifier is an event.Sink that tells of what it sees. A nil Notifier tells
+// nobody. It is safe for concurrent use.
+type Notifier struct {
+	o      Options
+	secret *strings.Replacer
+	client *http.Client
+	wake   chan struct{}
+	done   chan struct{} // closed when nothing more is delivered
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu      sync.Mutex // guards the fields below
+	queue   []Message
+	closed  bool
+	attempt event.Attempt
+	first   int  // attempt that this program began with
+	failed  bool // the last attempt's failure was told
+}
+
+// New starts a Notifier; the caller closes it. It is nil when o names nobody.
+func New(o Options) *Notifier {
+	if len(o.Program) == 0 && o.URL == nil {
+		return nil
+	}
+	var pairs []string
+	for _, s := range o.Secrets {
+		if s != "" {
+			pairs = append(pairs, s, "***")
+		}
+	}
+	n := &Notifier{
+		o: o, secret: strings.NewReplacer(pairs...), wake: make(chan struct{}, 1), done: make(chan struct{}),
+		// A redirect is not followed: it may lead to where ParseURL refuses to go.
+		client: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+			Transport: http.DefaultTransport.(*http.Transport).Clone()},
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	go n.deliver()
+	return n
+}
+
+// Emit implements event.Sink. It never waits.
+func (n *Notifier) Emit(e event.Event) {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch e := e.(type) {
+	case event.Attempt:
+		n.attempt = e
+	case event.Release:
+		what := Restart
+		if n.first == 0 || n.first == e.Attempt {
+			n.first, what = e.Attempt, Start
+		}
+		n.failed = false
+		n.put(Message{Event: what, Attempt: e.Attempt, Text: n.attempt.Command})
+	case event.Summary:
+		if !e.OK && !bySignal(e.ExitCode) {
+			n.failed = true
+			n.put(Message{Event: Failure, Attempt: e.Attempt, ExitCode: &e.ExitCode, Text: e.Text})
+		}
+	}
+}
+
+// bySignal reports the status of a program that the user's signal ended.
+func bySignal(code int) bool {
+	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
+}
+
+// Close tells of the end, with the status that this program ends with and why,
+// and waits until all is delivered: for a minute at most, and no longer than
+// ctx lasts.
+func (n *Notifier) Close(ctx context.Context, code int, err error) {
+	if n == nil {
+		return
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	n.mu.Lock()
+	if code != 0 && !bySignal(code) && !n.failed {
+		n.put(Message{Event: Failure, Attempt: n.attempt.Attempt, ExitCode: &code, Text: text})
+	}
+	n.put(Message{Event: End, Attempt: n.attempt.Attempt, ExitCode: &code, Text: text})
+	n.closed = true
+	n.mu.Unlock()
+	n.kick()
+	select {
+	case <-n.done:
+	case <-n.o.Clock.After(lastLimit):
+	case <-ctx.Done():
+	}
+	n.cancel()
+	<-n.done
+	n.client.CloseIdleConnections()
+}
+
+// put queues a message; the caller holds n.mu.
+func (n *Notifier) put(m Message) {
+	if n.closed {
+		return
+	}
+	m.Version, m.Time = Version, n.o.Clock.Now().UTC()
+	m.Run, m.Project, m.Zone = n.o.Run, n.o.Project, n.o.Zone
+	m.Slices, m.Workers, m.LogDir = n.attempt.Slices, n.attempt.Workers, n.attempt.LogDir
+	m.Text = n.secret.Replace(m.Text)
+	n.queue = append(n.queue, m)
+	n.kick()
+}
+
+func (n *Notifier) kick() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// deliver tells one message after the other until the Notifier is closed.
+func (n *Notifier) deliver() {
+	defer close(n.done)
+	for {
+		n.mu.Lock()
+		if len(n.queue) == 0 {
+			closed := n.closed
+			n.mu.Unlock()
+			if closed {
+				return
+			}
+			<-n.wake
+			continue
+		}
+		m := n.queue[0]
+		n.queue = n.queue[1:]
+		n.mu.Unlock()
+		n.tell(m)
+	}
+}
+
+// tell delivers one message to the program and the server, each in its time.
+func (n *Notifier) tell(m Message) {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return // a Message has nothing that JSON has not
+	}
+	var both sync.WaitGroup
+	if len(n.o.Program) > 0 {
+		both.Go(func() { n.report(m, n.o.Program[0], n.run(append(body, '\n'))) })
+	}
+	if n.o.URL != nil {
+		both.Go(func() { n.report(m, n.o.URL.Host, n.post(body)) })
+	}
+	both.Wait()
+}
+
+// report says that a message was not delivered. It names the server of a URL
+// only: its path is often a password.
+func (n *Notifier) report(m Message, whom string, err error) {
+	if err != nil {
+		event.Notef(n.o.Sink, event.Warn, "", "the run is not touched by it, but %q was not told of its %s: %v", whom, m.Event, err)
+	}
+}
+
+// run calls the program with a message. The program is in a process group of
+// its own: a Ctrl-C is not meant for it, and what it started ends with it.
+func (n *Notifier) run(input []byte) error {
+	ctx, cancel := n.limit(programLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, n.o.Program[0], n.o.Program[1:]...)
+	var said tail
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // for a child that keeps its output open
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case said.last() != "":
+		return fmt.Errorf("%w: %s", err, n.secret.Replace(said.last()))
+	}
+	return err
+}
+
+var errSlow = errors.New("it took too long")
+
+// limit bounds one delivery by the clock.
+func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(n.ctx)
+	late, ended := n.o.Clock.After(d), make(chan struct{})
+	go func() { // ends with ctx, which the returned function cancels
+		defer close(ended)
+		select {
+		case <-late:
+			cancel(errSlow)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-ended }
+}
+
+// post sends a message to the server, again where that may help.
+func (n *Notifier) post(body []byte) error {
+	pause := postPause
+	for try := 1; ; try++ {
+		again, err := n.postOnce(body)
+		if err == nil || !again || try == postTries {
+			return err
+		}
+		select {
+		case <-n.o.Clock.After(pause):
+			pause *= 2
+		case <-n.ctx.Done():
+			return err
+		}
+	}
+}
+
+func (n *Notifier) postOnce(body []byte) (again bool, err error) {
+	ctx, cancel := n.limit(postLimit)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.o.URL.String(), bytes.NewReader(body))
+	if err != nil {
+		return false, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "multihost")
+	resp, err := n.client.Do(req)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return true, cause
+		}
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err // without the URL
+		}
+		return true, err
+	}
+	resp.Body.Close()
+	if resp.StatusCode/100 == 2 {
+		return false, nil
+	}
+	return resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests, fmt.Errorf("it answered %s", resp.Status)
+}
+
+// A tail keeps the end of what a program prints.
+type tail struct{ data []byte }
+
+const tailSize = 4 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.data = append(t.data, p...)
+	if extra := len(t.data) - tailSize; extra > 0 {
+		t.data = append(t.data[:0], t.data[extra:]...)
+	}
+	return len(p), nil
+}
+
+// last is the last line that is not empty.
+func (t *tail) last() string {
+	lines := strings.Split(strings.TrimSpace(string(t.data)), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
