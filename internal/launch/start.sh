@@ -1,23 +1,37 @@
 #!/bin/bash
-# start: RUN ATTEMPT DIR UMASK. Becomes the command, in the session that the
-# supervisor made for it. Says on stdout that it starts, or why it cannot. The
-# output of the command is the pipe on descriptor 6.
+# start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the word "go" on
+# descriptor 3 and becomes the command, in the session that the supervisor made
+# for it. Says on stdout that it is ready and that it starts, or why it cannot.
+# The output of the command is the pipe on descriptor 6.
 #
 # Names begin with mh_ because the command's variables are set beside them.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4
+  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4 mh_sup=$5 mh_sup_start=$6 mh_start mh_order=''
   local -a mh_words mh_vars
   exec 9<&-
   mapfile -d '' -t mh_words <"$mh_dir/argv"
   mapfile -d '' -t mh_vars <"$mh_dir/env"
   umask "$mh_mask"
   cd -- "$HOME" || refuse "enter $HOME"
-  mkdir -p -- "${mh_words[0]}" || refuse "make ${mh_words[0]}"
-  cd -- "${mh_words[0]}" || refuse "enter ${mh_words[0]}"
   if [[ ${mh_words[1]} == script ]]; then mh_words+=(bash "$mh_dir/script"); fi
   limit_files
+  start_of $$
+  mh_start=$REPLY
+  echo ready
+  IFS= read -r mh_order <&3 || mh_order=
+  exec 3<&-
+  if [[ $mh_order != go ]]; then
+    echo aborted
+    exit
+  fi
+  # Nobody would record the end.
+  if ! start_of "$mh_sup" || [[ $REPLY != "$mh_sup_start" ]]; then refuse 'go on without a supervisor'; fi
+  if ! cd -- "${mh_words[0]}" 2>/dev/null; then
+    mkdir -p -- "${mh_words[0]}" || refuse "make ${mh_words[0]}"
+    cd -- "${mh_words[0]}" || refuse "enter ${mh_words[0]}"
+  fi
   record || refuse "write $mh_dir/started"
   environment 2>/dev/null # bash complains of locales that the worker lacks
   exec -- "${mh_words[@]:2}" </dev/null >&6 2>&6 6>&-
@@ -42,10 +56,8 @@ limit_files() {
 # whatever went wrong before.
 record() {
   local mh_line
-  start_of $$
-  mh_line="$$ $REPLY"
   now
-  mh_line+=" $REPLY $PPID"
+  mh_line="$$ $mh_start $REPLY $PPID"
   set -C
   printf '%s\n' "$mh_line" >"$mh_dir/started" || return
   set +C

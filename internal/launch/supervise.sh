@@ -1,12 +1,12 @@
 #!/bin/bash
-# supervise: RUN ATTEMPT DIR ENTRY UMASK. Waits for "go" on the FIFO, starts the
-# command in a session of its own, waits for it, and records how it ended. Holds
-# the worker's lock on descriptor 9 meanwhile.
+# supervise: RUN ATTEMPT DIR ENTRY UMASK. Makes a session in which start.sh waits
+# for "go" on the FIFO and becomes the command, waits for its end, and records how
+# it ended. Holds the worker's lock on descriptor 9 meanwhile.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
-  local order='' word pid start at waiter started scope kills code signal='' name='' oom=0 lost=0 size reason
+  local word pid start at waiter started scope kills code signal='' name='' oom=0 lost=0 size reason
   local relay='' dropped fields
   cd /
   umask 077
@@ -22,25 +22,29 @@ main() {
   # Handlers, not '': an ignored signal would stay ignored in the command.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
   exec 3<"$dir/control" 4>&-
-  say armed $$ "$at"
-  IFS= read -r order <&3 || order=
-  exec 3<&-
-  if [[ $order != go ]]; then give_up aborted; fi
-
   scope
   oom_kills
   kills=$REPLY
   pipe || give_up failed "open $dir/output"
   start_relay
+  # The command's own process waits for the order, with all that takes time behind
+  # it: from the order to the command it is one wake-up, on all workers alike.
+  #
   # setsid --wait tells on stderr a death by signal from an exit with 128+n, which
   # $? of a shell does not. It keeps the lock too: it is released only when both
   # we and the command are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
-    "$nonce" "$run" "$attempt" "$dir" "$mask" </dev/null 2>"$dir/waiter" 7<&-)
+    "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>"$dir/waiter" 7<&-)
   waiter=$!
-  exec 6>&-
-  word=''
+  exec 3<&- 6>&-
+  word='' started=''
   read -r word started <&5
+  if [[ $word == ready ]]; then
+    say armed $$ "$at"
+    word='' started=''
+    read -r word started <&5
+  fi
+  if [[ $word == aborted ]]; then give_up aborted; fi
   if [[ $word != started ]]; then give_up failed "${started:-$(tail -n 1 "$dir/waiter")}"; fi
   split "$started"
   pid=${fields[0]} start=${fields[1]} at=${fields[2]}
@@ -105,7 +109,7 @@ keep_relay() {
 }
 
 start_relay() {
-  relay <&7 >/dev/null 2>&1 5<&- 6>&- 7<&- 9<&- &
+  relay <&7 >/dev/null 2>&1 3<&- 5<&- 6>&- 7<&- 9<&- &
   relay=$!
 }
 
