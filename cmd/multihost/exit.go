@@ -113,6 +113,7 @@ func exitCode(err error) int {
 		xlaKind   *xla.MismatchError
 		xlaFlag   *xla.FlagError
 		mismatch  *network.MismatchError
+		failure   *job.Failure
 		path      *fs.PathError
 		netErr    net.Error
 	)
@@ -179,6 +180,10 @@ func exitCode(err error) int {
 	case errors.As(err, &path):
 		return exitIO
 	case errors.As(err, &netErr):
+		return exitUnavailable
+	case errors.As(err, &failure) && failure.Cause == job.Stall:
+		return exitTempFail
+	case errors.As(err, &failure):
 		return exitUnavailable
 	}
 	return exitInternal

@@ -67,6 +67,10 @@ func hostFlags() []cli.Flag {
 	}
 }
 
+func maxRestartsFlag() cli.Flag {
+	return &cli.IntFlag{Name: "max-restarts", Usage: "start the command again after up to `N` failures of its own; none for exit codes 126 and 127, or after three failures in a row right after the start"}
+}
+
 func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }
@@ -93,6 +97,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the files have everybody's"},
 		&cli.BoolFlag{Name: "detach", Usage: "end after the start; the command goes on"},
 		&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
+		&cli.DurationFlag{Name: "start-timeout", Value: 5 * time.Minute, Usage: "longest `TIME` until every worker has started; 0: no limit"},
 		&cli.BoolFlag{Name: "fail-fast", Value: true, Usage: "stop all workers at the first failure"},
 		graceFlag(),
 		&cli.BoolFlag{Name: "replace", Usage: "stop a run that lives on these slices"},

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -62,9 +63,23 @@ func jobFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
 		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "who may reach tcp:22 of a network made by --network-create, as `CIDR,…`; without your own address workers are reached through Identity-Aware Proxy"},
+		maxRestartsFlag(),
+		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "further attempts after slices or hosts were lost: a `NUMBER`, or unlimited"},
 		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
 		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
 	}
+}
+
+// parseLimit reads a number from 0; unlimited is -1.
+func parseLimit(text string) (int, error) {
+	if text == "unlimited" {
+		return -1, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err == nil && n < 0 {
+		err = strconv.ErrRange
+	}
+	return n, err
 }
 
 func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error) {
@@ -78,6 +93,10 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		QueueLimit:     c.Duration("queue-timeout"),
 		ProvisionLimit: c.Duration("provision-timeout"),
 		BootLimit:      c.Duration("boot-timeout"),
+	}
+	o.Budget.Restarts = run.MaxRestarts
+	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {
+		return o, usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions"))
 	}
 	if keep := c.Generic("keep-on-failure").(*optionalValue); keep.set && keep.text != "false" {
 		o.KeepOnFailure = true
@@ -148,6 +167,7 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(run, login)
+	r.MarkJob(run)
 	return r, r.Validate()
 }
 

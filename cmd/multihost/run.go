@@ -43,6 +43,7 @@ MULTIHOST_COORDINATOR_IP in its environment.
 Ctrl-C stops the command on every worker and proves it; once more leaves at
 once. Closing the terminal leaves it running: see multihost attach.`,
 		Flags: flags(selectFlags(), hostFlags(), commandFlags(), []cli.Flag{
+			maxRestartsFlag(),
 			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
 		}, sshFlags()),
@@ -119,6 +120,8 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		StrictExit:   c.Bool("strict-exit"),
 		XLAPresets:   c.StringSlice("xla-preset"),
 		XLAFlags:     c.StringSlice("xla-flag"),
+		StartLimit:   c.Duration("start-timeout"),
+		MaxRestarts:  c.Int("max-restarts"),
 	}
 	if len(p.inv.positionals) > 0 {
 		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),
@@ -135,6 +138,12 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
 	case o.Grace < 0:
 		return o, usagef("--grace=%s: it must not be negative", o.Grace)
+	case o.StartLimit < 0:
+		return o, usagef("--start-timeout=%s: it must not be negative", o.StartLimit)
+	case o.MaxRestarts < 0:
+		return o, usagef("--max-restarts=%d: it must not be negative", o.MaxRestarts)
+	case o.Detach && o.MaxRestarts > 0:
+		return o, usagef("--max-restarts and --detach: nobody would be there to start it again")
 	}
 	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
 		return o, err

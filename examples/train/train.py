@@ -135,6 +135,15 @@ class Model:
             for x, a, b in zip(self.weights, m, s)
         ]
 
+    def state(self):
+        """Everything that a later step depends on, as one vector."""
+        return self.weights + self.first_moment + self.second_moment + [self.beta1_power, self.beta2_power]
+
+    def restore(self, state):
+        n = self.size
+        self.weights, self.first_moment, self.second_moment = state[:n], state[n : 2 * n], state[2 * n : 3 * n]
+        self.beta1_power, self.beta2_power = state[3 * n :]
+
     def digest(self):
         return hashlib.sha256(pack(self.weights)).hexdigest()
 
@@ -425,6 +434,59 @@ class Ring:
                 sock.close()
 
 
+# --- checkpoints -------------------------------------------------------------
+
+
+class Checkpoint:
+    """The newest state of a training, in one file that is replaced whole.
+
+    Process 0 reads and writes it, as all hold the same weights; the others get
+    it from there, so the directory need not be shared. It has to outlive the
+    machine of process 0 to help after a preemption: a mounted bucket does.
+    """
+
+    def __init__(self, directory, training):
+        self.path = os.path.join(directory, "checkpoint")
+        self.training = training  # what it is a checkpoint of
+        os.makedirs(directory, exist_ok=True)
+
+    def load(self):
+        """Returns (steps done, state), (0, None) where there is none."""
+        try:
+            with open(self.path, "rb") as f:
+                head, state = json.loads(f.readline()), f.read()
+        except FileNotFoundError:
+            return 0, None
+        if head["training"] != self.training:
+            raise ValueError("%s is of another training: other text, batch, learning rate or seed" % self.path)
+        if hashlib.sha256(state).hexdigest() != head["sha256"]:
+            raise ValueError("%s is damaged" % self.path)
+        return head["steps"], unpack(state).tolist()
+
+    def save(self, steps, state):
+        state = pack(state)
+        head = {"training": self.training, "steps": steps, "sha256": hashlib.sha256(state).hexdigest()}
+        new = "%s.%d.new" % (self.path, os.getpid())
+        with open(new, "wb") as f:
+            f.write(json.dumps(head).encode() + b"\n" + state)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(new, self.path)
+
+
+def resume(checkpoint, model, place, ring):
+    """Brings all processes to the step of the checkpoint of process 0, and
+    returns it."""
+    steps, state = checkpoint.load() if place.process == 0 else (0, None)
+    # The sum of one process's numbers and everybody's zeros is that process's.
+    numbers = ring.sum([float(steps)] + (state or [0.0] * len(model.state())))
+    steps = int(numbers[0])
+    if steps > 0:
+        model.restore(numbers[1:])
+        say("process %d goes on from step %d of its checkpoint" % (place.process, steps))
+    return steps
+
+
 # --- the program -------------------------------------------------------------
 
 
@@ -478,6 +540,9 @@ def parse_arguments():
     p.add_argument("--batch", type=int, default=64, help="characters a process and step")
     p.add_argument("--learning-rate", type=float, default=0.02)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--checkpoint-dir", help="directory of the checkpoint of process 0; training goes on from it")
+    p.add_argument("--checkpoint-every", type=int, default=10, help="steps from one checkpoint to the next")
+    p.add_argument("--step-seconds", type=float, default=0.0, help="make a step last so long, to look at it")
     p.add_argument("--text", default=os.path.join(here, "declaration.txt"), help="UTF-8 text to learn")
     p.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of process 0")
     p.add_argument("--connect-timeout", type=float, default=120.0, help="seconds until all processes must have met")
@@ -486,8 +551,8 @@ def parse_arguments():
     p.add_argument("--fail-process", type=int, default=0, help="the process that --fail-at-step means")
     p.add_argument("--fail-code", type=int, default=7, help="its exit code")
     args = p.parse_args()
-    if args.steps < 1 or args.batch < 1:
-        p.error("--steps and --batch must be at least 1")
+    if args.steps < 1 or args.batch < 1 or args.checkpoint_every < 1:
+        p.error("--steps, --batch and --checkpoint-every must be at least 1")
     return args
 
 
@@ -516,11 +581,9 @@ def train(args, place):
     end = CONTEXT + targets * (place.process + 1) // place.processes
     if begin >= end:
         raise ValueError("%s is too short for %d processes" % (args.text, place.processes))
-    rng = random.Random("%d/%d" % (args.seed, place.process))
 
-    fingerprint = hashlib.sha256(
-        repr((text, args.steps, args.batch, args.learning_rate, args.seed)).encode()
-    ).hexdigest()
+    training = hashlib.sha256(repr((text, args.batch, args.learning_rate, args.seed)).encode()).hexdigest()
+    fingerprint = "%s/%d/%d" % (training, args.steps, bool(args.checkpoint_dir))
     ring = Ring(place, fingerprint, args.port, args.connect_timeout, args.timeout)
     say(
         "process %d of %d: %d characters of %d, vocabulary %d, %d weights"
@@ -530,8 +593,16 @@ def train(args, place):
     flops = model.flops_per_token() * args.batch
     tokens = args.batch * place.processes
     spent = 0.0
-    for step in range(args.steps):
+    loss = math.nan
+    first, checkpoint = 0, None
+    if args.checkpoint_dir:
+        checkpoint = Checkpoint(args.checkpoint_dir, training)
+        first = resume(checkpoint, model, place, ring)
+    for step in range(first, args.steps):
         started = time.monotonic()
+        # A generator for each step: a training that goes on draws the same
+        # batches as one that was not interrupted.
+        rng = random.Random("%d/%d/%d" % (args.seed, place.process, step))
         if step == args.fail_at_step and place.process == args.fail_process:
             complain("process %d fails at step %d, as asked by --fail-at-step" % (place.process, step))
             return args.fail_code
@@ -544,6 +615,7 @@ def train(args, place):
         total = ring.sum(grad + [loss])
         loss = total.pop() / tokens
         model.update([g / tokens for g in total], args.learning_rate)
+        time.sleep(max(started + args.step_seconds - time.monotonic(), 0.0))
         seconds = max(time.monotonic() - started, 1e-9)
         spent += seconds
         say(
@@ -551,10 +623,13 @@ def train(args, place):
             "total_weights: %d, loss: %.3f, lm_loss: %.3f, perplexity: %.3f"
             % (step, seconds, flops / seconds / 1e12, args.batch / seconds, tokens, loss, loss, math.exp(loss))
         )
+        done = step + 1
+        if checkpoint and place.process == 0 and (done % args.checkpoint_every == 0 or done == args.steps):
+            checkpoint.save(done, model.state())
     ring.close()
     say(
         "process %d: %d steps, %.3f MFLOP/s, loss %r, weights sha256:%s"
-        % (place.process, args.steps, flops * args.steps / spent / 1e6, loss, model.digest())
+        % (place.process, args.steps, flops * max(args.steps - first, 0) / max(spent, 1e-9) / 1e6, loss, model.digest())
     )
     return 0
 

@@ -149,6 +149,40 @@ func TestOneFails(t *testing.T) {
 	}
 }
 
+// TestGoesOnFromTheCheckpoint: a training that was cut short and started again
+// counts its steps on and ends with the weights of one that was not. Only
+// process 0 has the checkpoint.
+func TestGoesOnFromTheCheckpoint(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	whole := run(t, 3, "--steps=7", "--batch=8", "--checkpoint-dir", t.TempDir())
+	args := []string{"--steps=7", "--batch=8", "--checkpoint-every=2", "--checkpoint-dir", dir}
+	for i, p := range run(t, 3, append(args, "--fail-at-step=5", "--fail-process=1")...) {
+		if p.code == 0 {
+			t.Errorf("process %d: exit code 0 although process 1 failed", i)
+		}
+	}
+	for i, p := range run(t, 3, args...) {
+		out := p.out.String()
+		var steps []string
+		for _, m := range stepLine.FindAllStringSubmatch(out, -1) {
+			steps = append(steps, m[1])
+		}
+		if p.code != 0 || strings.Join(steps, " ") != "4 5 6" || !strings.Contains(out, fmt.Sprintf("process %d goes on from step 4 of its checkpoint", i)) {
+			t.Errorf("process %d: exit code %d, steps %v:\n%s", i, p.code, steps, out)
+		}
+		got, want := lastLine.FindStringSubmatch(out), lastLine.FindStringSubmatch(whole[i].out.String())
+		if got == nil || want == nil || got[1] != want[1] {
+			t.Errorf("process %d ends with %q, without the interruption with %q", i, got, want)
+		}
+	}
+	for _, p := range run(t, 1, append(args, "--seed=2")...) {
+		if p.code != 2 || !strings.Contains(p.out.String(), "is of another training") {
+			t.Errorf("a checkpoint of another training: exit code %d:\n%s", p.code, &p.out)
+		}
+	}
+}
+
 func TestNeverComes(t *testing.T) {
 	t.Parallel()
 	py := python(t)
@@ -200,7 +234,7 @@ func TestBadInput(t *testing.T) {
 		{"no number", []string{"MULTIHOST_NUM_PROCESSES=two"}, nil, "error: MULTIHOST_NUM_PROCESSES='two' is not a number"},
 		{"no coordinator", []string{"MULTIHOST_NUM_PROCESSES=2"}, nil, "needs MULTIHOST_COORDINATOR_IP"},
 		{"no text", nil, []string{"--text=missing.txt"}, "error: [Errno 2] No such file or directory: 'missing.txt'"},
-		{"no steps", nil, []string{"--steps=0"}, "--steps and --batch must be at least 1"},
+		{"no steps", nil, []string{"--steps=0"}, "--steps, --batch and --checkpoint-every must be at least 1"},
 	} {
 		cmd := exec.CommandContext(t.Context(), py, append([]string{"train.py"}, tc.args...)...)
 		cmd.Env = append(tc.env, "PATH="+os.Getenv("PATH"), "HOME="+os.Getenv("HOME"))

@@ -143,6 +143,20 @@ type WorkerDone struct {
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
+// AttemptEnd is how an attempt ended whose command was started, and what
+// follows.
+type AttemptEnd struct {
+	Run     string        `json:"run"`
+	Attempt int           `json:"attempt"`
+	OK      bool          `json:"ok"`              // every worker ended 0
+	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, …
+	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
+	Code    int           `json:"code,omitempty"`  // of the first worker to fail
+	Elapsed time.Duration `json:"elapsed_ns"`      // that the command ran
+	Again   bool          `json:"again"`           // another attempt follows
+	Next    string        `json:"next,omitempty"`  // what is done about it, or why nothing is
+}
+
 // Result carries the data that a list or show command answers with. Text is
 // the rendering for people, Data the value for --output=json.
 type Result struct {
@@ -196,6 +210,9 @@ func (Output) Kind() string { return "output" }
 
 // Kind implements Event.
 func (WorkerDone) Kind() string { return "worker_done" }
+
+// Kind implements Event.
+func (AttemptEnd) Kind() string { return "attempt_end" }
 
 // Kind implements Event.
 func (Result) Kind() string { return "result" }

@@ -36,6 +36,7 @@ type following struct {
 	ends    []ending
 	outages []outage
 	window  *launch.Window
+	sum     *event.Summary // of an end that was seen, for the caller to emit
 }
 
 // ending is how the command ended on one worker.
@@ -62,7 +63,7 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	f.Sink.Emit(event.Progress{Phase: "run", Total: len(f.team.ids)})
 	stop, err := f.untilEnd(ctx)
 	elapsed := f.Clock.Now().Sub(f.begin)
-	f.watch.times = append(f.watch.times, event.PhaseTime{Name: "run", Elapsed: elapsed})
+	f.watch.add("run", elapsed)
 	if err != nil {
 		state := event.Failed
 		if stop == nil && ctx.Err() != nil {
@@ -439,7 +440,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	if cause != nil && f.ExitStatus != nil {
 		sum.ExitCode = f.ExitStatus(cause)
 	}
-	f.Sink.Emit(sum)
+	f.sum = &sum
 	return Outcome{Code: code, Started: true}, cause
 }
 

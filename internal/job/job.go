@@ -36,11 +36,12 @@ type Cloud interface {
 }
 
 // Queue makes and deletes slices. *qr.Client implements it; a second provider
-// needs these four.
+// needs these five.
 type Queue interface {
 	Get(ctx context.Context, id string) (qr.Resource, error)
 	Create(ctx context.Context, r qr.Request) (res qr.Resource, created bool, err error)
 	Wait(ctx context.Context, id string, o qr.WaitOptions) (qr.Resource, []tpu.Slice, error)
+	Reset(ctx context.Context, id string) error
 	Delete(ctx context.Context, id string, o qr.DeleteOptions) (deleted bool, err error)
 }
 
@@ -122,6 +123,9 @@ type Error struct {
 	Text   string // what happened, without the stage
 	Err    error  // the cause, or the first worker's
 	Advice string
+
+	each []error // of the workers that failed
+	lost bool    // it says that workers are not there, whatever Err says
 }
 
 func (e *Error) Error() string {
@@ -166,12 +170,12 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 	var groups []group
 	var first error
-	failed := 0
+	var each []error
 	for i, err := range errs {
 		if err == nil {
 			continue
 		}
-		failed++
+		each = append(each, err)
 		if first == nil {
 			first = err
 		}
@@ -188,7 +192,7 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 		}
 		groups[at].workers = append(groups[at].workers, ids[i])
 	}
-	if failed == 0 {
+	if first == nil {
 		return nil
 	}
 	parts := make([]string, len(groups))
@@ -197,8 +201,9 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 	return &Error{
 		Stage: stage,
-		Text:  fmt.Sprintf("%d of %d workers failed: %s", failed, len(ids), strings.Join(parts, "; ")),
+		Text:  fmt.Sprintf("%d of %d workers failed: %s", len(each), len(ids), strings.Join(parts, "; ")),
 		Err:   first,
+		each:  each,
 	}
 }
 
@@ -223,8 +228,19 @@ type stopwatch struct {
 func (w *stopwatch) span(name string, f func() error) error {
 	begin := w.clock.Now()
 	err := f()
-	w.times = append(w.times, event.PhaseTime{Name: name, Elapsed: w.clock.Now().Sub(begin)})
+	w.add(name, w.clock.Now().Sub(begin))
 	return err
+}
+
+// add counts the time of a phase; attempts go through the same phases again.
+func (w *stopwatch) add(name string, elapsed time.Duration) {
+	for i := range w.times {
+		if w.times[i].Name == name {
+			w.times[i].Elapsed += elapsed
+			return
+		}
+	}
+	w.times = append(w.times, event.PhaseTime{Name: name, Elapsed: elapsed})
 }
 
 // phase runs f as one phase. f returns the line that describes its success.
@@ -233,7 +249,7 @@ func (w *stopwatch) phase(name string, f func() (string, error)) error {
 	w.sink.Emit(event.Phase{Name: name, State: event.Started})
 	detail, err := f()
 	elapsed := w.clock.Now().Sub(begin)
-	w.times = append(w.times, event.PhaseTime{Name: name, Elapsed: elapsed})
+	w.add(name, elapsed)
 	if err != nil {
 		w.sink.Emit(event.Phase{Name: name, State: event.Failed, Elapsed: elapsed})
 		return err

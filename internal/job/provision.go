@@ -24,16 +24,21 @@ type JobOptions struct {
 	ProvisionLimit time.Duration
 	BootLimit      time.Duration
 
+	Budget Budget
+
 	Keep          bool          // leave the slices when the run is over
 	KeepOnFailure bool          // leave them when it failed …
 	KeepFor       time.Duration // … for so long, then delete; 0 is until the user deletes them
 }
 
-// Job provisions slices, runs the command on them and tears them down. What
-// it made and leaves behind is said in its last lines.
+// Job provisions slices, runs the command on them and tears them down. Slices
+// that are taken away are made again and the command is started again on them,
+// as far as the budget goes. What an earlier runner of the same job made is
+// taken over: the queued resource, and the command where it lives. What is left
+// behind is said in the last lines.
 func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
-	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
@@ -42,65 +47,28 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
-	if o.Network != nil {
-		err := r.watch.span("network", func() error {
-			plan, err := d.Networks.Plan(ctx, *o.Network)
-			if err != nil {
-				return err
-			}
-			return d.Networks.Apply(ctx, plan)
-		})
-		if err != nil {
-			return Outcome{}, err
-		}
+	if err := d.makeNetwork(ctx, r, o.Network); err != nil {
+		return Outcome{}, err
 	}
-	out, made, err := d.provisionAndRun(ctx, r, o)
-	if !made {
+	q := &queued{Deps: d, o: o, watch: &r.watch}
+	out, err = r.attempts(ctx, q, o.Budget)
+	if !q.ours || !q.made && isStage(err, StageBusy) {
 		return out, d.notMade(ctx, o, err)
 	}
 	return d.afterRun(ctx, r, o, out, err)
 }
 
-// provisionAndRun reports besides the outcome whether the queued resource was
-// made by this call; one that was there before is not ours to delete.
-func (d *Deps) provisionAndRun(ctx context.Context, r *run, o JobOptions) (out Outcome, made bool, err error) {
-	id := o.Request.ID
-	err = r.watch.phase("request", func() (string, error) {
-		res, created, err := d.Queue.Create(ctx, o.Request)
-		made = created
+func (d *Deps) makeNetwork(ctx context.Context, r *run, o *network.Options) error {
+	if o == nil {
+		return nil
+	}
+	return r.watch.span("network", func() error {
+		plan, err := d.Networks.Plan(ctx, *o)
 		if err != nil {
-			return "", err
+			return err
 		}
-		if !created {
-			return fmt.Sprintf("queued resource %s is here already, state %s", id, res.State), nil
-		}
-		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, o.Request.NodeCount), o.Request.Type.Name), nil
+		return d.Networks.Apply(ctx, plan)
 	})
-	if err != nil {
-		return Outcome{}, made, err
-	}
-	var slices []tpu.Slice
-	err = r.watch.span("provision", func() (err error) {
-		_, slices, err = d.Queue.Wait(ctx, id, qr.WaitOptions{
-			QueueLimit: o.QueueLimit, ProvisionLimit: o.ProvisionLimit, BootLimit: o.BootLimit, Probe: d.Probe,
-		})
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return err
-	})
-	if err != nil {
-		return Outcome{}, made, err
-	}
-	for i := range slices {
-		slices[i].Index = i
-	}
-	if r.team, err = d.connectPhase(ctx, &r.watch, tpu.Selection{Slices: slices}, nil); err != nil {
-		return Outcome{}, made, err
-	}
-	defer r.team.close()
-	out, err = r.onTeam(ctx)
-	return out, made, err
 }
 
 // Probe reports whether every worker of a slice answers SSH.

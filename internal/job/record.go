@@ -35,6 +35,44 @@ type Record struct {
 	LogDir  string          `json:"log_dir"`
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
+
+	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one is Attempt
+}
+
+// A RecordedAttempt is one start of the command of a run.
+type RecordedAttempt struct {
+	Attempt int       `json:"attempt"`
+	Begin   time.Time `json:"begin"`
+	End     time.Time `json:"end,omitzero"` // zero: not seen
+	Cause   string    `json:"cause,omitempty"`
+	Why     string    `json:"why,omitempty"`
+	Code    int       `json:"exit_code,omitempty"`
+	LogDir  string    `json:"log_dir"`
+}
+
+// beginAttempt adds the attempt that the record is about. One that is taken
+// over has been added before.
+func (r *Record) beginAttempt(now time.Time) {
+	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt {
+		return
+	}
+	r.Attempts = append(r.Attempts, RecordedAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir})
+}
+
+func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
+	last := &r.Attempts[len(r.Attempts)-1]
+	last.End, last.Cause, last.Why, last.Code = now.UTC(), e.Cause, e.Why, e.Code
+}
+
+// logDirOf is where the local logs of an attempt are, and whether its end was
+// seen here, so that nothing will be added to them.
+func (r *Record) logDirOf(attempt int) (dir string, ended bool) {
+	for _, a := range r.Attempts {
+		if a.Attempt == attempt && attempt != r.Attempt {
+			return a.LogDir, !a.End.IsZero()
+		}
+	}
+	return r.LogDir, attempt == r.Attempt && r.Ended
 }
 
 // A RecordedSlice is one slice of a run; its place in the record is its number.

@@ -53,6 +53,9 @@ type RunOptions struct {
 	MaxLog     int64             // bytes of output that a worker keeps; 0 is the default, -1 no limit
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
 	StrictExit bool
+
+	StartLimit  time.Duration // from the first supervisor to the last start; 0 is none
+	MaxRestarts int           // further attempts of Run; see Job for its own
 }
 
 // Outcome is how a run ended when it ran at all.
@@ -74,8 +77,9 @@ func (d *Deps) Run(ctx context.Context, o RunOptions) (out Outcome, err error) {
 	return r.do(ctx)
 }
 
-// close drops the packed files of the sync.
+// close ends the connections and drops the packed files of the sync.
 func (r *run) close() {
+	r.leaveTeam()
 	if r.tree != nil {
 		r.tree.Close()
 	}
@@ -93,26 +97,35 @@ type run struct {
 	wraps   [][]string // per worker: numactl words before the command
 	started []launch.Started
 	skew    time.Duration
+
+	// Of the attempt under way or just over:
+	used    []tpu.Slice // the slices that it was to run on
+	rec     *Record     // nil before it has one
+	follow  *following  // nil before the command was started
+	refusal string      // why no further attempt follows
+	count   string      // which further attempt follows
+
+	tried     int  // attempts that were started or taken over
+	begunLast int  // number of the last of them
+	patient   bool // further attempts may follow, so that their cause matters
+	adopts    bool // a living attempt of this run is taken over, not refused
 }
 
 func (r *run) do(ctx context.Context) (Outcome, error) {
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
 	}
-	sel, err := r.discoverPhase(ctx, &r.watch, r.o.Prefix, r.o.AllowPartial)
-	if err != nil {
-		return Outcome{}, err
-	}
-	if r.team, err = r.connectPhase(ctx, &r.watch, sel, nil); err != nil {
-		return Outcome{}, err
-	}
-	defer r.team.close()
-	return r.onTeam(ctx)
+	ground := &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, partial: r.o.AllowPartial}
+	return r.attempts(ctx, ground, Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
 }
 
 func (r *run) onTeam(ctx context.Context) (Outcome, error) {
-	if err := r.checkBusy(ctx); err != nil {
+	living, err := r.checkBusy(ctx)
+	if err != nil {
 		return Outcome{}, err
+	}
+	if living != nil {
+		return r.takeOver(ctx, living)
 	}
 	if err := r.xlaFlags(); err != nil {
 		return Outcome{}, err
@@ -129,19 +142,53 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 	if err := r.start(ctx); err != nil {
 		return Outcome{}, err
 	}
-	if err := rec.save(r.StateDir); err != nil {
-		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
-	}
+	r.begun(rec)
 	if r.o.Detach {
 		event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
 			"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
 		return Outcome{Started: true, Detached: true}, nil
 	}
-	f := &following{
-		Deps: r.Deps, team: r.team, ref: r.ref(), rec: rec, watch: &r.watch, skew: r.skew,
+	return r.followed(ctx)
+}
+
+// begun says and records that the attempt runs.
+func (r *run) begun(rec *Record) {
+	r.rec = rec
+	r.tried, r.begunLast = r.tried+1, r.attempt
+	rec.beginAttempt(r.Clock.Now())
+	if err := rec.save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
+	}
+}
+
+func (r *run) followed(ctx context.Context) (Outcome, error) {
+	r.follow = &following{
+		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
 		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit,
 	}
-	return f.do(ctx)
+	return r.follow.do(ctx)
+}
+
+// takeOver follows an attempt that an earlier runner of this run has started
+// and that was not seen to its end.
+func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
+	r.attempt = living.info.Ref.Attempt
+	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		_, err := r.team.conns[i].MeasureClock(ctx)
+		return err
+	})
+	if err := r.failed(ctx, StageFollow, errs); err != nil {
+		return Outcome{}, err
+	}
+	rec, err := r.newRecord()
+	if err != nil {
+		return Outcome{}, err
+	}
+	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
+	r.Sink.Emit(rec.attempt())
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s", r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir)
+	r.begun(rec)
+	return r.followed(ctx)
 }
 
 // scan reads the directory before anything is asked of the cloud: a local
@@ -175,39 +222,79 @@ func describe(sel tpu.Selection) string {
 }
 
 // checkBusy refuses to work beside a run that lives on these workers, or stops
-// it when asked to, and finds the number of this attempt.
-func (r *run) checkBusy(ctx context.Context) error {
+// it when asked to, and finds the number of this attempt. It returns the attempt
+// to take over, where there is one.
+func (r *run) checkBusy(ctx context.Context) (*foundRun, error) {
 	runs, errs := r.team.runs(ctx)
 	if err := r.failed(ctx, StageBusy, errs); err != nil {
-		return err
+		return nil, err
 	}
-	r.attempt = lastLocalAttempt(r.StateDir, r.o.Run) + 1
+	r.attempt = max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
 	for _, found := range runs {
-		if found.info.Ref.Run == r.o.Run {
+		own := found.info.Ref.Run == r.o.Run
+		if own {
 			r.attempt = max(r.attempt, found.info.Ref.Attempt+1)
+		}
+		if r.tried == 0 && r.adopts && own && r.unseen(found) {
+			return &found, r.sameCommand(found)
 		}
 		if !found.info.Alive() {
 			continue
 		}
-		if !r.o.Replace {
-			return &Error{
-				Stage:  StageBusy,
-				Text:   fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command),
-				Advice: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
-			}
+		reason := "replaced by " + r.o.Run + " of " + r.Owner
+		switch {
+		case own && found.info.Mine && (r.tried > 0 || r.adopts):
+			// It lost some of its workers: what is left of it cannot go on.
+			reason = "a new attempt begins"
+		case !r.o.Replace:
+			return nil, busy(found, "")
 		}
-		if err := found.stoppable(); err != nil {
-			return err
-		}
-		event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s (--replace)", found.info.Run, found.info.Owner)
-		stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
-		err := r.team.stopAll(stopCtx, r.Sink, found.info.Ref, r.o.Grace, "replaced by "+r.o.Run+" of "+r.Owner, nil)
-		cancel()
-		if err != nil {
-			return err
+		if err := r.evict(ctx, found, reason); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+// unseen reports whether an attempt of this run is on all workers and nobody
+// has seen its end: it lives, or it ended while no runner was there.
+func (r *run) unseen(found foundRun) bool {
+	if !found.info.Mine || len(found.workers) < len(r.team.ids) {
+		return false
+	}
+	if found.info.Alive() {
+		return true
+	}
+	rec, err := loadRecord(r.StateDir, r.o.Run)
+	return err == nil && rec != nil && !rec.Ended && rec.Attempt == found.info.Ref.Attempt && found.info.Phase == launch.Exited
+}
+
+// sameCommand refuses to take over what runs another command.
+func (r *run) sameCommand(found foundRun) error {
+	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(nil)}.Title()
+	if found.info.Command == want {
+		return nil
+	}
+	return busy(found, fmt.Sprintf("; asked is another command: %s", want))
+}
+
+func busy(found foundRun, differs string) error {
+	return &Error{
+		Stage:  StageBusy,
+		Text:   fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s%s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command, differs),
+		Advice: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
+	}
+}
+
+// evict stops a run that holds the workers.
+func (r *run) evict(ctx context.Context, found foundRun, reason string) error {
+	if err := found.stoppable(); err != nil {
+		return err
+	}
+	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", found.info.Ref.Label(), found.info.Owner, reason)
+	stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
+	defer cancel()
+	return r.team.stopAll(stopCtx, r.Sink, found.info.Ref, r.o.Grace, reason, nil)
 }
 
 // failed turns the per-worker errors of a stage into one error; the end of ctx
@@ -328,6 +415,12 @@ func (r *run) free(ctx context.Context) error {
 // start arms the supervisors of all workers and then releases them by one
 // write each. Unless all are released, none is left running.
 func (r *run) start(ctx context.Context) error {
+	if r.o.StartLimit > 0 {
+		late := &Error{Stage: StageStart, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.o.StartLimit), Err: context.DeadlineExceeded, lost: true}
+		limited, cancel := context.WithTimeoutCause(ctx, r.o.StartLimit, late)
+		defer cancel()
+		ctx = limited
+	}
 	return r.watch.phase("start", func() (string, error) {
 		n := len(r.team.ids)
 		armed := make([]*launch.Armed, n)
@@ -395,14 +488,19 @@ func (r *run) spec(i int) launch.Spec {
 	if n := r.o.Processes; n > 1 {
 		wrap = append(perWorker(n, i*n), wrap...)
 	}
+	return launch.Spec{
+		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
+		Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(set), Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog,
+	}
+}
+
+// commandEnv is the environment of the command: set, then the user's own.
+func (r *run) commandEnv(set []config.EnvVar) []launch.EnvVar {
 	env := make([]launch.EnvVar, 0, len(set)+len(r.o.Env))
 	for _, v := range append(set, r.o.Env...) {
 		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret})
 	}
-	return launch.Spec{
-		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
-		Argv: r.o.Argv, Script: r.o.Script, Env: env, Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog,
-	}
+	return env
 }
 
 // environment is what the command of worker i finds besides the user's own
@@ -501,10 +599,33 @@ func (r *run) probeLogDir() error {
 // openRecord makes the log directory and says where the logs will be, before
 // anything can fail on the workers.
 func (r *run) openRecord() (*Record, error) {
+	rec, err := r.newRecord()
+	if err != nil {
+		return nil, err
+	}
+	if err := rec.unused(); err != nil {
+		return nil, err
+	}
+	r.openJournal(rec.Run, "run", r.o.Env)
+	r.Sink.Emit(rec.attempt())
+	how := "Ctrl-C stops it on every worker"
+	if r.o.Detach {
+		how = "it goes on when this command ends"
+	}
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
+	return rec, nil
+}
+
+// newRecord is the record of the attempt, with those before it, and its log
+// directory is made.
+func (r *run) newRecord() (*Record, error) {
 	rec := &Record{
 		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
 		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
 		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
+	}
+	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
+		rec.Attempts = old.Attempts
 	}
 	dir := recordDir(r.StateDir, r.o.Run, r.attempt)
 	if r.o.LogDir != "" {
@@ -514,21 +635,8 @@ func (r *run) openRecord() (*Record, error) {
 	if rec.LogDir, err = filepath.Abs(dir); err != nil {
 		return nil, &Error{Stage: StageLocal, Err: err}
 	}
-	if err := rec.makeLogDir(); err != nil {
-		return nil, err
-	}
-	if err := rec.unused(); err != nil {
-		return nil, err
-	}
 	r.logDir = rec.LogDir
-	r.openJournal(rec.Run, "run", r.o.Env)
-	r.Sink.Emit(rec.attempt())
-	how := "Ctrl-C stops it on every worker"
-	if r.o.Detach {
-		how = "it goes on when this command ends"
-	}
-	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
-	return rec, nil
+	return rec, rec.makeLogDir()
 }
 
 func (d *Deps) hostsText() string {

@@ -283,7 +283,11 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: true, grace: grace, strict: strict, attached: true}
-	return f.do(ctx)
+	out, err = f.do(ctx)
+	if f.sum != nil {
+		d.Sink.Emit(*f.sum)
+	}
+	return out, err
 }
 
 // newestAttempt corrects a record that is older than what the workers run: the
@@ -479,13 +483,19 @@ func fileDigest(path string) (sum string, size int64, err error) {
 	return hex.EncodeToString(hash.Sum(nil)), size, err
 }
 
-// LocalLog writes this machine's copy of a log to w when the copy is whole:
-// the run has ended and was followed to its end. It reports whether it did.
+// LocalLog writes this machine's copy of a log to w when nothing can be added
+// to it: the attempt has ended and was followed to its end, as far as its worker
+// could be reached. It reports whether it did.
 func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
 	rec, err := loadRecord(stateDir, name)
-	if err != nil || rec == nil || !rec.Ended || o.Attempt > 0 && o.Attempt != rec.Attempt {
+	if err != nil || rec == nil {
 		return false, err
 	}
+	dir, ended := rec.logDirOf(cmp.Or(o.Attempt, rec.Attempt))
+	if !ended {
+		return false, nil
+	}
+	rec.LogDir = dir
 	file, err := os.Open(rec.logPath(o.Worker))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil

@@ -71,6 +71,8 @@ func parse(line []byte) (Entry, bool) {
 		e.Event = decode[event.State](line)
 	case event.Attempt{}.Kind():
 		e.Event = decode[event.Attempt](line)
+	case event.AttemptEnd{}.Kind():
+		e.Event = decode[event.AttemptEnd](line)
 	case event.Release{}.Kind():
 		e.Event = decode[event.Release](line)
 	case event.WorkerDone{}.Kind():

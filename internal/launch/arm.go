@@ -284,7 +284,7 @@ func (s Spec) files() [][]byte {
 	for _, v := range s.Env {
 		vars = append(vars, v.Name+"="+v.Value)
 	}
-	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + clean(s.title(), 200) + "\n"
+	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
 	return [][]byte{
 		[]byte(script(superviseScript) + "\n"),
 		[]byte(script(startScript) + "\n"),
@@ -316,8 +316,9 @@ func nulled(words []string) []byte {
 	return b.Bytes()
 }
 
-// title is the command for people: its first line, secrets masked.
-func (s Spec) title() string {
+// Title is the command as workers show it: its first line, secrets masked, at
+// most 200 bytes.
+func (s Spec) Title() string {
 	text := s.Script
 	if text == "" {
 		text = sshfan.Quote(s.Argv...)
@@ -332,5 +333,5 @@ func (s Spec) title() string {
 	if more {
 		first += " …"
 	}
-	return first
+	return clean(first, 200)
 }

@@ -84,6 +84,9 @@ type SliceState struct {
 // Owner says in words whose the resource is, from its labels.
 func (r Resource) Owner() string { return ownerOf(r.Labels) }
 
+// JobMade reports whether a job made the resource, to delete it at its end.
+func (r Resource) JobMade() bool { return r.Labels[LabelTool] == toolName && r.Labels[LabelJob] != "" }
+
 func ownerOf(labels map[string]string) string {
 	run, user := labels[LabelRun], labels[LabelUser]
 	switch {

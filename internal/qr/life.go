@@ -149,7 +149,7 @@ func Decide(s Sight) Decision {
 	case Provisioning:
 		return s.overdue(StepRecreate, s.whileMade())
 	case Suspended:
-		return s.suspended()
+		return s.overdue(StepRecreate, s.suspended())
 	case Failed:
 		return Decision{StepRecreate, Infrastructure, strings.TrimSuffix("the queued resource FAILED: "+s.Detail, ": ")}
 	case Deleting:

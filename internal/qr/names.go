@@ -12,6 +12,7 @@ const (
 	LabelTool = "multihost-tool" // always "multihost"
 	LabelRun  = "multihost-run"  // LabelValue of the run's name
 	LabelUser = "multihost-user" // LabelValue of the user's login
+	LabelJob  = "multihost-job"  // LabelValue of the job that deletes it at its end
 )
 
 const (

@@ -170,6 +170,17 @@ func (r *Request) Mark(run, user string) {
 	r.Labels = labels
 }
 
+// MarkJob adds the label that says that the job of this run makes the resource
+// and deletes it.
+func (r *Request) MarkJob(run string) {
+	labels := maps.Clone(r.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[LabelJob] = LabelValue(run)
+	r.Labels = labels
+}
+
 // NodeNames returns the names of the slices that the request makes.
 func (r Request) NodeNames() []string {
 	if r.NodeCount <= 1 {

@@ -41,7 +41,7 @@ func (r *Renderer) emitJSON(e event.Event, now time.Time) {
 		return
 	}
 	switch e.(type) {
-	case event.Result, event.Summary, event.WorkerDone:
+	case event.Result, event.Summary, event.WorkerDone, event.AttemptEnd:
 	default:
 		if r.out.controlQueued+len(line) > controlBytes {
 			r.out.dropped += len(line)

@@ -110,6 +110,18 @@ func ending(e event.WorkerDone) string {
 	return "exit code " + strconv.Itoa(e.Code)
 }
 
+// attemptText says how an attempt ended and what follows.
+func attemptText(e event.AttemptEnd) string {
+	text := fmt.Sprintf("attempt %d ended after %s: %s", e.Attempt, event.Duration(e.Elapsed), e.Cause)
+	if e.Why != "" {
+		text += ": " + e.Why
+	}
+	if e.Next != "" {
+		text += "; " + e.Next
+	}
+	return text
+}
+
 func stateLine(s event.State) []byte {
 	text := fmt.Sprintf("%s %q: %s", s.Resource, s.Name, s.State)
 	if s.Detail != "" {

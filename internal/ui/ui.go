@@ -211,6 +211,10 @@ func (r *Renderer) Emit(e event.Event) {
 		}
 	case event.WorkerDone:
 		r.workerDone(e)
+	case event.Attempt:
+		r.ended, r.failed = nil, 0 // the summary is about the last attempt
+	case event.AttemptEnd:
+		r.attemptEnd(e)
 	case event.Result:
 		r.out.put(toStdout, appendVisibleText(nil, endLine(e.Text)))
 	case event.Summary:
@@ -253,6 +257,15 @@ func (r *Renderer) workerDone(e event.WorkerDone) {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
 		r.flushFold(time.Time{}) // its last lines come before it
 		r.control(appendMessage(nil, r.paint(), string(event.Warn), id.String()+": "+ending(e)))
+	}
+}
+
+// attemptEnd says why an attempt ended that another one follows. The end of the
+// last one is for the summary.
+func (r *Renderer) attemptEnd(e event.AttemptEnd) {
+	if e.Again {
+		r.flushFold(time.Time{})
+		r.control(appendMessage(nil, r.paint(), string(event.Warn), attemptText(e)))
 	}
 }
 

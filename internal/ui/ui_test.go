@@ -568,7 +568,7 @@ func TestJSONRoundTrip(t *testing.T) {
 
 // Every event type must keep clear of the fields that each line has.
 func TestJSONFields(t *testing.T) {
-	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Result{}, event.Summary{}} {
+	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Attempt{}, event.AttemptEnd{}, event.Result{}, event.Summary{}} {
 		line := appendJSONEvent(nil, e, time.Unix(1, 0))
 		var all map[string]any
 		if err := json.Unmarshal(line, &all); err != nil {

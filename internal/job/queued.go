@@ -1,0 +1,232 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// queued is the ground of Job: slices of a queued resource that is asked for,
+// and asked for again when it is lost.
+type queued struct {
+	*Deps
+	o     JobOptions
+	watch *stopwatch
+
+	there  bool // the resource is known to exist
+	ours   bool // a job of this name made it: this one, or an earlier runner of it
+	made   bool // this one did
+	worked bool // every worker has answered once
+
+	resets  int // since its workers last answered
+	remakes int // the same, for failures that nothing pays for
+	starved int // refusals for want of capacity, in a row
+	settles time.Time
+}
+
+const (
+	// maxRemakes bounds how often what does not come up is made again.
+	maxRemakes = 3
+	// suspendLimit is how long SUSPENDING may last before it is not waited for.
+	suspendLimit = 10 * time.Minute
+	suspendPause = 5 * time.Second
+)
+
+// ready makes the slices what they have to be, step by step: it waits, looks at
+// what came of it, and does what qr.Decide says.
+func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error) {
+	paid := after != nil
+	for {
+		all, err := q.wait(ctx)
+		if err == nil {
+			q.worked, q.resets, q.remakes, q.starved, q.settles = true, 0, 0, 0, time.Time{}
+			return tpu.Selection{Slices: all}, nil
+		}
+		if ctx.Err() != nil {
+			return tpu.Selection{}, context.Cause(ctx)
+		}
+		d, known := q.diagnose(ctx, err)
+		if !known {
+			return tpu.Selection{}, err
+		}
+		once := func(f *Failure) error {
+			if paid {
+				paid = false
+				return nil
+			}
+			return pay(f)
+		}
+		if err := q.act(ctx, d, err, once); err != nil {
+			return tpu.Selection{}, err
+		}
+	}
+}
+
+// wait asks for the resource if need be and waits for its slices.
+func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
+	if !q.there {
+		if err := q.request(ctx); err != nil {
+			return nil, err
+		}
+	}
+	err = q.watch.span("provision", func() (err error) {
+		_, all, err = q.Queue.Wait(ctx, q.o.Request.ID, qr.WaitOptions{
+			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.o.BootLimit, Probe: q.Probe,
+		})
+		return err
+	})
+	for i := range all {
+		all[i].Index = i
+	}
+	return all, err
+}
+
+func (q *queued) request(ctx context.Context) error {
+	id := q.o.Request.ID
+	return q.watch.phase("request", func() (string, error) {
+		res, created, err := q.Queue.Create(ctx, q.o.Request)
+		var conflict *qr.ConflictError
+		if errors.As(err, &conflict) {
+			return "", err
+		}
+		q.made = q.made || created
+		q.there = created || res.State != ""
+		q.ours = q.ours || created || q.there && res.JobMade()
+		if err != nil {
+			return "", err
+		}
+		if !created {
+			return fmt.Sprintf("queued resource %s is here already, state %s", id, res.State), nil
+		}
+		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
+	})
+}
+
+// diagnose reads the real state after a wait that failed and decides about it.
+// It knows nothing of failures that are not about the resource.
+func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, known bool) {
+	var state *qr.StateError
+	var late *qr.DeadlineError
+	if !errors.As(cause, &late) && !errors.As(cause, &state) || !q.ours {
+		return d, false
+	}
+	sight := qr.Sight{State: qr.NotFound, Existed: true}
+	res, err := q.Queue.Get(ctx, q.o.Request.ID)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+	case err != nil:
+		return d, false
+	default:
+		sight = res.Sight(func(name string) qr.Reach {
+			if late != nil && slices.Contains(late.Silent, name) {
+				return qr.Silent
+			}
+			return qr.Untried
+		})
+	}
+	sight.Resets = q.resets
+	sight.Overdue = late != nil || q.suspendingFor(sight.State) > suspendLimit
+	return qr.Decide(sight), true
+}
+
+// suspendingFor is how long the resource has been SUSPENDING.
+func (q *queued) suspendingFor(state string) time.Duration {
+	switch {
+	case state != "SUSPENDING":
+		q.settles = time.Time{}
+		return 0
+	case q.settles.IsZero():
+		q.settles = q.Clock.Now()
+	}
+	return q.Clock.Now().Sub(q.settles)
+}
+
+// act takes the step that was decided. An error ends the run: cause is why the
+// wait failed, pay pays for what was taken away.
+func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
+	switch {
+	case d.Loss == qr.Removed, d.Step == qr.StepGiveUp:
+		return cause
+	case d.Step == qr.StepWait:
+		return q.pause(ctx, suspendPause)
+	case d.Step == qr.StepReset:
+		q.resets++
+		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
+		return q.Queue.Reset(ctx, q.o.Request.ID)
+	case d.Step == qr.StepRecreate:
+		return q.remake(ctx, d, cause, pay)
+	}
+	return nil // it has come right meanwhile
+}
+
+// remake deletes the resource, so that it is asked for anew.
+func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
+	wait, err := q.mayRemake(d, cause, pay)
+	if err != nil {
+		return err
+	}
+	id := q.o.Request.ID
+	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
+	_, err = q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+	if err != nil {
+		return err
+	}
+	q.there, q.resets = false, 0
+	return q.pause(ctx, wait)
+}
+
+// mayRemake says how long to wait before the resource is asked for again, or
+// why it is not.
+func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error) (wait time.Duration, err error) {
+	if d.Loss == qr.Preempted || d.Loss == qr.Maintenance {
+		return 0, pay(&Failure{Cause: Cause(d.Loss), Why: d.Why, Err: cause})
+	}
+	var state *qr.StateError
+	if errors.As(cause, &state) && state.NoCapacity() {
+		// A job that has never run is told at once; one that has lost its slices
+		// waits for the next ones as long as it would in the queue.
+		if !q.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
+			return 0, cause
+		}
+		q.starved++
+		return min(time.Minute<<min(q.starved-1, 4), 10*time.Minute), nil
+	}
+	if q.remakes++; q.remakes > maxRemakes {
+		return 0, cause
+	}
+	return 0, nil
+}
+
+func (q *queued) pause(ctx context.Context, d time.Duration) error {
+	if d > 0 {
+		select {
+		case <-q.Clock.After(d):
+		case <-ctx.Done():
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (qr.Decision, error) {
+	res, err := q.Queue.Get(ctx, q.o.Request.ID)
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return qr.Decide(qr.Sight{State: qr.NotFound, Existed: true}), nil
+	}
+	if err != nil {
+		return qr.Decision{}, err
+	}
+	nodes, err := q.Cloud.Slices(ctx)
+	if err != nil {
+		return qr.Decision{}, err
+	}
+	sight := res.Sight(reach)
+	sight.Slices = sights(nodes, used, reach)
+	return qr.Decide(sight), nil
+}
