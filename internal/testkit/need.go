@@ -32,6 +32,7 @@ func packages() map[string]string {
 		"sshd":       "openssh-server",
 		"sudo":       "sudo",
 		"tar":        "tar",
+		"tc":         "iproute2",
 		"unshare":    "util-linux",
 	}
 }
