@@ -83,8 +83,6 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` to ship; the command runs in its copy"},
 		&cli.BoolFlag{Name: "no-ignore", Usage: "ship also what .gitignore and .multihostignore leave out"},
 		&cli.IntFlag{Name: "scp-timeout-secs", Aliases: []string{"SCP_TIMEOUT_SECS"}, Value: 600, Usage: "`SECONDS` that the copy to a worker may make no progress"},
-		&cli.StringFlag{Name: "relay", Value: "auto", Usage: "auto, on or off: `WHETHER` workers pass new files on to each other; auto: when that keeps 32 MiB or more off this machine's link"},
-		&cli.IntFlag{Name: "relay-fanout", Usage: "`N` workers get the files from this machine when they are passed on; 0: one of each slice"},
 		&cli.StringSliceFlag{Name: "env", Usage: "environment variable `NAME=VALUE` for the command; may be repeated"},
 		&cli.StringSliceFlag{Name: "env-file", Usage: "`FILE` of NAME=VALUE lines"},
 		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass the runner's variable `NAME`, masked wherever it would be shown"},

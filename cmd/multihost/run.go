@@ -14,7 +14,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/job"
 	"multihost/internal/launch"
@@ -107,8 +106,6 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		NoIgnore:     c.Bool("no-ignore"),
 		Home:         p.home,
 		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
-		Relay:        codesync.Relay(c.String("relay")),
-		RelayFanout:  c.Int("relay-fanout"),
 		Script:       c.String("command"),
 		Argv:         p.inv.argv,
 		Preflight:    c.String("preflight"),
@@ -137,8 +134,6 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("give either --command or words after --, not both")
 	case o.SyncTimeout <= 0:
 		return o, usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs"))
-	case o.RelayFanout < 0:
-		return o, usagef("--relay-fanout=%d: it must not be negative", o.RelayFanout)
 	case o.Timeout < 0:
 		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
 	case o.Grace < 0:
@@ -151,9 +146,6 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("--max-restarts and --detach: nobody would be there to start it again")
 	}
 	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
-		return o, err
-	}
-	if err := oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff)); err != nil {
 		return o, err
 	}
 	if err := oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll)); err != nil {
