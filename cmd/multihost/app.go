@@ -47,7 +47,6 @@ func (p *program) commands() []*cli.Command {
 		p.logsCommand(),
 		p.attachCommand(),
 		p.stopCommand(),
-		p.reportCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),

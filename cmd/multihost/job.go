@@ -47,6 +47,9 @@ string: --cqr-extra-args="--network=mtu9k --spot".`,
 			if c.String("bucket-name") != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine"})
 			}
+			if err := p.onInterrupts(s, c, d); err != nil {
+				return err
+			}
 			return p.notified(s, c, o.Run.Run, o.Run.Env, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)

@@ -71,7 +71,9 @@ type program struct {
 
 	inv   *invocation
 	json  bool
-	leave chan struct{} // closed by the second signal
+	leave chan struct{} // closed when the user wants out at once
+
+	interrupts onInterrupt
 }
 
 func (p *program) run(argv []string) int {
@@ -108,53 +110,4 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 		return context.Cause(ctx)
 	}
 	return err
-}
-
-const (
-	// deliberate is the least time between two signals that are two acts.
-	deliberate = time.Second
-	// leaveLimit is how long the program may take to end once the user wants
-	// out at once.
-	leaveLimit = 5 * time.Second
-)
-
-// watchSignals ends the returned context at the first SIGINT, SIGTERM or
-// SIGHUP, with an *job.Interrupted as cause, and closes p.leave at the second,
-// unless that comes at once with the first.
-func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(parent)
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		var first time.Time
-		var gone <-chan time.Time
-		for {
-			select {
-			case sig := <-signals:
-				switch {
-				case first.IsZero():
-					first = time.Now()
-					cancel(&job.Interrupted{Signal: sig})
-				case time.Since(first) < deliberate:
-					// One act reaches us twice: timeout(1) signals its child
-					// and then the whole group.
-				case gone == nil:
-					close(p.leave)
-					gone = time.After(leaveLimit)
-				}
-			case <-gone: // something blocks that knows no context: a FIFO, a prompt
-				os.Exit(exitInterrupt)
-			case <-quit:
-				return
-			}
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		close(quit)
-		<-done
-		cancel(nil)
-	}
 }

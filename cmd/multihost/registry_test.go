@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"sync"
 
@@ -12,6 +13,8 @@ type background struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed at its end; err is set then
 	err  error
+
+	keyboard *os.File // of the terminal it was started on, or nil
 }
 
 // registry keeps what scripts started, by a path that only one script has.

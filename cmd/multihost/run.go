@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/job"
 	"multihost/internal/launch"
@@ -40,8 +41,9 @@ MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID, MULTIHOST_NUM_WORKERS (of its
 slice), MULTIHOST_PROCESS_ID, MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and
 MULTIHOST_COORDINATOR_IP in its environment.
 
-Ctrl-C stops the command on every worker and proves it; once more leaves at
-once. Closing the terminal leaves it running: see multihost attach.`,
+Ctrl-C asks whether to stop the command, or to leave it running; elsewhere than on
+a terminal it stops the command on every worker and proves it, and once more
+leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 		Flags: flags(selectFlags(), hostFlags(), commandFlags(), []cli.Flag{
 			maxRestartsFlag(),
 			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
@@ -69,6 +71,9 @@ once. Closing the terminal leaves it running: see multihost attach.`,
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
+				return err
+			}
+			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
 			return p.notified(s, c, o.Run, o.Env, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
@@ -106,6 +111,8 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		NoIgnore:     c.Bool("no-ignore"),
 		Home:         p.home,
 		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
+		Relay:        codesync.Relay(c.String("relay")),
+		RelayFanout:  c.Int("relay-fanout"),
 		Script:       c.String("command"),
 		Argv:         p.inv.argv,
 		Preflight:    c.String("preflight"),
@@ -134,6 +141,8 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("give either --command or words after --, not both")
 	case o.SyncTimeout <= 0:
 		return o, usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs"))
+	case o.RelayFanout < 0:
+		return o, usagef("--relay-fanout=%d: it must not be negative", o.RelayFanout)
 	case o.Timeout < 0:
 		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
 	case o.Grace < 0:
@@ -146,6 +155,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("--max-restarts and --detach: nobody would be there to start it again")
 	}
 	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
+		return o, err
+	}
+	if err := oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff)); err != nil {
 		return o, err
 	}
 	if err := oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll)); err != nil {

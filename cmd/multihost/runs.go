@@ -84,12 +84,13 @@ copy when the run has ended here, else from the worker.`,
 
 func (p *program) attachCommand() *cli.Command {
 	return command(cli.Command{
-		Name:        "attach",
-		Usage:       "follow a run to its end, from where its local logs end",
-		ArgsUsage:   "RUN",
-		Description: `Ends as the run would. Ctrl-C leaves the run going; multihost stop ends it.`,
+		Name:      "attach",
+		Usage:     "follow a run to its end, from where its local logs end",
+		ArgsUsage: "RUN",
+		Description: `Ends as the run would. On a terminal Ctrl-C asks what to do; elsewhere it leaves
+the run going.`,
 		Flags: flags(hostFlags(), []cli.Flag{
-			prefixFlag(), graceFlag(),
+			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
 		}, sshFlags()),
@@ -100,6 +101,9 @@ func (p *program) attachCommand() *cli.Command {
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
+				return err
+			}
+			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
 			return outcome(d.Attach(c.Context, name, c.String("tpu-prefix"), c.Duration("grace"), c.Bool("strict-exit")))

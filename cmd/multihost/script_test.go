@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
@@ -39,6 +41,8 @@ func TestMain(m *testing.M) {
 //	simfault FAULT                      set a fault on it
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
+//	starttty NAME PROGRAM ARG…          the same on a terminal of its own; what it shows is in NAME.out
+//	type NAME KEYS                      type on that terminal; \x03 is Ctrl-C
 //	signal NAME SIGNAL                  send a signal to it
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
@@ -77,6 +81,8 @@ func TestScripts(t *testing.T) {
 			"simfault": scriptFault,
 			"exits":    scriptExits,
 			"start":    scriptStart,
+			"starttty": scriptStartTTY,
+			"type":     scriptType,
 			"signal":   scriptSignal,
 			"ended":    scriptEnded,
 			"waitfor":  scriptWaitFor,
@@ -180,6 +186,22 @@ func scriptExits(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
+	cmd := scriptCommand(ts, args)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".out"))
+	ts.Check(err)
+	errFile, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".err"))
+	ts.Check(err)
+	cmd.Stdout, cmd.Stderr = out, errFile
+	ts.Check(cmd.Start())
+	scriptKeep(ts, args[0], &background{cmd: cmd}, func() {
+		out.Close()
+		errFile.Close()
+	})
+}
+
+// scriptCommand is the program of start and starttty.
+func scriptCommand(ts *testscript.TestScript, args []string) *exec.Cmd {
 	path, err := exec.LookPath(args[1])
 	if err != nil {
 		path = filepath.Join(ts.Getenv("PATH"), args[1])
@@ -193,29 +215,82 @@ func scriptStart(ts *testscript.TestScript, neg bool, args []string) {
 	cmd := exec.Command(path, args[2:]...)
 	cmd.Dir = ts.MkAbs(".")
 	cmd.Env = scriptEnviron(ts)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	out, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".out"))
-	ts.Check(err)
-	errFile, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".err"))
-	ts.Check(err)
-	cmd.Stdout, cmd.Stderr = out, errFile
-	ts.Check(cmd.Start())
-	p := &background{cmd: cmd, done: make(chan struct{})}
+	return cmd
+}
+
+// scriptKeep waits for a program that was started, and kills it at the end of
+// the script.
+func scriptKeep(ts *testscript.TestScript, name string, p *background, ended func()) {
+	p.done = make(chan struct{})
 	go func() {
-		p.err = cmd.Wait()
-		out.Close()
-		errFile.Close()
+		p.err = p.cmd.Wait()
+		ended()
 		close(p.done)
 	}()
 	ts.Defer(func() {
 		select {
 		case <-p.done:
 		default:
-			cmd.Process.Kill()
+			p.cmd.Process.Kill()
 			<-p.done
 		}
 	})
-	backgrounds.put(ts.Getenv("WORK")+args[0], p)
+	backgrounds.put(ts.Getenv("WORK")+name, p)
+}
+
+func scriptStartTTY(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	cmd := scriptCommand(ts, args)
+	keyboard, terminal, err := openTerminal()
+	ts.Check(err)
+	out, err := os.Create(filepath.Join(ts.Getenv("WORK"), args[0]+".out"))
+	ts.Check(err)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	err = cmd.Start()
+	terminal.Close()
+	ts.Check(err)
+	shown := make(chan struct{})
+	go func() { // ends when nobody has the terminal open any more
+		defer close(shown)
+		io.Copy(out, keyboard)
+	}()
+	scriptKeep(ts, args[0], &background{cmd: cmd, keyboard: keyboard}, func() {
+		<-shown
+		keyboard.Close()
+		out.Close()
+	})
+}
+
+func scriptType(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	keys := strings.ReplaceAll(args[1], `\x03`, "\x03")
+	_, err := io.WriteString(backgrounds.get(ts.Getenv("WORK")+args[0]).keyboard, keys)
+	ts.Check(err)
+}
+
+// openTerminal makes a pseudo-terminal: what is written to keyboard is typed on
+// terminal, and what is shown there is read from keyboard.
+func openTerminal() (keyboard, terminal *os.File, err error) {
+	if keyboard, err = os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
+		return nil, nil, err
+	}
+	fd := int(keyboard.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 160})
+	}
+	if err == nil {
+		terminal, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	}
+	if err != nil {
+		keyboard.Close()
+		return nil, nil, err
+	}
+	return keyboard, terminal, nil
 }
 
 func fileExists(path string) bool {

@@ -45,6 +45,8 @@ type session struct {
 	simDir   string
 	leave    <-chan struct{}
 	typed    map[string]string // flags on the command line
+
+	endQuestions func() // takes back a question that is open: the view waits for it
 }
 
 // open reads the configuration and starts the view. It calls no API.
@@ -77,6 +79,9 @@ func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
 }
 
 func (s *session) close() {
+	if s.endQuestions != nil {
+		s.endQuestions()
+	}
 	if s.cloud != nil {
 		s.cloud.Close()
 	}

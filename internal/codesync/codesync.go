@@ -9,7 +9,10 @@
 //
 //	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
 //	defer tree.Close()
-//	report, err := tree.Push(ctx, conn, "run1") // for every worker, at once
+//	reports, errs := tree.PushAll(ctx, targets, "run1")
+//
+// PushAll sends what is large to a few workers, which pass it on to the others;
+// Push sends to one worker.
 //
 // On the worker:
 //
@@ -62,7 +65,28 @@ type Options struct {
 	Store StoreLimits
 	// Now is the clock of the progress events; nil means time.Now.
 	Now func() time.Time
+	// Relay says whether workers pass contents on; "" means RelayAuto.
+	Relay Relay
+	// RelayFanout is how many workers get contents from here when they are
+	// passed on; 0 means one of each slice.
+	RelayFanout int
+	// HopLimit is how long a worker may take, once the first one of its tree has
+	// everything, to get it as well; 0 means 30 s and 1 s for each 4 MB.
+	HopLimit time.Duration
 }
+
+// Relay says when workers pass contents on to each other.
+type Relay string
+
+// RelayAuto passes contents on when that keeps relayFrom bytes or more off the
+// runner's link. Fewer are faster sent than a login on every worker takes.
+const (
+	RelayAuto Relay = "auto"
+	RelayOn   Relay = "on"
+	RelayOff  Relay = "off"
+)
+
+const relayFrom = 32 << 20
 
 // StoreLimits say what is dropped from a worker's content store after a Push.
 type StoreLimits struct {
@@ -120,10 +144,12 @@ type Tree struct {
 
 // Report is what one Push did.
 type Report struct {
-	SentFiles int   // contents sent
-	SentBytes int64 // compressed
-	Reused    int   // files that the worker had already
-	Removed   int   // files of an earlier sync that were removed
+	SentFiles int    // contents sent
+	SentBytes int64  // compressed
+	Uploaded  int64  // bytes that left this machine for it: manifest, and contents unless passed on
+	From      string // worker that passed the contents on; "" where they came from here
+	Reused    int    // files that the worker had already
+	Removed   int    // files of an earlier sync that were removed
 }
 
 // A DirError is a directory that cannot be synced.
@@ -165,7 +191,7 @@ var (
 
 // A WorkerError is a failure that the worker reported.
 type WorkerError struct {
-	Step   string // check, plan, receive
+	Step   string // check, plan, receive, feed, fetch
 	Reason string
 }
 

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -13,14 +14,33 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/klauspost/compress/gzip"
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
 )
 
-//go:embed worker.sh
-var workerScript string
+var (
+	//go:embed worker.sh
+	workerScript string
+	//go:embed serve.sh
+	serveScript string
+)
+
+// packedScript is the worker script as it travels: it is most of what a push
+// that finds all equal sends.
+var packedScript = sync.OnceValue(func() string {
+	var packed bytes.Buffer
+	z, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // the level is known
+	_, _ = io.WriteString(z, workerScript)                     // to memory
+	_ = z.Close()
+	return base64.StdEncoding.EncodeToString(packed.Bytes())
+})
+
+const unpackScript = `script=$(base64 -d <<<"$1" | gzip -dc) && shift && eval "$script"`
 
 const (
 	// pushTries is how often a worker's transfer is begun when the connection
@@ -50,15 +70,27 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	t.report(func(p *progress) { p.started++ })
+	return t.deliver(ctx, r, run, nil)
+}
+
+// deliver is Push for a worker that has perhaps answered already what it lacks.
+func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer) (Report, error) {
 	var rep Report
 	var err error
 	for try := range pushTries {
 		if try > 0 {
 			event.Notef(t.opts.Sink, event.Warn, "", "sync%s: %v; trying again", nameOf(r), err)
 		}
-		rep, err = t.push(ctx, r, run)
-		if err == nil || ctx.Err() != nil ||
-			!errors.Is(err, ErrStalled) && !errors.Is(err, sshfan.ErrConnectionLost) && !errors.Is(err, errBroken) {
+		var ans answer
+		if asked != nil && try == 0 {
+			ans = *asked
+		} else {
+			ans, err = t.ask(ctx, r, run, &rep)
+		}
+		if err == nil {
+			err = t.push(ctx, r, run, ans, &rep)
+		}
+		if err == nil || ctx.Err() != nil || !t.again(err) {
 			break
 		}
 	}
@@ -67,6 +99,11 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	}
 	t.report(func(p *progress) { p.done++ })
 	return rep, nil
+}
+
+// again reports whether a transfer that failed so may go well the next time.
+func (t *Tree) again(err error) bool {
+	return errors.Is(err, ErrStalled) || errors.Is(err, sshfan.ErrConnectionLost) || errors.Is(err, errBroken)
 }
 
 func nameOf(r Runner) string {
@@ -79,52 +116,71 @@ func nameOf(r Runner) string {
 // errBroken marks a transfer that ended early for the worker.
 var errBroken = errors.New("transfer broke off")
 
-func (t *Tree) push(ctx context.Context, r Runner, run string) (Report, error) {
-	ans, err := t.exec(ctx, r, nil, "check", run, t.Digest)
-	if err != nil {
-		return Report{}, err
+// ask tells the worker what its directory shall be and returns what it lacks, or
+// that it lacks nothing.
+func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report) (answer, error) {
+	ans, err := t.exec(ctx, r, step{args: []string{"check", run, t.Digest}, rep: rep})
+	if err != nil || ans.word == "same" {
+		return ans, err
 	}
-	if ans.word == "same" {
-		return Report{Reused: t.Count}, nil
-	}
-	limits := []string{
+	return t.exec(ctx, r, step{args: t.args("plan", run), stdin: bytes.NewReader(t.manifest), rep: rep})
+}
+
+// args are those of a step that fills the directory.
+func (t *Tree) args(step, run string) []string {
+	return []string{
+		step, run, t.Digest,
 		seconds(cmp.Or(t.opts.Store.MaxAge, 30*24*time.Hour)),
 		strconv.FormatInt(cmp.Or(t.opts.Store.MaxBytes, 20e9), 10),
 		seconds(cmp.Or(t.opts.Store.Keep, time.Hour)),
 	}
-	ans, err = t.exec(ctx, r, bytes.NewReader(t.manifest), append([]string{"plan", run, t.Digest}, limits...)...)
-	if err != nil {
-		return Report{}, err
-	}
-	var rep Report
+}
+
+// push sends what the worker lacks until it lacks nothing.
+func (t *Tree) push(ctx context.Context, r Runner, run string, ans answer, rep *Report) error {
 	for range receiveRounds {
-		if ans.word == "filled" {
-			rep.Removed = ans.removed
-			rep.Reused = max(0, len(t.byHash)-rep.SentFiles) + t.Count - len(t.byHash)
-			return rep, nil
+		if t.filled(ans, rep) {
+			return nil
 		}
-		var p *pack
-		p, ans, err = t.send(ctx, r, ans.missing, append([]string{"receive", run, t.Digest}, limits...)...)
-		if err != nil {
-			return rep, err
+		var err error
+		if ans, err = t.send(ctx, r, ans.missing, run, rep); err != nil {
+			return err
 		}
-		rep.SentFiles += p.files
-		rep.SentBytes += p.data.size
 	}
-	return rep, &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", event.Count(len(ans.missing), "file"), receiveRounds)}
+	if t.filled(ans, rep) {
+		return nil
+	}
+	return &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", event.Count(len(ans.missing), "file"), receiveRounds)}
+}
+
+// filled completes the report of a worker that lacks nothing.
+func (t *Tree) filled(ans answer, rep *Report) bool {
+	switch ans.word {
+	case "same":
+		rep.Reused = t.Count
+		return true
+	case "filled":
+		rep.Removed = ans.removed
+		rep.Reused = max(0, len(t.byHash)-rep.SentFiles) + t.Count - len(t.byHash)
+		return true
+	}
+	return false
 }
 
 // send sends the missing contents and has the worker fill the directory.
-func (t *Tree) send(ctx context.Context, r Runner, missing []string, args ...string) (*pack, answer, error) {
-	slices.Sort(missing)
-	p, release, err := t.acquire(ctx, slices.Compact(missing))
+func (t *Tree) send(ctx context.Context, r Runner, missing []string, run string, rep *Report) (answer, error) {
+	p, release, err := t.acquire(ctx, missing)
 	if err != nil {
-		return nil, answer{}, err
+		return answer{}, err
 	}
 	defer release()
 	t.report(func(g *progress) { g.total += p.data.size })
-	ans, err := t.exec(ctx, r, p.data.reader(), args...)
-	return p, ans, err
+	ans, err := t.exec(ctx, r, step{args: t.args("receive", run), stdin: p.data.reader(), rep: rep})
+	if err == nil {
+		rep.SentFiles += p.files
+		rep.SentBytes += p.data.size
+	}
+	return ans, err
 }
 
 func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Second), 10) }
@@ -133,11 +189,23 @@ func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Sec
 type answer struct {
 	word    string // same, differs, missing, filled
 	missing []string
+	relays  bool // the worker can fetch from others
 	removed int
 }
 
+// A step is one run of the worker script.
+type step struct {
+	args    []string
+	stdin   io.Reader
+	rep     *Report
+	loginTo *sshfan.Conn // see sshfan.Cmd
+	patient bool         // somebody else sees to it that it ends
+	filled  func()       // told when the directory is complete, before the step ends
+}
+
 // exec runs one step of the worker script and gives up when nothing moves.
-func (t *Tree) exec(ctx context.Context, r Runner, stdin io.Reader, args ...string) (answer, error) {
+func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
+	name := s.args[0]
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := cmp.Or(t.opts.Stall, 10*time.Minute)
@@ -145,26 +213,46 @@ func (t *Tree) exec(ctx context.Context, r Runner, stdin io.Reader, args ...stri
 		cancel(fmt.Errorf("%w for %v", ErrStalled, stall))
 	})
 	defer watchdog.Stop()
+	if s.patient {
+		watchdog.Stop()
+	}
+	var uploaded atomic.Int64
 	moved := func(n int) {
-		watchdog.Reset(stall)
-		if n > 0 && args[0] == "receive" {
+		if !s.patient {
+			watchdog.Reset(stall)
+		}
+		uploaded.Add(int64(n))
+		if n > 0 && (name == "receive" || name == "feed") {
 			t.report(func(p *progress) { p.sent += int64(n) })
 		}
 	}
 	out := &output{limit: 1<<16 + 80*len(t.byHash), moved: moved}
+	if s.filled != nil {
+		told := sync.OnceFunc(func() {
+			watchdog.Stop()
+			s.filled()
+		})
+		out.seen = func(text []byte) {
+			if bytes.Contains(text, []byte(marker+"filled ")) {
+				told()
+			}
+		}
+	}
 	errs := &output{limit: 4 << 10, moved: moved}
-	cmd := sshfan.Cmd{Line: sshfan.Script("bash", workerScript, args...), Stdout: out, Stderr: errs}
-	if stdin != nil {
-		cmd.Stdin = &counted{r: stdin, moved: moved}
+	line := sshfan.Script("bash", unpackScript, append([]string{packedScript()}, s.args...)...)
+	cmd := sshfan.Cmd{Line: line, Stdout: out, Stderr: errs, LoginTo: s.loginTo}
+	if s.stdin != nil {
+		cmd.Stdin = &counted{r: s.stdin, moved: moved}
 	}
 	status, err := r.Run(ctx, cmd)
+	s.rep.Uploaded += uploaded.Load() + int64(len(line))
 	if cause := context.Cause(ctx); cause != nil {
-		return answer{}, fmt.Errorf("sync to worker (%s): %w", args[0], cause)
+		return answer{}, fmt.Errorf("sync to worker (%s): %w", name, cause)
 	}
 	if err != nil {
-		return answer{}, fmt.Errorf("sync to worker (%s): %w", args[0], err)
+		return answer{}, fmt.Errorf("sync to worker (%s): %w", name, err)
 	}
-	return parseAnswer(args[0], out.buf.Bytes(), errs.buf.Bytes(), status)
+	return parseAnswer(name, out.buf.Bytes(), errs.buf.Bytes(), status)
 }
 
 // parseAnswer reads what the script said after its marker; what login scripts
@@ -221,7 +309,10 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 	ans.word = words[0]
 	switch {
 	case ans.word == "same" && step == "check", ans.word == "differs" && step == "check":
-	case ans.word == "missing" && step != "check" && len(words) == 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
+	case ans.word == "missing" && step != "check" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
+		ans.relays = slices.Equal(words[2:], []string{"relays"})
+		slices.Sort(ans.missing)
+		ans.missing = slices.Compact(ans.missing)
 	case ans.word == "filled" && step != "check" && len(words) == 2:
 		n, err := strconv.ParseUint(words[1], 10, 31)
 		if err != nil {
@@ -250,6 +341,7 @@ func clip(text string) string {
 type output struct {
 	limit int
 	moved func(int)
+	seen  func([]byte) // may be nil
 	buf   bytes.Buffer
 }
 
@@ -257,6 +349,9 @@ func (o *output) Write(p []byte) (int, error) {
 	o.moved(0)
 	if room := o.limit - o.buf.Len(); room > 0 {
 		o.buf.Write(p[:min(room, len(p))])
+	}
+	if o.seen != nil {
+		o.seen(o.buf.Bytes())
 	}
 	return len(p), nil
 }

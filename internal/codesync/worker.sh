@@ -5,10 +5,15 @@
 #   check   RUN DIGEST                          same | differs
 #   plan    RUN DIGEST MAXAGE MAXBYTES KEEP     manifest on stdin; filled | missing
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP     tar.gz of contents on stdin; filled | missing
+#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP TOKEN SIZE
+#                                               the same, SIZE bytes of it, and passed on
+#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP TOKEN SIZE HOST PORT USER KEY SERVE
+#                                               the same, from a worker, by its command SERVE
 #
 # Answers are lines that begin with "multihost-sync 1"; "missing N" is followed
-# by N lines with one hash each. Anything else on stdout comes from login
-# scripts. The manifest has six fields for each entry, each ended by NUL: kind
+# by N lines with one hash each, and says "relays" where fetch works. Anything
+# else on stdout comes from login scripts. feed and fetch serve other workers
+# until their stdin ends. The manifest has six fields for each entry, each ended by NUL: kind
 # (f, d or l), mode, size, hash, path, link target; entries are sorted by path.
 # The digest is the SHA-256 of the manifest.
 
@@ -18,6 +23,7 @@ unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT
 trap '' PIPE HUP
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
+token=${7-} size=${8-} peer_host=${9-} peer_port=${10-} peer_user=${11-} peer_key=${12-} serve=${13-}
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
@@ -34,6 +40,13 @@ state=$home/.multihost/sync/$run
 store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
+stage='' spool=''
+
+clean_up() {
+	[[ -z $stage ]] || rm -rf -- "$stage"
+	[[ -z $spool ]] || rm -rf -- "$spool"
+}
+trap clean_up EXIT
 
 # fingerprint: changes when one of the synced files was changed, replaced,
 # removed or given another mode since the sync. Nothing can set ctime back. Of
@@ -97,9 +110,61 @@ receive_contents() {
 	done
 	rm -rf -- "$in"
 	if [[ -n $tar_failed ]]; then
+		[[ ! -s $spool/said ]] || cat -- "$spool/said" >&2
 		say "broken the files did not arrive whole"
 		exit 1
 	fi
+}
+
+# open_spool: what comes in is kept there, too, for the workers after us.
+open_spool() {
+	local old pid
+	[[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
+	# What a SIGKILL has left behind.
+	for old in "$incoming"/relay.*/pid; do
+		[[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
+	done
+	spool=$incoming/relay.$token
+	if ! { mkdir -- "$spool" && echo $$ >"$spool/pid" && : >"$spool/data"; }; then
+		say "broken cannot write ~/.multihost/store"
+		exit 1
+	fi
+}
+
+# fetch: writes what the worker at $peer_host has. All that ssh may use is named:
+# the host key that the runner has verified, and the login that it lends. It ends
+# when the runner hangs up.
+fetch() {
+	local ssh watch algorithms=${peer_key%% *}
+	[[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
+	printf 'peer %s\n' "$peer_key" >"$spool/known_hosts"
+	ssh -F /dev/null -T -o BatchMode=yes -o LogLevel=ERROR \
+		-o StrictHostKeyChecking=yes -o HostKeyAlias=peer -o HostKeyAlgorithms="$algorithms" \
+		-o UserKnownHostsFile="$spool/known_hosts" -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no \
+		-o IdentityFile=none -o PreferredAuthentications=publickey -o ForwardAgent=no -o ControlPath=none \
+		-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o Compression=no \
+		-o Ciphers=^aes128-gcm@openssh.com -o KexAlgorithms=^curve25519-sha256 \
+		-p "$peer_port" -l "$peer_user" -- "$peer_host" "$serve" </dev/null 2>"$spool/said" &
+	ssh=$!
+	{
+		read -r -u 7
+		kill "$ssh"
+	} &
+	watch=$!
+	wait "$ssh"
+	kill "$watch"
+}
+
+# keep_serving: other workers read the spool until the runner ends our input, or
+# is gone.
+keep_serving() {
+	exec 8>&- 9>&-
+	cat <&7 >/dev/null
+}
+
+can_fetch() {
+	# Of older ones the agent learns not where they log in to.
+	[[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
 # read_manifest: the arrays describe the entries, $i-th field by field.
@@ -142,7 +207,9 @@ tell_missing() {
 	# What is used stays in the store.
 	((${#here[@]} == 0)) || printf '%s\0' "${here[@]}" | xargs -0 -r touch -c --
 	((${#missing[@]} > 0)) || return 0
-	say "missing ${#missing[@]}"
+	local relays=''
+	[[ $step != plan ]] || ! can_fetch || relays=' relays'
+	say "missing ${#missing[@]}$relays"
 	printf '%s\n' "${missing[@]}"
 	exit 0
 }
@@ -238,13 +305,11 @@ find_changed() {
 # its files and must not write into the store.
 staged=()
 place_files() {
-	local i stage line spoilt=
+	local i line spoilt=
 	local -a plain=() again=()
 	local -A first=()
 	((${#changed[@]} > 0)) || return 0
 	stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
-	# shellcheck disable=SC2064 # the value of now is meant
-	trap "rm -rf -- ${stage@Q}" EXIT
 	# One cp for many contents; only what is there several times needs its own.
 	for i in "${changed[@]}"; do
 		blob "${hashes[i]}"
@@ -391,12 +456,25 @@ case $step in
 check)
 	if check; then say same; else say differs; fi
 	;;
-plan | receive)
+plan | receive | feed | fetch)
 	prepare
-	if [[ $step == plan ]]; then take_manifest; else receive_contents; fi
+	exec 7<&0
+	case $step in
+	plan) take_manifest ;;
+	receive) receive_contents ;;
+	feed)
+		open_spool
+		receive_contents < <(exec 8>&- 9>&- && head -c "$size" <&7 | tee -- "$spool/data")
+		;;
+	fetch)
+		open_spool
+		receive_contents < <(exec 8>&- 9>&- && fetch | tee -- "$spool/data")
+		;;
+	esac
 	fill
 	prune
 	say "filled $removed"
+	[[ -z $spool ]] || keep_serving
 	;;
 *) die "unknown step" ;;
 esac

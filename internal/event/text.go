@@ -2,7 +2,6 @@ package event
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +17,7 @@ func Notef(sink Sink, level Level, hint, format string, args ...any) {
 func Duration(d time.Duration) string {
 	switch {
 	case d < 0:
-		return "-" + Duration(-max(d, -math.MaxInt64)) // the least has no opposite
+		return "-" + Duration(-d)
 	case d == 0:
 		return "0 s"
 	case d < time.Millisecond:
@@ -66,6 +65,15 @@ func Bytes(n int64) string {
 		unit++
 	}
 	return fmt.Sprintf("%.1f %cB", value, "kMGTPE"[unit])
+}
+
+// Dollars writes an amount of US dollars with the digits that an estimate has:
+// $0.24, $38.40, $1240.
+func Dollars(usd float64) string {
+	if usd >= 1000 {
+		return fmt.Sprintf("$%.0f", usd)
+	}
+	return fmt.Sprintf("$%.2f", usd)
 }
 
 // Count writes a number with its noun: 1 file, 2 files, 3 processes.

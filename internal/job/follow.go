@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -59,6 +58,7 @@ type stopping struct {
 
 func (f *following) do(ctx context.Context) (Outcome, error) {
 	f.begin = f.Clock.Now()
+	defer f.runs()()
 	f.Sink.Emit(event.Phase{Name: "run", State: event.Started, Detail: f.rec.Command})
 	f.Sink.Emit(event.Progress{Phase: "run", Total: len(f.team.ids)})
 	stop, err := f.untilEnd(ctx)
@@ -143,7 +143,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			interrupted = nil
 			cause := context.Cause(ctx)
 			var in *Interrupted
-			if f.attached || errors.As(cause, &in) && in.Signal == syscall.SIGHUP {
+			if !errors.As(cause, &in) && f.attached || in != nil && in.detaches(!f.attached) {
 				leave()
 				event.Notef(f.Sink, event.Info, "follow it with: multihost attach "+f.ref.Run+"; end it with: multihost stop "+f.ref.Run,
 					"left run %s: it goes on on %s", f.ref.Run, tpu.Fold(f.team.ids))

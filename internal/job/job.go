@@ -70,7 +70,12 @@ type Deps struct {
 	// summary of a run.
 	ExitStatus func(error) int
 
+	// CtrlC is what an interrupt does, for the line that says so; empty: as
+	// Interrupted without an Answer.
+	CtrlC Answer
+
 	route route
+	stand stand
 
 	// Leave is closed when the user wants out at once: nothing more is waited
 	// for, and what may still run or exist is said.
@@ -78,9 +83,47 @@ type Deps struct {
 }
 
 // Interrupted is the cause of a context that a signal ended.
-type Interrupted struct{ Signal os.Signal }
+type Interrupted struct {
+	Signal os.Signal
+	Answer Answer // what is to become of what runs
+}
+
+// An Answer says what an interrupt means.
+type Answer string
+
+// The answers. Without one SIGHUP detaches, as does every signal of a command
+// that has not started the run itself; the others stop.
+const (
+	Ask      Answer = "ask"      // never of an Interrupted: the user is asked first
+	Continue Answer = "continue" // never of an Interrupted: nothing happened
+	Stop     Answer = "stop"     // the command on all workers, and delete what was made for it
+	Detach   Answer = "detach"   // leave the command running, and what was made for it
+)
+
+// detaches reports whether what runs is to be left; ours says that this command
+// has started it.
+func (e *Interrupted) detaches(ours bool) bool {
+	if e.Answer != "" {
+		return e.Answer == Detach
+	}
+	return !ours || e.Signal == syscall.SIGHUP
+}
+
+// whatCtrlCDoes says what an interrupt will do to a run that goes on.
+func (d *Deps) whatCtrlCDoes(ours bool) string {
+	switch {
+	case d.CtrlC == Ask:
+		return "Ctrl-C asks whether to stop it or to leave it running"
+	case (&Interrupted{Answer: d.CtrlC}).detaches(ours):
+		return "Ctrl-C leaves it running"
+	}
+	return "Ctrl-C stops it on every worker"
+}
 
 func (e *Interrupted) Error() string {
+	if e.Answer == Detach && e.Signal != syscall.SIGHUP {
+		return "detached"
+	}
 	switch e.Signal {
 	case syscall.SIGINT:
 		return "interrupted (SIGINT)"

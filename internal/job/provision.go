@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -118,7 +117,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
 			Advice: deleteHint(id, d)})
 	}
-	if why := d.keep(ctx, o, out, runErr); why != "" {
+	if why := d.keep(ctx, r, o, out, runErr); why != "" {
 		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
 		return out, runErr
 	}
@@ -140,21 +139,25 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 
 // keep says why the slices are left, or "" when they are to be deleted now. It
 // waits while failed slices are kept for a time.
-func (d *Deps) keep(ctx context.Context, o JobOptions, out Outcome, runErr error) string {
+func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) string {
 	var in *Interrupted
 	switch {
 	case out.Detached:
 		return "the run goes on"
 	case o.Keep:
 		return "--keep"
-	case out.Started && errors.As(runErr, &in) && in.Signal == syscall.SIGHUP:
-		return "detached by SIGHUP, the run goes on"
+	case out.Started && errors.As(runErr, &in) && in.detaches(true):
+		return in.Error() + ", the run goes on"
+	case errors.As(runErr, &in) && in.Answer == Detach:
+		return in.Error() + ": the same command goes on with it"
+	case in != nil && in.Answer == Stop:
+		return ""
 	case !o.KeepOnFailure || runErr == nil && out.Code == 0:
 		return ""
 	case o.KeepFor == 0:
 		return "--keep-on-failure"
 	case ctx.Err() == nil:
-		d.holdFor(ctx, o.KeepFor, o.Request.ID)
+		return d.holdFor(ctx, r, o.KeepFor, o.Request.ID)
 	}
 	return ""
 }
@@ -163,12 +166,30 @@ func deleteHint(id string, d *Deps) string {
 	return fmt.Sprintf("delete it with: multihost qr delete %s --force --project=%s --zone=%s", id, d.Project, d.Zone)
 }
 
-// holdFor keeps failed slices for a look at them; an interrupt ends the wait.
-func (d *Deps) holdFor(ctx context.Context, limit time.Duration, id string) {
-	event.Notef(d.Sink, event.Warn, "", "keeping the failed slices for %s (--keep-on-failure), then deleting queued resource %s; Ctrl-C deletes it now", limit, id)
+// holdFor keeps failed slices for a look at them and says why they are to stay
+// for longer: "" when they are to be deleted. An interrupt ends the wait.
+func (d *Deps) holdFor(ctx context.Context, r *run, limit time.Duration, id string) string {
+	until := d.Clock.Now().Add(limit)
+	cost := ""
+	if text := billed(r.used); text != "" {
+		cost = " (" + text + ")"
+	}
+	d.setStand(func(s *Stand) { s.Kept = until })
+	how := "Ctrl-C deletes it now"
+	if d.CtrlC == Ask || d.CtrlC == Detach {
+		how = d.whatCtrlCDoes(true)
+	}
+	event.Notef(d.Sink, event.Warn, "look at them with: multihost ps, multihost logs "+r.o.Run+", or ssh",
+		"keeping the failed slices%s until %s (--keep-on-failure=%s), then deleting queued resource %s; %s", cost, until.Format(time.TimeOnly), limit, id, how)
 	select {
 	case <-d.Clock.After(limit):
 	case <-ctx.Done():
 	case <-d.Leave:
 	}
+	d.setStand(func(s *Stand) { s.Kept, s.Resource = time.Time{}, "" })
+	var in *Interrupted
+	if errors.As(context.Cause(ctx), &in) && in.detaches(true) {
+		return in.Error() + " while failed slices were kept"
+	}
+	return ""
 }

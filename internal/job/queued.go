@@ -99,6 +99,9 @@ func (q *queued) request(ctx context.Context) error {
 		q.made = q.made || created
 		q.there = created || res.State != ""
 		q.ours = q.ours || created || q.there && res.JobMade()
+		if q.ours && !q.o.Keep {
+			q.holds(q.o.Run.Run, id)
+		}
 		if err != nil {
 			return "", err
 		}

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,9 @@ type RunOptions struct {
 	Home        string // the user's home, not shipped by accident
 	UseExisting bool   // ship nothing, use the working directory as it is
 	NoIgnore    bool
-	SyncTimeout time.Duration // longest time without progress of one worker's copy
+	SyncTimeout time.Duration  // longest time without progress of one worker's copy
+	Relay       codesync.Relay // whether workers pass files on to each other
+	RelayFanout int            // how many of them get the files from here; 0: one of each slice
 
 	Script string   // exactly one of Script and Argv
 	Argv   []string // run without a shell
@@ -186,7 +189,8 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	}
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
 	r.Sink.Emit(rec.attempt())
-	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s", r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir)
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
+		r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir, r.whatCtrlCDoes(true))
 	r.begun(rec)
 	return r.followed(ctx)
 }
@@ -197,7 +201,10 @@ func (r *run) scan(ctx context.Context) error {
 	if r.o.UseExisting {
 		return nil
 	}
-	tree, err := codesync.Scan(ctx, codesync.Options{Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout})
+	tree, err := codesync.Scan(ctx, codesync.Options{
+		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout,
+		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout,
+	})
 	if err != nil {
 		return &Error{Stage: StageScan, Err: err}
 	}
@@ -311,23 +318,48 @@ func (r *run) sync(ctx context.Context) error {
 		return r.checkFolder(ctx)
 	}
 	return r.watch.phase("sync", func() (string, error) {
-		reports := make([]codesync.Report, len(r.team.ids))
-		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) (err error) {
-			reports[i], err = r.tree.Push(ctx, r.team.conns[i], r.o.Run)
-			return err
-		})
+		targets := make([]codesync.Target, len(r.team.ids))
+		for i, id := range r.team.ids {
+			targets[i] = codesync.Target{Conn: r.team.conns[i], Slice: id.Slice, Addr: r.relayAddress(i)}
+		}
+		reports, errs := r.tree.PushAll(ctx, targets, r.o.Run)
 		if err := r.failed(ctx, StageSync, errs); err != nil {
 			return "", err
 		}
-		sent, files := int64(0), 0
-		for _, rep := range reports {
-			sent, files = max(sent, rep.SentBytes), max(files, rep.SentFiles)
-		}
-		if files == 0 {
-			return event.Count(r.tree.Count, "file") + ", nothing new to send", nil
-		}
-		return fmt.Sprintf("%s, up to %d new (%s) to a worker", event.Count(r.tree.Count, "file"), files, event.Bytes(sent)), nil
+		return r.synced(reports), nil
 	})
+}
+
+// relayAddress is where the other workers reach worker i.
+func (r *run) relayAddress(i int) string {
+	host := r.team.address(i)
+	if host == "" {
+		return ""
+	}
+	port := cmp.Or(r.team.slice(i).Workers[r.team.ids[i].Worker].Port, r.Access.Port)
+	return net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// synced is what the sync has cost, in words.
+func (r *run) synced(reports []codesync.Report) string {
+	var sent, uploaded int64
+	var files, relayed int
+	for _, rep := range reports {
+		sent, files = max(sent, rep.SentBytes), max(files, rep.SentFiles)
+		uploaded += rep.Uploaded
+		if rep.From != "" {
+			relayed++
+		}
+	}
+	text := event.Count(r.tree.Count, "file")
+	if files == 0 {
+		return text + ", nothing new to send"
+	}
+	text += fmt.Sprintf(", up to %d new (%s) to a worker, %s left this machine", files, event.Bytes(sent), event.Bytes(uploaded))
+	if relayed > 0 {
+		text += fmt.Sprintf("; %d of %d workers got theirs from another one", relayed, len(reports))
+	}
+	return text
 }
 
 // checkFolder refuses --use-existing-folder where there is none: a misspelt name
@@ -608,7 +640,7 @@ func (r *run) openRecord() (*Record, error) {
 	}
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())
-	how := "Ctrl-C stops it on every worker"
+	how := r.whatCtrlCDoes(true)
 	if r.o.Detach {
 		how = "it goes on when this command ends"
 	}

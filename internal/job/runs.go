@@ -280,7 +280,7 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	}
 	d.openJournal(rec.Run, "attach", nil)
 	d.Sink.Emit(rec.attempt())
-	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; Ctrl-C leaves it running", rec.Run, rec.Attempt, rec.LogDir)
+	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: true, grace: grace, strict: strict, attached: true}
 	out, err = f.do(ctx)

@@ -11,7 +11,6 @@ import (
 // has what .ci/tools installs.
 func packages() map[string]string {
 	return map[string]string{
-		"chromium":   "chromium",
 		"curl":       "curl",
 		"ethtool":    "ethtool",
 		"gcc":        "gcc",
@@ -33,7 +32,6 @@ func packages() map[string]string {
 		"sshd":       "openssh-server",
 		"sudo":       "sudo",
 		"tar":        "tar",
-		"tmux":       "tmux",
 		"unshare":    "util-linux",
 	}
 }

@@ -38,6 +38,7 @@ type lane struct {
 	r    *Renderer
 	tty  bool
 	wake chan struct{}
+	pen  chan struct{} // held by who writes: the goroutine, or a question
 
 	queue         []byte
 	segments      []segment
@@ -57,7 +58,7 @@ type lane struct {
 }
 
 func newLane(r *Renderer, tty bool) *lane {
-	return &lane{r: r, tty: tty, wake: make(chan struct{}, 1), generation: 1}
+	return &lane{r: r, tty: tty, wake: make(chan struct{}, 1), pen: make(chan struct{}, 1), generation: 1}
 }
 
 func (l *lane) kick() {
@@ -112,6 +113,7 @@ func (l *lane) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
+		l.pen <- struct{}{}
 		r.mu.Lock()
 		now := r.o.Now()
 		next := r.tick(l, now)
@@ -121,8 +123,10 @@ func (l *lane) loop() {
 			r.mu.Unlock()
 			if stop {
 				l.erase()
+				<-l.pen
 				return
 			}
+			<-l.pen
 			if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 				next = at
 			}
@@ -151,6 +155,7 @@ func (l *lane) loop() {
 
 		l.write(buf, segs, status, now)
 		l.wrote = r.o.Now()
+		<-l.pen
 		// A burst must not pin its largest queue for days.
 		if cap(buf) > 2*batchBytes && len(buf) < cap(buf)/4 {
 			buf = nil

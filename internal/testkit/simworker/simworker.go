@@ -6,9 +6,11 @@ package simworker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 
 	"multihost/internal/sim/worker"
@@ -23,18 +25,30 @@ type Config struct {
 	Devices []string      // default: those of one VFIO chip
 	Logins  []string      // who is let in; default: tester
 	SSH     sshfan.Config // Identity is set for it
+
+	// Netns makes workers of namespaces, reached from outside at their own
+	// addresses, 10.X.Y.2 and following, which Subnet names as "10.X.Y".
+	Netns  bool
+	Subnet string
 }
 
-// A Worker is a simulated machine of the process backend, s0w0, with one
-// connection for each login. All ends with the test.
+// A Worker is a simulated machine with one connection for each login. All ends
+// with the test.
 type Worker struct {
 	worker.Machine
-	Root  string
+	Root  string // its file system; of the process backend only
+	Addr  string // host:port at which we, and the other workers, reach it
 	Conns []*sshfan.Conn
 }
 
-// Start starts a worker and connects to it.
+// Start starts a worker of the process backend, s0w0, and connects to it.
 func Start(t testing.TB, c Config) *Worker {
+	t.Helper()
+	return StartMany(t, 1, c)[0]
+}
+
+// StartMany starts n workers of one slice, s0w0 and following.
+func StartMany(t testing.TB, n int, c Config) []*Worker {
 	t.Helper()
 	dir := t.TempDir()
 	if c.Root == "" {
@@ -53,39 +67,85 @@ func Start(t testing.TB, c Config) *Worker {
 		c.SSH.KnownHosts = filepath.Join(dir, "known_hosts")
 	}
 
-	backend, err := worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
+	backend := start(t, c)
+	workers := make([]*Worker, n)
+	errs := make([]error, n)
+	var starting sync.WaitGroup
+	for i := range workers {
+		starting.Go(func() {
+			workers[i], errs[i] = c.worker(t.Context(), backend, i)
+		})
+	}
+	starting.Wait()
+	testkit.Must(t, errors.Join(errs...))
+
+	fleet, err := sshfan.New(c.SSH)
+	testkit.Must(t, err)
+	t.Cleanup(fleet.Close)
+	var hosts []sshfan.Host
+	for i, w := range workers {
+		for _, login := range c.Logins {
+			hosts = append(hosts, sshfan.Host{
+				Name: fmt.Sprintf("s0w%d", i), User: login, Pin: fmt.Sprintf("1234/%d", i),
+				Addr: func(context.Context) (string, error) { return w.Addr, nil },
+			})
+		}
+	}
+	conns, errs := fleet.Connect(t.Context(), hosts)
+	testkit.Must(t, errors.Join(errs...))
+	for i, w := range workers {
+		w.Conns = conns[i*len(c.Logins) : (i+1)*len(c.Logins)]
+	}
+	return workers
+}
+
+func start(t testing.TB, c Config) worker.Backend {
+	t.Helper()
+	var backend worker.Backend
+	var err error
+	if c.Netns {
+		NeedNetns(t)
+		backend, err = worker.NewNetns(worker.NetnsConfig{Root: t.TempDir()})
+	} else {
+		backend, err = worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
+	}
 	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := backend.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	machine, err := backend.Start(t.Context(), worker.Spec{
-		Name: "s0w0", Node: "t-0", NodeUID: "1234", Hostname: "t1v-n-0123abcd-w-0", Root: c.Root, MTU: 8896, Devices: c.Devices,
+	return backend
+}
+
+func (c Config) worker(ctx context.Context, backend worker.Backend, i int) (*Worker, error) {
+	id := c.SSH.Identity
+	w := &Worker{Root: c.Root}
+	if i > 0 {
+		w.Root = fmt.Sprint(c.Root, i)
+	}
+	spec := worker.Spec{
+		Name: fmt.Sprintf("s0w%d", i), Node: "t-0", NodeUID: "1234", Index: i, Hostname: fmt.Sprintf("t1v-n-0123abcd-w-%d", i),
+		Root: w.Root, MTU: 8896, Devices: c.Devices,
 		AuthorizedKeys: func() (lines []string) {
 			for _, login := range c.Logins {
 				lines = append(lines, login+":"+id.PublicKey()+" "+login)
 			}
 			return lines
 		},
-	})
-	testkit.Must(t, err)
-
-	fleet, err := sshfan.New(c.SSH)
-	testkit.Must(t, err)
-	t.Cleanup(fleet.Close)
-	hosts := make([]sshfan.Host, len(c.Logins))
-	for i, login := range c.Logins {
-		hosts[i] = sshfan.Host{
-			Name: "s0w0", User: login, Pin: "1234/0",
-			Addr: func(context.Context) (string, error) {
-				return net.JoinHostPort(machine.Addr(), strconv.Itoa(backend.Port())), nil
-			},
-		}
 	}
-	conns, errs := fleet.Connect(t.Context(), hosts)
-	testkit.Must(t, errors.Join(errs...))
-	return &Worker{Machine: machine, Root: c.Root, Conns: conns}
+	if c.Netns {
+		spec.IP = fmt.Sprintf("%s.%d", c.Subnet, i+2)
+	}
+	var err error
+	if w.Machine, err = backend.Start(ctx, spec); err != nil {
+		return nil, err
+	}
+	w.Addr = net.JoinHostPort(w.Machine.Addr(), strconv.Itoa(backend.Port()))
+	if c.Netns {
+		w.Addr = net.JoinHostPort(spec.IP, "22")
+	}
+	return w, nil
 }
 
 // Fault injects a fault, given in its text form.

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/job"
+	"multihost/internal/ui"
+)
+
+const (
+	// deliberate is the least time between two signals that are two acts.
+	deliberate = time.Second
+	// leaveLimit is how long the program may take to end once the user wants
+	// out at once.
+	leaveLimit = 5 * time.Second
+)
+
+func interruptFlag(otherwise string) cli.Flag {
+	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
+}
+
+// onInterrupt is what signals mean to the command under way. The zero value is
+// for commands that run nothing: every signal ends them.
+type onInterrupt struct {
+	mu     sync.Mutex                                                // guards the fields below
+	answer job.Answer                                                // to SIGINT and SIGTERM, without a question; empty: the command's own
+	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: nobody is asked
+}
+
+// onInterrupts makes signals mean what --on-interrupt says. The question is
+// only asked when there is something to decide about.
+func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) error {
+	mode := c.String("on-interrupt")
+	if err := oneOf("on-interrupt", mode, "ask", string(job.Stop), string(job.Detach)); err != nil {
+		return err
+	}
+	p.interrupts.mu.Lock()
+	defer p.interrupts.mu.Unlock()
+	if mode != "ask" {
+		p.interrupts.answer, d.CtrlC = job.Answer(mode), job.Answer(mode)
+		return nil
+	}
+	in, ok := p.stdin.(*os.File)
+	if !ok || s.view.Mode() == ui.JSON || !ui.CanAsk(in, p.stderr) {
+		return nil
+	}
+	d.CtrlC = job.Ask
+	over, end := context.WithCancel(context.Background())
+	s.endQuestions = end
+	p.interrupts.ask = func(ctx context.Context) (job.Answer, bool) {
+		stand := d.Stand()
+		if over.Err() != nil || stand.Running == "" && stand.Resource == "" || !ui.CanAsk(in, p.stderr) {
+			return "", false
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(over, cancel)()
+		return askInterrupt(ctx, s.view, in, stand), true
+	}
+	return nil
+}
+
+// askInterrupt asks what to do. A terminal that cannot be asked any more is no
+// reason to stop what runs.
+func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stand) job.Answer {
+	key, err := view.Ask(ctx, in, interruptQuestion(stand), "dsc")
+	switch {
+	case err == nil && key == 's':
+		return job.Stop
+	case err == nil && key == 'c', err != nil && ctx.Err() != nil:
+		return job.Continue
+	}
+	return job.Detach
+}
+
+// interruptQuestion says what is at stake and what each key does.
+func interruptQuestion(st job.Stand) string {
+	var b strings.Builder
+	billed := ""
+	if st.Billed != "" {
+		billed = " (" + st.Billed + ")"
+	}
+	switch {
+	case !st.Kept.IsZero():
+		fmt.Fprintf(&b, "\nmultihost: the failed slices of run %s are kept until %s%s\n", st.Run, st.Kept.Format(time.TimeOnly), billed)
+		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force (Ctrl-C again does the same)\n", st.Resource)
+	case st.Running != "":
+		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
+		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s (Ctrl-C again does the same)\n", st.Run)
+	default:
+		fmt.Fprintf(&b, "\nmultihost: the command of run %s has not started%s\n", st.Run, billed)
+		fmt.Fprintf(&b, "  d  detach: queued resource %s stays, billed once it has slices; typing the same command goes on with it (Ctrl-C again does the same)\n", st.Resource)
+	}
+	b.WriteString("  s  stop:")
+	if st.Running != "" {
+		b.WriteString(" end it on every worker")
+	}
+	if st.Resource != "" {
+		if st.Running != "" {
+			b.WriteString(" and")
+		}
+		fmt.Fprintf(&b, " delete queued resource %s with its slices", st.Resource)
+	}
+	b.WriteString("\n  c  continue\nd, s or c?")
+	return b.String()
+}
+
+// decide says what a signal means when nobody is asked.
+func (o *onInterrupt) decide(sig os.Signal) *job.Interrupted {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in := &job.Interrupted{Signal: sig}
+	if sig != syscall.SIGHUP {
+		in.Answer = o.answer
+	}
+	return in
+}
+
+// question returns what asks about a signal, or nil.
+func (o *onInterrupt) question(sig os.Signal) func(ctx context.Context) (job.Answer, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if sig != syscall.SIGINT {
+		return nil
+	}
+	return o.ask
+}
+
+// A question is one that waits for its answer.
+type question struct {
+	cancel context.CancelFunc
+	reply  chan reply // has room for the one reply
+}
+
+type reply struct {
+	answer job.Answer
+	asked  bool
+}
+
+func pose(ask func(ctx context.Context) (job.Answer, bool)) *question {
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &question{cancel: cancel, reply: make(chan reply, 1)}
+	go func() { // ends with ctx at the latest; withdraw waits for it
+		answer, asked := ask(ctx)
+		q.reply <- reply{answer, asked}
+	}()
+	return q
+}
+
+// withdraw takes the question back, and the terminal with it.
+func (q *question) withdraw() {
+	if q != nil {
+		q.cancel()
+		<-q.reply
+	}
+}
+
+// replies is where the answer comes; nil when there is no question.
+func (q *question) replies() <-chan reply {
+	if q == nil {
+		return nil
+	}
+	return q.reply
+}
+
+// watchSignals ends the returned context with an *job.Interrupted as cause when
+// SIGINT, SIGTERM or SIGHUP comes, or when the user who was asked about a SIGINT
+// says so; a second one while the question is open detaches. It closes p.leave
+// at the next signal after that, unless that comes at once with the first.
+func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		var ended time.Time // when ctx was
+		var gone <-chan time.Time
+		var open *question
+		var about os.Signal
+		end := func(cause *job.Interrupted) {
+			ended = time.Now()
+			cancel(cause)
+		}
+		for {
+			select {
+			case sig := <-signals:
+				switch ask := p.interrupts.question(sig); {
+				case open != nil:
+					open.withdraw()
+					open = nil
+					in := p.interrupts.decide(sig)
+					if sig == syscall.SIGINT {
+						in.Answer = job.Detach
+					}
+					end(in)
+				case ended.IsZero() && ask != nil:
+					open, about = pose(ask), sig
+				case ended.IsZero():
+					end(p.interrupts.decide(sig))
+				case time.Since(ended) < deliberate:
+					// One act reaches us twice: timeout(1) signals its child
+					// and then the whole group.
+				case gone == nil:
+					close(p.leave)
+					gone = time.After(leaveLimit)
+				}
+			case r := <-open.replies():
+				open = nil
+				in := p.interrupts.decide(about)
+				if r.asked {
+					in.Answer = r.answer
+				}
+				if in.Answer != job.Continue {
+					end(in)
+				}
+			case <-gone: // something blocks that knows no context: a FIFO, a prompt
+				os.Exit(exitInterrupt)
+			case <-quit:
+				open.withdraw()
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(quit)
+		<-done
+		cancel(nil)
+	}
+}

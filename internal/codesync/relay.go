@@ -1,0 +1,368 @@
+package codesync
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+)
+
+// A Target is a worker that PushAll brings the tree to.
+type Target struct {
+	Conn  *sshfan.Conn
+	Slice int    // workers of one slice are near to each other
+	Addr  string // host:port at which the other workers reach it; "" where it is not known
+}
+
+// PushAll is Push for all workers of a run at once. Contents that many of them
+// lack go from here to the first worker of each slice, or to
+// Options.RelayFanout of them, and from there in a tree from worker to worker,
+// each of which passes on what has arrived while more arrives.
+//
+// A worker logs in to the one that it fetches from with sshfan.Cmd.LoginTo: it
+// gets no key, and accepts no other host key than the one that was verified from
+// here. What arrives is proven by its hash on every worker, whoever sent it, and
+// nothing is left behind, also when this process dies. A worker that cannot
+// fetch (no way between the workers, no agent forwarding, OpenSSH before 8.9, a
+// hop that takes too long) gets its files from here.
+//
+// The results have the order of targets. Errors are those of Push.
+func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Report, []error) {
+	all := make([]*receiver, len(targets))
+	for i, target := range targets {
+		all[i] = &receiver{Target: target}
+	}
+	if !runName.MatchString(run) {
+		for _, r := range all {
+			r.err = fmt.Errorf("sync to run directory %q: not a run name", run)
+		}
+	} else {
+		t.report(func(p *progress) { p.started += len(targets) })
+		t.pushAll(ctx, all, run)
+	}
+	reports, errs := make([]Report, len(all)), make([]error, len(all))
+	for i, r := range all {
+		reports[i], errs[i] = r.rep, r.err
+	}
+	return reports, errs
+}
+
+// A receiver is one worker on its way to the tree.
+type receiver struct {
+	Target
+	ans    answer
+	rep    Report
+	err    error
+	direct bool // it gets its files from here
+	done   bool // it has the tree, or its error is the last word
+
+	parent *receiver     // whom it fetches from; nil: from here
+	ended  chan struct{} // closed when it has everything, or has failed
+	whole  bool          // it has everything; to be read after ended
+}
+
+// relayWaves is how often workers are arranged in trees: a second time for those
+// whose hop was well and whose source failed.
+const relayWaves = 2
+
+func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
+	todo := slices.Clone(all)
+	for wave := 0; len(todo) > 0; wave++ {
+		// All answers are waited for: who lacks the same is known only then, and
+		// the command starts on none before all have their files anyway.
+		each(todo, func(r *receiver) { t.plan(ctx, r, run) })
+		todo = slices.DeleteFunc(todo, func(r *receiver) bool { return r.done })
+		trees, rest, err := t.arrange(ctx, todo, wave < relayWaves)
+		if err != nil {
+			for _, r := range todo {
+				r.err = err
+			}
+			return
+		}
+		var work sync.WaitGroup
+		for _, tree := range trees {
+			work.Go(func() { t.pass(ctx, tree, run) })
+		}
+		work.Go(func() {
+			each(rest, func(r *receiver) {
+				asked := &r.ans
+				if r.err != nil {
+					asked = nil
+				}
+				var rep Report
+				rep, r.err = t.deliver(ctx, r.Conn, run, asked)
+				rep.Uploaded += r.rep.Uploaded
+				r.rep, r.done = rep, true
+			})
+		})
+		work.Wait()
+		for _, tree := range trees {
+			t.judge(tree)
+		}
+		todo = slices.DeleteFunc(todo, func(r *receiver) bool { return r.done })
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func each(list []*receiver, f func(*receiver)) {
+	var all sync.WaitGroup
+	for _, r := range list {
+		all.Go(func() { f(r) })
+	}
+	all.Wait()
+}
+
+// plan asks one worker what it lacks. What goes wrong here is left to deliver,
+// which tries again.
+func (t *Tree) plan(ctx context.Context, r *receiver, run string) {
+	if r.direct {
+		return
+	}
+	r.parent = nil
+	r.ans, r.err = t.ask(ctx, r.Conn, run, &r.rep)
+	if r.err == nil && t.filled(r.ans, &r.rep) {
+		r.finish(t)
+	}
+}
+
+func (r *receiver) finish(t *Tree) {
+	r.done, r.err = true, nil
+	t.report(func(p *progress) { p.done++ })
+}
+
+// A tree is the workers that one upload reaches: members[0] gets it from here.
+type tree struct {
+	pack    *pack
+	release func()
+	members []*receiver
+}
+
+// branching is how many workers fetch from one: few enough for sshd, which
+// drops logins when ten are under way, and 64 workers are three hops deep.
+const branching = 4
+
+// arrange puts those that lack the same into trees, where that pays. Trees hold
+// their pack until they are passed.
+func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
+	groups := map[string][]*receiver{}
+	for _, r := range todo {
+		if r.err != nil || r.direct || !again || t.opts.Relay == RelayOff || !r.ans.relays || r.Addr == "" || r.Conn.HostKey() == "" {
+			rest = append(rest, r)
+			continue
+		}
+		key := strings.Join(r.ans.missing, "")
+		groups[key] = append(groups[key], r)
+	}
+	for _, group := range groups {
+		slices.SortStableFunc(group, func(a, b *receiver) int { return cmp.Compare(a.Slice, b.Slice) })
+		parts := split(group, t.opts.RelayFanout)
+		if len(parts) == len(group) {
+			rest = append(rest, group...)
+			continue
+		}
+		p, release, err := t.acquire(ctx, group[0].ans.missing)
+		if err != nil {
+			return nil, nil, err
+		}
+		if saved := p.data.size * int64(len(group)-len(parts)); t.opts.Relay != RelayOn && saved < relayFrom {
+			release()
+			rest = append(rest, group...)
+			continue
+		}
+		release = releaseAfter(len(parts), release)
+		for _, part := range parts {
+			for i, r := range part[1:] {
+				r.parent = part[i/branching]
+			}
+			trees = append(trees, &tree{pack: p, release: release, members: part})
+		}
+	}
+	return trees, rest, nil
+}
+
+// releaseAfter returns a function whose n-th call is release.
+func releaseAfter(n int, release func()) func() {
+	var mu sync.Mutex
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if n--; n == 0 {
+			release()
+		}
+	}
+}
+
+// split cuts a group that is sorted by slice into the workers of each slice, or
+// into n parts of equal size.
+func split(group []*receiver, n int) (parts [][]*receiver) {
+	if n <= 0 {
+		for from := 0; from < len(group); {
+			to := from + 1
+			for to < len(group) && group[to].Slice == group[from].Slice {
+				to++
+			}
+			parts = append(parts, group[from:to])
+			from = to
+		}
+		return parts
+	}
+	n = min(n, len(group))
+	for i := range n {
+		parts = append(parts, group[i*len(group)/n:(i+1)*len(group)/n])
+	}
+	return parts
+}
+
+// pass brings the contents to all members of a tree. It returns when every one
+// of them has them or has failed; only then does anyone stop serving.
+func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
+	defer tr.release()
+	size := tr.pack.data.size
+	t.report(func(p *progress) { p.total += size })
+	transfer := []string{rand.Text(), strconv.FormatInt(size, 10)}
+	over := make(chan struct{}) // everybody has been served
+	for _, r := range tr.members {
+		r.ended, r.whole = make(chan struct{}), false
+	}
+	var steps sync.WaitGroup
+	for _, r := range tr.members {
+		ended := sync.OnceFunc(func() { close(r.ended) })
+		s := step{rep: &r.rep, filled: func() {
+			r.whole = true
+			ended()
+		}}
+		if r.parent == nil {
+			s.args = append(t.args("feed", run), transfer...)
+			s.stdin = io.MultiReader(tr.pack.data.reader(), untilClosed{ctx, over})
+			steps.Go(func() {
+				defer ended()
+				r.ans, r.err = t.exec(ctx, r.Conn, s)
+			})
+			continue
+		}
+		steps.Go(func() {
+			defer ended()
+			host, port, err := net.SplitHostPort(r.parent.Addr)
+			if err != nil {
+				r.err = fmt.Errorf("relay from %s: %w", r.parent.Conn.Name(), err)
+				return
+			}
+			s.args = append(append(t.args("fetch", run), transfer...),
+				host, port, r.parent.Conn.User(), r.parent.Conn.HostKey(), sshfan.Script("bash", serveScript, transfer...))
+			s.stdin, s.loginTo, s.patient = untilClosed{ctx, over}, r.parent.Conn, true
+			hop, cancel := context.WithCancelCause(ctx)
+			steps.Go(func() { cancel(t.watchHop(hop, r, tr.members[0], size)) })
+			r.ans, r.err = t.exec(hop, r.Conn, s)
+			cancel(nil)
+		})
+	}
+	for _, r := range tr.members {
+		<-r.ended
+	}
+	close(over)
+	steps.Wait()
+}
+
+// watchHop returns when a hop is over, or why it is to be given up: its source
+// has failed, or it takes too long after all has left this machine.
+func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) error {
+	limit := cmp.Or(t.opts.HopLimit, 30*time.Second+time.Duration(size/4e6)*time.Second)
+	var late <-chan time.Time
+	rootEnded, sourceEnded := root.ended, r.parent.ended
+	for {
+		select {
+		case <-r.ended:
+			<-ctx.Done() // it serves others, until its step ends by itself
+			return nil
+		case <-ctx.Done():
+			return nil
+		case <-sourceEnded:
+			if sourceEnded = nil; !r.parent.whole {
+				return fmt.Errorf("%s has failed", r.parent.Conn.Name())
+			}
+		case <-rootEnded:
+			rootEnded = nil
+			timer := time.NewTimer(limit)
+			defer timer.Stop()
+			late = timer.C
+		case <-late:
+			return fmt.Errorf("took longer than %v", limit)
+		}
+	}
+}
+
+// untilClosed is an input without bytes that ends with a channel or context.
+type untilClosed struct {
+	ctx  context.Context
+	over <-chan struct{}
+}
+
+func (u untilClosed) Read([]byte) (int, error) {
+	select {
+	case <-u.over:
+	case <-u.ctx.Done():
+	}
+	return 0, io.EOF
+}
+
+// judge tells who of a tree is done, and how the others get their files: from
+// here those whose own hop failed; once more by a tree those whose source did,
+// provided that hops work at all.
+func (t *Tree) judge(tr *tree) {
+	hops := 0
+	for _, r := range tr.members[1:] {
+		if r.whole {
+			hops++
+		}
+	}
+	var failed []string
+	var why error
+	for _, r := range tr.members {
+		var said *WorkerError
+		switch {
+		case r.whole:
+			// Also when the connection broke afterwards: the answer counts.
+			r.rep.SentFiles, r.rep.SentBytes = tr.pack.files, tr.pack.data.size
+			if r.parent != nil {
+				r.rep.From = r.parent.Conn.Name()
+			}
+			t.filled(answer{word: "filled", removed: r.ans.removed}, &r.rep)
+			r.finish(t)
+			continue
+		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken):
+			r.done = true // a full disk is full whoever sends
+			continue
+		}
+		r.direct = r.parent == nil || r.parent.whole || hops == 0
+		if why == nil {
+			why = r.err // members are in the order in which they depend on each other
+		}
+		failed = append(failed, r.Conn.Name())
+	}
+	if len(failed) > 0 {
+		event.Notef(t.opts.Sink, event.Warn, "where workers may not log in to each other, --relay=off saves the try",
+			"sync: passing files on to %s failed (%v); trying again", namesOf(failed), why)
+	}
+}
+
+// namesOf lists at most five names and counts the others.
+func namesOf(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}

@@ -1,0 +1,83 @@
+package job
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// A Stand is where a run stands, for who has to decide what an interrupt means.
+type Stand struct {
+	Run      string
+	Running  string    // the workers on which the command runs, folded; empty: it does not
+	Kept     time.Time // until when failed slices are kept for a look; zero: they are not
+	Ours     bool      // this command has started it, and would stop it
+	Resource string    // queued resource that is deleted at the end of this command; empty: none
+	Billed   string    // what is billed for it, in words; empty: nothing yet
+}
+
+// stand keeps the Stand of a command.
+type stand struct {
+	mu sync.Mutex // guards at
+	at Stand
+}
+
+// Stand returns where the run stands now. It may be asked at any time.
+func (d *Deps) Stand() Stand {
+	d.stand.mu.Lock()
+	defer d.stand.mu.Unlock()
+	return d.stand.at
+}
+
+func (d *Deps) setStand(change func(*Stand)) {
+	d.stand.mu.Lock()
+	defer d.stand.mu.Unlock()
+	change(&d.stand.at)
+}
+
+// runs notes that the command runs on the team, until over is called.
+func (f *following) runs() (over func()) {
+	f.setStand(func(s *Stand) {
+		s.Run, s.Running, s.Ours = f.ref.Run, tpu.Fold(f.team.ids), !f.attached
+		s.Billed = billed(f.team.slices)
+	})
+	return func() { f.setStand(func(s *Stand) { s.Running = "" }) }
+}
+
+// holds notes that this command will delete a queued resource at its end.
+func (d *Deps) holds(run, id string) {
+	d.setStand(func(s *Stand) { s.Run, s.Resource, s.Ours = run, id, true })
+}
+
+// billed says what slices cost, in words. The tier is not known here, so the
+// price is that of on-demand capacity, which no other exceeds.
+func billed(all []tpu.Slice) string {
+	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
+		return ""
+	}
+	kinds := map[string]int{}
+	var order []string
+	total, known := 0.0, true
+	for _, s := range all {
+		if kinds[s.Type] == 0 {
+			order = append(order, s.Type)
+		}
+		kinds[s.Type]++
+		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, false)
+		total, known = total+cost, known && ok
+	}
+	text := ""
+	for i, kind := range order {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprintf("%d × %s", kinds[kind], kind)
+	}
+	if !known {
+		return text + ", price unknown"
+	}
+	return text + ", about " + event.Dollars(total) + " an hour on demand"
+}
