@@ -47,6 +47,7 @@ func (p *program) commands() []*cli.Command {
 		p.logsCommand(),
 		p.attachCommand(),
 		p.stopCommand(),
+		p.reportCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),

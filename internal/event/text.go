@@ -2,6 +2,7 @@ package event
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ func Notef(sink Sink, level Level, hint, format string, args ...any) {
 func Duration(d time.Duration) string {
 	switch {
 	case d < 0:
-		return "-" + Duration(-d)
+		return "-" + Duration(-max(d, -math.MaxInt64)) // the least has no opposite
 	case d == 0:
 		return "0 s"
 	case d < time.Millisecond:

@@ -32,6 +32,7 @@ func TestDuration(t *testing.T) {
 		{79 * time.Hour, "3d07h"},
 		{1000 * time.Hour, "41d16h"},
 		{-12 * time.Second, "-12 s"},
+		{math.MinInt64, "-106751d23h"},
 	} {
 		if got := event.Duration(tc.d); got != tc.want {
 			t.Errorf("Duration(%v) = %q, want %q", tc.d, got, tc.want)

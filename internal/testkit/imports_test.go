@@ -54,7 +54,8 @@ func TestImportRules(t *testing.T) {
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
-		{"multihost/internal/testkit", []string{"internal/testkit/simworker"}, "test code stays in tests"},
+		{"multihost/internal/testkit", []string{"internal/testkit/browser", "internal/testkit/simworker"}, "test code stays in tests"},
+		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
 	apart := []string{"network", "qr", "preflight", "codesync", "launch", "xla", "metrics"}

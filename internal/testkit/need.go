@@ -11,6 +11,7 @@ import (
 // has what .ci/tools installs.
 func packages() map[string]string {
 	return map[string]string{
+		"chromium":   "chromium",
 		"curl":       "curl",
 		"ethtool":    "ethtool",
 		"gcc":        "gcc",
@@ -32,6 +33,8 @@ func packages() map[string]string {
 		"sshd":       "openssh-server",
 		"sudo":       "sudo",
 		"tar":        "tar",
+		"tc":         "iproute2",
+		"tmux":       "tmux",
 		"unshare":    "util-linux",
 	}
 }

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/metrics"
+	"multihost/internal/report"
+)
+
+func (p *program) reportCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "report",
+		Usage:     "show a run as a page: how it went, how fast it trained, who was slow",
+		ArgsUsage: "RUN",
+		Description: `Writes one HTML file that needs nothing else and asks for nothing: it can be
+kept, sent and printed. It shows the verdict and the first failure, the phases
+of all attempts, step time, MFU and loss over steps beside the published
+figure, the step time of every worker, the start skew and the preflight.
+
+  multihost report train -o report.html
+  multihost report train --follow
+
+With --follow it serves the same page at an address of this machine only,
+which it prints, and the page follows the run. When the run has ended the page
+stays until Ctrl-C.
+
+What is shown is what this machine has of the run, its logs and its journal:
+nothing is asked of workers or of the cloud.`,
+		Flags: flags([]cli.Flag{
+			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
+			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
+		}),
+		Action: func(c *cli.Context) error {
+			name, err := p.oneArgument("multihost report", "run")
+			if err != nil {
+				return err
+			}
+			r, err := p.review(c, name)
+			if err != nil {
+				return err
+			}
+			if c.Bool("follow") {
+				return p.serveReport(c, r)
+			}
+			return p.writeReport(c, r)
+		},
+	}, exitOK, exitUsage, exitIO, exitConfig)
+}
+
+// reportView is how much of the history a page shows.
+var reportView = metrics.View{Points: report.Points, WorkerPoints: report.WorkerPoints}
+
+// review opens what this machine has of a run.
+func (p *program) review(c *cli.Context, name string) (*job.Review, error) {
+	if err := config.CheckRunName(name); err != nil {
+		return nil, &usageError{err: err}
+	}
+	dir := c.String("state-dir")
+	if dir == "" {
+		if p.home == "" {
+			return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
+		}
+		dir = config.StateDir(p.lookup, p.home)
+	}
+	return job.OpenReview(dir, name, job.TrainingOptions{}), nil
+}
+
+// look is a look at the run for a page.
+func look(r *job.Review) (report.Input, bool, error) {
+	now := gcp.SystemClock.Now()
+	l, err := r.Look(reportView, now)
+	return report.Input{Document: l.Document, Story: l.Story, Now: now}, l.Ended, err
+}
+
+func (p *program) writeReport(c *cli.Context, r *job.Review) error {
+	in, _, err := look(r)
+	if err != nil {
+		return err
+	}
+	var page bytes.Buffer
+	if err := report.Write(&page, in); err != nil {
+		return err
+	}
+	path := c.String("out")
+	if path == "-" {
+		_, err := p.stdout.Write(page.Bytes())
+		return withoutPipe(err)
+	}
+	if err := writeWhole(path, page.Bytes()); err != nil {
+		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
+	}
+	whole, err := filepath.Abs(path)
+	if err != nil {
+		whole = path
+	}
+	return p.show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{whole, page.Len()}})
+}
+
+// reportFile is the answer in JSON.
+type reportFile struct {
+	Path  string `json:"path"`
+	Bytes int    `json:"bytes"`
+}
+
+// writeWhole replaces a file by data, so that nobody reads half of it.
+func writeWhole(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
+	}
+	return err
+}
+
+func (p *program) serveReport(c *cli.Context, r *job.Review) error {
+	port := c.Int("port")
+	if port < 0 || port > 65535 {
+		return usagef("--port=%d: it is a port from 1 to 65535", port)
+	}
+	live, err := report.NewLive(func() (report.Input, bool, error) { return look(r) }, gcp.SystemClock)
+	if err != nil {
+		return err
+	}
+	at, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "leave --port out to take a free one"}
+	}
+	mode, err := p.viewMode(c)
+	if err != nil {
+		at.Close()
+		return err
+	}
+	view := p.newView(mode, c)
+	defer view.Close()
+	address := live.URL(at.Addr())
+	view.Emit(event.Result{Name: "report", Text: address, Data: struct {
+		URL string `json:"url"`
+	}{address}})
+	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; whoever on this machine has the whole address can read it")
+	return live.Serve(c.Context, at, func() {
+		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type: multihost report "+p.inv.positionals[0]+" -o report.html", "the run has ended; the page stays until Ctrl-C")
+	})
+}

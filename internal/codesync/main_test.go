@@ -1,0 +1,18 @@
+//go:build linux
+
+package codesync_test
+
+import (
+	"os"
+	"testing"
+
+	"multihost/internal/sim/worker"
+)
+
+// Workers of namespaces start this program again as their process 1.
+func TestMain(m *testing.M) {
+	if worker.MaybeInit(os.Args) {
+		return
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,244 @@
+package journal
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// A Story is what the entries of a journal amount to.
+type Story struct {
+	Run string
+	// Attempts are in the order of their numbers. What happened before any
+	// attempt came to be is told by one with the number 0.
+	Attempts []*Attempt
+	Last     time.Time // of the last entry
+}
+
+// An Attempt is one start of the command, with all that led to it and followed
+// from it, whichever commands of multihost saw it.
+type Attempt struct {
+	event.Attempt
+	Commands  []string // of multihost that saw it: run, job, attach
+	Phases    []Phase  // by begin
+	Notes     []Note   // warnings and what else was said, by time
+	States    []State  // of cloud resources, by time
+	Release   *event.Release
+	Preflight json.RawMessage // rows of preflight, nil when it was not run
+	Ends      map[tpu.WorkerID]event.WorkerDone
+	Summary   *event.Summary
+	Summed    time.Time // when the summary was made
+
+	// End is how the last command that saw the attempt ended, nil while one goes
+	// on, and of one that was killed.
+	End   *End
+	Ended time.Time
+}
+
+// A Phase is a step of a command.
+type Phase struct {
+	Name   string
+	State  event.PhaseState // Started while it goes on
+	Detail string
+	Begin  time.Time
+	End    time.Time // zero while it goes on
+	by     string
+}
+
+// A Note is a note and its time.
+type Note struct {
+	Time time.Time
+	event.Note
+}
+
+// A State is a state of a cloud resource and its time.
+type State struct {
+	Time time.Time
+	event.State
+}
+
+// Newest is the last attempt, nil of an empty story.
+func (s *Story) Newest() *Attempt {
+	if len(s.Attempts) == 0 {
+		return nil
+	}
+	return s.Attempts[len(s.Attempts)-1]
+}
+
+// Tell makes the story of the entries, which are in the order of Read.
+func Tell(entries []Entry) *Story {
+	t := teller{story: &Story{}, writers: map[string]*writer{}}
+	for _, e := range entries {
+		if e.Time.After(t.story.Last) {
+			t.story.Last = e.Time
+		}
+		t.take(e)
+	}
+	for _, e := range entries { // in the order of their first lines
+		t.settle(t.writers[e.By])
+	}
+	slices.SortStableFunc(t.story.Attempts, func(a, b *Attempt) int { return a.Number() - b.Number() })
+	for _, a := range t.story.Attempts {
+		slices.SortStableFunc(a.Phases, func(x, y Phase) int { return x.Begin.Compare(y.Begin) })
+		slices.SortStableFunc(a.Notes, func(x, y Note) int { return x.Time.Compare(y.Time) })
+		slices.SortStableFunc(a.States, func(x, y State) int { return x.Time.Compare(y.Time) })
+	}
+	return t.story
+}
+
+// Number is the number of the attempt, from 1.
+func (a *Attempt) Number() int { return a.Attempt.Attempt }
+
+// Begins is when the attempt's first phase began, or it itself.
+func (a *Attempt) Begins() time.Time {
+	if len(a.Phases) > 0 && (a.Begin.IsZero() || a.Phases[0].Begin.Before(a.Begin)) {
+		return a.Phases[0].Begin
+	}
+	return a.Begin
+}
+
+// teller reads entries one by one.
+type teller struct {
+	story   *Story
+	writers map[string]*writer
+}
+
+// writer is one command of multihost that wrote.
+type writer struct {
+	command string
+	attempt *Attempt // that its events are of now
+	// waiting has what came before an attempt, or after the end of one: it is
+	// how the next one was reached, if there is a next one.
+	waiting *Attempt
+}
+
+// wait keeps what comes for the next attempt.
+func (w *writer) wait() {
+	if w.waiting == nil {
+		w.waiting = &Attempt{}
+	}
+}
+
+// settle gives what waited for a next attempt to the last one; of a command that
+// made none, to attempt 0.
+func (t *teller) settle(w *writer) {
+	if w.waiting == nil {
+		return
+	}
+	a := w.attempt
+	if a == nil {
+		a = t.attempt(0)
+	}
+	a.gain(w.waiting)
+	w.waiting = nil
+}
+
+func (a *Attempt) gain(from *Attempt) {
+	if from == nil {
+		return
+	}
+	a.Phases = append(a.Phases, from.Phases...)
+	a.Notes = append(a.Notes, from.Notes...)
+	a.States = append(a.States, from.States...)
+	if from.Preflight != nil {
+		a.Preflight = from.Preflight
+	}
+	if from.End != nil {
+		a.End, a.Ended = from.End, from.Ended
+	}
+}
+
+func (t *teller) attempt(number int) *Attempt {
+	for _, a := range t.story.Attempts {
+		if a.Number() == number {
+			return a
+		}
+	}
+	a := &Attempt{Attempt: event.Attempt{Attempt: number}, Ends: map[tpu.WorkerID]event.WorkerDone{}}
+	t.story.Attempts = append(t.story.Attempts, a)
+	return a
+}
+
+func (t *teller) take(e Entry) {
+	w := t.writers[e.By]
+	if w == nil {
+		w = &writer{}
+		t.writers[e.By] = w
+	}
+	if w.attempt == nil {
+		w.wait()
+	}
+	now := w.attempt
+	if w.waiting != nil {
+		now = w.waiting
+	}
+	switch ev := e.Event.(type) {
+	case Begin:
+		w.command = ev.Command
+	case event.Attempt:
+		t.begin(w, ev)
+	case event.Phase:
+		now.phase(e, ev)
+	case event.Note:
+		now.Notes = append(now.Notes, Note{e.Time, ev})
+	case event.State:
+		now.States = append(now.States, State{e.Time, ev})
+	case event.Release:
+		t.attempt(ev.Attempt).Release = &ev
+	case event.WorkerDone:
+		if id := (tpu.WorkerID{Slice: ev.Slice, Worker: ev.Worker}); w.attempt != nil {
+			// Of two that followed the run, the one that saw its end knows it.
+			if old, seen := w.attempt.Ends[id]; !seen || old.Error != "" {
+				w.attempt.Ends[id] = ev
+			}
+		}
+	case event.Summary:
+		a := t.attempt(ev.Attempt)
+		a.Summary, a.Summed = &ev, e.Time
+		w.wait()
+	case event.Result:
+		if raw, ok := ev.Data.(json.RawMessage); ok && ev.Name == "preflight" {
+			now.Preflight = raw
+		}
+	case End:
+		w.wait()
+		w.waiting.End, w.waiting.Ended = &ev, e.Time
+	}
+}
+
+func (t *teller) begin(w *writer, ev event.Attempt) {
+	a := t.attempt(ev.Attempt)
+	if a.Run == "" || w.command != "attach" {
+		a.Attempt = ev
+	}
+	a.End = nil // somebody sees it again
+	if !slices.Contains(a.Commands, w.command) {
+		a.Commands = append(a.Commands, w.command)
+	}
+	t.story.Run = ev.Run
+	a.gain(w.waiting)
+	w.attempt, w.waiting = a, nil
+}
+
+func (a *Attempt) phase(e Entry, ev event.Phase) {
+	for i := len(a.Phases) - 1; i >= 0; i-- {
+		p := &a.Phases[i]
+		if p.by == e.By && p.Name == ev.Name && p.State == event.Started {
+			if ev.State != event.Started {
+				p.State, p.End = ev.State, e.Time
+			}
+			if ev.Detail != "" {
+				p.Detail = ev.Detail
+			}
+			return
+		}
+	}
+	p := Phase{Name: ev.Name, State: ev.State, Detail: ev.Detail, Begin: e.Time, by: e.By}
+	if ev.State != event.Started {
+		p.Begin, p.End = e.Time.Add(-ev.Elapsed), e.Time
+	}
+	a.Phases = append(a.Phases, p)
+}

@@ -1,0 +1,461 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"multihost/internal/metrics"
+)
+
+const (
+	maxLines   = 64 // slices drawn as lines of their own
+	maxColumns = 8  // slices in the table behind the chart
+)
+
+// A chart is one figure over steps: the run as a line, its slices as thin ones.
+// Paths are in a box of 1000 × 1000 that is stretched over the plot.
+type chart struct {
+	ID, Title string
+	Label     string // for those who do not see it
+	X, Y      []tick
+	Band      string // from the least to the greatest single step
+	Thin      []string
+	Earlier   []string // earlier attempts
+	Main      string
+	Dots      []dot // for series of one point, which are no line
+	Published *published
+	Notes     []string
+}
+
+type tick struct{ At, Text string }
+
+type dot struct{ X, Y string }
+
+type published struct {
+	At     string
+	Name   string
+	Figure figure
+}
+
+// chartData is what the script needs to read single points of a chart.
+type chartData struct {
+	ID    string     `json:"id"`
+	Unit  string     `json:"unit"`
+	Range [4]float64 `json:"range"` // x from, x to, y from, y to
+	Lines []lineData `json:"lines"`
+}
+
+type lineData struct {
+	Name   string           `json:"name"`
+	At     string           `json:"at"` // of the series in the document
+	Per    int64            `json:"per"`
+	Step   []int64          `json:"step,omitempty"` // missing: those of the first line
+	Values []metrics.Number `json:"values"`
+	Min    []metrics.Number `json:"min,omitempty"`
+	Max    []metrics.Number `json:"max,omitempty"`
+}
+
+// A measure is a figure that is charted.
+type measure struct {
+	id, title, unit string
+	of              func(*metrics.Series) []metrics.Number
+	text            func(float64) string
+	spread          bool // has a least and a greatest single step
+	column          string
+}
+
+var (
+	stepTime = measure{"step-time", "Step time", "s", func(s *metrics.Series) []metrics.Number { return s.StepSeconds }, seconds, true, "step_seconds"}
+	mfu      = measure{"mfu", "MFU", "%", func(s *metrics.Series) []metrics.Number { return s.MFU }, percent, false, "mfu"}
+	tflops   = measure{"tflops", "TFLOP/s per device", "TFLOP/s", func(s *metrics.Series) []metrics.Number { return s.TFLOPs }, rate, false, "tflops_per_device"}
+	loss     = measure{"loss", "Loss", "", func(s *metrics.Series) []metrics.Number { return s.Loss }, rate, false, "loss"}
+)
+
+func (b *builder) charts() {
+	if b.run == nil || b.run.Series == nil || len(b.run.Series.Step) == 0 {
+		b.NoSteps = "No step lines were found in the logs on this machine, so there are no figures of the training. " +
+			"They are read from lines such as MaxText's “completed step: …”; for another trainer give --metrics-regex."
+		if b.run == nil {
+			b.NoSteps = "This machine has no logs of the run, so there are no figures of the training."
+		}
+		return
+	}
+	speed := mfu
+	if !slices.ContainsFunc(b.run.Series.MFU, metrics.Number.Known) {
+		speed = tflops
+	}
+	for _, m := range []measure{stepTime, speed, loss} {
+		if slices.ContainsFunc(m.of(b.run.Series), metrics.Number.Known) {
+			b.chart(m)
+		}
+	}
+	b.pointTable()
+	b.sliceTable()
+}
+
+// line is a series that is drawn.
+type line struct {
+	name, at string
+	series   *metrics.Series
+}
+
+// slicesBySpeed are the slices of the newest attempt that have a series, the
+// slowest first.
+func (b *builder) slicesBySpeed() []line {
+	var all []line
+	index := map[string]int{}
+	for i := range b.run.Slices {
+		s := &b.run.Slices[i]
+		if s.Series != nil && len(s.Series.Step) > 0 {
+			l := line{fmt.Sprintf("slice %d", s.Number), fmt.Sprintf("%s/slices/%d/series", b.at, i), s.Series}
+			index[l.name] = i
+			all = append(all, l)
+		}
+	}
+	if len(b.run.Slices) < 2 {
+		return nil // it is the run
+	}
+	slices.SortStableFunc(all, func(x, y line) int {
+		return cmp.Compare(float(b.run.Slices[index[y.name]].Median.StepSeconds), float(b.run.Slices[index[x.name]].Median.StepSeconds))
+	})
+	return all
+}
+
+// float is a number that can be compared: what is not known is least.
+func float(n metrics.Number) float64 {
+	if !n.Known() {
+		return math.Inf(-1)
+	}
+	return float64(n)
+}
+
+func (b *builder) chart(m measure) {
+	run := b.run.Series
+	thin := b.slicesBySpeed()
+	c := &chart{ID: m.id, Title: m.title}
+	if len(thin) > maxLines {
+		c.Notes = append(c.Notes, fmt.Sprintf("Lines are drawn for the %d slowest of %d slices.", maxLines, len(thin)))
+		thin = thin[:maxLines]
+	}
+	box := frame{x0: float64(run.Step[0]), x1: float64(run.Step[len(run.Step)-1] + run.StepsPerPoint)}
+	var earlier []*metrics.Series
+	for i := range b.doc.Attempts[:len(b.doc.Attempts)-1] {
+		if s := b.doc.Attempts[i].Series; s != nil && len(s.Step) > 0 && m.id != stepTime.id {
+			earlier = append(earlier, s)
+			box.x0 = min(box.x0, float64(s.Step[0]))
+			box.x1 = max(box.x1, float64(s.Step[len(s.Step)-1]+s.StepsPerPoint))
+		}
+	}
+	values := slices.Clone(m.of(run))
+	for _, l := range thin {
+		values = append(values, m.of(l.series)...)
+	}
+	for _, s := range earlier {
+		values = append(values, m.of(s)...)
+	}
+	target := metrics.Unknown
+	if p := b.doc.Compare; p != nil && m.id == mfu.id {
+		target = p.MFU
+	} else if p != nil && m.id == tflops.id {
+		target = p.TFLOPs
+	}
+	above, below := box.fit(values, target)
+	if above || below {
+		far := ""
+		if above {
+			far = ", up to " + m.text(slices.Max(knownOf(m.of(run))))
+		}
+		if below {
+			far += ", down to " + m.text(slices.Min(knownOf(m.of(run))))
+		}
+		c.Notes = append(c.Notes, fmt.Sprintf("The axis goes from %s to %s so that most can be seen; the others are at its edge%s.", m.text(box.y0), m.text(box.y1), far))
+	}
+	for _, y := range ticks(box.y0, box.y1, 5) {
+		c.Y = append(c.Y, tick{per(1 - box.y(y)), axisText(m, y)})
+	}
+	for _, x := range ticks(box.x0, box.x1, 5) {
+		if x == math.Trunc(x) {
+			c.X = append(c.X, tick{per(box.x(x)), shortCount(x)})
+		}
+	}
+	c.Main = box.path(run, m.of(run))
+	if len(run.Step) == 1 {
+		c.Dots = append(c.Dots, dot{per(box.x(box.middle(run, 0))), per(1 - box.y(float64(m.of(run)[0])))})
+	}
+	if m.spread {
+		c.Band = box.band(run)
+	}
+	for _, l := range thin {
+		c.Thin = append(c.Thin, box.path(l.series, m.of(l.series)))
+	}
+	for _, s := range earlier {
+		c.Earlier = append(c.Earlier, box.path(s, m.of(s)))
+	}
+	if target.Known() {
+		at, name := "/compare/"+m.column, clip("published, "+b.doc.Compare.Preset)
+		c.Published = &published{per(1 - box.y(float64(target))), name, number(at, target, m.text)}
+	}
+	if run.StepsPerPoint > 1 {
+		what := "the mean"
+		if m.spread {
+			what = "the mean; the band goes from the shortest to the longest single step of any worker"
+		}
+		c.Notes = append([]string{fmt.Sprintf("Each point is %s of %s steps.", what, grouped(run.StepsPerPoint))}, c.Notes...)
+	} else if m.spread {
+		c.Notes = append([]string{"Each point is the mean over the workers; the band goes from the fastest to the slowest."}, c.Notes...)
+	}
+	if len(c.Earlier) > 0 {
+		c.Notes = append(c.Notes, "Dashed: earlier attempts.")
+	}
+	if m.id == loss.id {
+		bad := int64(0)
+		for _, n := range run.BadLoss {
+			bad += n
+		}
+		if bad > 0 {
+			c.Notes = append(c.Notes, fmt.Sprintf("%s printed a loss that is no finite number; such steps are not in the line.", many(bad, "step line")))
+		}
+	}
+	c.Label = fmt.Sprintf("%s over steps %s to %s. Arrow keys read single points; all are in the table below.",
+		m.title, grouped(run.Step[0]), grouped(b.run.Last.Step))
+	b.view.Charts = append(b.view.Charts, c)
+
+	data := chartData{ID: m.id, Unit: m.unit, Range: [4]float64{box.x0, box.x1, box.y0, box.y1}}
+	first := lineData{Name: "run", At: b.at + "/series", Per: run.StepsPerPoint, Step: run.Step, Values: m.of(run)}
+	if m.spread {
+		first.Min, first.Max = run.Min, run.Max
+	}
+	data.Lines = append(data.Lines, first)
+	for _, l := range thin {
+		d := lineData{Name: l.name, At: l.at, Per: l.series.StepsPerPoint, Values: m.of(l.series)}
+		if d.Per != run.StepsPerPoint || !slices.Equal(l.series.Step, run.Step) {
+			d.Step = l.series.Step
+		}
+		data.Lines = append(data.Lines, d)
+	}
+	b.Data.Charts = append(b.Data.Charts, data)
+}
+
+func many(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return grouped(n) + " " + noun + "s"
+}
+
+// A frame maps values into the plot.
+type frame struct{ x0, x1, y0, y1 float64 }
+
+func (f frame) x(v float64) float64 { return (v - f.x0) / (f.x1 - f.x0) }
+
+// y is within the plot also of values that are not.
+func (f frame) y(v float64) float64 { return min(max((v-f.y0)/(f.y1-f.y0), 0), 1) }
+
+func knownOf(values []metrics.Number) []float64 {
+	var known []float64
+	for _, v := range values {
+		if v.Known() {
+			known = append(known, float64(v))
+		}
+	}
+	return known
+}
+
+// fit chooses the vertical range and reports whether values are above or below
+// it. One slow step, such as the one that compiles, must not flatten all others.
+func (f *frame) fit(values []metrics.Number, target metrics.Number) (above, below bool) {
+	known := knownOf(values)
+	slices.Sort(known)
+	least, most := known[0], known[len(known)-1]
+	low, high := least, most
+	// Far is more than twice as far as the nineteen twentieths nearer by go.
+	bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
+	far := max(top-bottom, 0.1*math.Abs(top))
+	if high > top+2*far {
+		high = top + 0.5*far
+	}
+	if low < bottom-2*far {
+		low = bottom - 0.5*far
+	}
+	if target.Known() {
+		low, high = min(low, float64(target)), max(high, float64(target))
+	}
+	pad := 0.08 * (high - low)
+	if pad == 0 {
+		pad = max(0.1*math.Abs(high), 1e-9)
+	}
+	f.y0, f.y1 = low-pad, high+pad
+	if least >= 0 {
+		f.y0 = max(f.y0, 0)
+	}
+	return most > f.y1, least < f.y0
+}
+
+func (f frame) middle(s *metrics.Series, i int) float64 {
+	return float64(s.Step[i]) + float64(s.StepsPerPoint)/2
+}
+
+func place(share float64) string { return strconv.FormatFloat(1000*share, 'f', 1, 64) }
+
+func (f frame) path(s *metrics.Series, values []metrics.Number) string {
+	var b strings.Builder
+	pen := "M"
+	for i, v := range values {
+		if !v.Known() {
+			pen = "M"
+			continue
+		}
+		b.WriteString(pen + place(f.x(f.middle(s, i))) + " " + place(1-f.y(float64(v))))
+		pen = "L"
+	}
+	return b.String()
+}
+
+func (f frame) band(s *metrics.Series) string {
+	var up, down []string
+	for i := range s.Step {
+		if s.Min[i].Known() && s.Max[i].Known() {
+			x := place(f.x(f.middle(s, i)))
+			up = append(up, x+" "+place(1-f.y(float64(s.Max[i]))))
+			down = append(down, x+" "+place(1-f.y(float64(s.Min[i]))))
+		}
+	}
+	if len(up) == 0 {
+		return ""
+	}
+	slices.Reverse(down)
+	return "M" + strings.Join(append(up, down...), "L") + "Z"
+}
+
+// ticks are about n round values between low and high.
+func ticks(low, high float64, n int) []float64 {
+	raw := (high - low) / float64(n)
+	if !(raw > 0) || math.IsInf(raw, 0) {
+		return nil
+	}
+	step := math.Pow(10, math.Floor(math.Log10(raw)))
+	for _, f := range []float64{1, 2, 2.5, 5, 10} {
+		if step*f >= raw {
+			step *= f
+			break
+		}
+	}
+	var all []float64
+	for i := math.Ceil(low / step); i*step <= high && len(all) < 3*n; i++ {
+		all = append(all, i*step)
+	}
+	return all
+}
+
+func axisText(m measure, v float64) string {
+	if m.id == mfu.id {
+		return strconv.FormatFloat(math.Round(1e4*v)/100, 'f', -1, 64) + " %"
+	}
+	text := strconv.FormatFloat(v, 'g', 6, 64)
+	if math.Abs(v) >= 1e-4 {
+		text = strconv.FormatFloat(math.Round(v*1e6)/1e6, 'f', -1, 64)
+	}
+	if m.unit == "s" {
+		text += " s"
+	}
+	return text
+}
+
+func shortCount(v float64) string {
+	switch {
+	case v >= 1e6:
+		return strconv.FormatFloat(v/1e6, 'g', 4, 64) + "M"
+	case v >= 1e4:
+		return strconv.FormatFloat(v/1e3, 'g', 4, 64) + "k"
+	}
+	return strconv.FormatFloat(v, 'f', 0, 64)
+}
+
+// A pointTable is the series of the run as numbers.
+type pointTable struct {
+	Base string
+	Rows []pointRow
+}
+
+type pointRow struct {
+	Steps string
+	Cells []figure
+}
+
+// stepRange is the steps that a point stands for; the last one stands for less
+// until there are more steps.
+func (b *builder) stepRange(from, per int64) string {
+	to := min(from+per-1, b.run.Last.Step)
+	if to <= from {
+		return grouped(from)
+	}
+	return grouped(from) + "–" + grouped(to)
+}
+
+func (b *builder) pointTable() {
+	s := b.run.Series
+	t := &pointTable{Base: b.at + "/series"}
+	for i := range s.Step {
+		cell := func(column string, values []metrics.Number, text func(float64) string) figure {
+			return number(fmt.Sprintf("%s/%d", column, i), values[i], text)
+		}
+		t.Rows = append(t.Rows, pointRow{b.stepRange(s.Step[i], s.StepsPerPoint), []figure{
+			cell("step_seconds", s.StepSeconds, seconds), cell("step_seconds_min", s.Min, seconds), cell("step_seconds_max", s.Max, seconds),
+			cell("mfu", s.MFU, percent), cell("tflops_per_device", s.TFLOPs, rate), cell("tokens_per_second_per_device", s.Tokens, rate),
+			cell("loss", s.Loss, rate),
+		}})
+	}
+	b.view.Points = t
+}
+
+// A sliceTable is the step times of slices, a column each.
+type sliceTable struct {
+	Names []string
+	Rows  []pointRow
+	More  int
+}
+
+func (b *builder) sliceTable() {
+	lines := b.slicesBySpeed()
+	if len(lines) == 0 {
+		return
+	}
+	t := &sliceTable{}
+	if len(lines) > maxColumns {
+		t.More = len(lines) - maxColumns
+		lines = lines[:maxColumns]
+	}
+	// Slices may have different numbers of steps behind a point: each row is a
+	// point of the widest.
+	wide := slices.MaxFunc(lines, func(x, y line) int { return cmp.Compare(x.series.StepsPerPoint, y.series.StepsPerPoint) }).series
+	rows := map[int64][]figure{}
+	for column, l := range lines {
+		t.Names = append(t.Names, l.name)
+		for i, step := range l.series.Step {
+			if l.series.StepsPerPoint != wide.StepsPerPoint {
+				break // not comparable: its points are in the document
+			}
+			if rows[step] == nil {
+				rows[step] = make([]figure, len(lines))
+			}
+			rows[step][column] = number(fmt.Sprintf("%s/step_seconds/%d", l.at, i), l.series.StepSeconds[i], seconds)
+		}
+	}
+	for _, step := range sortedSteps(rows) {
+		t.Rows = append(t.Rows, pointRow{b.stepRange(step, wide.StepsPerPoint), rows[step]})
+	}
+	b.BySlice = t
+}
+
+func sortedSteps(rows map[int64][]figure) []int64 {
+	steps := make([]int64, 0, len(rows))
+	for s := range rows {
+		steps = append(steps, s)
+	}
+	slices.Sort(steps)
+	return steps
+}

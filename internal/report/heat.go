@@ -1,0 +1,196 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"slices"
+
+	"multihost/internal/event"
+	"multihost/internal/metrics"
+	"multihost/internal/tpu"
+)
+
+const (
+	maxHeatRows    = 256
+	maxHeatColumns = 128
+)
+
+// A heat map is the step time of each worker over steps, beside the median of
+// the run: a slow worker is a dark row, a slow time of all a dark column.
+type heat struct {
+	Image         template.URL
+	Label         string
+	Rows, Columns int
+	Height        int // of the image on the screen, in pixels
+	Top, Bottom   string
+	From, To      string
+	Notes         []string
+	Legend        []legend
+}
+
+type legend struct{ Class, Text string }
+
+// heatData lets the script read single cells. Cells go row by row; Who is the
+// place of the worker that a cell is of among those of its row.
+type heatData struct {
+	Rows    int              `json:"rows"`
+	Columns int              `json:"columns"`
+	Names   []string         `json:"names"` // of the workers of each row, folded
+	Step    []int64          `json:"step"`  // of each column
+	Per     int64            `json:"per"`
+	Values  []metrics.Number `json:"values"`
+	Who     []string         `json:"who,omitempty"` // worker of each cell, where rows have several
+}
+
+func (b *builder) heat() {
+	if b.run == nil || !b.run.Median.StepSeconds.Known() {
+		return
+	}
+	var all []*metrics.Worker
+	for i := range b.run.Slices {
+		for j := range b.run.Slices[i].Workers {
+			all = append(all, &b.run.Slices[i].Workers[j])
+		}
+	}
+	slices.SortStableFunc(all, func(x, y *metrics.Worker) int {
+		return cmp.Or(cmp.Compare(x.Slice, y.Slice), cmp.Compare(x.Worker, y.Worker))
+	})
+	grid := newGrid(all)
+	if grid == nil {
+		return
+	}
+	median := float64(b.run.Median.StepSeconds)
+	h := &heat{Rows: grid.Rows, Columns: grid.Columns, From: grouped(grid.Step[0]), To: grouped(b.run.Last.Step)}
+	h.Top, h.Bottom = grid.Names[0], grid.Names[grid.Rows-1]
+	h.Height = grid.Rows * min(max(384/grid.Rows, 2), 24)
+	h.Image = grid.draw(median)
+	h.Label = fmt.Sprintf("Step time of %s over steps %s to %s. Arrow keys read single cells; the medians of all workers are in the table of workers.",
+		event.Count(len(all), "worker"), h.From, h.To)
+	if grid.Per > 1 {
+		h.Notes = append(h.Notes, fmt.Sprintf("A column is %s steps; a cell is the mean of a worker's.", grouped(grid.Per)))
+	}
+	if grid.join > 1 {
+		h.Notes = append(h.Notes, fmt.Sprintf("A row is %d workers; a cell is the slowest of them.", grid.join))
+	}
+	if grid.finer {
+		h.Notes = append(h.Notes, "Where a worker has several points in a column, the slowest is shown.")
+	}
+	for _, step := range []float64{0.8, 1, 1.25, 1.5, 2} {
+		text := seconds(step * median)
+		switch step {
+		case 0.8:
+			text = "≤ " + text
+		case 1:
+			text += ", the run's median"
+		case 2:
+			text = "≥ " + text
+		}
+		h.Legend = append(h.Legend, legend{fmt.Sprintf("h%d", int(100*step)), text})
+	}
+	h.Legend = append(h.Legend, legend{"none", "no step"})
+	b.view.Heat, b.Data.Heat = h, &grid.heatData
+}
+
+type grid struct {
+	heatData
+	join  int
+	finer bool
+}
+
+// newGrid puts the points of all workers into rows and columns; nil when there
+// are none. A cell is always one point of one worker: joined are no values, the
+// slowest is chosen.
+func newGrid(all []*metrics.Worker) *grid {
+	per, low, high := int64(0), int64(math.MaxInt64), int64(math.MinInt64)
+	for _, w := range all {
+		if s := w.Series; s != nil && len(s.Step) > 0 {
+			per = max(per, s.StepsPerPoint)
+			low, high = min(low, s.Step[0]), max(high, s.Step[len(s.Step)-1])
+		}
+	}
+	if per == 0 {
+		return nil
+	}
+	for high/per-low/per >= maxHeatColumns {
+		per *= 2
+	}
+	g := &grid{join: (len(all) + maxHeatRows - 1) / maxHeatRows}
+	g.Per, g.Columns = per, int(high/per-low/per)+1
+	g.Rows = (len(all) + g.join - 1) / g.join
+	for i := range g.Columns {
+		g.Step = append(g.Step, (low/per+int64(i))*per)
+	}
+	g.Values = make([]metrics.Number, g.Rows*g.Columns)
+	for i := range g.Values {
+		g.Values[i] = metrics.Unknown
+	}
+	who := make([]string, len(g.Values))
+	for r := range g.Rows {
+		members := all[r*g.join : min((r+1)*g.join, len(all))]
+		ids := make([]tpu.WorkerID, len(members))
+		for i, w := range members {
+			ids[i] = tpu.WorkerID{Slice: w.Slice, Worker: w.Worker}
+			s := w.Series
+			if s == nil {
+				continue
+			}
+			g.finer = g.finer || s.StepsPerPoint < per
+			for p, step := range s.Step {
+				at := r*g.Columns + int(step/per-low/per)
+				if v := s.StepSeconds[p]; float(v) > float(g.Values[at]) {
+					g.Values[at], who[at] = v, w.Name
+				}
+			}
+		}
+		g.Names = append(g.Names, tpu.Fold(ids))
+	}
+	if g.join > 1 {
+		g.Who = who
+	}
+	return g
+}
+
+// Two hues that those who do not tell red from green tell apart, by strength
+// too; they are transparent where nothing is remarkable, so that one picture
+// serves light and dark.
+var (
+	slowHue = color.NRGBA{R: 0xd9, G: 0x4a, B: 0x0c}
+	fastHue = color.NRGBA{R: 0x2b, G: 0x74, B: 0xd8}
+)
+
+// shade is the colour of a step time that is so many times the median.
+func shade(times float64) color.NRGBA {
+	hue, strength := slowHue, (times-1)/1 // the full colour is twice the median
+	if times < 1 {
+		hue, strength = fastHue, (1-times)/0.2
+	}
+	strength = min(max(strength, 0), 1)
+	hue.A = uint8(math.Round(255 * (0.06 + 0.94*math.Sqrt(strength))))
+	if math.Abs(times-1) < 0.05 { // noise
+		hue = color.NRGBA{R: 0x80, G: 0x80, B: 0x80, A: 34}
+	}
+	return hue
+}
+
+// draw makes the picture, a pixel a cell; cells without a step are empty.
+func (g *grid) draw(median float64) template.URL {
+	img := image.NewNRGBA(image.Rect(0, 0, g.Columns, g.Rows))
+	for i, v := range g.Values {
+		if v.Known() {
+			img.SetNRGBA(i%g.Columns, i/g.Columns, shade(float64(v)/median))
+		}
+	}
+	var b bytes.Buffer
+	enc := png.Encoder{CompressionLevel: png.BestCompression}
+	if err := enc.Encode(&b, img); err != nil {
+		return ""
+	}
+	return template.URL("data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes()))
+}

@@ -1,0 +1,118 @@
+// Package report shows a run as one HTML page: as a file to keep and to send, and
+// live while the run goes on.
+//
+// A page is whole in itself. It loads nothing from anywhere, its own policy
+// forbids it to, and it can be read without JavaScript, which only adds the
+// reading of single points, sorting and the updates of the live page. Whatever
+// workers printed is text on it and nothing else.
+//
+// No figure is computed here: each one on the page carries the place in the
+// metrics document that it is from, and is that value, rounded for people. A
+// page is below MaxBytes whatever the number of workers and steps; what is
+// joined or left out for that is said where it is missing.
+package report
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"io"
+	"time"
+
+	"multihost/internal/journal"
+	"multihost/internal/metrics"
+)
+
+// MaxBytes bounds the size of a page. With 2048 workers it is about half.
+const MaxBytes = 4 << 20
+
+// Points and WorkerPoints are how much history of a run and of each worker the
+// document of a page shall have: what a screen can show of it.
+const (
+	Points       = 256
+	WorkerPoints = 64
+)
+
+// An Input is what a page shows.
+type Input struct {
+	Document *metrics.Document
+	Story    *journal.Story // never nil, but may be empty
+	Now      time.Time
+}
+
+//go:embed page.html page.css page.js
+var assets embed.FS
+
+var (
+	style  = asset("page.css")
+	script = asset("page.js")
+	pages  = template.Must(template.New("page.html").Funcs(template.FuncMap{"when": when}).ParseFS(assets, "page.html"))
+)
+
+func asset(name string) string {
+	data, err := assets.ReadFile(name)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(data)
+}
+
+// Write writes the page as a file.
+func Write(w io.Writer, in Input) error {
+	v := newView(in)
+	body, err := sections(v)
+	if err != nil {
+		return err
+	}
+	return pages.Execute(w, skeleton{Title: v.Title, Policy: policy(false), Style: template.CSS(style), Script: template.JS(script), Body: body})
+}
+
+// skeleton is what stands around the sections.
+type skeleton struct {
+	Title  string
+	Policy string
+	Style  template.CSS
+	Script template.JS
+	Live   string // address of its updates, "" of a file
+	Body   []section
+}
+
+// A section is a part of the page that the live page replaces as a whole.
+type section struct {
+	ID   string
+	HTML template.HTML
+}
+
+// sectionIDs is the order of the sections; each is a template of its own.
+var sectionIDs = []string{"verdict", "failure", "figures", "charts", "heat", "timeline", "skew", "workers", "preflight", "notes", "about", "data"}
+
+func sections(v *view) ([]section, error) {
+	all := make([]section, len(sectionIDs))
+	for i, id := range sectionIDs {
+		var b bytes.Buffer
+		if err := pages.ExecuteTemplate(&b, id, v); err != nil {
+			return nil, fmt.Errorf("write the report: %w", err)
+		}
+		all[i] = section{id, template.HTML(b.String())}
+	}
+	return all, nil
+}
+
+// policy forbids the page everything but its own style and script, which are
+// named by their hashes: what a worker printed cannot run, even if escaping had
+// a hole.
+func policy(live bool) string {
+	p := "default-src 'none'; img-src data:; style-src " + hash(style) + "; script-src " + hash(script) + "; base-uri 'none'; form-action 'none'"
+	if live {
+		p += "; connect-src 'self'"
+	}
+	return p
+}
+
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}

@@ -1,0 +1,225 @@
+package report
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Source is asked for what a live page shows. It says whether the run has
+// ended, after which it is not asked again. An error keeps what was there.
+type Source func() (in Input, ended bool, err error)
+
+// A Clock tells when to look again. gcp.SystemClock is one.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+// Live serves a page that follows its run.
+//
+// Only who has the whole address gets anything: it has a secret part, since
+// everybody on this machine reaches a loopback address. Requests under another
+// name than this machine's loopback are refused, so that a page from elsewhere
+// cannot read it by turning its own name into 127.0.0.1.
+type Live struct {
+	source Source
+	clock  Clock
+	secret string
+
+	mu      sync.Mutex // guards what follows
+	title   string
+	parts   []livePart
+	version int
+	ended   bool
+	err     error         // of the last look
+	changed chan struct{} // closed when anything above changes
+}
+
+// livePart is a section and the version in which it was last changed.
+type livePart struct {
+	section
+	version int
+}
+
+// lookEvery is how often a run is looked at, as long as that is cheap.
+const lookEvery = 2 * time.Second
+
+// NewLive makes a page and has its first look at the run.
+func NewLive(source Source, clock Clock) (*Live, error) {
+	l := &Live{source: source, clock: clock, secret: rand.Text(), changed: make(chan struct{})}
+	l.look()
+	return l, l.err
+}
+
+// URL is the address of the page when it is served at a listener of 127.0.0.1.
+func (l *Live) URL(at net.Addr) string { return "http://" + at.String() + "/" + l.secret + "/" }
+
+// hasEnded reports whether the page shows the end of the run.
+func (l *Live) hasEnded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended
+}
+
+// Serve serves the page at the listener, which it closes, until ctx ends. When
+// the run ends before, onEnd is called and the page stays.
+func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { l.follow(ctx, onEnd) })
+
+	server := &http.Server{
+		Handler:           l.guard(at.Addr()),
+		ReadHeaderTimeout: 10 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+	}
+	group.Go(func() {
+		<-ctx.Done()
+		server.Close()
+	})
+	err := server.Serve(at)
+	cancel()
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve the report: %w", err)
+}
+
+// follow looks at the run until it has ended. A look may be dear, with 2048
+// workers: it takes at most a tenth of the time.
+func (l *Live) follow(ctx context.Context, onEnd func()) {
+	pause := lookEvery
+	for !l.hasEnded() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.clock.After(pause):
+		}
+		before := l.clock.Now()
+		l.look()
+		pause = max(lookEvery, 9*l.clock.Now().Sub(before))
+	}
+	onEnd()
+}
+
+func (l *Live) look() {
+	in, ended, err := l.source()
+	var v *view
+	var body []section
+	if err == nil {
+		v = newView(in)
+		body, err = sections(v)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
+	if err != nil {
+		return
+	}
+	l.version++
+	if l.parts == nil {
+		l.parts = make([]livePart, len(body))
+	}
+	for i, s := range body {
+		if l.parts[i].HTML != s.HTML {
+			l.parts[i] = livePart{s, l.version}
+		}
+	}
+	l.title, l.ended = v.Title, ended
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// guard lets requests through that are meant for this page.
+func (l *Live) guard(at net.Addr) http.Handler {
+	_, port, _ := net.SplitHostPort(at.String())
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{secret}/{$}", l.page)
+	mux.HandleFunc("GET /{secret}/events", l.events)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("Content-Security-Policy", policy(true)+"; frame-ancestors 'none'")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("X-Content-Type-Options", "nosniff")
+		if r.Host != "127.0.0.1:"+port && r.Host != "localhost:"+port {
+			http.Error(w, "this page is only for the machine it is on", http.StatusMisdirectedRequest)
+			return
+		}
+		secret, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if subtle.ConstantTimeCompare([]byte(secret), []byte(l.secret)) != 1 {
+			http.Error(w, "this page has a secret part in its address: open it as multihost printed it", http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func (l *Live) page(w http.ResponseWriter, _ *http.Request) {
+	l.mu.Lock()
+	s := skeleton{Title: l.title, Policy: policy(true), Style: template.CSS(style), Script: template.JS(script), Live: "events?since=" + strconv.Itoa(l.version)}
+	for _, p := range l.parts {
+		s.Body = append(s.Body, p.section)
+	}
+	l.mu.Unlock()
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = pages.Execute(w, s) // a reader that has gone away needs no answer
+}
+
+// events sends the sections that have changed since the reader's version, again
+// and again until the run has ended.
+func (l *Live) events(w http.ResponseWriter, r *http.Request) {
+	since, _ := strconv.Atoi(r.URL.Query().Get("since"))
+	if last, err := strconv.Atoi(r.Header.Get("Last-Event-ID")); err == nil {
+		since = last // it was here before
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	for {
+		l.mu.Lock()
+		parts := map[string]template.HTML{}
+		for _, p := range l.parts {
+			if p.version > since {
+				parts[p.ID] = p.HTML
+			}
+		}
+		version, ended, changed := l.version, l.ended, l.changed
+		l.mu.Unlock()
+		data, err := json.Marshal(parts)
+		if err != nil {
+			return
+		}
+		if len(parts) > 0 {
+			_, err = fmt.Fprintf(w, "id: %d\nevent: parts\ndata: %s\n\n", version, data)
+		} else {
+			_, err = fmt.Fprint(w, ": nothing new\n\n")
+		}
+		if err == nil && ended {
+			_, err = fmt.Fprint(w, "event: end\ndata:\n\n")
+		}
+		if err != nil || out.Flush() != nil || ended {
+			return
+		}
+		since = version
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}

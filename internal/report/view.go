@@ -1,0 +1,427 @@
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/journal"
+	"multihost/internal/metrics"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+)
+
+// Bounds of what a page shows. What is beyond is counted on the page.
+const (
+	maxWorkerRows = 4096
+	maxAttempts   = 50
+	maxPhases     = 200 // of one attempt
+	maxNotes      = 200
+	maxRows       = 300 // of the preflight table
+	maxText       = 2000
+	maxNamed      = 20 // stragglers, stalls
+)
+
+// view is what the templates show: texts, no logic.
+type view struct {
+	Title   string
+	Run     string
+	Command string
+	Verdict verdict
+	Facts   []fact
+
+	Failure   *failure
+	Cards     []card
+	Attention []string // stragglers, stalls and the like, one sentence each
+
+	Charts    []*chart
+	Points    *pointTable
+	BySlice   *sliceTable
+	NoSteps   string // why there are no charts
+	Heat      *heat
+	Timeline  *timeline
+	Skew      *skew
+	Workers   *workerTable
+	Settings  *settings
+	Notes     []noteRow
+	NoteCount string
+	MoreNotes int
+
+	Generated time.Time
+	Data      pageData
+}
+
+// verdict is the first thing to read.
+type verdict struct {
+	Class string // ok, bad, live or idle
+	Word  string
+	Text  string
+	Also  string // what went wrong beside it
+}
+
+type fact struct{ Name, Value string }
+
+type card struct {
+	Name string
+	figure
+	Note   string
+	Beside *figure // the published one
+}
+
+type failure struct {
+	Text  string
+	Lines []string
+	Log   string // command that prints the whole log
+}
+
+type settings struct {
+	Rows []preflight.Row
+	Text string
+	Bad  bool
+	More int
+}
+
+type noteRow struct {
+	Time  time.Time
+	Level event.Level
+	Text  string
+	Hint  string
+}
+
+// pageData is what the script reads.
+type pageData struct {
+	Charts []chartData `json:"charts"`
+	Heat   *heatData   `json:"heat,omitempty"`
+	Last   int64       `json:"last"` // step of the run
+}
+
+// builder makes a view.
+type builder struct {
+	in  Input
+	doc *metrics.Document
+	run *metrics.Attempt // newest; nil when there are no logs
+	now *journal.Attempt // newest; nil when there is no journal
+	at  string           // JSON pointer of run
+
+	*view
+}
+
+func newView(in Input) *view {
+	b := builder{in: in, doc: in.Document, now: in.Story.Newest(), view: &view{Generated: in.Now}}
+	if b.doc == nil {
+		b.doc = &metrics.Document{}
+	}
+	if b.run = b.doc.Newest(); b.run != nil {
+		b.at = fmt.Sprintf("/attempts/%d", len(b.doc.Attempts)-1)
+	}
+	b.head()
+	b.figures()
+	b.charts()
+	b.heat()
+	b.timeline()
+	b.skew()
+	b.workers()
+	b.preflight()
+	b.notes()
+	return b.view
+}
+
+// clip keeps a text that anybody may have made from filling the page and from
+// reading as something else.
+func clip(text string) string {
+	if len(text) <= maxText {
+		return visible(strings.ToValidUTF8(text, "\uFFFD"))
+	}
+	return visible(strings.ToValidUTF8(text[:maxText], "")) + " …"
+}
+
+func (b *builder) head() {
+	b.view.Run = clip(cmp.Or(b.doc.Run, b.in.Story.Run))
+	b.Title = b.view.Run + " · multihost"
+	add := func(name, value string) {
+		if value != "" {
+			b.Facts = append(b.Facts, fact{name, clip(value)})
+		}
+	}
+	b.Command = clip(b.doc.Command)
+	if a := b.now; a != nil {
+		b.Command = cmp.Or(b.Command, clip(a.Command))
+		b.judge(a)
+		add("slices", sliceText(b.doc.AcceleratorType, a.Slices, a.Workers))
+		if a.Number() > 0 {
+			add("attempt", fmt.Sprint(a.Number()))
+		}
+		add("began", when(a.Begins()))
+		if end := b.endOf(a); !end.IsZero() {
+			add("ended", when(end))
+			add("took", event.Duration(end.Sub(a.Begins())))
+		} else {
+			add("for", event.Age(b.in.Now.Sub(a.Begins())))
+		}
+		if s := a.Summary; s != nil {
+			add("exit status", exitText(s))
+			b.fail(a, s)
+		} else if a.End != nil && a.End.Error != "" {
+			add("exit status", fmt.Sprint(a.End.ExitCode))
+		}
+		add("logs", a.LogDir)
+		return
+	}
+	if r := b.run; r != nil {
+		add("slices", sliceText(b.doc.AcceleratorType, make([]string, len(r.Slices)), workersOf(r)))
+		add("attempt", fmt.Sprint(r.Number))
+		if r.Began != nil {
+			add("began", when(*r.Began))
+		}
+		if r.ExitCode != nil {
+			add("exit status", fmt.Sprint(*r.ExitCode))
+		}
+		add("logs", r.LogDir)
+	}
+	b.judgeByLogs()
+}
+
+func workersOf(a *metrics.Attempt) (n int) {
+	for i := range a.Slices {
+		n += len(a.Slices[i].Workers)
+	}
+	return n
+}
+
+func sliceText(kind string, slices []string, workers int) string {
+	switch {
+	case workers == 0:
+		return kind
+	case kind == "":
+		return event.Count(len(slices), "slice") + ", " + event.Count(workers, "worker")
+	}
+	return fmt.Sprintf("%d × %s, %s", len(slices), kind, event.Count(workers, "worker"))
+}
+
+func exitText(s *event.Summary) string {
+	if s.ExitCode != s.CommandCode {
+		return fmt.Sprintf("%d (the command's: %d)", s.ExitCode, s.CommandCode)
+	}
+	return fmt.Sprint(s.ExitCode)
+}
+
+func (b *builder) endOf(a *journal.Attempt) time.Time {
+	switch {
+	case a.End != nil && !a.End.Detached:
+		return a.Ended
+	case a.Summary != nil:
+		return a.Summed
+	}
+	return time.Time{}
+}
+
+// judge reads the verdict from the journal.
+func (b *builder) judge(a *journal.Attempt) {
+	v := &b.Verdict
+	switch s := a.Summary; {
+	case s != nil && s.OK:
+		*v = verdict{Class: "ok", Word: "Succeeded", Text: clip(s.Text)}
+	case s != nil && s.ExitCode >= 128 && s.FirstFail == "":
+		*v = verdict{Class: "idle", Word: "Stopped", Text: clip(s.Text)}
+	case s != nil:
+		*v = verdict{Class: "bad", Word: "Failed", Text: clip(s.Text)}
+	case a.End != nil && a.End.Error != "":
+		*v = verdict{Class: "bad", Word: "Failed", Text: clip(a.End.Error)}
+		if a.Release != nil {
+			v.Word, v.Class = "Left", "idle"
+		}
+	case b.run != nil && b.run.Ended:
+		b.judgeByLogs()
+	case a.End != nil && a.End.Detached:
+		*v = verdict{Class: "idle", Word: "Detached", Text: "it goes on without this machine, which saw it last at " + when(a.Ended)}
+	case a.Release == nil:
+		*v = verdict{Class: "live", Word: "Starting", Text: b.doing(a)}
+	default:
+		*v = verdict{Class: "live", Word: "Running", Text: b.doing(a)}
+	}
+	if a.Summary != nil && a.End != nil && a.End.Error != "" && !strings.Contains(a.Summary.Text, a.End.Error) {
+		v.Also = clip(a.End.Error)
+	}
+}
+
+// doing says what the commands that follow the run are at.
+func (b *builder) doing(a *journal.Attempt) string {
+	text := ""
+	for _, p := range a.Phases {
+		if p.State == event.Started {
+			text = fmt.Sprintf("%s for %s", p.Name, event.Age(b.in.Now.Sub(p.Begin)))
+		}
+	}
+	if b.run != nil && b.run.Steps > 0 {
+		text = "step " + grouped(b.run.Last.Step) + ", " + text
+	}
+	return strings.TrimSuffix(text, ", ")
+}
+
+func (b *builder) judgeByLogs() {
+	switch r := b.run; {
+	case r == nil:
+		b.Verdict = verdict{Class: "idle", Word: "Unknown", Text: "this machine has neither logs nor a journal of the run"}
+	case !r.Ended:
+		b.Verdict = verdict{Class: "live", Word: "Running", Text: "as far as this machine knows; its logs have no end yet"}
+	case r.ExitCode != nil && *r.ExitCode != 0:
+		b.Verdict = verdict{Class: "bad", Word: "Failed", Text: fmt.Sprintf("exit status %d", *r.ExitCode)}
+	default:
+		b.Verdict = verdict{Class: "ok", Word: "Succeeded", Text: "on all workers"}
+	}
+}
+
+func (b *builder) fail(a *journal.Attempt, s *event.Summary) {
+	if s.FirstFail == "" {
+		return
+	}
+	f := &failure{Text: clip(s.FirstFail)}
+	for _, line := range s.LastLines {
+		f.Lines = append(f.Lines, clip(line))
+	}
+	if name, _, ok := strings.Cut(s.FirstFail, ":"); ok {
+		if id, err := tpu.ParseWorkerID(name); err == nil {
+			f.Log = fmt.Sprintf("multihost logs %s --worker=%s", b.view.Run, id)
+		}
+	}
+	b.Failure = f
+}
+
+// visible writes control characters in caret notation, as the terminal view
+// does: a page shows nothing for them, or, for those that turn the direction of
+// text, something else.
+func visible(line string) string {
+	var b strings.Builder
+	for _, r := range line {
+		switch {
+		case r == '\t' || r == '\n':
+			b.WriteRune(r)
+		case r < 0x20:
+			b.WriteString("^" + string(r+'@'))
+		case r == 0x7f:
+			b.WriteString("^?")
+		case r < 0xa0 && r >= 0x80, r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069, r == 0x200e, r == 0x200f, r == 0x061c:
+			fmt.Fprintf(&b, "\\u%04x", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// figures makes the cards of the newest attempt.
+func (b *builder) figures() {
+	r := b.run
+	if r == nil || r.Steps == 0 {
+		return
+	}
+	add := func(name string, f figure, note string, beside *figure) {
+		if f.Known() {
+			b.Cards = append(b.Cards, card{name, f, note, beside})
+		}
+	}
+	b.Data.Last = r.Last.Step
+	last, median := b.at+"/last", b.at+"/median"
+	add("step", count(last+"/step", r.Last.Step), "", nil)
+	add("step time", number(median+"/step_seconds", r.Median.StepSeconds, seconds), "median", nil)
+	var published, publishedMFU *figure
+	note := "median"
+	if c := b.doc.Compare; c != nil {
+		if f := number("/compare/tflops_per_device", c.TFLOPs, rate); f.Known() {
+			published = &f
+		}
+		if f := number("/compare/mfu", c.MFU, percent); f.Known() {
+			publishedMFU = &f
+		}
+	}
+	add("MFU", number(median+"/mfu", r.Median.MFU, percent), note, publishedMFU)
+	add("TFLOP/s/device", number(median+"/tflops_per_device", r.Median.TFLOPs, rate), note, published)
+	if c := b.doc.Compare; c != nil {
+		add("of the published", number("/compare/ratio", c.Ratio, ratio), clip(c.Preset), nil)
+	}
+	add("tokens/s/device", number(median+"/tokens_per_second_per_device", r.Median.Tokens, rate), "median", nil)
+	add("loss", number(last+"/loss", r.Last.Loss, rate), "last", nil)
+	if text := r.Last.LossText; text != "" {
+		add("loss", figure{last + "/loss_text", text, clip(text)}, "last", nil)
+	}
+
+	if l := r.BadLoss; l != nil {
+		b.Attention = append(b.Attention, fmt.Sprintf("The loss is %s since step %s, first on %s.", l.Text, grouped(l.Step), l.Worker))
+	}
+	for i, s := range r.Stragglers {
+		if i == maxNamed {
+			b.Attention = append(b.Attention, fmt.Sprintf("%d more lag: see the workers.", len(r.Stragglers)-i))
+			break
+		}
+		b.Attention = append(b.Attention, "Straggler: "+clip(s.Text)+".")
+	}
+	for i, s := range r.Stalls {
+		if i == maxNamed {
+			b.Attention = append(b.Attention, fmt.Sprintf("%d more stalls.", len(r.Stalls)-i))
+			break
+		}
+		b.Attention = append(b.Attention, "Stall: "+clip(s.Text)+".")
+	}
+	if c := b.doc.Compare; c != nil && c.Note != "" {
+		b.Attention = append(b.Attention, clip("Beside "+c.Preset+": "+c.Note)+".")
+	}
+}
+
+func (b *builder) preflight() {
+	if b.now == nil || b.now.Preflight == nil {
+		return
+	}
+	var rows []preflight.Row
+	if json.Unmarshal(b.now.Preflight, &rows) != nil || len(rows) == 0 {
+		return
+	}
+	s := &settings{}
+	failed := map[string]bool{}
+	all := map[string]bool{}
+	for _, r := range rows {
+		all[r.Setting] = true
+		if r.Outcome == preflight.Failed {
+			failed[r.Setting] = true
+		}
+	}
+	s.Text = fmt.Sprintf("%d of %s as wanted on every worker", len(all)-len(failed), event.Count(len(all), "setting"))
+	s.Bad = len(failed) > 0
+	// What failed is looked for.
+	slices.SortStableFunc(rows, func(x, y preflight.Row) int {
+		return cmp.Compare(rank(x.Outcome), rank(y.Outcome))
+	})
+	if len(rows) > maxRows {
+		s.More = len(rows) - maxRows
+		rows = rows[:maxRows]
+	}
+	for i := range rows {
+		r := &rows[i]
+		r.Want, r.Before, r.After, r.Reason, r.Workers = clip(r.Want), clip(r.Before), clip(r.After), clip(r.Reason), clip(r.Workers)
+	}
+	s.Rows = rows
+	b.Settings = s
+}
+
+func rank(o preflight.Outcome) int {
+	if o == preflight.Failed {
+		return 0
+	}
+	return 1
+}
+
+func (b *builder) notes() {
+	for _, a := range b.in.Story.Attempts {
+		for _, n := range a.Notes {
+			b.view.Notes = append(b.view.Notes, noteRow{n.Time, n.Level, clip(n.Text), clip(n.Hint)})
+		}
+	}
+	if n := len(b.view.Notes); n > maxNotes { // the last ones tell how it ended
+		b.MoreNotes = n - maxNotes
+		b.view.Notes = b.view.Notes[n-maxNotes:]
+	}
+	b.NoteCount = event.Count(len(b.view.Notes), "note")
+}
