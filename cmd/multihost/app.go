@@ -48,6 +48,8 @@ func (p *program) commands() []*cli.Command {
 		p.attachCommand(),
 		p.stopCommand(),
 		p.reportCommand(),
+		p.metricsCommand(),
+		p.dumpCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),

@@ -42,6 +42,7 @@ const (
 // exitTexts describes each status for the EXIT STATUS section of a command.
 var exitTexts = map[int]string{
 	exitOK:          "success",
+	exitFindings:    "the run is below --fail-below",
 	exitUsage:       "usage: a flag or argument is wrong",
 	exitUnavailable: "workers cannot be reached, a resource is not there or not usable, or the API is unavailable",
 	exitInternal:    "a fault in multihost itself",
@@ -139,7 +140,7 @@ func exitCode(err error) int {
 		switch jobError.Stage {
 		case job.StageSettings:
 			return exitPreflight
-		case job.StageTimeout:
+		case job.StageTimeout, job.StageStall:
 			return exitTempFail
 		case job.StageLocal, job.StageScan:
 			return exitIO

@@ -33,7 +33,7 @@ MaxText's flags of multihost_job.py are accepted in upper case; then
 --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
 string: --cqr-extra-args="--network=mtu9k --spot".`,
-		Flags: flags(jobFlags(), tierFlags(), waitFlags(), commandFlags(), sshFlags()),
+		Flags: flags(jobFlags(), tierFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o, err := p.jobOptions(s, c)
 			if err != nil {

@@ -44,7 +44,7 @@ MULTIHOST_COORDINATOR_IP in its environment.
 Ctrl-C asks whether to stop the command, or to leave it running; elsewhere than on
 a terminal it stops the command on every worker and proves it, and once more
 leaves at once. Closing the terminal leaves it running: see multihost attach.`,
-		Flags: flags(selectFlags(), hostFlags(), commandFlags(), []cli.Flag{
+		Flags: flags(selectFlags(), hostFlags(), commandFlags(), watchFlags(), []cli.Flag{
 			maxRestartsFlag(),
 			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
@@ -179,6 +179,12 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	}
 	if o.Env, err = s.environment(c); err != nil {
 		return o, err
+	}
+	if o.Watch, err = watchOptions(c); err != nil {
+		return o, err
+	}
+	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
+		return o, &usageError{err: errors.New("--on-stall=restart: no restart is allowed"), hint: "add --max-restarts=3, or some other number"}
 	}
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
 		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}

@@ -93,11 +93,18 @@ the run going.`,
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
-		}, sshFlags()),
+		}, watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost attach", "run")
 			if err != nil {
 				return err
+			}
+			w, err := watchOptions(c)
+			if err != nil {
+				return err
+			}
+			if w.OnStall == job.StallRestart {
+				return usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it")
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
@@ -106,7 +113,7 @@ the run going.`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
-			return outcome(d.Attach(c.Context, name, c.String("tpu-prefix"), c.Duration("grace"), c.Bool("strict-exit")))
+			return outcome(d.Attach(c.Context, name, c.String("tpu-prefix"), c.Duration("grace"), c.Bool("strict-exit"), w))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

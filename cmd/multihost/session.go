@@ -112,6 +112,10 @@ func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
 		p.json = true
 		return ui.JSON, nil
 	case "text":
+	case "table", "csv":
+		if c.Command.Name != "metrics" {
+			return ui.Auto, usagef("--output=%s: it is text or json", c.String("output"))
+		}
 	default:
 		return ui.Auto, usagef("--output=%s: it is text or json", c.String("output"))
 	}

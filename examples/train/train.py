@@ -14,6 +14,7 @@ Started alone it trains in one process.
 
 import argparse
 import array
+import faulthandler
 import hashlib
 import itertools
 import json
@@ -22,6 +23,7 @@ import operator
 import os
 import random
 import select
+import signal
 import socket
 import struct
 import sys
@@ -635,6 +637,8 @@ def train(args, place):
 
 
 def main():
+    # multihost dump asks by this signal where a run stands.
+    faulthandler.register(signal.SIGUSR1)
     args = parse_arguments()
     try:
         place = Place(os.environ)

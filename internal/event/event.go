@@ -90,6 +90,32 @@ type Progress struct {
 	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its begin; 0: none
 }
 
+// Training is the newest step of a training run; it replaces the one before.
+// Figures that are 0 are not known. TFLOP/s and tokens/s are per device, MFU is
+// a fraction.
+type Training struct {
+	Step        int64   `json:"step"`
+	StepSeconds float64 `json:"step_seconds,omitempty"`
+	TFLOPs      float64 `json:"tflops_per_device,omitempty"`
+	MFU         float64 `json:"mfu,omitempty"`
+	Tokens      float64 `json:"tokens_per_second_per_device,omitempty"`
+	Loss        string  `json:"loss,omitempty"` // "3.21", or "NaN", "Inf", "-Inf"
+}
+
+// Stall says that no worker of a training run goes on to a further step, or
+// that they do again.
+type Stall struct {
+	Attempt int           `json:"attempt"`
+	Began   time.Time     `json:"began"` // the last step line
+	Seen    time.Time     `json:"seen"`
+	Limit   time.Duration `json:"limit_ns"`
+	First   string        `json:"first"` // the workers that stopped first, folded
+	Step    int64         `json:"step"`  // their last step
+	Ended   *time.Time    `json:"ended,omitempty"`
+	Text    string        `json:"text"`
+	Hint    string        `json:"hint,omitempty"`
+}
+
 // State is a cloud resource that changed state.
 type State struct {
 	Resource string        `json:"resource"` // "queued resource", "node", "network", "firewall"
@@ -176,7 +202,8 @@ type Summary struct {
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"` // last 20 lines of the first worker to fail
 	LogDir      string        `json:"log_dir"`
-	Next        string        `json:"next,omitempty"` // the command to type next; "": a default after a failure
+	Training    []string      `json:"training,omitempty"` // how fast it was and who lagged, one line each
+	Next        string        `json:"next,omitempty"`     // the command to type next; "": a default after a failure
 	Phases      []PhaseTime   `json:"phases"`
 	Skew        time.Duration `json:"start_skew_ns"`
 }
@@ -195,6 +222,12 @@ func (Phase) Kind() string { return "phase" }
 
 // Kind implements Event.
 func (Progress) Kind() string { return "progress" }
+
+// Kind implements Event.
+func (Training) Kind() string { return "training" }
+
+// Kind implements Event.
+func (Stall) Kind() string { return "stall" }
 
 // Kind implements Event.
 func (State) Kind() string { return "state" }

@@ -87,3 +87,35 @@ func Count(n int, noun string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
+
+// StepTime writes how long a training step took: 85.2 ms, 1.234 s, 120 s.
+func StepTime(seconds float64) string {
+	switch {
+	case seconds < 0.0995:
+		return fmt.Sprintf("%.1f ms", seconds*1000)
+	case seconds < 99.95:
+		return fmt.Sprintf("%.3f s", seconds)
+	}
+	return fmt.Sprintf("%.0f s", seconds)
+}
+
+// String writes the step for a status line.
+func (t Training) String() string {
+	text := fmt.Sprintf("step %d", t.Step)
+	if t.StepSeconds > 0 {
+		text += ", " + StepTime(t.StepSeconds)
+	}
+	if t.TFLOPs > 0 {
+		text += fmt.Sprintf(", %.1f TFLOP/s/device", t.TFLOPs)
+	}
+	if t.MFU > 0 {
+		text += fmt.Sprintf(", MFU %.1f %%", 100*t.MFU)
+	}
+	if t.Tokens > 0 {
+		text += fmt.Sprintf(", %.0f tokens/s/device", t.Tokens)
+	}
+	if t.Loss != "" {
+		text += ", loss " + t.Loss
+	}
+	return text
+}

@@ -188,6 +188,9 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 	case errors.As(err, &raised):
 		f.Cause, f.Why = raised.Cause, raised.Why
 		return f
+	case isStage(err, StageStall):
+		f.Cause, f.Why = Refused, err.Error()
+		return f
 	}
 	sign := r.signs(err)
 	switch {

@@ -29,6 +29,7 @@ type following struct {
 	timeout  time.Duration
 	grace    time.Duration
 	strict   bool
+	watching WatchOptions
 	attached bool // this command did not start the run: an interrupt leaves it running
 
 	begin   time.Time
@@ -36,6 +37,7 @@ type following struct {
 	outages []outage
 	window  *launch.Window
 	sum     *event.Summary // of an end that was seen, for the caller to emit
+	watcher *watcher
 }
 
 // ending is how the command ended on one worker.
@@ -95,6 +97,11 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	f.ends = make([]ending, n)
 	f.outages = make([]outage, n)
 	f.window = launch.NewWindow(followWindow, n)
+	f.watcher = newWatcher(f, f.watching)
+	defer func() {
+		cancel()
+		f.watcher.close()
+	}()
 	ended := make(chan endOf, n)
 	for i := range n {
 		go func() { ended <- endOf{i, f.followWorker(followCtx, i)} }()
@@ -128,6 +135,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	}
 	interrupted := ctx.Done()
 	look := f.Clock.After(outageLook)
+	training := f.Clock.After(trainingEvery)
 	for open > 0 || stopped != nil {
 		select {
 		case e := <-ended:
@@ -139,6 +147,11 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		case <-look:
 			f.lookAtOutages(followCtx)
 			look = f.Clock.After(outageLook)
+		case <-training:
+			training = f.Clock.After(trainingEvery)
+			if err := f.watcher.look(followCtx); err != nil {
+				begin("its training stands still", err)
+			}
 		case <-interrupted:
 			interrupted = nil
 			cause := context.Cause(ctx)
@@ -225,6 +238,12 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	log, err := openLog(f.rec, f.team.ids[i], f.Sink)
 	if err != nil {
 		return ending{known: true, err: &Error{Stage: StageLocal, Text: err.Error(), Err: err}, at: f.Clock.Now()}
+	}
+	steps := f.watcher.collector.Stream(i)
+	defer steps.Finish()
+	log.steps = steps
+	if err := f.watcher.catchUp(i, f.rec.logPath(f.team.ids[i]), log.size); err != nil {
+		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.team.ids[i], err)
 	}
 	workerCtx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -409,7 +428,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	sum := event.Summary{
 		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
-		LogDir: f.rec.LogDir, Phases: f.watch.times, Skew: f.skew,
+		LogDir: f.rec.LogDir, Training: f.watcher.summary(), Phases: f.watch.times, Skew: f.skew,
 	}
 	n := len(f.team.ids)
 	if first >= 0 && code != 0 {
@@ -542,6 +561,7 @@ type logFile struct {
 	file   *os.File
 	size   int64
 	sink   event.Sink
+	steps  io.Writer // reads the training steps; nil: nobody does
 	broken bool
 }
 
@@ -568,6 +588,9 @@ func (l *logFile) Write(p []byte) (int, error) {
 			event.Notef(l.sink, event.Warn, "free some space, then fetch the whole log with: multihost logs",
 				"the log of %s is cut at %d bytes: %v; the run goes on and the worker keeps the whole log", l.id, l.size, err)
 		}
+	}
+	if l.steps != nil {
+		_, _ = l.steps.Write(p) // never fails
 	}
 	l.sink.Emit(event.Output{Slice: l.id.Slice, Worker: l.id.Worker, Data: p})
 	return len(p), nil

@@ -155,8 +155,10 @@ const (
 	StageFollow    Stage = "run"
 	StageStop      Stage = "stop"
 	StageTimeout   Stage = "timeout"
+	StageStall     Stage = "stall"
 	StageLocal     Stage = "write log"
 	StageVerify    Stage = "verify"
+	StageDump      Stage = "dump"
 	StageTeardown  Stage = "teardown"
 )
 

@@ -47,6 +47,7 @@ type RecordedAttempt struct {
 	Cause   string    `json:"cause,omitempty"`
 	Why     string    `json:"why,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
+	Again   bool      `json:"again,omitempty"` // another attempt was to follow
 	LogDir  string    `json:"log_dir"`
 }
 
@@ -61,7 +62,7 @@ func (r *Record) beginAttempt(now time.Time) {
 
 func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
 	last := &r.Attempts[len(r.Attempts)-1]
-	last.End, last.Cause, last.Why, last.Code = now.UTC(), e.Cause, e.Why, e.Code
+	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
 }
 
 // logDirOf is where the local logs of an attempt are, and whether its end was

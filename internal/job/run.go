@@ -56,6 +56,7 @@ type RunOptions struct {
 	MaxLog     int64             // bytes of output that a worker keeps; 0 is the default, -1 no limit
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
 	StrictExit bool
+	Watch      WatchOptions
 
 	StartLimit  time.Duration // from the first supervisor to the last start; 0 is none
 	MaxRestarts int           // further attempts of Run; see Job for its own
@@ -167,7 +168,7 @@ func (r *run) begun(rec *Record) {
 func (r *run) followed(ctx context.Context) (Outcome, error) {
 	r.follow = &following{
 		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
-		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit,
+		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit, watching: r.o.Watch,
 	}
 	return r.follow.do(ctx)
 }

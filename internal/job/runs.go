@@ -247,7 +247,7 @@ func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, go
 
 // Attach follows a run that was started elsewhere or before, to its end. An
 // interrupt leaves the run going.
-func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Duration, strict bool) (out Outcome, err error) {
+func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Duration, strict bool, w WatchOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	rec, err := d.locate(ctx, name, prefix)
@@ -282,7 +282,7 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: true, grace: grace, strict: strict, attached: true}
+		failFast: true, grace: grace, strict: strict, attached: true, watching: w}
 	out, err = f.do(ctx)
 	if f.sum != nil {
 		d.Sink.Emit(*f.sum)

@@ -75,7 +75,21 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 
 // Ended reports whether the run had ended when Update last looked, and was
 // followed to its end by this machine.
-func (t *Training) Ended() bool { return t.rec == nil || t.rec.Ended }
+func (t *Training) Ended() bool {
+	if t.rec == nil {
+		return true
+	}
+	last := len(t.rec.Attempts) - 1
+	return t.rec.Ended && (last < 0 || !t.rec.Attempts[last].Again)
+}
+
+// Latest is the newest step of the newest attempt, false before there is one.
+func (t *Training) Latest() (metrics.Sample, bool) {
+	if t.newest == nil {
+		return metrics.Sample{}, false
+	}
+	return t.newest.collector.Latest()
+}
 
 // Update reads what the log files have grown by, and reports whether there was
 // anything new. An attempt that has begun since is taken up.
@@ -133,13 +147,11 @@ func (t *Training) attemptDirs() []*attemptLogs {
 	if t.o.LogDir != "" {
 		return haveLogs(&attemptLogs{number: 1, dir: t.o.LogDir})
 	}
-	base := t.rec.LogDir
-	if t.rec.Attempt > 1 && filepath.Base(base) == filepath.Base(attemptDir("", t.rec.Attempt)) {
-		base = filepath.Dir(base)
-	}
 	var all []*attemptLogs
-	for n := 1; n < t.rec.Attempt; n++ {
-		all = append(all, &attemptLogs{number: n, dir: attemptDir(base, n)})
+	for _, a := range t.rec.Attempts {
+		if a.Attempt < t.rec.Attempt {
+			all = append(all, &attemptLogs{number: a.Attempt, dir: a.LogDir})
+		}
 	}
 	all = append(all, &attemptLogs{number: t.rec.Attempt, dir: t.rec.LogDir})
 	if t.o.Attempt > 0 {
@@ -228,9 +240,22 @@ func (t *Training) attempt(a *attemptLogs, v metrics.View) metrics.Attempt {
 	at := a.collector.Attempt(v)
 	at.Number, at.LogDir = a.number, a.dir
 	at.Ended = a.finished
-	if t.rec != nil && t.rec.Attempt == a.number {
-		began := t.rec.Created
-		at.Began = &began
+	if t.rec == nil {
+		return at
+	}
+	for _, known := range t.rec.Attempts {
+		if known.Attempt != a.number {
+			continue
+		}
+		at.Began = &known.Begin
+		if !known.End.IsZero() {
+			at.End, at.ExitCode, at.Cause = &known.End, &known.Code, known.Why
+		}
+	}
+	if t.rec.Attempt == a.number {
+		if at.Began == nil {
+			at.Began = &t.rec.Created
+		}
 		if t.rec.Ended {
 			code := t.rec.Code
 			at.ExitCode = &code

@@ -159,14 +159,14 @@ func mend(file *os.File) (int64, error) {
 	return size + 1, err
 }
 
-// Emit implements event.Sink. Output and Progress, which say nothing once they
+// Emit implements event.Sink. Output, Progress and Training, which say nothing once they
 // are past, and what is for debugging are not kept.
 func (j *Journal) Emit(e event.Event) {
 	if j == nil {
 		return
 	}
 	switch e := e.(type) {
-	case event.Output, event.Progress:
+	case event.Output, event.Progress, event.Training:
 		return
 	case event.Note:
 		if e.Level == event.Debug {

@@ -40,6 +40,8 @@ var (
 	stopScript string
 	//go:embed free.sh
 	freeScript string
+	//go:embed dump.sh
+	dumpScript string
 	//go:embed list.sh
 	listScript string
 )

@@ -15,7 +15,7 @@ import (
 
 var scripts = map[string]*string{
 	"arm": &armScript, "supervise": &superviseScript, "start": &startScript, "release": &releaseScript,
-	"status": &statusScript, "follow": &followScript, "stop": &stopScript, "free": &freeScript, "list": &listScript, "digest": &digestScript, "tail": &tailScript,
+	"status": &statusScript, "follow": &followScript, "stop": &stopScript, "free": &freeScript, "list": &listScript, "digest": &digestScript, "tail": &tailScript, "dump": &dumpScript,
 }
 
 // The bootstrap compares bytes with characters, which are the same only in

@@ -94,8 +94,10 @@ type Attempt struct {
 	Number   int        `json:"number"`
 	LogDir   string     `json:"log_dir,omitempty"`
 	Began    *time.Time `json:"began,omitempty"`
-	Ended    bool       `json:"ended"`
-	ExitCode *int       `json:"exit_code,omitempty"` // of the run, when it ended
+	End      *time.Time `json:"end,omitempty"`
+	Ended    bool       `json:"ended"`               // nothing will be added to its logs
+	ExitCode *int       `json:"exit_code,omitempty"` // of the first worker to fail, when it ended
+	Cause    string     `json:"cause,omitempty"`     // why it ended, when that was no success
 
 	// Skipped is how many steps of each worker, from the first one it printed,
 	// are left out of medians: they contain compilation.
@@ -256,8 +258,12 @@ type Comparison struct {
 	// slices; unknown where none was published.
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Ratio is the run's median TFLOP/s/device to the published one.
+	// Ratio is the run's median TFLOP/s/device to the published one; unknown
+	// also where the run is on another generation.
 	Ratio Number `json:"ratio"`
+	// RunEfficiency is the run's median TFLOP/s/device relative to the
+	// published one of a single slice.
+	RunEfficiency Number `json:"run_scaling_efficiency"`
 	// Rows is all that was published, by number of slices.
 	Rows []PublishedRow `json:"rows"`
 	// Note says what makes the two differ by nature, such as another slice
@@ -274,9 +280,7 @@ type PublishedRow struct {
 	Efficiency Number `json:"scaling_efficiency"`
 	// Ratio is the run's median TFLOP/s/device to this row's.
 	Ratio Number `json:"ratio"`
-	// RunEfficiency is the run's own relative to the published one slice.
-	RunEfficiency Number `json:"run_scaling_efficiency"`
-	Here          bool   `json:"here"` // the run has this number of slices
+	Here  bool   `json:"here"` // the run has this number of slices
 }
 
 // NewDocument returns a document without attempts. The zero Type is one that is

@@ -3,7 +3,6 @@ package metrics
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 
 	"multihost/internal/event"
@@ -173,16 +172,10 @@ func joinBehind(a *Attempt, found []Straggler) []Straggler {
 	return found
 }
 
-// seconds writes a step time with the digits that matter.
+// seconds writes a step time that may be unknown.
 func seconds(n Number) string {
-	v := float64(n)
-	switch {
-	case !n.Known():
+	if !n.Known() {
 		return "-"
-	case v < 0.0995:
-		return fmt.Sprintf("%.1f ms", v*1000)
-	case v < 99.5:
-		return fmt.Sprintf("%.3f s", v)
 	}
-	return fmt.Sprintf("%.0f s", math.Round(v))
+	return event.StepTime(float64(n))
 }

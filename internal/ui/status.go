@@ -24,6 +24,7 @@ type phaseView struct {
 	started time.Time
 	last    event.Progress
 	lastAt  time.Time // zero: no progress yet
+	step    string    // the newest training step; "": there is none
 
 	shown   string // plain: the last line, without times
 	shownAt time.Time
@@ -33,6 +34,9 @@ type phaseView struct {
 // describe says what the phase does, without times.
 func (p *phaseView) describe() string {
 	var parts []string
+	if p.step != "" {
+		parts = append(parts, p.step)
+	}
 	if !p.lastAt.IsZero() {
 		e := &p.last
 		if e.Total > 0 {
@@ -115,7 +119,22 @@ func (r *Renderer) progress(e event.Progress, now time.Time) {
 		r.phases = append(r.phases, p)
 	}
 	p.last, p.lastAt = e, now
-	// Progress comes once a worker: the goroutine is woken only where it draws.
+	r.changed(p)
+}
+
+// training shows the newest step in the phase that it belongs to.
+func (r *Renderer) training(e event.Training) {
+	p := r.findPhase("run")
+	if p == nil {
+		return
+	}
+	p.step = e.String()
+	r.changed(p)
+}
+
+// changed makes the status line of p be drawn again. Progress comes once a
+// worker: the goroutine is woken only where it draws.
+func (r *Renderer) changed(p *phaseView) {
 	if r.out.tty && !r.out.redraw {
 		r.out.redraw = true
 		r.out.kick()

@@ -177,6 +177,9 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 		}
 		row(g.ending, foldIDs(g.ids)+n)
 	}
+	for _, line := range s.Training {
+		row("training", line)
+	}
 	if len(s.Phases) > 0 {
 		var times []string
 		for _, t := range s.Phases {

@@ -205,6 +205,10 @@ func (r *Renderer) Emit(e event.Event) {
 		r.phase(e, now)
 	case event.Progress:
 		r.progress(e, now)
+	case event.Training:
+		r.training(e)
+	case event.Stall:
+		r.stall(e)
 	case event.State:
 		if r.mode != Quiet {
 			r.control(stateLine(e))
@@ -231,6 +235,14 @@ func (r *Renderer) note(n event.Note) {
 		b = appendMessage(b, r.paint(), "hint", n.Hint)
 	}
 	r.control(b)
+}
+
+func (r *Renderer) stall(s event.Stall) {
+	level := event.Warn
+	if s.Ended != nil {
+		level = event.Info
+	}
+	r.note(event.Note{Level: level, Text: s.Text, Hint: s.Hint})
 }
 
 // control queues a message for standard error. Messages are few in a run of

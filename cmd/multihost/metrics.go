@@ -1,0 +1,249 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/metrics"
+)
+
+// watchFlags say how the training of a run is watched.
+func watchFlags() []cli.Flag {
+	return []cli.Flag{
+		patternFlag(),
+		&cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run stands still; auto: ten median step times, at least 10m; off"},
+		&cli.StringFlag{Name: "on-stall", Value: string(job.StallReport), Usage: "report, dump, restart or stop: what to do then (`ACTION`); dump collects the stacks of all workers"},
+	}
+}
+
+func patternFlag() cli.Flag {
+	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` of the step lines of another trainer than MaxText, with the groups step and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
+}
+
+func pattern(c *cli.Context) (*metrics.Pattern, error) {
+	text := c.String("metrics-regex")
+	if text == "" {
+		return nil, nil
+	}
+	p, err := metrics.ParsePattern(text)
+	if err != nil {
+		return nil, &usageError{err: fmt.Errorf("--metrics-regex: %w", err), hint: hintOf(err)}
+	}
+	return p, nil
+}
+
+// watchOptions validates watchFlags.
+func watchOptions(c *cli.Context) (job.WatchOptions, error) {
+	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall"))}
+	if err := oneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop)); err != nil {
+		return o, err
+	}
+	switch text := c.String("stall-timeout"); text {
+	case "auto":
+	case "off":
+		o.StallTimeout = -1
+	default:
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 {
+			return o, &usageError{err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), hint: "times are written 90s, 10m or 2h"}
+		}
+		o.StallTimeout = d
+	}
+	var err error
+	o.Pattern, err = pattern(c)
+	return o, err
+}
+
+// Points of the series in --output=json and csv.
+const (
+	metricsPoints       = 256
+	metricsWorkerPoints = 64
+)
+
+func (p *program) metricsCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "metrics",
+		Usage:     "show how fast a run trains: step time, TFLOP/s, MFU, loss, who lags",
+		ArgsUsage: "[RUN]",
+		Description: `Reads the training steps out of the logs that this machine has of the run; it
+asks no cloud and no worker. MaxText's step lines are known, others are read
+with --metrics-regex.
+
+  multihost metrics my-run
+  multihost metrics my-run --compare=v5e/32b --fail-below=0.95
+  multihost metrics --log-dir=/tmp/2023-02-01 --tpu-type=v5litepod-256
+
+--compare puts the run beside what MaxText published for a model on as many
+slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
+			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
+			&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
+			&cli.Float64Flag{Name: "fail-below", Usage: "end with 1 when the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
+			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the only attempt to read; default: all"},
+			&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first steps of each worker that medians leave out"},
+			&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with logs of workers, when this machine has no record of the run"},
+			generationFlag(),
+			patternFlag(),
+		},
+		Action: func(c *cli.Context) error { return p.metrics(c) },
+	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)
+}
+
+// exitBelow is the status of a run that is slower than --fail-below allows.
+const exitBelow = exitFindings
+
+func (p *program) metrics(c *cli.Context) error {
+	o := job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Attempt: c.Int("attempt"), Skip: c.Int("skip-steps")}
+	name := o.LogDir
+	if o.LogDir == "" || len(p.inv.positionals) > 0 {
+		var err error
+		if name, err = p.oneArgument("multihost metrics", "run"); err != nil {
+			return err
+		}
+	}
+	switch {
+	case o.Skip < 0:
+		return usagef("--skip-steps=%d: it must not be negative", o.Skip)
+	case c.IsSet("fail-below") && c.String("compare") == "":
+		return &usageError{err: errors.New("--fail-below needs the figures to compare with"), hint: "add --compare=NAME, such as --compare=v5e/32b"}
+	case c.Bool("follow") && c.String("output") == "csv":
+		return usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end")
+	}
+	if o.Skip == 0 {
+		o.Skip = -1 // none, where 0 is the default
+	}
+	if preset := c.String("compare"); preset != "" {
+		if err := metrics.CheckPublished(preset); err != nil {
+			return &usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}
+		}
+	}
+	var err error
+	if o.Pattern, err = pattern(c); err != nil {
+		return err
+	}
+	stateDir := c.String("state-dir")
+	if stateDir == "" {
+		stateDir = config.StateDir(p.lookup, p.home)
+	}
+	t, err := job.OpenTraining(stateDir, name, o)
+	if err != nil {
+		return err
+	}
+	if _, err := t.Update(); err != nil {
+		return err
+	}
+	mode, err := p.viewMode(c)
+	if err != nil {
+		return err
+	}
+	view := p.newView(mode, c)
+	defer view.Close()
+	if c.Bool("follow") {
+		if err := followTraining(c, t, view, name); err != nil {
+			return err
+		}
+	}
+	d := t.Document(metrics.View{Points: metricsPoints, WorkerPoints: metricsWorkerPoints}, gcp.SystemClock.Now())
+	if preset := c.String("compare"); preset != "" {
+		if err := d.SetComparison(preset); err != nil {
+			return err
+		}
+	}
+	if c.String("output") == "csv" {
+		return withoutPipe(d.CSV(p.stdout))
+	}
+	view.Emit(event.Result{Name: "metrics", Text: d.Text(c.Bool("workers")), Data: d})
+	return below(c, view, &d)
+}
+
+// below is the verdict of --fail-below.
+func below(c *cli.Context, sink event.Sink, d *metrics.Document) error {
+	if !c.IsSet("fail-below") {
+		return nil
+	}
+	limit := c.Float64("fail-below")
+	switch ratio := d.Compare.Ratio; {
+	case !ratio.Known():
+		event.Notef(sink, event.Warn, "", "the run cannot be compared with %s, and so is not at %g of it", d.Compare.Preset, limit)
+		return &statusError{exitBelow}
+	case float64(ratio) < limit:
+		event.Notef(sink, event.Warn, "", "the run is at %.3f of the published TFLOP/s of %s, below %g", float64(ratio), d.Compare.Preset, limit)
+		return &statusError{exitBelow}
+	}
+	return nil
+}
+
+// How often log files are looked at, and after how long it is said that they do
+// not grow.
+const (
+	followPace  = time.Second
+	followQuiet = 30 * time.Second
+)
+
+// followTraining shows each new step until the run has ended.
+func followTraining(c *cli.Context, t *job.Training, sink event.Sink, run string) error {
+	clock := gcp.SystemClock
+	shown, grown, told := int64(-1), clock.Now(), false
+	for {
+		if last, ok := t.Latest(); ok && last.Step != shown {
+			shown = last.Step
+			e := job.TrainingEvent(last)
+			sink.Emit(event.Result{Name: "training", Text: e.String() + "\n", Data: e})
+		}
+		if t.Ended() {
+			return nil
+		}
+		select {
+		case <-c.Context.Done():
+			return interruptible(c.Context, c.Context.Err())
+		case <-clock.After(followPace):
+		}
+		changed, err := t.Update()
+		if err != nil {
+			return err
+		}
+		if changed {
+			grown = clock.Now()
+		} else if !told && clock.Now().Sub(grown) > followQuiet {
+			told = true
+			event.Notef(sink, event.Info, "when no command brings them here, type in another terminal: multihost attach "+run, "the logs of run %s on this machine do not grow", run)
+		}
+	}
+}
+
+func (p *program) dumpCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "dump",
+		Usage:     "show where the processes of a run stand, on every worker",
+		ArgsUsage: "RUN",
+		Description: `Collects the stacks of a living run from all workers, keeps them beside its
+logs and shows them with equal ones folded; the place where the fewest workers
+stand comes first. The run goes on.
+
+Python processes are read by py-spy where a worker has it (pip install py-spy).
+Else they are sent SIGUSR1 if they catch it, and what they print then is taken:
+a program does that after faulthandler.register(signal.SIGUSR1). Of all others
+only what their threads wait for is told.`,
+		Flags: flags(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost dump", "run")
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			return interruptible(c.Context, d.Dump(c.Context, name, c.String("tpu-prefix")))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
+}

@@ -1,0 +1,144 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+// dumpLimit bounds how long one worker may take to tell its stacks.
+const dumpLimit = time.Minute
+
+// A Dumped is where the processes of a run stand on one worker.
+type Dumped struct {
+	Worker string         `json:"worker"`
+	File   string         `json:"file,omitempty"`
+	Stacks []launch.Stack `json:"stacks"`
+	Error  string         `json:"error,omitempty"`
+}
+
+// Dump collects the stacks of a run's processes on all its workers, keeps them
+// as a file for each worker below the run's log directory, and emits them
+// folded as a Result. The run goes on. The error names the workers that told
+// none.
+func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	rec, err := d.locate(ctx, name, prefix)
+	if err != nil {
+		return err
+	}
+	sel, gone, err := d.recorded(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if len(gone) > 0 {
+		event.Notef(d.Sink, event.Warn, "", "slices of run %s are gone: %s", name, strings.Join(gone, ", "))
+	}
+	t, err := d.connectPhase(ctx, &watch, sel, nil)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	d.newestAttempt(ctx, t, rec)
+	return d.dump(ctx, t, rec)
+}
+
+// dump is Dump on a team that is connected.
+func (d *Deps) dump(ctx context.Context, t *team, rec *Record) error {
+	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
+	}
+	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
+	stacks := make([][]launch.Stack, len(t.ids))
+	dumped := make([]Dumped, len(t.ids))
+	errs := t.each(ctx, d.Sink, "dump", func(ctx context.Context, i int) error {
+		ctx, cancel := context.WithTimeout(ctx, dumpLimit)
+		defer cancel()
+		dumped[i].Worker = t.ids[i].String()
+		all, phase, err := launch.Dump(ctx, t.conns[i], ref, launch.DumpOptions{})
+		if err == nil && len(all) == 0 {
+			err = fmt.Errorf("attempt %d has no living process (%s)", ref.Attempt, phase)
+		}
+		if err == nil {
+			dumped[i].File = filepath.Join(dir, fmt.Sprintf("stack_slice_%04d_worker_%04d.txt", t.ids[i].Slice, t.ids[i].Worker))
+			err = os.WriteFile(dumped[i].File, stackText(all), 0o600)
+		}
+		if err != nil {
+			dumped[i].Error = causeText(err, t.ids[i])
+		}
+		stacks[i], dumped[i].Stacks = all, all
+		return err
+	})
+	d.Sink.Emit(event.Result{Name: "stacks", Text: foldedText(t.ids, stacks) + "stacks of each worker: " + dir + "\n", Data: dumped})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return workersError(StageDump, t.ids, errs)
+}
+
+func stackText(all []launch.Stack) []byte {
+	var b strings.Builder
+	for _, s := range all {
+		fmt.Fprintf(&b, "%s\n%s\n\n", s, strings.Join(s.Lines, "\n"))
+	}
+	return []byte(b.String())
+}
+
+// mostFolded is how many places the folded view shows; the files have all.
+const mostFolded = 20
+
+func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {
+	var b strings.Builder
+	folded := launch.FoldStacks(stacks)
+	for i, f := range folded {
+		if i == mostFolded {
+			fmt.Fprintf(&b, "… and %d more places\n\n", len(folded)-i)
+			break
+		}
+		at := make([]tpu.WorkerID, len(f.Workers))
+		for j, w := range f.Workers {
+			at[j] = ids[w]
+		}
+		fmt.Fprintf(&b, "%s (%s)\n", tpu.Fold(at), event.Count(f.Threads, "thread"))
+		for _, line := range f.Lines {
+			fmt.Fprintf(&b, "  %s\n", line)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// beginDump collects the stacks of a run that stands still, once at a time.
+func (w *watcher) beginDump(ctx context.Context) {
+	if w.dumping != nil {
+		select {
+		case <-w.dumping:
+		default:
+			return // the last one is still under way
+		}
+	}
+	w.dumping = make(chan struct{})
+	go func() {
+		defer close(w.dumping)
+		err := w.f.dump(ctx, w.f.team, w.f.rec)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			event.Notef(w.f.Sink, event.Warn, "", "%v", err)
+		}
+	}()
+}
+
+// close waits for a dump under way, which the end of its context ends.
+func (w *watcher) close() {
+	if w.dumping != nil {
+		<-w.dumping
+	}
+}

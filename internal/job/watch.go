@@ -1,0 +1,130 @@
+package job
+
+import (
+	"context"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/metrics"
+	"multihost/internal/tpu"
+)
+
+// OnStall says what is done about a run whose training stands still.
+type OnStall string
+
+// The choices for OnStall. All of them say that it stands still and who stopped
+// first.
+const (
+	StallReport  OnStall = "report"  // nothing more
+	StallDump    OnStall = "dump"    // collect the stacks of all workers, too
+	StallRestart OnStall = "restart" // stop the attempt; the next one begins
+	StallStop    OnStall = "stop"    // stop the run
+)
+
+// WatchOptions say how the training of a run is watched.
+type WatchOptions struct {
+	Pattern      *metrics.Pattern // of step lines; nil reads MaxText's
+	StallTimeout time.Duration    // 0 is a multiple of the step time, negative is never
+	OnStall      OnStall          // "" is StallReport
+}
+
+// trainingEvery is the pace of the status line and of looking for stalls.
+const trainingEvery = time.Second
+
+// watcher reads the training steps of a run that is followed.
+type watcher struct {
+	f         *following
+	o         WatchOptions
+	collector *metrics.Collector
+	shown     metrics.Sample
+	dumping   chan struct{} // closed when the last dump is done; nil: there was none
+}
+
+func newWatcher(f *following, o WatchOptions) *watcher {
+	kind, _ := tpu.ParseType(f.team.slices[0].Type) // unknown on hosts: no MFU
+	return &watcher{f: f, o: o, collector: metrics.NewCollector(metrics.Options{
+		Workers: f.team.ids, Type: kind, Pattern: o.Pattern, Now: f.Clock.Now,
+	})}
+}
+
+// catchUp reads what an earlier command has brought home of a worker's log.
+func (w *watcher) catchUp(i int, path string, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(w.collector.Stream(i), io.LimitReader(file, size))
+	return err
+}
+
+// look shows the newest step. The error is why the command must be stopped: it
+// stands still, and the user wants that.
+func (w *watcher) look(ctx context.Context) error {
+	if last, ok := w.collector.Latest(); ok && (last.Step != w.shown.Step || last.At != w.shown.At) {
+		w.shown = last
+		w.f.Sink.Emit(TrainingEvent(last))
+	}
+	if w.o.StallTimeout < 0 {
+		return nil
+	}
+	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
+	if change == metrics.StallSame {
+		return nil
+	}
+	told := event.Stall{Attempt: w.f.ref.Attempt, Began: s.Began, Seen: s.Seen, Limit: s.Limit, First: s.First, Step: s.Step, Ended: s.Ended, Text: s.Text}
+	if change == metrics.StallBegan && w.o.OnStall != StallDump {
+		told.Hint = "where they stand: multihost dump " + w.f.ref.Run
+	}
+	w.f.Sink.Emit(told)
+	if change != metrics.StallBegan {
+		return nil
+	}
+	switch w.o.OnStall {
+	case StallDump:
+		w.beginDump(ctx)
+	case StallRestart, StallStop:
+		return w.stallEnd(s)
+	}
+	return nil
+}
+
+// TrainingEvent is a step as an event.
+func TrainingEvent(s metrics.Sample) event.Training {
+	known := func(n metrics.Number) float64 {
+		if !n.Known() {
+			return 0
+		}
+		return float64(n)
+	}
+	e := event.Training{Step: s.Step, StepSeconds: known(s.StepSeconds), TFLOPs: known(s.TFLOPs), MFU: known(s.MFU), Tokens: known(s.Tokens), Loss: s.LossText}
+	if s.Loss.Known() {
+		e.Loss = strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
+	}
+	return e
+}
+
+// summary is what the end of a run says about its training; nothing when it
+// was none.
+func (w *watcher) summary() []string {
+	a := w.collector.Attempt(metrics.View{})
+	if a.Steps == 0 {
+		return nil
+	}
+	return append([]string{a.Summary()}, a.Warnings()...)
+}
+
+// stallEnd is why an attempt is stopped whose training stands still.
+func (w *watcher) stallEnd(s metrics.Stall) error {
+	err := &Error{Stage: StageStall, Text: s.Text + "; the command was stopped"}
+	if w.o.OnStall == StallRestart {
+		return &Failure{Cause: Stall, Why: s.Text, Err: err}
+	}
+	return err
+}

@@ -1,0 +1,118 @@
+package metrics
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// When a run stands still. A checkpoint or an evaluation takes minutes, too.
+const (
+	stallSteps   = 10 // median step times
+	stallAtLeast = 10 * time.Minute
+)
+
+// A StallChange says what LookForStall found out.
+type StallChange int
+
+// The changes of a stall.
+const (
+	StallSame  StallChange = iota // nothing new
+	StallBegan                    // steps have stopped
+	StallEnded                    // steps go on again
+)
+
+// LookForStall finds out whether the workers that have not ended stand still:
+// whether no step line and no evaluation of any of them has been read for
+// limit. Zero is ten times the median step time, at least ten minutes. Nothing
+// stalls before the first step, which compiles. The stall is also in Attempt.
+func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, StallChange) {
+	c.mu.Lock()
+	heard, any := c.heard, c.any
+	open := len(c.stalls) > 0 && c.stalls[len(c.stalls)-1].Ended == nil
+	if open && heard.After(c.stalls[len(c.stalls)-1].Began) {
+		s := &c.stalls[len(c.stalls)-1]
+		s.Ended = &heard
+		s.Text = fmt.Sprintf("steps go on after %s", event.Age(heard.Sub(s.Began)))
+		defer c.mu.Unlock()
+		return *s, StallEnded
+	}
+	c.mu.Unlock()
+	if !any || open || c.o.Now == nil {
+		return Stall{}, StallSame
+	}
+	if limit <= 0 {
+		limit = c.stallLimit()
+	}
+	if now.Sub(heard) < limit {
+		return Stall{}, StallSame
+	}
+	s, ok := c.stall(now, heard, limit)
+	if !ok {
+		return Stall{}, StallSame
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.heard.After(heard) {
+		return Stall{}, StallSame // just now
+	}
+	c.stalls = append(c.stalls, s)
+	return s, StallBegan
+}
+
+func (c *Collector) stallLimit() time.Duration {
+	longest := 0.0
+	for _, s := range c.streams {
+		s.mu.Lock()
+		m := s.seconds.median()
+		if math.IsNaN(m) {
+			m = finite(s.last.StepSeconds)
+		}
+		s.mu.Unlock()
+		longest = max(longest, m)
+	}
+	return max(stallAtLeast, time.Duration(min(longest, 1e6)*stallSteps*float64(time.Second)))
+}
+
+// stall says who stopped first: of the workers that print steps and have not
+// ended those with the earliest last step.
+func (c *Collector) stall(now, heard time.Time, limit time.Duration) (Stall, bool) {
+	var first []tpu.WorkerID
+	var lowest, highest int64
+	others := 0
+	for _, s := range c.streams {
+		s.mu.Lock()
+		step, counts := s.last.Step, s.steps > 0 && !s.ended
+		s.mu.Unlock()
+		if !counts {
+			continue
+		}
+		switch {
+		case len(first) == 0 || step < lowest:
+			others += len(first)
+			first, lowest = append(first[:0], s.id), step
+		case step == lowest:
+			first = append(first, s.id)
+		default:
+			others++
+		}
+		highest = max(highest, step)
+	}
+	if len(first) == 0 {
+		return Stall{}, false
+	}
+	s := Stall{Began: heard, Seen: now, Limit: limit, First: tpu.Fold(first), Step: lowest}
+	s.Text = fmt.Sprintf("no step for %s: ", event.Age(now.Sub(heard)))
+	switch {
+	case others > 0:
+		s.Text += fmt.Sprintf("%s stopped first, after step %d; %s came to step %d", s.First, lowest, event.Count(others, "other worker"), highest)
+	case len(first) == 1:
+		s.Text += fmt.Sprintf("%s stopped after step %d", s.First, lowest)
+	default:
+		s.Text += fmt.Sprintf("all %d workers stopped after step %d", len(first), lowest)
+	}
+	return s, true
+}
