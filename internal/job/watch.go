@@ -67,7 +67,7 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 // look shows the newest step. The error is why the command must be stopped: it
 // stands still, and the user wants that.
 func (w *watcher) look(ctx context.Context) error {
-	if last, ok := w.collector.Latest(); ok && (last.Step != w.shown.Step || last.At != w.shown.At) {
+	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
 		w.f.Sink.Emit(TrainingEvent(last))
 	}

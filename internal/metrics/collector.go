@@ -40,6 +40,7 @@ type Collector struct {
 
 	mu       sync.Mutex // guards what follows; it is never held while a stream is locked
 	furthest Sample
+	reached  time.Time // when
 	any      bool
 	bad      *BadLoss
 	stalls   []Stall
@@ -133,9 +134,6 @@ func (s *Stream) step(step Step) {
 	if step.HasLoss && !sample.Loss.Known() {
 		sample.LossText = lossText(step.Loss)
 	}
-	if !now.IsZero() {
-		sample.At = &now
-	}
 	s.mu.Lock()
 	if s.steps == 0 {
 		s.first = step.Number
@@ -193,7 +191,7 @@ func (c *Collector) stepped(id tpu.WorkerID, sample Sample, now time.Time) {
 	// Of the workers that are furthest the first one speaks for the run; a
 	// return to a checkpoint is told by worker 0.
 	if !c.any || sample.Step > c.furthest.Step || id == c.o.Workers[0] && sample.Step < c.furthest.Step-1 {
-		c.furthest, c.any = sample, true
+		c.furthest, c.reached, c.any = sample, now, true
 	}
 	if sample.LossText != "" && (c.bad == nil || sample.Step < c.bad.Step) {
 		c.bad = &BadLoss{Step: sample.Step, Worker: id.String(), Text: sample.LossText}
@@ -208,7 +206,16 @@ func unknownSample() Sample {
 func (c *Collector) Latest() (Sample, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.furthest, c.any
+	return c.furthest.seen(c.reached), c.any
+}
+
+// seen is the sample with the time at which it was read, if that is known. It
+// is not kept in the sample: a pointer would cost an allocation each step.
+func (s Sample) seen(at time.Time) Sample {
+	if !at.IsZero() {
+		s.At = &at
+	}
+	return s
 }
 
 // View says how much of the history an Attempt shall have.
@@ -239,7 +246,7 @@ func (t *total) add(s *Stream) {
 		t.first = s.first
 	}
 	if t.steps == 0 || s.last.Step > t.last.Step {
-		t.last = s.last
+		t.last = s.last.seen(s.at)
 	}
 	t.steps += s.steps
 	t.evals, t.restarts = max(t.evals, s.evals), max(t.restarts, s.restarts)
@@ -299,7 +306,7 @@ func (c *Collector) Attempt(v View) Attempt {
 		live = live || !s.ended
 		t.add(s)
 		w := Worker{Name: s.id.String(), Slice: s.id.Slice, Worker: s.id.Worker, LogBytes: s.bytes, Figures: Figures{
-			Steps: s.steps, FirstStep: s.first, Last: s.last, Evaluations: s.evals, Restarts: s.restarts,
+			Steps: s.steps, FirstStep: s.first, Last: s.last.seen(s.at), Evaluations: s.evals, Restarts: s.restarts,
 			Median: median(&s.seconds, &s.tflops, &s.tokens, c.peak),
 		}}
 		if v.WorkerPoints > 0 {
