@@ -162,7 +162,7 @@ func (c *Comparison) text(b *strings.Builder) {
 	w := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "SLICES\tTFLOP/s/DEVICE\tMFU\tEFFICIENCY\tTHIS RUN")
 	for _, r := range c.Rows {
-		here := ""
+		here := "-"
 		if r.Here {
 			here = fixed(r.Ratio, 3) + " of it, efficiency " + percent(c.RunEfficiency, 1)
 		}
