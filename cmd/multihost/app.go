@@ -50,6 +50,7 @@ func (p *program) commands() []*cli.Command {
 		p.reportCommand(),
 		p.metricsCommand(),
 		p.dumpCommand(),
+		p.gcCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),

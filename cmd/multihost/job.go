@@ -50,6 +50,7 @@ string: --cqr-extra-args="--network=mtu9k --spot".`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
+			defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 			return p.notified(s, c, o.Run.Run, o.Run.Env, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)

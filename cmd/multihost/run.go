@@ -76,6 +76,7 @@ leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
+			defer p.warnOfLeftovers(s, c, d, o.Prefix)()
 			return p.notified(s, c, o.Run, o.Env, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)

@@ -154,9 +154,18 @@ func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundR
 	if len(ready) == 0 {
 		return nil, nil, nil
 	}
+	found, _, err := d.ask(ctx, ready)
+	return ready, found, err
+}
+
+// ask asks worker 0 of every slice, whose Index is its place in ready, which
+// runs it knows. asked tells of each slice whether it answered. The error may
+// come with what others said.
+func (d *Deps) ask(ctx context.Context, ready []tpu.Slice) (found []foundRun, asked []bool, err error) {
+	asked = make([]bool, len(ready))
 	t, failed, err := d.dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
 	if err != nil {
-		return nil, nil, err
+		return nil, asked, err
 	}
 	defer t.close()
 	var ids []tpu.WorkerID
@@ -165,8 +174,11 @@ func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundR
 		ids, silent = append(ids, id), append(silent, err)
 	}
 	found, errs := t.runs(ctx)
+	for i, id := range t.ids {
+		asked[id.Slice] = errs[i] == nil
+	}
 	ids, silent = append(ids, t.ids...), append(silent, errs...)
-	return ready, found, workersError(StageSurvey, ids, silent)
+	return found, asked, workersError(StageSurvey, ids, silent)
 }
 
 // locate finds a run by its name: from the record that this machine keeps of

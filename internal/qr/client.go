@@ -102,6 +102,12 @@ func ownerOf(labels map[string]string) string {
 	return "an unknown user of multihost"
 }
 
+// Made reports whether multihost made the resource; run and user are the values
+// of its labels, as LabelValue writes them.
+func (r Resource) Made() (run, user string, ok bool) {
+	return r.Labels[LabelRun], r.Labels[LabelUser], r.Labels[LabelTool] == toolName
+}
+
 // ReadySlices counts the slices that can take a run.
 func (r Resource) ReadySlices() int {
 	n := 0
@@ -327,6 +333,9 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription,
 		QueuedResource: lastPart(n.QueuedResource), MultiSlice: n.MultisliceNode,
 		Labels: n.Labels, Metadata: n.Metadata,
+	}
+	if t, err := time.Parse(time.RFC3339, n.CreateTime); err == nil {
+		s.Created = t
 	}
 	interfaces := 1
 	switch {

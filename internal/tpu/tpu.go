@@ -6,6 +6,7 @@ package tpu
 import (
 	"cmp"
 	"fmt"
+	"time"
 )
 
 // A WorkerID names one worker of a run: slice number and worker number, both
@@ -26,6 +27,7 @@ type Slice struct {
 	Index   int    // number within the run, from 0
 	Name    string // node id, the last part of the resource name: "t-0"
 	UID     string // the API's unique id; another id under one name is another machine
+	Created time.Time
 	Project string
 	Zone    string
 

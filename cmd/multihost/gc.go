@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/job"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+)
+
+func (p *program) gcCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "gc",
+		Usage: "list what your runs left in the project; with --delete remove it",
+		Description: `Lists queued resources that multihost made in the zone for you and that give
+nothing any more (FAILED, SUSPENDED: they hold quota), that still have slices, or
+wait for some, and networks that no TPU uses, with age and list price per hour.
+
+--look logs in to worker 0 of each slice; slices on which no run lives, and has
+not for 30 minutes (or --older-than), are of no more use. Reserved capacity is
+never taken for that.
+
+--delete looks, asks on a terminal, and deletes what the list says "yes" to. The
+real state of each is read right before. What multihost did not make is never
+touched.
+
+Prices are ` + tpu.PriceSource + `.`,
+		Flags: flags([]cli.Flag{
+			&cli.StringFlag{Name: "prefix", Usage: "only what has a name that begins with `P`"},
+			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or idle for it"},
+			&cli.BoolFlag{Name: "all-users", Usage: "what anybody's runs left, not only yours"},
+			&cli.BoolFlag{Name: "look", Usage: "log in to slices, to see whether a run lives there"},
+			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
+			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
+		}, sshFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			if err := p.noArguments("multihost gc"); err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			o := job.GCOptions{
+				Resources: s.queue, Networks: s.networks, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
+				Look: c.Bool("look") || c.Bool("delete"),
+			}
+			if !c.Bool("all-users") {
+				o.User, _ = config.LocalUser(s.lookup, s.account)
+			}
+			left, err := d.Leftovers(c.Context, o)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			if left == nil {
+				left = []job.Leftover{}
+			}
+			s.view.Emit(event.Result{Name: "leftovers", Text: job.LeftoverTable(left), Data: left})
+			useless := 0
+			for _, l := range left {
+				if l.Useless {
+					useless++
+				}
+			}
+			if !c.Bool("delete") || useless == 0 {
+				return nil
+			}
+			if !c.Bool("yes") {
+				if err := p.confirm(c.Context, s.view, fmt.Sprintf("delete %s?", event.Count(useless, "leftover"))); err != nil {
+					return err
+				}
+			}
+			return interruptible(c.Context, d.Collect(c.Context, o, left))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
+}
+
+// confirm asks a question that only y answers with yes. Without a terminal it
+// is an error: what cannot be taken back needs --yes.
+func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
+	in, ok := p.stdin.(*os.File)
+	if !ok || view.Mode() == ui.JSON || !ui.CanAsk(in, p.stderr) {
+		return &usageError{err: errors.New("there is no terminal to ask on"), hint: "add --yes to delete without a question"}
+	}
+	key, err := view.Ask(ctx, in, "multihost: "+question+" y or n?", "yn")
+	if err != nil {
+		return err
+	}
+	if key != 'y' {
+		return &statusError{code: exitInterrupt}
+	}
+	return nil
+}
+
+// warnOfLeftovers looks, beside a command that makes or uses slices, for what
+// earlier runs of the user left. A simulator of this command's own has none.
+func (p *program) warnOfLeftovers(s *session, c *cli.Context, d *job.Deps, except string) (wait func()) {
+	if s.queue == nil || s.sim != nil {
+		return func() {}
+	}
+	login, _ := config.LocalUser(s.lookup, s.account)
+	return d.WarnOfLeftovers(c.Context, s.queue, login, except)
+}

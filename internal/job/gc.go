@@ -1,0 +1,400 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// minIdle is how long slices must have been without a run before they are taken
+// for left: a job that has just made its slices has not started yet.
+const minIdle = 30 * time.Minute
+
+// Inventory lists what multihost made. *qr.Client and *network.Client are it.
+type (
+	Inventory interface {
+		List(ctx context.Context) ([]qr.Resource, error)
+	}
+	NetworkInventory interface {
+		Owned(ctx context.Context) ([]network.Owned, error)
+		Delete(ctx context.Context, name string) (network.Deletion, error)
+	}
+)
+
+// GCOptions say which leftovers are looked for.
+type GCOptions struct {
+	Resources Inventory
+	Networks  NetworkInventory // nil: networks are not looked at
+	User      string           // whose; "" is everybody's
+	Prefix    string           // of the names
+	OlderThan time.Duration
+	Look      bool // log in to slices, to see whether a run lives there
+}
+
+// A Leftover is something that a run made and that may be of no more use.
+type Leftover struct {
+	Kind     string        `json:"kind"` // "queued resource" or "network"
+	Name     string        `json:"name"`
+	State    string        `json:"state,omitempty"`
+	Run      string        `json:"run,omitempty"`
+	User     string        `json:"user,omitempty"`
+	Created  time.Time     `json:"created"`
+	Age      time.Duration `json:"age_ns"`
+	Type     string        `json:"accelerator_type,omitempty"`
+	Slices   int           `json:"slices,omitempty"` // that exist
+	Tier     string        `json:"tier,omitempty"`
+	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it is left; null: unknown
+	Useless  bool          `json:"useless"`      // it is known to be of no more use: gc --delete deletes it
+	Evidence string        `json:"evidence"`     // how that was decided
+
+	res qr.Resource
+}
+
+// Leftovers lists what runs left in the zone, and networks of the project. It
+// changes nothing.
+func (d *Deps) Leftovers(ctx context.Context, o GCOptions) ([]Leftover, error) {
+	all, err := o.Resources.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []Leftover
+	for _, res := range all {
+		run, user, ours := res.Made()
+		if !ours || o.User != "" && user != qr.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
+			continue
+		}
+		l := Leftover{Kind: "queued resource", Name: res.ID, State: res.State, Run: run, User: user, Created: res.CreateTime,
+			Age: d.age(res.CreateTime), Type: res.Type, Slices: len(res.Slices), Tier: string(res.Tier), res: res}
+		l.Hourly = hourly(res, d.Zone)
+		switch {
+		case res.Dead():
+			l.Useless, l.Evidence = true, "it gives no slices any more and holds quota until it is deleted"
+		case res.State == "DELETING":
+			continue
+		case res.ReadySlices() == 0:
+			l.Evidence = "it is on its way; whether somebody waits for it is not known"
+		default:
+			l.Evidence = "whether a run lives on its slices was not looked at (--look does)"
+		}
+		left = append(left, l)
+	}
+	if o.Look {
+		if err := d.lookForRuns(ctx, left, o.OlderThan); err != nil {
+			return nil, err
+		}
+	}
+	if o.Networks != nil {
+		more, err := d.unusedNetworks(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, more...)
+	}
+	return slices.DeleteFunc(left, func(l Leftover) bool { return l.Age < o.OlderThan }), nil
+}
+
+func (d *Deps) age(created time.Time) time.Duration {
+	if created.IsZero() {
+		return 0
+	}
+	return d.Clock.Now().Sub(created)
+}
+
+// hourly is what the slices of a resource cost now; nil where no price is known.
+func hourly(res qr.Resource, zone string) *float64 {
+	total := 0.0
+	for range res.Slices {
+		usd, ok := tpu.HourlyPrice(res.Type, zone, res.Tier == qr.Spot)
+		if !ok {
+			return nil
+		}
+		total += usd
+	}
+	return &total
+}
+
+// lookForRuns logs in to worker 0 of the slices of every resource that has some,
+// and decides whether they are idle. A slice that does not answer may be busy.
+func (d *Deps) lookForRuns(ctx context.Context, left []Leftover, olderThan time.Duration) error {
+	nodes, err := d.Cloud.Slices(ctx)
+	if err != nil {
+		return err
+	}
+	owner := map[string]int{}
+	for i, l := range left {
+		if !l.Useless && l.res.ReadySlices() > 0 {
+			owner[l.Name] = i
+		}
+	}
+	var ready []tpu.Slice
+	for _, s := range nodes {
+		if _, ours := owner[s.QueuedResource]; !ours {
+			continue
+		}
+		if ok, _ := s.Ready(); ok {
+			s.Index = len(ready)
+			ready = append(ready, s)
+		}
+	}
+	if len(ready) == 0 {
+		return nil
+	}
+	found, asked, err := d.ask(ctx, ready)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	for name, i := range owner {
+		l := &left[i]
+		l.Useless, l.Evidence = d.idle(*l, name, ready, found, asked, max(olderThan, 0))
+	}
+	if err != nil {
+		event.Notef(d.Sink, event.Warn, "", "%v; slices that do not answer are not taken for idle", err)
+	}
+	return nil
+}
+
+// idle decides whether nothing runs on the slices of a resource, and since long
+// enough.
+func (d *Deps) idle(l Leftover, name string, ready []tpu.Slice, found []foundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
+	var since time.Time // the last moment at which something is known to have happened
+	mine := func(index int) bool { return ready[index].QueuedResource == name }
+	for i, s := range ready {
+		if mine(i) {
+			if !asked[i] {
+				return false, fmt.Sprintf("slice %s does not answer: a run may live there", s.Name)
+			}
+			since = latest(since, s.Created)
+		}
+	}
+	for _, f := range found {
+		if !slices.ContainsFunc(f.workers, func(id tpu.WorkerID) bool { return mine(id.Slice) }) {
+			continue
+		}
+		if f.info.Alive() {
+			return false, fmt.Sprintf("run %s of %s lives there", f.info.Run, f.info.Owner)
+		}
+		if f.info.Exit != nil {
+			since = latest(since, f.info.Exit.End)
+		}
+	}
+	quiet := d.age(since)
+	need := minIdle
+	if olderThan > 0 {
+		need = olderThan
+	}
+	evidence = "no run lives on worker 0 of any of its slices"
+	if !since.IsZero() {
+		evidence += ", and nothing has run there for " + event.Age(quiet)
+	}
+	switch {
+	case l.res.ReadySlices() < l.res.NodeCount:
+		return false, evidence + "; not all of them are READY"
+	case l.res.Tier == qr.Reserved || l.res.Tier == qr.ReservationBound:
+		return false, evidence + "; it is reserved capacity, which gc leaves"
+	case since.IsZero() || quiet < need:
+		return false, fmt.Sprintf("%s; it is taken for left after %s", evidence, event.Duration(need))
+	}
+	return true, evidence
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// unusedNetworks lists the networks that multihost made and no TPU uses. They
+// bear no user's name, so they are useless only for who asks for everybody's.
+func (d *Deps) unusedNetworks(ctx context.Context, o GCOptions) ([]Leftover, error) {
+	all, err := o.Networks.Owned(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []Leftover
+	for _, n := range all {
+		if len(n.Users) > 0 || !strings.HasPrefix(n.Name, o.Prefix) {
+			continue
+		}
+		free := 0.0 // networks and firewall rules are not billed
+		l := Leftover{Kind: "network", Name: n.Name, Created: n.Created, Age: d.age(n.Created), Hourly: &free,
+			Evidence: fmt.Sprintf("no TPU uses it or its %s; who made it is not known: --all-users or --prefix=%s takes it for left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
+		if o.User == "" || o.Prefix != "" {
+			l.Useless, l.Evidence = true, fmt.Sprintf("no TPU uses it or its %s", event.Count(len(n.Firewalls), "firewall rule"))
+		}
+		left = append(left, l)
+	}
+	return left, nil
+}
+
+// Collect deletes useless leftovers. Before each deletion the real state is
+// read: what has changed since it was listed stays.
+func (d *Deps) Collect(ctx context.Context, o GCOptions, left []Leftover) error {
+	errs := make([]error, len(left))
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i, l := range left {
+		if !l.Useless {
+			continue
+		}
+		group.Go(func() error {
+			errs[i] = d.collect(ctx, o, l)
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	return errors.Join(errs...)
+}
+
+func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
+	if l.Kind == "network" {
+		_, err := o.Networks.Delete(ctx, l.Name) // reads whose it is and who uses it
+		return err
+	}
+	now, err := d.Queue.Get(ctx, l.Name)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return nil
+	case err != nil:
+		return err
+	case now.State != l.State || !now.CreateTime.Equal(l.Created):
+		event.Notef(d.Sink, event.Warn, "", "queued resource %s is another one, or %s, since it was listed: it stays", l.Name, now.State)
+		return nil
+	}
+	_, err = d.Queue.Delete(ctx, l.Name, qr.DeleteOptions{Force: true, OnlyRun: l.Run})
+	return err
+}
+
+// LeftoverTable is the list for people.
+func LeftoverTable(left []Leftover) string {
+	if len(left) == 0 {
+		return "nothing is left\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "KIND\tNAME\tSTATE\tTYPE\tSLICES\tAGE\tUSER\tPER HOUR\tDELETE\tWHY")
+	dash := func(s string) string {
+		if s == "" {
+			return "-"
+		}
+		return s
+	}
+	for _, l := range left {
+		remove := "no"
+		if l.Useless {
+			remove = "yes"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Kind, l.Name, dash(l.State), dash(l.Type), l.Slices, event.Age(l.Age), dash(l.User), price(l.Hourly), remove, l.Evidence)
+	}
+	w.Flush()
+	return b.String()
+}
+
+func price(hourly *float64) string {
+	if hourly == nil {
+		return "unknown"
+	}
+	return event.Dollars(*hourly)
+}
+
+// warnLimit bounds the look for leftovers that a command makes on the side.
+const warnLimit = 10 * time.Second
+
+// WarnOfLeftovers looks, beside what a command does, for leftovers of user's
+// runs, and says in one line what it finds. The resource called except is the
+// command's own. It never fails and never delays: the caller calls wait at the
+// end, which gives up what is not done.
+func (d *Deps) WarnOfLeftovers(ctx context.Context, inventory Inventory, user, except string) (wait func()) {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), warnLimit)
+	var done sync.WaitGroup
+	done.Go(func() {
+		all, err := inventory.List(ctx)
+		if err != nil {
+			return // an extra: what the command itself asks tells of errors
+		}
+		if text := d.leftoverWarning(all, user, except); text != "" && ctx.Err() == nil {
+			event.Notef(d.Sink, event.Warn, "multihost gc", "%s", text)
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+	}
+}
+
+func (d *Deps) leftoverWarning(all []qr.Resource, user, except string) string {
+	var dead, idle []string
+	total, known := 0.0, true
+	for _, res := range all {
+		_, whose, ours := res.Made()
+		switch {
+		case !ours || whose != qr.LabelValue(user) || res.ID == except:
+		case res.Dead():
+			dead = append(dead, res.ID)
+		case res.ReadySlices() > 0:
+			ended := d.lastRunEnded(res)
+			if ended.IsZero() || d.Clock.Now().Sub(ended) < minIdle {
+				continue
+			}
+			idle = append(idle, fmt.Sprintf("%s (%s, its last run ended %s ago)", res.ID, event.Count(len(res.Slices), "slice"), event.Age(d.Clock.Now().Sub(ended))))
+			if usd := hourly(res, d.Zone); usd != nil {
+				total += *usd
+			} else {
+				known = false
+			}
+		}
+	}
+	var parts []string
+	if len(idle) > 0 {
+		cost := "billed"
+		if known {
+			cost = "about " + event.Dollars(total) + " an hour"
+		}
+		parts = append(parts, "still there and "+cost+": "+strings.Join(idle, ", "))
+	}
+	if len(dead) > 0 {
+		parts = append(parts, "dead and holding quota: "+strings.Join(dead, ", "))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "left of your earlier runs: " + strings.Join(parts, "; ")
+}
+
+// lastRunEnded is when the last run on the slices of a resource ended, as this
+// machine's records tell; zero when they know of none, or of one that lives.
+func (d *Deps) lastRunEnded(res qr.Resource) time.Time {
+	names := map[string]bool{}
+	for _, s := range res.Slices {
+		names[s.Name] = true
+	}
+	var ended time.Time
+	entries, _ := os.ReadDir(filepath.Join(d.StateDir, "runs")) // none: no records
+	for _, e := range entries {
+		rec, err := loadRecord(d.StateDir, e.Name())
+		if err != nil || rec == nil || rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||
+			!slices.ContainsFunc(rec.Slices, func(s RecordedSlice) bool { return names[s.Name] }) {
+			continue
+		}
+		if !rec.Ended || len(rec.Attempts) == 0 {
+			return time.Time{}
+		}
+		ended = latest(ended, rec.Attempts[len(rec.Attempts)-1].End)
+	}
+	return ended
+}
