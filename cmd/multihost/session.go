@@ -191,6 +191,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
 	})
 	s.queue = qr.New(s.cloud)
+	s.queue.CacheHostKeys(filepath.Join(s.stateDir, "hostkeys.json"))
 	s.networks = network.New(s.cloud)
 	return nil
 }

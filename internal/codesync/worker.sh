@@ -89,6 +89,17 @@ take_manifest() {
 	fi
 }
 
+# hash_all: a line "HASH", two characters, "NAME" for each name, ended by NUL, of
+# a content. openssl is eight times as fast as coreutils where the processor
+# helps.
+hash_all() {
+	if command -v openssl >/dev/null; then
+		xargs -0 -r openssl dgst -sha256 -r
+	else
+		xargs -0 -r sha256sum --
+	fi
+}
+
 # receive_contents: unpacks the archive and moves what is whole to the store.
 receive_contents() {
 	local in sum name prefix tar_failed=
@@ -104,7 +115,7 @@ receive_contents() {
 		else
 			rm -f -- "$in/$name"
 		fi
-	done < <(cd "$in" && find . -maxdepth 1 -type f -print0 | xargs -0 -r sha256sum --)
+	done < <(cd "$in" && find . -maxdepth 1 -type f -print0 | hash_all)
 	for prefix in "${!prefixes[@]}"; do
 		mkdir -p "$store/$prefix" && mv -f -t "$store/$prefix" -- "$in/$prefix"* || tar_failed=yes
 	done
@@ -333,7 +344,7 @@ place_files() {
 			rm -f -- "$blob"
 			spoilt=yes
 		fi
-	done < <(cd "$stage" && for i in "${changed[@]}"; do printf '%s\0' "${staged[i]}"; done | xargs -0 -r sha256sum --)
+	done < <(cd "$stage" && for i in "${changed[@]}"; do printf '%s\0' "${staged[i]}"; done | hash_all)
 	[[ -z $spoilt ]] || tell_missing
 	set_modes "$stage" "${changed[@]}"
 	for i in "${changed[@]}"; do

@@ -120,11 +120,11 @@ func (l HostList) Slices(context.Context) ([]tpu.Slice, error) {
 	return []tpu.Slice{s}, nil
 }
 
-// Slice implements Cloud.
-func (l HostList) Slice(ctx context.Context, _ string) (tpu.Slice, error) {
-	all, err := l.Slices(ctx)
-	return all[0], err
-}
+// DoubtHostKeys implements Cloud: there is nothing to doubt.
+func (HostList) DoubtHostKeys(tpu.Slice, int) bool { return false }
+
+// KeepHostKeys implements Cloud: there is nothing to keep.
+func (HostList) KeepHostKeys() error { return nil }
 
 // HostKeys implements Cloud: nobody vouches for the keys of these machines.
 func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, error) {

@@ -29,8 +29,12 @@ import (
 // Cloud is what a run needs to know of the slices. *qr.Client implements it.
 type Cloud interface {
 	Slices(ctx context.Context) ([]tpu.Slice, error)
-	Slice(ctx context.Context, name string) (tpu.Slice, error)
+	// HostKeys may tell what it was told before, until DoubtHostKeys says that a
+	// worker has other keys; that reports whether asking again is of use.
+	// KeepHostKeys keeps the answers for the next command.
 	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
+	DoubtHostKeys(s tpu.Slice, worker int) bool
+	KeepHostKeys() error
 	// Login makes sure that the workers of s let publicKey in, and tells as whom.
 	Login(ctx context.Context, s tpu.Slice, login, publicKey string, o qr.OSLoginOptions) (user string, changed bool, err error)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	"multihost/internal/event"
 	"multihost/internal/qr"
@@ -169,7 +169,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	if way == IAP { // addresses are names of VMs then, and no rule for hosts is meant for them
 		sshConfig = nil
 	}
-	keyCalls := semaphore.NewWeighted(hostKeyCalls)
+	roster := newRoster()
 	t := &team{slices: sel.Slices}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
@@ -178,7 +178,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	}
 	hosts := make([]sshfan.Host, len(t.ids))
 	for i, id := range t.ids {
-		hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, keyCalls)
+		hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, roster)
 	}
 	fleet, err := sshfan.New(sshfan.Config{
 		Identity:       d.Access.Identity,
@@ -219,9 +219,12 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 			fleet.Close()
 			return d.dial(ctx, sel, only, true)
 		}
-		if _, changed, err := d.sendKeys(ctx, sel.Slices); err == nil && changed {
+		if _, changed, err := d.sendKeys(ctx, unlisted(sel.Slices)); err == nil && changed {
 			conns, errs = fleet.Connect(ctx, hosts)
 		}
+	}
+	if err := d.Cloud.KeepHostKeys(); err != nil {
+		event.Notef(d.Sink, event.Debug, "", "%v", err)
 	}
 	if ctx.Err() != nil {
 		fleet.Close()
@@ -250,37 +253,34 @@ func pin(s tpu.Slice, id tpu.WorkerID) string {
 	return s.UID + "/" + strconv.Itoa(id.Worker)
 }
 
-func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, calls *semaphore.Weighted) sshfan.Host {
+func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *roster) sshfan.Host {
 	login = cmp.Or(s.Workers[id.Worker].Login, login, d.Access.Login)
 	return sshfan.Host{
 		Name: id.String(),
 		User: login,
 		Pin:  pin(s, id),
-		Addr: d.addresses(way, s, id),
+		Addr: d.addresses(way, s, id, roster),
 		Keys: func(ctx context.Context) ([]string, error) {
-			if err := calls.Acquire(ctx, 1); err != nil {
-				return nil, err
-			}
-			defer calls.Release(1)
 			keys, _, err := d.Cloud.HostKeys(ctx, s, id.Worker)
 			if errors.Is(err, qr.ErrNoGuestAttributes) {
 				return nil, sshfan.ErrNoHostKeys
 			}
 			return keys, err
 		},
+		Doubt: func() bool { return d.Cloud.DoubtHostKeys(s, id.Worker) },
 	}
 }
 
 // addresses answers with the address known from discovery the first time and
 // asks the API on every later dial: an address can change when a VM reboots.
-func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID) func(context.Context) (string, error) {
+func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
 		now := s
 		if asked.Swap(true) {
-			fresh, err := d.Cloud.Slice(ctx, s.Name)
+			fresh, known := roster.lookUp(ctx, d, s.Name)
 			switch {
-			case err != nil:
+			case !known:
 				// The API may be unreachable while the worker is not.
 			case fresh.UID != s.UID:
 				return "", fmt.Errorf("slice %q was recreated: its id was %s and is %s", s.Name, s.UID, fresh.UID)
@@ -321,9 +321,16 @@ func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string
 	return logins, changed, err
 }
 
-// hostKeyCalls bounds the guest attribute calls under way: one a worker, all
-// at once, would run into the project's read quota.
-const hostKeyCalls = 32
+// unlisted are the slices without the keys that they were listed with, so that
+// these are read again.
+func unlisted(all []tpu.Slice) []tpu.Slice {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].Metadata = maps.Clone(all[i].Metadata)
+		delete(all[i].Metadata, "ssh-keys")
+	}
+	return all
+}
 
 func refusedKey(errs []error) bool {
 	for _, err := range errs {

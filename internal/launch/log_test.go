@@ -278,6 +278,26 @@ func TestAWindowIsNeverExceeded(t *testing.T) {
 	}
 }
 
+// However many workers print and nobody writes, no more than the window is held:
+// half a GiB at most would be, were each channel filled.
+func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
+	t.Parallel()
+	const total = 128 << 20 // as in a run
+	for _, n := range []int{1, 64, 2048, 50_000} {
+		w := NewWindow(total, n)
+		var asked int64
+		for range n {
+			r := w.join()
+			r.begin(newOrders(), 0)
+			r.size(1 << 30)
+			asked += r.asked
+		}
+		if asked > total || asked < min(int64(n)*minPiece, total) {
+			t.Errorf("%d followers hold %d bytes, of a window of %d", n, asked, total)
+		}
+	}
+}
+
 // Not parallel: it measures memory. Without a window each of the stalled
 // sessions would hold 2 MiB.
 func TestOverSSHStalledReadersHoldNoMemory(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
@@ -22,7 +23,9 @@ import (
 type Client struct {
 	gcp *gcp.Client
 
-	flight singleflight.Group
+	flight     singleflight.Group
+	keys       keyCache
+	attributes *semaphore.Weighted // calls for guest attributes
 
 	mu          sync.Mutex // guards the fields below
 	project     *projectMetadata
@@ -30,7 +33,9 @@ type Client struct {
 }
 
 // New returns a Client that speaks through c. It does no I/O.
-func New(c *gcp.Client) *Client { return &Client{gcp: c} }
+func New(c *gcp.Client) *Client {
+	return &Client{gcp: c, attributes: semaphore.NewWeighted(attributeCalls)}
+}
 
 func (c *Client) parent() string          { return parentName(c.gcp.Project(), c.gcp.Zone()) }
 func (c *Client) qrName(id string) string { return c.parent() + "/queuedResources/" + id }

@@ -39,7 +39,17 @@ const (
 //
 // It asks for one worker at a time: an answer about several does not say which
 // part belongs to which worker, and a worker without keys would shift the rest.
+// However many callers there are, few calls are under way at once; what was
+// answered before, also to an earlier command, is not asked again (see
+// CacheHostKeys).
 func (c *Client) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
+	if known, ok := c.keys.get(s, worker, c.now()); ok {
+		return known.Keys, known.Hostname, nil
+	}
+	if err := c.attributes.Acquire(ctx, 1); err != nil {
+		return nil, "", context.Cause(ctx)
+	}
+	defer c.attributes.Release(1)
 	// The guest agent writes the keys some seconds after the first boot.
 	policy := gcp.Backoff{First: time.Second, Max: 4 * time.Second, Factor: 2}
 	tries := 0
@@ -50,6 +60,9 @@ func (c *Client) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []
 	})
 	if err == nil && len(keys) == 0 {
 		err = fmt.Errorf("read host keys of worker %d of slice %q: %w", worker, s.Name, ErrNoGuestAttributes)
+	}
+	if err == nil {
+		c.keys.put(s, worker, knownKeys{Created: s.Created, Asked: c.now(), Hostname: hostname, Keys: keys})
 	}
 	return keys, hostname, err
 }
@@ -171,12 +184,19 @@ const maxKeyTries = 8
 // its own entry was lost to another writer. A writer that read before and writes
 // after that look can still drop the entry, which no client can prevent: call
 // EnsureKey again when a login is refused.
+//
+// A slice that came with the key in its Metadata is not read: 64 of them would be
+// 64 calls. To have it read, leave ssh-keys out of Metadata.
 func (c *Client) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	entry, err := KeyEntry(login, publicKey)
 	if err != nil {
 		return false, err
 	}
 	project := c.cachedProject(ctx)
+	if listed := (&tpuapi.Node{Name: s.Name, Metadata: s.Metadata}); c.letsIn(listed, project, entry) {
+		c.warnOSLogin(listed, project)
+		return false, nil
+	}
 	policy := gcp.Backoff{First: 200 * time.Millisecond, Max: 5 * time.Second, Factor: 2}
 	tries := 0
 	err = gcp.Poll(ctx, c.gcp.Clock(), policy, func(ctx context.Context) (bool, error) {

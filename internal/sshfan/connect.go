@@ -38,6 +38,7 @@ func jittered(try int) time.Duration {
 func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
+	doubted := false      // its remembered keys were, once
 	var refused time.Time // when the key was refused first, since when it always was
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)
@@ -62,6 +63,9 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 		}
 		wait := jittered(n)
 		switch {
+		case !doubted && c.doubtful(failure) && ctx.Err() == nil:
+			doubted = true
+			continue
 		case ctx.Err() != nil || permanent(failure):
 			return nil, failure
 		case clock.Now().Add(wait).Sub(since) > limit:
@@ -75,6 +79,13 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 			return nil, failure.interrupted(ErrClosed)
 		}
 	}
+}
+
+// doubtful reports whether a key was refused because of what is only remembered
+// of the worker's keys.
+func (c *Conn) doubtful(failure *ConnectError) bool {
+	var keyErr *HostKeyError
+	return c.host.Doubt != nil && errors.As(failure, &keyErr) && c.host.Doubt()
 }
 
 // givenUp is the error of a worker that was tried for long enough. Only now can

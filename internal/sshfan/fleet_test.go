@@ -466,6 +466,32 @@ func TestHostKeyOfKnownTypeIsAskedFor(t *testing.T) {
 	run(t, connect(t, newFleet(t), h), "true")
 }
 
+// What is only remembered of a worker's keys does not condemn it: the API is asked
+// again, once, and its word counts.
+func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
+	testkit.NoLeaks(t)
+	for name, knows := range map[string]bool{"the API knows the new key": true, "the API knows it not": false} {
+		s := newServer(t)
+		old, now := newSigner(t), s.hostKeys[0]
+		asked := 0
+		h := s.host("s0w0")
+		h.Keys = func(context.Context) ([]string, error) {
+			asked++
+			key := old
+			if knows && asked > 1 {
+				key = now
+			}
+			return []string{string(ssh.MarshalAuthorizedKey(key.PublicKey()))}, nil
+		}
+		h.Doubt = func() bool { return true } // each answer is remembered
+		_, errs := newFleet(t).Connect(t.Context(), []sshfan.Host{h})
+		var keyErr *sshfan.HostKeyError
+		if refused := errors.As(errs[0], &keyErr); refused == knows || asked != 2 {
+			t.Errorf("%s: %v after asking %d times", name, errs[0], asked)
+		}
+	}
+}
+
 func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

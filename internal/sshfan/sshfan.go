@@ -80,6 +80,11 @@ type Host struct {
 	// the API knows it. Nil or ErrNoHostKeys means that the API knows none; any
 	// other error is tried again.
 	Keys func(ctx context.Context) ([]string, error)
+
+	// Doubt is told that the worker has shown a key that is not known, and
+	// reports whether Keys, asked again, may tell something else, because its
+	// answer was a remembered one. The worker is then tried once more. May be nil.
+	Doubt func() bool
 }
 
 // Config is what a Fleet needs. Only Identity has no default.

@@ -27,9 +27,9 @@ type Slice struct {
 	Index   int    // number within the run, from 0
 	Name    string // node id, the last part of the resource name: "t-0"
 	UID     string // the API's unique id; another id under one name is another machine
-	Created time.Time
 	Project string
 	Zone    string
+	Created time.Time // when the API made it; zero where it does not say
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string

@@ -1,0 +1,177 @@
+package qr_test
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+// However many slices there are, a look at them is one call to read the queued
+// resource and one list.
+func TestWaitingFor64SlicesListsThem(t *testing.T) {
+	c := start(t, sim.Config{Step: 50 * time.Millisecond})
+	c.create(request(t, func(r *qr.Request) { r.NodeCount = 64 }))
+	before := len(c.sim.Requests())
+	_, list, err := c.Wait(t.Context(), "q7", quick(nil))
+	if err != nil || len(list) != 64 {
+		t.Fatalf("%d slices, %v", len(list), err)
+	}
+	reads, lists := 0, 0
+	for _, r := range c.sim.Requests()[before:] {
+		path, _, _ := strings.Cut(r.Path, "?")
+		switch {
+		case r.Method == http.MethodGet && strings.HasSuffix(path, "/queuedResources/q7"):
+			reads++
+		case r.Method == http.MethodGet && strings.HasSuffix(path, "/nodes"):
+			lists++
+		default:
+			t.Errorf("wait calls %s %s", r.Method, r.Path)
+		}
+	}
+	if lists == 0 || lists > reads {
+		t.Errorf("%d lists of slices in %d looks", lists, reads)
+	}
+	before = len(c.sim.Requests())
+	for _, s := range list {
+		// As a run does for each slice: the key is in what was listed.
+		s.Metadata = map[string]string{"ssh-keys": "ada:" + publicKey("ada") + " ada"}
+		if changed, err := c.EnsureKey(t.Context(), s, "ada", publicKey("ada")); changed || err != nil {
+			t.Fatal(changed, err)
+		}
+	}
+	if got := c.sim.Requests()[before:]; len(got) > 1 { // the project's metadata, once
+		t.Errorf("64 slices that have the key cost %d calls", len(got))
+	}
+}
+
+// A long wait reads less than once a second, and not in step with others.
+func TestALongWaitReadsRarely(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.fault(sim.Fault{Name: "no-capacity"})
+	c.create(request(t, nil))
+	clock := testkit.NewFastClock()
+	var mu sync.Mutex
+	var times []time.Time
+	c.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		times = append(times, clock.Now())
+		return false
+	})
+	var late *qr.DeadlineError
+	begin := clock.Now()
+	if _, _, err := c.Wait(t.Context(), "q7", qr.WaitOptions{QueueLimit: 4 * time.Minute, AdviceAfter: time.Hour}); !errors.As(err, &late) {
+		t.Fatal(err)
+	}
+	took := clock.Now().Sub(begin)
+	mu.Lock()
+	defer mu.Unlock()
+	if n := len(times); n < 5 || float64(n) > took.Seconds()/4 {
+		t.Errorf("%d calls in %v", n, took)
+	}
+	pauses := map[time.Duration]bool{}
+	for i := 1; i < len(times); i++ {
+		pauses[times[i].Sub(times[i-1]).Round(10*time.Millisecond)] = true
+	}
+	if len(pauses) < len(times)/2 {
+		t.Errorf("pauses are all alike: %v", pauses)
+	}
+}
+
+// Guest attributes are a call a worker. 2048 of them are made few at a time, and
+// once: neither this nor the next command asks again, until a worker was made
+// anew, or is doubted.
+func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
+	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "big", Count: 32, Type: "v5litepod-256"}}})
+	path := filepath.Join(t.TempDir(), "state", "hostkeys.json")
+	c.CacheHostKeys(path)
+	all, err := c.Slices(t.Context())
+	testkit.Must(t, err)
+	all = slices.DeleteFunc(all, func(s tpu.Slice) bool { return !strings.HasPrefix(s.Name, "big") })
+
+	var mu sync.Mutex
+	var asked, now, most int64
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "getGuestAttributes") {
+			return false
+		}
+		count := func(n int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked, now = asked+max(n, 0), now+n
+			most = max(most, now)
+		}
+		count(1)
+		defer count(-1)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"guestAttributes":[{"queryValue":{"items":[{"namespace":"hostkeys","key":"ssh-ed25519","value":"` + wireKey("ssh-ed25519", "x") + `"}]}}]}`))
+		return true
+	})
+	ask := func(client *qr.Client, list []tpu.Slice) int64 {
+		t.Helper()
+		before := asked
+		var wg sync.WaitGroup
+		for _, s := range list {
+			for worker := range s.Workers {
+				wg.Go(func() {
+					keys, _, err := client.HostKeys(t.Context(), s, worker)
+					if err != nil || len(keys) != 1 {
+						t.Error(keys, err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		return asked - before
+	}
+	if n := ask(c.Client, all); n != 2048 {
+		t.Errorf("%d calls for 2048 workers", n)
+	}
+	if n := most; n > 32 {
+		t.Errorf("%d calls at once", n)
+	}
+	if n := ask(c.Client, all); n != 0 {
+		t.Errorf("%d calls the second time", n)
+	}
+	testkit.Must(t, c.KeepHostKeys())
+
+	next := func() *qr.Client {
+		client := qr.New(c.gcp)
+		client.CacheHostKeys(path)
+		return client
+	}
+	if n := ask(next(), all); n != 0 {
+		t.Errorf("%d calls of the next command", n)
+	}
+	anew, later := all[0], all[0]
+	anew.UID += "0"
+	later.Created = later.Created.Add(time.Second)
+	if later.Created.Year() < 2000 {
+		t.Errorf("slice was made at %v", later.Created)
+	}
+	if n := ask(next(), []tpu.Slice{anew, later}); n != 128 {
+		t.Errorf("%d calls for 128 workers that were made anew", n)
+	}
+	client := next()
+	if !client.DoubtHostKeys(all[0], 3) || client.DoubtHostKeys(all[0], 3) {
+		t.Error("what is remembered is not forgotten once")
+	}
+	if n := ask(client, all[:1]); n != 1 {
+		t.Errorf("%d calls after one worker was doubted", n)
+	}
+	testkit.Must(t, os.WriteFile(path, []byte("{broken"), 0o600))
+	if n := ask(next(), all[:1]); n != 64 {
+		t.Errorf("%d calls with a broken file", n)
+	}
+}

@@ -1,0 +1,160 @@
+package qr
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// A keyCache remembers the guest attributes of workers, so that 2048 workers cost
+// 2048 calls once and not at every command.
+//
+// What is remembered belongs to one worker of one node: the id that the API gave
+// the node and the time it was made, both of which are others for a node that was
+// made anew under an old name. A VM that is repaired in place may have new keys
+// under them: whoever sees a key that is not among those remembered says so with
+// DoubtHostKeys and asks again. After keysFor an answer is not used any more.
+type keyCache struct {
+	path string // "" keeps nothing after the process
+
+	mu      sync.Mutex
+	loaded  bool
+	changed bool
+	workers map[string]knownKeys
+}
+
+const (
+	keysFor        = 14 * 24 * time.Hour
+	keyCacheFormat = 1
+	// attributeCalls bounds the calls for guest attributes that are under way:
+	// thousands at once would only be turned away (429).
+	attributeCalls = 32
+)
+
+// knownKeys is one answer.
+type knownKeys struct {
+	Created  time.Time `json:"created"` // of the node
+	Asked    time.Time `json:"asked"`
+	Hostname string    `json:"hostname"`
+	Keys     []string  `json:"keys"`
+}
+
+type keyCacheFile struct {
+	Format  int                  `json:"format"`
+	Workers map[string]knownKeys `json:"workers"` // by node id and worker number
+}
+
+// CacheHostKeys has HostKeys remember its answers in the file at path, which may
+// not be there yet, once KeepHostKeys is called. A file that cannot be read is
+// begun anew: all it saves is calls.
+func (c *Client) CacheHostKeys(path string) { c.keys.path = path }
+
+// DoubtHostKeys forgets what HostKeys remembers of a worker, whose key was
+// another one. It reports whether asking again may tell something else.
+func (c *Client) DoubtHostKeys(s tpu.Slice, worker int) bool {
+	return c.keys.forget(s, worker)
+}
+
+// KeepHostKeys writes what HostKeys has learnt to the file for the next command.
+func (c *Client) KeepHostKeys() error {
+	if err := c.keys.save(c.now()); err != nil {
+		return fmt.Errorf("keep host keys: %w", err)
+	}
+	return nil
+}
+
+func cacheKey(s tpu.Slice, worker int) string { return s.UID + "/" + strconv.Itoa(worker) }
+
+// load reads the file once. k.mu is held.
+func (k *keyCache) load() {
+	if k.loaded {
+		return
+	}
+	k.loaded, k.workers = true, map[string]knownKeys{}
+	if k.path == "" {
+		return
+	}
+	var file keyCacheFile
+	data, err := os.ReadFile(k.path)
+	if err == nil && json.Unmarshal(data, &file) == nil && file.Format == keyCacheFormat && file.Workers != nil {
+		k.workers = file.Workers
+	}
+}
+
+func (k *keyCache) get(s tpu.Slice, worker int, now time.Time) (knownKeys, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.load()
+	known, ok := k.workers[cacheKey(s, worker)]
+	fresh := ok && known.Created.Equal(s.Created) && !now.Before(known.Asked) && now.Sub(known.Asked) < keysFor
+	return known, fresh && len(known.Keys) > 0
+}
+
+func (k *keyCache) put(s tpu.Slice, worker int, known knownKeys) {
+	if s.UID == "" {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.load()
+	k.workers[cacheKey(s, worker)] = known
+	k.changed = true
+}
+
+func (k *keyCache) forget(s tpu.Slice, worker int) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.load()
+	_, known := k.workers[cacheKey(s, worker)]
+	delete(k.workers, cacheKey(s, worker))
+	k.changed = k.changed || known
+	return known
+}
+
+// save replaces the file, without what is too old to be used. Of two processes
+// that do so at once the later one's answers stay.
+func (k *keyCache) save(now time.Time) (err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.changed || k.path == "" {
+		return nil
+	}
+	for key, known := range k.workers {
+		if now.Sub(known.Asked) >= keysFor {
+			delete(k.workers, key)
+		}
+	}
+	data, err := json.Marshal(keyCacheFile{Format: keyCacheFormat, Workers: k.workers})
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(k.path), 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(k.path), filepath.Base(k.path)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if rmErr := os.Remove(tmp.Name()); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+			err = errors.Join(err, rmErr)
+		}
+	}()
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), k.path); err != nil {
+		return err
+	}
+	k.changed = false
+	return nil
+}
