@@ -75,9 +75,17 @@ func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }
 
+// patienceFlags say how long a worker of a run may be away or silent.
+func patienceFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "longest `TIME` that a worker of a started run may be unreachable before the run has failed; 0: no limit"},
+		&cli.DurationFlag{Name: "quiet-after", Value: 10 * time.Minute, Usage: "say so when a worker has printed nothing for this `TIME`, with whether its process is alive; 0: never"},
+	}
+}
+
 // commandFlags say what to run and how; run and job share them.
 func commandFlags() []cli.Flag {
-	return []cli.Flag{
+	return flags(patienceFlags(), []cli.Flag{
 		&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run on every worker; or give words after --"},
 		&cli.StringFlag{Name: "run-name", Aliases: []string{"RUN_NAME"}, Usage: "`NAME` of the run and of its directory on the workers; default: login, time and a random part"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` to ship; the command runs in its copy"},
@@ -108,7 +116,7 @@ func commandFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
 		&cli.StringFlag{Name: "notify", Usage: "`PROGRAM` and arguments to run, without a shell, at start, restart, failure and end; the event is its standard input, as JSON"},
 		&cli.StringFlag{Name: "notify-url", Usage: "`URL` to post the same to; https, or http on this machine"},
-	}
+	})
 }
 
 func flags(groups ...[]cli.Flag) []cli.Flag {

@@ -89,9 +89,7 @@ func (p *program) run(argv []string) int {
 	if err == nil || errors.As(err, &status) {
 		return code
 	}
-	if p.json {
-		ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code)
-	} else {
+	if !p.json || ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code) != nil {
 		ui.PrintError(p.stderr, err, hintOf(err))
 	}
 	return code

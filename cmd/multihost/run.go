@@ -126,6 +126,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Replace:      c.Bool("replace"),
 		KillStale:    launch.FreePolicy(c.String("kill-stale")),
 		StrictExit:   c.Bool("strict-exit"),
+		Patience:     job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after")},
 		XLAPresets:   c.StringSlice("xla-preset"),
 		XLAFlags:     c.StringSlice("xla-flag"),
 		StartLimit:   c.Duration("start-timeout"),
@@ -154,6 +155,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, usagef("--max-restarts=%d: it must not be negative", o.MaxRestarts)
 	case o.Detach && o.MaxRestarts > 0:
 		return o, usagef("--max-restarts and --detach: nobody would be there to start it again")
+	}
+	if err := checkPatience(o.Patience); err != nil {
+		return o, err
 	}
 	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
 		return o, err
@@ -197,6 +201,16 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	return o, err
 }
 
+func checkPatience(p job.Patience) error {
+	switch {
+	case p.Lost < 0:
+		return usagef("--lost-timeout=%s: it must not be negative", p.Lost)
+	case p.Quiet < 0:
+		return usagef("--quiet-after=%s: it must not be negative", p.Quiet)
+	}
+	return nil
+}
+
 func oneOf(flag, value string, allowed ...string) error {
 	for _, a := range allowed {
 		if value == a {
@@ -231,7 +245,10 @@ const longestVariable = 128 << 10
 func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 	var all []config.EnvVar
 	for _, path := range c.StringSlice("env-file") {
-		vars, err := config.ReadEnvFile(path)
+		vars, err := config.ReadEnvFile(c.Context, path)
+		if c.Context.Err() != nil {
+			return nil, context.Cause(c.Context)
+		}
 		if err != nil {
 			return nil, &configError{err: fmt.Errorf("--env-file: %w", err), hint: hintOf(err)}
 		}

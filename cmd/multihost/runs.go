@@ -11,6 +11,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/preflight"
 	"multihost/internal/tpu"
+	"multihost/internal/ui"
 )
 
 func prefixFlag() cli.Flag {
@@ -70,14 +71,15 @@ copy when the run has ended here, else from the worker.`,
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
 			}
 			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
-			if whole, err := job.LocalLog(s.stateDir, name, o, p.stdout); whole || err != nil {
-				return withoutPipe(err)
+			out := ui.Printable(p.stdout)
+			whole, err := job.LocalLog(s.stateDir, name, o, out)
+			if !whole && err == nil {
+				var d *job.Deps
+				if d, err = s.workers(p, c); err == nil {
+					err = interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), o, out))
+				}
 			}
-			d, err := s.workers(p, c)
-			if err != nil {
-				return err
-			}
-			return withoutPipe(interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), o, p.stdout)))
+			return withoutPipe(errors.Join(err, out.Close()))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }
@@ -93,7 +95,7 @@ the run going.`,
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
-		}, watchFlags(), sshFlags()),
+		}, watchFlags(), patienceFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost attach", "run")
 			if err != nil {
@@ -106,6 +108,11 @@ the run going.`,
 			if w.OnStall == job.StallRestart {
 				return usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it")
 			}
+			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w,
+				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after")}}
+			if err := checkPatience(o.Patience); err != nil {
+				return err
+			}
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -113,7 +120,7 @@ the run going.`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
-			return outcome(d.Attach(c.Context, name, c.String("tpu-prefix"), c.Duration("grace"), c.Bool("strict-exit"), w))
+			return outcome(d.Attach(c.Context, name, o))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

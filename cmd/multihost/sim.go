@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,37 +95,54 @@ func (p *program) simUpCommand() *cli.Command {
 			if running, err := sim.Open(dir); err == nil {
 				return &usageError{err: fmt.Errorf("a simulator runs already, at %s", running.URL()), hint: "end it with: multihost sim down; or give another --sim-dir"}
 			}
+			cfg, err := simConfig(c, dir)
+			if err != nil {
+				return err
+			}
 			if c.Bool("background") {
 				return p.simBackground(c, dir)
 			}
-			return p.simForeground(c, dir)
+			return p.simForeground(c, cfg)
 		},
 	}, exitOK, exitUsage, exitIO)
 }
 
-func (p *program) simForeground(c *cli.Context, dir string) error {
+// simConfig checks what was typed before anything is started, so that a daemon
+// need not tell.
+func simConfig(c *cli.Context, dir string) (sim.Config, error) {
 	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
-	workers := 0
-	for _, text := range c.StringSlice("slices") {
-		list, err := sim.ParseSlices(text)
-		if err != nil {
-			return &usageError{err: fmt.Errorf("--slices: %w", err)}
-		}
-		for _, s := range list {
-			if ty, err := tpu.ParseType(s.Type); err == nil { // else Start says so
-				workers += s.Count * ty.Workers
-			}
-		}
-		cfg.Slices = append(cfg.Slices, list...)
+	if _, err := net.ResolveTCPAddr("tcp", cfg.Listen); err != nil {
+		return cfg, usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen)
+	}
+	if cfg.Step <= 0 {
+		return cfg, usagef("--step=%s: it must be more than 0", cfg.Step)
+	}
+	if cfg.Quota < 0 {
+		return cfg, usagef("--quota=%d: it must not be negative", cfg.Quota)
 	}
 	var err error
-	if cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault")); err != nil {
-		return err
+	if texts := c.StringSlice("slices"); len(texts) > 0 {
+		if cfg.Slices, err = sim.ParseSlices(strings.Join(texts, ",")); err != nil {
+			return cfg, &usageError{err: fmt.Errorf("--slices: %w", err)}
+		}
+	}
+	cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault"))
+	return cfg, err
+}
+
+func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
+	workers := 0
+	for _, s := range cfg.Slices {
+		ty, err := tpu.ParseType(s.Type)
+		if err != nil {
+			return err
+		}
+		workers += s.Count * ty.Workers
 	}
 	if err := sshfan.RaiseFileLimit(workers); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return &configError{err: err}
 	}
 	server, err := sim.Start(c.Context, cfg)
@@ -323,6 +341,10 @@ func (p *program) simFaultCommand() *cli.Command {
 				return err
 			}
 			id, err := client.Fault(c.Context, text)
+			var refused *sim.RefusedError
+			if errors.As(err, &refused) {
+				return &usageError{err: err, hint: "what there is is listed by: multihost sim status"}
+			}
 			if err != nil {
 				return err
 			}

@@ -226,7 +226,7 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 			t.report(func(p *progress) { p.sent += int64(n) })
 		}
 	}
-	out := &output{limit: 1<<16 + 80*len(t.byHash), moved: moved}
+	out := &output{keep: 1<<16 + 80*len(t.byHash), moved: moved}
 	if s.filled != nil {
 		told := sync.OnceFunc(func() {
 			watchdog.Stop()
@@ -238,7 +238,7 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 			}
 		}
 	}
-	errs := &output{limit: 4 << 10, moved: moved}
+	errs := &output{keep: 4 << 10, moved: moved}
 	line := sshfan.Script("bash", unpackScript, append([]string{packedScript()}, s.args...)...)
 	cmd := sshfan.Cmd{Line: line, Stdout: out, Stderr: errs, LoginTo: s.loginTo}
 	if s.stdin != nil {
@@ -277,7 +277,7 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 				if detail := lastLine(stderr); detail != "" {
 					reason += ": " + detail
 				}
-				err := error(&WorkerError{step, strings.ToValidUTF8(reason, "\uFFFD")})
+				err := error(&WorkerError{step, strings.ToValidUTF8(clip(reason), "\uFFFD")})
 				if words[0] == "broken" {
 					err = fmt.Errorf("%w: %w", errBroken, err)
 				}
@@ -331,15 +331,23 @@ func lastLine(text []byte) string {
 }
 
 func clip(text string) string {
-	if len(text) > 200 {
-		text = text[:200]
+	if len(text) > 500 {
+		text = text[:500] + "…"
 	}
 	return text
 }
 
-// An output keeps the first bytes of a stream.
+// errFlood ends a step whose output has no end.
+var errFlood = errors.New("the worker answers without end")
+
+// flood is how much more than what is kept a worker may print: tar complains
+// of each file.
+const flood = 4 << 20
+
+// An output keeps the first bytes of a stream, and ends one that is endless.
 type output struct {
-	limit int
+	keep  int
+	size  int
 	moved func(int)
 	seen  func([]byte) // may be nil
 	buf   bytes.Buffer
@@ -347,7 +355,10 @@ type output struct {
 
 func (o *output) Write(p []byte) (int, error) {
 	o.moved(0)
-	if room := o.limit - o.buf.Len(); room > 0 {
+	if o.size += len(p); o.size > o.keep+flood {
+		return 0, errFlood
+	}
+	if room := o.keep - o.buf.Len(); room > 0 {
 		o.buf.Write(p[:min(room, len(p))])
 	}
 	if o.seen != nil {

@@ -205,7 +205,7 @@ func TestReadEnvFile(t *testing.T) {
 		"SINGLE='a $x \"\\n # b' # comment\nDOUBLE=\"a\\n\\t\\\"\\$x\\\\ \\d # b\"\nexport=kept\n  INDENTED = x\n"
 	text = strings.Replace(text, "  INDENTED = x\n", "  INDENTED= x \r\nMULTI='one\ntwo'\nLAST=\"é\"", 1)
 	path := filepath.Join(writeFiles(t, map[string]string{"env": text}), "env")
-	got, err := config.ReadEnvFile(path)
+	got, err := config.ReadEnvFile(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestReadEnvFileErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		path := filepath.Join(writeFiles(t, map[string]string{"env": tt.text}), "env")
-		_, err := config.ReadEnvFile(path)
+		_, err := config.ReadEnvFile(t.Context(), path)
 		if err == nil || !strings.HasPrefix(err.Error(), path+tt.want) {
 			t.Errorf("%q: error = %v, want %q", tt.text, err, tt.want)
 		}
@@ -243,7 +243,7 @@ func TestReadEnvFileErrors(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"", filepath.Join(t.TempDir(), "missing"), t.TempDir()} {
-		if _, err := config.ReadEnvFile(path); err == nil {
+		if _, err := config.ReadEnvFile(t.Context(), path); err == nil {
 			t.Errorf("ReadEnvFile(%q): no error", path)
 		}
 	}
@@ -264,7 +264,7 @@ func FuzzReadEnvFile(f *testing.F) {
 		if err := os.WriteFile(path, []byte("A='"+value+"'\nB=2\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := config.ReadEnvFile(path)
+		got, err := config.ReadEnvFile(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}

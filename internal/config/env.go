@@ -1,6 +1,7 @@
 package config
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -89,9 +90,27 @@ const envFileLimit = 1 << 20
 // after the closing quote only a comment may follow. There is no expansion of
 // variables or commands. A line may end in CR LF and the file begin with a
 // byte order mark. Errors are *FileError: they name file and line, never the
-// value.
-func ReadEnvFile(path string) ([]EnvVar, error) {
-	data, err := readLimited(path)
+// value; the cause of ctx is returned as it is. A named pipe may have no writer
+// for ever: when ctx ends, the program is expected to end, since the read itself
+// cannot be taken back.
+func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
+	type answer struct {
+		data string
+		err  error
+	}
+	read := make(chan answer, 1)
+	go func() {
+		data, err := readLimited(path)
+		read <- answer{data, err}
+	}()
+	var data string
+	var err error
+	select {
+	case a := <-read:
+		data, err = a.data, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	if err != nil {
 		return nil, fileError(path, err)
 	}

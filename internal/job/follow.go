@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,9 @@ type following struct {
 	grace    time.Duration
 	strict   bool
 	watching WatchOptions
-	attached bool // this command did not start the run: an interrupt leaves it running
+	patience Patience
+	secrets  [][]byte // masked in what is shown of the output, never in its files
+	attached bool     // this command did not start the run: an interrupt leaves it running
 
 	begin   time.Time
 	ends    []ending
@@ -235,7 +238,7 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 // followWorker copies the worker's output into its log file and to the view
 // until the command has ended.
 func (f *following) followWorker(ctx context.Context, i int) ending {
-	log, err := openLog(f.rec, f.team.ids[i], f.Sink)
+	log, err := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
 	if err != nil {
 		return ending{known: true, err: &Error{Stage: StageLocal, Text: err.Error(), Err: err}, at: f.Clock.Now()}
 	}
@@ -249,7 +252,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	defer giveUp(nil)
 	id := f.team.ids[i]
 	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
-		Window: f.window, QuietAfter: quietAfter,
+		Window: f.window, QuietAfter: f.patience.Quiet,
 		Lost:  func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
 		Quiet: func(s launch.Silence) { f.quiet(id, s) },
 		Full: func(limit int64) {
@@ -276,10 +279,6 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	return ending{known: true, exit: exit, at: at}
 }
-
-// quietAfter is how long a worker may print nothing before that is said, and
-// said again. Compilation of large models is silent for that long at most.
-const quietAfter = 10 * time.Minute
 
 // followWindow bounds the bytes that are on their way from all workers.
 const followWindow = 128 << 20
@@ -319,11 +318,6 @@ func (f *following) sweep(ctx context.Context, i int) {
 	}
 }
 
-// lostLimit is how long a worker that cannot be reached is waited for. A VM
-// that reboots or migrates is back within minutes; a network that is away for
-// longer leaves the command running, and attach finds it again.
-const lostLimit = 10 * time.Minute
-
 // outageLook is how often the cloud is asked about slices with lost workers.
 const outageLook = 10 * time.Second
 
@@ -355,8 +349,8 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
 	o.giveUp, o.last = giveUp, now
-	if now.Sub(o.begin) > lostLimit {
-		giveUp(fmt.Errorf("not reachable for %s: %w", lostLimit, err))
+	if limit := f.patience.Lost; limit > 0 && now.Sub(o.begin) > limit {
+		giveUp(fmt.Errorf("not reachable for %s (--lost-timeout): %w", limit, err))
 	}
 }
 
@@ -434,7 +428,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	if first >= 0 && code != 0 {
 		sum.Next = "multihost logs " + f.ref.Run + " --worker=" + f.team.ids[first].String()
 		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
-		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20)
+		sum.LastLines = lastLines(f.rec.logPath(f.team.ids[first]), 20, f.secrets)
 	}
 	switch {
 	case stop != nil && stop.err != nil:
@@ -562,10 +556,11 @@ type logFile struct {
 	size   int64
 	sink   event.Sink
 	steps  io.Writer // reads the training steps; nil: nobody does
+	view   masker
 	broken bool
 }
 
-func openLog(rec *Record, id tpu.WorkerID, sink event.Sink) (*logFile, error) {
+func openLog(rec *Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) (*logFile, error) {
 	file, err := os.OpenFile(rec.logPath(id), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
@@ -575,7 +570,7 @@ func openLog(rec *Record, id tpu.WorkerID, sink event.Sink) (*logFile, error) {
 		file.Close()
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	return &logFile{id: id, file: file, size: size, sink: sink}, nil
+	return &logFile{id: id, file: file, size: size, sink: sink, view: masker{words: secrets}}, nil
 }
 
 // Write never fails: losing the local copy must not end the run.
@@ -592,32 +587,53 @@ func (l *logFile) Write(p []byte) (int, error) {
 	if l.steps != nil {
 		_, _ = l.steps.Write(p) // never fails
 	}
-	l.sink.Emit(event.Output{Slice: l.id.Slice, Worker: l.id.Worker, Data: p})
+	l.show(l.view.next(p))
 	return len(p), nil
 }
 
+func (l *logFile) show(p []byte) {
+	if len(p) > 0 {
+		l.sink.Emit(event.Output{Slice: l.id.Slice, Worker: l.id.Worker, Data: p})
+	}
+}
+
 func (l *logFile) close() {
+	l.show(l.view.rest())
 	if err := l.file.Close(); err != nil && !l.broken {
 		event.Notef(l.sink, event.Warn, "", "close the log of %s: %v", l.id, err)
 	}
 }
 
-// lastLines returns the last n lines of a file, reading at most its last
-// 64 KiB.
-func lastLines(path string, n int) []string {
+// lastLines returns the last n lines of a file, secrets masked, reading at most
+// its last 64 KiB. A line that begins before them is left out unless it is the
+// only one: it may begin in the middle of a secret.
+func lastLines(path string, n int, secrets [][]byte) []string {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil
 	}
 	defer file.Close()
 	const window = 64 << 10
-	if size, err := file.Seek(0, io.SeekEnd); err == nil {
-		file.Seek(max(0, size-window), io.SeekStart)
+	size, err := file.Seek(0, io.SeekEnd)
+	if err == nil {
+		_, err = file.Seek(max(0, size-window), io.SeekStart)
 	}
-	data, err := io.ReadAll(file)
+	if err != nil {
+		return nil
+	}
+	data, err := io.ReadAll(io.LimitReader(file, window))
+	data = bytes.TrimRight(data, "\n")
 	if err != nil || len(data) == 0 {
 		return nil
 	}
-	lines := strings.Split(strings.TrimRight(string(data), "\n"), "\n")
+	if size > window {
+		if _, rest, found := bytes.Cut(data, []byte("\n")); found {
+			data = rest
+		} else if len(secrets) > 0 {
+			data = data[min(len(secrets[0]), len(data)):]
+		}
+	}
+	whole := masker{words: secrets}
+	lines := strings.Split(string(whole.mask(data, false)), "\n")
 	return lines[max(0, len(lines)-n):]
 }

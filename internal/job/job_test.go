@@ -231,7 +231,7 @@ func TestLastLines(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got := lastLines(path, 2)
+		got := lastLines(path, 2, nil)
 		if len(got) == 2 && len(want) == 1 { // the window cut the long line
 			got = got[1:]
 		}

@@ -164,6 +164,9 @@ func (r *Record) save(stateDir string) error {
 
 // loadRecord returns the record of a run, or nil when this machine has none.
 func loadRecord(stateDir, run string) (*Record, error) {
+	if err := config.CheckRunName(run); err != nil { // it is a part of the path
+		return nil, &Error{Stage: StageInput, Text: err.Error(), Err: err, Advice: "list the runs with: multihost ps --all"}
+	}
 	data, err := os.ReadFile(recordPath(stateDir, run))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -57,9 +57,24 @@ type RunOptions struct {
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
 	StrictExit bool
 	Watch      WatchOptions
+	Patience   Patience
 
 	StartLimit  time.Duration // from the first supervisor to the last start; 0 is none
 	MaxRestarts int           // further attempts of Run; see Job for its own
+}
+
+// Patience is how long a worker of a started run may be away or silent. 0 is no
+// limit, and never.
+type Patience struct {
+	// Lost is how long a worker that cannot be reached is waited for before the
+	// run has failed. A VM that reboots or migrates is back within minutes; a
+	// network that is away for longer leaves the command running, and attach
+	// finds it again.
+	Lost time.Duration
+
+	// Quiet is how long a worker may print nothing before that is said, and said
+	// again. Compilation of large models is silent for ten minutes at most.
+	Quiet time.Duration
 }
 
 // Outcome is how a run ended when it ran at all.
@@ -169,6 +184,7 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	r.follow = &following{
 		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
 		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit, watching: r.o.Watch,
+		secrets: maskedWords(r.o.Env), patience: r.o.Patience,
 	}
 	return r.follow.do(ctx)
 }

@@ -16,6 +16,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -83,7 +84,7 @@ func (f foundRun) stoppable() error {
 		return nil
 	}
 	return &Error{Stage: StageStop, Text: fmt.Sprintf("run %q of %s runs as login %q", f.info.Run, f.info.Owner, f.info.Login),
-		Advice: "stop it as that login: multihost stop " + f.info.Run + " --user=" + f.info.Login}
+		Advice: "stop it as that login: multihost stop " + f.info.Run + " --user=" + sshfan.Quote(f.info.Login)}
 }
 
 // runs asks every worker of the team which runs it knows. Runs that only share
@@ -257,12 +258,21 @@ func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, go
 	return sel, gone, nil
 }
 
+// AttachOptions say which run is meant and how it is followed.
+type AttachOptions struct {
+	Prefix     string // of the slices to look at; "" is all
+	Grace      time.Duration
+	StrictExit bool
+	Patience   Patience
+	Watch      WatchOptions
+}
+
 // Attach follows a run that was started elsewhere or before, to its end. An
 // interrupt leaves the run going.
-func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Duration, strict bool, w WatchOptions) (out Outcome, err error) {
+func (d *Deps) Attach(ctx context.Context, name string, o AttachOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
-	rec, err := d.locate(ctx, name, prefix)
+	rec, err := d.locate(ctx, name, o.Prefix)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -294,12 +304,35 @@ func (d *Deps) Attach(ctx context.Context, name, prefix string, grace time.Durat
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: true, grace: grace, strict: strict, attached: true, watching: w}
+		failFast: true, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
+	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
 	if f.sum != nil {
 		d.Sink.Emit(*f.sum)
 	}
 	return out, err
+}
+
+// sayBilled says of slices that a job made for this run that they stay. Whoever
+// attaches to a run or stops it may not know that nobody else deletes them.
+func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice) {
+	if d.Queue == nil {
+		return
+	}
+	look, cancel := d.detached(ctx, 30*time.Second)
+	defer cancel()
+	seen := map[string]bool{"": true}
+	for _, s := range all {
+		if seen[s.QueuedResource] {
+			continue
+		}
+		seen[s.QueuedResource] = true
+		res, err := d.Queue.Get(look, s.QueuedResource)
+		if err == nil && res.Labels[qr.LabelRun] == qr.LabelValue(run) {
+			event.Notef(d.Sink, event.Warn, deleteHint(res.ID, d),
+				"queued resource %s was made for this run: unless its job still runs somewhere to delete it, it stays and is billed", res.ID)
+		}
+	}
 }
 
 // newestAttempt corrects a record that is older than what the workers run: the
@@ -337,6 +370,7 @@ func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duratio
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	defer t.close()
+	defer d.sayBilled(ctx, name, t.slices)
 	return watch.phase("stop", func() (string, error) {
 		err := d.stopNamed(ctx, t, name, grace)
 		if len(failed) > 0 {

@@ -84,11 +84,12 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	return a, nil
 }
 
-func (a *Armed) hear(r record) {
+func (a *Armed) hear(r record) (done bool) {
 	select {
 	case a.words <- r:
 	default: // no worker of ours says so much
 	}
+	return false
 }
 
 // ready waits for the supervisor.
@@ -316,17 +317,25 @@ func nulled(words []string) []byte {
 	return b.Bytes()
 }
 
-// Title is the command as workers show it: its first line, secrets masked, at
-// most 200 bytes.
-func (s Spec) Title() string {
-	text := s.Script
-	if text == "" {
-		text = sshfan.Quote(s.Argv...)
-	}
+func (s Spec) masked(text string) string {
 	for _, v := range s.Env {
 		if v.Secret && v.Value != "" {
 			text = strings.ReplaceAll(text, v.Value, "***")
 		}
+	}
+	return text
+}
+
+// Title is the command as workers show it: its first line, secrets masked, at
+// most 200 bytes.
+func (s Spec) Title() string {
+	text := s.masked(s.Script)
+	if text == "" {
+		words := make([]string, len(s.Argv))
+		for i, w := range s.Argv {
+			words[i] = s.masked(w) // before it is quoted, which alters it
+		}
+		text = sshfan.Quote(words...)
 	}
 	text = strings.TrimSpace(text)
 	first, _, more := strings.Cut(text, "\n")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -47,7 +48,7 @@ func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 	text := script(tailScript)
 	nonce := newNonce()
 	var raw bytes.Buffer
-	out := &splitter{answer: answer{nonce: nonce}, raw: &raw}
+	out := &splitter{answer: answer{nonce: nonce}, raw: &bounded{w: &raw, room: n}}
 	errs := &answer{nonce: nonce}
 	status, err := r.Run(ctx, sshfan.Cmd{
 		Line:   commandLine("tail", text, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))),
@@ -65,6 +66,18 @@ func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 	if records[0].word == "unknown" {
 		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
 	}
-	b := raw.Bytes()
-	return b[max(0, len(b)-n):], nil
+	return raw.Bytes(), nil
+}
+
+// A bounded writer fails when more comes than was asked for.
+type bounded struct {
+	w    io.Writer
+	room int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.room -= len(p); b.room < 0 {
+		return 0, errFlood
+	}
+	return b.w.Write(p)
 }

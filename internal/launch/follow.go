@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -138,25 +139,30 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 		ration.begin(orders, offset)
 		defer ration.end()
 		g.wrote = ration.received
-		out.next = func(rec record) {
+		out.next = func(rec record) (done bool) {
 			switch rec.word {
 			case "stream":
 				ration.size(number(rec.rest))
 			case "unknown", "truncated", "error":
 				orders.Close()
 			}
+			return false
 		}
-		errs.next = func(rec record) {
+		// There is a size for each piece of a log of any length.
+		errs.next = func(rec record) (done bool) {
 			switch rec.word {
 			case "size":
 				ration.size(number(rec.rest))
+				return true
 			case "full":
 				if opts.Full != nil {
 					opts.Full(number(rec.rest))
 				}
+				return true
 			case "end":
 				orders.Close()
 			}
+			return false
 		}
 	}
 	// tail begins again at the first byte of a file that became shorter: close
@@ -230,11 +236,13 @@ type splitter struct {
 func (s *splitter) Write(p []byte) (int, error) {
 	n := len(p)
 	for !s.streaming && len(p) > 0 {
-		end := strings.IndexByte(string(p), '\n') + 1
+		end := bytes.IndexByte(p, '\n') + 1
 		if end == 0 {
 			end = len(p)
 		}
-		s.answer.Write(p[:end])
+		if _, err := s.answer.Write(p[:end]); err != nil {
+			return n - len(p), err
+		}
 		p = p[end:]
 		last := s.answer.last()
 		s.streaming = last.word == "stream"
@@ -286,7 +294,7 @@ func connectionLost(err error) bool {
 		key       *sshfan.HostKeyError
 	)
 	return !errors.As(err, &refused) && !errors.As(err, &truncated) && !errors.As(err, &write) &&
-		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun)
+		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun) && !errors.Is(err, errFlood)
 }
 
 func pause(ctx context.Context, d time.Duration) error {

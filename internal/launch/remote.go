@@ -87,16 +87,20 @@ const (
 	maxAnswer = 4 << 20  // of one exec: a list of many runs
 )
 
+// errFlood ends an exec whose answer has no end: nobody waits for it, and
+// nothing of it is kept.
+var errFlood = fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
+
 // answer parses what a script prints, as it arrives. Lines without the nonce
 // are kept only as far as they help to tell what went wrong.
 type answer struct {
 	nonce string
-	next  func(record) // optional: hears every record
-	stray func(string) // optional: hears every other line
+	next  func(record) (done bool) // optional: hears every record; one that it is done with is not kept
+	stray func(string)             // optional: hears every other line
 
 	mu      sync.Mutex
 	line    []byte
-	size    int
+	size    int // of what came, without the records that next was done with
 	noise   []byte
 	records []record
 }
@@ -108,22 +112,32 @@ func (a *answer) Write(p []byte) (int, error) {
 	for len(p) > 0 {
 		head, rest, found := bytes.Cut(p, []byte{'\n'})
 		if room := maxLine - len(a.line); len(head) > room {
+			a.size += len(head) - room
 			head = head[:room]
 		}
 		a.line = append(a.line, head...)
 		if !found {
+			if a.size+len(a.line) > maxAnswer {
+				return 0, errFlood
+			}
 			break
 		}
 		p = rest
 		a.take(string(a.line))
 		a.line = a.line[:0]
+		if a.size > maxAnswer {
+			return 0, errFlood
+		}
 	}
 	return n, nil
 }
 
 func (a *answer) take(line string) {
 	r, ok := parseRecord(line, a.nonce)
-	if !ok {
+	if ok && a.next != nil && a.next(r) {
+		return
+	}
+	if a.size += len(line) + 1; !ok {
 		if a.stray != nil {
 			a.stray(line)
 		}
@@ -132,13 +146,7 @@ func (a *answer) take(line string) {
 		}
 		return
 	}
-	if a.size += len(line); a.size > maxAnswer {
-		return
-	}
 	a.records = append(a.records, r)
-	if a.next != nil {
-		a.next(r)
-	}
 }
 
 func parseRecord(line, nonce string) (record, bool) {

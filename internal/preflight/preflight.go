@@ -157,9 +157,13 @@ func (r Report) Failures() []Result {
 // ErrNoReport means that the worker's answer was not the report of the script.
 var ErrNoReport = errors.New("no preflight report in the worker's answer")
 
-// maxAnswer bounds what is kept of a worker's answer. A report has a few
-// kilobytes; a login script that prints without end must not fill the memory.
-const maxAnswer = 1 << 20
+// maxAnswer bounds what is kept of a worker's answer, and flood what is read of
+// it. A report has a few kilobytes; a login script that prints without end must
+// not fill the memory, nor hold up the run.
+const (
+	maxAnswer = 1 << 20
+	flood     = 4 << 20
+)
 
 // Run checks one worker or applies the settings to it. An error means that the
 // state of the worker is not known; a setting that could not be applied is a
@@ -206,13 +210,18 @@ func lastLine(text []byte) string {
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// capped keeps the first bytes that are written to it and drops the rest.
+// capped keeps the first bytes that are written to it, drops the rest and fails
+// when there is no end of it.
 type capped struct {
 	bytes.Buffer
 	limit int
+	size  int
 }
 
 func (c *capped) Write(p []byte) (int, error) {
+	if c.size += len(p); c.size > flood {
+		return 0, fmt.Errorf("%w: it has no end", ErrNoReport)
+	}
 	if room := c.limit - c.Len(); room > 0 {
 		c.Buffer.Write(p[:min(room, len(p))])
 	}

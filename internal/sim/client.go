@@ -76,6 +76,12 @@ var (
 	ErrRunning    = errors.New("a simulator is running already")
 )
 
+// A RefusedError is a simulator's no to what it was asked, such as a fault of a
+// node that it has not got.
+type RefusedError struct{ Text string }
+
+func (e *RefusedError) Error() string { return e.Text }
+
 // A Client controls a running simulator, of this or another process.
 type Client struct {
 	dir    string
@@ -221,6 +227,9 @@ func (c *Client) call(ctx context.Context, method, what string, body, into any) 
 		var reply struct{ Error struct{ Message string } }
 		if err := json.NewDecoder(resp.Body).Decode(&reply); err != nil || reply.Error.Message == "" {
 			return fmt.Errorf("ask simulator of process %d: %s", c.record.PID, resp.Status)
+		}
+		if resp.StatusCode < http.StatusInternalServerError {
+			return &RefusedError{reply.Error.Message}
 		}
 		return errors.New(reply.Error.Message)
 	}

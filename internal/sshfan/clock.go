@@ -91,7 +91,7 @@ func readClock(r *bufio.Reader) (time.Time, error) {
 		}
 		nanos, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil {
-			return time.Time{}, fmt.Errorf("%w: %q", errNoClock, line)
+			return time.Time{}, fmt.Errorf("%w: %.100q", errNoClock, line)
 		}
 		return time.Unix(0, nanos), nil
 	}

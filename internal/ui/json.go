@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -57,7 +58,11 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(e); err != nil {
+	var fields any = e
+	if s, ok := e.(event.Summary); ok {
+		fields = summaryFields(s)
+	}
+	if err := enc.Encode(fields); err != nil {
 		// Only a Result can fail: its Data is anybody's. A reader must see that
 		// the answer is missing.
 		b = appendJSONHead(b, now, "error")
@@ -66,12 +71,55 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 		return append(b, "}\n"...)
 	}
 	b = appendJSONHead(b, now, e.Kind())
-	fields := bytes.TrimSpace(buf.Bytes())
-	if len(fields) > 2 {
+	text := bytes.TrimSpace(buf.Bytes())
+	if len(text) > 2 {
 		b = append(b, ',')
 	}
-	b = append(b, fields[1:]...)
+	b = appendHarmlessJSON(b, text[1:])
 	return append(b, '\n')
+}
+
+// summaryFields adds the last lines byte for byte where they are no UTF-8, which
+// a JSON string cannot hold.
+func summaryFields(s event.Summary) any {
+	if utf8.ValidString(strings.Join(s.LastLines, "\n")) {
+		return s
+	}
+	exact := make([][]byte, len(s.LastLines))
+	for i, line := range s.LastLines {
+		exact[i] = []byte(line)
+	}
+	return struct {
+		event.Summary
+		LastLinesBase64 [][]byte `json:"last_lines_base64"`
+	}{s, exact}
+}
+
+// appendHarmlessJSON appends encoded JSON with what package json leaves as it
+// is and a terminal acts on escaped: DEL, C1 controls and marks of direction.
+// They are only found in strings.
+func appendHarmlessJSON(b, text []byte) []byte {
+	for len(text) > 0 {
+		n := plainPrefix(text)
+		b = append(b, text[:n]...)
+		text = text[n:]
+		if len(text) == 0 {
+			break
+		}
+		c, size := utf8.DecodeRune(text)
+		if c == 0x7f || actsOnTerminal(c) {
+			b = appendJSONEscape(b, c)
+		} else {
+			b = append(b, text[:size]...)
+		}
+		text = text[size:]
+	}
+	return b
+}
+
+func appendJSONEscape(b []byte, c rune) []byte {
+	const hex = "0123456789abcdef"
+	return append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
 }
 
 // outputJSON queues bytes of s as JSON lines. A rune cut by the end of the
@@ -137,7 +185,6 @@ func appendDroppedJSON(b []byte, now time.Time, n int) []byte {
 // appendJSONString appends s, valid UTF-8, quoted. Everything that a terminal
 // would act on is escaped too: people do look at JSON.
 func appendJSONString(b, s []byte) []byte {
-	const hex = "0123456789abcdef"
 	b = append(b, '"')
 	for len(s) > 0 {
 		n := 0
@@ -163,7 +210,7 @@ func appendJSONString(b, s []byte) []byte {
 		case c == '\t':
 			b = append(b, '\\', 't')
 		case c < 0x20 || c == 0x7f || actsOnTerminal(c):
-			b = append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
+			b = appendJSONEscape(b, c)
 		default:
 			b = append(b, s[:size]...)
 		}
@@ -173,8 +220,8 @@ func appendJSONString(b, s []byte) []byte {
 }
 
 // PrintErrorJSON writes err as a JSON line of kind "error" with the status that
-// the program exits with. hint may be empty.
-func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) {
+// the program exits with. hint may be empty. It returns the error of w.
+func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) error {
 	b := appendJSONHead(nil, now, "error")
 	b = append(b, `,"text":`...)
 	b = appendJSONString(b, bytes.ToValidUTF8([]byte(err.Error()), []byte("\uFFFD")))
@@ -185,5 +232,6 @@ func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode
 	b = append(b, `,"exit_code":`...)
 	b = strconv.AppendInt(b, int64(exitCode), 10)
 	b = append(b, "}\n"...)
-	_, _ = w.Write(b) // there is no better place to tell
+	_, failed := w.Write(b)
+	return failed
 }

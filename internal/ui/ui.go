@@ -297,7 +297,7 @@ func (r *Renderer) writeFailed(d dest, err error) {
 	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, io.ErrClosedPipe) && r.fault == nil {
 		r.fault = fmt.Errorf("write %s: %w", d, err)
 	}
-	if d == toStdout && r.mode != JSON {
+	if d == toStdout {
 		r.control(appendMessage(nil, r.paint(), string(event.Warn),
 			fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
 	}

@@ -479,22 +479,24 @@ func TestWriteErrors(t *testing.T) {
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}, ""},
 		{&os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}, "write standard output: write /dev/stdout: no space left on device"},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			stderr := new(recorder)
-			r := New(Options{Mode: Plain, Stdout: failing{tc.err}, Stderr: stderr})
-			for range 100 {
-				r.Emit(out(0, 0, "line\n"))
-				time.Sleep(time.Second)
-			}
-			r.Emit(event.Summary{Run: "r1", OK: true, Text: "fine"})
-			err := r.Close()
-			if got := fmt.Sprint(err); got != tc.want && (err != nil || tc.want != "") {
-				t.Errorf("Close: %v, want %q", err, tc.want)
-			}
-			if got := stderr.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "nothing more is shown") || !strings.Contains(got, "multihost: fine") {
-				t.Errorf("standard error:\n%s", got)
-			}
-		})
+		for mode, want := range map[Mode]int{Plain: 2, JSON: 1} { // the summary is data in JSON
+			synctest.Test(t, func(t *testing.T) {
+				stderr := new(recorder)
+				r := New(Options{Mode: mode, Stdout: failing{tc.err}, Stderr: stderr})
+				for range 100 {
+					r.Emit(out(0, 0, "line\n"))
+					time.Sleep(time.Second)
+				}
+				r.Emit(event.Summary{Run: "r1", OK: true, Text: "fine"})
+				err := r.Close()
+				if got := fmt.Sprint(err); got != tc.want && (err != nil || tc.want != "") {
+					t.Errorf("%s: Close: %v, want %q", mode, err, tc.want)
+				}
+				if got := stderr.String(); strings.Count(got, "\n") != want || !strings.Contains(got, "nothing more is shown") || strings.Contains(got, "multihost: fine") != (want == 2) {
+					t.Errorf("%s: standard error:\n%s", mode, got)
+				}
+			})
+		}
 	}
 }
 
@@ -600,7 +602,9 @@ func TestPrintError(t *testing.T) {
 		t.Errorf("got %q\nwant %q", b.String(), want)
 	}
 	b.Reset()
-	PrintErrorJSON(&b, time.Unix(0, 0), errors.New("x"), "", 69)
+	if err := PrintErrorJSON(&b, time.Unix(0, 0), errors.New("x"), "", 69); err != nil {
+		t.Error(err)
+	}
 	want = `{"v":1,"time":"1970-01-01T00:00:00Z","kind":"error","text":"x","exit_code":69}` + "\n"
 	if b.String() != want {
 		t.Errorf("got %q\nwant %q", b.String(), want)

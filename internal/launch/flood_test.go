@@ -1,0 +1,120 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// said is a worker that answers every operation with one text, for ever if
+// asked to.
+type said struct {
+	stdout, stderr string // N stands for the nonce
+	endless        bool
+}
+
+func (said) Name() string               { return "s0w0" }
+func (said) ClockOffset() time.Duration { return 0 }
+
+func (s said) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+	nonce := strings.Fields(cmd.Line[strings.LastIndex(cmd.Line, "multihost-"):])[2]
+	for ctx.Err() == nil {
+		for text, w := range map[string]io.Writer{s.stdout: cmd.Stdout, s.stderr: cmd.Stderr} {
+			if _, err := io.WriteString(w, strings.ReplaceAll(text, "N", nonce)); err != nil {
+				return sshfan.Status{}, err
+			}
+		}
+		if !s.endless {
+			return sshfan.Status{}, nil
+		}
+	}
+	return sshfan.Status{}, context.Cause(ctx)
+}
+
+// Whatever a worker answers without end, every operation ends, with an error
+// that says so.
+func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := spec("r", "true")
+	for name, worker := range map[string]said{
+		"noise":       {stdout: strings.Repeat("noise\n", 5000)},
+		"one line":    {stdout: strings.Repeat("x", 30000)},
+		"records":     {stdout: strings.Repeat("N run r 1\n", 1000)},
+		"errors":      {stderr: strings.Repeat("tail: \x1b[2J\n", 3000)},
+		"empty lines": {stdout: strings.Repeat("\n", 30000)},
+		"sizes":       {stdout: strings.Repeat("N size 1\n", 1000)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			worker.endless = true
+			for op, f := range map[string]func() error{
+				"arm":    func() error { _, err := Arm(t.Context(), worker, s); return err },
+				"status": func() error { _, err := Status(t.Context(), worker, s.Ref()); return err },
+				"list":   func() error { _, err := List(t.Context(), worker); return err },
+				"digest": func() error { _, _, err := Digest(t.Context(), worker, s.Ref(), 1); return err },
+				"tail":   func() error { _, err := ReadTail(t.Context(), worker, s.Ref(), 1); return err },
+				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
+				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
+				"follow": func() error {
+					_, err := Follow(t.Context(), worker, s.Ref(), 0, io.Discard, FollowOptions{})
+					return err
+				},
+			} {
+				if err := f(); !errors.Is(err, errFlood) || len(err.Error()) > 500 {
+					t.Errorf("%s: %v", op, err)
+				}
+			}
+		})
+	}
+	tail := said{stdout: "N stream\n" + strings.Repeat("more than was asked for", 9)}
+	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, errFlood) {
+		t.Errorf("tail: %d bytes, %v", len(got), err)
+	}
+}
+
+// A run of days sends a size for each piece of its log: none is kept, and none
+// is taken for one too many.
+func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
+	t.Parallel()
+	heard := 0
+	a := &answer{nonce: "N", next: func(r record) bool { heard++; return r.word == "size" }}
+	for i := range 300_000 { // 20 GB in the smallest usual piece
+		if _, err := fmt.Fprintf(a, "N size %d\n", i*65536); err != nil {
+			t.Fatalf("after %d sizes: %v", i, err)
+		}
+	}
+	fmt.Fprintln(a, "N end")
+	if heard != 300_001 || len(a.records) != 1 || a.records[0].word != "end" {
+		t.Errorf("heard %d, kept %d", heard, len(a.records))
+	}
+}
+
+// The numbers of a worker are its own: none of them makes an offset, a size or
+// an end that cannot be.
+func TestNumbersThatCannotBe(t *testing.T) {
+	t.Parallel()
+	for _, n := range []string{"-1", "9223372036854775807", "99999999999999999999999", "NaN", "", "0x10", "1e9"} {
+		w := said{
+			stdout: "N stream " + n + "\n",
+			stderr: strings.ReplaceAll("N run r 1\nN phase exited\nN exit code #\nN exit size #\nN exit end #\nN exit dropped #\nN end\n", "#", n),
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		var out bytes.Buffer
+		exit, err := Follow(ctx, w, Ref{"r", 1}, 0, &out, FollowOptions{})
+		cancel()
+		var short *TruncatedError
+		if err != nil && !errors.As(err, &short) {
+			t.Errorf("%q: %v", n, err)
+		}
+		if exit.LogSize < 0 || exit.Dropped < 0 || exit.Code < 0 || exit.Code > 255 || out.Len() > 0 {
+			t.Errorf("%q: %+v", n, exit)
+		}
+	}
+}

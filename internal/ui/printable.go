@@ -1,0 +1,71 @@
+package ui
+
+import (
+	"bytes"
+	"io"
+)
+
+// Printable returns a writer for the bytes of a log. On a terminal, what could
+// act on it is written in visible form, as in every view; all is written, and
+// nothing is cut: \r ends a line there. Anything else than a terminal gets the
+// bytes as they are. Close writes what an unfinished character has held back,
+// and does not close w.
+func Printable(w io.Writer) io.WriteCloser { return printable(w, IsTerminal(w)) }
+
+func printable(w io.Writer, terminal bool) io.WriteCloser {
+	if !terminal {
+		return rawBytes{w}
+	}
+	return &visibleBytes{w: w}
+}
+
+type rawBytes struct{ io.Writer }
+
+func (rawBytes) Close() error { return nil }
+
+type visibleBytes struct {
+	w        io.Writer
+	held     []byte // the beginning of a character
+	returned bool   // the last byte was \r, which has been written as \n
+	out      []byte
+}
+
+func (v *visibleBytes) Write(p []byte) (int, error) {
+	text := append(v.held, p...)
+	whole := wholeRunes(text)
+	err := v.put(whole)
+	v.held = append(v.held[:0], text[len(whole):]...)
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func (v *visibleBytes) Close() error {
+	err := v.put(v.held)
+	v.held = nil
+	return err
+}
+
+func (v *visibleBytes) put(text []byte) error {
+	v.out = v.out[:0]
+	for len(text) > 0 {
+		if v.returned && text[0] == '\n' {
+			text = text[1:]
+		}
+		v.returned = false
+		n := bytes.IndexAny(text, "\r\n")
+		if n < 0 {
+			v.out = appendVisible(v.out, text)
+			break
+		}
+		v.out = append(appendVisible(v.out, text[:n]), '\n')
+		v.returned = text[n] == '\r'
+		text = text[n+1:]
+	}
+	if len(v.out) == 0 {
+		return nil
+	}
+	_, err := v.w.Write(v.out)
+	return err
+}
