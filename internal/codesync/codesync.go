@@ -63,7 +63,11 @@ type Options struct {
 	TempDir string
 	// Store limits the content store of the workers.
 	Store StoreLimits
-	// Now is the clock of the progress events; nil means time.Now.
+	// Cache is a directory, made if need be, in which Scan remembers the hashes
+	// of files that have not changed since; "" remembers nothing.
+	Cache string
+	// Now is the clock of the progress events and of what is remembered; nil
+	// means time.Now.
 	Now func() time.Time
 	// Relay says whether workers pass contents on; "" means RelayAuto.
 	Relay Relay

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -327,19 +328,34 @@ func countFiles(dir string) int {
 	return n
 }
 
-// hashAll reads all files. Files that were deleted since the walk are dropped,
+// hashAll reads all files that are not known to be unchanged. Files that were deleted since the walk are dropped,
 // as if the walk had come later.
 func (s *scanner) hashAll(ctx context.Context) error {
+	now := time.Now
+	if s.opts.Now != nil {
+		now = s.opts.Now
+	}
+	cache := openHashes(s.opts.Cache, s.root)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(min(8, runtime.GOMAXPROCS(0)))
 	entries := s.tree.Entries
+	found := make([]fs.FileInfo, len(entries)) // before the reading
+	begun := make([]time.Time, len(entries))
 	for i := range entries {
 		if entries[i].Kind != File {
 			continue
 		}
 		group.Go(func() error {
 			e := &entries[i]
-			var err error
+			begun[i] = now()
+			info, err := os.Lstat(filepath.Join(s.root, e.Path))
+			if err == nil && info.Mode().IsRegular() {
+				found[i] = info
+				if hash, ok := cache.get(e.Path, info); ok {
+					e.Hash, e.Size = hash, info.Size()
+					return nil
+				}
+			}
 			e.Hash, e.Size, err = s.hashFile(ctx, e.Path)
 			if errors.Is(err, fs.ErrNotExist) {
 				e.Path = ""
@@ -350,6 +366,14 @@ func (s *scanner) hashAll(ctx context.Context) error {
 	}
 	if err := group.Wait(); err != nil {
 		return err
+	}
+	for i, e := range entries {
+		if found[i] != nil && e.Path != "" && found[i].Size() == e.Size {
+			cache.keep(e.Path, e.Hash, found[i], begun[i])
+		}
+	}
+	if err := cache.save(); err != nil {
+		s.note(event.Debug, fmt.Sprintf("hashes are not remembered: %v", err), "")
 	}
 	s.tree.Entries = slices.DeleteFunc(entries, func(e Entry) bool { return e.Path == "" })
 	return nil

@@ -220,7 +220,7 @@ func (r *run) scan(ctx context.Context) error {
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{
 		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout,
-		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout,
+		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"),
 	})
 	if err != nil {
 		return &Error{Stage: StageScan, Err: err}
