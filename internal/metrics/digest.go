@@ -3,6 +3,7 @@ package metrics
 import (
 	"math"
 	"slices"
+	"strconv"
 )
 
 // digestMost is how many distinct values a digest keeps apart. MaxText prints
@@ -107,13 +108,17 @@ func (d *digest) rank(r int64) float64 {
 	return math.NaN()
 }
 
-// value is the middle of what was joined into key.
+// value is the middle of what was joined into key, or the number that was
+// printed: 121.6, not the nearest float32.
 func (d *digest) value(key uint32) float64 {
-	bits := key << d.shift
 	if d.shift > 0 {
-		bits += 1 << (d.shift - 1)
+		return float64(math.Float32frombits(key<<d.shift + 1<<(d.shift-1)))
 	}
-	return float64(math.Float32frombits(bits))
+	v := float64(math.Float32frombits(key))
+	if short, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', -1, 32), 64); err == nil {
+		return short
+	}
+	return v
 }
 
 // precision bounds the relative error of the median; 0 while no bit is dropped.

@@ -1,0 +1,135 @@
+package launch
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/testkit"
+)
+
+// dump returns the stacks of a run by the name of the script that each runs.
+func dump(t *testing.T, l *local, ref Ref) map[string]Stack {
+	t.Helper()
+	stacks, phase, err := Dump(t.Context(), l, ref, DumpOptions{Wait: 20 * time.Second})
+	if err != nil || phase != Running {
+		t.Fatalf("dump: phase %v, %v", phase, err)
+	}
+	by := map[string]Stack{}
+	for _, s := range stacks {
+		for _, name := range []string{"asked.py", "deaf.py", "sleep"} {
+			if strings.Contains(s.Command, name) {
+				by[name] = s
+			}
+		}
+	}
+	return by
+}
+
+const (
+	askedProgram = `cat >asked.py <<'END'
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1)
+def waits_for_peers():
+    open("ready", "w").close()
+    time.sleep(1000)
+waits_for_peers()
+END
+`
+	deafProgram = `cat >deaf.py <<'END'
+import time
+time.sleep(1000)
+END
+`
+)
+
+// TestDumpAsksOnlyWhoCatchesTheSignal: SIGUSR1 kills a process that does not
+// catch it, and no dump may cost the run.
+func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "python3")
+	if _, err := exec.LookPath("py-spy"); err == nil {
+		testkit.Lacks(t, "py-spy is installed, and would be used")
+	}
+	l := newLocal(t)
+	s := spec("r", askedProgram+deafProgram+"python3 deaf.py & sleep 998.25 & python3 asked.py")
+	begin(t, l, s)
+	ready(t, l, "r")
+	for range 2 { // again: the first time ended nobody
+		by := dump(t, l, s.Ref())
+		asked := by["asked.py"]
+		if asked.Method != BySignal || !slices.ContainsFunc(asked.Lines, func(line string) bool { return strings.HasSuffix(line, "in waits_for_peers") }) {
+			t.Errorf("who catches the signal: %+v", asked)
+		}
+		for _, name := range []string{"deaf.py", "sleep"} {
+			if got := by[name]; got.Method != ByKernel || len(got.Lines) != 1 || !strings.Contains(got.Lines[0], "state S, waits in ") {
+				t.Errorf("%s: %+v", name, got)
+			}
+		}
+		for _, line := range asked.Lines {
+			if strings.Contains(line, l.home()) {
+				t.Errorf("%q has the home, which differs between workers", line)
+			}
+		}
+	}
+	if report := stopped(t, l, s.Ref(), time.Second); report.Exit == nil || report.Exit.Reason == "" {
+		t.Errorf("exit %+v, want the one of the stop", report.Exit)
+	}
+	stacks, phase, err := Dump(t.Context(), l, s.Ref(), DumpOptions{})
+	if err != nil || len(stacks) > 0 || !phase.Ended() {
+		t.Errorf("after the end: %d stacks, %v, %v", len(stacks), phase, err)
+	}
+}
+
+// TestDumpPrefersPySpy where the login has it; one that fails is no obstacle.
+func TestDumpPrefersPySpy(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "python3")
+	l := newLocal(t)
+	l.write("home/.local/bin/py-spy", "#!/bin/bash\n[[ $1 == dump && $2 == --pid ]] || exit 2\nif [[ -e ~/broken ]]; then echo no >&2; exit 1; fi\n"+
+		"printf 'Process %s: python3 asked.py\\n\\nThread %s (idle): \"MainThread\"\\n    step (train.py:7)\\n' \"$3\" \"$3\"\n", 0o755)
+	s := spec("r", askedProgram+"exec python3 asked.py")
+	begin(t, l, s)
+	ready(t, l, "r")
+	got := dump(t, l, s.Ref())["asked.py"]
+	if got.Method != BySpy || len(got.Lines) != 4 || got.Lines[3] != "    step (train.py:7)" {
+		t.Errorf("with py-spy: %+v", got)
+	}
+	l.write("home/broken", "", 0o644)
+	if got := dump(t, l, s.Ref())["asked.py"]; got.Method != BySignal {
+		t.Errorf("with a py-spy that fails: %+v", got)
+	}
+	if err := syscall.Kill(got.PID, 0); err != nil {
+		t.Errorf("process %d: %v", got.PID, err)
+	}
+}
+
+func TestFoldStacksPutsTheOddOneFirst(t *testing.T) {
+	t.Parallel()
+	fault := func(thread, function string) Stack {
+		return Stack{Method: BySignal, Lines: []string{
+			"a line of the log", "Current thread 0x" + thread + " (most recent call first):", `  File "~/r/train.py", line 7 in ` + function, ""}}
+	}
+	spy := Stack{Method: BySpy, Lines: []string{"Process 77: python3 train.py", "", `Thread 77 (idle): "MainThread"`, "    step (train.py:7)", `Thread 78 (idle): "loader"`, "    wait (queue.py:1)"}}
+	spy2 := Stack{Method: BySpy, Lines: []string{"Process 99: python3 train.py", "", `Thread 99 (idle): "MainThread"`, "    step (train.py:7)", `Thread 5 (idle): "loader"`, "    wait (queue.py:1)"}}
+	kernel := Stack{Method: ByKernel, Lines: []string{"      3 thread worker: state S, waits in futex_wait"}}
+	got := FoldStacks([][]Stack{
+		{fault("00007f6050607040", "wait")}, {fault("00007f4f36d63040", "wait"), kernel}, {fault("00007f49f6963040", "stuck")},
+		{spy, spy2}, {spy}, {kernel}, nil,
+	})
+	want := []FoldedStack{
+		{Workers: []int{2}, Threads: 1, Lines: []string{"Thread 0x… (most recent call first):", `  File "~/r/train.py", line 7 in stuck`}},
+		{Workers: []int{0, 1}, Threads: 2, Lines: []string{"Thread 0x… (most recent call first):", `  File "~/r/train.py", line 7 in wait`}},
+		{Workers: []int{1, 5}, Threads: 2, Lines: []string{"      3 thread worker: state S, waits in futex_wait"}},
+		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread … (idle): "MainThread"`, "    step (train.py:7)"}},
+		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread … (idle): "loader"`, "    wait (queue.py:1)"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
