@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"multihost/internal/event"
+	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/tpu"
 )
@@ -279,5 +281,26 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	if t.newest != nil {
 		d.Attempts = append(d.Attempts, t.attempt(t.newest, v))
 	}
+	t.addStalls(&d)
 	return d
+}
+
+// addStalls puts in when the run stood still, which no log shows: its journal
+// has it. A journal that cannot be read has nothing to add.
+func (t *Training) addStalls(d *metrics.Document) {
+	if t.rec == nil {
+		return
+	}
+	entries, _ := journal.Read(RunDir(t.stateDir, t.run))
+	for _, entry := range entries {
+		s, ok := entry.Event.(event.Stall)
+		if !ok {
+			continue
+		}
+		for i := range d.Attempts {
+			if a := &d.Attempts[i]; a.Number == s.Attempt {
+				a.AddStall(metrics.Stall{Began: s.Began, Seen: s.Seen, Limit: s.Limit, First: s.First, Step: s.Step, Ended: s.Ended, Text: s.Text})
+			}
+		}
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/event"
+	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/tpu"
 )
@@ -112,7 +114,17 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("the end: %+v", d.Newest())
 	}
 
-	// The same files read at once say the same, and so does one attempt alone.
+	// What no log shows is in the journal of whoever followed the run.
+	j := journal.New(func() time.Time { return time.Unix(3000, 0) })
+	if err := j.Open(journal.Options{Dir: RunDir(state, "r"), Command: "run"}); err != nil {
+		t.Fatal(err)
+	}
+	ended := time.Unix(2950, 0)
+	stall := event.Stall{Attempt: 2, Began: time.Unix(2300, 0), Seen: time.Unix(2900, 0), First: "s1w0", Step: 17, Text: "no step for 10m00s"}
+	j.Emit(stall)
+	stall.Ended, stall.Text = &ended, "steps go on"
+	j.Emit(stall)
+	j.Close(journal.End{})
 	again, err := OpenTraining(state, "r", TrainingOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -120,6 +132,11 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	if _, err := again.Update(); err != nil {
 		t.Fatal(err)
 	}
+	if d := again.Document(metrics.View{}, time.Unix(5000, 0)); len(d.Attempts[0].Stalls) != 0 || len(d.Attempts[1].Stalls) != 1 || d.Attempts[1].Stalls[0].Text != "steps go on" {
+		t.Errorf("stalls %+v and %+v", d.Attempts[0].Stalls, d.Attempts[1].Stalls)
+	}
+
+	// The same files read at once say the same, and so does one attempt alone.
 	got, want := again.Document(metrics.View{}, time.Unix(5000, 0)), training.Document(metrics.View{}, time.Unix(5000, 0))
 	if got.Text(true) != want.Text(true) {
 		t.Errorf("read at once:\n%s\nas it grew:\n%s", got.Text(true), want.Text(true))

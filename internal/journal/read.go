@@ -77,6 +77,8 @@ func parse(line []byte) (Entry, bool) {
 		e.Event = decode[event.Release](line)
 	case event.WorkerDone{}.Kind():
 		e.Event = decode[event.WorkerDone](line)
+	case event.Stall{}.Kind():
+		e.Event = decode[event.Stall](line)
 	case event.Summary{}.Kind():
 		e.Event = decode[event.Summary](line)
 	case event.Result{}.Kind():

@@ -228,7 +228,7 @@ func TestAStallNamesWhoStoppedFirst(t *testing.T) {
 		t.Errorf("a stall is told once: %q", text)
 	}
 	print(c, 0, 8)
-	if text, change := look(time.Minute); change != metrics.StallEnded || text != "steps go on after 1h01m" {
+	if text, change := look(time.Minute); change != metrics.StallEnded || text != "steps go on after 1h01m; s1w0 had stopped first, after step 6" {
 		t.Errorf("after a further step: %v %q", change, text)
 	}
 	for i := range 4 {

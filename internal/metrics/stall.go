@@ -36,7 +36,7 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	if open && heard.After(c.stalls[len(c.stalls)-1].Began) {
 		s := &c.stalls[len(c.stalls)-1]
 		s.Ended = &heard
-		s.Text = fmt.Sprintf("steps go on after %s", event.Age(heard.Sub(s.Began)))
+		s.Text = fmt.Sprintf("steps go on after %s; %s had stopped first, after step %d", event.Age(heard.Sub(s.Began)), s.First, s.Step)
 		defer c.mu.Unlock()
 		return *s, StallEnded
 	}
@@ -61,6 +61,18 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	}
 	c.stalls = append(c.stalls, s)
 	return s, StallBegan
+}
+
+// AddStall puts in a stall that was seen while the run was followed. The end of
+// one takes the place of its begin.
+func (a *Attempt) AddStall(s Stall) {
+	for i := range a.Stalls {
+		if a.Stalls[i].Began.Equal(s.Began) {
+			a.Stalls[i] = s
+			return
+		}
+	}
+	a.Stalls = append(a.Stalls, s)
 }
 
 func (c *Collector) stallLimit() time.Duration {

@@ -386,6 +386,36 @@ func TestPlainStatusPace(t *testing.T) {
 	})
 }
 
+// TestTrainingIsInTheStatusLine shows the newest step first, in front of what a
+// narrow terminal cuts, and only in the phase that it belongs to.
+func TestTrainingIsInTheStatusLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stdout, stderr := new(recorder), new(recorder)
+		r := New(Options{Mode: TTY, Stdout: stdout, Stderr: stderr, Width: func() int { return 120 }})
+		step := event.Training{Step: 57, StepSeconds: 2.001, TFLOPs: 131.52, MFU: 0.6676, Tokens: 4093.9, Loss: "3.25"}
+		r.Emit(step) // nothing runs: nothing to show it in
+		r.Emit(event.Phase{Name: "run", State: event.Started})
+		r.Emit(event.Progress{Phase: "run", Total: 64, Waiting: "s0w[0-63]"})
+		r.Emit(step)
+		time.Sleep(time.Second)
+		want := "run: step 57, 2.001 s, 131.5 TFLOP/s/device, MFU 66.8 %, 4094 tokens/s/device, loss 3.25, 0/64"
+		if got := stderr.String() + stdout.String(); !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q in it", got, want)
+		}
+		r.Emit(event.Stall{Text: "no step for 10m00s: s0w3 stopped first", Hint: "where they stand: multihost dump r"})
+		r.Emit(event.Summary{Run: "r", OK: true, Text: "run r succeeded", Training: []string{"steps 0 to 57, median 2.001 s"}})
+		r.Close()
+		for _, want := range []string{
+			"multihost: warning: no step for 10m00s: s0w3 stopped first\nmultihost: hint: where they stand: multihost dump r\n",
+			"\n  training: steps 0 to 57, median 2.001 s\n",
+		} {
+			if !strings.Contains(stderr.String(), want) {
+				t.Errorf("got %q, want %q in it", stderr, want)
+			}
+		}
+	})
+}
+
 // A stalled writer blocks from the first byte until it is released.
 type stalled struct {
 	release chan struct{}
