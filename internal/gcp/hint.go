@@ -128,23 +128,33 @@ var quotaForms = []*regexp.Regexp{
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exceeded\.\s+Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 }
 
-func quotaHint(message string) string {
-	const frees = "queued resources that are SUSPENDED or FAILED hold quota until deleted: multihost qr list"
+// QuotaOf reads which quota a message of the APIs is about, what it allows and
+// where.
+func QuotaOf(message string) (metric, limit, where string, ok bool) {
 	for _, form := range quotaForms {
-		m := form.FindStringSubmatch(message)
+		m := form.FindStringSubmatch(oneLine(message))
 		if m == nil {
 			continue
 		}
-		metric := m[form.SubexpIndex("metric")]
-		limit := strings.TrimSuffix(strings.TrimRight(m[form.SubexpIndex("limit")], "."), ".0")
-		where := strings.TrimRight(m[form.SubexpIndex("where")], ".,;")
-		hint := fmt.Sprintf("the quota %s allows %s %s", metric, limit, where)
-		if strings.Contains(metric, "TPU") {
-			return hint + "; " + frees
-		}
-		return hint + "; delete what is not needed, or ask for more: https://console.cloud.google.com/iam-admin/quotas"
+		metric = m[form.SubexpIndex("metric")]
+		limit = strings.TrimSuffix(strings.TrimRight(m[form.SubexpIndex("limit")], "."), ".0")
+		where = strings.TrimRight(m[form.SubexpIndex("where")], ".,;")
+		return metric, limit, where, true
 	}
-	return "a quota of the project is used up; " + frees
+	return "", "", "", false
+}
+
+func quotaHint(message string) string {
+	const frees = "queued resources that are SUSPENDED or FAILED hold quota until deleted: multihost qr list"
+	metric, limit, where, ok := QuotaOf(message)
+	if !ok {
+		return "a quota of the project is used up; " + frees
+	}
+	hint := fmt.Sprintf("the quota %s allows %s %s", metric, limit, where)
+	if strings.Contains(metric, "TPU") {
+		return hint + "; " + frees
+	}
+	return hint + "; delete what is not needed, or ask for more: https://console.cloud.google.com/iam-admin/quotas"
 }
 
 func notFoundHint(message string) string {

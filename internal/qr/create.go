@@ -50,7 +50,7 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 	for try := 1; ; try++ {
 		res, created, err = c.createOnce(ctx, r)
 		if !errors.Is(err, errInTheWay) {
-			return res, created, err
+			return res, created, c.whereElse(ctx, r, err)
 		}
 		if try == maxRecreate {
 			return res, created, fmt.Errorf("create queued resource %q: %w", r.ID, err)
@@ -65,6 +65,17 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 			return Resource{}, false, err
 		}
 	}
+}
+
+// whereElse adds to the refusal of a type that the zone does not have, which
+// zones do.
+func (c *Client) whereElse(ctx context.Context, r Request, err error) error {
+	if err == nil || !refusedType.MatchString(err.Error()) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+	defer cancel()
+	return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
 }
 
 func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, error) {

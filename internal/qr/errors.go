@@ -80,6 +80,28 @@ func (e *OwnerError) Hint() string {
 	return fmt.Sprintf("if it is to go all the same, type: multihost qr delete %s --force", e.ID)
 }
 
+// A ZoneError says that a zone does not offer an accelerator type.
+type ZoneError struct {
+	Type, Zone string
+	Zones      []string // that do, as far as they could be asked; nearest first
+	Err        error    // the API's refusal
+}
+
+func (e *ZoneError) Error() string {
+	return e.Err.Error() + predicament{offer: offer{zones: e.Zones}}.elsewhere("; zones that offer "+e.Type+": ")
+}
+
+// Unwrap gives the API's refusal.
+func (e *ZoneError) Unwrap() error { return e.Err }
+
+// Hint is what to type.
+func (e *ZoneError) Hint() string {
+	if len(e.Zones) > 0 {
+		return "repeat the command with --zone=" + e.Zones[0]
+	}
+	return "see what the zone offers: gcloud compute tpus accelerator-types list --zone=" + e.Zone
+}
+
 // A NodesError says that a queued resource was not deleted because slices of it
 // exist, or may come to exist, and force was not asked for.
 type NodesError struct {
@@ -133,6 +155,9 @@ type StateError struct {
 	State     string // FAILED, SUSPENDED, SUSPENDING, DELETING or NotFound
 	Initiator string // USER, SERVICE or empty
 	Detail    string // the API's own text, or empty
+	Diagnosis string // what is probably the matter, of one that FAILED; or empty
+
+	command string // what to type about it
 }
 
 // NoCapacity reports whether the service gave capacity or quota as the reason.
@@ -146,6 +171,9 @@ func (e *StateError) Error() string {
 	text := fmt.Sprintf("queued resource %q: %s", e.ID, e.meaning())
 	if e.Detail != "" {
 		text += ": " + e.Detail
+	}
+	if e.Diagnosis != "" {
+		text += "; " + e.Diagnosis
 	}
 	return text
 }
@@ -183,6 +211,9 @@ func (e *StateError) Hint() string {
 		return "see what exists with: multihost qr list"
 	case "DELETING":
 		return "wait until it is gone with: multihost qr delete " + e.ID
+	}
+	if e.command != "" {
+		return e.command
 	}
 	return fmt.Sprintf("it counts against the quota until it is deleted; type: multihost qr delete %s --force", e.ID)
 }

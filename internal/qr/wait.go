@@ -156,7 +156,7 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	}
 	w.observe(res)
 	if err := stateError(res); err != nil {
-		return false, err
+		return false, w.explained(ctx, err)
 	}
 	if res.State == "ACTIVE" || res.State == "PROVISIONING" {
 		if err := w.look(ctx); err != nil {
@@ -169,6 +169,15 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	w.progress()
 	w.advise(ctx)
 	return false, w.checkLimit()
+}
+
+// explained adds to a failure what is probably behind it.
+func (w *waiter) explained(ctx context.Context, err error) error {
+	var state *StateError
+	if errors.As(err, &state) && state.State == "FAILED" {
+		state.Diagnosis, state.command = w.c.inquire(ctx, w.res, w.c.now().Sub(w.start)).diagnose()
+	}
+	return err
 }
 
 // outlive decides whether the wait goes on after a failed read: it does when
@@ -409,15 +418,8 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 	case PhaseBoot:
 		return fmt.Sprintf("queued resource %q has been ACTIVE for %s, but is not ready: %s", w.id, waited, foldMissing(w.missing)), w.bootHint()
 	}
-	if dead := w.deadOnes(ctx); dead != "" {
-		return fmt.Sprintf("queued resource %q has been queued for %s and is %s; %s, which may hold the quota that it needs", w.id, waited, w.res.State, dead),
-			"delete those with: multihost qr delete NAME --force"
-	}
-	reason := "the service has not begun to look for capacity"
-	if w.res.State == "WAITING_FOR_RESOURCES" {
-		reason = "there is no free capacity for " + describe(w.res) + " yet"
-	}
-	return fmt.Sprintf("queued resource %q has been queued for %s in %s and is %s: %s", w.id, waited, w.c.gcp.Zone(), w.res.State, reason), w.otherTier()
+	reason, hint := w.c.inquire(ctx, w.res, w.c.now().Sub(w.phaseStart)).diagnose()
+	return fmt.Sprintf("queued resource %q has been queued for %s in %s and is %s: %s", w.id, waited, w.c.gcp.Zone(), w.res.State, reason), hint
 }
 
 func (w *waiter) bootHint() string {
@@ -427,35 +429,6 @@ func (w *waiter) bootHint() string {
 		}
 	}
 	return "see: multihost qr show " + w.id
-}
-
-func (w *waiter) otherTier() string {
-	switch w.res.Tier {
-	case Reserved, ReservationBound:
-		return "has the project a free reservation of this type in the zone? see: gcloud compute reservations list"
-	case OnDemand:
-		return "another zone, or --spot, --reserved or --flex-start, may get it sooner; it costs nothing while it waits"
-	}
-	return "another zone or tier may get it sooner; it costs nothing while it waits"
-}
-
-// deadOnes names the queued resources that give nothing and count against the
-// quota.
-func (w *waiter) deadOnes(ctx context.Context) string {
-	all, err := w.c.listResources(ctx)
-	if err != nil {
-		return "" // the sentence is an extra; the wait itself reports errors
-	}
-	var dead []string
-	for _, r := range all {
-		if r.Dead() && r.ID != w.id {
-			dead = append(dead, r.ID)
-		}
-	}
-	if len(dead) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d FAILED or SUSPENDED ones exist (%s)", len(dead), foldMissing(dead))
 }
 
 // A pacer gives growing pauses, spread a little so that many waiters do not

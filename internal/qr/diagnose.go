@@ -1,0 +1,217 @@
+package qr
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// A predicament is what is known of a queued resource that does not get on.
+type predicament struct {
+	res    Resource
+	zone   string
+	waited time.Duration
+	dead   []Resource // others, FAILED or SUSPENDED
+	offer  offer
+}
+
+// An offer is where the accelerator type can be had.
+type offer struct {
+	known bool // the zone itself was asked
+	here  bool
+	zones []string // others that offer it; empty also where they could not be asked
+}
+
+// refusedType is the API's text for a type that a zone does not have.
+var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
+
+// diagnose says in one sentence what is probably the matter, and what to type.
+// It is empty where nothing is known that the state does not say itself.
+func (p predicament) diagnose() (text, command string) {
+	r := p.res
+	failed := r.State == "FAILED"
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED, if it is one
+	quota := class == gcp.Quota && strings.Contains(strings.ToLower(r.Failure), "quota")
+	switch {
+	case p.offer.known && !p.offer.here, refusedType.MatchString(r.Failure):
+		return fmt.Sprintf("zone %s does not offer %s%s", p.zone, r.Type, p.elsewhere("; zones that do: ")), p.moveTo()
+	case failed && quota:
+		return p.quota()
+	case failed && class == gcp.Capacity:
+		return fmt.Sprintf("zone %s has no free machines for %d x %s, %s, now%s", p.zone, r.NodeCount, r.Type, r.Tier, p.elsewhere("; zones that offer the type too: ")), p.moveTo()
+	case failed && strings.Contains(r.Failure, "valid-until"):
+		return "there was no capacity before its --valid-until-duration had passed", "ask again, for longer, once it is deleted: multihost qr delete " + r.ID + " --force"
+	case failed, r.State == "SUSPENDED":
+		return "", ""
+	case len(p.dead) > 0:
+		return fmt.Sprintf("%d FAILED or SUSPENDED ones exist (%s), which may hold the quota that it needs", len(p.dead), p.deadNames()), p.clear()
+	case r.State != "WAITING_FOR_RESOURCES":
+		return "the service has not begun to look for capacity", "see: multihost qr show " + r.ID
+	case r.Tier == Reserved || r.Tier == ReservationBound:
+		return fmt.Sprintf("the reservation has no free room for %d x %s in this zone, or is not for this project", r.NodeCount, r.Type),
+			"see what is reserved: gcloud alpha compute tpus reservations list --zone=" + p.zone
+	}
+	return "there is no free capacity for " + describe(r) + " yet" + p.elsewhere("; zones that offer the type too: "), p.wait()
+}
+
+// quota says which quota is too small and what holds it.
+func (p predicament) quota() (text, command string) {
+	text = "a quota of the project is used up"
+	if metric, limit, where, ok := gcp.QuotaOf(p.res.Failure); ok {
+		text = fmt.Sprintf("the quota %s allows %s %s", metric, limit, where)
+	}
+	if n := units(p.res); n > 0 {
+		text += fmt.Sprintf(", and this asks for %d of it", n)
+	}
+	if len(p.dead) == 0 {
+		return text, "see what else of yours holds some: multihost gc --look; or ask for more: https://console.cloud.google.com/iam-admin/quotas"
+	}
+	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
+}
+
+// units is what a request counts against its quota: TensorCores or chips, as
+// the number in the accelerator type does.
+func units(r Resource) int {
+	t, err := tpu.ParseType(r.Type)
+	if err != nil {
+		return 0
+	}
+	per := t.Chips
+	if t.Generation.CountsCores {
+		per *= 2
+	}
+	return per * max(r.NodeCount, 1)
+}
+
+func (p predicament) deadNames() string {
+	names := make([]string, len(p.dead))
+	for i, r := range p.dead {
+		names[i] = r.ID
+	}
+	return foldMissing(names)
+}
+
+// clear is what removes the dead ones: those of the same user together, one of
+// somebody else by its name.
+func (p predicament) clear() string {
+	_, me, _ := p.res.Made()
+	for _, r := range p.dead {
+		if _, user, ours := r.Made(); !ours || user != me {
+			return "if nobody needs it, delete it: multihost qr delete " + r.ID + " --force"
+		}
+	}
+	return "delete them: multihost gc --delete"
+}
+
+const maxZones = 4 // that a sentence names
+
+func (p predicament) elsewhere(intro string) string {
+	if len(p.offer.zones) == 0 {
+		return ""
+	}
+	named, more := p.offer.zones, ""
+	if len(named) > maxZones {
+		named, more = named[:maxZones], fmt.Sprintf(" and %d more", len(named)-maxZones)
+	}
+	return intro + strings.Join(named, ", ") + more
+}
+
+// moveTo is how to ask in another zone.
+func (p predicament) moveTo() string {
+	remove := "multihost qr delete " + p.res.ID + " --force"
+	if len(p.offer.zones) == 0 {
+		return "delete it, and ask in another zone: " + remove
+	}
+	return "delete it, and repeat the command with --zone=" + p.offer.zones[0] + ": " + remove
+}
+
+func (p predicament) wait() string {
+	if p.res.Tier == OnDemand {
+		return "another zone, or --spot, --reserved or --flex-start, may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
+	}
+	return "another zone or tier may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
+}
+
+// inquiryLimit bounds what is asked for a diagnosis, which is an extra.
+const inquiryLimit = 20 * time.Second
+
+// inquire finds out what a diagnosis needs. What the API does not tell stays
+// unknown.
+func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+	defer cancel()
+	p := predicament{res: res, zone: c.gcp.Zone(), waited: waited}
+	if all, err := c.listResources(ctx); err == nil {
+		p.dead = slices.DeleteFunc(all, func(r Resource) bool { return !r.Dead() || r.ID == res.ID })
+	}
+	p.offer = c.offers(ctx, res.Type)
+	return p
+}
+
+// offers asks which zones have an accelerator type.
+func (c *Client) offers(ctx context.Context, accelerator string) offer {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return offer{}
+	}
+	var zones []string
+	err = c.gcp.Do(ctx, "list zones", func(ctx context.Context) error {
+		zones = nil
+		return svc.Projects.Locations.List("projects/"+c.gcp.Project()).PageSize(pageSize).Pages(ctx, func(page *tpuapi.ListLocationsResponse) error {
+			for _, l := range page.Locations {
+				zones = append(zones, l.LocationId)
+			}
+			return nil
+		})
+	})
+	if err != nil || !slices.Contains(zones, c.gcp.Zone()) {
+		zones = append(zones, c.gcp.Zone())
+	}
+	slices.Sort(zones)
+	errs := make([]error, len(zones))
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i, zone := range zones {
+		group.Go(func() error {
+			errs[i] = c.gcp.Do(ctx, "read accelerator type", func(ctx context.Context) error {
+				_, err := svc.Projects.Locations.AcceleratorTypes.Get(parentName(c.gcp.Project(), zone) + "/acceleratorTypes/" + accelerator).Context(ctx).Do()
+				return err
+			})
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	var o offer
+	for i, zone := range zones {
+		switch {
+		case zone == c.gcp.Zone():
+			o.here = errs[i] == nil
+			o.known = o.here || gcp.ClassOf(errs[i]) == gcp.NotFound
+		case errs[i] == nil:
+			o.zones = append(o.zones, zone)
+		}
+	}
+	// A zone of the same region has the same storage and network near by.
+	region := regionOf(c.gcp.Zone())
+	near := slices.DeleteFunc(slices.Clone(o.zones), func(z string) bool { return regionOf(z) != region })
+	far := slices.DeleteFunc(o.zones, func(z string) bool { return regionOf(z) == region })
+	o.zones = append(near, far...)
+	return o
+}
+
+// regionOf is us-central2 for us-central2-b.
+func regionOf(zone string) string {
+	if i := strings.LastIndexByte(zone, '-'); i > 0 {
+		return zone[:i]
+	}
+	return zone
+}
