@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/codesync"
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -253,6 +254,10 @@ func lostContact(err error) bool {
 	var refused *sshfan.ConnectError
 	if errors.As(err, &refused) {
 		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting)
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice is not there, or the API is away
+		return true
 	}
 	for _, sign := range []error{sshfan.ErrConnectionLost, sshfan.ErrSilent, sshfan.ErrNoStatus, codesync.ErrStalled} {
 		if errors.Is(err, sign) {

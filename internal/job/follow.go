@@ -254,6 +254,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
 		Window: f.window, QuietAfter: f.patience.Quiet,
 		Lost:  func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
+		Found: f.outages[i].over,
 		Quiet: func(s launch.Silence) { f.quiet(id, s) },
 		Full: func(limit int64) {
 			event.Notef(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
@@ -329,7 +330,7 @@ var errSliceGone = errors.New("nothing runs there any more")
 type outage struct {
 	mu          sync.Mutex
 	giveUp      context.CancelCauseFunc // nil: no outage
-	begin, last time.Time
+	begin, said time.Time
 	gone        bool // its slice is
 }
 
@@ -339,16 +340,20 @@ func (o *outage) isGone() bool {
 	return o.gone
 }
 
-// lost is told of every failed try; it says so once an outage.
+// lost is told of every failed try; it says so once an outage, and once a
+// minute where one follows the other.
 func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := f.Clock.Now()
-	if o.giveUp == nil || now.Sub(o.last) > f.Access.RetryFor+time.Minute {
+	if o.giveUp == nil {
 		o.begin = now
+	}
+	if o.giveUp == nil && (o.said.IsZero() || now.Sub(o.said) > time.Minute) {
+		o.said = now
 		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
-	o.giveUp, o.last = giveUp, now
+	o.giveUp = giveUp
 	if limit := f.patience.Lost; limit > 0 && now.Sub(o.begin) > limit {
 		giveUp(fmt.Errorf("not reachable for %s (--lost-timeout): %w", limit, err))
 	}

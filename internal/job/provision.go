@@ -105,8 +105,12 @@ func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
 // delete them. The real state is read before anything is deleted.
 func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) (Outcome, error) {
 	id := o.Request.ID
-	look, cancel := d.detached(ctx, 2*time.Minute)
-	res, err := d.Queue.Get(look, id)
+	look, cancel := d.detached(ctx, teardownLimit)
+	var res qr.Resource
+	err := d.outlast(look, func() (err error) {
+		res, err = d.Queue.Get(look, id)
+		return err
+	})
 	cancel()
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
@@ -124,7 +128,10 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 	// The limit is the deletion's own; the context only ends it for good.
 	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
 	defer cancel()
-	_, err = d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
+	err = d.outlast(cleanup, func() error {
+		_, err := d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
+		return err
+	})
 	if err != nil {
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
 			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),

@@ -162,7 +162,7 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 	case d.Step == qr.StepReset:
 		q.resets++
 		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
-		return q.Queue.Reset(ctx, q.o.Request.ID)
+		return q.outlast(ctx, func() error { return q.Queue.Reset(ctx, q.o.Request.ID) })
 	case d.Step == qr.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
@@ -177,7 +177,10 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 	}
 	id := q.o.Request.ID
 	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
-	_, err = q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+	err = q.outlast(ctx, func() error {
+		_, err := q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -206,6 +209,24 @@ func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error)
 	}
 	return 0, nil
 }
+
+// outlast repeats call while the API is away, as long as that may be: there are
+// slices behind it that have been paid for.
+func (d *Deps) outlast(ctx context.Context, call func() error) error {
+	for {
+		err := call()
+		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-d.Clock.After(awayPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// awayPause comes after the two minutes for which each call is tried anyway.
+const awayPause = 15 * time.Second
 
 func (q *queued) pause(ctx context.Context, d time.Duration) error {
 	if d > 0 {

@@ -121,6 +121,7 @@ type run struct {
 	used    []tpu.Slice // the slices that it was to run on
 	rec     *Record     // nil before it has one
 	follow  *following  // nil before the command was started
+	vigil   *vigil      // while the workers are prepared
 	refusal string      // why no further attempt follows
 	count   string      // which further attempt follows
 
@@ -153,12 +154,7 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free} {
-		if err := step(ctx); err != nil {
-			return Outcome{}, err
-		}
-	}
-	if err := r.start(ctx); err != nil {
+	if err := r.prepare(ctx); err != nil {
 		return Outcome{}, err
 	}
 	r.begun(rec)
@@ -168,6 +164,18 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 		return Outcome{Started: true, Detached: true}, nil
 	}
 	return r.followed(ctx)
+}
+
+// prepare brings every worker from a connection to a command that runs.
+func (r *run) prepare(ctx context.Context) error {
+	ctx, over := r.keepVigil(ctx)
+	defer over()
+	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free, r.start} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // begun says and records that the attempt runs.
@@ -492,7 +500,7 @@ func (r *run) start(ctx context.Context) error {
 		if err := r.failed(ctx, StageStart, errs); err != nil {
 			stopCtx, cancel := r.detached(ctx, r.o.Grace+time.Minute)
 			defer cancel()
-			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", nil))
+			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", r.isGone))
 		}
 		r.Sink.Emit(r.released())
 		return fmt.Sprintf("%s within %s", event.Count(n, "worker"), event.Duration(r.skew)), nil
@@ -521,7 +529,7 @@ func (r *run) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.detached(ctx, 30*time.Second)
 	defer cancel()
 	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
-		if armed[i] == nil {
+		if armed[i] == nil || r.isGone(i) {
 			return nil
 		}
 		return armed[i].Abort(ctx)

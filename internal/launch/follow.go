@@ -19,6 +19,10 @@ type FollowOptions struct {
 	// following goes on.
 	Lost func(err error, offset int64)
 
+	// Found is told each time the worker answers, on the first connection and on
+	// each that was made again.
+	Found func()
+
 	// Full is told when a command that still runs has reached the limit of its
 	// log: nothing but its end is to come. It may be told again after a loss.
 	Full func(limit int64)
@@ -142,6 +146,9 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 		out.next = func(rec record) (done bool) {
 			switch rec.word {
 			case "stream":
+				if opts.Found != nil {
+					opts.Found()
+				}
 				ration.size(number(rec.rest))
 			case "unknown", "truncated", "error":
 				orders.Close()

@@ -1,0 +1,547 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// matrixPhases are where a job can be when something happens to it.
+var matrixPhases = []string{"requested", "waiting", "provisioning", "connect", "sync", "preflight", "start", "run", "teardown"}
+
+// A matrixFault is something that happens once, in some phase of a job.
+type matrixFault struct {
+	name    string
+	from    int  // first phase in which it can happen, as an index
+	ends    bool // what runs on the workers does not survive it
+	slow    bool // it takes a limit of many minutes to be noticed
+	strike  func(c *cell)
+	allowed []int // exit statuses that keep the promise
+}
+
+const (
+	fromProvisioning = 2
+	fromConnect      = 3
+)
+
+func matrixFaults() []matrixFault {
+	inject := func(text string) func(c *cell) {
+		return func(c *cell) { c.inject(text) }
+	}
+	for2m := func(code int) func(c *cell) {
+		return func(c *cell) { c.outage(code, 2*time.Minute) }
+	}
+	return []matrixFault{
+		{"one slice of two preempted", fromProvisioning, true, false, inject("preempt node=m-1"), []int{0}},
+		{"queued resource suspended", 0, true, false, inject("qr-suspended qr=m"), []int{0}},
+		{"queued resource failed", 0, true, false, inject("qr-failed qr=m message='an internal error has occurred'"), []int{0}},
+		{"no capacity any more", 0, true, false, inject("qr-failed qr=m"), []int{0, exitTempFail}},
+		{"maintenance of one slice", fromConnect, false, true, inject("maintenance node=m-1"), []int{0}},
+		{"an admin deletes it", 0, true, false, (*cell).adminDeletes, []int{exitUnavailable, 0}},
+		{"API answers 503 for 2 minutes", 0, false, false, for2m(http.StatusServiceUnavailable), []int{0}},
+		{"API answers 429 for 2 minutes", 0, false, false, for2m(http.StatusTooManyRequests), []int{0}},
+		{"login ended for 2 minutes", 0, false, false, for2m(http.StatusUnauthorized), []int{0}},
+		{"a worker reboots", fromConnect, true, false, inject("worker-reboot node=m-1 worker=0"), []int{0}},
+		{"a worker never answers again", fromConnect, true, true, inject("worker-unreachable node=m-1 worker=0"), []int{0}},
+		{"runner killed, job typed again", 0, false, false, (*cell).killRunner, []int{0}},
+		{"Ctrl-C", 0, true, false, (*cell).interrupt, []int{exitInterrupt, exitOK}},
+	}
+}
+
+// A cell is one job to which one thing happens in one phase.
+type cell struct {
+	t      *testing.T
+	phase  string
+	fault  matrixFault
+	server *sim.Server
+	ticks  *tickClock
+	clock  hurriedClock
+	fleet  *quickWorkers
+	front  *httptest.Server
+	access job.Access
+	dir    string
+	kill   func()
+	signal func()
+
+	struck  sync.Once
+	over    chan struct{} // closed when the fault has struck
+	killed  atomic.Bool
+	starts  atomic.Int32
+	mu      sync.Mutex // guards what follows
+	down    int        // HTTP status of all answers …
+	downTil time.Time  // … until then
+}
+
+// hurriedClock is the runner's time.
+type hurriedClock struct {
+	start time.Time
+	speed float64
+}
+
+func (c hurriedClock) Now() time.Time {
+	return c.start.Add(time.Duration(float64(time.Since(c.start)) * c.speed))
+}
+
+func (c hurriedClock) After(d time.Duration) <-chan time.Time {
+	return time.After(time.Duration(float64(d) / c.speed))
+}
+
+// speed is how much faster the runner's time runs. Where limits of many minutes
+// have to pass before something is done, it runs faster still.
+func (f matrixFault) speed() float64 {
+	if f.slow {
+		return 600
+	}
+	return 100
+}
+
+// tickClock is the simulator's time: it moves by a step each time a runner has
+// seen the state of the queued resource, so that no state is missed.
+type tickClock struct {
+	mu     sync.Mutex
+	now    time.Time
+	timers map[chan time.Time]time.Time
+}
+
+func (c *tickClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *tickClock) After(d time.Duration) <-chan time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := make(chan time.Time, 1)
+	c.timers[ch] = c.now.Add(d)
+	return ch
+}
+
+const tick = 10 * time.Millisecond
+
+func (c *tickClock) tick() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(tick)
+	for ch, due := range c.timers {
+		if !due.After(c.now) {
+			ch <- c.now
+			delete(c.timers, ch)
+		}
+	}
+}
+
+// TestMatrix runs a job for every pair of phase and fault, against the
+// simulator's API over HTTP and workers that answer SSH, with a clock that runs
+// a hundred times as fast. Whatever happens, nothing of the job is left. The
+// table of what comes out is in docs/reliability.md; -update writes it.
+func TestMatrix(t *testing.T) {
+	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := matrixFaults()
+	slow := calibrate(t, identity)
+	results := make([][]string, len(matrixPhases))
+	slots := make(chan struct{}, matrixWidth)
+	var wg sync.WaitGroup
+	for p, phase := range matrixPhases {
+		results[p] = make([]string, len(faults))
+		for f, fault := range faults {
+			if p < fault.from {
+				results[p][f] = "–"
+				continue
+			}
+			c := newCell(t, identity, phase, fault, slow)
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				results[p][f] = c.run()
+			})
+		}
+	}
+	wg.Wait()
+	checkTable(t, matrixTable(faults, results))
+}
+
+// matrixWidth is how many jobs run at once: they wait most of the time.
+const matrixWidth = 12
+
+// usual is how long a job without a fault takes where nothing else runs.
+const usual = 500 * time.Millisecond
+
+// calibrate runs jobs to which nothing happens and returns how much slower than
+// usual this machine is now; 1 where it is not. Time must not run away from
+// those that work.
+func calibrate(t *testing.T, identity *sshfan.Identity) float64 {
+	nothing := matrixFault{name: "nothing", strike: func(*cell) {}, allowed: []int{exitOK}}
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for range matrixWidth {
+		wg.Go(func() { newCell(t, identity, "teardown", nothing, 10).run() })
+	}
+	wg.Wait()
+	return max(1, float64(time.Since(begin))/float64(usual))
+}
+
+func newCell(t *testing.T, identity *sshfan.Identity, phase string, fault matrixFault, slow float64) *cell {
+	patience := time.Duration(float64(time.Second) * slow)
+	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), clock: hurriedClock{time.Now(), fault.speed() / slow},
+		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: t.TempDir()}
+	c.access = job.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(c.dir, "known_hosts"),
+		ConnectTimeout: patience, RetryFor: patience, MaxDials: 8}
+	return c
+}
+
+// run runs the job, twice where its runner is killed, and says what came out.
+func (c *cell) run() string {
+	name := c.phase + " × " + c.fault.name
+	if err := c.setUp(); err != nil {
+		c.t.Errorf("%s: %v", name, err)
+		return "?"
+	}
+	defer c.front.Close()
+	defer c.server.Close()
+	status, log := c.runner()
+	for c.killed.CompareAndSwap(true, false) {
+		c.fleet.cutOff(false)
+		var again string
+		status, again = c.runner()
+		log += "--- again\n" + again
+	}
+	complain := func(format string, args ...any) {
+		c.t.Errorf("%s: %s\n%s", name, fmt.Sprintf(format, args...), log)
+	}
+	select {
+	case <-c.over:
+	default:
+		complain("%v", errPhaseNeverCame)
+	}
+	ok := false
+	for _, allowed := range c.fault.allowed {
+		ok = ok || status == allowed
+	}
+	if !ok {
+		complain("exit status %d", status)
+	}
+	if left := c.leftovers(); left != "" {
+		complain("%s is left", left)
+	}
+	attempts := "attempts"
+	if c.starts.Load() == 1 {
+		attempts = "attempt"
+	}
+	return fmt.Sprintf("%d, %d %s", status, c.starts.Load(), attempts)
+}
+
+func (c *cell) setUp() (err error) {
+	if c.fleet, err = newQuickWorkers(); err != nil {
+		return err
+	}
+	c.fleet.until = c.commandEnds
+	c.server, err = sim.Start(context.Background(), sim.Config{Dir: filepath.Join(c.dir, "sim"), Step: tick, Workers: c.fleet, Clock: c.ticks})
+	if err != nil {
+		return err
+	}
+	c.front = httptest.NewServer(http.HandlerFunc(c.serve))
+	return nil
+}
+
+// The ends of a command that runs until it is stopped, and of one that does
+// nothing.
+var never, atOnce = make(chan struct{}), closed()
+
+func closed() chan struct{} {
+	ch := make(chan struct{})
+	close(ch)
+	return ch
+}
+
+// commandEnds says when the command ends by itself: at once, but for the attempt
+// in whose run something happens.
+func (c *cell) commandEnds(*quickVM) <-chan struct{} {
+	select {
+	case <-c.over:
+		return atOnce
+	default:
+	}
+	switch {
+	case c.phase == "run" && c.fault.ends:
+		return never
+	case c.phase != "teardown":
+		return c.over
+	}
+	return atOnce
+}
+
+// runner runs the job as one invocation of multihost would.
+func (c *cell) runner() (status int, log string) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	leave := make(chan struct{})
+	c.kill = sync.OnceFunc(func() {
+		close(leave)
+		cancel(errors.New("killed"))
+	})
+	c.signal = func() { cancel(&job.Interrupted{Signal: syscall.SIGINT}) }
+	story := &lockedText{}
+	sink := event.SinkFunc(func(e event.Event) { c.hear(e, story) })
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: c.front.URL + "/",
+		ComputeEndpoint: c.front.URL + "/compute/v1/", Clock: c.clock, Sink: sink, LoginWait: loginWait})
+	defer cloud.Close()
+	access := c.access
+	access.Port = c.fleet.Port()
+	queue := qr.New(cloud)
+	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
+		Sink: sink, Clock: c.clock, StateDir: c.dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
+	out, err := d.Job(ctx, c.options())
+	status = exitCode(outcome(out, err))
+	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
+	return status, story.String()
+}
+
+func (c *cell) options() job.JobOptions {
+	ty, err := tpu.ParseType("v5litepod-4")
+	if err != nil {
+		panic(err)
+	}
+	o := job.JobOptions{
+		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot},
+		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(c.dir, "src"), Script: "train", Preflight: "apply",
+			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute}},
+		Budget: job.Budget{Preemptions: -1},
+	}
+	os.MkdirAll(o.Run.Dir, 0o700)
+	os.WriteFile(filepath.Join(o.Run.Dir, "train.py"), []byte("pass\n"), 0o600)
+	o.Request.Mark("m", "ann")
+	o.Request.MarkJob("m")
+	setKey(&o.Request, "quick", c.access.Identity.PublicKey())
+	return o
+}
+
+// hear watches for the phases that only the runner knows.
+func (c *cell) hear(e event.Event, story *lockedText) {
+	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.clock.start).Seconds(), e, e)
+	switch e := e.(type) {
+	case event.Release:
+		c.starts.Add(1)
+	case event.Phase:
+		phase := e.Name
+		if phase == "delete" {
+			phase = "teardown"
+		}
+		if phase == c.phase && e.State == event.Started {
+			c.strike()
+		}
+	}
+}
+
+// strike lets the fault happen, once.
+func (c *cell) strike() {
+	c.struck.Do(func() {
+		c.fault.strike(c)
+		close(c.over)
+	})
+}
+
+// serve is the way from the runner to the API. It knows the phases in which
+// there is nothing but a queued resource, by what it tells the runner.
+func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
+	if c.fleet.isDead() {
+		panic(http.ErrAbortHandler)
+	}
+	c.mu.Lock()
+	down := c.down
+	if !c.clock.Now().Before(c.downTil) {
+		down = 0
+	}
+	c.mu.Unlock()
+	if down != 0 {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(down)
+		fmt.Fprintf(w, `{"error": {"code": %d, "message": "Request had invalid authentication credentials or came at a bad time."}}`, down)
+		return
+	}
+	answer := httptest.NewRecorder()
+	c.server.ServeHTTP(answer, r)
+	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/queuedResources/m") {
+		body := answer.Body.String()
+		for _, seen := range []struct{ state, phase string }{
+			{"CREATING", "requested"}, {"ACCEPTED", "requested"}, {"WAITING_FOR_RESOURCES", "waiting"}, {"PROVISIONING", "provisioning"},
+		} {
+			if seen.phase == c.phase && strings.Contains(body, `"state": "`+seen.state+`"`) {
+				c.strike()
+			}
+		}
+		c.ticks.tick()
+	} else if strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(answer.Body.String(), `"verb": "create"`) {
+		c.ticks.tick()
+	}
+	if c.fleet.isDead() {
+		panic(http.ErrAbortHandler)
+	}
+	for k, v := range answer.Header() {
+		w.Header()[k] = v
+	}
+	w.WriteHeader(answer.Code)
+	io.Copy(w, answer.Body)
+}
+
+// inject sets a fault of the simulator and waits until what it takes away is
+// gone: else a command might end well in the moment before.
+func (c *cell) inject(text string) {
+	fault, err := sim.ParseFault(text)
+	if err == nil {
+		_, err = c.server.Inject(fault)
+	}
+	if err != nil {
+		c.t.Errorf("%s × %s: %v", c.phase, c.fault.name, err)
+		return
+	}
+	switch fault.Name {
+	case "preempt":
+		c.awaitDown("m-1")
+	case "qr-suspended", "qr-failed":
+		c.awaitDown("")
+	}
+}
+
+// awaitDown waits until the workers of a slice, or of all, are down. The
+// simulator's time goes on meanwhile.
+func (c *cell) awaitDown(node string) {
+	deadline := time.Now().Add(20 * time.Second)
+	for _, vm := range c.fleet.all() {
+		for node == "" || vm.spec.Node == node {
+			if !vm.isUp() {
+				break
+			}
+			if time.Now().After(deadline) {
+				c.t.Errorf("%s × %s: %s is not taken away", c.phase, c.fault.name, vm.spec.Name)
+				return
+			}
+			c.ticks.tick()
+			<-time.After(time.Millisecond)
+		}
+	}
+}
+
+// adminDeletes deletes the queued resource from elsewhere.
+func (c *cell) adminDeletes() {
+	req := httptest.NewRequest(http.MethodDelete, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/queuedResources/m?force=true", http.NoBody)
+	answer := httptest.NewRecorder()
+	c.server.ServeHTTP(answer, req)
+	if answer.Code != http.StatusOK {
+		c.t.Errorf("%s × %s: %s", c.phase, c.fault.name, answer.Body)
+		return
+	}
+	c.awaitDown("")
+}
+
+// outage lets the API answer with code for a time of the runner's clock.
+func (c *cell) outage(code int, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down, c.downTil = code, c.clock.Now().Add(d)
+}
+
+// killRunner takes the runner from the world: nothing that it still does
+// reaches anybody.
+func (c *cell) killRunner() {
+	c.killed.Store(true)
+	c.fleet.cutOff(true)
+	c.kill()
+}
+
+func (c *cell) interrupt() { c.signal() }
+
+// leftovers names what the simulator still has.
+func (c *cell) leftovers() string {
+	for _, what := range []string{"queuedResources", "nodes"} {
+		answer := httptest.NewRecorder()
+		c.server.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/"+what, http.NoBody))
+		if body := strings.TrimSpace(answer.Body.String()); body != "{}" {
+			return what + ": " + body
+		}
+	}
+	return ""
+}
+
+// lockedText is a text that several goroutines write.
+type lockedText struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func matrixTable(faults []matrixFault, results [][]string) string {
+	var b strings.Builder
+	b.WriteString("| what happens | " + strings.Join(matrixPhases, " | ") + " |\n|---" + strings.Repeat("|---", len(matrixPhases)) + "|\n")
+	for f, fault := range faults {
+		b.WriteString("| " + fault.name)
+		for p := range matrixPhases {
+			b.WriteString(" | " + results[p][f])
+		}
+		b.WriteString(" |\n")
+	}
+	return b.String()
+}
+
+// checkTable compares the table with the one in the document, or puts it there.
+func checkTable(t *testing.T, table string) {
+	const begin, end = "<!-- matrix: go test ./cmd/multihost -run TestMatrix -update -->\n\n", "\n<!-- end of matrix -->"
+	path := filepath.Join("..", "..", "docs", "reliability.md")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, found := strings.Cut(string(data), begin)
+	old, tail, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no place for the matrix", path)
+	}
+	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
+		if err := os.WriteFile(path, []byte(head+begin+table+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if old != table {
+		t.Errorf("the matrix in %s is another one; got:\n%swant:\n%s", path, table, old)
+	}
+}
+
+var _ worker.Backend = (*quickWorkers)(nil)

@@ -1,0 +1,67 @@
+package job
+
+import (
+	"context"
+	"sync"
+
+	"multihost/internal/tpu"
+)
+
+// A vigil looks after the slices of a team while its workers are prepared: a
+// worker that is gone would else be waited for as long as one that is slow.
+type vigil struct {
+	mu   sync.Mutex
+	gone map[string]bool // names of slices
+	done chan struct{}
+}
+
+// keepVigil returns a context that ends, with the slice as its cause, when the
+// API says that a slice of the team is gone or was taken away. over ends it.
+func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	v := &vigil{gone: map[string]bool{}, done: make(chan struct{})}
+	r.vigil = v
+	go func() {
+		defer close(v.done)
+		for {
+			select {
+			case <-r.Clock.After(outageLook):
+			case <-ctx.Done():
+				return
+			}
+			nodes, err := r.Cloud.Slices(ctx)
+			if err != nil {
+				continue // the API is away; the workers may be there
+			}
+			if why := v.look(nodes, r.team.slices); why != "" {
+				cancel(&Error{Stage: StageConnect, Text: why, lost: true})
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-v.done
+	}
+}
+
+// look notes the slices that are gone and says why the first one is.
+func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range all {
+		if text := lostSlice(nodes, s); text != "" {
+			v.gone[s.Name] = true
+			if why == "" {
+				why = text
+			}
+		}
+	}
+	return why
+}
+
+// isGone reports whether worker i of the team is on a slice that is gone.
+func (r *run) isGone(i int) bool {
+	r.vigil.mu.Lock()
+	defer r.vigil.mu.Unlock()
+	return r.vigil.gone[r.team.slice(i).Name]
+}
