@@ -10,7 +10,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
+	"multihost/internal/detach"
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
 	"multihost/internal/preflight"
@@ -32,7 +34,11 @@ something billed without saying so in its last lines.
 MaxText's flags of multihost_job.py are accepted in upper case; then
 --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
-string: --cqr-extra-args="--network=mtu9k --spot".`,
+string: --cqr-extra-args="--network=mtu9k --spot".
+
+With --detach and --bucket-name no runner is needed: the workers fetch the code
+from the bucket, start the command, bring their logs there and delete the slices
+when all have ended. See docs/detached.md for the rights that they need.`,
 		Flags: flags(jobFlags(), tierFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o, err := p.jobOptions(s, c)
@@ -44,8 +50,26 @@ string: --cqr-extra-args="--network=mtu9k --spot".`,
 				return err
 			}
 			setKey(&o.Request, d.Access.Login, d.Access.Identity.PublicKey())
+			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
+			roots, err := s.cloud.Roots()
+			if err != nil {
+				return &configError{err: err}
+			}
+			if o.Run.Detach && c.String("bucket-name") != "" {
+				do, err := p.detachOptions(c, roots)
+				if err != nil {
+					return err
+				}
+				out, err := d.Detach(c.Context, o, do)
+				return outcome(out, err)
+			}
+			for _, name := range []string{"venv", "cloud-logging", "ttl"} {
+				if _, typed := p.inv.set[name]; typed {
+					return usagef("--%s: it is for jobs without runner: add --detach and --bucket-name=BUCKET", name)
+				}
+			}
 			if c.String("bucket-name") != "" {
-				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine"})
+				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine", Hint: "to have the job live without this machine, add --detach"})
 			}
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
@@ -61,8 +85,12 @@ func jobFlags() []cli.Flag {
 		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "`N` slices"},
 		tpuTypeFlag(),
 		runtimeFlag(),
-		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "Cloud Storage `BUCKET` of a job without runner"},
+		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
 		&cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
+		&cli.DurationFlag{Name: "upload-every", Value: time.Minute, Usage: "`TIME` between two uploads of a worker's log to the bucket"},
+		&cli.BoolFlag{Name: "venv", Usage: "run the command of a job without runner in a Python environment of its own; default with MaxText's flags"},
+		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging too, by Google's Ops Agent"},
+		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after the workers' first boot, whatever runs; default: never"},
 		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
@@ -86,6 +114,38 @@ func parseLimit(text string) (int, error) {
 	return n, err
 }
 
+// bucketFlags name the bucket of a job without runner that was started elsewhere.
+func bucketFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "bucket-name", Category: catCloud, Usage: "`BUCKET` of a job without runner that another machine started"},
+		&cli.StringFlag{Name: "bucket-dir", Category: catCloud, Usage: "`DIR` in the bucket"},
+	}
+}
+
+func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) (job.DetachOptions, error) {
+	do := job.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
+	var err error
+	if do.Bucket, do.Dir, err = detach.CleanBucket(c.String("bucket-name"), c.String("bucket-dir")); err != nil {
+		return do, &usageError{err: err}
+	}
+	if do.Every < time.Second {
+		return do, usagef("--upload-every=%s: it must be 1s or more", do.Every)
+	}
+	_, typed := p.inv.set["venv"]
+	do.Venv = c.Bool("venv") || !typed && p.asMaxText()
+	return do, nil
+}
+
+// asMaxText reports whether the job was typed as for multihost_job.py.
+func (p *program) asMaxText() bool {
+	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
+		if spelling := p.inv.set[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error) {
 	run, err := p.runOptions(s, c)
 	if err != nil {
@@ -97,6 +157,10 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		QueueLimit:     c.Duration("queue-timeout"),
 		ProvisionLimit: c.Duration("provision-timeout"),
 		BootLimit:      c.Duration("boot-timeout"),
+		TTL:            c.Duration("ttl"),
+	}
+	if o.TTL < 0 {
+		return o, usagef("--ttl=%s: it must not be negative", o.TTL)
 	}
 	o.Budget.Restarts = run.MaxRestarts
 	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {
@@ -135,11 +199,7 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 // jobRequest builds the queued resource of a job. MaxText's own defaults hold
 // for those who type MaxText's own flags.
 func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request, error) {
-	upper := false // typed as for multihost_job.py
-	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
-		spelling := p.inv.set[name]
-		upper = upper || spelling != "" && spelling == strings.ToUpper(spelling)
-	}
+	upper := p.asMaxText()
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), RuntimeVersion: c.String("runtime-version"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	typeName := c.String("tpu-type")
 	if upper && !c.IsSet("num-slices") {

@@ -16,6 +16,7 @@ import (
 
 	"multihost/internal/codesync"
 	"multihost/internal/config"
+	"multihost/internal/detach"
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
@@ -191,12 +192,19 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
 		return o, &usageError{err: errors.New("--on-stall=restart: no restart is allowed"), hint: "add --max-restarts=3, or some other number"}
 	}
+	if o.Secrets, err = storedSecrets(c); err != nil {
+		return o, err
+	}
+	if len(o.Secrets) > 0 && (!o.Detach || c.String("bucket-name") == "") {
+		return o, usagef("--secret-env=%s: only a job without runner (--detach, --bucket-name) reads Secret Manager", o.Secrets[0])
+	}
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
 		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
 	}
 	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
 	if err == nil && c.Bool("sim") && o.Detach {
-		return o, usagef("--sim and --detach: the simulator ends with this command, and the run with it")
+		return o, &usageError{err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
+			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}
 	}
 	return o, err
 }
@@ -259,7 +267,13 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 		return nil, &usageError{err: err, hint: hintOf(err)}
 	}
 	all = append(all, vars...)
-	secrets, err := config.SecretEnv(s.lookup, c.StringSlice("secret-env"))
+	var names []string
+	for _, text := range c.StringSlice("secret-env") {
+		if !strings.Contains(text, "=sm://") {
+			names = append(names, text)
+		}
+	}
+	secrets, err := config.SecretEnv(s.lookup, names)
 	if err != nil {
 		return nil, &usageError{err: err, hint: hintOf(err)}
 	}
@@ -271,6 +285,25 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 		if strings.HasPrefix(v.Name, "MULTIHOST_") {
 			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", v.Name)
 		}
+	}
+	return all, nil
+}
+
+// storedSecrets are the secrets that workers read from Secret Manager.
+func storedSecrets(c *cli.Context) ([]detach.Secret, error) {
+	var all []detach.Secret
+	for _, text := range c.StringSlice("secret-env") {
+		if !strings.Contains(text, "=sm://") {
+			continue
+		}
+		secret, err := detach.ParseSecret(text)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("--secret-env: %w", err)}
+		}
+		if strings.HasPrefix(secret.Name, "MULTIHOST_") {
+			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", secret.Name)
+		}
+		all = append(all, secret)
 	}
 	return all, nil
 }

@@ -23,7 +23,7 @@ func (p *program) psCommand() *cli.Command {
 		Name:        "ps",
 		Usage:       "list the runs on the slices",
 		Description: "Asks worker 0 of every ready slice which runs live there, from whichever machine they were started.",
-		Flags: flags(hostFlags(), []cli.Flag{
+		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
@@ -47,7 +47,7 @@ func (p *program) logsCommand() *cli.Command {
 		ArgsUsage: "RUN",
 		Description: `Prints the bytes that the command wrote on one worker, from this machine's
 copy when the run has ended here, else from the worker.`,
-		Flags: flags(hostFlags(), []cli.Flag{
+		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
@@ -91,7 +91,7 @@ func (p *program) attachCommand() *cli.Command {
 		ArgsUsage: "RUN",
 		Description: `Ends as the run would. On a terminal Ctrl-C asks what to do; elsewhere it leaves
 the run going.`,
-		Flags: flags(hostFlags(), []cli.Flag{
+		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
@@ -131,7 +131,7 @@ func (p *program) stopCommand() *cli.Command {
 		Usage:       "end a run on every worker and prove it",
 		ArgsUsage:   "RUN",
 		Description: "Sends TERM to every process of the run, KILL after --grace, and ends when none is left. It may be repeated.",
-		Flags:       flags(hostFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Flags:       flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost stop", "run")
 			if err != nil {

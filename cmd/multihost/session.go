@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -186,6 +187,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
+		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
 		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.sink,
 		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
@@ -321,6 +323,9 @@ func (s *session) deps(p *program) *job.Deps {
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
+		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+			return detach.Open(ctx, s.cloud, bucket, dir)
+		},
 		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode,
 	}
 }
@@ -328,6 +333,7 @@ func (s *session) deps(p *program) *job.Deps {
 // workers is deps for commands that log in to workers.
 func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	d := s.deps(p)
+	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	if c.Duration("connect-timeout") <= 0 {
 		return nil, usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout"))
 	}

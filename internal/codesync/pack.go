@@ -168,7 +168,7 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string) e
 		if !ok {
 			return fmt.Errorf("pack files: worker asks for unknown content %q", h)
 		}
-		if err := t.addContent(ctx, archive, e); err != nil {
+		if err := t.addFile(ctx, archive, e, &tar.Header{Typeflag: tar.TypeReg, Name: e.Hash, Mode: 0o600, Size: e.Size}); err != nil {
 			return err
 		}
 	}
@@ -181,15 +181,15 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string) e
 	return nil
 }
 
-// addContent adds one file as it was scanned. A file that has only grown since
+// addFile adds one file as it was scanned. A file that has only grown since
 // still has that content.
-func (t *Tree) addContent(ctx context.Context, archive *tar.Writer, e Entry) error {
+func (t *Tree) addFile(ctx context.Context, archive *tar.Writer, e Entry, header *tar.Header) error {
 	f, err := openRegular(filepath.Join(t.dir, e.Path))
 	if err != nil {
 		return &FileError{e.Path, fmt.Errorf("changed since it was listed: %w", cause(err))}
 	}
 	defer f.Close()
-	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: e.Hash, Mode: 0o600, Size: e.Size}); err != nil {
+	if err := archive.WriteHeader(header); err != nil {
 		return fmt.Errorf("pack files: %w", err)
 	}
 	h := sha256.New()
@@ -253,4 +253,42 @@ func (s *spool) Close() error {
 		return nil
 	}
 	return s.file.Close()
+}
+
+// Archive writes the whole tree as a gzipped tar archive, for workers that no
+// Push can reach. An error of a file that changed since the Scan is a *FileError.
+func (t *Tree) Archive(ctx context.Context, w io.Writer) error {
+	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(z)
+	for _, e := range t.Entries {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		h := &tar.Header{Name: e.Path, Mode: int64(e.Mode.Perm())}
+		switch e.Kind {
+		case Dir:
+			h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
+		case Symlink:
+			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777
+		case File:
+			h.Typeflag, h.Size = tar.TypeReg, e.Size
+			if err := t.addFile(ctx, archive, e, h); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := archive.WriteHeader(h); err != nil {
+			return fmt.Errorf("pack files: %w", err)
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return fmt.Errorf("pack files: %w", err)
+	}
+	if err := z.Close(); err != nil {
+		return fmt.Errorf("pack files: %w", err)
+	}
+	return nil
 }

@@ -27,10 +27,11 @@ type Gcloud struct {
 	Zone    string
 	Region  string // only to explain a missing zone
 
-	TPUEndpoint     string
-	ComputeEndpoint string
-	StorageEndpoint string
-	OSLoginEndpoint string
+	TPUEndpoint           string
+	ComputeEndpoint       string
+	StorageEndpoint       string
+	OSLoginEndpoint       string
+	SecretManagerEndpoint string
 
 	AccessTokenFile string
 	DisableAuth     bool
@@ -59,6 +60,7 @@ func properties() []property {
 		{"ComputeEndpoint", "api_endpoint_overrides", "compute"},
 		{"StorageEndpoint", "api_endpoint_overrides", "storage"},
 		{"OSLoginEndpoint", "api_endpoint_overrides", "oslogin"},
+		{"SecretManagerEndpoint", "api_endpoint_overrides", "secretmanager"},
 		{"AccessTokenFile", "auth", "access_token_file"},
 		{"DisableAuth", "auth", "disable_credentials"},
 		{"Impersonate", "auth", "impersonate_service_account"},
@@ -139,16 +141,17 @@ func (g *Gcloud) set(field, value, source string) error {
 // text is where a setting of that type is kept, nil for another.
 func (g *Gcloud) text(field string) *string {
 	return map[string]*string{
-		"Account":         &g.Account,
-		"Project":         &g.Project,
-		"Zone":            &g.Zone,
-		"Region":          &g.Region,
-		"TPUEndpoint":     &g.TPUEndpoint,
-		"ComputeEndpoint": &g.ComputeEndpoint,
-		"StorageEndpoint": &g.StorageEndpoint,
-		"OSLoginEndpoint": &g.OSLoginEndpoint,
-		"AccessTokenFile": &g.AccessTokenFile,
-		"Impersonate":     &g.Impersonate,
+		"Account":               &g.Account,
+		"Project":               &g.Project,
+		"Zone":                  &g.Zone,
+		"Region":                &g.Region,
+		"TPUEndpoint":           &g.TPUEndpoint,
+		"ComputeEndpoint":       &g.ComputeEndpoint,
+		"StorageEndpoint":       &g.StorageEndpoint,
+		"OSLoginEndpoint":       &g.OSLoginEndpoint,
+		"SecretManagerEndpoint": &g.SecretManagerEndpoint,
+		"AccessTokenFile":       &g.AccessTokenFile,
+		"Impersonate":           &g.Impersonate,
 	}[field]
 }
 

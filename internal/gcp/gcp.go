@@ -48,6 +48,10 @@ type Config struct {
 	// OSLoginEndpoint does the same for OS Login, without a version.
 	OSLoginEndpoint string
 
+	// StorageEndpoint ends in /storage/v1/, SecretManagerEndpoint has no version.
+	StorageEndpoint       string
+	SecretManagerEndpoint string
+
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool
 	// AccessTokenFile holds an access token; it is read again at each request.
@@ -197,6 +201,49 @@ func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 		opts = append(opts, option.WithEndpoint(root+"/"))
 	}
 	return opts, nil
+}
+
+// Google's own addresses of the APIs that workers call by themselves.
+const (
+	storageRoot       = "https://storage.googleapis.com"
+	tpuRoot           = "https://tpu.googleapis.com"
+	secretManagerRoot = "https://secretmanager.googleapis.com"
+)
+
+// StorageOptions returns the options for google.golang.org/api/storage/v1. Wrap
+// each call in Do.
+func (c *Client) StorageOptions() ([]option.ClientOption, error) {
+	roots, err := c.Roots()
+	if err != nil {
+		return nil, err
+	}
+	return []option.ClientOption{
+		option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent), option.WithEndpoint(roots.Storage + "/storage/v1/"),
+	}, nil
+}
+
+// Roots are where APIs are, without version and without a slash at the end.
+type Roots struct{ TPU, Storage, SecretManager string }
+
+// Roots tells where the APIs are that workers call by themselves.
+func (c *Client) Roots() (Roots, error) {
+	r := Roots{TPU: tpuRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
+	for _, o := range []struct {
+		api, endpoint string
+		root          *string
+	}{
+		{"TPU", c.cfg.TPUEndpoint, &r.TPU}, {"Storage", c.cfg.StorageEndpoint, &r.Storage}, {"Secret Manager", c.cfg.SecretManagerEndpoint, &r.SecretManager},
+	} {
+		if o.endpoint == "" {
+			continue
+		}
+		root, err := endpointRoot(o.api, o.endpoint)
+		if err != nil {
+			return r, err
+		}
+		*o.root = strings.TrimSuffix(root, "/storage")
+	}
+	return r, nil
 }
 
 // NoRetry is the option for calls of cloud.google.com/go/compute/apiv1 that

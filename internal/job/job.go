@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
@@ -77,6 +78,12 @@ type Deps struct {
 	// CtrlC is what an interrupt does, for the line that says so; empty: as
 	// Interrupted without an Answer.
 	CtrlC Answer
+
+	// OpenBucket opens the bucket of jobs without runner. Bucket and BucketDir
+	// are where the user says that the named run is; empty: where this machine's
+	// record of it says.
+	OpenBucket        func(ctx context.Context, bucket, dir string) (*detach.Bucket, error)
+	Bucket, BucketDir string
 
 	route route
 	stand stand

@@ -36,6 +36,9 @@ type Record struct {
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
 
+	Bucket    string `json:"bucket,omitempty"` // of a job without runner
+	BucketDir string `json:"bucket_dir,omitempty"`
+
 	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one is Attempt
 }
 
@@ -179,6 +182,19 @@ func loadRecord(stateDir, run string) (*Record, error) {
 		return nil, fmt.Errorf("read the record of run %q in %q: %w", run, recordPath(stateDir, run), err)
 	}
 	return &r, nil
+}
+
+// localRecords are the records that this machine keeps, by name. What cannot be
+// read is left out: it says so when it is asked for by its name.
+func localRecords(stateDir string) []*Record {
+	paths, _ := filepath.Glob(recordPath(stateDir, "*"))
+	var all []*Record
+	for _, path := range paths {
+		if rec, err := loadRecord(stateDir, filepath.Base(filepath.Dir(path))); err == nil && rec != nil {
+			all = append(all, rec)
+		}
+	}
+	return all
 }
 
 // RecordedHosts returns the hosts that a run was started on, from this

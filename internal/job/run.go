@@ -14,6 +14,7 @@ import (
 
 	"multihost/internal/codesync"
 	"multihost/internal/config"
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
@@ -45,6 +46,8 @@ type RunOptions struct {
 	Platform  preflight.Platform
 	Install   bool
 	NUMA      preflight.NUMA
+
+	Secrets []detach.Secret // read by the workers themselves
 
 	LogDir     string // "" is below Deps.StateDir
 	Detach     bool

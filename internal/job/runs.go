@@ -37,13 +37,22 @@ type Seen struct {
 // List asks worker 0 of every ready slice, or of those that prefix names,
 // which runs it knows, and emits them as a Result.
 func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
-	ready, found, surveyErr := d.survey(ctx, prefix)
-	if ready == nil && surveyErr != nil {
-		return surveyErr
+	var seen = []Seen{}
+	var detachedErr error
+	if prefix == "" && d.OpenBucket != nil {
+		rows, err := d.detachedRows(ctx, ended)
+		if d.Bucket != "" && err != nil && rows == nil {
+			return err
+		}
+		seen, detachedErr = append(seen, rows...), err
 	}
-	seen := []Seen{}
+	ready, found, surveyErr := d.survey(ctx, prefix)
+	if ready == nil && surveyErr != nil && len(seen) == 0 {
+		return errors.Join(surveyErr, detachedErr)
+	}
+	surveyErr = errors.Join(surveyErr, detachedErr)
 	for _, f := range found {
-		if !ended && !f.info.Alive() {
+		if !ended && !f.info.Alive() || slices.ContainsFunc(seen, func(s Seen) bool { return s.Run == f.info.Run }) {
 			continue
 		}
 		row := Seen{Run: f.info.Run, Attempt: f.info.Attempt, State: string(f.info.Phase), Owner: f.info.Owner, Created: f.info.Armed, Command: f.info.Command}
@@ -271,11 +280,22 @@ type AttachOptions struct {
 // interrupt leaves the run going.
 func (d *Deps) Attach(ctx context.Context, name string, o AttachOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
-	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
+		if err != nil {
+			return Outcome{}, err
+		}
+		return r.attach(ctx, o)
+	}
 	rec, err := d.locate(ctx, name, o.Prefix)
 	if err != nil {
 		return Outcome{}, err
 	}
+	return d.attachTo(ctx, rec, o)
+}
+
+// attachTo follows what a record is about over SSH.
+func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out Outcome, err error) {
+	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return Outcome{}, err
@@ -350,11 +370,22 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) {
 // Stop ends every living attempt of a run on every worker and proves it. It may
 // be repeated.
 func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duration) error {
-	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
+		if err != nil {
+			return err
+		}
+		return r.stop(ctx, grace)
+	}
 	rec, err := d.locate(ctx, name, prefix)
 	if err != nil {
 		return err
 	}
+	return d.stopOn(ctx, rec, grace)
+}
+
+// stopOn ends over SSH what a record is about.
+func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) error {
+	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
@@ -417,10 +448,22 @@ type LogOptions struct {
 // Logs writes the log of one worker of a run to w: the local copy when it is
 // whole, else what the worker has, followed to the end if asked to.
 func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io.Writer) error {
+	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
+		if err != nil {
+			return err
+		}
+		return r.logs(ctx, o, w)
+	}
 	rec, err := d.locate(ctx, name, prefix)
 	if err != nil {
 		return err
 	}
+	return d.logsOf(ctx, rec, o, w)
+}
+
+// logsOf reads from the workers what a record is about.
+func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Writer) error {
+	name := rec.Run
 	sel, _, err := d.recorded(ctx, rec)
 	if err != nil {
 		return err

@@ -181,6 +181,9 @@ func (r *Request) MarkJob(run string) {
 	r.Labels = labels
 }
 
+// RunLabel returns the label of the run that Mark gave the slices.
+func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
+
 // NodeNames returns the names of the slices that the request makes.
 func (r Request) NodeNames() []string {
 	if r.NodeCount <= 1 {

@@ -49,7 +49,7 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
-		{"google.golang.org/api", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
+		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
@@ -58,7 +58,7 @@ func TestImportRules(t *testing.T) {
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
-	apart := []string{"network", "qr", "preflight", "codesync", "launch", "xla", "metrics"}
+	apart := []string{"network", "qr", "preflight", "codesync", "launch", "detach", "xla", "metrics"}
 
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "multihost/")

@@ -1,0 +1,480 @@
+package detach
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/api/googleapi"
+	storage "google.golang.org/api/storage/v1"
+
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// A Bucket is where a job is kept. It is safe for concurrent use.
+type Bucket struct {
+	gcp  *gcp.Client
+	svc  *storage.Service
+	name string
+	dir  string
+}
+
+// Open returns the place DIR in a bucket. It calls no API.
+func Open(ctx context.Context, c *gcp.Client, bucket, dir string) (*Bucket, error) {
+	bucket, dir, err := CleanBucket(bucket, dir)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := c.StorageOptions()
+	if err != nil {
+		return nil, err
+	}
+	// The service lives as long as the Client, not as long as this call.
+	svc, err := storage.NewService(context.WithoutCancel(ctx), opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %q: %w", bucket, err)
+	}
+	return &Bucket{gcp: c, svc: svc, name: bucket, dir: dir}, nil
+}
+
+// Name is the bucket's name, Dir the directory in it.
+func (b *Bucket) Name() string { return b.name }
+
+// Dir is the directory of the jobs in the bucket; "" is its root.
+func (b *Bucket) Dir() string { return b.dir }
+
+// URL is where the objects of a run are, for people.
+func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefixOf(b.dir, run) }
+
+// ErrNoRun says that the bucket has no such run.
+var ErrNoRun = errors.New("no such run in the bucket")
+
+// An ExistsError says that the name of a run is taken.
+type ExistsError struct{ URL string }
+
+func (e *ExistsError) Error() string { return "a run of that name is in " + e.URL }
+
+// Create claims the name of the run and uploads what its workers need: the kit's
+// files, and the code that write writes, if it is not nil. It completes j with
+// the digests. After an error nothing of the run is left in the bucket, unless
+// the error is an *ExistsError or says so.
+func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error) (err error) {
+	text, err := d.encode()
+	if err != nil {
+		return err
+	}
+	packed, sum, err := pack(kit)
+	if err != nil {
+		return fmt.Errorf("pack the kit: %w", err)
+	}
+	j.kitSum, j.codeSum = sum, "none"
+	var none int64
+	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &none)
+	if statusCode(err) == http.StatusPreconditionFailed {
+		return &ExistsError{b.URL(d.Run)}
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			if left := b.Remove(clean, d.Run); left != nil {
+				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", b.URL(d.Run), left))
+			}
+		}
+	}()
+	if err := b.put(ctx, d.Run, "kit.tar.gz", bytes.NewReader(packed), nil); err != nil {
+		return err
+	}
+	if write == nil {
+		return nil
+	}
+	j.codeSum, err = b.upload(ctx, d.Run, j.CodeObject(), write)
+	return err
+}
+
+// upload streams what write writes into an object, and returns its SHA-256. It is
+// not tried again as a whole: Google's client resumes it piece by piece.
+func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Writer) error) (string, error) {
+	r, w := io.Pipe()
+	hash := sha256.New()
+	packing := make(chan error, 1)
+	go func() {
+		err := write(io.MultiWriter(w, hash))
+		w.CloseWithError(err)
+		packing <- err
+	}()
+	o := &storage.Object{Name: prefixOf(b.dir, run) + name}
+	_, err := b.svc.Objects.Insert(b.name, o).Media(r, googleapi.ContentType("application/gzip")).Context(ctx).Do()
+	r.CloseWithError(io.ErrClosedPipe)
+	if packErr := <-packing; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
+		return "", packErr
+	}
+	if err != nil {
+		return "", fmt.Errorf("upload %s%s: %w", b.URL(run), name, err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// put makes one small object; generation is the one that it must have, 0 that
+// there must be none.
+func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64) error {
+	what := fmt.Sprintf("write %s%s", b.URL(run), name)
+	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
+		if _, err := r.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		call := b.svc.Objects.Insert(b.name, &storage.Object{Name: prefixOf(b.dir, run) + name})
+		if generation != nil {
+			call.IfGenerationMatch(*generation)
+		}
+		_, err := call.Media(r, googleapi.ContentType("text/plain")).Context(ctx).Do()
+		return err
+	})
+}
+
+// read returns a small object, or a range of one from offset on.
+func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
+	var data []byte
+	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
+		call := b.svc.Objects.Get(b.name, name).Context(ctx)
+		if offset > 0 {
+			call.Header().Set("Range", fmt.Sprintf("bytes=%d-", offset))
+		}
+		resp, err := call.Download()
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		data, err = io.ReadAll(io.LimitReader(resp.Body, maxPiece))
+		return err
+	})
+	return data, err
+}
+
+// maxPiece is how much of a log is read at once.
+const maxPiece = 32 << 20
+
+// list calls f for every object whose name begins with prefix.
+func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page *storage.Objects)) error {
+	token := ""
+	for {
+		var page *storage.Objects
+		err := b.gcp.Do(ctx, fmt.Sprintf("list gs://%s/%s", b.name, prefix), func(ctx context.Context) (err error) {
+			page, err = b.svc.Objects.List(b.name).Prefix(prefix).Delimiter(delimiter).PageToken(token).Context(ctx).Do()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		f(page)
+		if token = page.NextPageToken; token == "" {
+			return nil
+		}
+	}
+}
+
+// Remove deletes every object of a run.
+func (b *Bucket) Remove(ctx context.Context, run string) error {
+	var names []string
+	err := b.list(ctx, prefixOf(b.dir, run), "", func(page *storage.Objects) {
+		for _, o := range page.Items {
+			names = append(names, o.Name)
+		}
+	})
+	for _, name := range names {
+		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, name), func(ctx context.Context) error {
+			return b.svc.Objects.Delete(b.name, name).Context(ctx).Do()
+		})
+		if statusCode(gone) != http.StatusNotFound {
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
+}
+
+// Runs are the names of the runs in the bucket.
+func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
+	prefix := b.dir
+	if prefix != "" {
+		prefix += "/"
+	}
+	var runs []string
+	err := b.list(ctx, prefix, "/", func(page *storage.Objects) {
+		for _, p := range page.Prefixes {
+			runs = append(runs, path.Base(p))
+		}
+	})
+	return runs, err
+}
+
+// Describe reads what a run is; ErrNoRun when it is not there.
+func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
+	var d Description
+	data, err := b.read(ctx, prefixOf(b.dir, run)+"run.json", 0)
+	if statusCode(err) == http.StatusNotFound {
+		return d, fmt.Errorf("find run %q in gs://%s/%s: %w", run, b.name, b.dir, ErrNoRun)
+	}
+	if err != nil {
+		return d, err
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return d, fmt.Errorf("read %srun.json: %w", b.URL(run), err)
+	}
+	return d, nil
+}
+
+// Stop asks the workers of a run to end it. The first reason stands.
+func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
+	var none int64
+	err := b.put(ctx, run, "control/stop", strings.NewReader(reason+"\n"), &none)
+	if statusCode(err) == http.StatusPreconditionFailed {
+		return nil
+	}
+	return err
+}
+
+// An End is how the newest attempt ended on one worker.
+type End struct {
+	Worker  tpu.WorkerID
+	Code    int
+	Signal  string
+	At      time.Time // worker's clock
+	LogSize int64
+	Reason  string // why it was stopped, or did not come to start
+}
+
+// A Seen is the last that a worker said of itself.
+type Seen struct {
+	Worker    tpu.WorkerID
+	Phase     string // boot, preflight, start, running, ended, failed, deleting, kept, left
+	Attempt   int
+	At        time.Time // by the clock of Cloud Storage
+	MayDelete string    // "yes", "no: …" or "unknown: …"
+	Detail    string
+}
+
+// A State is what the bucket knows of a run.
+type State struct {
+	Attempt  int // the newest that any worker began; 0: none has begun
+	Seen     []Seen
+	Ended    []End // of that attempt, ordered by worker
+	Stopping string
+}
+
+// Over reports whether the newest attempt has ended on every worker of d.
+func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
+
+// Blame is the end that decides how the run ended: the earliest failure by the
+// workers' clocks of one that nobody stopped, else of any; nil is success.
+func (s State) Blame() *End {
+	var first *End
+	for i, e := range s.Ended {
+		if e.Code == 0 {
+			continue
+		}
+		if first == nil || (e.Reason == "") != (first.Reason == "") && e.Reason == "" || (e.Reason == "") == (first.Reason == "") && e.At.Before(first.At) {
+			first = &s.Ended[i]
+		}
+	}
+	return first
+}
+
+// readers bounds the objects that are read at one time.
+const readers = 32
+
+// State reads how a run stands. What workers wrote while it was read may be
+// missing.
+func (b *Bucket) State(ctx context.Context, run string) (State, error) {
+	var s State
+	prefix := prefixOf(b.dir, run)
+	ends := map[int]map[tpu.WorkerID]string{}
+	var workers []*storage.Object
+	for _, dir := range []string{"ended/", "workers/", "control/"} {
+		err := b.list(ctx, prefix+dir, "", func(page *storage.Objects) {
+			for _, o := range page.Items {
+				name := strings.TrimPrefix(o.Name, prefix)
+				switch dir {
+				case "workers/":
+					workers = append(workers, o)
+				case "ended/":
+					attempt, id, ok := parseEnd(name)
+					if !ok {
+						continue
+					}
+					if ends[attempt] == nil {
+						ends[attempt] = map[tpu.WorkerID]string{}
+					}
+					ends[attempt][id] = o.Name
+					s.Attempt = max(s.Attempt, attempt)
+				case "control/":
+					if name == "control/stop" {
+						s.Stopping = "asked to stop"
+					}
+				}
+			}
+		})
+		if err != nil {
+			return s, err
+		}
+	}
+	if data, err := b.read(ctx, prefix+"control/attempt", 0); err == nil {
+		n, _ := strconv.Atoi(strings.TrimSpace(string(data)))
+		s.Attempt = max(s.Attempt, n)
+	} else if statusCode(err) != http.StatusNotFound {
+		return s, err
+	}
+	var mu sync.Mutex
+	group, reading := errgroup.WithContext(ctx)
+	group.SetLimit(readers)
+	for _, o := range workers {
+		group.Go(func() error {
+			seen, err := b.seen(reading, o)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				s.Seen = append(s.Seen, seen)
+			}
+			return ignoreMissing(err)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return s, err
+	}
+	for _, w := range s.Seen {
+		s.Attempt = max(s.Attempt, w.Attempt)
+	}
+	for id, name := range ends[s.Attempt] {
+		data, err := b.read(ctx, name, 0)
+		if err := ignoreMissing(err); err != nil {
+			return s, err
+		}
+		s.Ended = append(s.Ended, parseExit(id, name, string(data)))
+	}
+	byWorker := func(x, y tpu.WorkerID) int { return cmp.Or(x.Slice-y.Slice, x.Worker-y.Worker) }
+	slices.SortFunc(s.Ended, func(x, y End) int { return byWorker(x.Worker, y.Worker) })
+	slices.SortFunc(s.Seen, func(x, y Seen) int { return byWorker(x.Worker, y.Worker) })
+	return s, nil
+}
+
+func ignoreMissing(err error) error {
+	if statusCode(err) == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
+	var s Seen
+	data, err := b.read(ctx, o.Name, 0)
+	if err != nil {
+		return s, err
+	}
+	if s.Worker, err = tpu.ParseWorkerID(path.Base(o.Name)); err != nil {
+		return s, nil
+	}
+	s.At, _ = time.Parse(time.RFC3339, o.Updated)
+	for key, value := range fields(string(data)) {
+		switch key {
+		case "phase":
+			s.Phase = value
+		case "attempt":
+			s.Attempt, _ = strconv.Atoi(value)
+		case "may_delete":
+			s.MayDelete = value
+		case "detail":
+			s.Detail = value
+		}
+	}
+	return s, nil
+}
+
+// parseEnd reads ended/N/sSwW.CODE.
+func parseEnd(name string) (attempt int, id tpu.WorkerID, ok bool) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 3 {
+		return 0, id, false
+	}
+	worker, _, _ := strings.Cut(parts[2], ".")
+	attempt, err := strconv.Atoi(parts[1])
+	if err != nil {
+		return 0, id, false
+	}
+	id, err = tpu.ParseWorkerID(worker)
+	return attempt, id, err == nil
+}
+
+func parseExit(id tpu.WorkerID, name, text string) End {
+	e := End{Worker: id}
+	_, code, _ := strings.Cut(path.Base(name), ".")
+	e.Code, _ = strconv.Atoi(code)
+	for key, value := range fields(text) {
+		switch key {
+		case "signal":
+			e.Signal = value
+		case "end":
+			if n, err := strconv.ParseInt(value, 10, 64); err == nil && n > 0 {
+				e.At = time.Unix(0, n)
+			}
+		case "size":
+			e.LogSize, _ = strconv.ParseInt(value, 10, 64)
+		case "reason":
+			e.Reason = value
+		}
+	}
+	return e
+}
+
+func fields(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\n"), "=")
+		m[key] = value
+	}
+	return m
+}
+
+// Log writes to w what the bucket has of a worker's log from offset on, and
+// returns how many bytes that were. A log that is not there yet has none.
+func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset int64, w io.Writer) (int64, error) {
+	total := int64(0)
+	for {
+		data, err := b.read(ctx, prefixOf(b.dir, run)+LogObject(id, attempt), offset+total)
+		switch code := statusCode(err); {
+		case code == http.StatusNotFound, code == http.StatusRequestedRangeNotSatisfiable:
+			return total, nil
+		case err != nil:
+			return total, err
+		}
+		n, err := w.Write(data)
+		total += int64(n)
+		if err != nil || len(data) < maxPiece {
+			return total, err
+		}
+	}
+}
+
+func statusCode(err error) int {
+	var e *googleapi.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}

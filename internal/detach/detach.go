@@ -1,0 +1,291 @@
+// Package detach has a job live without the machine that it was started from.
+//
+// What it hides: a bucket that holds what the job is and what becomes of it, and
+// one script (worker.sh) that every worker runs at each boot. The script fetches
+// the job with the worker's own token, has the command run by the supervisor
+// that a runner would use (package launch, as a kit), brings the log and the end
+// of each worker into the bucket, begins a new attempt after a reboot, and
+// deletes the queued resource when every worker has ended. No worker is special:
+// whichever lives does what is to be done.
+//
+// The same script watches over a job that a runner follows (Mode Attached): it
+// deletes the queued resource when the runner has not renewed its lease and the
+// command has ended, or the time to live is over.
+//
+// In the bucket, below [DIR/]RUN/:
+//
+//	run.json                               what the job is; whoever makes it owns the name
+//	kit.tar.gz                             supervisor, preflight, command, its environment
+//	script_dir_zip_RUN.tar.gz              the code
+//	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
+//	attempt-N/main_command_log_…           the same of a later attempt
+//	workers/sSwW                           where each worker is, once a minute
+//	ended/N/sSwW.CODE                      how attempt N ended there
+//	control/attempt                        the newest attempt that any worker began
+//	control/stop                           why the run is to end
+//	control/failed-N                       who failed first in attempt N
+//
+// No secret is in any of them.
+package detach
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	_ "embed" // the startup script
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+//go:embed worker.sh
+var workerScript string
+
+// Metadata keys that a job's workers read.
+const (
+	startupKey = "startup-script"
+	jobKey     = "multihost-job"
+)
+
+// A Mode says who does the work.
+type Mode string
+
+// The modes.
+const (
+	Detached Mode = "detached" // the workers do
+	Attached Mode = "attached" // a runner does; the workers watch its lease
+)
+
+// Keep says when the queued resource is left at the end.
+type Keep string
+
+// When it is left.
+const (
+	KeepNever     Keep = "never"
+	KeepOnFailure Keep = "on-failure"
+	KeepAlways    Keep = "always"
+)
+
+// A Job is what its workers are told. The zero value of a duration is the
+// default named.
+type Job struct {
+	Mode     Mode
+	Run      string
+	Project  string
+	Zone     string
+	Resource string // queued resource that the workers belong to
+	Label    string // KEY=VALUE on its slices that proves that it is of this run
+	Nodes    []string
+	Workers  int // of each slice
+	Login    string
+
+	Bucket, Dir string // of a detached job
+
+	Storage, TPU, SecretManager string // roots of the APIs, without version
+
+	Every    time.Duration // between two looks at the log; 1 min
+	Patience time.Duration // until a fetch is given up; 10 min
+	Stale    time.Duration // until a silent worker counts as dead; 30 min
+	TTL      time.Duration // from the first boot to the deletion; 0: none
+	Lease    time.Duration // of an attached job; 30 min
+	Keep     Keep
+	KeepFor  time.Duration // of KeepOnFailure; 0: until somebody deletes it
+	Grace    time.Duration // between TERM and KILL
+	Timeout  time.Duration // of the command; 0: none
+
+	Preflight    string // apply, require, check or off
+	NUMA         string // bind or preferred where there are two nodes and numactl; off
+	Venv         bool
+	FailFast     bool
+	CloudLogging bool
+	Secrets      []Secret
+
+	kitSum, codeSum string
+}
+
+// A Secret is a variable of the command whose value every worker reads from
+// Secret Manager with its own token.
+type Secret struct{ Name, Project, ID, Version string }
+
+var secretRef = regexp.MustCompile(`^sm://([a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]+)/([A-Za-z0-9_-]{1,255})(?:/([0-9]+|latest|[A-Za-z][A-Za-z0-9_-]*))?$`)
+
+// ParseSecret reads NAME=sm://PROJECT/SECRET[/VERSION]; without a version it is
+// the latest.
+func ParseSecret(text string) (Secret, error) {
+	name, ref, _ := strings.Cut(text, "=")
+	m := secretRef.FindStringSubmatch(ref)
+	if m == nil || !variable.MatchString(name) {
+		return Secret{}, fmt.Errorf("secret %q: want NAME=sm://PROJECT/SECRET or NAME=sm://PROJECT/SECRET/VERSION", text)
+	}
+	s := Secret{Name: name, Project: m[1], ID: m[2], Version: m[3]}
+	if s.Version == "" {
+		s.Version = "latest"
+	}
+	return s, nil
+}
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+func (s Secret) String() string {
+	return fmt.Sprintf("%s=sm://%s/%s/%s", s.Name, s.Project, s.ID, s.Version)
+}
+
+var (
+	dirName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$`)
+	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
+)
+
+// CleanBucket brings --bucket-name and --bucket-dir to the form of Job: without
+// gs:// and without slashes around.
+func CleanBucket(bucket, dir string) (string, string, error) {
+	bucket, inside, _ := strings.Cut(strings.TrimPrefix(bucket, "gs://"), "/")
+	dir = strings.Trim(strings.Trim(inside, "/")+"/"+strings.Trim(dir, "/"), "/")
+	if !bucketName.MatchString(bucket) {
+		return "", "", fmt.Errorf("bucket %q: no bucket is called that", bucket)
+	}
+	if dir != "" && (!dirName.MatchString(dir) || len(dir) > 500) {
+		return "", "", fmt.Errorf("directory %q in the bucket: want letters, digits, '.', '_', '-' and '/'", dir)
+	}
+	return bucket, dir, nil
+}
+
+// prefix is what the names of the job's objects begin with.
+func (j Job) prefix() string { return prefixOf(j.Dir, j.Run) }
+
+func prefixOf(dir, run string) string {
+	if dir != "" {
+		dir += "/"
+	}
+	return dir + run + "/"
+}
+
+// CodeObject is the name of the packed code, as MaxText's job script had it.
+func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
+
+// Metadata is what the slices of the job need in their metadata.
+func (j Job) Metadata() map[string]string {
+	return map[string]string{startupKey: workerScript, jobKey: j.text()}
+}
+
+// CheckMetadata refuses metadata that uses the keys of Metadata already.
+func CheckMetadata(m map[string]string) error {
+	for _, key := range []string{startupKey, jobKey} {
+		if m[key] != "" {
+			return fmt.Errorf("metadata %q: a job without runner needs it for itself; start your script from the command", key)
+		}
+	}
+	return nil
+}
+
+// text is the job as worker.sh reads it.
+func (j Job) text() string {
+	seconds := func(d, otherwise time.Duration) string {
+		if d == 0 {
+			d = otherwise
+		}
+		return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
+	}
+	yes := map[bool]string{true: "yes", false: "no"}
+	every := j.Every
+	if every == 0 {
+		every = time.Minute
+	}
+	keep := j.Keep
+	if keep == "" {
+		keep = KeepNever
+	}
+	secrets := make([]string, len(j.Secrets))
+	for i, s := range j.Secrets {
+		secrets[i] = s.String()
+	}
+	lines := [][2]string{
+		{"mode", string(j.Mode)}, {"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label},
+		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
+		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
+		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
+		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
+		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"lease", seconds(j.Lease, 30*time.Minute)},
+		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
+		{"preflight", j.Preflight}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
+		{"secrets", strings.Join(secrets, " ")},
+	}
+	var b strings.Builder
+	for _, l := range lines {
+		if l[1] != "" {
+			b.WriteString(l[0] + "=" + l[1] + "\n")
+		}
+	}
+	return b.String()
+}
+
+// pack makes kit.tar.gz of its files.
+func pack(files map[string][]byte) ([]byte, string, error) {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: int64(len(files[name]))}); err != nil {
+			return nil, "", err
+		}
+		if _, err := w.Write(files[name]); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, "", err
+	}
+	if err := z.Close(); err != nil {
+		return nil, "", err
+	}
+	sum := sha256.Sum256(b.Bytes())
+	return b.Bytes(), hex.EncodeToString(sum[:]), nil
+}
+
+// A Description is run.json: what everybody who finds the job in the bucket
+// needs to know of it.
+type Description struct {
+	Run         string    `json:"run"`
+	Project     string    `json:"project"`
+	Zone        string    `json:"zone"`
+	Resource    string    `json:"queued_resource"`
+	Type        string    `json:"accelerator_type"`
+	Nodes       []string  `json:"slices"`
+	Workers     int       `json:"workers_per_slice"`
+	Login       string    `json:"login"`
+	Owner       string    `json:"owner"`
+	Created     time.Time `json:"created"`
+	Command     string    `json:"command"` // first line, secrets masked
+	Environment []string  `json:"environment,omitempty"`
+	Every       float64   `json:"seconds_between_uploads"`
+}
+
+// IDs are the workers of the job, in order.
+func (d Description) IDs() []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	for s := range d.Nodes {
+		for w := range d.Workers {
+			ids = append(ids, tpu.WorkerID{Slice: s, Worker: w})
+		}
+	}
+	return ids
+}
+
+func (d Description) encode() ([]byte, error) { return json.MarshalIndent(d, "", "  ") }
+
+// LogObject is the name of the log of one worker.
+func LogObject(id tpu.WorkerID, attempt int) string {
+	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", id.Slice, id.Worker)
+	if attempt > 1 {
+		name = fmt.Sprintf("attempt-%d/%s", attempt, name)
+	}
+	return name
+}

@@ -1,0 +1,582 @@
+package detach_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+func TestMain(m *testing.M) {
+	if worker.MaybeInit(os.Args) {
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// A world is a job without runner on a simulated cloud.
+type world struct {
+	t      *testing.T
+	sim    *sim.Server
+	dir    string // of the simulator
+	queue  *qr.Client
+	bucket *detach.Bucket
+}
+
+const runName = "train"
+
+// onBoth tells a story on workers of both kinds.
+func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
+	for _, backend := range []string{"process", "netns"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			if backend == "netns" {
+				if err := worker.NetnsReady(); err != nil {
+					if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+						t.Fatal(err)
+					}
+					t.Skip(err)
+				}
+			}
+			story(t, backend)
+		})
+	}
+}
+
+// begin starts a simulator with the faults, and the job on it. accelerator names
+// the type; there is one slice.
+func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *job.DetachOptions), cfg sim.Config) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "multihost-detach-")
+	testkit.Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cfg.Dir, cfg.Backend, cfg.Step = filepath.Join(dir, "sim"), backend, 10*time.Millisecond
+	server, err := sim.Start(t.Context(), cfg)
+	testkit.Must(t, err)
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	cloud := gcp.New(gcp.Config{
+		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
+		TPUEndpoint: server.URL() + "/", ComputeEndpoint: server.URL() + "/compute/v1/", StorageEndpoint: server.URL() + "/storage/v1/", SecretManagerEndpoint: server.URL() + "/",
+	})
+	t.Cleanup(cloud.Close)
+	w := &world{t: t, sim: server, dir: cfg.Dir, queue: qr.New(cloud)}
+	code := filepath.Join(dir, "code")
+	testkit.Must(t, os.MkdirAll(code, 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(code, "data.txt"), []byte("shipped\n"), 0o644))
+
+	ty, err := tpu.ParseType(accelerator)
+	testkit.Must(t, err)
+	o := job.JobOptions{
+		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty, Metadata: map[string]string{"ssh-keys": "ann:" + publicKey(t) + " ann"}},
+		Run:     job.RunOptions{Run: runName, Dir: code, Script: script, Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto, Grace: 2 * time.Second, FailFast: true, KillStale: launch.FreeOrphans},
+	}
+	o.Request.Mark(runName, "ann")
+	roots, err := cloud.Roots()
+	testkit.Must(t, err)
+	do := job.DetachOptions{Bucket: sim.DefaultBucket, Dir: "jobs", Roots: roots, Every: time.Second, Patience: 2 * time.Second, Stale: time.Minute}
+	if change != nil {
+		change(&o, &do)
+	}
+	d := &job.Deps{
+		Cloud: w.queue, Queue: w.queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+			return detach.Open(ctx, cloud, bucket, dir)
+		},
+		Access: job.Access{Login: "ann"}, Sink: event.Discard, Clock: gcp.SystemClock, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop",
+	}
+	if _, err := d.Detach(t.Context(), o, do); err != nil {
+		t.Fatal(err)
+	}
+	w.bucket, err = d.OpenBucket(t.Context(), do.Bucket, do.Dir)
+	testkit.Must(t, err)
+	return w
+}
+
+func publicKey(t *testing.T) string {
+	t.Helper()
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	testkit.Must(t, err)
+	key, err := ssh.NewPublicKey(public)
+	testkit.Must(t, err)
+	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))
+}
+
+func (w *world) inject(text string) {
+	w.t.Helper()
+	f, err := sim.ParseFault(text)
+	testkit.Must(w.t, err)
+	_, err = w.sim.Inject(f)
+	testkit.Must(w.t, err)
+}
+
+// until waits for what the bucket shows.
+func (w *world) until(what string, ok func(detach.State) bool) detach.State {
+	w.t.Helper()
+	var last detach.State
+	w.wait(what, func() bool {
+		s, err := w.bucket.State(w.t.Context(), runName)
+		if err == nil {
+			last = s
+		}
+		return err == nil && ok(s)
+	})
+	return last
+}
+
+func (w *world) wait(what string, ok func() bool) {
+	w.t.Helper()
+	deadline := time.After(90 * time.Second)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			s, err := w.bucket.State(w.t.Context(), runName)
+			w.t.Fatalf("waited too long for %s; the bucket says %+v, %v\n%s", what, s, err, w.startupLogs())
+		}
+	}
+}
+
+func (w *world) startupLogs() string {
+	var b bytes.Buffer
+	paths, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "var", "log", "startup-script.log"))
+	for _, p := range paths {
+		text, _ := os.ReadFile(p)
+		fmt.Fprintf(&b, "%s:\n%s", p, text)
+	}
+	return b.String()
+}
+
+// gone waits until the queued resource is deleted.
+func (w *world) gone() {
+	w.t.Helper()
+	w.wait("the queued resource to be deleted", func() bool {
+		_, err := w.queue.Get(w.t.Context(), runName)
+		return gcp.ClassOf(err) == gcp.NotFound
+	})
+}
+
+func (w *world) object(name string) string {
+	for _, o := range w.sim.Objects(sim.DefaultBucket) {
+		if o.Name == "jobs/"+runName+"/"+name {
+			return string(o.Data)
+		}
+	}
+	return ""
+}
+
+func running(attempt, workers int) func(detach.State) bool {
+	return func(s detach.State) bool {
+		n := 0
+		for _, w := range s.Seen {
+			if w.Phase == "running" && w.Attempt == attempt {
+				n++
+			}
+		}
+		return n == workers
+	}
+}
+
+func ended(workers int) func(detach.State) bool {
+	return func(s detach.State) bool { return len(s.Ended) == workers }
+}
+
+// After maintenance has rebooted every worker the command runs again as attempt
+// 2, on the files as it left them, with the settings applied again.
+func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, backend string) {
+		w := begin(t, backend, "v4-16", `
+echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
+echo changed >data.txt
+[ $MULTIHOST_ATTEMPT = 2 ] && exit 0
+sleep 1000`, nil, sim.Config{})
+		w.until("attempt 1 to run", running(1, 2))
+		w.wait("the logs of attempt 1", func() bool {
+			return w.object("main_command_log_slice_0_worker_0") != "" && w.object("main_command_log_slice_0_worker_1") != ""
+		})
+		w.inject("worker-reboot")
+		s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 2 })
+		if s.Blame() != nil {
+			t.Errorf("got %+v, want success", s.Ended)
+		}
+		w.gone()
+		for i := range 2 {
+			name := fmt.Sprintf("main_command_log_slice_0_worker_%d", i)
+			for attempt, want := range map[string]string{
+				name:                "attempt 1 on shipped, slow start 0, login ann, worker %d of 2\n",
+				"attempt-2/" + name: "attempt 2 on changed, slow start 0, login ann, worker %d of 2\n",
+			} {
+				if got := w.object(attempt); got != fmt.Sprintf(want, i) {
+					t.Errorf("%s: got %q", attempt, got)
+				}
+			}
+		}
+	})
+}
+
+// One worker that reboots takes the others along: the command is collective.
+func TestRebootOfOneWorkerRestartsAll(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-16", `echo attempt $MULTIHOST_ATTEMPT; [ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, nil, sim.Config{})
+	w.until("attempt 1 to run", running(1, 2))
+	w.inject("worker-reboot worker=1")
+	s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 2 })
+	if s.Blame() != nil {
+		t.Errorf("got %+v, want success", s.Ended)
+	}
+	w.gone()
+}
+
+// A service account that may not read the bucket ends the job with a reason that
+// can be seen from outside, and nothing stays billed.
+func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
+	t.Parallel()
+	for _, permission := range []string{"storage.objects.get", "storage.*"} {
+		t.Run(permission, func(t *testing.T) {
+			t.Parallel()
+			w := begin(t, "process", "v4-8", "true", func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 2 * time.Second }, sim.Config{
+				Faults: []sim.Fault{{Name: "permission-denied", Permission: permission, Account: "*gserviceaccount.com", Count: sim.AllCalls}},
+			})
+			w.wait("the guest attribute", func() bool {
+				_, told := w.guestState()
+				return strings.Contains(told, "phase=failed") && strings.Contains(told, "the job cannot be fetched: tried for 2 s; HTTP status 403") && strings.Contains(told, "storage.objects.get")
+			})
+			w.gone()
+			if permission == "storage.objects.get" {
+				if s := w.until("the end", ended(1)); s.Ended[0].Code != 77 || !strings.Contains(s.Ended[0].Reason, "403") {
+					t.Errorf("got %+v", s.Ended)
+				}
+			}
+		})
+	}
+}
+
+// guestState is what worker 0 told as guest attribute.
+func (w *world) guestState() (ok bool, text string) {
+	resp, err := http.Post(w.sim.URL()+"/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/nodes/"+runName+":getGuestAttributes",
+		"application/json", strings.NewReader(`{"queryPath":"multihost/","workerIds":["0"]}`))
+	if err != nil {
+		return false, ""
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	_, err = b.ReadFrom(resp.Body)
+	return err == nil, b.String()
+}
+
+// The queued resource stays while anybody works, and then any worker deletes it:
+// here the others, for worker 0 is dead.
+func TestAnyWorkerTearsDown(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || while [ ! -e ~/go ]; do sleep 0.1; done`, nil, sim.Config{})
+	w.until("worker 0 to end and worker 1 to run", func(s detach.State) bool { return len(s.Ended) == 1 && running(1, 1)(s) })
+	w.inject("worker-kill worker=0")
+	if res, err := w.queue.Get(t.Context(), runName); err != nil || res.State != "ACTIVE" {
+		t.Errorf("while worker 1 runs: got %s, %v", res.State, err)
+	}
+	homes, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*-w-1", "home", "ann"))
+	if len(homes) != 1 {
+		t.Fatalf("homes: %v", homes)
+	}
+	testkit.Must(t, os.WriteFile(filepath.Join(homes[0], "go"), nil, 0o644))
+	w.until("both to end", ended(2))
+	w.gone()
+}
+
+// A worker that has died for good does not keep the others billed.
+func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 4 * time.Second }, sim.Config{})
+	w.until("worker 0 to end and worker 1 to run", func(s detach.State) bool { return len(s.Ended) == 1 && running(1, 1)(s) })
+	w.inject("worker-kill worker=1")
+	w.gone()
+}
+
+// Without the right to delete, that is known before the command ends, and the
+// slices stay.
+func TestMissingRightToDeleteIsSaid(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-8", "true", nil, sim.Config{
+		Faults: []sim.Fault{{Name: "permission-denied", Permission: "tpu.nodes.delete", Account: "*gserviceaccount.com", Count: sim.AllCalls}},
+	})
+	s := w.until("the end", ended(1))
+	if len(s.Seen) != 1 || !strings.HasPrefix(s.Seen[0].MayDelete, "no: HTTP status 403") || s.Blame() != nil {
+		t.Errorf("got %+v", s)
+	}
+	w.until("the try to delete", func(s detach.State) bool { return s.Seen[0].Phase == "deleting" })
+	if res, err := w.queue.Get(t.Context(), runName); err != nil || res.State != "ACTIVE" {
+		t.Errorf("got %s, %v", res.State, err)
+	}
+}
+
+func TestTimeToLiveEndsEverything(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, backend string) {
+		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *job.DetachOptions) { o.TTL = 4 * time.Second }, sim.Config{})
+		s := w.until("the end", ended(1))
+		if s.Ended[0].Signal != "TERM" || !strings.Contains(s.Ended[0].Reason, "--ttl") {
+			t.Errorf("got %+v", s.Ended)
+		}
+		w.gone()
+	})
+}
+
+// The first failure stops the others, and is the one to blame.
+func TestFirstFailureStopsTheOthers(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || exit 7; sleep 1000`, nil, sim.Config{})
+	s := w.until("both to end", ended(2))
+	if b := s.Blame(); b == nil || b.Code != 7 || b.Worker.Worker != 1 || !strings.Contains(s.Ended[0].Reason, "s0w1 failed, exit code 7") {
+		t.Errorf("got %+v", s.Ended)
+	}
+	w.gone()
+}
+
+func TestKeepOnFailureKeepsForATime(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-8", "exit 3", func(o *job.JobOptions, _ *job.DetachOptions) { o.KeepOnFailure, o.KeepFor = true, 3*time.Second }, sim.Config{})
+	w.until("the end", ended(1))
+	at := time.Now()
+	w.gone()
+	if kept := time.Since(at); kept < 1500*time.Millisecond {
+		t.Errorf("kept for %v, want 3 s", kept)
+	}
+}
+
+// A secret is seen by the command and by nobody else: not in metadata, bucket,
+// requests, logs, nor on the worker's disk when the run has ended.
+func TestSecretIsNowhereButInTheCommand(t *testing.T) {
+	t.Parallel()
+	const canary = "canary-3b9ac9ff-with \"quotes\"\n and a line"
+	w := begin(t, "process", "v4-8", `[ "$KEY" = "canary-3b9ac9ff-with \"quotes\"
+ and a line" ] && echo "it is here"`, func(o *job.JobOptions, _ *job.DetachOptions) {
+		secret, err := detach.ParseSecret("KEY=sm://" + sim.DefaultProject + "/key")
+		testkit.Must(t, err)
+		o.Run.Secrets = []detach.Secret{secret}
+		o.Keep = true
+		// The command itself names the value; it stands for what a user types.
+		o.Run.Script = strings.ReplaceAll(o.Run.Script, "canary-3b9ac9ff", "$(printf canary; printf -- -3b9ac9ff)")
+	}, sim.Config{Secrets: map[string]string{"key": canary}})
+	s := w.until("the end", ended(1))
+	if s.Blame() != nil || !strings.Contains(w.object("main_command_log_slice_0_worker_0"), "it is here") {
+		t.Errorf("got %+v, log %q", s.Ended, w.object("main_command_log_slice_0_worker_0"))
+	}
+	const mark = "canary-3b9ac9ff"
+	for _, o := range w.sim.Objects(sim.DefaultBucket) {
+		if bytes.Contains(o.Data, []byte(mark)) {
+			t.Errorf("object %s has it", o.Name)
+		}
+	}
+	for _, r := range w.sim.Requests() {
+		if strings.Contains(r.Path+r.Body, mark) {
+			t.Errorf("request %s %s has it", r.Method, r.Path)
+		}
+	}
+	err := filepath.Walk(w.dir, func(path string, info os.FileInfo, err error) error {
+		if err != nil || !info.Mode().IsRegular() {
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(data, []byte(mark)) {
+			t.Errorf("file %s has it", path)
+		}
+		return nil
+	})
+	testkit.Must(t, err)
+}
+
+// A secret that the worker may not read ends the run with the reason.
+func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
+	t.Parallel()
+	w := begin(t, "process", "v4-8", "true", func(o *job.JobOptions, _ *job.DetachOptions) {
+		o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: sim.DefaultProject, ID: "none", Version: "latest"}}
+	}, sim.Config{})
+	s := w.until("the end", ended(1))
+	if s.Ended[0].Code != 77 || !strings.Contains(s.Ended[0].Reason, "read secret "+sim.DefaultProject+"/none/latest") {
+		t.Errorf("got %+v", s.Ended)
+	}
+	w.gone()
+}
+
+func TestShellcheck(t *testing.T) {
+	t.Parallel()
+	shellcheck := testkit.Need(t, "shellcheck")
+	if out, err := exec.Command(shellcheck, "worker.sh").CombinedOutput(); err != nil {
+		t.Errorf("shellcheck: %v\n%s", err, out)
+	}
+}
+
+// inWorkerScript runs bash code with the functions of worker.sh.
+func inWorkerScript(t *testing.T, code string) string {
+	t.Helper()
+	text, err := os.ReadFile("worker.sh")
+	testkit.Must(t, err)
+	library, ok := strings.CutSuffix(strings.TrimSpace(string(text)), `main "$@"`)
+	if !ok {
+		t.Fatal("worker.sh does not end by calling main")
+	}
+	cmd := exec.Command("bash", "-c", library+code)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MULTIHOST_ROOT_TMP=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// A virtual environment is made once, by whichever module there is, and comes
+// first in the command's PATH.
+func TestVenvComesFirst(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1
+instance() { echo unknown:unknown:10.0.0.1; }
+as_login() {
+  case $* in
+    *"-m venv"*) return 1 ;;
+    *"-m virtualenv"*) echo made; mkdir -p "$home/.multihost/venv/r/bin" && printf '#!/bin/sh\n' >"$home/.multihost/venv/r/bin/python" && chmod +x "$home/.multihost/venv/r/bin/python" ;;
+    *) printf /usr/bin ;;
+  esac
+}
+make_venv && make_venv && variables | tr '\0' '\n' | grep -e ^PATH -e ^VIRTUAL -e ^PYTHONHOME | sed "s,$root,,"`)
+	if want := "PYTHONHOME\nVIRTUAL_ENV=/home/.multihost/venv/r\nPATH=/home/.multihost/venv/r/bin:/usr/bin\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestMissingVenvEndsTheRun(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+home=/nowhere run=r
+as_login() { echo "/usr/bin/python3: No module named $5" >&2; return 1; }
+make_venv; echo "$?: $why"`)
+	if want := "1: make a virtual environment (--venv): /usr/bin/python3: No module named virtualenv\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// The agent's configuration names everything once however often it is written,
+// and the agent is restarted only when it has changed.
+func TestOpsAgentConfigurationIsWrittenWhole(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+systemctl() { echo "systemctl $*"; }
+run=train runs=/home/ann/.multihost/runs/train slice=1 worker=2 attempt=2
+mkdir -p "$root/etc/google-cloud-ops-agent"
+printf 'logging:\n  receivers: {}\n' >"$root/etc/google-cloud-ops-agent/config.yaml"
+ops_agent; ops_agent; agent_log
+cat "$root/etc/google-cloud-ops-agent/config.yaml"
+cd "$root/var/log/multihost/train" && for f in *; do echo "$f -> $(readlink "$f")"; done`)
+	for _, want := range []string{"    train_log:\n", "receivers: [train_log]\n", "attempt-2_main_command_log_slice_1_worker_2 -> /home/ann/.multihost/runs/train/2/output.log\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "\nlogging:\n"); n != 1 {
+		t.Errorf("%d logging sections in\n%s", n, got)
+	}
+	if n := strings.Count(got, "systemctl restart"); n != 1 {
+		t.Errorf("%d restarts in\n%s", n, got)
+	}
+}
+
+func TestParseSecret(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"A=sm://my-project/s":        "A=sm://my-project/s/latest",
+		"A=sm://123456/s_1/7":        "A=sm://123456/s_1/7",
+		"A=sm://my-project":          "",
+		"1A=sm://my-project/s":       "",
+		"A=sm://my-project/s/1/2":    "",
+		"A=sm://my-project/s p":      "",
+		"A=sm://my-project/$(x)/1":   "",
+		"A=sm://my-project/s/latest": "A=sm://my-project/s/latest",
+	} {
+		got, err := detach.ParseSecret(text)
+		if (err == nil) != (want != "") || err == nil && got.String() != want {
+			t.Errorf("%s: got %v, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+func TestCleanBucket(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[[2]string]string{
+		{"b-1", ""}:           "b-1|",
+		{"gs://b-1", "/a/b/"}: "b-1|a/b",
+		{"gs://b-1/x/", "y"}:  "b-1|x/y",
+		{"B", ""}:             "",
+		{"b-1", "a b"}:        "",
+		{"b-1", "$(reboot)"}:  "",
+		{"b-1", `a"b`}:        "",
+		{"b-1", "a//b"}:       "",
+		{"b-1 --force", "a"}:  "",
+		{"gs://b-1/a b", ""}:  "",
+	} {
+		bucket, dir, err := detach.CleanBucket(in[0], in[1])
+		if (err == nil) != (want != "") || err == nil && bucket+"|"+dir != want {
+			t.Errorf("%v: got %q %q, %v, want %q", in, bucket, dir, err, want)
+		}
+	}
+}
+
+// Nothing is left in the bucket when the slices cannot be asked for.
+func TestRefusedRequestLeavesNothing(t *testing.T) {
+	t.Parallel()
+	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
+	testkit.Must(t, err)
+	t.Cleanup(func() { server.Close() })
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL() + "/storage/v1/"})
+	b, err := detach.Open(t.Context(), cloud, sim.DefaultBucket, "")
+	testkit.Must(t, err)
+	j := detach.Job{Run: "r"}
+	d := detach.Description{Run: "r"}
+	broken := errors.New("disk gone")
+	err = b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, func(io.Writer) error { return broken })
+	if !errors.Is(err, broken) {
+		t.Errorf("got %v, want the cause", err)
+	}
+	if left := server.Objects(sim.DefaultBucket); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	testkit.Must(t, b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, nil))
+	var taken *detach.ExistsError
+	if err := b.Create(t.Context(), &j, d, nil, nil); !errors.As(err, &taken) {
+		t.Errorf("got %v, want that the name is taken", err)
+	}
+	if runs, err := b.Runs(t.Context()); err != nil || !slices.Equal(runs, []string{"r"}) {
+		t.Errorf("got %v, %v", runs, err)
+	}
+}

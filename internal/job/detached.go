@@ -1,0 +1,672 @@
+package job
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+)
+
+// DetachOptions are what a job without runner has besides.
+type DetachOptions struct {
+	Bucket, Dir  string
+	Roots        gcp.Roots
+	Every        time.Duration // between two uploads of a worker's log
+	Patience     time.Duration // as in detach.Job
+	Stale        time.Duration // as in detach.Job
+	Venv         bool
+	CloudLogging bool
+}
+
+// Detach starts a job that lives without this machine: it puts what the workers
+// need into the bucket and asks for the slices. When it returns without error
+// the queued resource exists and the rest is the workers' business. After an
+// error neither it nor anything in the bucket is left, unless that is said.
+func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outcome, error) {
+	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	defer r.close()
+	if err := detach.CheckMetadata(o.Request.Metadata); err != nil {
+		return Outcome{}, &Error{Stage: StageInput, Err: err}
+	}
+	if err := r.scan(ctx); err != nil {
+		return Outcome{}, err
+	}
+	r.team = &team{slices: []tpu.Slice{{Type: o.Request.Type.Name}}}
+	err := r.xlaFlags()
+	r.team = nil
+	if err != nil {
+		return Outcome{}, err
+	}
+	bucket, err := d.OpenBucket(ctx, do.Bucket, do.Dir)
+	if err != nil {
+		return Outcome{}, &Error{Stage: StageInput, Err: err}
+	}
+	j, desc := d.detachedJob(o, do, bucket)
+	kit, err := r.kit(o)
+	if err != nil {
+		return Outcome{}, &Error{Stage: StageInput, Err: err}
+	}
+	if err := d.makeNetwork(ctx, r, o.Network); err != nil {
+		return Outcome{}, err
+	}
+	if err := r.uploadJob(ctx, bucket, &j, desc, kit); err != nil {
+		return Outcome{}, err
+	}
+	if err := r.requestJob(ctx, bucket, o, j); err != nil {
+		return Outcome{}, err
+	}
+	rec := &Record{Run: j.Run, Attempt: 1, Project: d.Project, Zone: d.Zone, Prefix: o.Request.ID, Login: j.Login, Owner: d.Owner,
+		Created: desc.Created, Command: desc.Command, Workers: len(desc.IDs()), LogDir: recordDir(d.StateDir, j.Run, 1),
+		Bucket: bucket.Name(), BucketDir: bucket.Dir()}
+	if err := rec.save(d.StateDir); err != nil {
+		event.Notef(d.Sink, event.Warn, "", "the job goes on, but its record cannot be kept: %v", err)
+	}
+	d.sayDetached(bucket, j)
+	return Outcome{Started: true, Detached: true}, nil
+}
+
+func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
+	j := o.lease(d, detach.Detached, do.Roots)
+	j.Bucket, j.Dir, j.Every = bucket.Name(), bucket.Dir(), do.Every
+	j.Patience, j.Stale = do.Patience, do.Stale
+	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
+	j.Preflight, j.NUMA = o.Run.Preflight, "off"
+	j.Venv, j.CloudLogging, j.Secrets = do.Venv, do.CloudLogging, o.Run.Secrets
+	if o.Request.Type.Generation.NUMA && o.Run.NUMA != preflight.NUMAOff {
+		j.NUMA = "bind"
+		if o.Run.NUMA == preflight.NUMAPreferred {
+			j.NUMA = "preferred"
+		}
+	}
+	switch {
+	case o.Keep:
+		j.Keep = detach.KeepAlways
+	case o.KeepOnFailure:
+		j.Keep, j.KeepFor = detach.KeepOnFailure, o.KeepFor
+	}
+	desc := detach.Description{
+		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
+		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: commandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
+	}
+	for _, v := range o.Run.Env {
+		desc.Environment = append(desc.Environment, v.Name)
+	}
+	return j, desc
+}
+
+// lease is what the workers of a job are told of it, whoever does the work.
+func (o JobOptions) lease(d *Deps, mode detach.Mode, roots gcp.Roots) detach.Job {
+	label, value := o.Request.RunLabel()
+	return detach.Job{
+		Mode: mode, Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Label: label + "=" + value,
+		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
+		Storage: roots.Storage, TPU: roots.TPU, SecretManager: roots.SecretManager, TTL: o.TTL, Lease: o.Lease,
+	}
+}
+
+// kit is what workers without a runner start the command with.
+func (r *run) kit(o JobOptions) (map[string][]byte, error) {
+	env := make([]launch.EnvVar, 0, len(r.o.Env))
+	for _, v := range r.o.Env {
+		if v.Secret {
+			return nil, &secretError{v.Name}
+		}
+		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value})
+	}
+	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog}.Kit()
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{"bootstrap": []byte(k.Bootstrap)}
+	for name, text := range k.Scripts {
+		files[name] = []byte(text)
+	}
+	for name, data := range k.Files {
+		files[name] = data
+	}
+	mode := preflight.Apply
+	if r.o.Preflight == "check" {
+		mode = preflight.Check
+	}
+	files["preflight"] = []byte(preflight.Print(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	return files, nil
+}
+
+// secretError refuses a secret of this machine for a job that has none.
+type secretError struct{ name string }
+
+func (e *secretError) Error() string {
+	return fmt.Sprintf("secret %q: a job without runner cannot take it from this machine: it would have to lie in the bucket or the metadata", e.name)
+}
+
+func (e *secretError) Hint() string {
+	return fmt.Sprintf("put it into Secret Manager and name it: --secret-env=%s=sm://PROJECT/SECRET", e.name)
+}
+
+func (r *run) uploadJob(ctx context.Context, bucket *detach.Bucket, j *detach.Job, desc detach.Description, kit map[string][]byte) error {
+	return r.watch.phase("upload", func() (string, error) {
+		var write func(io.Writer) error
+		if r.tree != nil {
+			write = func(w io.Writer) error { return r.tree.Archive(ctx, w) }
+		}
+		err := bucket.Create(ctx, j, desc, kit, write)
+		var taken *detach.ExistsError
+		if errors.As(err, &taken) {
+			return "", &Error{Stage: StageInput, Err: err, Advice: "choose another --run-name or --bucket-dir; follow the old one with: multihost attach " + j.Run}
+		}
+		if err != nil {
+			return "", err
+		}
+		what := "nothing but the command"
+		if r.tree != nil {
+			what = fmt.Sprintf("%s (%s)", event.Count(r.tree.Count, "file"), event.Bytes(r.tree.Bytes))
+		}
+		return what + " to " + bucket.URL(j.Run), nil
+	})
+}
+
+// requestJob asks for the slices; on failure the bucket is as it was before.
+func (r *run) requestJob(ctx context.Context, bucket *detach.Bucket, o JobOptions, j detach.Job) error {
+	id := o.Request.ID
+	metadata := map[string]string{}
+	for _, m := range []map[string]string{o.Request.Metadata, j.Metadata()} {
+		for k, v := range m {
+			metadata[k] = v
+		}
+	}
+	o.Request.Metadata = metadata
+	return r.watch.phase("request", func() (string, error) {
+		_, created, err := r.Queue.Create(ctx, o.Request)
+		if err == nil && !created {
+			err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", id), Advice: "choose another --run-name, or delete it: " + deleteHint(id, r.Deps)}
+		}
+		if err != nil {
+			clean, cancel := r.detached(ctx, time.Minute)
+			defer cancel()
+			if left := bucket.Remove(clean, j.Run); left != nil {
+				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", bucket.URL(j.Run), left))
+			}
+			return "", err
+		}
+		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, o.Request.NodeCount), o.Request.Type.Name), nil
+	})
+}
+
+// sayDetached tells where to look from now on.
+func (d *Deps) sayDetached(bucket *detach.Bucket, j detach.Job) {
+	elsewhere := fmt.Sprintf("from another machine add --bucket-name=%s --project=%s --zone=%s", bucket.Name(), d.Project, d.Zone)
+	if bucket.Dir() != "" {
+		elsewhere += " --bucket-dir=" + bucket.Dir()
+	}
+	event.Notef(d.Sink, event.Info, "follow it with: multihost attach "+j.Run+"; end it with: multihost stop "+j.Run+"; "+elsewhere,
+		"job %s goes on without this machine: its workers start the command and delete queued resource %s when all have ended", j.Run, j.Resource)
+	for _, l := range links(bucket, j) {
+		event.Notef(d.Sink, event.Info, "", "%s: %s", l[0], l[1])
+	}
+}
+
+// links are pages of Google's console about the job.
+func links(bucket *detach.Bucket, j detach.Job) [][2]string {
+	const console = "https://console.cloud.google.com/"
+	project := "project=" + url.QueryEscape(j.Project)
+	all := [][2]string{{"logs and results", console + "storage/browser/" + strings.TrimSuffix(strings.TrimPrefix(bucket.URL(j.Run), "gs://"), "/") + "?" + project}}
+	if !j.CloudLogging {
+		return all
+	}
+	query := func(text string) string {
+		return console + "logs/query;query=" + strings.ReplaceAll(url.QueryEscape(text), "+", "%20") + ";?" + project
+	}
+	filter := fmt.Sprintf("resource.type=\"gce_instance\" AND\nlog_id(\"%s_log\")", j.Run)
+	return append(all,
+		[2]string{"Cloud Logging, all workers", query(filter)},
+		[2]string{"Cloud Logging, worker 0 of slice 0", query(filter + fmt.Sprintf(" AND\nlabels.\"agent.googleapis.com/log_file_path\"=\"/var/log/multihost/%s/%s\"", j.Run, detach.LogObject(tpu.WorkerID{}, 1)))})
+}
+
+// A detachedRun is a job without runner, as its bucket tells it.
+type detachedRun struct {
+	*Deps
+	bucket *detach.Bucket
+	desc   detach.Description
+}
+
+// detachedRun finds a job without runner by its name: in the bucket that the
+// user names, or that this machine's record names. It is nil for other runs.
+func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, error) {
+	if d.OpenBucket == nil {
+		return nil, nil // hosts that no cloud knows
+	}
+	bucket, dir := d.Bucket, d.BucketDir
+	if bucket == "" {
+		rec, err := loadRecord(d.StateDir, name)
+		if err != nil || rec == nil || rec.Bucket == "" {
+			return nil, err
+		}
+		bucket, dir = rec.Bucket, rec.BucketDir
+	}
+	b, err := d.OpenBucket(ctx, bucket, dir)
+	if err != nil {
+		return nil, &Error{Stage: StageInput, Err: err}
+	}
+	desc, err := b.Describe(ctx, name)
+	if errors.Is(err, detach.ErrNoRun) {
+		return nil, &Error{Stage: StageDiscover, Err: err, Advice: "list the runs with: multihost ps --bucket-name=" + b.Name()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if desc.Project != d.Project || desc.Zone != d.Zone {
+		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
+			Advice: fmt.Sprintf("add --project=%s --zone=%s", desc.Project, desc.Zone)}
+	}
+	return &detachedRun{d, b, desc}, nil
+}
+
+// record is what this machine would know of the run if it had started it: its
+// slices as they are now.
+func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) {
+	rec := &Record{Run: r.desc.Run, Attempt: max(1, attempt), Project: r.desc.Project, Zone: r.desc.Zone, Prefix: r.desc.Resource, Login: r.desc.Login,
+		Owner: r.desc.Owner, Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()),
+		LogDir: recordDir(r.StateDir, r.desc.Run, attempt), Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
+	nodes, err := r.Cloud.Slices(ctx)
+	if err != nil {
+		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
+	}
+	for _, name := range r.desc.Nodes {
+		slice := RecordedSlice{Name: name, Workers: r.desc.Workers}
+		for _, n := range nodes {
+			if ok, _ := n.Ready(); ok && n.Name == name {
+				slice.UID = n.UID
+			}
+		}
+		rec.Slices = append(rec.Slices, slice)
+	}
+	return rec, nil
+}
+
+// pace is the pause between two looks at the bucket.
+func (r *detachedRun) pace() time.Duration {
+	every := time.Duration(r.desc.Every * float64(time.Second))
+	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
+}
+
+func (r *detachedRun) pause(ctx context.Context) error {
+	select {
+	case <-r.Clock.After(r.pace()):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// attach follows the run to its end: over SSH while its workers can be reached,
+// else from the bucket, whose logs are up to a minute old.
+func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, error) {
+	event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.desc.Run, r.bucket.URL(r.desc.Run))
+	begin, direct, told := r.Clock.Now(), true, ""
+	total := len(r.desc.IDs())
+	for {
+		state, err := r.bucket.State(ctx, r.desc.Run)
+		if err != nil {
+			return Outcome{}, interruptedOr(ctx, err)
+		}
+		rec, err := r.record(ctx, state.Attempt)
+		if err != nil && !state.Over(r.desc) {
+			return Outcome{}, interruptedOr(ctx, err)
+		}
+		if err := rec.makeLogDir(); err != nil {
+			return Outcome{}, err
+		}
+		if text := r.summary(state); text != told {
+			told = text
+			event.Notef(r.Sink, event.Info, "", "%s", text)
+			r.warnRights(state)
+		}
+		running := 0
+		for _, w := range state.Seen {
+			if w.Phase == "running" && w.Attempt == state.Attempt {
+				running++
+			}
+		}
+		if direct && running == total && !state.Over(r.desc) {
+			out, err := r.attachTo(ctx, rec, o)
+			if err == nil || ctx.Err() != nil {
+				return out, err
+			}
+			direct = false
+			event.Notef(r.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(r.desc.Every)*time.Second))
+			continue
+		}
+		if err := r.bringLogs(ctx, rec); err != nil {
+			return Outcome{}, interruptedOr(ctx, err)
+		}
+		if state.Over(r.desc) {
+			return r.conclude(rec, state, begin)
+		}
+		if err := r.stillThere(ctx, state); err != nil {
+			return Outcome{}, interruptedOr(ctx, err)
+		}
+		if err := r.pause(ctx); err != nil {
+			return Outcome{Started: true}, err
+		}
+	}
+}
+
+func interruptedOr(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// stillThere is an error when nobody is left who could bring the run to an end.
+func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error {
+	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		again, err := r.bucket.State(ctx, r.desc.Run)
+		if err != nil || again.Over(r.desc) {
+			return err
+		}
+		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is gone, and only %d of %s ended in the bucket", r.desc.Resource, len(again.Ended), event.Count(len(r.desc.IDs()), "worker")),
+			Advice: "read what there is with: multihost logs " + r.desc.Run}
+	case err != nil:
+		return err
+	case res.State == "FAILED" || res.State == "SUSPENDED":
+		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s", r.desc.Resource, res.State), Advice: deleteHint(r.desc.Resource, r.Deps)}
+	}
+	return nil
+}
+
+// summary is where the run stands, in a sentence.
+func (r *detachedRun) summary(state detach.State) string {
+	total := len(r.desc.IDs())
+	if state.Over(r.desc) {
+		return fmt.Sprintf("run %s, attempt %d: ended on all %s", r.desc.Run, state.Attempt, event.Count(total, "worker"))
+	}
+	if len(state.Seen) == 0 {
+		return fmt.Sprintf("run %s: no worker has reported yet", r.desc.Run)
+	}
+	phases := map[string][]tpu.WorkerID{}
+	var order []string
+	for _, w := range state.Seen {
+		if len(phases[w.Phase]) == 0 {
+			order = append(order, w.Phase)
+		}
+		phases[w.Phase] = append(phases[w.Phase], w.Worker)
+	}
+	parts := make([]string, len(order))
+	for i, p := range order {
+		parts[i] = p + " on " + tpu.Fold(phases[p])
+	}
+	if missing := total - len(state.Seen); missing > 0 {
+		parts = append(parts, event.Count(missing, "worker")+" not seen yet")
+	}
+	return fmt.Sprintf("run %s, attempt %d: %s", r.desc.Run, max(1, state.Attempt), strings.Join(parts, ", "))
+}
+
+// warnRights says that the workers cannot tear down by themselves.
+func (r *detachedRun) warnRights(state detach.State) {
+	for _, w := range state.Seen {
+		if w.MayDelete == "yes" || w.MayDelete == "" {
+			return
+		}
+	}
+	if len(state.Seen) > 0 {
+		event.Notef(r.Sink, event.Warn, deleteHint(r.desc.Resource, r.Deps), "no worker may delete queued resource %s when the run has ended: %s", r.desc.Resource, state.Seen[0].MayDelete)
+	}
+}
+
+// bringLogs makes the local logs equal to the bucket's, and shows what is new.
+func (r *detachedRun) bringLogs(ctx context.Context, rec *Record) error {
+	ids := r.desc.IDs()
+	errs := make([]error, len(ids))
+	for i, id := range ids {
+		errs[i] = r.bringLog(ctx, rec, id)
+	}
+	return workersError(StageFollow, ids, errs)
+}
+
+func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID) error {
+	file, err := os.OpenFile(rec.logPath(id), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	_, err = r.bucket.Log(ctx, r.desc.Run, id, rec.Attempt, info.Size(), io.MultiWriter(file, &b))
+	if b.Len() > 0 {
+		r.Sink.Emit(event.Output{Slice: id.Slice, Worker: id.Worker, Data: b.Bytes()})
+	}
+	return err
+}
+
+// conclude says how the run ended, from what the workers wrote.
+func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time) (Outcome, error) {
+	for _, e := range state.Ended {
+		r.Sink.Emit(event.WorkerDone{Slice: e.Worker.Slice, Worker: e.Worker.Worker, Code: e.Code, Signal: e.Signal, Reason: e.Reason, End: e.At})
+	}
+	sum := event.Summary{Run: r.desc.Run, Attempt: rec.Attempt, OK: true, LogDir: rec.LogDir,
+		Phases: []event.PhaseTime{{Name: "follow", Elapsed: r.Clock.Now().Sub(begin)}}}
+	sum.Text = fmt.Sprintf("run %s succeeded on %s", r.desc.Run, onAll(len(state.Ended)))
+	if first := state.Blame(); first != nil {
+		how := fmt.Sprintf("exit code %d", first.Code)
+		if first.Signal != "" {
+			how = "killed by SIG" + first.Signal
+		}
+		sum.OK, sum.ExitCode, sum.CommandCode = false, first.Code, first.Code
+		if first.Reason != "" {
+			sum.Text = fmt.Sprintf("run %s did not end by itself on %s: %s", r.desc.Run, first.Worker, first.Reason)
+		} else {
+			sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", r.desc.Run, first.Worker, how)
+			sum.FirstFail = first.Worker.String() + ": " + how
+		}
+		sum.LastLines = lastLines(rec.logPath(first.Worker), 20, nil)
+		sum.Next = "multihost logs " + r.desc.Run + " --worker=" + first.Worker.String()
+	}
+	rec.Ended, rec.Code = true, sum.ExitCode
+	if err := rec.save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+	r.Sink.Emit(sum)
+	return Outcome{Code: sum.ExitCode, Started: true}, nil
+}
+
+// logs writes one worker's log to w: from the worker while it can be reached,
+// else from the bucket.
+func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error {
+	state, err := r.bucket.State(ctx, r.desc.Run)
+	if err != nil {
+		return err
+	}
+	if o.Worker.Slice >= len(r.desc.Nodes) || o.Worker.Worker >= r.desc.Workers {
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s", r.desc.Run, o.Worker), Advice: "workers are written s0w0, s0w1, …"}
+	}
+	attempt := max(1, state.Attempt)
+	if o.Attempt > 0 {
+		attempt = o.Attempt
+	}
+	counted := &counter{w: w}
+	if attempt == state.Attempt && !state.Over(r.desc) {
+		rec, err := r.record(ctx, attempt)
+		if err == nil {
+			err = r.logsOf(ctx, rec, LogOptions{Worker: o.Worker, Attempt: attempt, Follow: o.Follow}, counted)
+		}
+		if err == nil || ctx.Err() != nil || counted.err != nil {
+			return err
+		}
+		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", o.Worker, err, event.Age(time.Duration(r.desc.Every)*time.Second))
+	}
+	for {
+		if _, err := r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted); err != nil {
+			return interruptedOr(ctx, err)
+		}
+		if !o.Follow || r.endedOn(state, o.Worker, attempt) {
+			return nil
+		}
+		if err := r.pause(ctx); err != nil {
+			return err
+		}
+		if err := r.stillThere(ctx, state); err != nil {
+			return interruptedOr(ctx, err)
+		}
+		if state, err = r.bucket.State(ctx, r.desc.Run); err != nil {
+			return interruptedOr(ctx, err)
+		}
+	}
+}
+
+// endedOn reports whether nothing is added to the log of a worker any more: the
+// end is written after the log.
+func (r *detachedRun) endedOn(state detach.State, id tpu.WorkerID, attempt int) bool {
+	if attempt < state.Attempt {
+		return true
+	}
+	for _, e := range state.Ended {
+		if e.Worker == id {
+			return true
+		}
+	}
+	return false
+}
+
+// counter counts what was written, so that another source can go on from there.
+type counter struct {
+	w   io.Writer
+	n   int64
+	err error
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	c.err = err
+	return n, err
+}
+
+// stop ends the run for good: the bucket tells all workers, and those that can
+// be reached are told at once. It returns when every worker has ended.
+func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
+	watch := stopwatch{sink: r.Sink, clock: r.Clock}
+	return watch.phase("stop", func() (string, error) {
+		if err := r.bucket.Stop(ctx, r.desc.Run, "multihost stop by "+r.Owner); err != nil {
+			return "", mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run)
+		}
+		direct := true
+		limit := r.Clock.After(grace + 3*time.Duration(r.desc.Every*float64(time.Second)) + 5*time.Minute)
+		for {
+			state, err := r.bucket.State(ctx, r.desc.Run)
+			if err != nil {
+				return "", interruptedOr(ctx, mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run))
+			}
+			if state.Over(r.desc) {
+				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.desc.Run, r.desc.Resource), nil
+			}
+			_, err = r.Queue.Get(ctx, r.desc.Resource)
+			if gcp.ClassOf(err) == gcp.NotFound {
+				return fmt.Sprintf("run %s: queued resource %s is gone, nothing runs", r.desc.Run, r.desc.Resource), nil
+			}
+			if direct && len(state.Seen) > 0 {
+				direct = false
+				rec, err := r.record(ctx, state.Attempt)
+				if err == nil {
+					err = r.stopOn(ctx, rec, grace)
+				}
+				if err != nil && ctx.Err() == nil {
+					event.Notef(r.Sink, event.Info, "", "not every worker can be reached (%v): those read it in the bucket", err)
+				}
+				continue
+			}
+			if len(state.Seen) == 0 {
+				return fmt.Sprintf("run %s: no worker has started yet; those that come will not start the command", r.desc.Run), nil
+			}
+			select {
+			case <-r.Clock.After(r.pace()):
+			case <-limit:
+				return "", mayStillRun(&Error{Stage: StageStop, Text: fmt.Sprintf("asked in the bucket, but %d of %s have not ended", len(r.desc.IDs())-len(state.Ended), event.Count(len(r.desc.IDs()), "worker"))}, r.desc.Run)
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+		}
+	})
+}
+
+// detachedRows are the jobs without runner: those in the bucket that the user
+// names, else those that this machine has a record of in this zone.
+func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
+	var names []string
+	if d.Bucket != "" {
+		b, err := d.OpenBucket(ctx, d.Bucket, d.BucketDir)
+		if err != nil {
+			return nil, &Error{Stage: StageInput, Err: err}
+		}
+		if names, err = b.Runs(ctx); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, rec := range localRecords(d.StateDir) {
+			if rec.Bucket != "" && rec.Project == d.Project && rec.Zone == d.Zone && (ended || !rec.Ended) {
+				names = append(names, rec.Run)
+			}
+		}
+	}
+	var rows []Seen
+	var errs []error
+	for _, name := range names {
+		r, err := d.detachedRun(ctx, name)
+		if err != nil || r == nil {
+			if d.Bucket == "" { // the record is wrong, or the bucket gone: say so, show the rest
+				errs = append(errs, err)
+			}
+			continue
+		}
+		state, err := r.bucket.State(ctx, name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if state.Over(r.desc) && !ended {
+			continue
+		}
+		rows = append(rows, r.row(ctx, state))
+	}
+	return rows, errors.Join(errs...)
+}
+
+// row is the run in a list: what the bucket says, or the queued resource while
+// no worker has reported.
+func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
+	row := Seen{Run: r.desc.Run, Attempt: max(1, state.Attempt), Owner: r.desc.Owner, Created: r.desc.Created, Slices: r.desc.Nodes, Command: r.desc.Command,
+		age: r.Clock.Now().Sub(r.desc.Created)}
+	switch first := state.Blame(); {
+	case state.Over(r.desc) && first != nil:
+		row.State = fmt.Sprintf("exit code %d", first.Code)
+	case state.Over(r.desc):
+		row.State = "exit code 0"
+	case len(state.Seen) > 0:
+		row.State = state.Seen[0].Phase
+	default:
+		row.State = "queued"
+		if res, err := r.Queue.Get(ctx, r.desc.Resource); err == nil {
+			row.State = strings.ToLower(res.State)
+		} else if gcp.ClassOf(err) == gcp.NotFound {
+			row.State = "gone"
+		}
+	}
+	return row
+}
