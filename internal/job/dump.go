@@ -48,11 +48,12 @@ func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 	}
 	defer t.close()
 	d.newestAttempt(ctx, t, rec)
-	return d.dump(ctx, t, rec)
+	return d.dump(ctx, t, rec, nil)
 }
 
-// dump is Dump on a team that is connected.
-func (d *Deps) dump(ctx context.Context, t *team, rec *Record) error {
+// dump is Dump on a team that is connected. A process that is asked by a signal
+// may print more than its stack, so secrets are masked.
+func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte) error {
 	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
@@ -74,6 +75,12 @@ func (d *Deps) dump(ctx context.Context, t *team, rec *Record) error {
 		}
 		if err != nil {
 			dumped[i].Error = causeText(err, t.ids[i])
+		}
+		for _, s := range all {
+			for j, line := range s.Lines {
+				view := masker{words: secrets}
+				s.Lines[j] = string(view.mask([]byte(line), false))
+			}
 		}
 		stacks[i], dumped[i].Stacks = all, all
 		return err
@@ -129,7 +136,7 @@ func (w *watcher) beginDump(ctx context.Context) {
 	w.dumping = make(chan struct{})
 	go func() {
 		defer close(w.dumping)
-		err := w.f.dump(ctx, w.f.team, w.f.rec)
+		err := w.f.dump(ctx, w.f.team, w.f.rec, w.f.secrets)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			event.Notef(w.f.Sink, event.Warn, "", "%v", err)
 		}
