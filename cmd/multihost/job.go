@@ -31,6 +31,13 @@ something billed without saying so in its last lines.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
+Slices that are preempted or lost, hosts that fail and maintenance are waited
+for, rebooted or made again, and the command is started again on all workers as
+a new attempt (MULTIHOST_ATTEMPT): --max-preemptions. It has to go on from its
+own checkpoint. A command that fails is started again only with --max-restarts.
+What a user deletes is not made again. The same command typed again with the
+same --run-name takes over what an earlier one left, the running command too.
+
 MaxText's flags of multihost_job.py are accepted in upper case; then
 --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one

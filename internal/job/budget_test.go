@@ -1,0 +1,92 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/sshfan"
+)
+
+// TestBudgets tells which failures are followed by another attempt.
+func TestBudgets(t *testing.T) {
+	app := func(code int, ran time.Duration) *Failure {
+		return &Failure{Cause: Application, Code: code, Ran: ran}
+	}
+	lost := func(cause Cause, ran time.Duration) *Failure { return &Failure{Cause: cause, Ran: ran} }
+	const hour, second = time.Hour, time.Second
+	for _, row := range []struct {
+		story    string
+		budget   Budget
+		failures []*Failure
+		again    string // y or n for each failure
+		refusal  string // of the last one
+	}{
+		{"by default a command that fails is not started again", Budget{Preemptions: -1}, []*Failure{app(1, hour)}, "n", "--max-restarts is 0"},
+		{"restarts are counted", Budget{Restarts: 2}, []*Failure{app(1, hour), app(1, hour), app(1, hour)}, "yyn", "--max-restarts=2 are used up"},
+		{"preemptions do not touch them", Budget{Restarts: 1, Preemptions: -1},
+			[]*Failure{lost(Preempted, hour), lost(Maintenance, hour), lost(Infrastructure, hour), app(1, hour), app(1, hour)}, "yyyyn", "--max-restarts=1"},
+		{"preemptions without limit", Budget{Preemptions: -1}, []*Failure{lost(Preempted, second), lost(Preempted, second), lost(Preempted, second), lost(Preempted, second)}, "yyyy", ""},
+		{"preemptions with one", Budget{Preemptions: 1}, []*Failure{lost(Preempted, hour), lost(Preempted, hour)}, "yn", "--max-preemptions=1"},
+		{"none at all", Budget{}, []*Failure{lost(Preempted, hour)}, "n", "--max-preemptions is 0"},
+		{"a command that is not there", Budget{Restarts: 9}, []*Failure{app(127, second)}, "n", "exit code 127"},
+		{"a command that cannot be run", Budget{Restarts: 9}, []*Failure{app(126, second)}, "n", "exit code 126"},
+		{"three quick failures in a row", Budget{Restarts: 9}, []*Failure{app(1, second), app(1, second), app(1, second)}, "yyn", "3 attempts in a row"},
+		{"a long run between them", Budget{Restarts: 9}, []*Failure{app(1, second), app(1, second), app(1, hour), app(1, second), app(1, second), app(1, second)}, "yyyyyn", "3 attempts in a row"},
+		{"a preemption says nothing about them", Budget{Restarts: 9, Preemptions: -1}, []*Failure{app(1, second), app(1, second), lost(Preempted, hour), app(1, second)}, "yyyn", "3 attempts in a row"},
+		{"a host that is lost at each start", Budget{Preemptions: -1}, []*Failure{lost(Infrastructure, 0), lost(Infrastructure, 0), lost(Infrastructure, 0)}, "yyn", "in a row were lost"},
+		{"a stall is the command's own", Budget{Restarts: 1, Preemptions: -1}, []*Failure{{Cause: Stall, Ran: hour}, {Cause: Stall, Ran: hour}}, "yn", "--max-restarts=1"},
+		{"a user's stop ends it", Budget{Restarts: 9, Preemptions: -1}, []*Failure{lost(UserStop, hour)}, "n", "nothing is tried again"},
+		{"a mistake ends it", Budget{Restarts: 9, Preemptions: -1}, []*Failure{lost(Refused, 0)}, "n", "nothing is tried again"},
+	} {
+		t.Run(row.story, func(t *testing.T) {
+			books := &ledger{Budget: row.budget}
+			got, refusal := "", ""
+			for _, f := range row.failures {
+				if refusal = books.spend(f); refusal == "" {
+					got += "y"
+				} else {
+					got += "n"
+				}
+			}
+			if got != row.again || !strings.Contains(refusal, row.refusal) {
+				t.Errorf("got %s, %q; want %s, %q", got, refusal, row.again, row.refusal)
+			}
+		})
+	}
+}
+
+// TestLostContact tells a worker that is not there from one that refuses: only
+// the former is worth another attempt.
+func TestLostContact(t *testing.T) {
+	dial := &sshfan.ConnectError{Host: "s0w0", Stage: sshfan.StageDial, Err: errors.New("connection refused")}
+	auth := &sshfan.ConnectError{Host: "s0w0", Stage: sshfan.StageAuth, Err: sshfan.ErrKeyRefused}
+	many := func(errs ...error) error { return workersError(StageSync, ids(1, len(errs)), errs) }
+	for _, row := range []struct {
+		story string
+		err   error
+		lost  bool
+	}{
+		{"nobody answers", many(dial, nil), true},
+		{"one of two is gone, the other was refused first", many(auth, fmt.Errorf("sync: %w", sshfan.ErrConnectionLost)), true},
+		{"a key that is refused", many(auth), false},
+		{"a host key that is another one", many(&sshfan.HostKeyError{Host: "s0w0"}), false},
+		{"a VM that boots", many(&sshfan.ConnectError{Stage: sshfan.StageAuth, Err: sshfan.ErrBooting}), true},
+		{"a copy that stands still", many(fmt.Errorf("sync: %w", codesync.ErrStalled)), true},
+		{"a file that changed", many(&codesync.FileError{Path: "a", Err: codesync.ErrChanging}), false},
+		{"a busy worker", &Error{Stage: StageBusy, Text: "run lives"}, false},
+		{"a worker that says what is wrong", many(&launch.RemoteError{Worker: "s0w0", Op: "arm", Text: "no space left"}), false},
+		{"the API is away", &gcp.Error{Class: gcp.Unavailable}, true},
+		{"no permission", &gcp.Error{Class: gcp.Permission}, false},
+		{"the start took too long", &Error{Stage: StageStart, lost: true}, true},
+	} {
+		if got := lostContact(row.err); got != row.lost {
+			t.Errorf("%s: %v, want %v", row.story, got, row.lost)
+		}
+	}
+}
