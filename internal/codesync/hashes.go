@@ -105,32 +105,40 @@ func (c *hashCache) save() error {
 	if c.path == "" || !c.changed && len(c.now) == len(c.old) {
 		return nil
 	}
-	dir := filepath.Dir(c.path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(dir, ".new-*") // mode 0600: names are nobody's business
+	err := replaceFile(c.path, func(f *os.File) error { return gob.NewEncoder(f).Encode(c.now) })
 	if err != nil {
 		return err
 	}
-	err = gob.NewEncoder(tmp).Encode(c.now)
+	return dropOldest(filepath.Dir(c.path), "*.hashes", mostCaches)
+}
+
+// replaceFile writes a file, in a directory that is made if need be, so that it is
+// at every moment the old or the new one.
+func replaceFile(path string, write func(*os.File) error) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600: names are nobody's business
+	if err != nil {
+		return err
+	}
+	err = write(tmp)
 	if closeErr := tmp.Close(); err == nil {
 		err = closeErr
 	}
 	if err == nil {
-		err = os.Rename(tmp.Name(), c.path)
+		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
 		_ = os.Remove(tmp.Name()) // the first error tells
-		return err
 	}
-	return dropOldest(dir)
+	return err
 }
 
-// dropOldest forgets the directories that were not scanned for longest.
-func dropOldest(dir string) error {
-	names, err := filepath.Glob(filepath.Join(dir, "*.hashes"))
-	if err != nil || len(names) <= mostCaches {
+// dropOldest keeps the files that were used last.
+func dropOldest(dir, pattern string, most int) error {
+	names, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(names) <= most {
 		return err
 	}
 	age := make(map[string]time.Time, len(names))
@@ -140,7 +148,7 @@ func dropOldest(dir string) error {
 		}
 	}
 	slices.SortFunc(names, func(a, b string) int { return age[a].Compare(age[b]) })
-	for _, name := range names[:len(names)-mostCaches] {
+	for _, name := range names[:len(names)-most] {
 		if err := os.Remove(name); err != nil {
 			return err
 		}

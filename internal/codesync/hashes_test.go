@@ -72,7 +72,7 @@ func TestScanReadsOnlyWhatHasChanged(t *testing.T) {
 	testkit.Must(t, os.Remove(filepath.Join(c.dir, "d")))
 	expect("a file less", later)
 
-	files, err := filepath.Glob(filepath.Join(c.cache, "*"))
+	files, err := filepath.Glob(filepath.Join(c.cache, "*.hashes"))
 	testkit.Must(t, err)
 	if len(files) != 1 {
 		t.Fatalf("files of the cache: %q", files)
@@ -90,7 +90,9 @@ func TestHashesOfFewDirectoriesAreKept(t *testing.T) {
 		write(t, c.dir, map[string]string{"a": fmt.Sprint(i)})
 		c.scan(t, time.Hour)
 	}
-	files, err := filepath.Glob(filepath.Join(cache, "*"))
-	testkit.Must(t, err)
-	same(t, "files of the cache", len(files), mostCaches)
+	for pattern, want := range map[string]int{"*.hashes": mostCaches, "*.manifest": mostManifests} {
+		files, err := filepath.Glob(filepath.Join(cache, pattern))
+		testkit.Must(t, err)
+		same(t, pattern, len(files), want)
+	}
 }

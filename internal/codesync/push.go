@@ -70,11 +70,12 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	t.report(func(p *progress) { p.started++ })
-	return t.deliver(ctx, r, run, nil)
+	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push for a worker that has perhaps answered already what it lacks.
-func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer) (Report, error) {
+// deliver is Push for a worker that has perhaps answered already what it lacks,
+// or whose earlier manifest is of no use: whole.
+func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
 	for try := range pushTries {
@@ -85,7 +86,7 @@ func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer)
 		if asked != nil && try == 0 {
 			ans = *asked
 		} else {
-			ans, err = t.ask(ctx, r, run, &rep)
+			ans, err = t.ask(ctx, r, run, &rep, whole || try > 0)
 		}
 		if err == nil {
 			err = t.push(ctx, r, run, ans, &rep)
@@ -117,13 +118,19 @@ func nameOf(r Runner) string {
 var errBroken = errors.New("transfer broke off")
 
 // ask tells the worker what its directory shall be and returns what it lacks, or
-// that it lacks nothing.
-func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report) (answer, error) {
+// that it lacks nothing. What it is told is what differs from the manifest that
+// it had last, unless whole.
+func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole bool) (answer, error) {
 	ans, err := t.exec(ctx, r, step{args: []string{"check", run, t.Digest}, rep: rep})
 	if err != nil || ans.word == "same" {
 		return ans, err
 	}
-	return t.exec(ctx, r, step{args: t.args("plan", run), stdin: bytes.NewReader(t.manifest), rep: rep})
+	way := recipe{fresh: t.manifest}
+	if !whole {
+		way = t.recipeFrom(ans.base, ans.baseDigest)
+	}
+	args := append(append(t.args("plan", run), way.base), way.pieces...)
+	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed()), rep: rep})
 }
 
 // args are those of a step that fills the directory.
@@ -191,6 +198,8 @@ type answer struct {
 	missing []string
 	relays  bool // the worker can fetch from others
 	removed int
+
+	base, baseDigest string // run that it had last, and the digest of its manifest
 }
 
 // A step is one run of the worker script.
@@ -308,7 +317,11 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 	}
 	ans.word = words[0]
 	switch {
-	case ans.word == "same" && step == "check", ans.word == "differs" && step == "check":
+	case ans.word == "same" && step == "check":
+	case ans.word == "differs" && step == "check":
+		if len(words) == 3 {
+			ans.base, ans.baseDigest = words[1], words[2]
+		}
 	case ans.word == "missing" && step != "check" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
 		ans.relays = slices.Equal(words[2:], []string{"relays"})
 		slices.Sort(ans.missing)

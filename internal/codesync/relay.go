@@ -101,7 +101,7 @@ func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 					asked = nil
 				}
 				var rep Report
-				rep, r.err = t.deliver(ctx, r.Conn, run, asked)
+				rep, r.err = t.deliver(ctx, r.Conn, run, asked, asked == nil)
 				rep.Uploaded += r.rep.Uploaded
 				r.rep, r.done = rep, true
 			})
@@ -132,7 +132,7 @@ func (t *Tree) plan(ctx context.Context, r *receiver, run string) {
 		return
 	}
 	r.parent = nil
-	r.ans, r.err = t.ask(ctx, r.Conn, run, &r.rep)
+	r.ans, r.err = t.ask(ctx, r.Conn, run, &r.rep, false)
 	if r.err == nil && t.filled(r.ans, &r.rep) {
 		r.finish(t)
 	}

@@ -85,6 +85,9 @@ func (s *scanner) scan(ctx context.Context) (*Tree, error) {
 		return nil, err
 	}
 	s.tree.finish()
+	if err := s.tree.keepManifest(); err != nil {
+		s.note(event.Debug, fmt.Sprintf("the list of files is not remembered: %v", err), "")
+	}
 	for _, n := range append(s.notes, s.tree.describe()...) {
 		s.opts.Sink.Emit(n)
 	}

@@ -2,8 +2,9 @@
 #
 # Makes ~/RUN equal to a manifest, from the content store of this login.
 #
-#   check   RUN DIGEST                          same | differs
-#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP     manifest on stdin; filled | missing
+#   check   RUN DIGEST                          same | differs [BASE DIGEST]
+#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP BASE PIECE...
+#                                               gzip of what is new in the manifest on stdin; filled | missing
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP     tar.gz of contents on stdin; filled | missing
 #   feed    RUN DIGEST MAXAGE MAXBYTES KEEP TOKEN SIZE
 #                                               the same, SIZE bytes of it, and passed on
@@ -69,6 +70,15 @@ check() {
 		print=$(fingerprint) && [[ $print == "$(<"$state/fingerprint")" ]]
 }
 
+# last_run: which run was synced last, and the digest of its manifest.
+last_run() {
+	local newest='' file sum
+	for file in "$home"/.multihost/sync/*/digest; do
+		[[ -f $file && -f ${file%digest}manifest && (-z $newest || $file -nt $newest) ]] && newest=$file
+	done
+	[[ $newest ]] && read -r sum <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
+}
+
 prepare() {
 	mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
 	(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
@@ -79,9 +89,18 @@ prepare() {
 	flock -s -w 600 8 || die "the content store is locked"
 }
 
+# take_manifest PIECE...: a number of new bytes, or OFFSET+LENGTH of the manifest
+# of the run $token. None: all is new.
 take_manifest() {
-	local sum
-	cat >"$state/manifest.new" || die "cannot write ~/.multihost/sync/$run"
+	local sum piece old=$home/.multihost/sync/$token/manifest
+	gzip -dc | if (($# == 0)); then cat; else
+		for piece; do
+			case $piece in
+			*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" 2>/dev/null | head -c "${piece#*+}" ;;
+			*) head -c "$piece" ;;
+			esac
+		done
+	fi >"$state/manifest.new" || die "cannot write ~/.multihost/sync/$run"
 	read -r sum _ < <(sha256sum <"$state/manifest.new")
 	if [[ $sum != "$digest" ]]; then
 		say "broken the manifest did not arrive whole"
@@ -465,13 +484,13 @@ prune() {
 
 case $step in
 check)
-	if check; then say same; else say differs; fi
+	if check; then say same; else last_run || say differs; fi
 	;;
 plan | receive | feed | fetch)
 	prepare
 	exec 7<&0
 	case $step in
-	plan) take_manifest ;;
+	plan) take_manifest "${@:8}" ;;
 	receive) receive_contents ;;
 	feed)
 		open_spool
