@@ -3,7 +3,10 @@ package main
 import (
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -30,6 +33,46 @@ func TestCLIDocumentIsUpToDate(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("docs/cli.md is not what the commands say; write it with: make docs (-want +got):\n%s", diff)
+	}
+}
+
+// TestEveryPromiseHasItsTest keeps docs/reliability.md true: each test and
+// script that it names is there.
+func TestEveryPromiseHasItsTest(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	err = filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		code, err := os.ReadFile(path)
+		tests.Write(code)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	promises := 0
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 4 || strings.HasPrefix(cells[1], "-") || cells[1] == " promise " {
+			continue
+		}
+		promises++
+		for _, name := range regexp.MustCompile("`([A-Za-z0-9_]+)`").FindAllStringSubmatch(cells[2], -1) {
+			if strings.Contains(tests.String(), "func "+name[1]+"(") {
+				continue
+			}
+			if _, err := os.Stat("testdata/script/" + name[1] + ".txtar"); err != nil {
+				t.Errorf("%s: there is no test or script %s", strings.TrimSpace(cells[1]), name[1])
+			}
+		}
+	}
+	if promises < 30 {
+		t.Errorf("only %d promises found", promises)
 	}
 }
 

@@ -58,6 +58,7 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	defer watch.stop()
 	w = watch.start(ctx, w)
 	var stuck error
+	mute := 0 // streams in a row that ended without the state of the run
 	reached := offset
 	lost := func(err error) (progress bool) {
 		if opts.Lost != nil {
@@ -90,8 +91,14 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 		// The stream ended although the command has not, or before its last
 		// byte. That happens once, between two looks; more often is a fault.
 		if offset != before {
-			stuck = nil
+			stuck, mute = nil, 0
 			continue
+		}
+		// One that was killed there has not told the state of the run.
+		if p.phase == Unknown {
+			if mute++; mute == 3 {
+				return Exit{}, &RemoteError{Worker: r.Name(), Op: "follow", Text: "the answer does not tell the state of the run"}
+			}
 		}
 		if stuck != nil {
 			if err := pause(ctx, time.Second); err != nil {

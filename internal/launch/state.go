@@ -47,6 +47,9 @@ func parseState(ref Ref, records []record) State {
 		}
 	}
 	for _, i := range b.infos {
+		if i.Ref != ref {
+			continue // the worker was not asked about it
+		}
 		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor
 		s.Supervised, s.Armed, s.Started, s.Exit = i.supervised, i.Armed, i.Started, i.Exit
 	}

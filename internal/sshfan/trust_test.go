@@ -3,10 +3,28 @@ package sshfan
 import (
 	"crypto/ed25519"
 	"errors"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 )
+
+// A peer is given up after three times KeepAlive without a byte.
+func TestADeadPeerIsNoticedInTime(t *testing.T) {
+	id, err := CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet, err := New(Config{Identity: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fleet.Close()
+	if limit := (giveUpAt + 1) * fleet.cfg.KeepAlive / looks; limit > 30*time.Second {
+		t.Errorf("a dead peer is noticed after %s", limit)
+	}
+}
 
 func TestConnectionKeepsItsHostKeyAtRekeying(t *testing.T) {
 	var keys [2]ssh.PublicKey
