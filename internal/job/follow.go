@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 )
@@ -354,6 +355,9 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
 	}
 	o.giveUp = giveUp
+	if gcp.ClassOf(err) == gcp.Unauthenticated {
+		o.begin = now // it is our login that is lost, not the worker
+	}
 	if limit := f.patience.Lost; limit > 0 && now.Sub(o.begin) > limit {
 		giveUp(fmt.Errorf("not reachable for %s (--lost-timeout): %w", limit, err))
 	}

@@ -88,6 +88,10 @@ func (d *Deps) Probe(ctx context.Context, s tpu.Slice) error {
 // takes minutes on the real service.
 const teardownLimit = 20 * time.Minute
 
+// teardownPatience is how long a job waits at its end for the API, and for the
+// user to log in again: over a long weekend.
+const teardownPatience = 4 * 24 * time.Hour
+
 // notMade adds to the end of a job on a queued resource that was there before
 // that it stays and is billed.
 func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
@@ -108,7 +112,9 @@ func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
 // delete them. The real state is read before anything is deleted.
 func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) (Outcome, error) {
 	id := o.Request.ID
-	look, cancel := d.detached(ctx, teardownLimit)
+	// A login that has ended is waited for here, and an API that is away, since
+	// nobody else deletes what is billed.
+	look, cancel := d.detached(ctx, teardownPatience)
 	var res qr.Resource
 	err := d.outlast(look, func() (err error) {
 		res, err = d.Queue.Get(look, id)

@@ -164,6 +164,7 @@ func sizes(family string) []size {
 // nearest returns up to two types for a misspelt one: the sizes around the one
 // asked for when the family is right, else the closest spelling.
 func nearest(name string) []string {
+	name = canonical(name)
 	family, rest, _ := strings.Cut(name, "-")
 	if list := sizes(family); list != nil {
 		n, err := strconv.Atoi(rest)
@@ -195,15 +196,43 @@ func nearest(name string) []string {
 }
 
 // Suggest returns the candidate closest to word, or "" when none is close
-// enough to be what was meant.
+// enough to be what was meant. Names of one hardware generation are the same
+// word to it: v5e-16 is v5litepod-16, and trillium-16 is v6e-16.
 func Suggest(word string, candidates []string) string {
 	best, score := "", max(2, len(word)/3)+1
 	for _, c := range slices.Sorted(slices.Values(candidates)) {
-		if d := editDistance(word, c); d < score {
+		if d := min(editDistance(word, c), editDistance(canonical(word), canonical(c))); d < score {
 			best, score = c, d
 		}
 	}
 	return best
+}
+
+// aliases are names that people use for generations, longest first, with what
+// their accelerator types begin with.
+var aliases = [][2]string{
+	{"v5litepod", "v5litepod"}, {"v5lite", "v5litepod"}, {"v5e", "v5litepod"},
+	{"trillium", "v6e"}, {"v6e", "v6e"}, {"ironwood", "tpu7x"}, {"tpu7x", "tpu7x"}, {"v5p", "v5p"},
+}
+
+// canonical writes the generation that word begins with as the API does, and
+// the dash after it that is easily forgotten: v5e16, tpu-v5e-16.
+func canonical(word string) string {
+	word = strings.TrimPrefix(strings.ToLower(word), "tpu-")
+	for _, a := range aliases {
+		rest, ok := strings.CutPrefix(word, a[0])
+		if !ok {
+			continue
+		}
+		if rest = strings.TrimLeft(rest, "-_ "); rest == "" {
+			return a[1]
+		}
+		if rest[0] < '0' || rest[0] > '9' {
+			return word
+		}
+		return a[1] + "-" + rest
+	}
+	return word
 }
 
 func editDistance(a, b string) int {
