@@ -42,6 +42,10 @@ MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID, MULTIHOST_NUM_WORKERS (of its
 slice), MULTIHOST_PROCESS_ID, MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and
 MULTIHOST_COORDINATOR_IP in its environment.
 
+--max-restarts starts a command that failed again, on the same slices; also
+after a worker was lost, if its slice comes back. Slices that are taken away end
+the run: multihost job makes them again.
+
 Ctrl-C asks whether to stop the command, or to leave it running; elsewhere than on
 a terminal it stops the command on every worker and proves it, and once more
 leaves at once. Closing the terminal leaves it running: see multihost attach.`,
