@@ -91,7 +91,13 @@ func Faults() []FaultDoc {
 		{Name: "worker-cut", Args: with("mode", "bytes", "n"), Required: []string{"bytes"}, What: "connections are reset after so many bytes in (mode=in) or out (mode=out)"},
 		{Name: "worker-refuse-auth", Args: with("duration", "n"), What: "no key is accepted for a time or for N connections"},
 		{Name: "worker-reboot", Args: with("duration"), What: "a worker reboots, once"},
-		{Name: "worker-no-sudo", Args: workers, What: "sudo asks for a password"},
+		{Name: "worker-no-sudo", Args: with("mode"), What: "sudo asks for a password, or is not there (mode=missing; netns backend only)"},
+		{Name: "worker-disk-space", Args: with("mode", "bytes"), What: "no more than BYTES (0) are free for homes (mode=home, the default) or in /tmp (mode=tmp); netns backend only"},
+		{Name: "worker-read-only", Args: workers, What: "homes cannot be written; netns backend only"},
+		{Name: "worker-clock", Args: with("mode", "duration"), Required: []string{"duration"}, What: "the clock is ahead (mode=ahead, the default) or behind (mode=behind), for what is started from then on; needs libfaketime"},
+		{Name: "worker-startup", Args: with("mode", "setting"), What: "a start-up file prints (mode=print), exits (mode=exit) or waits for input (mode=hang): ~/.bashrc; netns backend: also setting=/etc/bash.bashrc or ~/.ssh/rc"},
+		{Name: "worker-banner", Args: workers, What: "sshd shows a banner before each login"},
+		{Name: "worker-shell", Args: with("setting"), Required: []string{"setting"}, What: "the login shell (setting=/usr/sbin/nologin)"},
 		{Name: "worker-missing", Args: with("setting"), Required: []string{"setting"}, What: "a sysctl key, a path below /proc/sys, /sys or /dev, or a module does not exist"},
 		{Name: "worker-denied", Args: with("setting"), Required: []string{"setting"}, What: "a sysctl key, ip-route or ethtool cannot be changed"},
 		{Name: "worker-fixed", Args: with("setting"), Required: []string{"setting"}, What: "an ethtool feature cannot be changed"},
@@ -320,7 +326,8 @@ func (f Fault) forWorker() (worker.Fault, error) {
 		w.Count = f.Count
 	}
 	if w.Mode == "" {
-		w.Mode = map[worker.FaultKind]string{worker.Unreachable: "refuse", worker.Slow: "handshake", worker.Cut: "out"}[w.Kind]
+		w.Mode = map[worker.FaultKind]string{worker.Unreachable: "refuse", worker.Slow: "handshake", worker.Cut: "out",
+			worker.DiskSpace: "home", worker.Clock: "ahead", worker.Startup: "exit"}[w.Kind]
 	}
 	if _, err := worker.ParseFault(strings.Fields(w.String())...); err != nil {
 		return w, fmt.Errorf("parse fault %q: %w", f.Name, err)

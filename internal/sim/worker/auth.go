@@ -47,6 +47,9 @@ func (m *machine) serverConfig() *ssh.ServerConfig {
 			return nil, nil
 		},
 	}
+	if _, ok := m.fault(Banner); ok {
+		cfg.BannerCallback = func(ssh.ConnMetadata) string { return bannerText }
+	}
 	for _, s := range m.signers() {
 		cfg.AddHostKey(s)
 	}

@@ -305,7 +305,9 @@ func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
 	d.faults[f.Kind] = f
 	d.settleFreeze()
 	d.mu.Unlock()
-	d.after(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
+	if f.Kind != Clock { // of which it is not how long
+		d.after(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
+	}
 	switch f.Kind {
 	case Unreachable:
 		err := d.reconcile()
@@ -386,4 +388,12 @@ func (d *door) slowness(mode string) Fault {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.slow[mode]
+}
+
+// fault returns the fault of a kind that is in force.
+func (d *door) fault(kind FaultKind) (Fault, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f, ok := d.faults[kind]
+	return f, ok
 }

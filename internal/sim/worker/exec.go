@@ -25,7 +25,7 @@ type process struct {
 	ended bool // the process id may be another's
 }
 
-// startProcess runs bash in a session of its own, with the pipes of a command
+// startProcess runs the login shell in a session of its own, with the pipes of a command
 // without terminal, or on a terminal.
 //
 // The pipes are the kernel's own from end to end, so that what the process and
@@ -64,7 +64,7 @@ func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*proce
 		PidFD:   &p.pidfd,
 	}}
 	err := m.start(func() (int, error) {
-		proc, err := os.StartProcess("/bin/bash", argv, attr)
+		proc, err := os.StartProcess(m.shell(), argv, attr)
 		if err != nil {
 			return 0, err
 		}

@@ -1,8 +1,13 @@
 package worker
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,8 +51,34 @@ const (
 	// that long. SetFault returns when it is down.
 	Reboot FaultKind = "reboot"
 
-	// "no-sudo": sudo asks for a password.
+	// "no-sudo [missing]": sudo asks for a password; or there is none, which
+	// only the netns backend does.
 	NoSudo FaultKind = "no-sudo"
+
+	// "disk-space home|tmp [BYTES]": no more than so many bytes, or none, are
+	// free where the homes or /tmp are. What is written to homes meanwhile is
+	// gone when it ends. Netns backend only.
+	DiskSpace FaultKind = "disk-space"
+
+	// "read-only": nothing can be written where the homes are. Netns backend
+	// only.
+	ReadOnly FaultKind = "read-only"
+
+	// "clock ahead|behind DURATION": the clock is off for what is started from
+	// now on. It needs libfaketime.
+	Clock FaultKind = "clock"
+
+	// "startup print|exit|hang [FILE]": a start-up file of the login prints,
+	// exits with status 3, or waits for the end of its input. FILE is ~/.bashrc;
+	// on the netns backend also /etc/bash.bashrc or ~/.ssh/rc.
+	Startup FaultKind = "startup"
+
+	// "banner": sshd shows a banner before each login, and there is a message
+	// of the day.
+	Banner FaultKind = "banner"
+
+	// "shell PATH" is the login shell of every login, in place of bash.
+	Shell FaultKind = "shell"
 
 	// "missing NAME": a setting does not exist: a sysctl key
 	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or
@@ -69,15 +100,22 @@ const (
 	Kill FaultKind = "kill"
 )
 
+// The start-up files that a fault may be in.
+const (
+	bashrc       = "~/.bashrc"
+	systemBashrc = "/etc/bash.bashrc"
+	sshRC        = "~/.ssh/rc"
+)
+
 // A Fault is one fault with its arguments. The zero value of an argument means
 // that it is not given.
 type Fault struct {
 	Kind     FaultKind
-	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out
-	Name     string        // clear, missing, denied, fixed, kill: what
-	Bytes    int64         // cut
+	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out; and so on
+	Name     string        // clear, missing, denied, fixed, kill, startup, shell: what
+	Bytes    int64         // cut, disk-space
 	Count    int           // cut: times; refuse-auth: tries
-	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot
+	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot, clock
 }
 
 // faultKinds returns all kinds with the text form of their arguments, for help
@@ -91,7 +129,13 @@ func faultKinds() []string {
 		"cut in|out BYTES [TIMES]",
 		"refuse-auth DURATION|TRIES",
 		"reboot [DURATION]",
-		"no-sudo",
+		"no-sudo [missing]",
+		"disk-space home|tmp [BYTES]",
+		"read-only",
+		"clock ahead|behind DURATION",
+		"startup print|exit|hang [FILE]",
+		"banner",
+		"shell PATH",
 		"missing NAME",
 		"denied NAME",
 		"fixed FEATURE",
@@ -139,9 +183,18 @@ func (f *Fault) parseArgs(args []string) (err error) {
 		}
 	}
 	switch f.Kind {
-	case Clear, Missing, Denied, Fixed, Kill:
+	case Clear, Missing, Denied, Fixed, Kill, Shell:
 		f.Name = next()
-	case Unreachable, Slow:
+	case NoSudo:
+		f.Mode = next()
+	case Startup:
+		f.Mode, f.Name = next(), next()
+	case DiskSpace:
+		f.Mode = next()
+		if a := next(); a != "" {
+			f.Bytes, err = strconv.ParseInt(a, 10, 64)
+		}
+	case Unreachable, Slow, Clock:
 		f.Mode = next()
 		duration()
 	case Freeze, Reboot:
@@ -178,7 +231,27 @@ func (f Fault) check() error {
 		return fmt.Errorf("mode %q is none of %s", f.Mode, strings.Join(names, ", "))
 	}
 	switch f.Kind {
-	case Freeze, Reboot, NoSudo, RotateHostKeys:
+	case Freeze, Reboot, RotateHostKeys, ReadOnly, Banner:
+	case NoSudo:
+		if f.Mode != "" && f.Mode != "missing" {
+			return fmt.Errorf("mode %q is not missing", f.Mode)
+		}
+	case DiskSpace:
+		return oneOf("home", "tmp")
+	case Clock:
+		if f.Duration == 0 {
+			return errors.New("no duration")
+		}
+		return oneOf("ahead", "behind")
+	case Startup:
+		if !slices.Contains([]string{"", bashrc, systemBashrc, sshRC}, f.Name) {
+			return fmt.Errorf("file %q is none of %s, %s, %s", f.Name, bashrc, systemBashrc, sshRC)
+		}
+		return oneOf("print", "exit", "hang")
+	case Shell:
+		if !path.IsAbs(f.Name) || strings.ContainsAny(f.Name, ": \t\n") {
+			return fmt.Errorf("bad path %q", f.Name)
+		}
 	case Clear:
 		if f.Name != "" && !knownKind(f.Name) {
 			return fmt.Errorf("unknown kind %q", f.Name)
@@ -235,7 +308,7 @@ func (f Fault) String() string {
 	if f.Name != "" {
 		words = append(words, f.Name)
 	}
-	if f.Kind == Cut {
+	if f.Kind == Cut || f.Kind == DiskSpace {
 		words = append(words, strconv.FormatInt(f.Bytes, 10))
 	}
 	if f.Duration > 0 {
@@ -245,4 +318,55 @@ func (f Fault) String() string {
 		words = append(words, strconv.Itoa(f.Count))
 	}
 	return strings.Join(words, " ")
+}
+
+// startup returns the file of a Startup fault and what is in it.
+func (f Fault) startup() (file, text string) {
+	file = cmp.Or(f.Name, bashrc)
+	switch f.Mode {
+	case "print":
+		return file, fmt.Sprintf("echo 'hello from %[1]s'; echo 'warning from %[1]s' >&2; printf 'no newline'\n", file)
+	case "exit":
+		return file, fmt.Sprintf("echo 'bye from %s'; exit 3\n", file)
+	}
+	wait := "cat >/dev/null" // ends with the session
+	if file == sshRC {
+		wait = "sleep 60" // its input is nothing from the start
+	}
+	return file, fmt.Sprintf("echo 'waiting in %s'\n%s\n", file, wait)
+}
+
+// bannerText is what a machine with the Banner fault says before each login.
+const bannerText = "*** This is a simulated worker. Use is monitored. ***\n"
+
+// fakeClock finds the library that gives programs another clock.
+func fakeClock() (library string, err error) {
+	found, err := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+	if err != nil || len(found) == 0 {
+		return "", errors.New("libfaketime is not installed: apt-get install faketime")
+	}
+	return found[0], nil
+}
+
+// clockText is the fault's offset as libfaketime reads it.
+func (f Fault) clockText() string {
+	sign := "+"
+	if f.Mode == "behind" {
+		sign = "-"
+	}
+	return fmt.Sprintf("%s%g", sign, f.Duration.Seconds())
+}
+
+// checkHere refuses what the machine that the simulator runs on cannot do.
+func (f Fault) checkHere() error {
+	switch f.Kind {
+	case Clock:
+		_, err := fakeClock()
+		return err
+	case Shell:
+		if info, err := os.Stat(f.Name); err != nil || info.Mode()&0o111 == 0 {
+			return fmt.Errorf("there is no program %q on this machine", f.Name)
+		}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -53,6 +54,20 @@ func (m *machine) setFault(f Fault) error {
 		}
 		m.mu.Unlock()
 		return m.applyMarks()
+	case DiskSpace, ReadOnly:
+		return errors.New("a worker of the process backend has no disk of its own: use --backend=netns")
+	case NoSudo:
+		if f.Mode != "" {
+			return errors.New("without its own sudo a worker of the process backend would find the machine's: use --backend=netns")
+		}
+	case Startup:
+		if file, _ := f.startup(); file != bashrc {
+			return fmt.Errorf("a worker of the process backend reads no %s of its own: use --backend=netns", file)
+		}
+	case Clock, Shell:
+		if err := f.checkHere(); err != nil {
+			return err
+		}
 	}
 
 	if err := m.setDoorFault(f, m.clearFaults); err != nil {

@@ -59,7 +59,7 @@ type bootRequest struct {
 
 // guestFaults are the faults that happen inside.
 type guestFaults struct {
-	NoSudo   bool
+	Troubles []Fault // of the kinds that are inGuest
 	Missing  []string
 	Denied   []string
 	SlowExec float64           // seconds
@@ -103,6 +103,12 @@ type process1 struct {
 	refuser int
 	missing []string // in force
 	denied  []string
+
+	troubles  []Fault // in force
+	readOnly  bool    // /home is
+	smallDisk bool    // /home is one
+	smallTmp  bool
+
 	startup chan []byte // startup scripts
 	died    chan int    // daemons
 
@@ -163,7 +169,7 @@ func (p *process1) do(req guestRequest) error {
 		p.boot = *req.Boot
 		return p.bootUp()
 	case "keys":
-		return setLogins(req.Keys)
+		return p.setLogins(req.Keys)
 	case "faults":
 		return p.setFaults(*req.Faults)
 	case "kill":
@@ -396,7 +402,7 @@ func (p *process1) runStartup(script []byte) error {
 
 // setFaults makes the faults of the inside those given.
 func (p *process1) setFaults(f guestFaults) error {
-	if err := writeSudoers(f.NoSudo); err != nil {
+	if err := p.setTroubles(f.Troubles); err != nil {
 		return err
 	}
 	if err := writeSSHRC(f.SlowExec); err != nil {

@@ -76,6 +76,10 @@ func enterRoot(b bootRequest) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
+	// A fault of an earlier boot may have taken it away.
+	if err := unhideFile(sudo); err != nil {
+		return err
+	}
 	for _, path := range b.Tools {
 		if _, err := os.Stat(path); err != nil {
 			return fmt.Errorf("root file system has no %s: mounts below / are not part of a worker", path)
@@ -287,7 +291,7 @@ func writeEtc(b bootRequest) error {
 		"HostKey " + hostKeyPath("ssh-ed25519"), "HostKey " + hostKeyPath("ecdsa-sha2-nistp256"),
 		"PermitRootLogin no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "UsePAM no", "UseDNS no",
 		"AuthorizedKeysFile " + keysDir + "/%u .ssh/authorized_keys",
-		"AcceptEnv LANG LC_*", "PrintMotd no", "PrintLastLog no", "Subsystem sftp internal-sftp",
+		"AcceptEnv LANG LC_*", "PermitUserEnvironment LD_PRELOAD,FAKETIME*", "PrintMotd no", "PrintLastLog no", "Banner " + bannerFile, "Subsystem sftp internal-sftp",
 	}
 	environment := []string{"PATH=" + loginPath, "LANG=C.UTF-8"}
 	setenv := "SetEnv"

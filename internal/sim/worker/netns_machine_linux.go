@@ -56,7 +56,6 @@ type netnsMachine struct {
 
 	// What is guarded by mu outlives a boot.
 	hostKeys map[string]hostKey // by type
-	noSudo   bool
 	missing  []string
 	denied   []string
 	guest    *guest // nil while the machine is down
@@ -250,11 +249,16 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 // guestFaults is what happens inside. m.mu is held.
 func (m *netnsMachine) guestFaults() guestFaults {
 	f := guestFaults{
-		NoSudo: m.noSudo, Missing: m.missing, Denied: m.denied,
+		Missing: m.missing, Denied: m.denied,
 		SlowExec: m.slow["exec"].Duration.Seconds(), HostKeys: make(map[string]string),
 	}
 	for kind, k := range m.hostKeys {
 		f.HostKeys[kind] = k.Private
+	}
+	for kind, fault := range m.faults {
+		if kind.inGuest() {
+			f.Troubles = append(f.Troubles, fault)
+		}
 	}
 	return f
 }
@@ -519,11 +523,10 @@ func (m *netnsMachine) setFault(f Fault) error {
 			return err
 		}
 		m.mark(&m.denied, f.Name)
-	case NoSudo:
-		m.mu.Lock()
-		m.noSudo = true
-		m.mu.Unlock()
 	default:
+		if err := f.checkHere(); err != nil {
+			return err
+		}
 		if err := m.setDoorFault(f, m.clearFaults); err != nil {
 			return err
 		}
@@ -541,9 +544,6 @@ func (m *netnsMachine) mark(list *[]string, name string) {
 
 func (m *netnsMachine) clearFaults(kind FaultKind) error {
 	m.mu.Lock()
-	if kind == "" || kind == NoSudo {
-		m.noSudo = false
-	}
 	if kind == "" || kind == Missing {
 		m.missing = nil
 	}

@@ -244,9 +244,9 @@ func (s *session) request(r *ssh.Request) bool {
 		if ssh.Unmarshal(r.Payload, &v) != nil {
 			return false
 		}
-		return s.start("bash", "-c", v.Line)
+		return s.start(filepath.Base(s.login.m.shell()), "-c", v.Line)
 	case "shell":
-		return s.start("-bash")
+		return s.start("-" + filepath.Base(s.login.m.shell()))
 	case "signal":
 		var v struct{ Name string }
 		if ssh.Unmarshal(r.Payload, &v) != nil || s.proc == nil {
@@ -347,7 +347,14 @@ func (l *login) environment() (env []string, home string, err error) {
 	if path := l.agent.path(); path != "" {
 		env = append(env, "SSH_AUTH_SOCK="+path)
 	}
-	return append(env, m.spec.Env...), home, nil
+	if f, ok := m.fault(Clock); ok {
+		library, err := fakeClock()
+		if err != nil {
+			return nil, "", err
+		}
+		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.clockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1")
+	}
+	return append(env, m.spec.Env...), home, m.startupFile(home)
 }
 
 // environment is what every process of the machine begins with.
@@ -356,7 +363,7 @@ func (m *machine) environment(user, home string) []string {
 		"HOME=" + home,
 		"USER=" + user,
 		"LOGNAME=" + user,
-		"SHELL=/bin/bash",
+		"SHELL=" + m.shell(),
 		"PATH=" + m.path("bin") + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
 		"LANG=C.UTF-8",
 		"TMPDIR=" + m.path("tmp"),
@@ -370,4 +377,33 @@ func (m *machine) environment(user, home string) []string {
 		env = append(env, "GCE_METADATA_HOST="+m.metaAddr)
 	}
 	return env
+}
+
+// shell is the login shell.
+func (m *machine) shell() string {
+	if f, ok := m.fault(Shell); ok {
+		return f.Name
+	}
+	return "/bin/bash"
+}
+
+// startupMark is in the start-up files that are ours.
+const startupMark = "# fault of the simulator\n"
+
+// startupFile makes the start-up file of a home what the fault says, or takes it
+// away.
+func (m *machine) startupFile(home string) error {
+	file := filepath.Join(home, ".bashrc")
+	old, err := os.ReadFile(file)
+	if f, ok := m.fault(Startup); ok {
+		_, text := f.startup()
+		if string(old) == startupMark+text {
+			return nil // another login may be reading it
+		}
+		return os.WriteFile(file, []byte(startupMark+text), 0o644)
+	}
+	if err == nil && strings.HasPrefix(string(old), startupMark) {
+		return os.Remove(file)
+	}
+	return nil
 }

@@ -1,0 +1,316 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file makes the faults of a machine's disks, clock, start-up files and
+// login shell. Each has a function that makes it so, or, without a fault, undoes
+// it; to undo what was not done does nothing, for files outlive a boot.
+
+// inGuest reports whether faults of the kind happen inside of a machine.
+func (k FaultKind) inGuest() bool {
+	switch k {
+	case NoSudo, DiskSpace, ReadOnly, Clock, Startup, Banner, Shell:
+		return true
+	}
+	return false
+}
+
+// setTroubles makes the faults of that sort those given. What is in force already
+// is left alone: to make a disk anew would lose what was written to it.
+func (p *process1) setTroubles(want []Fault) error {
+	find := func(all []Fault, kind FaultKind) *Fault {
+		for i, f := range all {
+			if f.Kind == kind {
+				return &all[i]
+			}
+		}
+		return nil
+	}
+	type trouble struct {
+		kind FaultKind
+		set  func(*Fault) error
+	}
+	// The other ones write to homes: read-only homes are undone first and made
+	// last.
+	readOnly := trouble{ReadOnly, p.setReadOnly}
+	all := []trouble{
+		{NoSudo, setSudo}, {DiskSpace, p.setDiskSpace}, {Clock, setClock},
+		{Startup, setStartup}, {Banner, setBanner}, {Shell, setShell}, readOnly,
+	}
+	if find(want, ReadOnly) == nil {
+		all = append([]trouble{readOnly}, all...)
+	}
+	for _, t := range all {
+		had, f := find(p.troubles, t.kind), find(want, t.kind)
+		if had != nil && f != nil && *had == *f {
+			continue
+		}
+		if err := t.set(f); err != nil {
+			return fmt.Errorf("%s: %w", t.kind, err)
+		}
+	}
+	p.troubles = want
+	return nil
+}
+
+// setLogins makes the logins of the keys, and the faults of logins for those
+// that are new. Those on their disk are undone meanwhile.
+func (p *process1) setLogins(keys map[string][]string) error {
+	fresh := false
+	for login := range keys {
+		if _, err := os.Stat(filepath.Join("/home", login)); err != nil {
+			fresh = true
+		}
+	}
+	troubles := p.troubles
+	if fresh {
+		if err := p.setTroubles(slices.DeleteFunc(slices.Clone(troubles), func(f Fault) bool { return f.Kind == DiskSpace || f.Kind == ReadOnly })); err != nil {
+			return err
+		}
+	}
+	if err := setLogins(keys); err != nil || !fresh {
+		return err
+	}
+	for _, f := range p.troubles {
+		var err error
+		switch f.Kind {
+		case Clock:
+			err = setClock(&f)
+		case Startup:
+			err = setStartup(&f)
+		case Shell:
+			err = setShell(&f)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Kind, err)
+		}
+	}
+	return p.setTroubles(troubles)
+}
+
+// hidden is where a file waits that a fault has taken the place of.
+func hidden(path string) string { return path + ".without-fault" }
+
+// stashFile puts text in the place of a file, which is kept.
+func stashFile(path, text string, mode fs.FileMode) error {
+	if _, err := os.Lstat(hidden(path)); errors.Is(err, fs.ErrNotExist) {
+		if err := hideFile(path); err != nil {
+			return err
+		}
+	}
+	return replaceFile(path, text, mode)
+}
+
+// hideFile takes a file away, or remembers that there was none.
+func hideFile(path string) error {
+	err := os.Rename(path, hidden(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		err = os.Symlink("none", hidden(path))
+	}
+	return err
+}
+
+// unhideFile puts back what stashFile or hideFile took away.
+func unhideFile(path string) error {
+	info, err := os.Lstat(hidden(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return errors.Join(os.Remove(hidden(path)), os.RemoveAll(path))
+	}
+	return os.Rename(hidden(path), path)
+}
+
+const sudo = "/usr/bin/sudo"
+
+// setSudo makes sudo ask for a password, or takes it away.
+func setSudo(f *Fault) error {
+	if err := unhideFile(sudo); err != nil {
+		return err
+	}
+	if f != nil && f.Mode == "missing" {
+		return hideFile(sudo)
+	}
+	return writeSudoers(f != nil)
+}
+
+func (p *process1) setReadOnly(f *Fault) error {
+	if p.readOnly {
+		if err := unix.Unmount("/home", unix.MNT_DETACH); err != nil {
+			return err
+		}
+	}
+	p.readOnly = f != nil
+	if f == nil {
+		return nil
+	}
+	return bindReadOnly("/home")
+}
+
+// tmpFiller takes the place in /tmp that is always there.
+const tmpFiller = "/tmp/.full"
+
+const tmpFlags = unix.MS_NOSUID | unix.MS_NODEV
+
+// setDiskSpace bounds /tmp, or puts the homes on a small disk of their own.
+func (p *process1) setDiskSpace(f *Fault) error {
+	if p.smallDisk {
+		p.smallDisk = false
+		if err := unix.Unmount("/home", unix.MNT_DETACH); err != nil {
+			return err
+		}
+	}
+	if p.smallTmp {
+		p.smallTmp = false
+		if err := os.Remove(tmpFiller); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := unix.Mount("", "/tmp", "", unix.MS_REMOUNT|tmpFlags, "size=50%"); err != nil {
+			return err
+		}
+	}
+	if f == nil {
+		return nil
+	}
+	if f.Mode == "tmp" {
+		var used unix.Statfs_t
+		if err := unix.Statfs("/tmp", &used); err != nil {
+			return err
+		}
+		p.smallTmp = true
+		// An empty one would have a page.
+		if err := os.WriteFile(tmpFiller, make([]byte, used.Bsize), 0o600); err != nil {
+			return err
+		}
+		size := int64(used.Blocks-used.Bfree+1)*used.Bsize + f.Bytes
+		return unix.Mount("", "/tmp", "", unix.MS_REMOUNT|tmpFlags, tmpfsSize(size))
+	}
+	const disk = "/run/small-disk"
+	if err := os.Mkdir(disk, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := unix.Mount("tmpfs", disk, "tmpfs", tmpFlags, "mode=0755"); err != nil {
+		return err
+	}
+	defer unix.Unmount(disk, unix.MNT_DETACH)
+	if err := p.run("/bin/cp", "-a", "/home/.", disk); err != nil {
+		return err
+	}
+	var used unix.Statfs_t
+	if err := unix.Statfs(disk, &used); err != nil {
+		return err
+	}
+	size := int64(used.Blocks-used.Bfree)*used.Bsize + f.Bytes
+	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|tmpFlags, tmpfsSize(size)); err != nil {
+		return err
+	}
+	p.smallDisk = true
+	return bind(disk, "/home")
+}
+
+// tmpfsSize is the option for a size. Not 0, which stands for no limit.
+func tmpfsSize(bytes int64) string { return "size=" + strconv.FormatInt(max(bytes, 1), 10) }
+
+// setClock has every program of a login use another clock. Not all programs of
+// the machine: sshd does not bear the library.
+func setClock(f *Fault) error {
+	var text string
+	if f != nil {
+		library, err := fakeClock()
+		if err != nil {
+			return err
+		}
+		text = fmt.Sprintf("LD_PRELOAD=%s\nFAKETIME=%s\nFAKETIME_DONT_FAKE_MONOTONIC=1\n", library, f.clockText())
+	}
+	for _, home := range homes() {
+		file := filepath.Join(home, ".ssh/environment")
+		err := unhideFile(file)
+		if err == nil && f != nil {
+			err = stashFile(file, text, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func homes() []string {
+	found, _ := filepath.Glob("/home/*") // the pattern is good
+	return found
+}
+
+// setStartup writes the start-up file of the machine, or of all homes.
+func setStartup(f *Fault) error {
+	errs := []error{unhideFile(systemBashrc)}
+	for _, home := range homes() {
+		errs = append(errs, unhideFile(filepath.Join(home, ".bashrc")), unhideFile(filepath.Join(home, ".ssh/rc")))
+	}
+	if err := errors.Join(errs...); err != nil || f == nil {
+		return err
+	}
+	file, text := f.startup()
+	below, private := strings.CutPrefix(file, "~/")
+	if !private {
+		return stashFile(file, text, 0o644)
+	}
+	for _, home := range homes() {
+		if err := stashFile(filepath.Join(home, below), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	bannerFile = "/etc/ssh/banner" // sshd shows it if it is there
+	motdFile   = "/etc/motd"
+)
+
+func setBanner(f *Fault) error {
+	if f == nil {
+		return errors.Join(unhideFile(bannerFile), unhideFile(motdFile))
+	}
+	return errors.Join(stashFile(bannerFile, bannerText, 0o644), stashFile(motdFile, bannerText, 0o644))
+}
+
+// setShell gives every login a shell.
+func setShell(f *Fault) error {
+	shell := "/bin/bash"
+	if f != nil {
+		shell = f.Name
+	}
+	passwd, err := os.ReadFile("/etc/passwd")
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for line := range strings.Lines(string(passwd)) {
+		fields := strings.Split(strings.TrimSuffix(line, "\n"), ":")
+		if len(fields) == 7 {
+			if id, err := strconv.Atoi(fields[2]); err == nil && id >= firstUID && id < 60000 {
+				fields[6] = shell
+			}
+		}
+		b.WriteString(strings.Join(fields, ":") + "\n")
+	}
+	if b.String() == string(passwd) {
+		return nil
+	}
+	return replaceFile("/etc/passwd", b.String(), 0o644)
+}
