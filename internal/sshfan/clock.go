@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -22,9 +23,19 @@ const (
 // MeasureClock measures the worker's clock against ours, keeps the result for
 // ClockOffset and returns it. It takes one session and three round trips, of
 // which the fastest counts; the error is at most half of that round trip.
+//
+// It is also the proof that the login can run commands: a login shell or a
+// start-up file of it that ends, or runs nothing within Config.ShellTimeout, is a
+// *ConnectError of StageShell.
 func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
-	offset, err := c.measureClock(ctx)
+	limited, cancel := context.WithTimeoutCause(ctx, c.fleet.cfg.ShellTimeout, errSilentShell)
+	defer cancel()
+	m := &measurement{conn: c}
+	offset, err := m.run(limited)
 	if err != nil {
+		if told := m.explain(err); told != nil {
+			return 0, told
+		}
 		return 0, fmt.Errorf("measure clock of %s: %w", c.host.Name, err)
 	}
 	c.mu.Lock()
@@ -33,9 +44,23 @@ func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 	return offset, nil
 }
 
-func (c *Conn) measureClock(ctx context.Context) (time.Duration, error) {
+var (
+	errSilentShell = errors.New("the login shell ran no command in time")
+	errEndedShell  = errors.New("the login shell ended before it ran a command")
+)
+
+// measurement is one session of clockScript.
+type measurement struct {
+	conn   *Conn
+	errs   lastWords // of the standard error
+	out    lastWords // what was no answer
+	status Status    // when the session has ended by itself
+	began  bool      // an answer has come
+}
+
+func (m *measurement) run(ctx context.Context) (time.Duration, error) {
 	answers, out := io.Pipe()
-	s, err := c.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out})
+	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out, Stderr: &m.errs})
 	if err != nil {
 		return 0, err
 	}
@@ -43,9 +68,10 @@ func (c *Conn) measureClock(ctx context.Context) (time.Duration, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, err := s.Wait()
+		status, err := s.Wait()
 		if err == nil {
-			err = io.ErrUnexpectedEOF
+			m.status = status
+			err = errEndedShell
 		}
 		out.CloseWithError(err)
 	}()
@@ -56,14 +82,18 @@ func (c *Conn) measureClock(ctx context.Context) (time.Duration, error) {
 	}()
 
 	lines := bufio.NewReader(io.LimitReader(answers, 64<<10))
-	clock := c.fleet.cfg.Clock
+	clock := m.conn.fleet.cfg.Clock
 	var offset, best time.Duration
 	for round := range clockRounds {
 		sent := clock.Now()
 		if _, err := io.WriteString(s.Stdin, "\n"); err != nil {
+			// Why is known by who waits for the session.
+			if _, told := m.read(lines); told != nil {
+				err = told
+			}
 			return 0, err
 		}
-		remote, err := readClock(lines)
+		remote, err := m.read(lines)
 		if err != nil {
 			return 0, err
 		}
@@ -76,19 +106,97 @@ func (c *Conn) measureClock(ctx context.Context) (time.Duration, error) {
 	return offset, nil
 }
 
+// explain makes the error of a login shell that ran no command, or nil when it
+// is something else that failed.
+func (m *measurement) explain(err error) *ConnectError {
+	said := m.errs.String()
+	if said == "" {
+		said = m.out.String()
+	}
+	if said != "" {
+		said = fmt.Sprintf("; it said %q", said)
+	}
+	var text, hint string
+	user := m.conn.host.User
+	look := fmt.Sprintf("; to look, as another login there (--user=NAME): sudo tail ~%[1]s/.bashrc /etc/bash.bashrc ~%[1]s/.ssh/rc", user)
+	switch {
+	case m.began:
+		return nil
+	case errors.Is(err, errSilentShell):
+		text = fmt.Sprintf("the login shell ran no command within %s%s", m.conn.fleet.cfg.ShellTimeout, said)
+		hint = "a start-up file of the login waits for something, or a disk hangs" + look
+	case errors.Is(err, errEndedShell) || errors.Is(err, ErrNoStatus):
+		how := fmt.Sprintf("exit status %d", m.status.Code)
+		if m.status.Signal != "" {
+			how = "SIG" + m.status.Signal
+		}
+		text = fmt.Sprintf("the login shell ended before it ran a command (%s)%s", how, said)
+		hint = "a start-up file of the login exits, or its login shell is no shell" + look
+		if m.status.Code == 1 && (said == "" || strings.Contains(said, "not available")) {
+			hint = fmt.Sprintf("its login shell is no shell, such as nologin or false; as another login there (--user=NAME): getent passwd %[1]s; sudo chsh -s /bin/bash %[1]s", user)
+		}
+	default:
+		return nil
+	}
+	e := m.conn.fail(StageShell, "", errors.New(text))
+	e.hint = hint
+	return e
+}
+
+// lastWords keeps the last line with text of what is written to it.
+type lastWords struct {
+	mu   sync.Mutex
+	line []byte // the one under way
+	last string
+}
+
+// mostWords is how many bytes of a line are kept.
+const mostWords = 200
+
+func (w *lastWords) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range p {
+		switch {
+		case c == '\n':
+			w.end()
+		case len(w.line) < mostWords:
+			w.line = append(w.line, c)
+		}
+	}
+	return len(p), nil
+}
+
+func (w *lastWords) end() {
+	if text := strings.TrimSpace(strings.ToValidUTF8(string(w.line), "\uFFFD")); text != "" {
+		w.last = text
+	}
+	w.line = w.line[:0]
+}
+
+func (w *lastWords) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.end()
+	return w.last
+}
+
 var errNoClock = errors.New("worker's answer has no time")
 
-// readClock reads lines up to the next answer of clockScript.
-func readClock(r *bufio.Reader) (time.Time, error) {
+// read reads lines up to the next answer of clockScript.
+func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
+			_, _ = m.out.Write([]byte(line)) // it never fails
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
 		}
 		_, digits, found := strings.Cut(strings.TrimSpace(line), clockMark)
 		if !found {
+			_, _ = m.out.Write([]byte(line))
 			continue
 		}
+		m.began = true
 		nanos, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil {
 			return time.Time{}, fmt.Errorf("%w: %.100q", errNoClock, line)

@@ -167,7 +167,7 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 			}
 		}
 	}
-	err := l.conn.Wait()
+	err := plain(l.conn.Wait())
 	l.fleet.mu.Lock()
 	delete(l.fleet.links, l)
 	l.fleet.mu.Unlock()

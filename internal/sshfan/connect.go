@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -413,8 +414,27 @@ func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error)
 	return e
 }
 
-// plain replaces errors whose text says little.
+// A reworded error has a text that says more.
+type reworded struct {
+	error
+	text string
+}
+
+func (e reworded) Error() string { return e.text }
+func (e reworded) Unwrap() error { return e.error }
+
+// plain rewords errors whose text says little, or says again the addresses of
+// both sides and what was tried.
 func plain(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Err != nil {
+		inner := op.Err
+		if call, ok := inner.(*os.SyscallError); ok {
+			inner = call.Err
+		}
+		text := strings.Replace(err.Error(), op.Error(), inner.Error(), 1)
+		return reworded{err, strings.TrimPrefix(text, "ssh: handshake failed: ")}
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("closed by the other side: %w", err)

@@ -9,7 +9,7 @@ import (
 var (
 	// ErrConnectionLost reports that the connection ended while a command was
 	// under way. The command may still run on the worker: ask the worker, do
-	// not start it again.
+	// not start it again. Only with a *ConnectError it was not started.
 	ErrConnectionLost = errors.New("connection lost")
 
 	// ErrNoStatus reports that the worker closed the session of a command
@@ -59,6 +59,7 @@ const (
 	StageHostKey   Stage = "hostkey"   // who the worker is
 	StageAuth      Stage = "auth"      // who we are
 	StageExec      Stage = "exec"      // opening a session and starting a command
+	StageShell     Stage = "shell"     // the login shell running it
 )
 
 // ConnectError is why a worker could not be reached or refused to start a
@@ -74,19 +75,35 @@ type ConnectError struct {
 	hint string
 }
 
+// Cause is the error without what differs from worker to worker: its name, its
+// address and how often it was tried.
+func (e *ConnectError) Cause() string {
+	told := *e
+	told.Host, told.Addr, told.Tries = "", "", 0
+	return told.Error()
+}
+
 func (e *ConnectError) Error() string {
+	name := func(preposition string) string {
+		if e.Host == "" {
+			return ""
+		}
+		return " " + preposition + " " + e.Host
+	}
 	var b strings.Builder
 	switch e.Stage {
 	case StageJump, StageDial:
-		fmt.Fprintf(&b, "connect to %s", e.Host)
+		b.WriteString("connect" + name("to"))
 	case StageHandshake:
-		fmt.Fprintf(&b, "ssh handshake with %s", e.Host)
+		b.WriteString("ssh handshake" + name("with"))
 	case StageHostKey:
-		fmt.Fprintf(&b, "verify host key of %s", e.Host)
+		b.WriteString("verify host key" + name("of"))
 	case StageAuth:
-		fmt.Fprintf(&b, "log in to %s as %q", e.Host, e.User)
+		fmt.Fprintf(&b, "log in%s as %q", name("to"), e.User)
+	case StageShell:
+		fmt.Fprintf(&b, "run a command%s as %q", name("on"), e.User)
 	default:
-		fmt.Fprintf(&b, "start command on %s", e.Host)
+		b.WriteString("start command" + name("on"))
 	}
 	if e.Addr != "" {
 		fmt.Fprintf(&b, " (%s)", e.Addr)

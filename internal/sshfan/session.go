@@ -68,7 +68,7 @@ func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
 
 // errUnsent is the end of a link before the command was sent over it: the one
 // case in which a command can be given to another link.
-var errUnsent = errors.New("connection ended before the command was sent")
+var errUnsent = fmt.Errorf("%w before the command was sent", ErrConnectionLost)
 
 // redials is how often a start is moved to a new connection. A connection that
 // breaks three times in a row at the same point is no accident.

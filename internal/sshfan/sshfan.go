@@ -143,6 +143,12 @@ type Config struct {
 	// Default 10 s.
 	KeepAlive time.Duration
 
+	// ShellTimeout bounds how long a login may take to run a first command (see
+	// Conn.MeasureClock). Start-up files that load an environment from a busy
+	// disk take seconds; one that waits for somebody to type takes for ever.
+	// Default 30 s.
+	ShellTimeout time.Duration
+
 	// Dial opens the connection that SSH runs over. Default: TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -207,6 +213,9 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	if cfg.KeepAlive <= 0 {
 		cfg.KeepAlive = 10 * time.Second
+	}
+	if cfg.ShellTimeout <= 0 {
+		cfg.ShellTimeout = 30 * time.Second
 	}
 	if cfg.Dial == nil {
 		// sshfan has its own keepalives, which also pass a bastion; those of
