@@ -16,6 +16,8 @@ import (
 //	12/12 settings on s[0-1]w[0-3]
 //	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
 //
+// Settings that failed for one reason on one worker are one clause.
+//
 // A skipped setting counts as done: the worker does not have it.
 func Fold(workers []tpu.WorkerID, reports []Report) string {
 	var parts []string
@@ -27,14 +29,21 @@ func Fold(workers []tpu.WorkerID, reports []Report) string {
 	}
 	failures := group(workers, reports, func(r Report) []string {
 		var keys []string
+		at := map[string]int{} // by reason
 		for _, f := range r.Failures() {
-			keys = append(keys, f.Setting+"\x00"+f.Reason)
+			i, ok := at[f.Reason]
+			if !ok {
+				at[f.Reason] = len(keys)
+				keys = append(keys, f.Setting+"\x00"+f.Reason)
+				continue
+			}
+			keys[i] = strings.Replace(keys[i], "\x00", ", "+f.Setting+"\x00", 1)
 		}
 		return keys
 	})
 	for _, g := range failures {
-		setting, reason, _ := strings.Cut(g.key, "\x00")
-		parts = append(parts, fmt.Sprintf("%s failed on %s: %s", setting, tpu.Fold(g.workers), reason))
+		settings, reason, _ := strings.Cut(g.key, "\x00")
+		parts = append(parts, fmt.Sprintf("%s failed on %s: %s", settings, tpu.Fold(g.workers), reason))
 	}
 	return strings.Join(parts, "; ")
 }

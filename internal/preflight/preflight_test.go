@@ -449,6 +449,13 @@ func TestFold(t *testing.T) {
 	same(t, "all fine", Fold(workers[:6], reports[:6]), "2/2 settings on s0w[0-3],s1w[0-1]")
 	same(t, "one failed", Fold(workers, reports),
 		"2/2 settings on s0w[0-3],s1w[0-1,3]; 1/2 settings on s1w2; rto_min failed on s1w2: Operation not permitted")
+	refused := Report{Results: []Result{
+		{Setting: "rto_min", Outcome: Failed, Reason: "no root rights: sudo: a password is required"},
+		{Setting: "devices", Outcome: Failed, Reason: "no TPU device"},
+		{Setting: "somaxconn", Outcome: Failed, Reason: "no root rights: sudo: a password is required"},
+	}}
+	same(t, "one reason for many settings", Fold(workers[:2], []Report{refused, refused}),
+		"0/3 settings on s0w[0-1]; rto_min, somaxconn failed on s0w[0-1]: no root rights: sudo: a password is required; devices failed on s0w[0-1]: no TPU device")
 	same(t, "table", "\n"+Table(workers, reports), `
 SETTING    WANT  BEFORE  AFTER  OUTCOME  WORKERS              REASON
 rto_min    5ms   unset   5ms    changed  s0w[0-3],s1w[0-1,3]
