@@ -214,6 +214,10 @@ func hintOf(err error) string {
 		}
 	}
 	walk(err)
+	var connect *sshfan.ConnectError
+	if errors.As(err, &connect) || errors.Is(err, sshfan.ErrConnectionLost) {
+		return strings.Join(lines, "\n") // a network's error, but not the API's
+	}
 	if len(lines) == 0 && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))
 	}

@@ -253,7 +253,7 @@ func lostContact(err error) bool {
 	}
 	var refused *sshfan.ConnectError
 	if errors.As(err, &refused) {
-		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting)
+		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting) || errors.Is(err, sshfan.ErrConnectionLost)
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice is not there, or the API is away
@@ -295,6 +295,8 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 		case err == nil && d.Loss == qr.Removed:
 			return UserStop, d.Why
 		case (sign.lost || sign.killed) && !over:
+		case err == nil && d.Loss == qr.Infrastructure && sign.lost:
+			return Infrastructure, d.Why + ": " + sign.why
 		case err == nil && d.Loss == qr.Infrastructure:
 			return Infrastructure, d.Why
 		case sign.lost:

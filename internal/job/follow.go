@@ -36,12 +36,14 @@ type following struct {
 	secrets  [][]byte // masked in what is shown of the output, never in its files
 	attached bool     // this command did not start the run: an interrupt leaves it running
 
-	begin   time.Time
-	ends    []ending
-	outages []outage
-	window  *launch.Window
-	sum     *event.Summary // of an end that was seen, for the caller to emit
-	watcher *watcher
+	begin    time.Time
+	ends     []ending
+	outages  []outage
+	stirred  chan struct{} // of one: outages have changed
+	lowDisks lowDisks
+	window   *launch.Window
+	sum      *event.Summary // of an end that was seen, for the caller to emit
+	watcher  *watcher
 }
 
 // ending is how the command ended on one worker.
@@ -99,7 +101,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	defer cancel()
 	n := len(f.team.ids)
 	f.ends = make([]ending, n)
-	f.outages = make([]outage, n)
+	f.outages, f.stirred = make([]outage, n), make(chan struct{}, 1)
 	f.window = launch.NewWindow(followWindow, n)
 	f.watcher = newWatcher(f, f.watching)
 	defer func() {
@@ -140,16 +142,26 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	interrupted := ctx.Done()
 	look := f.Clock.After(outageLook)
 	training := f.Clock.After(trainingEvery)
+	var tell <-chan time.Time
 	for open > 0 || stopped != nil {
 		select {
 		case e := <-ended:
+			f.tellOutages() // those come first
 			take(e)
 			f.workerEnded(e)
 			if e.failed() && f.failFast && open > 0 {
 				begin(fmt.Sprintf("fail-fast: %s failed", f.team.ids[e.worker]), nil)
 			}
+		case <-f.stirred:
+			if tell == nil {
+				tell = f.Clock.After(outagePause)
+			}
+		case <-tell:
+			tell = nil
+			f.tellOutages()
 		case <-look:
 			f.lookAtOutages(followCtx)
+			f.lowDisks.tell(f.Sink, outputDisk)
 			look = f.Clock.After(outageLook)
 		case <-training:
 			training = f.Clock.After(trainingEvery)
@@ -254,9 +266,15 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	id := f.team.ids[i]
 	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
 		Window: f.window, QuietAfter: f.patience.Quiet,
-		Lost:  func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
-		Found: f.outages[i].over,
-		Quiet: func(s launch.Silence) { f.quiet(id, s) },
+		Lost:    func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
+		Found:   func() { f.outages[i].back(f) },
+		LowDisk: func(d launch.Disk) { f.lowDisks.add(id, d) },
+		Quiet: func(s launch.Silence) {
+			f.quiet(id, s)
+			if s.Err == nil && s.State.Disk.Low() {
+				f.lowDisks.add(id, s.State.Disk)
+			}
+		},
 		Full: func(limit int64) {
 			event.Notef(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
 		},
@@ -297,9 +315,6 @@ func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
 	default:
 		event.Notef(f.Sink, event.Warn, "", "%s: no output for %s, process alive, CPU %.0f %%", id, silent, 100*s.CPU)
 	}
-	if s.Err == nil && s.State.DiskSize > 0 && s.State.DiskFree >= 0 && s.State.DiskFree < s.State.DiskSize/10 {
-		event.Notef(f.Sink, event.Warn, "", "%s: only %s free where the output is kept", id, event.Bytes(s.State.DiskFree))
-	}
 }
 
 // sweep ends what the command left behind on a worker when it ended, and says
@@ -329,10 +344,15 @@ var errSliceGone = errors.New("nothing runs there any more")
 
 // outage is the time during which one worker cannot be reached.
 type outage struct {
-	mu          sync.Mutex
-	giveUp      context.CancelCauseFunc // nil: no outage
-	begin, said time.Time
-	gone        bool // its slice is
+	mu     sync.Mutex
+	giveUp context.CancelCauseFunc // nil: no outage
+	begin  time.Time
+	cause  string // of the first failed try
+	gone   bool   // its slice is
+
+	said      time.Time // when it was said last
+	told      bool      // this outage was
+	recovered bool      // it is over, which was not said yet
 }
 
 func (o *outage) isGone() bool {
@@ -341,18 +361,17 @@ func (o *outage) isGone() bool {
 	return o.gone
 }
 
-// lost is told of every failed try; it says so once an outage, and once a
-// minute where one follows the other.
+// lost is told of every failed try.
 func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := f.Clock.Now()
 	if o.giveUp == nil {
-		o.begin = now
-	}
-	if o.giveUp == nil && (o.said.IsZero() || now.Sub(o.said) > time.Minute) {
-		o.said = now
-		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); its command goes on, connecting again", f.team.ids[i], causeText(err, f.team.ids[i]))
+		o.begin, o.cause = now, lostText(err)
+		if o.recovered { // it was not away for as long as it takes to say so
+			o.recovered, o.told = false, true
+		}
+		f.stir()
 	}
 	o.giveUp = giveUp
 	if gcp.ClassOf(err) == gcp.Unauthenticated {
@@ -360,6 +379,60 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 	}
 	if limit := f.patience.Lost; limit > 0 && now.Sub(o.begin) > limit {
 		giveUp(fmt.Errorf("not reachable for %s (--lost-timeout): %w", limit, err))
+	}
+}
+
+// back is told when the worker is followed, or followed again.
+func (o *outage) back(f *following) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.giveUp == nil {
+		return
+	}
+	o.giveUp = nil
+	o.recovered, o.told = o.told, false
+	f.stir()
+}
+
+// outagePause is how long is waited for other workers before an outage, or its
+// end, is said: what takes away many is said once.
+const outagePause = 300 * time.Millisecond
+
+// stir has the outages be told after outagePause.
+func (f *following) stir() {
+	select {
+	case f.stirred <- struct{}{}:
+	default:
+	}
+}
+
+// tellOutages says which workers were lost since the last time, once a minute
+// where one outage follows the other, and which are followed again.
+func (f *following) tellOutages() {
+	var back []tpu.WorkerID
+	var causes []string
+	lost := map[string][]tpu.WorkerID{}
+	for i := range f.outages {
+		o, id := &f.outages[i], f.team.ids[i]
+		o.mu.Lock()
+		if now := f.Clock.Now(); o.giveUp != nil && !o.told && (o.said.IsZero() || now.Sub(o.said) > time.Minute) {
+			o.told, o.said = true, now
+			if lost[o.cause] == nil {
+				causes = append(causes, o.cause)
+			}
+			lost[o.cause] = append(lost[o.cause], id)
+		}
+		if o.recovered {
+			o.recovered = false
+			back = append(back, id)
+		}
+		o.mu.Unlock()
+	}
+	for _, cause := range causes {
+		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); the command goes on there, connecting again", tpu.Fold(lost[cause]), cause)
+	}
+	if len(back) > 0 {
+		event.Notef(f.Sink, event.Info, "", "connected to %s again; none of the output is lost", tpu.Fold(back))
 	}
 }
 
@@ -416,8 +489,72 @@ func lostSlice(nodes []tpu.Slice, s tpu.Slice) string {
 	return fmt.Sprintf("slice %q is gone", s.Name)
 }
 
+// lowDisks gathers the workers with little free space, to say it once of all of
+// them and never again of one. The zero value is ready; it may be used by many
+// goroutines.
+type lowDisks struct {
+	mu    sync.Mutex
+	known map[tpu.WorkerID]bool
+	fresh []tpu.WorkerID // not yet told
+	least launch.Disk    // of those
+	on    tpu.WorkerID   // whose that is
+}
+
+func (l *lowDisks) add(id tpu.WorkerID, d launch.Disk) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.known[id] {
+		return
+	}
+	if l.known == nil {
+		l.known = map[tpu.WorkerID]bool{}
+	}
+	l.known[id] = true
+	if len(l.fresh) == 0 || d.Free < l.least.Free {
+		l.least, l.on = d, id
+	}
+	l.fresh = append(l.fresh, id)
+}
+
+// What the low disks are for, and what becomes of it.
+const (
+	outputDisk = "where the output is kept; when less than a fiftieth is, it is kept no more, and the run goes on"
+	tmpDisk    = "in /tmp; a command that writes there fails when it is full"
+)
+
+func (l *lowDisks) tell(sink event.Sink, what string) {
+	l.mu.Lock()
+	fresh, least, on := l.fresh, l.least, l.on
+	l.fresh = nil
+	l.mu.Unlock()
+	if len(fresh) == 0 {
+		return
+	}
+	much := fmt.Sprintf("%s (%.0f %%) is free", event.Bytes(least.Free), 100*float64(least.Free)/float64(least.Size))
+	if len(fresh) > 1 {
+		much = fmt.Sprintf("less than a tenth is free (on %s %s, %.0f %%)", on, event.Bytes(least.Free), 100*float64(least.Free)/float64(least.Size))
+	}
+	event.Notef(sink, event.Warn, diskCure, "%s: %s %s", tpu.Fold(fresh), much, what)
+}
+
+// tellDropped says of which workers the log is not all that the command printed.
+func (f *following) tellDropped() {
+	var ids []tpu.WorkerID
+	var most int64
+	for i, e := range f.ends {
+		if e.known && e.exit.Dropped > 0 {
+			ids, most = append(ids, f.team.ids[i]), max(most, e.exit.Dropped)
+		}
+	}
+	if len(ids) > 0 {
+		event.Notef(f.Sink, event.Warn, "", "%s: up to %s of the output were not kept: it reached --max-log, or the disk was full", tpu.Fold(ids), event.Bytes(most))
+	}
+}
+
 // conclude says how the run ended and decides the exit status.
 func (f *following) conclude(stop *stopping) (Outcome, error) {
+	f.lowDisks.tell(f.Sink, outputDisk)
+	f.tellDropped()
 	code, first := f.verdict()
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
@@ -442,6 +579,9 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	switch {
 	case stop != nil && stop.err != nil:
 		sum.OK = false
+		if !f.ends[max(first, 0)].known { // it was left, which is no failure of its own
+			sum.FirstFail, sum.LastLines = "", nil
+		}
 		sum.Text = fmt.Sprintf("run %s: %s", f.ref.Run, stop.err)
 		sum.Next = "multihost stop " + f.ref.Run
 	case stop != nil && stop.cause != nil:

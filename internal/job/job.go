@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -220,57 +221,102 @@ func (settled) Hint() string { return "" }
 // stage: equal causes are one clause with their workers folded, the first
 // worker's cause first. errs is aligned with ids; nil entries are successes.
 func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
-	type group struct {
-		text    string
-		workers []tpu.WorkerID
+	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	if len(each) == 0 {
+		return nil
 	}
-	var groups []group
-	var first error
-	var each []error
+	groups := groupErrors(ids, errs)
+	parts := make([]string, len(groups))
+	advice := ""
+	for i, g := range groups {
+		parts[i] = tpu.Fold(g.workers) + ": " + g.String()
+		if advice == "" {
+			advice = cure(g.cause)
+		}
+	}
+	return &Error{
+		Stage:  stage,
+		Text:   fmt.Sprintf("%d of %d workers failed: %s", len(each), len(ids), strings.Join(parts, "; ")),
+		Err:    groups[0].first,
+		each:   each,
+		Advice: advice,
+	}
+}
+
+// failureGroup is the workers that failed for one cause.
+type failureGroup struct {
+	cause   string
+	first   error
+	workers []tpu.WorkerID
+}
+
+// String is the cause; of a single worker with what is known of it alone, such as
+// its address.
+func (g failureGroup) String() string {
+	if len(g.workers) == 1 {
+		return strings.TrimPrefix(g.first.Error(), g.workers[0].String()+": ")
+	}
+	return g.cause
+}
+
+// groupErrors collects the workers that failed for one cause, causes in order of
+// appearance.
+func groupErrors(ids []tpu.WorkerID, errs []error) (groups []failureGroup) {
+	index := map[string]int{}
 	for i, err := range errs {
 		if err == nil {
 			continue
 		}
-		each = append(each, err)
-		if first == nil {
-			first = err
-		}
-		text := causeText(err, ids[i])
-		at := -1
-		for j := range groups {
-			if groups[j].text == text {
-				at = j
-			}
-		}
-		if at < 0 {
-			groups = append(groups, group{text: text})
-			at = len(groups) - 1
+		cause := causeText(err, ids[i])
+		at, ok := index[cause]
+		if !ok {
+			at = len(groups)
+			index[cause] = at
+			groups = append(groups, failureGroup{cause: cause, first: err})
 		}
 		groups[at].workers = append(groups[at].workers, ids[i])
 	}
-	if first == nil {
-		return nil
-	}
-	parts := make([]string, len(groups))
-	for i, g := range groups {
-		parts[i] = tpu.Fold(g.workers) + ": " + g.text
-	}
-	return &Error{
-		Stage: stage,
-		Text:  fmt.Sprintf("%d of %d workers failed: %s", len(each), len(ids), strings.Join(parts, "; ")),
-		Err:   first,
-		each:  each,
-	}
+	return groups
 }
 
 // causeText is the error without the parts that differ from worker to worker,
-// so that equal causes read equal.
+// so that equal causes read equal. Errors that have more of those than the
+// worker's name say so with a method Cause() string.
 func causeText(err error, id tpu.WorkerID) string {
-	var cause interface{ Cause() string }
-	if errors.As(err, &cause) {
-		return cause.Cause()
+	text := err.Error()
+	var cause interface {
+		error
+		Cause() string
 	}
-	return strings.TrimPrefix(err.Error(), id.String()+": ")
+	if errors.As(err, &cause) {
+		text = strings.ReplaceAll(text, cause.Error(), cause.Cause())
+	}
+	text = strings.TrimPrefix(text, id.String()+": ")
+	return strings.ReplaceAll(text, " on "+id.String()+":", ":")
+}
+
+// diskCure is what to do about a worker's disk that is full, or soon is.
+const diskCure = "free some space on the worker: df -h ~ /tmp shows where; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
+
+// cure is what to do about troubles of a worker's system that any stage may meet.
+// They are known by the words of the system, in whatever of our scripts said
+// them; "" is for all others.
+func cure(text string) string {
+	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
+	for _, c := range []struct{ words, cure string }{
+		{"No space left on device", diskCure},
+		{"Disk quota exceeded", diskCure},
+		{"Read-only file system", "the kernel makes a disk with errors read-only: sudo dmesg | grep -i 'i/o error' on the worker; then reboot it or recreate the slice"},
+		{"a password is required", mend},
+		{errRebooted.Error(), "give the same command again; a worker that reboots by itself is seen in: sudo journalctl --list-boots"},
+		{"sudo is not installed", "install it as root on the worker: apt-get install sudo"},
+		{"sudo is refused", mend},
+	} {
+		if strings.Contains(text, c.words) {
+			return c.cure
+		}
+	}
+	return ""
 }
 
 // stopwatch emits the phases of a command and keeps their times.

@@ -2,9 +2,12 @@ package job
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
 
@@ -40,6 +44,32 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 	}
 	if workersError(StageConnect, all, make([]error, len(all))) != nil {
 		t.Error("no failure is an error")
+	}
+}
+
+// TestErrorsOfTheEngineAreFolded guards that what differs from worker to worker,
+// its name, address and tries, keeps equal causes apart only where it is the only
+// one.
+func TestErrorsOfTheEngineAreFolded(t *testing.T) {
+	all := ids(1, 4)
+	refused := func(i int) error {
+		return &sshfan.ConnectError{Host: all[i].String(), User: "ann", Stage: sshfan.StageDial, Addr: "10.0.0." + strconv.Itoa(i), Tries: i + 2, Err: syscall.ECONNREFUSED}
+	}
+	full := func(i int) error {
+		return fmt.Errorf("arm: %w", &launch.RemoteError{Worker: all[i].String(), Op: "arm", Text: "write ~/x: No space left on device"})
+	}
+	for _, row := range []struct {
+		errs       []error
+		want, cure string
+	}{
+		{[]error{refused(0), nil, refused(2), refused(3)}, "start: 3 of 4 workers failed: s0w[0,2-3]: connect: connection refused", ""},
+		{[]error{nil, refused(1), nil, nil}, "start: 1 of 4 workers failed: s0w1: connect to s0w1 (10.0.0.1): connection refused (after 3 tries)", ""},
+		{[]error{nil, full(1), full(2), nil}, "start: 2 of 4 workers failed: s0w[1-2]: arm: arm: write ~/x: No space left on device", diskCure},
+	} {
+		var err *Error
+		if !errors.As(workersError(StageStart, all, row.errs), &err) || err.Error() != row.want || err.Hint() != row.cure {
+			t.Errorf("got  %v (%s)\nwant %s (%s)", err, err.Hint(), row.want, row.cure)
+		}
 	}
 }
 

@@ -69,6 +69,9 @@ func (d *Deps) connectPhase(ctx context.Context, watch *stopwatch, sel tpu.Selec
 		}
 		return fmt.Sprintf("%d/%d workers", len(t.ids), len(t.ids)), nil
 	})
+	if err == nil {
+		t.tellClocks(d.Sink)
+	}
 	return t, err
 }
 
@@ -78,8 +81,10 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	reports := make([]preflight.Report, len(t.ids))
 	mtu := d.networkMTU(ctx, t)
 	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
-		reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o, mtu))
-		return err
+		return again(ctx, d.Sink, t.ids[i].String(), "preflight", func() error {
+			reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o, mtu))
+			return err
+		})
 	})
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -99,8 +104,11 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			event.Notef(d.Sink, event.Warn, "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require",
-				"preflight: %s", preflight.Fold(t.ids, reports))
+			text, hint := preflight.Fold(t.ids, reports), "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require"
+			if c := cure(text); c != "" {
+				hint = c + "; " + hint
+			}
+			event.Notef(d.Sink, event.Warn, hint, "preflight: %s", text)
 			break
 		}
 	}
@@ -142,11 +150,19 @@ func fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil
 	}
-	var texts []string
+	var reasons []string
+	settings := map[string][]string{} // by reason
 	for _, f := range rep.Failures() {
 		if require || f.Severity() == preflight.Hard {
-			texts = append(texts, f.Setting+": "+f.Reason)
+			if settings[f.Reason] == nil {
+				reasons = append(reasons, f.Reason)
+			}
+			settings[f.Reason] = append(settings[f.Reason], f.Setting)
 		}
+	}
+	texts := make([]string, len(reasons))
+	for i, reason := range reasons {
+		texts[i] = strings.Join(settings[reason], ", ") + ": " + reason
 	}
 	return errors.New(strings.Join(texts, "; "))
 }

@@ -117,6 +117,7 @@ type run struct {
 	attempt int
 	logDir  string
 	wraps   [][]string // per worker: numactl words before the command
+	boots   []string   // per worker: id of the boot that the preflight tuned; "" when it did not
 	started []launch.Started
 	skew    time.Duration
 
@@ -133,6 +134,9 @@ type run struct {
 	patient   bool // further attempts may follow, so that their cause matters
 	adopts    bool // a living attempt of this run is taken over, not refused
 }
+
+// errRebooted is the error of a worker whose settings are gone again.
+var errRebooted = errors.New("it was rebooted after the preflight, and its settings are the defaults again; nothing was started")
 
 func (r *run) do(ctx context.Context) (Outcome, error) {
 	if err := r.scan(ctx); err != nil {
@@ -404,7 +408,7 @@ func (r *run) checkFolder(ctx context.Context) error {
 }
 
 func (r *run) preflight(ctx context.Context) error {
-	r.wraps = make([][]string, len(r.team.ids))
+	r.wraps, r.boots = make([][]string, len(r.team.ids)), make([]string, len(r.team.ids))
 	if r.o.Preflight == "off" && r.o.NUMA == preflight.NUMAOff {
 		return nil
 	}
@@ -424,6 +428,9 @@ func (r *run) preflight(ctx context.Context) error {
 		}
 		if err := r.bindNUMA(reports); err != nil {
 			return "", err
+		}
+		for i, rep := range reports {
+			r.boots[i] = rep.BootID
 		}
 		return preflight.Fold(r.team.ids, reports), nil
 	})
@@ -453,13 +460,24 @@ func (r *run) bindNUMA(reports []preflight.Report) error {
 func (r *run) free(ctx context.Context) error {
 	return r.watch.phase("free", func() (string, error) {
 		stopped := make([]int, len(r.team.ids))
+		blind := make([]error, len(r.team.ids))
 		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
-			rep, err := launch.FreeTPU(ctx, r.team.conns[i], launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace})
+			var rep launch.FreeReport
+			err := again(ctx, r.Sink, r.team.ids[i].String(), "freeing of the TPU", func() (err error) {
+				rep, err = launch.FreeTPU(ctx, r.team.conns[i], launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace})
+				return err
+			})
 			stopped[i] = len(rep.Stopped)
+			if rep.Blind != "" && rep.Devices > 0 {
+				blind[i] = errors.New(rep.Blind)
+			}
 			return err
 		})
 		if err := r.failed(ctx, StageFree, errs); err != nil {
 			return "", err
+		}
+		for _, g := range groupErrors(r.team.ids, blind) {
+			event.Notef(r.Sink, event.Warn, cure(g.cause), "%s: processes of other users that hold the TPU are not seen: %s", tpu.Fold(g.workers), g.cause)
 		}
 		total := 0
 		for _, n := range stopped {
@@ -485,18 +503,28 @@ func (r *run) start(ctx context.Context) error {
 		n := len(r.team.ids)
 		armed := make([]*launch.Armed, n)
 		errs := r.team.each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
-			if _, err := r.team.conns[i].MeasureClock(ctx); err != nil {
+			// Once more, since the clock of a VM that has just booted is set.
+			err := again(ctx, r.Sink, r.team.ids[i].String(), "start", func() error {
+				_, err := r.team.conns[i].MeasureClock(ctx)
 				return err
+			})
+			if err == nil {
+				armed[i], err = launch.Arm(ctx, r.team.conns[i], r.spec(i))
 			}
-			var err error
-			armed[i], err = launch.Arm(ctx, r.team.conns[i], r.spec(i))
+			if err == nil && r.boots[i] != "" && armed[i].BootID() != r.boots[i] {
+				err = errRebooted
+			}
 			return err
 		})
 		if err := r.failed(ctx, StageStart, errs); err != nil {
 			return "", errors.Join(err, r.abort(ctx, armed))
 		}
+		room := r.tellDisks(armed)
 		r.started = make([]launch.Started, n)
-		errs = r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) (err error) {
+		// A worker that goes away at this moment may have started the command.
+		limited, cancel := context.WithTimeoutCause(ctx, r.Access.RetryFor+time.Minute, errors.New("it went away at the start and did not come back"))
+		defer cancel()
+		errs = r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			r.started[i], err = armed[i].Release(ctx)
 			return err
 		})
@@ -506,7 +534,7 @@ func (r *run) start(ctx context.Context) error {
 			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", r.isGone))
 		}
 		r.Sink.Emit(r.released())
-		return fmt.Sprintf("%s within %s", event.Count(n, "worker"), event.Duration(r.skew)), nil
+		return fmt.Sprintf("%s within %s%s", event.Count(n, "worker"), event.Duration(r.skew), room), nil
 	})
 }
 
@@ -524,6 +552,30 @@ func (r *run) released() event.Release {
 		e.Workers[i] = event.ReleasedOn{Slice: id.Slice, Worker: id.Worker, After: at[i].Sub(first)}
 	}
 	return e
+}
+
+// tellDisks warns of low disks and returns how much room there is for output.
+func (r *run) tellDisks(armed []*launch.Armed) string {
+	var output, tmp lowDisks
+	least, known := launch.Disk{}, false
+	for i, a := range armed {
+		d := a.Disk()
+		if d.Size > 0 && (!known || d.Free < least.Free) {
+			least, known = d, true
+		}
+		if d.Low() {
+			output.add(r.team.ids[i], d)
+		}
+		if d := a.Tmp(); d.Low() {
+			tmp.add(r.team.ids[i], d)
+		}
+	}
+	output.tell(r.Sink, outputDisk)
+	tmp.tell(r.Sink, tmpDisk)
+	if !known {
+		return ""
+	}
+	return fmt.Sprintf("; at least %s free for output", event.Bytes(least.Free))
 }
 
 // abort takes back every armed supervisor; nothing was started by them. The
@@ -612,6 +664,11 @@ func (r *run) oneQueuedResource() bool {
 	return !r.o.AllowPartial
 }
 
+// reachIn is how long a worker that is to be stopped is tried to be reached:
+// whoever stops waits hardly longer for those that are away than for those that
+// are there.
+func reachIn(grace time.Duration) time.Duration { return max(grace, 0) + 5*time.Second }
+
 // stopAll ends a run on every worker and proves it. The error names the
 // workers on which it may still run.
 //
@@ -622,7 +679,7 @@ func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, gra
 		if gone != nil && gone(i) {
 			return nil
 		}
-		rep, err := launch.Stop(ctx, t.conns[i], ref, launch.StopOptions{Grace: grace, Reason: reason})
+		rep, err := launch.Stop(ctx, t.conns[i], ref, launch.StopOptions{Grace: grace, Reach: reachIn(grace), Reason: reason})
 		if err == nil && len(rep.Survivors) > 0 {
 			err = fmt.Errorf("processes survive SIGKILL: %v", rep.Survivors)
 		}

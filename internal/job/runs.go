@@ -101,8 +101,10 @@ func (f foundRun) stoppable() error {
 func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	lists := make([][]launch.Info, len(t.ids))
 	errs := t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
-		lists[i], err = launch.List(ctx, t.conns[i])
-		return err
+		return again(ctx, event.Discard, "", "", func() error {
+			lists[i], err = launch.List(ctx, t.conns[i])
+			return err
+		})
 	})
 	type identity struct {
 		launch.Ref
@@ -309,13 +311,6 @@ func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out 
 		return Outcome{}, err
 	}
 	defer t.close()
-	errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
-		_, err := t.conns[i].MeasureClock(ctx)
-		return err
-	})
-	if err := workersError(StageFollow, t.ids, errs); err != nil {
-		return Outcome{}, err
-	}
 	d.newestAttempt(ctx, t, rec)
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
@@ -396,6 +391,7 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 	if len(gone) == len(sel.Slices) {
 		return nil
 	}
+	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(grace))
 	t, failed, err := d.dial(ctx, sel, nil, true)
 	if err != nil {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
@@ -419,9 +415,6 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 // stopNamed stops what lives under a name on the workers of the team.
 func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) error {
 	found, errs := t.runs(ctx)
-	if err := workersError(StageStop, t.ids, errs); err != nil {
-		return mayStillRun(err, name)
-	}
 	stopped := map[launch.Ref]bool{}
 	for _, f := range found {
 		if f.info.Run != name || stopped[f.info.Ref] || !f.info.Alive() {
@@ -434,6 +427,9 @@ func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.D
 		if err := t.stopAll(ctx, d.Sink, f.info.Ref, grace, "multihost stop by "+d.Owner, nil); err != nil {
 			return err
 		}
+	}
+	if len(stopped) == 0 { // else a worker that did not answer then has answered now
+		return mayStillRun(workersError(StageStop, t.ids, errs), name)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,6 +188,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		ConnectTimeout: d.Access.ConnectTimeout,
 		RetryFor:       d.Access.RetryFor,
 		AuthRetryFor:   refusal,
+		ShellTimeout:   min(d.Access.RetryFor, shellLimit),
 		Jump:           d.Access.Jump,
 		SSHConfig:      sshConfig,
 		AgentSocket:    d.Access.AgentSocket,
@@ -226,6 +228,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	if err := d.Cloud.KeepHostKeys(); err != nil {
 		event.Notef(d.Sink, event.Debug, "", "%v", err)
 	}
+	greet(ctx, conns, errs)
 	if ctx.Err() != nil {
 		fleet.Close()
 		return nil, nil, context.Cause(ctx)
@@ -241,6 +244,89 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		reached.conns = append(reached.conns, conns[i])
 	}
 	return reached, failed, nil
+}
+
+// shellLimit bounds how long a login may take to run a first command.
+const shellLimit = 30 * time.Second
+
+// mostTries is how often something is begun during which the connection breaks.
+const mostTries = 3
+
+// again does what may be done twice once more when the connection breaks during
+// it, and says so.
+func again(ctx context.Context, sink event.Sink, worker, during string, f func() error) error {
+	for n := 1; ; n++ {
+		err := f()
+		if n == mostTries || !errors.Is(err, sshfan.ErrConnectionLost) || ctx.Err() != nil {
+			return err
+		}
+		event.Notef(sink, event.Warn, "", "%s: the connection broke during the %s (%s); trying again", worker, during, lostText(err))
+	}
+}
+
+// lostText is why the connection was lost.
+func lostText(err error) string {
+	text := err.Error()
+	if _, why, found := strings.Cut(text, sshfan.ErrConnectionLost.Error()+": "); found {
+		return why
+	}
+	return text
+}
+
+// greet runs a first command on every worker that was connected to: it measures
+// the clocks, and finds the logins that let us in and run nothing before anything
+// was done anywhere. What fails becomes the worker's error.
+func greet(ctx context.Context, conns []*sshfan.Conn, errs []error) {
+	var wg sync.WaitGroup
+	for i, c := range conns {
+		if errs[i] != nil {
+			continue
+		}
+		wg.Go(func() {
+			errs[i] = again(ctx, event.Discard, "", "", func() error {
+				_, err := c.MeasureClock(ctx)
+				return err
+			})
+		})
+	}
+	wg.Wait()
+}
+
+// clockLimit is how far a worker's clock may be off before that is said.
+const clockLimit = 10 * time.Second
+
+// tellClocks says whose clock is off, for certificates and tokens are refused
+// then. What multihost shows is corrected.
+func (t *team) tellClocks(sink event.Sink) {
+	type group struct {
+		offset  time.Duration // of the first
+		workers []tpu.WorkerID
+	}
+	var groups []*group
+	for i, c := range t.conns {
+		offset := c.ClockOffset()
+		at := slices.IndexFunc(groups, func(g *group) bool { return (g.offset - offset).Abs() < clockLimit })
+		if at < 0 {
+			at = len(groups)
+			groups = append(groups, &group{offset: offset})
+		}
+		groups[at].workers = append(groups[at].workers, t.ids[i])
+	}
+	for _, g := range groups {
+		if g.offset.Abs() < clockLimit {
+			continue
+		}
+		whose, hint := "of "+tpu.Fold(g.workers), "on the worker: timedatectl; sudo systemctl restart chrony"
+		if len(groups) == 1 && len(t.ids) > 1 {
+			whose, hint = "of all workers", "the clock of this machine is the wrong one: timedatectl"
+		}
+		way := "ahead of"
+		if g.offset < 0 {
+			way = "behind"
+		}
+		event.Notef(sink, event.Warn, hint, "the clock %s is %s %s this machine's; what is shown is corrected, but certificates and tokens may be refused",
+			whose, event.Duration(g.offset.Abs().Round(time.Second)), way)
+	}
 }
 
 // pin names the machine that a host key belongs to: never an address, which

@@ -29,8 +29,10 @@ type Armed struct {
 	order  *io.PipeWriter
 	cancel context.CancelCauseFunc
 
-	words chan record   // of the worker; buffered for all that it can say
-	done  chan struct{} // closed when the exec has ended; then the rest is set
+	boot  string          // set by Arm, as disks
+	disks map[string]Disk // by what is kept on them
+	words chan record     // of the worker; buffered for all that it can say
+	done  chan struct{}   // closed when the exec has ended; then the rest is set
 	err   error
 	once  sync.Once
 }
@@ -57,15 +59,17 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
 		ref: spec.Ref(), runner: r, order: order, cancel: cancel,
-		words: make(chan record, 1024), done: make(chan struct{}),
+		disks: make(map[string]Disk), words: make(chan record, 1024), done: make(chan struct{}),
 	}
+	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
+	defer in.stop()
 	out := &answer{nonce: args[0], next: a.hear}
 	errs := &answer{nonce: args[0]}
 	go func() {
 		defer close(a.done)
 		status, err := r.Run(session, sshfan.Cmd{
 			Line:   commandLine("arm", text, args),
-			Stdin:  input{io.MultiReader(append(parts, orders)...), orders},
+			Stdin:  input{in, orders},
 			Stdout: out,
 			Stderr: errs,
 		})
@@ -84,6 +88,15 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	return a, nil
 }
 
+// BootID is the id of the worker's boot as its kernel tells it.
+func (a *Armed) BootID() string { return a.boot }
+
+// Disk is the disk that the output of the command will be kept on.
+func (a *Armed) Disk() Disk { return a.disks["output"] }
+
+// Tmp is the disk of /tmp, or zero when it is that of the output.
+func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
+
 func (a *Armed) hear(r record) (done bool) {
 	select {
 	case a.words <- r:
@@ -99,6 +112,11 @@ func (a *Armed) ready(ctx context.Context, out *answer) error {
 		switch {
 		case err != nil:
 			return err
+		case rec.word == "boot":
+			a.boot = clean(rec.rest, 100)
+		case rec.word == "disk":
+			what, rest, _ := strings.Cut(rec.rest, " ")
+			a.disks[what] = parseDisk(rest)
 		case rec.word == "armed":
 			return nil
 		case rec.word == "already":

@@ -21,6 +21,9 @@ main() {
     exit 1
   fi
   error=$({ rm -rf -- "$dir" && mkdir -p -- "$dir"; } 2>&1) || fail "$error"
+  say boot "$boot"
+  say disk output "$(disk_of "$home")"
+  if [[ $(stat -c %d -- "$index") != "$(stat -c %d -- "$home")" ]]; then say disk tmp "$(disk_of "$index")"; fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
 
   # The supervisor reads its order from a FIFO that we hold open for writing: it
@@ -48,16 +51,18 @@ abandon() { # DIR TEXT
 }
 
 prepare_index() {
-  if [[ ! -d $index ]]; then mkdir -m 1777 -- "$index" 2>/dev/null; fi
-  if [[ ! -d $index || -L $index ]]; then fail "make $index: not a directory, or no space"; fi
+  local error=
+  if [[ ! -d $index ]]; then error=$(mkdir -m 1777 -- "$index" 2>&1); fi
+  if [[ ! -d $index || -L $index ]]; then fail "${error:-make $index: it is no directory}"; fi
   if [[ ! -e $index/lock ]]; then
-    (
+    error=$(
       umask 022
       set -C
+      exec 2>&1
       : >"$index/lock"
-    ) 2>/dev/null
+    )
   fi
-  [[ -r $index/lock && ! -L $index/lock ]] || fail "read $index/lock: not a readable file"
+  [[ -r $index/lock && ! -L $index/lock ]] || fail "${error:-read $index/lock: it is no readable file}"
 }
 
 # unpack DIR SIZES...: the files of the attempt, in the order in which they come.

@@ -8,9 +8,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"multihost/internal/sshfan"
 )
+
+// digestLimit is the time in which a slow disk reads the largest log.
+const digestLimit = time.Hour
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
@@ -21,7 +25,7 @@ func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n i
 	if err := ref.check(); err != nil {
 		return "", 0, err
 	}
-	records, err := call(ctx, r, "digest", digestScript, append(ref.args(), strconv.FormatInt(max(size, -1), 10))...)
+	records, err := callWithin(ctx, digestLimit, 0, r, "digest", digestScript, append(ref.args(), strconv.FormatInt(max(size, -1), 10))...)
 	if err != nil {
 		return "", 0, err
 	}

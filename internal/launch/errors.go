@@ -73,6 +73,9 @@ func (e *RemoteError) Error() string {
 	return fmt.Sprintf("%s on %s: %s", e.Op, e.Worker, e.Text)
 }
 
+// Cause is the error without the worker's name.
+func (e *RemoteError) Cause() string { return e.Op + ": " + e.Text }
+
 // HoldersError says who holds the TPU of a worker and was not stopped.
 type HoldersError struct {
 	Worker  string

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"multihost/internal/sshfan"
@@ -26,6 +27,10 @@ type FollowOptions struct {
 	// Full is told when a command that still runs has reached the limit of its
 	// log: nothing but its end is to come. It may be told again after a loss.
 	Full func(limit int64)
+
+	// LowDisk is told once when output arrives while the disk that it is kept on
+	// is low.
+	LowDisk func(Disk)
 
 	// Window is what this Follow shares with those of other workers. Nil means
 	// a window of its own.
@@ -54,6 +59,10 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 		return Exit{}, err
 	}
 	ration := opts.Window.join()
+	if low := opts.LowDisk; low != nil {
+		var once sync.Once
+		opts.LowDisk = func(d Disk) { once.Do(func() { low(d) }) }
+	}
 	watch := &listener{r: r, ref: ref, opts: opts}
 	defer watch.stop()
 	w = watch.start(ctx, w)
@@ -167,6 +176,11 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 			switch rec.word {
 			case "size":
 				ration.size(number(rec.rest))
+				return true
+			case "disk":
+				if d := parseDisk(rec.rest); d.Low() && opts.LowDisk != nil {
+					opts.LowDisk(d)
+				}
 				return true
 			case "full":
 				if opts.Full != nil {

@@ -102,6 +102,7 @@ piece() {
     return
   fi
   say size "$REPLY" >&2
+  say disk "$(disk_of "$dir")" >&2
 }
 
 # lasting prints the process whose end is that of the run: the one whose end the

@@ -226,7 +226,7 @@ func TestAFullLocalDiskEndsFollowAndNotTheRun(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || got.String() != want {
 		t.Errorf("got %d bytes of %d, %v", got.Len(), len(want), err)
 	}
-	if s, err := Status(t.Context(), l, s.Ref()); err != nil || s.Phase != Running || s.LogSize != int64(len(want)) || s.LogTime.IsZero() || s.DiskFree <= 0 {
+	if s, err := Status(t.Context(), l, s.Ref()); err != nil || s.Phase != Running || s.LogSize != int64(len(want)) || s.LogTime.IsZero() || s.Disk.Free <= 0 {
 		t.Errorf("status: %+v, %v", s, err)
 	}
 	stopped(t, l, s.Ref(), time.Second)

@@ -236,27 +236,32 @@ func (e Exit) String() string {
 type State struct {
 	Ref
 	Phase      Phase
-	Dir        string    // of the attempt, on the worker
-	PID        int       // of the command; also its session
-	Supervisor int       // pid of the supervisor
-	Supervised bool      // the supervisor lives
-	Armed      time.Time // worker clock
-	Started    time.Time // worker clock; zero before the start
-	Now        time.Time // worker clock when it answered
-	LogSize    int64     // bytes of its log now
-	LogTime    time.Time // worker clock of the last output
-	LogLimit   int64     // bytes that its log can grow to; -1 when there is no limit
-	Dropped    int64     // bytes of output that are not in it
-	DiskFree   int64     // bytes free where the output is kept; -1 when unknown
-	DiskSize   int64
+	Dir        string        // of the attempt, on the worker
+	PID        int           // of the command; also its session
+	Supervisor int           // pid of the supervisor
+	Supervised bool          // the supervisor lives
+	Armed      time.Time     // worker clock
+	Started    time.Time     // worker clock; zero before the start
+	Now        time.Time     // worker clock when it answered
+	LogSize    int64         // bytes of its log now
+	LogTime    time.Time     // worker clock of the last output
+	LogLimit   int64         // bytes that its log can grow to; -1 when there is no limit
+	Dropped    int64         // bytes of output that are not in it
+	Disk       Disk          // that the output is kept on
 	Left       int           // processes of the run that are alive
 	CPU        time.Duration // processor time that they and their ended children have used
 	Exit       *Exit         // set when Phase is Exited or Lost
 }
 
-// DiskLow reports whether less than a twentieth of the disk that the output is
-// kept on is free.
-func (s State) DiskLow() bool { return s.DiskFree >= 0 && s.DiskFree < s.DiskSize/20 }
+// A Disk of a worker, as those may use it who are not root. The zero Disk is one
+// of which nothing is known.
+type Disk struct {
+	Free, Size int64 // bytes
+}
+
+// Low reports whether less than a tenth of the disk is free. Output is kept until
+// less than a fiftieth, or 1 GB, is.
+func (d Disk) Low() bool { return d.Size > 0 && d.Free < d.Size/10 }
 
 // Info is a run in the list of a worker.
 type Info struct {
@@ -302,7 +307,7 @@ type StopReport struct {
 	Killed    int   // of them, those that needed SIGKILL
 	Survivors []Process
 	Devices   []Process // who holds a TPU device now, whoever it is
-	Blind     bool      // not root: holders of other users are not seen
+	Blind     string    // why we are not root, so that holders of other users are not seen; "" when we are
 	Exit      *Exit
 }
 

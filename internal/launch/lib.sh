@@ -146,6 +146,9 @@ dropped_of() {
   REPLY=$((size + REPLY))
 }
 
+# disk_of PATH: blocks that are free and that there are, and bytes of a block.
+disk_of() { stat -f -c '%a %b %S' -- "$1" 2>/dev/null; }
+
 # mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
 mark_lost() {
   local size
@@ -327,11 +330,19 @@ may_be_tpu() {
 }
 
 # privileged makes as_root the words in front of a command that needs root, and
-# blind 1 when there are none to be had.
+# blind the reason why there are none to be had.
 privileged() {
-  as_root=() blind=0
+  local error
+  as_root=() blind=
   if ((EUID == 0)); then return; fi
-  if sudo -n true 2>/dev/null; then as_root=(sudo -n); else blind=1; fi
+  if ! type -P sudo >/dev/null; then
+    blind='sudo is not installed'
+  elif error=$(timeout -k 1 20 sudo -n true 2>&1); then # it may wait for a name server
+    as_root=(sudo -n)
+  else
+    error=${error##*$'\n'}
+    blind=${error:-sudo is refused}
+  fi
 }
 
 # holders: who has a TPU device open, or mapped after it closed it, in the map

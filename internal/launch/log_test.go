@@ -167,7 +167,7 @@ await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; awai
 	}
 	fill()
 	state, err := Status(t.Context(), l, s.Ref())
-	if err != nil || state.DiskFree != 0 || !state.DiskLow() || state.Phase != Running {
+	if err != nil || state.Disk.Free != 0 || !state.Disk.Low() || state.Phase != Running {
 		t.Errorf("status: %+v, %v", state, err)
 	}
 	step := func(from, to string, total int64) (state State) {

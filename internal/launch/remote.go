@@ -180,14 +180,91 @@ type input struct {
 	io.Closer
 }
 
+// answerLimit bounds how long a worker may take to answer once it has the
+// script: they all end within seconds unless its disk or its sudo hangs.
+const answerLimit = 2 * time.Minute
+
+// A noAnswerError is the cause of an exec that was given up.
+type noAnswerError struct{ limit time.Duration }
+
+func (e noAnswerError) Error() string {
+	return fmt.Sprintf("no answer within %s: its disk hangs, or sudo does", e.limit)
+}
+
+// A notReachedError is the cause of an exec that was given up before it began.
+type notReachedError struct{ limit time.Duration }
+
+func (e notReachedError) Error() string { return fmt.Sprintf("not reached within %s", e.limit) }
+
+// limited is the standard input of an exec, which it gives up by cancel when it has
+// not ended within limit of its first read. Making a connection comes before and
+// has deadlines of its own, unless reach is set. The caller stops it.
+type limited struct {
+	io.Reader
+	limit  time.Duration
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	begun bool
+	timer *time.Timer
+}
+
+func newLimited(r io.Reader, limit, reach time.Duration, cancel context.CancelCauseFunc) *limited {
+	l := &limited{Reader: r, limit: limit, cancel: cancel}
+	if reach > 0 {
+		l.timer = time.AfterFunc(reach, func() { cancel(notReachedError{reach}) })
+	}
+	return l
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	l.begin(l.limit)
+	return l.Reader.Read(p)
+}
+
+// begin sets the limit of the answer, once; 0 is none.
+func (l *limited) begin(limit time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.begun {
+		return
+	}
+	l.begun = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	if limit > 0 {
+		l.timer = time.AfterFunc(limit, func() { l.cancel(noAnswerError{limit}) })
+	}
+}
+
+func (l *limited) stop() {
+	l.begin(0)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+}
+
 // call runs one operation on the worker and returns the answer.
 func call(ctx context.Context, r Runner, op, text string, args ...string) ([]record, error) {
+	return callWithin(ctx, answerLimit, 0, r, op, text, args...)
+}
+
+// callWithin is call with other limits: for the answer, and for reaching the
+// worker, where 0 is none.
+func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op, text string, args ...string) ([]record, error) {
 	text = script(text)
 	out := &answer{nonce: newNonce()}
 	errs := &answer{nonce: out.nonce}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	in := newLimited(strings.NewReader(text), limit, reach, cancel)
+	defer in.stop()
 	status, err := r.Run(ctx, sshfan.Cmd{
 		Line:   commandLine(op, text, append([]string{out.nonce}, args...)),
-		Stdin:  strings.NewReader(text),
+		Stdin:  in,
 		Stdout: out,
 		Stderr: errs,
 	})

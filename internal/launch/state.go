@@ -23,7 +23,7 @@ func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 
 // parseState reads the answer of status and release, which is about one run.
 func parseState(ref Ref, records []record) State {
-	s := State{Ref: ref, Phase: Unknown, LogLimit: -1, DiskFree: -1}
+	s := State{Ref: ref, Phase: Unknown, LogLimit: -1}
 	var b builder
 	for _, rec := range records {
 		if b.take(rec) {
@@ -34,9 +34,7 @@ func parseState(ref Ref, records []record) State {
 			f := rec.fields(2)
 			s.LogSize, s.LogTime = number(f[0]), seconds(f[1])
 		case "disk":
-			f := rec.fields(3)
-			size := number(f[2])
-			s.DiskFree, s.DiskSize = number(f[0])*size, number(f[1])*size
+			s.Disk = parseDisk(rec.rest)
 		case "limit":
 			s.LogLimit = number(rec.rest)
 		case "dropped":
@@ -55,6 +53,14 @@ func parseState(ref Ref, records []record) State {
 	}
 	s.Now = b.now
 	return s
+}
+
+// parseDisk reads "FREE ALL SIZE": blocks, and the bytes of one.
+func parseDisk(text string) Disk {
+	f := record{rest: text}.fields(3)
+	const most = 1 << 40 // blocks: no product overflows
+	size := min(number(f[2]), 1<<22)
+	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
 }
 
 // seconds reads a time like 1700000000.123456789.

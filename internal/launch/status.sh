@@ -18,7 +18,7 @@ main() {
   say dropped "$REPLY"
   limit_of "$dir"
   if ((REPLY < no_limit)); then say limit "$REPLY"; fi
-  line=$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) && say disk "$line"
+  line=$(disk_of "$dir") && say disk "$line"
   processes "$dir"
   cpu_time
   say processes "${#pids[@]}" "$REPLY"

@@ -10,6 +10,7 @@ import (
 // StopOptions are optional.
 type StopOptions struct {
 	Grace  time.Duration // between TERM and KILL; 0 means 10 s, negative none
+	Reach  time.Duration // how long the worker may take to be reached; 0 is as the connection says
 	Reason string        // who stops it and why: "fail-fast by ann@laptop"
 }
 
@@ -28,7 +29,7 @@ func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport,
 	if reason == "" {
 		reason = "stopped"
 	}
-	return stop(ctx, r, ref, opts.Grace, reason)
+	return stop(ctx, r, ref, opts, reason)
 }
 
 // Sweep ends what a run that has ended left behind on the worker, as Stop does,
@@ -38,16 +39,16 @@ func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
 	}
-	report, err := stop(ctx, r, ref, opts.Grace, "")
+	report, err := stop(ctx, r, ref, opts, "")
 	if err == nil && (report.Phase == Starting || report.Phase == Running) {
 		err = fmt.Errorf("sweep %q on %s: %w", ref.Label(), r.Name(), ErrStillRuns)
 	}
 	return report, err
 }
 
-func stop(ctx context.Context, r Runner, ref Ref, grace time.Duration, reason string) (StopReport, error) {
-	records, err := call(ctx, r, "stop", stopScript,
-		append(ref.args(), milliseconds(grace), reason)...)
+func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason string) (StopReport, error) {
+	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, opts.Reach, r, "stop", stopScript,
+		append(ref.args(), milliseconds(opts.Grace), reason)...)
 	if err != nil {
 		return StopReport{}, err
 	}
@@ -59,7 +60,7 @@ func stop(ctx context.Context, r Runner, ref Ref, grace time.Duration, reason st
 			f := rec.fields(2)
 			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
 		case "blind":
-			report.Blind = rec.rest == "1"
+			report.Blind = clean(rec.rest, 200)
 		case "survivor":
 			report.Survivors = append(report.Survivors, parseProcess(rec))
 		case "holder":
@@ -100,7 +101,7 @@ type FreeOptions struct {
 // FreeReport is what FreeTPU did on one worker.
 type FreeReport struct {
 	Devices     int       // TPU device files on the worker
-	Blind       bool      // not root: holders of other users are not seen
+	Blind       string    // why we are not root, so that holders of other users are not seen; "" when we are
 	Stopped     []Process // who was ended
 	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
 }
@@ -118,7 +119,7 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 	default:
 		return FreeReport{}, fmt.Errorf("free TPU: policy %q: want orphans, all or check", opts.Policy)
 	}
-	records, err := call(ctx, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace))
+	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, 0, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace))
 	if err != nil {
 		return FreeReport{}, err
 	}
@@ -129,7 +130,7 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 		case "devices":
 			report.Devices = int(number(rec.rest))
 		case "blind":
-			report.Blind = rec.rest == "1"
+			report.Blind = clean(rec.rest, 200)
 		case "stopped":
 			report.Stopped = append(report.Stopped, parseProcess(rec))
 		case "holder":

@@ -214,7 +214,7 @@ relay() {
 # disk: how much of it is free, and how little is low.
 disk() {
   local fields
-  split "$(stat -f -c '%a %b %S' -- "$dir" 2>/dev/null) 0 0 0"
+  split "$(disk_of "$dir") 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
   if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # it does not tell
@@ -357,7 +357,7 @@ kernel_log() {
 # that have 3 newer ones.
 prune() {
   local old seen=0 armed path now_ns keep=20 fields
-  split "$(stat -f -c '%a %b' -- "$1" 2>/dev/null) 0 0"
+  split "$(disk_of "$1") 0 0"
   if ((fields[0] * 10 < fields[1])); then keep=3; fi
   now
   now_ns=$REPLY

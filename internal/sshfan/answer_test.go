@@ -16,7 +16,7 @@ func FuzzClock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		r := bufio.NewReader(strings.NewReader(text))
 		for {
-			at, err := readClock(r)
+			at, err := (&measurement{}).read(r)
 			if err != nil {
 				if len(err.Error()) > 1000 || strings.ContainsAny(err.Error(), "\x1b\n") {
 					t.Fatalf("error of %d bytes: %q", len(err.Error()), err)

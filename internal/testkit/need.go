@@ -35,6 +35,8 @@ func packages() map[string]string {
 		"tar":        "tar",
 		"tc":         "iproute2",
 		"tmux":       "tmux",
+		"faketime":   "faketime",
+		"zsh":        "zsh",
 		"unshare":    "util-linux",
 	}
 }
