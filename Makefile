@@ -44,8 +44,9 @@ lint: tools ## gofmt, go vet, staticcheck, shellcheck
 	go run $(STATICCHECK) $(PACKAGES)
 	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
 
-docs: ## write docs/cli.md anew from the commands
+docs: tools ## write docs/cli.md anew from the commands, and the pictures of docs/metrics.md
 	go test ./cmd/multihost -run TestCLIDocument -update
+	go test ./internal/report -run TestPictures -update
 
 check: lint test ## what has to pass before a change lands
 

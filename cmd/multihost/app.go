@@ -48,6 +48,7 @@ func (p *program) commands() []*cli.Command {
 		p.attachCommand(),
 		p.stopCommand(),
 		p.reportCommand(),
+		p.topCommand(),
 		p.metricsCommand(),
 		p.dumpCommand(),
 		p.gcCommand(),

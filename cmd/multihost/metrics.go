@@ -61,11 +61,53 @@ func watchOptions(c *cli.Context) (job.WatchOptions, error) {
 	return o, err
 }
 
-// Points of the series in --output=json and csv.
-const (
-	metricsPoints       = 256
-	metricsWorkerPoints = 64
-)
+// trainingView is how much of the history --output=json and csv have, and
+// pages show.
+var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
+
+// trainingFlags say how the logs of a run are read.
+func trainingFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
+		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first steps of each worker that medians leave out"},
+		&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with logs of workers, when this machine has no record of the run"},
+		generationFlag(),
+		patternFlag(),
+	}
+}
+
+// trainingOptions validates trainingFlags and the word of a command that names a
+// run; with --log-dir it may be left out.
+func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir string, o job.TrainingOptions, err error) {
+	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare")}
+	run = o.LogDir
+	if o.LogDir == "" || len(p.inv.positionals) > 0 {
+		if run, err = p.oneArgument(command, "run"); err != nil {
+			return "", "", o, err
+		}
+		if err := config.CheckRunName(run); err != nil {
+			return "", "", o, &usageError{err: err}
+		}
+	}
+	if o.Skip < 0 {
+		return "", "", o, usagef("--skip-steps=%d: it must not be negative", o.Skip)
+	}
+	if o.Skip == 0 {
+		o.Skip = -1 // none, where 0 is the default
+	}
+	if o.Compare != "" {
+		if err := metrics.CheckPublished(o.Compare); err != nil {
+			return "", "", o, &usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}
+		}
+	}
+	if o.Pattern, err = pattern(c); err != nil {
+		return "", "", o, err
+	}
+	if stateDir = c.String("state-dir"); stateDir == "" {
+		stateDir = config.StateDir(p.lookup, p.home)
+	}
+	return run, stateDir, o, nil
+}
 
 func (p *program) metricsCommand() *cli.Command {
 	return command(cli.Command{
@@ -82,18 +124,13 @@ with --metrics-regex.
 
 --compare puts the run beside what MaxText published for a model on as many
 slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
-		Flags: []cli.Flag{
+		Flags: flags(trainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
 			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
-			&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
 			&cli.Float64Flag{Name: "fail-below", Usage: "end with 1 when the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the only attempt to read; default: all"},
-			&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first steps of each worker that medians leave out"},
-			&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with logs of workers, when this machine has no record of the run"},
-			generationFlag(),
-			patternFlag(),
-		},
+		}),
 		Action: func(c *cli.Context) error { return p.metrics(c) },
 	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)
 }
@@ -102,38 +139,17 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 const exitBelow = exitFindings
 
 func (p *program) metrics(c *cli.Context) error {
-	o := job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Attempt: c.Int("attempt"), Skip: c.Int("skip-steps")}
-	name := o.LogDir
-	if o.LogDir == "" || len(p.inv.positionals) > 0 {
-		var err error
-		if name, err = p.oneArgument("multihost metrics", "run"); err != nil {
-			return err
-		}
-	}
 	switch {
-	case o.Skip < 0:
-		return usagef("--skip-steps=%d: it must not be negative", o.Skip)
 	case c.IsSet("fail-below") && c.String("compare") == "":
 		return &usageError{err: errors.New("--fail-below needs the figures to compare with"), hint: "add --compare=NAME, such as --compare=v5e/32b"}
 	case c.Bool("follow") && c.String("output") == "csv":
 		return usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end")
 	}
-	if o.Skip == 0 {
-		o.Skip = -1 // none, where 0 is the default
-	}
-	if preset := c.String("compare"); preset != "" {
-		if err := metrics.CheckPublished(preset); err != nil {
-			return &usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}
-		}
-	}
-	var err error
-	if o.Pattern, err = pattern(c); err != nil {
+	name, stateDir, o, err := p.trainingOptions(c, "multihost metrics")
+	if err != nil {
 		return err
 	}
-	stateDir := c.String("state-dir")
-	if stateDir == "" {
-		stateDir = config.StateDir(p.lookup, p.home)
-	}
+	o.Attempt = c.Int("attempt")
 	t, err := job.OpenTraining(stateDir, name, o)
 	if err != nil {
 		return err
@@ -152,12 +168,7 @@ func (p *program) metrics(c *cli.Context) error {
 			return err
 		}
 	}
-	d := t.Document(metrics.View{Points: metricsPoints, WorkerPoints: metricsWorkerPoints}, gcp.SystemClock.Now())
-	if preset := c.String("compare"); preset != "" {
-		if err := d.SetComparison(preset); err != nil {
-			return err
-		}
-	}
+	d := t.Document(trainingView, gcp.SystemClock.Now())
 	if c.String("output") == "csv" {
 		return withoutPipe(d.CSV(p.stdout))
 	}

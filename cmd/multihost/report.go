@@ -11,11 +11,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
-	"multihost/internal/metrics"
 	"multihost/internal/report"
 )
 
@@ -23,13 +21,14 @@ func (p *program) reportCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "report",
 		Usage:     "show a run as a page: how it went, how fast it trained, who was slow",
-		ArgsUsage: "RUN",
+		ArgsUsage: "[RUN]",
 		Description: `Writes one HTML file that needs nothing else and asks for nothing: it can be
 kept, sent and printed. It shows the verdict and the first failure, the phases
 of all attempts, step time, MFU and loss over steps beside the published
 figure, the step time of every worker, the start skew and the preflight.
 
   multihost report train -o report.html
+  multihost report train --compare=v5e/32b
   multihost report train --follow
 
 With --follow it serves the same page at an address of this machine only,
@@ -38,20 +37,17 @@ stays until Ctrl-C.
 
 What is shown is what this machine has of the run, its logs and its journal:
 nothing is asked of workers or of the cloud.`,
-		Flags: flags([]cli.Flag{
+		Flags: flags(trainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
 		Action: func(c *cli.Context) error {
-			name, err := p.oneArgument("multihost report", "run")
+			name, dir, o, err := p.trainingOptions(c, "multihost report")
 			if err != nil {
 				return err
 			}
-			r, err := p.review(c, name)
-			if err != nil {
-				return err
-			}
+			r := job.OpenReview(dir, name, o)
 			if c.Bool("follow") {
 				return p.serveReport(c, r)
 			}
@@ -60,28 +56,10 @@ nothing is asked of workers or of the cloud.`,
 	}, exitOK, exitUsage, exitIO, exitConfig)
 }
 
-// reportView is how much of the history a page shows.
-var reportView = metrics.View{Points: report.Points, WorkerPoints: report.WorkerPoints}
-
-// review opens what this machine has of a run.
-func (p *program) review(c *cli.Context, name string) (*job.Review, error) {
-	if err := config.CheckRunName(name); err != nil {
-		return nil, &usageError{err: err}
-	}
-	dir := c.String("state-dir")
-	if dir == "" {
-		if p.home == "" {
-			return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
-		}
-		dir = config.StateDir(p.lookup, p.home)
-	}
-	return job.OpenReview(dir, name, job.TrainingOptions{}), nil
-}
-
 // look is a look at the run for a page.
 func look(r *job.Review) (report.Input, bool, error) {
 	now := gcp.SystemClock.Now()
-	l, err := r.Look(reportView, now)
+	l, err := r.Look(trainingView, now)
 	return report.Input{Document: l.Document, Story: l.Story, Now: now}, l.Ended, err
 }
 
@@ -158,6 +136,6 @@ func (p *program) serveReport(c *cli.Context, r *job.Review) error {
 	}{address}})
 	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; whoever on this machine has the whole address can read it")
 	return live.Serve(c.Context, at, func() {
-		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type: multihost report "+p.inv.positionals[0]+" -o report.html", "the run has ended; the page stays until Ctrl-C")
+		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type again without --follow: multihost report", "the run has ended; the page stays until Ctrl-C")
 	})
 }

@@ -46,6 +46,10 @@ func TestMain(m *testing.M) {
 //	signal NAME SIGNAL                  send a signal to it
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
+//	terminal WxH [-SETTING=VALUE …] COMMAND   start a shell command in a terminal (tmux) of that size, with such environment
+//	screen [-colour] [!] REGEXP         wait until the terminal shows, or shows no more, a match; with colours as escapes
+//	press KEY …                         press keys in it, by tmux's names
+//	resize WxH                          change its size
 //	left COUNT TEXT                     count the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -67,6 +71,13 @@ func TestScripts(t *testing.T) {
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Condition: func(cond string) (bool, error) {
+			if cond == "tmux" {
+				_, err := exec.LookPath("tmux")
+				if err != nil && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+					return false, err
+				}
+				return err == nil, nil
+			}
 			if cond != "netns" {
 				return false, fmt.Errorf("unknown condition %q", cond)
 			}
@@ -87,6 +98,10 @@ func TestScripts(t *testing.T) {
 			"ended":    scriptEnded,
 			"waitfor":  scriptWaitFor,
 			"left":     scriptLeft,
+			"terminal": scriptTerminal,
+			"screen":   scriptScreen,
+			"press":    scriptPress,
+			"resize":   scriptResize,
 		},
 	})
 }
@@ -349,6 +364,73 @@ func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("%s has no match for %q after %s:\n%s", args[0], args[1], scriptWait, data)
 		}
 	}
+}
+
+// tmux runs tmux with a server of the script's own.
+func tmux(ts *testscript.TestScript, env []string, args ...string) string {
+	cmd := exec.Command("tmux", append([]string{"-S", filepath.Join(ts.Getenv("WORK"), "tmux"), "-f", "/dev/null"}, args...)...)
+	cmd.Dir = ts.MkAbs(".")
+	cmd.Env = append(scriptEnviron(ts), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		ts.Fatalf("tmux %s: %v: %s", args[0], err, out)
+	}
+	return string(out)
+}
+
+func screenSize(ts *testscript.TestScript, text string) (flags []string) {
+	width, height, ok := strings.Cut(text, "x")
+	if !ok {
+		ts.Fatalf("size %q: want WxH", text)
+	}
+	return []string{"-x", width, "-y", height}
+}
+
+func scriptTerminal(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	env := []string{"TERM=xterm-256color", "LC_ALL=C.UTF-8"}
+	command := args[1:]
+	for len(command) > 1 && strings.HasPrefix(command[0], "-") {
+		env, command = append(env, command[0][1:]), command[1:]
+	}
+	new := append([]string{"new-session", "-d"}, screenSize(ts, args[0])...)
+	tmux(ts, env, append(new, strings.Join(command, " "))...)
+	ts.Defer(func() { tmux(ts, nil, "kill-server") })
+}
+
+func scriptScreen(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	capture := []string{"capture-pane", "-p"}
+	if args[0] == "-colour" {
+		capture, args = append(capture, "-e"), args[1:]
+	}
+	want := args[0] != "!"
+	re, err := regexp.Compile("(?m)" + args[len(args)-1])
+	ts.Check(err)
+	deadline := time.After(scriptWait)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		shown := tmux(ts, nil, capture...)
+		if re.MatchString(shown) == want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("the terminal matches %q: not %v after %s:\n%s", re, want, scriptWait, shown)
+		}
+	}
+}
+
+func scriptPress(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	tmux(ts, nil, append([]string{"send-keys"}, args...)...)
+}
+
+func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	tmux(ts, nil, append([]string{"resize-window"}, screenSize(ts, args[0])...)...)
 }
 
 // scriptLeft counts the simulator's processes, known by their environment,

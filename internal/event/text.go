@@ -119,3 +119,11 @@ func (t Training) String() string {
 	}
 	return text
 }
+
+// Reason says why the attempt ended: "preempted: slice t-1 is PREEMPTED".
+func (e AttemptEnd) Reason() string {
+	if e.Why == "" {
+		return e.Cause
+	}
+	return e.Cause + ": " + e.Why
+}

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"errors"
 	"time"
 
 	"multihost/internal/journal"
@@ -33,26 +34,33 @@ func OpenReview(stateDir, run string, o TrainingOptions) *Review {
 // Look reads what is new. It is an error when there is neither a record of the
 // run nor a journal.
 func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
-	entries, err := journal.Read(RunDir(r.stateDir, r.run))
-	if err != nil {
-		return Look{}, &Error{Stage: StageLocal, Err: err}
+	var entries []journal.Entry
+	if r.o.LogDir == "" { // else they are somebody else's logs
+		var err error
+		if entries, err = journal.Read(RunDir(r.stateDir, r.run)); err != nil {
+			return Look{Story: &journal.Story{}}, &Error{Stage: StageLocal, Err: err}
+		}
 	}
 	look := Look{Story: journal.Tell(entries)}
 	if r.training == nil {
-		rec, err := loadRecord(r.stateDir, r.run)
-		if err != nil {
-			return look, &Error{Stage: StageLocal, Err: err}
+		if len(entries) > 0 {
+			rec, err := loadRecord(r.stateDir, r.run)
+			if err != nil {
+				return look, &Error{Stage: StageLocal, Err: err}
+			}
+			if rec == nil { // it has not come so far yet, or never will
+				a := look.Story.Newest()
+				look.Ended = a != nil && a.End != nil
+				return look, nil
+			}
 		}
-		if rec == nil && len(entries) > 0 && r.o.LogDir == "" { // it has not come so far yet, or never will
-			a := look.Story.Newest()
-			look.Ended = a != nil && a.End != nil
-			return look, nil
-		}
+		var err error
 		if r.training, err = OpenTraining(r.stateDir, r.run, r.o); err != nil {
 			return look, err
 		}
 	}
-	if _, err := r.training.Update(); err != nil && len(entries) == 0 {
+	var none *Error // no logs yet, or none ever: the story is told all the same
+	if _, err := r.training.Update(); err != nil && !(len(entries) > 0 && errors.As(err, &none) && none.Stage == StageInput) {
 		return look, err
 	}
 	doc := r.training.Document(v, now)

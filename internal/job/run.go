@@ -220,6 +220,7 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 		return Outcome{}, err
 	}
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
+	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())
 	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
 		r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir, r.whatCtrlCDoes(true))

@@ -23,6 +23,7 @@ type TrainingOptions struct {
 	Pattern *metrics.Pattern // nil reads MaxText's step lines
 	Skip    int              // see metrics.Options
 	Attempt int              // only this one; 0 is all
+	Compare string           // published figures beside it, one that metrics.CheckPublished accepts; "" is none
 }
 
 // A Training is the training steps of a run, read from the log files that this
@@ -282,6 +283,9 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 		d.Attempts = append(d.Attempts, t.attempt(t.newest, v))
 	}
 	t.addStalls(&d)
+	if t.o.Compare != "" {
+		_ = d.SetComparison(t.o.Compare) // what was not published is not compared
+	}
 	return d
 }
 

@@ -51,6 +51,8 @@ func TestEveryKindComesBackAsItWas(t *testing.T) {
 		event.Attempt{Run: "r", Attempt: 2, Command: "c", Begin: at, Slices: []string{"t-0"}, Workers: 4, LogDir: "/l"},
 		event.Release{Attempt: 2, First: at, Workers: []event.ReleasedOn{{Slice: 0, Worker: 1, After: time.Millisecond}}},
 		event.WorkerDone{Slice: 1, Worker: 2, Code: 137, Signal: "KILL", End: at},
+		event.Stall{Attempt: 2, Began: at, First: "s0w1", Step: 7, Text: "no step since 10m"},
+		event.AttemptEnd{Run: "r", Attempt: 2, Cause: "preempted", Why: "slice t-0 is PREEMPTED", Elapsed: time.Hour, Again: true, Next: "trying again"},
 		event.Summary{Run: "r", Attempt: 2, Text: "failed", LastLines: []string{"x"}, Phases: []event.PhaseTime{{Name: "run", Elapsed: 3}}, Skew: 4},
 		event.Result{Name: "preflight", Data: json.RawMessage(`[{"setting":"mtu"}]`)},
 		journal.End{Error: "e", ExitCode: 69},
@@ -61,6 +63,7 @@ func TestEveryKindComesBackAsItWas(t *testing.T) {
 	}
 	j.Emit(event.Output{Data: []byte("bytes")})
 	j.Emit(event.Progress{Phase: "run"})
+	j.Emit(event.Training{Step: 1})
 	j.Emit(event.Note{Level: event.Debug, Text: "retry"})
 	j.Close(journal.End{Error: "e", ExitCode: 69})
 	j.Emit(event.Note{Text: "after the end"})
@@ -156,18 +159,22 @@ func TestACrashCostsTheLineThatItCutAtMost(t *testing.T) {
 func TestTheFileIsBoundedAndKeepsTheStory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
+	// Retries have filled it, nearly.
+	const room = 1 << 20
+	line := `{"v":1,"time":"2026-01-02T03:04:05Z","by":"00000000","kind":"note","level":"warning","text":"` + strings.Repeat("x", 100_000) + "\"}\n"
+	fill := strings.Repeat(line, (journal.MaxBytes-2<<20-room)/len(line))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, journal.Name), []byte(fill), 0o600))
 	j := open(t, dir)
-	note := event.Note{Level: event.Warn, Text: strings.Repeat("x", 100_000)}
-	for range 2 * journal.MaxBytes / 100_000 {
-		j.Emit(note)
+	for range 2 * room / 100_000 {
+		j.Emit(event.Note{Level: event.Warn, Text: strings.Repeat("y", 100_000)})
 	}
 	for i := range 2048 {
 		j.Emit(event.WorkerDone{Slice: i / 64, Worker: i % 64, Code: 1})
 	}
 	j.Emit(event.Summary{Text: "the end"})
 	j.Close(journal.End{ExitCode: 1})
-	if size := len(text(t, dir)); size > journal.MaxBytes {
-		t.Errorf("%d bytes, want at most %d", size, journal.MaxBytes)
+	if size := len(text(t, dir)); size > journal.MaxBytes || size < len(fill)+room/2 {
+		t.Errorf("%d bytes, want at most %d, and not much less", size, journal.MaxBytes)
 	}
 	entries := read(t, dir)
 	full, ends := 0, 0

@@ -71,14 +71,16 @@ func parse(line []byte) (Entry, bool) {
 		e.Event = decode[event.State](line)
 	case event.Attempt{}.Kind():
 		e.Event = decode[event.Attempt](line)
+	case event.Stall{}.Kind():
+		e.Event = decode[event.Stall](line)
 	case event.AttemptEnd{}.Kind():
 		e.Event = decode[event.AttemptEnd](line)
 	case event.Release{}.Kind():
 		e.Event = decode[event.Release](line)
+	case event.AttemptEnd{}.Kind():
+		e.Event = decode[event.AttemptEnd](line)
 	case event.WorkerDone{}.Kind():
 		e.Event = decode[event.WorkerDone](line)
-	case event.Stall{}.Kind():
-		e.Event = decode[event.Stall](line)
 	case event.Summary{}.Kind():
 		e.Event = decode[event.Summary](line)
 	case event.Result{}.Kind():

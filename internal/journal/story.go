@@ -29,8 +29,9 @@ type Attempt struct {
 	Release   *event.Release
 	Preflight json.RawMessage // rows of preflight, nil when it was not run
 	Ends      map[tpu.WorkerID]event.WorkerDone
-	Summary   *event.Summary
-	Summed    time.Time // when the summary was made
+	Outcome   *event.AttemptEnd
+	Summary   *event.Summary // of the last attempt only
+	Over      time.Time      // when outcome or summary was made
 
 	// End is how the last command that saw the attempt ended, nil while one goes
 	// on, and of one that was killed.
@@ -195,9 +196,13 @@ func (t *teller) take(e Entry) {
 				w.attempt.Ends[id] = ev
 			}
 		}
+	case event.AttemptEnd:
+		a := t.attempt(ev.Attempt)
+		a.Outcome, a.Over = &ev, e.Time
+		w.wait()
 	case event.Summary:
 		a := t.attempt(ev.Attempt)
-		a.Summary, a.Summed = &ev, e.Time
+		a.Summary, a.Over = &ev, e.Time
 		w.wait()
 	case event.Result:
 		if raw, ok := ev.Data.(json.RawMessage); ok && ev.Name == "preflight" {

@@ -43,6 +43,8 @@ func script(text string) []journal.Entry {
 			e = event.Result{Name: "preflight", Data: json.RawMessage(`[]`)}
 		case "release":
 			e = event.Release{Attempt: int(f[2][0] - '0')}
+		case "over":
+			e = event.AttemptEnd{Attempt: int(f[2][0] - '0'), Cause: f[3], Again: true}
 		case "summary":
 			e = event.Summary{Attempt: int(f[2][0] - '0'), Text: "summary of " + f[2]}
 		case "end":
@@ -65,6 +67,9 @@ func outline(s *journal.Story) []string {
 		}
 		for _, n := range a.Notes {
 			b.WriteString(" " + n.Text)
+		}
+		if a.Outcome != nil {
+			b.WriteString(", " + a.Outcome.Cause)
 		}
 		if a.Summary != nil {
 			b.WriteString(", " + a.Summary.Text)
@@ -132,8 +137,8 @@ func TestStories(t *testing.T) {
 			a attempt 1
 			a start run
 			a fails run
-			a summary 1
-			a note preempted
+			a over 1 preempted
+			a note again
 			a start provision
 			a done provision
 			a attempt 2
@@ -143,8 +148,8 @@ func TestStories(t *testing.T) {
 			a start teardown
 			a done teardown
 			a end`,
-			[]string{"1 of job: provision=done run=failed, summary of 1",
-				"2 of job: provision=done run=done teardown=done preempted, summary of 2, ended"}},
+			[]string{"1 of job: provision=done run=failed, preempted",
+				"2 of job: provision=done run=done teardown=done again, summary of 2, ended"}},
 		"a phase known by its end only": {`
 			a begin run
 			a attempt 1

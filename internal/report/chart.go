@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"multihost/internal/event"
 	"multihost/internal/metrics"
 )
 
@@ -69,7 +70,7 @@ type measure struct {
 }
 
 var (
-	stepTime = measure{"step-time", "Step time", "s", func(s *metrics.Series) []metrics.Number { return s.StepSeconds }, seconds, true, "step_seconds"}
+	stepTime = measure{"step-time", "Step time", "s", func(s *metrics.Series) []metrics.Number { return s.StepSeconds }, event.StepTime, true, "step_seconds"}
 	mfu      = measure{"mfu", "MFU", "%", func(s *metrics.Series) []metrics.Number { return s.MFU }, percent, false, "mfu"}
 	tflops   = measure{"tflops", "TFLOP/s per device", "TFLOP/s", func(s *metrics.Series) []metrics.Number { return s.TFLOPs }, rate, false, "tflops_per_device"}
 	loss     = measure{"loss", "Loss", "", func(s *metrics.Series) []metrics.Number { return s.Loss }, rate, false, "loss"}
@@ -404,7 +405,7 @@ func (b *builder) pointTable() {
 			return number(fmt.Sprintf("%s/%d", column, i), values[i], text)
 		}
 		t.Rows = append(t.Rows, pointRow{b.stepRange(s.Step[i], s.StepsPerPoint), []figure{
-			cell("step_seconds", s.StepSeconds, seconds), cell("step_seconds_min", s.Min, seconds), cell("step_seconds_max", s.Max, seconds),
+			cell("step_seconds", s.StepSeconds, event.StepTime), cell("step_seconds_min", s.Min, event.StepTime), cell("step_seconds_max", s.Max, event.StepTime),
 			cell("mfu", s.MFU, percent), cell("tflops_per_device", s.TFLOPs, rate), cell("tokens_per_second_per_device", s.Tokens, rate),
 			cell("loss", s.Loss, rate),
 		}})
@@ -442,7 +443,7 @@ func (b *builder) sliceTable() {
 			if rows[step] == nil {
 				rows[step] = make([]figure, len(lines))
 			}
-			rows[step][column] = number(fmt.Sprintf("%s/step_seconds/%d", l.at, i), l.series.StepSeconds[i], seconds)
+			rows[step][column] = number(fmt.Sprintf("%s/step_seconds/%d", l.at, i), l.series.StepSeconds[i], event.StepTime)
 		}
 	}
 	for _, step := range sortedSteps(rows) {

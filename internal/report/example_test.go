@@ -17,6 +17,12 @@ import (
 	"multihost/internal/tpu"
 )
 
+// How much history the document of a page has, as the command asks for it.
+const (
+	points       = 256
+	workerPoints = 64
+)
+
 // training is a run that is made up for a test.
 type training struct {
 	slices, workers, steps int // workers of a slice
@@ -62,7 +68,7 @@ func (tr training) document(t testing.TB) *metrics.Document {
 			c.Stream(i).Finish()
 		}
 	}
-	a := c.Attempt(metrics.View{Points: report.Points, WorkerPoints: report.WorkerPoints})
+	a := c.Attempt(metrics.View{Points: points, WorkerPoints: workerPoints})
 	a.Number, a.Ended = 1, !tr.running
 	for i := range a.Slices {
 		a.Slices[i].Name = fmt.Sprintf("train-%d", a.Slices[i].Number)
@@ -177,17 +183,17 @@ func long() *metrics.Document {
 			Median: metrics.Median{Steps: steps, StepSeconds: v, TFLOPs: 150 / v, MFU: 0.7 / v, Tokens: 5000 / v}, Series: series(points, factor),
 		}
 	}
-	a := metrics.Attempt{Number: 1, Ended: true, Figures: figures(report.Points, 1), Stragglers: []metrics.Straggler{
+	a := metrics.Attempt{Number: 1, Ended: true, Figures: figures(points, 1), Stragglers: []metrics.Straggler{
 		{Kind: metrics.SlowSteps, Name: "s17w33", Slice: 17, Worker: 33, Text: "s17w33 takes 2.099 s a step, the other workers 1.235 s (×1.70)"}}}
 	for s := range 32 {
-		slice := metrics.Slice{Number: s, Name: fmt.Sprintf("train-%d", s), Figures: figures(report.Points, 1)}
+		slice := metrics.Slice{Number: s, Name: fmt.Sprintf("train-%d", s), Figures: figures(points, 1)}
 		for w := range workers {
 			factor := 1.0
 			if s == 17 && w == 33 {
 				factor = 1.7
 			}
 			id := tpu.WorkerID{Slice: s, Worker: w}
-			slice.Workers = append(slice.Workers, metrics.Worker{Name: id.String(), Slice: s, Worker: w, Figures: figures(report.WorkerPoints, factor)})
+			slice.Workers = append(slice.Workers, metrics.Worker{Name: id.String(), Slice: s, Worker: w, Figures: figures(workerPoints, factor)})
 		}
 		a.Slices = append(a.Slices, slice)
 	}

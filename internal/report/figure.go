@@ -51,17 +51,6 @@ func grouped(n int64) string {
 	return sign + strings.Join(append([]string{digits}, parts...), ",")
 }
 
-// seconds writes a step time.
-func seconds(v float64) string {
-	switch {
-	case v < 0.0995:
-		return fmt.Sprintf("%.1f ms", v*1000)
-	case v < 99.5:
-		return fmt.Sprintf("%.3f s", v)
-	}
-	return grouped(int64(math.Round(v))) + " s"
-}
-
 func percent(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }
 func ratio(v float64) string   { return fmt.Sprintf("× %.3f", v) }
 

@@ -83,7 +83,7 @@ func (b *builder) heat() {
 		h.Notes = append(h.Notes, "Where a worker has several points in a column, the slowest is shown.")
 	}
 	for _, step := range []float64{0.8, 1, 1.25, 1.5, 2} {
-		text := seconds(step * median)
+		text := event.StepTime(step * median)
 		switch step {
 		case 0.8:
 			text = "≤ " + text

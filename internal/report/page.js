@@ -25,7 +25,7 @@
     if (a >= 1 || a === 0) return v.toFixed(3);
     return String(Number(v.toPrecision(4)));
   };
-  const seconds = (v) => v < 0.0995 ? (1000 * v).toFixed(1) + " ms" : v < 99.5 ? v.toFixed(3) + " s" : grouped(Math.round(v)) + " s";
+  const seconds = (v) => v < 0.0995 ? (1000 * v).toFixed(1) + " ms" : v < 99.95 ? v.toFixed(3) + " s" : v.toFixed(0) + " s";
   const show = (unit, v) => !known(v) ? "–" : unit === "s" ? seconds(v) : unit === "%" ? (100 * v).toFixed(2) + " %" : rate(v);
 
   const say = (el, text, at) => {

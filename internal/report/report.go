@@ -29,13 +29,6 @@ import (
 // MaxBytes bounds the size of a page. With 2048 workers it is about half.
 const MaxBytes = 4 << 20
 
-// Points and WorkerPoints are how much history of a run and of each worker the
-// document of a page shall have: what a screen can show of it.
-const (
-	Points       = 256
-	WorkerPoints = 64
-)
-
 // An Input is what a page shows.
 type Input struct {
 	Document *metrics.Document

@@ -64,7 +64,9 @@ func TestVerdicts(t *testing.T) {
 		"succeeded":                     {tell(attempt, release, event.Summary{Attempt: 1, OK: true, Text: "run r succeeded on all 2 workers"}, journal.End{}), nil, "Succeeded run r succeeded on all 2 workers"},
 		"failed":                        {tell(attempt, release, event.Summary{Attempt: 1, ExitCode: 3, CommandCode: 3, Text: "run r failed: s0w1 was first, exit code 3", FirstFail: "s0w1: exit code 3"}, journal.End{ExitCode: 3}), nil, "Failed run r failed: s0w1 was first, exit code 3"},
 		"succeeded, but something is still billed": {tell(attempt, release, event.Summary{Attempt: 1, OK: true, Text: "run r succeeded"}, journal.End{Error: "it may still exist and be billed", ExitCode: 69}), nil, "Succeeded run r succeeded it may still exist and be billed"},
-		"a newer attempt runs":                     {tell(attempt, release, event.Summary{Attempt: 1, ExitCode: 3, Text: "failed"}, event.Attempt{Run: "r", Attempt: 2, Begin: at}, event.Release{Attempt: 2}, started), nil, "Running run for 5 s"},
+		"between two attempts": {tell(attempt, release, started, event.AttemptEnd{Attempt: 1, Cause: "preempted", Why: "slice t is gone", Again: true, Next: "trying again (1 of 3)"},
+			event.Phase{Name: "provision", State: event.Started}), nil, "Starting attempt 1 ended: preempted: slice t is gone; trying again (1 of 3); provision for 6 s"},
+		"a newer attempt runs": {tell(attempt, release, event.Summary{Attempt: 1, ExitCode: 3, Text: "failed"}, event.Attempt{Run: "r", Attempt: 2, Begin: at}, event.Release{Attempt: 2}, started), nil, "Running run for 5 s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -122,10 +124,14 @@ func TestAttemptsAreATimeline(t *testing.T) {
 		tell(time.Second, event.Phase{Name: "provision", State: event.Done, Elapsed: time.Second})
 		tell(0, event.Attempt{Run: "r", Attempt: n + 1, Begin: at})
 		tell(time.Minute, event.Phase{Name: "run", State: event.Failed, Elapsed: time.Minute})
-		tell(0, event.Summary{Attempt: n + 1, ExitCode: 69, Text: "preempted"})
+		if n < 69 {
+			tell(0, event.AttemptEnd{Attempt: n + 1, Cause: "preempted", Why: "slice t-0 is PREEMPTED", Again: true, Next: "trying again"})
+		} else {
+			tell(0, event.Summary{Attempt: n + 1, ExitCode: 69, Text: "given up"})
+		}
 	}
 	got := words(page(t, report.Input{Story: journal.Tell(entries), Now: at}))
-	for _, want := range []string{"20 earlier attempts are not shown", "attempt 21 (job): preempted all phases +0 s 1m01s", "provision 1.0 s, run 1m00s", "attempt 70 (job): preempted provision +49m49s 1.0 s run +49m50s 1m00s"} {
+	for _, want := range []string{"20 earlier attempts are not shown", "attempt 21 (job): preempted: slice t-0 is PREEMPTED; trying again all phases +0 s 1m01s", "provision 1.0 s, run 1m00s", "attempt 70 (job): given up provision +49m49s 1.0 s run +49m50s 1m00s"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the timeline does not say %q:\n%s", want, got)
 		}

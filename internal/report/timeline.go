@@ -55,7 +55,7 @@ func (b *builder) timeline() {
 			first = begin
 		}
 		for _, p := range a.Phases {
-			if p.End.IsZero() && b.Verdict.Class == "live" {
+			if p.End.IsZero() && b.state.Live() {
 				last = b.in.Now
 			}
 		}
@@ -98,6 +98,8 @@ func attemptTitle(a *journal.Attempt) string {
 	}
 	if a.Summary != nil {
 		title += ": " + clip(a.Summary.Text)
+	} else if a.Outcome != nil && !a.Outcome.OK {
+		title += ": " + clip(a.Outcome.Reason()+"; "+a.Outcome.Next)
 	} else if a.End != nil && a.End.Error != "" {
 		title += ": " + clip(a.End.Error)
 	}
@@ -244,7 +246,7 @@ func cells(f *metrics.Figures) []figure {
 	}
 	return []figure{
 		last,
-		number("median/step_seconds", f.Median.StepSeconds, seconds),
+		number("median/step_seconds", f.Median.StepSeconds, event.StepTime),
 		number("median/mfu", f.Median.MFU, percent),
 		number("median/tflops_per_device", f.Median.TFLOPs, rate),
 		number("median/tokens_per_second_per_device", f.Median.Tokens, rate),
@@ -255,9 +257,7 @@ func cells(f *metrics.Figures) []figure {
 func (b *builder) workers() {
 	t := &workerTable{}
 	late := map[tpu.WorkerID]time.Duration{}
-	ends := map[tpu.WorkerID]event.WorkerDone{}
 	if b.now != nil {
-		ends = b.now.Ends
 		if b.now.Release != nil {
 			for _, w := range b.now.Release.Workers {
 				late[tpu.WorkerID{Slice: w.Slice, Worker: w.Worker}] = w.After
@@ -269,7 +269,7 @@ func (b *builder) workers() {
 		if f != nil {
 			row.Cells = cells(f)
 		}
-		row.Class, row.State = b.state(ends, id)
+		row.Class, row.State = b.ending(id)
 		if after, ok := late[id]; ok {
 			row.After = event.Duration(after)
 		}
@@ -284,8 +284,10 @@ func (b *builder) workers() {
 		return row.State
 	}
 	if b.run == nil || workersOf(b.run) == 0 { // known from the journal only
-		for _, id := range slices.SortedFunc(maps.Keys(ends), tpu.WorkerID.Compare) {
-			add(id, "", nil, false)
+		if b.now != nil {
+			for _, id := range slices.SortedFunc(maps.Keys(b.now.Ends), tpu.WorkerID.Compare) {
+				add(id, "", nil, false)
+			}
 		}
 		if len(t.Rows) > 0 {
 			b.view.Workers = t
@@ -326,22 +328,15 @@ func stateText(states map[string]int) string {
 	return clip(strings.Join(parts, ", "))
 }
 
-// state is how the command ended on a worker, or that it goes on.
-func (b *builder) state(ends map[tpu.WorkerID]event.WorkerDone, id tpu.WorkerID) (class, text string) {
-	e, ended := ends[id]
-	switch {
-	case !ended && b.Verdict.Class == "live":
-		return "live", "running"
-	case !ended:
-		return "idle", "not known"
-	case e.Error != "":
-		return "bad", "lost: " + clip(e.Error)
-	case e.Reason != "":
-		return "idle", "stopped"
-	case e.Signal != "":
-		return "bad", "killed by " + clip(e.Signal)
-	case e.Code != 0:
-		return "bad", fmt.Sprintf("exit code %d", e.Code)
+// ending is how the command ended on a worker, or that it goes on.
+func (b *builder) ending(id tpu.WorkerID) (class, text string) {
+	if b.now != nil {
+		if e, ended := b.now.Ending(id); ended {
+			return map[journal.RunState]string{journal.Succeeded: "ok", journal.Failed: "bad", journal.Stopped: "idle"}[e.State], clip(e.Text)
+		}
 	}
-	return "ok", "ended well"
+	if b.state.Live() {
+		return "live", "running"
+	}
+	return "idle", "not known"
 }

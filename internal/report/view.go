@@ -23,7 +23,7 @@ const (
 	maxNotes      = 200
 	maxRows       = 300 // of the preflight table
 	maxText       = 2000
-	maxNamed      = 20 // stragglers, stalls
+	maxNamed      = 20 // workers that started late
 )
 
 // view is what the templates show: texts, no logic.
@@ -107,6 +107,8 @@ type builder struct {
 	now *journal.Attempt // newest; nil when there is no journal
 	at  string           // JSON pointer of run
 
+	state journal.RunState
+
 	*view
 }
 
@@ -142,6 +144,7 @@ func clip(text string) string {
 func (b *builder) head() {
 	b.view.Run = clip(cmp.Or(b.doc.Run, b.in.Story.Run))
 	b.Title = b.view.Run + " · multihost"
+	b.judge()
 	add := func(name, value string) {
 		if value != "" {
 			b.Facts = append(b.Facts, fact{name, clip(value)})
@@ -150,7 +153,6 @@ func (b *builder) head() {
 	b.Command = clip(b.doc.Command)
 	if a := b.now; a != nil {
 		b.Command = cmp.Or(b.Command, clip(a.Command))
-		b.judge(a)
 		add("slices", sliceText(b.doc.AcceleratorType, a.Slices, a.Workers))
 		if a.Number() > 0 {
 			add("attempt", fmt.Sprint(a.Number()))
@@ -182,7 +184,6 @@ func (b *builder) head() {
 		}
 		add("logs", r.LogDir)
 	}
-	b.judgeByLogs()
 }
 
 func workersOf(a *metrics.Attempt) (n int) {
@@ -214,64 +215,36 @@ func (b *builder) endOf(a *journal.Attempt) time.Time {
 	case a.End != nil && !a.End.Detached:
 		return a.Ended
 	case a.Summary != nil:
-		return a.Summed
+		return a.Over
 	}
 	return time.Time{}
 }
 
-// judge reads the verdict from the journal.
-func (b *builder) judge(a *journal.Attempt) {
-	v := &b.Verdict
-	switch s := a.Summary; {
-	case s != nil && s.OK:
-		*v = verdict{Class: "ok", Word: "Succeeded", Text: clip(s.Text)}
-	case s != nil && s.ExitCode >= 128 && s.FirstFail == "":
-		*v = verdict{Class: "idle", Word: "Stopped", Text: clip(s.Text)}
-	case s != nil:
-		*v = verdict{Class: "bad", Word: "Failed", Text: clip(s.Text)}
-	case a.End != nil && a.End.Error != "":
-		*v = verdict{Class: "bad", Word: "Failed", Text: clip(a.End.Error)}
-		if a.Release != nil {
-			v.Word, v.Class = "Left", "idle"
-		}
-	case b.run != nil && b.run.Ended:
-		b.judgeByLogs()
-	case a.End != nil && a.End.Detached:
-		*v = verdict{Class: "idle", Word: "Detached", Text: "it goes on without this machine, which saw it last at " + when(a.Ended)}
-	case a.Release == nil:
-		*v = verdict{Class: "live", Word: "Starting", Text: b.doing(a)}
-	default:
-		*v = verdict{Class: "live", Word: "Running", Text: b.doing(a)}
-	}
-	if a.Summary != nil && a.End != nil && a.End.Error != "" && !strings.Contains(a.Summary.Text, a.End.Error) {
-		v.Also = clip(a.End.Error)
-	}
-}
-
-// doing says what the commands that follow the run are at.
-func (b *builder) doing(a *journal.Attempt) string {
-	text := ""
-	for _, p := range a.Phases {
-		if p.State == event.Started {
-			text = fmt.Sprintf("%s for %s", p.Name, event.Age(b.in.Now.Sub(p.Begin)))
+// judge takes the verdict from the journal, else from the record.
+func (b *builder) judge() {
+	known := journal.Known{Logs: b.run != nil}
+	if r := b.run; r != nil && r.Ended {
+		known.Ended = true
+		if r.ExitCode != nil {
+			known.Code = *r.ExitCode
 		}
 	}
-	if b.run != nil && b.run.Steps > 0 {
-		text = "step " + grouped(b.run.Last.Step) + ", " + text
-	}
-	return strings.TrimSuffix(text, ", ")
-}
-
-func (b *builder) judgeByLogs() {
-	switch r := b.run; {
-	case r == nil:
-		b.Verdict = verdict{Class: "idle", Word: "Unknown", Text: "this machine has neither logs nor a journal of the run"}
-	case !r.Ended:
-		b.Verdict = verdict{Class: "live", Word: "Running", Text: "as far as this machine knows; its logs have no end yet"}
-	case r.ExitCode != nil && *r.ExitCode != 0:
-		b.Verdict = verdict{Class: "bad", Word: "Failed", Text: fmt.Sprintf("exit status %d", *r.ExitCode)}
+	v := b.in.Story.Verdict(known, b.in.Now)
+	b.state = v.State
+	word := string(v.State)
+	b.Verdict = verdict{Word: strings.ToUpper(word[:1]) + word[1:], Text: clip(v.Text), Also: clip(v.Also)}
+	switch v.State {
+	case journal.Succeeded:
+		b.Verdict.Class = "ok"
+	case journal.Failed:
+		b.Verdict.Class = "bad"
+	case journal.Starting, journal.Running:
+		b.Verdict.Class = "live"
+		if b.run != nil && b.run.Steps > 0 {
+			b.Verdict.Text = strings.TrimSuffix("step "+grouped(b.run.Last.Step)+", "+b.Verdict.Text, ", ")
+		}
 	default:
-		b.Verdict = verdict{Class: "ok", Word: "Succeeded", Text: "on all workers"}
+		b.Verdict.Class = "idle"
 	}
 }
 
@@ -327,7 +300,7 @@ func (b *builder) figures() {
 	b.Data.Last = r.Last.Step
 	last, median := b.at+"/last", b.at+"/median"
 	add("step", count(last+"/step", r.Last.Step), "", nil)
-	add("step time", number(median+"/step_seconds", r.Median.StepSeconds, seconds), "median", nil)
+	add("step time", number(median+"/step_seconds", r.Median.StepSeconds, event.StepTime), "median", nil)
 	var published, publishedMFU *figure
 	note := "median"
 	if c := b.doc.Compare; c != nil {
@@ -349,25 +322,11 @@ func (b *builder) figures() {
 		add("loss", figure{last + "/loss_text", text, clip(text)}, "last", nil)
 	}
 
-	if l := r.BadLoss; l != nil {
-		b.Attention = append(b.Attention, fmt.Sprintf("The loss is %s since step %s, first on %s.", l.Text, grouped(l.Step), l.Worker))
-	}
-	for i, s := range r.Stragglers {
-		if i == maxNamed {
-			b.Attention = append(b.Attention, fmt.Sprintf("%d more lag: see the workers.", len(r.Stragglers)-i))
-			break
-		}
-		b.Attention = append(b.Attention, "Straggler: "+clip(s.Text)+".")
-	}
-	for i, s := range r.Stalls {
-		if i == maxNamed {
-			b.Attention = append(b.Attention, fmt.Sprintf("%d more stalls.", len(r.Stalls)-i))
-			break
-		}
-		b.Attention = append(b.Attention, "Stall: "+clip(s.Text)+".")
+	for _, w := range r.Warnings() {
+		b.Attention = append(b.Attention, clip(w))
 	}
 	if c := b.doc.Compare; c != nil && c.Note != "" {
-		b.Attention = append(b.Attention, clip("Beside "+c.Preset+": "+c.Note)+".")
+		b.Attention = append(b.Attention, clip("beside "+c.Preset+": "+c.Note))
 	}
 }
 

@@ -52,6 +52,7 @@ func TestImportRules(t *testing.T) {
 		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
+		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/browser", "internal/testkit/simworker"}, "test code stays in tests"},

@@ -112,10 +112,7 @@ func ending(e event.WorkerDone) string {
 
 // attemptText says how an attempt ended and what follows.
 func attemptText(e event.AttemptEnd) string {
-	text := fmt.Sprintf("attempt %d ended after %s: %s", e.Attempt, event.Duration(e.Elapsed), e.Cause)
-	if e.Why != "" {
-		text += ": " + e.Why
-	}
+	text := fmt.Sprintf("attempt %d ended after %s: %s", e.Attempt, event.Duration(e.Elapsed), e.Reason())
 	if e.Next != "" {
 		text += "; " + e.Next
 	}

@@ -198,6 +198,12 @@ func (p *Page) Picture() []byte {
 	return value(p, "take a picture", chromedp.FullScreenshot(100))
 }
 
+// PictureOf returns what a CSS selector finds as PNG.
+func (p *Page) PictureOf(selector string) []byte {
+	p.t.Helper()
+	return value(p, "take a picture of "+selector, chromedp.Screenshot(chromedp.CSS(selector)))
+}
+
 // PDF returns the page as it is printed.
 func (p *Page) PDF() []byte {
 	p.t.Helper()

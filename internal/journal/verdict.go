@@ -1,0 +1,127 @@
+package journal
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// RunState is where a run is, in the word that people read first.
+type RunState string
+
+// The states.
+const (
+	Unknown   RunState = "unknown"
+	Starting  RunState = "starting"
+	Running   RunState = "running"
+	Detached  RunState = "detached" // it goes on, and nobody here follows it
+	Left      RunState = "left"     // it may go on
+	Succeeded RunState = "succeeded"
+	Failed    RunState = "failed"
+	Stopped   RunState = "stopped" // by the user
+)
+
+// Live reports whether a command of multihost is at the run.
+func (s RunState) Live() bool { return s == Starting || s == Running }
+
+// A Verdict is how a run ended, or how far it is.
+type Verdict struct {
+	State RunState
+	Text  string
+	Also  string // what went wrong beside it, such as a teardown
+}
+
+// A Known end is what the record of a run says, without its journal.
+type Known struct {
+	Logs  bool // there are any
+	Ended bool
+	Code  int
+}
+
+// Verdict judges the newest attempt. What the story does not tell is taken from
+// what else is known.
+func (s *Story) Verdict(known Known, now time.Time) Verdict {
+	a := s.Newest()
+	if a == nil {
+		return known.verdict()
+	}
+	v := a.verdict(known, now)
+	if a.Summary != nil && a.End != nil && a.End.Error != "" && !strings.Contains(a.Summary.Text, a.End.Error) {
+		v.Also = a.End.Error
+	}
+	return v
+}
+
+func (a *Attempt) verdict(known Known, now time.Time) Verdict {
+	switch s := a.Summary; {
+	case s != nil && s.OK:
+		return Verdict{State: Succeeded, Text: s.Text}
+	case s != nil && s.ExitCode >= 128 && s.FirstFail == "":
+		return Verdict{State: Stopped, Text: s.Text}
+	case s != nil:
+		return Verdict{State: Failed, Text: s.Text}
+	case a.End != nil && a.End.Error != "" && a.Release != nil:
+		return Verdict{State: Left, Text: a.End.Error}
+	case a.End != nil && a.End.Error != "":
+		return Verdict{State: Failed, Text: a.End.Error}
+	case known.Ended:
+		return known.verdict()
+	case a.Outcome != nil && a.Outcome.Again:
+		return Verdict{State: Starting, Text: strings.TrimSuffix(fmt.Sprintf("attempt %d ended: %s; %s; %s", a.Number(), a.Outcome.Reason(), a.Outcome.Next, a.doing(now)), "; ")}
+	case a.End != nil && a.End.Detached:
+		return Verdict{State: Detached, Text: "it goes on without this machine, which saw it last at " + a.Ended.UTC().Format("2006-01-02 15:04:05 UTC")}
+	case a.Release == nil:
+		return Verdict{State: Starting, Text: a.doing(now)}
+	}
+	return Verdict{State: Running, Text: a.doing(now)}
+}
+
+// doing says at what the commands that follow the run are.
+func (a *Attempt) doing(now time.Time) string {
+	text := ""
+	for _, p := range a.Phases {
+		if p.State == event.Started {
+			text = fmt.Sprintf("%s for %s", p.Name, event.Age(now.Sub(p.Begin)))
+		}
+	}
+	return text
+}
+
+func (k Known) verdict() Verdict {
+	switch {
+	case !k.Logs:
+		return Verdict{State: Unknown, Text: "this machine has neither logs nor a journal of the run"}
+	case !k.Ended:
+		return Verdict{State: Running, Text: "as far as this machine knows; its logs have no end yet"}
+	case k.Code != 0:
+		return Verdict{State: Failed, Text: fmt.Sprintf("exit status %d", k.Code)}
+	}
+	return Verdict{State: Succeeded, Text: "on all workers"}
+}
+
+// Ending is how the command ended on a worker, false while that is not known.
+func (a *Attempt) Ending(id tpu.WorkerID) (Ending, bool) {
+	e, ok := a.Ends[id]
+	switch {
+	case !ok:
+		return Ending{}, false
+	case e.Error != "":
+		return Ending{Failed, "lost: " + e.Error}, true
+	case e.Reason != "":
+		return Ending{Stopped, "stopped"}, true
+	case e.Signal != "":
+		return Ending{Failed, "killed by " + e.Signal}, true
+	case e.Code != 0:
+		return Ending{Failed, fmt.Sprintf("exit code %d", e.Code)}, true
+	}
+	return Ending{Succeeded, "ended well"}, true
+}
+
+// An Ending is Succeeded, Failed or Stopped.
+type Ending struct {
+	State RunState
+	Text  string
+}

@@ -1,0 +1,185 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gdamore/tcell/v2"
+
+	"multihost/internal/journal"
+	"multihost/internal/metrics"
+)
+
+// A TopState is what Top shows of a run at one moment.
+type TopState struct {
+	Run      string
+	Document *metrics.Document // nil while there are no logs
+	Story    *journal.Story    // never nil
+	Ended    bool              // nothing more will come
+	Now      time.Time
+}
+
+// TopOptions configure Top. Source is required.
+type TopOptions struct {
+	Source func() (TopState, error)
+	Color  bool
+	After  func(time.Duration) <-chan time.Time // default: time.After
+	screen tcell.Screen                         // default: the terminal
+}
+
+// topEvery is how often the run is looked at, as long as that is cheap.
+const topEvery = time.Second
+
+// Top shows a run on the whole terminal until q or Ctrl-C is pressed, which is
+// no error, or ctx ends. A run that ends stays on the screen.
+func Top(ctx context.Context, o TopOptions) error {
+	state, err := o.Source()
+	if err != nil {
+		return err // while it can still be read
+	}
+	if o.After == nil {
+		o.After = time.After
+	}
+	screen := o.screen
+	if screen == nil {
+		if screen, err = tcell.NewScreen(); err != nil {
+			return fmt.Errorf("use the terminal: %w", err)
+		}
+	}
+	if err := screen.Init(); err != nil {
+		return fmt.Errorf("use the terminal: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var group sync.WaitGroup
+	events, quit := make(chan tcell.Event, 16), make(chan struct{})
+	states := make(chan TopState)
+	group.Go(func() { screen.ChannelEvents(events, quit) })
+	group.Go(func() { o.look(ctx, state.Ended, states) })
+	defer group.Wait()
+	defer close(quit)
+	defer cancel(nil)
+	defer screen.Fini()
+
+	t := topView{state: state}
+	for {
+		t.draw(screen, o.Color)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case t.state = <-states:
+		case e, ok := <-events:
+			if !ok {
+				return nil // the terminal is gone
+			}
+			switch e := e.(type) {
+			case *tcell.EventResize:
+				screen.Sync()
+			case *tcell.EventKey:
+				if t.press(e) {
+					return nil
+				}
+			}
+		}
+	}
+}
+
+// look sends states until the run has ended. A look at 2048 logs may be dear:
+// it takes at most a tenth of the time.
+func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopState) {
+	pause := topEvery
+	for !ended {
+		select {
+		case <-ctx.Done():
+			return
+		case <-o.After(pause):
+		}
+		begin := time.Now()
+		s, err := o.Source()
+		pause = max(topEvery, 9*time.Since(begin))
+		if err != nil {
+			continue // what was there stays
+		}
+		ended = s.Ended
+		select {
+		case states <- s:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// press acts on a key and reports whether it ends the view.
+func (t *topView) press(e *tcell.EventKey) (quit bool) {
+	switch e.Key() {
+	case tcell.KeyCtrlC, tcell.KeyEscape:
+		return true
+	case tcell.KeyUp:
+		t.scroll--
+	case tcell.KeyDown:
+		t.scroll++
+	case tcell.KeyPgUp:
+		t.scroll -= 10
+	case tcell.KeyPgDn:
+		t.scroll += 10
+	case tcell.KeyHome:
+		t.scroll = 0
+	case tcell.KeyRune:
+		switch e.Rune() {
+		case 'q', 'Q':
+			return true
+		case 's':
+			t.order = bySpeed
+		case 'b':
+			t.order = byStep
+		case 'n':
+			t.order = byName
+		}
+	}
+	return false
+}
+
+// draw lays the view out for the size that the terminal has now.
+func (t *topView) draw(screen tcell.Screen, color bool) {
+	width, height := screen.Size()
+	screen.Clear()
+	for y, line := range t.lines(width, height) {
+		x := 0
+		for _, part := range line {
+			style := topStyle(part.look, color)
+			for _, r := range part.text {
+				screen.SetContent(x, y, r, nil, style)
+				x += runeWidth(r)
+			}
+		}
+	}
+	screen.Show()
+}
+
+// topStyle is how a look is shown. Nothing is told by colour alone: every state
+// has a sign of its own, and without colour the looks differ by weight.
+func topStyle(l look, color bool) tcell.Style {
+	s := tcell.StyleDefault
+	if color {
+		switch l {
+		case lookGood:
+			return s.Foreground(tcell.ColorGreen)
+		case lookWarn:
+			return s.Foreground(tcell.ColorYellow).Bold(true)
+		case lookBad:
+			return s.Foreground(tcell.ColorRed).Bold(true)
+		case lookInfo:
+			return s.Foreground(tcell.ColorBlue)
+		}
+	}
+	switch l {
+	case lookStrong, lookWarn:
+		return s.Bold(true)
+	case lookBad:
+		return s.Reverse(true)
+	case lookDim:
+		return s.Dim(true)
+	}
+	return s
+}
