@@ -235,8 +235,7 @@ func TestAFullDiskIsSaidOnceAndCostsTheRunNothing(t *testing.T) {
 	dir := t.TempDir()
 	testkit.Must(t, os.Symlink("/dev/full", filepath.Join(dir, journal.Name)))
 	var said []error
-	var j *journal.Journal
-	j = journal.New(time.Now)
+	j := journal.New(time.Now)
 	testkit.Must(t, j.Open(journal.Options{Dir: dir, Command: "run", Failed: func(err error) {
 		said = append(said, err)
 		j.Emit(event.Note{Text: "who is told may emit"})
