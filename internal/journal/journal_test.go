@@ -246,3 +246,29 @@ func TestAFullDiskIsSaidOnceAndCostsTheRunNothing(t *testing.T) {
 		t.Errorf("said %d times: %v", len(said), said)
 	}
 }
+
+// FuzzRead reads a journal that a crash, a full disk, a later version or an
+// editor has left, with texts of workers in it: what can be read is a story.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(`{"v":1,"time":"2026-01-02T03:04:05Z","by":"a","kind":"begin","command":"run"}` + "\n"))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, journal.Name), data, 0o600))
+		entries := read(t, dir)
+		if lines := strings.Count(string(data), "\n") + 1; len(entries) > lines {
+			t.Errorf("%d entries of %d lines", len(entries), lines)
+		}
+		for _, e := range entries {
+			if e.Kind == "" || e.Event != nil && e.Event.Kind() != e.Kind {
+				t.Errorf("%q read as %#v", e.Kind, e.Event)
+			}
+		}
+		s := journal.Tell(entries)
+		for i, a := range s.Attempts {
+			if i > 0 && a.Number() < s.Attempts[i-1].Number() {
+				t.Errorf("attempt %d comes after %d", a.Number(), s.Attempts[i-1].Number())
+			}
+			_ = a.Begins()
+		}
+	})
+}

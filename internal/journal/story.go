@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -81,7 +82,7 @@ func Tell(entries []Entry) *Story {
 	for _, e := range entries { // in the order of their first lines
 		t.settle(t.writers[e.By])
 	}
-	slices.SortStableFunc(t.story.Attempts, func(a, b *Attempt) int { return a.Number() - b.Number() })
+	slices.SortStableFunc(t.story.Attempts, func(a, b *Attempt) int { return cmp.Compare(a.Number(), b.Number()) })
 	for _, a := range t.story.Attempts {
 		slices.SortStableFunc(a.Phases, func(x, y Phase) int { return x.Begin.Compare(y.Begin) })
 		slices.SortStableFunc(a.Notes, func(x, y Note) int { return x.Time.Compare(y.Time) })
