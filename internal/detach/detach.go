@@ -8,9 +8,10 @@
 // deletes the queued resource when every worker has ended. No worker is special:
 // whichever lives does what is to be done.
 //
-// The same script watches over a job that a runner follows (Mode Attached): it
-// deletes the queued resource when the runner has not renewed its lease and the
-// command has ended, or the time to live is over.
+// The script also knows how to watch over a job that a runner follows (Mode
+// Attached): to delete the queued resource when the runner has not renewed its
+// lease and the command has ended, or the time to live is over. Nothing starts
+// it so yet.
 //
 // In the bucket, below [DIR/]RUN/:
 //

@@ -566,6 +566,7 @@ attend() {
       report running "attempt $attempt"
     fi
     if [[ ! ${stopping-} ]]; then
+      now # what was sent has taken its time, and REPLY
       if ((ttl && REPLY - first_boot >= ttl)); then
         stop_it "the time to live of $ttl s (--ttl) is over"
       elif ((timeout && REPLY - begun >= timeout)); then
@@ -705,7 +706,7 @@ rest() {
       fi
       teardown 'every worker has ended'
       return 1
-    elif [[ $status == 000 || $status == [345]?? ]] && ((REPLY - since >= stale)) && [[ $keep == never ]]; then
+    elif [[ $status == 000 || $status == [345]?? ]] && now && ((REPLY - since >= stale)) && [[ $keep == never ]]; then
       teardown "the bucket could not be read for $((REPLY - since)) s: $why"
       return 1
     fi
