@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/api/googleapi"
 	storage "google.golang.org/api/storage/v1"
 
+	"multihost/internal/config"
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
@@ -74,6 +76,7 @@ func (e *ExistsError) Error() string { return "a run of that name is in " + e.UR
 // the digests. After an error nothing of the run is left in the bucket, unless
 // the error is an *ExistsError or says so.
 func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error) (err error) {
+	d.Claim = rand.Text()
 	text, err := d.encode()
 	if err != nil {
 		return err
@@ -86,7 +89,12 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 	var none int64
 	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &none)
 	if statusCode(err) == http.StatusPreconditionFailed {
-		return &ExistsError{b.URL(d.Run)}
+		// Perhaps by a try of ours whose answer was lost.
+		there, readErr := b.read(ctx, prefixOf(b.dir, d.Run)+"run.json", 0)
+		if readErr != nil || !bytes.Equal(there, text) {
+			return &ExistsError{b.URL(d.Run)}
+		}
+		err = nil
 	}
 	if err != nil {
 		return err
@@ -225,9 +233,14 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	return runs, err
 }
 
-// Describe reads what a run is; ErrNoRun when it is not there.
+// Describe reads what a run is; ErrNoRun when it is not there. What it returns
+// has been checked: whoever may write to the bucket, each worker too, could have
+// made it.
 func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
 	var d Description
+	if err := config.CheckRunName(run); err != nil {
+		return d, err
+	}
 	data, err := b.read(ctx, prefixOf(b.dir, run)+"run.json", 0)
 	if statusCode(err) == http.StatusNotFound {
 		return d, fmt.Errorf("find run %q in gs://%s/%s: %w", run, b.name, b.dir, ErrNoRun)
@@ -237,6 +250,9 @@ func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) 
 	}
 	if err := json.Unmarshal(data, &d); err != nil {
 		return d, fmt.Errorf("read %srun.json: %w", b.URL(run), err)
+	}
+	if err := d.check(run); err != nil {
+		return Description{}, fmt.Errorf("read %srun.json: %w", b.URL(run), err)
 	}
 	return d, nil
 }

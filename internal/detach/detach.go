@@ -267,6 +267,38 @@ type Description struct {
 	Command     string    `json:"command"` // first line, secrets masked
 	Environment []string  `json:"environment,omitempty"`
 	Every       float64   `json:"seconds_between_uploads"`
+	Claim       string    `json:"claim,omitempty"` // random; tells two makers of one name apart
+}
+
+// What a job may have at most; the largest slice has some thousand workers.
+const (
+	maxNodes   = 4096
+	maxWorkers = 1 << 16 // of all slices
+)
+
+var (
+	cloudName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	loginName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
+)
+
+// check reports what cannot be of the run: names become paths and logins.
+func (d Description) check(run string) error {
+	switch {
+	case d.Run != run:
+		return fmt.Errorf("it is about run %q", d.Run)
+	case !cloudName.MatchString(d.Resource):
+		return fmt.Errorf("no queued resource is called %q", d.Resource)
+	case !loginName.MatchString(d.Login):
+		return fmt.Errorf("no login is called %q", d.Login)
+	case len(d.Nodes) == 0 || len(d.Nodes) > maxNodes || d.Workers < 1 || d.Workers > maxWorkers/len(d.Nodes):
+		return fmt.Errorf("no job has %d slices of %d workers", len(d.Nodes), d.Workers)
+	}
+	for _, name := range d.Nodes {
+		if !cloudName.MatchString(name) {
+			return fmt.Errorf("no slice is called %q", name)
+		}
+	}
+	return nil
 }
 
 // IDs are the workers of the job, in order.

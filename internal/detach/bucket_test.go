@@ -1,0 +1,123 @@
+package detach_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"multihost/internal/detach"
+	"multihost/internal/gcp"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+)
+
+// objects is a bucket that loses the answers to its first uploads.
+type objects struct {
+	mu   sync.Mutex
+	lose int
+	data map[string][]byte
+}
+
+func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	answer := func(code int, body []byte) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_, _ = w.Write(body)
+	}
+	if r.Method == http.MethodGet {
+		_, name, _ := strings.Cut(r.URL.Path, "/o/")
+		if data, ok := o.data[name]; ok {
+			answer(http.StatusOK, data)
+			return
+		}
+		answer(http.StatusNotFound, []byte("{}"))
+		return
+	}
+	_, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		answer(http.StatusBadRequest, []byte("{}"))
+		return
+	}
+	parts := multipart.NewReader(r.Body, params["boundary"])
+	var meta struct{ Name string }
+	var media []byte
+	if p, err := parts.NextPart(); err == nil && json.NewDecoder(p).Decode(&meta) == nil {
+		if p, err = parts.NextPart(); err == nil {
+			media, _ = io.ReadAll(p)
+		}
+	}
+	if o.data[meta.Name] != nil && r.URL.Query().Get("ifGenerationMatch") == "0" {
+		answer(http.StatusPreconditionFailed, []byte("{}"))
+		return
+	}
+	o.data[meta.Name] = media
+	if o.lose > 0 {
+		o.lose--
+		answer(http.StatusServiceUnavailable, []byte("{}"))
+		return
+	}
+	answer(http.StatusOK, []byte("{}"))
+}
+
+func openObjects(t *testing.T, o *objects) *detach.Bucket {
+	t.Helper()
+	server := httptest.NewServer(o)
+	t.Cleanup(server.Close)
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL + "/storage/v1/"})
+	t.Cleanup(cloud.Close)
+	b, err := detach.Open(t.Context(), cloud, "bucket", "")
+	testkit.Must(t, err)
+	return b
+}
+
+func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
+	t.Parallel()
+	b := openObjects(t, &objects{lose: 1, data: map[string][]byte{}})
+	d := detach.Description{Run: "r"}
+	testkit.Must(t, b.Create(t.Context(), &detach.Job{Run: "r"}, d, nil, nil))
+	var taken *detach.ExistsError
+	if err := b.Create(t.Context(), &detach.Job{Run: "r"}, d, nil, nil); !errors.As(err, &taken) {
+		t.Errorf("got %v for the same run again, want that its name is taken", err)
+	}
+}
+
+// Workers may write to the bucket, and what runs on them may be anybody's.
+func TestForgedDescriptionIsRefused(t *testing.T) {
+	t.Parallel()
+	const good = `{"run":"r","queued_resource":"r","slices":["r-0","r-1"],"workers_per_slice":4,"login":"ann"}`
+	o := &objects{data: map[string][]byte{"r/run.json": []byte(good)}}
+	b := openObjects(t, o)
+	d, err := b.Describe(t.Context(), "r")
+	testkit.Must(t, err)
+	if n := len(d.IDs()); n != 8 {
+		t.Errorf("%d workers, want 8", n)
+	}
+	for _, forged := range [][2]string{
+		{`"run":"r"`, `"run":"../../.ssh"`},
+		{`"queued_resource":"r"`, `"queued_resource":"r; reboot"`},
+		{`"r-1"`, `"../r"`},
+		{`["r-0","r-1"]`, `[]`},
+		{`:4`, `:-1`},
+		{`:4`, `:1000000000000`},
+		{`"ann"`, `"-oProxyCommand=x"`},
+	} {
+		o.mu.Lock()
+		o.data["r/run.json"] = []byte(strings.Replace(good, forged[0], forged[1], 1))
+		o.mu.Unlock()
+		if d, err := b.Describe(t.Context(), "r"); err == nil {
+			t.Errorf("%s: accepted as %+v", forged[1], d)
+		}
+	}
+	if _, err := b.Describe(t.Context(), ".."); err == nil {
+		t.Error("a run may be called ..")
+	}
+}
