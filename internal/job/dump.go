@@ -69,18 +69,22 @@ func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte)
 		if err == nil && len(all) == 0 {
 			err = fmt.Errorf("attempt %d has no living process (%s)", ref.Attempt, phase)
 		}
+		hide := func(text string) string {
+			view := masker{words: secrets}
+			return string(view.mask([]byte(text), false))
+		}
+		for k := range all {
+			all[k].Command = hide(all[k].Command)
+			for j, line := range all[k].Lines {
+				all[k].Lines[j] = hide(line)
+			}
+		}
 		if err == nil {
 			dumped[i].File = filepath.Join(dir, fmt.Sprintf("stack_slice_%04d_worker_%04d.txt", t.ids[i].Slice, t.ids[i].Worker))
 			err = os.WriteFile(dumped[i].File, stackText(all), 0o600)
 		}
 		if err != nil {
 			dumped[i].Error = causeText(err, t.ids[i])
-		}
-		for _, s := range all {
-			for j, line := range s.Lines {
-				view := masker{words: secrets}
-				s.Lines[j] = string(view.mask([]byte(line), false))
-			}
 		}
 		stacks[i], dumped[i].Stacks = all, all
 		return err

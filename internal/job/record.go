@@ -36,6 +36,10 @@ type Record struct {
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
 
+	// KeepGoing says that a failure on one worker stops no other: --fail-fast=false,
+	// or a job without runner, whose workers stop each other.
+	KeepGoing bool `json:"keep_going,omitempty"`
+
 	Bucket    string `json:"bucket,omitempty"` // of a job without runner
 	BucketDir string `json:"bucket_dir,omitempty"`
 
@@ -109,10 +113,8 @@ func recordPath(stateDir, run string) string {
 // worse.
 func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
 	var secrets []string
-	for _, v := range env {
-		if v.Secret {
-			secrets = append(secrets, v.Value)
-		}
+	for _, w := range maskedWords(env) {
+		secrets = append(secrets, string(w))
 	}
 	failed := func(err error) {
 		event.Notef(d.Sink, event.Warn, "", "the run goes on, but multihost report will not show all of it: %v", err)

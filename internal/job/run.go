@@ -741,6 +741,7 @@ func (r *run) newRecord() (*Record, error) {
 		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
 		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
 		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
+		KeepGoing: !r.o.FailFast,
 	}
 	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
 		rec.Attempts = old.Attempts

@@ -319,7 +319,7 @@ func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out 
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: true, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
+		failFast: !rec.KeepGoing, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
 	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
 	if f.sum != nil {

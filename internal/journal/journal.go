@@ -66,6 +66,7 @@ type Journal struct {
 type line struct {
 	kind string
 	data []byte
+	body int // where the event's own fields begin, in which secrets are masked
 }
 
 // New returns a Journal whose lines carry the times of now.
@@ -222,11 +223,12 @@ func (j *Journal) encode(e event.Event) (line, bool) {
 	if err != nil || len(data)+len(fields) > maxLine {
 		return line{}, false
 	}
+	body := len(data)
 	if len(fields) > len("{}") {
 		data = append(data[:len(data)-1], ',')
 		data = append(data, fields[1:]...)
 	}
-	return line{e.Kind(), append(data, '\n')}, true
+	return line{e.Kind(), append(data, '\n'), body}, true
 }
 
 func encode(v any) ([]byte, error) {
@@ -237,14 +239,42 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
+// masked replaces words in the string values of JSON without white space. Keys
+// and numbers stay: a secret of digits must not cost the line.
+func masked(text []byte, words [][]byte) []byte {
+	if len(words) == 0 {
+		return text
+	}
+	var out []byte
+	for {
+		begin := bytes.IndexByte(text, '"') + 1
+		end := begin
+		for end < len(text) && text[end] != '"' {
+			if text[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		if begin == 0 || end >= len(text) {
+			return append(out, text...)
+		}
+		value := text[begin:end]
+		if text[end+1] != ':' {
+			for _, w := range words {
+				value = bytes.ReplaceAll(value, w, []byte("***"))
+			}
+		}
+		out = append(append(append(out, text[:begin]...), value...), '"')
+		text = text[end+1:]
+	}
+}
+
 // write appends one line. The caller holds j.mu.
 func (j *Journal) write(l line) {
 	if j.file == nil {
 		return
 	}
-	for _, m := range j.masks {
-		l.data = bytes.ReplaceAll(l.data, m, []byte("***"))
-	}
+	l.data = append(l.data[:l.body:l.body], masked(l.data[l.body:], j.masks)...)
 	limit := int64(MaxBytes)
 	if l.kind == (event.Note{}).Kind() || l.kind == (event.State{}).Kind() || l.kind == (event.Result{}).Kind() {
 		limit -= reserve

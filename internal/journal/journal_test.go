@@ -130,6 +130,22 @@ func TestSecretsDoNotReachTheFile(t *testing.T) {
 	}
 }
 
+func TestSecretsLikeKeysAndNumbersDoNotCostTheirLine(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir, "exit_code", "87654321", "summary", "\"")
+	j.Emit(event.Summary{Text: "exit_code is 87654321, \"summary\"", ExitCode: 3, Skew: 87654321})
+	j.Close(journal.End{ExitCode: 3})
+	entries := read(t, dir)
+	if len(entries) != 3 {
+		t.Fatalf("%d entries, want 3:\n%s", len(entries), text(t, dir))
+	}
+	got, ok := entries[1].Event.(event.Summary)
+	if !ok || got.ExitCode != 3 || got.Skew != 87654321 || got.Text != "*** is ***, *********" {
+		t.Errorf("got %+v", entries[1].Event)
+	}
+}
+
 func TestACrashCostsTheLineThatItCutAtMost(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

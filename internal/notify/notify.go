@@ -282,7 +282,8 @@ func (n *Notifier) report(m Message, whom string, err error) {
 }
 
 // run calls the program with a message. The program is in a process group of
-// its own: a Ctrl-C is not meant for it, and what it started ends with it.
+// its own: a Ctrl-C is not meant for it, and when it takes too long what it
+// started ends with it. What it leaves in the background after its end goes on.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()
@@ -295,6 +296,8 @@ func (n *Notifier) run(input []byte) error {
 	err := cmd.Run()
 	switch {
 	case err == nil:
+		return nil
+	case errors.Is(err, exec.ErrWaitDelay): // status 0, and a child goes on
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
