@@ -33,8 +33,9 @@ type following struct {
 	strict   bool
 	watching WatchOptions
 	patience Patience
-	secrets  [][]byte // masked in what is shown of the output, never in its files
-	attached bool     // this command did not start the run: an interrupt leaves it running
+	secrets  [][]byte   // masked in what is shown of the output, never in its files
+	attached bool       // this command did not start the run: an interrupt leaves it running
+	wraps    [][]string // per worker: words before the command, where this command started it
 
 	begin    time.Time
 	ends     []ending
@@ -571,6 +572,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 		LogDir: f.rec.LogDir, Training: f.watcher.summary(), Phases: f.watch.times, Skew: f.skew,
 	}
 	n := len(f.team.ids)
+	f.tellBinding(first)
 	if first >= 0 && code != 0 {
 		sum.Next = "multihost logs " + f.ref.Run + " --worker=" + f.team.ids[first].String()
 		sum.FirstFail = f.team.ids[first].String() + ": " + f.ends[first].text()
@@ -604,6 +606,16 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	f.sum = &sum
 	return Outcome{Code: code, Started: true}, cause
+}
+
+// tellBinding says of a command that was killed for want of memory while it was
+// bound to the memory of one NUMA node that the other half was free.
+func (f *following) tellBinding(first int) {
+	if first < 0 || first >= len(f.wraps) || !f.ends[first].exit.OOM || !slices.Contains(f.wraps[first], "--membind=0") {
+		return
+	}
+	event.Notef(f.Sink, event.Warn, "let it use the other nodes' memory too: --numa=preferred",
+		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.team.ids[first])
 }
 
 // end is the error that a stopped run ends with: why it was stopped, and that it

@@ -108,6 +108,32 @@ func TestBlame(t *testing.T) {
 	}
 }
 
+func TestAnOOMKillUnderBindingNamesThePreferredNode(t *testing.T) {
+	bound := []string{"numactl", "--membind=0", "--cpunodebind=0"}
+	for _, row := range []struct {
+		story string
+		wrap  []string
+		oom   bool
+		told  bool
+	}{
+		{"bound and killed for want of memory", bound, true, true},
+		{"bound and failed of itself", bound, false, false},
+		{"killed for want of memory, but free to use all", []string{"numactl", "--preferred=0", "--cpunodebind=0"}, true, false},
+		{"never bound", nil, true, false},
+	} {
+		var notes []event.Note
+		f := &following{
+			Deps: &Deps{Sink: event.SinkFunc(func(e event.Event) { notes = append(notes, e.(event.Note)) })},
+			team: &team{ids: []tpu.WorkerID{{}}}, wraps: [][]string{row.wrap},
+			ends: []ending{{known: true, exit: launch.Exit{Code: 137, Signal: "KILL", OOM: row.oom}}},
+		}
+		f.tellBinding(0)
+		if told := len(notes) == 1 && strings.Contains(notes[0].Hint, "--numa=preferred"); told != row.told {
+			t.Errorf("%s: notes %+v", row.story, notes)
+		}
+	}
+}
+
 // TestMegascaleVariables checks which of the four variables a command gets: set
 // for slices that no metadata ties together, removed for all others.
 func TestMegascaleVariables(t *testing.T) {

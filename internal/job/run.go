@@ -199,7 +199,7 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	r.follow = &following{
 		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
 		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit, watching: r.o.Watch,
-		secrets: maskedWords(r.o.Env), patience: r.o.Patience,
+		secrets: maskedWords(r.o.Env), patience: r.o.Patience, wraps: r.wraps,
 	}
 	return r.follow.do(ctx)
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -108,6 +109,44 @@ func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 			t.Errorf("%s; %s: %+v", test.record, test.end, exit)
 		}
 	}
+}
+
+// TestTheKernelsOwnOOMKillIsTold has the kernel kill a command that wants more
+// than its control group may have.
+func TestTheKernelsOwnOOMKillIsTold(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "python3")
+	group, limit := memoryGroup(t)
+	l := newLocal(t)
+	for _, name := range []string{"DEV", "SYS"} {
+		l.env = slices.DeleteFunc(l.env, func(v string) bool { return strings.HasPrefix(v, "MULTIHOST_ROOT_"+name+"=") })
+	}
+	_, exit := complete(t, l, spec("r", fmt.Sprintf(
+		"echo 64M >%[1]s/%[2]s && echo $$ >%[1]s/cgroup.procs && exec python3 -c 'b = bytearray(256 << 20)'", group, limit)))
+	if !exit.OOM || exit.Signal != "KILL" || exit.Code != 137 {
+		t.Errorf("got %+v", exit)
+	}
+}
+
+// memoryGroup makes a control group and returns the file of its limit.
+func memoryGroup(t *testing.T) (dir, limit string) {
+	t.Helper()
+	for parent, limit := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
+		dir := fmt.Sprintf("%s/multihost-test-%d", parent, os.Getpid())
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := os.Stat(filepath.Join(dir, limit)); err == nil {
+			return dir, limit
+		}
+	}
+	testkit.Lacks(t, "no control group that limits memory can be made here")
+	return "", ""
 }
 
 func TestAHomeThatCannotBeWrittenIsNamed(t *testing.T) {
