@@ -72,15 +72,18 @@ func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
 	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
 }
 
-// logDirOf is where the local logs of an attempt are, and whether its end was
-// seen here, so that nothing will be added to them.
+// logDirOf is where the local logs of an attempt are, "" when it is not known
+// here, and whether its end was seen here, so that nothing will be added to them.
 func (r *Record) logDirOf(attempt int) (dir string, ended bool) {
+	if attempt == r.Attempt {
+		return r.LogDir, r.Ended
+	}
 	for _, a := range r.Attempts {
-		if a.Attempt == attempt && attempt != r.Attempt {
+		if a.Attempt == attempt {
 			return a.LogDir, !a.End.IsZero()
 		}
 	}
-	return r.LogDir, attempt == r.Attempt && r.Ended
+	return "", false
 }
 
 // A RecordedSlice is one slice of a run; its place in the record is its number.
@@ -165,6 +168,22 @@ func (r *Record) save(stateDir string) error {
 		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
 	}
 	return os.Rename(tmp, path)
+}
+
+// saveAhead is save before what the record is about is sure: undo, never nil,
+// brings back what was there.
+func (r *Record) saveAhead(stateDir string) (undo func(), err error) {
+	old, err := loadRecord(stateDir, r.Run)
+	if err == nil {
+		err = r.save(stateDir)
+	}
+	if err != nil {
+		return func() {}, err
+	}
+	if old == nil {
+		return func() { _ = os.Remove(recordPath(stateDir, r.Run)) }, nil
+	}
+	return func() { _ = old.save(stateDir) }, nil
 }
 
 // loadRecord returns the record of a run, or nil when this machine has none.

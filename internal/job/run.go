@@ -161,7 +161,7 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	if err := r.prepare(ctx); err != nil {
+	if err := r.prepare(ctx, rec); err != nil {
 		return Outcome{}, err
 	}
 	r.begun(rec)
@@ -174,15 +174,25 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 }
 
 // prepare brings every worker from a connection to a command that runs.
-func (r *run) prepare(ctx context.Context) error {
+func (r *run) prepare(ctx context.Context, rec *Record) error {
 	ctx, over := r.keepVigil(ctx)
 	defer over()
-	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free, r.start} {
+	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	// A runner that is killed during the start leaves a record, for some workers
+	// may have started.
+	undo, err := rec.saveAhead(r.StateDir)
+	if err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+	left, err := r.start(ctx)
+	if err != nil && !left {
+		undo()
+	}
+	return err
 }
 
 // begun says and records that the attempt runs.
@@ -492,15 +502,16 @@ func (r *run) free(ctx context.Context) error {
 }
 
 // start arms the supervisors of all workers and then releases them by one
-// write each. Unless all are released, none is left running.
-func (r *run) start(ctx context.Context) error {
+// write each. Unless all are released, none is left running; left reports that
+// this is not sure.
+func (r *run) start(ctx context.Context) (left bool, err error) {
 	if r.o.StartLimit > 0 {
 		late := &Error{Stage: StageStart, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.o.StartLimit), Err: context.DeadlineExceeded, lost: true}
 		limited, cancel := context.WithTimeoutCause(ctx, r.o.StartLimit, late)
 		defer cancel()
 		ctx = limited
 	}
-	return r.watch.phase("start", func() (string, error) {
+	err = r.watch.phase("start", func() (string, error) {
 		n := len(r.team.ids)
 		armed := make([]*launch.Armed, n)
 		errs := r.team.each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
@@ -518,7 +529,9 @@ func (r *run) start(ctx context.Context) error {
 			return err
 		})
 		if err := r.failed(ctx, StageStart, errs); err != nil {
-			return "", errors.Join(err, r.abort(ctx, armed))
+			unsure := r.abort(ctx, armed)
+			left = unsure != nil
+			return "", errors.Join(err, unsure)
 		}
 		room := r.tellDisks(armed)
 		r.started = make([]launch.Started, n)
@@ -532,11 +545,14 @@ func (r *run) start(ctx context.Context) error {
 		if err := r.failed(ctx, StageStart, errs); err != nil {
 			stopCtx, cancel := r.detached(ctx, r.o.Grace+time.Minute)
 			defer cancel()
-			return "", errors.Join(err, r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", r.isGone))
+			unsure := r.team.stopAll(stopCtx, r.Sink, r.ref(), r.o.Grace, "not every worker started", r.isGone)
+			left = unsure != nil
+			return "", errors.Join(err, unsure)
 		}
 		r.Sink.Emit(r.released())
 		return fmt.Sprintf("%s within %s%s", event.Count(n, "worker"), event.Duration(r.skew), room), nil
 	})
+	return left, err
 }
 
 // released says when the command started where, by the workers' clocks as they

@@ -108,15 +108,16 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	})
 	type identity struct {
 		launch.Ref
-		login, owner string
-		minute       int64
+		login, owner, command string
+
+		minute int64
 	}
 	index := map[identity]int{}
 	var found []foundRun
 	for i, list := range lists {
 		for _, info := range list {
 			// Workers are armed within seconds, but never at one moment.
-			key := identity{info.Ref, info.Login, info.Owner, info.Armed.Add(-t.conns[i].ClockOffset()).Unix() / 120}
+			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
 			if !ok {
 				key.minute-- // the other side of the boundary
@@ -218,15 +219,25 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, surveyErr
 	}
 	if len(match) == 0 {
-		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone),
-			Advice: "list the runs with: multihost ps --all"}
-	}
-	f := match[0]
-	for _, other := range match[1:] {
-		if other.info.Attempt == f.info.Attempt {
-			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: on %s and on %s", name, sliceNames(ready, f), sliceNames(ready, other)),
-				Advice: "say which slices with --tpu-prefix=P"}
+		text := fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone)
+		if _, err := os.Stat(RunDir(d.StateDir, name)); err == nil {
+			text = fmt.Sprintf("run %q was never started: it was left while its workers were prepared, and the ready slices of %s know nothing of it", name, d.Zone)
 		}
+		return nil, &Error{Stage: StageDiscover, Text: text, Advice: "list the runs with: multihost ps --all"}
+	}
+	f, other := choose(match)
+	if other != nil {
+		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: %s and %s", name, f.text(ready), other.text(ready)),
+			Advice: "say which slices with --tpu-prefix=P"}
+	}
+	if surveyErr != nil {
+		var e *Error
+		text := surveyErr.Error()
+		if errors.As(surveyErr, &e) {
+			text = e.Text
+		}
+		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
+			name, sliceNames(ready, f), text)
 	}
 	rec = &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
 		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, name, f.info.Attempt)}
@@ -236,6 +247,43 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		rec.Workers += len(s.Workers)
 	}
 	return rec, nil
+}
+
+// choose returns which of the runs of one name is meant: the living one, else
+// the newest. other is one that it may be taken for by mistake: that lives, too,
+// or is elsewhere. An attempt's number decides nothing: one worker can claim any.
+func choose(match []foundRun) (f foundRun, other *foundRun) {
+	at := max(0, slices.IndexFunc(match, func(f foundRun) bool { return f.info.Alive() }))
+	f = match[at]
+	for i, o := range match {
+		if i == at {
+			continue
+		}
+		if o.info.Alive() {
+			return f, &match[i]
+		}
+		known := 0
+		for _, id := range o.workers {
+			if slices.Contains(f.workers, id) {
+				known++
+			}
+		}
+		// What a run with fewer slices has replaced is its past; but not when the
+		// one that is on fewer has ended, for then neither is there.
+		if known == 0 || known < len(o.workers) && !f.info.Alive() {
+			return f, &match[i]
+		}
+	}
+	return f, nil
+}
+
+// text names a found run for people.
+func (f foundRun) text(all []tpu.Slice) string {
+	state := string(f.info.Phase)
+	if f.info.Exit != nil {
+		state = f.info.Exit.String()
+	}
+	return fmt.Sprintf("attempt %d of %s on %s (%s)", f.info.Attempt, f.info.Owner, sliceNames(all, f), state)
 }
 
 func sliceNames(all []tpu.Slice, f foundRun) string {
@@ -311,15 +359,16 @@ func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out 
 		return Outcome{}, err
 	}
 	defer t.close()
-	d.newestAttempt(ctx, t, rec)
+	known := d.newestAttempt(ctx, t, rec)
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
 	}
 	d.openJournal(rec.Run, "attach", nil)
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
+	partly := d.sayUnstarted(t, known, rec) // where it runs, that is no failure to stop it for
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: !rec.KeepGoing, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
+		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
 	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
 	if f.sum != nil {
@@ -351,15 +400,56 @@ func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice) {
 }
 
 // newestAttempt corrects a record that is older than what the workers run: the
-// same name may have been started again from another machine.
-func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) {
-	found, _ := t.runs(ctx)
-	for _, f := range found {
-		if f.info.Run == rec.Run && f.info.Attempt > rec.Attempt {
-			rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.info.Attempt, f.info.Owner, f.info.Command, false
-			rec.LogDir = recordDir(d.StateDir, rec.Run, rec.Attempt)
+// same name may have been started again from another machine. It returns the
+// workers that know the attempt; all of them when none does.
+func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID) {
+	found, errs := t.runs(ctx)
+	answered := 0
+	for _, err := range errs {
+		if err == nil {
+			answered++
 		}
 	}
+	for _, f := range found {
+		if f.info.Run != rec.Run || f.info.Attempt <= rec.Attempt {
+			continue
+		}
+		if !f.info.Mine || len(f.workers) < answered { // a start that was cut short, or somebody's word
+			event.Notef(d.Sink, event.Warn, "multihost stop "+rec.Run+" ends it", "only %s knows an attempt %d of run %s: it is left alone",
+				tpu.Fold(f.workers), f.info.Attempt, rec.Run)
+			continue
+		}
+		rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.info.Attempt, f.info.Owner, f.info.Command, false
+		rec.LogDir = recordDir(d.StateDir, rec.Run, rec.Attempt)
+	}
+	for i, err := range errs { // whoever did not answer may know it
+		if err != nil {
+			known = append(known, t.ids[i])
+		}
+	}
+	heard := false
+	for _, f := range found {
+		if f.info.Run == rec.Run && f.info.Attempt == rec.Attempt && f.info.Phase != launch.Aborted {
+			known, heard = append(known, f.workers...), true
+		}
+	}
+	if !heard {
+		return t.ids
+	}
+	return known
+}
+
+// sayUnstarted names the workers of a run on which it was never started, since
+// its runner was killed in the middle of the start. It reports whether there are
+// any.
+func (d *Deps) sayUnstarted(t *team, known []tpu.WorkerID, rec *Record) bool {
+	unstarted := slices.DeleteFunc(slices.Clone(t.ids), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
+	if len(unstarted) == 0 {
+		return false
+	}
+	event.Notef(d.Sink, event.Warn, "end it with: multihost stop "+rec.Run+"; then start it again",
+		"run %s, attempt %d, was never started on %s: its start was cut short", rec.Run, rec.Attempt, tpu.Fold(unstarted))
+	return true
 }
 
 // Stop ends every living attempt of a run on every worker and proves it. It may
@@ -412,26 +502,29 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 	})
 }
 
-// stopNamed stops what lives under a name on the workers of the team.
+// stopNamed stops what lives under a name on the workers of the team. What one
+// of them refuses does not keep the others from being stopped.
 func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) error {
 	found, errs := t.runs(ctx)
 	stopped := map[launch.Ref]bool{}
+	var refused []error
 	for _, f := range found {
 		if f.info.Run != name || stopped[f.info.Ref] || !f.info.Alive() {
 			continue
 		}
 		if err := f.stoppable(); err != nil {
-			return err
+			refused = append(refused, err)
+			continue
 		}
 		stopped[f.info.Ref] = true
 		if err := t.stopAll(ctx, d.Sink, f.info.Ref, grace, "multihost stop by "+d.Owner, nil); err != nil {
-			return err
+			refused = append(refused, err)
 		}
 	}
 	if len(stopped) == 0 { // else a worker that did not answer then has answered now
-		return mayStillRun(workersError(StageStop, t.ids, errs), name)
+		refused = append(refused, mayStillRun(workersError(StageStop, t.ids, errs), name))
 	}
-	return nil
+	return errors.Join(refused...)
 }
 
 // LogOptions say which log to read.
@@ -460,9 +553,15 @@ func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io
 // logsOf reads from the workers what a record is about.
 func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Writer) error {
 	name := rec.Run
-	sel, _, err := d.recorded(ctx, rec)
+	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return err
+	}
+	if o.Worker.Slice < len(rec.Slices) && slices.Contains(gone, rec.Slices[o.Worker.Slice].Name) {
+		if found, err := rec.writeLocal(o, w); found || err != nil {
+			event.Notef(d.Sink, event.Warn, "", "slice %s is gone: this machine's copy of the log ends where it was lost", rec.Slices[o.Worker.Slice].Name)
+			return err
+		}
 	}
 	t, err := d.connect(ctx, sel, func(id tpu.WorkerID) bool { return id == o.Worker })
 	if err != nil {
@@ -478,7 +577,7 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 		ref.Attempt = o.Attempt
 	}
 	if o.Follow {
-		_, err = launch.Follow(ctx, t.conns[0], ref, 0, w, launch.FollowOptions{})
+		_, err = launch.Follow(ctx, t.conns[0], ref, 0, w, sayLosses(d.Sink, o.Worker))
 	} else {
 		_, err = launch.ReadLog(ctx, t.conns[0], ref, 0, w)
 	}
@@ -486,6 +585,26 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// sayLosses says once when the worker that is followed is lost, and when it is
+// back.
+func sayLosses(sink event.Sink, id tpu.WorkerID) launch.FollowOptions {
+	away := false // both are called by the goroutine that follows
+	return launch.FollowOptions{
+		Lost: func(err error, _ int64) {
+			if !away {
+				event.Notef(sink, event.Warn, "", "lost the connection to %s (%s); connecting again", id, lostText(err))
+			}
+			away = true
+		},
+		Found: func() {
+			if away {
+				event.Notef(sink, event.Info, "", "connected to %s again; none of the output is lost", id)
+			}
+			away = false
+		},
+	}
 }
 
 // A Verified is how the local log of one worker compares with the worker's.
@@ -576,12 +695,20 @@ func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
 	if err != nil || rec == nil {
 		return false, err
 	}
-	dir, ended := rec.logDirOf(cmp.Or(o.Attempt, rec.Attempt))
-	if !ended {
+	if _, ended := rec.logDirOf(cmp.Or(o.Attempt, rec.Attempt)); !ended {
 		return false, nil
 	}
-	rec.LogDir = dir
-	file, err := os.Open(rec.logPath(o.Worker))
+	return rec.writeLocal(o, w)
+}
+
+// writeLocal writes this machine's copy of a log to w and reports whether there
+// is one.
+func (r *Record) writeLocal(o LogOptions, w io.Writer) (found bool, err error) {
+	dir, _ := r.logDirOf(cmp.Or(o.Attempt, r.Attempt))
+	if dir == "" {
+		return false, nil
+	}
+	file, err := os.Open(logPath(dir, o.Worker))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
