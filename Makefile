@@ -4,6 +4,7 @@ SEED       ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    = ./...
 FUZZTIME   ?= 10s
+LIMIT      ?= 30m
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
@@ -20,10 +21,10 @@ demo: build tools ## train on 2 slices × 4 workers of the simulator
 	./examples/demo.sh
 
 test: tools ## run every test that this machine can run
-	go test $(PACKAGES)
+	go test -timeout $(LIMIT) $(PACKAGES)
 
 race: tools ## run the tests with the race detector
-	CGO_ENABLED=1 go test -race $(PACKAGES)
+	CGO_ENABLED=1 go test -race -timeout $(LIMIT) $(PACKAGES)
 
 soak: tools ## break connections ten times as often as the tests do
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
