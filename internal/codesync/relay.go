@@ -234,6 +234,8 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	t.report(func(p *progress) { p.total += size })
 	transfer := []string{rand.Text(), strconv.FormatInt(size, 10)}
 	over := make(chan struct{}) // everybody has been served
+	ctx, cancelAll := context.WithCancel(ctx)
+	defer cancelAll()
 	for _, r := range tr.members {
 		r.ended, r.whole = make(chan struct{}), false
 	}
@@ -273,6 +275,9 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 		<-r.ended
 	}
 	close(over)
+	// Who has the contents need not answer any more: a dead connection must not
+	// hold up the rest.
+	defer time.AfterFunc(30*time.Second, cancelAll).Stop()
 	steps.Wait()
 }
 

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,11 +10,14 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
@@ -69,7 +71,7 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	}
 	rec := &Record{Run: j.Run, Attempt: 1, Project: d.Project, Zone: d.Zone, Prefix: o.Request.ID, Login: j.Login, Owner: d.Owner,
 		Created: desc.Created, Command: desc.Command, Workers: len(desc.IDs()), LogDir: recordDir(d.StateDir, j.Run, 1),
-		Bucket: bucket.Name(), BucketDir: bucket.Dir()}
+		KeepGoing: true, Bucket: bucket.Name(), BucketDir: bucket.Dir()}
 	if err := rec.save(d.StateDir); err != nil {
 		event.Notef(d.Sink, event.Warn, "", "the job goes on, but its record cannot be kept: %v", err)
 	}
@@ -189,12 +191,19 @@ func (r *run) requestJob(ctx context.Context, bucket *detach.Bucket, o JobOption
 	o.Request.Metadata = metadata
 	return r.watch.phase("request", func() (string, error) {
 		_, created, err := r.Queue.Create(ctx, o.Request)
+		made := created
 		if err == nil && !created {
 			err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", id), Advice: "choose another --run-name, or delete it: " + deleteHint(id, r.Deps)}
 		}
 		if err != nil {
 			clean, cancel := r.detached(ctx, time.Minute)
 			defer cancel()
+			if made { // its workers need the bucket, so it goes first
+				if _, left := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: j.Run, Limit: time.Minute}); left != nil {
+					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, bucket.URL(j.Run), left)
+					return "", err
+				}
+			}
 			if left := bucket.Remove(clean, j.Run); left != nil {
 				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", bucket.URL(j.Run), left))
 			}
@@ -278,7 +287,7 @@ func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, erro
 func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) {
 	rec := &Record{Run: r.desc.Run, Attempt: max(1, attempt), Project: r.desc.Project, Zone: r.desc.Zone, Prefix: r.desc.Resource, Login: r.desc.Login,
 		Owner: r.desc.Owner, Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()),
-		LogDir: recordDir(r.StateDir, r.desc.Run, attempt), Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
+		LogDir: recordDir(r.StateDir, r.desc.Run, attempt), KeepGoing: true, Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
 	nodes, err := r.Cloud.Slices(ctx)
 	if err != nil {
 		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
@@ -286,7 +295,7 @@ func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) 
 	for _, name := range r.desc.Nodes {
 		slice := RecordedSlice{Name: name, Workers: r.desc.Workers}
 		for _, n := range nodes {
-			if ok, _ := n.Ready(); ok && n.Name == name {
+			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run) {
 				slice.UID = n.UID
 			}
 		}
@@ -314,7 +323,11 @@ func (r *detachedRun) pause(ctx context.Context) error {
 // else from the bucket, whose logs are up to a minute old.
 func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, error) {
 	event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.desc.Run, r.bucket.URL(r.desc.Run))
-	begin, direct, told := r.Clock.Now(), true, ""
+	begin, told := r.Clock.Now(), ""
+	followed := -1 // the attempt that was followed over SSH as far as that went
+	var out Outcome
+	var sum *event.Summary // of that attempt
+	shown, shownOf := map[tpu.WorkerID]int64{}, 0
 	total := len(r.desc.IDs())
 	for {
 		state, err := r.bucket.State(ctx, r.desc.Run)
@@ -339,19 +352,35 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 				running++
 			}
 		}
-		if direct && running == total && !state.Over(r.desc) {
-			out, err := r.attachTo(ctx, rec, o)
-			if err == nil || ctx.Err() != nil {
+		if followed != state.Attempt && running == total && !state.Over(r.desc) {
+			followed = state.Attempt
+			out, sum, err = r.attachOver(ctx, rec, o)
+			clear(shown)
+			if ctx.Err() != nil {
+				if sum != nil {
+					r.Sink.Emit(*sum)
+				}
 				return out, err
 			}
-			direct = false
+			if err == nil {
+				continue // the bucket tells whether that was the end, or another attempt comes
+			}
+			sum = nil
 			event.Notef(r.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(r.desc.Every)*time.Second))
 			continue
 		}
-		if err := r.bringLogs(ctx, rec); err != nil {
+		if shownOf != rec.Attempt {
+			shownOf = rec.Attempt
+			clear(shown)
+		}
+		if err := r.bringLogs(ctx, rec, shown); err != nil {
 			return Outcome{}, interruptedOr(ctx, err)
 		}
 		if state.Over(r.desc) {
+			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
+				r.Sink.Emit(*sum)
+				return out, nil
+			}
 			return r.conclude(rec, state, begin)
 		}
 		if err := r.stillThere(ctx, state); err != nil {
@@ -383,6 +412,8 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 			Advice: "read what there is with: multihost logs " + r.desc.Run}
 	case err != nil:
 		return err
+	case res.Labels[qr.LabelRun] != qr.LabelValue(r.desc.Run):
+		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.desc.Resource, r.desc.Run)}
 	case res.State == "FAILED" || res.State == "SUSPENDED":
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s", r.desc.Resource, res.State), Advice: deleteHint(r.desc.Resource, r.Deps)}
 	}
@@ -428,32 +459,68 @@ func (r *detachedRun) warnRights(state detach.State) {
 	}
 }
 
-// bringLogs makes the local logs equal to the bucket's, and shows what is new.
-func (r *detachedRun) bringLogs(ctx context.Context, rec *Record) error {
+// bringLogs makes the local logs equal to the bucket's, and shows what is new to
+// the one who attaches: shown is how far that is, of workers seen before.
+func (r *detachedRun) bringLogs(ctx context.Context, rec *Record, shown map[tpu.WorkerID]int64) error {
 	ids := r.desc.IDs()
 	errs := make([]error, len(ids))
+	at := make([]int64, len(ids))
+	var group errgroup.Group
+	group.SetLimit(16)
 	for i, id := range ids {
-		errs[i] = r.bringLog(ctx, rec, id)
+		from, known := shown[id]
+		if !known {
+			from = -1
+		}
+		group.Go(func() error {
+			at[i], errs[i] = r.bringLog(ctx, rec, id, from)
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	for i, id := range ids {
+		if errs[i] == nil {
+			shown[id] = at[i]
+		}
 	}
 	return workersError(StageFollow, ids, errs)
 }
 
-func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID) error {
-	file, err := os.OpenFile(rec.logPath(id), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+// bringLog brings what a worker's log has from an offset on, -1 being the end of
+// the local one, and returns where it is then. Others may do so at the same time:
+// everything is written where it belongs.
+func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID, from int64) (int64, error) {
+	file, err := os.OpenFile(rec.logPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
+	if from < 0 {
+		info, err := file.Stat()
+		if err != nil {
+			return 0, err
+		}
+		from = info.Size()
 	}
-	var b bytes.Buffer
-	_, err = r.bucket.Log(ctx, r.desc.Run, id, rec.Attempt, info.Size(), io.MultiWriter(file, &b))
-	if b.Len() > 0 {
-		r.Sink.Emit(event.Output{Slice: id.Slice, Worker: id.Worker, Data: b.Bytes()})
+	n, err := r.bucket.Log(ctx, r.desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from})
+	return from + n, err
+}
+
+// A localLog is a log that is written from an offset on and shown.
+type localLog struct {
+	sink event.Sink
+	file *os.File
+	id   tpu.WorkerID
+	at   int64
+}
+
+func (l *localLog) Write(p []byte) (int, error) {
+	n, err := l.file.WriteAt(p, l.at)
+	l.at += int64(n)
+	if n > 0 {
+		l.sink.Emit(event.Output{Slice: l.id.Slice, Worker: l.id.Worker, Data: p[:n]})
 	}
-	return err
+	return n, err
 }
 
 // conclude says how the run ended, from what the workers wrote.

@@ -343,25 +343,35 @@ func (d *Deps) Attach(ctx context.Context, name string, o AttachOptions) (out Ou
 	return d.attachTo(ctx, rec, o)
 }
 
-// attachTo follows what a record is about over SSH.
-func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out Outcome, err error) {
+// attachTo follows what a record is about over SSH, and sums it up.
+func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (Outcome, error) {
+	out, sum, err := d.attachOver(ctx, rec, o)
+	if sum != nil {
+		d.Sink.Emit(*sum)
+	}
+	return out, err
+}
+
+// attachOver follows what a record is about over SSH. sum, where there is one,
+// is for the caller to emit.
+func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (out Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, nil, err
 	}
 	if len(gone) > 0 {
-		return Outcome{}, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
+		return Outcome{}, nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
 			Advice: "end what is left with: multihost stop " + name}
 	}
 	t, err := d.connectPhase(ctx, &watch, sel, nil)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, nil, err
 	}
 	defer t.close()
 	known := d.newestAttempt(ctx, t, rec)
 	if err := rec.makeLogDir(); err != nil {
-		return Outcome{}, err
+		return Outcome{}, nil, err
 	}
 	d.openJournal(rec.Run, "attach", nil)
 	d.Sink.Emit(rec.attempt())
@@ -371,10 +381,7 @@ func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (out 
 		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
 	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
-	if f.sum != nil {
-		d.Sink.Emit(*f.sum)
-	}
-	return out, err
+	return out, f.sum, err
 }
 
 // sayBilled says of slices that a job made for this run that they stay. Whoever
