@@ -8,11 +8,6 @@
 // deletes the queued resource when every worker has ended. No worker is special:
 // whichever lives does what is to be done.
 //
-// The script also knows how to watch over a job that a runner follows (Mode
-// Attached): to delete the queued resource when the runner has not renewed its
-// lease and the command has ended, or the time to live is over. Nothing starts
-// it so yet.
-//
 // In the bucket, below [DIR/]RUN/:
 //
 //	run.json                               what the job is; whoever makes it owns the name
@@ -57,15 +52,6 @@ const (
 	jobKey     = "multihost-job"
 )
 
-// A Mode says who does the work.
-type Mode string
-
-// The modes.
-const (
-	Detached Mode = "detached" // the workers do
-	Attached Mode = "attached" // a runner does; the workers watch its lease
-)
-
 // Keep says when the queued resource is left at the end.
 type Keep string
 
@@ -79,7 +65,6 @@ const (
 // A Job is what its workers are told. The zero value of a duration is the
 // default named.
 type Job struct {
-	Mode     Mode
 	Run      string
 	Project  string
 	Zone     string
@@ -89,7 +74,7 @@ type Job struct {
 	Workers  int // of each slice
 	Login    string
 
-	Bucket, Dir string // of a detached job
+	Bucket, Dir string
 
 	Storage, TPU, SecretManager string // roots of the APIs, without version
 
@@ -97,7 +82,6 @@ type Job struct {
 	Patience time.Duration // until a fetch is given up; 10 min
 	Stale    time.Duration // until a silent worker counts as dead; 30 min
 	TTL      time.Duration // from the first boot to the deletion; 0: none
-	Lease    time.Duration // of an attached job; 30 min
 	Keep     Keep
 	KeepFor  time.Duration // of KeepOnFailure; 0: until somebody deletes it
 	Grace    time.Duration // between TERM and KILL
@@ -209,12 +193,12 @@ func (j Job) text() string {
 		secrets[i] = s.String()
 	}
 	lines := [][2]string{
-		{"mode", string(j.Mode)}, {"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label},
+		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label},
 		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
-		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"lease", seconds(j.Lease, 30*time.Minute)},
+		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")},

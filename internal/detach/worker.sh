@@ -1,20 +1,17 @@
 #!/bin/bash
 # The startup script of a job's workers. Root runs it at every boot.
 #
-# With mode=detached nobody else is needed: it fetches what the job is from the
-# bucket, prepares the worker, hands the command to the same supervisor that a
-# runner would use, brings its log and its end into the bucket, and deletes the
-# queued resource once every worker has ended. With mode=attached a runner does
-# the work, and this script only watches: when the runner has not renewed its
-# lease and the command has ended, or the time to live is over, it deletes the
-# queued resource.
+# Nobody else is needed: it fetches what the job is from the bucket, prepares the
+# worker, hands the command to the same supervisor that a runner would use,
+# brings its log and its end into the bucket, and deletes the queued resource
+# once every worker has ended.
 #
 # What the job is comes from the instance attribute multihost-job, or from the
 # file named by the first argument: lines KEY=VALUE. It may be run again at any
 # time: a lock lets one of them live, and what was done is not done twice.
 #
 # No loop here waits for something without a limit but for the end of the
-# command; no secret is in an argument, a file that stays, or the output.
+# command, and for the queued resource to be gone; no secret is in an argument, a file that stays, or the output.
 set -u
 export LC_ALL=C
 umask 022
@@ -23,11 +20,15 @@ root=${MULTIHOST_ROOT_TMP-}
 nonce=mhjob$$
 
 # What read_job sets when the job says so.
-mode=detached run='' project='' zone='' resource='' label=''
+run='' project='' zone='' resource='' label=''
 bucket='' prefix='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
-period=60 look=20 patience=600 stale=1800 ttl=0 lease=1800 keep=never keep_for=0
+period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
 preflight=apply numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
+
+# How the attempt ended here: its status, whether the bucket has it, and what the
+# others are to be told if it failed.
+end_code='' end_told='' failure='' not_begun='' stopping=''
 
 main() {
   read_job "${1-}" || {
@@ -42,14 +43,9 @@ main() {
   read -r first_boot <"$state/boots"
   rm -rf -- "$state/secrets" "$state/attempt"
   identify
-  note "worker $me of job $run, mode $mode"
+  note "worker $me of job $run"
   test_right
-  if [[ $mode == attached ]]; then
-    await_login 1
-    guard
-  else
-    detached
-  fi
+  detached
 }
 
 # note is for the serial console and the journal, where startup scripts print.
@@ -66,8 +62,8 @@ read_job() {
   fi
   while IFS='=' read -r key value; do
     case $key in
-      mode | run | project | zone | resource | label | bucket | prefix | kit_sum | code_sum | slices | workers | nodes | login | \
-        storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | lease | keep | keep_for | \
+      run | project | zone | resource | label | bucket | prefix | kit_sum | code_sum | slices | workers | nodes | login | \
+        storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | keep | keep_for | \
         preflight | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
     esac
@@ -76,9 +72,17 @@ read_job() {
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
 }
 
-# instance PATH: a value of the metadata server.
+# instance PATH: a value of the metadata server, or why there is none. Only the
+# last try may print errors: those of tries that a later one made up for must not
+# get into the value.
 instance() {
-  curl -sS -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/instance/$1" 2>&1
+  local value
+  value=$(curl -s -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/instance/$1") ||
+    value=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/instance/$1" 2>&1) || {
+    printf '%s' "$value"
+    return 1
+  }
+  printf '%s' "$value"
 }
 
 # identify: which worker of the job this is.
@@ -129,11 +133,12 @@ api() {
 
 # patiently COMMAND…: again and again, until it succeeds or $patience seconds
 # have passed. A right that was given a minute ago is not known everywhere yet,
-# so a refusal is tried again like an outage.
+# so a refusal is tried again like an outage. The time to live goes on meanwhile.
 patiently() {
   local end pause=1
   now
   end=$((REPLY + patience))
+  if ((ttl && first_boot + ttl + grace / 1000 + 60 < end)); then end=$((first_boot + ttl + grace / 1000 + 60)); fi
   until "$@"; do
     now
     if ((REPLY + pause > end)); then
@@ -187,7 +192,7 @@ report() {
     curl -sS -f -o /dev/null --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "run=$run"$'\n'"$text" \
       "$metadata/instance/guest-attributes/multihost/state" 2>/dev/null
   fi
-  [[ $mode == attached ]] || store_text "workers/$me" "$text"
+  store_text "workers/$me" "$text"
 }
 
 # test_right finds out whether this worker may delete the queued resource, by
@@ -209,25 +214,31 @@ resource_url() { printf '%s/projects/%s/locations/%s/queuedResources/%s' "$tpu" 
 
 # await_login SECONDS: the guest agent makes the login of ssh-keys some time
 # after the boot. Without it root has to do.
-# Whoever it was at the first boot stays it: the run is in that home.
+# Whoever it was at the first boot stays it: the run is in that home. So there is
+# no other for it later, only a longer wait.
 await_login() {
-  local end keys
+  local end keys limit=120
   if [[ -s $state/login ]]; then
-    login=$(<"$state/login")
+    login=$(<"$state/login") limit=$patience
   elif [[ ! $login ]]; then
     keys=$(instance attributes/ssh-keys) && login=${keys%%:*}
   fi
   login=${login:-root} login_missing=''
   now
-  end=$((REPLY + $1))
+  end=$((REPLY + limit))
   while [[ $login != root ]] && ! id -u "$login" >/dev/null 2>&1; do
     now
     if ((REPLY >= end)); then
+      if [[ -s $state/login ]]; then
+        why="login $login, which the run belongs to, was not there after $limit s"
+        return 1
+      fi
       login_missing=$login login=root
       break
     fi
     sleep 1
   done
+  if [[ ! -s $state/login ]]; then printf '%s\n' "$login" >"$state/login"; fi
   home=$(as_login bash --norc -c "printf %s \"\$HOME\"")
   runs=$home/.multihost/runs/$run
 }
@@ -263,24 +274,31 @@ answer() { # WORD: the rest of the last line that begins with it
 }
 
 # look_at ATTEMPT: what became of it, in $is: unknown, starting, running, exited,
-# lost or aborted. An end that nobody saw is recorded by looking.
+# lost or aborted. An end that nobody saw is recorded by looking. Fails when the
+# look itself did.
 look_at() {
   op status "$run" "$1" </dev/null
   is=unknown
-  if answer phase; then is=$REPLY; fi
+  if answer phase; then
+    is=$REPLY
+    return 0
+  fi
+  why="the worker cannot be asked: $(tail -n 1 "$state/error")"
+  return 1
 }
 
 detached() {
+  local cause
   attempt=1
   report boot ''
-  if ! prepare_kit; then
-    give_up 77 "the job cannot be fetched: $why"
+  until prepare_job; do
+    cause=$why
+    wanted_attempt
+    attempt=$((wanted > 1 ? wanted : 1))
+    give_up 77 "$cause"
     is=exited
-    rest
-    return
-  fi
-  await_login 120
-  printf '%s\n' "$login" >"$state/login"
+    rest || return
+  done
   if [[ $cloud_logging == yes ]]; then
     (exec 8<&-; ops_agent) &
   fi
@@ -296,18 +314,31 @@ detached() {
   done
 }
 
+prepare_job() {
+  prepare_kit || {
+    why="the job cannot be fetched: $why"
+    return 1
+  }
+  await_login
+}
+
+# prepare_kit takes what an earlier boot fetched, if it is whole.
 prepare_kit() {
-  patiently fetch kit.tar.gz "$state/kit.tar.gz" || return
+  if ! kit_fits; then patiently fetch kit.tar.gz "$state/kit.tar.gz" || return; fi
   why="kit.tar.gz is not what the job was started with"
-  [[ $(sha256sum <"$state/kit.tar.gz") == "$kit_sum"* ]] || return
+  kit_fits || return
   why="kit.tar.gz cannot be unpacked"
   rm -rf -- "$state/kit" && mkdir -- "$state/kit" && tar -xzf "$state/kit.tar.gz" -C "$state/kit"
 }
 
+kit_fits() { [[ -s $state/kit.tar.gz && $(sha256sum <"$state/kit.tar.gz") == "$kit_sum"* ]]; }
+
 # find_attempt: the newest attempt on this worker, and what became of it. One
-# that a reboot ended is told to the others, and the next one begins.
+# that a reboot ended is told to the others, and the next one begins. They hear
+# of the next one first: whoever sees that all have ended one, and of no newer
+# one, deletes the queued resource.
 find_attempt() {
-  local path newest=0
+  local path newest=0 quick=no
   for path in "$runs"/*/; do
     path=${path%/}
     path=${path##*/}
@@ -320,18 +351,24 @@ find_attempt() {
     return
   fi
   attempt=$newest
-  look_at "$attempt"
+  patiently look_at "$attempt" || is=running # attend looks again, and says why
   case $is in
     lost)
-      finish
       if fetch control/stop "$state/stop"; then return; fi
-      attempt=$((newest + 1 > wanted ? newest + 1 : wanted)) is=unknown
-      if quick_deaths; then
-        give_up 75 "the worker was rebooted three times within a minute of the start of the command"
-        is=exited
+      attempt=$((newest + 1 > wanted ? newest + 1 : wanted))
+      if quick_deaths; then quick=yes; fi
+      if ! patiently announce; then
+        not_begun="attempt $attempt did not begin, since the others could not be told: $why"
+        attempt=$newest
         return
       fi
-      announce
+      next=$attempt attempt=$newest
+      finish
+      attempt=$next is=unknown
+      if [[ $quick == yes ]]; then
+        give_up 75 "the worker was rebooted three times within a minute of the start of the command"
+        is=exited
+      fi
       ;;
     aborted) is=unknown ;;
   esac
@@ -349,29 +386,31 @@ quick_deaths() {
 }
 
 # wanted_attempt: the attempt that the workers have agreed on; the highest that
-# anybody began.
+# anybody began. Fails when that cannot be read.
 wanted_attempt() {
+  local read=no
   wanted=0 wanted_generation=0
   object control/attempt
   if api GET "$REPLY?alt=media" -D "$state/headers"; then
+    read=yes
     wanted=$(head -c 20 "$state/reply")
     wanted=${wanted//[^0-9]/}
     wanted_generation=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Xx]-[Gg]oog-[Gg]eneration: //p')
+  elif [[ $status == 404 ]]; then
+    read=yes
   fi
   wanted=${wanted:-0} wanted_generation=${wanted_generation:-0}
+  [[ $read == yes ]]
 }
 
 # announce tells the other workers that a new attempt has begun.
 announce() {
-  local tries
-  for ((tries = 0; tries < 5; tries++)); do
-    wanted_attempt
-    if ((wanted >= attempt)); then
-      attempt=$wanted
-      return
-    fi
-    store_text control/attempt "$attempt" "ifGenerationMatch=$wanted_generation" && return
-  done
+  wanted_attempt || return
+  if ((wanted >= attempt)); then
+    attempt=$wanted
+    return
+  fi
+  store_text control/attempt "$attempt" "ifGenerationMatch=$wanted_generation"
 }
 
 # begin does what a runner does before a command runs, and starts it.
@@ -401,7 +440,7 @@ begin() {
   if answer failed || answer error; then text=$REPLY; fi
   if answer busy; then text="another run lives on this worker"; fi
   if answer already; then
-    look_at "$attempt"
+    patiently look_at "$attempt" || is=running # attend looks again, and says why
     return
   fi
   give_up 70 "the command could not be started: ${text:-no answer}"
@@ -414,7 +453,7 @@ prepare() {
   code=76 numa_nodes=0 numactl=no
   if [[ $preflight != off ]]; then
     timeout 600 bash "$state/kit/preflight" >"$state/preflight" 2>&1 8<&-
-    while IFS=$'\t' read -r line name want _ _ outcome _ reason; do
+    while IFS=$'\037' read -r line name want _ _ outcome _ reason; do
       case $line in
         *result)
           [[ $outcome == failed ]] || continue
@@ -429,7 +468,7 @@ prepare() {
           if [[ $name == numactl ]]; then numactl=$want; fi
           ;;
       esac
-    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$state/preflight")
+    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$state/preflight" | tr '\t' '\037') # a tab would take empty fields with it
     if [[ $preflight != check ]] && ! grep -q "^multihost-preflight 1.end" "$state/preflight"; then
       why="preflight did not end: $(tail -n 1 "$state/preflight")"
       return 1
@@ -476,7 +515,7 @@ make_venv() {
 # fetch_secrets has NAME=VALUE of every secret in $state/secrets, each ended by
 # a NUL, for as long as it takes to start the command.
 fetch_secrets() {
-  local item name ref
+  local item name ref decoded count=0
   (umask 077; : >"$state/secrets")
   for item in $secrets; do
     name=${item%%=*} ref=${item#*=sm://}
@@ -490,9 +529,17 @@ fetch_secrets() {
     : >"$state/reply"
     {
       printf '%s=' "$name"
-      printf %s "$REPLY" | base64 -d
+      printf %s "$REPLY" | base64 -d 2>/dev/null
+      decoded=${PIPESTATUS[1]}
       printf '\0'
     } >>"$state/secrets"
+    count=$((count + 1))
+    # One NUL more than secrets means that there is one in a value.
+    if [[ ! $REPLY || $decoded != 0 ]] || (($(tr -cd '\0' <"$state/secrets" | wc -c) != count)); then
+      rm -f -- "$state/secrets"
+      why="read secret $ref: the answer has no value that fits into a variable"
+      return 1
+    fi
   done
 }
 
@@ -550,45 +597,76 @@ variables() {
   fi
 }
 
-# attend stays with the command until it has ended.
+# attend stays with the command until it has ended. What cannot be looked at is
+# taken as running for a time; $missing says why it was left otherwise.
 attend() {
-  local sent=0 begun=0
-  { read -r _ _ begun _ <"$runs/$attempt/started"; } 2>/dev/null
-  begun=$((begun / 1000000000))
+  local sent=0 begun=0 blind=0
+  missing='' stopping=''
   while :; do
     look_at "$attempt"
-    if [[ $is != starting && $is != running ]]; then return; fi
-    touch -- "$state/seen.$attempt"
     now
+    case $is in
+      exited | lost | aborted) return ;;
+      starting | running) blind=0 ;;
+      *)
+        if ((blind == 0)); then blind=$REPLY; fi
+        if ((REPLY - blind >= patience)); then
+          missing="nothing was learned of the command for $patience s: ${why:-its record is gone}"
+          return
+        fi
+        ;;
+    esac
+    touch -- "$state/seen.$attempt"
     if ((REPLY - sent >= period)); then
       sent=$REPLY
       send_log
       report running "attempt $attempt"
     fi
-    if [[ ! ${stopping-} ]]; then
-      now # what was sent has taken its time, and REPLY
-      if ((ttl && REPLY - first_boot >= ttl)); then
-        stop_it "the time to live of $ttl s (--ttl) is over"
-      elif ((timeout && REPLY - begun >= timeout)); then
-        stop_it "timeout of $timeout s (--timeout)"
-      elif fetch control/stop "$state/stop"; then
-        stop_it "$(<"$state/stop")"
-      elif [[ $fail_fast == yes ]] && fetch "control/failed-$attempt" "$state/stop"; then
-        stop_it "$(<"$state/stop")"
-      else
-        wanted_attempt
-        if ((wanted > attempt)); then stop_it "attempt $wanted has begun"; fi
+    if ((begun == 0)); then
+      { read -r _ _ begun _ <"$runs/$attempt/started"; } 2>/dev/null
+      begun=$((${begun:-0} / 1000000000))
+    fi
+    now # what was sent has taken its time, and REPLY
+    if [[ $stopping ]]; then
+      if ((REPLY - stop_since >= grace / 1000 + patience)) || overdue; then
+        missing="the command survives SIGKILL; it was stopped for: $stopping"
+        return
       fi
-      if [[ ${stopping-} ]]; then continue; fi
+      if ((REPLY - stop_asked >= 60)); then ask_to_stop; fi
+    elif ((ttl && REPLY - first_boot >= ttl)); then
+      stop_it "the time to live of $ttl s (--ttl) is over"
+    elif ((timeout && begun && REPLY - begun >= timeout)); then
+      stop_it "timeout of $timeout s (--timeout)"
+    elif fetch control/stop "$state/stop"; then
+      stop_it "$(<"$state/stop")"
+    elif [[ $fail_fast == yes ]] && fetch "control/failed-$attempt" "$state/stop"; then
+      stop_it "$(<"$state/stop")"
+    else
+      wanted_attempt
+      if ((wanted > attempt)); then stop_it "attempt $wanted has begun"; fi
     fi
     sleep "$look"
   done
 }
 
+# overdue: the time to live is over, and that to stop the command too.
+overdue() {
+  now
+  ((ttl && REPLY - first_boot >= ttl + grace / 1000 + 60))
+}
+
 stop_it() {
   stopping=$1
+  now
+  stop_since=$REPLY
   note "stopping the command: $1"
-  op stop "$run" "$attempt" "$grace" "$1" </dev/null
+  ask_to_stop
+}
+
+ask_to_stop() {
+  now
+  stop_asked=$REPLY
+  op stop "$run" "$attempt" "$grace" "$stopping" </dev/null
 }
 
 # send_log makes the bucket's copy of the log equal to the worker's. The copy is
@@ -641,21 +719,37 @@ log_name() {
 # finish records how the attempt ended on this worker, after its log. The status
 # is in the name, so that one list tells how a run ended.
 finish() {
-  local exit_file=$runs/$attempt/exit code reason
+  local exit_file=$runs/$attempt/exit reason
   if [[ ${gave_up-} == "$attempt" ]]; then return; fi
-  stopping=
   patiently send_log || note "the log could not be sent: $why"
   if [[ ! -s $exit_file ]]; then
-    give_up 70 "the record of the attempt is gone from this worker"
+    give_up 70 "${missing:-the record of the attempt is gone from this worker}"
+    is=exited
     return
   fi
-  code=$(sed -n 's/^code=//p' "$exit_file")
+  cp -- "$exit_file" "$state/exit"
+  end_code=$(sed -n 's/^code=//p' "$exit_file") end_told='' failure=''
   reason=$(sed -n 's/^reason=//p' "$exit_file")
-  patiently store "ended/$attempt/$me.$code" "$exit_file"
-  report ended "attempt $attempt, exit code $code${reason:+ ($reason)}"
   # Who was stopped, or rebooted, has not failed.
-  if ((code)) && [[ ! -s $runs/$attempt/stop && $reason != *rebooted* ]]; then
-    store_text "control/failed-$attempt" "$me failed, exit code $code" ifGenerationMatch=0
+  if [[ $not_begun ]]; then
+    failure="$me was rebooted, and $not_begun"
+  elif ((end_code)) && [[ ! -s $runs/$attempt/stop && $reason != *rebooted* ]]; then
+    failure="$me failed, exit code $end_code"
+  fi
+  not_begun=''
+  patiently tell_end
+  report ended "attempt $attempt, exit code $end_code${reason:+ ($reason)}"
+}
+
+# tell_end stores how the attempt ended here, what of it the bucket has not yet.
+tell_end() {
+  if [[ ! $end_told ]]; then
+    store "ended/$attempt/$me.$end_code" "$state/exit" || return
+    end_told=yes
+  fi
+  if [[ $failure ]]; then
+    store_text "control/failed-$attempt" "$failure" ifGenerationMatch=0 || [[ $status == 412 ]] || return
+    failure=''
   fi
 }
 
@@ -664,51 +758,55 @@ give_up() {
   gave_up=$attempt
   now
   printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$state/exit"
-  store "ended/$attempt/$me.$1" "$state/exit"
+  end_code=$1 end_told='' failure="$me failed: $2"
+  tell_end
   report failed "$2"
-  store_text "control/failed-$attempt" "$me failed: $2" ifGenerationMatch=0
 }
 
 # rest is what a worker does when its command has ended: it waits for the others,
 # and deletes the queued resource when there is nothing more to wait for.
 # Succeeds when another attempt is wanted, in $next.
 rest() {
-  local since
+  local since limit
   now
   since=$REPLY
   while :; do
+    if [[ ! $end_told || $failure ]]; then tell_end; fi
     wanted_attempt
-    if ((wanted > attempt)) && [[ $is == exited || $is == lost ]] && ! fetch control/stop "$state/stop"; then
-      next=$wanted
-      return 0
-    fi
-    now
-    if ((ttl && REPLY - first_boot >= ttl + grace / 1000 + 60)); then
+    if another_wanted; then return 0; fi
+    if overdue; then
+      take_turn
       teardown "the time to live of $ttl s (--ttl) is over"
       return 1
     fi
-    if all_ended; then
-      if ((failures)) && [[ $keep == on-failure ]]; then
-        if ((keep_for == 0)); then
-          report kept 'the run failed (--keep-on-failure)'
+    if all_ended && wanted_attempt; then
+      now
+      since=$REPLY
+      # Who was rebooted has told of the next attempt before the end of this one.
+      if another_wanted; then return 0; fi
+      if kept; then
+        if [[ $phase != kept ]]; then report kept "$why"; fi
+        # Only the time can still end it.
+        if ((ttl == 0)) && [[ $keep == always || $keep_for == 0 ]]; then return 1; fi
+      else
+        take_turn
+        if wanted_attempt; then
+          if another_wanted; then return 0; fi
+          teardown 'every worker has ended'
           return 1
         fi
-        now
-        since_kept=${since_kept:-$REPLY}
-        if ((REPLY - since_kept < keep_for)); then
-          sleep "$look"
-          continue
-        fi
       fi
-      if [[ $keep == always ]]; then
-        report kept --keep
+    else
+      now
+      limit=$stale
+      if [[ $keep == on-failure ]]; then limit=$((stale + keep_for)); fi
+      if [[ $status == 2?? ]]; then
+        since=$REPLY
+      elif ((REPLY - since >= limit)) && [[ $keep == never || $keep == on-failure && $keep_for != 0 ]]; then
+        take_turn
+        teardown "the bucket could not be read for $((REPLY - since)) s: $why"
         return 1
       fi
-      teardown 'every worker has ended'
-      return 1
-    elif [[ $status == 000 || $status == [345]?? ]] && now && ((REPLY - since >= stale)) && [[ $keep == never ]]; then
-      teardown "the bucket could not be read for $((REPLY - since)) s: $why"
-      return 1
     fi
     now
     if ((REPLY - reported >= period)); then report "$phase" "$detail"; fi
@@ -716,10 +814,30 @@ rest() {
   done
 }
 
+# another_wanted: the others have begun a newer attempt, which is then $next.
+another_wanted() {
+  next=$wanted
+  ((wanted > attempt)) && [[ $is == exited || $is == lost ]] && ! fetch control/stop "$state/stop"
+}
+
+# kept: the queued resource is to stay though every worker has ended; $why says so.
+kept() {
+  why=--keep
+  if [[ $keep == always ]]; then return 0; fi
+  why='the run failed (--keep-on-failure)'
+  if [[ $keep != on-failure ]] || ((failures == 0)); then return 1; fi
+  now
+  since_kept=${since_kept:-$REPLY}
+  ((keep_for == 0 || REPLY - since_kept < keep_for))
+}
+
+# take_turn has one request do as a rule, though every worker deletes.
+take_turn() { sleep "$((index < 30 ? index : 30))"; }
+
 # all_ended: every worker has ended the attempt, or is dead: said nothing for
 # $stale seconds. failures is how many did not end well.
 all_ended() {
-  local token='' text name ended=0 s w at
+  local token='' text name ended=0 s w
   local -A seen=()
   failures=0
   while :; do
@@ -740,14 +858,12 @@ all_ended() {
   for ((s = 0; s < slices; s++)); do
     for ((w = 0; w < workers; w++)); do
       if [[ ${seen[s${s}w$w]-} ]]; then continue; fi
-      at=$first_boot
-      if fetch "workers/s${s}w$w" "$state/other"; then
-        at=$(sed -n 's/^at=//p' "$state/other")
-      elif [[ $status != 404 ]]; then
-        return 1
+      if ! age_of "workers/s${s}w$w"; then
+        [[ $status == 404 ]] || return
+        now # it has never said anything
+        REPLY=$((REPLY - first_boot))
       fi
-      now
-      if ((REPLY - ${at:-0} < stale)); then
+      if ((REPLY < stale)); then
         status=200
         return 1
       fi
@@ -757,14 +873,29 @@ all_ended() {
   return 0
 }
 
+# age_of NAME: how many seconds ago the object was written, by the clock of the
+# service alone: those of two workers need not agree.
+age_of() {
+  local updated date
+  object "$1"
+  api GET "$REPLY" -D "$state/headers" || return
+  value_of updated
+  updated=$(date -d "${REPLY:-none}" +%s 2>/dev/null)
+  date=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Dd]ate: //p' | tail -n 1)
+  date=$(date -d "${date:-none}" +%s 2>/dev/null)
+  REPLY=0
+  if [[ $updated && $date ]]; then REPLY=$((date - updated)); fi
+}
+
 # teardown WHY: deletes the queued resource that this worker belongs to, after a
-# look at what it is. Workers take turns, so that one request does as a rule.
+# look at what it is: nothing is deleted unread. It ends with the worker, or when
+# the queued resource is another's.
 teardown() {
   local tries url
   report deleting "$1"
   url=$(resource_url "$resource")
-  sleep "$((index < 30 ? index : 30))"
-  for ((tries = 0; tries < 60; tries++)); do
+  for ((tries = 0; ; tries++)); do
+    why=''
     if api GET "$url"; then
       # value_of finds the first state, which is that of the resource.
       if ! grep -qF "\"$label\"" <(sed 's/": *"/=/' "$state/reply"); then
@@ -774,79 +905,13 @@ teardown() {
       if ! grep -q '"state": *"DELETING"' "$state/reply"; then
         api DELETE "$url?force=true" || may_delete="no: $why"
       fi
-    elif [[ $status == 403 ]]; then # it may delete what it may not read
-      api DELETE "$url?force=true" || may_delete="no: $why"
+    elif [[ $status == 403 ]]; then
+      may_delete="no: it may not be read: $why"
     fi
     report deleting "$1${why:+; $why}"
-    sleep "$((look * 3))"
+    # Somebody may give the right, or the service come back, days later.
+    sleep "$((tries < 60 ? look * 3 : 600))"
   done
-  report left "queued resource $resource could not be deleted: $why"
-}
-
-# guard is the watch over a job that a runner follows.
-guard() {
-  local renewed living was='' right_told=''
-  attempt=0
-  while :; do
-    if [[ $login == root && $login_missing ]]; then
-      login=$login_missing
-      await_login 1
-    fi
-    now
-    renewed=$(stat -c %Y -- "$home/.multihost/lease/$run" 2>/dev/null) || renewed=$first_boot
-    if [[ ! $right_told && -d $home/.multihost/lease ]]; then
-      right_told=yes
-      # shellcheck disable=SC2016 # for that shell
-      printf '%s\n' "$may_delete" | as_login bash --norc -c 'cat >"$HOME/.multihost/lease/$1.right"' right "$run"
-    fi
-    living=no
-    if run_lives; then living=yes; fi
-    if [[ $living != "$was" ]] || ((REPLY - ${reported:-0} >= 600)); then
-      was=$living told=
-      report "$([[ $living == yes ]] && echo running || echo idle)" ''
-    fi
-    if ((ttl && REPLY - first_boot >= ttl)); then
-      teardown "the time to live of $ttl s (--ttl) is over"
-      return
-    fi
-    if [[ $living == no ]] && ((REPLY - renewed >= lease)) && ! others_run; then
-      teardown "nobody has renewed the lease for $lease s and the command has ended"
-      return
-    fi
-    sleep "$look"
-  done
-}
-
-# run_lives: the newest attempt has begun and not ended, and was not cut short by
-# a reboot.
-run_lives() {
-  local path pid boot
-  for path in "$runs"/*/; do
-    if [[ -s $path/exit || ! -s $path/supervisor ]]; then continue; fi
-    read -r pid _ boot _ <"$path/supervisor"
-    [[ $boot == "$(<"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id")" ]] || continue
-    if [[ -d /proc/$pid ]]; then return 0; fi
-    read -r pid _ <"$path/started" && [[ -d /proc/$pid ]] && return 0
-  done 2>/dev/null
-  return 1
-}
-
-# others_run: another worker of the job has said within half an hour that its
-# command runs. Whoever cannot be asked is taken as ended.
-others_run() {
-  local id text at said="run=$run\\\\nphase=running[^\"]*\\\\nat=([0-9]+)"
-  for id in $nodes; do
-    api POST "$tpu/projects/$project/locations/$zone/nodes/$id:getGuestAttributes" -H 'Content-Type: application/json' \
-      --data-binary '{"queryPath":"multihost/"}' || continue
-    text=$(<"$state/reply")
-    now
-    while [[ $text =~ $said ]]; do
-      at=${BASH_REMATCH[1]}
-      if ((REPLY - at < 1800)); then return 0; fi
-      text=${text#*"${BASH_REMATCH[0]}"}
-    done
-  done
-  return 1
 }
 
 # agent_log gives the log of the attempt a name that tells its worker.

@@ -456,6 +456,85 @@ func inWorkerScript(t *testing.T, code string) string {
 	return string(out)
 }
 
+// What curl says of tries that a later one made up for is no part of a value.
+func TestValueOfTheMetadataServerIsWithoutErrors(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+curl() { echo "curl: (7) refused" >&2; echo ann:key; }
+instance attributes/ssh-keys 2>/dev/null
+curl() { echo "curl: (22) 404" >&2; return 22; }
+instance attributes/none 2>/dev/null; echo " $?"`)
+	if want := "ann:keycurl: (22) 404 1\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// restOf has a worker rest whose bucket and siblings are what code says, with
+// seconds that pass while it sleeps.
+func restOf(t *testing.T, code string) string {
+	t.Helper()
+	return inWorkerScript(t, `
+state=$root clock=1000 first_boot=0 reported=0 total=2 index=0 attempt=1 is=exited phase=ended detail='' me=s0w0 end_told=yes status=200
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); if ((clock > 20000)); then echo "it stays"; exit 0; fi; }
+report() { phase=$1 detail=$2 reported=$clock; }
+teardown() { echo "deleted at $clock: $1"; }
+store() { return 1; }
+fetch() { status=404; return 1; }
+wanted_attempt() { wanted=1; }
+`+code+`
+if rest; then echo "attempt $next is wanted"; fi`)
+}
+
+// A bucket that could be read a moment ago does not count as lost for ever, and
+// a kept queued resource has its time to live.
+func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"one 503 after an hour": {
+			"all_ended() { status=200 why=none; if ((clock == 5000)); then status=503; fi; return 1; }", "it stays\n"},
+		"the bucket is gone": {
+			"all_ended() { status=503 why=gone; return 1; }", "deleted at 2800: the bucket could not be read for 1800 s: gone\n"},
+		"the bucket is gone with --keep-on-failure=1h": {
+			"keep=on-failure keep_for=3600; all_ended() { status=503 why=gone; return 1; }", "deleted at 6400: the bucket could not be read for 5400 s: gone\n"},
+		"--keep and --ttl": {
+			"keep=always ttl=9000; all_ended() { failures=0; }", "deleted at 9100: the time to live of 9000 s (--ttl) is over\n"},
+		"a worker was rebooted meanwhile": {
+			"wanted_attempt() { wanted=$((clock > 1100 ? 2 : 1)); }; all_ended() { clock=1200 failures=0; }", "attempt 2 is wanted\n"},
+		"its end was not stored": {
+			"end_told='' end_code=0; store() { ((clock > 3000)) && echo \"stored $1\"; }; all_ended() { status=200; [[ $end_told ]]; }",
+			"stored ended/1/s0w0.0\ndeleted at 3020: every worker has ended\n"},
+	} {
+		if got := restOf(t, c.code); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A look that fails is no end, and a stop is asked for until it works or --ttl is
+// over.
+func TestAttendOutlivesAFailedLook(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 missing=''
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+report() { :; }
+send_log() { :; }
+wanted_attempt() { wanted=1; }
+fetch() { return 1; }
+op() { [[ $1 != stop ]] || echo "stop at $clock"; }
+look_at() { is=running; if ((clock >= 1100 && clock < 1400)); then is=unknown; fi; ((clock < 1700)) || is=exited; }
+attend; echo "$is at $clock${missing:+: $missing}"
+look_at() { is=running; }
+clock=1960 ttl=2000 grace=1000
+attend; echo "$is at $clock: $missing"`)
+	want := "exited at 1700\nmultihost: stopping the command: the time to live of 2000 s (--ttl) is over\nstop at 2000\nstop at 2060\nrunning at 2080: the command survives SIGKILL; it was stopped for: the time to live of 2000 s (--ttl) is over\n"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // A virtual environment is made once, by whichever module there is, and comes
 // first in the command's PATH.
 func TestVenvComesFirst(t *testing.T) {

@@ -80,8 +80,13 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 }
 
 func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
-	j := o.lease(d, detach.Detached, do.Roots)
-	j.Bucket, j.Dir, j.Every = bucket.Name(), bucket.Dir(), do.Every
+	label, value := o.Request.RunLabel()
+	j := detach.Job{
+		Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Label: label + "=" + value,
+		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
+		Storage: do.Roots.Storage, TPU: do.Roots.TPU, SecretManager: do.Roots.SecretManager, TTL: o.TTL,
+		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
+	}
 	j.Patience, j.Stale = do.Patience, do.Stale
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.NUMA = o.Run.Preflight, "off"
@@ -106,16 +111,6 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 		desc.Environment = append(desc.Environment, v.Name)
 	}
 	return j, desc
-}
-
-// lease is what the workers of a job are told of it, whoever does the work.
-func (o JobOptions) lease(d *Deps, mode detach.Mode, roots gcp.Roots) detach.Job {
-	label, value := o.Request.RunLabel()
-	return detach.Job{
-		Mode: mode, Run: o.Run.Run, Project: d.Project, Zone: d.Zone, Resource: o.Request.ID, Label: label + "=" + value,
-		Nodes: o.Request.NodeNames(), Workers: o.Request.Type.Workers, Login: d.Access.Login,
-		Storage: roots.Storage, TPU: roots.TPU, SecretManager: roots.SecretManager, TTL: o.TTL, Lease: o.Lease,
-	}
 }
 
 // kit is what workers without a runner start the command with.

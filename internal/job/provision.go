@@ -25,8 +25,7 @@ type JobOptions struct {
 
 	Budget Budget
 
-	TTL   time.Duration // from the workers' first boot to the deletion of the slices, whatever runs; 0: none
-	Lease time.Duration // how long after this machine's last sign of life the workers delete the slices, once the command has ended; 0: 30 min
+	TTL time.Duration // from the workers' first boot to the deletion of the slices, whatever runs; 0: none
 
 	Keep          bool          // leave the slices when the run is over
 	KeepOnFailure bool          // leave them when it failed …

@@ -61,13 +61,6 @@ func (d *diff) text(field, has, asked string) {
 	}
 }
 
-// ofJob reports whether a job told its workers what to watch under this key: that
-// is no part of what was asked for, and another version of multihost says it in
-// other words.
-func ofJob(metadata map[string]string, key string) bool {
-	return metadata["multihost-job"] != "" && (key == "multihost-job" || key == "startup-script")
-}
-
 func (d *diff) node(has, asked *tpuapi.Node) {
 	d.text("external addresses", fmt.Sprint(external(has)), fmt.Sprint(external(asked)))
 	d.text("autocheckpoint", fmt.Sprint(has.AutocheckpointEnabled), fmt.Sprint(asked.AutocheckpointEnabled))
@@ -81,7 +74,7 @@ func (d *diff) node(has, asked *tpuapi.Node) {
 	for _, key := range sortedKeys(asked.Metadata) {
 		// Key managers edit ssh-keys in place, and startup scripts are too long
 		// to be quoted.
-		if key != sshKeys && !ofJob(asked.Metadata, key) && has.Metadata[key] != asked.Metadata[key] {
+		if key != sshKeys && has.Metadata[key] != asked.Metadata[key] {
 			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
 		}
 	}
