@@ -108,7 +108,7 @@ the run going.`,
 			if w.OnStall == job.StallRestart {
 				return usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it")
 			}
-			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w,
+			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: p.lookup,
 				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after")}}
 			if err := checkPatience(o.Patience); err != nil {
 				return err

@@ -36,6 +36,10 @@ type Record struct {
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
 
+	// SecretEnv names the variables of the command whose values are masked where
+	// its output is shown. The values are nowhere.
+	SecretEnv []string `json:"secret_env,omitempty"`
+
 	// KeepGoing says that a failure on one worker stops no other: --fail-fast=false,
 	// or a job without runner, whose workers stop each other.
 	KeepGoing bool `json:"keep_going,omitempty"`

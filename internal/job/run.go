@@ -759,6 +759,11 @@ func (r *run) newRecord() (*Record, error) {
 		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
 		KeepGoing: !r.o.FailFast,
 	}
+	for _, v := range r.o.Env {
+		if v.Secret {
+			rec.SecretEnv = append(rec.SecretEnv, v.Name)
+		}
+	}
 	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
 		rec.Attempts = old.Attempts
 	}

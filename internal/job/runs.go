@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/qr"
@@ -324,6 +325,23 @@ type AttachOptions struct {
 	StrictExit bool
 	Patience   Patience
 	Watch      WatchOptions
+
+	// Secret tells the value of a variable of this machine's environment: those
+	// that were secret when the run was started are masked in what is shown.
+	Secret func(name string) (value string, ok bool)
+}
+
+// secrets are the variables of the run whose values are masked, and the names
+// of those whose values are not known here.
+func (o AttachOptions) secrets(rec *Record) (known []config.EnvVar, unknown []string) {
+	for _, name := range rec.SecretEnv {
+		if value, ok := o.Secret(name); ok {
+			known = append(known, config.EnvVar{Name: name, Value: value, Secret: true})
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	return known, unknown
 }
 
 // Attach follows a run that was started elsewhere or before, to its end. An
@@ -373,14 +391,23 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, nil, err
 	}
-	d.openJournal(rec.Run, "attach", nil)
+	secrets, unknown := o.secrets(rec)
+	if len(unknown) > 0 {
+		event.Notef(d.Sink, event.Warn, "export "+strings.Join(unknown, " ")+", then attach again",
+			"the value of %s is secret and not known here: if the command prints it, it is shown", strings.Join(unknown, ", "))
+	}
+	d.openJournal(rec.Run, "attach", secrets)
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	partly := d.sayUnstarted(t, known, rec) // where it runs, that is no failure to stop it for
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch}
+		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
+		secrets: maskedWords(secrets)}
 	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
+	if f.sum != nil && len(unknown) > 0 {
+		f.sum.LastLines = nil // they would be kept in the journal
+	}
 	return out, f.sum, err
 }
 
