@@ -16,6 +16,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/launch"
 	"multihost/internal/network"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
@@ -155,17 +156,54 @@ func (d *Deps) lookForRuns(ctx context.Context, left []Leftover, olderThan time.
 		return nil
 	}
 	found, asked, err := d.ask(ctx, ready)
+	held := d.holders(ctx, ready)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	for name, i := range owner {
 		l := &left[i]
 		l.Useless, l.Evidence = d.idle(*l, name, ready, found, asked, max(olderThan, 0))
+		for n, s := range ready {
+			if l.Useless && s.QueuedResource == name && held[n] != "" {
+				l.Useless, l.Evidence = false, held[n]
+			}
+		}
 	}
 	if err != nil {
 		event.Notef(d.Sink, event.Warn, "", "%v; slices that do not answer are not taken for idle", err)
 	}
 	return nil
+}
+
+// holders looks on worker 0 of every slice, whose Index is its place in ready,
+// for processes that use the TPU: not everybody starts them with multihost. A
+// text says who, or why that is not known; "" is nobody.
+func (d *Deps) holders(ctx context.Context, ready []tpu.Slice) []string {
+	held := make([]string, len(ready))
+	for i, s := range ready {
+		held[i] = fmt.Sprintf("whether the TPU of slice %s is in use could not be looked at", s.Name)
+	}
+	t, _, err := d.dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
+	if err != nil {
+		return held
+	}
+	defer t.close()
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		n := t.ids[i].Slice
+		report, err := launch.FreeTPU(ctx, t.conns[i], launch.FreeOptions{Policy: launch.FreeCheck})
+		var busy *launch.HoldersError
+		switch {
+		case errors.As(err, &busy):
+			p := busy.Holders[0]
+			held[n] = fmt.Sprintf("pid %d of %s uses the TPU of slice %s (%s)", p.PID, p.User, ready[n].Name, p.Command)
+		case err == nil && report.Blind != "":
+			held[n] += ": " + report.Blind
+		case err == nil:
+			held[n] = ""
+		}
+		return nil
+	})
+	return held
 }
 
 // idle decides whether nothing runs on the slices of a resource, and since long
@@ -274,6 +312,15 @@ func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
 		return err
 	case now.State != l.State || !now.CreateTime.Equal(l.Created):
 		event.Notef(d.Sink, event.Warn, "", "queued resource %s is another one, or %s, since it was listed: it stays", l.Name, now.State)
+		return nil
+	}
+	again := []Leftover{l}
+	again[0].Useless = l.res.Dead()
+	if err := d.lookForRuns(ctx, again, o.OlderThan); err != nil {
+		return err
+	}
+	if !again[0].Useless {
+		event.Notef(d.Sink, event.Warn, "", "queued resource %s came into use since it was listed: it stays (%s)", l.Name, again[0].Evidence)
 		return nil
 	}
 	_, err = d.Queue.Delete(ctx, l.Name, qr.DeleteOptions{Force: true, OnlyRun: l.Run})
