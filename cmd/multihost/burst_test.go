@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // burstMemory is what the runner of the burst may hold at most, resident. It is
@@ -82,7 +83,7 @@ func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	if err != nil || readErr != nil {
 		t.Fatalf("run: %v, %v\n%s", err, readErr, said)
 	}
-	if peak == 0 || peak > burstMemory && !raceDetector {
+	if peak == 0 || peak > burstMemory && !testkit.RaceDetector {
 		t.Errorf("the runner held %d bytes at its peak, want at most %d", peak, burstMemory)
 	}
 	if bytes.ContainsAny(shown, "\x00\x1b") {

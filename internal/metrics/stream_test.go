@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"multihost/internal/metrics"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -151,7 +152,7 @@ func BenchmarkStream(b *testing.B) {
 func TestMemoryIsBounded(t *testing.T) {
 	const full, steps = 560, 10_000
 	count, bound := 2048, int64(96<<20)
-	if raceDetector {
+	if testkit.RaceDetector {
 		count, bound = count/8, bound/8
 	}
 	c := metrics.NewCollector(metrics.Options{Workers: workers(count/64, 64), Now: time.Now})

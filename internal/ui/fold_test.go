@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/event"
+	"multihost/internal/testkit"
 )
 
 // expand undoes tpu.Fold for the small sets of the tests below.
@@ -147,7 +148,7 @@ func BenchmarkFirst(b *testing.B) { benchmarkView(b, Options{Mode: Plain, Stream
 func BenchmarkJSON(b *testing.B) { benchmarkView(b, Options{Mode: JSON, Stream: All}) }
 
 func TestAllocations(t *testing.T) {
-	if raceDetector {
+	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")
 	}
 	chunks := lines64()

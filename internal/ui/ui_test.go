@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/event"
+	"multihost/internal/testkit"
 )
 
 // update rewrites testdata/*.golden.
@@ -429,7 +430,7 @@ func (w *stalled) Write(p []byte) (int, error) {
 
 func TestStalledReader(t *testing.T) {
 	volume := 100 << 20
-	if raceDetector {
+	if testkit.RaceDetector {
 		volume = 16 << 20
 	}
 	for _, mode := range []Mode{Plain, TTY, JSON} {
