@@ -69,8 +69,11 @@ func TestEveryFaultIsDocumentedAndCanBeWritten(t *testing.T) {
 		for _, key := range d.Required {
 			text += " " + key + "=" + values[key]
 		}
-		if d.Name == "worker-refuse-auth" {
+		switch d.Name {
+		case "worker-refuse-auth":
 			text += " n=1"
+		case "worker-shell":
+			text = d.Name + " setting=/bin/dash"
 		}
 		if _, err := sim.ParseFault(text); err != nil || d.What == "" {
 			t.Errorf("%s: %v", text, err)
