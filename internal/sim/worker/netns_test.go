@@ -354,7 +354,7 @@ func outsideState(t *testing.T) map[string]string {
 				return nil
 			}
 			// Counters, and trees of interfaces that come and go.
-			for _, part := range []string{"random/", "ns_last_pid", "nr_", "/neigh/", "/conf/", "pid_max", "sched_domain", "tainted", "perf_", "stat_refresh", "_count"} {
+			for _, part := range []string{"random/", "ns_last_pid", "nr_", "pty/nr", "/neigh/", "/conf/", "pid_max", "sched_domain", "tainted", "perf_", "stat_refresh", "_count"} {
 				if strings.Contains(path, part) {
 					return nil
 				}
