@@ -17,6 +17,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // A canary is a secret that is nowhere else, with its name.
@@ -61,7 +62,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	env["HOME"], env["USER"], env["TOKEN"] = dir, "ann", canaries[0].text
 	keyboard, terminal, err := openTerminal()
 	if err != nil {
-		t.Skipf("no pseudo-terminal here: %v", err)
+		testkit.Lacks(t, "no pseudo-terminal: %v", err)
 	}
 	defer keyboard.Close()
 	defer terminal.Close()

@@ -30,6 +30,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
 )
 
@@ -57,12 +58,7 @@ func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			if backend == "netns" {
-				if err := worker.NetnsReady(); err != nil {
-					if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-						t.Fatal(err)
-					}
-					t.Skip(err)
-				}
+				simworker.NeedNetns(t)
 			}
 			story(t, backend)
 		})
