@@ -183,7 +183,7 @@ A request that exists with the same properties is taken as it is.`,
 			defer p.warnOfLeftovers(s, c, d, r.ID)()
 			res, created, err := s.queue.Create(c.Context, r)
 			if created && err != nil {
-				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, state %s, and may become billed", r.ID, res.State),
+				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, %s", r.ID, res.Standing()),
 					Hint: "delete it with: multihost qr delete " + r.ID + " --force"})
 			}
 			if err != nil {

@@ -102,7 +102,7 @@ func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
 	defer cancel()
 	res, err := d.Queue.Get(look, o.Request.ID)
 	if err == nil {
-		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, state %s, and is billed", o.Request.ID, res.State)
+		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, %s", o.Request.ID, res.Standing())
 	}
 	return runErr
 }
@@ -130,7 +130,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			Advice: deleteHint(id, d)})
 	}
 	if why := d.keep(ctx, r, o, out, runErr); why != "" {
-		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), state %s, and is billed", id, why, res.State)
+		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), %s", id, why, res.Standing())
 		return out, runErr
 	}
 	// The limit is the deletion's own; the context only ends it for good.

@@ -128,6 +128,18 @@ func (r Resource) ReadySlices() int {
 // against the quota.
 func (r Resource) Dead() bool { return r.State == "FAILED" || r.State == "SUSPENDED" }
 
+// Standing is the state with what it means for the bill, as the end of a
+// sentence about a resource that stays.
+func (r Resource) Standing() string {
+	switch {
+	case r.Dead():
+		return "state " + r.State + ", and holds quota until it is deleted"
+	case len(r.Slices) == 0:
+		return "state " + r.State + ", and is billed once it has slices"
+	}
+	return "state " + r.State + ", and is billed"
+}
+
 func newResource(body *tpuapi.QueuedResource) Resource {
 	r := Resource{ID: lastPart(body.Name), Tier: tierOf(body), Reservation: body.ReservationName, body: body}
 	if t, err := time.Parse(time.RFC3339, body.CreateTime); err == nil {

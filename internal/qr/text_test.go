@@ -75,3 +75,19 @@ func TestSlicesOfAllOwners(t *testing.T) {
 		t.Errorf("%+v, %v", one, err)
 	}
 }
+func TestWhatStaysIsSaidWithWhatItCosts(t *testing.T) {
+	slice := []qr.SliceState{{Name: "s-0", State: "READY"}}
+	for _, c := range []struct {
+		have qr.Resource
+		want string
+	}{
+		{qr.Resource{State: "ACTIVE", Slices: slice}, "state ACTIVE, and is billed"},
+		{qr.Resource{State: "WAITING_FOR_RESOURCES"}, "state WAITING_FOR_RESOURCES, and is billed once it has slices"},
+		{qr.Resource{State: "FAILED"}, "state FAILED, and holds quota until it is deleted"},
+		{qr.Resource{State: "SUSPENDED", Slices: slice}, "state SUSPENDED, and holds quota until it is deleted"},
+	} {
+		if got := c.have.Standing(); got != c.want {
+			t.Errorf("%s with %d slices: %q, want %q", c.have.State, len(c.have.Slices), got, c.want)
+		}
+	}
+}
