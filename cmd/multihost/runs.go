@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 
 	"github.com/urfave/cli/v2"
 
@@ -165,7 +164,13 @@ Settings are not persistent: they are gone when a worker reboots.`,
 			sub("apply", "bring every setting to the wanted value", false),
 			sub("check", "read every setting, change nothing", true),
 			command(cli.Command{
-				Name: "print", Usage: "print the script that does it on a worker",
+				Name: "print", Usage: "print the script that does it on a worker or in a pod",
+				Description: `With --platform=gke the script is for the container of a TPU pod, which multihost
+cannot reach: what the container needs is in its first lines, and what it lacks is
+said when it runs (docs/gke.md).
+
+  multihost preflight print --platform=gke > preflight.sh
+  bash preflight.sh PLATFORM=GKE && python3 train.py`,
 				Flags: []cli.Flag{platformFlag()},
 				Action: func(c *cli.Context) error {
 					platform, err := preflight.ParsePlatform(c.String("platform"))
@@ -227,7 +232,7 @@ func cutPlatform(word string) (string, bool) { return strings.CutPrefix(word, "P
 
 // withoutPipe drops the error of a reader that has seen enough.
 func withoutPipe(err error) error {
-	if errors.Is(err, syscall.EPIPE) {
+	if ui.IsClosedPipe(err) {
 		return nil
 	}
 	return err

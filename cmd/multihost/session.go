@@ -10,6 +10,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -267,6 +268,9 @@ func gcloudToken(ctx context.Context) (string, error) {
 }
 
 func (s *session) startSim(c *cli.Context) error {
+	if err := simulatable(runtime.GOOS); err != nil {
+		return err
+	}
 	var specs []sim.SliceSpec
 	for _, text := range c.StringSlice("sim-slices") {
 		list, err := sim.ParseSlices(text)
@@ -401,7 +405,7 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 	}
 	ssh := filepath.Join(p.home, ".ssh")
 	a.UserKnownHosts = []string{filepath.Join(ssh, "known_hosts"), filepath.Join(ssh, "known_hosts2"), "/etc/ssh/ssh_known_hosts"}
-	a.AgentSocket, _ = s.lookup("SSH_AUTH_SOCK")
+	a.AgentSocket = s.agent()
 	return nil
 }
 
@@ -422,7 +426,7 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 		}
 	}
 	var locked *sshfan.IdentityError
-	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
+	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
 		id, err = sshfan.LoadAgentIdentity(socket, locked.PublicKey)
 	}
 	var in *job.Interrupted
@@ -433,6 +437,14 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 		return nil, &configError{err: err, hint: hintOf(err)}
 	}
 	return id, nil
+}
+
+// agent is where the user's ssh-agent listens, or "".
+func (s *session) agent() string {
+	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" {
+		return socket
+	}
+	return sshfan.DefaultAgent()
 }
 
 // owner is who runs this, for the workers' records.

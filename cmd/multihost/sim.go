@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -48,6 +49,16 @@ func (p *program) simDir(c *cli.Context) string {
 	return filepath.Join(config.RuntimeDir(p.lookup), "sim")
 }
 
+// simulatable refuses where there can be no simulated workers: they need /proc
+// and a whole network of loopback addresses.
+func simulatable(system string) error {
+	if system == "linux" {
+		return nil
+	}
+	return &usageError{err: fmt.Errorf("the simulator needs Linux, and this is %s", system),
+		hint: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
+}
+
 // bareView is a view for commands that need no cloud.
 func (p *program) bareView(c *cli.Context) (*ui.Renderer, error) {
 	mode, err := p.viewMode(c)
@@ -86,6 +97,9 @@ func (p *program) simUpCommand() *cli.Command {
 		},
 		Action: func(c *cli.Context) error {
 			if err := p.noArguments("multihost sim up"); err != nil {
+				return err
+			}
+			if err := simulatable(runtime.GOOS); err != nil {
 				return err
 			}
 			if err := oneOf("backend", c.String("backend"), "process", "netns"); err != nil {
@@ -184,7 +198,7 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 	}
 	cmd := exec.Command(self, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	ownSession(cmd)
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -66,11 +65,8 @@ func openHashes(dir, root string) *hashCache {
 // state is what tells a file from a changed one; false where the system does not
 // say.
 func state(info fs.FileInfo) (cachedHash, bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return cachedHash{}, false
-	}
-	return cachedHash{Size: info.Size(), Inode: st.Ino, ModNS: info.ModTime().UnixNano(), ChgNS: changeTime(st)}, true
+	inode, changed, ok := identity(info)
+	return cachedHash{Size: info.Size(), Inode: inode, ModNS: info.ModTime().UnixNano(), ChgNS: changed}, ok
 }
 
 // get returns the hash of a file in that state, if it is known.

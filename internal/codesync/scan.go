@@ -17,7 +17,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -113,7 +112,7 @@ func (s *scanner) findRoot() (string, error) {
 		return "", &DirError{dir, err.Error(), ""}
 	case !info.IsDir():
 		return "", &DirError{dir, "not a directory", "give the directory that the file is in"}
-	case root == "/":
+	case filepath.Dir(root) == root:
 		return "", &DirError{dir, "this is the whole file system", "change to the directory of your program"}
 	}
 	if s.opts.Home == "" {
@@ -123,7 +122,7 @@ func (s *scanner) findRoot() (string, error) {
 	if err != nil {
 		return root, nil
 	}
-	if strings.HasPrefix(home, root+"/") {
+	if strings.HasPrefix(home, root+string(filepath.Separator)) {
 		return "", &DirError{dir, "your home directory lies in it", "change to the directory of your program"}
 	}
 	if home == root && !exists(filepath.Join(root, IgnoreFile)) && !exists(filepath.Join(root, ".git")) {
@@ -245,7 +244,7 @@ func (s *scanner) visit(ctx context.Context, name string, entry fs.DirEntry, rul
 	if info.Mode()&fs.ModeSymlink != 0 {
 		return s.visitLink(name)
 	}
-	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: File, Mode: info.Mode().Perm() | 0o400})
+	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: File, Mode: permissions(info) | 0o400})
 	return nil
 }
 
@@ -259,7 +258,7 @@ func (s *scanner) visitDir(ctx context.Context, name string, info fs.FileInfo, r
 		s.skip(name, "ignored by git", info)
 		return nil
 	}
-	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: Dir, Mode: info.Mode().Perm() | 0o700})
+	s.tree.Entries = append(s.tree.Entries, Entry{Path: name, Kind: Dir, Mode: permissions(info) | 0o700})
 	return s.walk(ctx, name, rules)
 }
 
@@ -268,6 +267,7 @@ func (s *scanner) visitLink(name string) error {
 	if err != nil {
 		return &FileError{name, cause(err)}
 	}
+	target = filepath.ToSlash(target)
 	if leadsOut(name, target) {
 		s.tree.Skipped = append(s.tree.Skipped, Skip{Path: name, Why: fmt.Sprintf("link out of the directory, to %q", target), Odd: true})
 		return nil
@@ -280,7 +280,7 @@ func (s *scanner) visitLink(name string) error {
 // directory as far as its text says. An absolute target means another file on
 // the worker, even when it is inside here.
 func leadsOut(name, target string) bool {
-	if path.IsAbs(target) {
+	if path.IsAbs(target) || filepath.IsAbs(target) {
 		return true
 	}
 	to := path.Join(path.Dir(name), target)
@@ -425,7 +425,7 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 // openRegular opens a regular file without waiting for whatever else it may
 // have become since it was listed.
 func openRegular(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(name, readFlags, 0)
 	if err != nil {
 		return nil, err
 	}

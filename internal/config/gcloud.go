@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"sort"
 	"strings"
 
@@ -170,6 +171,9 @@ func gcloudBool(value string) (bool, error) {
 func gcloudDir(lookup Lookup, home string) string {
 	if dir := get(lookup, "CLOUDSDK_CONFIG"); dir != "" {
 		return dir
+	}
+	if dir := get(lookup, "APPDATA"); runtime.GOOS == "windows" && dir != "" {
+		return filepath.Join(dir, "gcloud")
 	}
 	return filepath.Join(home, ".config", "gcloud")
 }

@@ -216,7 +216,7 @@ func retryable(err error) bool {
 		return true
 	}
 	// Nothing listens on this very machine: waiting does not start it.
-	if loopback(err) && errors.Is(err, syscall.ECONNREFUSED) {
+	if loopback(err) && errors.Is(err, errRefused) {
 		return false
 	}
 	return brokenConnection(err)

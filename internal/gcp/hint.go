@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"syscall"
 )
 
 // Hint says in one sentence what the user can do about err, with the command
@@ -174,7 +173,7 @@ func invalidHint(message string) string {
 
 func unavailableHint(err error, f facts) string {
 	switch {
-	case loopback(err) && errors.Is(err, syscall.ECONNREFUSED):
+	case loopback(err) && errors.Is(err, errRefused):
 		return "nothing listens at the endpoint override; start the simulator with: multihost sim up"
 	case isRateReason(f.reason) || rateText.MatchString(f.message):
 		return "the project sends too many requests per minute; wait a minute and try again"

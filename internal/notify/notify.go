@@ -290,10 +290,8 @@ func (n *Notifier) run(input []byte) error {
 	cmd := exec.CommandContext(ctx, n.o.Program[0], n.o.Program[1:]...)
 	var said tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second // for a child that keeps its output open
-	err := cmd.Run()
+	err := runApart(cmd)
 	switch {
 	case err == nil:
 		return nil

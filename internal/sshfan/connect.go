@@ -391,9 +391,7 @@ func permanent(e *ConnectError) bool {
 	case errors.As(err, &dns):
 		return dns.IsNotFound
 	}
-	return slices.ContainsFunc([]error{
-		ErrClosed, syscall.EMFILE, syscall.ENFILE, syscall.EACCES, syscall.EPERM, syscall.EAFNOSUPPORT,
-	}, func(target error) bool { return errors.Is(err, target) })
+	return errors.Is(err, ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
 // explain makes the error of a failed step, preferring why we stopped to what
@@ -451,11 +449,11 @@ func (c *Conn) hint(e *ConnectError) string {
 	switch {
 	case errors.As(e.Err, &hinted):
 		return hinted.Hint()
-	case errors.Is(e.Err, syscall.EMFILE):
+	case errors.Is(e.Err, errTooManyFiles):
 		return "too many open files: raise the limit with `ulimit -n`"
-	case errors.Is(e.Err, syscall.ECONNREFUSED):
+	case errors.Is(e.Err, errRefused):
 		return "nothing listens there: the VM is still booting, or this is not its SSH port"
-	case errors.Is(e.Err, syscall.EHOSTUNREACH), errors.Is(e.Err, syscall.ENETUNREACH):
+	case errors.Is(e.Err, errNoHost), errors.Is(e.Err, errNoNetwork):
 		return "this machine has no route to it: an internal address is reached from inside the network, or with --ssh-proxy-jump=USER@BASTION, or with --ip=iap"
 	case e.Stage == StageDial && timedOut:
 		return firewallHint(e.Addr)

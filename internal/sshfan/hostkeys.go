@@ -15,7 +15,6 @@ import (
 	"sync"
 
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/sys/unix"
 )
 
 // trust is what is known about the host key of a worker before one try, and
@@ -398,7 +397,7 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+	if err := lockFile(lock); err != nil {
 		return fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
 	data, err := os.ReadFile(path)

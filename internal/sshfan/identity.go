@@ -7,8 +7,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
-	"net"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -23,7 +23,7 @@ import (
 // concurrent use: 2048 logins sign on all cores.
 type Identity struct {
 	signers []ssh.Signer
-	agent   net.Conn // nil unless the keys are held by an agent
+	agent   io.Closer // nil unless the keys are held by an agent
 }
 
 // IdentityError reports a private key that cannot be used.
@@ -77,7 +77,7 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 	if !info.Mode().IsRegular() {
 		return fail(errors.New("not a regular file"), "")
 	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+	if mode := info.Mode().Perm(); exposed(mode) {
 		return fail(fmt.Errorf("%w (mode %#o)", ErrExposed, mode), "chmod 600 "+Quote(path))
 	}
 	const enough = 1 << 20
@@ -216,11 +216,12 @@ func ownName() string {
 // connection after six refused ones (MaxAuthTries).
 const agentKeys = 5
 
-// LoadAgentIdentity uses the keys that an ssh-agent holds at a Unix socket.
+// LoadAgentIdentity uses the keys that an ssh-agent holds at a Unix socket, or at
+// a named pipe of Windows.
 // publicKey, in authorized_keys form, chooses one; empty takes them all, up to
 // five, ed25519 first. The caller closes the Identity after the Fleet.
 func LoadAgentIdentity(socket, publicKey string) (*Identity, error) {
-	conn, err := net.Dial("unix", socket)
+	conn, err := dialAgent(socket)
 	if err != nil {
 		return nil, fmt.Errorf("connect to ssh-agent: %w", err)
 	}

@@ -3,8 +3,6 @@ package sshfan
 import (
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"multihost/internal/event"
 )
 
@@ -34,22 +32,12 @@ func (e *DescriptorError) Hint() string {
 // too little.
 func RaiseFileLimit(hosts int) error {
 	need := uint64(filesPerHost*hosts + filesBesides)
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+	limit, err := raiseFileLimit(need)
+	if err != nil {
 		return fmt.Errorf("read limit of open files: %w", err)
 	}
-	if limit.Cur >= need {
-		return nil
-	}
-	if limit.Cur < limit.Max {
-		raised := limit
-		raised.Cur = min(need, limit.Max)
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &raised); err == nil {
-			limit = raised
-		}
-	}
-	if limit.Cur < need {
-		return &DescriptorError{Hosts: hosts, Need: int(need), Limit: int(limit.Cur)}
+	if limit < need {
+		return &DescriptorError{Hosts: hosts, Need: int(need), Limit: int(limit)}
 	}
 	return nil
 }

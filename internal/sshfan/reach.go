@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -106,7 +105,7 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 		return found, nil
 	}
 	for i, err := range causes {
-		if errors.Is(err, syscall.ECONNREFUSED) {
+		if errors.Is(err, errRefused) {
 			return i, nil
 		}
 	}

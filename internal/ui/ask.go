@@ -3,12 +3,10 @@ package ui
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 )
 
@@ -17,13 +15,10 @@ const Interrupt = '\x03'
 
 // CanAsk reports whether in is a terminal that this program may read now: one
 // that is in the background of its shell would be stopped by it.
+// On Windows it may not: a read of a console cannot be taken back.
 func CanAsk(in io.Reader, out io.Writer) bool {
 	file, ok := in.(*os.File)
-	if !ok || !term.IsTerminal(int(file.Fd())) || !IsTerminal(out) {
-		return false
-	}
-	group, err := unix.IoctlGetInt(int(file.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+	return ok && term.IsTerminal(int(file.Fd())) && IsTerminal(out) && mayRead(file)
 }
 
 // Ask stops the view, shows question on standard error, and returns the first
@@ -69,46 +64,4 @@ func (r *Renderer) hold(ctx context.Context) (resume func(), err error) {
 		<-l.pen
 		l.kick()
 	}, nil
-}
-
-// readKey reads single bytes until one of keys comes. A read of a terminal
-// cannot be taken back, so it is only begun when there is something to read.
-func readKey(ctx context.Context, fd int, keys string) (byte, error) {
-	wake, waker, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
-	defer wake.Close()
-	stop := context.AfterFunc(ctx, func() { waker.Close() })
-	defer func() {
-		if stop() {
-			waker.Close()
-		}
-	}()
-	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake.Fd()), Events: unix.POLLIN}}
-	for {
-		switch _, err := unix.Poll(ready, -1); {
-		case ctx.Err() != nil:
-			return 0, context.Cause(ctx)
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, err
-		}
-		var b [1]byte
-		switch n, err := unix.Read(fd, b[:]); {
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
-		}
-		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // in either case of letters
-			if b[0] != Interrupt {
-				b[0] |= 0x20
-			}
-			return b[0], nil
-		}
-	}
 }

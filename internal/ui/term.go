@@ -6,10 +6,10 @@ import (
 	"golang.org/x/term"
 )
 
-// IsTerminal reports whether w is a terminal.
+// IsTerminal reports whether w is a terminal that obeys escape sequences.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(interface{ Fd() uintptr })
-	return ok && term.IsTerminal(int(f.Fd()))
+	return ok && term.IsTerminal(int(f.Fd())) && takesEscapes(f.Fd())
 }
 
 // terminalWidth returns the columns of the terminal w, 80 when it does not say.

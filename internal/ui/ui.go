@@ -25,7 +25,6 @@ import (
 	"io"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -294,7 +293,7 @@ func (r *Renderer) summary(s event.Summary) {
 func (r *Renderer) writeFailed(d dest, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, io.ErrClosedPipe) && r.fault == nil {
+	if !IsClosedPipe(err) && !errors.Is(err, io.ErrClosedPipe) && r.fault == nil {
 		r.fault = fmt.Errorf("write %s: %w", d, err)
 	}
 	if d == toStdout {

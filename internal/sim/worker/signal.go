@@ -3,7 +3,8 @@ package worker
 import "syscall"
 
 // signals are those that an SSH client may send to a command and that have a
-// name on the wire (RFC 4254 §6.10); OpenSSH takes no others.
+// name on the wire (RFC 4254 §6.10); OpenSSH takes no others. Workers are Linux,
+// and the last two have no name on Windows: there are their numbers.
 var signals = map[string]syscall.Signal{
 	"ABRT": syscall.SIGABRT,
 	"ALRM": syscall.SIGALRM,
@@ -16,8 +17,8 @@ var signals = map[string]syscall.Signal{
 	"QUIT": syscall.SIGQUIT,
 	"SEGV": syscall.SIGSEGV,
 	"TERM": syscall.SIGTERM,
-	"USR1": syscall.SIGUSR1,
-	"USR2": syscall.SIGUSR2,
+	"USR1": syscall.Signal(10),
+	"USR2": syscall.Signal(12),
 }
 
 // signalName is the wire name of a signal that ended a command.

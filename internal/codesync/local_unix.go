@@ -1,0 +1,25 @@
+//go:build unix
+
+package codesync
+
+import (
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// readFlags open a file without waiting for what it may have become, a FIFO or
+// a link.
+const readFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOFOLLOW
+
+// identity is the inode of a file and its time of change, in nanoseconds.
+func identity(info fs.FileInfo) (inode uint64, changed int64, ok bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, false
+	}
+	return st.Ino, changeTime(st), true
+}
+
+// permissions are the mode that a file has on the workers.
+func permissions(info fs.FileInfo) fs.FileMode { return info.Mode().Perm() }

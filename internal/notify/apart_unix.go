@@ -1,0 +1,16 @@
+//go:build unix
+
+package notify
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// runApart runs cmd in a process group of its own; when its context ends, all of
+// the group does.
+func runApart(cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd.Run()
+}

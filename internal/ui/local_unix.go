@@ -1,0 +1,68 @@
+//go:build unix
+
+package ui
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// IsClosedPipe reports whether a write failed because the reader has gone.
+func IsClosedPipe(err error) bool { return errors.Is(err, syscall.EPIPE) }
+
+// takesEscapes reports whether a terminal obeys escape sequences.
+func takesEscapes(uintptr) bool { return true }
+
+// mayRead reports whether this program is in the foreground of its shell.
+func mayRead(terminal *os.File) bool {
+	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// readKey reads single bytes until one of keys comes. A read of a terminal
+// cannot be taken back, so it is only begun when there is something to read.
+func readKey(ctx context.Context, fd int, keys string) (byte, error) {
+	wake, waker, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer wake.Close()
+	stop := context.AfterFunc(ctx, func() { waker.Close() })
+	defer func() {
+		if stop() {
+			waker.Close()
+		}
+	}()
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake.Fd()), Events: unix.POLLIN}}
+	for {
+		switch _, err := unix.Poll(ready, -1); {
+		case ctx.Err() != nil:
+			return 0, context.Cause(ctx)
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, err
+		}
+		var b [1]byte
+		switch n, err := unix.Read(fd, b[:]); {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		}
+		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // in either case of letters
+			if b[0] != Interrupt {
+				b[0] |= 0x20
+			}
+			return b[0], nil
+		}
+	}
+}
