@@ -12,6 +12,11 @@
 #   end
 # Anything else on stdout (login scripts may print) is for nobody.
 #
+# A printed script has PLATFORM and the settings in itself, in $table, and is for
+# whoever reads a terminal or the log of a pod. Its arguments are check or apply,
+# --require, and PLATFORM=gce or gke in any case. It ends with 76 when the worker
+# cannot train, or with --require when any setting is not as wanted.
+#
 # No setting may keep another one from being done, so nothing aborts this
 # script. Where a value is right, nothing is written and sudo is not needed.
 
@@ -20,8 +25,32 @@ export LC_ALL=C
 # proving that the worker still has it.
 trap '' PIPE HUP
 
-mode=${1-} platform=${2-} install=${3-}
-shift 3
+declare -a table
+voice='' require=''
+read_words() {
+	local word
+	voice=people mode=apply
+	for word; do
+		case $word in
+		apply | check) mode=$word ;;
+		--require) require=yes ;;
+		PLATFORM=[gG][cC][eE]) platform=gce ;;
+		PLATFORM=[gG][kK][eE]) platform=gke ;;
+		*)
+			printf 'preflight: unknown word %s: want check, apply, --require, PLATFORM=gce or PLATFORM=gke\n' "$word" >&2
+			exit 64
+			;;
+		esac
+	done
+}
+if (($# < 7)); then # fewer words than the least table has
+	platform=${table[0]} install=no
+	read_words "$@"
+	set -- "${table[@]:1}"
+else
+	mode=${1-} platform=${2-} install=${3-}
+	shift 3
+fi
 
 proc="${MULTIHOST_ROOT_PROC-}/proc"
 sys="${MULTIHOST_ROOT_SYS-}/sys"
@@ -36,12 +65,34 @@ fi
 tab=$'\t'
 
 say() {
+	if [[ $voice == people ]]; then
+		[[ $1 == result ]] && tell "${@:2}"
+		return
+	fi
 	local line="multihost-preflight 1" field
 	for field; do
 		field=${field//[$'\t\n\r']/ }
 		line+=$tab${field:0:400}
 	done
 	printf '%s\n' "$line"
+}
+
+# tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: a result for people. What
+# makes a worker useless is what Result.Severity says.
+good=0 bad=0 useless=0
+tell() {
+	local name=$1 want=$2 before=$3 after=$4 outcome=$5 lost=$6 reason=$7
+	((good++))
+	case $outcome in
+	ok) reason="${after:-as wanted}" ;;
+	changed) reason="$after, was ${before:-unset}" ;;
+	failed)
+		((good--, bad++))
+		[[ $lost == yes || $name == tpu_devices ]] && ((useless++))
+		reason="is ${after:-unknown}${want:+, wanted $want}: $reason"
+		;;
+	esac
+	printf 'preflight: %-26s %-8s %s\n' "$name" "$outcome" "$reason"
 }
 
 have() { type -P "$1" >/dev/null; }
@@ -76,6 +127,32 @@ explain() {
 	elif [[ -z $why ]]; then
 		why="$command ended with status $rc"
 	fi
+	[[ $platform == gke ]] && explain_container
+}
+
+# explain_container: what of the container's rights $why comes from.
+explain_container() {
+	case $why in
+	*"Read-only file system"*)
+		why+=" (a container may write there only with securityContext: privileged: true)"
+		;;
+	*"peration not permitted"* | *"ermission denied"*)
+		[[ $net_admin == no ]] && why+=" (the container lacks NET_ADMIN)"
+		;;
+	esac
+}
+
+# get_capabilities: $net_admin is yes or no, or empty where the kernel does not
+# say. NET_ADMIN is bit 12 of linux/capability.h.
+net_admin=''
+get_capabilities() {
+	local key value
+	[[ -r $proc/self/status ]] || return
+	while read -r key value; do
+		[[ $key == CapEff: ]] || continue
+		net_admin=no
+		((16#$value >> 12 & 1)) && net_admin=yes
+	done <"$proc/self/status"
 }
 
 # get_root: finds out once how to act as root: $root is the command prefix,
@@ -88,7 +165,7 @@ get_root() {
 			root=()
 		elif ! have sudo; then
 			no_root="not root, and sudo is not installed"
-			[[ $platform == gke ]] && no_root="not root: run the container as root with NET_ADMIN"
+			[[ $platform == gke ]] && no_root="not root: run the container as root (securityContext: runAsUser: 0) with NET_ADMIN"
 		elif attempt sudo -n true; then
 			root=(sudo -n)
 		else
@@ -580,7 +657,10 @@ do_devices() { # NAME WANT
 	local outcome=ok problem=""
 	case $2 in
 	none) outcome=skipped problem="not a TPU worker" ;;
-	1+) ((count > 0)) || outcome=failed problem="no TPU device below /dev/accel* or /dev/vfio/*" ;;
+	1+)
+		((count > 0)) || outcome=failed problem="no TPU device below /dev/accel* or /dev/vfio/*"
+		[[ $count == 0 && $platform == gke ]] && problem+=" (does the container ask for google.com/tpu, and for all of the node's?)"
+		;;
 	*)
 		((count == $2)) || problem="$count TPU devices, $2 expected"
 		((count >= $2)) || outcome=failed
@@ -610,6 +690,33 @@ tell_worker() {
 	read_value "$proc/sys/kernel/random/boot_id" && say info boot_id "$value"
 }
 
+# tell_pod: says what a container lacks, and whom the settings are for. The
+# interface of a pod network is no device of the node.
+tell_pod() {
+	if [[ $net_admin == no ]]; then
+		echo "preflight: this container lacks the capability NET_ADMIN: routes and interfaces stay as they are;" \
+			"add it with securityContext: capabilities: {add: [NET_ADMIN]}, or with privileged: true"
+	fi
+	local d
+	route_devices || return 0
+	for d in "${devices[@]}"; do
+		[[ -e $sys/class/net/$d/device ]] && return 0
+	done
+	echo "preflight: this pod has a network of its own (no hostNetwork: true): the settings hold for this pod only," \
+		"and its traffic takes the node's virtual interfaces on the way"
+}
+
+# conclude: the last line for people, and the exit status.
+conclude() {
+	echo "preflight: $good of $((good + bad)) settings are as wanted or not there"
+	if ((useless > 0)) || [[ $require == yes && $bad -gt 0 ]]; then
+		exit 76
+	fi
+	exit 0
+}
+
+[[ $platform == gke ]] && get_capabilities
+[[ $voice == people && $platform == gke ]] && tell_pod
 count_devices
 [[ $install == yes ]] && install_tools
 while (($# >= 4)); do
@@ -624,5 +731,6 @@ while (($# >= 4)); do
 	esac
 	shift 4
 done
+[[ $voice == people ]] && conclude
 tell_worker
 say end

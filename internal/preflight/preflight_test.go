@@ -505,22 +505,92 @@ func TestNUMAWrap(t *testing.T) {
 func TestScriptIsClean(t *testing.T) {
 	t.Parallel()
 	shellcheck := testkit.Need(t, "shellcheck")
-	printed := filepath.Join(t.TempDir(), "printed.sh")
-	testkit.Must(t, os.WriteFile(printed, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
-	for _, name := range []string{"preflight.sh", printed} {
+	script := filepath.Join(t.TempDir(), "printed.sh")
+	testkit.Must(t, os.WriteFile(script, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
+	forPods := filepath.Join(t.TempDir(), "pods.sh")
+	testkit.Must(t, os.WriteFile(forPods, []byte(Print(Options{Platform: GKE})), 0o644))
+	for _, name := range []string{"preflight.sh", script, forPods} {
 		if out, err := exec.Command(shellcheck, name).CombinedOutput(); err != nil {
 			t.Errorf("shellcheck: %v\n%s", err, out)
 		}
 	}
 }
 
+// What multihost preflight print prints does to a worker what Run does, and says
+// so in words.
 func TestPrintedScriptDoesTheSame(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
+	h, twin := newHost(t), newHost(t)
+	said, status := printed(t, h, Options{})
+	rep, err := Run(t.Context(), twin, Options{})
+	testkit.Must(t, err)
+	for _, r := range rep.Results {
+		line := fmt.Sprintf("preflight: %-26s %-8s ", r.Setting, r.Outcome)
+		if r.Outcome == Changed {
+			line += r.After + ", was " + r.Before
+		}
+		if !strings.Contains(said, line) {
+			t.Errorf("nothing says %q", line)
+		}
+	}
+	if !strings.HasSuffix(said, "preflight: 12 of 12 settings are as wanted or not there\n") || status != 0 {
+		t.Errorf("it ends with status %d and says\n%s", status, said)
+	}
+	same(t, "a second check", outcomes(mustRun(t, h, Options{Mode: Check})), outcomes(mustRun(t, twin, Options{Mode: Check})))
+}
+
+// printed runs what Print prints, with words as arguments.
+func printed(t *testing.T, h *host, o Options, words ...string) (said string, status int) {
+	t.Helper()
 	var out bytes.Buffer
-	_, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s", Stdin: strings.NewReader(Print(Options{})), Stdout: &out})
+	st, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s -- " + strings.Join(words, " "), Stdin: strings.NewReader(Print(o)), Stdout: &out, Stderr: &out})
 	testkit.Must(t, err)
-	rep, err := parse(out.Bytes())
+	return out.String(), st.Code
+}
+
+func mustRun(t *testing.T, h *host, o Options) Report {
+	t.Helper()
+	rep, err := Run(t.Context(), h, o)
 	testkit.Must(t, err)
-	same(t, "outcomes", outcomes(rep), fresh)
+	return rep
+}
+
+// Where the printed script stands before a program, as in
+// `bash preflight.sh PLATFORM=GKE && python3 train.py`, its status decides
+// whether the program starts.
+func TestPrintedScriptStopsOnlyWhatCannotWork(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(*host)
+		words  string
+		status int
+		say    string
+	}{
+		{"a setting is refused", func(h *host) { h.write("state/sudo-refuses", "") }, "PLATFORM=GCE", 0, "rto_min                    failed   is unset, wanted 5ms: no root rights"},
+		{"and every one is wanted", func(h *host) { h.write("state/sudo-refuses", "") }, "PLATFORM=gce --require", 76, "failed"},
+		{"no devices", func(h *host) { testkit.Must(h.t, os.RemoveAll(filepath.Join(h.root, "dev"))) }, "", 76, "no TPU device"},
+		{"no devices in a pod", func(h *host) { testkit.Must(h.t, os.RemoveAll(filepath.Join(h.root, "dev"))) }, "PLATFORM=GKE", 76, "does the container ask for google.com/tpu"},
+		{"a pod that is not root", func(*host) {}, "PLATFORM=GKE", 0, "run the container as root (securityContext: runAsUser: 0) with NET_ADMIN"},
+		{"only looked at", func(*host) {}, "check", 0, "not as wanted"},
+		{"another platform", func(*host) {}, "PLATFORM=AWS", 64, "unknown word PLATFORM=AWS"},
+		{"the node's own interface", func(h *host) { h.write("sys/class/net/ens8/device/vendor", "0x1ae0") }, "PLATFORM=GKE", 0, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			if strings.Contains(c.name, "not root") {
+				testkit.Must(t, os.Remove(filepath.Join(h.root, "bin/sudo")))
+			}
+			c.change(h)
+			said, status := printed(t, h, Options{}, c.words)
+			if status != c.status || !strings.Contains(said, c.say) {
+				t.Errorf("it ends with %d, want %d, and says\n%s", status, c.status, said)
+			}
+			pod := strings.Contains(said, "this pod has a network of its own")
+			if want := strings.Contains(c.words, "GKE") && c.say != ""; pod != want {
+				t.Errorf("it says of a pod's own network: %v, want %v", pod, want)
+			}
+		})
+	}
 }

@@ -125,20 +125,37 @@ func arguments(o Options) []string {
 	return args
 }
 
-// Print returns the program that Run runs, as one bash script with the table
-// in it: `multihost preflight print | ssh worker bash -s` does the same.
+//go:embed print_gce.txt
+var aboutGCE string
+
+//go:embed print_gke.txt
+var aboutGKE string
+
+// Print returns the program that Run runs, as one bash script that has the table
+// in it and answers in words, for people:
+// `multihost preflight print | ssh worker bash -s` does the same as Run. What it
+// takes to use it where o.Platform says is in its first lines.
 func Print(o Options) string {
+	about := aboutGCE
+	if o.Platform == GKE {
+		about = aboutGKE
+	}
 	first, rest, _ := strings.Cut(script, "\n")
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n# Printed by multihost preflight print; the table follows as arguments:\n", first)
-	args := arguments(o)
-	b.WriteString("set --")
-	for i, arg := range args {
-		if i > 2 && (i-3)%4 == 0 {
-			b.WriteString(" \\\n ")
-		}
-		b.WriteString(" " + sshfan.Quote(arg))
+	fmt.Fprintln(&b, first)
+	for line := range strings.Lines(about) {
+		b.WriteString(strings.TrimRight("# "+line, " \n") + "\n")
 	}
-	b.WriteString("\n" + rest)
+	args := arguments(o)
+	fmt.Fprintf(&b, "table=(%s", sshfan.Quote(args[1]))
+	for i, arg := range args[3:] {
+		if i%4 == 0 {
+			b.WriteString("\n\t")
+		} else {
+			b.WriteString(" ")
+		}
+		b.WriteString(sshfan.Quote(arg))
+	}
+	b.WriteString("\n)\n" + rest)
 	return b.String()
 }
