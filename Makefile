@@ -3,12 +3,13 @@ VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo d
 SEED       ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    = ./...
+SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
 LIMIT      ?= 30m
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak bench fuzz lint docs check clean tools
+.PHONY: help build demo test race soak bench fuzz lint docs check release clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +41,7 @@ fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 	done
 
 lint: tools ## gofmt, go vet, staticcheck, shellcheck
-	@test -z "$$(gofmt -s -l bench cmd internal examples)" || { gofmt -s -l bench cmd internal examples; echo 'run gofmt -s -w on these'; exit 1; }
+	@test -z "$$(gofmt -s -l $(SOURCE))" || { gofmt -s -l $(SOURCE); echo 'run gofmt -s -w on these'; exit 1; }
 	go vet $(PACKAGES)
 	go run $(STATICCHECK) $(PACKAGES)
 	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
@@ -49,10 +50,13 @@ docs: tools ## write docs/cli.md anew from the commands, and the pictures of doc
 	go test ./cmd/multihost -run TestCLIDocument -update
 	go test ./internal/report -run TestPictures -update
 
+release: tools ## write dist: archives for every platform, checksums, bills of materials
+	go run ./release -version "$(VERSION)" -out dist
+
 check: lint test ## what has to pass before a change lands
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist
 
 tools: ## install the programs that the tests need, as root; else name them
 	@./.ci/tools

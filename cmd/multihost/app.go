@@ -55,6 +55,7 @@ func (p *program) commands() []*cli.Command {
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),
+		p.manualCommand(),
 		p.versionCommand(),
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
+
+	"multihost/internal/testkit"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md anew")
@@ -88,14 +91,6 @@ func TestEveryCommandHasAnExitStatusSection(t *testing.T) {
 	})
 }
 
-func walk(commands []*cli.Command, parent string, visit func(path string, c *cli.Command)) {
-	for _, c := range commands {
-		path := parent + " " + c.Name
-		visit(path, c)
-		walk(c.Subcommands, path, visit)
-	}
-}
-
 // cliDocument writes all commands and flags as Markdown.
 func cliDocument() string {
 	app := (&program{}).app()
@@ -124,24 +119,36 @@ func fence(text string) string { return "```\n" + strings.TrimRight(text, "\n") 
 
 func flagTable(b *strings.Builder, flags []cli.Flag) {
 	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")
-	for _, f := range flags {
-		d, ok := f.(cli.DocGenerationFlag)
-		if v, hidden := f.(cli.VisibleFlag); !ok || hidden && !v.IsVisible() {
-			continue
+	for _, row := range flagRows(flags) {
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", strings.Join(row.names, "`, `"), strings.ReplaceAll(row.usage, "|", "\\|"), row.fallback)
+	}
+}
+
+// TestManualPagesAreClean has a strict reader of manual pages look at all.
+func TestManualPagesAreClean(t *testing.T) {
+	mandoc := testkit.Need(t, "mandoc")
+	dir := filepath.Join(t.TempDir(), "man1")
+	if out, err := exec.Command("multihost", "manual", dir).CombinedOutput(); err != nil {
+		t.Fatalf("multihost manual: %v\n%s", err, out)
+	}
+	pages, err := filepath.Glob(filepath.Join(dir, "*.1"))
+	testkit.Must(t, err)
+	out, _ := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "warning"}, pages...)...).Output()
+	for line := range strings.Lines(string(out)) {
+		// The day of a build is not in what is built.
+		if !strings.Contains(line, "missing date") {
+			t.Error(line)
 		}
-		var names []string
-		for _, n := range f.Names() {
-			dash := "--"
-			if len(n) == 1 {
-				dash = "-"
-			}
-			names = append(names, "`"+dash+n+"`")
+	}
+	shown, err := exec.Command(mandoc, "-T", "utf8", filepath.Join(dir, "multihost-run.1")).Output()
+	testkit.Must(t, err)
+	plain := regexp.MustCompile(".\b").ReplaceAllString(string(shown), "")
+	for _, text := range []string{"multihost-run - ", "--tpu-prefix=P, --TPU_PREFIX=P", "EXIT STATUS", "SEE ALSO"} {
+		if !strings.Contains(plain, text) {
+			t.Errorf("the page of multihost run does not show %q:\n%s", text, plain)
 		}
-		value := d.GetDefaultText()
-		if value == `""` || value == "false" || value == "0s" {
-			value = ""
-		}
-		usage := strings.ReplaceAll(strings.ReplaceAll(d.GetUsage(), "|", "\\|"), "`", "")
-		fmt.Fprintf(b, "| %s | %s | %s |\n", strings.Join(names, ", "), usage, strings.Trim(value, `"`))
+	}
+	if len(pages) < 40 {
+		t.Errorf("only %d pages", len(pages))
 	}
 }

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	largestProgram = 45e6 // bytes
+	slowestStart   = 50 * time.Millisecond
+)
+
+// build makes the program for p. What the environment would change of it is
+// taken out: only the source, the version and Go itself count.
+func build(ctx context.Context, source, program, version string, p platform) error {
+	program, err := filepath.Abs(program)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+		"-ldflags", "-s -w -buildid= -X main.buildVersion="+version, "-o", program, "./cmd/multihost")
+	cmd.Dir = source
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.system, "GOARCH="+p.arch,
+		"GOFLAGS=", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build for %s: %w\n%s", p, err, out)
+	}
+	return nil
+}
+
+// check tests what is promised of every program: its size, that it needs no
+// library of the system, and that it says nothing of where and when it was built.
+func check(program string, p platform) error {
+	info, err := os.Stat(program)
+	if err != nil {
+		return err
+	}
+	if info.Size() > largestProgram {
+		return fmt.Errorf("it has %d bytes, more than %.0f", info.Size(), largestProgram)
+	}
+	built, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	settings := map[string]string{}
+	for _, s := range built.Settings {
+		settings[s.Key] = s.Value
+	}
+	for key, want := range map[string]string{"-trimpath": "true", "CGO_ENABLED": "0", "GOOS": p.system, "GOARCH": p.arch, "vcs.time": ""} {
+		if settings[key] != want {
+			return fmt.Errorf("it was built with %s=%q, want %q", key, settings[key], want)
+		}
+	}
+	if p.system == "linux" {
+		return isStatic(program)
+	}
+	return nil // other systems have no static programs: all go through the system's own library
+}
+
+func isStatic(program string) error {
+	file, err := elf.Open(program)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			return errors.New("it is linked to libraries of the system")
+		}
+	}
+	return nil
+}
+
+// startTime is the median time that the program takes to start and end.
+func startTime(ctx context.Context, program string) (time.Duration, error) {
+	var took [15]time.Duration
+	for i := range took {
+		begun := time.Now()
+		if err := exec.CommandContext(ctx, program, "--version").Run(); err != nil {
+			return 0, fmt.Errorf("start the program: %w", err)
+		}
+		took[i] = time.Since(begun)
+	}
+	slices.Sort(took[:])
+	return took[len(took)/2], nil
+}
+
+// copySource copies what the program is built from.
+func copySource(to, from string) error {
+	for _, dir := range []string{"cmd", "internal"} {
+		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(from, dir))); err != nil {
+			return fmt.Errorf("copy the source: %w", err)
+		}
+	}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(from, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, name), text, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("copy the source: %w", err)
+		}
+	}
+	return nil
+}
+
+// sameBytes compares two files and says where they begin to differ.
+func sameBytes(a, b string) error {
+	one, err := os.ReadFile(a)
+	if err != nil {
+		return err
+	}
+	two, err := os.ReadFile(b)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(one, two) {
+		return nil
+	}
+	at := 0
+	for at < min(len(one), len(two)) && one[at] == two[at] {
+		at++
+	}
+	near := func(text []byte) []byte { return text[max(0, at-20):min(len(text), at+40)] }
+	return fmt.Errorf("%d and %d bytes, which differ from byte %d on: %q, %q", len(one), len(two), at, near(one), near(two))
+}
+
+// readModules lists the modules that a program was built of, as path@version.
+func readModules(program string) ([]string, error) {
+	built, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	var modules []string
+	for _, m := range built.Deps {
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		modules = append(modules, m.Path+"@"+m.Version)
+	}
+	return modules, nil
+}
+
+func copyFile(w io.Writer, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}
+
+// billTool writes bills of materials. It is a program of its own, so that its
+// dependencies are none of ours.
+const billTool = "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0"
+
+// writeBill writes the bill of materials of a program, and proves that each of
+// its modules is in it.
+func writeBill(ctx context.Context, path, program, version string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	// The tool runs here, whatever the program was built for.
+	cmd := exec.CommandContext(ctx, "go", "run", billTool, "bin", "-json", "-std", "-noserial", "-notimestamp", "-version", version, "-output", path, program)
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOOS=", "GOARCH=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("write bill of materials: %w\n%s", err, out)
+	}
+	bill, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	modules, err := readModules(program)
+	if err != nil {
+		return err
+	}
+	for _, m := range modules {
+		if !strings.Contains(string(bill), `"pkg:golang/`+m) {
+			return fmt.Errorf("write bill of materials: %s is not in it", m)
+		}
+	}
+	return nil
+}
