@@ -52,6 +52,7 @@ func (p *program) commands() []*cli.Command {
 		p.metricsCommand(),
 		p.dumpCommand(),
 		p.gcCommand(),
+		p.doctorCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
 		p.simCommand(),

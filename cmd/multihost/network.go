@@ -20,7 +20,7 @@ func (p *program) networkCommand() *cli.Command {
 		Name:  "network",
 		Usage: "make, show and delete a network with MTU 8896 and its firewall",
 		Subcommands: []*cli.Command{
-			p.networkCreateCommand(), p.networkShowCommand(), p.networkDeleteCommand(), p.firewallCommand(),
+			p.networkCreateCommand(), p.networkShowCommand(), p.networkUpdateCommand(), p.networkDeleteCommand(), p.firewallCommand(),
 		},
 	})
 }
@@ -91,6 +91,24 @@ func (p *program) networkShowCommand() *cli.Command {
 			}
 			s.view.Emit(event.Result{Name: "network", Text: info.String(), Data: info})
 			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+func (p *program) networkUpdateCommand() *cli.Command {
+	return command(cli.Command{
+		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
+		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "`BYTES` of a packet, 1300 to 8896"}},
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost network update", "name")
+			if err != nil {
+				return err
+			}
+			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
+				return usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU)
+			}
+			_, err = s.networks.SetMTU(c.Context, name, c.Int("mtu"))
+			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }

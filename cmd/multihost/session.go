@@ -41,6 +41,7 @@ type session struct {
 	hosts    job.HostList // named with --hosts, in place of a cloud
 	networks *network.Client
 	account  string
+	gcloud   config.Gcloud // as flags have changed it
 	stateDir string
 	lookup   config.Lookup
 	sim      *sim.Server
@@ -154,7 +155,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 			}
 		}
 	}
-	s.account = g.Account
+	s.account, s.gcloud = g.Account, g
 	s.stateDir = c.String("state-dir")
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, p.home)
@@ -165,6 +166,9 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if s.hosts != nil {
 		return nil
 	}
+	if g.Project == "" && diagnoses(p.inv) {
+		return nil
+	}
 	if g.Project == "" {
 		return &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 	}
@@ -173,7 +177,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		if g.Region != "" {
 			hint += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
 		}
-		if !zoneless(p.inv) {
+		if !zoneless(p.inv) && !diagnoses(p.inv) {
 			return &configError{err: errors.New("no zone is set"), hint: hint}
 		}
 	}
@@ -189,6 +193,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		Project: g.Project, Zone: g.Zone,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
 		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
+		ServiceUsageEndpoint: g.ServiceUsageEndpoint, ResourceManagerEndpoint: g.ResourceManagerEndpoint, QuotasEndpoint: g.QuotasEndpoint,
 		DisableAuth: g.DisableAuth, AccessTokenFile: g.AccessTokenFile, Impersonate: g.Impersonate,
 		QuotaProject: quotaProject(s.lookup), GcloudToken: gcloudToken, UserAgent: "multihost/" + version(), Sink: s.sink,
 		CredentialsFile: credentialsFile(s.lookup), LoginWait: loginWait,
@@ -251,6 +256,11 @@ func namesRun(inv *invocation) bool {
 // zoneless reports whether the command works on a project without a zone.
 func zoneless(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "network"
+}
+
+// diagnoses reports whether the command itself says what is not set.
+func diagnoses(inv *invocation) bool {
+	return len(inv.path) > 0 && inv.path[0] == "doctor"
 }
 
 // gcloudToken asks an installed gcloud for a token: the way in for those who
@@ -324,6 +334,9 @@ func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
 		return &job.Deps{Cloud: s.hosts, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
+	if s.cloud == nil { // doctor tells that there is no project
+		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
+	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
@@ -336,6 +349,16 @@ func (s *session) deps(p *program) *job.Deps {
 
 // workers is deps for commands that log in to workers.
 func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
+	d, err := s.access(p, c)
+	if err != nil {
+		return nil, err
+	}
+	d.Access.Identity, err = s.identity(p, c)
+	return d, err
+}
+
+// access is workers without a key.
+func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	d := s.deps(p)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	if c.Duration("connect-timeout") <= 0 {
@@ -356,10 +379,6 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 			s.view.Emit(event.Note{Level: event.Info, Text: text})
 		}
 	}
-	identity, err := s.identity(p, c)
-	if err != nil {
-		return nil, err
-	}
 	var port int
 	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
 		return nil, usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port"))
@@ -370,7 +389,7 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	}
 	retry := c.Duration("connect-timeout")
 	d.Access = job.Access{
-		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, Identity: identity, KnownHosts: known, Port: port,
+		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
 	}
@@ -414,20 +433,12 @@ var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 // identity loads the user's key, or makes gcloud's default one when there is
 // none.
 func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
-	path := s.setting(c, "identity-file")
-	_, named := s.typed["identity-file"]
-	if path == "" {
-		path = filepath.Join(p.home, ".ssh", "google_compute_engine")
-	}
-	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) })
-	if errors.Is(err, fs.ErrNotExist) && !named {
+	path, ours := s.keyPath(p, c)
+	id, err := s.loadKey(p, c, path)
+	if errors.Is(err, fs.ErrNotExist) && ours {
 		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
 			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
 		}
-	}
-	var locked *sshfan.IdentityError
-	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
-		id, err = sshfan.LoadAgentIdentity(socket, locked.PublicKey)
 	}
 	var in *job.Interrupted
 	if errors.As(err, &in) {
@@ -445,6 +456,26 @@ func (s *session) agent() string {
 		return socket
 	}
 	return sshfan.DefaultAgent()
+}
+
+// keyPath is the file of the user's key; ours says that it is made when it is
+// missing, for nobody has named it.
+func (s *session) keyPath(p *program, c *cli.Context) (path string, ours bool) {
+	_, named := s.typed["identity-file"]
+	if path = s.setting(c, "identity-file"); path == "" {
+		path = filepath.Join(p.home, ".ssh", "google_compute_engine")
+	}
+	return path, !named
+}
+
+// loadKey reads the user's key; an agent may hold one that has a passphrase.
+func (s *session) loadKey(p *program, c *cli.Context, path string) (*sshfan.Identity, error) {
+	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) })
+	var locked *sshfan.IdentityError
+	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
+		return sshfan.LoadAgentIdentity(socket, locked.PublicKey)
+	}
+	return id, err
 }
 
 // owner is who runs this, for the workers' records.

@@ -34,6 +34,10 @@ type Gcloud struct {
 	OSLoginEndpoint       string
 	SecretManagerEndpoint string
 
+	ServiceUsageEndpoint    string
+	ResourceManagerEndpoint string
+	QuotasEndpoint          string
+
 	AccessTokenFile string
 	DisableAuth     bool
 	Impersonate     string
@@ -62,6 +66,9 @@ func properties() []property {
 		{"StorageEndpoint", "api_endpoint_overrides", "storage"},
 		{"OSLoginEndpoint", "api_endpoint_overrides", "oslogin"},
 		{"SecretManagerEndpoint", "api_endpoint_overrides", "secretmanager"},
+		{"ServiceUsageEndpoint", "api_endpoint_overrides", "serviceusage"},
+		{"ResourceManagerEndpoint", "api_endpoint_overrides", "cloudresourcemanager"},
+		{"QuotasEndpoint", "api_endpoint_overrides", "cloudquotas"},
 		{"AccessTokenFile", "auth", "access_token_file"},
 		{"DisableAuth", "auth", "disable_credentials"},
 		{"Impersonate", "auth", "impersonate_service_account"},
@@ -142,17 +149,20 @@ func (g *Gcloud) set(field, value, source string) error {
 // text is where a setting of that type is kept, nil for another.
 func (g *Gcloud) text(field string) *string {
 	return map[string]*string{
-		"Account":               &g.Account,
-		"Project":               &g.Project,
-		"Zone":                  &g.Zone,
-		"Region":                &g.Region,
-		"TPUEndpoint":           &g.TPUEndpoint,
-		"ComputeEndpoint":       &g.ComputeEndpoint,
-		"StorageEndpoint":       &g.StorageEndpoint,
-		"OSLoginEndpoint":       &g.OSLoginEndpoint,
-		"SecretManagerEndpoint": &g.SecretManagerEndpoint,
-		"AccessTokenFile":       &g.AccessTokenFile,
-		"Impersonate":           &g.Impersonate,
+		"Account":                 &g.Account,
+		"Project":                 &g.Project,
+		"Zone":                    &g.Zone,
+		"Region":                  &g.Region,
+		"TPUEndpoint":             &g.TPUEndpoint,
+		"ComputeEndpoint":         &g.ComputeEndpoint,
+		"StorageEndpoint":         &g.StorageEndpoint,
+		"OSLoginEndpoint":         &g.OSLoginEndpoint,
+		"SecretManagerEndpoint":   &g.SecretManagerEndpoint,
+		"ServiceUsageEndpoint":    &g.ServiceUsageEndpoint,
+		"ResourceManagerEndpoint": &g.ResourceManagerEndpoint,
+		"QuotasEndpoint":          &g.QuotasEndpoint,
+		"AccessTokenFile":         &g.AccessTokenFile,
+		"Impersonate":             &g.Impersonate,
 	}[field]
 }
 

@@ -191,6 +191,34 @@ func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remed
 	}), "", remedyGcloud, nil
 }
 
+// describe says in words where tokens come from now, and whose they are where
+// that is written in the credentials.
+func (t *tokens) describe(ctx context.Context) (source, account string) {
+	if t.cfg.AccessTokenFile != "" {
+		return "access token in " + t.cfg.AccessTokenFile, ""
+	}
+	creds, err := t.adc(ctx, cloudPlatform)
+	switch {
+	case err != nil:
+		return "gcloud's own login", ""
+	case creds.JSON == nil:
+		return "metadata server of this machine", ""
+	}
+	var f struct {
+		Type  string `json:"type"`
+		Email string `json:"client_email"`
+	}
+	_ = json.Unmarshal(creds.JSON, &f) // what gives tokens can be read
+	source = "application default credentials"
+	if t.cfg.CredentialsFile != "" {
+		source += " in " + t.cfg.CredentialsFile
+	}
+	if f.Type != "" {
+		source += " (" + f.Type + ")"
+	}
+	return source, f.Email
+}
+
 // lastRemedy is what renews the credentials that were last found; empty before
 // any were.
 func (t *tokens) lastRemedy() string {

@@ -51,6 +51,11 @@ type Config struct {
 	// StorageEndpoint ends in /storage/v1/, SecretManagerEndpoint has no version.
 	StorageEndpoint       string
 	SecretManagerEndpoint string
+	// ServiceUsageEndpoint, ResourceManagerEndpoint and QuotasEndpoint (Cloud
+	// Quotas) have no version either.
+	ServiceUsageEndpoint    string
+	ResourceManagerEndpoint string
+	QuotasEndpoint          string
 
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool

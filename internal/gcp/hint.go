@@ -116,6 +116,14 @@ func roleFor(permission string) string {
 		return "roles/iam.serviceAccountUser"
 	case strings.HasPrefix(permission, "compute.projects."):
 		return "roles/compute.viewer"
+	case strings.HasPrefix(permission, "iap.tunnelInstances."):
+		return "roles/iap.tunnelResourceAccessor"
+	case strings.HasPrefix(permission, "compute.instances.osAdminLogin"):
+		return "roles/compute.osAdminLogin"
+	case strings.HasPrefix(permission, "serviceusage."):
+		return "roles/serviceusage.serviceUsageConsumer"
+	case strings.HasPrefix(permission, "cloudquotas."):
+		return "roles/cloudquotas.viewer"
 	}
 	return ""
 }

@@ -66,6 +66,9 @@ type Deps struct {
 	Project  string
 	Zone     string
 	Access   Access
+	// Logins, by slice name, are as whom to log in; keys are then left as they
+	// are. Nil: keys are sent, and the cloud tells as whom.
+	Logins   map[string]string
 	Sink     event.Sink
 	Journal  *journal.Journal // part of Sink; opened by what starts or follows a run; nil: none is kept
 	Clock    gcp.Clock

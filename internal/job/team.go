@@ -381,6 +381,9 @@ func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) 
 // sendKeys makes the user's public key known to every slice and returns as whom
 // to log in, by slice name.
 func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string]string, changed bool, err error) {
+	if d.Logins != nil {
+		return d.Logins, false, nil
+	}
 	logins = map[string]string{}
 	var mu sync.Mutex // guards logins and changed
 	group, ctx := errgroup.WithContext(ctx)

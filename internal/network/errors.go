@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -141,9 +142,10 @@ func (e *ForeignRulesError) Hint() string {
 }
 
 // An InUseError is a network that something uses and that so cannot be
-// deleted.
+// deleted or changed.
 type InUseError struct {
 	Network string
+	Verb    string   // what cannot be done; "" is delete
 	Users   []string // "TPU node t-0 (us-central2-b)"
 	Err     error    // the API's answer; nil when it was found before asking
 }
@@ -153,7 +155,7 @@ func (e *InUseError) Error() string {
 	if len(e.Users) > 0 {
 		by = strings.Join(e.Users, ", ")
 	}
-	return fmt.Sprintf("delete network %q: it is used by %s", e.Network, by)
+	return fmt.Sprintf("%s network %q: it is used by %s", cmp.Or(e.Verb, "delete"), e.Network, by)
 }
 
 // Unwrap returns the API's answer.

@@ -37,7 +37,8 @@ type FirewallRule struct {
 	Denies     bool     `json:"denies,omitempty"` // the rule denies what Allow holds
 	Disabled   bool     `json:"disabled,omitempty"`
 	SourceTags []string `json:"source_tags,omitempty"`
-	Owned      bool     `json:"owned"` // carries our mark
+	Limited    bool     `json:"limited,omitempty"` // to service accounts or destinations
+	Owned      bool     `json:"owned"`             // carries our mark
 }
 
 func (r FirewallRule) withDefaults() FirewallRule {
@@ -232,6 +233,7 @@ func ruleOf(fw *computepb.Firewall) FirewallRule {
 		Direction:    fw.GetDirection(),
 		Disabled:     fw.GetDisabled(),
 		Owned:        owned(fw.GetDescription()),
+		Limited:      len(fw.GetSourceServiceAccounts())+len(fw.GetTargetServiceAccounts())+len(fw.GetDestinationRanges()) > 0,
 	}
 	if fw.Priority != nil {
 		r.Priority = int(fw.GetPriority())

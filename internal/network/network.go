@@ -9,6 +9,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
 
+	"multihost/internal/event"
 	"multihost/internal/gcp"
 )
 
@@ -104,8 +106,8 @@ func (o Options) Validate() error {
 	if err := checkName("network", o.Name, 63-len("-internal")); err != nil {
 		return err
 	}
-	if o.MTU < minMTU || o.MTU > maxMTU {
-		return fmt.Errorf("mtu %d: want %d to %d", o.MTU, minMTU, maxMTU)
+	if err := checkMTU(o.MTU); err != nil {
+		return err
 	}
 	if !slices.Contains([]string{"auto", "custom", "legacy"}, o.SubnetMode) {
 		return fmt.Errorf("subnet mode %q: want auto, custom or legacy", o.SubnetMode)
@@ -117,6 +119,13 @@ func (o Options) Validate() error {
 		if err := r.Validate(); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func checkMTU(mtu int) error {
+	if mtu < minMTU || mtu > maxMTU {
+		return fmt.Errorf("mtu %d: want %d to %d", mtu, minMTU, maxMTU)
 	}
 	return nil
 }
@@ -215,6 +224,49 @@ func parseRange(s string) (netip.Prefix, error) {
 		return p, fmt.Errorf("range %q: has bits behind the prefix; the network is %s, the one address is %s/%d", s, p.Masked(), p.Addr(), p.Addr().BitLen())
 	}
 	return p, nil
+}
+
+// SetMTU changes the MTU of a network that no TPU is on, and reports whether it
+// did. Other machines that are on it keep theirs until they boot again, and may
+// not reach those that have the new one.
+func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
+	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
+		return false, err
+	}
+	have, err := c.getNetwork(ctx, name)
+	switch {
+	case err != nil:
+		return false, err
+	case have == nil:
+		return false, &MissingError{Network: name}
+	case infoOf(have).MTU == mtu:
+		event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: network %q has MTU %d", name, mtu)
+		return false, nil
+	}
+	users, err := c.tpuUsers(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	if len(users) > 0 {
+		return false, &InUseError{Network: name, Users: users, Verb: "change the MTU of"}
+	}
+	api, err := c.clients(ctx)
+	if err != nil {
+		return false, err
+	}
+	err = c.change(ctx, fmt.Sprintf("change the MTU of network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Patch(ctx, &computepb.PatchNetworkRequest{
+			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id), NetworkResource: &computepb.Network{Mtu: proto.Int32(int32(mtu))},
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+	if err == nil {
+		event.Notef(c.gcp.Sink(), event.Info, "", "network %q has MTU %d; machines that are on it take it when they boot", name, mtu)
+	}
+	return err == nil, err
 }
 
 // A Client works on the networks of one project. It is safe for concurrent

@@ -349,7 +349,7 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 		Type: typeOf(n), RuntimeVersion: n.RuntimeVersion,
 		State: n.State, Health: n.Health, HealthDetail: n.HealthDescription,
 		QueuedResource: lastPart(n.QueuedResource), MultiSlice: n.MultisliceNode,
-		Labels: n.Labels, Metadata: n.Metadata,
+		Labels: n.Labels, Metadata: n.Metadata, Tags: n.Tags,
 	}
 	if t, err := time.Parse(time.RFC3339, n.CreateTime); err == nil {
 		s.Created = t

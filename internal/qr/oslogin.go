@@ -13,7 +13,6 @@ import (
 	"multihost/internal/tpu"
 
 	"google.golang.org/api/googleapi"
-	oauth2 "google.golang.org/api/oauth2/v2"
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
@@ -112,7 +111,7 @@ func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 	account := o.Account
 	if account == "" {
 		var err error
-		if account, err = c.credentialsEmail(ctx); err != nil {
+		if account, err = c.gcp.Email(ctx); err != nil {
 			return nil, &OSLoginError{Err: err}
 		}
 	}
@@ -130,20 +129,11 @@ func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 // importedLogin brings the key into the profile of an account and chooses the
 // login.
 func (c *Client) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
-	opts, err := c.gcp.OSLoginOptions()
+	svc, err := c.osLoginService(ctx)
 	if err != nil {
 		return "", false, err
 	}
-	svc, err := oslogin.NewService(ctx, opts...)
-	if err != nil {
-		return "", false, fmt.Errorf("open OS Login client: %w", err)
-	}
-	var profile *oslogin.LoginProfile
-	name := "users/" + account
-	err = c.gcp.Do(ctx, fmt.Sprintf("read OS Login profile of %q", account), func(ctx context.Context) (err error) {
-		profile, err = svc.Users.GetLoginProfile(name).ProjectId(c.gcp.Project()).Context(ctx).Do()
-		return err
-	})
+	profile, err := c.loginProfile(ctx, svc, account)
 	if err != nil {
 		return "", false, err
 	}
@@ -154,7 +144,7 @@ func (c *Client) importedLogin(ctx context.Context, account, login, publicKey st
 	key := &oslogin.SshPublicKey{Key: fields[0] + " " + fields[1], ExpirationTimeUsec: c.now().Add(life).UnixMicro()}
 	var answer *oslogin.ImportSshPublicKeyResponse
 	err = c.gcp.Do(ctx, fmt.Sprintf("import SSH key into OS Login profile of %q", account), func(ctx context.Context) (err error) {
-		answer, err = svc.Users.ImportSshPublicKey(name, key).ProjectId(c.gcp.Project()).Context(ctx).Do()
+		answer, err = svc.Users.ImportSshPublicKey("users/"+account, key).ProjectId(c.gcp.Project()).Context(ctx).Do()
 		return err
 	})
 	switch {
@@ -164,6 +154,26 @@ func (c *Client) importedLogin(ctx context.Context, account, login, publicKey st
 		return "", false, fmt.Errorf("its profile has no login for project %q", c.gcp.Project())
 	}
 	return chooseLogin(answer.LoginProfile, login), true, nil
+}
+
+func (c *Client) osLoginService(ctx context.Context) (*oslogin.Service, error) {
+	opts, err := c.gcp.OSLoginOptions()
+	if err != nil {
+		return nil, err
+	}
+	svc, err := oslogin.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open OS Login client: %w", err)
+	}
+	return svc, nil
+}
+
+func (c *Client) loginProfile(ctx context.Context, svc *oslogin.Service, account string) (profile *oslogin.LoginProfile, err error) {
+	err = c.gcp.Do(ctx, fmt.Sprintf("read OS Login profile of %q", account), func(ctx context.Context) (err error) {
+		profile, err = svc.Users.GetLoginProfile("users/" + account).ProjectId(c.gcp.Project()).Context(ctx).Do()
+		return err
+	})
+	return profile, err
 }
 
 // hasLoginKey reports whether a profile has the key for at least that long.
@@ -205,28 +215,4 @@ func (c *Client) sayOSLogin(user, login string) {
 	if !said && user != login {
 		event.Notef(c.sink(), event.Info, "", "OS Login is on: logging in as %q instead of %q", user, login)
 	}
-}
-
-// credentialsEmail asks whose the credentials are.
-func (c *Client) credentialsEmail(ctx context.Context) (string, error) {
-	opts, err := c.gcp.OSLoginOptions()
-	if err != nil {
-		return "", err
-	}
-	svc, err := oauth2.NewService(ctx, opts...)
-	if err != nil {
-		return "", fmt.Errorf("open client: %w", err)
-	}
-	var info *oauth2.Userinfo
-	err = c.gcp.Do(ctx, "ask whose the credentials are", func(ctx context.Context) (err error) {
-		info, err = svc.Userinfo.Get().Context(ctx).Do()
-		return err
-	})
-	switch {
-	case err != nil:
-		return "", err
-	case info.Email == "":
-		return "", errors.New("the credentials do not tell whose they are")
-	}
-	return info.Email, nil
 }

@@ -91,7 +91,7 @@ func notReady(name string) *apiError {
 	return errorf(http.StatusBadRequest, "The resource '%s' is not ready", name).withReason("resourceNotReady")
 }
 
-func (s *Server) serveCompute(r *http.Request, body []byte) answer {
+func (s *Server) serveCompute(r *http.Request, body []byte, who caller) answer {
 	c, err := s.parseComputeCall(r, body)
 	if err == nil && c.collection == "operations" && c.verb == "wait" {
 		err = s.waitComputeOp(c) // waits, so without the lock
@@ -103,6 +103,9 @@ func (s *Server) serveCompute(r *http.Request, body []byte) answer {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := who.checkCompute(s, c); err != nil {
+		return answer{err: asAPIError(err)}
+	}
 	m, err := c.serve()
 	if err != nil {
 		return answer{err: asAPIError(err)}

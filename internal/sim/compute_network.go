@@ -164,9 +164,39 @@ func (s *Server) serveNetworks(c *computeCall) (any, error) {
 	case http.MethodDelete:
 		return s.deleteNetwork(c)
 	case http.MethodPatch:
-		return nil, notModelled("networks.patch")
+		return s.patchNetwork(c, n)
 	}
 	return nil, unknownMethod()
+}
+
+// patchNetwork changes the MTU. Machines that run keep theirs until they are
+// made anew, as those of Google keep it until they boot.
+func (s *Server) patchNetwork(c *computeCall, n *network) (any, error) {
+	if err := checkQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	change := new(computepb.Network)
+	if err := c.decode(change); err != nil {
+		return nil, err
+	}
+	mtu := change.GetMtu()
+	change.Mtu = nil
+	switch {
+	case n == nil:
+		return nil, noSuchCompute(c.name())
+	case !proto.Equal(change, new(computepb.Network)):
+		return nil, notModelled("Changing anything of a network but its MTU")
+	case mtu < minMTU || mtu > maxMTU:
+		return nil, badValue("resource.mtu", fmt.Sprint(mtu), fmt.Sprintf("Must be between %d and %d inclusive.", minMTU, maxMTU))
+	}
+	return s.startComputeOp(c, "patch", c.name(), n.msg.GetId(), func(ok bool) {
+		if ok {
+			n.msg.Mtu = proto.Int32(mtu)
+		}
+	})
 }
 
 func (s *Server) insertNetwork(c *computeCall) (any, error) {

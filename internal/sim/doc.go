@@ -32,6 +32,8 @@
 //   - Cloud Storage: buckets and objects, see storage.go. The bucket named by
 //     DefaultBucket is there from the start.
 //   - Secret Manager: secrets, their versions, access to them.
+//   - The project: which APIs are enabled, its policy and the permissions that
+//     follow from it, the quotas of the TPU API; see project.go.
 //   - Who calls: a worker by the token of its metadata server, with the scopes
 //     of its node's service account; everybody else is the user.
 //   - The relay of Identity-Aware Proxy, to the SSH port of every worker.
@@ -40,7 +42,8 @@
 // # Not modelled
 //
 //   - Permissions: every caller may do everything in the one project that
-//     exists, but for what the fault permission-denied says. With Config.Login
+//     exists, by inheritance, but for what the fault permission-denied says; a
+//     role that the project's policy gives counts. With Config.Login
 //     callers must show a token of the one user there is, or of a worker; the
 //     user's tokens end by faults only, never by their age.
 //   - Routing: firewall rules are stored and checked but filter nothing, and

@@ -40,6 +40,7 @@ type Fault struct {
 	Cores     int    `json:"cores,omitempty"`
 	Type      string `json:"type,omitempty"`
 
+	Service    string `json:"service,omitempty"`
 	Permission string `json:"permission,omitempty"`
 	Account    string `json:"account,omitempty"`
 
@@ -78,6 +79,7 @@ func Faults() []FaultDoc {
 		{Name: "api-error", Args: append([]string{"code", "message", "retry-after"}, call...), Required: []string{"code"}, What: "calls are answered with an HTTP status"},
 		{Name: "expired-token", Args: call, What: "calls are answered with 401"},
 		{Name: "login-ended", What: "the user's credentials are worth nothing any more until multihost sim login; for sim up --login"},
+		{Name: "api-disabled", Args: []string{"service"}, Required: []string{"service"}, What: "an API of the project is not enabled, until gcloud services enable does that"},
 		{Name: "permission-denied", Args: []string{"permission", "account", "n"}, Required: []string{"permission"}, What: "an account lacks a permission, such as storage.objects.get or tpu.nodes.delete (of nodes and queued resources)"},
 		{Name: "slow-api", Args: append([]string{"delay"}, call...), Required: []string{"delay"}, What: "calls take longer"},
 		{Name: "drop-request", Args: call, What: "the connection is cut and nothing is done"},
@@ -133,6 +135,7 @@ func FaultArgs() []FaultArg {
 		{"vanish", "true or false", func(f *Fault) string { return boolText(f.Vanish) }, setVanish},
 		{"cores", "a number", func(f *Fault) string { return strconv.Itoa(f.Cores) }, func(f *Fault, v string) error { return setInt(&f.Cores, v) }},
 		textArg("type", "accelerator type", func(f *Fault) *string { return &f.Type }),
+		textArg("service", "name of an API, such as tpu.googleapis.com", func(f *Fault) *string { return &f.Service }),
 		textArg("permission", "name of a permission, or a pattern", func(f *Fault) *string { return &f.Permission }),
 		textArg("account", "address of who calls, or a pattern: *gserviceaccount.com are the workers; any when left out", func(f *Fault) *string { return &f.Account }),
 		textArg("mode", "see the fault", func(f *Fault) *string { return &f.Mode }),
@@ -303,6 +306,9 @@ func (f Fault) check() error {
 	}
 	if f.Initiator != "" && f.Initiator != "SERVICE" && f.Initiator != "USER" {
 		return fmt.Errorf("parse fault %q: initiator %q is neither SERVICE nor USER", f.Name, f.Initiator)
+	}
+	if f.Service != "" && apis()[f.Service] == "" {
+		return fmt.Errorf("parse fault %q: there is no API %q", f.Name, f.Service)
 	}
 	if f.Worker != "" {
 		if n, err := strconv.Atoi(f.Worker); err != nil || n < 0 {

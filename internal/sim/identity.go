@@ -13,8 +13,9 @@ import (
 // which stands for the service account and the scopes of its node; whoever
 // shows anything else, or nothing, is the user, who may do everything.
 //
-// Permissions are not modelled but for what the fault permission-denied takes
-// away; scopes are.
+// Permissions are those that everybody has by inheritance but for what the fault
+// permission-denied takes away, and those of the project's policy; scopes are
+// modelled.
 
 // tokenLife is how long a token of a worker is good for.
 const tokenLife = time.Hour
@@ -100,15 +101,25 @@ func (who caller) checkScopes(r *http.Request) *apiError {
 	})
 }
 
-// may reports whether no fault has taken a permission away. s.mu is held.
+// may reports whether the caller has a permission, which counts as one case of a
+// fault that has taken it away. s.mu is held.
 func (who caller) may(s *Server, permission string) bool {
-	a := s.find("permission-denied", func(a *activeFault) bool {
-		return glob(a.Permission, permission) && glob(a.Account, who.email)
-	})
+	a := who.denied(s, permission)
 	if a != nil {
 		s.use(a)
 	}
 	return a == nil
+}
+
+// denied is the fault for which the caller lacks a permission, or nil. s.mu is
+// held.
+func (who caller) denied(s *Server, permission string) *activeFault {
+	if s.granted(who.email, permission) {
+		return nil
+	}
+	return s.find("permission-denied", func(a *activeFault) bool {
+		return glob(a.Permission, permission) && glob(a.Account, who.email)
+	})
 }
 
 // checkTPU refuses a caller of the TPU API that lacks the permission. Queued
@@ -133,6 +144,33 @@ func (who caller) checkTPU(s *Server, c *call) error {
 		"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "IAM_PERMISSION_DENIED", "domain": "tpu.googleapis.com",
 		"metadata": map[string]string{"permission": permission, "resource": c.name()},
 	})
+}
+
+// checkCompute refuses a caller of the Compute API that lacks the permission.
+// s.mu is held.
+func (who caller) checkCompute(s *Server, c *computeCall) error {
+	resource, verb := c.collection, map[string]string{
+		http.MethodGet: "get", http.MethodPost: "create", http.MethodDelete: "delete", http.MethodPatch: "update",
+	}[c.r.Method]
+	switch {
+	case resource == "":
+		resource = "projects"
+	case resource == "setCommonInstanceMetadata":
+		resource, verb = "projects", resource
+	case resource == "operations":
+		resource, verb = "globalOperations", "get"
+	case c.id == "" && verb == "get":
+		verb = "list"
+	}
+	permission := "compute." + resource + "." + verb
+	if who.may(s, permission) {
+		return nil
+	}
+	name := "projects/" + s.cfg.Project
+	if c.id != "" {
+		name = c.name()
+	}
+	return errorf(http.StatusForbidden, "Required '%s' permission for '%s'", permission, name)
 }
 
 // Secret Manager, v1: a secret is made, a version added, the newest or a

@@ -47,6 +47,8 @@ func (s *Server) Inject(f Fault) (id int, err error) {
 		if f.State == "" && s.strikeNow(f) {
 			return 0, nil
 		}
+	case "api-disabled":
+		f.Count = AllCalls
 	}
 	return s.addFault(f), nil
 }
@@ -185,6 +187,9 @@ func (s *Server) meetFaults(r *http.Request) requestVerdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := requestVerdict{err: s.letIn(r)}
+	if v.err == nil {
+		v.err = s.disabled(r)
+	}
 	for _, a := range slices.Clone(s.state.faults) {
 		if !slices.Contains([]string{"api-error", "expired-token", "slow-api", "drop-request", "drop-reply"}, a.Name) {
 			continue

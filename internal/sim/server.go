@@ -238,21 +238,24 @@ func (s *Server) Down() <-chan struct{} { return s.down }
 // gcloud talk to this simulator and to nothing else.
 func (s *Server) Env() map[string]string {
 	env := map[string]string{
-		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":             s.url + "/",
-		"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE":         s.url + "/compute/v1/",
-		"CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN":         s.url + "/",
-		"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE":         s.url + "/storage/v1/",
-		"CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER":   s.url + "/",
-		"CLOUDSDK_AUTH_DISABLE_CREDENTIALS":               "true",
-		"CLOUDSDK_CORE_PROJECT":                           s.cfg.Project,
-		"CLOUDSDK_COMPUTE_ZONE":                           s.cfg.Zone,
-		"CLOUDSDK_COMPUTE_REGION":                         regionOf(s.cfg.Zone),
-		"CLOUDSDK_CONFIG":                                 s.gcloudDir(),
-		"CLOUDSDK_CORE_DISABLE_PROMPTS":                   "true",
-		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":           "true",
-		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
-		"MULTIHOST_FLAG_IDENTITY_FILE":                    filepath.Join(s.cfg.Dir, "google_compute_engine"),
-		"MULTIHOST_FLAG_KNOWN_HOSTS":                      filepath.Join(s.cfg.Dir, "known_hosts"),
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":                  s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE":              s.url + "/compute/v1/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN":              s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE":              s.url + "/storage/v1/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER":        s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_SERVICEUSAGE":         s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER": s.url + "/",
+		"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDQUOTAS":          s.url + "/",
+		"CLOUDSDK_AUTH_DISABLE_CREDENTIALS":                    "true",
+		"CLOUDSDK_CORE_PROJECT":                                s.cfg.Project,
+		"CLOUDSDK_COMPUTE_ZONE":                                s.cfg.Zone,
+		"CLOUDSDK_COMPUTE_REGION":                              regionOf(s.cfg.Zone),
+		"CLOUDSDK_CONFIG":                                      s.gcloudDir(),
+		"CLOUDSDK_CORE_DISABLE_PROMPTS":                        "true",
+		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":                "true",
+		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK":      "true",
+		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.cfg.Dir, "google_compute_engine"),
+		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.cfg.Dir, "known_hosts"),
 	}
 	if s.cfg.Login {
 		delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
@@ -423,11 +426,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if objects {
 		a = s.serveStorage(r, body, who)
 	} else if compute {
-		a = s.serveCompute(r, body)
+		a = s.serveCompute(r, body, who)
 	} else if isOSLogin(r) {
 		a = s.serveJSON(r, body, s.dispatchOSLogin)
 	} else if isSecrets(r) {
 		a = s.serveJSON(r, body, s.dispatchSecrets(who))
+	} else if isProject(r) {
+		a = s.serveJSON(r, body, s.dispatchProject(who))
 	} else {
 		a = s.serveJSON(r, body, s.dispatchTPU(who))
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/api/cloudresourcemanager/v1"
 	oslogin "google.golang.org/api/oslogin/v1"
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 
@@ -40,6 +41,9 @@ type state struct {
 	generation int64              // the last one given to an object
 	secrets    map[string][][]byte
 	tokens     map[string]*token // of workers, by node and number
+
+	policy      []*cloudresourcemanager.Binding // of the project
+	policyCount int                             // changes of it
 
 	faults    []*activeFault
 	faultID   int

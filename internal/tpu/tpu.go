@@ -36,9 +36,10 @@ type Slice struct {
 	State          string // READY, CREATING, PREEMPTED, …
 	Health         string // HEALTHY, … or empty
 	HealthDetail   string
-	QueuedResource string // id of the queued resource that made it, or empty
-	MultiSlice     bool   // made by one multi-node queued resource: carries MEGASCALE metadata
-	Network        string // network name
+	QueuedResource string   // id of the queued resource that made it, or empty
+	MultiSlice     bool     // made by one multi-node queued resource: carries MEGASCALE metadata
+	Network        string   // network name
+	Tags           []string // network tags of its workers, which firewall rules go by
 	Labels         map[string]string
 	Metadata       map[string]string
 

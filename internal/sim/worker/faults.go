@@ -5,6 +5,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 )
 
@@ -67,6 +68,11 @@ func (m *machine) setFault(f Fault) error {
 	case Clock, Shell:
 		if err := f.checkHere(); err != nil {
 			return err
+		}
+		if f.Kind == Clock {
+			if err := os.RemoveAll(m.path("state/clock-set")); err != nil {
+				return err
+			}
 		}
 	}
 

@@ -26,7 +26,7 @@ var standinScripts embed.FS
 // nothing that multihost does needs them: they share one stand-in that
 // refuses.
 var refusedCommands = []string{
-	"reboot", "shutdown", "halt", "poweroff", "init", "systemctl", "service",
+	"reboot", "shutdown", "halt", "poweroff", "init", "service",
 	"mount", "umount", "swapon", "swapoff", "mkfs", "fdisk", "parted",
 	"modprobe", "insmod", "rmmod", "iptables", "ip6tables", "nft", "tc", "ifconfig", "route",
 	"dpkg", "snap", "useradd", "userdel", "usermod", "groupadd", "passwd", "chpasswd",

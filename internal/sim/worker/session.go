@@ -347,7 +347,7 @@ func (l *login) environment() (env []string, home string, err error) {
 	if path := l.agent.path(); path != "" {
 		env = append(env, "SSH_AUTH_SOCK="+path)
 	}
-	if f, ok := m.fault(Clock); ok {
+	if f, ok := m.fault(Clock); ok && !m.clockSet() {
 		library, err := fakeClock()
 		if err != nil {
 			return nil, "", err
@@ -355,6 +355,13 @@ func (l *login) environment() (env []string, home string, err error) {
 		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.clockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1")
 	}
 	return append(env, m.spec.Env...), home, m.startupFile(home)
+}
+
+// clockSet reports whether somebody on the machine has set its clock since it was
+// moved; see standin/systemctl.sh.
+func (m *machine) clockSet() bool {
+	_, err := os.Stat(m.path("state/clock-set"))
+	return err == nil
 }
 
 // environment is what every process of the machine begins with.

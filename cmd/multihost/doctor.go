@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/doctor"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// doctorPatience is how long doctor waits for a worker to answer at all: it
+// looks at what is there, and waits for nothing to boot.
+const doctorPatience = 15 * time.Second
+
+func (p *program) doctorCommand() *cli.Command {
+	return command(cli.Command{
+		Name:  "doctor",
+		Usage: "examine all that a run depends on, and name the command that cures it",
+		Description: `Looks at the credentials and where project and zone come from, the APIs and
+permissions of the project, the quota for --tpu-type, the network's MTU and
+firewall rules, the SSH key and how it reaches the workers; of the slices that
+--tpu-prefix names, or the machines of --hosts, at every worker: login, host key,
+clock, devices, who uses the TPU, settings, disks, versions; and at the paths
+between workers: the largest packet that must not be fragmented, and the ports
+of the coordinators, on which the first worker listens for that moment.
+
+Each line is ok, a warning, an error or not checked, with the command to type.
+Nothing is changed, unless --fix is given, which does what is safe and no more: it
+makes the SSH key, puts it where the slices' workers look for it, and adds the
+firewall rules that are missing (from Identity-Aware Proxy to tcp:22, and within
+the subnetwork); it opens nothing that a rule denies.
+
+  multihost doctor
+  multihost doctor --tpu-prefix=train
+  multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
+		Flags: flags([]cli.Flag{
+			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice with that exact name, or `P` of the slices P-0, P-1, …"},
+			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` whose quota to look at"},
+			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type are wanted"},
+			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
+			&cli.BoolFlag{Name: "fix", Usage: "do what is safe of the cures"},
+		}, hostFlags(), sshFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			if err := p.noArguments("multihost doctor"); err != nil {
+				return err
+			}
+			o, err := p.doctorOptions(s, c)
+			if err != nil {
+				return err
+			}
+			report, err := doctor.Examine(c.Context, o)
+			if err != nil {
+				return interruptible(c.Context, err)
+			}
+			s.view.Emit(event.Result{Name: "doctor", Text: report.String(), Data: report})
+			if code := doctorStatus(report); code != exitOK {
+				return &statusError{code: code}
+			}
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPreflight, exitPermission, exitConfig, exitInterrupt)
+}
+
+func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, err error) {
+	o = doctor.Options{
+		Cloud: s.cloud, Queue: s.queue, Networks: s.networks, Hosts: s.hosts, Account: s.gcloud.Account,
+		Project: doctor.Setting{Value: s.gcloud.Project, Source: s.gcloud.Source["Project"]},
+		Zone:    doctor.Setting{Value: s.gcloud.Zone, Source: s.gcloud.Source["Zone"]},
+		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
+		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
+	}
+	switch {
+	case o.Hosts != nil && o.Prefix != "":
+		return o, usagef("give either --tpu-prefix or --hosts, not both")
+	case o.Count < 1:
+		return o, usagef("--num-slices=%d: it must be 1 or more", o.Count)
+	}
+	if text := c.String("tpu-type"); text != "" {
+		if o.Type, err = tpu.ParseType(text); err != nil {
+			return o, &usageError{err: err, hint: hintOf(err)}
+		}
+	}
+	d, err := s.access(p, c)
+	if err != nil {
+		return o, err
+	}
+	if _, typed := s.typed["connect-timeout"]; !typed {
+		d.Access.RetryFor, d.Access.ConnectTimeout = doctorPatience, min(d.Access.ConnectTimeout, doctorPatience)
+	}
+	o.Login, o.OSLogin, o.Way = d.Access.Login, d.Access.OSLogin, d.Access.Way
+	path, ours := s.keyPath(p, c)
+	o.KeyPath = path
+	o.Key = func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }
+	if ours {
+		o.MakeKey = func() error {
+			_, err := sshfan.CreateIdentity(path)
+			return err
+		}
+	}
+	o.Visit = func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error) {
+		d.Access.Identity, d.Logins = id, logins
+		return d.Visit(ctx, sel, only)
+	}
+	for _, flag := range []string{"project", "zone", "configuration", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
+		if _, typed := s.typed[flag]; typed {
+			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Value(flag)))
+		}
+	}
+	return o, nil
+}
+
+// doctorStatus is the status for the first error of a report.
+func doctorStatus(r doctor.Report) int {
+	for _, f := range r.Findings {
+		if f.Level != doctor.Error {
+			continue
+		}
+		switch f.Check {
+		case doctor.CheckProject, doctor.CheckZone, doctor.CheckKey:
+			return exitConfig
+		case doctor.CheckCredentials, doctor.CheckPermissions, doctor.CheckAPIs, doctor.CheckLogin, doctor.CheckHostKeys:
+			return exitPermission
+		case doctor.CheckQuota:
+			return exitTempFail
+		case doctor.CheckDevices, doctor.CheckPacket:
+			return exitPreflight
+		}
+		return exitUnavailable
+	}
+	return exitOK
+}

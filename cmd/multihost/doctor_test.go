@@ -1,0 +1,268 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/shlex"
+
+	"multihost/internal/doctor"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
+)
+
+// An ailment is something wrong, what doctor says of it, and that what it says to
+// type cures it.
+type ailment struct {
+	story string
+	plant func(t *testing.T, l *troubleLab)
+	args  []string // of doctor
+
+	check string
+	level doctor.Level
+	says  string // regular expression
+	cure  string // regular expression; "": there is none, and the fault is cleared
+
+	status int  // of doctor before
+	beyond bool // the cure is for real hardware: the fault is cleared in its place
+}
+
+// fault plants a fault of the simulator.
+func fault(text string) func(*testing.T, *troubleLab) {
+	return func(t *testing.T, l *troubleLab) {
+		t.Helper()
+		f, err := sim.ParseFault(text)
+		testkit.Must(t, err)
+		_, err = l.server.Inject(f)
+		testkit.Must(t, err)
+	}
+}
+
+// typing plants by commands of multihost.
+func typing(lines ...string) func(*testing.T, *troubleLab) {
+	return func(t *testing.T, l *troubleLab) {
+		t.Helper()
+		for _, line := range lines {
+			l.type_(t, line)
+		}
+	}
+}
+
+// type_ runs a command line of multihost or gcloud that has to end well.
+func (l *troubleLab) type_(t *testing.T, line string) {
+	t.Helper()
+	if strings.HasPrefix(line, "gcloud ") {
+		testkit.RunGcloud(t, l.env, line)
+		return
+	}
+	words, err := shlex.Split(line)
+	testkit.Must(t, err)
+	var stdout, stderr transcript
+	if status := l.program(&stdout, &stderr).run(words[1:]); status != 0 {
+		t.Fatalf("%s: exit status %d\n%s%s", line, status, stdout.String(), stderr.String())
+	}
+}
+
+// examine runs doctor and reads its report.
+func (l *troubleLab) examine(t *testing.T, args ...string) (r doctor.Report, status int) {
+	t.Helper()
+	var stdout, stderr transcript
+	status = l.program(&stdout, &stderr).run(append([]string{"doctor", "--output=json"}, args...))
+	for line := range strings.Lines(stdout.String()) {
+		var e struct {
+			Kind, Name string
+			Data       doctor.Report
+		}
+		if json.Unmarshal([]byte(line), &e) == nil && e.Kind == "result" && e.Name == "doctor" {
+			return e.Data, status
+		}
+	}
+	t.Fatalf("doctor %q ended with %d and no report:\n%s%s", args, status, stdout.String(), stderr.String())
+	return r, status
+}
+
+// trouble is the first finding of a check that is neither ok nor unknown.
+func troubleOf(r doctor.Report, check string) *doctor.Finding {
+	for i, f := range r.Findings {
+		if f.Check == check && (f.Level == doctor.Warning || f.Level == doctor.Error) {
+			return &r.Findings[i]
+		}
+	}
+	return nil
+}
+
+// treat plants, examines, types the cure and examines again.
+func (l *troubleLab) treat(t *testing.T, a ailment) {
+	t.Helper()
+	if strings.Contains(a.cure, "gcloud") {
+		testkit.NeedGcloud(t)
+	}
+	a.plant(t, l)
+	r, status := l.examine(t, a.args...)
+	f := troubleOf(r, a.check)
+	if f == nil {
+		t.Fatalf("doctor finds nothing:\n%s", r)
+	}
+	if f.Level != a.level || !regexp.MustCompile(a.says).MatchString(f.Workers+" "+f.Text) || status != a.status {
+		t.Errorf("exit status %d, want %d; %s %s %q, want %s %q\n%s", status, a.status, f.Level, f.Workers, f.Text, a.level, a.says, r)
+	}
+	if !regexp.MustCompile("^" + a.cure + "$").MatchString(f.Cure) {
+		t.Fatalf("cure %q, want %q\n%s", f.Cure, a.cure, r)
+	}
+	if a.cure == "" || a.beyond {
+		_, err := l.server.Clear("all")
+		testkit.Must(t, err)
+	} else {
+		l.type_(t, f.Cure)
+	}
+	r, _ = l.examine(t, a.args...)
+	if f := troubleOf(r, a.check); f != nil {
+		t.Errorf("after %q it is still there:\n%s", a.cure, r)
+	}
+}
+
+// Everything that doctor finds is cured by the command that it prints: the faults
+// are planted one after the other, in a cloud and on workers that were healthy.
+func TestDoctorsCuresCure(t *testing.T) {
+	l := newTroubleLab(t, "process", 2)
+	slices := []string{"--tpu-prefix=t"}
+	for _, a := range []ailment{{
+		story: "no SSH key", plant: func(*testing.T, *troubleLab) {}, args: slices,
+		check: doctor.CheckKey, level: doctor.Warning, says: "no key at", cure: "multihost doctor --fix --tpu-prefix=t",
+	}, {
+		story: "the key is not where workers look", args: slices,
+		plant: func(t *testing.T, l *troubleLab) {
+			for _, suffix := range []string{"", ".pub"} {
+				testkit.Must(t, os.Remove(l.env["MULTIHOST_FLAG_IDENTITY_FILE"]+suffix))
+			}
+			l.env["MULTIHOST_FLAG_IDENTITY_FILE"] = filepath.Join(l.dir, "another")
+			if out, err := exec.Command(testkit.Need(t, "ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(l.dir, "another")).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		},
+		check: doctor.CheckLogin, level: doctor.Warning, says: "not in the metadata of the slice of t-0, t-1", cure: "multihost doctor --fix --tpu-prefix=t",
+	}, {
+		story: "an API is not enabled", plant: fault("api-disabled service=tpu.googleapis.com"), args: slices, status: 77,
+		check: doctor.CheckAPIs, level: doctor.Error, says: "tpu.googleapis.com is not enabled", cure: "gcloud services enable tpu.googleapis.com --project=multihost-sim",
+	}, {
+		story: "a permission is lacking", plant: fault("permission-denied permission=tpu.nodes.create n=all"),
+		check: doctor.CheckPermissions, level: doctor.Warning, says: "tpu.nodes.create lacking, for qr create and job; roles/tpu.admin has it",
+		cure: "gcloud projects add-iam-policy-binding multihost-sim --member=user:you@multihost.example --role=roles/tpu.admin",
+	}, {
+		story: "there is no network yet", plant: func(*testing.T, *troubleLab) {},
+		check: doctor.CheckNetwork, level: doctor.Warning, says: "no network mtu9k", cure: "multihost network create mtu9k",
+	}, {
+		story: "a quota is too small", plant: fault("quota cores=40"), args: []string{"--tpu-type=v4-16"},
+		check: doctor.CheckQuota, level: doctor.Warning, says: `a v4-16 needs 16 cores; .* on demand 40 \(32 held\)`,
+		cure: "gcloud beta quotas preferences create --service=tpu.googleapis.com --quota-id=TPUV4sPodPerProjectPerZoneForTPUAPI --preferred-value=48 --dimensions='zone=us-central2-b' --email=you@multihost.example --project=multihost-sim",
+	}, {
+		story: "a dead request holds quota", args: []string{"--tpu-type=v4-16"},
+		plant: func(t *testing.T, l *troubleLab) {
+			fault("qr-failed qr=dead")(t, l)
+			typing("multihost qr create dead --node-id=dead --tpu-type=v4-8")(t, l)
+			waitUntil(t, "the request has failed", func() bool {
+				return slicesContain(l.server.Status().Queued, func(q sim.QueuedStatus) bool { return q.ID == "dead" && q.State == "FAILED" })
+			})
+		},
+		check: doctor.CheckQuota, level: doctor.Warning, says: "queued resource dead is FAILED", cure: "multihost qr delete dead --force",
+	}, {
+		story: "a network has small packets", plant: typing("multihost network create small --mtu=1460"), args: []string{"--network=small"},
+		check: doctor.CheckMTU, level: doctor.Warning, says: "^ 1460", cure: "multihost network update small --mtu=8896",
+	}, {
+		story: "nobody may log in", plant: typing("multihost network firewall delete small-ssh"), args: []string{"--network=small"},
+		check: doctor.CheckSSHRule, level: doctor.Warning, says: "only 10.128.0.0/9 may reach tcp:22",
+		cure: `multihost network firewall create small-ssh --network=small --allow=tcp:22 --source-ranges=35\.235\.240\.0/20`,
+	}, {
+		story: "workers may not talk", plant: typing("multihost network firewall delete small-internal"), args: []string{"--network=small"}, status: 69,
+		check: doctor.CheckWorkerRules, level: doctor.Error, says: `workers in 10\S+ cannot reach each other on tcp:8080-8081 \(MEGASCALE\), tcp:8470-8482`,
+		cure: `multihost network firewall create small-internal --network=small --allow=tcp,udp,icmp --source-ranges=\S+`,
+	}, {
+		story: "a rule forbids the coordinator", args: []string{"--network=small"}, status: 69,
+		plant: func(t *testing.T, l *troubleLab) {
+			testkit.NeedGcloud(t)
+			l.type_(t, "gcloud compute firewall-rules create no-jax --network=small --action=DENY --rules=tcp:8482 --priority=900 --source-ranges=10.0.0.0/8")
+		},
+		check: doctor.CheckWorkerRules, level: doctor.Error, says: `cannot reach each other on tcp:8470-8482 \(libtpu and JAX\); rule no-jax denies it`,
+		cure: `multihost network firewall create small-internal-2 .* --priority=899`,
+	}, {
+		story: "a host key has changed", plant: fault("worker-rotate-host-keys node=t-1 worker=1"), args: slices, status: 77,
+		check: doctor.CheckHostKeys, level: doctor.Error, says: "^s1w1 .*host key", cure: "multihost hostkey forget s0w1 --tpu-prefix=t-1",
+	}, {
+		story: "a run holds the TPU", args: slices,
+		plant: func(t *testing.T, l *troubleLab) {
+			typing("multihost run --tpu-prefix=t --run-name=held --detach --preflight=off --script-dir="+l.code+
+				` "--command=exec 9<$MULTIHOST_ROOT_DEV/dev/accel0; sleep 900"`)(t, l)
+		},
+		check: doctor.CheckHolders, level: doctor.Warning, says: `^s\[0-1\]w\[0-1\] run held uses the TPU`, cure: "multihost stop held",
+	}, {
+		story: "guest attributes are switched off", plant: func(t *testing.T, l *troubleLab) {
+			fault("no-guest-attributes node=*")(t, l)
+			testkit.Must(t, os.Remove(filepath.Join(l.dir, ".local/state/multihost/hostkeys.json")))
+		}, args: slices,
+		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s\[0-1\]w\[0-1\] the API does not tell the keys`,
+	}, {
+		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-0 worker=1"), args: append(slices, "--connect-timeout=1s"), status: 69,
+		check: doctor.CheckSSH, level: doctor.Error, says: "^s0w1 connect.*refused",
+	}, {
+		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: slices, status: 76,
+		check: doctor.CheckDevices, level: doctor.Error, says: "^s0w0 3 TPU devices, 4 expected", beyond: true,
+		cure: "multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- systemctl reboot",
+	}} {
+		if !t.Run(a.story, func(t *testing.T) { l.treat(t, a) }) {
+			t.Log("what follows may fail for it")
+		}
+	}
+}
+
+func slicesContain[T any](all []T, like func(T) bool) bool { return slices.ContainsFunc(all, like) }
+
+// Doctor examines without changing anything anywhere.
+func TestDoctorChangesNothing(t *testing.T) {
+	l := newTroubleLab(t, "process", 1)
+	before := l.server.Requests()
+	r, status := l.examine(t, "--tpu-prefix=t", "--tpu-type=v4-16")
+	if status != 0 || troubleOf(r, doctor.CheckKey) == nil {
+		t.Fatalf("exit status %d\n%s", status, r)
+	}
+	for _, req := range l.server.Requests()[len(before):] {
+		if req.Method != "GET" && !strings.Contains(req.Path, ":testIamPermissions") && !strings.Contains(req.Path, "getGuestAttributes") {
+			t.Errorf("it wrote: %s %s", req.Method, req.Path)
+		}
+	}
+	if _, err := os.Stat(l.env["MULTIHOST_FLAG_IDENTITY_FILE"]); err == nil {
+		t.Error("it made a key")
+	}
+}
+
+// Doctor without anything set says what to set, and does not give up there.
+func TestDoctorWithoutAProject(t *testing.T) {
+	t.Parallel()
+	l := &troubleLab{dir: t.TempDir(), env: map[string]string{"USER": "ann"}}
+	r, status := l.examine(t)
+	if status != exitConfig || troubleOf(r, doctor.CheckProject) == nil || troubleOf(r, doctor.CheckZone) == nil || troubleOf(r, doctor.CheckKey) == nil {
+		t.Errorf("exit status %d\n%s", status, r)
+	}
+}
+
+// On a real kernel: packets that do not fit, and packets that are dropped.
+func TestDoctorOnRealNetworks(t *testing.T) {
+	simworker.NeedNetns(t)
+	l := newTroubleLab(t, "netns", 2)
+	args := []string{"--tpu-prefix=t"}
+	r, status := l.examine(t, append(args, "--fix")...)
+	if status != 0 {
+		t.Fatalf("exit status %d\n%s", status, r)
+	}
+	for _, check := range []string{doctor.CheckPacket, doctor.CheckPorts, doctor.CheckSSH, doctor.CheckDevices} {
+		if f := troubleOf(r, check); f != nil {
+			t.Errorf("a healthy network: %+v", *f)
+		}
+	}
+}

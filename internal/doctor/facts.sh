@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+#
+# Tells what is installed on a worker, and what room its disks have. It changes
+# nothing and needs no rights.
+#
+# Answer on stdout: lines "multihost-doctor 1", a key and a value, separated by
+# tabs; the last one has the key "end".
+
+export LC_ALL=C
+tab=$'\t'
+
+say() {
+	local value=${2//[$'\t\n\r']/ }
+	printf 'multihost-doctor 1%s%s%s%s\n' "$tab" "$1" "$tab" "${value:0:200}"
+}
+
+have() { type -P "$1" >/dev/null; }
+
+# room KEY PATH: free and all bytes of the disk that holds it.
+room() {
+	local free all size
+	read -r free all size < <(stat -f -c '%a %b %S' -- "$2" 2>/dev/null)
+	[[ -n $size ]] && say "$1" "$((free * size)) $((all * size))"
+}
+
+# versions: of the packages that training stands on, as they are recorded; to
+# import them would take the TPU.
+versions() {
+	have python3 || return
+	timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null
+	timeout -k 2 20 python3 -c '
+from importlib import metadata
+for name in ("jax", "jaxlib", "libtpu", "libtpu-nightly"):
+    try:
+        print(name + "\t" + metadata.version(name))
+    except metadata.PackageNotFoundError:
+        pass
+' 2>/dev/null
+}
+
+if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
+	PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+fi
+say kernel "$(uname -r)"
+while IFS=$tab read -r name version; do
+	[[ -n $version ]] && say "$name" "$version"
+done < <(versions </dev/null)
+for tool in python3 numactl ethtool ping; do
+	have "$tool" && say tool "$tool"
+done
+room home "${HOME:-/}"
+room tmp "${MULTIHOST_ROOT_TMP-}/tmp"
+say end ""

@@ -1,0 +1,305 @@
+package doctor
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+//go:embed pair.sh
+var pairScript string
+
+// probePorts are those that are connected to: the coordinators between slices
+// and of JAX, before and since its version 0.8.1.
+var probePorts = []string{"8080", "8081", "8476", "8482"}
+
+// connectLimit bounds one connection or packet between workers, and pairLimit
+// the whole of it; what listens on a worker ends after it by itself.
+const (
+	connectLimit = 5 * time.Second
+	pairLimit    = 60 * time.Second
+)
+
+// checkPairs proves the paths that workers need to each other: from every one to
+// the coordinator s0w0, and from each slice to the next.
+func (e *examination) checkPairs(ctx context.Context, all []*seen) {
+	if len(all) < 2 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, pairLimit)
+	defer cancel()
+	first := all[0]
+	heard, stop := e.listen(ctx, first)
+	defer stop()
+	results := make([]probed, len(all))
+	var group sync.WaitGroup
+	for i, s := range all {
+		group.Go(func() { results[i] = e.probe(ctx, s, e.targets(all, i, heard)) })
+	}
+	group.Wait()
+	if ctx.Err() != nil {
+		e.unknown(CheckPorts, "no answer within %s", event.Duration(pairLimit))
+		return
+	}
+	e.judgePorts(first, all, heard, results)
+	e.judgePackets(all, results)
+}
+
+// address is where other workers reach this one.
+func (e *examination) address(s *seen) string {
+	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
+}
+
+// A heard is what listens on the coordinator.
+type heard struct {
+	ports []string // that something listens on, ours or a run's
+	why   string   // why nothing can listen
+}
+
+// listen has the coordinator listen until stop, which leaves nothing behind.
+func (e *examination) listen(ctx context.Context, s *seen) (h heard, stop func()) {
+	limit := strconv.Itoa(int(pairLimit / time.Second))
+	out, in := io.Pipe()
+	args := append([]string{"listen", e.address(s), limit}, probePorts...)
+	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: in})
+	if err != nil {
+		return heard{why: cause(err)}, func() {}
+	}
+	ready := make(chan heard, 1)
+	var reading sync.WaitGroup
+	reading.Go(func() { ready <- readHeard(out); _, _ = io.Copy(io.Discard, out) })
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, err := session.Wait()
+		in.CloseWithError(err)
+	}()
+	stop = func() {
+		_ = session.Stdin.Close() // its end is what the listener waits for
+		<-ended
+		reading.Wait()
+	}
+	select {
+	case h = <-ready:
+	case <-ctx.Done():
+		h = heard{why: "no answer in time"}
+	}
+	return h, stop
+}
+
+// readHeard reads the answer of the listener up to where it listens.
+func readHeard(r io.Reader) (h heard) {
+	var all answer
+	buffer := make([]byte, 4096)
+	for {
+		n, err := r.Read(buffer)
+		if _, full := all.Write(buffer[:n]); full != nil {
+			return heard{why: full.Error()}
+		}
+		lines, whole := all.lines()
+		h = heard{}
+		for _, f := range lines {
+			switch {
+			case f[0] == "listening" && len(f) == 2:
+				h.ports = append(h.ports, f[1])
+			case f[0] == "taken" && len(f) == 3 && f[1] == "":
+				h.why = f[2]
+			case f[0] == "taken" && len(f) == 3 && strings.Contains(f[2], "in use"):
+				h.ports = append(h.ports, f[1]) // somebody else answers there
+			case f[0] == "taken" && len(f) == 3:
+				h.why = f[2]
+			case f[0] == "ready":
+				return h
+			}
+		}
+		if whole || err != nil {
+			if h.why == "" && len(h.ports) == 0 {
+				h.why = "nothing can listen there"
+			}
+			return h
+		}
+	}
+}
+
+// targets are what worker i is to reach, in the words of the script.
+func (e *examination) targets(all []*seen, i int, h heard) []string {
+	var words []string
+	if i > 0 {
+		word := "first=" + e.address(all[0])
+		if len(h.ports) > 0 {
+			word += ":" + strings.Join(h.ports, ",")
+		}
+		words = append(words, word)
+	}
+	// The ring of slices, or of the workers of one, proves the paths that do not
+	// touch the coordinator.
+	if next := e.next(all, i); next > 0 {
+		words = append(words, "next="+e.address(all[next]))
+	}
+	return words
+}
+
+// next is the worker of the same number in the next slice, or the next worker of
+// a lone slice.
+func (e *examination) next(all []*seen, i int) int {
+	count := len(e.sel.Slices)
+	if count == 1 {
+		return (i + 1) % len(all)
+	}
+	for step := 1; step < count; step++ {
+		for j, s := range all {
+			if s.id.Slice == (all[i].id.Slice+step)%count && s.id.Worker == all[i].id.Worker {
+				return j
+			}
+		}
+	}
+	return 0
+}
+
+// probed is what one worker found.
+type probed struct {
+	ports map[string]string   // by port: ok, refused, timeout, …
+	sizes map[string][]string // by target: ok | small MTU | lost | silent | unknown WHY
+	size  int
+	err   error
+}
+
+func (e *examination) probe(ctx context.Context, s *seen, targets []string) (p probed) {
+	if len(targets) == 0 {
+		return p
+	}
+	p.size = s.mtu()
+	var out answer
+	args := append([]string{"probe", strconv.Itoa(int(connectLimit / time.Second)), strconv.Itoa(p.size)}, targets...)
+	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: &out}); p.err != nil {
+		return p
+	}
+	lines, whole := out.lines()
+	if !whole {
+		p.err = errNoAnswer
+		return p
+	}
+	p.ports, p.sizes = map[string]string{}, map[string][]string{}
+	for _, f := range lines {
+		switch {
+		case f[0] == "tcp" && len(f) == 4:
+			p.ports[f[2]] = f[3]
+		case f[0] == "size" && len(f) >= 3:
+			p.sizes[f[1]] = f[2:]
+		}
+	}
+	return p
+}
+
+// mtu is what a packet of this worker may have: that of its network, else that
+// of its interface; 0 where neither is known.
+func (s *seen) mtu() int {
+	r, _ := s.setting("mtu")
+	for _, text := range []string{r.Want, r.Before} {
+		if n, err := strconv.Atoi(text); err == nil && n > 0 && n <= 65535 {
+			return n
+		}
+	}
+	return 0
+}
+
+func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []probed) {
+	if h.why != "" && len(h.ports) == 0 {
+		e.unknown(CheckPorts, "%s: %s", first.id, h.why)
+		return
+	}
+	closed, unknown := &finder{}, &finder{}
+	var fine []tpu.WorkerID
+	for i, s := range all[1:] {
+		p := results[i+1]
+		if p.err != nil {
+			unknown.add("not checked: "+cause(p.err), s.id)
+			continue
+		}
+		bad := map[string][]string{} // ports by how they failed
+		for _, port := range h.ports {
+			if how := p.ports[port]; how != "ok" {
+				bad[how] = append(bad[how], port)
+			}
+		}
+		for how, ports := range bad {
+			text := fmt.Sprintf("%s does not answer on tcp:%s (%s)", first.id, strings.Join(ports, ","), how)
+			if how == "timeout" {
+				text = fmt.Sprintf("packets to tcp:%s of %s are dropped", strings.Join(ports, ","), first.id)
+			}
+			closed.add(text, s.id)
+		}
+		if len(bad) == 0 {
+			fine = append(fine, s.id)
+		}
+	}
+	for _, text := range closed.texts {
+		ids := closed.at[text]
+		e.add(Finding{Check: CheckPorts, Level: Error, Workers: tpu.Fold(ids), count: len(ids), Text: text,
+			Advice: "where the firewall rules above let it through, a filter on the worker drops it; to see it:",
+			Cure:   e.exec([]tpu.WorkerID{first.id}, true, "bash", "-c", showFilters)})
+	}
+	e.emit(unknown, CheckPorts, Unknown, nil)
+	if len(fine) > 0 {
+		e.fine(CheckPorts, fine, "reach %s on tcp:%s", first.id, strings.Join(h.ports, ","))
+	}
+}
+
+// showFilters lists what may drop packets on a worker, with the tools that are
+// there.
+const showFilters = `for c in "nft list ruleset" "iptables -S" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
+
+func (e *examination) judgePackets(all []*seen, results []probed) {
+	bad, unknown := &finder{}, &finder{}
+	names := map[string][]tpu.WorkerID{}
+	var fine []tpu.WorkerID
+	largest := 0
+	for i, s := range all {
+		p := results[i]
+		good := p.err == nil && len(p.sizes) > 0
+		for target, how := range p.sizes {
+			to := all[0].id
+			if target == "next" {
+				to = all[e.next(all, i)].id
+			}
+			text := ""
+			switch how[0] {
+			case "ok":
+				largest = max(largest, p.size)
+				continue
+			case "small":
+				text = fmt.Sprintf("a packet of %d bytes cannot pass to %s unfragmented: the path takes %s", p.size, to, strings.Join(how[1:], " "))
+			case "lost":
+				text = fmt.Sprintf("a packet of %d bytes to %s is lost, a small one arrives", p.size, to)
+			case "silent":
+				unknown.add(fmt.Sprintf("not checked: %s answers neither ping nor UDP", to), s.id)
+			default:
+				unknown.add("not checked: "+strings.Join(how[1:], " "), s.id)
+			}
+			good = false
+			if text != "" {
+				bad.add(text, s.id)
+				names[text] = []tpu.WorkerID{s.id, to}
+			}
+		}
+		if good {
+			fine = append(fine, s.id)
+		}
+	}
+	e.emit(bad, CheckPacket, Error, func(text string, _ []tpu.WorkerID) string {
+		return e.exec(names[text], false, "ip", "-o", "link", "show")
+	})
+	e.emit(unknown, CheckPacket, Unknown, nil)
+	if len(fine) > 0 {
+		e.fine(CheckPacket, fine, "packets of %d bytes pass unfragmented", largest)
+	}
+}

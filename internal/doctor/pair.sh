@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+#
+# Proves paths between workers. It changes nothing, needs no rights, and leaves
+# nothing behind: what listens ends with its standard input, and in any case
+# after LIMIT seconds.
+#
+#   listen ADDRESS LIMIT PORT...     accepts and closes connections, sends back
+#                                    what it gets by UDP on the first port
+#   probe LIMIT SIZE TARGET...       each TARGET is NAME=ADDRESS[:PORT,PORT...];
+#                                    the ports are connected to, and a packet of
+#                                    SIZE bytes that must not be fragmented is sent
+#
+# Answer on stdout: lines "multihost-doctor 1" and words, separated by tabs:
+#   listening PORT | taken PORT REASON | ready
+#   tcp NAME PORT ok|refused|timeout|REASON
+#   size NAME ok|small MTU|lost|silent|unknown WHY
+#   end
+
+export LC_ALL=C
+tab=$'\t'
+
+say() {
+	local line="multihost-doctor 1" word
+	for word; do
+		word=${word//[$'\t\n\r']/ }
+		line+=$tab${word:0:200}
+	done
+	printf '%s\n' "$line"
+}
+
+have() { type -P "$1" >/dev/null; }
+
+listener='
+import select, socket, sys, time
+
+def say(*words):
+    print("\t".join(("multihost-doctor 1",) + words), flush=True)
+
+address, end, ports = sys.argv[1], time.monotonic() + float(sys.argv[2]), sys.argv[3:]
+accepting = []
+for port in ports:
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        s.bind((address, int(port)))
+        s.listen(128)
+    except OSError as e:
+        say("taken", port, e.strerror or str(e))
+        continue
+    accepting.append(s)
+    say("listening", port)
+echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+try:
+    echo.bind((address, int(ports[0])))
+except OSError:
+    pass
+say("ready")
+while time.monotonic() < end:
+    readable, _, _ = select.select(accepting + [echo, sys.stdin], [], [], max(0, end - time.monotonic()))
+    if sys.stdin in readable and not sys.stdin.buffer.raw.read(4096):
+        break
+    for s in readable:
+        try:
+            if s in accepting:
+                s.accept()[0].close()
+            elif s is echo:
+                data, sender = echo.recvfrom(65536)
+                echo.sendto(data, sender)
+        except OSError:
+            pass
+'
+
+# sender sends a UDP packet that must not be fragmented, and waits for it to come
+# back. 10 and 2 are Linux for IP_MTU_DISCOVER and IP_PMTUDISC_DO, 14 for IP_MTU.
+sender='
+import errno, socket, sys
+
+address, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IP, 10, 2)
+s.settimeout(1)
+s.connect((address, port))
+
+def passes(n):
+    for _ in range(3):
+        try:
+            s.send(b"x" * n)
+            if len(s.recv(65536)) == n:
+                return True
+        except socket.timeout:
+            pass
+        except OSError as e:
+            if e.errno == errno.EMSGSIZE:
+                print("small\t%d" % s.getsockopt(socket.IPPROTO_IP, 14))
+                sys.exit()
+            return False
+    return False
+
+if passes(size - 28):
+    print("ok")
+elif passes(8):
+    print("lost")
+else:
+    print("silent")
+'
+
+# connect NAME ADDRESS PORT
+connect() {
+	local out rc
+	# shellcheck disable=SC2016 # for the inner shell
+	out=$(timeout -k 1 "$limit" bash -c 'exec 3<>"/dev/tcp/$1/$2"' connect "$2" "$3" 2>&1)
+	rc=$?
+	case $rc:$out in
+	0:*) say tcp "$1" "$3" ok ;;
+	124:* | 137:*) say tcp "$1" "$3" timeout ;;
+	*refused*) say tcp "$1" "$3" refused ;;
+	*) say tcp "$1" "$3" "${out##*: }" ;;
+	esac
+}
+
+# ping_size NAME ADDRESS: fails where ping cannot tell.
+ping_size() {
+	local out
+	have ping || return 1
+	if out=$(timeout -k 1 "$limit" ping -n -M 'do' -c 3 -i 0.3 -W 1 -s "$((size - 28))" "$2" 2>&1); then
+		say size "$1" ok
+		return
+	fi
+	if [[ $out =~ mtu\ ?=\ ?([0-9]+) ]]; then
+		say size "$1" small "${BASH_REMATCH[1]}"
+	elif [[ $out == *ermitted* || $out == *socket* || $out == *nvalid* || $out == *sage:* ]]; then
+		return 1
+	elif timeout -k 1 "$limit" ping -n -c 3 -i 0.3 -W 1 "$2" >/dev/null 2>&1; then
+		say size "$1" lost
+	else
+		return 1 # echo requests may be filtered
+	fi
+}
+
+# udp_size NAME ADDRESS PORT
+udp_size() {
+	local out word mtu
+	if [[ -z $3 ]]; then
+		say size "$1" unknown "no answer to ping"
+	elif ! have python3; then
+		say size "$1" unknown "neither ping nor python3 can be used"
+	else
+		out=$(timeout -k 1 "$((limit * 2))" python3 -I -S -c "$sender" "$2" "$3" "$size" 2>/dev/null)
+		IFS=$tab read -r word mtu <<<"${out:-unknown}"
+		say size "$1" "$word" "$mtu"
+	fi
+}
+
+probe() {
+	limit=$1 size=$2
+	shift 2
+	local target name address port
+	local -a ports
+	for target; do
+		name=${target%%=*} address=${target#*=}
+		ports=()
+		if [[ $address == *:* ]]; then
+			IFS=, read -r -a ports <<<"${address#*:}"
+			address=${address%%:*}
+		fi
+		for port in "${ports[@]}"; do
+			connect "$name" "$address" "$port" &
+		done
+		((size > 0)) || continue
+		{ ping_size "$name" "$address" || udp_size "$name" "$address" "${ports[0]-}"; } &
+	done
+	wait
+}
+
+role=$1
+shift
+case $role in
+listen)
+	if have python3; then
+		exec python3 -I -S -u -c "$listener" "$@"
+	fi
+	say taken "" "python3 is not installed"
+	;;
+probe) probe "$@" </dev/null ;;
+esac
+say end

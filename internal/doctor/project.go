@@ -1,0 +1,479 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/qr"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// checkKey loads the SSH key.
+func (e *examination) checkKey() {
+	id, err := e.Key()
+	if err == nil {
+		e.key = id
+		e.ok(CheckKey, "%s (%s)", e.KeyPath, id.Fingerprint())
+		return
+	}
+	f := Finding{Check: CheckKey, Level: Error, Text: err.Error()}
+	var broken *sshfan.IdentityError
+	if errors.As(err, &broken) {
+		f.Cure = broken.Hint()
+	}
+	if errors.Is(err, fs.ErrNotExist) && e.MakeKey != nil {
+		f.Level = Warning
+		f.Text = fmt.Sprintf("there is no key at %s yet", e.KeyPath)
+		f.Advice = "the first command that logs in makes it"
+		f.Cure = e.doctorAgain()
+		f.fix = func(context.Context) error { return e.MakeKey() }
+	}
+	e.add(f)
+}
+
+// checkSettings tells project and zone with where they are from, and proves the
+// credentials.
+func (e *examination) checkSettings(ctx context.Context) {
+	if e.Hosts != nil {
+		return
+	}
+	for _, s := range []struct {
+		check, hint string
+		Setting
+	}{
+		{CheckProject, "gcloud config set project PROJECT", e.Project},
+		{CheckZone, "gcloud config set compute/zone ZONE", e.Zone},
+	} {
+		if s.Value == "" {
+			e.add(Finding{Check: s.check, Level: Error, Text: "none is set", Cure: s.hint, Advice: fmt.Sprintf("or add --%s=NAME", s.check)})
+			continue
+		}
+		e.ok(s.check, "%s (from %s)", s.Value, s.Source)
+	}
+	if e.Cloud == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	id, err := e.Cloud.Identify(ctx)
+	if err != nil {
+		e.denied = true
+		e.add(Finding{Check: CheckCredentials, Level: Error, Text: err.Error(), Cure: typed(gcp.Hint(err)), Advice: gcp.Hint(err)})
+		return
+	}
+	e.account = id.Account
+	text := id.Source
+	if id.Account != "" {
+		text += ", account " + id.Account
+	} else {
+		text += "; they do not tell whose they are"
+	}
+	if id.QuotaProject != "" && id.QuotaProject != e.Project.Value {
+		text += ", counted for project " + id.QuotaProject
+	}
+	if e.Account != "" && id.Account != "" && e.Account != id.Account {
+		e.add(Finding{Check: CheckCredentials, Level: Warning, Text: fmt.Sprintf("%s; gcloud's configuration names another account, %s", text, e.Account),
+			Cure: commandLine("gcloud", "config", "set", "account", id.Account)})
+		return
+	}
+	e.ok(CheckCredentials, "%s", text)
+}
+
+// typed is the command in a hint that ends with one.
+func typed(hint string) string {
+	if at := strings.Index(hint, "gcloud "); at >= 0 {
+		command, _, _ := strings.Cut(hint[at:], " (")
+		return command
+	}
+	return ""
+}
+
+// An api is one that commands need.
+type api struct {
+	name, use string
+	level     Level // when it is not enabled
+}
+
+// apis are those that this user's commands need. That of Cloud Quotas is only
+// doctor's.
+func (e *examination) apis() []api {
+	list := []api{
+		{"tpu.googleapis.com", "every command", Error},
+		{"compute.googleapis.com", "networks, and keys in the project's metadata", Error},
+	}
+	if e.Way == job.IAP {
+		list = append(list, api{"iap.googleapis.com", "--ip=iap", Error})
+	}
+	return list
+}
+
+func (e *examination) checkAPIs(ctx context.Context) {
+	list := e.apis()
+	names := make([]string, len(list))
+	for i, a := range list {
+		names[i] = a.name
+	}
+	enabled, err := e.Cloud.Enabled(ctx, names...)
+	if err != nil {
+		e.askAPIs(ctx, err)
+		return
+	}
+	fine := true
+	for _, a := range list {
+		if !enabled[a.name] {
+			fine = false
+			e.apiMissing(a)
+		}
+	}
+	if fine {
+		e.ok(CheckAPIs, "%s are enabled", strings.Join(names, ", "))
+	}
+}
+
+func (e *examination) apiMissing(a api) {
+	e.add(Finding{Check: CheckAPIs, Level: a.level, Text: fmt.Sprintf("%s is not enabled; %s needs it", a.name, a.use),
+		Cure: commandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
+}
+
+// askAPIs finds out by a call of each API what Service Usage does not tell.
+func (e *examination) askAPIs(ctx context.Context, why error) {
+	calls := map[string]error{}
+	_, calls["tpu.googleapis.com"] = e.Queue.Slices(ctx)
+	_, calls["compute.googleapis.com"] = e.Networks.ShowFirewalls(ctx, "")
+	fine := true
+	for _, a := range e.apis() {
+		var told *gcp.Error
+		if errors.As(calls[a.name], &told) && (told.Reason == "SERVICE_DISABLED" || told.Reason == "accessNotConfigured") {
+			fine = false
+			e.apiMissing(a)
+		}
+	}
+	if fine {
+		e.unknown(CheckAPIs, "%v; those of TPU and Compute Engine do not say that they are disabled", why)
+	}
+}
+
+// A permission and what cannot be done without it.
+type permission struct {
+	name, use string
+	level     Level
+}
+
+func (e *examination) permissions() []permission {
+	list := []permission{
+		{"tpu.nodes.list", "every command", Error},
+		{"tpu.nodes.get", "every command", Error},
+		{"tpu.nodes.update", "putting the SSH key into slices", Error},
+		{"tpu.nodes.create", "qr create and job", Warning},
+		{"tpu.nodes.delete", "qr delete and job", Warning},
+		{"iam.serviceAccounts.actAs", "qr create and job", Warning},
+		{"compute.projects.get", "seeing OS Login and the project's SSH keys", Warning},
+		{"compute.networks.get", "the MTU that workers must have", Warning},
+		{"compute.networks.create", "network create", Warning},
+		{"compute.networks.updatePolicy", "firewall rules", Warning},
+		{"compute.firewalls.list", "firewall rules", Warning},
+		{"compute.firewalls.create", "firewall rules", Warning},
+	}
+	if e.Way == job.IAP {
+		list = append(list, permission{"iap.tunnelInstances.accessViaIAP", "--ip=iap", Error})
+	}
+	return list
+}
+
+func (e *examination) checkPermissions(ctx context.Context) {
+	list := e.permissions()
+	names := make([]string, len(list))
+	for i, p := range list {
+		names[i] = p.name
+	}
+	lacking, err := e.Cloud.Lacking(ctx, names)
+	if err != nil {
+		e.fail(CheckPermissions, err)
+		return
+	}
+	if len(lacking) == 0 {
+		e.ok(CheckPermissions, "all %d that commands need", len(names))
+		return
+	}
+	type gap struct {
+		role        string
+		level       Level
+		names, uses []string
+	}
+	var gaps []*gap // by role
+	for _, p := range list {
+		if !slices.Contains(lacking, p.name) {
+			continue
+		}
+		role := gcp.RoleFor(p.name)
+		at := slices.IndexFunc(gaps, func(g *gap) bool { return g.role == role })
+		if at < 0 {
+			at = len(gaps)
+			gaps = append(gaps, &gap{role: role, level: p.level})
+		}
+		g := gaps[at]
+		if p.level == Error {
+			g.level = Error
+		}
+		g.names = append(g.names, p.name)
+		if !slices.Contains(g.uses, p.use) {
+			g.uses = append(g.uses, p.use)
+		}
+	}
+	for _, g := range gaps {
+		e.add(Finding{Check: CheckPermissions, Level: g.level,
+			Text: fmt.Sprintf("%s lacking, for %s; %s has it", strings.Join(g.names, ", "), strings.Join(g.uses, ", "), g.role),
+			Cure: e.grant(g.role), Advice: "who owns the project types:"})
+	}
+}
+
+// grant is the command that gives the caller a role.
+func (e *examination) grant(role string) string {
+	kind := "user:"
+	if strings.HasSuffix(e.account, "gserviceaccount.com") {
+		kind = "serviceAccount:"
+	}
+	member := commandLine("--member=" + kind + e.account)
+	if e.account == "" {
+		member = `--member="user:$(gcloud config get account)"`
+	}
+	return fmt.Sprintf("gcloud projects add-iam-policy-binding %s %s --role=%s", e.Project.Value, member, role)
+}
+
+// findSlices lists the slices that the prefix names.
+func (e *examination) findSlices(ctx context.Context) bool {
+	if e.Hosts != nil {
+		all, _ := e.Hosts.Slices(ctx) // it never fails
+		e.sel = tpu.Selection{Slices: all}
+		return true
+	}
+	if e.Prefix == "" {
+		return false
+	}
+	if e.Cloud == nil || e.denied || e.Zone.Value == "" {
+		e.unknown(CheckSlices, "without project, zone and credentials there are none to be found")
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	nodes, err := e.Queue.Slices(ctx)
+	if err != nil {
+		e.fail(CheckSlices, err)
+		return false
+	}
+	sel, err := tpu.Select(nodes, e.Prefix, true)
+	var none *tpu.NoSlicesError
+	if errors.As(err, &none) {
+		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: none.Hint(), Cure: e.command("qr", "list")})
+		return false
+	}
+	for _, p := range sel.Problems {
+		e.add(Finding{Check: CheckSlices, Level: Error, Text: p, Cure: e.command("qr", "list")})
+	}
+	e.sel = sel
+	if len(sel.Slices) == 0 {
+		return false
+	}
+	e.checkHealth(ctx)
+	return true
+}
+
+func (e *examination) checkHealth(ctx context.Context) {
+	var names []string
+	for _, s := range e.sel.Slices {
+		names = append(names, s.Name)
+	}
+	shown := names[0]
+	if len(names) > 1 {
+		shown += " to " + names[len(names)-1]
+	}
+	first := e.sel.Slices[0]
+	if first.MultiSlice && first.Name != e.Prefix && first.QueuedResource != "" {
+		if res, err := e.Queue.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
+			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("qr", "list"),
+				Text: fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(names))})
+		}
+	}
+	e.ok(CheckSlices, "%s: %s × %s, %s, all READY", shown, event.Count(len(names), "slice"), first.Type, event.Count(len(e.sel.Workers()), "worker"))
+}
+
+// quotaTiers are the words by which quotas of the TPU API differ in what they
+// are for.
+var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserved", "reserved"}, {"", "on demand"}}
+
+// checkQuota compares what the quotas of a type allow with what is wanted and
+// what is held.
+func (e *examination) checkQuota(ctx context.Context) {
+	unit := "chips"
+	need := int64(e.Type.Chips * e.Count)
+	if e.Type.Generation.CountsCores {
+		unit, need = "cores", 2*need
+	}
+	wanted := fmt.Sprintf("%s need %d %s", event.Count(e.Count, "slice")+" of "+e.Type.Name, need, unit)
+	if e.Count == 1 {
+		wanted = fmt.Sprintf("a %s needs %d %s", e.Type.Name, need, unit)
+	}
+	quotas, err := e.Cloud.Quotas(ctx, "tpu.googleapis.com")
+	if err != nil {
+		e.add(Finding{Check: CheckQuota, Level: Unknown, Text: fmt.Sprintf("not checked: %s; %v", wanted, err), Advice: gcp.Hint(err), Cure: typed(gcp.Hint(err))})
+		return
+	}
+	held, dead, err := e.held(ctx)
+	if err != nil {
+		e.fail(CheckQuota, err)
+		return
+	}
+	var rows []quotaRow
+	for _, q := range quotas {
+		if tier, ok := quotaFor(q.ID, e.Type); ok {
+			if limit, where, ok := q.In(e.Zone.Value); ok {
+				rows = append(rows, quotaRow{q.ID, tier, where, limit})
+			}
+		}
+	}
+	if len(rows) == 0 {
+		e.add(Finding{Check: CheckQuota, Level: Error, Text: fmt.Sprintf("%s, and no quota of %s names %s", wanted, e.Type.Generation.Name, e.Zone.Value),
+			Advice: "the zone may not offer the type", Cure: commandLine("gcloud", "compute", "tpus", "accelerator-types", "list", "--zone="+e.Zone.Value, "--project="+e.Project.Value)})
+		return
+	}
+	e.judgeQuota(wanted, unit, need, rows, held, dead)
+}
+
+type quotaRow struct {
+	id, tier, where string
+	limit           int64
+}
+
+// quotaFor reports whether a quota of the TPU API, by its id, limits slices of a
+// type, and of which tier.
+func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
+	family := map[string]string{"v2": "TPUV2s", "v3": "TPUV3s", "v4": "TPUV4s", "v5e": "TPUV5s", "v5p": "TPUV5P", "v6e": "TPUV6E"}[t.Generation.Name]
+	if family == "" || !strings.HasPrefix(id, family) || !strings.Contains(id, "PerProject") {
+		return "", false
+	}
+	kind, _, _ := strings.Cut(strings.TrimPrefix(id, family), "PerProject")
+	switch t.Generation.Name {
+	case "v2", "v3": // slices of one machine are counted apart
+		if strings.Contains(kind, "Pod") != (t.Workers > 1) {
+			return "", false
+		}
+	case "v5e": // as are small ones, which may be for serving
+		if !strings.Contains(kind, "Litepod") || strings.Contains(kind, "Serving") && t.Chips > 8 {
+			return "", false
+		}
+	}
+	for _, q := range quotaTiers {
+		if q.word == "" || strings.Contains(kind, q.word) {
+			tier = q.name
+			break
+		}
+	}
+	if strings.Contains(kind, "Serving") {
+		tier += " serving"
+	}
+	return tier, true
+}
+
+// held is what the project's slices and requests of the generation take of the
+// quotas in the zone, by tier, and which of the requests are of no more use.
+func (e *examination) held(ctx context.Context) (byTier map[string]int64, dead []qr.Resource, err error) {
+	all, err := e.Queue.List(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	nodes, err := e.Queue.Slices(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	byTier = map[string]int64{}
+	count := func(tier, name string, n int) bool {
+		t, err := tpu.ParseType(name)
+		if err != nil || t.Generation.Name != e.Type.Generation.Name {
+			return false
+		}
+		units := t.Chips
+		if t.Generation.CountsCores {
+			units *= 2
+		}
+		byTier[tier] += int64(units * n)
+		return true
+	}
+	for _, r := range all {
+		if count(tierName(r.Tier), r.Type, max(r.NodeCount, len(r.Nodes))) && r.Dead() {
+			dead = append(dead, r)
+		}
+	}
+	for _, s := range nodes {
+		if s.QueuedResource == "" {
+			count("on demand", s.Type, 1)
+		}
+	}
+	return byTier, dead, nil
+}
+
+func tierName(t qr.Tier) string {
+	switch t {
+	case qr.Spot, qr.BestEffort, qr.FlexStart:
+		return "spot"
+	case qr.Reserved, qr.ReservationBound:
+		return "reserved"
+	}
+	return "on demand"
+}
+
+func (e *examination) judgeQuota(wanted, unit string, need int64, rows []quotaRow, held map[string]int64, dead []qr.Resource) {
+	var parts []string
+	enough := map[string]bool{} // by tier
+	best := quotaRow{limit: -2}
+	for _, r := range rows {
+		used := held[strings.TrimSuffix(r.tier, " serving")]
+		text := fmt.Sprintf("%s %d", r.tier, r.limit)
+		if r.limit == gcp.Unlimited {
+			text = r.tier + " unlimited"
+		}
+		if used > 0 {
+			text += fmt.Sprintf(" (%d held)", used)
+		}
+		if !slices.Contains(parts, text) {
+			parts = append(parts, text)
+		}
+		if r.limit == gcp.Unlimited || r.limit-used >= need {
+			enough[r.tier] = true
+		}
+		if r.tier == "on demand" && r.limit > best.limit {
+			best = r
+		}
+	}
+	slices.Sort(parts)
+	text := fmt.Sprintf("%s; %s allows, in %s: %s", wanted, e.Project.Value, unit, strings.Join(parts, ", "))
+	f := Finding{Check: CheckQuota, Level: Error, Text: text}
+	switch {
+	case enough["on demand"]:
+		e.ok(CheckQuota, "%s", text)
+		return
+	case len(enough) > 0:
+		f.Level = Warning
+		f.Text += "; enough for " + strings.Join(slices.Sorted(maps.Keys(enough)), " or ")
+	}
+	if len(dead) > 0 {
+		f.Text += fmt.Sprintf("; queued resource %s is %s and holds quota all the same", dead[0].ID, dead[0].State)
+		f.Cure = e.command("qr", "delete", dead[0].ID, "--force")
+	} else {
+		if best.limit < 0 {
+			best = rows[0]
+		}
+		f.Advice = "Google decides about more quota, which may take days"
+		f.Cure = commandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
+			fmt.Sprintf("--preferred-value=%d", held[best.tier]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
+	}
+	e.add(f)
+}

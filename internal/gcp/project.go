@@ -1,0 +1,294 @@
+package gcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"google.golang.org/api/cloudresourcemanager/v1"
+	"google.golang.org/api/googleapi"
+	oauth2 "google.golang.org/api/oauth2/v2"
+	"google.golang.org/api/option"
+	"google.golang.org/api/serviceusage/v1"
+)
+
+// quotaHeader names the project that a call is counted for. The APIs of this
+// file refuse a person's credentials without one; where the credentials have a
+// quota project of their own, that is sent in its place.
+const quotaHeader = "X-Goog-User-Project"
+
+// projectOptions are the options for a client of an API that is about the
+// project itself.
+func (c *Client) projectOptions(api, endpoint string) ([]option.ClientOption, error) {
+	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
+	if endpoint != "" {
+		root, err := endpointRoot(api, endpoint)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, option.WithEndpoint(root+"/"))
+	}
+	return opts, nil
+}
+
+// Enabled tells of each named API, such as tpu.googleapis.com, whether it is
+// enabled in the project.
+func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, error) {
+	opts, err := c.projectOptions("Service Usage", c.cfg.ServiceUsageEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	svc, err := serviceusage.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open Service Usage client: %w", err)
+	}
+	parent := "projects/" + c.cfg.Project
+	names := make([]string, len(apis))
+	for i, api := range apis {
+		names[i] = parent + "/services/" + api
+	}
+	var answer *serviceusage.BatchGetServicesResponse
+	err = c.Do(ctx, "ask which APIs are enabled", func(ctx context.Context) (err error) {
+		call := svc.Services.BatchGet(parent).Names(names...).Context(ctx)
+		call.Header().Set(quotaHeader, c.cfg.Project)
+		answer, err = call.Do()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	enabled := map[string]bool{}
+	for _, s := range answer.Services {
+		enabled[s.Name[strings.LastIndexByte(s.Name, '/')+1:]] = s.State == "ENABLED"
+	}
+	return enabled, nil
+}
+
+// Lacking returns those of the permissions, at most 100, that the caller does
+// not have in the project as a whole. One may still have them on a single
+// resource of it.
+func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
+	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	svc, err := cloudresourcemanager.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open Resource Manager client: %w", err)
+	}
+	var answer *cloudresourcemanager.TestIamPermissionsResponse
+	err = c.Do(ctx, fmt.Sprintf("test permissions in project %q", c.cfg.Project), func(ctx context.Context) (err error) {
+		call := svc.Projects.TestIamPermissions(c.cfg.Project, &cloudresourcemanager.TestIamPermissionsRequest{Permissions: permissions}).Context(ctx)
+		call.Header().Set(quotaHeader, c.cfg.Project)
+		answer, err = call.Do()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	has := map[string]bool{}
+	for _, p := range answer.Permissions {
+		has[p] = true
+	}
+	var lacking []string
+	for _, p := range permissions {
+		if !has[p] {
+			lacking = append(lacking, p)
+		}
+	}
+	return lacking, nil
+}
+
+// RoleFor is the smallest usual role that holds a permission, or "" where none
+// is known.
+func RoleFor(permission string) string { return roleFor(permission) }
+
+// A QuotaInfo is one limit of an API, in the forms that Cloud Quotas has for it.
+type QuotaInfo struct {
+	ID     string // as errors of the API name it: TPUV6EPerProjectPerZoneForTPUAPI
+	Limits []QuotaLimit
+}
+
+// A QuotaLimit is what a quota allows somewhere.
+type QuotaLimit struct {
+	Dimensions map[string]string // zone or region; empty: where nothing else holds
+	Locations  []string          // that it holds for
+	Value      int64             // -1: no limit
+}
+
+// Unlimited is the value of a quota that sets no limit.
+const Unlimited = -1
+
+// In is what the quota allows in a zone, and for which dimension ("zone=Z",
+// "region=R" or "") it says so. A quota that says nothing of the zone is not ok.
+func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
+	region := zone[:max(0, strings.LastIndexByte(zone, '-'))]
+	for _, place := range []struct{ key, name string }{{"zone", zone}, {"region", region}} {
+		for _, l := range q.Limits {
+			if l.Dimensions[place.key] == place.name {
+				return l.Value, place.key + "=" + place.name, true
+			}
+		}
+	}
+	for _, l := range q.Limits {
+		for _, location := range l.Locations {
+			if location == zone || location == region {
+				if location == zone {
+					return l.Value, "zone=" + zone, true
+				}
+				return l.Value, "region=" + region, true
+			}
+		}
+	}
+	return 0, "", false
+}
+
+// quotasRoot is Google's address of Cloud Quotas, of which google.golang.org/api
+// has no client.
+const quotasRoot = "https://cloudquotas.googleapis.com"
+
+// mostQuotas bounds an answer about the quotas of one API.
+const mostQuotas = 32 << 20
+
+// Quotas returns the quotas of an API, such as tpu.googleapis.com. It tells
+// limits, not what of them is used.
+func (c *Client) Quotas(ctx context.Context, api string) ([]QuotaInfo, error) {
+	root := quotasRoot
+	if c.cfg.QuotasEndpoint != "" {
+		var err error
+		if root, err = endpointRoot("Cloud Quotas", c.cfg.QuotasEndpoint); err != nil {
+			return nil, err
+		}
+	}
+	var all []QuotaInfo
+	for page := ""; ; {
+		var answer quotaPage
+		err := c.Do(ctx, "read the quotas of "+api, func(ctx context.Context) error {
+			address := fmt.Sprintf("%s/v1/projects/%s/locations/global/services/%s/quotaInfos?pageSize=1000&pageToken=%s", root, c.cfg.Project, api, url.QueryEscape(page))
+			return c.getJSON(ctx, address, &answer)
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, info := range answer.QuotaInfos {
+			all = append(all, info.quota())
+		}
+		if page = answer.NextPageToken; page == "" {
+			return all, nil
+		}
+	}
+}
+
+type quotaPage struct {
+	QuotaInfos    []quotaWire `json:"quotaInfos"`
+	NextPageToken string      `json:"nextPageToken"`
+}
+
+type quotaWire struct {
+	QuotaID         string `json:"quotaId"`
+	DimensionsInfos []struct {
+		Dimensions map[string]string `json:"dimensions"`
+		Details    struct {
+			Value string `json:"value"` // missing where there is no limit of its own
+		} `json:"details"`
+		ApplicableLocations []string `json:"applicableLocations"`
+	} `json:"dimensionsInfos"`
+}
+
+func (i quotaWire) quota() QuotaInfo {
+	q := QuotaInfo{ID: i.QuotaID}
+	for _, d := range i.DimensionsInfos {
+		value, err := strconv.ParseInt(d.Details.Value, 10, 64)
+		if err != nil {
+			continue
+		}
+		q.Limits = append(q.Limits, QuotaLimit{Dimensions: d.Dimensions, Locations: d.ApplicableLocations, Value: value})
+	}
+	return q
+}
+
+// getJSON reads one answer into v.
+func (c *Client) getJSON(ctx context.Context, address string, v any) (err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set(quotaHeader, c.cfg.Project)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	if err := googleapi.CheckResponse(resp); err != nil {
+		return err
+	}
+	return json.NewDecoder(io.LimitReader(resp.Body, mostQuotas)).Decode(v)
+}
+
+// An Identity says with which credentials calls are made.
+type Identity struct {
+	Source       string // where they come from, in words
+	Account      string // whose they are; empty where they do not tell
+	QuotaProject string // that calls are counted for; empty: what the API chooses
+}
+
+// Identify finds the credentials, proves that they give a token, and asks whose
+// they are. An error says that calls cannot be made with them.
+func (c *Client) Identify(ctx context.Context) (Identity, error) {
+	var id Identity
+	if c.cfg.DisableAuth {
+		id.Source = "none: requests go without credentials, as gcloud's auth/disable_credentials says"
+	} else {
+		_, quota, err := c.tokens.token(ctx)
+		if err != nil {
+			return id, err
+		}
+		id.Source, id.Account = c.tokens.describe(ctx)
+		id.QuotaProject = quota
+	}
+	if c.cfg.QuotaProject != "" {
+		id.QuotaProject = c.cfg.QuotaProject
+	}
+	if c.cfg.Impersonate != "" {
+		id.Source, id.Account = "service account acted as with "+id.Source, c.cfg.Impersonate
+	}
+	if id.Account != "" {
+		return id, nil
+	}
+	email, err := c.Email(ctx)
+	if ClassOf(err) == Unauthenticated && !c.cfg.DisableAuth {
+		return id, err
+	}
+	id.Account = email // a token without the scope for it does not tell
+	return id, nil
+}
+
+// Email asks whose the credentials are. It is an error when they do not tell.
+func (c *Client) Email(ctx context.Context) (string, error) {
+	opts, err := c.OSLoginOptions()
+	if err != nil {
+		return "", err
+	}
+	svc, err := oauth2.NewService(ctx, opts...)
+	if err != nil {
+		return "", fmt.Errorf("open client: %w", err)
+	}
+	var info *oauth2.Userinfo
+	err = c.Do(ctx, "ask whose the credentials are", func(ctx context.Context) (err error) {
+		info, err = svc.Userinfo.Get().Context(ctx).Do()
+		return err
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case info.Email == "":
+		return "", errors.New("the credentials do not tell whose they are")
+	}
+	return info.Email, nil
+}

@@ -1,0 +1,178 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	compute "cloud.google.com/go/compute/apiv1"
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/api/iterator"
+
+	"multihost/internal/gcp"
+)
+
+// Traffic is what wants to reach a machine of a network.
+type Traffic struct {
+	From     netip.Prefix // all of it
+	FromTags []string     // network tags of the machines that send
+	Protocol string       // tcp, udp or icmp
+	Port     int          // of tcp and udp
+	Tags     []string     // network tags of the machine
+}
+
+// A Verdict is what the rules of a network do with traffic.
+type Verdict struct {
+	Allowed bool
+	Rule    *FirewallRule // that decides; nil: none does, and what no rule allows is denied
+}
+
+// Judge says what the rules, which are those of one network, do with traffic
+// that comes in. A rule that denies a part of it denies it. Hierarchical and
+// network firewall policies are not seen, and rules for service accounts or
+// destinations are left out: which machines they are for is not known here.
+func Judge(rules []FirewallRule, t Traffic) Verdict {
+	order := slices.Clone(rules)
+	slices.SortStableFunc(order, func(a, b FirewallRule) int {
+		if c := cmp.Compare(a.withDefaults().Priority, b.withDefaults().Priority); c != 0 {
+			return c
+		}
+		return cmp.Compare(action(b), action(a)) // deny comes first
+	})
+	for i, r := range order {
+		if r.withDefaults().Direction == "INGRESS" && !r.Disabled && !r.Limited && r.comesFrom(t) && r.reaches(t) && r.carries(t.Protocol, t.Port) {
+			return Verdict{Allowed: !r.Denies, Rule: &order[i]}
+		}
+	}
+	return Verdict{}
+}
+
+func (r FirewallRule) comesFrom(t Traffic) bool {
+	if len(r.SourceRanges) == 0 && len(r.SourceTags) == 0 {
+		return true
+	}
+	for _, s := range r.SourceRanges {
+		p, err := parseRange(s)
+		if err != nil {
+			continue
+		}
+		if r.Denies && p.Overlaps(t.From) || p.Bits() <= t.From.Bits() && p.Contains(t.From.Addr()) {
+			return true
+		}
+	}
+	return overlap(r.SourceTags, t.FromTags)
+}
+
+func (r FirewallRule) reaches(t Traffic) bool {
+	return len(r.TargetTags) == 0 || overlap(r.TargetTags, t.Tags)
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// numbers are what rules may call protocols instead of their names.
+var numbers = map[string]string{"1": "icmp", "6": "tcp", "17": "udp"}
+
+func (r FirewallRule) carries(protocol string, port int) bool {
+	list, err := parseAllow(r.Allow)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(list, func(a allowed) bool {
+		if a.protocol != "all" && a.protocol != protocol && numbers[a.protocol] != protocol {
+			return false
+		}
+		return len(a.ports) == 0 || slices.ContainsFunc(a.ports, func(ports string) bool {
+			low, high, ok := strings.Cut(ports, "-")
+			if !ok {
+				high = low
+			}
+			from, err1 := strconv.Atoi(low)
+			to, err2 := strconv.Atoi(high)
+			return errors.Join(err1, err2) == nil && from <= port && port <= to
+		})
+	})
+}
+
+// Sources returns the ranges from which the rules let somebody reach a port of a
+// machine with these tags, widest first.
+func Sources(rules []FirewallRule, protocol string, port int, tags []string) []netip.Prefix {
+	var found []netip.Prefix
+	for _, r := range rules {
+		ranges := r.SourceRanges
+		if len(ranges) == 0 && len(r.SourceTags) == 0 {
+			ranges = []string{anywhere4}
+		}
+		for _, s := range ranges {
+			p, err := parseRange(s)
+			if err != nil || slices.Contains(found, p) {
+				continue
+			}
+			if Judge(rules, Traffic{From: p, Protocol: protocol, Port: port, Tags: tags}).Allowed {
+				found = append(found, p)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b netip.Prefix) int {
+		return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Addr().Compare(b.Addr()))
+	})
+	return found
+}
+
+// Ranges returns the IPv4 ranges of the network's subnetworks in a region.
+func (c *Client) Ranges(ctx context.Context, network, region string) (_ []netip.Prefix, err error) {
+	opts, err := c.gcp.ComputeOptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	subnetworks, err := compute.NewSubnetworksRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	defer func() { err = errors.Join(err, subnetworks.Close()) }()
+	var ranges []netip.Prefix
+	err = c.gcp.Do(ctx, fmt.Sprintf("list subnetworks of %q", region), func(ctx context.Context) error {
+		ranges = nil
+		it := subnetworks.List(ctx, &computepb.ListSubnetworksRequest{Project: c.gcp.Project(), Region: region}, gcp.NoRetry())
+		for {
+			s, err := it.Next()
+			if errors.Is(err, iterator.Done) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && lastPart(s.GetNetwork()) == network {
+				ranges = append(ranges, p)
+			}
+		}
+	})
+	return ranges, err
+}
+
+// Users names the TPU nodes and the queued resources of all zones that use a
+// network. What else uses it is not known.
+func (c *Client) Users(ctx context.Context, name string) ([]string, error) {
+	return c.tpuUsers(ctx, name)
+}
+
+// Command is the command line of multihost that makes the rule.
+func (r FirewallRule) Command() string {
+	words := []string{"multihost", "network", "firewall", "create", r.Name, "--network=" + r.Network, "--allow=" + strings.Join(r.Allow, ",")}
+	if len(r.SourceRanges) > 0 {
+		words = append(words, "--source-ranges="+strings.Join(r.SourceRanges, ","))
+	}
+	if len(r.TargetTags) > 0 {
+		words = append(words, "--target-tags="+strings.Join(r.TargetTags, ","))
+	}
+	if r.Priority != 0 && r.Priority != defaultPriority {
+		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
+	}
+	return shellLine(words...)
+}
