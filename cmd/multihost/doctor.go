@@ -95,6 +95,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		d.Access.RetryFor, d.Access.ConnectTimeout = doctorPatience, min(d.Access.ConnectTimeout, doctorPatience)
 	}
 	o.Login, o.OSLogin, o.Way = d.Access.Login, d.Access.OSLogin, d.Access.Way
+	o.Jump = len(d.Access.Jump) > 0
 	path, ours := s.keyPath(p, c)
 	o.KeyPath = path
 	o.Key = func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }

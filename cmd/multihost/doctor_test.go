@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,8 +31,9 @@ type ailment struct {
 	says  string // regular expression
 	cure  string // regular expression; "": there is none, and the fault is cleared
 
-	status int  // of doctor before
-	beyond bool // the cure is for real hardware: the fault is cleared in its place
+	status int                               // of doctor before
+	beyond bool                              // the cure is for real hardware: the fault is cleared in its place
+	cured  func(t *testing.T, l *troubleLab) // done beside the cure, which only shows what to undo
 }
 
 // fault plants a fault of the simulator.
@@ -122,6 +124,9 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 	} else {
 		l.type_(t, f.Cure)
 	}
+	if a.cured != nil {
+		a.cured(t, l)
+	}
 	r, _ = l.examine(t, a.args...)
 	if f := troubleOf(r, a.check); f != nil {
 		t.Errorf("after %q it is still there:\n%s", a.cure, r)
@@ -186,8 +191,12 @@ func TestDoctorsCuresCure(t *testing.T) {
 	}, {
 		story: "a rule forbids the coordinator", args: []string{"--network=small"}, status: 69,
 		plant: func(t *testing.T, l *troubleLab) {
-			testkit.NeedGcloud(t)
-			l.type_(t, "gcloud compute firewall-rules create no-jax --network=small --action=DENY --rules=tcp:8482 --priority=900 --source-ranges=10.0.0.0/8")
+			resp, err := http.Post(l.server.URL()+"/compute/v1/projects/multihost-sim/global/firewalls", "application/json", strings.NewReader(
+				`{"name":"no-jax","network":"global/networks/small","denied":[{"IPProtocol":"tcp","ports":["8482"]}],"priority":900,"sourceRanges":["10.0.0.0/8"]}`))
+			testkit.Must(t, err)
+			if resp.Body.Close(); resp.StatusCode != http.StatusOK {
+				t.Fatal(resp.Status)
+			}
 		},
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: `cannot reach each other on tcp:8470-8482 \(libtpu and JAX\); rule no-jax denies it`,
 		cure: `multihost network firewall create small-internal-2 .* --priority=899`,
@@ -254,6 +263,9 @@ func TestDoctorWithoutAProject(t *testing.T) {
 // On a real kernel: packets that do not fit, and packets that are dropped.
 func TestDoctorOnRealNetworks(t *testing.T) {
 	simworker.NeedNetns(t)
+	if testkit.RaceDetector {
+		t.Skip("what is raced here is raced with the process backend")
+	}
 	l := newTroubleLab(t, "netns", 2)
 	args := []string{"--tpu-prefix=t"}
 	r, status := l.examine(t, append(args, "--fix")...)
@@ -264,5 +276,23 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		if f := troubleOf(r, check); f != nil {
 			t.Errorf("a healthy network: %+v", *f)
 		}
+	}
+	// A run with the command that plants: what is under test comes after.
+	onWorker := func(node, script string) func(*testing.T, *troubleLab) {
+		return typing("multihost run --tpu-prefix=" + node + " --preflight=off --script-dir=" + l.code +
+			` "--command=[ \$MULTIHOST_WORKER_ID = 0 ] || exit 0; d=\$(ip -o -4 route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p;q'); ` + script + `"`)
+	}
+	for _, a := range []ailment{{
+		story: "an interface has smaller packets than its network", plant: onWorker("t-1", `sudo ip link set dev \$d mtu 1400`), args: args, status: 76,
+		beyond: true, cured: onWorker("t-1", `sudo ip link set dev \$d mtu 1460`),
+		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 1460", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 1460`,
+	}, {
+		// A routing rule that comes before that of the machine's own addresses drops
+		// what a packet filter would; not every kernel has one of those.
+		story: "a worker drops what is for the coordinator", args: args, status: 69, beyond: true, cured: onWorker("t-0", "sudo ip rule del pref 1"),
+		plant: onWorker("t-0", `sudo ip rule add pref 5 lookup local; sudo ip rule add pref 1 iif \$d ipproto tcp dport 8482 blackhole; sudo ip rule del pref 0`),
+		check: doctor.CheckPorts, level: doctor.Error, says: `^s0w1,s1w\[0-1\] packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,
+	}} {
+		t.Run(a.story, func(t *testing.T) { l.treat(t, a) })
 	}
 }

@@ -121,6 +121,7 @@ type Options struct {
 	Login   string // on workers
 	OSLogin qr.OSLoginOptions
 	Way     job.Way
+	Jump    bool // through a bastion
 	KeyPath string
 	// Key loads the SSH key; fs.ErrNotExist says that there is none. MakeKey
 	// makes it; nil: the user has named a file that is not ours to make.
@@ -237,24 +238,27 @@ func (e *examination) run(ctx context.Context) {
 	local.Go(func() { e.checkSettings(ctx) })
 	local.Wait()
 
+	found := e.findSlices(ctx)
 	var all sync.WaitGroup
 	if e.Cloud != nil && !e.denied {
-		all.Go(func() { e.bounded(ctx, e.checkAPIs) })
-		all.Go(func() { e.bounded(ctx, e.checkPermissions) })
-		if e.Type.Name != "" {
-			all.Go(func() { e.bounded(ctx, e.checkQuota) })
+		for _, check := range []func(context.Context){e.checkAPIs, e.checkPermissions, e.checkNetwork, e.checkQuota} {
+			all.Go(func() { e.bounded(ctx, check) })
 		}
 	}
-	all.Go(func() {
-		found := e.findSlices(ctx)
-		if e.Cloud != nil && !e.denied {
-			all.Go(func() { e.bounded(ctx, e.checkNetwork) })
-		}
-		if found {
-			e.checkWorkers(ctx)
-		}
-	})
+	if found {
+		all.Go(func() { e.checkWorkers(ctx) })
+	}
 	all.Wait()
+}
+
+// viaIAP reports whether workers are reached through Identity-Aware Proxy: that
+// was asked for, or they have no external addresses.
+func (e *examination) viaIAP() bool {
+	if e.Way != job.Auto || len(e.sel.Slices) == 0 {
+		return e.Way == job.IAP
+	}
+	first := e.sel.Slices[0]
+	return e.Hosts == nil && !e.Jump && len(first.Workers) > 0 && first.Workers[0].External == ""
 }
 
 func (e *examination) bounded(ctx context.Context, check func(ctx context.Context)) {

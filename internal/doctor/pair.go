@@ -256,7 +256,7 @@ func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []pr
 
 // showFilters lists what may drop packets on a worker, with the tools that are
 // there.
-const showFilters = `for c in "nft list ruleset" "iptables -S" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
+const showFilters = `for c in "nft list ruleset" "iptables -S" "ip rule" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
 
 func (e *examination) judgePackets(all []*seen, results []probed) {
 	bad, unknown := &finder{}, &finder{}
@@ -267,11 +267,11 @@ func (e *examination) judgePackets(all []*seen, results []probed) {
 		p := results[i]
 		good := p.err == nil && len(p.sizes) > 0
 		for target, how := range p.sizes {
-			to := all[0].id
+			other := all[0]
 			if target == "next" {
-				to = all[e.next(all, i)].id
+				other = all[e.next(all, i)]
 			}
-			text := ""
+			to, text := other.id, ""
 			switch how[0] {
 			case "ok":
 				largest = max(largest, p.size)
@@ -286,7 +286,7 @@ func (e *examination) judgePackets(all []*seen, results []probed) {
 				unknown.add("not checked: "+strings.Join(how[1:], " "), s.id)
 			}
 			good = false
-			if text != "" {
+			if text != "" && !s.wrongMTU && !other.wrongMTU {
 				bad.add(text, s.id)
 				names[text] = []tpu.WorkerID{s.id, to}
 			}

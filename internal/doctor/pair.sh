@@ -147,7 +147,7 @@ udp_size() {
 	else
 		out=$(timeout -k 1 "$((limit * 2))" python3 -I -S -c "$sender" "$2" "$3" "$size" 2>/dev/null)
 		IFS=$tab read -r word mtu <<<"${out:-unknown}"
-		say size "$1" "$word" "$mtu"
+		say size "$1" "$word" ${mtu:+"$mtu"}
 	fi
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/job"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -67,7 +66,7 @@ func (e *examination) checkSettings(ctx context.Context) {
 	id, err := e.Cloud.Identify(ctx)
 	if err != nil {
 		e.denied = true
-		e.add(Finding{Check: CheckCredentials, Level: Error, Text: err.Error(), Cure: typed(gcp.Hint(err)), Advice: gcp.Hint(err)})
+		e.add(Finding{Check: CheckCredentials, Level: Error, Text: err.Error(), Cure: typed(gcp.Hint(err))})
 		return
 	}
 	e.account = id.Account
@@ -110,8 +109,8 @@ func (e *examination) apis() []api {
 		{"tpu.googleapis.com", "every command", Error},
 		{"compute.googleapis.com", "networks, and keys in the project's metadata", Error},
 	}
-	if e.Way == job.IAP {
-		list = append(list, api{"iap.googleapis.com", "--ip=iap", Error})
+	if e.viaIAP() {
+		list = append(list, api{"iap.googleapis.com", "the way to the workers", Error})
 	}
 	return list
 }
@@ -183,8 +182,8 @@ func (e *examination) permissions() []permission {
 		{"compute.firewalls.list", "firewall rules", Warning},
 		{"compute.firewalls.create", "firewall rules", Warning},
 	}
-	if e.Way == job.IAP {
-		list = append(list, permission{"iap.tunnelInstances.accessViaIAP", "--ip=iap", Error})
+	if e.viaIAP() {
+		list = append(list, permission{"iap.tunnelInstances.accessViaIAP", "the way to the workers", Error})
 	}
 	return list
 }
@@ -313,6 +312,9 @@ var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserv
 // checkQuota compares what the quotas of a type allow with what is wanted and
 // what is held.
 func (e *examination) checkQuota(ctx context.Context) {
+	if e.Type.Name == "" {
+		return
+	}
 	unit := "chips"
 	need := int64(e.Type.Chips * e.Count)
 	if e.Type.Generation.CountsCores {
@@ -324,7 +326,7 @@ func (e *examination) checkQuota(ctx context.Context) {
 	}
 	quotas, err := e.Cloud.Quotas(ctx, "tpu.googleapis.com")
 	if err != nil {
-		e.add(Finding{Check: CheckQuota, Level: Unknown, Text: fmt.Sprintf("not checked: %s; %v", wanted, err), Advice: gcp.Hint(err), Cure: typed(gcp.Hint(err))})
+		e.add(Finding{Check: CheckQuota, Level: Unknown, Text: fmt.Sprintf("not checked: %s; %v", wanted, err), Cure: typed(gcp.Hint(err))})
 		return
 	}
 	held, dead, err := e.held(ctx)

@@ -41,14 +41,16 @@ type seen struct {
 	id   tpu.WorkerID
 	conn *sshfan.Conn
 
-	trip    time.Duration // of one command
-	offset  time.Duration // of the clock
-	facts   map[string]string
-	tools   []string
-	report  preflight.Report
-	holders []launch.Process
-	blind   string // why holders of other users are not seen
-	errs    map[string]error
+	trip     time.Duration // of one command
+	offset   time.Duration // of the clock
+	facts    map[string]string
+	tools    []string
+	report   preflight.Report
+	holders  []launch.Process
+	wrongMTU bool // of the interface, which is said
+
+	blind string // why holders of other users are not seen
+	errs  map[string]error
 }
 
 // A finder collects workers under the text of what was found on them.
@@ -580,8 +582,8 @@ func (e *examination) judgeHolders(all []*seen) {
 	}
 }
 
-// killHolders ends who has a TPU device open.
-const killHolders = `kill $(lsof -t -w /dev/accel[0-9]* /dev/vfio/[0-9]* 2>/dev/null)`
+// killHolders ends who has a TPU device open, with nothing but a shell.
+const killHolders = `for f in /proc/[0-9]*/fd/*; do case $(readlink "$f") in /dev/accel[0-9]*|/dev/vfio/[0-9]*) f=${f#/proc/}; kill "${f%%/*}";; esac; done`
 
 func short(command string) string {
 	if len(command) > 60 {
@@ -607,12 +609,13 @@ func (e *examination) judgeSettings(all []*seen) {
 			case r.Setting == "tpu_devices":
 			case r.Setting == "mtu":
 				e.mtuWrong(s, r)
+				s.wrongMTU = true
 			default:
 				names = append(names, r.Setting)
 			}
 		}
 		if len(names) > 0 {
-			wrong.add(strings.Join(names, ", ")+" are not as training wants them; run and job set them", s.id)
+			wrong.add(fmt.Sprintf("%d of %d are not as training wants them; every start sets them", len(names), len(s.report.Results)), s.id)
 		} else {
 			fine = append(fine, s.id)
 		}
@@ -626,7 +629,7 @@ func (e *examination) judgeSettings(all []*seen) {
 	}
 	e.emit(unknown, CheckSettings, Unknown, nil)
 	// They are set at every start, so that they are not yet is as it should be.
-	e.emit(wrong, CheckSettings, OK, func(string, []tpu.WorkerID) string { return "" })
+	e.emit(wrong, CheckSettings, OK, nil)
 	if len(wrong.texts) == 0 && len(fine) > 0 {
 		e.fine(CheckSettings, fine, "as training wants them")
 	}

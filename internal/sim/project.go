@@ -25,7 +25,7 @@ import (
 // policy gives what its role holds all the same. Roles are those of roles,
 // without conditions.
 //
-// Cloud Quotas, v1: the quotas of the TPU API. The simulator has one pool for a
+// Cloud Quotas, v1 and v1beta, which gcloud uses: the quotas of the TPU API. The simulator has one pool for a
 // zone, so every quota of a zone has its limit; a preference is granted at once.
 
 // apis are the services that can be enabled, with what people call them.
@@ -78,6 +78,9 @@ func (s *Server) disabled(r *http.Request) *apiError {
 
 // isProject reports whether a request is for one of the APIs of this file.
 func isProject(r *http.Request) bool {
+	if strings.HasPrefix(r.URL.Path, "/v1beta/projects/") {
+		return strings.Contains(r.URL.Path, "/locations/global/")
+	}
 	rest, ok := strings.CutPrefix(r.URL.Path, "/v1/projects/")
 	if !ok {
 		return false
@@ -89,7 +92,7 @@ func isProject(r *http.Request) bool {
 
 func (s *Server) dispatchProject(who caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
-		rest := strings.TrimPrefix(r.URL.Path, "/v1/projects/")
+		_, rest, _ := strings.Cut(r.URL.Path, "/projects/")
 		project, rest, _ := strings.Cut(rest, "/")
 		project, verb, _ := strings.Cut(project, ":")
 		if project != s.cfg.Project && project != projectNumber {

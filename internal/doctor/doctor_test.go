@@ -1,0 +1,286 @@
+package doctor
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+func TestShellcheck(t *testing.T) {
+	t.Parallel()
+	shellcheck := testkit.Need(t, "shellcheck")
+	if out, err := exec.Command(shellcheck, "facts.sh", "pair.sh").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ kind, id, tier string }{
+		{"v4-16", "TPUV4sPodPerProjectPerZoneForTPUAPI", "on demand"},
+		{"v4-8", "TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI", "spot"},
+		{"v4-8", "TPUV5PPerProjectPerZoneForTPUAPI", ""},
+		{"v5p-8", "TPUV5PPerProjectPerZoneForTPUAPI", "on demand"},
+		{"v5p-8", "TPUV5sLitepodPerProjectPerZoneForTPUAPI", ""},
+		{"v5litepod-16", "TPUV5sLitepodPerProjectPerZoneForTPUAPI", "on demand"},
+		{"v5litepod-16", "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI", "spot"},
+		{"v5litepod-16", "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI", ""},
+		{"v5litepod-4", "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI", "spot serving"},
+		{"v6e-16", "TPUV6EReservedPerProjectPerZoneForTPUAPI", "reserved"},
+		{"v2-8", "TPUV2sPerProjectPerZoneForTPUAPI", "on demand"},
+		{"v2-8", "TPUV2sPodPerProjectPerZoneForTPUAPI", ""},
+		{"v2-32", "TPUV2sPreemptiblePodPerProjectPerZoneForTPUAPI", "spot"},
+		{"v2-32", "NodeCreateRequestsPerMinutePerProject", ""},
+	} {
+		kind, err := tpu.ParseType(tt.kind)
+		testkit.Must(t, err)
+		if tier, ok := quotaFor(tt.id, kind); tier != tt.tier || ok != (tt.tier != "") {
+			t.Errorf("%s for %s: %q, %v, want %q", tt.id, tt.kind, tier, ok, tt.tier)
+		}
+	}
+}
+
+// pair starts pair.sh in a real shell; path is its PATH, "" the test's own.
+func pair(t *testing.T, path string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", pairScript, "bash"}, args...)...)
+	cmd.Env = os.Environ()
+	if path != "" {
+		cmd.Env = append(cmd.Env, "PATH="+path)
+	}
+	return cmd
+}
+
+func probeLines(t *testing.T, path string, args ...string) [][]string {
+	t.Helper()
+	var out answer
+	cmd := pair(t, path, append([]string{"probe", "5"}, args...)...)
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	lines, whole := out.lines()
+	if !whole {
+		t.Fatalf("the answer is not whole: %q", out.String())
+	}
+	slices.SortFunc(lines, slices.Compare[[]string])
+	return lines
+}
+
+// What listens for the others' probes is reached, and is gone with its input.
+func TestTheListenerEndsWithItsInput(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "python3")
+	const address = "127.83.7.1"
+	listener := pair(t, "", "listen", address, "60", "8080", "8482")
+	stdin, err := listener.StdinPipe()
+	testkit.Must(t, err)
+	stdout, err := listener.StdoutPipe()
+	testkit.Must(t, err)
+	testkit.Must(t, listener.Start())
+	h := readHeard(stdout)
+	if !slices.Equal(h.ports, []string{"8080", "8482"}) || h.why != "" {
+		t.Fatalf("heard %+v", h)
+	}
+	want := [][]string{{"size", "first", "ok"}, {"tcp", "first", "8080", "ok"}, {"tcp", "first", "8482", "ok"}}
+	if diff := cmp.Diff(want, probeLines(t, "", "9000", "first="+address+":8080,8482")); diff != "" {
+		t.Errorf("probe (-want +got):\n%s", diff)
+	}
+	// Where ping is not to be had, UDP proves the size.
+	if diff := cmp.Diff(want, probeLines(t, withoutPing(t), "9000", "first="+address+":8080,8482")); diff != "" {
+		t.Errorf("probe without ping (-want +got):\n%s", diff)
+	}
+	second := pair(t, "", "listen", address, "60", "8482")
+	out, err := second.Output() // no input: it ends at once
+	if err != nil || !strings.Contains(string(out), "taken\t8482\tAddress already in use") {
+		t.Errorf("a second listener: %v, %q", err, out)
+	}
+	testkit.Must(t, stdin.Close())
+	if err := listener.Wait(); err != nil {
+		t.Errorf("the listener ended with %v", err)
+	}
+	want = [][]string{{"tcp", "first", "8482", "refused"}}
+	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8482")); diff != "" {
+		t.Errorf("probe of nobody (-want +got):\n%s", diff)
+	}
+}
+
+// withoutPing is a PATH with what the script needs but ping.
+func withoutPing(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"bash", "timeout", "python3"} {
+		file, err := exec.LookPath(name)
+		testkit.Must(t, err)
+		if name == "python3" { // it may be a script that looks for the real one
+			out, err := exec.Command(file, "-c", "import sys; print(sys.executable)").Output()
+			testkit.Must(t, err)
+			file = strings.TrimSpace(string(out))
+		}
+		testkit.Must(t, os.Symlink(file, filepath.Join(dir, name)))
+	}
+	return dir
+}
+
+func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bash, err := exec.LookPath("bash")
+	testkit.Must(t, err)
+	testkit.Must(t, os.Symlink(bash, filepath.Join(dir, "bash")))
+	out, err := pair(t, dir, "listen", "127.0.0.1", "60", "8482").Output()
+	testkit.Must(t, err)
+	if h := readHeard(bytes.NewReader(out)); len(h.ports) > 0 || h.why != "python3 is not installed" {
+		t.Errorf("heard %+v", h)
+	}
+}
+
+func TestFactsOfThisMachine(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("bash", "-c", "echo from a start-up file; "+factsScript).Output()
+	testkit.Must(t, err)
+	var a answer
+	_, err = a.Write(out)
+	testkit.Must(t, err)
+	lines, whole := a.lines()
+	if !whole || len(lines) < 3 || lines[0][0] != "kernel" || lines[0][1] == "" {
+		t.Errorf("facts: %q", out)
+	}
+}
+
+// worker is a healthy one, as the looks at it tell.
+func worker(slice, n int) *seen {
+	return &seen{
+		id: tpu.WorkerID{Slice: slice, Worker: n}, trip: 20 * time.Millisecond, offset: time.Millisecond,
+		facts: map[string]string{"kernel": "5.15.0", "python": "3.10.12", "jax": "0.6.0", "jaxlib": "0.6.0", "libtpu": "0.0.11", "home": "60000000000 100000000000", "tmp": "60000000000 100000000000"},
+		tools: []string{"python3", "numactl", "ethtool", "ping"},
+		report: preflight.Report{Devices: 4, Results: []preflight.Result{
+			{Setting: "somaxconn", Outcome: preflight.OK}, {Setting: "mtu", Want: "8896", Before: "8896", Outcome: preflight.OK},
+			{Setting: "tpu_devices", Outcome: preflight.OK},
+		}},
+		errs: map[string]error{},
+	}
+}
+
+func judged(change func(all []*seen)) string {
+	all := []*seen{worker(0, 0), worker(0, 1), worker(1, 0), worker(1, 1)}
+	change(all)
+	e := &examination{Options: Options{Prefix: "t"}}
+	for s := range 2 {
+		e.sel.Slices = append(e.sel.Slices, tpu.Slice{Index: s, Name: "t", Type: "v4-16", Workers: []tpu.Worker{{Internal: "10.0.0.1"}, {Internal: "10.0.0.2"}}})
+	}
+	e.judgeClocks(all)
+	e.judgeDevices(all)
+	e.judgeHolders(all)
+	e.judgeSettings(all)
+	e.judgeDisks(all)
+	e.judgeVersions(all)
+	r := e.report()
+	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return f.Level == OK })
+	text := r.String()
+	return text[:max(0, strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1)]
+}
+
+// What is wrong with workers is folded, and has the command that cures it.
+func TestTroubleOfWorkersIsJudged(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		story  string
+		change func(all []*seen)
+		want   string
+	}{
+		{"nothing is wrong", func([]*seen) {}, ""},
+		{"every clock is off: it is ours", func(all []*seen) {
+			for _, s := range all {
+				s.offset = -time.Hour
+			}
+		}, `workers
+  warning clock: s[0-1]w[0-1] (4): 1h00m behind this machine's; tokens and certificates may be refused
+          cure: sudo systemctl restart chrony
+`},
+		{"versions differ", func(all []*seen) {
+			all[3].facts["jax"] = "0.5.9"
+			delete(all[1].facts, "libtpu")
+			all[0].facts["kernel"] = "5.19.0"
+		}, `workers
+  warning versions: s0w0: kernel differs: 5.19.0 on s0w0, 5.15.0 on s0w1,s1w[0-1]
+          slices of one runtime version are alike unless somebody changed them; make the odd one anew
+  warning versions: s0w1: libtpu differs: 0.0.11 on s0w0,s1w[0-1], none on s0w1
+          cure: multihost exec --tpu-prefix=t --workers=s0w1 -- python3 -m pip install 'libtpu==0.0.11'
+  warning versions: s1w1: jax differs: 0.6.0 on s0w[0-1],s1w0, 0.5.9 on s1w1
+          cure: multihost exec --tpu-prefix=t --workers=s1w1 -- python3 -m pip install 'jax==0.6.0'
+`},
+		{"tools and room are missing", func(all []*seen) {
+			all[0].tools = []string{"ping"}
+			for _, s := range all {
+				s.facts["home"] = "1000000000 100000000000"
+			}
+		}, `workers
+  warning settings: s0w0: ethtool is not installed
+          cure: multihost preflight apply --install --tpu-prefix=t
+  warning settings: s0w0: numactl is not installed
+          cure: multihost preflight apply --install --tpu-prefix=t
+  warning disk: s[0-1]w[0-1] (4): the disk of the home is more than nine tenths full
+          cure: multihost exec --tpu-prefix=t -- bash -c 'rm -rf ~/.multihost/store; df -h ~; du -xsh ~/* | sort -h | tail'
+`},
+		{"somebody uses the TPU", func(all []*seen) {
+			run := launch.Process{PID: 7, User: "ann", Command: "python3 train.py", Run: launch.Ref{Run: "r1", Attempt: 1}, RunAlive: true}
+			for _, s := range all[:2] {
+				s.holders = []launch.Process{run}
+			}
+			all[2].holders = []launch.Process{{PID: 8, User: "bob", Command: "jupyter"}, {PID: 9, User: "bob", Command: "jupyter"}}
+			all[3].blind = "sudo: a password is required"
+		}, `workers
+  warning tpu users: s0w[0-1] (2): run r1 uses the TPU
+          cure: multihost stop r1
+  warning tpu users: s1w0: jupyter of bob uses the TPU
+          cure: multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- kill 8 9
+  unknown tpu users: s1w1: processes of other users are not seen: sudo: a password is required
+`},
+		{"a worker does not tell", func(all []*seen) {
+			for _, check := range []string{CheckVersions, CheckSettings, CheckHolders} {
+				all[1].errs[check] = errors.New("the answer is not whole")
+			}
+			all[1].facts, all[1].report = nil, preflight.Report{}
+		}, `workers
+  unknown tpu users: s0w1: not checked: the answer is not whole
+  unknown settings: s0w1: not checked: the answer is not whole
+  unknown versions: s0w1: not checked: the answer is not whole
+`},
+	} {
+		if diff := cmp.Diff(tt.want, judged(tt.change)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.story, diff)
+		}
+	}
+}
+
+// Whatever a worker answers, it is taken for what it is.
+func FuzzAnswer(f *testing.F) {
+	f.Add([]byte("hello\nmultihost-doctor 1\tlistening\t8080\nmultihost-doctor 1\tready\n"))
+	f.Add([]byte("multihost-doctor 1\ttaken\t\tpython3 is not installed\nmultihost-doctor 1\tend\n"))
+	f.Add([]byte("multihost-doctor 1\ttcp\tfirst\t8080\tok\nmultihost-doctor 1\tsize\tfirst\tsmall\t1400\nmultihost-doctor 1\tend\n"))
+	f.Add([]byte("multihost-doctor 1\t\nmultihost-doctor 1\t\xff\t\t\t\t\n\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		readHeard(bytes.NewReader(data))
+		var a answer
+		_, _ = io.Copy(&a, bytes.NewReader(data))
+		lines, _ := a.lines()
+		for _, l := range lines {
+			room(strings.Join(l, " "))
+		}
+	})
+}
