@@ -55,6 +55,8 @@ func (p *program) commands() []*cli.Command {
 		p.doctorCommand(),
 		p.hostkeyCommand(),
 		p.xlaCommand(),
+		p.configCommand(),
+		p.initCommand(),
 		p.simCommand(),
 		p.manualCommand(),
 		p.versionCommand(),

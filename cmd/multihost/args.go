@@ -18,12 +18,15 @@ import (
 // disagree. So the command line is put in order before cli sees it: every flag
 // as --name=value right after the command that owns it.
 type invocation struct {
-	args        []string          // for cli.App.Run: program, global flags, command, its flags, …
-	positionals []string          // words before --
-	argv        []string          // words after --
-	dashed      bool              // there was a --
-	path        []string          // the command and its subcommand
-	set         map[string]string // canonical flag → the spelling used
+	args        []string                  // for cli.App.Run: program, global flags, command, its flags, …
+	positionals []string                  // words before --
+	argv        []string                  // words after --
+	dashed      bool                      // there was a --
+	path        []string                  // the command and its subcommand
+	set         map[string]string         // canonical flag → the spelling used
+	values      map[string]string         // canonical flag → the value typed, the last one
+	from        map[string]config.Setting // canonical flag → what it was given that was not typed
+	layers      layers
 }
 
 // arrange reads argv (without the program name) for the commands of app.
@@ -31,16 +34,17 @@ type invocation struct {
 // also after the command. Upper-case names are MaxText's, case-sensitive, and
 // their booleans take a value as a word of its own; lower-case names may be
 // written with underscores as gcloud's are. Of a command that takes its words
-// verbatim, what is no flag of ours is a positional, dashes or not. A flag that is not given takes its
-// value from the environment variable MULTIHOST_FLAG_<NAME>.
-func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, error) {
-	inv := &invocation{set: map[string]string{}}
+// verbatim, what is no flag of ours is a positional, dashes or not. A flag that is
+// not given takes its value from a layer below: see layers.
+func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
+	inv := &invocation{set: map[string]string{}, values: map[string]string{}}
 	if len(argv) > 0 && argv[0] == "help" {
 		argv = append(slices.Clone(argv[1:]), "--help")
 	}
 	root := &level{flags: app.Flags}
 	levels := []*level{root}
 	commands := app.Commands
+	help := false
 
 	for i := 0; i < len(argv); i++ {
 		word := argv[i]
@@ -67,22 +71,29 @@ func arrange(app *cli.App, argv []string, lookup config.Lookup) (*invocation, er
 		if word == "--help" || word == "-h" {
 			last := levels[len(levels)-1]
 			last.given = append(last.given, "--help")
+			help = true
 			continue
 		}
 		if levels[len(levels)-1].verbatim && !isFlag(levels, word) {
 			inv.positionals = append(inv.positionals, word)
 			continue
 		}
-		used, err := takeFlag(levels, argv[i:], inv.set)
+		used, err := inv.takeFlag(levels, argv[i:])
 		if err != nil {
 			return nil, err
 		}
 		i += used - 1
 	}
-	for _, l := range levels {
-		if err := l.fromEnvironment(lookup, inv.set); err != nil {
+	if !help { // which is there where a file or a variable is wrong, too
+		files, err := p.loadFiles(app, inv)
+		if err != nil {
 			return nil, err
 		}
+		if err := inv.fill(levels, layers{p.lookup, files}); err != nil {
+			return nil, err
+		}
+	}
+	for _, l := range levels {
 		if l != root {
 			inv.args = append(inv.args, l.name)
 		}
@@ -114,29 +125,6 @@ func isFlag(levels []*level, word string) bool {
 	return f != nil
 }
 
-func (l *level) fromEnvironment(lookup config.Lookup, set map[string]string) error {
-	for _, f := range l.flags {
-		name := f.Names()[0]
-		if _, given := set[name]; given {
-			continue
-		}
-		key := "MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-		value, ok := lookup(key)
-		if !ok || value == "" {
-			continue
-		}
-		if isBool(f) {
-			b, err := config.ParseBool(key, value)
-			if err != nil {
-				return &usageError{err: err}
-			}
-			value = fmt.Sprint(b)
-		}
-		l.given = append(l.given, "--"+name+"="+value)
-	}
-	return nil
-}
-
 // inherit moves flags that were given before this command's name, and that it
 // knows too, from the outer command to this one.
 func (l *level) inherit(outer *level) {
@@ -152,7 +140,7 @@ func (l *level) inherit(outer *level) {
 
 // takeFlag reads one flag from the front of words into the innermost level
 // that knows it and returns how many words it took.
-func takeFlag(levels []*level, words []string, set map[string]string) (int, error) {
+func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 	spelling, value, hasValue := strings.Cut(words[0], "=")
 	name := strings.TrimPrefix(strings.TrimPrefix(spelling, "-"), "-")
 	lvl, flag := findFlag(levels, name)
@@ -163,10 +151,10 @@ func takeFlag(levels []*level, words []string, set map[string]string) (int, erro
 		return 0, unknownFlag(levels, spelling)
 	}
 	canonical := flag.Names()[0]
-	if earlier, ok := set[canonical]; ok && earlier != spelling {
+	if earlier, ok := inv.set[canonical]; ok && earlier != spelling {
 		return 0, usagef("flag --%s is given twice, as %s and as %s: keep one", canonical, earlier, spelling)
 	}
-	set[canonical] = spelling
+	inv.set[canonical] = spelling
 
 	used := 1
 	upper := name != strings.ToLower(name)
@@ -189,6 +177,7 @@ func takeFlag(levels []*level, words []string, set map[string]string) (int, erro
 		}
 		value = fmt.Sprint(b)
 	}
+	inv.values[canonical] = value
 	lvl.given = append(lvl.given, "--"+canonical+"="+value)
 	return used, nil
 }

@@ -96,7 +96,7 @@ func cliDocument() string {
 	app := (&program{}).app()
 	var b strings.Builder
 	fmt.Fprintf(&b, "# multihost: commands\n\nMade from the commands by `make docs`; do not edit.\n\n%s\n", fence(app.Description))
-	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set.\n")
+	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set, else from a file: [configuration.md](configuration.md).\n")
 	b.WriteString("\n## Flags of every command\n\n")
 	flagTable(&b, app.Flags)
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) {

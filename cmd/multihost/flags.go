@@ -12,6 +12,7 @@ const (
 	catSSH   = "ssh"
 	catSim   = "simulator"
 	catView  = "output"
+	catFiles = "defaults"
 )
 
 // globalFlags work before and after the command.
@@ -19,6 +20,8 @@ func globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "project", Aliases: []string{"PROJECT"}, Category: catCloud, Usage: "Google Cloud `PROJECT`; default: gcloud's configuration"},
 		&cli.StringFlag{Name: "zone", Aliases: []string{"ZONE"}, Category: catCloud, Usage: "compute `ZONE` of the slices; default: gcloud's configuration"},
+		&cli.StringFlag{Name: "profile", Category: catFiles, Usage: "take defaults from the profile `NAME` of multihost.yaml or of your own file"},
+		&cli.StringFlag{Name: "config", Category: catFiles, Usage: "`FILE` to take defaults from in place of the multihost.yaml found here or above; none: no file"},
 		&cli.StringFlag{Name: "configuration", Category: catCloud, Usage: "gcloud configuration to read, by `NAME`"},
 		&cli.StringFlag{Name: "access-token-file", Category: catCloud, Usage: "`FILE` with an access token, instead of application default credentials"},
 		&cli.StringFlag{Name: "output", Category: catView, Value: "text", Usage: "text or json: `FORMAT` of stdout"},

@@ -35,6 +35,7 @@ func mainStatus() int {
 		leave:  make(chan struct{}),
 	}
 	p.home = homeDir()
+	p.dir, _ = os.Getwd() // of a directory that is gone nothing is known
 	return p.run(os.Args[1:])
 }
 
@@ -68,6 +69,7 @@ type program struct {
 	stdout, stderr io.Writer
 	lookup         config.Lookup
 	home           string
+	dir            string // the working directory; "": not known
 
 	inv   *invocation
 	json  bool
@@ -97,12 +99,12 @@ func (p *program) run(argv []string) int {
 
 func (p *program) dispatch(ctx context.Context, argv []string) error {
 	app := p.app()
-	inv, err := arrange(app, argv, p.lookup)
+	inv, err := p.arrange(app, argv)
 	if err != nil {
 		return err
 	}
 	p.inv = inv
-	err = app.RunContext(ctx, append([]string{"multihost"}, inv.args...))
+	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))
 	var told *job.Error // says what may still run or exist: more than the cause does
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)

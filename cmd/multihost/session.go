@@ -70,6 +70,7 @@ func (p *program) open(c *cli.Context) (*session, error) {
 	s.view = p.newView(mode, c)
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
+	p.inv.tellFile(s.view)
 	if err := s.fill(p, c); err != nil {
 		s.close()
 		return nil, err
@@ -148,11 +149,13 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if err != nil {
 		return &configError{err: err, hint: hintOf(err)}
 	}
-	for _, o := range []struct{ field, flag string }{{"Project", "project"}, {"Zone", "zone"}, {"AccessTokenFile", "access-token-file"}} {
-		if v := c.String(o.flag); v != "" {
-			if err := g.Override(o.field, "--"+o.flag, v); err != nil {
-				return &usageError{err: err, hint: hintOf(err)}
-			}
+	for flag, field := range gcloudFields {
+		v := s.setting(c, flag)
+		if v == "" {
+			continue
+		}
+		if err := g.Override(field, s.sourceOf(p.inv, flag), v); err != nil {
+			return &usageError{err: err, hint: hintOf(err)}
 		}
 	}
 	s.account, s.gcloud = g.Account, g
@@ -323,10 +326,24 @@ func (s *session) setting(c *cli.Context, flag string) string {
 	if _, typed := s.typed[flag]; typed {
 		return fmt.Sprint(c.Value(flag))
 	}
-	if v, ok := s.lookup("MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))); ok && v != "" {
+	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
 		return v
 	}
 	return fmt.Sprint(c.Value(flag))
+}
+
+// sourceOf says where the value of such a flag comes from.
+func (s *session) sourceOf(inv *invocation, flag string) string {
+	if _, typed := s.typed[flag]; typed {
+		return "--" + flag
+	}
+	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
+		return config.FlagVariable(flag)
+	}
+	if from, ok := inv.from[flag]; ok {
+		return from.Source.String()
+	}
+	return "--" + flag
 }
 
 // deps builds what internal/job works with, for commands that touch no worker.

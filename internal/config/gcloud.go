@@ -311,7 +311,10 @@ func knownConfigurations(dir string) []string {
 type FileError struct {
 	Path string
 	Line int // where, from 1; 0 when no line is to blame
-	Err  error
+	// Column is where in the line, from 1; 0 when that is not known.
+	Column int
+	Err    error
+	Advice string // what to type, or ""
 }
 
 // fileError is the *FileError of a failure to read path.
@@ -324,11 +327,17 @@ func fileError(path string, err error) *FileError {
 }
 
 func (e *FileError) Error() string {
-	if e.Line > 0 {
+	switch {
+	case e.Column > 0:
+		return fmt.Sprintf("%s:%d:%d: %v", e.Path, e.Line, e.Column, e.Err)
+	case e.Line > 0:
 		return fmt.Sprintf("%s:%d: %v", e.Path, e.Line, e.Err)
 	}
 	return fmt.Sprintf("read %q: %v", e.Path, e.Err)
 }
+
+// Hint is what to type, or "".
+func (e *FileError) Hint() string { return e.Advice }
 
 // Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }

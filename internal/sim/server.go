@@ -254,6 +254,8 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_CORE_DISABLE_PROMPTS":                        "true",
 		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":                "true",
 		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK":      "true",
+		"MULTIHOST_FLAG_PROJECT":                               s.cfg.Project, // before that of a multihost.yaml
+		"MULTIHOST_FLAG_ZONE":                                  s.cfg.Zone,
 		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.cfg.Dir, "google_compute_engine"),
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.cfg.Dir, "known_hosts"),
 	}

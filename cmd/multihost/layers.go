@@ -1,0 +1,315 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/event"
+)
+
+// Flags that were not typed take their values from layers: the environment, the
+// project's file, the user's file. This is the only place that knows of it: it
+// adds the values to the command line before cli sees it, so commands read their
+// flags and need not care.
+
+// layers is where values of flags come from that were not typed.
+type layers struct {
+	lookup config.Lookup
+	files  *config.Defaults
+}
+
+// of returns what the layers say about a flag of a command; the first counts.
+func (l layers) of(command string, f cli.Flag) []config.Setting {
+	all := l.files.Find(command, fileFlag(f))
+	name := config.FlagVariable(f.Names()[0])
+	if value, ok := l.lookup(name); ok && value != "" {
+		s := config.Setting{Values: []string{value}, Source: config.Source{Layer: config.Environment, Variable: name}}
+		all = slices.Insert(all, 0, s)
+	}
+	return all
+}
+
+// privateFlags are not taken from the file of a project, which may come with a
+// directory that somebody else made: what they do is not about that directory.
+var privateFlags = map[string]string{
+	"access-token-file": "it says who you are",
+	"iap-endpoint":      "your access token is sent there",
+	"identity-file":     "it names your key",
+	"known-hosts":       "it says which machines are trusted",
+	"state-dir":         "your records of runs and host keys are kept there",
+	"notify":            "it runs a program on this machine",
+	"notify-url":        "what happens in your runs is sent there",
+	"listen":            "it can open the simulator, and a shell on this machine, to others",
+	"force":             "it deletes without a question",
+	"delete":            "it deletes",
+	"yes":               "it answers questions for you",
+	"fix":               "it changes your project",
+}
+
+// neverInFiles are flags that make no sense in a file.
+var neverInFiles = map[string]string{
+	"config":  "it names the file",
+	"profile": "the default profile stands at the top of a file, outside of sections and profiles",
+	"version": "it is a command",
+}
+
+// pathFlags name local files and directories. In a file they are relative to it.
+var pathFlags = []string{
+	"access-token-file", "env-file", "hosts-file", "identity-file", "known-hosts", "log-dir", "out", "script-dir", "sim-dir", "ssh-config", "state-dir",
+}
+
+// fileFlag describes a flag to the reader of files.
+func fileFlag(f cli.Flag) config.Flag {
+	names := f.Names()
+	d := config.Flag{Names: names, Kind: kindOf(f), Private: privateFlags[names[0]], Never: neverInFiles[names[0]]}
+	switch {
+	case slices.Contains(pathFlags, names[0]):
+		d.Paths = func(value string, place func(string) (string, error)) (string, error) { return place(value) }
+	case names[0] == "metadata-from-file":
+		d.Paths = placeEach
+	}
+	return d
+}
+
+// placeEach places the files of KEY=FILE,….
+func placeEach(value string, place func(string) (string, error)) (string, error) {
+	pairs := strings.Split(value, ",")
+	for i, pair := range pairs {
+		key, path, ok := strings.Cut(pair, "=")
+		if !ok {
+			continue // the command says what it wants
+		}
+		path, err := place(path)
+		if err != nil {
+			return "", err
+		}
+		pairs[i] = key + "=" + path
+	}
+	return strings.Join(pairs, ","), nil
+}
+
+func kindOf(f cli.Flag) config.Kind {
+	switch f := f.(type) {
+	case *cli.BoolFlag:
+		return config.Bool
+	case *cli.IntFlag:
+		return config.Int
+	case *cli.Float64Flag:
+		return config.Float
+	case *cli.DurationFlag:
+		return config.Duration
+	case *cli.StringSliceFlag:
+		return config.List
+	case *cli.GenericFlag:
+		if _, ok := f.Value.(*optionalValue); ok {
+			return config.Optional
+		}
+	}
+	return config.Text
+}
+
+// fileCommands describes all commands to the reader of files.
+func fileCommands(app *cli.App) []config.Command {
+	var global []config.Flag
+	for _, f := range app.Flags {
+		global = append(global, fileFlag(f))
+	}
+	var all []config.Command
+	walkCommands(app.Commands, "", func(path string, c *cli.Command) {
+		described := config.Command{Path: path}
+		for _, f := range c.Flags {
+			described.Flags = append(described.Flags, fileFlag(f))
+		}
+		described.Flags = append(described.Flags, global...)
+		all = append(all, described)
+	})
+	return all
+}
+
+// walkCommands visits every command, groups too, with its path.
+func walkCommands(commands []*cli.Command, outer string, visit func(path string, c *cli.Command)) {
+	for _, c := range commands {
+		path := strings.TrimSpace(outer + " " + c.Name)
+		visit(path, c)
+		walkCommands(c.Subcommands, path, visit)
+	}
+}
+
+// fileless are commands that work also where a file is wrong.
+var fileless = []string{"init", "completion", "version"}
+
+// loadFiles reads the files that the command line asks for.
+func (p *program) loadFiles(app *cli.App, inv *invocation) (*config.Defaults, error) {
+	if len(inv.path) > 0 && slices.Contains(fileless, inv.path[0]) {
+		return nil, nil
+	}
+	o := config.DefaultsOptions{Lookup: p.lookup, Home: p.home, Dir: p.dir, Commands: fileCommands(app)}
+	var profileFrom string
+	for _, f := range app.Flags {
+		value, from := inv.global(f.Names()[0], p.lookup)
+		switch f.Names()[0] {
+		case "config":
+			o.Named = value
+		case "profile":
+			o.Profile, profileFrom = value, from
+		}
+	}
+	d, err := config.LoadDefaults(o)
+	var unknown *config.ProfileError
+	if errors.As(err, &unknown) && unknown.Source.Line == 0 {
+		return d, &usageError{err: fmt.Errorf("%s: %w", profileFrom, err), hint: unknown.Hint()}
+	}
+	return d, err
+}
+
+// global reads a flag before the files are: from the command line or the
+// environment, and says from where.
+func (inv *invocation) global(name string, lookup config.Lookup) (value, from string) {
+	if value, ok := inv.values[name]; ok {
+		return value, "--" + name
+	}
+	from = config.FlagVariable(name)
+	value, _ = lookup(from)
+	return value, from
+}
+
+// alternatives are flags of which one takes the place of the others: where a
+// layer sets one, what layers below it say of the others is not meant. "--" are
+// the words after it.
+var alternatives = [][]string{
+	{"command", "--"},
+	{"tpu-prefix", "hosts", "hosts-file"},
+	{"on-demand", "spot", "best-effort", "reserved", "reservation", "flex-start"},
+	{"ip", "internal-ip"},
+	{"node-prefix", "node-id"},
+	{"notify", "notify-url"},
+}
+
+// belongsTo names the flag without which another one has no meaning.
+var belongsTo = map[string]string{"max-run-duration": "flex-start"}
+
+// layerOrder is which layer counts before which.
+var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
+
+// fill gives the flags that were not typed the values that layers have for them.
+func (inv *invocation) fill(levels []*level, from layers) error {
+	inv.layers, inv.from = from, map[string]config.Setting{}
+	command := strings.Join(inv.path, " ")
+	rank := map[string]int{} // by how many layers it is beaten
+	if inv.dashed && len(inv.argv) > 0 {
+		rank["--"] = 0
+	}
+	for _, l := range levels {
+		for _, f := range l.flags {
+			name := f.Names()[0]
+			if value, typed := inv.values[name]; typed {
+				if value != "false" { // else it leaves the choice open
+					rank[name] = 0
+				}
+				continue
+			}
+			if all := from.of(command, f); len(all) > 0 {
+				inv.from[name] = all[0]
+				if !slices.Equal(all[0].Values, []string{"false"}) {
+					rank[name] = slices.Index(layerOrder, all[0].Source.Layer)
+				}
+			}
+		}
+	}
+	inv.choose(rank)
+	for _, l := range levels {
+		for _, f := range l.flags {
+			s := inv.from[f.Names()[0]]
+			for _, value := range s.Values {
+				if s.Source.Layer == config.Environment {
+					if err := kindOf(f).Check(value); err != nil {
+						return &usageError{err: fmt.Errorf("%s: %w", s.Source, err)}
+					}
+				}
+				if isBool(f) {
+					value = strings.ToLower(value)
+				}
+				l.given = append(l.given, "--"+f.Names()[0]+"="+value)
+			}
+		}
+	}
+	return nil
+}
+
+// choose drops the values that are beaten by an alternative of a higher layer.
+func (inv *invocation) choose(rank map[string]int) {
+	for _, group := range alternatives {
+		best := len(layerOrder)
+		for _, name := range group {
+			if r, ok := rank[name]; ok {
+				best = min(best, r)
+			}
+		}
+		for _, name := range group {
+			if r, ok := rank[name]; ok && r > best {
+				delete(inv.from, name)
+				for dependent, of := range belongsTo {
+					if of == name && rank[dependent] > best {
+						delete(inv.from, dependent)
+					}
+				}
+			}
+		}
+	}
+}
+
+// blame names the place that a value came from which an error is about, unless
+// it was typed. Errors know flags by name: as --name, or by name and value.
+func (inv *invocation) blame(err error) error {
+	if code := exitCode(err); inv == nil || code != exitUsage && code != exitConfig {
+		return err
+	}
+	text := err.Error()
+	var at []string
+	for name, s := range inv.from {
+		known := regexp.MustCompile(`--` + name + `(?:[^a-z0-9-]|$)`).MatchString(text)
+		if !known && regexp.MustCompile(`\b`+name+`\b`).MatchString(text) {
+			known = slices.ContainsFunc(s.Values, func(v string) bool { return v != "" && strings.Contains(text, fmt.Sprintf("%q", v)) })
+		}
+		if known && !strings.Contains(text, s.Source.String()) {
+			at = append(at, s.Source.String())
+		}
+	}
+	if len(at) == 0 {
+		return err
+	}
+	slices.Sort(at)
+	return &placedError{place: strings.Join(at, ", "), err: err}
+}
+
+// placedError is an error about a value that was not typed, with its place.
+type placedError struct {
+	place string
+	err   error
+}
+
+func (e *placedError) Error() string { return e.place + ": " + e.err.Error() }
+func (e *placedError) Unwrap() error { return e.err }
+
+// tellFile says which flags the file of a project sets: it counts because of the
+// directory that the user is in, which is easily overlooked.
+func (inv *invocation) tellFile(sink event.Sink) {
+	var names []string
+	file := ""
+	for name, s := range inv.from {
+		if s.Source.Layer == config.ProjectLayer {
+			names, file = append(names, "--"+name), s.Source.File
+		}
+	}
+	if file == "" {
+		return
+	}
+	slices.Sort(names)
+	event.Notef(sink, event.Info, "", "%s sets %s", file, strings.Join(names, ", "))
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+)
+
+// everyFlag visits all flags of all commands.
+func everyFlag(visit func(command string, f cli.Flag)) {
+	app := (&program{}).app()
+	for _, f := range app.Flags {
+		visit("every command", f)
+	}
+	walkCommands(app.Commands, "", func(path string, c *cli.Command) {
+		for _, f := range c.Flags {
+			visit(path, f)
+		}
+	})
+}
+
+// TestFilesKnowWhatEachFlagIs keeps the tables of layers.go whole: a flag that
+// names a local file, runs a program or names an address is in the one that
+// holds for it, and flags of one name are of one kind.
+func TestFilesKnowWhatEachFlagIs(t *testing.T) {
+	kinds := map[string]config.Kind{}
+	placeholder := regexp.MustCompile("`([^`]*)`")
+	elsewhere := []string{"bucket-dir"} // in the bucket
+	everyFlag(func(command string, f cli.Flag) {
+		name := f.Names()[0]
+		kind := kindOf(f)
+		if before, ok := kinds[name]; ok && before != kind {
+			t.Errorf("--%s of %s takes %s, elsewhere %s: files could not set it for all", name, command, kind, before)
+		}
+		kinds[name] = kind
+		switch f.(type) {
+		case *cli.StringFlag, *cli.BoolFlag, *cli.IntFlag, *cli.Float64Flag, *cli.DurationFlag, *cli.StringSliceFlag, *cli.GenericFlag:
+		default:
+			t.Errorf("--%s of %s is a %T, which kindOf does not know", name, command, f)
+		}
+		if _, ok := kinds[strings.ReplaceAll(name, "_", "-")]; !ok || name == "profiles" {
+			t.Errorf("--%s of %s: files have another meaning for such a name", name, command)
+		}
+		m := placeholder.FindStringSubmatch(f.(cli.DocGenerationFlag).GetUsage())
+		if m == nil {
+			return
+		}
+		switch word := m[1]; {
+		case (strings.Contains(word, "FILE") || word == "DIR") && fileFlag(f).Paths == nil && fileFlag(f).Never == "" && !slices.Contains(elsewhere, name):
+			t.Errorf("--%s of %s names a local file: it belongs in pathFlags", name, command)
+		case (word == "PROGRAM" || word == "URL" || word == "ADDRESS") && fileFlag(f).Private == "":
+			t.Errorf("--%s of %s runs a program or names an address: it belongs in privateFlags", name, command)
+		}
+	})
+	for _, table := range [][]string{pathFlags, keys(privateFlags), keys(neverInFiles), keys(gcloudFields)} {
+		for _, name := range table {
+			if _, ok := kinds[name]; !ok {
+				t.Errorf("layers.go names the flag --%s, which there is not", name)
+			}
+		}
+	}
+}
+
+func keys(m map[string]string) (all []string) {
+	for k := range m {
+		all = append(all, k)
+	}
+	return all
+}
+
+// TestAlternativesGiveWay: what a file says of a flag is not meant where another
+// one that excludes it was typed.
+func TestAlternativesGiveWay(t *testing.T) {
+	env := map[string]string{
+		"MULTIHOST_FLAG_COMMAND": "true", "MULTIHOST_FLAG_TPU_PREFIX": "t", "MULTIHOST_FLAG_FLEX_START": "true",
+		"MULTIHOST_FLAG_MAX_RUN_DURATION": "5h", "MULTIHOST_FLAG_INTERNAL_IP": "TRUE", "MULTIHOST_FLAG_CONFIG": "none",
+	}
+	p := &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
+	for line, want := range map[string]string{
+		"run":                           "--internal-ip=true --tpu-prefix=t --command=true",
+		"run -- x":                      "--internal-ip=true --tpu-prefix=t",
+		"run --hosts=a,b":               "--internal-ip=true --command=true",
+		"run --ip=iap":                  "--tpu-prefix=t --command=true",
+		"qr create q":                   "--flex-start=true --max-run-duration=5h --internal-ip=true",
+		"qr create q --spot":            "--internal-ip=true",
+		"qr create q --spot=false":      "--flex-start=true --max-run-duration=5h --internal-ip=true",
+		"qr create --reservation=r q":   "--internal-ip=true",
+		"qr create q --flex-start=true": "--max-run-duration=5h --internal-ip=true",
+	} {
+		inv, err := p.arrange(p.app(), strings.Fields(line))
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		var got []string
+		for name, s := range inv.from {
+			if name != "config" {
+				got = append(got, "--"+name+"="+strings.ToLower(s.Values[0]))
+			}
+		}
+		slices.Sort(got)
+		wanted := strings.Fields(want)
+		slices.Sort(wanted)
+		if !slices.Equal(got, wanted) {
+			t.Errorf("%s: not typed: %s, want %s", line, got, wanted)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+//go:build unix
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// writtenByOthers reports that somebody else than this user and root may have
+// written a file: whoever can write it decides what is run.
+func writtenByOthers(info fs.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil
+	}
+	switch uid := int(stat.Uid); {
+	case uid != os.Geteuid() && uid != 0:
+		return fmt.Errorf("it belongs to another user (uid %d)", uid)
+	case info.Mode().Perm()&0o002 != 0:
+		return errors.New("everybody may write it")
+	}
+	return nil
+}
