@@ -137,7 +137,7 @@ func (r *run) kit(o JobOptions) (map[string][]byte, error) {
 	if r.o.Preflight == "check" {
 		mode = preflight.Check
 	}
-	files["preflight"] = []byte(preflight.Print(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }
 

@@ -516,6 +516,19 @@ func TestScriptIsClean(t *testing.T) {
 	}
 }
 
+// A worker without runner gets the program with its arguments in it, and answers
+// as it answers Run.
+func TestKitAnswersAsRunDoes(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var out bytes.Buffer
+	_, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s", Stdin: strings.NewReader(Kit(Options{})), Stdout: &out})
+	testkit.Must(t, err)
+	rep, err := parse(out.Bytes())
+	testkit.Must(t, err)
+	same(t, "outcomes", outcomes(rep), fresh)
+}
+
 // What multihost preflight print prints does to a worker what Run does, and says
 // so in words.
 func TestPrintedScriptDoesTheSame(t *testing.T) {

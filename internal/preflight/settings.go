@@ -125,6 +125,17 @@ func arguments(o Options) []string {
 	return args
 }
 
+// Kit returns the program that Run runs, as one bash script with its arguments in
+// it, for a worker that nobody is connected to. Its answer is what Run reads.
+func Kit(o Options) string {
+	first, rest, _ := strings.Cut(script, "\n")
+	words := []string{"set --"}
+	for _, arg := range arguments(o) {
+		words = append(words, sshfan.Quote(arg))
+	}
+	return first + "\n" + strings.Join(words, " ") + "\n" + rest
+}
+
 //go:embed print_gce.txt
 var aboutGCE string
 
