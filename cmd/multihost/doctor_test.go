@@ -170,6 +170,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 	}, {
 		story: "a dead request holds quota", args: []string{"--tpu-type=v4-16"},
 		plant: func(t *testing.T, l *troubleLab) {
+			fault("quota cores=48")(t, l)
 			fault("qr-failed qr=dead")(t, l)
 			typing("multihost qr create dead --node-id=dead --tpu-type=v4-8")(t, l)
 			waitUntil(t, "the request has failed", func() bool {
@@ -252,7 +253,6 @@ func TestDoctorChangesNothing(t *testing.T) {
 
 // Doctor without anything set says what to set, and does not give up there.
 func TestDoctorWithoutAProject(t *testing.T) {
-	t.Parallel()
 	l := &troubleLab{dir: t.TempDir(), env: map[string]string{"USER": "ann"}}
 	r, status := l.examine(t)
 	if status != exitConfig || troubleOf(r, doctor.CheckProject) == nil || troubleOf(r, doctor.CheckZone) == nil || troubleOf(r, doctor.CheckKey) == nil {
