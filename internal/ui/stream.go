@@ -96,7 +96,11 @@ func (r *Renderer) output(e event.Output) {
 	defer s.mu.Unlock()
 	r.borrow(s)
 	defer r.giveBack(s)
-	s.split(e.Data)
+	data := e.Data
+	if r.o.Stream == First && !s.first {
+		data = s.sift(data)
+	}
+	s.split(data)
 	r.show(s)
 }
 
@@ -120,6 +124,36 @@ func (r *Renderer) finish(s *stream) {
 		s.endLine(nil)
 	}
 	r.show(s)
+}
+
+// sift splits the whole lines of data, but for those that keepErrors would drop:
+// nearly all of a healthy run's. To look at them where they are costs a fraction
+// of making them visible first. It returns what is left to split.
+func (s *stream) sift(data []byte) []byte {
+	if len(s.partial) > 0 || s.returned || s.trace > 0 || s.cut > 0 {
+		return data
+	}
+	// What is not in the chunk need not be looked for in each line.
+	if bytes.IndexByte(data, '\r') >= 0 || isTraceback(data) {
+		return data
+	}
+	for {
+		nl := bytes.IndexByte(data, '\n')
+		if nl < 0 {
+			return data
+		}
+		if nl > maxLine || !isQuiet(data[:nl]) {
+			s.endLine(data[:nl])
+		}
+		data = data[nl+1:]
+	}
+}
+
+// isQuiet reports whether a line, which is no traceback's, does not look like an
+// error in its visible form either. A line with bytes that have another visible
+// form is not.
+func isQuiet(line []byte) bool {
+	return glogLevel(line) == 'I' || plainPrefix(line) == len(line) && !looksLikeError(line)
 }
 
 // split appends the visible form of the lines that data completes to s.lines.

@@ -8,9 +8,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -231,6 +233,40 @@ func TestFirstShowsErrorsOfOthers(t *testing.T) {
 	want := "step 1\nfatal: shared\ns0w1,s1w0 │ RuntimeError: x\n"
 	if got != want {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+// Lines of other workers are looked at before they are made visible; what is
+// shown of them is the same.
+func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
+	t.Parallel()
+	parts := []string{
+		"I0706 16:50:26.2 all is well", "E0706 16:50:26.2 it is not", "I0706 16:50:26.2 Traceback (most recent call last)",
+		"Traceback (most recent call last)", "  File x", "ValueError: y", "0 errors", "an error", "\x1b[31merror\x1b[0m", "I0706 16:50:26.2 \x1b]0;x",
+		"nothing", "", "\t", "50%\r100%", "end\r", "\xff error", strings.Repeat("x", maxLine) + " failed", "failed" + strings.Repeat("y", maxLine),
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var text string
+		for range 1 + rng.IntN(8) {
+			text += parts[rng.IntN(len(parts))] + "\n"
+		}
+		var plain, sifted stream
+		for data := []byte(text); len(data) > 0; {
+			n := min(len(data), 1+rng.IntN(60))
+			if rng.IntN(2) == 0 {
+				n = len(data)
+			}
+			plain.lines, plain.lineEnds, sifted.lines, sifted.lineEnds = nil, nil, nil, nil
+			plain.split(data[:n])
+			plain.keepErrors()
+			sifted.split(sifted.sift(data[:n]))
+			sifted.keepErrors()
+			data = data[n:]
+			if !bytes.Equal(plain.lines, sifted.lines) || !slices.Equal(plain.lineEnds, sifted.lineEnds) {
+				t.Fatalf("%q:\ngot  %q\nwant %q", text, sifted.lines, plain.lines)
+			}
+		}
 	}
 }
 
