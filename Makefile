@@ -32,7 +32,8 @@ soak: tools ## break connections ten times as often as the tests do
 
 bench: build tools ## measure beside other tools, write docs/performance.md; fails when a bar is missed
 	go build -o bin/bench ./bench
-	./bin/bench -binary bin/multihost -write docs/performance.md
+	go test -c -o bin/codesync.test ./internal/codesync
+	./bin/bench -binary bin/multihost -relay bin/codesync.test -write docs/performance.md
 
 fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal examples | sort | while IFS=: read -r file func; do \

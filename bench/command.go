@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -21,14 +20,22 @@ const commandWorkers = 256
 // measureCommand: the whole of `multihost run` on workers that are real
 // processes, and the skew of its start.
 func measureCommand(ctx context.Context, l *lab, r *report) error {
-	r.section("`multihost run --command=true`", fmt.Sprintf(`
+	r.section("`multihost run`", fmt.Sprintf(`
 The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are
 processes of the simulator on the same cores and cost more than anything else here, so the runner's own CPU is what
-counts, and wall time is compared with the workers' own steps. Bare processes are released by one write each, as the
-supervisors are, and tell when they were.`, commandWorkers))
+counts, and wall time is compared with the workers' own steps. The skew is that of a command that stays; bare
+processes are released by one write each, as the supervisors are, and tell when they were.`, commandWorkers))
 	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "phases s", "until the first line s", "start skew ms", "bare skew ms"}}
-	for _, size := range []struct{ slices, workers int }{{1, 16}, {4, commandWorkers}} {
-		one, err := l.wholeCommand(ctx, size.slices, size.workers)
+	for _, size := range []struct{ slices, workers, rounds int }{{1, 16, 3}, {4, commandWorkers, 1}} {
+		s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-%d", size.slices, size.workers/size.slices*4))
+		if err != nil {
+			return err
+		}
+		one, skew, err := s.wholeCommand(ctx, size.rounds)
+		if err == nil && size.workers != commandWorkers {
+			err = s.gcloud(ctx, r, size.workers)
+		}
+		s.close()
 		if err != nil {
 			return err
 		}
@@ -38,14 +45,14 @@ supervisors are, and tell when they were.`, commandWorkers))
 		}
 		rows = append(rows, []string{
 			fmt.Sprint(size.workers), seconds(one.wall), perWorker(one.cpu, size.workers), seconds(one.steps), seconds(one.firstLine),
-			fmt.Sprintf("%.0f", one.skew.Seconds()*1000), fmt.Sprintf("%.0f", bare.Seconds()*1000),
+			fmt.Sprintf("%.0f", skew.Seconds()*1000), fmt.Sprintf("%.0f", bare.Seconds()*1000),
 		})
 		if size.workers == commandWorkers {
 			r.most(fmt.Sprintf("runner's CPU per worker of `multihost run` on %d workers", size.workers), one.cpu.Seconds()*1000/float64(size.workers), 10, "ms")
 			r.most("from Enter to the first line, × the steps of the slowest worker", one.firstLine.Seconds()/one.steps.Seconds(), 2, "")
-			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), one.skew.Seconds()/bare.Seconds(), 3, "")
+			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), skew.Seconds()/bare.Seconds(), 3, "")
 		} else {
-			r.most(fmt.Sprintf("start skew of %d workers", size.workers), one.skew.Seconds()*1000, 100, "ms")
+			r.most(fmt.Sprintf("start skew of %d workers", size.workers), skew.Seconds()*1000, 100, "ms")
 		}
 	}
 	r.table(rows)
@@ -59,65 +66,55 @@ type wholeCost struct {
 	skew      time.Duration
 }
 
-// wholeCommand runs the command twice on a simulator of its own and measures
-// the second time, which has nothing new to sync.
-func (l *lab) wholeCommand(ctx context.Context, slices, workers int) (wholeCost, error) {
-	dir, err := os.MkdirTemp(l.dir, "sim-")
-	if err != nil {
-		return wholeCost{}, err
-	}
-	defer os.RemoveAll(dir)
-	project := filepath.Join(dir, "project")
-	if err := os.Mkdir(project, 0o700); err != nil {
-		return wholeCost{}, err
-	}
-	if err := os.WriteFile(filepath.Join(project, "main.py"), []byte("print('hello')\n"), 0o600); err != nil {
-		return wholeCost{}, err
-	}
-	env := []string{"HOME=" + dir, "XDG_RUNTIME_DIR=" + dir, "XDG_STATE_HOME=" + filepath.Join(dir, "state"), "XDG_CONFIG_HOME=" + filepath.Join(dir, "config")}
-	sim := filepath.Join(dir, "sim")
-	multihost := func(args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, l.binary, args...)
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Dir = project
-		return cmd
-	}
-	up := multihost("sim", "up", "--background", "--sim-dir="+sim, "--slices", fmt.Sprintf("b:%dxv5litepod-%d", slices, workers/slices*4))
-	if out, err := up.CombinedOutput(); err != nil {
-		return wholeCost{}, fmt.Errorf("start simulator: %w: %s", err, lastOf(out))
-	}
-	defer func() {
-		down := exec.Command(l.binary, "sim", "down", "--sim-dir="+sim)
-		down.Env = append(os.Environ(), env...)
-		if out, err := down.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: end simulator: %v: %s\n", err, lastOf(out))
-		}
-	}()
-	vars, err := multihost("sim", "env", "--sim-dir="+sim).Output()
-	if err != nil {
-		return wholeCost{}, fmt.Errorf("simulator's environment: %w", err)
-	}
-	env = append(env, environment(vars)...)
-
+// wholeCommand measures the start of a command that stays, the skew as the median
+// of some rounds, and then what the whole costs of one that ends at once, with
+// nothing new to sync.
+func (s *simulation) wholeCommand(ctx context.Context, rounds int) (wholeCost, time.Duration, error) {
 	var c wholeCost
-	for n := range 2 {
-		cmd := multihost("run", "--tpu-prefix=b", "--run-name=bench"+fmt.Sprint(n), "--command=echo first line", "--output=json", "--stream=all")
-		if c, err = timed(cmd); err != nil {
-			return c, err
+	var err error
+	var skews []cost
+	for n := range rounds {
+		if c, err = s.run(ctx, fmt.Sprint("stays", n), "--tpu-prefix=b", "--command=echo first line; exec sleep 3"); err != nil {
+			return c, 0, err
 		}
+		if c.firstLine == 0 {
+			return c, 0, errors.New("the run's events lack the line of output")
+		}
+		skews = append(skews, cost{wall: c.skew})
 	}
-	return c, nil
+	ends := s.multihost(ctx, "run", "--run-name=ends", "--tpu-prefix=b", "--command=true")
+	c.cost, err = s.l.measure(ends)
+	return c, median(skews, func(c cost) time.Duration { return c.wall }), err
 }
 
-// environment reads lines `export NAME='value'`.
-func environment(text []byte) (env []string) {
-	for line := range strings.Lines(string(text)) {
-		name, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
-		if ok {
-			env = append(env, name+"="+strings.Trim(value, `'"`))
+// gcloud measures the way that MaxText's runner goes, a gcloud for each worker,
+// and gcloud's own for all of a slice. It is said as CPU per worker of few: 256
+// such processes take minutes and gigabytes.
+func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
+	if _, err := exec.LookPath("gcloud"); err != nil {
+		r.note("gcloud is not installed here: it was not measured.")
+		return nil
+	}
+	ssh := func(worker string) func() (cost, error) {
+		return func() (cost, error) {
+			return s.l.client(ctx, s.env, "gcloud", "compute", "tpus", "tpu-vm", "ssh", "multihost@b", "--worker="+worker,
+				"--batch-size=all", "--internal-ip", "--command=true", "--ssh-flag=-p "+s.variable("MULTIHOST_FLAG_SSH_PORT"))
 		}
 	}
-	return env
+	if _, err := ssh("0")(); err != nil { // makes its key known
+		return err
+	}
+	medians, err := inTurn(ctx, peerRounds, contestant{"gcloud, a worker", ssh("0")}, contestant{"gcloud --worker=all", ssh("all")})
+	if err != nil {
+		return err
+	}
+	one, all := medians["gcloud, a worker"], medians["gcloud --worker=all"]
+	r.table([][]string{
+		{"gcloud compute tpus tpu-vm ssh --command=true", "wall s", "CPU ms/worker", "peak MiB of one process"},
+		{"a call for each worker, as MaxText's runner makes", seconds(one.wall), perWorker(one.cpu, 1), mebibytes(one.resident)},
+		{fmt.Sprintf("`--worker=all` on a slice of %d", workers), seconds(all.wall), perWorker(all.cpu, workers), mebibytes(all.resident)},
+	})
+	return nil
 }
 
 // timed runs a multihost that prints JSON lines.
@@ -177,8 +174,8 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 	if err := in.Err(); err != nil {
 		return err
 	}
-	if !ended || c.firstLine == 0 || c.skew == 0 {
-		return errors.New("the run's events lack a line of output or the summary")
+	if !ended || c.skew == 0 {
+		return errors.New("the run's events lack the summary")
 	}
 	return nil
 }

@@ -16,7 +16,9 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/metrics"
 	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
 
@@ -28,6 +30,7 @@ func engine(ctx context.Context, args []string) (err error) {
 	rounds := flags.Int("rounds", 0, "further commands on the open connections")
 	idle := flags.Duration("idle", 0, "time to stay connected without a command")
 	logBytes := flags.Int64("log-bytes", 1<<20, "bytes of output of each worker, with -logs")
+	rate := flags.Int("rate", 0, "lines that a worker prints in a second; 0 is as fast as they are read")
 	view := flags.Bool("view", false, "show the default view of the output on standard output")
 	dials := flags.Int("max-dials", 0, "handshakes at once; 0 is the engine's own bound")
 	if err := flags.Parse(args); err != nil {
@@ -57,7 +60,7 @@ func engine(ctx context.Context, args []string) (err error) {
 	}
 	cost := engineCost{Workers: c.workers}
 	if c.logs != "" {
-		err = follow(ctx, &c, conns, *logBytes, *view)
+		err = follow(ctx, &c, conns, *rate, *logBytes, *view)
 	} else {
 		err = everywhere(conns, func(conn *sshfan.Conn) error { return runTrue(ctx, conn, c.command) })
 	}
@@ -123,7 +126,12 @@ const followWindow = 128 << 20
 
 // follow brings the output of all workers into files and, if asked, to the
 // default view.
-func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, logBytes int64, view bool) error {
+func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int, logBytes int64, view bool) error {
+	ids := make([]tpu.WorkerID, len(conns))
+	for i := range ids {
+		ids[i] = tpu.WorkerID{Slice: i / 64, Worker: i % 64}
+	}
+	steps := metrics.NewCollector(metrics.Options{Workers: ids, Now: time.Now})
 	var sink event.Sink = event.Discard
 	if view {
 		r := ui.New(ui.Options{Mode: ui.Plain, Stdout: os.Stdout, Stderr: io.Discard})
@@ -131,6 +139,9 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, logBytes 
 		sink = r
 	}
 	ref := launch.Ref{Run: fmt.Sprintf("bench-%d", logBytes), Attempt: 1}
+	if rate > 0 {
+		ref.Run = fmt.Sprintf("paced%d-%d", rate, logBytes)
+	}
 	window := launch.NewWindow(followWindow, len(conns))
 	errs := make([]error, len(conns))
 	var wg sync.WaitGroup
@@ -141,7 +152,7 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, logBytes 
 				errs[i] = err
 				return
 			}
-			w := &logWriter{file, sink, event.Output{Slice: i / 64, Worker: i % 64}}
+			w := &logWriter{file, steps.Stream(i), sink, event.Output{Slice: ids[i].Slice, Worker: ids[i].Worker}}
 			_, err = launch.Follow(ctx, conn, ref, 0, w, launch.FollowOptions{Window: window})
 			errs[i] = errors.Join(err, file.Close())
 		})
@@ -150,15 +161,18 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, logBytes 
 	return errors.Join(errs...)
 }
 
-// logWriter does what the log of a run does: the file first, then the view.
+// logWriter does what the log of a run does: the file first, then the training
+// steps, then the view.
 type logWriter struct {
-	file *os.File
-	sink event.Sink
-	out  event.Output
+	file  *os.File
+	steps *metrics.Stream
+	sink  event.Sink
+	out   event.Output
 }
 
 func (l *logWriter) Write(p []byte) (int, error) {
 	n, err := l.file.Write(p)
+	_, _ = l.steps.Write(p) // never fails
 	l.out.Data = p
 	l.sink.Emit(l.out)
 	return n, err

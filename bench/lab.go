@@ -43,6 +43,11 @@ func openLab(ctx context.Context, o options) (_ *lab, err error) {
 	if _, err := os.Stat(l.binary); err != nil {
 		return nil, fmt.Errorf("%w; build it with: make build", err)
 	}
+	if l.relay != "" {
+		if l.relay, err = filepath.Abs(l.relay); err != nil {
+			return nil, err
+		}
+	}
 	if l.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
@@ -119,6 +124,10 @@ type cost struct {
 func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
+	return l.measure(cmd)
+}
+
+func (l *lab) measure(cmd *exec.Cmd) (cost, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.Stdout = struct{ io.Writer }{io.Discard} // no *os.File: a pipe
@@ -130,7 +139,7 @@ func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, e
 		c.resident = cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
 	}
 	if err != nil {
-		return c, fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastOf(c.stderr))
+		return c, fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, lastOf(c.stderr))
 	}
 	return c, nil
 }

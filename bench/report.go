@@ -54,6 +54,9 @@ func (r *report) table(rows [][]string) {
 	}
 }
 
+// note adds a sentence.
+func (r *report) note(text string) { fmt.Fprintf(&r.text, "\n%s\n", text) }
+
 func (r *report) most(what string, got, limit float64, unit string) {
 	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit})
 }

@@ -78,6 +78,55 @@ x/crypto/ssh can do; it tries nothing twice, keeps nothing alive and reports not
 	return nil
 }
 
+// measureScale: how the costs grow with the number of workers, for
+// docs/scale.md. It keeps no bars.
+func measureScale(ctx context.Context, l *lab, r *report) error {
+	const quiet, lines, lasts = 10 * time.Second, 10, 20
+	r.section("How costs grow", fmt.Sprintf(`
+Of the engine on the load server: `+"`true`"+` on every worker; connected for %s without a command; %d lines a second of each
+worker into a file each, with the default view, for %d s.`, quiet, lines, lasts))
+	rows := [][]string{{"workers", "`true`: CPU ms/worker", "wall s", "peak MiB", "idle: share of a core", "KiB/worker", "lines/s", "share of a core", "peak MiB"}}
+	for n := 64; n <= l.most; n *= 2 {
+		medians, err := inTurn(ctx, peerRounds, contestant{"engine", func() (cost, error) { return l.client(ctx, nil, l.own("engine", n)...) }})
+		if err != nil {
+			return err
+		}
+		one := medians["engine"]
+		idle, err := l.idle(ctx, n, quiet)
+		if err != nil {
+			return err
+		}
+		dir, err := l.logs()
+		if err != nil {
+			return err
+		}
+		paced, err := l.client(ctx, nil, l.own("engine", n, "-rate", fmt.Sprint(lines), "-log-bytes", fmt.Sprint(lines*lasts*lineLength), "-logs", dir, "-view")...)
+		os.RemoveAll(dir)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{
+			fmt.Sprint(n), perWorker(one.cpu, n), seconds(one.wall), mebibytes(one.resident),
+			fmt.Sprintf("%.2f %%", idle.IdleShare*100), fmt.Sprintf("%.0f", float64(idle.ResidentBytes)/1024),
+			fmt.Sprint(n * lines), fmt.Sprintf("%.0f %%", (paced.cpu-one.cpu).Seconds()/lasts*100), mebibytes(paced.resident),
+		})
+	}
+	r.table(rows)
+	return nil
+}
+
+// idle has the engine stay connected to n workers.
+func (l *lab) idle(ctx context.Context, n int, quiet time.Duration) (e engineCost, err error) {
+	c, err := l.client(ctx, nil, l.own("engine", n, "-rounds", "3", "-idle", quiet.String())...)
+	if err != nil {
+		return e, err
+	}
+	if err := json.Unmarshal([]byte(lastOf(c.stderr)), &e); err != nil {
+		return e, fmt.Errorf("engine said %q: %w", c.stderr, err)
+	}
+	return e, nil
+}
+
 // measureIdle: what staying connected costs.
 func measureIdle(ctx context.Context, l *lab, r *report) error {
 	n := l.most
@@ -85,13 +134,9 @@ func measureIdle(ctx context.Context, l *lab, r *report) error {
 	r.section("Staying connected", fmt.Sprintf(`
 %d workers connected for %s without a command, keepalives every 10 s included, after a second, third and fourth
 `+"`true`"+` on the open connections. The goroutines are counted and named in the documentation of internal/sshfan.`, n, quiet))
-	c, err := l.client(ctx, nil, l.own("engine", n, "-rounds", "3", "-idle", quiet.String())...)
+	e, err := l.idle(ctx, n, quiet)
 	if err != nil {
 		return err
-	}
-	var e engineCost
-	if err := json.Unmarshal([]byte(lastOf(c.stderr)), &e); err != nil {
-		return fmt.Errorf("engine said %q: %w", c.stderr, err)
 	}
 	r.table([][]string{
 		{"workers", "CPU of a further command, ms", "idle: share of a core", "KiB resident/worker", "goroutines/worker"},

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/shlex"
 	"golang.org/x/crypto/ssh"
@@ -29,18 +30,31 @@ import (
 //	multihost-follow
 //	                what internal/launch/follow.sh does for a command that has
 //	                ended; the bytes of output that it left are the number at
-//	                the end of the run's name
+//	                the end of the run's name. That of "paced10-2000" is still
+//	                printing, ten lines a second
 
-// line is what a worker prints: 99 characters that look like a training log and
-// a newline.
-const lineLength = 100
+// What a worker prints is lines of 99 characters and a newline, like those of
+// a training log: one in period is of a step.
+const (
+	lineLength = 100
+	period     = 100
+)
 
-// pattern holds whole lines, and enough of them to send any piece of the log
-// from any offset within a line.
+// pattern holds whole periods, and enough of them to send any piece of the log
+// from any offset within one.
 var pattern = func() []byte {
-	line := "I1128 03:41:07.123456 completed step: 1234, seconds: 3.210, TFLOP/s/device: 210.123, loss: 2.345"
-	line += strings.Repeat(" ", lineLength-1-len(line)) + "\n"
-	return []byte(strings.Repeat(line, 1+(1<<20)/lineLength))
+	var lines strings.Builder
+	for i := range period {
+		line := "completed step: 1234, seconds: 3.210, TFLOP/s/device: 210.123, Tokens/s/device: 4096.5, loss: 2.345"
+		switch {
+		case i > 0 && i%2 == 0:
+			line = fmt.Sprintf("I1128 03:41:07.%06d    4242 checkpoint_manager.py:%d] saving shard %d of the optimizer state", i, i, i)
+		case i > 0:
+			line = fmt.Sprintf("INFO:absl:batch %d of the shuffle buffer is ready, %d records were read from the file", i, i*i)
+		}
+		lines.WriteString(line + strings.Repeat(" ", lineLength-1-len(line)) + "\n")
+	}
+	return []byte(strings.Repeat(lines.String(), 2+(1<<20)/(lineLength*period)))
 }()
 
 // address is where the load server listens as worker i.
@@ -182,7 +196,7 @@ func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{})
 			return 1
 		}
 		return 0
-	case len(words) > 12 && words[6] == "multihost-follow":
+	case len(words) > 13 && words[6] == "multihost-follow":
 		if err := answerFollow(words[7:], channel); err != nil {
 			return 1
 		}
@@ -194,7 +208,7 @@ func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{})
 // send writes n bytes of the log from offset.
 func send(w io.Writer, offset, n int64) error {
 	for n > 0 {
-		from := offset % lineLength
+		from := offset % (lineLength * period)
 		piece := pattern[from:min(from+n, int64(len(pattern)))]
 		if _, err := w.Write(piece); err != nil {
 			return err
@@ -204,20 +218,44 @@ func send(w io.Writer, offset, n int64) error {
 	return nil
 }
 
-// answerFollow speaks as follow.sh does: LENGTH NONCE RUN ATTEMPT OFFSET MODE.
+// drip is send of a line at a time.
+func drip(w io.Writer, offset, n int64, pace time.Duration) error {
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for n > 0 {
+		<-tick.C
+		piece := min(n, lineLength-offset%lineLength)
+		if err := send(w, offset, piece); err != nil {
+			return err
+		}
+		offset, n = offset+piece, n-piece
+	}
+	return nil
+}
+
+// answerFollow speaks as follow.sh does: LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
+// MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
 	length, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {
 		return err
 	}
-	nonce, run, attempt := args[1], args[2], args[3]
+	nonce, run, attempt := args[2], args[3], args[4]
 	size, err := strconv.ParseInt(run[strings.LastIndexByte(run, '-')+1:], 10, 64)
 	if err != nil {
 		return err
 	}
-	offset, err := strconv.ParseInt(args[4], 10, 64)
+	offset, err := strconv.ParseInt(args[5], 10, 64)
 	if err != nil {
 		return err
+	}
+	var pace time.Duration
+	if rate, ok := strings.CutPrefix(run[:strings.LastIndexByte(run, '-')], "paced"); ok {
+		n, err := strconv.Atoi(rate)
+		if err != nil || n <= 0 {
+			return fmt.Errorf("pace of %q", run)
+		}
+		pace = time.Second / time.Duration(n)
 	}
 	in := bufio.NewReader(channel)
 	if _, err := io.CopyN(io.Discard, in, length); err != nil {
@@ -238,7 +276,12 @@ func answerFollow(args []string, channel ssh.Channel) error {
 			return err
 		}
 		room := min(want, size-offset)
-		if err := send(channel, offset, room); err != nil {
+		if pace > 0 {
+			err = drip(channel, offset, room, pace)
+		} else {
+			err = send(channel, offset, room)
+		}
+		if err != nil {
 			return err
 		}
 		offset += room

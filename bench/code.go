@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The directory that is shipped: text that shrinks to a third, and noise.
+const (
+	codeFiles   = 5000
+	codeBytes   = 200_000_000
+	codeWorkers = 2
+	changedFile = 20_000 // bytes, of noise
+)
+
+// measureCode: what bringing a large directory to the workers costs, and what
+// bringing it again does.
+func measureCode(ctx context.Context, l *lab, r *report) error {
+	r.section("Code", fmt.Sprintf(`
+A directory of %d files and %d MB, shipped by `+"`multihost run --command=true`"+` to %d workers of the simulator, each run under
+a new name and so into a new directory. "Sent" is all that the runner sends to one worker in the whole run, as a proxy
+on the way counts it: SSH's handshake and every operation included. The changed file has %d bytes that do not compress.`,
+		codeFiles, codeBytes/1_000_000, codeWorkers, changedFile))
+	s, err := l.simulate(ctx, fmt.Sprintf("1xv5litepod-%d", codeWorkers*4))
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	// Through the API, which lets our key in; afterwards the workers are hosts.
+	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
+		return err
+	}
+	hosts, err := s.hosts(ctx)
+	if err != nil {
+		return err
+	}
+	if err := makeCode(s.project); err != nil {
+		return err
+	}
+	rows := [][]string{{"run", "wall s", "runner's CPU s", "sent to a worker, kB"}}
+	sent := map[string]float64{}
+	cpu := map[string]time.Duration{}
+	for _, run := range []string{"first", "unchanged", "changed"} {
+		if run == "changed" {
+			if err := noise(filepath.Join(s.project, "pkg7", "module7.py"), changedFile, 99); err != nil {
+				return err
+			}
+		}
+		before := s.sent()
+		c, err := s.run(ctx, run, "--hosts="+hosts, "--command=true", "--relay=off")
+		if err != nil {
+			return err
+		}
+		sent[run] = float64(s.sent()-before) / codeWorkers
+		cpu[run] = c.cpu
+		rows = append(rows, []string{run, seconds(c.wall), seconds(c.cpu), fmt.Sprintf("%.1f", sent[run]/1000)})
+	}
+	r.table(rows)
+	r.most("sent to a worker in a run with nothing new", sent["unchanged"]/1000, 24, "kB")
+	r.most("sent to a worker for one changed file, beyond that file and a run with nothing new", (sent["changed"]-sent["unchanged"]-changedFile)/1000, 4, "kB")
+	r.most("runner's CPU of the run after one changed file, × the first run", cpu["changed"].Seconds()/cpu["first"].Seconds(), 0.25, "")
+	return nil
+}
+
+// makeCode fills dir with files of equal size.
+func makeCode(dir string) error {
+	const size = codeBytes / codeFiles
+	words := strings.Fields("def return self import jax numpy array config train step loss for in range if else None True print layer")
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range codeFiles {
+		pkg := filepath.Join(dir, fmt.Sprint("pkg", i%50))
+		if err := os.MkdirAll(pkg, 0o755); err != nil {
+			return err
+		}
+		path := filepath.Join(pkg, fmt.Sprintf("module%d.py", i))
+		if i%3 == 0 {
+			if err := noise(path, size, uint64(i)); err != nil {
+				return err
+			}
+			continue
+		}
+		var text strings.Builder
+		for text.Len() < size {
+			text.WriteString(words[rng.IntN(len(words))])
+			text.WriteByte(" \n"[rng.IntN(8)/7])
+		}
+		if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noise writes a file of bytes that do not compress.
+func noise(path string, size int, seed uint64) error {
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(data) // never fails
+	return os.WriteFile(path, data, 0o644)
+}
+
+var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) in (\S+); direct (\S+): ([\d.]+) times as long`)
+
+// measureRelay: passing files on from worker to worker behind a narrow link, by
+// the test that keeps it so at full size.
+func measureRelay(ctx context.Context, l *lab, r *report) error {
+	r.section("Passing files on", `
+64 MB that do not compress to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf): workers of namespaces with OpenSSH on
+the same two cores, so that all logins, ciphers and hashes of 16 machines share them. By TestRelayOnANarrowLink of
+internal/codesync.`)
+	if l.relay == "" {
+		r.note("Not measured: no test program was given (-relay).")
+		return nil
+	}
+	if os.Getuid() != 0 {
+		r.note("Not measured: workers of namespaces need root.")
+		return nil
+	}
+	test := exec.CommandContext(ctx, l.relay, "-test.run=^TestRelayOnANarrowLink$", "-test.v", "-test.timeout=8m")
+	test.Env = append(os.Environ(), "RELAY_FULL=1")
+	test.Dir = l.dir
+	out, err := test.CombinedOutput()
+	said := relayed.FindSubmatch(out)
+	if said == nil {
+		return fmt.Errorf("the test of the relay told nothing: %w", errors.Join(err, errors.New(lastOf(out))))
+	}
+	fmt.Fprintf(os.Stderr, "bench: %s\n", said[0])
+	copies, _ := strconv.ParseFloat(string(said[2]), 64) // the pattern is of numbers
+	times, _ := strconv.ParseFloat(string(said[5]), 64)
+	r.table([][]string{
+		{"way", "wall s", "bytes over the runner's link, × 64 MB"},
+		{"passed on", strings.TrimSuffix(string(said[3]), "s"), string(said[2])},
+		{"direct", string(said[4]), "16"},
+	})
+	r.most("64 MB to 16 workers in 2 slices: bytes over the runner's link, × 64 MB", copies, 2.2, "")
+	r.least("64 MB to 16 workers in 2 slices: time of direct uploads, × passing on", times, 5, "")
+	return nil
+}
