@@ -260,20 +260,18 @@ func operation(line string) (op, nonce string, args []string) {
 		return "?", "", nil
 	}
 	for i, w := range words {
-		if name, ok := strings.CutPrefix(w, "multihost-"); ok && i+2 < len(words) && !strings.Contains(w, ":") {
-			return name, words[i+2], words[i+3:]
+		if name, ok := strings.CutPrefix(w, "multihost-"); ok && i+3 < len(words) && !strings.Contains(w, ":") {
+			switch name {
+			case "sync":
+				return words[i+3], "", nil
+			case "preflight":
+				return name, "", nil
+			}
+			return name, words[i+3], words[i+4:]
 		}
 	}
-	switch {
-	case strings.Contains(line, "multihost-clock:"):
+	if strings.Contains(line, "multihost-clock:") {
 		return "clock", "", nil
-	case strings.Contains(line, "multihost-preflight"):
-		return "preflight", "", nil
-	}
-	for _, w := range words[max(0, len(words)-8):] {
-		if w == "check" || w == "plan" || w == "receive" {
-			return w, "", nil
-		}
 	}
 	return "?", "", nil
 }

@@ -282,10 +282,10 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 			fmt.Fprintf(ch, "multihost-clock:%d\n", time.Now().UnixNano())
 		}
 		return 0
-	case words[0] == "bash" && slices.Contains(words, "check") && strings.Contains(line, "base64 -d"):
+	case slices.Contains(words, "multihost-sync"):
 		fmt.Fprintln(ch, "multihost-sync 1 same")
 		return 0
-	case strings.Contains(line, "multihost-preflight 1"):
+	case slices.Contains(words, "multihost-preflight"):
 		for _, s := range preflight.Settings() {
 			fmt.Fprintf(ch, "multihost-preflight 1\tresult\t%s\tx\tx\tx\tok\tno\t\n", s.Name)
 		}
@@ -293,7 +293,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 		return 0
 	}
 	at := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "multihost-") })
-	if at < 0 || len(words) < at+3 {
+	if at < 0 || len(words) < at+4 {
 		fmt.Fprintf(ch.Stderr(), "quick worker: %.80q\n", line)
 		return 127
 	}
@@ -303,9 +303,9 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 		return 74
 	}
 	say := func(w io.Writer, format string, args ...any) {
-		fmt.Fprintf(w, words[at+2]+" "+format+"\n", args...)
+		fmt.Fprintf(w, words[at+3]+" "+format+"\n", args...)
 	}
-	args := words[at+3:]
+	args := words[at+4:]
 	switch op := strings.TrimPrefix(words[at], "multihost-"); op {
 	case "list":
 		vm.list(func(format string, args ...any) { say(ch, format, args...) })

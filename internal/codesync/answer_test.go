@@ -75,6 +75,7 @@ func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 	}
 	received := 0
 	liar := runnerFunc(func(_ context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+		c = c.Whole()
 		answer := "missing 1\n" + strings.Repeat("ab", 32)
 		if strings.Contains(c.Line, " check r ") {
 			answer = "differs"

@@ -143,6 +143,7 @@ type Tree struct {
 	manifest []byte
 	byHash   map[string]Entry
 	packs    packs
+	recipes  recipes
 	progress progress
 }
 
@@ -150,7 +151,7 @@ type Tree struct {
 type Report struct {
 	SentFiles int    // contents sent
 	SentBytes int64  // compressed
-	Uploaded  int64  // bytes that left this machine for it: manifest, and contents unless passed on
+	Uploaded  int64  // bytes of the manifest, and of contents unless passed on, that left this machine for it
 	From      string // worker that passed the contents on; "" where they came from here
 	Reused    int    // files that the worker had already
 	Removed   int    // files of an earlier sync that were removed

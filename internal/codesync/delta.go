@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/klauspost/compress/gzip"
@@ -48,16 +49,44 @@ func (t *Tree) keepManifest() error {
 // A recipe is how a worker makes the manifest: each piece is the length of new
 // bytes, or "offset+length" of its old manifest. Without pieces all is new.
 type recipe struct {
-	base   string // run whose manifest is the old one
 	pieces []string
 	fresh  []byte
+	packed []byte // fresh, as it travels
 }
 
-// recipeFrom is the way from the manifest with that digest, which the worker has
-// for the run base, if we know it.
-func (t *Tree) recipeFrom(base, digest string) recipe {
+// recipes are those that were asked for, by the digest of the old manifest: of
+// thousands of workers nearly all have had the same one.
+type recipes struct {
+	mu    sync.Mutex
+	known map[string]recipe
+}
+
+// mostRecipes is more than a fleet has that was used by one person.
+const mostRecipes = 16
+
+// recipeFrom is the way from the manifest with that digest, if we know it.
+func (t *Tree) recipeFrom(digest string) recipe {
+	t.recipes.mu.Lock()
+	defer t.recipes.mu.Unlock()
+	if r, ok := t.recipes.known[digest]; ok {
+		return r
+	}
+	r := t.newRecipe(digest)
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write(r.fresh) // to memory
+	_ = z.Close()
+	r.packed = b.Bytes()
+	if t.recipes.known == nil || len(t.recipes.known) == mostRecipes {
+		t.recipes.known = map[string]recipe{}
+	}
+	t.recipes.known[digest] = r
+	return r
+}
+
+func (t *Tree) newRecipe(digest string) recipe {
 	whole := recipe{fresh: t.manifest}
-	if t.opts.Cache == "" || !runName.MatchString(base) || !hashName.MatchString(digest) {
+	if t.opts.Cache == "" || digest == "" {
 		return whole
 	}
 	old, err := os.ReadFile(t.manifestFile(digest))
@@ -73,7 +102,7 @@ func (t *Tree) recipeFrom(base, digest string) recipe {
 		at[string(old[offset:offset+n])] = offset
 		offset += n
 	}
-	r := recipe{base: base}
+	var r recipe
 	from, to, fresh := 0, 0, 0 // the piece that is being made: of the old one, or new
 	flush := func() {
 		if to > from {
@@ -120,13 +149,4 @@ func entryLength(manifest []byte) int {
 		n += i + 1
 	}
 	return n
-}
-
-// packed are the new bytes as they travel.
-func (r recipe) packed() []byte {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	_, _ = z.Write(r.fresh) // to memory
-	_ = z.Close()
-	return b.Bytes()
 }

@@ -23,6 +23,7 @@ type localRunner struct {
 func newWorker(t *testing.T) *localRunner { return &localRunner{home: t.TempDir()} }
 
 func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	c = c.Whole()
 	w.mu.Lock()
 	w.execs++
 	w.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/klauspost/compress/gzip"
 
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
@@ -30,17 +27,8 @@ var (
 	serveScript string
 )
 
-// packedScript is the worker script as it travels: it is most of what a push
-// that finds all equal sends.
-var packedScript = sync.OnceValue(func() string {
-	var packed bytes.Buffer
-	z, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // the level is known
-	_, _ = io.WriteString(z, workerScript)                     // to memory
-	_ = z.Close()
-	return base64.StdEncoding.EncodeToString(packed.Bytes())
-})
-
-const unpackScript = `script=$(base64 -d <<<"$1" | gzip -dc) && shift && eval "$script"`
+// workerProgram is what all steps of a push run.
+var workerProgram = sshfan.NewProgram("sync", workerScript)
 
 const (
 	// pushTries is how often a worker's transfer is begun when the connection
@@ -104,7 +92,7 @@ func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer,
 
 // again reports whether a transfer that failed so may go well the next time.
 func (t *Tree) again(err error) bool {
-	return errors.Is(err, ErrStalled) || errors.Is(err, sshfan.ErrConnectionLost) || errors.Is(err, errBroken)
+	return errors.Is(err, ErrStalled) || errors.Is(err, sshfan.ErrConnectionLost) || errors.Is(err, sshfan.ErrProgramGone) || errors.Is(err, errBroken)
 }
 
 func nameOf(r Runner) string {
@@ -125,12 +113,16 @@ func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole
 	if err != nil || ans.word == "same" {
 		return ans, err
 	}
-	way := recipe{fresh: t.manifest}
-	if !whole {
-		way = t.recipeFrom(ans.base, ans.baseDigest)
+	if whole {
+		ans.baseDigest = ""
 	}
-	args := append(append(t.args("plan", run), way.base), way.pieces...)
-	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed()), rep: rep})
+	way := t.recipeFrom(ans.baseDigest)
+	base := ""
+	if len(way.pieces) > 0 {
+		base = ans.base
+	}
+	args := append(append(t.args("plan", run), base), way.pieces...)
+	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed), rep: rep})
 }
 
 // args are those of a step that fills the directory.
@@ -248,13 +240,14 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 		}
 	}
 	errs := &output{keep: 4 << 10, moved: moved}
-	line := sshfan.Script("bash", unpackScript, append([]string{packedScript()}, s.args...)...)
-	cmd := sshfan.Cmd{Line: line, Stdout: out, Stderr: errs, LoginTo: s.loginTo}
+	var stdin io.Reader
 	if s.stdin != nil {
-		cmd.Stdin = &counted{r: s.stdin, moved: moved}
+		stdin = &counted{r: s.stdin, moved: moved}
 	}
+	cmd := workerProgram.Cmd(stdin, s.args...)
+	cmd.Stdout, cmd.Stderr, cmd.LoginTo = out, errs, s.loginTo
 	status, err := r.Run(ctx, cmd)
-	s.rep.Uploaded += uploaded.Load() + int64(len(line))
+	s.rep.Uploaded += uploaded.Load()
 	if cause := context.Cause(ctx); cause != nil {
 		return answer{}, fmt.Errorf("sync to worker (%s): %w", name, cause)
 	}
@@ -319,7 +312,7 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 	switch {
 	case ans.word == "same" && step == "check":
 	case ans.word == "differs" && step == "check":
-		if len(words) == 3 {
+		if len(words) == 3 && runName.MatchString(words[1]) && hashName.MatchString(words[2]) {
 			ans.base, ans.baseDigest = words[1], words[2]
 		}
 	case ans.word == "missing" && step != "check" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:

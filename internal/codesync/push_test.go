@@ -251,6 +251,7 @@ type breakAfter struct {
 }
 
 func (b *breakAfter) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	c = c.Whole()
 	if strings.Contains(c.Line, " "+b.step+" r ") && b.times > 0 {
 		b.times--
 		c.Stdin = &shortReader{c.Stdin, b.bytes}

@@ -19,7 +19,7 @@
 # The digest is the SHA-256 of the manifest.
 
 export LC_ALL=C
-unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT
+unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 # What has arrived whole is kept when the connection ends.
 trap '' PIPE HUP
 
@@ -120,6 +120,7 @@ hash_all() {
 }
 
 # receive_contents: unpacks the archive and moves what is whole to the store.
+declare -A proven=() # what has come and was hashed just now
 receive_contents() {
 	local in sum name prefix tar_failed=
 	local -A prefixes=()
@@ -130,7 +131,7 @@ receive_contents() {
 		name=${name#\*}
 		name=${name#./}
 		if [[ $sum == "$name" && $name =~ ^[0-9a-f]{64}$ ]]; then
-			prefixes[${name:0:2}]=1
+			prefixes[${name:0:2}]=1 proven[$name]=1
 		else
 			rm -f -- "$in/$name"
 		fi
@@ -363,12 +364,26 @@ place_files() {
 			rm -f -- "$blob"
 			spoilt=yes
 		fi
-	done < <(cd "$stage" && for i in "${changed[@]}"; do printf '%s\0' "${staged[i]}"; done | hash_all)
+	done < <(cd "$stage" && for i in "${changed[@]}"; do
+		[[ ${proven[${hashes[i]}]-} ]] || printf '%s\0' "${staged[i]}"
+	done | hash_all)
 	[[ -z $spoilt ]] || tell_missing
 	set_modes "$stage" "${changed[@]}"
 	for i in "${changed[@]}"; do
 		printf '%s\0' "$stage/${staged[i]}" "$dir/${paths[i]}"
-	done | xargs -0 -r -n 2 -P 8 mv -fT -- || die "cannot write to ~/$run"
+	done | rename_all || die "cannot write to ~/$run"
+}
+
+# rename_all: OLD and NEW names on stdin by turns, each ended by NUL. mv would be a
+# process for each file, which perl, of every Debian, is for all of them.
+rename_all() {
+	if command -v perl >/dev/null; then
+		perl -e '$/ = "\0"; while (defined($old = <STDIN>)) {
+			chomp($old, $new = <STDIN>);
+			rename($old, $new) || die "rename to $new: $!\n" }'
+	else
+		xargs -0 -r -n 2 -P 8 mv -fT --
+	fi
 }
 
 # set_modes WHERE INDEX...: one chmod for each different mode, in the directory
@@ -465,8 +480,8 @@ prune() {
 	local -a left=()
 	while IFS= read -r -d '' path; do
 		left+=("$path")
-		read -r _ size _ <<<"$path"
-		((total += size))
+		size=${path#* }
+		((total += ${size%% *}))
 	done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
 	for path in "${left[@]}"; do
 		((total > max_bytes)) || break

@@ -561,10 +561,10 @@ arm() {
     cat -- "$kit/env" "$state/secrets"
   } >"$dir/env"
   rm -f -- "$state/secrets"
-  for file in supervise start meta script limit; do cp -- "$kit/$file" "$dir/$file"; done
-  for file in supervise start meta argv env script limit; do sizes+=("$(stat -c %s -- "$dir/$file")"); done
+  for file in meta script limit; do cp -- "$kit/$file" "$dir/$file"; done
+  for file in meta argv env script limit; do sizes+=("$(stat -c %s -- "$dir/$file")"); done
   {
-    for file in supervise start meta argv env script limit; do cat -- "$dir/$file"; done
+    for file in meta argv env script limit; do cat -- "$dir/$file"; done
     rm -rf -- "$dir"
     printf 'go\n'
   } | op arm "$run" "$attempt" "${sizes[@]}"

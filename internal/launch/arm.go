@@ -47,10 +47,9 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	text := script(armScript)
 	files := spec.files()
 	args := append([]string{newNonce()}, spec.Ref().args()...)
-	parts := []io.Reader{strings.NewReader(text)}
+	var parts []io.Reader
 	for _, f := range files {
 		args = append(args, strconv.Itoa(len(f)))
 		parts = append(parts, bytes.NewReader(f))
@@ -67,12 +66,9 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	errs := &answer{nonce: args[0]}
 	go func() {
 		defer close(a.done)
-		status, err := r.Run(session, sshfan.Cmd{
-			Line:   commandLine("arm", text, args),
-			Stdin:  input{in, orders},
-			Stdout: out,
-			Stderr: errs,
-		})
+		cmd := armScript.Cmd(input{in, orders}, args...)
+		cmd.Stdout, cmd.Stderr = out, errs
+		status, err := r.Run(session, cmd)
 		orders.CloseWithError(io.ErrClosedPipe)
 		if err == nil {
 			_, err = checkAnswer(r.Name(), "arm", out, errs, status)
@@ -305,8 +301,6 @@ func (s Spec) files() [][]byte {
 	}
 	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
 	return [][]byte{
-		[]byte(script(superviseScript) + "\n"),
-		[]byte(script(startScript) + "\n"),
 		[]byte(meta),
 		nulled(words),
 		nulled(vars),

@@ -1,7 +1,8 @@
 #!/bin/bash
 # arm: RUN ATTEMPT SIZES... Takes the worker's lock, writes the payload that
 # follows on stdin, and has a supervisor wait for the word "go" there. Anything
-# else, or the end of stdin, leaves nothing behind.
+# else, or the end of stdin, leaves nothing behind. The texts of the supervisor's
+# scripts are in variables.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -70,7 +71,9 @@ prepare_index() {
 unpack() {
   local dir=$1 file
   shift
-  for file in supervise start meta argv env script limit; do
+  printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
+  printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
+  for file in meta argv env script limit; do
     head -c "$1" >"$dir/$file" || return
     shift
   done

@@ -7,10 +7,7 @@ import (
 	"io"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
-
-	"multihost/internal/sshfan"
 )
 
 // digestLimit is the time in which a slow disk reads the largest log.
@@ -49,17 +46,13 @@ func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 		return nil, err
 	}
 	n = min(max(n, 0), 64<<10)
-	text := script(tailScript)
 	nonce := newNonce()
 	var raw bytes.Buffer
 	out := &splitter{answer: answer{nonce: nonce}, raw: &bounded{w: &raw, room: n}}
 	errs := &answer{nonce: nonce}
-	status, err := r.Run(ctx, sshfan.Cmd{
-		Line:   commandLine("tail", text, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))),
-		Stdin:  strings.NewReader(text),
-		Stdout: out,
-		Stderr: errs,
-	})
+	cmd := tailScript.Cmd(nil, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))...)
+	cmd.Stdout, cmd.Stderr = out, errs
+	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), err)
 	}

@@ -24,7 +24,8 @@ func (said) Name() string               { return "s0w0" }
 func (said) ClockOffset() time.Duration { return 0 }
 
 func (s said) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
-	nonce := strings.Fields(cmd.Line[strings.LastIndex(cmd.Line, "multihost-"):])[2]
+	cmd = cmd.Whole()
+	nonce := strings.Fields(cmd.Line[strings.LastIndex(cmd.Line, "multihost-"):])[3]
 	for ctx.Err() == nil {
 		for text, w := range map[string]io.Writer{s.stdout: cmd.Stdout, s.stderr: cmd.Stderr} {
 			if _, err := io.WriteString(w, strings.ReplaceAll(text, "N", nonce)); err != nil {

@@ -145,7 +145,6 @@ func exitOf(e *Exit) Exit {
 func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	text := script(followScript)
 	nonce := newNonce()
 	orders := newOrders()
 	defer orders.Close()
@@ -205,12 +204,9 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	}
 	args := append([]string{nonce}, ref.args()...)
 	args = append(args, strconv.FormatInt(offset, 10), mode)
-	status, err := r.Run(ctx, sshfan.Cmd{
-		Line:   commandLine("follow", text, args),
-		Stdin:  input{io.MultiReader(strings.NewReader(text), orders), orders},
-		Stdout: out,
-		Stderr: errs,
-	})
+	cmd := followScript.Cmd(orders, args...)
+	cmd.Stdout, cmd.Stderr = out, errs
+	status, err := r.Run(ctx, cmd)
 	p := piece{}
 	var failed error
 	p.count, failed = g.close()

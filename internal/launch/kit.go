@@ -2,6 +2,12 @@ package launch
 
 import "fmt"
 
+// bootstrap reads the script from stdin and runs it, if it is whole. The
+// script is not on the command line: that would show in every process list and
+// has to pass the login shell, which need not be bash. -p and --norc keep
+// start-up files and exported functions from changing what the script means.
+const bootstrap = `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+
 // A Kit is what starts a command on a worker to which nobody is connected: the
 // files of an attempt, in the order of KitFiles, and the scripts of the
 // operations on it. Bootstrap runs a script that it reads from stdin:
@@ -19,7 +25,7 @@ type Kit struct {
 
 // KitFiles are the names of a Kit's files, in the order in which arm takes them.
 func KitFiles() []string {
-	return []string{"supervise", "start", "meta", "argv", "env", "script", "limit"}
+	return []string{"meta", "argv", "env", "script", "limit"}
 }
 
 // Kit returns what starts s anywhere. The attempt is chosen where it is started.
@@ -34,7 +40,7 @@ func (s Spec) Kit() (Kit, error) {
 		}
 	}
 	k := Kit{Bootstrap: bootstrap, Files: map[string][]byte{}, Scripts: map[string]string{
-		"arm": script(armScript), "status": script(statusScript), "stop": script(stopScript), "free": script(freeScript),
+		"arm": armScript.Text(), "status": statusScript.Text(), "stop": stopScript.Text(), "free": freeScript.Text(),
 	}}
 	files := s.files()
 	for i, name := range KitFiles() {

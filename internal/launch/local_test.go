@@ -119,6 +119,7 @@ func (l *local) cutNow() {
 }
 
 func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+	cmd = cmd.Whole()
 	l.mu.Lock()
 	cut := l.cut
 	l.lines = append(l.lines, cmd.Line)

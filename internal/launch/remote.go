@@ -19,47 +19,52 @@ import (
 
 var (
 	//go:embed lib.sh
-	libScript string
+	libText string
 	//go:embed arm.sh
-	armScript string
+	armText string
 	//go:embed supervise.sh
-	superviseScript string
+	superviseText string
 	//go:embed start.sh
-	startScript string
+	startText string
 	//go:embed release.sh
-	releaseScript string
+	releaseText string
 	//go:embed status.sh
-	statusScript string
+	statusText string
 	//go:embed follow.sh
-	followScript string
+	followText string
 	//go:embed digest.sh
-	digestScript string
+	digestText string
 	//go:embed tail.sh
-	tailScript string
+	tailText string
 	//go:embed stop.sh
-	stopScript string
+	stopText string
 	//go:embed free.sh
-	freeScript string
+	freeText string
 	//go:embed dump.sh
-	dumpScript string
+	dumpText string
 	//go:embed list.sh
-	listScript string
+	listText string
 )
 
-// bootstrap reads the script from stdin and runs it, if it is whole. The
-// script is not on the command line: that would show in every process list and
-// has to pass the login shell, which need not be bash. -p and --norc keep
-// start-up files and exported functions from changing what the script means.
-const bootstrap = `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+// The operations on a worker.
+var (
+	// arm writes the scripts of the supervisor, which have the library before
+	// them, too.
+	armScript = sshfan.NewProgram("arm",
+		"text_lib="+sshfan.Quote(libText), "text_supervise="+sshfan.Quote(superviseText), "text_start="+sshfan.Quote(startText),
+		`eval "$text_lib"`, armText)
+	releaseScript = operation("release", releaseText)
+	statusScript  = operation("status", statusText)
+	followScript  = operation("follow", followText)
+	digestScript  = operation("digest", digestText)
+	tailScript    = operation("tail", tailText)
+	stopScript    = operation("stop", stopText)
+	freeScript    = operation("free", freeText)
+	dumpScript    = operation("dump", dumpText)
+	listScript    = operation("list", listText)
+)
 
-func script(text string) string {
-	return strings.TrimRight(libScript+"\n"+text, "\n")
-}
-
-func commandLine(op, text string, args []string) string {
-	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap, "multihost-" + op, strconv.Itoa(len(text))}
-	return sshfan.Quote(append(words, args...)...)
-}
+func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }
 
 // newNonce makes the word that marks the answer lines of one exec, so that what
 // the login's start-up files print is never taken for an answer.
@@ -248,26 +253,22 @@ func (l *limited) stop() {
 }
 
 // call runs one operation on the worker and returns the answer.
-func call(ctx context.Context, r Runner, op, text string, args ...string) ([]record, error) {
-	return callWithin(ctx, answerLimit, 0, r, op, text, args...)
+func call(ctx context.Context, r Runner, op string, script *sshfan.Program, args ...string) ([]record, error) {
+	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
 // callWithin is call with other limits: for the answer, and for reaching the
 // worker, where 0 is none.
-func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op, text string, args ...string) ([]record, error) {
-	text = script(text)
+func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op string, script *sshfan.Program, args ...string) ([]record, error) {
 	out := &answer{nonce: newNonce()}
 	errs := &answer{nonce: out.nonce}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	in := newLimited(strings.NewReader(text), limit, reach, cancel)
+	in := newLimited(strings.NewReader(""), limit, reach, cancel)
 	defer in.stop()
-	status, err := r.Run(ctx, sshfan.Cmd{
-		Line:   commandLine(op, text, append([]string{out.nonce}, args...)),
-		Stdin:  in,
-		Stdout: out,
-		Stderr: errs,
-	})
+	cmd := script.Cmd(in, append([]string{out.nonce}, args...)...)
+	cmd.Stdout, cmd.Stderr = out, errs
+	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("%s on %s: %w", op, r.Name(), err)
 	}

@@ -40,6 +40,7 @@ main() {
   word='' started=''
   read -r word started <&5
   if [[ $word == ready ]]; then
+    rm -f -- "$dir/env" # it was read
     say armed $$ "$at"
     word='' started=''
     read -r word started <&5
@@ -50,7 +51,6 @@ main() {
   pid=${fields[0]} start=${fields[1]} at=${fields[2]}
   say started "$pid" "$at"
   exec >/dev/null # the connection is free to end
-  rm -f -- "$dir/env" "$dir/control"
   note "started=$started"
 
   keep_relay
@@ -103,9 +103,18 @@ keep_relay() {
   while :; do
     read -r -t 2 word <&5
     if (($? <= 128)); then break; fi
+    forget_order
     if ! start_of "$relay"; then start_relay; fi
   done
   exec 5<&-
+  forget_order
+}
+
+# forget_order removes what the order came by. Not at once: a process for that
+# would be in the way of commands that are about to start beside us, where one
+# machine has several workers.
+forget_order() {
+  if [[ -p $dir/control ]]; then rm -f -- "$dir/control"; fi
 }
 
 start_relay() {

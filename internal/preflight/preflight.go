@@ -170,11 +170,9 @@ const (
 // result, not an error. Run is safe for concurrent use and idempotent.
 func Run(ctx context.Context, r Runner, o Options) (Report, error) {
 	stdout, stderr := &capped{limit: maxAnswer}, &capped{limit: 4 << 10}
-	status, err := r.Run(ctx, sshfan.Cmd{
-		Line:   sshfan.Script("bash", script, arguments(o)...),
-		Stdout: stdout,
-		Stderr: stderr,
-	})
+	cmd := program.Cmd(nil, arguments(o)...)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return Report{}, fmt.Errorf("run preflight: %w", err)
 	}

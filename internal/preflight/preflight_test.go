@@ -102,7 +102,7 @@ func newHost(t *testing.T) *host {
 		h.write("bin/"+name, text)
 		testkit.Must(t, os.Chmod(filepath.Join(h.root, "bin", name), 0o755))
 	}
-	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true"} {
+	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true", "head", "gzip"} {
 		path, err := exec.LookPath(tool)
 		testkit.Must(t, err)
 		testkit.Must(t, os.Symlink(path, filepath.Join(h.root, "bin", tool)))
@@ -132,6 +132,7 @@ func (h *host) remove(names ...string) {
 }
 
 func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	c = c.Whole()
 	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
 	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "STATE=" + filepath.Join(h.root, "state"),
 		"MULTIHOST_ROOT_PROC=" + h.root, "MULTIHOST_ROOT_SYS=" + h.root, "MULTIHOST_ROOT_DEV=" + h.root, "MULTIHOST_ROOT_TMP=" + h.root}

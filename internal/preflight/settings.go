@@ -12,6 +12,8 @@ import (
 //go:embed preflight.sh
 var script string
 
+var program = sshfan.NewProgram("preflight", script)
+
 // Kind is the way in which a setting is read and written.
 type Kind string
 

@@ -12,11 +12,13 @@ import (
 	"time"
 )
 
-// clockScript answers every line of its input with the worker's time. The mark
-// tells an answer from what a ~/.bashrc prints.
+// clockScript says which scripts the worker keeps and answers every line of its
+// input with the worker's time. The marks tell an answer from what a ~/.bashrc
+// prints.
 const (
-	clockScript = `while read -r _; do date +multihost-clock:%s%N; done`
+	clockScript = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: *; while read -r _; do date +multihost-clock:%s%N; done`
 	clockMark   = "multihost-clock:"
+	kitMark     = "multihost-kit:"
 	clockRounds = 3
 )
 
@@ -190,6 +192,10 @@ func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 		if err != nil {
 			_, _ = m.out.Write([]byte(line)) // it never fails
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
+		}
+		if _, names, found := strings.Cut(line, kitMark); found {
+			m.conn.foundKit(names)
+			continue
 		}
 		_, digits, found := strings.Cut(strings.TrimSpace(line), clockMark)
 		if !found {

@@ -26,6 +26,7 @@ type Conn struct {
 	dialing *dialing      // the attempt under way, or nil
 	trusted ssh.PublicKey // host key that this Conn has verified before
 	offset  time.Duration // see ClockOffset
+	kit     string        // names of the scripts that the worker keeps, a space before each
 }
 
 // dialing is an attempt to connect that several callers may wait for.

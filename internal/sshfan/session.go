@@ -15,7 +15,7 @@ import (
 // A Cmd is a command to run on a worker.
 type Cmd struct {
 	// Line is the command line, exactly as the login shell gets it. Build it
-	// with Quote or Script.
+	// with Quote. Commands that are scripts are made by Program.Cmd.
 	Line string
 
 	// Stdin is copied to the command's standard input, which is then closed.
@@ -35,6 +35,8 @@ type Cmd struct {
 	// where sshd does not forward agents). Such a command has a connection of its
 	// own, which is closed when it ends, and the login with it.
 	LoginTo *Conn
+
+	program *programCall // in place of Line, or nil
 }
 
 // A Status is how a command ended.
@@ -53,6 +55,13 @@ type Status struct {
 //     not end the command on the worker.
 //   - ErrNoStatus, or an error of Cmd's reader or writers.
 func (c *Conn) Run(ctx context.Context, cmd Cmd) (Status, error) {
+	if cmd.program != nil {
+		return c.runProgram(ctx, cmd)
+	}
+	return c.run(ctx, cmd)
+}
+
+func (c *Conn) run(ctx context.Context, cmd Cmd) (Status, error) {
 	s, err := c.start(ctx, cmd, cmd.Stdin == nil)
 	if err != nil {
 		return Status{}, err
@@ -63,7 +72,7 @@ func (c *Conn) Run(ctx context.Context, cmd Cmd) (Status, error) {
 // Start starts a command and returns when the worker has accepted it. The end
 // of ctx closes the session, as in Run. The caller calls Wait or Close.
 func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
-	return c.start(ctx, cmd, false)
+	return c.start(ctx, cmd.Whole(), false)
 }
 
 // errUnsent is the end of a link before the command was sent over it: the one

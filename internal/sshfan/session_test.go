@@ -264,6 +264,36 @@ func TestSessionClose(t *testing.T) {
 	}
 }
 
+// What a connection and a command allocate is bounded, so that thousands are no
+// burden to the garbage collector. Both ends are in this process; the server's
+// is the larger half.
+func TestAllocations(t *testing.T) {
+	if testkit.RaceDetector {
+		t.Skip("the race detector allocates")
+	}
+	s := newServer(t)
+	id := newIdentity(t)
+	connected := func() {
+		f, err := sshfan.New(sshfan.Config{Identity: id})
+		testkit.Must(t, err)
+		connect(t, f, s.host("s0w0"))
+		f.Close()
+	}
+	c := connect(t, newFleet(t), s.host("s0w0"))
+	executed := func() {
+		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+		testkit.Must(t, err)
+	}
+	perConnection, perCommand := testing.AllocsPerRun(20, connected), testing.AllocsPerRun(100, executed)
+	t.Logf("%.0f allocations a connection, %.0f a command", perConnection, perCommand)
+	if perConnection > 1500 {
+		t.Errorf("%.0f allocations a connection", perConnection)
+	}
+	if perCommand > 300 {
+		t.Errorf("%.0f allocations a command", perCommand)
+	}
+}
+
 func BenchmarkConnectAndExec(b *testing.B) {
 	s := newServer(b)
 	id := newIdentity(b)

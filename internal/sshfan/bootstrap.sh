@@ -1,0 +1,25 @@
+#!/bin/bash
+# SIZE DIGEST ARGUMENTS... Runs the script whose SHA-256 that is. SIZE bytes of
+# stdin are the script, compressed, which is kept from then on; 0 means the one
+# that is kept. It is hashed each time, so that nobody can put another one in its
+# place. Comments stay here: the rest is a part of each command line.
+
+set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
+if (($2)); then
+  s=$(head -c "$2" | gzip -dc) || exit 74
+  (
+    mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}" || exit
+    printf %s "$s" >"new.$$" && mv -f "new.$$" "$1" || rm -f "new.$$"
+    set -- *
+    # shellcheck disable=SC2012 # names are hexadecimal
+    (($# < 100)) || ls -t | tail -n +50 | xargs rm -f
+  ) </dev/null >/dev/null 2>&1
+else
+  { s=$(<"$1"); } 2>/dev/null
+  [[ $(printf %s "$s" | sha256sum) == "$3 "* ]] || {
+    echo "multihost-kit: lacks $3" >&2
+    exit 83
+  }
+fi
+shift 3
+eval "$s"

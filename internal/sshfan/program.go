@@ -1,0 +1,272 @@
+package sshfan
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	_ "embed" // the bootstrap
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// A Program is a bash script for workers. It is sent to a worker once, which
+// keeps it under ~/.multihost/kit; later commands, also of other runners, name it
+// by its SHA-256, and what is kept there runs only while it has that: a run that
+// finds all as it should be sends a few hundred bytes an operation in place of
+// twenty thousand.
+//
+// A worker that does not keep it (a full disk, a home that cannot be written,
+// somebody who cleans up) is sent it again, which costs a round trip.
+type Program struct {
+	name  string
+	parts []string
+
+	text   func() string
+	digest func() string // hexadecimal SHA-256 of the text
+	packed func() []byte
+}
+
+// NewProgram returns the script that consists of the parts, one after another.
+// The worker's process list shows it as "multihost-NAME". It runs with no
+// start-up files and no functions of the login's environment.
+func NewProgram(name string, parts ...string) *Program {
+	p := &Program{name: name, parts: parts}
+	p.text = sync.OnceValue(func() string { return strings.TrimRight(strings.Join(p.parts, "\n"), "\n") })
+	p.digest = sync.OnceValue(func() string {
+		sum := sha256.Sum256([]byte(p.text()))
+		return hex.EncodeToString(sum[:])
+	})
+	p.packed = sync.OnceValue(func() []byte {
+		var b bytes.Buffer
+		z, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is known
+		_, _ = io.WriteString(z, p.text())                    // to memory
+		_ = z.Close()
+		return b.Bytes()
+	})
+	return p
+}
+
+// Text is the script.
+func (p *Program) Text() string { return p.text() }
+
+// Cmd is the command that runs the script with args; stdin is the script's own
+// standard input, or nil. Run sends what the worker lacks.
+func (p *Program) Cmd(stdin io.Reader, args ...string) Cmd {
+	return Cmd{Stdin: stdin, program: &programCall{p, args}}
+}
+
+// Whole is the command with all in Line and Stdin, for whoever runs it without a
+// Conn.
+func (c Cmd) Whole() Cmd {
+	if call := c.program; call != nil {
+		c.Line, c.Stdin, c.program = call.line(len(call.packed()), call.args), call.ahead(c.Stdin), nil
+	}
+	return c
+}
+
+// A programCall is what a Cmd was made of.
+type programCall struct {
+	*Program
+	args []string
+}
+
+func (p *Program) line(size int, args []string) string {
+	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap(), "multihost-" + p.name, strconv.Itoa(size), p.digest()}
+	return Quote(append(words, args...)...)
+}
+
+// ahead is an input that has the script before it.
+func (p *Program) ahead(input io.Reader) io.Reader {
+	script := bytes.NewReader(p.packed())
+	if input == nil {
+		return script
+	}
+	both := io.MultiReader(script, input)
+	if c, ok := input.(io.Closer); ok {
+		return struct {
+			io.Reader
+			io.Closer
+		}{both, c}
+	}
+	return both
+}
+
+//go:embed bootstrap.sh
+var bootstrapFile string
+
+// bootstrap is the program of bootstrap.sh without what is for people.
+var bootstrap = sync.OnceValue(func() string {
+	var b strings.Builder
+	for line := range strings.Lines(bootstrapFile) {
+		if text := strings.TrimSpace(line); text != "" && text[0] != '#' {
+			b.WriteString(text + "\n")
+		}
+	}
+	return b.String()
+})
+
+const (
+	lacksStatus = 83 // of bootstrap.sh, with the text
+	lacksText   = "multihost-kit: lacks "
+	tornStatus  = 74 // the script did not arrive whole
+)
+
+// kitName is the name of the script in the worker's kit.
+func (p *Program) kitName() string { return p.digest()[:16] }
+
+// ErrProgramGone is the error of a command that was not run, since somebody has
+// removed the kit of the worker's login meanwhile, and whose input cannot be
+// read again. The next try sends the script.
+var ErrProgramGone = errors.New("~/.multihost/kit was removed on the worker")
+
+// runProgram is Run for programs.
+func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
+	s := cmd.program
+	if c.keeps(s.Program) {
+		input := &replay{r: cmd.Stdin}
+		said := &firstWords{w: cmd.Stderr}
+		named := cmd
+		named.Line, named.Stderr = s.line(0, s.args), said
+		if cmd.Stdin != nil {
+			named.Stdin = input.reader()
+		}
+		if sameWriter(cmd.Stdout, cmd.Stderr) {
+			named.Stdout = said
+		}
+		status, err := c.run(ctx, named)
+		if err != nil || status.Code != lacksStatus || !bytes.Contains(said.text, []byte(lacksText)) {
+			return status, err
+		}
+		c.setKept(s.Program, false)
+		if cmd.Stdin != nil {
+			again := input.reader()
+			if again == nil {
+				return Status{}, fmt.Errorf("run on %s: %w", c.host.Name, ErrProgramGone)
+			}
+			cmd.Stdin = again
+		}
+	}
+	status, err := c.run(ctx, cmd.Whole())
+	if err == nil && status.Code != tornStatus {
+		c.setKept(s.Program, true)
+	}
+	return status, err
+}
+
+// keeps reports whether the worker has the script, as far as is known.
+func (c *Conn) keeps(p *Program) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Contains(c.kit, p.kitName())
+}
+
+func (c *Conn) setKept(p *Program, kept bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kit = strings.ReplaceAll(c.kit, " "+p.kitName(), ""); kept {
+		c.kit += " " + p.kitName()
+	}
+}
+
+// mostKit bounds what is remembered of a worker's kit: it keeps 100 scripts.
+const mostKit = 4 << 10
+
+// foundKit notes what the worker says that its kit has. That it has them is
+// seen when they are used.
+func (c *Conn) foundKit(names string) {
+	if len(names) > mostKit {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kit = " " + strings.Join(strings.Fields(names), " ")
+}
+
+// A replay reads an input that may have to be read once more from its beginning.
+type replay struct {
+	r    io.Reader
+	turn sync.Mutex // held by who reads r, which may take for ever
+
+	mu   sync.Mutex
+	kept []byte
+	err  error
+	over bool // more has come than is kept
+}
+
+// mostReplayed is more than any operation sends before the worker answers, but
+// for contents of files, whose script was used just before.
+const mostReplayed = 16 << 10
+
+// reader returns a reader of the whole input, or nil when that cannot be.
+func (p *replay) reader() io.Reader {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return nil
+	}
+	return &replayReader{of: p}
+}
+
+type replayReader struct {
+	of *replay
+	at int
+}
+
+func (r *replayReader) Read(b []byte) (int, error) {
+	if n, err := r.known(b); n > 0 || err != nil {
+		return n, err
+	}
+	p := r.of
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	// A Read of the session before, which was under way, has brought it.
+	if n, err := r.known(b); n > 0 || err != nil {
+		return n, err
+	}
+	n, err := p.r.Read(b)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err = err; p.over || len(p.kept)+n > mostReplayed {
+		p.over, p.kept, r.at = true, nil, 0
+	} else {
+		p.kept = append(p.kept, b[:n]...)
+		r.at += n
+	}
+	return n, err
+}
+
+// known is what has been read before.
+func (r *replayReader) known(b []byte) (int, error) {
+	p := r.of
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.at < len(p.kept) {
+		n := copy(b, p.kept[r.at:])
+		r.at += n
+		return n, nil
+	}
+	return 0, p.err
+}
+
+// firstWords passes on what is written and keeps the beginning.
+type firstWords struct {
+	w    io.Writer // may be nil
+	text []byte
+}
+
+func (f *firstWords) Write(p []byte) (int, error) {
+	const most = 4 << 10
+	if room := most - len(f.text); room > 0 {
+		f.text = append(f.text, p[:min(room, len(p))]...)
+	}
+	if f.w == nil {
+		return len(p), nil
+	}
+	return f.w.Write(p)
+}
