@@ -308,7 +308,13 @@ func (c *cell) runner() (status int, log string) {
 	})
 	c.signal = func() { cancel(&job.Interrupted{Signal: syscall.SIGINT}) }
 	story := &lockedText{}
-	sink := event.SinkFunc(func(e event.Event) { c.hear(e, story) })
+	status, err := c.job(ctx, c.dir, leave, event.SinkFunc(func(e event.Event) { c.hear(e, story) }))
+	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
+	return status, story.String()
+}
+
+// job runs the job from a machine that keeps its state in dir.
+func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink event.Sink) (status int, err error) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: c.front.URL + "/",
 		ComputeEndpoint: c.front.URL + "/compute/v1/", Clock: c.clock, Sink: sink, LoginWait: loginWait})
 	defer cloud.Close()
@@ -316,11 +322,9 @@ func (c *cell) runner() (status int, log string) {
 	access.Port = c.fleet.Port()
 	queue := qr.New(cloud)
 	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
-		Sink: sink, Clock: c.clock, StateDir: c.dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
+		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
 	out, err := d.Job(ctx, c.options())
-	status = exitCode(outcome(out, err))
-	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
-	return status, story.String()
+	return exitCode(outcome(out, err)), err
 }
 
 func (c *cell) options() job.JobOptions {
@@ -476,6 +480,73 @@ func (c *cell) killRunner() {
 }
 
 func (c *cell) interrupt() { c.signal() }
+
+// Two machines have a runner of one job at the same time, begun at once or one
+// after the other: one of them starts the command, once, and the other follows
+// it; neither stops it nor takes its slices away.
+func TestTwoRunnersOfOneJob(t *testing.T) {
+	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := calibrate(t, identity)
+	var wg sync.WaitGroup
+	for round := range 10 {
+		c := newCell(t, identity, "none", matrixFault{name: fmt.Sprintf("another runner, round %d", round)}, slow)
+		wg.Go(func() { c.race(time.Duration(float64(round) * 20 * float64(time.Millisecond) * slow)) })
+	}
+	wg.Wait()
+}
+
+// race runs the job twice, the second time after a while.
+func (c *cell) race(after time.Duration) {
+	if err := c.setUp(); err != nil {
+		c.t.Error(err)
+		return
+	}
+	defer c.front.Close()
+	defer c.server.Close()
+	type runner struct {
+		follows, seen chan struct{} // closed when it follows the command, and when that has ended for it
+		status        int
+		err           error
+		story         lockedText
+	}
+	two := []*runner{{follows: make(chan struct{}), seen: make(chan struct{})}, {follows: make(chan struct{}), seen: make(chan struct{})}}
+	both := make(chan struct{})
+	c.fleet.until = func(*quickVM) <-chan struct{} { return both }
+	var wg sync.WaitGroup
+	for i, r := range two {
+		follows, seen := sync.OnceFunc(func() { close(r.follows) }), sync.OnceFunc(func() { close(r.seen) })
+		sink := event.SinkFunc(func(e event.Event) {
+			c.hear(e, &r.story)
+			if p, ok := e.(event.Phase); ok && p.Name == "run" && p.State == event.Started {
+				follows()
+			} else if ok && p.Name == "run" {
+				seen()
+			} else if ok && p.Name == "delete" {
+				<-two[1-i].seen // a real deletion takes longer than the last word of a worker
+			}
+		})
+		wg.Go(func() {
+			if i == 1 {
+				<-time.After(after)
+			}
+			r.status, r.err = c.job(context.Background(), filepath.Join(c.dir, fmt.Sprint(i)), nil, sink)
+			follows()
+			seen()
+		})
+	}
+	for _, r := range two {
+		<-r.follows
+	}
+	close(both)
+	wg.Wait()
+	if two[0].status != exitOK || two[1].status != exitOK || c.starts.Load() != 1 || c.leftovers() != "" {
+		c.t.Errorf("%s: ended with %d, %v and %d, %v, started %d times, left: %s\n%s\n--- the other:\n%s", c.fault.name,
+			two[0].status, two[0].err, two[1].status, two[1].err, c.starts.Load(), c.leftovers(), two[0].story.String(), two[1].story.String())
+	}
+}
 
 // leftovers names what the simulator still has.
 func (c *cell) leftovers() string {

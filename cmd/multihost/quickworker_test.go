@@ -383,10 +383,14 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 	}
 	key := r.run + "/" + r.attempt
 	vm.mu.Lock()
-	for _, other := range vm.runs {
+	for at, other := range vm.runs {
 		if other.phase == "running" || other.phase == "starting" {
+			say("busy %d", time.Now().UnixNano())
+			vm.tell(at, other.run, other.attempt, say)
+			say("login quick")
+			say("owner %s", other.owner)
+			say("command %s", other.command)
 			vm.mu.Unlock()
-			say("error busy with %s", other.run)
 			return
 		}
 	}

@@ -39,6 +39,11 @@ type JobOptions struct {
 // behind is said in the last lines.
 func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
+	release, err := d.claim(o.Run.Run)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer release()
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
 	if err := r.scan(ctx); err != nil {
@@ -53,8 +58,11 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	}
 	q := &queued{Deps: d, o: o, watch: &r.watch}
 	out, err = r.attempts(ctx, q, o.Budget)
-	if !q.ours || !q.made && isStage(err, StageBusy) {
-		return out, d.notMade(ctx, o, err)
+	switch {
+	case r.raced(err):
+		return out, d.notOurs(ctx, o, err, "is left to another runner of this job")
+	case !q.ours || !q.made && isStage(err, StageBusy):
+		return out, d.notOurs(ctx, o, err, "was there before this job")
 	}
 	return d.afterRun(ctx, r, o, out, err)
 }
@@ -91,9 +99,9 @@ const teardownLimit = 20 * time.Minute
 // user to log in again: over a long weekend.
 const teardownPatience = 4 * 24 * time.Hour
 
-// notMade adds to the end of a job on a queued resource that was there before
+// notOurs adds to the end of a job whose queued resource is another's to delete
 // that it stays and is billed.
-func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
+func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why string) error {
 	var conflict *qr.ConflictError
 	if errors.As(runErr, &conflict) {
 		return runErr // it is somebody else's, and was not used
@@ -102,7 +110,7 @@ func (d *Deps) notMade(ctx context.Context, o JobOptions, runErr error) error {
 	defer cancel()
 	res, err := d.Queue.Get(look, o.Request.ID)
 	if err == nil {
-		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s was there before this job: it stays, %s", o.Request.ID, res.Standing())
+		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing())
 	}
 	return runErr
 }

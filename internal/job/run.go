@@ -133,6 +133,7 @@ type run struct {
 	begunLast int  // number of the last of them
 	patient   bool // further attempts may follow, so that their cause matters
 	adopts    bool // a living attempt of this run is taken over, not refused
+	races     int  // how often in a row another runner of this run was first
 }
 
 // errRebooted is the error of a worker whose settings are gone again.
@@ -146,7 +147,21 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 	return r.attempts(ctx, ground, Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
 }
 
+// onTeam runs the command on the connected workers, or follows it where another
+// runner of the same job was first.
 func (r *run) onTeam(ctx context.Context) (Outcome, error) {
+	for r.races = 0; ; r.races++ {
+		out, err := r.tryTeam(ctx)
+		if !r.adopts || !r.raced(err) || r.races == maxRaces {
+			return out, err
+		}
+		if err := r.yield(ctx); err != nil {
+			return out, err
+		}
+	}
+}
+
+func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 	living, err := r.checkBusy(ctx)
 	if err != nil {
 		return Outcome{}, err
@@ -285,11 +300,15 @@ func (r *run) checkBusy(ctx context.Context) (*foundRun, error) {
 		if own {
 			r.attempt = max(r.attempt, found.info.Ref.Attempt+1)
 		}
-		if r.tried == 0 && r.adopts && own && r.unseen(found) {
+		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
+		if r.adopts && own && newer && r.unseen(found) {
 			return &found, r.sameCommand(found)
 		}
 		if !found.info.Alive() {
 			continue
+		}
+		if r.adopts && own && found.info.Mine && newer && (r.tried > 0 || found.info.Phase == launch.Starting) && r.races < maxRaces {
+			return nil, &Error{Stage: StageBusy, Err: errStarting}
 		}
 		reason := "replaced by " + r.o.Run + " of " + r.Owner
 		switch {

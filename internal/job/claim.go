@@ -1,0 +1,79 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+)
+
+// claim makes this process the only runner of a job on this machine, until
+// release is called or the process ends, however it does. Two of them would both
+// start the next attempt, and both delete the slices.
+func (d *Deps) claim(job string) (release func(), err error) {
+	path := filepath.Join(d.StateDir, "runners", job)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, &Error{Stage: StageLocal, Err: err}
+	}
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, &Error{Stage: StageLocal, Err: err}
+		}
+		taken, err := tryLock(file)
+		if taken {
+			who, _ := io.ReadAll(io.LimitReader(file, 1<<10))
+			file.Close()
+			return nil, &Error{Stage: StageBusy, Text: fmt.Sprintf("job %q has a runner on this machine already: %s", job, strings.TrimSpace(string(who))),
+				Advice: "follow its command with: multihost attach " + job + "; end it with Ctrl-C there"}
+		}
+		if err != nil { // a file system without locks
+			event.Notef(d.Sink, event.Debug, "", "lock %s: %v", path, err)
+			return func() { file.Close() }, nil
+		}
+		mine, err := file.Stat()
+		there, statErr := os.Stat(path)
+		if err != nil || statErr != nil || !os.SameFile(mine, there) { // its last owner has just removed it
+			file.Close()
+			continue
+		}
+		if err := file.Truncate(0); err == nil {
+			fmt.Fprintf(file, "process %d, since %s\n", os.Getpid(), d.Clock.Now().Format(time.DateTime)) // only for the message above
+		}
+		return func() {
+			_ = os.Remove(path)
+			file.Close()
+		}, nil
+	}
+}
+
+// errStarting says that another runner of the job is just starting its command.
+var errStarting = errors.New("another runner starts it at this moment")
+
+// raced reports whether an attempt was not started because another runner of
+// the same job, on another machine, was first on some worker.
+func (r *run) raced(err error) bool {
+	var busy *launch.BusyError
+	return errors.Is(err, errStarting) || errors.Is(err, launch.ErrAlreadyStarted) || errors.As(err, &busy) && busy.Info.Run == r.o.Run
+}
+
+// maxRaces is how often two runners may hinder each other before what is in the
+// way is taken for the rest of a runner that has died.
+const maxRaces = 8
+
+// yield lets another runner of the job go first, for a time that is not the
+// other's.
+func (r *run) yield(ctx context.Context) error {
+	if r.races == 0 {
+		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.o.Run)
+	}
+	return r.wait(ctx, time.Second+rand.N(time.Duration(r.races+1)*2*time.Second))
+}

@@ -1,0 +1,17 @@
+//go:build unix
+
+package job
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// tryLock takes the lock of a file, which ends when it is closed. taken is that
+// another process has it.
+func tryLock(f *os.File) (taken bool, err error) {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	return errors.Is(err, unix.EWOULDBLOCK), err
+}

@@ -1,0 +1,16 @@
+package job
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/windows"
+)
+
+// tryLock takes the lock of a file, which ends when it is closed. taken is that
+// another process has it. What is locked is a byte far behind the end, for what
+// is locked cannot be read.
+func tryLock(f *os.File) (taken bool, err error) {
+	err = windows.LockFileEx(windows.Handle(f.Fd()), windows.LOCKFILE_EXCLUSIVE_LOCK|windows.LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1})
+	return errors.Is(err, windows.ERROR_LOCK_VIOLATION), err
+}
