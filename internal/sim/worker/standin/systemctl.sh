@@ -1,13 +1,23 @@
 #!/bin/sh
 # systemctl of a simulated worker: what sets its clock can be restarted, which
-# puts a clock right that a fault has moved. Nothing else is modelled.
+# puts a clock right that a fault has moved, and Google's Ops Agent, which is
+# there and whose restarts are counted in state/ops-agent. Nothing else is
+# modelled.
 root=${0%/bin/*}
-if [ "$*" != "restart chrony" ]; then
+case $* in
+'cat google-cloud-ops-agent')
+	printf '[Unit]\nDescription=Google Cloud Ops Agent\n'
+	exit
+	;;
+'restart chrony') unit=chrony mark=clock-set ;;
+'restart google-cloud-ops-agent') unit=google-cloud-ops-agent mark=ops-agent ;;
+*)
 	echo "systemctl: not modelled by the simulator: $*" >&2
 	exit 1
-fi
+	;;
+esac
 if [ "$("$root/bin/id" -u)" != 0 ]; then
-	echo 'Failed to restart chrony.service: Interactive authentication required.' >&2
+	echo "Failed to restart $unit.service: Interactive authentication required." >&2
 	exit 1
 fi
-: >"$root/state/clock-set"
+echo restart >>"$root/state/$mark"
