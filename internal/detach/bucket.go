@@ -218,7 +218,7 @@ func (b *Bucket) Remove(ctx context.Context, run string) error {
 	return err
 }
 
-// Runs are the names of the runs in the bucket.
+// Runs are the directories in the bucket that may be runs.
 func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	prefix := b.dir
 	if prefix != "" {
@@ -227,7 +227,9 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	var runs []string
 	err := b.list(ctx, prefix, "/", func(page *storage.Objects) {
 		for _, p := range page.Prefixes {
-			runs = append(runs, path.Base(p))
+			if name := path.Base(p); config.CheckRunName(name) == nil {
+				runs = append(runs, name)
+			}
 		}
 	})
 	return runs, err

@@ -88,6 +88,7 @@ type Job struct {
 	Timeout  time.Duration // of the command; 0: none
 
 	Preflight    string // apply, require, check or off
+	KillStale    string // orphans or all: who is ended that holds the TPU; orphans
 	NUMA         string // bind or preferred where there are two nodes and numactl; off
 	Venv         bool
 	FailFast     bool
@@ -200,7 +201,7 @@ func (j Job) text() string {
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
-		{"preflight", j.Preflight}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
+		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")},
 	}
 	var b strings.Builder

@@ -11,7 +11,8 @@
 # time: a lock lets one of them live, and what was done is not done twice.
 #
 # No loop here waits for something without a limit but for the end of the
-# command, and for the queued resource to be gone; no secret is in an argument, a file that stays, or the output.
+# command, and for the queued resource to be gone; no secret is in an argument, a
+# file that stays, or the output.
 set -u
 export LC_ALL=C
 umask 022
@@ -24,7 +25,7 @@ run='' project='' zone='' resource='' label=''
 bucket='' prefix='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
-preflight=apply numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
+preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
 # others are to be told if it failed.
@@ -64,7 +65,7 @@ read_job() {
     case $key in
       run | project | zone | resource | label | bucket | prefix | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | keep | keep_for | \
-        preflight | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
+        preflight | kill_stale | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
     esac
   done <<<"$text"
@@ -239,27 +240,29 @@ await_login() {
     sleep 1
   done
   if [[ ! -s $state/login ]]; then printf '%s\n' "$login" >"$state/login"; fi
-  home=$(as_login bash --norc -c "printf %s \"\$HOME\"")
+  why="login $login cannot run a command"
+  home=$(as_login 60 bash --norc -c "printf %s \"\$HOME\"") && [[ $home ]] || return
   runs=$home/.multihost/runs/$run
 }
 
-# as_login COMMAND…: as ssh would run it: not with what sudo says of itself.
+# as_login SECONDS COMMAND…: as ssh would run it: not with what sudo says of
+# itself. After so many seconds it is killed: a home that hangs must not keep a
+# worker from its end.
 as_login() {
-  if [[ $login == root ]]; then
-    HOME=${HOME:-/root} "$@" 8<&-
-  else
-    sudo -n -H -u "$login" -- env -u SUDO_COMMAND -u SUDO_USER -u SUDO_UID -u SUDO_GID "$@" 8<&-
-  fi
+  local -a who=(env "HOME=${HOME:-/root}")
+  if [[ $login != root ]]; then who=(sudo -n -H -u "$login" -- env -u SUDO_COMMAND -u SUDO_USER -u SUDO_UID -u SUDO_GID); fi
+  timeout -k 10 "$1" "${who[@]}" "${@:2}" 8<&-
 }
 
 # op SCRIPT ARG…: one operation of the supervisor's scripts, as the login; its
-# answer is in $state/answer. What comes on stdin follows the script.
+# answer is in $state/answer. What comes on stdin follows the script. All of them
+# are short, but for the grace time.
 op() {
   local name=$1 size
   shift
   size=$(stat -c %s -- "$state/kit/$name")
   cat -- "$state/kit/$name" - |
-    as_login bash --norc --noprofile -p -c "$(<"$state/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$state/answer" 2>"$state/error"
+    as_login "$((grace / 1000 + 120))" bash --norc --noprofile -p -c "$(<"$state/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$state/answer" 2>"$state/error"
 }
 
 answer() { # WORD: the rest of the last line that begins with it
@@ -449,7 +452,7 @@ begin() {
 
 # prepare sets $code and $why when it fails.
 prepare() {
-  local line name want outcome reason
+  local line name want outcome reason pid user command
   code=76 numa_nodes=0 numactl=no
   if [[ $preflight != off ]]; then
     timeout 600 bash "$state/kit/preflight" >"$state/preflight" 2>&1 8<&-
@@ -478,7 +481,13 @@ prepare() {
   unpack_code || return
   code=76
   if [[ $venv == yes ]]; then make_venv || return; fi
-  op free orphans "$grace" </dev/null
+  op free "$kill_stale" "$grace" </dev/null
+  code=69
+  if answer holder; then
+    read -r pid _ _ user _ _ _ _ _ command <<<"$REPLY"
+    why="the TPU is in use by pid $pid of $user: $command; --kill-stale=all would end it"
+    return 1
+  fi
   code=77
   fetch_secrets
 }
@@ -492,7 +501,7 @@ unpack_code() {
   why="script_dir_zip_$run.tar.gz is not what the job was started with"
   [[ $(sha256sum <"$state/code.tar.gz") == "$code_sum"* ]] || return
   # shellcheck disable=SC2016 # for that shell
-  why=$(as_login bash --norc -c 'mkdir -p -- "$HOME/$1" && cd -- "$HOME/$1" && tar -xzpf -' unpack "$run" <"$state/code.tar.gz" 2>&1) || {
+  why=$(as_login 3600 bash --norc -c 'mkdir -p -- "$HOME/$1" && cd -- "$HOME/$1" && tar -xzpf -' unpack "$run" <"$state/code.tar.gz" 2>&1) || {
     why="unpack the code: $why"
     return 1
   }
@@ -505,7 +514,7 @@ make_venv() {
   local dir=$home/.multihost/venv/$run module
   if [[ -x $dir/bin/python ]]; then return; fi
   for module in venv virtualenv; do
-    why=$(as_login timeout 600 python3 -m "$module" "$dir" 2>&1) && return
+    why=$(as_login 600 python3 -m "$module" "$dir" 2>&1) && return
     why=${why##*$'\n'}
   done
   why="make a virtual environment (--venv): $why"
@@ -515,11 +524,12 @@ make_venv() {
 # fetch_secrets has NAME=VALUE of every secret in $state/secrets, each ended by
 # a NUL, for as long as it takes to start the command.
 fetch_secrets() {
-  local item name ref decoded count=0
+  local item ref owner name version decoded count=0
   (umask 077; : >"$state/secrets")
-  for item in $secrets; do
-    name=${item%%=*} ref=${item#*=sm://}
-    if ! patiently api GET "$secretmanager/projects/${ref%%/*}/secrets/$(secret_path "${ref#*/}"):access"; then
+  for item in $secrets; do # NAME=sm://PROJECT/SECRET/VERSION
+    ref=${item#*=sm://}
+    IFS=/ read -r owner name version <<<"$ref"
+    if ! patiently api GET "$secretmanager/projects/$owner/secrets/$name/versions/$version:access"; then
       rm -f -- "$state/secrets"
       why="read secret $ref: $why"
       : >"$state/reply"
@@ -528,7 +538,7 @@ fetch_secrets() {
     value_of data
     : >"$state/reply"
     {
-      printf '%s=' "$name"
+      printf '%s=' "${item%%=*}"
       printf %s "$REPLY" | base64 -d 2>/dev/null
       decoded=${PIPESTATUS[1]}
       printf '\0'
@@ -541,10 +551,6 @@ fetch_secrets() {
       return 1
     fi
   done
-}
-
-secret_path() { # SECRET[/VERSION]
-  if [[ $1 == */* ]]; then printf '%s/versions/%s' "${1%%/*}" "${1#*/}"; else printf '%s/versions/latest' "$1"; fi
 }
 
 # arm hands the command to a supervisor of the login, as launch.Arm does over
@@ -593,7 +599,7 @@ variables() {
     "MULTIHOST_PROCESS_ID=$index" "MULTIHOST_NUM_PROCESSES=$total" MULTIHOST_LOCAL_ID=0 \
     "MULTIHOST_COORDINATOR_IP=$coordinator" "MULTIHOST_WORKER_IP=$own"
   if [[ $venv == yes ]]; then
-    printf '%s\0' PYTHONHOME "VIRTUAL_ENV=$home/.multihost/venv/$run" "PATH=$home/.multihost/venv/$run/bin:$(as_login bash --norc -c "printf %s \"\$PATH\"")"
+    printf '%s\0' PYTHONHOME "VIRTUAL_ENV=$home/.multihost/venv/$run" "PATH=$home/.multihost/venv/$run/bin:$(as_login 60 bash --norc -c "printf %s \"\$PATH\"")"
   fi
 }
 
@@ -822,13 +828,15 @@ another_wanted() {
 
 # kept: the queued resource is to stay though every worker has ended; $why says so.
 kept() {
+  local since=''
   why=--keep
   if [[ $keep == always ]]; then return 0; fi
   why='the run failed (--keep-on-failure)'
   if [[ $keep != on-failure ]] || ((failures == 0)); then return 1; fi
   now
-  since_kept=${since_kept:-$REPLY}
-  ((keep_for == 0 || REPLY - since_kept < keep_for))
+  if [[ ! -s $state/kept.$attempt ]]; then printf '%s\n' "$REPLY" >"$state/kept.$attempt"; fi # it outlasts a reboot
+  read -r since <"$state/kept.$attempt"
+  ((keep_for == 0 || REPLY - ${since:-REPLY} < keep_for))
 }
 
 # take_turn has one request do as a rule, though every worker deletes.
@@ -925,7 +933,7 @@ agent_log() {
 # configuration is written whole: a section that is there twice makes it invalid.
 ops_agent() {
   local config=$root/etc/google-cloud-ops-agent/config.yaml tries=0 file
-  if [[ ! -e $config && ! $root ]]; then
+  if ! systemctl cat google-cloud-ops-agent >/dev/null 2>&1; then
     while fuser /var/lib/dpkg/lock-frontend >/dev/null 2>&1 && ((tries++ < 60)); do sleep 10; done
     file=$state/ops-agent.sh
     if ! curl -sS -f --max-time 60 --retry 3 -o "$file" https://dl.google.com/cloudagents/add-google-cloud-ops-agent-repo.sh ||

@@ -48,6 +48,7 @@ type world struct {
 	dir    string // of the simulator
 	queue  *qr.Client
 	bucket *detach.Bucket
+	told   string // what the user was told at the start
 }
 
 const runName = "train"
@@ -108,7 +109,13 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		},
-		Access: job.Access{Login: "ann"}, Sink: event.Discard, Clock: gcp.SystemClock, StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop",
+		Access: job.Access{Login: "ann"}, Clock: gcp.SystemClock,
+		Sink: event.SinkFunc(func(e event.Event) {
+			if n, ok := e.(event.Note); ok {
+				w.told += n.Text + "\n"
+			}
+		}),
+		StateDir: filepath.Join(dir, "state"), Owner: "ann@laptop",
 	}
 	if _, err := d.Detach(t.Context(), o, do); err != nil {
 		t.Fatal(err)
@@ -240,19 +247,6 @@ sleep 1000`, nil, sim.Config{})
 			}
 		}
 	})
-}
-
-// One worker that reboots takes the others along: the command is collective.
-func TestRebootOfOneWorkerRestartsAll(t *testing.T) {
-	t.Parallel()
-	w := begin(t, "process", "v4-16", `echo attempt $MULTIHOST_ATTEMPT; [ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, nil, sim.Config{})
-	w.until("attempt 1 to run", running(1, 2))
-	w.inject("worker-reboot worker=1")
-	s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 2 })
-	if s.Blame() != nil {
-		t.Errorf("got %+v, want success", s.Ended)
-	}
-	w.gone()
 }
 
 // A service account that may not read the bucket ends the job with a reason that
@@ -444,7 +438,9 @@ func inWorkerScript(t *testing.T, code string) string {
 	if !ok {
 		t.Fatal("worker.sh does not end by calling main")
 	}
-	cmd := exec.Command("bash", "-c", library+code)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-c", library+code)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MULTIHOST_ROOT_TMP=" + t.TempDir()}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -498,6 +494,8 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 			"keep=always ttl=9000; all_ended() { failures=0; }", "deleted at 9100: the time to live of 9000 s (--ttl) is over\n"},
 		"a worker was rebooted meanwhile": {
 			"wanted_attempt() { wanted=$((clock > 1100 ? 2 : 1)); }; all_ended() { clock=1200 failures=0; }", "attempt 2 is wanted\n"},
+		"kept since before a reboot": {
+			"keep=on-failure keep_for=3600; echo 500 >\"$state/kept.1\"; all_ended() { failures=1; }", "deleted at 4100: every worker has ended\n"},
 		"its end was not stored": {
 			"end_told='' end_code=0; store() { ((clock > 3000)) && echo \"stored $1\"; }; all_ended() { status=200; [[ $end_told ]]; }",
 			"stored ended/1/s0w0.0\ndeleted at 3020: every worker has ended\n"},
@@ -540,7 +538,7 @@ func TestVenvComesFirst(t *testing.T) {
 home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1
 instance() { echo unknown:unknown:10.0.0.1; }
 as_login() {
-  case $* in
+  case ${*:2} in
     *"-m venv"*) return 1 ;;
     *"-m virtualenv"*) echo made; mkdir -p "$home/.multihost/venv/r/bin" && printf '#!/bin/sh\n' >"$home/.multihost/venv/r/bin/python" && chmod +x "$home/.multihost/venv/r/bin/python" ;;
     *) printf /usr/bin ;;
@@ -556,7 +554,7 @@ func TestMissingVenvEndsTheRun(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
 home=/nowhere run=r
-as_login() { echo "/usr/bin/python3: No module named $5" >&2; return 1; }
+as_login() { echo "/usr/bin/python3: No module named $4" >&2; return 1; }
 make_venv; echo "$?: $why"`)
 	if want := "1: make a virtual environment (--venv): /usr/bin/python3: No module named virtualenv\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -585,6 +583,142 @@ cd "$root/var/log/multihost/train" && for f in *; do echo "$f -> $(readlink "$f"
 	}
 	if n := strings.Count(got, "systemctl restart"); n != 1 {
 		t.Errorf("%d restarts in\n%s", n, got)
+	}
+}
+
+// An operation that hangs, on a home that does, is killed: a stop is asked for
+// again, and the worker comes to its end.
+func TestHungOperationIsKilled(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root login=root run=r attempt=1 grace=30000
+mkdir "$state/kit"
+echo 'trap "" TERM; while :; do sleep 1000; done' >"$state/kit/bootstrap"
+: >"$state/kit/stop"
+timeout() { echo "$3" >"$state/limit"; command timeout -k 0.1 0.1 "${@:4}"; }
+stop_it 'the user wants it' 2>/dev/null
+echo "killed after $(<"$state/limit") s"`)
+	if want := "multihost: stopping the command: the user wants it\nkilled after 150 s\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// The login of ssh-keys is made some time after the boot. Without it root has to
+// do; but the login that the run belongs to has no other for it after a reboot.
+func TestLoginIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"it comes":                   {"there=1030", "ann at 1030\n"},
+		"it does not come":           {"there=9999", "root at 1120, not ann\n"},
+		"after a reboot it is slow":  {"there=1400; echo ann >\"$state/login\"", "ann at 1400\n"},
+		"after a reboot it is gone":  {"there=9999; echo ann >\"$state/login\"", "none at 1600: login ann, which the run belongs to, was not there after 600 s\n"},
+		"after a reboot it was root": {"there=0; echo root >\"$state/login\"", "root at 1000\n"},
+	} {
+		got := inWorkerScript(t, `
+state=$root run=r clock=1000 patience=600
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+instance() { echo "ann:ssh-ed25519 AAAA ann"; }
+id() { [[ $2 == ann ]] && ((clock >= there)); }
+as_login() { printf /home; }
+`+c.code+`
+if await_login; then echo "$login at $clock${login_missing:+, not $login_missing}"; else echo "none at $clock: $why"; fi`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// What Secret Manager answers becomes a variable whole, or ends the run; nothing
+// of it stays on the disk.
+func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ reply, want string }{
+		"a value":       {`{"payload": {"data": "dHdvCmxpbmVz"}}`, "KEY=two\nlines|"},
+		"a NUL":         {`{"payload": {"data": "YQBi"}}`, "refused"},
+		"no base64":     {`{"payload": {"data": "&%$"}}`, "refused"},
+		"an empty one":  {`{"payload": {"data": ""}}`, "refused"},
+		"another thing": {`<html>sign in</html>`, "refused"},
+	} {
+		got := inWorkerScript(t, `
+state=$root secretmanager=https://sm/v1 secrets=KEY=sm://p/key/7
+api() { [[ $2 == https://sm/v1/projects/p/secrets/key/versions/7:access ]] && printf %s '`+c.reply+`' >"$state/reply"; }
+if fetch_secrets; then
+  tr '\0' '|' <"$state/secrets"
+elif [[ $why == "read secret p/key/7: the answer has no value that fits into a variable" && ! -e $state/secrets && ! -s $state/reply ]]; then
+  printf refused
+fi`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A setting that had no value before, or has none after, leaves its field empty.
+func TestEmptyFieldsOfThePreflightStay(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root
+mkdir "$state/kit"
+cat >"$state/kit/preflight" <<'SCRIPT'
+printf 'multihost-preflight 1\tresult\trto_min\t\t\t\tfailed\t\tno route\n'
+printf 'multihost-preflight 1\tinfo\tnuma_nodes\t2\n'
+printf 'multihost-preflight 1\tresult\ttpu_devices\t4\t\t\tfailed\t\tnone found\n'
+printf 'multihost-preflight 1\tend\n'
+SCRIPT
+prepare; echo "$? $code $numa_nodes: $why"`)
+	if want := "multihost: preflight: rto_min is not : no route\nmultihost: preflight: tpu_devices is not 4: none found\n1 76 2: preflight: tpu_devices: none found\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Whoever was rebooted tells of the next attempt before the end of the last one:
+// who sees that all have ended that, and of no newer one, deletes the slices.
+func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"told":             {"", "announced 2\nended 1\nattempt 2 is unknown\n"},
+		"others are ahead": {"wanted_attempt() { wanted=4; }", "announced 4\nended 1\nattempt 4 is unknown\n"},
+		"cannot be told":   {"announce() { why=503; return 1; }", "attempt 1 is lost: attempt 2 did not begin, since the others could not be told: tried for 600 s; 503\n"},
+		"asked to stop":    {"fetch() { [[ $1 == control/stop ]]; }", "attempt 1 is lost\n"},
+		"three times":      {"quick_deaths() { return 0; }", "announced 2\nended 1\ngave up 2 with 75\nattempt 2 is exited\n"},
+	} {
+		got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 first_boot=0
+mkdir -p "$runs/1"
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+look_at() { is=lost; }
+fetch() { return 1; }
+quick_deaths() { return 1; }
+wanted_attempt() { wanted=0; }
+announce() { echo "announced $attempt"; }
+finish() { echo "ended $attempt"; }
+give_up() { echo "gave up $attempt with $1"; }
+`+c.code+`
+find_attempt
+echo "attempt $attempt is $is${not_begun:+: $not_begun}"`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// Whoever holds the TPU against us is named before anything is started, or ended
+// where that was asked for.
+func TestHolderOfTheTPUIsNamed(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[string]string{
+		"orphans": "69: the TPU is in use by pid 71 of bob: python3 other.py --steps=9; --kill-stale=all would end it\n",
+		"all":     "ready\n",
+	} {
+		got := inWorkerScript(t, `
+state=$root preflight=off code_sum=none kill_stale=`+policy+`
+op() { if [[ $2 == orphans ]]; then printf '%s holder 71 0 60 bob - - 0 0 accel0 python3 other.py --steps=9\n' "$nonce"; fi >"$state/answer"; }
+if prepare; then echo ready; else echo "$code: $why"; fi`)
+		if got != want {
+			t.Errorf("%s: got %q, want %q", policy, got, want)
+		}
 	}
 }
 

@@ -89,7 +89,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	}
 	j.Patience, j.Stale = do.Patience, do.Stale
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
-	j.Preflight, j.NUMA = o.Run.Preflight, "off"
+	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Venv, j.CloudLogging, j.Secrets = do.Venv, do.CloudLogging, o.Run.Secrets
 	if o.Request.Type.Generation.NUMA && o.Run.NUMA != preflight.NUMAOff {
 		j.NUMA = "bind"
@@ -245,6 +245,9 @@ type detachedRun struct {
 	desc   detach.Description
 }
 
+// errElsewhere says that a run is of another project or zone than the command.
+var errElsewhere = errors.New("started in another project or zone")
+
 // detachedRun finds a job without runner by its name: in the bucket that the
 // user names, or that this machine's record names. It is nil for other runs.
 func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, error) {
@@ -271,7 +274,7 @@ func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, erro
 		return nil, err
 	}
 	if desc.Project != d.Project || desc.Zone != d.Zone {
-		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
+		return nil, &Error{Stage: StageDiscover, Err: errElsewhere, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, desc.Project, desc.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", desc.Project, desc.Zone)}
 	}
 	return &detachedRun{d, b, desc}, nil
@@ -690,24 +693,31 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 	var rows []Seen
 	var errs []error
 	for _, name := range names {
-		r, err := d.detachedRun(ctx, name)
-		if err != nil || r == nil {
-			if d.Bucket == "" { // the record is wrong, or the bucket gone: say so, show the rest
-				errs = append(errs, err)
-			}
-			continue
-		}
-		state, err := r.bucket.State(ctx, name)
-		if err != nil {
+		row, err := d.detachedRow(ctx, name, ended)
+		switch {
+		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
+			// The bucket may be of many zones, and hold other things.
+		case err != nil: // say so, show the rest
 			errs = append(errs, err)
-			continue
+		case row != nil:
+			rows = append(rows, *row)
 		}
-		if state.Over(r.desc) && !ended {
-			continue
-		}
-		rows = append(rows, r.row(ctx, state))
 	}
 	return rows, errors.Join(errs...)
+}
+
+// detachedRow is nil for what is not to be shown.
+func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen, error) {
+	r, err := d.detachedRun(ctx, name)
+	if err != nil || r == nil {
+		return nil, err
+	}
+	state, err := r.bucket.State(ctx, name)
+	if err != nil || state.Over(r.desc) && !ended {
+		return nil, err
+	}
+	row := r.row(ctx, state)
+	return &row, nil
 }
 
 // row is the run in a list: what the bucket says, or the queued resource while

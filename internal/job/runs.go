@@ -47,7 +47,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 		}
 		seen, detachedErr = append(seen, rows...), err
 	}
-	ready, found, surveyErr := d.survey(ctx, prefix)
+	ready, found, surveyErr := d.survey(ctx, prefix, seen)
 	if ready == nil && surveyErr != nil && len(seen) == 0 {
 		return errors.Join(surveyErr, detachedErr)
 	}
@@ -143,9 +143,10 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 }
 
 // survey asks worker 0 of every ready slice, or of those that prefix names,
-// which runs it knows. The error may come with what the others said: some
-// slices were not asked, and nothing is known of them.
-func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundRun, error) {
+// which runs it knows; those of runs that were seen elsewhere need not be asked.
+// The error may come with what the others said: some slices were not asked, and
+// nothing is known of them.
+func (d *Deps) survey(ctx context.Context, prefix string, seen []Seen) ([]tpu.Slice, []foundRun, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
@@ -160,7 +161,10 @@ func (d *Deps) survey(ctx context.Context, prefix string) ([]tpu.Slice, []foundR
 	slices.SortFunc(nodes, tpu.CompareNames)
 	var ready []tpu.Slice
 	for _, s := range nodes {
-		if ok, _ := s.Ready(); ok {
+		known := slices.ContainsFunc(seen, func(r Seen) bool {
+			return slices.Contains(r.Slices, s.Name) && s.Labels[qr.LabelRun] == qr.LabelValue(r.Run)
+		})
+		if ok, _ := s.Ready(); ok && !known {
 			s.Index = len(ready)
 			ready = append(ready, s)
 		}
@@ -209,7 +213,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
 	}
-	ready, found, surveyErr := d.survey(ctx, prefix)
+	ready, found, surveyErr := d.survey(ctx, prefix, nil)
 	var match []foundRun
 	for _, f := range found {
 		if f.info.Run == name {
