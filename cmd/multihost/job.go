@@ -73,6 +73,10 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 					return err
 				}
 				out, err := d.Detach(c.Context, o, do)
+				if err == nil && s.sim != nil {
+					s.view.Emit(event.Note{Level: event.Info, Text: "the simulator ends with this command, and the workers with it: the job is followed to its end"})
+					out, err = d.Attach(c.Context, o.Run.Run, job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: p.lookup})
+				}
 				return outcome(out, err)
 			}
 			for _, name := range []string{"venv", "cloud-logging", "ttl"} {

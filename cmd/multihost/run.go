@@ -206,7 +206,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
 	}
 	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
-	if err == nil && c.Bool("sim") && o.Detach {
+	if err == nil && c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
 		return o, &usageError{err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
 			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}
 	}

@@ -63,11 +63,13 @@ func TestScripts(t *testing.T) {
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
 			code := filepath.Join(env.WorkDir, "src")
 			env.Cd = code
-			train, err := filepath.Abs("../../examples/train")
-			if err != nil {
-				return err
+			for name, dir := range map[string]string{"TRAIN": "../../examples/train", "DOCS": "../../docs"} {
+				path, err := filepath.Abs(dir)
+				if err != nil {
+					return err
+				}
+				env.Setenv(name, path)
 			}
-			env.Setenv("TRAIN", train)
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Condition: func(cond string) (bool, error) {

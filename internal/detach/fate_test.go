@@ -1,0 +1,231 @@
+package detach_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
+)
+
+// release lets the command of a story end.
+func (w *world) release() {
+	w.t.Helper()
+	homes, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "home", "ann"))
+	for _, home := range homes {
+		testkit.Must(w.t, os.WriteFile(filepath.Join(home, "go"), nil, 0o644))
+	}
+}
+
+// endedOnDisk reports whether the command has ended, whatever the bucket says.
+func (w *world) endedOnDisk() bool {
+	ends, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "home", "ann", ".multihost", "runs", runName, "1", "exit"))
+	return len(ends) > 0
+}
+
+func (w *world) clearFaults() {
+	w.t.Helper()
+	_, err := w.sim.Clear("all")
+	testkit.Must(w.t, err)
+}
+
+// Whatever the cloud does to a job without runner, once: it ends as it should,
+// its command is started once, and nothing of it is left. The
+// times of the story stand for longer ones: the job gives up after some seconds
+// where a real one does after 10 minutes.
+func TestFateOfAJobWithoutRunner(t *testing.T) {
+	t.Parallel()
+	runs := func(w *world) {
+		w.until("attempt 1 to run", func(s detach.State) bool { return running(1, 1)(s) || ended(1)(s) })
+	}
+	for _, fate := range []struct {
+		name     string
+		backends string
+		from     []sim.Fault
+		strike   func(w *world) // and what has to be seen before and after
+		code     int            // of the last attempt; -1: nobody can tell
+		hasty    bool           // gives up soon
+	}{
+		{name: "bucket and code cannot be read while the workers boot", backends: "process netns",
+			from: []sim.Fault{
+				{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
+				{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
+			},
+			strike: func(w *world) { runs(w); w.release() }},
+		{name: "the API is away when the command ends", backends: "process", strike: func(w *world) {
+			runs(w)
+			w.inject("api-error code=503 n=all")
+			w.release()
+			w.wait("the end on the worker", w.endedOnDisk)
+			w.clearFaults()
+		}},
+		{name: "the token of the workers has expired for a while", backends: "netns", strike: func(w *world) {
+			runs(w)
+			w.inject("expired-token path=/storage* n=6")
+			w.inject("expired-token path=*/queuedResources/* n=1")
+		}},
+		{name: "the bucket is taken away for good", backends: "process", strike: func(w *world) {
+			runs(w)
+			w.inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")
+			w.release()
+		}, code: -1, hasty: true},
+		{name: "the user stops it", backends: "netns", strike: func(w *world) {
+			runs(w)
+			testkit.Must(w.t, w.bucket.Stop(w.t.Context(), runName, "enough"))
+		}, code: 143},
+	} {
+		for _, backend := range strings.Fields(fate.backends) {
+			t.Run(fate.name+"/"+backend, func(t *testing.T) {
+				t.Parallel()
+				if backend == "netns" {
+					simworker.NeedNetns(t)
+				}
+				script := `while [ ! -e ~/go ]; do sleep 0.1; done`
+				switch { // homes of namespaces cannot be seen from here
+				case backend == "netns" && fate.code == 0:
+					script = "sleep 3"
+				case backend == "netns":
+					script = "sleep 1000"
+				}
+				w := begin(t, backend, "v4-8", script, func(_ *job.JobOptions, do *job.DetachOptions) {
+					do.Patience, do.Stale = 10*time.Second, 3*time.Second
+					if fate.hasty {
+						do.Patience = 2 * time.Second
+					}
+				}, sim.Config{Faults: fate.from})
+				fate.strike(w)
+				w.gone()
+				s, err := w.bucket.State(t.Context(), runName)
+				testkit.Must(t, err)
+				if s.Attempt != 1 || fate.code >= 0 && (len(s.Ended) != 1 || s.Ended[0].Code != fate.code) {
+					t.Errorf("got %+v, want exit code %d of attempt 1", s, fate.code)
+				}
+			})
+		}
+	}
+}
+
+// A Python environment of its own is used by the command, before and after a
+// reboot, and Google's agent is told of every log, in a configuration that is
+// whole however often it is written.
+func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
+	t.Parallel()
+	python := testkit.Need(t, "python3")
+	if out, err := exec.Command(python, "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
+		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
+			t.Fatalf("python3 cannot make virtual environments: %s", out)
+		}
+		t.Skip("python3 cannot make virtual environments: install python3-venv")
+	}
+	w := begin(t, "process", "v4-8", `
+python -c 'import os, sys; print("in a venv:", sys.prefix == os.environ["VIRTUAL_ENV"] and sys.prefix != sys.base_prefix, os.path.relpath(sys.prefix, os.environ["HOME"]))'
+touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attempt
+[ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
+		do.Venv, do.CloudLogging, o.Keep = true, true, true
+	}, sim.Config{})
+	for _, link := range []string{
+		"logs and results: https://console.cloud.google.com/storage/browser/" + sim.DefaultBucket + "/jobs/train?project=" + sim.DefaultProject,
+		"Cloud Logging, all workers: https://console.cloud.google.com/logs/query;query=resource.type%3D%22gce_instance%22%20AND%0Alog_id%28%22train_log%22%29;?project=" + sim.DefaultProject,
+		"Cloud Logging, worker 0 of slice 0: ",
+		"%2Fvar%2Flog%2Fmultihost%2Ftrain%2Fmain_command_log_slice_0_worker_0%22",
+	} {
+		if !strings.Contains(w.told, link) {
+			t.Errorf("no %q in what was told:\n%s", link, w.told)
+		}
+	}
+	w.until("attempt 1 to run", running(1, 1))
+	root := filepath.Join(w.dir, "workers")
+	one := func(name string) string {
+		paths, _ := filepath.Glob(filepath.Join(root, "*", name))
+		if len(paths) != 1 {
+			return ""
+		}
+		text, _ := os.ReadFile(paths[0])
+		return string(text)
+	}
+	const config = "etc/google-cloud-ops-agent/config.yaml"
+	w.wait("the agent to be told", func() bool { return one(config) != "" && one("state/ops-agent") == "restart\n" })
+	first := one(config)
+	w.inject("worker-reboot")
+	s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 1 })
+	if s.Blame() != nil {
+		t.Errorf("got %+v", s.Ended)
+	}
+	const venv = "in a venv: True .multihost/venv/train\n"
+	for name, want := range map[string]string{
+		"main_command_log_slice_0_worker_0":           venv + "attempt-1\n",
+		"attempt-2/main_command_log_slice_0_worker_0": venv + "attempt-1\nattempt-2\n",
+	} {
+		if got := w.object(name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+		if got := one(filepath.Join("var/log/multihost/train", strings.ReplaceAll(name, "/", "_"))); got != want {
+			t.Errorf("for the agent %s is %q, want %q", name, got, want)
+		}
+	}
+	if second := one(config); second != first || strings.Count(second, "logging:") != 1 || strings.Count(second, "train_log:") != 1 || one("state/ops-agent") != "" {
+		t.Errorf("the second boot made of\n%s\nthis, and restarted the agent %q:\n%s", first, one("state/ops-agent"), second)
+	}
+}
+
+// What a bucket holds is told whole: what cannot be read is an error beside the
+// runs that can, and only runs of other zones and what is no run are left out.
+func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
+	t.Parallel()
+	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
+	testkit.Must(t, err)
+	t.Cleanup(func() { server.Close() })
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
+		TPUEndpoint: server.URL() + "/", StorageEndpoint: server.URL() + "/storage/v1/"})
+	t.Cleanup(cloud.Close)
+	put := func(name, text string) {
+		resp, err := http.Post(server.URL()+"/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name="+strings.ReplaceAll(name, "/", "%2F"), "text/plain", strings.NewReader(text))
+		testkit.Must(t, err)
+		testkit.Must(t, resp.Body.Close())
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("put %s: %s", name, resp.Status)
+		}
+	}
+	describe := func(run, zone string) string {
+		return fmt.Sprintf(`{"run":%q,"project":%q,"zone":%q,"queued_resource":%q,"slices":["%s-0"],"workers_per_slice":1,"login":"ann"}`, run, sim.DefaultProject, zone, run, run)
+	}
+	put("good/run.json", describe("good", sim.DefaultZone))
+	put("elsewhere/run.json", describe("elsewhere", "us-east5-a"))
+	put("forged/run.json", describe("other", sim.DefaultZone))
+	put("checkpoints/1", "x")
+	put("_dir/1", "x")
+	var shown strings.Builder
+	queue := qr.New(cloud)
+	d := &job.Deps{Cloud: queue, Queue: queue, Project: sim.DefaultProject, Zone: sim.DefaultZone, Clock: gcp.SystemClock, StateDir: t.TempDir(), Bucket: sim.DefaultBucket,
+		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+			return detach.Open(ctx, cloud, bucket, dir)
+		},
+		Sink: event.SinkFunc(func(e event.Event) {
+			if r, ok := e.(event.Result); ok {
+				shown.WriteString(r.Text)
+			}
+		})}
+	err = d.List(t.Context(), "", true)
+	if err == nil || !strings.Contains(err.Error(), `forged/run.json: it is about run "other"`) {
+		t.Errorf("got error %v, want that of the forged run", err)
+	}
+	if err != nil && (strings.Contains(err.Error(), "elsewhere") || strings.Contains(err.Error(), "checkpoints")) {
+		t.Errorf("the error is about what is no run of this zone: %v", err)
+	}
+	if text := shown.String(); !strings.Contains(text, "good") || !strings.Contains(text, "gone") || strings.Contains(text, "elsewhere") {
+		t.Errorf("shown:\n%s", text)
+	}
+}
