@@ -109,7 +109,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		d.Access.Identity, d.Logins = id, logins
 		return d.Visit(ctx, sel, only)
 	}
-	for _, flag := range []string{"project", "zone", "configuration", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
+	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
 		if _, typed := s.typed[flag]; typed {
 			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Value(flag)))
 		}

@@ -118,6 +118,9 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 	if !regexp.MustCompile("^" + a.cure + "$").MatchString(f.Cure) {
 		t.Fatalf("cure %q, want %q\n%s", f.Cure, a.cure, r)
 	}
+	if strings.Contains(f.Text, " denies it") && f.Fixable {
+		t.Errorf("--fix would open what a rule denies: %+v", *f)
+	}
 	if a.cure == "" || a.beyond {
 		_, err := l.server.Clear("all")
 		testkit.Must(t, err)
