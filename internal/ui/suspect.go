@@ -28,6 +28,9 @@ func looksLikeError(line []byte) bool {
 	case 'I':
 		return false
 	}
+	if !mayBeSuspect(line) {
+		return false
+	}
 	var low [20]byte
 	prevStart, prevEnd := 0, 0
 	for i := 0; ; {
@@ -93,6 +96,45 @@ func looksLikeError(line []byte) bool {
 		prevStart, prevEnd = from, i
 	}
 }
+
+// mayBeSuspect reports whether a line has the first three letters of a word looked
+// for. Nearly no line of a healthy run has, and all of them pass here.
+func mayBeSuspect(line []byte) bool {
+	three := uint(0)
+	for i, c := range line {
+		three = three<<5&0x7fff | uint(c&31) // no case
+		switch trigrams[three] {
+		case anywhere:
+			return true
+		case beginning:
+			if i < 3 || !isWordByte(line[i-3]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+const (
+	beginning = 1 + iota // of a word
+	anywhere
+)
+
+// trigrams says where three letters, of five bits each, are those of a word that
+// looksLikeError knows.
+var trigrams = func() (table [1 << 15]byte) {
+	for _, t := range []string{
+		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",
+		"mem", "dum", "spa", "out", "res", "dea", "una", "int", "dat", "can", "err", "exc",
+	} {
+		where := byte(beginning)
+		if t == "err" || t == "exc" { // ValueError
+			where = anywhere
+		}
+		table[uint(t[0]&31)<<10|uint(t[1]&31)<<5|uint(t[2]&31)] = where
+	}
+	return table
+}()
 
 // mayBegin reports whether a word looked for begins with c.
 func mayBegin(c byte) bool {

@@ -688,3 +688,21 @@ func TestEmitAfterClose(t *testing.T) {
 		t.Errorf("Close: %v, output %q", err, w)
 	}
 }
+
+// Bytes that are looked at eight at a time are judged as one by one.
+func TestPlainPrefix(t *testing.T) {
+	t.Parallel()
+	for at := range 20 {
+		for c := range 256 {
+			line := []byte("abcdefgh\tjklmnopqrst")
+			line[at] = byte(c)
+			want := len(line)
+			if c < 0x20 && c != '\t' || c >= 0x7f {
+				want = at
+			}
+			if got := plainPrefix(line); got != want {
+				t.Errorf("%q: got %d, want %d", line, got, want)
+			}
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"encoding/binary"
 	"fmt"
 	"unicode"
 	"unicode/utf8"
@@ -42,8 +43,26 @@ func appendVisible(dst, line []byte) []byte {
 	return dst
 }
 
-// plainPrefix counts the leading bytes that are printable ASCII or tabs.
+// plainPrefix counts the leading bytes that are printable ASCII or tabs. It looks
+// at eight at a time: every byte of output passes here.
 func plainPrefix(b []byte) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	i := 0
+	for ; len(b)-i >= 8; i += 8 {
+		x := binary.LittleEndian.Uint64(b[i:])
+		del := x ^ 0x7f*ones
+		// The top bit of a byte is set for one above 0x7f, below 0x20, or DEL.
+		if odd := (x | (x-0x20*ones)&^x | (del-ones)&^del) & tops; odd == 0 {
+			continue
+		}
+		if n := plainBytes(b[i : i+8]); n < 8 {
+			return i + n
+		}
+	}
+	return i + plainBytes(b[i:])
+}
+
+func plainBytes(b []byte) int {
 	for i, c := range b {
 		if (c < 0x20 && c != '\t') || c >= 0x7f {
 			return i
