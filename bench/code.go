@@ -18,7 +18,7 @@ import (
 const (
 	codeFiles   = 5000
 	codeBytes   = 200_000_000
-	codeWorkers = 2
+	codeWorkers = 4
 	changedFile = 20_000 // bytes, of noise
 )
 
