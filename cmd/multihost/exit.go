@@ -48,7 +48,7 @@ var exitTexts = map[int]string{
 	exitInternal:    "a fault in multihost itself",
 	exitIO:          "a local file cannot be read or written",
 	exitTempFail:    "no capacity or quota, or a deadline passed",
-	exitPreflight:   "preflight failed",
+	exitPreflight:   "preflight failed, or workers differ (--skew=check)",
 	exitPermission:  "permission denied or not signed in",
 	exitConfig:      "configuration: project, zone, key or file is missing or malformed",
 	exitHangup:      "ended or detached by SIGHUP",
@@ -98,6 +98,7 @@ func exitCode(err error) int {
 		knownErr  *sshfan.KnownHostsError
 		busy      *launch.BusyError
 		typeError *tpu.TypeError
+		pattern   *tpu.PatternError
 		noSlices  *tpu.NoSlicesError
 		interrupt *job.Interrupted
 		jobError  *job.Error
@@ -131,14 +132,14 @@ func exitCode(err error) int {
 			return exitTerminate
 		}
 		return exitInterrupt
-	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &invalid), errors.As(err, &numa),
+	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &pattern), errors.As(err, &invalid), errors.As(err, &numa),
 		errors.As(err, &xlaName), errors.As(err, &xlaKind), errors.As(err, &xlaFlag):
 		return exitUsage
 	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError), errors.As(err, &knownErr):
 		return exitConfig
 	case errors.As(err, &jobError):
 		switch jobError.Stage {
-		case job.StageSettings:
+		case job.StageSettings, job.StageSkew:
 			return exitPreflight
 		case job.StageTimeout, job.StageStall:
 			return exitTempFail

@@ -100,6 +100,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "env-file", Usage: "`FILE` of NAME=VALUE lines"},
 		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass the runner's variable `NAME`, or, with NAME=sm://PROJECT/SECRET[/VERSION], what the workers read from Secret Manager; masked wherever it would be shown"},
 		&cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do with the network settings (`MODE`)"},
+		&cli.StringFlag{Name: "skew", Value: "warn", Usage: "check, warn or off: what it means that workers differ in python, jax, jaxlib, libtpu or the code of --use-existing-folder (`MODE`); check starts nothing then"},
 		&cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},
 		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
 		&cli.StringFlag{Name: "numa", Value: "auto", Usage: "auto, bind, preferred or off: NUMA binding of the command (`MODE`)"},

@@ -122,6 +122,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Script:       c.String("command"),
 		Argv:         p.inv.argv,
 		Preflight:    c.String("preflight"),
+		Skew:         job.SkewMode(c.String("skew")),
 		Install:      c.Bool("install"),
 		LogDir:       c.String("log-dir"),
 		Detach:       c.Bool("detach"),
@@ -165,6 +166,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, err
 	}
 	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
+		return o, err
+	}
+	if err := oneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff)); err != nil {
 		return o, err
 	}
 	if err := oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff)); err != nil {

@@ -88,6 +88,8 @@ type Progress struct {
 	Detail  string        `json:"detail,omitempty"`  // "PROVISIONING", "1.2 MB of 4.0 MB"
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
 	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its begin; 0: none
+	Bytes   int64         `json:"bytes,omitempty"`    // that were copied, of All
+	All     int64         `json:"all_bytes,omitempty"`
 }
 
 // Training is the newest step of a training run; it replaces the one before.

@@ -166,6 +166,7 @@ const (
 	StagePreflight Stage = "preflight"
 	StageSettings  Stage = "preflight settings" // done, and not as it must be
 	StageFree      Stage = "free the TPU"
+	StageSkew      Stage = "skew" // workers differ
 	StageStart     Stage = "start"
 	StageFollow    Stage = "run"
 	StageStop      Stage = "stop"
@@ -173,6 +174,8 @@ const (
 	StageStall     Stage = "stall"
 	StageLocal     Stage = "write log"
 	StageVerify    Stage = "verify"
+	StageExec      Stage = "exec"
+	StageCopy      Stage = "copy"
 	StageDump      Stage = "dump"
 	StageTeardown  Stage = "teardown"
 )

@@ -42,6 +42,7 @@ type RunOptions struct {
 
 	XLAPresets, XLAFlags []string // see internal/xla
 
+	Skew      SkewMode
 	Preflight string // apply, require, check or off
 	Platform  preflight.Platform
 	Install   bool
@@ -552,6 +553,11 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 			left = unsure != nil
 			return "", errors.Join(err, unsure)
 		}
+		if err := r.checkSkew(armed); err != nil {
+			unsure := r.abort(ctx, armed)
+			left = unsure != nil
+			return "", errors.Join(err, unsure)
+		}
 		room := r.tellDisks(armed)
 		r.started = make([]launch.Started, n)
 		// A worker that goes away at this moment may have started the command.
@@ -636,7 +642,12 @@ func (r *run) spec(i int) launch.Spec {
 	if n := r.o.Processes; n > 1 {
 		wrap = append(perWorker(n, i*n), wrap...)
 	}
+	python := ""
+	if r.o.Skew == SkewCheck || r.o.Skew == SkewWarn {
+		python = pythonOf(r.o.Argv, r.o.Script)
+	}
 	return launch.Spec{
+		Python: python, Code: r.o.UseExisting,
 		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
 		Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(set), Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog,
 	}

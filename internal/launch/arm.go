@@ -2,10 +2,13 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,10 +32,11 @@ type Armed struct {
 	order  *io.PipeWriter
 	cancel context.CancelCauseFunc
 
-	boot  string          // set by Arm, as disks
-	disks map[string]Disk // by what is kept on them
-	words chan record     // of the worker; buffered for all that it can say
-	done  chan struct{}   // closed when the exec has ended; then the rest is set
+	boot  string            // set by Arm, as disks
+	disks map[string]Disk   // by what is kept on them
+	found map[string]string // versions
+	words chan record       // of the worker; buffered for all that it can say
+	done  chan struct{}     // closed when the exec has ended; then the rest is set
 	err   error
 	once  sync.Once
 }
@@ -54,11 +58,18 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 		args = append(args, strconv.Itoa(len(f)))
 		parts = append(parts, bytes.NewReader(f))
 	}
+	if spec.Python != "" {
+		code := "0"
+		if spec.Code {
+			code = "1"
+		}
+		args = append(args, spec.Python, code)
+	}
 	orders, order := io.Pipe()
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
 		ref: spec.Ref(), runner: r, order: order, cancel: cancel,
-		disks: make(map[string]Disk), words: make(chan record, 1024), done: make(chan struct{}),
+		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan record, 1024), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
 	defer in.stop()
@@ -93,6 +104,22 @@ func (a *Armed) Disk() Disk { return a.disks["output"] }
 // Tmp is the disk of /tmp, or zero when it is that of the output.
 func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
 
+// surveyed is what a worker may tell the version of.
+var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
+
+// Versions are those of python, jax, jaxlib and libtpu that Spec.Python has, of
+// the packages "none" where it has none, and the digest of the code. What could
+// not be told at once, or was not asked for, is not there.
+func (a *Armed) Versions() map[string]string {
+	all := maps.Clone(a.found)
+	if python, known := all["python"]; known && python != "none" {
+		for _, name := range []string{"jax", "jaxlib", "libtpu"} {
+			all[name] = cmp.Or(all[name], "none")
+		}
+	}
+	return all
+}
+
 func (a *Armed) hear(r record) (done bool) {
 	select {
 	case a.words <- r:
@@ -113,6 +140,10 @@ func (a *Armed) ready(ctx context.Context, out *answer) error {
 		case rec.word == "disk":
 			what, rest, _ := strings.Cut(rec.rest, " ")
 			a.disks[what] = parseDisk(rest)
+		case rec.word == "version":
+			if what, rest, _ := strings.Cut(rec.rest, " "); slices.Contains(surveyed, what) {
+				a.found[what] = clean(rest, 60)
+			}
 		case rec.word == "armed":
 			return nil
 		case rec.word == "already":

@@ -1,12 +1,14 @@
 #!/bin/bash
-# arm: RUN ATTEMPT SIZES... Takes the worker's lock, writes the payload that
-# follows on stdin, and has a supervisor wait for the word "go" there. Anything
-# else, or the end of stdin, leaves nothing behind. The texts of the supervisor's
-# scripts are in variables.
+# arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the
+# payload that follows on stdin, and has a supervisor wait for the word "go" there.
+# Anything else, or the end of stdin, leaves nothing behind. The texts of the
+# supervisor's scripts are in variables. With PYTHON it tells, meanwhile, the
+# versions that this interpreter has; with CODE=1 also the digest of the code that
+# is there.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local run=$1 attempt=$2 mask dir entry line order error
+  local run=$1 attempt=$2 python=${8-} code=${9-0} mask dir entry line order error surveyor=''
   shift 2
   mask=$(umask)
   umask 077
@@ -27,6 +29,10 @@ main() {
   if [[ $(stat -c %d -- "$index") != "$(stat -c %d -- "$home")" ]]; then say disk tmp "$(disk_of "$index")"; fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
 
+  if [[ $python ]]; then
+    survey "$run" "$attempt" "$dir" "$python" "$code" 9<&- &
+    surveyor=$!
+  fi
   # The supervisor reads its order from a FIFO that we hold open for writing: it
   # sees the end of the FIFO when we die, and a later connection can still give
   # the order when this one is lost in the middle of it. exec, because bash
@@ -37,6 +43,7 @@ main() {
   exec 9<&-
   IFS= read -r line <&8 ||
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
+  if [[ $surveyor ]]; then wait "$surveyor"; fi
   printf '%s\n' "$line"
   order=
   IFS= read -r order || order=
@@ -50,6 +57,58 @@ abandon() { # DIR TEXT
   rmdir -- "${1%/*}" 2>/dev/null
   fail "$2"
 }
+
+# survey RUN ATTEMPT DIR PYTHON CODE: what the command will meet, as far as it can
+# be told at once. Nothing is imported: jax would take the TPU.
+survey() {
+  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_python=${4/#"~/"/"$HOME/"} mh_code=$5 mh_line mh_text mh_status
+  local -a mh_words mh_vars mh_lines
+  mapfile -d '' -t mh_words <"$mh_dir/argv"
+  mapfile -d '' -t mh_vars <"$mh_dir/env"
+  cd -- "$HOME" || return
+  cd -- "${mh_words[0]}" 2>/dev/null || :
+  mh_text=$(
+    environment 2>/dev/null
+    exec timeout -k 1 5 "$mh_python" -c "$versions" </dev/null 2>/dev/null
+  )
+  mh_status=$?
+  if ((mh_status == 127 || mh_status == 126)); then say version python none; fi
+  if ((mh_status == 0)); then
+    mapfile -t mh_lines < <(printf '%s\n' "$mh_text")
+    for mh_line in "${mh_lines[@]}"; do say version "$mh_line"; done
+  fi
+  if ((mh_code)); then
+    mh_text=$(timeout -k 1 5 bash --norc --noprofile -c "$code_digest" 2>/dev/null) && say version code "${mh_text:0:12}"
+  fi
+}
+
+# The names of the directories in which packages are recorded tell their versions:
+# importlib.metadata, which reads them too, takes twice the time.
+versions='
+import os, sys
+print("python", sys.version.split()[0])
+seen = set()
+for path in sys.path:
+    try:
+        names = sorted(os.listdir(path)) if path else []
+    except OSError:
+        continue
+    for name in names:
+        base, kind = os.path.splitext(name)
+        package, _, rest = base.partition("-")
+        package = package.lower().replace("_nightly", "")
+        if kind in (".dist-info", ".egg-info") and package in ("jax", "jaxlib", "libtpu") and package not in seen:
+            seen.add(package)
+            print(package, rest.split("-")[0])
+'
+
+# shellcheck disable=SC2016 # for another shell
+code_digest='
+set -o pipefail
+find . -xdev -name ".?*" -prune -o -name __pycache__ -prune -o -type f -size -1025k \
+  \( -name "*.py" -o -name "*.sh" -o -name "*.y*ml" -o -name "*.json" -o -name "*.toml" -o -name "*.gin" -o -name "*.cfg" \) -print0 |
+  LC_ALL=C sort -z | xargs -0 -r sha256sum -- | sha256sum
+'
 
 prepare_index() {
   local error=

@@ -128,6 +128,12 @@ type Spec struct {
 	// (less than 2 % or 1 GB free) the log takes 1 MiB more; what is beyond that
 	// is dropped until the disk is freed, and then the log goes on.
 	MaxLog int64
+
+	// Python is an interpreter, as the command finds it in its directory and
+	// environment, whose version and packages Armed.Versions tells; "" asks
+	// nothing. Code asks for a digest of the code in the directory, too.
+	Python string
+	Code   bool
 }
 
 // DefaultMaxLog is a fifth of the boot disk of a TPU VM.

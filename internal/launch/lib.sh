@@ -5,7 +5,7 @@
 # Plain shell variables are never exported here: the command must see the
 # environment that "ssh host command" would give it.
 #
-# shellcheck disable=SC2034 # functions answer in variables that the scripts read
+# shellcheck disable=SC2034,SC2154 # functions answer in variables that the scripts read, and read theirs
 set -u
 nonce=$1
 shift
@@ -190,7 +190,7 @@ settle() {
 #     which reads the pipe and ends by itself;
 #   - the descendants of all these.
 processes() {
-  local leader=$pid dir=$1 scope='' path target p parent session state more=1
+  local leader=$pid dir=$1 scope='' path target p parent session state
   local -A ours=() parents=() relays=()
   if [[ $sup_boot != "$boot" ]]; then
     leader=0
@@ -230,6 +230,13 @@ processes() {
       if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
     fi
   done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
+  kin
+}
+
+# kin adds to the map ours the descendants of those in it, by the map parents,
+# and makes the array pids of them all; never ourselves or who started us.
+kin() {
+  local p more=1
   while ((more)); do
     more=0
     for p in "${!parents[@]}"; do
@@ -240,7 +247,7 @@ processes() {
     done
   done
   p=$$
-  while ((p > 1)); do # never ourselves or who started us
+  while ((p > 1)); do
     unset -v "ours[$p]"
     p=${parents[$p]-0}
   done
@@ -476,4 +483,23 @@ show() {
   text=$(cat "/proc/$2/cgroup" 2>/dev/null)
   if [[ $text =~ ([a-z]*)[-:/]([0-9a-f]{64}) ]]; then container=${BASH_REMATCH[1]:-docker}:${BASH_REMATCH[2]}; fi
   say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
+}
+
+# environment: that of the command: as the login has it, the variables to unset,
+# those to set, from mh_vars. Values are bytes. Names begin with mh_ because the
+# command's variables are set beside them. unset first, because bash gives some names a life of their own
+# (SECONDS, RANDOM) until they are unset.
+environment() {
+  local mh_var
+  case :$PATH: in
+    *:"$HOME/.local/bin":*) ;;
+    *) export PATH="$PATH:$HOME/.local/bin" ;;
+  esac
+  export PYTHONUNBUFFERED="${PYTHONUNBUFFERED:-1}"
+  export MULTIHOST_RUN="$mh_run" MULTIHOST_ATTEMPT="$mh_attempt" MULTIHOST_RUN_DIR="$mh_dir"
+  for mh_var in "${mh_vars[@]}"; do
+    unset -v "${mh_var%%=*}"
+    # shellcheck disable=SC2163 # NAME=VALUE is meant
+    if [[ $mh_var == *=* ]]; then export "$mh_var"; fi
+  done
 }

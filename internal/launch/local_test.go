@@ -204,7 +204,16 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 	}
 	select {
 	case err := <-ended:
-		copies.Wait() // sshd too waits until all that hold the output are gone
+		copied := make(chan struct{})
+		go func() { // sshd too waits until all that hold the output are gone
+			copies.Wait()
+			close(copied)
+		}()
+		select {
+		case <-copied:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
 		shut()
 		return statusOf(err)
 	case <-lost:

@@ -42,6 +42,8 @@ var (
 	freeText string
 	//go:embed dump.sh
 	dumpText string
+	//go:embed exec.sh
+	execText string
 	//go:embed list.sh
 	listText string
 )
@@ -62,6 +64,7 @@ var (
 	freeScript    = operation("free", freeText)
 	dumpScript    = operation("dump", dumpText)
 	listScript    = operation("list", listText)
+	execScript    = operation("exec", execText)
 )
 
 func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }

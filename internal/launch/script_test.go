@@ -22,7 +22,7 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	scripts := map[string]string{"supervise": superviseText, "start": startText}
 	for name, p := range map[string]*sshfan.Program{
 		"arm": armScript, "release": releaseScript, "status": statusScript, "follow": followScript, "stop": stopScript,
-		"free": freeScript, "list": listScript, "digest": digestScript, "tail": tailScript, "dump": dumpScript,
+		"free": freeScript, "list": listScript, "digest": digestScript, "tail": tailScript, "dump": dumpScript, "exec": execScript,
 	} {
 		scripts[name] = p.Text()
 		if n := len(p.Cmd(nil).Whole().Line); n > 1200 {

@@ -6,7 +6,7 @@
 #
 # Names begin with mh_ because the command's variables are set beside them.
 #
-# shellcheck disable=SC2154 # lib.sh sets what is not set here
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4 mh_sup=$5 mh_sup_start=$6 mh_start mh_order=''
   local -a mh_words mh_vars
@@ -62,24 +62,6 @@ record() {
   printf '%s\n' "$mh_line" >"$mh_dir/started" || return
   set +C
   printf 'started %s\n' "$mh_line"
-}
-
-# environment: as the login has it, the variables to unset, those to set. Values
-# are bytes. unset first, because bash gives some names a life of their own
-# (SECONDS, RANDOM) until they are unset.
-environment() {
-  local mh_var
-  case :$PATH: in
-    *:"$HOME/.local/bin":*) ;;
-    *) export PATH="$PATH:$HOME/.local/bin" ;;
-  esac
-  export PYTHONUNBUFFERED="${PYTHONUNBUFFERED:-1}"
-  export MULTIHOST_RUN="$mh_run" MULTIHOST_ATTEMPT="$mh_attempt" MULTIHOST_RUN_DIR="$mh_dir"
-  for mh_var in "${mh_vars[@]}"; do
-    unset -v "${mh_var%%=*}"
-    # shellcheck disable=SC2163 # NAME=VALUE is meant
-    if [[ $mh_var == *=* ]]; then export "$mh_var"; fi
-  done
 }
 
 main "$@"

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
@@ -55,10 +56,28 @@ func (c *Conn) startApart(ctx context.Context, cmd Cmd) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.lend(&loan{keys: c.fleet.cfg.Identity.signers, user: to.User(), hostKey: hostKey})
+	o := &loan{keys: c.fleet.cfg.Identity.signers, user: to.User(), hostKey: hostKey}
+	l.lend(func(rw io.ReadWriteCloser) { o.serve(rw) })
 	s := newSession(c, l, cmd, cmd.Stdin == nil)
 	s.apart = true
 	return c.begin(ctx, s)
+}
+
+// passToAgent carries one client of a forwarded agent to the agent itself.
+func passToAgent(rw io.ReadWriteCloser, socket string) {
+	agent, err := net.Dial("unix", socket)
+	if err != nil {
+		return // it has ended meanwhile: the client sees an agent that does
+	}
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		_, _ = io.Copy(agent, rw)
+		_ = agent.Close() // the client has hung up
+	}()
+	_, _ = io.Copy(rw, agent)
+	_ = rw.Close()
+	<-asked
 }
 
 // A loan is the right to one login.

@@ -3,6 +3,7 @@ package sshfan
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -136,11 +137,14 @@ type link struct {
 	quiet   int         // ticks without a byte; belongs to keepAlive
 	probing atomic.Bool // a keepalive is unanswered
 
-	loan atomic.Pointer[loan] // nil as a rule
+	agent atomic.Pointer[agentServer] // nil as a rule
 }
 
-// lend lets the worker ask for the signatures of a login from now on.
-func (l *link) lend(o *loan) { l.loan.Store(o) }
+// An agentServer answers one client of a forwarded agent.
+type agentServer func(io.ReadWriteCloser)
+
+// lend lets the worker use an agent from now on.
+func (l *link) lend(serve agentServer) { l.agent.Store(&serve) }
 
 // serve answers what the worker asks of us, which is nothing that we grant but
 // an agent that was lent, and notices the end of the connection.
@@ -152,8 +156,8 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 				chans = nil
 				continue
 			}
-			if loan := l.loan.Load(); loan != nil && ch.ChannelType() == "auth-agent@openssh.com" {
-				l.fleet.spawn(func() { l.serveAgent(loan, ch) })
+			if serve := l.agent.Load(); serve != nil && ch.ChannelType() == "auth-agent@openssh.com" {
+				l.fleet.spawn(func() { l.serveAgent(*serve, ch) })
 				continue
 			}
 			// An error here is the end of the connection, seen below.
@@ -182,13 +186,13 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 }
 
 // serveAgent is one client's connection to the agent that was lent.
-func (l *link) serveAgent(loan *loan, nc ssh.NewChannel) {
+func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	ch, reqs, err := nc.Accept()
 	if err != nil {
 		return // the end of the connection
 	}
 	l.fleet.spawn(func() { ssh.DiscardRequests(reqs) })
-	loan.serve(ch)
+	serve(ch)
 	_ = ch.Close()
 }
 

@@ -15,8 +15,17 @@ import (
 // A Cmd is a command to run on a worker.
 type Cmd struct {
 	// Line is the command line, exactly as the login shell gets it. Build it
-	// with Quote. Commands that are scripts are made by Program.Cmd.
+	// with Quote; empty is the login shell itself. Commands that are scripts are
+	// made by Program.Cmd.
 	Line string
+
+	// Terminal gives the command a terminal on the worker: what it shows goes to
+	// Stdout, what is read from its input is what was typed. Nil: none.
+	Terminal *Terminal
+
+	// AgentSocket is that of an ssh-agent which the command may use, and root of
+	// the worker with it, as long as the connection lasts. Empty: none.
+	AgentSocket string
 
 	// Stdin is copied to the command's standard input, which is then closed.
 	// Nil: Run closes it at once, Start leaves it to Session.Stdin. A Read
@@ -37,6 +46,13 @@ type Cmd struct {
 	LoginTo *Conn
 
 	program *programCall // in place of Line, or nil
+}
+
+// A Terminal is the user's, as the command's own shall be.
+type Terminal struct {
+	Type    string                     // TERM
+	Size    func() (columns, rows int) // asked at the start and whenever Resized tells
+	Resized <-chan struct{}            // may be nil
 }
 
 // A Status is how a command ended.
@@ -330,7 +346,14 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 			return s.conn.fail(StageExec, "", ErrNoAgent)
 		}
 	}
-	ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{s.cmd.Line}))
+	if err := s.furnish(ch); err != nil {
+		return err
+	}
+	request, payload := "exec", ssh.Marshal(struct{ Line string }{s.cmd.Line})
+	if s.cmd.Line == "" {
+		request, payload = "shell", nil
+	}
+	ok, err := ch.SendRequest(request, true, payload)
 	if err != nil {
 		select {
 		case <-s.aborted:
@@ -341,6 +364,9 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	}
 	if !ok {
 		return s.conn.fail(StageExec, "", errors.New("sshd refuses to run commands for this login"))
+	}
+	if t := s.cmd.Terminal; t != nil && t.Resized != nil {
+		s.conn.fleet.spawn(func() { s.resize(ch, t) })
 	}
 	copies.Go(func() { s.pump(ch, s.out) })
 	copies.Go(func() { s.pump(ch.Stderr(), s.errs) })
@@ -358,6 +384,52 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 		_ = ch.CloseWrite()
 	}
 	return nil
+}
+
+// furnish asks for the agent and the terminal of the command.
+func (s *Session) furnish(ch ssh.Channel) error {
+	if socket := s.cmd.AgentSocket; socket != "" {
+		s.link.lend(func(rw io.ReadWriteCloser) { passToAgent(rw, socket) })
+		switch ok, err := ch.SendRequest("auth-agent-req@openssh.com", true, nil); {
+		case err != nil:
+			return s.unanswered()
+		case !ok:
+			return s.conn.fail(StageExec, "", ErrNoAgent)
+		}
+	}
+	if t := s.cmd.Terminal; t != nil {
+		columns, rows := t.Size()
+		const noModes = "\x00" // the worker's own
+		ok, err := ch.SendRequest("pty-req", true, ssh.Marshal(struct {
+			Type                         string
+			Columns, Rows, Width, Height uint32
+			Modes                        string
+		}{t.Type, uint32(columns), uint32(rows), 0, 0, noModes}))
+		switch {
+		case err != nil:
+			return s.unanswered()
+		case !ok:
+			return s.conn.fail(StageExec, "", errors.New("sshd gives this login no terminal"))
+		}
+	}
+	return nil
+}
+
+// resize tells the worker the size of the terminal whenever it changes.
+func (s *Session) resize(ch ssh.Channel, t *Terminal) {
+	for {
+		select {
+		case <-s.done:
+			return
+		case _, ok := <-t.Resized:
+			if !ok {
+				return
+			}
+			columns, rows := t.Size()
+			// It fails only if the command is over already.
+			_, _ = ch.SendRequest("window-change", false, ssh.Marshal(struct{ Columns, Rows, Width, Height uint32 }{uint32(columns), uint32(rows), 0, 0}))
+		}
+	}
 }
 
 // unanswered tells why a command that was sent was not acknowledged: the

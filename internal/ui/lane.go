@@ -164,6 +164,21 @@ func (l *lane) loop() {
 	}
 }
 
+// drain writes what is queued now. The caller holds the pen.
+func (l *lane) drain() {
+	l.r.mu.Lock()
+	buf, segs := l.queue, l.segments
+	l.queue, l.segments = nil, nil
+	l.generation++
+	l.outputQueued, l.controlQueued = 0, 0
+	l.r.mu.Unlock()
+	start := 0
+	for _, s := range segs {
+		l.send(s.to, buf[start:s.end])
+		start = s.end
+	}
+}
+
 // due says whether there is something to write now; if not, at is when there
 // will be, or zero. The caller holds Renderer.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {

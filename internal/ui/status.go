@@ -42,6 +42,9 @@ func (p *phaseView) describe() string {
 		if e.Total > 0 {
 			parts = append(parts, fmt.Sprintf("%d/%d", e.Done, e.Total))
 		}
+		if e.All > 0 {
+			parts = append(parts, fmt.Sprintf("%d %%, %s of %s", 100*e.Bytes/e.All, event.Bytes(e.Bytes), event.Bytes(e.All)))
+		}
 		if e.Detail != "" {
 			parts = append(parts, e.Detail)
 		}
@@ -152,6 +155,9 @@ func (r *Renderer) status(now time.Time) string {
 	}
 	p := r.phases[len(r.phases)-1]
 	text := strings.TrimSuffix(p.describe(), ": ")
+	if p.last.All > 0 {
+		text = bar(p.last.Bytes, p.last.All) + " " + text
+	}
 	if strings.Contains(text, ": ") {
 		text += ", " + p.times(now)
 	} else {
@@ -211,6 +217,15 @@ func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
 		r.control(p.line(now))
 	}
 	return next
+}
+
+// barWidth is the columns of a bar, without its brackets.
+const barWidth = 20
+
+// bar draws how much of something is done.
+func bar(done, all int64) string {
+	full := int(barWidth * done / all)
+	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
 // line is the status as a line of its own.

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/job"
+	"multihost/internal/tpu"
+)
+
+func (p *program) cpCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "cp",
+		Usage:     "copy files and directories to workers, or from them",
+		ArgsUsage: "SOURCE… DEST",
+		Description: `Either the sources or DEST are on workers, and begin with their names and a colon;
+a local name that looks so is written ./s0w0:x.
+
+  multihost cp data.json all:/tmp/ --tpu-prefix=train
+  multihost cp 'part-{slice}-{worker}.bin' all:part.bin --tpu-prefix=train
+  multihost cp 's0w*:~/train/profile' profiles --tpu-prefix=train
+  multihost cp 'all:/tmp/*.log' 'logs-{slice}-{worker}/' --tpu-prefix=train
+
+Names on workers are relative to the home directory, and may be patterns when they
+are fetched. A DEST that ends with a slash, or is a directory, takes what comes
+under its own names; else it is the new name. {slice} and {worker} in a local name
+are the numbers of each worker; without them what comes from several workers goes
+into a directory for each: DEST/s0w0/…
+
+Modes, times, symbolic links and empty directories are kept. What has not arrived
+whole, which digests prove, is nowhere; each file takes the place of an earlier one
+at once. To workers it is all or none: nothing changes on any of them unless all
+of it has arrived on every one. From workers each stands for itself.`,
+		Flags: flags([]cli.Flag{
+			&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
+		}, quickFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			o, up, err := p.copyOptions(s, c)
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			if up {
+				return interruptible(c.Context, d.CopyTo(c.Context, o))
+			}
+			return interruptible(c.Context, d.CopyFrom(c.Context, o))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+// copyOptions reads which files are meant, and whether they go to workers.
+func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up bool, err error) {
+	words := slices.Concat(p.inv.positionals, p.inv.argv)
+	if len(words) < 2 {
+		return o, false, &usageError{err: errors.New("multihost cp needs a source and a destination"), hint: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
+	}
+	if o.Workers, err = p.namedWorkers(s, c); err != nil {
+		return o, false, err
+	}
+	if o.Except, err = parsePattern(c, "exclude-workers"); err != nil {
+		return o, false, err
+	}
+	names := make([]string, len(words)) // of workers, "" for local
+	for i, w := range words {
+		if pattern, rest, ok := cutWorkers(w); ok {
+			names[i], words[i] = pattern, rest
+		} else if w == "" {
+			return o, false, usagef("multihost cp: a name is empty")
+		}
+	}
+	last := len(words) - 1
+	o.Sources, o.Dest = words[:last], words[last]
+	whose := names[last]
+	up = whose != ""
+	if !up {
+		whose = names[0]
+	}
+	for i, name := range names {
+		if i < last && up && name != "" {
+			return o, up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", p.word(i), p.word(last))
+		}
+		if i < last && !up && name != whose {
+			return o, up, usagef("multihost cp: the sources are on different workers (%q, %q)", p.word(0), p.word(i))
+		}
+	}
+	if whose == "" {
+		return o, up, &usageError{err: errors.New("multihost cp: neither the sources nor the destination are on workers"), hint: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
+	}
+	o.Only, err = tpu.ParsePattern(whose)
+	return o, up, err
+}
+
+// word is the i-th of the command line.
+func (p *program) word(i int) string { return slices.Concat(p.inv.positionals, p.inv.argv)[i] }
+
+// cutWorkers cuts s0w3:name into the workers and the name.
+func cutWorkers(word string) (workers, name string, ok bool) {
+	workers, name, ok = strings.Cut(word, ":")
+	if !ok {
+		return "", word, false
+	}
+	if _, err := tpu.ParsePattern(workers); err != nil {
+		return "", word, false
+	}
+	return workers, name, true
+}

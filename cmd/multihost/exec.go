@@ -1,0 +1,148 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/job"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+)
+
+// workersFlags choose some of the workers of the slices.
+func workersFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "workers", Usage: "only the workers that `PATTERN` names, as s0w3, s0w*, s[0-1]w[0-3], with commas between; default: all"},
+		&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
+	}
+}
+
+// quickFlags are those of commands that somebody waits for.
+func quickFlags() []cli.Flag {
+	ssh := sshFlags()
+	for _, f := range ssh {
+		if d, ok := f.(*cli.DurationFlag); ok && d.Name == "connect-timeout" {
+			d.Value = 30 * time.Second
+		}
+	}
+	return flags(selectFlags(), hostFlags(), ssh)
+}
+
+// namedWorkers reads whose workers are meant.
+func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers, err error) {
+	w.Prefix, w.Partial = c.String("tpu-prefix"), c.Bool("allow-partial")
+	switch {
+	case s.hosts != nil && w.Prefix != "":
+		return w, usagef("give either --tpu-prefix or --hosts, not both")
+	case s.hosts != nil:
+		w.Prefix = job.HostsPrefix
+	case w.Prefix == "":
+		return w, &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"}
+	}
+	return w, nil
+}
+
+// chosenWorkers reads which workers are meant.
+func (p *program) chosenWorkers(s *session, c *cli.Context) (w job.Workers, err error) {
+	if w, err = p.namedWorkers(s, c); err != nil {
+		return w, err
+	}
+	if w.Only, err = parsePattern(c, "workers"); err != nil {
+		return w, err
+	}
+	w.Except, err = parsePattern(c, "exclude-workers")
+	return w, err
+}
+
+func parsePattern(c *cli.Context, flag string) (tpu.Pattern, error) {
+	text := c.String(flag)
+	if text == "" {
+		return tpu.Pattern{}, nil
+	}
+	pattern, err := tpu.ParsePattern(text)
+	if err != nil {
+		return pattern, &usageError{err: fmt.Errorf("--%s: %w", flag, err), hint: hintOf(err)}
+	}
+	return pattern, nil
+}
+
+func (p *program) execCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "exec",
+		Usage:     "run a quick command on workers and fold what they say",
+		ArgsUsage: "[-- PROGRAM ARG…]",
+		Description: `Runs the command on all workers at once, in the home directory of the login, with
+nothing shipped, tuned or freed before. Equal outputs are shown once, those of
+most workers first; of the others what differs:
+
+  multihost exec --tpu-prefix=train -- uname -r
+  s[0-1]w[0-2],s0w3 (7): 5.19.0-1030-gcp
+  s1w3: 5.19.0-1022-gcp
+
+--command is one bash script; words after -- are run as they are, without a
+shell. What the workers print on standard output is the result; what they say on
+standard error, and who ended with another status than 0, goes to standard error.
+With a single worker the bytes come as they are, when they come. Of very long
+outputs the middle is left out, which is said; --log-dir keeps all of it.
+
+The command belongs to this one: at Ctrl-C, at --timeout and when the connection
+or this program dies, nothing of it is left on the workers. Its input is empty.`,
+		Flags: flags(workersFlags(), []cli.Flag{
+			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run; or give words after --"},
+			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},
+			&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
+			graceFlag(),
+			&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` in which the whole output of each worker is kept"},
+		}, quickFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			o, err := p.execOptions(s, c)
+			if err != nil {
+				return err
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			if s.view.Mode() != ui.JSON {
+				out, errs := ui.Printable(p.stdout), ui.Printable(p.stderr)
+				defer out.Close()
+				defer errs.Close()
+				o.Stdout, o.Stderr = out, errs
+			}
+			out, err := d.Exec(c.Context, o)
+			return outcome(out, withoutPipe(interruptible(c.Context, err)))
+		}),
+	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+func (p *program) execOptions(s *session, c *cli.Context) (o job.ExecOptions, err error) {
+	if len(p.inv.positionals) > 0 {
+		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),
+			hint: "quote the command: --command='…', or put its words after --"}
+	}
+	o = job.ExecOptions{Argv: p.inv.argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
+	script := c.String("command")
+	switch {
+	case strings.TrimSpace(script) == "" && len(o.Argv) == 0, len(o.Argv) > 0 && o.Argv[0] == "":
+		return o, &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
+	case script != "" && len(o.Argv) > 0:
+		return o, usagef("give either --command or words after --, not both")
+	case o.Timeout < 0:
+		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
+	case o.Grace < 0:
+		return o, usagef("--grace=%s: it must not be negative", o.Grace)
+	case script != "":
+		o.Argv = []string{"bash", "-c", script}
+	}
+	for _, word := range o.Argv {
+		if len(word) >= longestVariable {
+			return o, usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), longestVariable-1)
+		}
+	}
+	o.Workers, err = p.chosenWorkers(s, c)
+	return o, err
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/job"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+)
+
+func (p *program) sshCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "ssh",
+		Usage:     "log in to one worker",
+		ArgsUsage: "WORKER [-- PROGRAM ARG…]",
+		Description: `Opens a terminal on the worker, by the same way and with the same check of its
+host key as every other command:
+
+  multihost ssh s0w0 --tpu-prefix=train
+  multihost ssh s1w3 --tpu-prefix=train -- htop
+
+Where standard input and output are no terminal, the program gets none, and both
+are passed on byte for byte. "~." at the begin of a line ends the connection, "~~"
+types one "~". For a quick command on many workers: multihost exec.
+
+--forward-agent lets programs there use your ssh-agent for as long as you are
+logged in, and root of the worker with them.`,
+		Flags: flags([]cli.Flag{
+			&cli.BoolFlag{Name: "forward-agent", Usage: "let programs on the worker use the ssh-agent of this machine"},
+		}, quickFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			name, err := p.oneArgument("multihost ssh", "worker")
+			if err != nil {
+				return err
+			}
+			o := job.ShellOptions{Argv: p.inv.argv, Open: func(ctx context.Context) (*job.Console, error) { return p.console(ctx, s) }}
+			if o.Workers, err = p.namedWorkers(s, c); err != nil {
+				return err
+			}
+			if o.Only, err = tpu.ParsePattern(name); err != nil {
+				return &usageError{err: err, hint: hintOf(err)}
+			}
+			if p.inv.dashed && (len(o.Argv) == 0 || o.Argv[0] == "") {
+				return usagef("multihost ssh: nothing to run after --")
+			}
+			if c.Bool("forward-agent") {
+				if o.AgentSocket, _ = s.lookup("SSH_AUTH_SOCK"); o.AgentSocket == "" {
+					return &configError{err: errors.New("--forward-agent: there is no ssh-agent (SSH_AUTH_SOCK is not set)"), hint: `start one: eval "$(ssh-agent)"; ssh-add`}
+				}
+			}
+			if s.view.Mode() == ui.JSON {
+				return usagef("multihost ssh: --output=json: the bytes are those of the worker; for an answer as data: multihost exec")
+			}
+			d, err := s.workers(p, c)
+			if err != nil {
+				return err
+			}
+			out, err := d.Shell(c.Context, o)
+			return outcome(out, withoutPipe(interruptible(c.Context, err)))
+		}),
+	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+// console is what a login has on this side: the terminal, or the standard
+// streams.
+func (p *program) console(ctx context.Context, s *session) (*job.Console, error) {
+	in, out, ok := ui.CanHandOver(p.stdin, p.stdout)
+	if !ok {
+		screen, errs := ui.Printable(p.stdout), ui.Printable(p.stderr)
+		return &job.Console{Stdin: p.stdin, Stdout: screen, Stderr: errs, Close: func() error { return errors.Join(screen.Close(), errs.Close()) }}, nil
+	}
+	kind, _ := s.lookup("TERM")
+	if kind == "" {
+		kind = "dumb"
+	}
+	c, err := s.view.Console(ctx, in, out)
+	if err != nil {
+		return nil, fmt.Errorf("multihost ssh: %w", err)
+	}
+	return &job.Console{
+		Terminal: &sshfan.Terminal{Type: kind, Size: c.Size, Resized: c.Resized()},
+		Stdin:    c, Stdout: c, Stderr: c, Close: c.Close,
+	}, nil
+}

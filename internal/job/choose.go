@@ -1,0 +1,101 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// Workers says on which workers a command of everyday works: exec, ssh, cp.
+type Workers struct {
+	Prefix  string // of the slices
+	Partial bool   // those of slices that are ready will do
+	Only    tpu.Pattern
+	Except  tpu.Pattern
+}
+
+// choose finds the workers that w means. Unlike a run, what works on workers one
+// by one keeps the numbers of the slices whatever state they are in, and looks
+// also at a worker of a slice that is not healthy. That slices are missing or
+// not ready is an error only where all workers were asked for.
+func (d *Deps) choose(ctx context.Context, watch *stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
+	err = watch.phase("discover", func() (string, error) {
+		nodes, err := d.Cloud.Slices(ctx)
+		if err != nil {
+			return "", fmt.Errorf("list slices in %q: %w", d.Zone, err)
+		}
+		if sel, err = tpu.Select(nodes, w.Prefix, false); err != nil {
+			return "", err
+		}
+		if sel.Slices[0].Name != w.Prefix {
+			if missing := d.missingFromQueue(ctx, sel); missing != "" {
+				sel.Problems = append(sel.Problems, missing)
+			}
+		}
+		if len(sel.Problems) > 0 && !w.Partial && (w.Only.IsZero() || w.Only.All()) {
+			return "", &Error{Stage: StageDiscover, Text: strings.Join(sel.Problems, "; "),
+				Advice: "name the workers that are meant, as --workers=s0w*; or take those of the slices that are ready: --allow-partial"}
+		}
+		for _, p := range sel.Problems {
+			event.Notef(d.Sink, event.Warn, "", "%s", p)
+		}
+		all := sel.Workers()
+		if w.Partial {
+			all = slices.DeleteFunc(all, func(id tpu.WorkerID) bool {
+				ready, _ := sel.Slices[id.Slice].Ready()
+				return !ready
+			})
+		}
+		if ids, err = tpu.Choose(all, w.Only, w.Except); err != nil {
+			return "", err
+		}
+		text := describe(sel)
+		if len(ids) < len(sel.Workers()) {
+			text += "; chosen: " + tpu.Fold(ids)
+		}
+		return text, nil
+	})
+	return sel, ids, err
+}
+
+// call connects to the workers that w means. Those that are not reached are in
+// failed; that it is nobody is an error. The caller closes the team.
+func (d *Deps) call(ctx context.Context, watch *stopwatch, w Workers) (t *team, failed map[tpu.WorkerID]error, err error) {
+	sel, ids, err := d.choose(ctx, watch, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.reachSome(ctx, watch, sel, ids)
+}
+
+// reachSome connects to workers of sel, as call does.
+func (d *Deps) reachSome(ctx context.Context, watch *stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *team, failed map[tpu.WorkerID]error, err error) {
+	err = watch.phase("connect", func() (string, error) {
+		only := func(id tpu.WorkerID) bool { return slices.Contains(ids, id) }
+		if len(ids) == len(sel.Workers()) {
+			only = nil
+		}
+		if t, failed, err = d.dial(ctx, sel, only, false); err != nil {
+			return "", err
+		}
+		if len(t.ids) == 0 {
+			t.close()
+			return "", failures(StageConnect, ids, failed)
+		}
+		return fmt.Sprintf("%d/%d workers", len(t.ids), len(ids)), nil
+	})
+	return t, failed, err
+}
+
+// failures is workersError of the errors of some workers among ids.
+func failures(stage Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
+	errs := make([]error, len(ids))
+	for i, id := range ids {
+		errs[i] = failed[id]
+	}
+	return workersError(stage, ids, errs)
+}

@@ -1,0 +1,257 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+	"multihost/internal/transfer"
+)
+
+// CopyOptions is files that are copied to workers or from them.
+type CopyOptions struct {
+	Workers
+	Sources []string // here, or there when they are fetched
+	Dest    string
+}
+
+// Copied is what was copied to or from one worker.
+type Copied struct {
+	Worker string `json:"worker"`
+	Dest   string `json:"dest"`
+	Files  int    `json:"files"`
+	Bytes  int64  `json:"bytes"`
+	Error  string `json:"error,omitempty"`
+}
+
+// copyAtOnce bounds the transfers under way: more of them only share the link of
+// this machine.
+const copyAtOnce = 64
+
+// forWorker puts the numbers of a worker into a local name.
+func forWorker(text string, id tpu.WorkerID) string {
+	return strings.NewReplacer("{slice}", strconv.Itoa(id.Slice), "{worker}", strconv.Itoa(id.Worker)).Replace(text)
+}
+
+// hasNumbers reports whether a local name has numbers of a worker in it.
+func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1, Worker: 1}) != text }
+
+// CopyTo copies files of this machine to workers. Nothing is put into place on
+// any of them unless all of it has arrived on every one. {slice} and {worker} in
+// a source are the numbers of each worker.
+func (d *Deps) CopyTo(ctx context.Context, o CopyOptions) error {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	sel, ids, err := d.choose(ctx, &watch, o.Workers)
+	if err != nil {
+		return err
+	}
+	parcels, err := d.pack(ctx, o.Sources, ids)
+	if err != nil {
+		return &Error{Stage: StageLocal, Err: err}
+	}
+	t, failed, err := d.reachSome(ctx, &watch, sel, ids)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	if len(failed) > 0 {
+		return failures(StageConnect, ids, failed)
+	}
+	return watch.phase("copy", func() (string, error) {
+		show := newWaiting(d, "copy", ids)
+		for _, p := range parcels {
+			show.expected(p.Size)
+		}
+		sent := make([]*transfer.Sent, len(ids))
+		slots := make(chan struct{}, copyAtOnce)
+		errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) (err error) {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			sent[i], err = parcels[i].Send(ctx, t.conns[i], o.Dest, false, show.copied)
+			show.done(i)
+			return err
+		})
+		broken := workersError(StageCopy, ids, errs)
+		if ctx.Err() != nil {
+			broken = context.Cause(ctx)
+		}
+		if broken != nil {
+			t.each(ctx, d.Sink, "", func(_ context.Context, i int) error {
+				if sent[i] != nil {
+					sent[i].Drop()
+				}
+				return nil
+			})
+			return "", broken
+		}
+		errs = t.each(ctx, d.Sink, "", func(_ context.Context, i int) error { return sent[i].Put() })
+		data := make([]Copied, len(ids))
+		for i, id := range ids {
+			data[i] = Copied{Worker: id.String(), Dest: o.Dest, Files: parcels[i].Files, Bytes: parcels[i].Size}
+			if errs[i] != nil {
+				data[i].Error = causeText(errs[i], id)
+			}
+		}
+		d.Sink.Emit(event.Result{Name: "copied", Data: data})
+		if err := workersError(StageCopy, ids, errs); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%s (%s) to %s", event.Count(parcels[0].Files, "file"), event.Bytes(parcels[0].Size), tpu.Fold(ids)), nil
+	})
+}
+
+// pack reads what each worker is to get, and equal things once.
+func (d *Deps) pack(ctx context.Context, sources []string, ids []tpu.WorkerID) ([]*transfer.Parcel, error) {
+	parcels := make([]*transfer.Parcel, len(ids))
+	seen := map[string]*transfer.Parcel{}
+	for i, id := range ids {
+		own := make([]string, len(sources))
+		for k, s := range sources {
+			own[k] = forWorker(s, id)
+		}
+		key := strings.Join(own, "\x00")
+		if seen[key] == nil {
+			p, err := transfer.Pack(ctx, own)
+			if err != nil {
+				return nil, err
+			}
+			d.tellLeftOut("", p.LeftOut)
+			seen[key] = p
+		}
+		parcels[i] = seen[key]
+	}
+	return parcels, nil
+}
+
+func (d *Deps) tellLeftOut(worker string, names []string) {
+	if len(names) == 0 {
+		return
+	}
+	shown := names
+	more := ""
+	if len(shown) > 5 {
+		shown, more = shown[:5], fmt.Sprintf(" and %d more", len(names)-5)
+	}
+	event.Notef(d.Sink, event.Warn, "", "%s%q%s left out: neither file, directory nor link", worker, shown, more)
+}
+
+// CopyFrom fetches files of workers to this machine. {slice} and {worker} in the
+// name here are the numbers of each worker; without them what comes from several
+// workers goes into a directory for each, named as the worker is. What fails on
+// one worker leaves the others alone; the error names those that failed.
+func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
+	if err := transfer.Asked(o.Sources); err != nil {
+		return &Error{Stage: StageInput, Err: err}
+	}
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	sel, ids, err := d.choose(ctx, &watch, o.Workers)
+	if err != nil {
+		return err
+	}
+	places, err := placesFor(o, ids)
+	if err != nil {
+		return err
+	}
+	t, failed, err := d.reachSome(ctx, &watch, sel, ids)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	if len(failed) > 0 {
+		event.Notef(d.Sink, event.Warn, "", "%v; going on without them", failures(StageConnect, ids, failed))
+	}
+	return watch.phase("copy", func() (string, error) {
+		got, errs := d.fetchAll(ctx, t, o.Sources, places)
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		var files int
+		var bytes int64
+		var changed, whole []tpu.WorkerID
+		data := make([]Copied, 0, len(ids))
+		for i, id := range t.ids {
+			c := Copied{Worker: id.String(), Dest: filepath.Join(places[id].Dir, places[id].Name), Files: got[i].Files, Bytes: got[i].Bytes}
+			if errs[i] != nil {
+				failed[id] = errs[i]
+			} else {
+				whole = append(whole, id)
+				files, bytes = files+got[i].Files, bytes+got[i].Bytes
+				d.tellLeftOut(id.String()+": ", got[i].LeftOut)
+			}
+			if got[i].Changed {
+				changed = append(changed, id)
+			}
+			data = append(data, c)
+		}
+		for _, id := range missing(failed) {
+			at := slices.IndexFunc(data, func(c Copied) bool { return c.Worker == id.String() })
+			if at < 0 {
+				at = len(data)
+				data = append(data, Copied{Worker: id.String()})
+			}
+			data[at].Error = causeText(failed[id], id)
+		}
+		d.Sink.Emit(event.Result{Name: "copied", Data: data})
+		if len(changed) > 0 {
+			event.Notef(d.Sink, event.Warn, "", "%s: something was written to while it was copied: what came is as long as it was at the begin", tpu.Fold(changed))
+		}
+		text := fmt.Sprintf("%s (%s) from %s", event.Count(files, "file"), event.Bytes(bytes), tpu.Fold(whole))
+		if err := failures(StageCopy, ids, failed); err != nil {
+			if len(whole) > 0 {
+				event.Notef(d.Sink, event.Info, "", "copied %s", text)
+			}
+			return "", err
+		}
+		return text, nil
+	})
+}
+
+// fetchAll fetches from all workers of the team, a bounded number at once.
+func (d *Deps) fetchAll(ctx context.Context, t *team, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
+	show := newWaiting(d, "copy", t.ids)
+	got := make([]transfer.Fetched, len(t.ids))
+	slots := make(chan struct{}, copyAtOnce)
+	errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) (err error) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		got[i], err = transfer.Fetch(ctx, t.conns[i], sources, places[t.ids[i]], transfer.Progress{Size: show.expected, Moved: show.copied})
+		show.done(i)
+		return err
+	})
+	return got, errs
+}
+
+// placesFor says where the files of each worker go; no two to one place.
+func placesFor(o CopyOptions, ids []tpu.WorkerID) (map[tpu.WorkerID]transfer.Place, error) {
+	places := make(map[tpu.WorkerID]transfer.Place, len(ids))
+	whose := map[string]tpu.WorkerID{}
+	several := len(o.Sources) > 1
+	for _, id := range ids {
+		switch {
+		case hasNumbers(o.Dest) || len(ids) == 1:
+			places[id] = transfer.PlaceFor(forWorker(o.Dest, id), several)
+		default:
+			places[id] = transfer.PlaceFor(filepath.Join(o.Dest, id.String()), true)
+		}
+		at := filepath.Join(places[id].Dir, places[id].Name)
+		if other, taken := whose[at]; taken {
+			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("%s and %s would both go to %q", other, id, at),
+				Advice: "put {slice} and {worker} into the name; without both, each worker gets a directory of its own"}
+		}
+		whose[at] = id
+	}
+	return places, nil
+}

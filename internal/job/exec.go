@@ -1,0 +1,478 @@
+package job
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+// ExecOptions is a quick command on workers.
+type ExecOptions struct {
+	Workers
+	Argv    []string
+	Sudo    bool
+	Grace   time.Duration // between TERM and KILL when it is stopped
+	Timeout time.Duration // 0 is none
+	LogDir  string        // where each worker's whole output is kept; "": nowhere
+
+	// Stdout and Stderr take the output of a single worker as it comes. Nil: it
+	// is shown at the end, as that of several.
+	Stdout, Stderr io.Writer
+}
+
+// An ExecResult is what became of the command on one worker.
+type ExecResult struct {
+	Worker  string        `json:"worker"`
+	Code    int           `json:"code"` // exit code; 128+n for signal n; of no meaning beside an error
+	Error   string        `json:"error,omitempty"`
+	Stdout  ExecOutput    `json:"stdout"`
+	Stderr  ExecOutput    `json:"stderr"`
+	Elapsed time.Duration `json:"elapsed_ns"`
+}
+
+// An ExecSummary folds what was equal.
+type ExecSummary struct {
+	Workers string       `json:"workers"`
+	Failed  int          `json:"failed"` // workers with an error or another code than 0
+	Stdout  []ExecFolded `json:"stdout"` // most workers first
+	Stderr  []ExecFolded `json:"stderr"`
+	Endings []ExecFolded `json:"endings"`
+}
+
+// ExecFolded is workers of which something was equal.
+type ExecFolded struct {
+	Workers string `json:"workers"` // folded; the first has the bytes
+	Count   int    `json:"count"`
+	What    string `json:"what"` // "exit code 3"; of output how much it was
+}
+
+// executed is one worker's part of an Exec.
+type executed struct {
+	id        tpu.WorkerID
+	end       launch.ExecEnd
+	err       error
+	over      time.Time // zero while it is not
+	elapsed   time.Duration
+	out, err2 *capture // of stdout and stderr
+	log       *os.File
+	logErr    error
+}
+
+// execMemory bounds what is kept of the output of all workers together, and
+// execMost of one.
+const (
+	execMemory = 128 << 20
+	execMost   = 4 << 20
+)
+
+// Exec runs a command on the workers that o names, all at once, bound to this
+// call: when ctx ends nothing of it is left on any worker, or the error names
+// those where that is not sure. Equal outputs are shown once. A command that
+// fails is an Outcome with the status of the first worker to fail, by time;
+// one that is not reached has failed first.
+func (d *Deps) Exec(ctx context.Context, o ExecOptions) (Outcome, error) {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	t, failed, err := d.call(ctx, &watch, o.Workers)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer t.close()
+	unreached := failures(StageConnect, slices.Concat(t.ids, missing(failed)), failed)
+	if unreached != nil {
+		event.Notef(d.Sink, event.Warn, "", "%v; going on without them", unreached)
+	}
+	all, err := openExec(t.ids, o)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer closeExec(all)
+
+	running := ctx
+	if o.Timeout > 0 {
+		late := &Error{Stage: StageTimeout, Text: fmt.Sprintf("the command was stopped after %s (--timeout)", event.Duration(o.Timeout)), Err: context.DeadlineExceeded}
+		limited, cancel := context.WithTimeoutCause(ctx, o.Timeout, late)
+		defer cancel()
+		running = limited
+	}
+	if len(all) == 1 && o.Stdout != nil && len(failed) == 0 {
+		d.execOn(running, t, 0, all[0], o, all[0].tee(o.Stdout, nil), all[0].tee(o.Stderr, nil))
+	} else {
+		_ = watch.phase("exec", func() (string, error) {
+			d.execAll(running, t, all, o)
+			return endingsText(all), nil
+		})
+		d.showExec(all)
+	}
+	return d.judgeExec(ctx, all, unreached)
+}
+
+func missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	for id := range failed {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, tpu.CompareWorkers)
+	return ids
+}
+
+// openExec makes what takes the output of each worker.
+func openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
+	limit := min(execMost, max(execMemory/len(ids), 32<<10))
+	all := make([]*executed, len(ids))
+	for i, id := range ids {
+		all[i] = &executed{id: id, out: newCapture(limit * 3 / 4), err2: newCapture(limit / 4)}
+	}
+	if o.LogDir == "" {
+		return all, nil
+	}
+	if err := os.MkdirAll(o.LogDir, 0o700); err != nil {
+		return nil, &Error{Stage: StageLocal, Err: err}
+	}
+	for _, e := range all {
+		var err error
+		if e.log, err = os.OpenFile(logPath(o.LogDir, e.id), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+			closeExec(all)
+			return nil, &Error{Stage: StageLocal, Err: err, Advice: "logs are never written over: name another --log-dir"}
+		}
+	}
+	return all, nil
+}
+
+func closeExec(all []*executed) {
+	for _, e := range all {
+		if e.log != nil {
+			_ = e.log.Close() // what was not written was said
+		}
+	}
+}
+
+// tee is a writer to w, which may be nil, to the capture and to the log file.
+// The log must not end the command when its disk is full.
+func (e *executed) tee(w io.Writer, c *capture) io.Writer {
+	return writerFunc(func(p []byte) (int, error) {
+		if c != nil {
+			c.Write(p)
+		}
+		if e.log != nil && e.logErr == nil {
+			_, e.logErr = e.log.Write(p)
+		}
+		if w == nil {
+			return len(p), nil
+		}
+		return w.Write(p)
+	})
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// execAll runs the command on every worker at once.
+func (d *Deps) execAll(ctx context.Context, t *team, all []*executed, o ExecOptions) {
+	show := newWaiting(d, "exec", t.ids)
+	t.each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
+		e := all[i]
+		d.execOn(ctx, t, i, e, o, e.tee(nil, e.out), e.tee(nil, e.err2))
+		d.Sink.Emit(event.Result{Name: "exec", Data: e.result()})
+		show.done(i)
+		return nil
+	})
+}
+
+func (d *Deps) execOn(ctx context.Context, t *team, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
+	begin := d.Clock.Now()
+	// One writer at a time: both go to one log file.
+	var turn sync.Mutex
+	locked := func(w io.Writer) io.Writer {
+		return writerFunc(func(p []byte) (int, error) {
+			turn.Lock()
+			defer turn.Unlock()
+			return w.Write(p)
+		})
+	}
+	spec := launch.ExecSpec{Argv: o.Argv, Sudo: o.Sudo, Grace: o.Grace, Leave: d.Leave}
+	e.end, e.err = launch.Exec(ctx, t.conns[i], spec, locked(stdout), locked(stderr))
+	e.over = d.Clock.Now()
+	e.elapsed = e.over.Sub(begin)
+}
+
+// ending is how it ended, in words that are equal where it was equal.
+func (e *executed) ending() string {
+	switch {
+	case e.err != nil && e.end.Stopped:
+		return "stopped"
+	case e.err != nil:
+		return causeText(e.err, e.id)
+	}
+	return fmt.Sprintf("exit code %d", e.end.Code)
+}
+
+func (e *executed) failed() bool { return e.err != nil || e.end.Code != 0 }
+
+func (e *executed) result() ExecResult {
+	r := ExecResult{Worker: e.id.String(), Code: e.end.Code, Stdout: e.out.output(), Stderr: e.err2.output(), Elapsed: e.elapsed}
+	if e.err != nil {
+		r.Error = e.ending()
+	}
+	return r
+}
+
+// judgeExec turns what became of the command into how the program ends.
+func (d *Deps) judgeExec(ctx context.Context, all []*executed, unreached error) (Outcome, error) {
+	ids, errs := make([]tpu.WorkerID, len(all)), make([]error, len(all))
+	held := []tpu.WorkerID{}
+	for i, e := range all {
+		ids[i] = e.id
+		if e.err != nil && !e.end.Stopped {
+			errs[i] = e.err
+		}
+		if e.end.Held {
+			held = append(held, e.id)
+		}
+		if e.logErr != nil {
+			event.Notef(d.Sink, event.Warn, "", "the log of %s is not whole: %v", e.id, e.logErr)
+		}
+	}
+	if len(held) > 0 {
+		event.Notef(d.Sink, event.Warn, "give it an output of its own: >/dev/null 2>&1",
+			"%s: a process that the command left behind holds its output, of which the rest is not awaited", tpu.Fold(held))
+	}
+	broken := workersError(StageExec, ids, errs)
+	if ctx.Err() != nil {
+		return Outcome{}, errors.Join(context.Cause(ctx), broken)
+	}
+	if unreached != nil {
+		return Outcome{}, unreached
+	}
+	first := slices.MinFunc(all, func(a, b *executed) int {
+		return cmp.Or(-compareBool(a.failed(), b.failed()), a.over.Compare(b.over), a.id.Compare(b.id))
+	})
+	switch {
+	case broken != nil && first.err != nil:
+		return Outcome{}, broken
+	case first.err != nil:
+		return Outcome{}, first.err
+	case broken != nil:
+		event.Notef(d.Sink, event.Warn, "", "%v", broken)
+	}
+	return Outcome{Code: first.end.Code, Started: true}, nil
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// showExec shows what the workers said, equal answers once: what they printed as
+// the result, what they complained of and how they ended beside it.
+func (d *Deps) showExec(all []*executed) {
+	outs := foldExec(all, func(e *executed) string { return e.out.key() })
+	errs := foldExec(all, func(e *executed) string { return e.err2.key() })
+	ends := foldExec(all, (*executed).ending)
+	sum := ExecSummary{Workers: tpu.Fold(idsOf(all)), Stdout: folded(outs, outSize), Stderr: folded(errs, errSize), Endings: folded(ends, (*executed).ending)}
+	for _, e := range all {
+		if e.failed() {
+			sum.Failed++
+		}
+	}
+	d.Sink.Emit(event.Result{Name: "exec_summary", Text: outText(outs, func(e *executed) *capture { return e.out }), Data: sum})
+	for _, g := range errs {
+		if g[0].err2.size == 0 {
+			continue
+		}
+		level := event.Info
+		if slices.ContainsFunc(g, (*executed).failed) {
+			level = event.Warn
+		}
+		event.Notef(d.Sink, level, "", "%s, stderr: %s", headOf(g), strings.TrimRight(g[0].err2.tailText(), "\n"))
+	}
+	for _, g := range ends {
+		if g[0].failed() && (g[0].err == nil || g[0].end.Stopped) {
+			event.Notef(d.Sink, event.Warn, "", "%s: %s", headOf(g), g[0].ending())
+		}
+	}
+}
+
+func outSize(e *executed) string { return event.Bytes(e.out.size) }
+func errSize(e *executed) string { return event.Bytes(e.err2.size) }
+
+// foldExec collects the workers of equal keys, those of most workers first.
+func foldExec(all []*executed, key func(*executed) string) (groups [][]*executed) {
+	index := map[string]int{}
+	for _, e := range all {
+		k := key(e)
+		at, ok := index[k]
+		if !ok {
+			at = len(groups)
+			index[k] = at
+			groups = append(groups, nil)
+		}
+		groups[at] = append(groups[at], e)
+	}
+	slices.SortStableFunc(groups, func(a, b []*executed) int { return len(b) - len(a) })
+	return groups
+}
+
+func idsOf(all []*executed) []tpu.WorkerID {
+	ids := make([]tpu.WorkerID, len(all))
+	for i, e := range all {
+		ids[i] = e.id
+	}
+	return ids
+}
+
+func folded(groups [][]*executed, what func(*executed) string) []ExecFolded {
+	all := make([]ExecFolded, len(groups))
+	for i, g := range groups {
+		all[i] = ExecFolded{Workers: tpu.Fold(idsOf(g)), Count: len(g), What: what(g[0])}
+	}
+	return all
+}
+
+// headOf names workers: s[0-1]w[0-3] (8).
+func headOf(group []*executed) string {
+	text := tpu.Fold(idsOf(group))
+	if len(group) > 1 {
+		text += fmt.Sprintf(" (%d)", len(group))
+	}
+	return text
+}
+
+// endingsText says how the command ended everywhere.
+func endingsText(all []*executed) string {
+	var parts []string
+	for _, g := range foldExec(all, (*executed).ending) {
+		parts = append(parts, g[0].ending()+" on "+headOf(g))
+	}
+	if len(parts) > 4 {
+		parts = append(parts[:3], fmt.Sprintf("and %d other endings", len(parts)-3))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// outText is the outputs for people. Most workers come first; of the others only
+// what differs is shown where that is less.
+func outText(groups [][]*executed, of func(*executed) *capture) string {
+	if len(groups) == 1 && of(groups[0][0]).size == 0 {
+		return ""
+	}
+	var b strings.Builder
+	reference := of(groups[0][0])
+	for i, g := range groups {
+		c := of(g[0])
+		b.WriteString(headOf(g))
+		if changes := c.changes(reference); i > 0 && changes != nil {
+			fmt.Fprintf(&b, ", as %s but\n", tpu.Fold(idsOf(groups[0])))
+			for _, line := range changes {
+				b.WriteString("  " + line + "\n")
+			}
+			continue
+		}
+		text := strings.TrimSuffix(c.text(), "\n")
+		switch {
+		case c.size == 0:
+			b.WriteString(": no output\n")
+		case !strings.Contains(text, "\n"):
+			b.WriteString(": " + text + "\n")
+		default:
+			b.WriteString(":\n")
+			for line := range strings.SplitSeq(text, "\n") {
+				b.WriteString("  " + line + "\n")
+			}
+		}
+	}
+	return b.String()
+}
+
+// waiting shows for whom is waited, at most ten times a second.
+type waiting struct {
+	d     *Deps
+	phase string
+	ids   []tpu.WorkerID
+
+	mu    sync.Mutex // guards what follows
+	over  []bool
+	count int
+	shown time.Time
+	begin time.Time
+	bytes int64 // that were copied
+	all   int64
+}
+
+func newWaiting(d *Deps, phase string, ids []tpu.WorkerID) *waiting {
+	w := &waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
+	d.Sink.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
+	return w
+}
+
+func (w *waiting) done(i int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over[i] = true
+	w.count++
+	w.show(w.count == len(w.ids))
+}
+
+// copied counts bytes, and expected those that are to come.
+func (w *waiting) copied(n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bytes += n
+	w.show(false)
+}
+
+func (w *waiting) expected(n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all += n
+}
+
+// show tells how it stands, at most ten times a second. The caller holds mu.
+func (w *waiting) show(now bool) {
+	at := w.d.Clock.Now()
+	if !now && at.Sub(w.shown) < 100*time.Millisecond {
+		return
+	}
+	w.shown = at
+	var open []tpu.WorkerID
+	for i, id := range w.ids {
+		if !w.over[i] {
+			open = append(open, id)
+		}
+	}
+	e := event.Progress{Phase: w.phase, Done: w.count, Total: len(w.ids), Waiting: tpu.Fold(open), Bytes: w.bytes, All: max(w.all, w.bytes)}
+	if seconds := at.Sub(w.begin).Seconds(); w.bytes > 0 && seconds > 1 {
+		e.Detail = event.Bytes(int64(float64(w.bytes)/seconds)) + "/s"
+	}
+	w.d.Sink.Emit(e)
+}
+
+// tailText is what is shown of complaints: their end says most.
+func (c *capture) tailText() string {
+	const most = 16 << 10
+	text := c.text()
+	if len(text) <= most {
+		return text
+	}
+	text = text[len(text)-most:]
+	if i := strings.IndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	return fmt.Sprintf("(the last of %s)\n%s", event.Bytes(c.size), text)
+}

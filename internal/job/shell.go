@@ -1,0 +1,96 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"multihost/internal/event"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// ShellOptions is a login to one worker.
+type ShellOptions struct {
+	Workers
+	Argv        []string // run without a shell of ours; empty: the login shell
+	AgentSocket string   // of the agent that may be used there; "": none
+
+	// Open is called when the worker is reached.
+	Open func(ctx context.Context) (*Console, error)
+}
+
+// A Console is what a login has on this side.
+type Console struct {
+	Terminal       *sshfan.Terminal // nil: none is asked for
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Close          func() error // gives it back; a Read of a terminal ends then
+}
+
+// codeLeft is the status of a login that the user left by "~.", as ssh's.
+const codeLeft = 255
+
+// Shell logs in to the one worker that o names, and returns with the status of
+// what ran there. The console is given back whatever happens.
+func (d *Deps) Shell(ctx context.Context, o ShellOptions) (Outcome, error) {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	sel, ids, err := d.choose(ctx, &watch, o.Workers)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if len(ids) != 1 {
+		return Outcome{}, &Error{Stage: StageInput, Text: fmt.Sprintf("%s is %s; a login is to one", tpu.Fold(ids), event.Count(len(ids), "worker")),
+			Advice: "for a command on all of them: multihost exec --workers=" + sshfan.Quote(o.Only.String())}
+	}
+	t, failed, err := d.reachSome(ctx, &watch, sel, ids)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer t.close()
+	if len(failed) > 0 {
+		return Outcome{}, failures(StageConnect, ids, failed)
+	}
+	c, err := o.Open(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer c.Close()
+	return d.shell(ctx, t.conns[0], o, c)
+}
+
+func (d *Deps) shell(ctx context.Context, conn *sshfan.Conn, o ShellOptions, c *Console) (Outcome, error) {
+	cmd := sshfan.Cmd{Terminal: c.Terminal, Stdout: c.Stdout, Stderr: c.Stderr, AgentSocket: o.AgentSocket}
+	if len(o.Argv) > 0 {
+		cmd.Line = sshfan.Quote(o.Argv...)
+	}
+	if c.Terminal == nil {
+		cmd.Stdin = c.Stdin
+		status, err := conn.Run(ctx, cmd)
+		return Outcome{Code: status.Code, Started: err == nil}, err
+	}
+	s, err := conn.Start(ctx, cmd)
+	if err != nil {
+		return Outcome{}, err
+	}
+	var typing sync.WaitGroup
+	left := false
+	typing.Go(func() {
+		if _, err := io.Copy(s.Stdin, c.Stdin); err == nil {
+			left = true // nothing more can be typed: the user wants out
+			s.Close()
+		}
+	})
+	status, err := s.Wait()
+	closed := c.Close() // ends the reading
+	typing.Wait()
+	switch {
+	case errors.Is(err, sshfan.ErrClosed) && left:
+		return Outcome{Code: codeLeft, Started: true}, nil
+	case err == nil && closed != nil:
+		event.Notef(d.Sink, event.Warn, "", "give the terminal back: %v", closed)
+	}
+	return Outcome{Code: status.Code, Started: err == nil}, err
+}

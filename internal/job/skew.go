@@ -1,0 +1,162 @@
+package job
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// SkewMode says what it means that workers differ in what the command will meet.
+type SkewMode string
+
+// The modes. The zero value looks at nothing, as SkewOff.
+const (
+	SkewCheck SkewMode = "check" // nothing is started
+	SkewWarn  SkewMode = "warn"
+	SkewOff   SkewMode = "off"
+)
+
+// A Skew is something that is not the same on all workers.
+type Skew struct {
+	What   string      `json:"what"` // python, jax, jaxlib, libtpu, code
+	Values []SkewValue `json:"values"`
+}
+
+// SkewValue is what some workers have, those of most workers first.
+type SkewValue struct {
+	Value   string `json:"value"`
+	Workers string `json:"workers"` // folded
+	Count   int    `json:"count"`
+}
+
+// checkSkew compares what the workers that are armed have told of themselves.
+// A worker that could not tell is not compared.
+func (r *run) checkSkew(armed []*launch.Armed) error {
+	if r.o.Skew != SkewCheck && r.o.Skew != SkewWarn {
+		return nil
+	}
+	found := make([]map[string]string, len(armed))
+	for i, a := range armed {
+		found[i] = a.Versions()
+	}
+	skews := findSkews(r.team.ids, found)
+	if len(skews) == 0 {
+		return nil
+	}
+	r.Sink.Emit(event.Result{Name: "skew", Data: skews})
+	text := "the workers differ in what the command will meet:\n" + skewTable(skews)
+	advice := "more of it: multihost exec " + r.workersFlag() + " -- " + sshfan.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
+	if len(skews) == 1 && skews[0].What == "code" {
+		advice = "ship the directory again: without --use-existing-folder"
+	}
+	if r.o.Skew == SkewCheck {
+		return &Error{Stage: StageSkew, Text: text, Advice: advice + "; to start all the same: --skew=warn"}
+	}
+	event.Notef(r.Sink, event.Warn, advice+"; to stop here instead: --skew=check", "%s", text)
+	return nil
+}
+
+// workersFlag names the workers of the run for another command.
+func (r *run) workersFlag() string {
+	if r.onHosts() {
+		return "--hosts=" + sshfan.Quote(r.hostsText())
+	}
+	return "--tpu-prefix=" + r.o.Prefix
+}
+
+// pythonFromHome is the interpreter as it is called in the home directory.
+func (r *run) pythonFromHome() string {
+	python := pythonOf(r.o.Argv, r.o.Script)
+	if strings.Contains(python, "/") && !strings.HasPrefix(python, "/") && !strings.HasPrefix(python, "~/") {
+		python = path.Join(r.o.Run, python)
+	}
+	return strings.TrimPrefix(python, "~/")
+}
+
+func findSkews(ids []tpu.WorkerID, found []map[string]string) (skews []Skew) {
+	for _, what := range []string{"python", "jax", "jaxlib", "libtpu", "code"} {
+		var order []string
+		who := map[string][]tpu.WorkerID{}
+		for i, versions := range found {
+			v, known := versions[what]
+			if !known {
+				continue
+			}
+			if who[v] == nil {
+				order = append(order, v)
+			}
+			who[v] = append(who[v], ids[i])
+		}
+		if len(order) < 2 {
+			continue
+		}
+		slices.SortStableFunc(order, func(a, b string) int { return len(who[b]) - len(who[a]) })
+		s := Skew{What: what}
+		for _, v := range order {
+			s.Values = append(s.Values, SkewValue{Value: v, Workers: tpu.Fold(who[v]), Count: len(who[v])})
+		}
+		skews = append(skews, s)
+	}
+	return skews
+}
+
+// mostValues is how many different values of one thing are shown.
+const mostValues = 6
+
+func skewTable(skews []Skew) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for _, s := range skews {
+		for i, v := range s.Values {
+			what := s.What
+			if i > 0 {
+				what = ""
+			}
+			if i == mostValues {
+				fmt.Fprintf(w, "\t… and %d others\t\n", len(s.Values)-i)
+				break
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s (%d)\n", what, v.Value, v.Workers, v.Count)
+		}
+	}
+	w.Flush()
+	return b.String()
+}
+
+var (
+	pythonName = regexp.MustCompile(`^python[0-9.]*$`)
+	activated  = regexp.MustCompile(`(?:^|[\s;&|(])(?:source|\.)\s+["']?([^\s;&|'"()$]+)/bin/activate\b`)
+	named      = regexp.MustCompile(`(?:^|[\s;&|("'=])((?:[^\s;&|'"()$=]*/)?python[0-9.]*)(?:[\s;&|)"']|$)`)
+)
+
+// pythonOf is the interpreter that a command uses, as far as its text tells: one
+// that it calls, that of an environment that it activates, or python3.
+func pythonOf(argv []string, script string) string {
+	if len(argv) > 0 {
+		for _, w := range argv {
+			if pythonName.MatchString(path.Base(w)) {
+				return w
+			}
+			if !strings.Contains(w, "=") && w != "env" && w != "exec" {
+				break
+			}
+		}
+		script = strings.Join(argv, "\n") // as of bash -c
+	}
+	script = strings.NewReplacer("${HOME}/", "~/", "$HOME/", "~/").Replace(script)
+	if m := activated.FindStringSubmatch(script); m != nil {
+		return m[1] + "/bin/python"
+	}
+	if m := named.FindStringSubmatch(script); m != nil {
+		return m[1]
+	}
+	return "python3"
+}

@@ -1,0 +1,253 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+// ExecSpec is a command that does not outlive its connection. Argv is required.
+type ExecSpec struct {
+	Argv  []string
+	Sudo  bool          // run it as root
+	Grace time.Duration // between TERM and KILL when it is stopped; 0 means 10 s, negative none
+
+	// Leave, when it is closed, ends the wait for a command that is being
+	// stopped. May be nil.
+	Leave <-chan struct{}
+}
+
+// ExecEnd is how a command of Exec ended.
+type ExecEnd struct {
+	Code    int  // exit code; 128+n when a signal ended it
+	Stopped bool // it was ended because the context had ended; nothing of it is left
+	Held    bool // it has ended, but a process that it left behind held its output, of which the rest is not awaited
+}
+
+// heldLimit is how long the output of a command that has ended may be held open
+// in silence by what it left behind.
+const heldLimit = time.Second
+
+// longestExec is the most that the words of a command may take: Linux limits one
+// of them to 128 KiB.
+const longestExec = 1 << 20
+
+var (
+	errHeld      = errors.New("what the command left behind holds its output")
+	errNotProven = errors.New("it may still be running: its end was not told")
+)
+
+// Exec runs a command in the home directory of the login, with what it writes
+// copied to stdout and stderr as it comes and nothing to read, and waits for its
+// end. What start-up files of the login print is in neither.
+//
+// The command belongs to this call, and not to the worker as that of Arm: when
+// ctx ends, when the connection is lost and when this program dies, every
+// process of it is ended, with TERM, the grace time and KILL: its session, what
+// carries a mark of its own in its environment, and the descendants of both.
+// Exec returns the cause of ctx then, with ExecEnd.Stopped when the worker has
+// said that nothing is left. What the command leaves behind when it ends by
+// itself is left alone.
+func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
+	words, err := spec.words()
+	if err != nil {
+		return ExecEnd{}, err
+	}
+	if ctx.Err() != nil {
+		return ExecEnd{}, context.Cause(ctx)
+	}
+	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	leash, hand := io.Pipe()
+	defer hand.Close()
+
+	nonce := newNonce()
+	broken := func() { cancel(errWriter) }
+	outGate, errGate := &gate{w: stdout, broken: broken}, &gate{w: stderr, broken: broken}
+	e := &execution{nonce: nonce, cancel: cancel, hand: hand}
+	outGate.wrote, errGate.wrote = e.heard, e.heard
+	out := &splitter{answer: answer{nonce: nonce}, raw: outGate}
+	errs := &splitter{answer: answer{nonce: nonce}, raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
+	defer e.stop()
+
+	grace := spec.Grace
+	if grace == 0 {
+		grace = defaultGrace
+	}
+	// KILL gets 10 s of the worker's time, and the answer some of ours.
+	unwatch := context.AfterFunc(ctx, func() {
+		hand.Close()
+		limit := time.NewTimer(max(grace, 0) + 15*time.Second)
+		defer limit.Stop()
+		select {
+		case <-limit.C:
+		case <-spec.Leave:
+		case <-session.Done():
+		}
+		cancel(errNotProven)
+	})
+	defer unwatch()
+
+	sudo := "0"
+	if spec.Sudo {
+		sudo = "1"
+	}
+	cmd := execScript.Cmd(input{io.MultiReader(strings.NewReader(words), leash), leash}, nonce, milliseconds(spec.Grace), sudo, strconv.Itoa(len(words)))
+	cmd.Stdout, cmd.Stderr = out, errs
+	status, err := r.Run(session, cmd)
+	_, outErr := outGate.close()
+	_, errErr := errGate.close()
+	if failed := errors.Join(outErr, errErr); failed != nil {
+		return ExecEnd{}, &writeError{fmt.Errorf("write output of %s: %w", r.Name(), failed)}
+	}
+	if end, told := e.end(); told && (err == nil || errors.Is(err, errHeld)) {
+		if end.Stopped && ctx.Err() != nil {
+			return end, context.Cause(ctx)
+		}
+		end.Stopped = false
+		end.Held = errors.Is(err, errHeld)
+		return end, nil
+	}
+	switch {
+	case e.survivors > 0:
+		return ExecEnd{}, fmt.Errorf("exec on %s: processes survive SIGKILL: %d", r.Name(), e.survivors)
+	case err != nil:
+		return ExecEnd{}, fmt.Errorf("exec on %s: %w", r.Name(), err)
+	}
+	if _, err := checkAnswer(r.Name(), "exec", &out.answer, &errs.answer, status); err != nil {
+		return ExecEnd{}, err
+	}
+	return ExecEnd{}, fmt.Errorf("exec on %s: %w", r.Name(), errNotProven)
+}
+
+// words are those of the command, a NUL behind each.
+func (s ExecSpec) words() (string, error) {
+	if len(s.Argv) == 0 {
+		return "", errors.New("exec: no command")
+	}
+	var b strings.Builder
+	for _, w := range s.Argv {
+		if strings.ContainsRune(w, 0) {
+			return "", fmt.Errorf("exec: argument %q: a NUL byte cannot be part of an argument", w)
+		}
+		b.WriteString(w)
+		b.WriteByte(0)
+	}
+	if b.Len() > longestExec {
+		return "", fmt.Errorf("exec: the command has %d bytes, the most are %d", b.Len(), longestExec)
+	}
+	return b.String(), nil
+}
+
+// execution is what is known of a command of Exec.
+type execution struct {
+	nonce  string
+	cancel context.CancelCauseFunc
+	hand   io.Closer // of the leash
+
+	mu        sync.Mutex // guards what follows
+	told      bool       // the worker has told the end
+	result    ExecEnd
+	survivors int
+	timer     *time.Timer // to the end of the patience with those who hold the output
+}
+
+// tell takes what the worker says about the end.
+func (e *execution) tell(line string) {
+	rec, ok := parseRecord(line, e.nonce)
+	if !ok || rec.word != "exit" {
+		return
+	}
+	f := rec.fields(3)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hand.Close() // nothing more is said there, and a read of it would be waited for
+	if e.survivors = int(number(f[1])); e.survivors > 0 || e.told {
+		return
+	}
+	e.told = true
+	e.result = ExecEnd{Code: int(min(number(f[0]), 255)), Stopped: f[2] == "1"}
+	e.timer = time.AfterFunc(heldLimit, func() { e.cancel(errHeld) })
+}
+
+// heard is told of output.
+func (e *execution) heard(int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.timer != nil {
+		e.timer.Reset(heldLimit)
+	}
+}
+
+func (e *execution) end() (ExecEnd, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.result, e.told
+}
+
+func (e *execution) stop() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+}
+
+// A trailer passes bytes on until a mark, and tells the line that begins with it.
+type trailer struct {
+	mark []byte
+	raw  io.Writer
+	tell func(line string)
+
+	held []byte // may be the beginning of the mark
+	line []byte
+	seen bool
+}
+
+func (t *trailer) Write(p []byte) (int, error) {
+	n := len(p)
+	if !t.seen {
+		text := append(t.held, p...)
+		at := bytes.Index(text, t.mark)
+		end := at
+		if at < 0 {
+			end = len(text) - beginning(text, t.mark)
+		}
+		if end > 0 {
+			if _, err := t.raw.Write(text[:end]); err != nil {
+				return 0, err
+			}
+		}
+		t.held = append([]byte(nil), text[end:]...)
+		if at < 0 {
+			return n, nil
+		}
+		t.seen, p = true, t.held
+	}
+	if line, _, whole := bytes.Cut(p, []byte{'\n'}); t.tell != nil {
+		t.line = append(t.line, line[:min(len(line), maxLine-len(t.line))]...)
+		if whole {
+			t.tell(string(t.line))
+			t.tell = nil
+		}
+	}
+	return n, nil
+}
+
+// beginning is how many bytes at the end of text are the beginning of mark.
+func beginning(text, mark []byte) int {
+	for n := min(len(text), len(mark)-1); n > 0; n-- {
+		if bytes.HasPrefix(mark, text[len(text)-n:]) {
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,83 @@
+#!/bin/bash
+# exec: GRACE_MS SUDO SIZE. Runs the command whose words, each with a NUL behind
+# it, follow in SIZE bytes on stdin. After the line "stream" on both outputs they
+# are the command's; how it ended is said on stderr, behind its own bytes. The
+# command does not outlive stdin: at the end of that, all its processes are ended.
+#
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+main() {
+  local grace=$1 sudo=$2 size=$3 code watcher stopped=0 found=0 killed=0
+  local -a words
+  enter
+  exec 3<&0 </dev/null
+  mapfile -d '' -t words < <(head -c "$size" <&3)
+  mark=MULTIHOST_EXEC=$nonce
+  as_root=() pids=()
+  case :$PATH: in
+    *:"$HOME/.local/bin":*) ;;
+    *) export PATH="$PATH:$HOME/.local/bin" ;;
+  esac
+  words=(env "$mark" "${words[@]}")
+  if ((sudo)); then elevate; fi
+  say stream
+  say stream >&2
+  # Not a job in the background, in which bash ignores SIGINT, but a process
+  # substitution. It leads no group, so that setsid need not fork.
+  exec 4>&1 5>&2
+  exec 6< <(exec setsid "${words[@]}" >&4 2>&5 3<&- 4>&- 5>&-)
+  pid=$!
+  start_of "$pid"
+  start=$REPLY
+  exec >/dev/null 2>&1 4>&- 6<&-
+  trap 'stopped=1' TERM HUP
+  # Once more, for a signal that comes right before "wait" does not end that.
+  {
+    while IFS= read -r _; do :; done
+    while kill -s TERM $$; do sleep 0.2; done
+  } <&3 3<&- 5>&- &
+  watcher=$!
+  exec 3<&-
+  if ((!stopped)); then wait "$pid"; fi
+  code=$?
+  kill "$watcher"
+  if ((stopped)); then end_all "$grace" find_bound; fi
+  say exit "$code" "${#pids[@]}" "$stopped" >&5
+  return "$code"
+}
+
+# elevate makes root run the command, also where we are root: its environment is
+# that of sudo then, wherever it runs.
+elevate() {
+  local error
+  if type -P sudo >/dev/null; then
+    error=$(timeout -k 1 20 sudo -n true 2>&1) || fail "${error:-sudo is refused}"
+    as_root=(sudo -n)
+    words=(sudo -n -- "${words[@]}")
+  elif ((EUID)); then
+    fail 'sudo is not installed'
+  fi
+}
+
+# find_bound: the processes of the command, in the array pids: its session, as
+# long as its number is not another's; those that carry its mark; and the
+# descendants of both.
+find_bound() {
+  local leader=$pid path p parent session state
+  local -A ours=() parents=()
+  if [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then leader=0; fi
+  while IFS= read -r path; do
+    path=${path#/proc/}
+    ours[${path%/environ}]=1
+  done < <("${as_root[@]}" grep -lzFx -e "$mark" /proc/[0-9]*/environ 2>/dev/null)
+  while read -r p parent session state; do
+    if [[ $state == [ZX]* ]]; then
+      unset -v "ours[$p]"
+      continue
+    fi
+    parents[$p]=$parent
+    if ((leader > 1 && session == leader)); then ours[$p]=1; fi
+  done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
+  kin
+}
+
+main "$@"

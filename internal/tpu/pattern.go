@@ -1,0 +1,167 @@
+package tpu
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Pattern names some of the workers of a run, in the words of which Fold
+// writes: s0w3, s0w*, s*w0, s[0-1]w[0-3,5], several of them with commas between,
+// or all. The zero Pattern names none.
+type Pattern struct {
+	text  string
+	terms []term
+}
+
+// A term is one s…w… of a pattern.
+type term struct {
+	text            string
+	slices, workers numbers
+}
+
+// numbers is a set of numbers; nil is every number.
+type numbers [][2]int
+
+func (n numbers) has(i int) bool {
+	return n == nil || slices.ContainsFunc(n, func(r [2]int) bool { return r[0] <= i && i <= r[1] })
+}
+
+// A PatternError says why a pattern does not name workers.
+type PatternError struct {
+	Text    string // the part that is wrong
+	Problem string
+
+	hint string
+}
+
+func (e *PatternError) Error() string { return fmt.Sprintf("workers %q: %s", e.Text, e.Problem) }
+
+// Hint says how workers are written, or which there are.
+func (e *PatternError) Hint() string { return e.hint }
+
+const patternForms = "workers are written s0w3, s0w*, s[0-1]w[0-3], several with commas between, or all"
+
+// ParsePattern reads a pattern. The error is a *PatternError.
+func ParsePattern(text string) (Pattern, error) {
+	p := Pattern{text: text}
+	for _, word := range splitTerms(text) {
+		t, ok := parseTerm(word)
+		if !ok {
+			return Pattern{}, &PatternError{Text: word, Problem: "not understood", hint: patternForms}
+		}
+		p.terms = append(p.terms, t)
+	}
+	return p, nil
+}
+
+// splitTerms cuts at commas that are in no brackets.
+func splitTerms(text string) []string {
+	var words []string
+	depth, begin := 0, 0
+	for i, c := range text {
+		switch {
+		case c == '[':
+			depth++
+		case c == ']':
+			depth--
+		case c == ',' && depth == 0:
+			words = append(words, text[begin:i])
+			begin = i + 1
+		}
+	}
+	return append(words, text[begin:])
+}
+
+func parseTerm(word string) (term, bool) {
+	word = strings.TrimSpace(word)
+	if word == "all" {
+		return term{text: word}, true
+	}
+	s, w, ok := strings.Cut(strings.TrimPrefix(word, "s"), "w")
+	if !ok || !strings.HasPrefix(word, "s") {
+		return term{}, false
+	}
+	t := term{text: word}
+	var okS, okW bool
+	t.slices, okS = parseNumbers(s)
+	t.workers, okW = parseNumbers(w)
+	return t, okS && okW
+}
+
+// parseNumbers reads 3, * or [0-3,5].
+func parseNumbers(text string) (numbers, bool) {
+	if text == "*" {
+		return nil, true
+	}
+	list, bracket := strings.CutPrefix(text, "[")
+	if bracket {
+		var closed bool
+		if list, closed = strings.CutSuffix(list, "]"); !closed {
+			return nil, false
+		}
+	}
+	var n numbers
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, ranged := strings.Cut(part, "-")
+		if !ranged {
+			to = from
+		}
+		a, errA := strconv.ParseUint(from, 10, 31)
+		b, errB := strconv.ParseUint(to, 10, 31)
+		if errA != nil || errB != nil || a > b || ranged && !bracket {
+			return nil, false
+		}
+		n = append(n, [2]int{int(a), int(b)})
+	}
+	return n, true
+}
+
+// String is the pattern as it was written.
+func (p Pattern) String() string { return p.text }
+
+// IsZero reports whether the pattern names nobody.
+func (p Pattern) IsZero() bool { return len(p.terms) == 0 }
+
+// All reports whether every worker there may be is named.
+func (p Pattern) All() bool {
+	return slices.ContainsFunc(p.terms, func(t term) bool { return t.slices == nil && t.workers == nil })
+}
+
+func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
+
+// Pick returns the workers among all that the pattern names, in the order of
+// all. A part of the pattern that names nobody is a *PatternError: a slip of the
+// fingers must not make a command do less, or more, than was meant.
+func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
+	for _, t := range p.terms {
+		if !slices.ContainsFunc(all, t.has) {
+			return nil, &PatternError{Text: t.text, Problem: "there is no such worker", hint: "there are " + Fold(all)}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(id WorkerID) bool {
+		return !slices.ContainsFunc(p.terms, func(t term) bool { return t.has(id) })
+	}), nil
+}
+
+// Choose returns the workers among all that only names, all of them when it is
+// zero, without those that except names. That nobody is left is an error.
+func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
+	chosen := slices.Clone(all)
+	if !only.IsZero() {
+		var err error
+		if chosen, err = only.Pick(all); err != nil {
+			return nil, err
+		}
+	}
+	out, err := except.Pick(all)
+	if err != nil {
+		return nil, err
+	}
+	chosen = slices.DeleteFunc(chosen, func(id WorkerID) bool { return slices.Contains(out, id) })
+	if len(chosen) == 0 {
+		return nil, &PatternError{Text: except.text, Problem: "nobody is left", hint: "there are " + Fold(all)}
+	}
+	return chosen, nil
+}

@@ -1,0 +1,460 @@
+package transfer
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+//go:embed get.sh
+var getText string
+
+var getScript = sshfan.NewProgram("get", getText)
+
+// Place is where files go on this machine.
+type Place struct {
+	Dir  string // the directory; it is made when it is not there
+	Name string // that the one file gets; "" keeps the names
+}
+
+// PlaceFor is the place that dest means: a directory when it ends with a slash, is
+// one, or into says so.
+func PlaceFor(dest string, into bool) Place {
+	if info, err := os.Stat(dest); into || strings.HasSuffix(dest, "/") || err == nil && info.IsDir() {
+		return Place{Dir: filepath.Clean(dest)}
+	}
+	return Place{Dir: filepath.Dir(dest), Name: filepath.Base(dest)}
+}
+
+// Fetched is what came from a worker.
+type Fetched struct {
+	Files   int
+	Bytes   int64    // of contents
+	LeftOut []string // what is neither file, directory nor link
+	Changed bool     // something was written to while it was read there
+}
+
+// Progress is told how a Fetch goes on. Any of it may be nil.
+type Progress struct {
+	Size  func(n int64) // the bytes that will come, about
+	Moved func(n int64) // bytes of contents that have come
+}
+
+// Asked checks what is asked for of a worker: each path must end with a name, or
+// a pattern of names as shells have it.
+func Asked(paths []string) error {
+	for _, p := range paths {
+		name := path.Base(strings.TrimRight(p, "/"))
+		if _, err := path.Match(name, ""); err != nil {
+			return fmt.Errorf("copy %q: %w", p, err)
+		}
+		if strings.ContainsRune(p, 0) || p == "" || name == "." || name == ".." || name == "/" || name == "~" {
+			return fmt.Errorf("copy %q: name the file or directory itself", p)
+		}
+	}
+	return nil
+}
+
+// Fetch copies files of a worker to a place here; the paths are relative to the
+// home directory, absolute, or with "~/", and may be patterns. When it fails,
+// nothing is there but what was before; when it fails at the very end, each file
+// is either the earlier or the new one.
+func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Progress) (Fetched, error) {
+	if err := Asked(paths); err != nil {
+		return Fetched{}, err
+	}
+	st, err := openStage(to)
+	if err != nil {
+		return Fetched{}, err
+	}
+	defer st.close()
+	st.wanted, st.progress = paths, progress.Moved
+	changed, err := st.receive(ctx, r, paths, progress)
+	if err != nil {
+		return Fetched{}, err
+	}
+	if err := st.put(); err != nil {
+		return Fetched{}, err
+	}
+	st.got.Changed = changed
+	return st.got, nil
+}
+
+// receive has the worker send, and compares the digest of all that came.
+func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress Progress) (changed bool, err error) {
+	nonce := newNonce()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	archive, sink := io.Pipe()
+	out := &splitter{answers: answers{nonce: nonce}, size: progress.Size, raw: sink, sum: sha256.New()}
+	var status, sum string
+	errs := &answers{nonce: nonce, hear: func(word, rest string) {
+		if word == "sent" {
+			status, sum, _ = strings.Cut(rest, " ")
+		}
+	}}
+	var unpacked error
+	var unpacking sync.WaitGroup
+	unpacking.Go(func() {
+		unpacked = st.unpack(ctx, archive)
+		archive.CloseWithError(errStopped)
+	})
+	cmd := getScript.Cmd(nil, append([]string{nonce}, paths...)...)
+	cmd.Stdout, cmd.Stderr = out, errs
+	ran, err := r.Run(ctx, cmd)
+	sink.Close()
+	unpacking.Wait()
+	switch {
+	case out.stopped:
+		return false, unpacked
+	case err != nil:
+		return false, err
+	case !out.begun, status == "":
+		err := out.trouble(errs)
+		if ran.Code == 0 {
+			err = fmt.Errorf("%w (%s)", err, describe(ran))
+		}
+		return false, err
+	}
+	complaints := errs.complaints()
+	switch {
+	case status == "0":
+	case status == "1" && len(complaints) > 0 && !slices.ContainsFunc(complaints, func(line string) bool { return !strings.HasSuffix(line, ": file changed as we read it") }):
+		changed = true
+	default:
+		text := "tar: status " + clean(status)
+		if len(complaints) > 0 {
+			text = clean(complaints[0])
+		}
+		return false, &WorkerError{text}
+	}
+	if unpacked != nil {
+		return false, unpacked
+	}
+	if sum != hex.EncodeToString(out.sum.Sum(nil)) {
+		return false, &WorkerError{"what has arrived is not what was sent, by its digest"}
+	}
+	return changed, nil
+}
+
+var errStopped = errors.New("what comes cannot be taken")
+
+// complaints are the lines that are no answer, and no remarks.
+func (a *answers) complaints() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(a.noise)), "\n"), func(line string) bool {
+		return line == "" || strings.HasSuffix(line, ": socket ignored") || strings.Contains(line, "Removing leading")
+	})
+}
+
+// splitter takes answers until "stream", and everything after as raw bytes.
+type splitter struct {
+	answers
+	size    func(int64)
+	raw     io.Writer
+	sum     hash.Hash
+	begun   bool
+	stopped bool // by who reads the raw bytes
+}
+
+func (s *splitter) Write(p []byte) (int, error) {
+	n := len(p)
+	for !s.begun && len(p) > 0 {
+		end := bytes.IndexByte(p, '\n') + 1
+		if end == 0 {
+			end = len(p)
+		}
+		s.hear = func(word, rest string) {
+			if word == "stream" {
+				s.begun = true
+				if size, err := strconv.ParseInt(rest, 10, 64); err == nil && size >= 0 && s.size != nil {
+					s.size(size)
+				}
+			}
+		}
+		if _, err := s.answers.Write(p[:end]); err != nil {
+			return 0, err
+		}
+		p = p[end:]
+	}
+	if len(p) == 0 {
+		return n, nil
+	}
+	s.sum.Write(p)
+	if _, err := s.raw.Write(p); err != nil {
+		s.stopped = true
+		return 0, err
+	}
+	return n, nil
+}
+
+// A stage is the directory in which files lie until all have come. Everything is
+// done below root, the nearest directory that there was: no name and no link can
+// lead out of it.
+type stage struct {
+	root     *os.Root
+	dir      string // name of the stage in root
+	to       string // directory of the place in root
+	name     string // that the one file gets, or ""
+	wanted   []string
+	progress moved
+
+	got    Fetched
+	tops   []string // names at the top
+	known  map[string]bool
+	dirs   []tar.Header
+	joined map[string]bool // directories of the stage that were there already
+}
+
+func openStage(to Place) (*stage, error) {
+	above := to.Dir
+	for {
+		info, err := os.Stat(above)
+		if err == nil && !info.IsDir() {
+			return nil, fmt.Errorf("copy to %q: %s is no directory", to.Dir, above)
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		above = filepath.Dir(above)
+	}
+	rel, err := filepath.Rel(above, to.Dir)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(above, ".multihost-cp-")
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(above)
+	if err != nil {
+		os.Remove(dir)
+		return nil, err
+	}
+	return &stage{root: root, dir: filepath.Base(dir), to: rel, name: to.Name, joined: make(map[string]bool), known: make(map[string]bool)}, nil
+}
+
+// close removes what has not come to its place.
+func (st *stage) close() {
+	_ = st.root.RemoveAll(st.dir)
+	_ = st.root.Close()
+}
+
+// unpack writes the archive below the stage.
+func (st *stage) unpack(ctx context.Context, r io.Reader) error {
+	archive := tar.NewReader(r)
+	for {
+		h, err := archive.Next()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, io.EOF) {
+			_, err := io.Copy(io.Discard, r) // what fills the last block
+			return err
+		}
+		if err != nil {
+			return fmt.Errorf("read what the worker sends: %w", err)
+		}
+		if err := st.take(h, archive); err != nil {
+			return err
+		}
+	}
+}
+
+// take writes one file, directory or link.
+func (st *stage) take(h *tar.Header, content io.Reader) error {
+	name := path.Clean(h.Name)
+	top, _, nested := strings.Cut(name, "/")
+	if !filepath.IsLocal(name) || name == "." {
+		return &WorkerError{fmt.Sprintf("it sends %q, which leads elsewhere: refused", clean(h.Name))}
+	}
+	if !st.asked(top) {
+		return &WorkerError{fmt.Sprintf("it sends %q, which nobody asked for: refused", clean(h.Name))}
+	}
+	if !st.known[top] {
+		if st.name != "" && len(st.tops) > 0 {
+			return fmt.Errorf("copy to %q: there are several files, %s and %s; make it a directory, with a slash at the end", st.name, st.tops[0], top)
+		}
+		st.tops, st.known[top] = append(st.tops, top), true
+	}
+	at := filepath.Join(st.dir, filepath.FromSlash(name))
+	if nested {
+		if err := st.within(at); err != nil {
+			return err
+		}
+	}
+	switch h.Typeflag {
+	case tar.TypeReg:
+		return st.file(at, h, content)
+	case tar.TypeDir:
+		st.dirs = append(st.dirs, tar.Header{Name: name, Mode: h.Mode, ModTime: h.ModTime})
+		if err := st.root.Mkdir(at, 0o700); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return st.isDir(at)
+	case tar.TypeSymlink:
+		return st.root.Symlink(h.Linkname, at)
+	}
+	st.got.LeftOut = append(st.got.LeftOut, name)
+	return nil
+}
+
+// within makes the directories above a file, none of which may be a link.
+func (st *stage) within(at string) error {
+	dir := filepath.Dir(at)
+	if err := st.root.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for ; dir != st.dir; dir = filepath.Dir(dir) {
+		if err := st.isDir(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (st *stage) isDir(at string) error {
+	info, err := st.root.Lstat(at)
+	if err == nil && !info.IsDir() {
+		rel, _ := filepath.Rel(st.dir, at)
+		err = &WorkerError{fmt.Sprintf("it sends %q twice, once as no directory: refused", clean(rel))}
+	}
+	return err
+}
+
+// asked reports whether a name at the top is one that was asked for.
+func (st *stage) asked(name string) bool {
+	return slices.ContainsFunc(st.wanted, func(p string) bool {
+		pattern := path.Base(strings.TrimRight(p, "/"))
+		if pattern == name {
+			return true
+		}
+		ok, err := path.Match(pattern, name)
+		return ok && err == nil && (name[0] != '.' || pattern[0] == '.')
+	})
+}
+
+func (st *stage) file(at string, h *tar.Header, content io.Reader) (err error) {
+	f, err := st.root.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	n, err := io.Copy(f, &counted{content, st.progress})
+	st.got.Files++
+	st.got.Bytes += n
+	if err != nil {
+		return err
+	}
+	if err := f.Chmod(fs.FileMode(h.Mode) & 0o777); err != nil {
+		return err
+	}
+	return st.root.Chtimes(at, time.Time{}, h.ModTime)
+}
+
+// put moves everything to its place.
+func (st *stage) put() error {
+	if len(st.tops) == 0 {
+		return &WorkerError{"it sends nothing"}
+	}
+	if err := st.root.MkdirAll(st.to, 0o777); err != nil {
+		return err
+	}
+	for _, top := range st.tops {
+		name := top
+		if st.name != "" {
+			name = st.name
+		}
+		if err := st.place(top, filepath.Join(st.to, name)); err != nil {
+			return err
+		}
+	}
+	return st.finish()
+}
+
+// place moves from, in the stage, to its place: a directory joins the one that is
+// there, everything else takes the place of what is there, at once.
+func (st *stage) place(from, to string) error {
+	at := filepath.Join(st.dir, from)
+	info, err := st.root.Lstat(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it was left out
+	}
+	if err != nil {
+		return err
+	}
+	there, err := st.root.Lstat(to)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return st.root.Rename(at, to)
+	case err != nil:
+		return err
+	case info.IsDir() && there.IsDir():
+		st.joined[filepath.ToSlash(from)] = true
+		dir, err := st.root.Open(at)
+		if err != nil {
+			return err
+		}
+		entries, err := dir.ReadDir(-1)
+		dir.Close()
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := st.place(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+				return err
+			}
+		}
+		return nil
+	case info.IsDir():
+		return fmt.Errorf("copy to %q: it is no directory here, and a directory comes", to)
+	case there.IsDir():
+		return fmt.Errorf("copy to %q: it is a directory here, and what comes is none", to)
+	}
+	return st.root.Rename(at, to)
+}
+
+// finish gives the directories that are new their modes and times, the inner ones
+// first.
+func (st *stage) finish() error {
+	for _, h := range slices.Backward(st.dirs) {
+		if st.joined[h.Name] {
+			continue
+		}
+		top, rest, _ := strings.Cut(h.Name, "/")
+		if st.name != "" {
+			top = st.name
+		}
+		at := filepath.Join(st.to, top, filepath.FromSlash(rest))
+		if err := st.root.Chtimes(at, time.Time{}, h.ModTime); err != nil {
+			return err
+		}
+		if err := st.root.Chmod(at, fs.FileMode(h.Mode)&0o777); err != nil {
+			return err
+		}
+	}
+	st.dirs = nil
+	return nil
+}

@@ -1,0 +1,91 @@
+//go:build unix
+
+package ui
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// consoleTTY is what a Console needs of the system: reads that can be ended, and
+// word of a change of size.
+type consoleTTY struct {
+	resized     chan struct{}
+	signals     chan os.Signal
+	quit        chan struct{}
+	told        sync.WaitGroup
+	wake, waker *os.File
+	reading     sync.Mutex // held while wake is read
+}
+
+func (t *consoleTTY) open() (err error) {
+	if t.wake, t.waker, err = os.Pipe(); err != nil {
+		return err
+	}
+	t.resized, t.quit = make(chan struct{}, 1), make(chan struct{})
+	t.signals = make(chan os.Signal, 1)
+	signal.Notify(t.signals, unix.SIGWINCH)
+	t.told.Go(func() {
+		for {
+			select {
+			case <-t.quit:
+				return
+			case <-t.signals:
+				select {
+				case t.resized <- struct{}{}:
+				default: // it is about to be asked
+				}
+			}
+		}
+	})
+	return nil
+}
+
+// close ends the read under way and waits for it.
+func (t *consoleTTY) close() {
+	signal.Stop(t.signals)
+	close(t.quit)
+	t.told.Wait()
+	t.waker.Close()
+	t.reading.Lock()
+	defer t.reading.Unlock()
+	t.wake.Close()
+}
+
+// read is only begun when there is something to read: it cannot be taken back.
+func (t *consoleTTY) read(in *os.File, p []byte) (int, error) {
+	t.reading.Lock()
+	defer t.reading.Unlock()
+	select {
+	case <-t.quit:
+		return 0, io.EOF
+	default:
+	}
+	fd := int(in.Fd())
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(t.wake.Fd()), Events: unix.POLLIN}}
+	for {
+		switch _, err := unix.Poll(ready, -1); {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, err
+		case ready[1].Revents != 0:
+			return 0, io.EOF
+		}
+		switch n, err := unix.Read(fd, p); {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
