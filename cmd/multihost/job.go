@@ -63,7 +63,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				return &configError{err: err}
 			}
 			if o.Run.Detach && c.String("bucket-name") != "" {
-				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace"} {
+				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew"} {
 					if _, typed := p.inv.set[name]; typed {
 						return usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name)
 					}
