@@ -9,6 +9,7 @@
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local run=$1 attempt=$2 python=${8-} code=${9-0} mask dir entry line order error surveyor=''
+  local -a mh_words mh_vars
   shift 2
   mask=$(umask)
   umask 077
@@ -30,6 +31,8 @@ main() {
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
 
   if [[ $python ]]; then
+    mapfile -d '' -t mh_words <"$dir/argv"
+    mapfile -d '' -t mh_vars <"$dir/env" # which is removed when it was read there
     survey "$run" "$attempt" "$dir" "$python" "$code" 9<&- &
     surveyor=$!
   fi
@@ -62,9 +65,7 @@ abandon() { # DIR TEXT
 # be told at once. Nothing is imported: jax would take the TPU.
 survey() {
   local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_python=${4/#"~/"/"$HOME/"} mh_code=$5 mh_line mh_text mh_status
-  local -a mh_words mh_vars mh_lines
-  mapfile -d '' -t mh_words <"$mh_dir/argv"
-  mapfile -d '' -t mh_vars <"$mh_dir/env"
+  local -a mh_lines
   cd -- "$HOME" || return
   cd -- "${mh_words[0]}" 2>/dev/null || :
   mh_text=$(
