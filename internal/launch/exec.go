@@ -10,8 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"multihost/internal/sshfan"
 )
 
 // ExecSpec is a command that does not outlive its connection. Argv is required.
