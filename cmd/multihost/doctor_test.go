@@ -136,10 +136,13 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 	}
 }
 
+// twoSmallSlices have a worker each.
+var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
+
 // Everything that doctor finds is cured by the command that it prints: the faults
 // are planted one after the other, in a cloud and on workers that were healthy.
 func TestDoctorsCuresCure(t *testing.T) {
-	l := newTroubleLab(t, "process", 2)
+	l := newLab(t, "process", twoSmallSlices)
 	slices := []string{"--tpu-prefix=t"}
 	for _, a := range []ailment{{
 		story: "no SSH key", plant: func(*testing.T, *troubleLab) {}, args: slices,
@@ -167,13 +170,13 @@ func TestDoctorsCuresCure(t *testing.T) {
 		story: "there is no network yet", plant: func(*testing.T, *troubleLab) {},
 		check: doctor.CheckNetwork, level: doctor.Warning, says: "no network mtu9k", cure: "multihost network create mtu9k",
 	}, {
-		story: "a quota is too small", plant: fault("quota cores=40"), args: []string{"--tpu-type=v4-16"},
-		check: doctor.CheckQuota, level: doctor.Warning, says: `a v4-16 needs 16 cores; .* on demand 40 \(32 held\)`,
-		cure: "gcloud beta quotas preferences create --service=tpu.googleapis.com --quota-id=TPUV4sPodPerProjectPerZoneForTPUAPI --preferred-value=48 --dimensions='zone=us-central2-b' --email=you@multihost.example --project=multihost-sim",
+		story: "a quota is too small", plant: fault("quota cores=24"), args: []string{"--tpu-type=v4-16"},
+		check: doctor.CheckQuota, level: doctor.Warning, says: `a v4-16 needs 16 cores; .* on demand 24 \(16 held\)`,
+		cure: "gcloud beta quotas preferences create --service=tpu.googleapis.com --quota-id=TPUV4sPodPerProjectPerZoneForTPUAPI --preferred-value=32 --dimensions='zone=us-central2-b' --email=you@multihost.example --project=multihost-sim",
 	}, {
 		story: "a dead request holds quota", args: []string{"--tpu-type=v4-16"},
 		plant: func(t *testing.T, l *troubleLab) {
-			fault("quota cores=48")(t, l)
+			fault("quota cores=32")(t, l)
 			fault("qr-failed qr=dead")(t, l)
 			typing("multihost qr create dead --node-id=dead --tpu-type=v4-8")(t, l)
 			waitUntil(t, "the request has failed", func() bool {
@@ -205,24 +208,53 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: `cannot reach each other on tcp:8470-8482 \(libtpu and JAX\); rule no-jax denies it`,
 		cure: `multihost network firewall create small-internal-2 .* --priority=899`,
 	}, {
-		story: "a host key has changed", plant: fault("worker-rotate-host-keys node=t-1 worker=1"), args: slices, status: 77,
-		check: doctor.CheckHostKeys, level: doctor.Error, says: "^s1w1 .*host key", cure: "multihost hostkey forget s0w1 --tpu-prefix=t-1",
+		story: "a host key has changed", plant: fault("worker-rotate-host-keys node=t-1 worker=0"), args: slices, status: 77,
+		check: doctor.CheckHostKeys, level: doctor.Error, says: "^s1w0 .*host key", cure: "multihost hostkey forget s0w0 --tpu-prefix=t-1",
 	}, {
 		story: "a run holds the TPU", args: slices,
 		plant: func(t *testing.T, l *troubleLab) {
 			typing("multihost run --tpu-prefix=t --run-name=held --detach --preflight=off --script-dir="+l.code+
 				` "--command=exec 9<$MULTIHOST_ROOT_DEV/dev/accel0; sleep 900"`)(t, l)
 		},
-		check: doctor.CheckHolders, level: doctor.Warning, says: `^s\[0-1\]w\[0-1\] run held uses the TPU`, cure: "multihost stop held",
+		check: doctor.CheckHolders, level: doctor.Warning, says: `^s\[0-1\]w0 run held uses the TPU`, cure: "multihost stop held",
+	}, {
+		story: "somebody else's process holds the TPU", args: slices,
+		plant: func(t *testing.T, l *troubleLab) {
+			devices, err := filepath.Glob(filepath.Join(l.dir, "sim/workers/*-t-1-*-w-0/dev/accel2"))
+			if err != nil || len(devices) != 1 {
+				t.Fatalf("devices %q, %v", devices, err)
+			}
+			device, err := os.Open(devices[0])
+			testkit.Must(t, err)
+			defer device.Close()
+			holder := exec.Command("sleep", "901")
+			holder.Stdin = device
+			testkit.Must(t, holder.Start())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = holder.Wait() // by a signal
+			}()
+			t.Cleanup(func() {
+				_ = holder.Process.Kill() // in case that the cure was none
+				<-ended
+			})
+		},
+		check: doctor.CheckHolders, level: doctor.Warning, says: `^s1w0 sleep 901 of \S+ uses the TPU`,
+		cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- kill \d+`,
+	}, {
+		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: slices,
+		check: doctor.CheckClock, level: doctor.Warning, says: "^s1w0 1h00m ahead of this machine's",
+		cure: "multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- systemctl restart chrony",
 	}, {
 		story: "guest attributes are switched off", plant: func(t *testing.T, l *troubleLab) {
 			fault("no-guest-attributes node=*")(t, l)
 			testkit.Must(t, os.Remove(filepath.Join(l.dir, ".local/state/multihost/hostkeys.json")))
 		}, args: slices,
-		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s\[0-1\]w\[0-1\] the API does not tell the keys`,
+		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s\[0-1\]w0 the API does not tell the keys`,
 	}, {
-		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-0 worker=1"), args: append(slices, "--connect-timeout=1s"), status: 69,
-		check: doctor.CheckSSH, level: doctor.Error, says: "^s0w1 connect.*refused",
+		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=1s"), status: 69,
+		check: doctor.CheckSSH, level: doctor.Error, says: "^s1w0 connect.*refused",
 	}, {
 		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: slices, status: 76,
 		check: doctor.CheckDevices, level: doctor.Error, says: "^s0w0 3 TPU devices, 4 expected", beyond: true,
@@ -269,7 +301,7 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("what is raced here is raced with the process backend")
 	}
-	l := newTroubleLab(t, "netns", 2)
+	l := newLab(t, "netns", twoSmallSlices)
 	args := []string{"--tpu-prefix=t"}
 	r, status := l.examine(t, append(args, "--fix")...)
 	if status != 0 {
@@ -280,21 +312,19 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 			t.Errorf("a healthy network: %+v", *f)
 		}
 	}
-	// A run with the command that plants: what is under test comes after.
-	onWorker := func(node, script string) func(*testing.T, *troubleLab) {
-		return typing("multihost run --tpu-prefix=" + node + " --preflight=off --script-dir=" + l.code +
-			` "--command=[ \$MULTIHOST_WORKER_ID = 0 ] || exit 0; d=\$(ip -o -4 route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p;q'); ` + script + `"`)
+	onWorker := func(worker, script string) func(*testing.T, *troubleLab) {
+		script = `d=$(ip -o -4 route show default | sed -n "s/.* dev \([^ ]*\).*/\1/p;q"); ` + script
+		return typing("multihost exec --tpu-prefix=t --workers=" + worker + " --sudo -- bash -c '" + script + "'")
 	}
 	for _, a := range []ailment{{
-		story: "an interface has smaller packets than its network", plant: onWorker("t-1", `sudo ip link set dev \$d mtu 1400`), args: args, status: 76,
-		beyond: true, cured: onWorker("t-1", `sudo ip link set dev \$d mtu 1460`),
+		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
 		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 1460", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 1460`,
 	}, {
 		// A routing rule that comes before that of the machine's own addresses drops
 		// what a packet filter would; not every kernel has one of those.
-		story: "a worker drops what is for the coordinator", args: args, status: 69, beyond: true, cured: onWorker("t-0", "sudo ip rule del pref 1"),
-		plant: onWorker("t-0", `sudo ip rule add pref 5 lookup local; sudo ip rule add pref 1 iif \$d ipproto tcp dport 8482 blackhole; sudo ip rule del pref 0`),
-		check: doctor.CheckPorts, level: doctor.Error, says: `^s0w1,s1w\[0-1\] packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,
+		story: "a worker drops what is for the coordinator", args: args, status: 69, cured: onWorker("s0w0", "ip rule del pref 1"),
+		plant: onWorker("s0w0", `ip rule add pref 5 lookup local; ip rule add pref 1 iif $d ipproto tcp dport 8482 blackhole; ip rule del pref 0`),
+		check: doctor.CheckPorts, level: doctor.Error, says: `^s1w0 packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,
 	}} {
 		t.Run(a.story, func(t *testing.T) { l.treat(t, a) })
 	}

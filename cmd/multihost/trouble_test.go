@@ -250,13 +250,18 @@ type troubleLab struct {
 }
 
 func newTroubleLab(t *testing.T, backend string, slices int) *troubleLab {
+	return newLab(t, backend, sim.SliceSpec{Name: "t", Count: slices, Type: "v4-16"})
+}
+
+func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
+	t.Helper()
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-trouble-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	server, err := sim.Start(t.Context(), sim.Config{Dir: filepath.Join(dir, "sim"), Step: 10 * time.Millisecond, Backend: backend,
-		Slices: []sim.SliceSpec{{Name: "t", Count: slices, Type: "v4-16"}}})
+		Slices: []sim.SliceSpec{slices}})
 	if err != nil {
 		t.Fatal(err)
 	}
