@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -104,6 +105,7 @@ func exitCode(err error) int {
 		jobError  *job.Error
 		connect   *sshfan.ConnectError
 		hostKey   *sshfan.HostKeyError
+		secret    *launch.SecretError
 		state     *qr.StateError
 		deadline  *qr.DeadlineError
 		conflict  *qr.ConflictError
@@ -154,8 +156,10 @@ func exitCode(err error) int {
 			}
 		}
 		return exitUnavailable
-	case errors.As(err, &hostKey):
+	case errors.As(err, &hostKey), errors.As(err, &secret) && secret.Status == http.StatusForbidden:
 		return exitPermission
+	case errors.As(err, &secret):
+		return exitUnavailable
 	case errors.As(err, &connect):
 		if connect.Stage == sshfan.StageAuth {
 			return exitPermission

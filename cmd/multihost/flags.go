@@ -98,7 +98,7 @@ func commandFlags() []cli.Flag {
 		&cli.IntFlag{Name: "relay-fanout", Usage: "`N` workers get the files from this machine when they are passed on; 0: one of each slice"},
 		&cli.StringSliceFlag{Name: "env", Usage: "environment variable `NAME=VALUE` for the command; may be repeated"},
 		&cli.StringSliceFlag{Name: "env-file", Usage: "`FILE` of NAME=VALUE lines"},
-		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass the runner's variable `NAME`, or, with NAME=sm://PROJECT/SECRET[/VERSION], what the workers read from Secret Manager; masked wherever it would be shown"},
+		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass the runner's variable `NAME`, masked wherever it would be shown; or, with NAME=sm://PROJECT/SECRET[/VERSION], what the workers read from Secret Manager, which this machine does not know and cannot mask"},
 		&cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do with the network settings (`MODE`)"},
 		&cli.StringFlag{Name: "skew", Value: "warn", Usage: "check, warn or off: what it means that workers differ in python, jax, jaxlib, libtpu or the code of --use-existing-folder (`MODE`); check starts nothing then"},
 		&cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},

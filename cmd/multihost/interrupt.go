@@ -85,6 +85,10 @@ func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job
 // interruptQuestion says what is at stake and what each key does.
 func interruptQuestion(st job.Stand) string {
 	var b strings.Builder
+	lease := ""
+	if st.Lease != "" {
+		lease = "; " + st.Lease
+	}
 	billed := ""
 	if st.Billed != "" {
 		billed = " (" + st.Billed + ")"
@@ -92,10 +96,10 @@ func interruptQuestion(st job.Stand) string {
 	switch {
 	case !st.Kept.IsZero():
 		fmt.Fprintf(&b, "\nmultihost: the failed slices of run %s are kept until %s%s\n", st.Run, st.Kept.Format(time.TimeOnly), billed)
-		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force (Ctrl-C again does the same)\n", st.Resource)
+		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force%s (Ctrl-C again does the same)\n", st.Resource, lease)
 	case st.Running != "":
 		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
-		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s (Ctrl-C again does the same)\n", st.Run)
+		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease)
 	default:
 		fmt.Fprintf(&b, "\nmultihost: the command of run %s has not started%s\n", st.Run, billed)
 		fmt.Fprintf(&b, "  d  detach: queued resource %s stays, billed once it has slices; typing the same command goes on with it (Ctrl-C again does the same)\n", st.Resource)

@@ -38,6 +38,11 @@ own checkpoint. A command that fails is started again only with --max-restarts.
 What a user deletes is not made again. The same command typed again with the
 same --run-name takes over what an earlier one left, the running command too.
 
+Should this machine die, the workers delete the slices themselves 30 minutes
+(--lease) after the command has ended, unless somebody attaches meanwhile, and in
+any case when --ttl has passed. For that their service account needs roles/tpu.admin;
+where it lacks it, that is said before the command starts.
+
 MaxText's flags of multihost_job.py are accepted in upper case; then
 --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
@@ -58,17 +63,13 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 			}
 			setKey(&o.Request, d.Access.Login, d.Access.Identity.PublicKey())
 			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
-			roots, err := s.cloud.Roots()
-			if err != nil {
-				return &configError{err: err}
-			}
 			if o.Run.Detach && c.String("bucket-name") != "" {
-				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew"} {
+				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
 					if _, typed := p.inv.set[name]; typed {
 						return usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name)
 					}
 				}
-				do, err := p.detachOptions(c, roots)
+				do, err := p.detachOptions(c, d.Roots)
 				if err != nil {
 					return err
 				}
@@ -79,7 +80,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				}
 				return outcome(out, err)
 			}
-			for _, name := range []string{"venv", "cloud-logging", "ttl"} {
+			for _, name := range []string{"venv", "cloud-logging"} {
 				if _, typed := p.inv.set[name]; typed {
 					return usagef("--%s: it is for jobs without runner: add --detach and --bucket-name=BUCKET", name)
 				}
@@ -107,6 +108,7 @@ func jobFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "venv", Usage: "run the command of a job without runner in a Python environment of its own; default with MaxText's flags"},
 		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging too, by Google's Ops Agent"},
 		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after the workers' first boot, whatever runs; default: never"},
+		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "have the workers delete the slices this `TIME` after the end of the command when this machine is dead or away and nobody is attached; 0: never"},
 		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
@@ -174,9 +176,12 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		ProvisionLimit: c.Duration("provision-timeout"),
 		BootLimit:      c.Duration("boot-timeout"),
 		TTL:            c.Duration("ttl"),
+		Lease:          c.Duration("lease"),
 	}
-	if o.TTL < 0 {
-		return o, usagef("--ttl=%s: it must not be negative", o.TTL)
+	for name, d := range map[string]time.Duration{"ttl": o.TTL, "lease": o.Lease} {
+		if d < 0 || d > 0 && d < time.Second {
+			return o, usagef("--%s=%s: it must be 1s or more, or 0", name, d)
+		}
 	}
 	o.Budget.Restarts = run.MaxRestarts
 	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {

@@ -203,9 +203,6 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	if o.Secrets, err = storedSecrets(c); err != nil {
 		return o, err
 	}
-	if len(o.Secrets) > 0 && (!o.Detach || c.String("bucket-name") == "") {
-		return o, usagef("--secret-env=%s: only a job without runner (--detach, --bucket-name) reads Secret Manager", o.Secrets[0])
-	}
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
 		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,6 +48,7 @@ func TestMain(m *testing.M) {
 //	signal NAME SIGNAL                  send a signal to it
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
+//	gone ID                             wait until the simulator has no queued resource of that name
 //	terminal WxH [-SETTING=VALUE …] COMMAND   start a shell command in a terminal (tmux) of that size, with such environment
 //	screen [-colour] [!] REGEXP         wait until the terminal shows, or shows no more, a match; with colours as escapes
 //	press KEY …                         press keys in it, by tmux's names
@@ -101,6 +104,7 @@ func TestScripts(t *testing.T) {
 			"signal":   scriptSignal,
 			"ended":    scriptEnded,
 			"waitfor":  scriptWaitFor,
+			"gone":     scriptGone,
 			"left":     scriptLeft,
 			"terminal": scriptTerminal,
 			"screen":   scriptScreen,
@@ -366,6 +370,27 @@ func scriptWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 		case <-tick.C:
 		case <-deadline:
 			ts.Fatalf("%s has no match for %q after %s:\n%s", args[0], args[1], scriptWait, data)
+		}
+	}
+}
+
+func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	path := "/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/" + args[0]
+	deadline := time.After(scriptWait)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		answer := httptest.NewRecorder()
+		servers.get(ts.Getenv("WORK")).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+		if answer.Code == http.StatusNotFound {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			watches, _ := exec.Command("sh", "-c", "tail -n 20 "+ts.Getenv("SIM_DIR")+"/workers/*/root/.multihost/lease/*.log "+ts.Getenv("SIM_DIR")+"/workers/*/home/*/.multihost/lease/*.log").CombinedOutput()
+			ts.Fatalf("queued resource %s is still there after %s: %s\n%s", args[0], scriptWait, answer.Body, watches)
 		}
 	}
 }

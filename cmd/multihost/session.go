@@ -37,6 +37,7 @@ type session struct {
 	journal  *journal.Journal
 	sink     event.Sink // the view and the journal
 	cloud    *gcp.Client
+	roots    gcp.Roots
 	queue    *qr.Client
 	hosts    job.HostList // named with --hosts, in place of a cloud
 	networks *network.Client
@@ -165,6 +166,9 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	}
 	if s.hosts, err = s.hostList(p, c); err != nil {
 		return err
+	}
+	if s.roots, err = (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots(); err != nil {
+		return &configError{err: err}
 	}
 	if s.hosts != nil {
 		return nil
@@ -349,14 +353,14 @@ func (s *session) sourceOf(inv *invocation, flag string) string {
 // deps builds what internal/job works with, for commands that touch no worker.
 func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
+		return &job.Deps{Cloud: s.hosts, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
 	if s.cloud == nil { // doctor tells that there is no project
 		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
 	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
-		Project: s.cloud.Project(), Zone: s.cloud.Zone(),
+		Project: s.cloud.Project(), Zone: s.cloud.Zone(), Roots: s.roots,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, s.cloud, bucket, dir)
 		},

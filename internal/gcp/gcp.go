@@ -231,13 +231,16 @@ func (c *Client) StorageOptions() ([]option.ClientOption, error) {
 type Roots struct{ TPU, Storage, SecretManager string }
 
 // Roots tells where the APIs are that workers call by themselves.
-func (c *Client) Roots() (Roots, error) {
+func (c *Client) Roots() (Roots, error) { return c.cfg.Roots() }
+
+// Roots tells where the APIs are that workers call by themselves.
+func (c Config) Roots() (Roots, error) {
 	r := Roots{TPU: tpuRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
 	for _, o := range []struct {
 		api, endpoint string
 		root          *string
 	}{
-		{"TPU", c.cfg.TPUEndpoint, &r.TPU}, {"Storage", c.cfg.StorageEndpoint, &r.Storage}, {"Secret Manager", c.cfg.SecretManagerEndpoint, &r.SecretManager},
+		{"TPU", c.TPUEndpoint, &r.TPU}, {"Storage", c.StorageEndpoint, &r.Storage}, {"Secret Manager", c.SecretManagerEndpoint, &r.SecretManager},
 	} {
 		if o.endpoint == "" {
 			continue

@@ -40,8 +40,10 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 			return r.finish(out, err, f)
 		}
 		after = f
+		pause := books.pause()
+		r.leaveLease(ctx, pause)
 		r.leaveTeam()
-		if err := r.wait(ctx, books.pause()); err != nil {
+		if err := r.wait(ctx, pause); err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -58,7 +60,10 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 		return nil
 	}
 	sel, err := g.ready(ctx, pay, after)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() == nil && r.guard.expired(r.Clock.Now()): // by the workers
+		return Outcome{}, r.guard.expiry()
+	case err != nil:
 		return Outcome{}, &unready{err}
 	}
 	r.used = sel.Slices
@@ -76,6 +81,7 @@ func (e *unready) Unwrap() error { return e.error }
 
 func (r *run) leaveTeam() {
 	if r.team != nil {
+		r.leaveLease(context.Background(), -1)
 		r.team.close()
 		r.team = nil
 	}

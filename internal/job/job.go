@@ -83,6 +83,8 @@ type Deps struct {
 	// Interrupted without an Answer.
 	CtrlC Answer
 
+	Roots gcp.Roots // of the APIs that workers call by themselves
+
 	// OpenBucket opens the bucket of jobs without runner. Bucket and BucketDir
 	// are where the user says that the named run is; empty: where this machine's
 	// record of it says.

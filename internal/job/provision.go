@@ -8,6 +8,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/launch"
 	"multihost/internal/network"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
@@ -26,6 +27,10 @@ type JobOptions struct {
 	Budget Budget
 
 	TTL time.Duration // from the workers' first boot to the deletion of the slices, whatever runs; 0: none
+
+	// Lease is how long after the end of the command the workers delete the
+	// slices by themselves while nobody is attached; 0: never.
+	Lease time.Duration
 
 	Keep          bool          // leave the slices when the run is over
 	KeepOnFailure bool          // leave them when it failed …
@@ -53,10 +58,18 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
+	terms := d.leaseTerms(o)
+	o.Request.OwnMetadata = terms.Metadata(o.Request.Metadata)
 	if err := d.makeNetwork(ctx, r, o.Network); err != nil {
 		return Outcome{}, err
 	}
 	q := &queued{Deps: d, o: o, watch: &r.watch}
+	r.lease = func() *guard {
+		if !q.ours {
+			return nil
+		}
+		return &guard{terms: terms}
+	}
 	out, err = r.attempts(ctx, q, o.Budget)
 	switch {
 	case r.raced(err):
@@ -130,7 +143,11 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 	cancel()
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
-		event.Notef(d.Sink, event.Info, "", "queued resource %s is gone: nothing of this job is billed", id)
+		hint := ""
+		if runErr != nil && o.Lease > 0 {
+			hint = fmt.Sprintf("where no user deleted it, its workers did, since this machine was asleep or cut off for %s (--lease) and longer", asTyped(o.Lease))
+		}
+		event.Notef(d.Sink, event.Info, hint, "queued resource %s is gone: nothing of this job is billed", id)
 		return out, runErr
 	case err != nil:
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
@@ -138,7 +155,11 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			Advice: deleteHint(id, d)})
 	}
 	if why := d.keep(ctx, r, o, out, runErr); why != "" {
-		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), %s", id, why, res.Standing())
+		does := ""
+		if text := r.guard.whoDeletes(); text != "" {
+			does = ": " + text
+		}
+		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
 		return out, runErr
 	}
 	// The limit is the deletion's own; the context only ends it for good.
@@ -154,7 +175,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 			Advice: deleteHint(id, d)})
 	}
 	event.Notef(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
-	if runErr != nil && !out.Started {
+	var secret *launch.SecretError // of a project, not of the slices
+	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
 		runErr = settled{runErr}
 	}
 	return out, runErr
@@ -167,6 +189,8 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 	switch {
 	case out.Detached:
 		return "the run goes on"
+	case errors.Is(runErr, errExpired):
+		return ""
 	case o.Keep:
 		return "--keep"
 	case out.Started && errors.As(runErr, &in) && in.detaches(true):

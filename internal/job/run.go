@@ -135,6 +135,9 @@ type run struct {
 	patient   bool // further attempts may follow, so that their cause matters
 	adopts    bool // a living attempt of this run is taken over, not refused
 	races     int  // how often in a row another runner of this run was first
+
+	lease func() *guard // of slices that a job of this run made; nil, or returning nil, for others
+	guard *guard        // the same, once the slices are there
 }
 
 // errRebooted is the error of a worker whose settings are gone again.
@@ -167,6 +170,11 @@ func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
+	if err := r.armLease(ctx); err != nil {
+		return Outcome{}, err
+	}
+	ctx, over := r.untilExpiry(ctx)
+	defer over()
 	if living != nil {
 		return r.takeOver(ctx, living)
 	}
@@ -649,8 +657,29 @@ func (r *run) spec(i int) launch.Spec {
 	return launch.Spec{
 		Python: python, Code: r.o.UseExisting,
 		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
-		Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(set), Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog,
+		Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(set), Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog, Stored: r.stored(),
 	}
+}
+
+// stored are the secrets that the workers read.
+func (r *run) stored() []launch.StoredSecret {
+	all := make([]launch.StoredSecret, len(r.o.Secrets))
+	for i, s := range r.o.Secrets {
+		all[i] = launch.StoredSecret{Name: s.Name, Root: r.Roots.SecretManager, Project: s.Project, ID: s.ID, Version: s.Version}
+	}
+	return all
+}
+
+// sayUnmasked says which values are shown when the command prints them.
+func (r *run) sayUnmasked() {
+	if len(r.o.Secrets) == 0 {
+		return
+	}
+	names := make([]string, len(r.o.Secrets))
+	for i, s := range r.o.Secrets {
+		names[i] = s.Name
+	}
+	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
 }
 
 // commandEnv is the environment of the command: set, then the user's own.
@@ -772,6 +801,9 @@ func (r *run) openRecord() (*Record, error) {
 	}
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())
+	if r.tried == 0 {
+		r.sayUnmasked()
+	}
 	how := r.whatCtrlCDoes(true)
 	if r.o.Detach {
 		how = "it goes on when this command ends"

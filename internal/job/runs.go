@@ -392,6 +392,8 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	}
 	defer t.close()
 	known := d.newestAttempt(ctx, t, rec)
+	held := d.attachLease(ctx, t, name)
+	defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, nil, err
 	}
@@ -407,34 +409,11 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
 		secrets: maskedWords(secrets)}
-	defer d.sayBilled(ctx, name, t.slices)
 	out, err = f.do(ctx)
 	if f.sum != nil && len(unknown) > 0 {
 		f.sum.LastLines = nil // they would be kept in the journal
 	}
 	return out, f.sum, err
-}
-
-// sayBilled says of slices that a job made for this run that they stay. Whoever
-// attaches to a run or stops it may not know that nobody else deletes them.
-func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice) {
-	if d.Queue == nil {
-		return
-	}
-	look, cancel := d.detached(ctx, 30*time.Second)
-	defer cancel()
-	seen := map[string]bool{"": true}
-	for _, s := range all {
-		if seen[s.QueuedResource] {
-			continue
-		}
-		seen[s.QueuedResource] = true
-		res, err := d.Queue.Get(look, s.QueuedResource)
-		if err == nil && res.Labels[qr.LabelRun] == qr.LabelValue(run) {
-			event.Notef(d.Sink, event.Warn, deleteHint(res.ID, d),
-				"queued resource %s was made for this run: unless its job still runs somewhere to delete it, it stays and is billed", res.ID)
-		}
-	}
 }
 
 // newestAttempt corrects a record that is older than what the workers run: the
@@ -525,7 +504,7 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	defer t.close()
-	defer d.sayBilled(ctx, name, t.slices)
+	defer func() { d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name))) }()
 	return watch.phase("stop", func() (string, error) {
 		err := d.stopNamed(ctx, t, name, grace)
 		if len(failed) > 0 {

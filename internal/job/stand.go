@@ -17,6 +17,7 @@ type Stand struct {
 	Ours     bool      // this command has started it, and would stop it
 	Resource string    // queued resource that is deleted at the end of this command; empty: none
 	Billed   string    // what is billed for it, in words; empty: nothing yet
+	Lease    string    // what its workers do about it by themselves, in words; empty: nothing
 }
 
 // stand keeps the Stand of a command.

@@ -27,10 +27,11 @@ type Started struct {
 // holds one session of the connection. Exactly one of Release and Abort must be
 // called.
 type Armed struct {
-	ref    Ref
-	runner Runner
-	order  *io.PipeWriter
-	cancel context.CancelCauseFunc
+	ref     Ref
+	runner  Runner
+	secrets []StoredSecret
+	order   *io.PipeWriter
+	cancel  context.CancelCauseFunc
 
 	boot  string            // set by Arm, as disks
 	disks map[string]Disk   // by what is kept on them
@@ -68,7 +69,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	orders, order := io.Pipe()
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
-		ref: spec.Ref(), runner: r, order: order, cancel: cancel,
+		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel,
 		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan record, 1024), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
@@ -150,6 +151,8 @@ func (a *Armed) ready(ctx context.Context, out *answer) error {
 			return fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrAlreadyStarted)
 		case rec.word == "failed" || rec.word == "error":
 			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: clean(rec.rest, 500)}
+		case rec.word == "secret":
+			return a.unread(rec)
 		case rec.word == "busy":
 			a.order.Close()
 			select {
@@ -168,6 +171,18 @@ func (a *Armed) busy(rec record, records []record) error {
 	records = append([]record{{"now", rec.rest}}, records...)
 	if infos := parseInfos(records); len(infos) > 0 {
 		e.Info = infos[0]
+	}
+	return e
+}
+
+// unread makes the error of a secret that the worker could not read.
+func (a *Armed) unread(rec record) error {
+	f := rec.fields(4)
+	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: clean(f[3], 400)}
+	for _, s := range a.secrets {
+		if s.Name == f[0] {
+			e.Secret = s
+		}
 	}
 	return e
 }
@@ -330,6 +345,10 @@ func (s Spec) files() [][]byte {
 	for _, v := range s.Env {
 		vars = append(vars, v.Name+"="+v.Value)
 	}
+	var secrets strings.Builder
+	for _, s := range s.Stored {
+		secrets.WriteString(s.Name + " " + s.url() + "\n")
+	}
 	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
 	return [][]byte{
 		[]byte(meta),
@@ -337,6 +356,7 @@ func (s Spec) files() [][]byte {
 		nulled(vars),
 		[]byte(s.Script),
 		[]byte(s.limit()),
+		[]byte(secrets.String()),
 	}
 }
 

@@ -8,7 +8,7 @@
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local run=$1 attempt=$2 python=${8-} code=${9-0} mask dir entry line order error surveyor=''
+  local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor=''
   local -a mh_words mh_vars
   shift 2
   mask=$(umask)
@@ -29,6 +29,7 @@ main() {
   say disk output "$(disk_of "$home")"
   if [[ $(stat -c %d -- "$index") != "$(stat -c %d -- "$home")" ]]; then say disk tmp "$(disk_of "$index")"; fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
+  if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
   if [[ $python ]]; then
     mapfile -d '' -t mh_words <"$dir/argv"
@@ -126,15 +127,57 @@ prepare_index() {
   [[ -r $index/lock && ! -L $index/lock ]] || fail "${error:-read $index/lock: it is no readable file}"
 }
 
+# secrets DIR reads the values that the file of that name asks for, lines NAME
+# ADDRESS, with the VM's own token, and adds them to the environment of the command,
+# which is removed when the command has read it. They are on no command line.
+secrets() {
+  local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
+  local name url token reply status data nuls=0
+  token=$(curl -sS -f --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
+  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then no_secret "$dir" - 0 "no access token: ${token:0:200}"; fi
+  token=${BASH_REMATCH[1]}
+  nuls=$(tr -cd '\0' <"$dir/env" | wc -c)
+  while read -r name url; do
+    reply=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
+      curl -sS -K - -w '\n%{http_code}' --connect-timeout 10 --max-time 15 --retry 3 --retry-max-time 40 "$url" 2>&1)
+    status=${reply##*$'\n'} reply=${reply%$'\n'*}
+    if [[ $status != 200 ]]; then
+      if [[ $reply =~ \"message\":\ *\"([^\"]+)\" ]]; then reply=${BASH_REMATCH[1]}; fi
+      no_secret "$dir" "$name" "$status" "${reply:0:400}"
+    fi
+    data=
+    if [[ $reply =~ \"data\":\ *\"([^\"]+)\" ]]; then data=${BASH_REMATCH[1]}; fi
+    nuls=$((nuls + 1))
+    # One NUL more says that there is one in the value.
+    if ! {
+      printf '%s=' "$name"
+      printf %s "$data" | base64 -d && printf '\0'
+    } 2>/dev/null >>"$dir/env" || [[ ! $data ]] || (($(tr -cd '\0' <"$dir/env" | wc -c) != nuls)); then
+      no_secret "$dir" "$name" 0 'the answer has no value that fits into a variable'
+    fi
+  done <"$dir/secrets"
+}
+
+no_secret() { # DIR NAME STATUS TEXT
+  local account
+  rm -rf -- "$1"
+  rmdir -- "${1%/*}" 2>/dev/null
+  account=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/email" 2>/dev/null) || account=-
+  if [[ $account == *[[:space:]]* ]]; then account=-; fi
+  say secret "$2" "$3" "$account" "$(printf %s "$4" | tr -s '\n\r' '  ')"
+  exit 1
+}
+
 # unpack DIR SIZES...: the files of the attempt, in the order in which they come.
+# Those that only a runner sends are last.
 # exit.new is written full now, so that the end can be recorded on a full disk.
 unpack() {
   local dir=$1 file
   shift
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
-  for file in meta argv env script limit; do
-    head -c "$1" >"$dir/$file" || return
+  for file in meta argv env script limit secrets; do
+    head -c "${1-0}" >"$dir/$file" || return
     shift
   done
   for file in output.log dropped lost relay; do

@@ -76,6 +76,50 @@ func (e *RemoteError) Error() string {
 // Cause is the error without the worker's name.
 func (e *RemoteError) Cause() string { return e.Op + ": " + e.Text }
 
+// SecretError is a secret that a worker could not read. Nothing was started.
+type SecretError struct {
+	Worker  string
+	Secret  StoredSecret // zero when it had not come so far
+	Status  int          // of HTTP; 0: there was no answer, or none of use
+	Account string       // service account of the worker; "" when it is not known
+	Text    string
+}
+
+// Error implements error.
+func (e *SecretError) Error() string { return e.Worker + ": " + e.Cause() }
+
+// Cause is the error without the worker's name.
+func (e *SecretError) Cause() string {
+	what := "secrets"
+	if e.Secret.Name != "" {
+		what = fmt.Sprintf("secret %s (sm://%s/%s/%s)", e.Secret.Name, e.Secret.Project, e.Secret.ID, e.Secret.Version)
+	}
+	if e.Status == 0 {
+		return fmt.Sprintf("read %s: %s", what, e.Text)
+	}
+	return fmt.Sprintf("read %s: HTTP status %d: %s", what, e.Status, e.Text)
+}
+
+// Hint is the command to type.
+func (e *SecretError) Hint() string {
+	s := e.Secret
+	switch {
+	case e.Status == 403 && (strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes")):
+		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
+	case e.Status == 403:
+		account := e.Account
+		if account == "" {
+			account = "ACCOUNT"
+		}
+		return fmt.Sprintf("gcloud secrets add-iam-policy-binding %s --project=%s --member=serviceAccount:%s --role=roles/secretmanager.secretAccessor", s.ID, s.Project, account)
+	case e.Status == 404:
+		return fmt.Sprintf("see what there is with: gcloud secrets versions list %s --project=%s", s.ID, s.Project)
+	case s.Name == "":
+		return "only machines of Google Cloud with a service account can read Secret Manager; elsewhere take the value from this machine: --secret-env=NAME"
+	}
+	return ""
+}
+
 // HoldersError says who holds the TPU of a worker and was not stopped.
 type HoldersError struct {
 	Worker  string

@@ -42,6 +42,9 @@ func (s Spec) Kit() (Kit, error) {
 	k := Kit{Bootstrap: bootstrap, Files: map[string][]byte{}, Scripts: map[string]string{
 		"arm": armScript.Text(), "status": statusScript.Text(), "stop": stopScript.Text(), "free": freeScript.Text(),
 	}}
+	if len(s.Stored) > 0 {
+		return Kit{}, fmt.Errorf("environment variable %q: whoever uses the kit reads stored secrets", s.Stored[0].Name)
+	}
 	files := s.files()
 	for i, name := range KitFiles() {
 		k.Files[name] = files[i]

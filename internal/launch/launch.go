@@ -99,6 +99,18 @@ type EnvVar struct {
 	Secret      bool
 }
 
+// A StoredSecret is a variable whose value the worker reads from Secret Manager
+// with its own token. The value is in no file that stays and known to nobody here.
+type StoredSecret struct {
+	Name                 string
+	Root                 string // of the API, without version
+	Project, ID, Version string
+}
+
+func (s StoredSecret) url() string {
+	return fmt.Sprintf("%s/v1/projects/%s/secrets/%s/versions/%s:access", s.Root, s.Project, s.ID, s.Version)
+}
+
 // Spec is a command to start on one worker.
 type Spec struct {
 	Run     string
@@ -117,6 +129,10 @@ type Spec struct {
 	// Env is set, in order, after the variables named by Unset were removed.
 	Env   []EnvVar
 	Unset []string
+
+	// Stored are variables that are set after those of Env and whose values the
+	// worker reads itself, right before the command starts.
+	Stored []StoredSecret
 
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
@@ -165,6 +181,14 @@ func (s Spec) Validate() error {
 		}
 		if strings.ContainsRune(v.Value, 0) {
 			return fmt.Errorf("environment variable %q: a NUL byte cannot be part of a value", v.Name)
+		}
+	}
+	for _, v := range s.Stored {
+		if err := checkVar(v.Name); err != nil {
+			return err
+		}
+		if strings.ContainsAny(v.url(), " \t\n\x00") {
+			return fmt.Errorf("secret of %q: %q is no address", v.Name, v.url())
 		}
 	}
 	for _, name := range s.Unset {

@@ -187,11 +187,12 @@ settle() {
 #   - those whose output is its pipe;
 #   - those that lost their parent in the control group of the SSH session that
 #     started it, while no other run lives on the worker; but not its relay,
-#     which reads the pipe and ends by itself;
+#     which reads the pipe and ends by itself, nor the watch of package lease,
+#     which outlives it;
 #   - the descendants of all these.
 processes() {
   local leader=$pid dir=$1 scope='' path target p parent session state
-  local -A ours=() parents=() relays=()
+  local -A ours=() parents=() apart=()
   if [[ $sup_boot != "$boot" ]]; then
     leader=0
   elif [[ -d /proc/$pid ]] && start_of "$pid" && [[ $REPLY != "$start" ]]; then
@@ -202,7 +203,7 @@ processes() {
     scope=
   elif [[ $scope && $phase != running && $phase != starting ]]; then
     # Nobody else's run lives when the lock is free.
-    flock -s -n "$index/lock" true 2>/dev/null || scope=
+    { flock -s -n 7; } 7<"$index/lock" 2>/dev/null || scope=
   fi
   while IFS= read -r path; do
     path=${path#/proc/}
@@ -213,11 +214,14 @@ processes() {
     if [[ $target != "$dir/output (deleted)" ]]; then
       continue
     elif [[ $path == */0 ]]; then
-      relays[${path%%/*}]=1
+      apart[${path%%/*}]=1
     else
       ours[${path%%/*}]=1
     fi
   done < <(find /proc/[0-9]*/fd/[012] -prune -printf '%p %l\n' 2>/dev/null | grep -F -e " $dir/")
+  for path in "$index"/*.watch.[0-9]*; do
+    { read -r p target _ <"$path"; } 2>/dev/null && start_of "$p" && [[ $REPLY == "$target" ]] && apart[$p]=1
+  done
   while read -r p parent session state; do
     if [[ $state == [ZX]* ]]; then
       unset -v "ours[$p]"
@@ -225,7 +229,7 @@ processes() {
     fi
     parents[$p]=$parent
     if ((leader > 1 && session == leader)); then ours[$p]=1; fi
-    if [[ $scope && ! ${relays[$p]-} ]] && ((parent == 1 && p != sup)); then
+    if [[ $scope && ! ${apart[$p]-} ]] && ((parent == 1 && p != sup)); then
       cgroup_of "$p"
       if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
     fi

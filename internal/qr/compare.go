@@ -13,9 +13,9 @@ import (
 // one that would be asked for; none means that it can be taken for it. Fields
 // that the request leaves to the API's defaults, and those that change over
 // time (SSH keys, deadlines), do not count.
-func differences(existing Resource, asked *tpuapi.QueuedResource, id string) []string {
+func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked
-	want.Name = id
+	want.Name = r.ID
 	ask := newResource(&want)
 	var d diff
 	for _, key := range []string{LabelTool, LabelRun, LabelUser} {
@@ -33,7 +33,7 @@ func differences(existing Resource, asked *tpuapi.QueuedResource, id string) []s
 	if ask.Reservation != "" {
 		d.text("reservation", existing.Reservation, ask.Reservation)
 	}
-	d.node(firstNode(existing.body), firstNode(asked))
+	d.node(firstNode(existing.body), firstNode(asked), r.OwnMetadata)
 	return d
 }
 
@@ -61,7 +61,7 @@ func (d *diff) text(field, has, asked string) {
 	}
 }
 
-func (d *diff) node(has, asked *tpuapi.Node) {
+func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 	d.text("external addresses", fmt.Sprint(external(has)), fmt.Sprint(external(asked)))
 	d.text("autocheckpoint", fmt.Sprint(has.AutocheckpointEnabled), fmt.Sprint(asked.AutocheckpointEnabled))
 	if asked.ServiceAccount != nil && asked.ServiceAccount.Email != "" {
@@ -74,7 +74,7 @@ func (d *diff) node(has, asked *tpuapi.Node) {
 	for _, key := range sortedKeys(asked.Metadata) {
 		// Key managers edit ssh-keys in place, and startup scripts are too long
 		// to be quoted.
-		if key != sshKeys && has.Metadata[key] != asked.Metadata[key] {
+		if _, ours := own[key]; !ours && key != sshKeys && has.Metadata[key] != asked.Metadata[key] {
 			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
 		}
 	}

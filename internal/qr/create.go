@@ -181,7 +181,7 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	case res.State == "DELETING":
 		return Resource{}, false, errInTheWay
 	}
-	if diffs := differences(res, body, r.ID); len(diffs) > 0 {
+	if diffs := r.differences(res, body); len(diffs) > 0 {
 		return res, false, &ConflictError{ID: r.ID, Owner: res.Owner(), Differences: diffs}
 	}
 	created := repeated && r.Labels[LabelRun] != ""
@@ -200,7 +200,7 @@ func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedR
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
-	if err != nil || len(differences(res, body, r.ID)) > 0 {
+	if err != nil || len(r.differences(res, body)) > 0 {
 		return Resource{}, false, cause
 	}
 	if ctx.Err() != nil {

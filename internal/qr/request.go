@@ -151,11 +151,14 @@ type Request struct {
 	ServiceAccount string
 	Scopes         []string // URLs or gcloud's aliases ("cloud-platform")
 
-	Labels     map[string]string
-	Metadata   map[string]string
-	Tags       []string
-	DataDisks  []DataDisk
-	SecureBoot bool
+	Labels   map[string]string
+	Metadata map[string]string
+	// OwnMetadata is added to Metadata and is no part of what is asked for: a
+	// resource with other values under these keys, or without them, is the same.
+	OwnMetadata map[string]string
+	Tags        []string
+	DataDisks   []DataDisk
+	SecureBoot  bool
 
 	Autocheckpoint bool
 }
@@ -387,9 +390,9 @@ func (r Request) checkAnnotations() (bad []error) {
 			bad = append(bad, fmt.Errorf("value %q of label %q is not legal: use a-z, 0-9, '_' and '-', at most 63 characters", r.Labels[key], key))
 		}
 	}
-	total := 0
-	for _, key := range sortedKeys(r.Metadata) {
-		size := len(r.Metadata[key])
+	total, metadata := 0, r.metadata()
+	for _, key := range sortedKeys(metadata) {
+		size := len(metadata[key])
 		total += len(key) + size
 		if !metaKeyRE.MatchString(key) {
 			bad = append(bad, fmt.Errorf("metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key))
@@ -456,6 +459,15 @@ func (r Request) Body(project, zone string) *tpuapi.QueuedResource {
 	return body
 }
 
+func (r Request) metadata() map[string]string {
+	all := maps.Clone(r.Metadata)
+	if all == nil && len(r.OwnMetadata) > 0 {
+		all = map[string]string{}
+	}
+	maps.Copy(all, r.OwnMetadata)
+	return all
+}
+
 func (r Request) nodeSpec(project, zone string) *tpuapi.NodeSpec {
 	spec := &tpuapi.NodeSpec{
 		Parent: parentName(project, zone),
@@ -483,7 +495,7 @@ func (r Request) node() *tpuapi.Node {
 			ForceSendFields: []string{"EnableExternalIps"},
 		},
 		Labels:                maps.Clone(r.Labels),
-		Metadata:              maps.Clone(r.Metadata),
+		Metadata:              r.metadata(),
 		Tags:                  slices.Clone(r.Tags),
 		AutocheckpointEnabled: r.Autocheckpoint,
 	}

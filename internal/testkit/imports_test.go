@@ -59,7 +59,7 @@ func TestImportRules(t *testing.T) {
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
-	apart := []string{"network", "qr", "preflight", "codesync", "launch", "detach", "transfer", "xla", "metrics"}
+	apart := []string{"network", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "multihost/")

@@ -1,0 +1,371 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/lease"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// leaseTerms are what the workers of a job are told, so that they delete the
+// queued resource when nobody else does.
+func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
+	label, value := o.Request.RunLabel()
+	t := lease.Terms{
+		Run: o.Run.Run, Resource: fmt.Sprintf("%s/v2alpha1/projects/%s/locations/%s/queuedResources/%s", d.Roots.TPU, d.Project, d.Zone, o.Request.ID),
+		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
+		Lease: o.Lease, Boot: bootAllowance(o), TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
+	}
+	if o.Keep { // at the end of the job; the time to live holds all the same
+		t.Lease = 0
+	}
+	return t
+}
+
+// bootAllowance is how long after the boot of the first worker the last one may
+// answer. Without limits it is a day.
+func bootAllowance(o JobOptions) time.Duration {
+	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
+		return 24 * time.Hour
+	}
+	return o.ProvisionLimit + o.BootLimit
+}
+
+// A guard keeps the lease of a job's slices, from this machine's side.
+type guard struct {
+	terms lease.Terms
+	holds bool // on some worker
+
+	stop func() // ends the renewals to the team; nil: there are none
+	told string // what was said of the workers' rights
+
+	expires time.Time // when the time to live of the slices is over; zero: never
+}
+
+// armLease has every worker watch over the slices, and tells before the command
+// starts which of them may not delete them. What fails here ends no run: it is
+// for the day on which this machine dies.
+func (r *run) armLease(ctx context.Context) error {
+	if r.guard == nil && r.lease != nil {
+		r.guard = r.lease()
+	}
+	g := r.guard
+	if g == nil || !g.terms.On() {
+		return nil
+	}
+	r.leaveLease(ctx, -1)
+	armed := make([]lease.Armed, len(r.team.ids))
+	errs := r.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		return again(ctx, event.Discard, "", "", func() (err error) {
+			armed[i], err = lease.Arm(ctx, r.team.conns[i], g.terms)
+			return err
+		})
+	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	g.holds, g.expires = false, time.Time{}
+	rights, apart := make([]error, len(errs)), make([]error, len(errs))
+	for i, a := range armed {
+		if errs[i] != nil {
+			continue
+		}
+		rights[i] = a.Right
+		if a.Apart != "" {
+			apart[i] = errors.New(a.Apart)
+		}
+		g.holds = g.holds || a.Right == nil
+		if end := r.Clock.Now().Add(g.terms.TTL - a.Age); g.terms.TTL > 0 && (g.expires.IsZero() || end.Before(g.expires)) {
+			g.expires = end
+		}
+	}
+	id := r.team.slices[0].QueuedResource
+	r.setStand(func(s *Stand) { s.Lease = g.whoDeletes() })
+	r.tellLease(errs, rights, apart, id)
+	g.stop = r.renewals(ctx, r.team)
+	return nil
+}
+
+// tellLease says what the lease is worth, once for each thing that there is to
+// say.
+func (r *run) tellLease(errs, rights, apart []error, id string) {
+	g, b := r.guard, &strings.Builder{}
+	tell := func(level event.Level, hint, format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		b.WriteString(text)
+		if !strings.Contains(g.told, text) {
+			event.Notef(r.Sink, level, hint, "%s", text)
+		}
+	}
+	for _, f := range groupErrors(r.team.ids, errs) {
+		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.Fold(f.workers), id, f)
+	}
+	for _, f := range groupErrors(r.team.ids, rights) {
+		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
+		if refused(f.first) {
+			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
+		}
+		tell(event.Warn, rightCure(f.first, r.Project), how, tpu.Fold(f.workers), id, f)
+	}
+	if g.terms.Lease > 0 {
+		for _, f := range groupErrors(r.team.ids, apart) {
+			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.Fold(f.workers), f)
+		}
+	}
+	switch {
+	case !g.holds:
+	case g.terms.Lease > 0:
+		tell(event.Info, "", "if this machine is not heard of, the workers delete queued resource %s %s after the command has ended (--lease)", id, asTyped(g.terms.Lease))
+	}
+	if !g.expires.IsZero() {
+		tell(event.Info, "", "queued resource %s is deleted at %s whatever runs (--ttl=%s)", id, g.expires.Format("Mon 15:04:05"), asTyped(g.terms.TTL))
+	}
+	g.told += b.String()
+}
+
+// refused reports whether the API has said that a worker lacks the right.
+func refused(err error) bool {
+	var e *lease.RightError
+	return errors.As(err, &e) && (e.Status == 401 || e.Status == 403)
+}
+
+// rightCure is what gives a worker the right that it lacks.
+func rightCure(err error, project string) string {
+	var e *lease.RightError
+	switch {
+	case !errors.As(err, &e):
+		return ""
+	case strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes"):
+		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
+	case e.Status == 403 && e.Account != "":
+		return fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=roles/tpu.admin", project, e.Account)
+	}
+	return ""
+}
+
+// renewals has the lease be renewed on every worker of t until stop is called.
+// A worker that was rebooted, or whose watch was killed, is armed again.
+func (r *run) renewals(ctx context.Context, t *team) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	terms := r.guard.terms
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-r.Clock.After(terms.Every()):
+			case <-ctx.Done():
+				return
+			}
+			t.renew(ctx, terms.Run, 0, func(ctx context.Context, i int) {
+				_, _ = lease.Arm(ctx, t.conns[i], terms) // the next round tries again
+			})
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// renewLimit bounds one renewal: a worker that is away is renewed next time.
+const renewLimit = 30 * time.Second
+
+// renew renews the lease of a run on all workers that can be reached, for at
+// least the time that nobody will be heard of. Those that nobody watches are
+// given to lost, unless that is nil. It returns what they know of it.
+func (t *team) renew(ctx context.Context, run string, silent time.Duration, lost func(ctx context.Context, i int)) []lease.Held {
+	ctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	all := make([]lease.Held, len(t.ids))
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		held, err := lease.Renew(ctx, t.conns[i], run, silent)
+		all[i] = held
+		if err == nil && !held.Watched && lost != nil {
+			lost(ctx, i)
+		}
+		return err
+	})
+	return all
+}
+
+// leaveLease ends the renewals. silent is for how long nobody will be there
+// before the next attempt; negative: no other follows.
+func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
+	if r.guard == nil || r.guard.stop == nil {
+		return
+	}
+	r.guard.stop()
+	r.guard.stop = nil
+	if silent >= 0 {
+		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
+		defer cancel()
+		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.terms.Boot+r.guard.terms.Lease, nil)
+	}
+}
+
+// errExpired is the cause of a context that the end of the slices' life has ended.
+var errExpired = errors.New("the time to live of the slices is over")
+
+func (g *guard) expiry() error {
+	return &Error{Stage: StageTimeout, Err: errExpired, Text: fmt.Sprintf("%v (--ttl=%s)", errExpired, asTyped(g.terms.TTL))}
+}
+
+// expired reports whether the time to live is over.
+func (g *guard) expired(now time.Time) bool {
+	return g != nil && !g.expires.IsZero() && !now.Before(g.expires)
+}
+
+// untilExpiry returns a context that ends with the time to live of the slices.
+func (r *run) untilExpiry(ctx context.Context) (_ context.Context, over func()) {
+	if r.guard == nil || r.guard.expires.IsZero() {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	end := r.Clock.After(max(0, r.guard.expires.Sub(r.Clock.Now())))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-end:
+			cancel(r.guard.expiry())
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}
+
+// whoDeletes says what the workers will do about a queued resource that this
+// machine leaves; "" when they will do nothing.
+func (g *guard) whoDeletes() string {
+	if g == nil || !g.holds {
+		return ""
+	}
+	return leaseText(lease.Held{Watched: true, Lease: g.terms.Lease, TTL: g.terms.TTL, KeepOnFailure: g.terms.KeepOnFailure, KeepFor: g.terms.KeepFor})
+}
+
+// leaseText says what workers that hold a lease will do; "" when they do nothing.
+func leaseText(h lease.Held) string {
+	text := ""
+	switch {
+	case !h.Watched:
+		return ""
+	case h.Lease > 0:
+		text = fmt.Sprintf("its workers delete it %s after the command has ended, if nobody is attached", asTyped(h.Lease))
+		switch {
+		case h.KeepOnFailure && h.KeepFor == 0:
+			text += "; after a failure they keep it (--keep-on-failure)"
+		case h.KeepOnFailure:
+			text += fmt.Sprintf("; after a failure %s after it (--keep-on-failure)", asTyped(h.KeepFor))
+		}
+	}
+	if h.TTL > 0 {
+		who := "its workers"
+		if text != "" {
+			who, text = "they", text+"; "
+		}
+		text += fmt.Sprintf("%s delete it %s after their first boot in any case (--ttl)", who, asTyped(h.TTL))
+	}
+	return text
+}
+
+// attachLease renews the leases that the workers of t hold for a run, until stop
+// is called, which returns them by the queued resource.
+func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	held := t.heldBy(t.renew(ctx, run, 0, nil))
+	var wg sync.WaitGroup
+	for _, h := range held {
+		d.setStand(func(s *Stand) { s.Lease = leaseText(h) })
+	}
+	if len(held) > 0 {
+		every := 5 * time.Minute
+		for _, h := range held {
+			every = min(every, lease.Terms{Lease: h.Lease}.Every())
+		}
+		wg.Go(func() {
+			for {
+				select {
+				case <-d.Clock.After(every):
+					t.renew(ctx, run, 0, nil)
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	return func() map[string]lease.Held {
+		cancel()
+		wg.Wait()
+		return held
+	}
+}
+
+// looks asks the workers what they hold for a run.
+func (t *team) looks(ctx context.Context, run string) []lease.Held {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit/3)
+	defer cancel()
+	all := make([]lease.Held, len(t.ids))
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		all[i], err = lease.Look(ctx, t.conns[i], run)
+		return err
+	})
+	return all
+}
+
+// asTyped writes a limit as people type it: 30m, 2h, 1h30m.
+func asTyped(d time.Duration) string {
+	text := d.String()
+	for _, end := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, end) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
+}
+
+// heldBy are the leases by the names of the queued resources. leases are aligned
+// with the workers of t.
+func (t *team) heldBy(leases []lease.Held) map[string]lease.Held {
+	held := map[string]lease.Held{}
+	for i, h := range leases {
+		if id := t.slice(i).QueuedResource; h.Watched && id != "" {
+			held[id] = h
+		}
+	}
+	return held
+}
+
+// sayBilled says of slices that a job made for this run that they stay, or who
+// deletes them. Whoever attaches to a run or stops it may not know that.
+func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held map[string]lease.Held) {
+	if d.Queue == nil {
+		return
+	}
+	look, cancel := d.detached(ctx, 30*time.Second)
+	defer cancel()
+	seen := map[string]bool{"": true}
+	for _, s := range all {
+		if seen[s.QueuedResource] {
+			continue
+		}
+		seen[s.QueuedResource] = true
+		res, err := d.Queue.Get(look, s.QueuedResource)
+		if err != nil || res.Labels[qr.LabelRun] != qr.LabelValue(run) {
+			continue
+		}
+		does := "unless its job still runs somewhere to delete it, it stays and is billed"
+		if text := leaseText(held[s.QueuedResource]); text != "" {
+			does = "it is billed until its job, if that still runs somewhere, deletes it; else " + text
+		}
+		event.Notef(d.Sink, event.Warn, deleteHint(res.ID, d), "queued resource %s was made for this run: %s", res.ID, does)
+	}
+}

@@ -1,0 +1,287 @@
+// Package lease has the workers of a job delete its slices when the machine
+// that the job was started from is not heard of any more.
+//
+// What it hides: one script (watch.sh) that lives on every worker beyond any
+// connection. It comes there as the startup script of the slices, so that it is
+// there before any runner was and after a reboot, and by [Arm] over SSH, which
+// also holds where somebody else's startup script is. With the VM's own token
+// it deletes the queued resource when
+//
+//   - nobody has renewed the lease for its time, and for as long no command has
+//     run on this worker nor, by their guest attributes, on any other; or
+//   - the time to live of the slices is over, whatever runs.
+//
+// The promises are
+//
+//   - a queued resource is read before it is deleted, and one that does not bear
+//     the label of the run is left alone;
+//   - while a command runs anywhere, the lease ends nothing, however old it is;
+//     whether it runs is asked of the worker, not of the runner;
+//   - what cannot be learned ends nothing: of workers that cannot tell each
+//     other, and were armed so (Armed.Apart), only the time to live is heeded;
+//   - whoever renews it does, as whatever login, from whatever machine: its terms
+//     are kept on the workers.
+//
+// A worker that has said nothing for half an hour counts as ended.
+package lease
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // the script
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/sshfan"
+)
+
+//go:embed watch.sh
+var watchScript string
+
+var watchProgram = sshfan.NewProgram("lease", watchScript)
+
+// Metadata keys that the slices' startup script needs.
+const (
+	startupKey = "startup-script"
+	termsKey   = "multihost-lease"
+)
+
+// A Runner runs commands on one worker. *sshfan.Conn is one.
+type Runner interface {
+	Name() string
+	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
+}
+
+// Terms are what the workers are told. Times are rounded up to seconds.
+type Terms struct {
+	Run      string
+	Resource string // address of the queued resource: root of the API, version and name
+	Label    string // KEY=VALUE on its slices that proves that it is of this run
+	Nodes    []string
+	Workers  int // of all slices
+
+	// Lease is how long nobody may renew, once the command has ended; 0: for ever.
+	Lease time.Duration
+	// Boot is how much longer it may take until a runner is there for the first
+	// time since a boot: other slices are still being made.
+	Boot time.Duration
+
+	TTL   time.Duration // from the first boot to the deletion, whatever runs; 0: none
+	Grace time.Duration // between the end of TTL and the deletion, for a command that runs
+
+	KeepOnFailure bool          // leave the slices when the command did not succeed here …
+	KeepFor       time.Duration // … for so long; 0 is for ever
+}
+
+// On reports whether the terms ask for anything.
+func (t Terms) On() bool { return t.Lease > 0 || t.TTL > 0 }
+
+// Every is the time between two renewals. Three may go astray before a runner
+// counts as gone.
+func (t Terms) Every() time.Duration {
+	every := 5 * time.Minute
+	for _, d := range []time.Duration{t.Lease, t.TTL} {
+		if d > 0 {
+			every = min(every, max(d/4, 100*time.Millisecond))
+		}
+	}
+	return every
+}
+
+// Metadata is what the slices need in their metadata; nil when the keys are
+// taken in m already, and then only Arm brings the watch to the workers.
+func (t Terms) Metadata(m map[string]string) map[string]string {
+	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
+		return nil
+	}
+	return map[string]string{startupKey: watchScript, termsKey: t.text()}
+}
+
+// text is the terms as watch.sh reads them.
+func (t Terms) text() string {
+	seconds := func(d time.Duration) string {
+		return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
+	}
+	keep := "never"
+	if t.KeepOnFailure {
+		keep = "on-failure"
+	}
+	look := 20 * time.Second
+	for _, d := range []time.Duration{t.Lease, t.TTL} {
+		if d > 0 {
+			look = min(look, d/4)
+		}
+	}
+	var b strings.Builder
+	for _, l := range [][2]string{
+		{"run", t.Run}, {"resource", t.Resource}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
+		{"lease", seconds(t.Lease)}, {"first", seconds(t.Lease + t.Boot)}, {"fresh", seconds(3 * t.Every())},
+		{"ttl", seconds(t.TTL)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
+	} {
+		b.WriteString(l[0] + "=" + l[1] + "\n")
+	}
+	return b.String()
+}
+
+// Held is what a worker knows of the lease of a run.
+type Held struct {
+	Watched bool          // a watch lives there, and somebody has told it the terms since the boot
+	Lease   time.Duration // as in Terms
+	TTL     time.Duration
+	Age     time.Duration // since the first boot, by the worker's clock
+
+	KeepOnFailure bool
+	KeepFor       time.Duration
+}
+
+// Armed is what a worker says when it was armed.
+type Armed struct {
+	Held
+	Right error  // *RightError: it may not delete the queued resource; nil: it may
+	Apart string // why it cannot tell the others whether its command runs; "" when it can
+}
+
+// A RightError is a worker that may not delete its queued resource.
+type RightError struct {
+	Status  int    // of HTTP; 0: no answer
+	Account string // service account of the worker; "" when it is not known
+	Text    string
+}
+
+func (e *RightError) Error() string { return e.Text }
+
+// Arm has a watch with these terms live on the worker, and finds out what it may
+// do. It may be repeated: one watch lives, and the last terms hold.
+func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
+	records, err := call(ctx, r, t.text(), "arm")
+	if err != nil {
+		return Armed{}, err
+	}
+	a := Armed{Held: held(records), Right: errors.New("it did not say whether it may")}
+	for _, f := range records {
+		switch {
+		case f[0] == "right" && len(f) > 1 && f[1] == "yes":
+			a.Right = nil
+		case f[0] == "right" && len(f) > 3:
+			e := &RightError{Status: int(number(f[2])), Text: strings.Join(f[4:], " ")}
+			if account.MatchString(f[3]) {
+				e.Account = f[3]
+			}
+			a.Right = e
+		case f[0] == "apart":
+			a.Apart = "it cannot write guest attributes (HTTP status " + strings.Join(f[1:], " ") + ")"
+		}
+	}
+	return a, nil
+}
+
+// account is what may stand in a command to type.
+var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
+
+// Renew tells the worker that somebody lives, and may be silent for the given
+// time, or for the lease when that is longer. Where nobody has armed the worker
+// since its boot, it does nothing.
+func Renew(ctx context.Context, r Runner, run string, silent time.Duration) (Held, error) {
+	records, err := call(ctx, r, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
+	return held(records), err
+}
+
+// Look asks the worker what it knows of the lease.
+func Look(ctx context.Context, r Runner, run string) (Held, error) {
+	records, err := call(ctx, r, "", "look", run)
+	return held(records), err
+}
+
+func held(records [][]string) Held {
+	var h Held
+	for _, f := range records {
+		if f[0] == "lease" && len(f) == 7 {
+			h = Held{Watched: f[1] == "yes", Lease: seconds(f[2]), TTL: seconds(f[3]), Age: seconds(f[4]), KeepOnFailure: f[5] == "on-failure", KeepFor: seconds(f[6])}
+		}
+	}
+	return h
+}
+
+func number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33)) * time.Second }
+
+// nonce marks the lines of an answer. It need not be secret: what a start-up file
+// of the login prints does not have it by chance.
+const nonce = "multihost-lease"
+
+const (
+	answerLimit = time.Minute // a worker asks two servers that may be slow
+	maxAnswer   = 64 << 10
+)
+
+// call runs one operation of the script and returns the words of its answer.
+func call(ctx context.Context, r Runner, stdin, op string, args ...string) ([][]string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, fmt.Errorf("no answer within %s", answerLimit))
+	defer cancel()
+	var out, errs capped
+	cmd := watchProgram.Cmd(strings.NewReader(stdin), append([]string{nonce, op}, args...)...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	status, err := r.Run(ctx, cmd)
+	if err != nil {
+		return nil, fmt.Errorf("%s the lease on %s: %w", op, r.Name(), err)
+	}
+	var records [][]string
+	for line := range strings.Lines(out.String()) {
+		_, rest, found := strings.Cut(line, nonce+" ")
+		f := strings.Fields(clean(rest))
+		if !found || len(f) == 0 {
+			continue
+		}
+		if f[0] == "error" {
+			return nil, fmt.Errorf("%s the lease on %s: %s", op, r.Name(), strings.Join(f[1:], " "))
+		}
+		records = append(records, f)
+	}
+	if len(records) == 0 {
+		said := strings.TrimSpace(clean(errs.String()))
+		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %.300s", op, r.Name(), status.Code, said)
+	}
+	return records, nil
+}
+
+// clean takes away what no message may have: a worker's words are not trusted.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r >= 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// capped keeps the first bytes that are written to it, by as many goroutines as
+// like.
+type capped struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (c *capped) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.b.Write(p[:min(len(p), maxAnswer-c.b.Len())])
+	return len(p), nil
+}
+
+func (c *capped) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.b.String()
+}

@@ -1,0 +1,432 @@
+#!/bin/bash
+# The watch over the slices of a job whose runner may die. One lives on every
+# worker, beyond any connection. With the VM's own token it deletes the queued
+# resource when nobody has renewed the lease and the command has ended on every
+# worker, or when the time to live of the slices is over.
+#
+#   (no argument)         the startup script of the slices: root runs it at every
+#                         boot. The terms are in the attribute multihost-lease
+#   NONCE arm             from a runner over SSH; the terms are on stdin
+#   NONCE renew RUN HOLD  the same, later: the runner lives, and may be silent for
+#                         HOLD seconds
+#   NONCE look RUN        only tells
+#   - watch RUN           the watch itself
+#
+# The lease is a file of the login that renews it: whenever it changes, somebody
+# lives. Its lines are the terms, which hold from then on, for after a reboot too.
+# Every login can write one, so nothing in it is evaluated.
+#
+# No secret is in an argument, a file or the output.
+set -u
+export LC_ALL=C
+umask 022
+index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
+own=${HOME:-/root}/.multihost/lease
+metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
+nonce=${1--} run=''
+
+# What terms set. Times are in seconds; 0 is never.
+resource='' label='' nodes='' total=1
+lease=0   # from the last renewal, and from the end of the command
+first=0   # the same, while no runner was here: others may still be booting
+fresh=0   # so old is the newest renewal of a runner that lives
+hold=0    # the runner said that it would be silent for so long
+ttl=0 grace=0 keep=never keep_for=0 look=20
+
+main() {
+  case ${2-boot} in
+    boot) boot ;;
+    arm) arm ;;
+    renew) renew "$3" "$4" ;;
+    look) tell "$3" ;;
+    watch) watch "$3" ;;
+  esac
+}
+
+say() { printf '%s %s\n' "$nonce" "$*"; }
+
+fail() {
+  say error "${*//$'\n'/ }"
+  exit 1
+}
+
+note() { printf '%(%FT%TZ)T multihost: %s\n' -1 "$*"; }
+
+# Both answer in REPLY. Waits go by the time since the boot, which no clock that
+# is set can change.
+now() { printf -v REPLY '%(%s)T' -1; }
+uptime() {
+  read -r REPLY _ </proc/uptime
+  REPLY=${REPLY%.*}
+}
+
+is_run() { [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; }
+
+# terms reads lines KEY=VALUE from stdin.
+terms() {
+  local key value
+  while IFS='=' read -r key value; do
+    case $key in
+      total | lease | first | fresh | hold | ttl | grace | keep_for | look)
+        if [[ $value =~ ^[0-9]{1,9}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi ;;
+      run | resource | label | nodes | keep)
+        if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
+    esac
+  done
+  if ((look < 1)); then look=1; fi
+}
+
+# Startup scripts have to end.
+boot() {
+  local text
+  text=$(curl -sS -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/attributes/multihost-lease" 2>&1) || {
+    note "the metadata server does not tell of a lease: $text"
+    exit 1
+  }
+  terms < <(printf '%s\n' "$text")
+  is_run "$run" || exit 1
+  prepare
+  # What a runner said before the reboot counts more.
+  if [[ ! -s $own/$run.terms ]]; then printf '%s\n' "$text" >"$own/$run.terms"; fi
+  start "$(<"$0")"
+}
+
+arm() {
+  local text
+  text=$(head -c 65536)
+  terms < <(printf '%s\n' "$text")
+  is_run "$run" || fail "no run is called $run"
+  prepare
+  write_lease "$text"
+  printf '%s\n' "$text" >"$own/$run.terms"
+  # shellcheck disable=SC2154 # the bootstrap of package sshfan has our text there
+  start "$s"
+  test_right
+  if ((total > 1)); then attribute armed "run=$run" || say apart "${status:-000}"; fi
+  tell "$run"
+}
+
+# prepare makes the directories: that of all logins, as package launch has it, and
+# our own.
+prepare() {
+  local error=''
+  if [[ ! -d $index ]]; then error=$(mkdir -m 1777 -- "$index" 2>&1); fi
+  if [[ ! -d $index || -L $index ]]; then fail "${error:-make $index: it is no directory}"; fi
+  error=$(umask 077 && mkdir -p -- "$own" 2>&1) || fail "$error"
+}
+
+# start TEXT has a watch live, which runs that text.
+start() {
+  local file=$own/$run.sh tries
+  if watched; then return; fi
+  { printf '%s\n' "$1" >"$file.new" && mv -f -- "$file.new" "$file"; } 2>/dev/null || fail "write $file"
+  # shellcheck disable=SC2094
+  (cd / && exec setsid bash --norc --noprofile -p "$file" - watch "$run" </dev/null >>"$own/$run.log" 2>&1) &
+  for ((tries = 0; tries < 200; tries++)); do
+    if watched; then return; fi
+    sleep 0.05
+  done
+  fail "the watch did not start: $(tail -n 1 "$own/$run.log")"
+}
+
+# watched: a watch lives, whoever runs it. It holds the lock of the file in REPLY,
+# where its process and the first boot are.
+watched() {
+  for REPLY in "$index/$run.watch."[0-9]*; do
+    if [[ -s $REPLY && ! -L $REPLY ]] && ! is_free "$REPLY"; then return 0; fi
+  done
+  return 1
+}
+
+# is_free FILE: nobody holds its lock. It is opened here, since flock would make a
+# file that is not there, and the kernel lets nobody do that to another login's in
+# a directory of all.
+is_free() { { flock -s -n 7; } 7<"$1" 2>/dev/null; }
+
+# write_lease TEXT: whoever reads it sees the old one or the new one.
+write_lease() {
+  local error
+  error=$({ printf '%s\n' "$1" >"$index/.$run.lease.$UID" && mv -f -- "$index/.$run.lease.$UID" "$index/$run.lease.$UID"; } 2>&1) ||
+    fail "write $index/$run.lease.$UID: $error"
+}
+
+renew() {
+  run=$1
+  is_run "$run" || fail "no run is called $run"
+  newest
+  if [[ $REPLY ]]; then write_lease "$(grep -v '^hold=' <"$REPLY"; printf 'hold=%s' "$2")"; fi
+  tell "$run"
+}
+
+# tell says what holds here, and whether a watch lives.
+tell() {
+  local file text born=0
+  run=$1
+  is_run "$run" || fail "no run is called $run"
+  newest
+  file=$REPLY
+  if [[ $file ]]; then terms <"$file"; fi
+  text=no
+  if watched; then
+    { read -r _ _ born <"$REPLY"; } 2>/dev/null
+    if [[ $file ]]; then text=yes; fi
+  fi
+  now
+  if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$REPLY; fi
+  say lease "$text" "$lease" "$ttl" "$((REPLY - born))" "$keep" "$keep_for"
+}
+
+# newest: the lease file that was written last.
+newest() {
+  local file
+  REPLY=
+  for file in "$index/$run.lease."[0-9]*; do
+    if [[ -f $file && ! -L $file ]] && [[ ! $REPLY || $file -nt $REPLY ]]; then REPLY=$file; fi
+  done
+}
+
+# test_right finds out whether this worker may delete the queued resource, by
+# asking to delete one that does not exist: who may is told that it is not
+# there, who may not is refused.
+test_right() {
+  local account pause=$((RANDOM % (2 * total))) # milliseconds: thousands ask at the same moment
+  sleep "$((pause / 1000)).$(printf %03d "$((pause % 1000))")"
+  api DELETE "${resource%/*}/multihost-probe-$(cksum <<<"$run" | cut -d ' ' -f 1)" --retry 3
+  case $status in
+    2?? | 404) say right yes ;;
+    *)
+      account=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/email" 2>/dev/null) || account=-
+      if [[ $account == *[[:space:]]* ]]; then account=-; fi
+      say right no "$status" "$account" "${why//$'\n'/ }"
+      ;;
+  esac
+}
+
+# api METHOD URL CURL-ARGS...: the answer in $reply, its HTTP status in $status,
+# 000 when there was none, and words for people in $why. The token goes to curl on
+# stdin, for arguments can be read by everybody.
+api() {
+  local method=$1 url=$2 token
+  shift 2
+  reply='' status=000
+  token=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/token" 2>&1)
+  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
+    why="no access token: ${token:0:200}"
+    return 1
+  fi
+  reply=$(printf 'header = "Authorization: Bearer %s"\n' "${BASH_REMATCH[1]}" |
+    curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 "$@" "$url" 2>&1)
+  status=${reply##*$'\n'} reply=${reply%$'\n'*}
+  if [[ $status == 2?? ]]; then return 0; fi
+  why=$reply
+  if [[ $reply =~ \"message\":\ *\"([^\"]+)\" ]]; then why=${BASH_REMATCH[1]}; fi
+  why="HTTP status $status: $(tr -s '\n\r' '  ' <<<"${why:0:400}")"
+  if [[ $status == 000 ]]; then why="no answer: ${reply:0:200}"; fi
+  return 1
+}
+
+# attribute KEY TEXT: a guest attribute, which the others can read.
+attribute() {
+  status=$(curl -sS -o /dev/null -w '%{http_code}' --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "$2" \
+    "$metadata/guest-attributes/multihost/$1" 2>/dev/null)
+  [[ $status == 2?? ]]
+}
+
+# The watch. Times in $up, $renewed, $idle and $again are since the boot.
+
+watch() {
+  run=$1 state='' told='' told_at=0 tries=0 again=0 contacted=no stopped='' seen='' why='' status='' reply=''
+  is_run "$run" || exit 1
+  prepare
+  if [[ ! -s $own/$run.born ]]; then
+    now
+    printf '%s\n' "$REPLY" >"$own/$run.born"
+  fi
+  read -r born <"$own/$run.born"
+  [[ $born =~ ^[1-9][0-9]{0,11}$ ]] || exit 1
+  exec 8>>"$index/$run.watch.$UID" || exit 1
+  flock -w 5 8 || exit 0
+  # Which process this is, is for package launch: it is none of the run.
+  start_time
+  printf '%s %s %s\n' "$$" "$REPLY" "$born" >"$index/$run.watch.$UID" || exit 1
+  if [[ -s $own/$run.terms ]]; then terms <"$own/$run.terms"; fi
+  uptime
+  renewed=$REPLY idle=$REPLY
+  note "watching run $run"
+  while :; do
+    uptime
+    up=$REPLY
+    refresh
+    if ((lease == 0 && ttl == 0)); then
+      note 'dismissed'
+      rm -f -- "$index/$run.lease.$UID" "$index/$run.watch.$UID"
+      return
+    fi
+    observe
+    share
+    if ((up >= again)) && due && others_ended; then delete || return; fi
+    sleep "$look" 8<&-
+  done
+}
+
+start_time() {
+  local stat
+  stat=$(<"/proc/$$/stat")
+  stat=${stat##*) }
+  # shellcheck disable=SC2086 # words are meant
+  set -- $stat
+  REPLY=${20}
+}
+
+# refresh: has anybody renewed the lease?
+refresh() {
+  local -a files=("$index/$run.lease."[0-9]*)
+  local sight=''
+  if [[ -e ${files[0]} ]]; then sight=$(stat -c '%n %y' -- "${files[@]}" 2>/dev/null); fi
+  if [[ $sight == "$seen" ]]; then return; fi
+  seen=$sight
+  newest
+  if [[ ! $REPLY ]]; then return; fi
+  terms <"$REPLY"
+  renewed=$up contacted=yes
+  head -c 65536 -- "$REPLY" >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"
+}
+
+# observe sets state: running while the command of any run lives on this worker,
+# for it holds the worker's lock; succeeded, failed, or none: it never ran, or the
+# worker was rebooted.
+observe() {
+  if [[ -e $index/lock ]] && ! is_free "$index/lock"; then
+    state=running idle=$up
+    return
+  fi
+  state=none
+  entry
+  if [[ $entry ]]; then state=failed; fi
+  if [[ $code == 0 ]]; then state=succeeded; fi
+}
+
+# entry: the file of the newest attempt of our run in the index, and what it tells.
+entry() {
+  local file key value newest=0
+  entry='' code='' pid=0
+  for file in "$index"/[0-9]*-"$run"-[0-9]*.run; do
+    if [[ ${file##*/} =~ ^[0-9]{1,10}-"$run"-([0-9]{1,9})\.run$ && -f $file && ! -L $file ]] && ((10#${BASH_REMATCH[1]} > newest)); then
+      newest=$((10#${BASH_REMATCH[1]})) entry=$file
+    fi
+  done
+  if [[ ! $entry ]]; then return; fi
+  while IFS='=' read -r key value; do
+    case $key in
+      exit_code) code=$value ;;
+      started) if [[ $value =~ ^[0-9]{1,10}\  ]]; then pid=${value%% *}; fi ;;
+    esac
+  done <"$entry"
+}
+
+# share tells the other workers.
+share() {
+  if ((total < 2)) || [[ $state == "$told" ]] && ((up - told_at < 600)); then return; fi
+  now
+  if attribute lease "run=$run state=$state at=$REPLY"; then told=$state told_at=$up; fi
+}
+
+# due: as far as this worker can tell, the queued resource is to be deleted now,
+# for $why.
+due() {
+  local quiet=$((up - renewed)) limit=$((lease > hold ? lease : hold))
+  now
+  if ((ttl && REPLY >= born + ttl)); then
+    why="the time to live of $ttl s (--ttl) is over"
+    if [[ $state == running ]]; then
+      stop_command
+      ((REPLY >= born + ttl + grace + 30))
+      return
+    fi
+    # A runner that lives tears down by itself.
+    ((quiet > fresh || REPLY >= born + ttl + grace + 60))
+    return
+  fi
+  if ((lease == 0)) || [[ $state == running ]]; then return 1; fi
+  if [[ $contacted == no ]] && ((first > limit)); then limit=$first; fi
+  if [[ $keep == on-failure && $state != succeeded ]]; then
+    if ((keep_for == 0)); then return 1; fi
+    if ((keep_for > limit)); then limit=$keep_for; fi
+  fi
+  why="nobody has renewed the lease for $quiet s, and the command has ended"
+  ((quiet >= limit && up - idle >= limit))
+}
+
+# stop_command asks the command to end by itself, once; the end of its VM does the
+# rest. Processes of whoever wrote that they are the run's, and of nobody else.
+stop_command() {
+  if [[ $stopped ]]; then return; fi
+  stopped=yes
+  note "stopping the command: $why"
+  entry
+  if [[ $entry ]] && ((pid > 1)); then pkill -TERM -s "$pid" -u "$(stat -c %u -- "$entry")"; fi
+}
+
+# others_ended: on every other worker the command has ended too, or it has said
+# nothing for half an hour. Their state is in guest attributes.
+others_ended() {
+  local node text said="run=$run state=([a-z]+) at=([0-9]{1,11})" body='{"queryPath":"multihost/lease"}'
+  if [[ $why == *--ttl* ]] || ((total < 2)); then return 0; fi
+  if [[ ! $told ]]; then
+    note "not deleted: the workers cannot tell each other whether the command runs, for guest attributes are not taken"
+    again=$((up + 600))
+    return 1
+  fi
+  now
+  for node in $nodes; do
+    if ! api POST "${resource%/queuedResources/*}/nodes/$node:getGuestAttributes" -H 'Content-Type: application/json' --data-binary "$body"; then
+      if [[ $status == 404 ]]; then continue; fi # the slice is gone
+      note "not deleted: whether the command runs on slice $node is not known: $why"
+      later
+      return 1
+    fi
+    text=$reply
+    while [[ $text =~ $said ]]; do
+      text=${text#*"${BASH_REMATCH[0]}"}
+      if ((REPLY - 10#${BASH_REMATCH[2]} > 1800)); then continue; fi
+      case ${BASH_REMATCH[1]} in
+        running) return 1 ;;
+        failed | none)
+          if [[ $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
+      esac
+    done
+  done
+}
+
+# delete the queued resource, after a look at what it is: nothing is deleted
+# unread. Every worker does, in turns, so that one request does as a rule. Fails
+# when it is another's.
+delete() {
+  # The first of many within a second or two, the last within minutes.
+  sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
+  uptime
+  up=$REPLY
+  refresh
+  observe
+  due || return 0
+  note "deleting $resource: $why"
+  if api GET "$resource"; then
+    # The first state is that of the resource.
+    if [[ ! $reply =~ \"${label%%=*}\":\ *\"${label#*=}\" ]]; then
+      note "it is not of this run: it stays"
+      return 1
+    fi
+    if ! grep -q '"state": *"DELETING"' <<<"$reply" && ! api DELETE "$resource?force=true"; then note "$why"; fi
+  else
+    note "$why"
+  fi
+  later
+}
+
+# later: somebody may give the right, or the service come back, days later.
+later() {
+  tries=$((tries + 1))
+  again=$((up + (tries < 20 ? look * 3 : 600)))
+}
+
+main "$@"
