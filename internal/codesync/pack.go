@@ -36,13 +36,22 @@ type packs struct {
 	build sync.Mutex
 }
 
-// A pack is a set of contents as a compressed tar archive.
+// A pack is a set of contents as a tar archive, compressed where that helps.
 type pack struct {
 	ready chan struct{} // closed when data or err is set
 	data  *spool
+	plain bool // not compressed
 	err   error
 	files int
 	users int // guarded by packs.mu
+}
+
+// form is what the worker script calls it.
+func (p *pack) form() string {
+	if p.plain {
+		return "plain"
+	}
+	return "gzip"
 }
 
 // acquire returns the pack of hashes, which must be released.
@@ -53,7 +62,7 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 		p, mine := t.packs.enter(key)
 		if mine {
 			t.packs.build.Lock() // one at a time: it uses all processors by itself
-			p.data, p.err = t.pack(ctx, hashes)
+			p.data, p.plain, p.err = t.pack(ctx, hashes)
 			t.packs.build.Unlock()
 			p.files = len(hashes)
 			if p.err != nil {
@@ -141,11 +150,29 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
+// worthUnpacking is how much of a set must be saved for it to travel compressed:
+// gzip takes a worker 10 ms a MB, nearly half of all that receiving costs it,
+// and a slice has many.
+const worthUnpacking = 0.1
+
 // pack writes the contents into a spool, named by their hashes.
-func (t *Tree) pack(ctx context.Context, hashes []string) (*spool, error) {
+func (t *Tree) pack(ctx context.Context, hashes []string) (_ *spool, plain bool, err error) {
+	var size int64
+	for _, h := range hashes {
+		size += t.byHash[h].Size
+	}
+	s, err := t.spooled(ctx, hashes, false)
+	if err != nil || float64(s.size) < (1-worthUnpacking)*float64(size) || size < 1<<20 {
+		return s, false, err
+	}
+	s.Close() // its file has no name: nothing is left
+	s, err = t.spooled(ctx, hashes, true)
+	return s, true, err
+}
+
+func (t *Tree) spooled(ctx context.Context, hashes []string, plain bool) (*spool, error) {
 	s := &spool{dir: t.opts.TempDir}
-	err := t.writeArchive(ctx, s, hashes)
-	if err != nil {
+	if err := t.writeArchive(ctx, s, hashes, plain); err != nil {
 		s.Close()
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
@@ -155,14 +182,23 @@ func (t *Tree) pack(ctx context.Context, hashes []string) (*spool, error) {
 	return s, nil
 }
 
-func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string) error {
-	// The link to the workers is the bottleneck only when it is slow, and then
-	// the fastest level already gains most: program text shrinks to a quarter.
-	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
-	if err != nil {
-		return err
+func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
+	if !plain {
+		// The link to the workers is the bottleneck only when it is slow, and then
+		// the fastest level already gains most: program text shrinks to a quarter.
+		z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
+		if err != nil {
+			return err
+		}
+		if err := t.writeArchive(ctx, z, hashes, true); err != nil {
+			return err
+		}
+		if err := z.Close(); err != nil {
+			return fmt.Errorf("pack files: %w", err)
+		}
+		return nil
 	}
-	archive := tar.NewWriter(z)
+	archive := tar.NewWriter(w)
 	for _, h := range hashes {
 		e, ok := t.byHash[h]
 		if !ok {
@@ -173,9 +209,6 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string) e
 		}
 	}
 	if err := archive.Close(); err != nil {
-		return fmt.Errorf("pack files: %w", err)
-	}
-	if err := z.Close(); err != nil {
 		return fmt.Errorf("pack files: %w", err)
 	}
 	return nil

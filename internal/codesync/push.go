@@ -121,17 +121,18 @@ func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole
 	if len(way.pieces) > 0 {
 		base = ans.base
 	}
-	args := append(append(t.args("plan", run), base), way.pieces...)
+	args := append(append(t.args("plan", run, "-"), base), way.pieces...)
 	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed), rep: rep})
 }
 
-// args are those of a step that fills the directory.
-func (t *Tree) args(step, run string) []string {
+// args are those of a step that fills the directory, from an archive of that form.
+func (t *Tree) args(step, run, form string) []string {
 	return []string{
 		step, run, t.Digest,
 		seconds(cmp.Or(t.opts.Store.MaxAge, 30*24*time.Hour)),
 		strconv.FormatInt(cmp.Or(t.opts.Store.MaxBytes, 20e9), 10),
 		seconds(cmp.Or(t.opts.Store.Keep, time.Hour)),
+		form,
 	}
 }
 
@@ -174,7 +175,7 @@ func (t *Tree) send(ctx context.Context, r Runner, missing []string, run string,
 	}
 	defer release()
 	t.report(func(g *progress) { g.total += p.data.size })
-	ans, err := t.exec(ctx, r, step{args: t.args("receive", run), stdin: p.data.reader(), rep: rep})
+	ans, err := t.exec(ctx, r, step{args: t.args("receive", run, p.form()), stdin: p.data.reader(), rep: rep})
 	if err == nil {
 		rep.SentFiles += p.files
 		rep.SentBytes += p.data.size

@@ -247,7 +247,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 			ended()
 		}}
 		if r.parent == nil {
-			s.args = append(t.args("feed", run), transfer...)
+			s.args = append(t.args("feed", run, tr.pack.form()), transfer...)
 			s.stdin = io.MultiReader(tr.pack.data.reader(), untilClosed{ctx, over})
 			steps.Go(func() {
 				defer ended()
@@ -262,7 +262,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 				r.err = fmt.Errorf("relay from %s: %w", r.parent.Conn.Name(), err)
 				return
 			}
-			s.args = append(append(t.args("fetch", run), transfer...),
+			s.args = append(append(t.args("fetch", run, tr.pack.form()), transfer...),
 				host, port, r.parent.Conn.User(), r.parent.Conn.HostKey(), sshfan.Script("bash", serveScript, transfer...))
 			s.stdin, s.loginTo, s.patient = untilClosed{ctx, over}, r.parent.Conn, true
 			hop, cancel := context.WithCancelCause(ctx)

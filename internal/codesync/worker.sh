@@ -3,12 +3,13 @@
 # Makes ~/RUN equal to a manifest, from the content store of this login.
 #
 #   check   RUN DIGEST                          same | differs [BASE DIGEST]
-#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP BASE PIECE...
+#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP - BASE PIECE...
 #                                               gzip of what is new in the manifest on stdin; filled | missing
-#   receive RUN DIGEST MAXAGE MAXBYTES KEEP     tar.gz of contents on stdin; filled | missing
-#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP TOKEN SIZE
+#   receive RUN DIGEST MAXAGE MAXBYTES KEEP FORM
+#                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
+#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE
 #                                               the same, SIZE bytes of it, and passed on
-#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP TOKEN SIZE HOST PORT USER KEY SERVE
+#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE HOST PORT USER KEY SERVE
 #                                               the same, from a worker, by its command SERVE
 #
 # Answers are lines that begin with "multihost-sync 1"; "missing N" is followed
@@ -24,7 +25,7 @@ unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 trap '' PIPE HUP
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
-token=${7-} size=${8-} peer_host=${9-} peer_port=${10-} peer_user=${11-} peer_key=${12-} serve=${13-}
+form=${7-} token=${8-} size=${9-} peer_host=${10-} peer_port=${11-} peer_user=${12-} peer_key=${13-} serve=${14-}
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
@@ -122,11 +123,12 @@ hash_all() {
 # receive_contents: unpacks the archive and moves what is whole to the store.
 declare -A proven=() # what has come and was hashed just now
 receive_contents() {
-	local in sum name prefix tar_failed=
+	local in sum name prefix tar_failed='' unzip=''
 	local -A prefixes=()
 	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
+	[[ $form == plain ]] || unzip=z
 	# -m: the store is pruned by age, which begins now.
-	tar -xzmf - -C "$in" --no-same-owner || tar_failed=yes
+	tar "-x${unzip}mf" - -C "$in" --no-same-owner || tar_failed=yes
 	while read -r sum name; do
 		name=${name#\*}
 		name=${name#./}
@@ -505,7 +507,7 @@ plan | receive | feed | fetch)
 	prepare
 	exec 7<&0
 	case $step in
-	plan) take_manifest "${@:8}" ;;
+	plan) take_manifest "${@:9}" ;;
 	receive) receive_contents ;;
 	feed)
 		open_spool
