@@ -18,7 +18,7 @@ import (
 const (
 	codeFiles   = 5000
 	codeBytes   = 200_000_000
-	codeWorkers = 4
+	codeWorkers = 2
 	changedFile = 20_000 // bytes, of noise
 )
 
@@ -30,7 +30,7 @@ A directory of %d files and %d MB, shipped by `+"`multihost run --command=true`"
 a new name and so into a new directory. "Sent" is all that the runner sends to one worker in the whole run, as a proxy
 on the way counts it: SSH's handshake and every operation included. The changed file has %d bytes that do not compress.`,
 		codeFiles, codeBytes/1_000_000, codeWorkers, changedFile))
-	s, err := l.simulate(ctx, fmt.Sprintf("1xv5litepod-%d", codeWorkers*4))
+	s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-8", codeWorkers)) // of one worker each
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ on the way counts it: SSH's handshake and every operation included. The changed 
 	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
 		return err
 	}
-	hosts, err := s.hosts(ctx)
+	hosts, err := s.hosts(ctx, codeWorkers)
 	if err != nil {
 		return err
 	}

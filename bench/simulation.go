@@ -105,34 +105,48 @@ func environment(text []byte) (env []string) {
 	return env
 }
 
-// hosts are the workers of slice b behind meters, as --hosts wants them.
-func (s *simulation) hosts(ctx context.Context) (string, error) {
+// hosts are the workers of the slices behind meters, as --hosts wants them.
+func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
+	var hosts []string
+	for i := range slices {
+		addresses, err := s.addresses(ctx, fmt.Sprint("b-", i))
+		if err != nil {
+			return "", err
+		}
+		for _, ip := range addresses {
+			m, err := startMeter(net.JoinHostPort(ip, s.variable("MULTIHOST_FLAG_SSH_PORT")))
+			if err != nil {
+				return "", err
+			}
+			s.meters = append(s.meters, m)
+			hosts = append(hosts, "multihost@"+m.listener.Addr().String())
+		}
+	}
+	return strings.Join(hosts, ","), nil
+}
+
+// addresses are those of a slice's workers.
+func (s *simulation) addresses(ctx context.Context, slice string) (all []string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.variable("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU")+
-		"v2alpha1/projects/"+s.variable("CLOUDSDK_CORE_PROJECT")+"/locations/"+s.variable("CLOUDSDK_COMPUTE_ZONE")+"/nodes/b", nil)
+		"v2alpha1/projects/"+s.variable("CLOUDSDK_CORE_PROJECT")+"/locations/"+s.variable("CLOUDSDK_COMPUTE_ZONE")+"/nodes/"+slice, nil)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer answer.Body.Close()
 	var node struct {
 		NetworkEndpoints []struct{ IPAddress string }
 	}
 	if err := json.NewDecoder(answer.Body).Decode(&node); err != nil {
-		return "", err
+		return nil, err
 	}
-	var hosts []string
 	for _, e := range node.NetworkEndpoints {
-		m, err := startMeter(net.JoinHostPort(e.IPAddress, s.variable("MULTIHOST_FLAG_SSH_PORT")))
-		if err != nil {
-			return "", err
-		}
-		s.meters = append(s.meters, m)
-		hosts = append(hosts, "multihost@"+m.listener.Addr().String())
+		all = append(all, e.IPAddress)
 	}
-	return strings.Join(hosts, ","), nil
+	return all, nil
 }
 
 // sent is how many bytes all clients have sent to the workers behind meters.
