@@ -43,78 +43,74 @@ func (w *world) clearFaults() {
 }
 
 // Whatever the cloud does to a job without runner, once: it ends as it should,
-// its command is started once, and nothing of it is left. The
-// times of the story stand for longer ones: the job gives up after some seconds
-// where a real one does after 10 minutes.
+// its command is started once, and nothing of it is left. The times of the story
+// stand for longer ones: the job gives up after some seconds where a real one
+// does after 10 minutes.
 func TestFateOfAJobWithoutRunner(t *testing.T) {
 	t.Parallel()
 	runs := func(w *world) {
 		w.until("attempt 1 to run", func(s detach.State) bool { return running(1, 1)(s) || ended(1)(s) })
 	}
 	for _, fate := range []struct {
-		name     string
-		backends string
-		from     []sim.Fault
-		strike   func(w *world) // and what has to be seen before and after
-		code     int            // of the last attempt; -1: nobody can tell
-		hasty    bool           // gives up soon
+		name    string
+		backend string
+		from    []sim.Fault
+		strike  func(w *world) // and what has to be seen before and after
+		code    int            // of the last attempt; -1: nobody can tell
+		hasty   bool           // gives up soon
 	}{
-		{name: "bucket and code cannot be read while the workers boot", backends: "process netns",
+		{name: "bucket and code cannot be read while the workers boot", backend: "netns",
 			from: []sim.Fault{
 				{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
 				{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
 			},
-			strike: func(w *world) { runs(w); w.release() }},
-		{name: "the API is away when the command ends", backends: "process", strike: func(w *world) {
+			strike: runs},
+		{name: "the API is away when the command ends", backend: "process", strike: func(w *world) {
 			runs(w)
 			w.inject("api-error code=503 n=all")
 			w.release()
 			w.wait("the end on the worker", w.endedOnDisk)
 			w.clearFaults()
 		}},
-		{name: "the token of the workers has expired for a while", backends: "netns", strike: func(w *world) {
+		{name: "the token of the workers has expired for a while", backend: "netns", strike: func(w *world) {
 			runs(w)
 			w.inject("expired-token path=/storage* n=6")
 			w.inject("expired-token path=*/queuedResources/* n=1")
 		}},
-		{name: "the bucket is taken away for good", backends: "process", strike: func(w *world) {
+		{name: "the bucket is taken away for good", backend: "process", strike: func(w *world) {
 			runs(w)
 			w.inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")
 			w.release()
 		}, code: -1, hasty: true},
-		{name: "the user stops it", backends: "netns", strike: func(w *world) {
+		{name: "the user stops it", backend: "netns", strike: func(w *world) {
 			runs(w)
 			testkit.Must(w.t, w.bucket.Stop(w.t.Context(), runName, "enough"))
 		}, code: 143},
 	} {
-		for _, backend := range strings.Fields(fate.backends) {
-			t.Run(fate.name+"/"+backend, func(t *testing.T) {
-				t.Parallel()
-				if backend == "netns" {
-					simworker.NeedNetns(t)
-				}
-				script := `while [ ! -e ~/go ]; do sleep 0.1; done`
-				switch { // homes of namespaces cannot be seen from here
-				case backend == "netns" && fate.code == 0:
-					script = "sleep 3"
-				case backend == "netns":
+		t.Run(fate.name, func(t *testing.T) {
+			t.Parallel()
+			script := `while [ ! -e ~/go ]; do sleep 0.1; done`
+			if fate.backend == "netns" { // its home cannot be seen from here
+				simworker.NeedNetns(t)
+				script = "sleep 3"
+				if fate.code != 0 {
 					script = "sleep 1000"
 				}
-				w := begin(t, backend, "v4-8", script, func(_ *job.JobOptions, do *job.DetachOptions) {
-					do.Patience, do.Stale = 10*time.Second, 3*time.Second
-					if fate.hasty {
-						do.Patience = 2 * time.Second
-					}
-				}, sim.Config{Faults: fate.from})
-				fate.strike(w)
-				w.gone()
-				s, err := w.bucket.State(t.Context(), runName)
-				testkit.Must(t, err)
-				if s.Attempt != 1 || fate.code >= 0 && (len(s.Ended) != 1 || s.Ended[0].Code != fate.code) {
-					t.Errorf("got %+v, want exit code %d of attempt 1", s, fate.code)
+			}
+			w := begin(t, fate.backend, "v4-8", script, func(_ *job.JobOptions, do *job.DetachOptions) {
+				do.Patience, do.Stale = 10*time.Second, 3*time.Second
+				if fate.hasty {
+					do.Patience = 2 * time.Second
 				}
-			})
-		}
+			}, sim.Config{Faults: fate.from})
+			fate.strike(w)
+			w.gone()
+			s, err := w.bucket.State(t.Context(), runName)
+			testkit.Must(t, err)
+			if s.Attempt != 1 || fate.code >= 0 && (len(s.Ended) != 1 || s.Ended[0].Code != fate.code) {
+				t.Errorf("got %+v, want exit code %d of attempt 1", s, fate.code)
+			}
+		})
 	}
 }
 

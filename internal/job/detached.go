@@ -721,7 +721,7 @@ func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen,
 }
 
 // row is the run in a list: what the bucket says, or the queued resource while
-// no worker has reported.
+// no worker has reported and when no worker is there any more.
 func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.desc.Run, Attempt: max(1, state.Attempt), Owner: r.desc.Owner, Created: r.desc.Created, Slices: r.desc.Nodes, Command: r.desc.Command,
 		age: r.Clock.Now().Sub(r.desc.Created)}
@@ -730,14 +730,17 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 		row.State = fmt.Sprintf("exit code %d", first.Code)
 	case state.Over(r.desc):
 		row.State = "exit code 0"
-	case len(state.Seen) > 0:
-		row.State = state.Seen[0].Phase
 	default:
 		row.State = "queued"
-		if res, err := r.Queue.Get(ctx, r.desc.Resource); err == nil {
-			row.State = strings.ToLower(res.State)
-		} else if gcp.ClassOf(err) == gcp.NotFound {
+		if len(state.Seen) > 0 {
+			row.State = state.Seen[0].Phase
+		}
+		res, err := r.Queue.Get(ctx, r.desc.Resource)
+		switch {
+		case gcp.ClassOf(err) == gcp.NotFound:
 			row.State = "gone"
+		case err == nil && (res.State != "ACTIVE" || len(state.Seen) == 0):
+			row.State = strings.ToLower(res.State)
 		}
 	}
 	return row
