@@ -9,7 +9,7 @@ LIMIT      ?= 30m
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak bench fuzz lint docs check release clean tools
+.PHONY: help build demo test race soak bench fuzz lint docs picture check release clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ lint: tools ## gofmt, go vet, staticcheck, shellcheck
 docs: tools ## write docs/cli.md anew from the commands, and the pictures of docs/metrics.md
 	go test ./cmd/multihost -run TestCLIDocument -update
 	go test ./internal/report -run TestPictures -update
+
+picture: tools ## draw the terminal session of README.md anew
+	go test ./cmd/multihost -run TestSessionPicture -update
 
 release: tools ## write dist: archives for every platform, checksums, bills of materials
 	go run ./release -version "$(VERSION)" -out dist

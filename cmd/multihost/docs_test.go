@@ -17,7 +17,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-var update = flag.Bool("update", false, "write docs/cli.md anew")
+var update = flag.Bool("update", false, "write what a test compares anew: docs/cli.md, or the picture of README.md")
 
 // TestCLIDocumentIsUpToDate compares docs/cli.md with the commands as they
 // are; make docs writes it.
@@ -117,7 +117,7 @@ func cliDocument() string {
 	return b.String()
 }
 
-func fence(text string) string { return "```\n" + strings.TrimRight(text, "\n") + "\n```" }
+func fence(text string) string { return "```text\n" + strings.TrimRight(text, "\n") + "\n```" }
 
 func flagTable(b *strings.Builder, flags []cli.Flag) {
 	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")

@@ -1,0 +1,513 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/shlex"
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+)
+
+// A document is a Markdown file of this repository. Its fences say what they
+// hold:
+//
+//	sh        commands; one shell runs those of a document in order, and all must succeed
+//	console   what a terminal showed: lines after "$ " are run, and what follows is
+//	          compared; … is any text of a line, or any lines where it stands alone
+//	anything else holds no command lines
+//
+// Comments that readers do not see change that:
+//
+//	<!-- sim: t:2xv5litepod-16 -->   the slices that there are at the start; none: no simulator
+//	<!-- setup … -->                 commands that are run, and not shown
+//	<!-- not run: REASON -->         the next fence is not run; its multihost commands must still parse
+//	<!-- run by: SCRIPT -->          a script of testdata/script runs the document; here it is only parsed
+type document struct {
+	name, dir string
+	slices    string
+	script    string // that runs it
+	steps     []docStep
+	prose     string // what stands outside of fences
+}
+
+type docStep struct {
+	line    int
+	kind    string // sh, console, parse
+	command string
+	want    string // of console
+}
+
+var (
+	docComment = regexp.MustCompile(`^<!-- (sim|not run|run by): (.*) -->$`)
+	docInline  = regexp.MustCompile("`(multihost [^`]+)`")
+)
+
+// documents reads README.md and all below docs.
+func documents(t *testing.T) []*document {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	testkit.Must(t, err)
+	paths := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"), filepath.Join(root, "examples/train/README.md")}
+	testkit.Must(t, filepath.WalkDir(filepath.Join(root, "docs"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".md") {
+			paths = append(paths, path)
+		}
+		return err
+	}))
+	var all []*document
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		testkit.Must(t, err)
+		name, err := filepath.Rel(root, path)
+		testkit.Must(t, err)
+		d := &document{name: name, dir: filepath.Dir(path), slices: "t:2xv5litepod-8"}
+		for _, err := range d.read(string(text)) {
+			t.Errorf("%s:%v", name, err)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func (d *document) read(text string) (faults []error) {
+	lines := strings.Split(text, "\n")
+	notRun := false
+	for i := 0; i < len(lines); i++ {
+		line := strings.TrimSpace(lines[i])
+		switch {
+		case line == "<!-- setup":
+			begin := i + 1
+			for i++; strings.TrimSpace(lines[i]) != "-->"; i++ {
+			}
+			d.steps = append(d.steps, docStep{line: begin + 1, kind: "sh", command: strings.Join(lines[begin:i], "\n")})
+		case docComment.MatchString(line):
+			m := docComment.FindStringSubmatch(line)
+			switch m[1] {
+			case "sim":
+				d.slices = m[2]
+			case "run by":
+				d.script = m[2]
+			default:
+				notRun = true
+			}
+		case strings.HasPrefix(line, "```"):
+			kind, indent, begin := strings.TrimPrefix(line, "```"), len(lines[i])-len(strings.TrimLeft(lines[i], " ")), i+1
+			for i++; i < len(lines) && strings.TrimSpace(lines[i]) != "```"; i++ {
+				lines[i] = strings.TrimPrefix(lines[i], strings.Repeat(" ", indent))
+			}
+			if i == len(lines) {
+				return append(faults, fmt.Errorf("%d: the fence has no end", begin))
+			}
+			if err := d.fence(kind, notRun, begin, lines[begin:i]); err != nil {
+				faults = append(faults, err)
+			}
+			notRun = false
+		default:
+			d.prose += lines[i] + "\n"
+		}
+	}
+	return faults
+}
+
+func (d *document) fence(kind string, notRun bool, at int, lines []string) error {
+	text := strings.Join(lines, "\n")
+	switch {
+	case kind == "sh" && notRun:
+		d.steps = append(d.steps, docStep{line: at, kind: "parse", command: text})
+	case kind == "sh":
+		d.steps = append(d.steps, docStep{line: at, kind: "sh", command: text})
+	case kind == "console":
+		var s *docStep
+		for i, line := range lines {
+			command, typed := strings.CutPrefix(line, "$ ")
+			switch {
+			case typed:
+				d.steps = append(d.steps, docStep{line: at + i + 1, kind: "console", command: command})
+				s = &d.steps[len(d.steps)-1]
+				if notRun {
+					s.kind = "parse"
+				}
+			case s == nil:
+				return fmt.Errorf("%d: a console begins with a command after $", at)
+			case strings.HasSuffix(s.command, "\\"):
+				s.command += "\n" + line
+			default:
+				s.want += line + "\n"
+			}
+		}
+	case regexp.MustCompile(`(?m)^(\$ )?multihost [a-z]`).MatchString(text) && kind == "":
+		return fmt.Errorf("%d: the fence has command lines: begin it with ```sh or ```console, or ```text where none is meant", at)
+	}
+	return nil
+}
+
+// TestEveryCommandLineOfTheDocumentsWorks runs what the documents say to type,
+// each document in a directory and against a simulator of its own, and compares
+// what they show of the output.
+func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
+	if testkit.RaceDetector {
+		t.Skip("skipped under the race detector: the programs of documents are run without it")
+	}
+	for _, d := range documents(t) {
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			if d.script != "" && !fileExists("testdata/script/"+d.script+".txtar") {
+				t.Errorf("there is no script %s", d.script)
+			}
+			var run []docStep
+			for _, s := range d.steps {
+				if s.kind == "parse" || d.script != "" {
+					parseStep(t, d, s)
+				} else {
+					run = append(run, s)
+				}
+			}
+			if len(run) > 0 {
+				runSteps(t, d, run)
+			}
+		})
+	}
+}
+
+// TestEveryCommandNamedInProseParses has the program read each `multihost …` of
+// the running text.
+func TestEveryCommandNamedInProseParses(t *testing.T) {
+	seen := 0
+	for _, d := range documents(t) {
+		for _, m := range docInline.FindAllStringSubmatch(d.prose, -1) {
+			words, err := shlex.Split(strings.ReplaceAll(m[1], "\n", " "))
+			if err != nil {
+				t.Errorf("%s: `%s`: %v", d.name, m[1], err)
+				continue
+			}
+			seen++
+			if err := dryParse(words[1:]); err != nil {
+				t.Errorf("%s: `%s`: %v", d.name, m[1], err)
+			}
+		}
+	}
+	if seen < 50 {
+		t.Errorf("only %d commands found", seen)
+	}
+}
+
+// dryParse reads a command line as the program does, and carries out nothing.
+// Words in capitals stand for whatever is meant.
+func dryParse(argv []string) error {
+	var words []string
+	for _, w := range argv {
+		if w != "…" && !strings.HasPrefix(w, "[") && !strings.HasSuffix(w, "]") {
+			words = append(words, w)
+		}
+	}
+	if len(words) > 0 && words[0] == strings.ToUpper(words[0]) && !strings.HasPrefix(words[0], "-") {
+		return nil
+	}
+	p := &program{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
+		if key == "MULTIHOST_FLAG_CONFIG" {
+			return "none", true
+		}
+		return "", false
+	}}
+	app := p.app()
+	nothing := func(*cli.Context) error { return nil }
+	app.Action = nothing
+	walk(app.Commands, "multihost", func(_ string, c *cli.Command) { c.Action = nothing })
+	inv, err := p.arrange(app, words)
+	if err != nil {
+		return err
+	}
+	err = app.Run(append([]string{"multihost"}, inv.args...))
+	if err != nil && regexp.MustCompile(`invalid value "[A-Z]+"`).MatchString(err.Error()) {
+		return nil
+	}
+	return err
+}
+
+// parseStep has a real shell split the commands, and the program read those
+// that are its own.
+func parseStep(t *testing.T, d *document, s docStep) {
+	calls := filepath.Join(t.TempDir(), "calls")
+	const prelude = `multihost() { { printf '%s\0' "$@"; printf '\1'; } >>"$CALLS"; }
+command_not_found_handle() { :; }
+PATH=/nowhere
+`
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", prelude+s.command)
+	cmd.Dir, cmd.Env = t.TempDir(), []string{"CALLS=" + calls}
+	_ = cmd.Run() // a command that is not here may fail
+	said, err := os.ReadFile(calls)
+	if err != nil && strings.Contains(s.command, "multihost ") && regexp.MustCompile(`(?m)(^|[|&(] *)multihost [a-z]`).MatchString(s.command) {
+		t.Errorf("%s:%d: the shell finds no multihost command", d.name, s.line)
+	}
+	for call := range strings.SplitSeq(strings.TrimSuffix(string(said), "\x01"), "\x01") {
+		argv := strings.Split(strings.TrimSuffix(call, "\x00"), "\x00")
+		if err := dryParse(argv); err != nil {
+			t.Errorf("%s:%d: multihost %s: %v", d.name, s.line, strings.Join(argv, " "), err)
+		}
+	}
+}
+
+// runSteps runs the commands of a document in one shell.
+func runSteps(t *testing.T, d *document, steps []docStep) {
+	work, err := os.MkdirTemp(memoryDir(), "multihost-docs-")
+	testkit.Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(work) })
+	for _, dir := range []string{"home", "run", "steps", "bin"} {
+		testkit.Must(t, os.Mkdir(filepath.Join(work, dir), 0o700))
+	}
+	project := filepath.Join(work, "project")
+	testkit.Must(t, os.CopyFS(project, os.DirFS("testdata/docs")))
+	testkit.Must(t, os.CopyFS(filepath.Join(project, "examples/train"), os.DirFS("../../examples/train")))
+	// Nothing here may ask the internet for this machine's address.
+	testkit.Must(t, os.WriteFile(filepath.Join(work, "bin/curl"), []byte("#!/bin/sh\necho 203.0.113.7\n"), 0o755))
+
+	env := []string{"USER=ann", "HOME=" + filepath.Join(work, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(work, "run"), "TMPDIR=" + work,
+		"CLOUDSDK_CONFIG=" + filepath.Join(work, "home/gcloud"), "STEPS=" + filepath.Join(work, "steps"), "PATH=" + filepath.Join(work, "bin") + ":" + os.Getenv("PATH")}
+	if d.slices != "none" {
+		env = append(env, docSim(t, work, d.slices)...)
+	}
+	var script strings.Builder
+	for i, s := range steps {
+		testkit.Must(t, os.WriteFile(filepath.Join(work, "steps", strconv.Itoa(i)), []byte(s.command+"\n"), 0o644))
+		mode := "set -e"
+		if s.kind == "console" {
+			mode = "set +e"
+		}
+		fmt.Fprintf(&script, "%s\n{ . \"$STEPS/%d\"; } >\"$STEPS/%d.out\" 2>&1 </dev/null\necho $? >\"$STEPS/%d.status\"\n", mode, i, i, i)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	shell := exec.CommandContext(ctx, "bash", "-c", script.String())
+	shell.Dir, shell.Env = project, env
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	shell.Cancel = func() error { return syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) }
+	var said bytes.Buffer
+	shell.Stdout, shell.Stderr = &said, &said
+	shellErr := shell.Run()
+	down := exec.Command("multihost", "sim", "down") // one that the document has started
+	down.Env = env
+	testkit.Must(t, down.Run())
+	for i, s := range steps {
+		out, _ := os.ReadFile(filepath.Join(work, "steps", fmt.Sprintf("%d.out", i)))
+		status, err := os.ReadFile(filepath.Join(work, "steps", fmt.Sprintf("%d.status", i)))
+		if errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("%s:%d: %v %s\n%s\n%s", d.name, s.line, shellErr, said.String(), s.command, out)
+		}
+		if s.kind == "console" {
+			if want := consolePattern(s.want); !want.Match(trimLines(out)) {
+				t.Errorf("%s:%d: $ %s\nshows\n%s\nthe document says\n%s", d.name, s.line, s.command, out, s.want)
+			}
+			failed := strings.TrimSpace(string(status)) != "0"
+			if failed && !strings.Contains(s.want, "error:") && !strings.Contains(s.want, "failed") {
+				t.Errorf("%s:%d: $ %s\nends with status %s and the document does not say so\n%s", d.name, s.line, s.command, status, out)
+			}
+		}
+	}
+}
+
+// docSim starts a simulator and returns the environment that leads to it.
+func docSim(t *testing.T, work, slices string) []string {
+	cfg := sim.Config{Dir: filepath.Join(work, "sim"), Step: 10 * time.Millisecond}
+	testkit.Must(t, os.Mkdir(cfg.Dir, 0o700))
+	var err error
+	cfg.Slices, err = sim.ParseSlices(slices)
+	testkit.Must(t, err)
+	server, err := sim.Start(context.Background(), cfg)
+	testkit.Must(t, err)
+	t.Cleanup(func() { server.Close() })
+	var env []string
+	for k, v := range server.Env() {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
+// consolePattern matches what a document shows: … is any text.
+func consolePattern(want string) *regexp.Regexp {
+	var b strings.Builder
+	for line := range strings.Lines(want) {
+		line = strings.TrimRight(line, " \n")
+		if line == "…" {
+			b.WriteString(`(?:.*\n)*?`)
+			continue
+		}
+		for i, part := range strings.Split(line, "…") {
+			if i > 0 {
+				b.WriteString(".*")
+			}
+			b.WriteString(regexp.QuoteMeta(part))
+		}
+		b.WriteString(`\n`)
+	}
+	return regexp.MustCompile(`\A` + b.String() + `\z`)
+}
+
+func trimLines(out []byte) []byte {
+	return regexp.MustCompile(`(?m)[ \t]+$`).ReplaceAll(bytes.ReplaceAll(out, []byte("\r"), nil), nil)
+}
+
+var (
+	docLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	docHeading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
+)
+
+// TestDocumentsHaveNoDeadLinks looks at every link inside the repository, and
+// its anchor.
+func TestDocumentsHaveNoDeadLinks(t *testing.T) {
+	seen := 0
+	for _, d := range documents(t) {
+		for _, m := range docLink.FindAllStringSubmatch(d.prose, -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			seen++
+			path := filepath.Join(d.dir, target)
+			if target == "" {
+				path = filepath.Join("../..", d.name)
+			}
+			text, err := os.ReadFile(path)
+			if info, statErr := os.Stat(path); statErr != nil || err != nil && !info.IsDir() {
+				t.Errorf("%s: the link %s leads nowhere", d.name, m[1])
+				continue
+			}
+			if anchor != "" && !anchors(string(text))[anchor] {
+				t.Errorf("%s: %s has no heading #%s", d.name, target, anchor)
+			}
+		}
+	}
+	if seen < 20 {
+		t.Errorf("only %d links found", seen)
+	}
+}
+
+// anchors are the names that headings get.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range docHeading.FindAllStringSubmatch(text, -1) {
+		name := strings.ToLower(m[1])
+		name = regexp.MustCompile("[^\\p{L}\\p{N} _-]").ReplaceAllString(name, "")
+		all[strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return all
+}
+
+// TestTroubleshootingIsKeyedByRealTexts keeps docs/troubleshooting.md true:
+// each heading is a text that the program can say, … being what is put in.
+func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
+	texts := messages(t)
+	document, err := os.ReadFile("../../docs/troubleshooting.md")
+	testkit.Must(t, err)
+	headings := regexp.MustCompile("(?m)^### `(.*)`$").FindAllStringSubmatch(string(document), -1)
+	for _, m := range headings {
+		if !strings.Contains(texts, m[1]) {
+			t.Errorf("nothing says %q", m[1])
+		}
+	}
+	if len(headings) < 25 {
+		t.Errorf("only %d headings found", len(headings))
+	}
+}
+
+// messages are the texts of the sources, one a line, with … for what is put in:
+// the literals of Go, joined where a + joins them, and the worker scripts.
+func messages(t *testing.T) string {
+	t.Helper()
+	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
+	var all strings.Builder
+	for _, dir := range []string{".", "../../internal"} {
+		testkit.Must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil || d.IsDir():
+				return err
+			case strings.HasSuffix(path, ".sh"):
+				code, err := os.ReadFile(path)
+				all.Write(code)
+				return err
+			case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+				return nil
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				e, ok := n.(ast.Expr)
+				if text, is := literal(e); ok && is {
+					all.WriteString(verb.ReplaceAllString(text, "…") + "\n")
+					return false
+				}
+				return true
+			})
+			return nil
+		}))
+	}
+	return all.String()
+}
+
+// literal is the text of an expression of string literals; … stands for a part
+// that is none.
+func literal(e ast.Expr) (text string, ok bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if e.Kind != token.STRING {
+			return "", false
+		}
+		text, err := strconv.Unquote(e.Value)
+		return text, err == nil
+	case *ast.BinaryExpr:
+		if e.Op != token.ADD {
+			return "", false
+		}
+		left, l := literal(e.X)
+		right, r := literal(e.Y)
+		if !l {
+			left = "…"
+		}
+		if !r {
+			right = "…"
+		}
+		return left + right, l || r
+	}
+	return "", false
+}
+
+// TestExamplesInHelpParse has the program read the examples that its own help
+// shows.
+func TestExamplesInHelpParse(t *testing.T) {
+	seen := 0
+	app := (&program{}).app()
+	look := func(path, description string) {
+		for line := range strings.Lines(description) {
+			if example := strings.TrimSpace(line); strings.HasPrefix(line, "  ") && strings.HasPrefix(example, "multihost ") {
+				example, _, _ = strings.Cut(example, "   ") // what it does
+				seen++
+				parseStep(t, &document{name: path + " --help"}, docStep{command: example})
+			}
+		}
+	}
+	look("multihost", app.Description)
+	walk(app.Commands, "multihost", func(path string, c *cli.Command) { look(path, c.Description) })
+	if seen < 15 {
+		t.Errorf("only %d examples found", seen)
+	}
+}

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Stands where MaxText's setup.sh does in the documents.
+echo "installed"
