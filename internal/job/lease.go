@@ -196,7 +196,8 @@ func (t *team) renew(ctx context.Context, run string, silent time.Duration, lost
 }
 
 // leaveLease ends the renewals. silent is for how long nobody will be there
-// before the next attempt; negative: no other follows.
+// before the next attempt, whose slices may have to be made first; negative: no
+// other follows.
 func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if r.guard == nil || r.guard.stop == nil {
 		return

@@ -22,7 +22,9 @@
 //   - whoever renews it does, as whatever login, from whatever machine: its terms
 //     are kept on the workers.
 //
-// A worker that has said nothing for half an hour counts as ended.
+// A worker that has said nothing for half an hour counts as ended. Where somebody
+// else's startup script is, a worker that was rebooted is not watched until a
+// runner arms it again; the others are, and any of them deletes for all.
 package lease
 
 import (
