@@ -48,7 +48,7 @@ lint: tools ## gofmt, go vet, staticcheck, shellcheck
 	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
 
 docs: tools ## write docs/cli.md anew from the commands, and the pictures of docs/metrics.md
-	go test ./cmd/multihost -run TestCLIDocument -update
+	go test ./cmd/multihost -run 'TestCLIDocument|TestEveryCommandHasASchema' -update
 	go test ./internal/report -run TestPictures -update
 
 picture: tools ## draw the terminal session of README.md anew

@@ -60,6 +60,7 @@ func (p *program) commands() []*cli.Command {
 		p.xlaCommand(),
 		p.configCommand(),
 		p.initCommand(),
+		p.completionCommand(),
 		p.simCommand(),
 		p.manualCommand(),
 		p.versionCommand(),

@@ -50,6 +50,7 @@ var privateFlags = map[string]string{
 	"delete":            "it deletes",
 	"yes":               "it answers questions for you",
 	"fix":               "it changes your project",
+	"forward-agent":     "it lends your keys",
 }
 
 // neverInFiles are flags that make no sense in a file.
@@ -142,7 +143,7 @@ func walkCommands(commands []*cli.Command, outer string, visit func(path string,
 }
 
 // fileless are commands that work also where a file is wrong.
-var fileless = []string{"init", "completion", "version"}
+var fileless = []string{"init", "completion", "manual", "version"}
 
 // loadFiles reads the files that the command line asks for.
 func (p *program) loadFiles(app *cli.App, inv *invocation) (*config.Defaults, error) {
@@ -262,6 +263,15 @@ func (inv *invocation) choose(rank map[string]int) {
 			}
 		}
 	}
+}
+
+// value is what a flag was given, typed or not; of a list the values with commas
+// between them.
+func (inv *invocation) value(name string) string {
+	if v, typed := inv.values[name]; typed {
+		return v
+	}
+	return strings.Join(inv.from[name].Values, ",")
 }
 
 // blame names the place that a value came from which an error is about, unless

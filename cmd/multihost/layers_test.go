@@ -26,24 +26,20 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 
 // TestFilesKnowWhatEachFlagIs keeps the tables of layers.go whole: a flag that
 // names a local file, runs a program or names an address is in the one that
-// holds for it, and flags of one name are of one kind.
+// holds for it.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	kinds := map[string]config.Kind{}
 	placeholder := regexp.MustCompile("`([^`]*)`")
 	elsewhere := []string{"bucket-dir"} // in the bucket
 	everyFlag(func(command string, f cli.Flag) {
 		name := f.Names()[0]
-		kind := kindOf(f)
-		if before, ok := kinds[name]; ok && before != kind {
-			t.Errorf("--%s of %s takes %s, elsewhere %s: files could not set it for all", name, command, kind, before)
-		}
-		kinds[name] = kind
+		kinds[name] = kindOf(f)
 		switch f.(type) {
 		case *cli.StringFlag, *cli.BoolFlag, *cli.IntFlag, *cli.Float64Flag, *cli.DurationFlag, *cli.StringSliceFlag, *cli.GenericFlag:
 		default:
 			t.Errorf("--%s of %s is a %T, which kindOf does not know", name, command, f)
 		}
-		if _, ok := kinds[strings.ReplaceAll(name, "_", "-")]; !ok || name == "profiles" {
+		if strings.Contains(name, "_") || name == "profiles" {
 			t.Errorf("--%s of %s: files have another meaning for such a name", name, command)
 		}
 		m := placeholder.FindStringSubmatch(f.(cli.DocGenerationFlag).GetUsage())
@@ -108,6 +104,25 @@ func TestAlternativesGiveWay(t *testing.T) {
 		slices.Sort(wanted)
 		if !slices.Equal(got, wanted) {
 			t.Errorf("%s: not typed: %s, want %s", line, got, wanted)
+		}
+	}
+}
+
+// TestColoursAreWhereTheyAreWanted: on a pipe there are none, unless they are
+// forced; NO_COLOR is above all.
+func TestColoursAreWhereTheyAreWanted(t *testing.T) {
+	for line, want := range map[string]bool{
+		"": false, "CLICOLOR_FORCE=1": true, "CLICOLOR_FORCE=0": false, "CLICOLOR=1": false, "CLICOLOR_FORCE=1 NO_COLOR=1": false,
+		"CLICOLOR_FORCE=1 NO_COLOR=": true, "CLICOLOR_FORCE=1 CLICOLOR=0": true, "CLICOLOR_FORCE=1 TERM=dumb": true,
+	} {
+		env := map[string]string{}
+		for _, v := range strings.Fields(line) {
+			name, value, _ := strings.Cut(v, "=")
+			env[name] = value
+		}
+		p := &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
+		if got := p.color(&strings.Builder{}); got != want {
+			t.Errorf("%s: colours %v, want %v", line, got, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -37,7 +38,10 @@ const leastHeap = 48 << 20
 
 // mainStatus is the program without the exit, so that tests can run it as a
 // command of their own.
-func mainStatus() int {
+func mainStatus() int { return ownProgram().run(os.Args[1:]) }
+
+// ownProgram is this process as a program.
+func ownProgram() *program {
 	p := &program{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
 		lookup: lookupEnv,
@@ -45,7 +49,7 @@ func mainStatus() int {
 	}
 	p.home = homeDir()
 	p.dir, _ = os.Getwd() // of a directory that is gone nothing is known
-	return p.run(os.Args[1:])
+	return p
 }
 
 // homeDir is the user's home, also where the environment names none, as in cron
@@ -101,18 +105,24 @@ func (p *program) run(argv []string) int {
 		return code
 	}
 	if !p.json || ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code) != nil {
-		ui.PrintError(p.stderr, err, hintOf(err))
+		ui.PrintError(p.stderr, p.color(p.stderr), err, hintOf(err))
 	}
 	return code
 }
 
 func (p *program) dispatch(ctx context.Context, argv []string) error {
+	if len(argv) > 0 && argv[0] == "__complete" { // asked for by the scripts of completion
+		p.complete(ctx, argv[1:])
+		return nil
+	}
 	app := p.app()
 	inv, err := p.arrange(app, argv)
 	if err != nil {
+		p.json = slices.Contains(argv, "--output=json")
 		return err
 	}
 	p.inv = inv
+	p.json = inv.value("output") == "json" // also of an error before anything is shown
 	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))
 	var told *job.Error // says what may still run or exist: more than the cause does
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {

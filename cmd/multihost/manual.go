@@ -8,6 +8,8 @@ import (
 	"unicode"
 
 	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
 )
 
 func (p *program) manualCommand() *cli.Command {
@@ -34,8 +36,7 @@ into, and makes it if need be:
 					return err
 				}
 			}
-			fmt.Fprintf(p.stderr, "multihost: wrote %d manual pages\n", len(pages))
-			return nil
+			return p.said(c, fmt.Sprintf("wrote %d manual pages", len(pages)), event.Result{Name: "manual", Data: writtenPages{dir, len(pages)}})
 		},
 	}, exitOK, exitUsage, exitIO)
 }
@@ -88,6 +89,12 @@ func flagRows(flags []cli.Flag) []flagRow {
 		rows = append(rows, row)
 	}
 	return rows
+}
+
+// writtenPages is the answer of manual.
+type writtenPages struct {
+	Dir   string `json:"dir"`
+	Pages int    `json:"pages"`
 }
 
 // manualPages writes all commands as manual pages, by file name.

@@ -164,7 +164,10 @@ func (p *program) firewallCommand() *cli.Command {
 					if err != nil {
 						return err
 					}
-					_, err = s.networks.DeleteFirewall(c.Context, name)
+					deleted, err := s.networks.DeleteFirewall(c.Context, name)
+					if deleted { // else it has been said
+						event.Notef(s.view, event.Info, "", "deleted firewall rule %s", name)
+					}
 					return interruptible(c.Context, err)
 				}),
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),

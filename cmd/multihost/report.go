@@ -64,6 +64,9 @@ func look(r *job.Review) (report.Input, bool, error) {
 }
 
 func (p *program) writeReport(c *cli.Context, r *job.Review) error {
+	if _, err := p.viewMode(c); err != nil {
+		return err
+	}
 	in, _, err := look(r)
 	if err != nil {
 		return err
@@ -73,6 +76,9 @@ func (p *program) writeReport(c *cli.Context, r *job.Review) error {
 		return err
 	}
 	path := c.String("out")
+	if path == "-" && p.json {
+		return usagef("--out=- and --output=json: standard output can be the page or the answer, not both")
+	}
 	if path == "-" {
 		_, err := p.stdout.Write(page.Bytes())
 		return withoutPipe(err)
@@ -84,18 +90,20 @@ func (p *program) writeReport(c *cli.Context, r *job.Review) error {
 	if err != nil {
 		whole = path
 	}
-	return p.show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{whole, page.Len()}})
+	return p.show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{Path: whole, Bytes: page.Len()}})
 }
 
-// reportFile is the answer in JSON.
+// reportFile is the answer in JSON: the file that was written, or where the page
+// is served.
 type reportFile struct {
-	Path  string `json:"path"`
-	Bytes int    `json:"bytes"`
+	Path  string `json:"path,omitempty"`
+	Bytes int    `json:"bytes,omitempty"`
+	URL   string `json:"url,omitempty"` // with --follow
 }
 
 // writeWhole replaces a file by data, so that nobody reads half of it.
 func writeWhole(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
@@ -131,9 +139,7 @@ func (p *program) serveReport(c *cli.Context, r *job.Review) error {
 	view := p.newView(mode, c)
 	defer view.Close()
 	address := live.URL(at.Addr())
-	view.Emit(event.Result{Name: "report", Text: address, Data: struct {
-		URL string `json:"url"`
-	}{address}})
+	view.Emit(event.Result{Name: "report", Text: address, Data: reportFile{URL: address}})
 	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; whoever on this machine has the whole address can read it")
 	return live.Serve(c.Context, at, func() {
 		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type again without --follow: multihost report", "the run has ended; the page stays until Ctrl-C")

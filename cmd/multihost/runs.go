@@ -3,10 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/preflight"
 	"multihost/internal/tpu"
@@ -70,7 +73,12 @@ copy when the run has ended here, else from the worker.`,
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
 			}
 			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
-			out := ui.Printable(p.stdout)
+			var out io.WriteCloser
+			if s.view.Mode() == ui.JSON {
+				out = ui.OutputJSON(p.stdout, id, gcp.SystemClock.Now)
+			} else {
+				out = ui.Printable(p.stdout)
+			}
 			whole, err := job.LocalLog(s.stateDir, name, o, out)
 			if !whole && err == nil {
 				var d *job.Deps
@@ -177,13 +185,19 @@ said when it runs (docs/gke.md).
 					if err != nil {
 						return &usageError{err: err}
 					}
-					_, err = fmt.Fprint(p.stdout, preflight.Print(preflight.Options{Platform: platform}))
-					return err
+					script := preflight.Print(preflight.Options{Platform: platform})
+					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(platform), script}})
 				},
 			}, exitOK, exitUsage),
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error { return p.preflight(s, c, false) }),
 	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
+}
+
+// preflightScript is the answer of preflight print.
+type preflightScript struct {
+	Platform string `json:"platform"`
+	Script   string `json:"script"`
 }
 
 func platformFlag() cli.Flag {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testscript.Main(m, map[string]func(){
-		"multihost": func() { os.Exit(mainStatus()) },
+		"multihost": func() { os.Exit(checkedStatus()) },
 	})
 }
 
@@ -53,6 +54,7 @@ func TestMain(m *testing.M) {
 //	screen [-colour] [!] REGEXP         wait until the terminal shows, or shows no more, a match; with colours as escapes
 //	press KEY …                         press keys in it, by tmux's names
 //	resize WxH                          change its size
+//	alljson                             require that every command has answered in JSON in this script
 //	left COUNT TEXT                     count the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -68,18 +70,19 @@ func TestScripts(t *testing.T) {
 			env.Setenv("CLOUDSDK_CONFIG", filepath.Join(home, "gcloud"))
 			code := filepath.Join(env.WorkDir, "src")
 			env.Cd = code
-			for name, dir := range map[string]string{"TRAIN": "../../examples/train", "DOCS": "../../docs"} {
+			for name, dir := range map[string]string{"TRAIN": "../../examples/train", "DOCS": "../../docs", "SCHEMA_DIR": schemaDir} {
 				path, err := filepath.Abs(dir)
 				if err != nil {
 					return err
 				}
 				env.Setenv(name, path)
 			}
+			env.Setenv("SCHEMA_SEEN", filepath.Join(env.WorkDir, "seen")) // see checkedStatus
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Condition: func(cond string) (bool, error) {
-			if cond == "tmux" {
-				_, err := exec.LookPath("tmux")
+			if slices.Contains([]string{"tmux", "zsh", "fish"}, cond) {
+				_, err := exec.LookPath(cond)
 				if err != nil && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
 					return false, err
 				}
@@ -106,6 +109,7 @@ func TestScripts(t *testing.T) {
 			"waitfor":  scriptWaitFor,
 			"gone":     scriptGone,
 			"left":     scriptLeft,
+			"alljson":  scriptAllJSON,
 			"terminal": scriptTerminal,
 			"screen":   scriptScreen,
 			"press":    scriptPress,
@@ -424,7 +428,9 @@ func scriptTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	new := append([]string{"new-session", "-d"}, screenSize(ts, args[0])...)
 	tmux(ts, env, append(new, strings.Join(command, " "))...)
-	ts.Defer(func() { tmux(ts, nil, "kill-server") })
+	ts.Defer(func() { // it may have ended with its last program
+		exec.Command("tmux", "-S", filepath.Join(ts.Getenv("WORK"), "tmux"), "kill-server").Run()
+	})
 }
 
 func scriptScreen(ts *testscript.TestScript, neg bool, args []string) {
@@ -454,7 +460,7 @@ func scriptScreen(ts *testscript.TestScript, neg bool, args []string) {
 
 func scriptPress(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
-	tmux(ts, nil, append([]string{"send-keys"}, args...)...)
+	tmux(ts, nil, append([]string{"send-keys", "--"}, args...)...)
 }
 
 func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
@@ -496,4 +502,14 @@ func processesBelow(dir, text string) []string {
 		}
 	}
 	return found
+}
+
+func scriptAllJSON(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	seen := strings.Split(ts.ReadFile(ts.Getenv("SCHEMA_SEEN")), "\n")
+	for _, name := range leafCommands() {
+		if !slices.Contains(seen, name) {
+			ts.Fatalf("multihost %s --output=json is missing in this script, or has printed nothing", name)
+		}
+	}
 }

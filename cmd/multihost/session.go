@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -80,7 +83,7 @@ func (p *program) open(c *cli.Context) (*session, error) {
 }
 
 func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
-	return ui.New(ui.Options{Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"), Color: p.color()})
+	return ui.New(ui.Options{Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"), Color: p.color(p.stderr), Width: p.width()})
 }
 
 func (s *session) close() {
@@ -133,11 +136,41 @@ func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
 	return ui.Auto, nil
 }
 
-func (p *program) color() bool {
-	if v, ok := p.lookup("NO_COLOR"); ok && v != "" {
+// color reports whether to write colours to w, by the conventions of no-color.org
+// and bixense.com/clicolors: NO_COLOR forbids them, CLICOLOR_FORCE wants them
+// also where there is no terminal, CLICOLOR=0 and TERM=dumb forbid the default,
+// which is colours on a terminal.
+func (p *program) color(w io.Writer) bool {
+	is := func(name string) string {
+		v, _ := p.lookup(name)
+		return v
+	}
+	switch force := is("CLICOLOR_FORCE"); {
+	case is("NO_COLOR") != "":
+		return false
+	case force != "" && force != "0":
+		return true
+	case is("CLICOLOR") == "0" || is("TERM") == "dumb":
 		return false
 	}
-	return ui.IsTerminal(p.stderr)
+	return ui.IsTerminal(w)
+}
+
+// width is how many columns messages may use, asked at each redraw: those of the
+// terminal, and not more than COLUMNS where that is set.
+func (p *program) width() func() int {
+	text, _ := p.lookup("COLUMNS")
+	columns, err := strconv.Atoi(text)
+	if err != nil || columns < 1 {
+		columns = 0
+	}
+	return func() int {
+		terminal := ui.TerminalWidth(p.stderr)
+		if columns > 0 && terminal > 0 {
+			return min(columns, terminal)
+		}
+		return cmp.Or(terminal, columns, 80)
+	}
 }
 
 func (s *session) fill(p *program, c *cli.Context) error {

@@ -163,7 +163,10 @@ func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(p.stderr, "multihost: simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"\n", server.URL())
+	if err := p.said(c, fmt.Sprintf("simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"", server.URL()),
+		event.Result{Name: "sim_up", Data: simReady{server.URL(), cfg.Dir}}); err != nil {
+		return errors.Join(err, server.Close())
+	}
 	select {
 	case <-c.Context.Done():
 	case <-server.Down():
@@ -187,7 +190,7 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 		return err
 	}
 	defer log.Close()
-	args := []string{"sim", "up", "--sim-dir=" + dir}
+	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir} // its defaults are in what follows
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
 	}
@@ -208,8 +211,8 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 	defer tick.Stop()
 	for {
 		if running, err := sim.Open(dir); err == nil {
-			fmt.Fprintf(p.stderr, "multihost: simulator ready at %s; type: eval \"$(multihost sim env)\"\n", running.URL())
-			return nil
+			return p.said(c, fmt.Sprintf("simulator ready at %s; type: eval \"$(multihost sim env)\"", running.URL()),
+				event.Result{Name: "sim_up", Data: simReady{running.URL(), dir}})
 		}
 		select {
 		case err := <-ended:
@@ -344,8 +347,7 @@ func (p *program) simFaultCommand() *cli.Command {
 				if n == 0 && which != "all" {
 					return usagef("no fault %q is set", which)
 				}
-				fmt.Fprintf(p.stderr, "multihost: cleared %s\n", event.Count(n, "fault"))
-				return nil
+				return p.said(c, "cleared "+event.Count(n, "fault"), event.Result{Name: "sim_faults_cleared", Data: simCleared{n}})
 			}
 			text := words[0]
 			for _, w := range words[1:] {
@@ -362,8 +364,8 @@ func (p *program) simFaultCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(p.stderr, "multihost: fault %d is set; take it back with: multihost sim fault clear %d\n", id, id)
-			return nil
+			return p.said(c, fmt.Sprintf("fault %d is set; take it back with: multihost sim fault clear %d", id, id),
+				event.Result{Name: "sim_fault", Data: simFaultSet{id, text}})
 		},
 	}, exitOK, exitUsage, exitConfig)
 }
@@ -382,7 +384,7 @@ func (p *program) simLoginCommand() *cli.Command {
 			if err := client.Login(c.Context); err != nil {
 				return &usageError{err: err, hint: "start it with: multihost sim up --login"}
 			}
-			return nil
+			return p.said(c, "", event.Result{Name: "sim_login", Data: simLogin{true}})
 		},
 	}, exitOK, exitUsage, exitConfig)
 }
@@ -400,8 +402,7 @@ func (p *program) simDownCommand() *cli.Command {
 			}
 			client, err := p.openSim(c)
 			if errors.Is(err, sim.ErrNotRunning) {
-				fmt.Fprintln(p.stderr, "multihost: no simulator is running")
-				return nil
+				return p.said(c, "no simulator is running", event.Result{Name: "sim_down", Data: simEnded{false}})
 			}
 			if err != nil {
 				return err
@@ -409,7 +410,10 @@ func (p *program) simDownCommand() *cli.Command {
 			if err := client.Down(c.Context); err != nil {
 				return err
 			}
-			return removeSim(p.simDir(c))
+			if err := removeSim(p.simDir(c)); err != nil {
+				return err
+			}
+			return p.said(c, "", event.Result{Name: "sim_down", Data: simEnded{true}})
 		},
 	}, exitOK, exitUsage)
 }
@@ -442,4 +446,41 @@ func sweepSims() (swept int, err error) {
 		swept++
 	}
 	return swept, err
+}
+
+// The answers of the commands of sim, for programs.
+type (
+	simReady struct {
+		URL string `json:"url"`
+		Dir string `json:"dir"`
+	}
+	simFaultSet struct {
+		ID    int    `json:"id"`
+		Fault string `json:"fault"`
+	}
+	simCleared struct {
+		Cleared int `json:"cleared"`
+	}
+	simLogin struct {
+		LoggedIn bool `json:"logged_in"`
+	}
+	simEnded struct {
+		WasRunning bool `json:"was_running"`
+	}
+)
+
+// said is the answer of a command that did something and has nothing to list: a
+// sentence for people, which may be empty, the result for programs.
+func (p *program) said(c *cli.Context, text string, r event.Result) error {
+	view, err := p.bareView(c)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	if view.Mode() == ui.JSON {
+		view.Emit(r)
+	} else if text != "" {
+		event.Notef(view, event.Info, "", "%s", text)
+	}
+	return nil
 }

@@ -5,8 +5,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
+	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/ui"
 )
@@ -22,23 +24,57 @@ run goes on, some command must bring its logs here: multihost run or attach.
 
 Keys: q or Ctrl-C ends the view, never the run; arrows and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
-colour (NO_COLOR) nothing is missing.`,
+colour (NO_COLOR) nothing is missing. --output=json gives one look, and ends.`,
 		Flags: trainingFlags(),
 		Action: func(c *cli.Context) error {
 			name, dir, o, err := p.trainingOptions(c, "multihost top")
 			if err != nil {
 				return err
 			}
+			mode, err := p.viewMode(c)
+			if err != nil {
+				return err
+			}
+			r := job.OpenReview(dir, name, o)
+			if mode == ui.JSON {
+				return p.topOnce(c, r, name)
+			}
 			if term, _ := p.lookup("TERM"); !ui.IsTerminal(p.stdout) || term == "" || term == "dumb" {
 				return &usageError{err: errors.New("multihost top needs a terminal that can be drawn on"), hint: "without one, type: multihost metrics " + name}
 			}
-			r := job.OpenReview(dir, name, o)
-			noColor, _ := p.lookup("NO_COLOR")
-			return ui.Top(c.Context, ui.TopOptions{Color: noColor == "", Source: func() (ui.TopState, error) {
+			return ui.Top(c.Context, ui.TopOptions{Color: p.color(p.stdout), Source: func() (ui.TopState, error) {
 				now := gcp.SystemClock.Now()
 				l, err := r.Look(metrics.View{}, now)
 				return ui.TopState{Run: name, Document: l.Document, Story: l.Story, Ended: l.Ended, Now: now}, err
 			}})
 		},
 	}, exitOK, exitUsage, exitIO, exitConfig)
+}
+
+// topLook is one look of top, for programs.
+type topLook struct {
+	Run     string            `json:"run"`
+	State   string            `json:"state"` // starting, running, succeeded, failed, …
+	Text    string            `json:"text"`
+	Ended   bool              `json:"ended"`   // nothing more will come
+	Metrics *metrics.Document `json:"metrics"` // null while there are no logs
+}
+
+func (p *program) topOnce(c *cli.Context, r *job.Review, name string) error {
+	now := gcp.SystemClock.Now()
+	l, err := r.Look(trainingView, now)
+	if err != nil {
+		return err
+	}
+	known := journal.Known{}
+	if l.Document != nil {
+		if a := l.Document.Newest(); a != nil {
+			known.Logs, known.Ended = true, a.Ended
+			if a.ExitCode != nil {
+				known.Code = *a.ExitCode
+			}
+		}
+	}
+	v := l.Story.Verdict(known, now)
+	return p.show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Metrics: l.Document}})
 }

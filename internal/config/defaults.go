@@ -180,8 +180,11 @@ type defaultsFile struct {
 	faults   []error
 }
 
+// setting is a line of a file. Commands may have flags of one name and of several
+// kinds: it counts for those of its kind.
 type setting struct {
-	key string
+	key  string
+	kind Kind
 	Setting
 }
 
@@ -280,7 +283,7 @@ func (d *Defaults) Find(command string, f Flag) []Setting {
 	for _, file := range d.files {
 		var here []Setting
 		for _, s := range file.settings {
-			if f.Named(s.key) && within(command, s.Source.Section) && (s.Source.Profile == "" || s.Source.Profile == d.Profile) {
+			if f.Named(s.key) && f.Kind == s.kind && within(command, s.Source.Section) && (s.Source.Profile == "" || s.Source.Profile == d.Profile) {
 				here = append(here, s.Setting)
 			}
 		}
@@ -552,8 +555,7 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 		f.unknown(key, section, f.spellings(key.Value, section))
 		return
 	}
-	flag := flags[0] // flags of one name are of one kind
-	switch {
+	switch flag := flags[0]; {
 	case flag.Never != "":
 		f.fault(key, "%q cannot be set in a file: %s", key.Value, flag.Never)
 		return
@@ -563,9 +565,28 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 			Advice: "put it into your own file (multihost init --own makes one), or type it: --" + flag.Names[0]})
 		return
 	}
-	if values, ok := f.values(key, value, flag); ok {
-		f.settings = append(f.settings, setting{key.Value, Setting{values, f.source(value, profile, section)}})
+	kinds := map[Kind]bool{}
+	if !slices.ContainsFunc(flags, func(flag Flag) bool { return accepts(flag.Kind, value) }) {
+		f.values(key, value, flags[0]) // tells what is wrong
+		return
 	}
+	for _, flag := range flags {
+		if kinds[flag.Kind] || !accepts(flag.Kind, value) {
+			continue
+		}
+		if values, ok := f.values(key, value, flag); ok {
+			kinds[flag.Kind] = true
+			f.settings = append(f.settings, setting{key.Value, flag.Kind, Setting{values, f.source(value, profile, section)}})
+		}
+	}
+}
+
+// accepts reports whether a flag of that kind can be set to a node.
+func accepts(kind Kind, n *yaml.Node) bool {
+	if n.Kind == yaml.SequenceNode {
+		return kind == List
+	}
+	return n.Kind == yaml.ScalarNode && wrongType(n, kind) == ""
 }
 
 // values reads what a flag is set to.

@@ -36,6 +36,8 @@ func flagsForFiles() []config.Command {
 			config.Flag{Names: []string{"follow", "f"}, Kind: config.Bool},
 			config.Flag{Names: []string{"preflight"}, Kind: config.Text}),
 		with("job", network, config.Flag{Names: []string{"num-slices", "NUM_SLICES", "node-count"}, Kind: config.Int}),
+		with("exec", config.Flag{Names: []string{"workers"}, Kind: config.Text}),
+		with("metrics", config.Flag{Names: []string{"workers"}, Kind: config.Bool}),
 		with("qr"),
 		with("qr create", network, config.Flag{Names: []string{"node-count"}, Kind: config.Int}),
 		with("network"),
@@ -74,6 +76,7 @@ zone: project-all          # line 2
 TPU_PREFIX: upper
 node_count: 3
 network: mtu9k
+workers: s0w*
 run:
   zone: project-run
   env: [A=1, "B=x, y"]
@@ -104,17 +107,19 @@ profiles:
 		want                          []string
 	}{
 		{"the default profile of a file; command before all, project before user", "", "run", "zone", []string{
-			"big-run @multihost.yaml:19:17", "big-all @multihost.yaml:18:11", "project-run @multihost.yaml:7:9", "project-all @multihost.yaml:2:7", "user-all @config.yaml:3:7"}},
+			"big-run @multihost.yaml:20:17", "big-all @multihost.yaml:19:11", "project-run @multihost.yaml:8:9", "project-all @multihost.yaml:2:7", "user-all @config.yaml:3:7"}},
 		{"a profile of the other file, below the project's all the same", "mine", "run", "zone", []string{
-			"project-run @multihost.yaml:7:9", "project-all @multihost.yaml:2:7", "mine-all @config.yaml:8:16", "user-all @config.yaml:3:7"}},
+			"project-run @multihost.yaml:8:9", "project-all @multihost.yaml:2:7", "mine-all @config.yaml:8:16", "user-all @config.yaml:3:7"}},
 		{"MaxText's spelling", "mine", "run", "tpu-prefix", []string{"upper @multihost.yaml:3:13"}},
 		{"one key, the alias of a flag here", "mine", "job", "num-slices", []string{"3 @multihost.yaml:4:13"}},
-		{"and a flag there, of a group", "mine", "qr create", "node-count", []string{"5 @multihost.yaml:15:15", "3 @multihost.yaml:4:13"}},
+		{"and a flag there, of a group", "mine", "qr create", "node-count", []string{"5 @multihost.yaml:16:15", "3 @multihost.yaml:4:13"}},
 		{"a flag called like a command", "mine", "job", "network", []string{"mtu9k @multihost.yaml:5:10"}},
-		{"and that command", "mine", "network create", "mtu", []string{"8896 @multihost.yaml:13:8"}},
-		{"lists take the place of lists, one text is a list", "mine", "run", "env", []string{"A=1|B=x, y @multihost.yaml:8:8", "A=2 @config.yaml:5:8"}},
-		{"off is a text", "mine", "run", "preflight", []string{"off @multihost.yaml:9:14"}},
-		{"a number where a text is wanted", "mine", "run", "max-preemptions", []string{"3 @multihost.yaml:11:20"}},
+		{"and that command", "mine", "network create", "mtu", []string{"8896 @multihost.yaml:14:8"}},
+		{"lists take the place of lists, one text is a list", "mine", "run", "env", []string{"A=1|B=x, y @multihost.yaml:9:8", "A=2 @config.yaml:5:8"}},
+		{"a name that two commands have for different things", "mine", "exec", "workers", []string{"s0w* @multihost.yaml:6:10"}},
+		{"and means one of them", "mine", "metrics", "workers", nil},
+		{"off is a text", "mine", "run", "preflight", []string{"off @multihost.yaml:10:14"}},
+		{"a number where a text is wanted", "mine", "run", "max-preemptions", []string{"3 @multihost.yaml:12:20"}},
 		{"a switch", "mine", "run", "install", []string{"true @config.yaml:6:12"}},
 		{"nothing", "mine", "preflight", "zone", []string{"project-all @multihost.yaml:2:7", "mine-all @config.yaml:8:16", "user-all @config.yaml:3:7"}},
 	}

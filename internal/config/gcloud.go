@@ -297,6 +297,11 @@ func (p property) find(lookup Lookup, files []configFile) (value, source string)
 	return "", ""
 }
 
+// GcloudConfigurations are the names of gcloud's configurations, sorted.
+func GcloudConfigurations(lookup Lookup, home string) []string {
+	return knownConfigurations(gcloudDir(lookup, home))
+}
+
 func knownConfigurations(dir string) []string {
 	matches, _ := filepath.Glob(filepath.Join(dir, "configurations", "config_*"))
 	var names []string

@@ -167,16 +167,16 @@ func fatal(rep preflight.Report, require bool) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// workerReport is the report of one worker in JSON output.
-type workerReport struct {
+// A WorkerReport is the report of one worker in JSON output.
+type WorkerReport struct {
 	Worker string `json:"worker"`
 	preflight.Report
 }
 
-func preflightData(ids []tpu.WorkerID, reports []preflight.Report) []workerReport {
-	data := make([]workerReport, len(ids))
+func preflightData(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
+	data := make([]WorkerReport, len(ids))
 	for i, id := range ids {
-		data[i] = workerReport{id.String(), reports[i]}
+		data[i] = WorkerReport{id.String(), reports[i]}
 	}
 	return data
 }

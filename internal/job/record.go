@@ -106,6 +106,20 @@ func recordSlices(all []tpu.Slice) []RecordedSlice {
 	return slices
 }
 
+// RecordedWorkers is how many workers each slice of a run has, by this machine's
+// record of it; none when there is no record.
+func RecordedWorkers(stateDir, run string) ([]int, error) {
+	rec, err := loadRecord(stateDir, run)
+	if err != nil || rec == nil {
+		return nil, err
+	}
+	var counts []int
+	for _, s := range rec.Slices {
+		counts = append(counts, s.Workers)
+	}
+	return counts, nil
+}
+
 // RunDir is where this machine keeps what it knows of a run: its record and
 // its journal.
 func RunDir(stateDir, run string) string {

@@ -258,6 +258,17 @@ func (c *Client) List(ctx context.Context) ([]Resource, error) {
 	return all, nil
 }
 
+// IDs returns the names of all queued resources of the project and zone. It asks
+// for nothing else: the states of their slices are in List.
+func (c *Client) IDs(ctx context.Context) ([]string, error) {
+	all, err := c.listResources(ctx)
+	ids := make([]string, len(all))
+	for i, r := range all {
+		ids[i] = r.ID
+	}
+	return ids, err
+}
+
 func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

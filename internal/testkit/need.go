@@ -40,6 +40,7 @@ func packages() map[string]string {
 		"tmux":       "tmux",
 		"faketime":   "faketime",
 		"zsh":        "zsh",
+		"fish":       "fish",
 		"unshare":    "util-linux",
 	}
 }

@@ -88,7 +88,7 @@ func FuzzView(f *testing.F) {
 			})
 		}
 		var all strings.Builder
-		PrintError(&all, errors.New(text), text)
+		PrintError(&all, false, errors.New(text), text)
 		_ = PrintErrorJSON(&all, time.Unix(0, 0), errors.New(text), text, 1)
 		if bad := harmful(all.String()); bad != "" {
 			t.Errorf("error: %s in %q", bad, all.String())

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"multihost/internal/event"
+	"multihost/internal/tpu"
 )
 
 // jsonVersion is the "v" of every JSON line. It changes when a field changes its
@@ -148,20 +149,7 @@ func (r *Renderer) putOutputJSON(s *stream, data []byte) {
 	if len(data) == 0 {
 		return
 	}
-	b := appendJSONHead(s.lines[:0], r.o.Now(), event.Output{}.Kind())
-	b = append(b, `,"slice":`...)
-	b = strconv.AppendInt(b, int64(s.id.Slice), 10)
-	b = append(b, `,"worker":`...)
-	b = strconv.AppendInt(b, int64(s.id.Worker), 10)
-	if utf8.Valid(data) {
-		b = append(b, `,"text":`...)
-		b = appendJSONString(b, data)
-	} else {
-		b = append(b, `,"base64":"`...)
-		b = base64.StdEncoding.AppendEncode(b, data)
-		b = append(b, '"')
-	}
-	b = append(b, "}\n"...)
+	b := appendOutputJSON(s.lines[:0], s.id, data, r.o.Now())
 	s.lines = b
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,6 +161,66 @@ func (r *Renderer) putOutputJSON(s *stream, data []byte) {
 		return
 	}
 	r.out.put(toStdout, b)
+}
+
+// appendOutputJSON appends the line for bytes that a worker's command wrote.
+func appendOutputJSON(b []byte, id tpu.WorkerID, data []byte, now time.Time) []byte {
+	b = appendJSONHead(b, now, event.Output{}.Kind())
+	b = append(b, `,"slice":`...)
+	b = strconv.AppendInt(b, int64(id.Slice), 10)
+	b = append(b, `,"worker":`...)
+	b = strconv.AppendInt(b, int64(id.Worker), 10)
+	if utf8.Valid(data) {
+		b = append(b, `,"text":`...)
+		b = appendJSONString(b, data)
+	} else {
+		b = append(b, `,"base64":"`...)
+		b = base64.StdEncoding.AppendEncode(b, data)
+		b = append(b, '"')
+	}
+	return append(b, "}\n"...)
+}
+
+// OutputJSON returns a writer for the log of a worker that writes it as JSON
+// lines of kind "output". Unlike a Renderer it waits for w, so that nothing is
+// dropped. Close writes what an unfinished character has held back, and does not
+// close w.
+func OutputJSON(w io.Writer, id tpu.WorkerID, now func() time.Time) io.WriteCloser {
+	return &jsonBytes{w: w, id: id, now: now}
+}
+
+type jsonBytes struct {
+	w    io.Writer
+	id   tpu.WorkerID
+	now  func() time.Time
+	held []byte // the beginning of a character
+}
+
+func (j *jsonBytes) Write(p []byte) (int, error) {
+	text := append(j.held, p...)
+	for len(text) > 0 {
+		chunk := text[:min(len(text), maxRaw)]
+		whole := wholeRunes(chunk)
+		if len(whole) == 0 {
+			break
+		}
+		if err := j.put(whole); err != nil {
+			return 0, err
+		}
+		text = text[len(whole):]
+	}
+	j.held = append([]byte(nil), text...)
+	return len(p), nil
+}
+
+func (j *jsonBytes) Close() error { return j.put(j.held) }
+
+func (j *jsonBytes) put(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	_, err := j.w.Write(appendOutputJSON(nil, j.id, data, j.now()))
+	return err
 }
 
 func appendDroppedJSON(b []byte, now time.Time, n int) []byte {

@@ -12,12 +12,12 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd())) && takesEscapes(f.Fd())
 }
 
-// terminalWidth returns the columns of the terminal w, 80 when it does not say.
-func terminalWidth(w io.Writer) int {
+// TerminalWidth returns the columns of the terminal w, 0 when it does not say.
+func TerminalWidth(w io.Writer) int {
 	if f, ok := w.(interface{ Fd() uintptr }); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			return n
 		}
 	}
-	return 80
+	return 0
 }

@@ -85,14 +85,15 @@ func endLine(s string) string {
 	return s + "\n"
 }
 
-// PrintError writes err and, when there is one, the hint: what to type next.
+// PrintError writes err and, when there is one, the hint: what to type next; the
+// labels in colour where color is set.
 //
 //	multihost: error: create queued resource "q7": quota exceeded
 //	multihost: hint: …
-func PrintError(w io.Writer, err error, hint string) {
-	b := appendMessage(nil, false, "error", err.Error())
+func PrintError(w io.Writer, color bool, err error, hint string) {
+	b := appendMessage(nil, painter(color), "error", err.Error())
 	if hint != "" {
-		b = appendMessage(b, false, "hint", hint)
+		b = appendMessage(b, painter(color), "hint", hint)
 	}
 	_, _ = w.Write(b) // there is no better place to tell
 }

@@ -20,6 +20,7 @@
 package ui
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -117,7 +118,7 @@ func New(o Options) *Renderer {
 	}
 	if o.Width == nil {
 		w := o.Stderr
-		o.Width = func() int { return terminalWidth(w) }
+		o.Width = func() int { return cmp.Or(TerminalWidth(w), 80) }
 	}
 	if o.Stream == "" {
 		o.Stream = First

@@ -663,7 +663,7 @@ func TestJSONFields(t *testing.T) {
 
 func TestPrintError(t *testing.T) {
 	var b bytes.Buffer
-	PrintError(&b, errors.New("create \"q\": quota\nsecond \x1b line"), "type: multihost qr list")
+	PrintError(&b, false, errors.New("create \"q\": quota\nsecond \x1b line"), "type: multihost qr list")
 	want := "multihost: error: create \"q\": quota\n  second ^[ line\nmultihost: hint: type: multihost qr list\n"
 	if b.String() != want {
 		t.Errorf("got %q\nwant %q", b.String(), want)

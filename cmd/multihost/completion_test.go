@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+)
+
+// freeFlags take a text that nobody but the user knows. Every other flag with a
+// text for value is completed.
+var freeFlags = []string{
+	"all-ports-from", "allow", "bucket-dir", "bucket-name", "command", "config", "cqr-extra-args", "data-disk", "description", "env",
+	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
+	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
+	"secret-env", "service-account", "sim-slices", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
+	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
+}
+
+// freeWords are commands whose words are the user's own.
+var freeWords = []string{"exec", "job", "run", "qr create", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete"}
+
+// TestEveryFlagIsCompleted: a flag or a command that is new is completed, or is
+// named here as one that cannot be.
+func TestEveryFlagIsCompleted(t *testing.T) {
+	q := newQuery(t.Context(), silent(nil), []string{""})
+	everyFlag(func(command string, f cli.Flag) {
+		name := f.Names()[0]
+		kind, list := answerWords, []candidate(nil)
+		_, ours := flagValues[name]
+		if !ours {
+			kind, list = q.values(f, "", "")
+		}
+		known := ours || kind != answerWords || len(list) > 0
+		text := slices.Contains([]config.Kind{config.Text, config.List, config.Optional}, kindOf(f))
+		switch free := slices.Contains(freeFlags, name); {
+		case text && !known && !free:
+			t.Errorf("--%s of %s is not completed: give it a place in flagValues, let its help begin with its words (\"a, b or c: …\"), or name it in freeFlags", name, command)
+		case known && free:
+			t.Errorf("--%s of %s is completed, and named in freeFlags", name, command)
+		}
+	})
+	walkCommands((&program{}).app().Commands, "", func(path string, c *cli.Command) {
+		if _, ok := positionalValues[path]; positionalFiles[path] == "" && c.ArgsUsage != "" && !c.Hidden && !ok && !slices.Contains(freeWords, path) {
+			t.Errorf("the words of multihost %s (%s) are not completed: give it a place in positionalValues, or name it in freeWords", path, c.ArgsUsage)
+		}
+	})
+}
+
+// TestEnumerationsAreRead pins what is taken from the help texts.
+func TestEnumerationsAreRead(t *testing.T) {
+	got := map[string]string{}
+	everyFlag(func(command string, f cli.Flag) {
+		if words := enumeration(f.(cli.DocGenerationFlag).GetUsage()); words != nil && flagValues[f.Names()[0]] == nil {
+			got[f.Names()[0]] = strings.Join(words, " ")
+		}
+	})
+	for name, want := range map[string]string{
+		"backend": "process netns", "bgp-routing-mode": "regional global", "ip": "auto internal external iap", "kill-stale": "orphans all",
+		"numa": "auto bind preferred off", "on-interrupt": "ask stop detach", "on-stall": "report dump restart stop",
+		"platform": "gce gke", "preflight": "apply require check off", "relay": "auto on off", "sim-backend": "process netns",
+		"stream": "first all none", "subnet-mode": "auto custom legacy",
+	} {
+		if got[name] != want {
+			t.Errorf("--%s is completed with %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+func silent(env map[string]string) *program {
+	return &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
+}
+
+// TestCompletionOfLines checks the answers that depend on how a line is split.
+func TestCompletionOfLines(t *testing.T) {
+	for line, want := range map[string]string{
+		`multihost qr sh`:                          "words show",
+		`multihost qr 'sh`:                         "words show",
+		`multihost  qr   "sho`:                     "words show",
+		`multihost qr sh\ow`:                       "words show",
+		`m ver`:                                    "words version",
+		`multihost run --fail-f`:                   "words --fail-fast",
+		`multihost run --stream=n`:                 "words none",
+		`multihost run "--stream=n`:                "words none",
+		`multihost run --stream n`:                 "words none",
+		`multihost --stream=n`:                     "words",
+		`multihost run --install --instal`:         "words",
+		`multihost run --env=A --env`:              "open --env= --env-file=",
+		`multihost run -- --stre`:                  "files",
+		`multihost run --script-dir=`:              "dirs",
+		`multihost run --tpu-type`:                 "words",
+		`multihost job --TPU_TY`:                   "open --TPU_TYPE=",
+		`multihost config show qr cr`:              "words create",
+		`multihost run --xla-preset=v5p/32b,v5e/3`: "open v5p/32b,v5e/32b",
+		`multihost --sim job --zone=us-w`:          "words us-west1-c us-west4-a",
+	} {
+		var out bytes.Buffer
+		p := silent(map[string]string{"MULTIHOST_FLAG_CONFIG": "none"})
+		p.stdout = &out
+		p.complete(t.Context(), []string{"bash", " \t\n\"'><=;|&(:", line})
+		var got []string
+		for l := range strings.Lines(out.String()) {
+			word, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
+			got = append(got, word)
+		}
+		if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", line, diff)
+		}
+	}
+}
+
+// FuzzSplitLine: whatever is on the line, a word is completed.
+func FuzzSplitLine(f *testing.F) {
+	for _, s := range []string{"", "m", "m 'a", `m "a\"b`, `m a\`, "m\ta\n", "m $(x) `y"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		if words := splitLine(line); len(words) < 2 {
+			t.Errorf("%q: %q", line, words)
+		}
+	})
+}
