@@ -74,6 +74,10 @@ func maxRestartsFlag() cli.Flag {
 	return &cli.IntFlag{Name: "max-restarts", Usage: "start the command again after up to `N` failures of its own; none for exit codes 126 and 127, or after three failures in a row right after the start"}
 }
 
+func dryRunFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "dry-run", Usage: "show what would be done, as text or, with --output=json, as a document; change nothing here, in the cloud or on workers"}
+}
+
 func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }
@@ -89,6 +93,7 @@ func patienceFlags() []cli.Flag {
 // commandFlags say what to run and how; run and job share them.
 func commandFlags() []cli.Flag {
 	return flags(patienceFlags(), []cli.Flag{
+		dryRunFlag(),
 		&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run on every worker; or give words after --"},
 		&cli.StringFlag{Name: "run-name", Aliases: []string{"RUN_NAME"}, Usage: "`NAME` of the run and of its directory on the workers; default: login, time and a random part"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` to ship; the command runs in its copy"},

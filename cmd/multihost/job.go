@@ -61,7 +61,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 			if err != nil {
 				return err
 			}
-			setKey(&o.Request, d.Access.Login, d.Access.Identity.PublicKey())
+			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
 			if o.Run.Detach && c.String("bucket-name") != "" {
 				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
@@ -72,6 +72,9 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				do, err := p.detachOptions(c, d.Roots)
 				if err != nil {
 					return err
+				}
+				if s.dryRun {
+					return s.showPlan(c, func() (job.Plan, error) { return d.PlanDetach(c.Context, o, do) })
 				}
 				out, err := d.Detach(c.Context, o, do)
 				if err == nil && s.sim != nil {
@@ -92,6 +95,9 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				return err
 			}
 			defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
+			if s.dryRun {
+				return s.showPlan(c, func() (job.Plan, error) { return d.PlanJob(c.Context, o) })
+			}
 			return p.notified(s, c, o.Run.Run, o.Run.Env, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)

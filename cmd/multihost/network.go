@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"strings"
+
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/event"
@@ -62,7 +65,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			if c.Bool("dry-run") {
+			if s.dryRun {
 				s.view.Emit(event.Result{Name: "network_plan", Text: plan.String(), Data: plan})
 				return plan.Err()
 			}
@@ -116,15 +119,36 @@ func (p *program) networkUpdateCommand() *cli.Command {
 func (p *program) networkDeleteCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "delete", Usage: "delete a network that multihost made, with its rules", ArgsUsage: "NAME",
+		Flags: []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"}},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost network delete", "name")
 			if err != nil {
 				return err
 			}
+			if s.dryRun {
+				return s.networkDeletePlan(c.Context, name)
+			}
 			_, err = s.networks.Delete(c.Context, name)
 			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
+}
+
+// networkDeletePlan says what network delete would delete.
+func (s *session) networkDeletePlan(ctx context.Context, name string) error {
+	plan, err := s.networks.PlanDelete(ctx, name)
+	if err != nil {
+		return interruptible(ctx, err)
+	}
+	text := "network " + name + " is not there: nothing to delete"
+	if plan.Network {
+		text = "would delete network " + name
+		if len(plan.Firewalls) > 0 {
+			text += " with its firewall rules " + strings.Join(plan.Firewalls, ", ")
+		}
+	}
+	s.view.Emit(event.Result{Name: "delete_plan", Text: text + "\n", Data: plan})
+	return nil
 }
 
 func (p *program) firewallCommand() *cli.Command {

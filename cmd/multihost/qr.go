@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -161,7 +164,7 @@ A request that exists with the same properties is taken as it is.`,
 			tpuTypeFlag(), runtimeFlag(),
 			&cli.StringFlag{Name: "description", Usage: "`TEXT` kept with the slices"},
 			&cli.BoolFlag{Name: "autocheckpoint-enabled", Usage: "let the service trigger a checkpoint before maintenance"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; call nothing"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 		}, tierFlags(), waitFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
@@ -173,12 +176,12 @@ A request that exists with the same properties is taken as it is.`,
 			if err != nil {
 				return err
 			}
-			setKey(&r, d.Access.Login, d.Access.Identity.PublicKey())
+			setKey(&r, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err
 			}
-			if c.Bool("dry-run") {
-				return s.qrPlan(r)
+			if s.dryRun {
+				return s.qrPlan(c.Context, r)
 			}
 			defer p.warnOfLeftovers(s, c, d, r.ID)()
 			res, created, err := s.queue.Create(c.Context, r)
@@ -315,11 +318,15 @@ func (p *program) qrDeleteCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			id, err := p.oneArgument("multihost qr delete", "id")
 			if err != nil {
 				return err
+			}
+			if s.dryRun {
+				return s.qrDeletePlan(c.Context, id, c.Bool("force"))
 			}
 			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout")})
 			if err != nil {
@@ -335,18 +342,55 @@ func (p *program) qrDeleteCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// qrPlan shows what a request would send.
-func (s *session) qrPlan(r qr.Request) error {
-	body := r.Body(s.cloud.Project(), s.cloud.Zone())
-	text, err := json.MarshalIndent(body, "", "  ")
-	if err != nil {
+// qrPlan shows what would become of a request.
+func (s *session) qrPlan(ctx context.Context, r qr.Request) error {
+	res, _, err := s.queue.Create(ctx, r)
+	var refused *gcp.ReadOnlyError
+	if err == nil {
+		s.view.Emit(event.Result{Name: "queued_resource_plan", Text: fmt.Sprintf("queued resource %s is there already, state %s: nothing to create\n", r.ID, res.State),
+			Data: map[string]any{"exists": res}})
+		return nil
+	}
+	if !errors.As(err, &refused) {
+		return interruptible(ctx, err)
+	}
+	var text bytes.Buffer
+	if err := json.Indent(&text, refused.Body, "", "  "); err != nil {
 		return fmt.Errorf("show request %q: %w", r.ID, err)
 	}
 	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
 	s.view.Emit(event.Result{
 		Name: "queued_resource_plan",
-		Text: fmt.Sprintf("would create queued resource %s:\n%s\nthe same with gcloud:\n%s\n", r.ID, text, command),
-		Data: map[string]any{"request": body, "gcloud": command},
+		Text: fmt.Sprintf("would create queued resource %s:\n%s\nthe same with gcloud:\n%s\n", r.ID, strings.TrimSpace(text.String()), command),
+		Data: map[string]any{"request": json.RawMessage(refused.Body), "gcloud": command},
 	})
+	return nil
+}
+
+// qrDeletePlan says what qr delete would delete.
+func (s *session) qrDeletePlan(ctx context.Context, id string, force bool) error {
+	deleted, err := s.queue.Delete(ctx, id, qr.DeleteOptions{Force: force, Async: true})
+	var refused *gcp.ReadOnlyError
+	if err != nil && !errors.As(err, &refused) {
+		return interruptible(ctx, err)
+	}
+	text, names := "queued resource "+id+" is not there: nothing to delete", []string{}
+	switch {
+	case deleted:
+		text = "queued resource " + id + " is being deleted already"
+	case refused != nil:
+		res, err := s.queue.Get(ctx, id)
+		if err != nil {
+			return interruptible(ctx, err)
+		}
+		text = fmt.Sprintf("would delete queued resource %s (%s, of %s)", id, res.State, res.Owner())
+		for _, slice := range res.Slices {
+			names = append(names, slice.Name)
+		}
+		if len(names) > 0 {
+			text += " with its slices " + strings.Join(names, ", ")
+		}
+	}
+	s.view.Emit(event.Result{Name: "delete_plan", Text: text + "\n", Data: map[string]any{"queued_resource": id, "deletes": refused != nil, "slices": names}})
 	return nil
 }

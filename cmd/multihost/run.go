@@ -17,6 +17,7 @@ import (
 	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/detach"
+	"multihost/internal/event"
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
@@ -82,9 +83,22 @@ leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 				return err
 			}
 			defer p.warnOfLeftovers(s, c, d, o.Prefix)()
+			if s.dryRun {
+				return s.showPlan(c, func() (job.Plan, error) { return d.PlanRun(c.Context, o) })
+			}
 			return p.notified(s, c, o.Run, o.Env, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+// showPlan ends a dry run.
+func (s *session) showPlan(c *cli.Context, plan func() (job.Plan, error)) error {
+	made, err := plan()
+	if err != nil {
+		return interruptible(c.Context, err)
+	}
+	s.view.Emit(event.Result{Name: "plan", Text: made.String(), Data: made})
+	return nil
 }
 
 // withSession wraps an action that needs a session.

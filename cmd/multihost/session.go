@@ -47,6 +47,7 @@ type session struct {
 	account  string
 	gcloud   config.Gcloud // as flags have changed it
 	stateDir string
+	dryRun   bool // nothing may be changed
 	lookup   config.Lookup
 	sim      *sim.Server
 	simDir   string
@@ -61,7 +62,7 @@ func (p *program) open(c *cli.Context) (*session, error) {
 	if p.home == "" {
 		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
 	}
-	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave}
+	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run"), dryRun: c.Bool("dry-run")}
 	mode, err := p.viewMode(c)
 	if err != nil {
 		return nil, err
@@ -230,7 +231,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		}
 	}
 	s.cloud = gcp.New(gcp.Config{
-		Project: g.Project, Zone: g.Zone,
+		Project: g.Project, Zone: g.Zone, ReadOnly: s.dryRun,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
 		StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint,
 		ServiceUsageEndpoint: g.ServiceUsageEndpoint, ResourceManagerEndpoint: g.ResourceManagerEndpoint, QuotasEndpoint: g.QuotasEndpoint,
@@ -386,13 +387,13 @@ func (s *session) sourceOf(inv *invocation, flag string) string {
 // deps builds what internal/job works with, for commands that touch no worker.
 func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
+		return &job.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
 	if s.cloud == nil { // doctor tells that there is no project
 		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
 	}
 	return &job.Deps{
-		Cloud: s.queue, Queue: s.queue, Networks: s.networks,
+		Cloud: s.queue, Queue: s.queue, Networks: s.networks, ReadOnly: s.dryRun,
 		Project: s.cloud.Project(), Zone: s.cloud.Zone(), Roots: s.roots,
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, s.cloud, bucket, dir)
@@ -442,8 +443,9 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 		known = filepath.Join(s.stateDir, "known_hosts")
 	}
 	retry := c.Duration("connect-timeout")
+	keyFile, _ := s.keyPath(p, c)
 	d.Access = job.Access{
-		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KnownHosts: known, Port: port,
+		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KeyFile: keyFile, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
 	}
@@ -485,11 +487,14 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // identity loads the user's key, or makes gcloud's default one when there is
-// none.
+// none. A dry run makes none and has none then.
 func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
 	path, ours := s.keyPath(p, c)
 	id, err := s.loadKey(p, c, path)
 	if errors.Is(err, fs.ErrNotExist) && ours {
+		if s.dryRun {
+			return nil, nil
+		}
 		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
 			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
 		}
@@ -502,6 +507,14 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 		return nil, &configError{err: err, hint: hintOf(err)}
 	}
 	return id, nil
+}
+
+// publicKey is the user's key as the workers are given it.
+func publicKey(a job.Access) string {
+	if a.Identity == nil { // of a dry run
+		return "(public key of " + a.KeyFile + ", to be made)"
+	}
+	return a.Identity.PublicKey()
 }
 
 // agent is where the user's ssh-agent listens, or "".

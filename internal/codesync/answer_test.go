@@ -20,13 +20,13 @@ func FuzzAnswer(f *testing.F) {
 		"multihost-sync 1 same\n", "multihost-sync 1 differs\n", "welcome\nmultihost-sync 1 filled 3\n",
 		"multihost-sync 1 missing 1\n" + hash + "\n", "multihost-sync 1 missing 1\n../../../etc/passwd\n",
 		"multihost-sync 1 missing 4294967296\n" + hash + "\n", "multihost-sync 1 error \x1b[2J no space\n",
-		"multihost-sync 1 broken pipe\n", "multihost-sync 1 filled -9223372036854775808\n", "multihost-sync 1 \n",
+		"multihost-sync 1 broken pipe\n", "multihost-sync 1 lacks 1 2\n" + hash + "\n", "multihost-sync 1 filled -9223372036854775808\n", "multihost-sync 1 \n",
 	} {
 		f.Add([]byte(out), []byte("tar: short read\n"), uint8(0))
 		f.Add([]byte(out), []byte("\xff\x1b"), uint8(137))
 	}
 	f.Fuzz(func(t *testing.T, out, stderr []byte, code uint8) {
-		for _, step := range []string{"check", "plan", "receive"} {
+		for _, step := range []string{"check", "look", "plan", "receive"} {
 			ans, err := parseAnswer(step, out, stderr, sshfan.Status{Code: int(code)})
 			if err != nil {
 				if len(err.Error()) > 2600 || !utf8.ValidString(err.Error()) {

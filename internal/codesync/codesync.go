@@ -66,6 +66,8 @@ type Options struct {
 	// Cache is a directory, made if need be, in which Scan remembers the hashes
 	// of files that have not changed since; "" remembers nothing.
 	Cache string
+	// ReadOnly writes nothing on this machine: Cache is only read.
+	ReadOnly bool
 	// Now is the clock of the progress events and of what is remembered; nil
 	// means time.Now.
 	Now func() time.Time

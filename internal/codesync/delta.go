@@ -30,7 +30,7 @@ func (t *Tree) manifestFile(digest string) string {
 
 // keepManifest remembers the manifest for later runs.
 func (t *Tree) keepManifest() error {
-	if t.opts.Cache == "" {
+	if t.opts.Cache == "" || t.opts.ReadOnly {
 		return nil
 	}
 	name := t.manifestFile(t.Digest)

@@ -136,6 +136,42 @@ func (t *Tree) args(step, run, form string) []string {
 	}
 }
 
+// A Forecast is what a Push would do to one worker.
+type Forecast struct {
+	Files   int   // that would be sent: contents that the worker does not have
+	Bytes   int64 // of them, as they are here
+	Removed int   // files of an earlier sync that would be removed
+}
+
+// Foresee asks a worker what a Push to ~/run would do. It changes nothing there.
+func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, error) {
+	var f Forecast
+	if !runName.MatchString(run) {
+		return f, fmt.Errorf("sync to run directory %q: not a run name", run)
+	}
+	var rep Report
+	ans, err := t.exec(ctx, r, step{args: []string{"check", run, t.Digest}, rep: &rep})
+	if err != nil || ans.word == "same" {
+		return f, err
+	}
+	ans, err = t.exec(ctx, r, step{
+		args:  []string{"look", run, t.Digest, strconv.Itoa(len(t.Entries))},
+		stdin: bytes.NewReader(recipe{fresh: t.manifest}.packed()), rep: &rep,
+	})
+	if err != nil {
+		return f, err
+	}
+	f.Removed = ans.removed
+	for _, hash := range slices.Compact(slices.Sorted(slices.Values(ans.missing))) {
+		e, known := t.byHash[hash]
+		if !known {
+			return f, &WorkerError{"look", fmt.Sprintf("it lacks what is not in the directory: %q", hash)}
+		}
+		f.Files, f.Bytes = f.Files+1, f.Bytes+e.Size
+	}
+	return f, nil
+}
+
 // push sends what the worker lacks until it lacks nothing.
 func (t *Tree) push(ctx context.Context, r Runner, run string, ans answer, rep *Report) error {
 	for range receiveRounds {
@@ -187,10 +223,10 @@ func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Sec
 
 // An answer is what a step of the worker script said.
 type answer struct {
-	word    string // same, differs, missing, filled
+	word    string // same, differs, missing, filled, lacks
 	missing []string
 	relays  bool // the worker can fetch from others
-	removed int
+	removed int  // files of an earlier sync; to a look, those that would be
 
 	base, baseDigest string // run that it had last, and the digest of its manifest
 }
@@ -247,6 +283,7 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 	}
 	cmd := workerProgram.Cmd(stdin, s.args...)
 	cmd.Stdout, cmd.Stderr, cmd.LoginTo = out, errs, s.loginTo
+	cmd.ReadOnly = name == "check" || name == "look"
 	status, err := r.Run(ctx, cmd)
 	s.rep.Uploaded += uploaded.Load()
 	if cause := context.Cause(ctx); cause != nil {
@@ -273,7 +310,7 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 				continue
 			}
 			switch words[0] {
-			case "missing":
+			case "missing", "lacks":
 				missing = true
 			case "error", "broken":
 				reason := strings.TrimSpace(strings.TrimPrefix(line[i+len(marker):], words[0]))
@@ -316,11 +353,17 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 		if len(words) == 3 && runName.MatchString(words[1]) && hashName.MatchString(words[2]) {
 			ans.base, ans.baseDigest = words[1], words[2]
 		}
-	case ans.word == "missing" && step != "check" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
+	case ans.word == "lacks" && step == "look" && len(words) == 3 && strconv.Itoa(len(ans.missing)) == words[1]:
+		n, err := strconv.ParseUint(words[2], 10, 31)
+		if err != nil {
+			return broken()
+		}
+		ans.removed = int(n)
+	case ans.word == "missing" && step != "check" && step != "look" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
 		ans.relays = slices.Equal(words[2:], []string{"relays"})
 		slices.Sort(ans.missing)
 		ans.missing = slices.Compact(ans.missing)
-	case ans.word == "filled" && step != "check" && len(words) == 2:
+	case ans.word == "filled" && step != "check" && step != "look" && len(words) == 2:
 		n, err := strconv.ParseUint(words[1], 10, 31)
 		if err != nil {
 			return broken()

@@ -339,6 +339,9 @@ func (s *scanner) hashAll(ctx context.Context) error {
 		now = s.opts.Now
 	}
 	cache := openHashes(s.opts.Cache, s.root)
+	if s.opts.ReadOnly {
+		cache.path = ""
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(min(8, runtime.GOMAXPROCS(0)))
 	entries := s.tree.Entries
@@ -499,6 +502,9 @@ func encode(entries []Entry) []byte {
 	}
 	return b
 }
+
+// Dir is the directory that was scanned, links resolved.
+func (t *Tree) Dir() string { return t.dir }
 
 // describe says what will be sent and what not.
 func (t *Tree) describe() []event.Note {

@@ -3,6 +3,7 @@
 # Makes ~/RUN equal to a manifest, from the content store of this login.
 #
 #   check   RUN DIGEST                          same | differs [BASE DIGEST]
+#   look    RUN DIGEST ENTRIES                  gzip of the manifest on stdin; lacks. Changes nothing
 #   plan    RUN DIGEST MAXAGE MAXBYTES KEEP - BASE PIECE...
 #                                               gzip of what is new in the manifest on stdin; filled | missing
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP FORM
@@ -12,8 +13,9 @@
 #   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE HOST PORT USER KEY SERVE
 #                                               the same, from a worker, by its command SERVE
 #
-# Answers are lines that begin with "multihost-sync 1"; "missing N" is followed
-# by N lines with one hash each, and says "relays" where fetch works. Anything
+# Answers are lines that begin with "multihost-sync 1"; "missing N" and "lacks N
+# GONE" are followed by N lines with one hash each. missing says "relays" where
+# fetch works, GONE is how many files of an earlier sync would be removed. Anything
 # else on stdout comes from login scripts. feed and fetch serve other workers
 # until their stdin ends. The manifest has six fields for each entry, each ended by NUL: kind
 # (f, d or l), mode, size, hash, path, link target; entries are sorted by path.
@@ -217,10 +219,13 @@ read_manifest() {
 blob() { blob=$store/${1:0:2}/$1; }
 blob=
 
-# tell_missing: ends with the list of contents that the store lacks, if any.
-tell_missing() {
+# find_contents: $missing are the hashes of the contents that the store lacks,
+# $here the files of the others.
+missing=() here=()
+find_contents() {
 	local i hash
 	local -A seen=()
+	missing=() here=()
 	for i in "${!kinds[@]}"; do
 		hash=${hashes[i]}
 		[[ ${kinds[i]} == f && -z ${seen[$hash]-} ]] || continue
@@ -228,7 +233,6 @@ tell_missing() {
 		[[ -f $blob ]] || seen[$hash]=missing
 		: "${seen[$hash]:=here}"
 	done
-	local -a missing=() here=()
 	for hash in "${!seen[@]}"; do
 		if [[ ${seen[$hash]} == missing ]]; then
 			missing+=("$hash")
@@ -237,6 +241,11 @@ tell_missing() {
 			here+=("$blob")
 		fi
 	done
+}
+
+# tell_missing: ends with the list of contents that the store lacks, if any.
+tell_missing() {
+	find_contents
 	# What is used stays in the store.
 	((${#here[@]} == 0)) || printf '%s\0' "${here[@]}" | xargs -0 -r touch -c --
 	((${#missing[@]} > 0)) || return 0
@@ -263,13 +272,14 @@ through_link() {
 	[[ ${way[$parent]} == link ]]
 }
 
-# remove_gone: removes what the earlier sync brought and the manifest lacks.
-removed=0
-remove_gone() {
+# find_gone: $gone are the files that the earlier sync brought and the manifest
+# lacks, $gone_dirs such directories, deepest first.
+gone=() gone_dirs=()
+find_gone() {
+	gone=() gone_dirs=()
 	[[ -f $state/manifest ]] || return 0
 	local i path
 	local -A wanted=()
-	local -a gone=() dirs=()
 	for i in "${!paths[@]}"; do
 		# A directory in the place of a file, or the reverse, is another thing.
 		if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
@@ -278,7 +288,7 @@ remove_gone() {
 	while IFS= read -r -d '' kind && IFS= read -r -d '' mode && IFS= read -r -d '' size &&
 		IFS= read -r -d '' hash && IFS= read -r -d '' path && IFS= read -r -d '' target; do
 		if [[ $kind == d ]]; then
-			[[ -n ${wanted["d$path"]-} ]] || dirs=("$path" "${dirs[@]}")
+			[[ -n ${wanted["d$path"]-} ]] || gone_dirs=("$path" "${gone_dirs[@]}")
 		elif [[ -z ${wanted["f$path"]-} ]]; then
 			through_link "$path" && continue
 			if [[ -L $dir/$path || -e $dir/$path && ! -d $dir/$path ]]; then
@@ -286,10 +296,17 @@ remove_gone() {
 			fi
 		fi
 	done <"$state/manifest"
+}
+
+# remove_gone: removes what find_gone finds.
+removed=0
+remove_gone() {
+	local path
+	find_gone
 	removed=${#gone[@]}
 	((removed == 0)) || printf '%s\0' "${gone[@]}" | xargs -0 -r rm -f -- || die "cannot remove files of the earlier sync"
-	# Deepest first; what the run put into them keeps them.
-	for path in "${dirs[@]}"; do
+	# What the run put into them keeps them.
+	for path in "${gone_dirs[@]}"; do
 		through_link "$path" && continue
 		[[ -d $dir/$path && ! -L $dir/$path ]] && rmdir --ignore-fail-on-non-empty -- "$dir/$path"
 	done
@@ -502,6 +519,17 @@ prune() {
 case $step in
 check)
 	if check; then say same; else last_run || say differs; fi
+	;;
+look)
+	read_manifest <(gzip -dc)
+	if ((${#kinds[@]} != $3)); then
+		say "broken the manifest did not arrive whole"
+		exit 1
+	fi
+	find_contents
+	find_gone
+	say "lacks ${#missing[@]} ${#gone[@]}"
+	((${#missing[@]} == 0)) || printf '%s\n' "${missing[@]}"
 	;;
 plan | receive | feed | fetch)
 	prepare

@@ -63,6 +63,15 @@ func (b *Bucket) Dir() string { return b.dir }
 // URL is where the objects of a run are, for people.
 func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefixOf(b.dir, run) }
 
+// Objects are the names, below URL, of what Create makes.
+func (b *Bucket) Objects(j Job) []string {
+	names := []string{"run.json", "kit.tar.gz"}
+	if j.codeSum != "none" {
+		names = append(names, j.CodeObject())
+	}
+	return names
+}
+
 // ErrNoRun says that the bucket has no such run.
 var ErrNoRun = errors.New("no such run in the bucket")
 
@@ -73,7 +82,8 @@ func (e *ExistsError) Error() string { return "a run of that name is in " + e.UR
 
 // Create claims the name of the run and uploads what its workers need: the kit's
 // files, and the code that write writes, if it is not nil. It completes j with
-// the digests. After an error nothing of the run is left in the bucket, unless
+// the digests. A client that only reads makes nothing and answers with a
+// *gcp.ReadOnlyError where it would. After an error nothing of the run is left in the bucket, unless
 // the error is an *ExistsError or says so.
 func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error) (err error) {
 	d.Claim = rand.Text()
@@ -96,6 +106,12 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 		}
 		err = nil
 	}
+	var refused *gcp.ReadOnlyError
+	if errors.As(err, &refused) {
+		if refusal := b.foresee(ctx, j, d.Run, write); refusal != nil {
+			return refusal
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -115,6 +131,22 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 		return nil
 	}
 	j.codeSum, err = b.upload(ctx, d.Run, j.CodeObject(), write)
+	return err
+}
+
+// foresee completes j as Create would, and says why Create would refuse.
+func (b *Bucket) foresee(ctx context.Context, j *Job, run string, write func(io.Writer) error) error {
+	switch _, err := b.read(ctx, prefixOf(b.dir, run)+"run.json", 0); {
+	case err == nil:
+		return &ExistsError{b.URL(run)}
+	case statusCode(err) != http.StatusNotFound:
+		return err
+	case write == nil:
+		return nil
+	}
+	hash := sha256.New()
+	err := write(hash)
+	j.codeSum = hex.EncodeToString(hash.Sum(nil))
 	return err
 }
 

@@ -57,6 +57,10 @@ type Config struct {
 	ResourceManagerEndpoint string
 	QuotasEndpoint          string
 
+	// ReadOnly refuses every request that could change something, with a
+	// *ReadOnlyError that says what it was.
+	ReadOnly bool
+
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool
 	// AccessTokenFile holds an access token; it is read again at each request.
@@ -115,17 +119,16 @@ func New(cfg Config) *Client {
 	// for ever; no call of these APIs takes a minute to begin its answer.
 	base.ResponseHeaderTimeout = time.Minute
 	tokens := newTokens(cfg)
-	return &Client{
-		cfg:    cfg,
-		tokens: tokens,
-		login:  &login{cfg: cfg},
-		http: &http.Client{Transport: &authTransport{
-			base:         base,
-			tokens:       tokens,
-			userAgent:    cfg.UserAgent,
-			quotaProject: cfg.QuotaProject,
-		}},
+	var transport http.RoundTripper = &authTransport{
+		base:         base,
+		tokens:       tokens,
+		userAgent:    cfg.UserAgent,
+		quotaProject: cfg.QuotaProject,
 	}
+	if cfg.ReadOnly {
+		transport = readOnly{transport}
+	}
+	return &Client{cfg: cfg, tokens: tokens, login: &login{cfg: cfg}, http: &http.Client{Transport: transport}}
 }
 
 // Close drops idle connections. The client can be used again after it.

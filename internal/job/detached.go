@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -37,46 +40,72 @@ type DetachOptions struct {
 // the queued resource exists and the rest is the workers' business. After an
 // error neither it nor anything in the bucket is left, unless that is said.
 func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outcome, error) {
-	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	r, err := d.prepareDetached(ctx, o, do)
+	if err != nil {
+		return Outcome{}, err
+	}
 	defer r.close()
-	if err := detach.CheckMetadata(o.Request.Metadata); err != nil {
-		return Outcome{}, &Error{Stage: StageInput, Err: err}
-	}
-	if err := r.scan(ctx); err != nil {
+	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
-	r.team = &team{slices: []tpu.Slice{{Type: o.Request.Type.Name}}}
-	err := r.xlaFlags()
-	r.team = nil
-	if err != nil {
+	if err := r.upload(ctx); err != nil {
 		return Outcome{}, err
 	}
-	bucket, err := d.OpenBucket(ctx, do.Bucket, do.Dir)
-	if err != nil {
-		return Outcome{}, &Error{Stage: StageInput, Err: err}
-	}
-	j, desc := d.detachedJob(o, do, bucket)
-	kit, err := r.kit(o)
-	if err != nil {
-		return Outcome{}, &Error{Stage: StageInput, Err: err}
-	}
-	if err := d.makeNetwork(ctx, r, o.Network); err != nil {
+	if err := r.request(ctx, o.Request); err != nil {
 		return Outcome{}, err
 	}
-	if err := r.uploadJob(ctx, bucket, &j, desc, kit); err != nil {
-		return Outcome{}, err
-	}
-	if err := r.requestJob(ctx, bucket, o, j); err != nil {
-		return Outcome{}, err
-	}
-	rec := &Record{Run: j.Run, Attempt: 1, Project: d.Project, Zone: d.Zone, Prefix: o.Request.ID, Login: j.Login, Owner: d.Owner,
-		Created: desc.Created, Command: desc.Command, Workers: len(desc.IDs()), LogDir: recordDir(d.StateDir, j.Run, 1),
-		KeepGoing: true, Bucket: bucket.Name(), BucketDir: bucket.Dir()}
+	rec := r.record()
 	if err := rec.save(d.StateDir); err != nil {
 		event.Notef(d.Sink, event.Warn, "", "the job goes on, but its record cannot be kept: %v", err)
 	}
-	d.sayDetached(bucket, j)
+	d.sayDetached(r.bucket, r.job)
 	return Outcome{Started: true, Detached: true}, nil
+}
+
+// A departure is the start of a job without runner: what it will put into the
+// bucket and ask for.
+type departure struct {
+	*run
+	bucket *detach.Bucket
+	job    detach.Job
+	desc   detach.Description
+	kit    map[string][]byte
+}
+
+// prepareDetached makes all that a job without runner is started with. Nothing is
+// changed. The caller closes the run.
+func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptions) (_ *departure, err error) {
+	if err := detach.CheckMetadata(o.Request.Metadata); err != nil {
+		return nil, &Error{Stage: StageInput, Err: err}
+	}
+	r := &departure{run: &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}}}
+	defer func() {
+		if err != nil {
+			r.close()
+		}
+	}()
+	if err := r.scan(ctx); err != nil {
+		return nil, err
+	}
+	vars, err := r.xlaFlags(o.Request.Type.Name)
+	if err != nil {
+		return nil, err
+	}
+	if r.bucket, err = d.OpenBucket(ctx, do.Bucket, do.Dir); err != nil {
+		return nil, &Error{Stage: StageInput, Err: err}
+	}
+	r.job, r.desc = d.detachedJob(o, do, r.bucket)
+	if r.kit, err = r.makeKit(o, vars); err != nil {
+		return nil, &Error{Stage: StageInput, Err: err}
+	}
+	return r, nil
+}
+
+// record is what this machine keeps of the job.
+func (r *departure) record() *Record {
+	return &Record{Run: r.job.Run, Attempt: 1, Project: r.Project, Zone: r.Zone, Prefix: r.job.Resource, Login: r.job.Login, Owner: r.Owner,
+		Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()), LogDir: recordDir(r.StateDir, r.job.Run, 1),
+		KeepGoing: true, Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
 }
 
 func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket) (detach.Job, detach.Description) {
@@ -113,15 +142,14 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	return j, desc
 }
 
-// kit is what workers without a runner start the command with.
-func (r *run) kit(o JobOptions) (map[string][]byte, error) {
-	env := make([]launch.EnvVar, 0, len(r.o.Env))
+// makeKit returns what workers without a runner start the command with.
+func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
 	for _, v := range r.o.Env {
 		if v.Secret {
 			return nil, &secretError{v.Name}
 		}
-		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value})
 	}
+	env := launchEnv(slices.Concat(r.o.Env, flags))
 	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog}.Kit()
 	if err != nil {
 		return nil, err
@@ -152,60 +180,71 @@ func (e *secretError) Hint() string {
 	return fmt.Sprintf("put it into Secret Manager and name it: --secret-env=%s=sm://PROJECT/SECRET", e.name)
 }
 
-func (r *run) uploadJob(ctx context.Context, bucket *detach.Bucket, j *detach.Job, desc detach.Description, kit map[string][]byte) error {
+func (r *departure) upload(ctx context.Context) error {
 	return r.watch.phase("upload", func() (string, error) {
-		var write func(io.Writer) error
-		if r.tree != nil {
-			write = func(w io.Writer) error { return r.tree.Archive(ctx, w) }
-		}
-		err := bucket.Create(ctx, j, desc, kit, write)
-		var taken *detach.ExistsError
-		if errors.As(err, &taken) {
-			return "", &Error{Stage: StageInput, Err: err, Advice: "choose another --run-name or --bucket-dir; follow the old one with: multihost attach " + j.Run}
-		}
-		if err != nil {
+		if err := r.put(ctx); err != nil {
 			return "", err
 		}
 		what := "nothing but the command"
 		if r.tree != nil {
 			what = fmt.Sprintf("%s (%s)", event.Count(r.tree.Count, "file"), event.Bytes(r.tree.Bytes))
 		}
-		return what + " to " + bucket.URL(j.Run), nil
+		return what + " to " + r.bucket.URL(r.job.Run), nil
 	})
 }
 
-// requestJob asks for the slices; on failure the bucket is as it was before.
-func (r *run) requestJob(ctx context.Context, bucket *detach.Bucket, o JobOptions, j detach.Job) error {
-	id := o.Request.ID
-	metadata := map[string]string{}
-	for _, m := range []map[string]string{o.Request.Metadata, j.Metadata()} {
-		for k, v := range m {
-			metadata[k] = v
-		}
+// put claims the job's name in the bucket and puts there what its workers need.
+func (r *departure) put(ctx context.Context) error {
+	var write func(io.Writer) error
+	if r.tree != nil {
+		write = func(w io.Writer) error { return r.tree.Archive(ctx, w) }
 	}
-	o.Request.Metadata = metadata
+	err := r.bucket.Create(ctx, &r.job, r.desc, r.kit, write)
+	var taken *detach.ExistsError
+	if errors.As(err, &taken) {
+		return &Error{Stage: StageInput, Err: err, Advice: "choose another --run-name or --bucket-dir; follow the old one with: multihost attach " + r.job.Run}
+	}
+	return err
+}
+
+// request asks for the slices; on failure the bucket is as it was before.
+func (r *departure) request(ctx context.Context, request qr.Request) error {
+	id := request.ID
 	return r.watch.phase("request", func() (string, error) {
-		_, created, err := r.Queue.Create(ctx, o.Request)
-		made := created
-		if err == nil && !created {
-			err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", id), Advice: "choose another --run-name, or delete it: " + deleteHint(id, r.Deps)}
-		}
+		made, err := r.create(ctx, request)
 		if err != nil {
 			clean, cancel := r.detached(ctx, time.Minute)
 			defer cancel()
 			if made { // its workers need the bucket, so it goes first
-				if _, left := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: j.Run, Limit: time.Minute}); left != nil {
-					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, bucket.URL(j.Run), left)
+				if _, left := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: time.Minute}); left != nil {
+					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), left)
 					return "", err
 				}
 			}
-			if left := bucket.Remove(clean, j.Run); left != nil {
-				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", bucket.URL(j.Run), left))
+			if left := r.bucket.Remove(clean, r.job.Run); left != nil {
+				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", r.bucket.URL(r.job.Run), left))
 			}
 			return "", err
 		}
-		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, o.Request.NodeCount), o.Request.Type.Name), nil
+		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, request.NodeCount), request.Type.Name), nil
 	})
+}
+
+// create asks for the slices, with what their workers have to know in the
+// metadata.
+func (r *departure) create(ctx context.Context, request qr.Request) (made bool, err error) {
+	metadata := maps.Clone(r.job.Metadata())
+	for k, v := range request.Metadata {
+		if _, ours := metadata[k]; !ours {
+			metadata[k] = v
+		}
+	}
+	request.Metadata = metadata
+	_, made, err = r.Queue.Create(ctx, request)
+	if err == nil && !made {
+		err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", request.ID), Advice: "choose another --run-name, or delete it: " + deleteHint(request.ID, r.Deps)}
+	}
+	return made, err
 }
 
 // sayDetached tells where to look from now on.

@@ -75,6 +75,11 @@ type Deps struct {
 	StateDir string // holds runs/<run>/run.json and, by default, the logs
 	Owner    string // "user@machine" of the runner, written into every run
 
+	// ReadOnly says that nothing may be changed: Cloud, Queue and Networks refuse
+	// it with a *gcp.ReadOnlyError, and so do the connections to workers and what
+	// is kept below StateDir. For PlanRun, PlanJob and PlanDetach.
+	ReadOnly bool
+
 	// ExitStatus is the status that an error ends the program with, for the
 	// summary of a run.
 	ExitStatus func(error) int

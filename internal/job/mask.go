@@ -32,6 +32,19 @@ func maskedWords(env []config.EnvVar) [][]byte {
 	return slices.CompactFunc(words, bytes.Equal)
 }
 
+// masked stands for a secret.
+const masked = "***"
+
+// maskSecrets replaces the secret values of env in what was typed.
+func maskSecrets(text string, env []config.EnvVar) string {
+	for _, v := range env {
+		if v.Secret && v.Value != "" {
+			text = strings.ReplaceAll(text, v.Value, masked)
+		}
+	}
+	return text
+}
+
 // A masker replaces words in a stream, whatever the borders of its chunks. No
 // word has a newline, so no whole line is ever held back.
 type masker struct {

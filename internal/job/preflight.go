@@ -75,9 +75,8 @@ func (d *Deps) connectPhase(ctx context.Context, watch *stopwatch, sel tpu.Selec
 	return t, err
 }
 
-// preflightAll runs the preflight on every worker. Reports are returned beside
-// an error that says that some setting must not be so.
-func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
+// readSettings runs the preflight on every worker.
+func (d *Deps) readSettings(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
 	reports := make([]preflight.Report, len(t.ids))
 	mtu := d.networkMTU(ctx, t)
 	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
@@ -89,7 +88,14 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err := workersError(StagePreflight, t.ids, errs); err != nil {
+	return reports, workersError(StagePreflight, t.ids, errs)
+}
+
+// preflightAll runs the preflight on every worker and judges how it ended.
+// Reports are returned beside an error that says that some setting must not be so.
+func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
+	reports, err := d.readSettings(ctx, t, o)
+	if err != nil {
 		return nil, err
 	}
 	if o.Ignore {

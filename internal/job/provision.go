@@ -60,7 +60,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
 	terms := d.leaseTerms(o)
 	o.Request.OwnMetadata = terms.Metadata(o.Request.Metadata)
-	if err := d.makeNetwork(ctx, r, o.Network); err != nil {
+	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
 	q := &queued{Deps: d, o: o, watch: &r.watch}
@@ -80,17 +80,27 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	return d.afterRun(ctx, r, o, out, err)
 }
 
-func (d *Deps) makeNetwork(ctx context.Context, r *run, o *network.Options) error {
-	if o == nil {
-		return nil
-	}
+func (r *run) makeNetwork(ctx context.Context, o *network.Options) error {
 	return r.watch.span("network", func() error {
-		plan, err := d.Networks.Plan(ctx, *o)
-		if err != nil {
+		plan, err := r.planNetwork(ctx, o)
+		if err != nil || plan == nil {
 			return err
 		}
-		return d.Networks.Apply(ctx, plan)
+		return r.Networks.Apply(ctx, *plan)
 	})
+}
+
+// planNetwork says what has to be made for the network of a job; nil where none
+// is to be.
+func (d *Deps) planNetwork(ctx context.Context, o *network.Options) (*network.Plan, error) {
+	if o == nil {
+		return nil, nil
+	}
+	plan, err := d.Networks.Plan(ctx, *o)
+	if err == nil {
+		err = plan.Err()
+	}
+	return &plan, err
 }
 
 // Probe reports whether every worker of a slice answers SSH.

@@ -91,14 +91,7 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 func (q *queued) request(ctx context.Context) error {
 	id := q.o.Request.ID
 	return q.watch.phase("request", func() (string, error) {
-		res, created, err := q.Queue.Create(ctx, q.o.Request)
-		var conflict *qr.ConflictError
-		if errors.As(err, &conflict) {
-			return "", err
-		}
-		q.made = q.made || created
-		q.there = created || res.State != ""
-		q.ours = q.ours || created || q.there && res.JobMade()
+		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
 			q.holds(q.o.Run.Run, id)
 		}
@@ -110,6 +103,19 @@ func (q *queued) request(ctx context.Context) error {
 		}
 		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
 	})
+}
+
+// create asks for the resource and keeps whose it is.
+func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err error) {
+	res, created, err = q.Queue.Create(ctx, q.o.Request)
+	var conflict *qr.ConflictError
+	if errors.As(err, &conflict) {
+		return res, false, err
+	}
+	q.made = q.made || created
+	q.there = created || res.State != ""
+	q.ours = q.ours || created || q.there && res.JobMade()
+	return res, created, err
 }
 
 // diagnose reads the real state after a wait that failed and decides about it.

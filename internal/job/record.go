@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"multihost/internal/config"
 	"multihost/internal/event"
@@ -252,6 +255,31 @@ func lastLocalAttempt(stateDir, run string) int {
 		return 0
 	}
 	return r.Attempt
+}
+
+// checkLogDir says what makeLogDir would say, and makes nothing.
+func (r *Record) checkLogDir() error {
+	dir := r.LogDir
+	for {
+		info, err := os.Stat(dir)
+		up := filepath.Dir(dir)
+		if errors.Is(err, fs.ErrNotExist) && up != dir {
+			dir = up
+			continue
+		}
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
+		}
+		if err == nil {
+			if err = unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+				err = &fs.PathError{Op: "mkdir", Path: r.LogDir, Err: err}
+			}
+		}
+		if err != nil {
+			return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
+		}
+		return nil
+	}
 }
 
 // makeLogDir makes the log directory and proves that it takes files.

@@ -1,14 +1,11 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,7 +15,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
 
@@ -116,11 +112,12 @@ type run struct {
 	tree    *codesync.Tree
 	team    *team
 	attempt int
-	logDir  string
+	intent  *intent
 	wraps   [][]string // per worker: numactl words before the command
 	boots   []string   // per worker: id of the boot that the preflight tuned; "" when it did not
 	started []launch.Started
 	skew    time.Duration
+	flags   *[]config.EnvVar // what carries the compiler's flags; nil: not asked yet
 
 	// Of the attempt under way or just over:
 	used    []tpu.Slice // the slices that it was to run on
@@ -147,8 +144,12 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 	if err := r.scan(ctx); err != nil {
 		return Outcome{}, err
 	}
-	ground := &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, partial: r.o.AllowPartial}
-	return r.attempts(ctx, ground, Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
+	return r.attempts(ctx, r.standing(), Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
+}
+
+// standing are the slices that Run works on.
+func (r *run) standing() *standing {
+	return &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, partial: r.o.AllowPartial}
 }
 
 // onTeam runs the command on the connected workers, or follows it where another
@@ -166,7 +167,7 @@ func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 }
 
 func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
-	living, err := r.checkBusy(ctx)
+	in, err := r.decide(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -175,20 +176,27 @@ func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 	}
 	ctx, over := r.untilExpiry(ctx)
 	defer over()
-	if living != nil {
-		return r.takeOver(ctx, living)
+	return r.carryOut(ctx, in)
+}
+
+// carryOut does what was decided.
+func (r *run) carryOut(ctx context.Context, in *intent) (Outcome, error) {
+	r.intent, r.attempt = in, in.attempt
+	for _, e := range in.evict {
+		if err := r.evict(ctx, e); err != nil {
+			return Outcome{}, err
+		}
 	}
-	if err := r.xlaFlags(); err != nil {
+	if in.living != nil {
+		return r.takeOver(ctx, in.living)
+	}
+	if err := r.openRecord(); err != nil {
 		return Outcome{}, err
 	}
-	rec, err := r.openRecord()
-	if err != nil {
+	if err := r.prepare(ctx); err != nil {
 		return Outcome{}, err
 	}
-	if err := r.prepare(ctx, rec); err != nil {
-		return Outcome{}, err
-	}
-	r.begun(rec)
+	r.begun()
 	if r.o.Detach {
 		event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
 			"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
@@ -198,7 +206,7 @@ func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 }
 
 // prepare brings every worker from a connection to a command that runs.
-func (r *run) prepare(ctx context.Context, rec *Record) error {
+func (r *run) prepare(ctx context.Context) error {
 	ctx, over := r.keepVigil(ctx)
 	defer over()
 	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free} {
@@ -208,7 +216,7 @@ func (r *run) prepare(ctx context.Context, rec *Record) error {
 	}
 	// A runner that is killed during the start leaves a record, for some workers
 	// may have started.
-	undo, err := rec.saveAhead(r.StateDir)
+	undo, err := r.intent.record.saveAhead(r.StateDir)
 	if err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}
@@ -220,11 +228,11 @@ func (r *run) prepare(ctx context.Context, rec *Record) error {
 }
 
 // begun says and records that the attempt runs.
-func (r *run) begun(rec *Record) {
-	r.rec = rec
+func (r *run) begun() {
+	r.rec = r.intent.record
 	r.tried, r.begunLast = r.tried+1, r.attempt
-	rec.beginAttempt(r.Clock.Now())
-	if err := rec.save(r.StateDir); err != nil {
+	r.rec.beginAttempt(r.Clock.Now())
+	if err := r.rec.save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
 	}
 }
@@ -241,7 +249,6 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 // takeOver follows an attempt that an earlier runner of this run has started
 // and that was not seen to its end.
 func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
-	r.attempt = living.info.Ref.Attempt
 	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		_, err := r.team.conns[i].MeasureClock(ctx)
 		return err
@@ -249,8 +256,8 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	if err := r.failed(ctx, StageFollow, errs); err != nil {
 		return Outcome{}, err
 	}
-	rec, err := r.newRecord()
-	if err != nil {
+	rec := r.intent.record
+	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
 	}
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
@@ -258,7 +265,7 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	r.Sink.Emit(rec.attempt())
 	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
 		r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir, r.whatCtrlCDoes(true))
-	r.begun(rec)
+	r.begun()
 	return r.followed(ctx)
 }
 
@@ -270,7 +277,7 @@ func (r *run) scan(ctx context.Context) error {
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{
 		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout,
-		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"),
+		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), ReadOnly: r.ReadOnly,
 	})
 	if err != nil {
 		return &Error{Stage: StageScan, Err: err}
@@ -295,84 +302,12 @@ func describe(sel tpu.Selection) string {
 	return fmt.Sprintf("%s%s: %s %s", strings.Join(names, ", "), kind, event.Count(len(workers), "worker"), tpu.Fold(workers))
 }
 
-// checkBusy refuses to work beside a run that lives on these workers, or stops
-// it when asked to, and finds the number of this attempt. It returns the attempt
-// to take over, where there is one.
-func (r *run) checkBusy(ctx context.Context) (*foundRun, error) {
-	runs, errs := r.team.runs(ctx)
-	if err := r.failed(ctx, StageBusy, errs); err != nil {
-		return nil, err
-	}
-	r.attempt = max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
-	for _, found := range runs {
-		own := found.info.Ref.Run == r.o.Run
-		if own {
-			r.attempt = max(r.attempt, found.info.Ref.Attempt+1)
-		}
-		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
-		if r.adopts && own && newer && r.unseen(found) {
-			return &found, r.sameCommand(found)
-		}
-		if !found.info.Alive() {
-			continue
-		}
-		if r.adopts && own && found.info.Mine && newer && (r.tried > 0 || found.info.Phase == launch.Starting) && r.races < maxRaces {
-			return nil, &Error{Stage: StageBusy, Err: errStarting}
-		}
-		reason := "replaced by " + r.o.Run + " of " + r.Owner
-		switch {
-		case own && found.info.Mine && (r.tried > 0 || r.adopts):
-			// It lost some of its workers: what is left of it cannot go on.
-			reason = "a new attempt begins"
-		case !r.o.Replace:
-			return nil, busy(found, "")
-		}
-		if err := r.evict(ctx, found, reason); err != nil {
-			return nil, err
-		}
-	}
-	return nil, nil
-}
-
-// unseen reports whether an attempt of this run is on all workers and nobody
-// has seen its end: it lives, or it ended while no runner was there.
-func (r *run) unseen(found foundRun) bool {
-	if !found.info.Mine || len(found.workers) < len(r.team.ids) {
-		return false
-	}
-	if found.info.Alive() {
-		return true
-	}
-	rec, err := loadRecord(r.StateDir, r.o.Run)
-	return err == nil && rec != nil && !rec.Ended && rec.Attempt == found.info.Ref.Attempt && found.info.Phase == launch.Exited
-}
-
-// sameCommand refuses to take over what runs another command.
-func (r *run) sameCommand(found foundRun) error {
-	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(nil)}.Title()
-	if found.info.Command == want {
-		return nil
-	}
-	return busy(found, fmt.Sprintf("; asked is another command: %s", want))
-}
-
-func busy(found foundRun, differs string) error {
-	return &Error{
-		Stage:  StageBusy,
-		Text:   fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s%s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command, differs),
-		Advice: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
-	}
-}
-
 // evict stops a run that holds the workers.
-func (r *run) evict(ctx context.Context, found foundRun, reason string) error {
-	if err := found.stoppable(); err != nil {
-		return err
-	}
-	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", found.info.Ref.Label(), found.info.Owner, reason)
+func (r *run) evict(ctx context.Context, e eviction) error {
+	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", e.info.Ref.Label(), e.info.Owner, e.reason)
 	stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
 	defer cancel()
-	return r.team.stopAll(stopCtx, r.Sink, found.info.Ref, r.o.Grace, reason, nil)
+	return r.team.stopAll(stopCtx, r.Sink, e.info.Ref, r.o.Grace, e.reason, nil)
 }
 
 // failed turns the per-worker errors of a stage into one error; the end of ctx
@@ -389,26 +324,12 @@ func (r *run) sync(ctx context.Context) error {
 		return r.checkFolder(ctx)
 	}
 	return r.watch.phase("sync", func() (string, error) {
-		targets := make([]codesync.Target, len(r.team.ids))
-		for i, id := range r.team.ids {
-			targets[i] = codesync.Target{Conn: r.team.conns[i], Slice: id.Slice, Addr: r.relayAddress(i)}
-		}
-		reports, errs := r.tree.PushAll(ctx, targets, r.o.Run)
+		reports, errs := r.tree.PushAll(ctx, r.intent.targets, r.o.Run)
 		if err := r.failed(ctx, StageSync, errs); err != nil {
 			return "", err
 		}
 		return r.synced(reports), nil
 	})
-}
-
-// relayAddress is where the other workers reach worker i.
-func (r *run) relayAddress(i int) string {
-	host := r.team.address(i)
-	if host == "" {
-		return ""
-	}
-	port := cmp.Or(r.team.slice(i).Workers[r.team.ids[i].Worker].Port, r.Access.Port)
-	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
 // synced is what the sync has cost, in words.
@@ -433,11 +354,10 @@ func (r *run) synced(reports []codesync.Report) string {
 	return text
 }
 
-// checkFolder refuses --use-existing-folder where there is none: a misspelt name
-// would run the command in an empty directory.
+// checkFolder refuses --use-existing-folder where there is none.
 func (r *run) checkFolder(ctx context.Context) error {
 	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
-		status, err := r.team.conns[i].Run(ctx, sshfan.Cmd{Line: "test -d " + sshfan.Quote(r.o.Run)})
+		status, err := r.team.conns[i].Run(ctx, folderCheck(r.o.Run))
 		if err == nil && status.Code != 0 {
 			err = fmt.Errorf("there is no folder ~/%s", r.o.Run)
 		}
@@ -447,26 +367,24 @@ func (r *run) checkFolder(ctx context.Context) error {
 }
 
 func (r *run) preflight(ctx context.Context) error {
-	r.wraps, r.boots = make([][]string, len(r.team.ids)), make([]string, len(r.team.ids))
-	if r.o.Preflight == "off" && r.o.NUMA == preflight.NUMAOff {
+	r.boots = make([]string, len(r.team.ids))
+	if !r.intent.tune {
 		return nil
 	}
 	return r.watch.phase("preflight", func() (string, error) {
-		reports, err := r.preflightAll(ctx, r.team, PreflightOptions{
-			Check:    r.o.Preflight == "check" || r.o.Preflight == "off",
-			Require:  r.o.Preflight == "require",
-			Ignore:   r.o.Preflight == "off",
-			Platform: r.o.Platform,
-			Install:  r.o.Install,
-		})
+		reports, err := r.preflightAll(ctx, r.team, r.intent.tuning)
 		if reports != nil && r.o.Preflight != "off" {
 			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.ids, reports)})
 		}
 		if err != nil {
 			return "", err
 		}
-		if err := r.bindNUMA(reports); err != nil {
+		notes, err := r.bindNUMA(reports)
+		if err != nil {
 			return "", err
+		}
+		for _, text := range notes {
+			event.Notef(r.Sink, event.Info, "", "%s", text)
 		}
 		for i, rep := range reports {
 			r.boots[i] = rep.BootID
@@ -475,8 +393,9 @@ func (r *run) preflight(ctx context.Context) error {
 	})
 }
 
-func (r *run) bindNUMA(reports []preflight.Report) error {
-	seen := map[string]bool{}
+// bindNUMA finds the words that bind the command of each worker to a NUMA node.
+// The notes say what was decided.
+func (r *run) bindNUMA(reports []preflight.Report) (notes []string, err error) {
 	for i := range r.team.ids {
 		ty, err := tpu.ParseType(r.team.slice(i).Type)
 		if err != nil {
@@ -484,15 +403,14 @@ func (r *run) bindNUMA(reports []preflight.Report) error {
 		}
 		wrap, text, err := preflight.NUMAWrap(r.o.NUMA, ty.Generation, reports[i])
 		if err != nil {
-			return &Error{Stage: StageInput, Err: err}
+			return nil, &Error{Stage: StageInput, Err: err}
 		}
 		r.wraps[i] = wrap
-		if text != "" && !seen[text] {
-			seen[text] = true
-			event.Notef(r.Sink, event.Info, "", "%s", text)
+		if text != "" && !slices.Contains(notes, text) {
+			notes = append(notes, text)
 		}
 	}
-	return nil
+	return notes, nil
 }
 
 // free makes sure that nothing holds the TPU when the command starts.
@@ -503,7 +421,7 @@ func (r *run) free(ctx context.Context) error {
 		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
 			var rep launch.FreeReport
 			err := again(ctx, r.Sink, r.team.ids[i].String(), "freeing of the TPU", func() (err error) {
-				rep, err = launch.FreeTPU(ctx, r.team.conns[i], launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace})
+				rep, err = launch.FreeTPU(ctx, r.team.conns[i], r.intent.free)
 				return err
 			})
 			stopped[i] = len(rep.Stopped)
@@ -549,7 +467,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 				return err
 			})
 			if err == nil {
-				armed[i], err = launch.Arm(ctx, r.team.conns[i], r.spec(i))
+				armed[i], err = launch.Arm(ctx, r.team.conns[i], r.bound(i))
 			}
 			if err == nil && r.boots[i] != "" && armed[i].BootID() != r.boots[i] {
 				err = errRebooted
@@ -644,23 +562,6 @@ func (r *run) abort(ctx context.Context, armed []*launch.Armed) error {
 
 func (r *run) ref() launch.Ref { return launch.Ref{Run: r.o.Run, Attempt: r.attempt} }
 
-func (r *run) spec(i int) launch.Spec {
-	set, unset := r.environment(i)
-	wrap := r.wraps[i]
-	if n := r.o.Processes; n > 1 {
-		wrap = append(perWorker(n, i*n), wrap...)
-	}
-	python := ""
-	if r.o.Skew == SkewCheck || r.o.Skew == SkewWarn {
-		python = pythonOf(r.o.Argv, r.o.Script)
-	}
-	return launch.Spec{
-		Python: python, Code: r.o.UseExisting,
-		Run: r.o.Run, Attempt: r.attempt, Owner: r.Owner, WorkDir: r.o.Run,
-		Argv: r.o.Argv, Script: r.o.Script, Env: r.commandEnv(set), Unset: unset, Wrap: wrap, MaxLog: r.o.MaxLog, Stored: r.stored(),
-	}
-}
-
 // stored are the secrets that the workers read.
 func (r *run) stored() []launch.StoredSecret {
 	all := make([]launch.StoredSecret, len(r.o.Secrets))
@@ -682,62 +583,11 @@ func (r *run) sayUnmasked() {
 	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
 }
 
-// commandEnv is the environment of the command: set, then the user's own.
-func (r *run) commandEnv(set []config.EnvVar) []launch.EnvVar {
-	env := make([]launch.EnvVar, 0, len(set)+len(r.o.Env))
-	for _, v := range append(set, r.o.Env...) {
-		env = append(env, launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret})
-	}
-	return env
-}
-
-// environment is what the command of worker i finds besides the user's own
-// variables, and what must not be inherited.
-//
-// The MEGASCALE variables name the slices to each other. Slices of one
-// multi-node queued resource have them in their metadata, and a variable would
-// override it, so inherited ones are removed; slices made apart, and a part of
-// a queued resource, need all four set; a single slice must have none.
-func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
-	id, s := r.team.ids[i], r.team.slice(i)
-	coordinator := r.team.address(0)
-	num := strconv.Itoa
-	add := func(name, value string) { set = append(set, config.EnvVar{Name: name, Value: value}) }
-	add("MULTIHOST_SLICE_ID", num(id.Slice))
-	add("MULTIHOST_NUM_SLICES", num(len(r.team.slices)))
-	add("MULTIHOST_WORKER_ID", num(id.Worker))
-	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
-	per := max(1, r.o.Processes)
-	add("MULTIHOST_PROCESS_ID", num(i*per))
-	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.ids)*per))
-	add("MULTIHOST_LOCAL_ID", "0")
-	add("MULTIHOST_COORDINATOR_IP", coordinator)
-	add("MULTIHOST_WORKER_IP", r.team.address(i))
-	if r.onHosts() { // no metadata tells JAX who is who
-		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(jaxPort)))
-		add("JAX_NUM_PROCESSES", num(len(r.team.ids)*per))
-		add("JAX_PROCESS_ID", num(i*per))
-	}
-	if len(r.team.slices) > 1 && !r.oneQueuedResource() {
-		add("MEGASCALE_COORDINATOR_ADDRESS", coordinator)
-		add("MEGASCALE_NUM_SLICES", num(len(r.team.slices)))
-		add("MEGASCALE_SLICE_ID", num(id.Slice))
-		add("MEGASCALE_PORT", "8081")
-		return set, nil
-	}
-	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
-}
-
-// oneQueuedResource reports whether the slices are exactly those of one
-// multi-node queued resource, so that their metadata is right. The last number
-// in the names tells whether a partial set lost a member.
-func (r *run) oneQueuedResource() bool {
-	for i, s := range r.team.slices {
-		if !s.MultiSlice || s.QueuedResource != r.team.slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
-			return false
-		}
-	}
-	return !r.o.AllowPartial
+// bound is the command of worker i, on the NUMA node that the preflight found.
+func (r *run) bound(i int) launch.Spec {
+	s := r.intent.commands[i]
+	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])
+	return s
 }
 
 // reachIn is how long a worker that is to be stopped is tried to be reached:
@@ -780,24 +630,27 @@ func (r *run) probeLogDir() error {
 	if r.o.LogDir != "" {
 		rec.LogDir = r.o.LogDir
 	}
-	if err := rec.makeLogDir(); err != nil {
-		return err
+	var err error
+	if r.ReadOnly {
+		err = rec.checkLogDir()
+	} else {
+		err = rec.makeLogDir()
 	}
-	if r.o.LogDir != "" {
-		return rec.unused()
+	if err == nil && r.o.LogDir != "" {
+		err = rec.unused()
 	}
-	return nil
+	return err
 }
 
 // openRecord makes the log directory and says where the logs will be, before
 // anything can fail on the workers.
-func (r *run) openRecord() (*Record, error) {
-	rec, err := r.newRecord()
-	if err != nil {
-		return nil, err
+func (r *run) openRecord() error {
+	rec := r.intent.record
+	if err := rec.makeLogDir(); err != nil {
+		return err
 	}
 	if err := rec.unused(); err != nil {
-		return nil, err
+		return err
 	}
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())
@@ -808,42 +661,8 @@ func (r *run) openRecord() (*Record, error) {
 	if r.o.Detach {
 		how = "it goes on when this command ends"
 	}
-	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, r.logDir, how)
-	return rec, nil
-}
-
-// newRecord is the record of the attempt, with those before it, and its log
-// directory is made.
-func (r *run) newRecord() (*Record, error) {
-	rec := &Record{
-		Run: r.o.Run, Attempt: r.attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
-		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
-		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
-		KeepGoing: !r.o.FailFast,
-	}
-	for _, v := range r.o.Env {
-		if v.Secret {
-			rec.SecretEnv = append(rec.SecretEnv, v.Name)
-		}
-	}
-	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
-		rec.Attempts = old.Attempts
-	}
-	dir := recordDir(r.StateDir, r.o.Run, r.attempt)
-	if r.o.LogDir != "" {
-		dir = attemptDir(r.o.LogDir, r.attempt)
-	}
-	var err error
-	if rec.LogDir, err = filepath.Abs(dir); err != nil {
-		return nil, &Error{Stage: StageLocal, Err: err}
-	}
-	r.logDir = rec.LogDir
-	return rec, rec.makeLogDir()
-}
-
-func (d *Deps) hostsText() string {
-	hosts, _ := d.Cloud.(HostList)
-	return hosts.String()
+	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", r.o.Run, r.attempt, rec.LogDir, how)
+	return nil
 }
 
 // commandText is the command for people and records, secrets masked.
@@ -852,11 +671,7 @@ func commandText(o RunOptions) string {
 	if len(o.Argv) > 0 {
 		text = strings.Join(o.Argv, " ")
 	}
-	for _, v := range o.Env {
-		if v.Secret && v.Value != "" {
-			text = strings.ReplaceAll(text, v.Value, "***")
-		}
-	}
+	text = maskSecrets(text, o.Env)
 	if line, _, more := strings.Cut(text, "\n"); more {
 		text = line + " …"
 	}

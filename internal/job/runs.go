@@ -100,10 +100,14 @@ func (f foundRun) stoppable() error {
 // runs asks every worker of the team which runs it knows. Runs that only share
 // a name are kept apart. The newest comes first.
 func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
+	list := launch.List
+	if t.readOnly {
+		list = launch.Look
+	}
 	lists := make([][]launch.Info, len(t.ids))
 	errs := t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
 		return again(ctx, event.Discard, "", "", func() error {
-			lists[i], err = launch.List(ctx, t.conns[i])
+			lists[i], err = list(ctx, t.conns[i])
 			return err
 		})
 	})

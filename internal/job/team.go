@@ -27,10 +27,11 @@ type Access struct {
 	Login          string
 	OSLogin        qr.OSLoginOptions
 	AgentSocket    string
-	Identity       *sshfan.Identity
-	KnownHosts     string // file of pinned host keys
-	Port           int    // SSH port, 22
-	Way            Way    // by which address; "" is Auto
+	Identity       *sshfan.Identity // nil in a dry run: it is to be made
+	KeyFile        string           // where it is from
+	KnownHosts     string           // file of pinned host keys
+	Port           int              // SSH port, 22
+	Way            Way              // by which address; "" is Auto
 	Jump           []sshfan.JumpHost
 	SSHConfig      *sshfan.SSHConfig
 	UserKnownHosts []string    // where bastions are looked up
@@ -51,10 +52,16 @@ type team struct {
 	slices []tpu.Slice
 	ids    []tpu.WorkerID
 	conns  []*sshfan.Conn
-	fleet  *sshfan.Fleet
+	fleet  *sshfan.Fleet // nil: nobody is connected
+
+	readOnly bool // the fleet only reads
 }
 
-func (t *team) close() { t.fleet.Close() }
+func (t *team) close() {
+	if t.fleet != nil {
+		t.fleet.Close()
+	}
+}
 
 // slice returns the slice of worker i.
 func (t *team) slice(i int) tpu.Slice { return t.slices[t.ids[i].Slice] }
@@ -184,6 +191,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 	fleet, err := sshfan.New(sshfan.Config{
 		Identity:       d.Access.Identity,
 		KnownHosts:     d.Access.KnownHosts,
+		ReadOnly:       d.ReadOnly,
 		MaxDials:       d.Access.MaxDials,
 		ConnectTimeout: d.Access.ConnectTimeout,
 		RetryFor:       d.Access.RetryFor,
@@ -225,15 +233,17 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 			conns, errs = fleet.Connect(ctx, hosts)
 		}
 	}
-	if err := d.Cloud.KeepHostKeys(); err != nil {
-		event.Notef(d.Sink, event.Debug, "", "%v", err)
+	if !d.ReadOnly {
+		if err := d.Cloud.KeepHostKeys(); err != nil {
+			event.Notef(d.Sink, event.Debug, "", "%v", err)
+		}
 	}
 	greet(ctx, conns, errs)
 	if ctx.Err() != nil {
 		fleet.Close()
 		return nil, nil, context.Cause(ctx)
 	}
-	reached := &team{slices: t.slices, fleet: fleet}
+	reached := &team{slices: t.slices, fleet: fleet, readOnly: d.ReadOnly}
 	failed = map[tpu.WorkerID]error{}
 	for i, id := range t.ids {
 		if errs[i] != nil {

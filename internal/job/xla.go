@@ -11,9 +11,13 @@ import (
 	"multihost/internal/xla"
 )
 
-// xlaFlags puts the asked-for presets and flags into the command's environment
-// and says what looks wrong in what the user has there already.
-func (r *run) xlaFlags() error {
+// xlaFlags returns the variables that carry the asked-for presets and flags on
+// slices of an accelerator type. The first time it says what looks wrong in what
+// the user has there already.
+func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
+	if r.flags != nil {
+		return *r.flags, nil
+	}
 	user := func(name string) (value string, ok bool) {
 		for _, v := range r.o.Env { // the last one wins, as in the command's environment
 			if v.Name == name {
@@ -23,7 +27,7 @@ func (r *run) xlaFlags() error {
 		return value, ok
 	}
 	generation := ""
-	if ty, err := tpu.ParseType(r.team.slices[0].Type); err == nil {
+	if ty, err := tpu.ParseType(accelerator); err == nil {
 		generation = ty.Generation.Name
 	}
 	catalogue := xla.Load()
@@ -31,7 +35,7 @@ func (r *run) xlaFlags() error {
 		User: user, Presets: r.o.XLAPresets, Flags: r.o.XLAFlags, Generation: generation, Hosts: r.onHosts(),
 	})
 	if err != nil {
-		return &Error{Stage: StageInput, Err: err}
+		return nil, &Error{Stage: StageInput, Err: err}
 	}
 	_, has := user("LIBTPU_INIT_ARGS")
 	findings := append(env.Findings, catalogue.ScanCommand(r.commandForScan(), r.files(), xla.Scan{
@@ -45,10 +49,12 @@ func (r *run) xlaFlags() error {
 	for _, line := range env.Lines() {
 		event.Notef(r.Sink, event.Info, "", "%s", line)
 	}
-	for _, v := range env.Vars {
-		r.o.Env = append(r.o.Env, config.EnvVar{Name: v.Name, Value: v.Value})
+	vars := make([]config.EnvVar, len(env.Vars))
+	for i, v := range env.Vars {
+		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value}
 	}
-	return nil
+	r.flags = &vars
+	return vars, nil
 }
 
 func (r *run) commandForScan() string {

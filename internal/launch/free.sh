@@ -1,10 +1,11 @@
 #!/bin/bash
-# free: check|orphans|all GRACE_MS. Who holds the TPU; ends those that the policy
-# names, and removes the lock file once nobody holds a device.
+# free: check|orphans|all GRACE_MS LOOK. Who holds the TPU; ends those that the
+# policy names, and removes the lock file once nobody holds a device. With LOOK 1
+# it says whom it would end, and does nothing.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local policy=$1 grace=$2 p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
+  local policy=$1 grace=$2 look=${3-0} p lock=${MULTIHOST_ROOT_TMP-}/tmp/libtpu_lockfile
   local -A refused=()
   enter
   privileged
@@ -20,14 +21,16 @@ main() {
     fi
   done
   # Nobody is ended for nothing: not while somebody else keeps the device.
-  if [[ $policy != check ]] && ((${#refused[@]} == 0 && ${#holding[@]} > 0)); then
+  if [[ $policy != check ]] && ((!look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace" find_endable
     holders
   fi
-  for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
+  for p in "${!holding[@]}"; do
+    if ((!look)) || [[ ${refused[$p]-} ]]; then show holder "$p" "${holding[$p]}"; fi
+  done
   if [[ ! -e $lock && ! -L $lock ]]; then
     say lock none
-  elif ((${#holding[@]})) || [[ $policy == check ]]; then
+  elif ((look || ${#holding[@]})) || [[ $policy == check ]]; then
     say lock kept
   elif rm -f -- "$lock" 2>/dev/null || "${as_root[@]}" rm -f -- "$lock" 2>/dev/null; then
     say lock removed

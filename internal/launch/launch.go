@@ -158,6 +158,17 @@ const DefaultMaxLog = 20_000_000_000
 // Ref returns the reference of the command.
 func (s Spec) Ref() Ref { return Ref{s.Run, s.Attempt} }
 
+// Environment is what the command finds set on the worker besides what the login
+// has: as start.sh sets it, later ones winning. The home directory is "~" in it.
+func (s Spec) Environment() []EnvVar {
+	return append([]EnvVar{
+		{Name: "PYTHONUNBUFFERED", Value: "1"}, // unless the login has another
+		{Name: "MULTIHOST_RUN", Value: s.Run},
+		{Name: "MULTIHOST_ATTEMPT", Value: strconv.Itoa(s.Attempt)},
+		{Name: "MULTIHOST_RUN_DIR", Value: fmt.Sprintf("~/.multihost/runs/%s/%d", s.Run, s.Attempt)},
+	}, s.Env...)
+}
+
 var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // Validate reports the first thing that no worker could do.

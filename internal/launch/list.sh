@@ -1,10 +1,13 @@
 #!/bin/bash
-# list: all runs that the worker knows, of every login.
+# list: [look]. All runs that the worker knows, of every login. With look nothing
+# is recorded.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
   local file path mine
   local -A shown=()
+  local see=settle
+  if [[ ${1-} == look ]]; then see=look; fi
   enter
   now
   say now "$REPLY"
@@ -15,7 +18,7 @@ main() {
     if [[ $entry_dir == "$home"/.multihost/runs/* && -O $file ]]; then
       mine=1
       [[ -d $entry_dir ]] || continue
-      settle "$entry_dir"
+      "$see" "$entry_dir"
       shown[$entry_dir]=1
     fi
     print
@@ -28,7 +31,7 @@ main() {
     entry_run=${entry_run##*/}
     entry_login=$(id -un) entry_owner='' entry_command=''
     read_meta "$path/meta"
-    settle "$path"
+    "$see" "$path"
     print
   done
 }

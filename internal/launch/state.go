@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"multihost/internal/sshfan"
 )
 
 // Status asks the worker about one attempt. An end that nobody saw (a reboot,
@@ -75,8 +77,24 @@ func seconds(s string) time.Time {
 
 // List returns the runs that the worker knows: of every login as far as they
 // can be read, alive and ended, oldest first.
-func List(ctx context.Context, r Runner) ([]Info, error) {
-	records, err := call(ctx, r, "list", listScript)
+//
+// An end that nobody saw is recorded on the worker by asking, as by Status.
+func List(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, r) }
+
+// Look is List without recording anything: a run whose end nobody saw is Lost and
+// has no Exit.
+func Look(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
+
+// reading is a Runner for what changes nothing on the worker.
+type reading struct{ Runner }
+
+func (r reading) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+	cmd.ReadOnly = true
+	return r.Runner.Run(ctx, cmd)
+}
+
+func list(ctx context.Context, r Runner, args ...string) ([]Info, error) {
+	records, err := call(ctx, r, "list", listScript, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -96,6 +96,7 @@ const (
 type FreeOptions struct {
 	Policy FreePolicy    // empty means FreeOrphans
 	Grace  time.Duration // as in StopOptions
+	Look   bool          // end nobody: FreeReport.Stopped is who would be ended
 }
 
 // FreeReport is what FreeTPU did on one worker.
@@ -119,7 +120,14 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 	default:
 		return FreeReport{}, fmt.Errorf("free TPU: policy %q: want orphans, all or check", opts.Policy)
 	}
-	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, 0, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace))
+	look := "0"
+	if opts.Look {
+		look = "1"
+	}
+	if opts.Look || opts.Policy == FreeCheck {
+		r = reading{r}
+	}
+	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, 0, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace), look)
 	if err != nil {
 		return FreeReport{}, err
 	}

@@ -48,6 +48,21 @@ func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	return d, err
 }
 
+// PlanDelete says what Delete would remove, and refuses what it refuses. It only
+// reads.
+func (c *Client) PlanDelete(ctx context.Context, name string) (Deletion, error) {
+	d := Deletion{Firewalls: []string{}}
+	rules, err := c.planDelete(ctx, name)
+	if err != nil || rules == nil {
+		return d, err
+	}
+	d.Network = true
+	for _, fw := range rules {
+		d.Firewalls = append(d.Firewalls, fw.GetName())
+	}
+	return d, nil
+}
+
 // sayAbsent says that there is nothing to delete.
 func (c *Client) sayAbsent(kind, name string) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "%s %q does not exist: nothing to delete", kind, name)

@@ -87,6 +87,10 @@ const (
 	Failed  Outcome = "failed"  // is not as wanted
 )
 
+// NotAsWanted is the reason of a setting that a check finds otherwise and that
+// could be set.
+const NotAsWanted = "not as wanted"
+
 // Severity says what an outcome means for a run.
 type Severity int
 
@@ -171,7 +175,7 @@ const (
 func Run(ctx context.Context, r Runner, o Options) (Report, error) {
 	stdout, stderr := &capped{limit: maxAnswer}, &capped{limit: 4 << 10}
 	cmd := program.Cmd(nil, arguments(o)...)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.Stdout, cmd.Stderr, cmd.ReadOnly = stdout, stderr, o.Mode == Check
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return Report{}, fmt.Errorf("run preflight: %w", err)

@@ -40,6 +40,9 @@ var errInTheWay = errors.New("a queued resource of this name is being deleted")
 //
 // Where created is true the resource exists and is ours, even if err is not
 // nil: the caller has to delete it or to say that it exists.
+//
+// A client that only reads answers as it would, and with a *gcp.ReadOnlyError
+// where it would make the resource; res then tells of one that is in the way.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	if err := r.Validate(); err != nil {
 		return Resource{}, false, err
@@ -94,9 +97,12 @@ func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, err
 			QueuedResourceId(r.ID).RequestId(request).Context(ctx).Do()
 		return err
 	})
+	var refused *gcp.ReadOnlyError
 	switch class := gcp.ClassOf(err); {
 	case err == nil:
 		return c.accepted(ctx, r, op, what)
+	case errors.As(err, &refused):
+		return c.refused(ctx, r, body, err)
 	case class == gcp.AlreadyExists, class == gcp.Conflict:
 		return c.existing(ctx, r, body, tries > 1, err)
 	case tries > 0 && (ctx.Err() != nil || class == gcp.Unavailable || class == gcp.Timeout):
@@ -192,6 +198,17 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 		event.Notef(c.sink(), event.Info, "", "queued resource %q exists already and is what was asked for (%s): it is used", r.ID, res.State)
 	}
 	return res, created, nil
+}
+
+// refused finds out what the API would have said to a request that was not sent.
+// Where it would have made the resource, now or when an older one is gone, that
+// is the refusal.
+func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedResource, refusal error) (Resource, bool, error) {
+	res, _, err := c.existing(ctx, r, body, false, refusal)
+	if errors.Is(err, errInTheWay) {
+		return Resource{ID: r.ID, State: "DELETING"}, false, refusal
+	}
+	return res, false, err
 }
 
 // unanswered deals with a create whose answer never came: the resource may

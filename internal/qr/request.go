@@ -195,6 +195,14 @@ func (r Request) NodeNames() []string {
 	return expandPrefix(r.nodePrefix(), r.NodeCount)
 }
 
+// Asks is the kind of capacity that the request asks for.
+func (r Request) Asks() Tier {
+	if r.Tier == "" && r.Reservation != "" {
+		return Reserved
+	}
+	return r.tier()
+}
+
 func expandPrefix(prefix string, count int) []string {
 	names := make([]string, count)
 	for i := range names {
@@ -435,11 +443,7 @@ func (r Request) Body(project, zone string) *tpuapi.QueuedResource {
 	if r.MaxRunDuration != 0 {
 		body.RunDuration = &tpuapi.RunDuration{MaxRunDuration: apiDuration(r.MaxRunDuration)}
 	}
-	tier := r.tier()
-	if r.Tier == "" && r.Reservation != "" {
-		tier = Reserved
-	}
-	switch tier {
+	switch r.Asks() {
 	case Spot:
 		body.Spot = &tpuapi.Spot{}
 	case BestEffort:

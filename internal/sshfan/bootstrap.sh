@@ -1,13 +1,13 @@
 #!/bin/bash
 # SIZE DIGEST ARGUMENTS... Runs the script whose SHA-256 that is. SIZE bytes of
-# stdin are the script, compressed, which is kept from then on; 0 means the one
-# that is kept. It is hashed each time, so that nobody can put another one in its
+# stdin are the script, compressed, which is kept from then on, unless DIGEST is
+# "-"; 0 means the one that is kept. It is hashed each time, so that nobody can put another one in its
 # place. Comments stay here: the rest is a part of each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2)); then
   s=$(head -c "$2" | gzip -dc) || exit 74
-  (
+  [[ $3 == - ]] || (
     mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}" || exit
     printf %s "$s" >"new.$$" && mv -f "new.$$" "$1" || rm -f "new.$$"
     set -- *

@@ -62,7 +62,7 @@ type measurement struct {
 
 func (m *measurement) run(ctx context.Context) (time.Duration, error) {
 	answers, out := io.Pipe()
-	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out, Stderr: &m.errs})
+	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out, Stderr: &m.errs, ReadOnly: true})
 	if err != nil {
 		return 0, err
 	}

@@ -44,6 +44,10 @@ var (
 	// which Cmd.LoginTo needs.
 	ErrNoAgent = errors.New("sshd forwards no agent for this login")
 
+	// ErrReadOnly reports a command that may change something on the worker,
+	// given to a Fleet that only reads (Config.ReadOnly). It was not sent.
+	ErrReadOnly = errors.New("it may change the worker, and this is a dry run")
+
 	// ErrClosed reports the use of a Fleet or Conn after its Close.
 	ErrClosed = errors.New("connection closed by us")
 )

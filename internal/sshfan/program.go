@@ -62,13 +62,24 @@ func (p *Program) Cmd(stdin io.Reader, args ...string) Cmd {
 }
 
 // Whole is the command with all in Line and Stdin, for whoever runs it without a
-// Conn.
-func (c Cmd) Whole() Cmd {
-	if call := c.program; call != nil {
-		c.Line, c.Stdin, c.program = call.line(len(call.packed()), call.args), call.ahead(c.Stdin), nil
+// Conn. The worker keeps the script unless the command is ReadOnly.
+func (c Cmd) Whole() Cmd { return c.whole(!c.ReadOnly) }
+
+func (c Cmd) whole(keep bool) Cmd {
+	call := c.program
+	if call == nil {
+		return c
 	}
+	name := call.digest()
+	if !keep {
+		name = unkept
+	}
+	c.Line, c.Stdin, c.program = call.line(len(call.packed()), name), call.ahead(c.Stdin), nil
 	return c
 }
+
+// unkept is the digest of a script that the worker does not keep.
+const unkept = "-"
 
 // A programCall is what a Cmd was made of.
 type programCall struct {
@@ -76,9 +87,9 @@ type programCall struct {
 	args []string
 }
 
-func (p *Program) line(size int, args []string) string {
-	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap(), "multihost-" + p.name, strconv.Itoa(size), p.digest()}
-	return Quote(append(words, args...)...)
+func (c *programCall) line(size int, digest string) string {
+	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap(), "multihost-" + c.name, strconv.Itoa(size), digest}
+	return Quote(append(words, c.args...)...)
 }
 
 // ahead is an input that has the script before it.
@@ -132,7 +143,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 		input := &replay{r: cmd.Stdin}
 		said := &firstWords{w: cmd.Stderr}
 		named := cmd
-		named.Line, named.Stderr = s.line(0, s.args), said
+		named.Line, named.Stderr = s.line(0, s.digest()), said
 		if cmd.Stdin != nil {
 			named.Stdin = input.reader()
 		}
@@ -152,8 +163,9 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 			cmd.Stdin = again
 		}
 	}
-	status, err := c.run(ctx, cmd.Whole())
-	if err == nil && status.Code != tornStatus {
+	keep := !c.fleet.cfg.ReadOnly
+	status, err := c.run(ctx, cmd.whole(keep))
+	if err == nil && status.Code != tornStatus && keep {
 		c.setKept(s.Program, true)
 	}
 	return status, err

@@ -45,6 +45,11 @@ type Cmd struct {
 	// own, which is closed when it ends, and the login with it.
 	LoginTo *Conn
 
+	// ReadOnly says that the command changes nothing on the worker: the only
+	// ones that a Fleet with Config.ReadOnly runs. Another Fleet may have the
+	// worker keep the script of a Program all the same.
+	ReadOnly bool
+
 	program *programCall // in place of Line, or nil
 }
 
@@ -88,7 +93,7 @@ func (c *Conn) run(ctx context.Context, cmd Cmd) (Status, error) {
 // Start starts a command and returns when the worker has accepted it. The end
 // of ctx closes the session, as in Run. The caller calls Wait or Close.
 func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
-	return c.start(ctx, cmd.Whole(), false)
+	return c.start(ctx, cmd.whole(!c.fleet.cfg.ReadOnly), false)
 }
 
 // errUnsent is the end of a link before the command was sent over it: the one
@@ -100,6 +105,9 @@ var errUnsent = fmt.Errorf("%w before the command was sent", ErrConnectionLost)
 const redials = 2
 
 func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, error) {
+	if c.fleet.cfg.ReadOnly && (!cmd.ReadOnly || cmd.LoginTo != nil) {
+		return nil, c.fail(StageExec, "", ErrReadOnly)
+	}
 	if cmd.LoginTo != nil {
 		return c.startApart(ctx, cmd)
 	}

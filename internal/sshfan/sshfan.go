@@ -96,6 +96,10 @@ type Config struct {
 	// needed. Empty: pins are remembered by this Fleet only.
 	KnownHosts string
 
+	// ReadOnly runs only commands that change nothing (Cmd.ReadOnly), and writes
+	// no pins.
+	ReadOnly bool
+
 	// MaxDials bounds the connections that are being opened and not yet
 	// logged in. Default 256: at a 50 ms round trip 64 take twice as long, and
 	// without a bound 2048 peak at twice the memory and gain nothing.
@@ -331,6 +335,9 @@ func (f *Fleet) tellTrust() {
 	if len(firstUse) > 0 && !told {
 		event.Notef(f.cfg.Sink, event.Warn, "", "trusted the host keys of %s on first use (%s): the API knows no host keys of them",
 			event.Count(len(firstUse), "worker"), shorten(firstUse))
+	}
+	if f.cfg.ReadOnly {
+		return
 	}
 	if err := f.pins.flush(); err != nil {
 		event.Notef(f.cfg.Sink, event.Warn, "", "host keys are not remembered: %v", err)

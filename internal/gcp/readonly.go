@@ -1,0 +1,55 @@
+package gcp
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A ReadOnlyError is a request that a Client with Config.ReadOnly did not send,
+// since it would have changed something. It is never tried again.
+type ReadOnlyError struct {
+	Method string
+	URL    string
+	Body   []byte // as it would have been sent
+}
+
+func (e *ReadOnlyError) Error() string {
+	return fmt.Sprintf("%s %s was not sent: it changes something, and this is a dry run", e.Method, e.URL)
+}
+
+// reads are the ends of the paths that are read with POST. Every other request
+// that is not GET or HEAD may change something.
+var reads = []string{":getGuestAttributes", ":testIamPermissions", "/testIamPermissions"}
+
+// readOnly lets only requests through that change nothing.
+type readOnly struct{ base http.RoundTripper }
+
+// CloseIdleConnections is what http.Client calls.
+func (t readOnly) CloseIdleConnections() {
+	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t readOnly) RoundTrip(req *http.Request) (*http.Response, error) {
+	ends := func(suffix string) bool { return strings.HasSuffix(req.URL.Path, suffix) }
+	switch {
+	case req.Method == http.MethodGet, req.Method == http.MethodHead:
+		return t.base.RoundTrip(req)
+	case req.Method == http.MethodPost && slices.ContainsFunc(reads, ends):
+		return t.base.RoundTrip(req)
+	}
+	refused := &ReadOnlyError{Method: req.Method, URL: req.URL.String()}
+	defer closeBody(req)
+	if req.Body != nil {
+		var err error
+		if refused.Body, err = io.ReadAll(req.Body); err != nil {
+			return nil, err
+		}
+	}
+	return nil, refused
+}

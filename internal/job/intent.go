@@ -1,0 +1,307 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"multihost/internal/codesync"
+	"multihost/internal/config"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// An intent is all that an attempt will do, decided by reading and before
+// anything is changed. A run carries it out and a dry run shows it: neither has
+// another source of what it does.
+type intent struct {
+	attempt int
+	living  *foundRun  // an attempt of this run that is taken over; nothing below is done then
+	evict   []eviction // runs that hold the workers, stopped first
+
+	record   *Record
+	env      []config.EnvVar // the user's own and the compiler's flags
+	commands []launch.Spec   // by worker; without the words that bind to a NUMA node
+	targets  []codesync.Target
+	tune     bool // the preflight is done
+	tuning   PreflightOptions
+	free     launch.FreeOptions
+}
+
+// An eviction is the stop of a run that holds the workers.
+type eviction struct {
+	foundRun
+	reason string
+}
+
+// decide makes the intent of the next attempt on the team. A team that nobody is
+// connected to, since its workers do not exist yet, knows no runs.
+func (r *run) decide(ctx context.Context) (*intent, error) {
+	in := &intent{attempt: r.nextAttempt()}
+	if r.team.fleet != nil {
+		runs, errs := r.team.runs(ctx)
+		if err := r.failed(ctx, StageBusy, errs); err != nil {
+			return nil, err
+		}
+		if err := r.settleWith(in, runs); err != nil {
+			return nil, err
+		}
+	}
+	if in.living != nil {
+		in.attempt = in.living.info.Ref.Attempt
+	} else if err := r.compilerFlags(in); err != nil {
+		return nil, err
+	}
+	var err error
+	if in.record, err = r.newRecord(in.attempt); err != nil {
+		return nil, err
+	}
+	in.targets = make([]codesync.Target, len(r.team.ids))
+	in.commands = make([]launch.Spec, len(r.team.ids))
+	for i, id := range r.team.ids {
+		in.targets[i] = codesync.Target{Slice: id.Slice, Addr: r.relayAddress(i)}
+		if r.team.fleet != nil {
+			in.targets[i].Conn = r.team.conns[i]
+		}
+		in.commands[i] = r.command(in, i)
+	}
+	r.wraps = make([][]string, len(r.team.ids))
+	in.tune = r.o.Preflight != "off" || r.o.NUMA != preflight.NUMAOff
+	in.tuning = PreflightOptions{
+		Check:    r.o.Preflight == "check" || r.o.Preflight == "off",
+		Require:  r.o.Preflight == "require",
+		Ignore:   r.o.Preflight == "off",
+		Platform: r.o.Platform,
+		Install:  r.o.Install,
+	}
+	in.free = launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace}
+	return in, nil
+}
+
+// nextAttempt is the number of the next attempt as far as this machine knows.
+func (r *run) nextAttempt() int {
+	return max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
+}
+
+// settleWith decides about the runs that the workers know: which one is taken
+// over, which ones are stopped, and the number of this attempt. It refuses to
+// work beside a run that lives on these workers, unless asked to stop it.
+func (r *run) settleWith(in *intent, runs []foundRun) error {
+	for _, found := range runs {
+		own := found.info.Ref.Run == r.o.Run
+		if own {
+			in.attempt = max(in.attempt, found.info.Ref.Attempt+1)
+		}
+		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
+		if r.adopts && own && newer && r.unseen(found) {
+			in.living = &found
+			return r.sameCommand(found)
+		}
+		if !found.info.Alive() {
+			continue
+		}
+		if r.adopts && own && found.info.Mine && newer && (r.tried > 0 || found.info.Phase == launch.Starting) && r.races < maxRaces {
+			return &Error{Stage: StageBusy, Err: errStarting}
+		}
+		reason := "replaced by " + r.o.Run + " of " + r.Owner
+		switch {
+		case own && found.info.Mine && (r.tried > 0 || r.adopts):
+			// It lost some of its workers: what is left of it cannot go on.
+			reason = "a new attempt begins"
+		case !r.o.Replace:
+			return busy(found, "")
+		}
+		if err := found.stoppable(); err != nil {
+			return err
+		}
+		in.evict = append(in.evict, eviction{found, reason})
+	}
+	return nil
+}
+
+// unseen reports whether an attempt of this run is on all workers and nobody
+// has seen its end: it lives, or it ended while no runner was there.
+func (r *run) unseen(found foundRun) bool {
+	if !found.info.Mine || len(found.workers) < len(r.team.ids) {
+		return false
+	}
+	if found.info.Alive() {
+		return true
+	}
+	rec, err := loadRecord(r.StateDir, r.o.Run)
+	return err == nil && rec != nil && !rec.Ended && rec.Attempt == found.info.Ref.Attempt && found.info.Phase == launch.Exited
+}
+
+// sameCommand refuses to take over what runs another command.
+func (r *run) sameCommand(found foundRun) error {
+	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(r.o.Env)}.Title()
+	if found.info.Command == want {
+		return nil
+	}
+	return busy(found, fmt.Sprintf("; asked is another command: %s", want))
+}
+
+func busy(found foundRun, differs string) error {
+	return &Error{
+		Stage:  StageBusy,
+		Text:   fmt.Sprintf("run %q of %s lives on %s, started %s ago: %s%s", found.info.Run, found.info.Owner, tpu.Fold(found.workers), event.Age(found.info.Age()), found.info.Command, differs),
+		Advice: "follow it with: multihost attach " + found.info.Run + "; to stop it and start this one, add --replace",
+	}
+}
+
+// compilerFlags puts the asked-for flags into the environment of the command.
+func (r *run) compilerFlags(in *intent) error {
+	vars, err := r.xlaFlags(r.team.slices[0].Type)
+	in.env = append(in.env, r.o.Env...)
+	in.env = append(in.env, vars...)
+	return err
+}
+
+// relayAddress is where the other workers reach worker i.
+func (r *run) relayAddress(i int) string {
+	host := r.team.address(i)
+	if host == "" {
+		return ""
+	}
+	port := r.team.slice(i).Workers[r.team.ids[i].Worker].Port
+	if port == 0 {
+		port = r.Access.Port
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// command is what is started on worker i.
+func (r *run) command(in *intent, i int) launch.Spec {
+	set, unset := r.environment(i)
+	s := launch.Spec{
+		Run: r.o.Run, Attempt: in.attempt, Owner: r.Owner, WorkDir: r.o.Run,
+		Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(append(set, in.env...)), Unset: unset, MaxLog: r.o.MaxLog, Stored: r.stored(),
+		Code: r.o.UseExisting,
+	}
+	if r.o.Skew == SkewCheck || r.o.Skew == SkewWarn {
+		s.Python = pythonOf(r.o.Argv, r.o.Script)
+	}
+	if n := r.o.Processes; n > 1 {
+		s.Wrap = perWorker(n, i*n)
+	}
+	return s
+}
+
+// launchEnv is an environment in the words of package launch.
+func launchEnv(vars []config.EnvVar) []launch.EnvVar {
+	env := make([]launch.EnvVar, len(vars))
+	for i, v := range vars {
+		env[i] = launch.EnvVar{Name: v.Name, Value: v.Value, Secret: v.Secret}
+	}
+	return env
+}
+
+// environment is what the command of worker i finds besides the user's own
+// variables, and what must not be inherited.
+//
+// The MEGASCALE variables name the slices to each other. Slices of one
+// multi-node queued resource have them in their metadata, and a variable would
+// override it, so inherited ones are removed; slices made apart, and a part of
+// a queued resource, need all four set; a single slice must have none.
+func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
+	id, s := r.team.ids[i], r.team.slice(i)
+	coordinator := r.team.address(0)
+	num := strconv.Itoa
+	add := func(name, value string) { set = append(set, config.EnvVar{Name: name, Value: value}) }
+	add("MULTIHOST_SLICE_ID", num(id.Slice))
+	add("MULTIHOST_NUM_SLICES", num(len(r.team.slices)))
+	add("MULTIHOST_WORKER_ID", num(id.Worker))
+	add("MULTIHOST_NUM_WORKERS", num(len(s.Workers)))
+	per := max(1, r.o.Processes)
+	add("MULTIHOST_PROCESS_ID", num(i*per))
+	add("MULTIHOST_NUM_PROCESSES", num(len(r.team.ids)*per))
+	add("MULTIHOST_LOCAL_ID", "0")
+	add("MULTIHOST_COORDINATOR_IP", coordinator)
+	add("MULTIHOST_WORKER_IP", r.team.address(i))
+	if r.onHosts() { // no metadata tells JAX who is who
+		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(jaxPort)))
+		add("JAX_NUM_PROCESSES", num(len(r.team.ids)*per))
+		add("JAX_PROCESS_ID", num(i*per))
+	}
+	if len(r.team.slices) > 1 && !r.oneQueuedResource() {
+		add("MEGASCALE_COORDINATOR_ADDRESS", coordinator)
+		add("MEGASCALE_NUM_SLICES", num(len(r.team.slices)))
+		add("MEGASCALE_SLICE_ID", num(id.Slice))
+		add("MEGASCALE_PORT", "8081")
+		return set, nil
+	}
+	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
+}
+
+// oneQueuedResource reports whether the slices are exactly those of one
+// multi-node queued resource, so that their metadata is right. The last number
+// in the names tells whether a partial set lost a member.
+func (r *run) oneQueuedResource() bool {
+	for i, s := range r.team.slices {
+		if !s.MultiSlice || s.QueuedResource != r.team.slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
+			return false
+		}
+	}
+	return !r.o.AllowPartial
+}
+
+// newRecord is the record of an attempt, with those before it. Nothing is made.
+func (r *run) newRecord(attempt int) (*Record, error) {
+	rec := &Record{
+		Run: r.o.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
+		Partial: r.o.AllowPartial, Login: r.Access.Login, Owner: r.Owner, Created: r.Clock.Now().UTC(),
+		Command: commandText(r.o), Workers: len(r.team.ids), Hosts: r.hostsText(), Slices: recordSlices(r.team.slices),
+		KeepGoing: !r.o.FailFast,
+	}
+	for _, v := range r.o.Env {
+		if v.Secret {
+			rec.SecretEnv = append(rec.SecretEnv, v.Name)
+		}
+	}
+	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
+		rec.Attempts = old.Attempts
+	}
+	dir := recordDir(r.StateDir, r.o.Run, attempt)
+	if r.o.LogDir != "" {
+		dir = attemptDir(r.o.LogDir, attempt)
+	}
+	var err error
+	if rec.LogDir, err = filepath.Abs(dir); err != nil {
+		return nil, &Error{Stage: StageLocal, Err: err}
+	}
+	return rec, nil
+}
+
+func (d *Deps) hostsText() string {
+	hosts, _ := d.Cloud.(HostList)
+	return hosts.String()
+}
+
+// folderCheck finds out whether there is the folder of --use-existing-folder: a
+// misspelt name would run the command in an empty directory.
+func folderCheck(run string) sshfan.Cmd {
+	return sshfan.Cmd{Line: "test -d " + sshfan.Quote(run), ReadOnly: true}
+}
+
+// expected are the slices that a request will make, as far as that is known
+// before.
+func expected(o qr.Request, project, zone string) []tpu.Slice {
+	all := make([]tpu.Slice, len(o.NodeNames()))
+	for i, name := range o.NodeNames() {
+		all[i] = tpu.Slice{
+			Index: i, Name: name, Project: project, Zone: zone, Type: o.Type.Name, Network: o.Network,
+			QueuedResource: o.ID, MultiSlice: len(all) > 1, Workers: make([]tpu.Worker, o.Type.Workers),
+		}
+		for w := range all[i].Workers {
+			all[i].Workers[w].Internal = fmt.Sprintf("<address of %s>", tpu.WorkerID{Slice: i, Worker: w})
+		}
+	}
+	return all
+}

@@ -1,0 +1,670 @@
+package job
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/tpu"
+)
+
+// planVersion is the version of the document that a Plan is in JSON. It changes
+// when a field changes its meaning or goes away.
+const planVersion = 1
+
+// A Plan is what a command would do, in the order of its fields. Secrets are
+// masked. String is the plan for people.
+type Plan struct {
+	Version int    `json:"version"`
+	Command string `json:"command"` // "run", "job" or "job --detach"
+	Run     string `json:"run"`
+	Attempt int    `json:"attempt"`
+	Project string `json:"project,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+
+	Network  *network.Plan   `json:"network,omitempty"` // of --network-create
+	Resource *ResourceChange `json:"queued_resource,omitempty"`
+	Upload   *Upload         `json:"upload,omitempty"` // of a job without runner
+	Slices   []PlannedSlice  `json:"slices"`
+
+	Login Login  `json:"login"`
+	Asked bool   `json:"workers_asked"`       // the workers were asked what they have and lack
+	Why   string `json:"not_asked,omitempty"` // why they were not
+
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // it is followed; nothing is sent, set or started
+	Stops     []RunOnWorkers `json:"stops"`
+
+	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used
+	Preflight *PreflightPlan  `json:"preflight,omitempty"`
+	Free      FreePlan        `json:"free"`
+	Start     StartPlan       `json:"start"`
+	Workers   []PlannedWorker `json:"workers"`
+
+	Limits Limits   `json:"limits"`
+	Logs   LogPlan  `json:"logs"`
+	End    EndPlan  `json:"end"`
+	Cost   CostPlan `json:"cost"`
+}
+
+// What becomes of a queued resource.
+const (
+	ResourceCreate   = "create"
+	ResourceUse      = "use"      // it is there and what is asked for
+	ResourceRecreate = "recreate" // it is deleted first, or being deleted
+	ResourceReset    = "reset"    // its VMs are rebooted
+)
+
+// ResourceChange is what becomes of the queued resource of a job.
+type ResourceChange struct {
+	ID      string          `json:"id"`
+	Do      string          `json:"do"`
+	State   string          `json:"state,omitempty"` // of the one that is there
+	Owner   string          `json:"owner,omitempty"` // of it
+	Why     string          `json:"why,omitempty"`
+	Tier    string          `json:"tier"`
+	Request json.RawMessage `json:"request,omitempty"` // body, as it would be sent
+	Gcloud  string          `json:"gcloud,omitempty"`  // the equal command line
+}
+
+// Upload is what is put into the bucket of a job without runner.
+type Upload struct {
+	URL     string   `json:"url"`
+	Objects []string `json:"objects"`
+}
+
+// PlannedSlice is a slice that the command would run on.
+type PlannedSlice struct {
+	Name     string `json:"name"`
+	Type     string `json:"type,omitempty"`
+	Topology string `json:"topology,omitempty"`
+	Workers  int    `json:"workers"`
+	Network  string `json:"network,omitempty"`
+	State    string `json:"state"` // the API's word, or "to be made"
+}
+
+// Login says how workers are reached.
+type Login struct {
+	User string `json:"user"`
+	Key  string `json:"key"`            // the public key; empty: it would be made
+	File string `json:"file"`           // of the private key
+	Adds string `json:"adds,omitempty"` // where the key would be added
+	Way  Way    `json:"way"`
+	Jump string `json:"jump,omitempty"`
+}
+
+// RunOnWorkers is a run that lives on the workers.
+type RunOnWorkers struct {
+	Run     string `json:"run"`
+	Attempt int    `json:"attempt"`
+	Owner   string `json:"owner"`
+	Workers string `json:"workers"` // folded
+	Command string `json:"command"`
+	Why     string `json:"why,omitempty"`
+}
+
+// Files is what is sent.
+type Files struct {
+	Dir     string   `json:"dir"`
+	To      string   `json:"to"` // directory on each worker
+	Count   int      `json:"count"`
+	Bytes   int64    `json:"bytes"`
+	Digest  string   `json:"digest"`
+	Ignored []string `json:"ignored"`
+}
+
+// PreflightPlan is what becomes of the settings.
+type PreflightPlan struct {
+	Mode     string          `json:"mode"` // apply, require, check or off
+	Platform string          `json:"platform"`
+	Install  bool            `json:"install"`
+	Changes  []SettingChange `json:"changes"`         // of the workers that were asked
+	Notes    []string        `json:"notes,omitempty"` // about NUMA binding
+}
+
+// SettingChange is one setting that would be changed, or could not be.
+type SettingChange struct {
+	Setting string `json:"setting"`
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Workers string `json:"workers"`          // folded
+	Reason  string `json:"reason,omitempty"` // why it would stay as it is
+}
+
+// FreePlan is who would be stopped to free the TPU.
+type FreePlan struct {
+	Policy  string    `json:"policy"`
+	Stopped []Stopped `json:"stopped"`
+}
+
+// Stopped is a process that would be ended.
+type Stopped struct {
+	Worker  string `json:"worker"`
+	PID     int    `json:"pid"`
+	User    string `json:"user"`
+	Command string `json:"command"`
+}
+
+// StartPlan is what is started.
+type StartPlan struct {
+	Script    string   `json:"script,omitempty"`
+	Argv      []string `json:"argv,omitempty"`
+	Directory string   `json:"directory"` // on the worker
+	Unset     []string `json:"unset"`
+	Processes int      `json:"processes_per_worker"`
+}
+
+// PlannedWorker is what is done on one worker.
+type PlannedWorker struct {
+	Worker  string            `json:"worker"`
+	Slice   string            `json:"slice"`
+	Address string            `json:"address"`
+	User    string            `json:"user"`
+	Env     map[string]string `json:"env"`
+	Wrap    []string          `json:"wrap,omitempty"` // words before the command
+
+	// Where the workers were asked:
+	Files   *int   `json:"new_files,omitempty"`
+	Bytes   *int64 `json:"new_bytes,omitempty"`
+	Removed *int   `json:"removed_files,omitempty"`
+}
+
+// Limits are how long everything may take, and what is tried again. 0 is no
+// limit of a time.
+type Limits struct {
+	Queue       time.Duration `json:"queue_ns,omitempty"`
+	Provision   time.Duration `json:"provision_ns,omitempty"`
+	Boot        time.Duration `json:"boot_ns,omitempty"`
+	Connect     time.Duration `json:"connect_ns"`
+	Start       time.Duration `json:"start_ns"`
+	Command     time.Duration `json:"command_ns"`
+	Lost        time.Duration `json:"lost_ns"`
+	Grace       time.Duration `json:"grace_ns"`
+	FailFast    bool          `json:"fail_fast"`
+	Restarts    int           `json:"max_restarts"`
+	Preemptions int           `json:"max_preemptions"` // -1: no limit
+	MaxLog      int64         `json:"max_log_bytes"`   // -1: no limit
+	TTL         time.Duration `json:"ttl_ns,omitempty"`
+	Lease       time.Duration `json:"lease_ns,omitempty"`
+}
+
+// LogPlan is where the output goes.
+type LogPlan struct {
+	Dir    string   `json:"dir"`
+	Files  []string `json:"files"`
+	Remote string   `json:"on_workers"`
+}
+
+// EndPlan is what is deleted in the end.
+type EndPlan struct {
+	Deletes string        `json:"deletes,omitempty"` // the queued resource
+	Keeps   string        `json:"keeps,omitempty"`   // why one stays
+	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
+}
+
+// CostPlan is what the slices cost while they are there.
+type CostPlan struct {
+	Hourly *float64 `json:"usd_per_hour"` // null: unknown
+	Tier   string   `json:"tier"`
+	Source string   `json:"source"`
+}
+
+// PlanRun returns what Run would do. Nothing is changed: the Deps must be those
+// of a dry run (ReadOnly). An error is what Run would fail with before it changes
+// anything.
+func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
+	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	defer r.close()
+	if err := r.scan(ctx); err != nil {
+		return Plan{}, err
+	}
+	sel, err := r.standing().ready(ctx, nil, nil)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := r.newPlan("run")
+	p.Limits.Restarts, p.Limits.Preemptions = o.MaxRestarts, o.MaxRestarts
+	return p, r.foresee(ctx, &p, sel, "")
+}
+
+// PlanJob returns what Job would do, under the conditions of PlanRun.
+func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
+	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
+	defer r.close()
+	if err := r.scan(ctx); err != nil {
+		return Plan{}, err
+	}
+	if err := r.probeLogDir(); err != nil {
+		return Plan{}, err
+	}
+	p := r.newPlan("job")
+	var err error
+	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
+		return Plan{}, err
+	}
+	o.Request.OwnMetadata = d.leaseTerms(o).Metadata(o.Request.Metadata)
+	q := &queued{Deps: d, o: o, watch: &r.watch}
+	ready, err := q.foresee(ctx, &p)
+	if err != nil {
+		return Plan{}, err
+	}
+	p.planJob(o, q.ours || p.Resource.Do != ResourceUse)
+	if ready == nil {
+		return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
+	}
+	return p, r.foresee(ctx, &p, tpu.Selection{Slices: ready}, "")
+}
+
+// PlanDetach returns what Detach would do, under the conditions of PlanRun.
+func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (Plan, error) {
+	r, err := d.prepareDetached(ctx, o, do)
+	if err != nil {
+		return Plan{}, err
+	}
+	defer r.close()
+	p := r.newPlan("job --detach")
+	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
+		return Plan{}, err
+	}
+	var refused *gcp.ReadOnlyError
+	if err := r.put(ctx); !errors.As(err, &refused) {
+		return Plan{}, cmp.Or(err, errNotRefused)
+	}
+	_, err = r.create(ctx, o.Request)
+	if !errors.As(err, &refused) {
+		return Plan{}, cmp.Or(err, errNotRefused)
+	}
+	p.Resource = d.resourceChange(ResourceCreate, qr.Resource{ID: o.Request.ID}, o.Request, refused)
+	p.Upload = &Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
+	p.planJob(o, true)
+	return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
+}
+
+// errNotRefused says that a dry run was given clients that change something.
+var errNotRefused = errors.New("a dry run had clients that change something")
+
+func (p *Plan) planJob(o JobOptions, ours bool) {
+	l := &p.Limits
+	l.Queue, l.Provision, l.Boot, l.TTL = o.QueueLimit, o.ProvisionLimit, o.BootLimit, o.TTL
+	if ours && !o.Keep {
+		l.Lease = o.Lease
+	}
+	l.Restarts, l.Preemptions = o.Budget.Restarts, o.Budget.Preemptions
+	switch {
+	case !ours:
+		p.End.Keeps = "it was there before this job"
+	case o.Keep:
+		p.End.Keeps = "--keep"
+	default:
+		p.End.Deletes = o.Request.ID
+		if o.KeepOnFailure {
+			p.End.Keeps, p.End.KeepFor = "after a failure (--keep-on-failure)", o.KeepFor
+		}
+	}
+}
+
+// foresee says what create and what follows would do to the resource, and
+// returns its slices where they can be tried now.
+func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err error) {
+	res, _, err := q.create(ctx)
+	var refused *gcp.ReadOnlyError
+	if errors.As(err, &refused) {
+		q.there = false
+		p.Resource = q.resourceChange(ResourceCreate, res, q.o.Request, refused)
+		if res.State != "" {
+			p.Resource.Do, p.Resource.Why = ResourceRecreate, "an older one of this name is being deleted"
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, q.foreseeRepair(ctx, p, res, err)
+	}
+	if res, err = q.Queue.Get(ctx, res.ID); err != nil {
+		return nil, err
+	}
+	p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
+	nodes, err := q.Cloud.Slices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i, name := range res.Nodes {
+		at := slices.IndexFunc(nodes, func(n tpu.Slice) bool { return n.Name == name && n.QueuedResource == res.ID })
+		if at < 0 {
+			return nil, nil
+		}
+		if ok, _ := nodes[at].Ready(); !ok {
+			return nil, nil
+		}
+		nodes[at].Index = i
+		ready = append(ready, nodes[at])
+	}
+	return ready, nil
+}
+
+// foreseeRepair says what act would do about a resource that is there and of no
+// use. The error is the one that the job would end with.
+func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, cause error) error {
+	d, known := q.diagnose(ctx, cause)
+	if !known {
+		return cause
+	}
+	books := &ledger{Budget: q.o.Budget}
+	switch d.Step {
+	case qr.StepRecreate:
+		_, err := q.mayRemake(d, cause, func(f *Failure) error {
+			if refusal := books.spend(f); refusal != "" {
+				return &Failure{Cause: Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		p.Resource = q.resourceChange(ResourceRecreate, res, q.o.Request, nil)
+	case qr.StepReset:
+		p.Resource = q.resourceChange(ResourceReset, res, q.o.Request, nil)
+	case qr.StepWait:
+		p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
+	default:
+		return cause
+	}
+	p.Resource.Why = d.Why
+	return nil
+}
+
+// resourceChange is what becomes of a queued resource. refused, where there is
+// one, is the request that makes it.
+func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, refused *gcp.ReadOnlyError) *ResourceChange {
+	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks())}
+	if res.State != "" && len(res.Nodes) > 0 {
+		c.Owner = res.Owner()
+	}
+	switch {
+	case refused != nil:
+		c.Request = json.RawMessage(refused.Body)
+	case do == ResourceRecreate:
+		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone)) // it has nothing that JSON has not
+	}
+	if c.Request != nil {
+		c.Gcloud = request.Gcloud(d.Project, d.Zone)
+	}
+	return c
+}
+
+func (r *run) newPlan(command string) Plan {
+	return Plan{
+		Version: planVersion, Command: command, Run: r.o.Run, Project: r.Project, Zone: r.Zone,
+		Limits: Limits{
+			Connect: r.Access.RetryFor, Start: r.o.StartLimit, Command: r.o.Timeout, Lost: r.o.Patience.Lost, Grace: r.o.Grace,
+			FailFast: r.o.FailFast, MaxLog: r.o.MaxLog,
+		},
+	}
+}
+
+// foresee completes the plan with what would be done on the workers of sel. Those
+// that exist are asked what they have; absent says why they are not there.
+func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent string) error {
+	r.used = sel.Slices
+	p.Login = r.planLogin(ctx, sel, absent)
+	switch {
+	case absent != "":
+	case r.Access.Identity == nil:
+		absent = "the SSH key is to be made first"
+	default:
+		var refused *gcp.ReadOnlyError
+		var err error
+		r.team, err = r.connectPhase(ctx, &r.watch, sel, nil)
+		if errors.As(err, &refused) {
+			p.Login.Adds = where(refused)
+			absent = "the SSH key is to be added to " + p.Login.Adds + " first"
+		} else if err != nil {
+			return err
+		}
+	}
+	if r.team == nil {
+		r.team = &team{slices: sel.Slices, ids: sel.Workers()}
+	}
+	in, err := r.decide(ctx)
+	if err != nil {
+		return err
+	}
+	p.Asked, p.Why = absent == "", absent
+	p.describe(r, in)
+	if !p.Asked || in.living != nil {
+		return nil
+	}
+	if r.o.UseExisting {
+		if err := r.checkFolder(ctx); err != nil {
+			return err
+		}
+	} else if err := r.foreseeSync(ctx, p, in); err != nil {
+		return err
+	}
+	if err := r.foreseePreflight(ctx, p, in); err != nil {
+		return err
+	}
+	if len(in.evict) > 0 {
+		return nil // who holds the TPU then is not known now
+	}
+	return r.foreseeFree(ctx, p, in)
+}
+
+// where names the place that a refused request would have added a key to.
+func where(refused *gcp.ReadOnlyError) string {
+	if refused.Method == "PATCH" {
+		return "the metadata of the slices"
+	}
+	return "the OS Login profile"
+}
+
+func (r *run) planLogin(ctx context.Context, sel tpu.Selection, absent string) Login {
+	l := Login{User: r.Access.Login, File: r.Access.KeyFile, Way: r.Access.Way}
+	if id := r.Access.Identity; id != nil {
+		l.Key = id.PublicKey()
+	}
+	if absent == "" {
+		l.Way = r.way(ctx, sel)
+	}
+	hops := make([]string, len(r.Access.Jump))
+	for i, j := range r.Access.Jump {
+		hops[i] = j.User + "@" + j.Addr
+	}
+	l.Jump = strings.Join(hops, ",")
+	return l
+}
+
+// describe fills in what is decided without the workers.
+func (p *Plan) describe(r *run, in *intent) {
+	p.Attempt = in.attempt
+	tier := onDemand
+	if p.Resource != nil {
+		tier = p.Resource.Tier
+	}
+	p.Cost = CostPlan{Tier: tier, Source: tpu.PriceSource}
+	total, known := 0.0, !r.onHosts()
+	for _, s := range r.team.slices {
+		planned := PlannedSlice{Name: s.Name, Type: s.Type, Workers: len(s.Workers), Network: s.Network, State: cmp.Or(s.State, "to be made")}
+		if ty, err := tpu.ParseType(s.Type); err == nil {
+			planned.Topology = ty.Topology
+		}
+		p.Slices = append(p.Slices, planned)
+		usd, ok := tpu.HourlyPrice(s.Type, s.Zone, tier == string(qr.Spot))
+		total, known = total+usd, known && ok
+	}
+	if known {
+		p.Cost.Hourly = &total
+	}
+	p.Stops = []RunOnWorkers{}
+	for _, e := range in.evict {
+		p.Stops = append(p.Stops, runOnWorkers(e.foundRun, e.reason))
+	}
+	p.Logs = LogPlan{Dir: in.record.LogDir, Remote: fmt.Sprintf("~/.multihost/runs/%s/%d/output.log", p.Run, p.Attempt)}
+	for _, id := range r.team.ids {
+		p.Logs.Files = append(p.Logs.Files, in.record.logPath(id))
+	}
+	if in.living != nil {
+		living := runOnWorkers(*in.living, "")
+		p.TakesOver = &living
+	}
+	if r.tree != nil {
+		p.Files = &Files{Dir: r.tree.Dir(), To: "~/" + r.o.Run, Count: r.tree.Count, Bytes: r.tree.Bytes, Digest: r.tree.Digest, Ignored: []string{}}
+		for _, s := range r.tree.Skipped {
+			p.Files.Ignored = append(p.Files.Ignored, s.String())
+		}
+	}
+	if in.tune {
+		p.Preflight = &PreflightPlan{Mode: r.o.Preflight, Platform: string(in.tuning.Platform), Install: in.tuning.Install, Changes: []SettingChange{}}
+	}
+	p.Free = FreePlan{Policy: string(in.free.Policy), Stopped: []Stopped{}}
+	p.Start = StartPlan{Script: maskSecrets(r.o.Script, in.env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
+	for _, word := range r.o.Argv {
+		p.Start.Argv = append(p.Start.Argv, maskSecrets(word, in.env))
+	}
+	if c := p.Resource; c != nil && c.Request != nil {
+		c.Request, c.Gcloud = json.RawMessage(maskSecrets(string(c.Request), in.env)), maskSecrets(c.Gcloud, in.env)
+	}
+	for i, id := range r.team.ids {
+		w := PlannedWorker{Worker: id.String(), Slice: r.team.slice(i).Name, Address: r.team.address(i), User: p.Login.User, Env: map[string]string{}}
+		if r.team.fleet != nil {
+			w.User = r.team.conns[i].User()
+		}
+		if n := r.o.Processes; n > 1 {
+			w.Wrap = []string{fmt.Sprintf("(%d processes)", n)}
+		}
+		for _, v := range in.commands[i].Environment() {
+			w.Env[v.Name] = v.Value
+			if v.Secret {
+				w.Env[v.Name] = masked
+			}
+		}
+		for _, s := range r.o.Secrets {
+			w.Env[s.Name] = masked
+		}
+		p.Workers = append(p.Workers, w)
+	}
+}
+
+// onDemand is the tier of slices of which it is not known: no other one costs
+// more.
+const onDemand = string(qr.OnDemand)
+
+func runOnWorkers(f foundRun, why string) RunOnWorkers {
+	return RunOnWorkers{Run: f.info.Run, Attempt: f.info.Attempt, Owner: f.info.Owner, Workers: tpu.Fold(f.workers), Command: f.info.Command, Why: why}
+}
+
+// foreseeSync asks every worker what it lacks.
+func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
+	return r.watch.phase("sync", func() (string, error) {
+		all := make([]codesync.Forecast, len(in.targets))
+		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
+			return again(ctx, r.Sink, r.team.ids[i].String(), "sync", func() (err error) {
+				all[i], err = r.tree.Foresee(ctx, in.targets[i].Conn, r.o.Run)
+				return err
+			})
+		})
+		if err := r.failed(ctx, StageSync, errs); err != nil {
+			return "", err
+		}
+		for i := range all {
+			p.Workers[i].Files, p.Workers[i].Bytes, p.Workers[i].Removed = &all[i].Files, &all[i].Bytes, &all[i].Removed
+		}
+		return "asked what is missing", nil
+	})
+}
+
+// foreseePreflight reads the settings of every worker.
+func (r *run) foreseePreflight(ctx context.Context, p *Plan, in *intent) error {
+	if !in.tune {
+		return nil
+	}
+	return r.watch.phase("preflight", func() (string, error) {
+		o := in.tuning
+		o.Check = true
+		reports, err := r.readSettings(ctx, r.team, o)
+		if err != nil {
+			return "", err
+		}
+		hard := make([]error, len(reports))
+		for i := range reports {
+			hard[i] = fatal(in.tuning.applied(reports[i]), in.tuning.Require)
+			if in.tuning.Install && !in.tuning.Check {
+				reports[i].HasNumactl = true
+			}
+		}
+		if err := r.failed(ctx, StageSettings, hard); err != nil && !in.tuning.Ignore {
+			return "", err
+		}
+		if p.Preflight.Notes, err = r.bindNUMA(reports); err != nil {
+			return "", err
+		}
+		for i, words := range r.wraps {
+			p.Workers[i].Wrap = append(p.Workers[i].Wrap, words...)
+		}
+		if !in.tuning.Check {
+			p.Preflight.Changes = settingChanges(r.team.ids, reports, in.tuning.Install)
+		}
+		return "read", nil
+	})
+}
+
+// applied is a report of a check as it will be when what can be set is set.
+func (o PreflightOptions) applied(rep preflight.Report) preflight.Report {
+	if o.Check {
+		return rep
+	}
+	rep.Results = slices.DeleteFunc(slices.Clone(rep.Results), func(r preflight.Result) bool { return r.Reason == preflight.NotAsWanted })
+	return rep
+}
+
+// settingChanges are the settings that are not as wanted. Those of which a check
+// gives another reason cannot be set.
+func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool) []SettingChange {
+	all := []SettingChange{}
+	for _, row := range preflight.Rows(ids, reports) {
+		c := SettingChange{Setting: row.Setting, From: row.Before, To: row.Want, Workers: row.Workers}
+		switch {
+		case row.Outcome == preflight.Failed && row.Reason != preflight.NotAsWanted:
+			c.Reason = row.Reason
+		case row.Outcome == preflight.Failed:
+		case row.Outcome == preflight.Skipped && row.Before == "missing" && install:
+		default:
+			continue
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// foreseeFree looks who holds the TPU.
+func (r *run) foreseeFree(ctx context.Context, p *Plan, in *intent) error {
+	return r.watch.phase("free", func() (string, error) {
+		o := in.free
+		o.Look = true
+		all := make([]launch.FreeReport, len(r.team.ids))
+		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
+			return again(ctx, r.Sink, r.team.ids[i].String(), "freeing of the TPU", func() (err error) {
+				all[i], err = launch.FreeTPU(ctx, r.team.conns[i], o)
+				return err
+			})
+		})
+		if err := r.failed(ctx, StageFree, errs); err != nil {
+			return "", err
+		}
+		for i, report := range all {
+			for _, s := range report.Stopped {
+				p.Free.Stopped = append(p.Free.Stopped, Stopped{Worker: r.team.ids[i].String(), PID: s.PID, User: s.User, Command: s.Command})
+			}
+		}
+		return "looked", nil
+	})
+}
