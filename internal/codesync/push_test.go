@@ -163,6 +163,45 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
+// What is foreseen is what the next push does, and the worker is left as it was.
+func TestForeseeIsWhatPushDoes(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	foresee := func(run string) Forecast {
+		t.Helper()
+		tree := scanDir(t, dir)
+		before := read(t, w.home)
+		f, err := tree.Foresee(t.Context(), readOnlyRunner{t, w}, run)
+		testkit.Must(t, err)
+		same(t, "worker after a look", read(t, w.home), before)
+		rep := push(t, tree, w, run)
+		same(t, "forecast and report", []int{f.Files, f.Removed}, []int{rep.SentFiles, rep.Removed})
+		return f
+	}
+	write(t, dir, map[string]string{"a": "1", "sub/b": "22", "copy": "22", "gone/old": "3", "link": "-> a"})
+	same(t, "nothing is there", foresee("r"), Forecast{Files: 3, Bytes: 4})
+	same(t, "all is there", foresee("r"), Forecast{})
+	same(t, "another run", foresee("s"), Forecast{})
+	write(t, dir, map[string]string{"a": "new"})
+	testkit.Must(t, os.RemoveAll(filepath.Join(dir, "gone")))
+	same(t, "changed", foresee("r"), Forecast{Files: 1, Bytes: 3, Removed: 1})
+	testkit.Must(t, os.Remove(filepath.Join(w.home, "r/copy")))
+	same(t, "removed by a run", foresee("r"), Forecast{})
+}
+
+// readOnlyRunner lets only commands through that say that they only read.
+type readOnlyRunner struct {
+	t *testing.T
+	r Runner
+}
+
+func (r readOnlyRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	if !c.ReadOnly {
+		r.t.Error("a command does not say that it only reads")
+	}
+	return r.r.Run(ctx, c)
+}
+
 func TestPushRepairsWhatARunDidToSyncedFiles(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(dir string) error{

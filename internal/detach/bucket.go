@@ -136,16 +136,22 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 
 // foresee completes j as Create would, and says why Create would refuse.
 func (b *Bucket) foresee(ctx context.Context, j *Job, run string, write func(io.Writer) error) error {
-	switch _, err := b.read(ctx, prefixOf(b.dir, run)+"run.json", 0); {
-	case err == nil:
-		return &ExistsError{b.URL(run)}
-	case statusCode(err) != http.StatusNotFound:
+	name, taken := prefixOf(b.dir, run)+"run.json", false
+	err := b.gcp.Do(ctx, fmt.Sprintf("write gs://%s/%s", b.name, name), func(ctx context.Context) error {
+		page, err := b.svc.Objects.List(b.name).Prefix(name).Context(ctx).Do()
+		taken = err == nil && slices.ContainsFunc(page.Items, func(o *storage.Object) bool { return o.Name == name })
 		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case taken:
+		return &ExistsError{b.URL(run)}
 	case write == nil:
 		return nil
 	}
 	hash := sha256.New()
-	err := write(hash)
+	err = write(hash)
 	j.codeSum = hex.EncodeToString(hash.Sum(nil))
 	return err
 }

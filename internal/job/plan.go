@@ -440,7 +440,16 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 	}
 	p.Asked, p.Why = absent == "", absent
 	p.describe(r, in)
-	if !p.Asked || in.living != nil {
+	if in.living != nil {
+		return nil
+	}
+	if err := in.record.checkLogDir(); err != nil {
+		return err
+	}
+	if err := in.record.unused(); err != nil {
+		return err
+	}
+	if !p.Asked {
 		return nil
 	}
 	if r.o.UseExisting {

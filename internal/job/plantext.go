@@ -88,7 +88,7 @@ func (p Plan) tellResource(t *planText) {
 	if c.Why != "" && c.Do == ResourceUse {
 		t.more("%s", c.Why)
 	}
-	if c.Do != ResourceUse || !p.Asked {
+	if p.Upload == nil && (c.Do != ResourceUse || !p.Asked) {
 		t.more("waits for capacity %s, then %s until the slices are made and %s until they have booted",
 			limited(p.Limits.Queue), upTo(p.Limits.Provision), upTo(p.Limits.Boot))
 	}
@@ -159,23 +159,8 @@ func join(words ...string) string {
 }
 
 func (p Plan) tellWorkers(t *planText) {
-	way := map[Way]string{Auto: "by their external addresses, else through Identity-Aware Proxy", External: "by their external addresses",
-		Internal: "by their internal addresses", IAP: "through Identity-Aware Proxy"}[p.Login.Way]
-	if p.Login.Jump != "" {
-		way += " behind " + p.Login.Jump
-	}
-	switch {
-	case p.Login.Key == "":
-		t.line("+", "login", "the SSH key %s is made", p.Login.File)
-		t.more("as %s, %s", p.Login.User, way)
-	case p.Login.Adds != "":
-		t.line("+", "login", "the SSH key %s is added to %s", p.Login.File, p.Login.Adds)
-		t.more("as %s, %s", p.Login.User, way)
-	default:
-		t.line("=", "login", "as %s with %s, %s", p.Login.User, p.Login.File, way)
-	}
-	if !p.Asked {
-		t.more("the workers were not asked what they have: %s", p.Why)
+	if p.Upload == nil {
+		p.tellLogin(t)
 	}
 	for _, s := range p.Stops {
 		t.line("-", "run", "%s (attempt %d) of %s on %s is stopped: %s", s.Run, s.Attempt, s.Owner, s.Workers, s.Why)
@@ -196,6 +181,27 @@ func (p Plan) tellWorkers(t *planText) {
 		t.line("=", "TPU", "no process that has to be ended holds a TPU device")
 	}
 	p.tellCommand(t)
+}
+
+func (p Plan) tellLogin(t *planText) {
+	way := map[Way]string{Auto: "by their external addresses, else through Identity-Aware Proxy", External: "by their external addresses",
+		Internal: "by their internal addresses", IAP: "through Identity-Aware Proxy"}[p.Login.Way]
+	if p.Login.Jump != "" {
+		way += " behind " + p.Login.Jump
+	}
+	switch {
+	case p.Login.Key == "":
+		t.line("+", "login", "the SSH key %s is made", p.Login.File)
+		t.more("as %s, %s", p.Login.User, way)
+	case p.Login.Adds != "":
+		t.line("+", "login", "the SSH key %s is added to %s", p.Login.File, p.Login.Adds)
+		t.more("as %s, %s", p.Login.User, way)
+	default:
+		t.line("=", "login", "as %s with %s, %s", p.Login.User, p.Login.File, way)
+	}
+	if !p.Asked {
+		t.more("the workers were not asked what they have: %s", p.Why)
+	}
 }
 
 func (p Plan) tellFiles(t *planText) {
@@ -321,18 +327,10 @@ func (p Plan) tellRest(t *planText) {
 		parts = append(parts, "a failure stops no other worker")
 	}
 	t.line("=", "limits", "%s; %s from TERM to KILL", strings.Join(parts, "; "), event.Duration(l.Grace))
-	t.more("a worker has %s to answer and may be lost for %s; all have started within %s", event.Duration(l.Connect), orUnlimited(l.Lost), orUnlimited(l.Start))
-	again := fmt.Sprintf("started again after up to %s", event.Count(l.Restarts, "failure"))
-	switch {
-	case l.Preemptions < 0:
-		again += " and any number of losses"
-	default:
-		again += " and " + event.Count(l.Preemptions, "loss")
+	if p.Upload == nil {
+		t.more("a worker has %s to answer and may be lost for %s; all have started within %s", event.Duration(l.Connect), orUnlimited(l.Lost), orUnlimited(l.Start))
+		t.more("%s", l.again())
 	}
-	if l.Restarts == 0 && l.Preemptions == 0 {
-		again = "never started again"
-	}
-	t.more("%s", again)
 	if l.TTL > 0 {
 		t.line("-", "time", "the slices are deleted %s after the workers' first boot, whatever runs", event.Duration(l.TTL))
 	}
@@ -362,6 +360,26 @@ func (p Plan) tellRest(t *planText) {
 	default:
 		t.line("=", "end", "the slices stay")
 	}
+}
+
+// again says after what the command is started again.
+func (l Limits) again() string {
+	var after []string
+	if l.Restarts > 0 {
+		after = append(after, "up to "+event.Count(l.Restarts, "failure"))
+	}
+	switch {
+	case l.Preemptions < 0:
+		after = append(after, "any number of losses")
+	case l.Preemptions == 1:
+		after = append(after, "up to 1 loss")
+	case l.Preemptions > 0:
+		after = append(after, fmt.Sprintf("up to %d losses", l.Preemptions))
+	}
+	if len(after) == 0 {
+		return "never started again"
+	}
+	return "started again after " + strings.Join(after, " and ")
 }
 
 func orUnlimited(d time.Duration) string {

@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/journal"
@@ -271,7 +269,7 @@ func (r *Record) checkLogDir() error {
 			err = &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
 		}
 		if err == nil {
-			if err = unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+			if err = mayWrite(dir); err != nil {
 				err = &fs.PathError{Op: "mkdir", Path: r.LogDir, Err: err}
 			}
 		}

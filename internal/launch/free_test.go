@@ -67,6 +67,13 @@ func TestAStrangerThatHoldsTheTPUIsNamedAndKept(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(l.root, "tmp/libtpu_lockfile")); err != nil || !lives(c) {
 		t.Errorf("touched: %v", err)
 	}
+	if _, err := FreeTPU(t.Context(), l, FreeOptions{Look: true}); !errors.As(err, &held) || len(held.Holders) != 1 {
+		t.Errorf("look: %v", err)
+	}
+	seen, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Look: true})
+	if err != nil || len(seen.Stopped) != 1 || seen.Stopped[0].PID != c.Process.Pid || !lives(c) {
+		t.Errorf("look with all: %+v, %v", seen, err)
+	}
 	report, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeAll, Grace: time.Second})
 	if err != nil || len(report.Stopped) != 1 || !report.LockRemoved {
 		t.Errorf("%+v, %v", report, err)
@@ -105,6 +112,10 @@ func TestOrphansOfAnEndedRunAreEnded(t *testing.T) {
 	complete(t, l, spec("r", "setsid --fork bash -c 'trap \"\" TERM; exec 3<"+l.root+"/dev/accel0; touch ready; while :; do sleep 0.1; done'; while [ ! -e ready ]; do sleep 0.01; done"))
 	if s, err := Status(t.Context(), l, Ref{"r", 1}); err != nil || s.Left == 0 || s.Phase != Exited {
 		t.Errorf("status: %+v, %v", s, err)
+	}
+	seen, err := FreeTPU(t.Context(), l, FreeOptions{Look: true})
+	if err != nil || len(seen.Stopped) != 1 || seen.LockRemoved || !strings.HasPrefix(seen.Stopped[0].Command, "bash -c trap") {
+		t.Errorf("look: %+v, %v", seen, err)
 	}
 	if _, err := FreeTPU(t.Context(), l, FreeOptions{Policy: FreeCheck}); err == nil {
 		t.Error("check says free")

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -331,5 +333,31 @@ func BenchmarkOutput(b *testing.B) {
 		if _, err := c.Run(b.Context(), sshfan.Cmd{Line: "head -c 16777216 /dev/zero"}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A fleet that only reads gives workers no command that does not say that it
+// only reads, and keeps nothing here.
+func TestAReadOnlyFleetOnlyReads(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	known := filepath.Join(t.TempDir(), "state", "known_hosts")
+	c := connect(t, newFleet(t, func(cfg *sshfan.Config) { cfg.ReadOnly, cfg.KnownHosts = true, known }), s.host("s0w0"))
+	var refused *sshfan.ConnectError
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x"}); !errors.Is(err, sshfan.ErrReadOnly) || !errors.As(err, &refused) {
+		t.Errorf("a command that may change something: %v", err)
+	}
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x", ReadOnly: true, LoginTo: c}); !errors.Is(err, sshfan.ErrReadOnly) {
+		t.Errorf("a command that is lent a login: %v", err)
+	}
+	var out bytes.Buffer
+	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x", ReadOnly: true, Stdout: &out}); err != nil || out.String() != "x\n" {
+		t.Errorf("a command that reads: %q, %v", out.String(), err)
+	}
+	if _, err := c.MeasureClock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(known)); !os.IsNotExist(err) {
+		t.Errorf("host keys were kept: %v", err)
 	}
 }
