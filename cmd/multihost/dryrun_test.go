@@ -274,7 +274,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		append([]string{"run", "--tpu-prefix=t", "--command=true", "--log-dir=$DIR/src/train.py/logs"}, base...),
 		append([]string{"run", "--tpu-prefix=t", "--command=true", "--use-existing-folder", "--run-name=never"}, base[1:]...),
 		append([]string{"run", "--tpu-prefix=t", "--command=true", "--numa=sideways"}, base...),
-		append([]string{"run", "--tpu-prefix=t", "--command=true", "--xla-flag=xla_no_such_flag"}, base...),
+		append([]string{"run", "--tpu-prefix=t", "--command=true", "--xla-preset=none"}, base...),
 		append([]string{"job", "--tpu-type=v9-1", "--command=true"}, base...),
 		append([]string{"job", "--tpu-type=v4-8", "--run-name=foreign", "--command=true"}, base...),
 		append([]string{"job", "--tpu-type=v4-8", "--network=default", "--network-create", "--command=true"}, base...),

@@ -62,7 +62,7 @@ func (p *program) open(c *cli.Context) (*session, error) {
 	if p.home == "" {
 		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
 	}
-	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run"), dryRun: c.Bool("dry-run")}
+	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
 	mode, err := p.viewMode(c)
 	if err != nil {
 		return nil, err

@@ -261,7 +261,7 @@ func (r *Record) checkLogDir() error {
 	for {
 		info, err := os.Stat(dir)
 		up := filepath.Dir(dir)
-		if errors.Is(err, fs.ErrNotExist) && up != dir {
+		if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) && up != dir {
 			dir = up
 			continue
 		}
