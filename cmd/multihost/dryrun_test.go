@@ -153,7 +153,7 @@ func (r *rehearsal) variables(path string) map[string]string {
 	return all
 }
 
-var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+|ssh-ed25519 [A-Za-z0-9+/=]+|multihost-run-[0-9-]+`)
+var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+|ssh-ed25519 [A-Za-z0-9+/=]+|\([0-9.]+ k?B; `)
 
 // normal is a text without what differs from one rehearsal to the next.
 func (r *rehearsal) normal(text string) string {
@@ -164,6 +164,8 @@ func (r *rehearsal) normal(text string) string {
 			return "ADDRESS"
 		case strings.HasPrefix(found, "ssh-"):
 			return "ssh-ed25519 KEY"
+		case found[0] == '(':
+			return "(SIZE; "
 		}
 		return "DIGEST"
 	})

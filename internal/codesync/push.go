@@ -156,7 +156,7 @@ func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, err
 	}
 	ans, err = t.exec(ctx, r, step{
 		args:  []string{"look", run, t.Digest, strconv.Itoa(len(t.Entries))},
-		stdin: bytes.NewReader(recipe{fresh: t.manifest}.packed()), rep: &rep,
+		stdin: bytes.NewReader(t.recipeFrom("").packed), rep: &rep,
 	})
 	if err != nil {
 		return f, err

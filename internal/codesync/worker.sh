@@ -522,7 +522,7 @@ check)
 	;;
 look)
 	read_manifest <(gzip -dc)
-	if ((${#kinds[@]} != $3)); then
+	if ((${#kinds[@]} != $4)); then
 		say "broken the manifest did not arrive whole"
 		exit 1
 	fi
