@@ -153,7 +153,7 @@ func (r *rehearsal) variables(path string) map[string]string {
 	return all
 }
 
-var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+|ssh-ed25519 [A-Za-z0-9+/=]+|\([0-9.]+ k?B; `)
+var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+(:\d+)?|"(startup-script|multihost-lease)": "(\\.|[^"\\])*"|ssh-ed25519 [A-Za-z0-9+/=]+|\([0-9.]+ k?B; `)
 
 // normal is a text without what differs from one rehearsal to the next.
 func (r *rehearsal) normal(text string) string {
@@ -166,6 +166,9 @@ func (r *rehearsal) normal(text string) string {
 			return "ssh-ed25519 KEY"
 		case found[0] == '(':
 			return "(SIZE; "
+		case found[0] == '"':
+			name, _, _ := strings.Cut(found, ":")
+			return name + `: "TEXT"`
 		}
 		return "DIGEST"
 	})
