@@ -46,20 +46,20 @@ var (
 		"training", "stall", "summary"}, steps...)
 )
 
-// A document is what a command prints with --output=json.
-type document struct {
+// A jsonAnswer is what a command prints with --output=json.
+type jsonAnswer struct {
 	lines   []string
 	results map[string]any // by name, a value of the type of the data
 }
 
 type results map[string]any
 
-// documents are all commands with what they print. A command that is missing
+// answersInJSON are all commands with what they print. A command that is missing
 // here fails TestEveryCommandHasASchema; what it prints is checked in
 // TestScripts/json_everywhere, against the schemas that make docs writes.
-func documents() map[string]document {
+func answersInJSON() map[string]jsonAnswer {
 	run := results{"preflight": []job.WorkerReport{}, "stacks": []job.Dumped{}, "skew": []job.Skew{}}
-	return map[string]document{
+	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"completion":              {answers, results{"completion": completionScript{}}},
 		"config show":             {answers, results{"config": shownConfig{}}},
@@ -124,11 +124,11 @@ func schemaFile(command string) string { return strings.ReplaceAll(command, " ",
 // TestEveryCommandHasASchema: each command says what it prints in JSON, and
 // docs/schema has it; make docs writes it.
 func TestEveryCommandHasASchema(t *testing.T) {
-	docs := documents()
+	docs := answersInJSON()
 	leaves := leafCommands()
 	for _, name := range leaves {
 		if _, ok := docs[name]; !ok {
-			t.Errorf("multihost %s: what it prints with --output=json is not in documents() of schema_test.go", name)
+			t.Errorf("multihost %s: what it prints with --output=json is not in answersInJSON() of schema_test.go", name)
 		}
 	}
 	want := map[string][]byte{}
@@ -136,7 +136,7 @@ func TestEveryCommandHasASchema(t *testing.T) {
 	want["events.json"] = g.events()
 	for name, doc := range docs {
 		if !slices.Contains(leaves, name) {
-			t.Errorf("documents() has %q, which is no command", name)
+			t.Errorf("answersInJSON() has %q, which is no command", name)
 		}
 		want[schemaFile(name)] = g.command(name, doc)
 	}
@@ -231,7 +231,7 @@ func (g *schemas) line(kind string, t reflect.Type) object {
 	return line
 }
 
-func (g *schemas) command(name string, doc document) []byte {
+func (g *schemas) command(name string, doc jsonAnswer) []byte {
 	g.defs = object{}
 	var lines []object
 	for _, kind := range slices.Sorted(slices.Values(doc.lines)) {
