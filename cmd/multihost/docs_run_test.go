@@ -27,7 +27,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A document is a Markdown file of this repository. Its fences say what they
+// A markdown is a file of this repository. Its fences say what they
 // hold:
 //
 //	sh        commands; one shell runs those of a document in order, and all must succeed
@@ -41,7 +41,7 @@ import (
 //	<!-- setup … -->                 commands that are run, and not shown
 //	<!-- not run: REASON -->         the next fence is not run; its multihost commands must still parse
 //	<!-- run by: SCRIPT -->          a script of testdata/script runs the document; here it is only parsed
-type document struct {
+type markdown struct {
 	name, dir string
 	slices    string
 	script    string // that runs it
@@ -61,8 +61,8 @@ var (
 	docInline  = regexp.MustCompile("`(multihost [^`]+)`")
 )
 
-// documents reads README.md and all below docs.
-func documents(t *testing.T) []*document {
+// markdownFiles reads README.md and all below docs.
+func markdownFiles(t *testing.T) []*markdown {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	testkit.Must(t, err)
@@ -73,13 +73,13 @@ func documents(t *testing.T) []*document {
 		}
 		return err
 	}))
-	var all []*document
+	var all []*markdown
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		testkit.Must(t, err)
 		name, err := filepath.Rel(root, path)
 		testkit.Must(t, err)
-		d := &document{name: name, dir: filepath.Dir(path), slices: "t:2xv5litepod-8"}
+		d := &markdown{name: name, dir: filepath.Dir(path), slices: "t:2xv5litepod-8"}
 		for _, err := range d.read(string(text)) {
 			t.Errorf("%s:%v", name, err)
 		}
@@ -88,7 +88,7 @@ func documents(t *testing.T) []*document {
 	return all
 }
 
-func (d *document) read(text string) (faults []error) {
+func (d *markdown) read(text string) (faults []error) {
 	lines := strings.Split(text, "\n")
 	notRun := false
 	for i := 0; i < len(lines); i++ {
@@ -128,7 +128,7 @@ func (d *document) read(text string) (faults []error) {
 	return faults
 }
 
-func (d *document) fence(kind string, notRun bool, at int, lines []string) error {
+func (d *markdown) fence(kind string, notRun bool, at int, lines []string) error {
 	text := strings.Join(lines, "\n")
 	switch {
 	case kind == "sh" && notRun:
@@ -167,7 +167,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: the programs of documents are run without it")
 	}
-	for _, d := range documents(t) {
+	for _, d := range markdownFiles(t) {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
 			if d.script != "" && !fileExists("testdata/script/"+d.script+".txtar") {
@@ -192,7 +192,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 // the running text.
 func TestEveryCommandNamedInProseParses(t *testing.T) {
 	seen := 0
-	for _, d := range documents(t) {
+	for _, d := range markdownFiles(t) {
 		for _, m := range docInline.FindAllStringSubmatch(d.prose, -1) {
 			words, err := shlex.Split(strings.ReplaceAll(m[1], "\n", " "))
 			if err != nil {
@@ -245,7 +245,7 @@ func dryParse(argv []string) error {
 
 // parseStep has a real shell split the commands, and the program read those
 // that are its own.
-func parseStep(t *testing.T, d *document, s docStep) {
+func parseStep(t *testing.T, d *markdown, s docStep) {
 	calls := filepath.Join(t.TempDir(), "calls")
 	const prelude = `multihost() { { printf '%s\0' "$@"; printf '\1'; } >>"$CALLS"; }
 command_not_found_handle() { :; }
@@ -267,7 +267,7 @@ PATH=/nowhere
 }
 
 // runSteps runs the commands of a document in one shell.
-func runSteps(t *testing.T, d *document, steps []docStep) {
+func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	work, err := os.MkdirTemp(memoryDir(), "multihost-docs-")
 	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(work) })
@@ -374,7 +374,7 @@ var (
 // its anchor.
 func TestDocumentsHaveNoDeadLinks(t *testing.T) {
 	seen := 0
-	for _, d := range documents(t) {
+	for _, d := range markdownFiles(t) {
 		for _, m := range docLink.FindAllStringSubmatch(d.prose, -1) {
 			target, anchor, _ := strings.Cut(m[1], "#")
 			if strings.Contains(target, "://") {
@@ -501,7 +501,7 @@ func TestExamplesInHelpParse(t *testing.T) {
 			if example := strings.TrimSpace(line); strings.HasPrefix(line, "  ") && strings.HasPrefix(example, "multihost ") {
 				example, _, _ = strings.Cut(example, "   ") // what it does
 				seen++
-				parseStep(t, &document{name: path + " --help"}, docStep{command: example})
+				parseStep(t, &markdown{name: path + " --help"}, docStep{command: example})
 			}
 		}
 	}
