@@ -59,6 +59,8 @@ type results map[string]any
 // TestScripts/json_everywhere, against the schemas that make docs writes.
 func answersInJSON() map[string]jsonAnswer {
 	run := results{"preflight": []job.WorkerReport{}, "stacks": []job.Dumped{}, "skew": []job.Skew{}}
+	runOrPlan := maps.Clone(run)
+	runOrPlan["plan"] = job.Plan{}
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"completion":              {answers, results{"completion": completionScript{}}},
@@ -70,12 +72,12 @@ func answersInJSON() map[string]jsonAnswer {
 		"gc":                      {steps, results{"leftovers": []job.Leftover{}}},
 		"hostkey forget":          {steps, nil},
 		"init":                    {answers, results{"init": writtenFile{}}},
-		"job":                     {follows, run},
+		"job":                     {follows, runOrPlan},
 		"logs":                    {append([]string{"output"}, steps...), results{"logs_verified": []job.Verified{}}},
 		"manual":                  {answers, results{"manual": writtenPages{}}},
 		"metrics":                 {answers, results{"metrics": metrics.Document{}, "training": event.Training{}}},
 		"network create":          {steps, results{"network_plan": network.Plan{}}},
-		"network delete":          {steps, nil},
+		"network delete":          {steps, results{"delete_plan": network.Deletion{}}},
 		"network firewall create": {steps, nil},
 		"network firewall delete": {steps, nil},
 		"network show":            {steps, results{"network": network.Info{}}},
@@ -86,12 +88,12 @@ func answersInJSON() map[string]jsonAnswer {
 		"preflight print":         {answers, results{"preflight_script": preflightScript{}}},
 		"ps":                      {steps, results{"runs": []job.Seen{}}},
 		"qr create":               {steps, results{"queued_resource_plan": map[string]any{}}},
-		"qr delete":               {steps, nil},
+		"qr delete":               {steps, results{"delete_plan": map[string]any{}}},
 		"qr list":                 {steps, results{"queued_resources": []qr.Resource{}}},
 		"qr show":                 {steps, results{"queued_resource": qr.Resource{}}},
 		"qr wait":                 {steps, nil},
 		"report":                  {answers, results{"report": reportFile{}}},
-		"run":                     {follows, run},
+		"run":                     {follows, runOrPlan},
 		"sim down":                {answers, results{"sim_down": simEnded{}}},
 		"sim env":                 {answers, results{"sim_env": map[string]string{}}},
 		"sim fault":               {answers, results{"sim_fault": simFaultSet{}, "sim_faults_cleared": simCleared{}}},
