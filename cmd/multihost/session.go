@@ -490,14 +490,16 @@ var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 // none. A dry run makes none and has none then.
 func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
 	path, ours := s.keyPath(p, c)
-	id, err := s.loadKey(p, c, path)
-	if errors.Is(err, fs.ErrNotExist) && ours {
-		if s.dryRun {
-			return nil, nil
-		}
-		if id, err = sshfan.CreateIdentity(path); err == nil && s.sim == nil {
-			s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
-		}
+	load := func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }
+	var id *sshfan.Identity
+	var err error
+	if made := false; s.dryRun || !ours {
+		id, err = load()
+	} else if id, made, err = sshfan.EnsureIdentity(path, load); made && s.sim == nil {
+		s.view.Emit(event.Note{Level: event.Info, Text: "made the SSH key " + path})
+	}
+	if s.dryRun && ours && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
 	var in *job.Interrupted
 	if errors.As(err, &in) {

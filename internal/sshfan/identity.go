@@ -165,6 +165,21 @@ func CreateIdentity(path string) (*Identity, error) {
 	return newIdentity(path, key)
 }
 
+// EnsureIdentity returns what load loads from path, and makes a key there when
+// there is none; made says that it did. Of several processes at the same time
+// one makes it and all return that one.
+func EnsureIdentity(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
+	if id, err = load(); !errors.Is(err, fs.ErrNotExist) {
+		return id, false, err
+	}
+	id, err = CreateIdentity(path)
+	if errors.Is(err, fs.ErrExist) {
+		id, err = load()
+		return id, false, err
+	}
+	return id, err == nil, err
+}
+
 func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
 	block, err := ssh.MarshalPrivateKey(key, comment)
 	if err != nil {

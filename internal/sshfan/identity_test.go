@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/sync/errgroup"
 
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -261,5 +262,37 @@ func TestRaiseFileLimit(t *testing.T) {
 	err := sshfan.RaiseFileLimit(1 << 30)
 	if !errors.As(err, &e) || !strings.HasPrefix(e.Hint(), "ulimit -n ") {
 		t.Errorf("got %v, want a DescriptorError with a hint", err)
+	}
+}
+
+func TestOfManyProcessesOneMakesTheKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ssh", "key")
+	load := func() (*sshfan.Identity, error) { return sshfan.LoadIdentity(path, nil) }
+	const n = 16
+	keys, makers := make([]string, n), make([]bool, n)
+	var group errgroup.Group
+	for i := range n {
+		group.Go(func() error {
+			id, made, err := sshfan.EnsureIdentity(path, load)
+			if err == nil {
+				keys[i], makers[i] = id.PublicKey(), made
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	made := 0
+	for i, key := range keys {
+		if key != keys[0] {
+			t.Errorf("two keys: %s and %s", keys[0], key)
+		}
+		if makers[i] {
+			made++
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d have made it, want 1", made)
 	}
 }
