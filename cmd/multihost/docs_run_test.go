@@ -222,6 +222,9 @@ func dryParse(argv []string) error {
 	if len(words) > 0 && words[0] == strings.ToUpper(words[0]) && !strings.HasPrefix(words[0], "-") {
 		return nil
 	}
+	if len(words) > 0 && words[0] == "__complete" {
+		return nil // what shells call takes any words
+	}
 	p := &program{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
 		if key == "MULTIHOST_FLAG_CONFIG" {
 			return "none", true
