@@ -150,23 +150,27 @@ func rightCure(err error, project string) string {
 	return ""
 }
 
-// renewals has the lease be renewed on every worker of t until stop is called.
-// A worker that was rebooted, or whose watch was killed, is armed again.
+// renewals has the lease be renewed on every worker of t until stop is called,
+// on each by itself: one that is away keeps no other from it. A worker that was
+// rebooted, or whose watch was killed, is armed again.
 func (r *run) renewals(ctx context.Context, t *team) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	terms := r.guard.terms
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for {
-			select {
-			case <-r.Clock.After(terms.Every()):
-			case <-ctx.Done():
-				return
+		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+			for {
+				select {
+				case <-r.Clock.After(terms.Every()):
+				case <-ctx.Done():
+					return nil
+				}
+				// What fails is tried again in the next round.
+				if held, err := t.renewOne(ctx, i, terms.Run, 0); err == nil && !held.Watched {
+					_, _ = lease.Arm(ctx, t.conns[i], terms)
+				}
 			}
-			t.renew(ctx, terms.Run, 0, func(ctx context.Context, i int) {
-				_, _ = lease.Arm(ctx, t.conns[i], terms) // the next round tries again
-			})
-		}
+		})
 	})
 	return func() {
 		cancel()
@@ -177,19 +181,18 @@ func (r *run) renewals(ctx context.Context, t *team) (stop func()) {
 // renewLimit bounds one renewal: a worker that is away is renewed next time.
 const renewLimit = 30 * time.Second
 
-// renew renews the lease of a run on all workers that can be reached, for at
-// least the time that nobody will be heard of. Those that nobody watches are
-// given to lost, unless that is nil. It returns what they know of it.
-func (t *team) renew(ctx context.Context, run string, silent time.Duration, lost func(ctx context.Context, i int)) []lease.Held {
+func (t *team) renewOne(ctx context.Context, i int, run string, silent time.Duration) (lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
+	return lease.Renew(ctx, t.conns[i], run, silent)
+}
+
+// renew renews the lease of a run on all workers that can be reached, for at
+// least the time that nobody will be heard of. It returns what they know of it.
+func (t *team) renew(ctx context.Context, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.ids))
-	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		held, err := lease.Renew(ctx, t.conns[i], run, silent)
-		all[i] = held
-		if err == nil && !held.Watched && lost != nil {
-			lost(ctx, i)
-		}
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		all[i], err = t.renewOne(ctx, i, run, silent)
 		return err
 	})
 	return all
@@ -207,7 +210,7 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.terms.Boot+r.guard.terms.Lease, nil)
+		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.terms.Boot+r.guard.terms.Lease)
 	}
 }
 
@@ -282,7 +285,7 @@ func leaseText(h lease.Held) string {
 // is called, which returns them by the queued resource.
 func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	held := t.heldBy(t.renew(ctx, run, 0, nil))
+	held := t.heldBy(t.renew(ctx, run, 0))
 	var wg sync.WaitGroup
 	for _, h := range held {
 		d.setStand(func(s *Stand) { s.Lease = leaseText(h) })
@@ -296,7 +299,7 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 			for {
 				select {
 				case <-d.Clock.After(every):
-					t.renew(ctx, run, 0, nil)
+					t.renew(ctx, run, 0)
 				case <-ctx.Done():
 					return
 				}

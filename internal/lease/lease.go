@@ -17,8 +17,9 @@
 //     the label of the run is left alone;
 //   - while a command runs anywhere, the lease ends nothing, however old it is;
 //     whether it runs is asked of the worker, not of the runner;
-//   - what cannot be learned ends nothing: of workers that cannot tell each
-//     other, and were armed so (Armed.Apart), only the time to live is heeded;
+//   - what cannot be learned ends nothing: where workers cannot tell each other
+//     (Armed.Apart), or one has never told anything, only the time to live is
+//     heeded;
 //   - whoever renews it does, as whatever login, from whatever machine: its terms
 //     are kept on the workers.
 //
@@ -122,7 +123,7 @@ func (t Terms) text() string {
 	var b strings.Builder
 	for _, l := range [][2]string{
 		{"run", t.Run}, {"resource", t.Resource}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
-		{"lease", seconds(t.Lease)}, {"first", seconds(t.Lease + t.Boot)}, {"fresh", seconds(3 * t.Every())},
+		{"lease", seconds(t.Lease)}, {"first", seconds(t.Lease + t.Boot)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
 		{"ttl", seconds(t.TTL)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
 	} {
 		b.WriteString(l[0] + "=" + l[1] + "\n")

@@ -39,6 +39,7 @@ type cloud struct {
 	mu      sync.Mutex
 	label   string
 	terms   string // in the metadata of the slices
+	own     string // what the watch tells in its guest attribute
 	others  string // what the guest attributes of another worker tell
 	refuse  map[string]int
 	deleted bool
@@ -83,10 +84,21 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "1-compute@developer.gserviceaccount.com")
 	case path == "attributes/multihost-lease":
 		io.WriteString(w, c.terms)
+	case path == "guest-attributes/multihost/lease":
+		text, _ := io.ReadAll(r.Body)
+		c.own = string(text)
 	case strings.HasPrefix(path, "guest-attributes/"):
 	case strings.HasSuffix(path, ":getGuestAttributes"):
 		c.asked++
-		fmt.Fprintf(w, `{"guestAttributes":[{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}]}`, c.others)
+		var all []string
+		for _, value := range []string{c.own, c.others} {
+			if value == "" {
+				all = append(all, "{}")
+				continue
+			}
+			all = append(all, fmt.Sprintf(`{"queryValue":{"items":[{"namespace":"multihost","key":"lease","value":%q}]}}`, value))
+		}
+		fmt.Fprintf(w, `{"guestAttributes":[%s]}`, strings.Join(all, ","))
 	case path != address || c.deleted && r.Method == http.MethodGet:
 		http.NotFound(w, r)
 	case r.Header.Get("Authorization") != "Bearer t":
@@ -263,6 +275,18 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 			t.Error("deleted")
 		}
 	})
+	t.Run("has never told", func(t *testing.T) {
+		t.Parallel()
+		c := newCloud(t)
+		v := newVM(t, c)
+		arm(t, v, terms(c, two))
+		v.wait("the reason", func() bool {
+			return strings.Contains(v.log(), "not deleted: whether the command runs is not known of slice train: 1 of 2 workers have told")
+		})
+		if c.isDeleted() {
+			t.Error("deleted")
+		}
+	})
 	t.Run("dead", func(t *testing.T) {
 		t.Parallel()
 		c := newCloud(t)
@@ -293,13 +317,13 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 // not.
 func TestKeepOnFailure(t *testing.T) {
 	t.Parallel()
-	for _, code := range []int{0, 1} {
+	for code, keep := range map[int]time.Duration{0: time.Hour, 1: 5 * time.Second} {
 		t.Run(strconv.Itoa(code), func(t *testing.T) {
 			t.Parallel()
 			c := newCloud(t)
 			v := newVM(t, c)
 			end := v.runs()
-			arm(t, v, terms(c, func(t *Terms) { t.KeepOnFailure, t.KeepFor = true, 5*time.Second }))
+			arm(t, v, terms(c, func(t *Terms) { t.KeepOnFailure, t.KeepFor = true, keep }))
 			end(code)
 			begin := time.Now()
 			v.wait("the deletion", c.isDeleted)
@@ -308,6 +332,29 @@ func TestKeepOnFailure(t *testing.T) {
 			}
 		})
 	}
+}
+
+// At the end of the time to live nobody deletes the slices under a command that
+// is still ending on another worker.
+func TestTheGraceIsThatOfAllWorkers(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t)
+	c.others = fmt.Sprintf("run=train state=running at=%d", time.Now().Unix())
+	v := newVM(t, c)
+	end := v.runs()
+	arm(t, v, terms(c, func(t *Terms) { t.Workers, t.Lease, t.TTL, t.Grace = 2, 0, time.Second, time.Hour }))
+	v.wait("the command to be stopped", func() bool { return strings.Contains(v.log(), "stopping the command") })
+	end(143)
+	v.wait("the other to be asked", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.asked > 1
+	})
+	if c.isDeleted() {
+		t.Fatal("deleted while the other worker's command was ending")
+	}
+	c.set(func() { c.others = fmt.Sprintf("run=train state=failed at=%d", time.Now().Unix()) })
+	v.wait("the deletion", c.isDeleted)
 }
 
 // The time to live asks a command that runs to end, and is not stopped by it.
@@ -376,19 +423,22 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	v := newVM(t, c)
 	arm(t, v, terms(c, func(t *Terms) { t.Lease = time.Hour }))
 	mark := filepath.Join(v.root, "mark")
-	evil := fmt.Sprintf("lease=x[$(touch %[1]s)]\nttl=$(touch %[1]s)\nlook=1;touch %[1]s\nkeep=`touch %[1]s`\nfirst=08\nlease=1800\n", mark)
+	evil := fmt.Sprintf("lease=x[$(touch %[1]s)]\nttl=$(touch %[1]s)\nlook=1;touch %[1]s\nkeep=`touch %[1]s`\nfirst=08\nlease=1800\nrun=../../mark\n", mark)
 	testkit.Must(t, os.WriteFile(v.index("train.lease.99999"), []byte(evil), 0o644))
 	v.wait("it to be read", func() bool {
 		text, err := os.ReadFile(filepath.Join(v.root, "home", ".multihost", "lease", "train.terms"))
-		return err == nil && bytes.Contains(text, []byte("lease=1800"))
+		return err == nil && bytes.Contains(text, []byte("lease=1800\n")) && bytes.Contains(text, []byte("run=train\n")) && !bytes.Contains(text, []byte("mark"))
 	})
 	h, err := Look(t.Context(), v, "train")
 	testkit.Must(t, err)
 	if h.Lease != 30*time.Minute {
 		t.Errorf("got %+v", h)
 	}
-	if _, err := os.Stat(mark); err == nil {
-		t.Error("it was run")
+	if names, err := filepath.Glob(filepath.Join(v.root, "mark*")); err != nil || len(names) > 0 {
+		t.Errorf("it was run, or named a file: %v, %v", names, err)
+	}
+	if names, err := filepath.Glob(filepath.Join(v.root, "home", "mark*")); err != nil || len(names) > 0 {
+		t.Errorf("it named a file: %v, %v", names, err)
 	}
 }
 

@@ -14,7 +14,8 @@
 #
 # The lease is a file of the login that renews it: whenever it changes, somebody
 # lives. Its lines are the terms, which hold from then on, for after a reboot too.
-# Every login can write one, so nothing in it is evaluated.
+# Every login can write one, so nothing in it is evaluated, it names no file, and
+# what is kept of it is what was understood.
 #
 # No secret is in an argument, a file or the output.
 set -u
@@ -62,18 +63,27 @@ uptime() {
 
 is_run() { [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; }
 
-# terms reads lines KEY=VALUE from stdin.
+# terms reads lines KEY=VALUE from stdin. The run is taken where none is known.
 terms() {
   local key value
   while IFS='=' read -r key value; do
     case $key in
       total | lease | first | fresh | hold | ttl | grace | keep_for | look)
         if [[ $value =~ ^[0-9]{1,9}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi ;;
-      run | resource | label | nodes | keep)
+      run) if [[ ! $run ]] && is_run "$value"; then run=$value; fi ;;
+      resource | label | nodes | keep)
         if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
     esac
   done
   if ((look < 1)); then look=1; fi
+}
+
+# save keeps the terms for after a reboot.
+save() {
+  local key
+  { for key in run resource label nodes total lease first fresh hold ttl grace keep keep_for look; do
+    printf '%s=%s\n' "$key" "${!key}"
+  done >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"; } 2>/dev/null
 }
 
 # Startup scripts have to end.
@@ -87,7 +97,7 @@ boot() {
   is_run "$run" || exit 1
   prepare
   # What a runner said before the reboot counts more.
-  if [[ ! -s $own/$run.terms ]]; then printf '%s\n' "$text" >"$own/$run.terms"; fi
+  if [[ ! -s $own/$run.terms ]]; then save || fail "write $own/$run.terms"; fi
   start "$(<"$0")"
 }
 
@@ -98,7 +108,7 @@ arm() {
   is_run "$run" || fail "no run is called $run"
   prepare
   write_lease "$text"
-  printf '%s\n' "$text" >"$own/$run.terms"
+  save || fail "write $own/$run.terms"
   # shellcheck disable=SC2154 # the bootstrap of package sshfan has our text there
   start "$s"
   test_right
@@ -287,9 +297,9 @@ refresh() {
   seen=$sight
   newest
   if [[ ! $REPLY ]]; then return; fi
-  terms <"$REPLY"
+  terms < <(head -c 65536 -- "$REPLY")
   renewed=$up contacted=yes
-  head -c 65536 -- "$REPLY" >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"
+  save
 }
 
 # observe sets state: running while the command of any run lives on this worker,
@@ -338,12 +348,12 @@ due() {
   now
   if ((ttl && REPLY >= born + ttl)); then
     why="the time to live of $ttl s (--ttl) is over"
+    # A runner that lives stops the command and tears down by itself.
     if [[ $state == running ]]; then
-      stop_command
-      ((REPLY >= born + ttl + grace + 30))
+      if ((quiet > fresh || REPLY >= born + ttl + grace)); then stop_command; fi
+      last_moment
       return
     fi
-    # A runner that lives tears down by itself.
     ((quiet > fresh || REPLY >= born + ttl + grace + 60))
     return
   fi
@@ -357,6 +367,12 @@ due() {
   ((quiet >= limit && up - idle >= limit))
 }
 
+# last_moment: commands have had their time to end by themselves.
+last_moment() {
+  now
+  ((REPLY >= born + ttl + grace + 30))
+}
+
 # stop_command asks the command to end by itself, once; the end of its VM does the
 # rest. Processes of whoever wrote that they are the run's, and of nobody else.
 stop_command() {
@@ -368,34 +384,53 @@ stop_command() {
 }
 
 # others_ended: on every other worker the command has ended too, or it has said
-# nothing for half an hour. Their state is in guest attributes.
+# nothing for half an hour. Their state is in guest attributes; a worker that has
+# none is not known to have ended. Only the time to live waits no longer than the
+# grace for that.
 others_ended() {
-  local node text said="run=$run state=([a-z]+) at=([0-9]{1,11})" body='{"queryPath":"multihost/lease"}'
-  if [[ $why == *--ttl* ]] || ((total < 2)); then return 0; fi
+  local node text spoke expected over='' said="run=$run state=([a-z]+) at=([0-9]{1,11})" body='{"queryPath":"multihost/lease"}'
+  local -a all
+  if ((total < 2)); then return 0; fi
+  if [[ $why == *--ttl* ]]; then
+    if last_moment; then return 0; fi
+    over=yes
+  fi
   if [[ ! $told ]]; then
+    if [[ $over ]]; then return 1; fi
     note "not deleted: the workers cannot tell each other whether the command runs, for guest attributes are not taken"
     again=$((up + 600))
     return 1
   fi
+  read -ra all <<<"$nodes"
+  expected=$((total / (${#all[@]} ? ${#all[@]} : 1)))
   now
-  for node in $nodes; do
+  for node in "${all[@]}"; do
     if ! api POST "${resource%/queuedResources/*}/nodes/$node:getGuestAttributes" -H 'Content-Type: application/json' --data-binary "$body"; then
       if [[ $status == 404 ]]; then continue; fi # the slice is gone
-      note "not deleted: whether the command runs on slice $node is not known: $why"
-      later
+      unknown "slice $node: $why"
       return 1
     fi
-    text=$reply
+    text=$reply spoke=0
     while [[ $text =~ $said ]]; do
-      text=${text#*"${BASH_REMATCH[0]}"}
+      text=${text#*"${BASH_REMATCH[0]}"} spoke=$((spoke + 1))
       if ((REPLY - 10#${BASH_REMATCH[2]} > 1800)); then continue; fi
       case ${BASH_REMATCH[1]} in
         running) return 1 ;;
         failed | none)
-          if [[ $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
+          if [[ ! $over && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
       esac
     done
+    if ((spoke < expected)); then
+      unknown "slice $node: $spoke of $expected workers have told"
+      return 1
+    fi
   done
+}
+
+# unknown TEXT: it is not known whether the command runs elsewhere.
+unknown() {
+  note "not deleted: whether the command runs is not known of $1"
+  if [[ ! $over ]]; then later; fi
 }
 
 # delete the queued resource, after a look at what it is: nothing is deleted
