@@ -16,6 +16,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -40,7 +41,7 @@ func start(ctx context.Context, args []string) error {
 	var r release
 	flags := flag.NewFlagSet("release", flag.ExitOnError)
 	flags.StringVar(&r.version, "version", "", "version of the release, as git describe says it")
-	flags.StringVar(&r.out, "out", "dist", "directory to write to; what was in it is removed")
+	flags.StringVar(&r.out, "out", "dist", "directory to write to: none, an empty one, or that of an earlier release, which is removed")
 	flags.StringVar(&r.source, "source", ".", "directory of the source")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -72,6 +73,41 @@ type release struct {
 	manual               string // directory of the manual pages
 }
 
+// clearOut removes an earlier release from a directory, file by file. A directory
+// that holds anything else, a home that was given by mistake, stays as it is.
+func clearOut(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("-out: %w", err)
+	}
+	sums := false
+	for _, e := range entries {
+		sums = sums || e.Name() == sumsName
+		if !e.Type().IsRegular() || e.Name() != sumsName && !releaseFile.MatchString(e.Name()) {
+			return fmt.Errorf("-out %q: %q is in it, which is no file of a release: name a directory that does not exist, or remove it", dir, e.Name())
+		}
+	}
+	if len(entries) > 0 && !sums {
+		return fmt.Errorf("-out %q: no %s is in it, so it is not known for a release: name a directory that does not exist, or remove it", dir, sumsName)
+	}
+	return removeFiles(dir)
+}
+
+// removeFiles empties a directory of files.
+func removeFiles(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+	}
+	return err
+}
+
+// releaseFile is how the files of a release are named, but for the digests.
+var releaseFile = regexp.MustCompile(`^multihost-.+-[a-z]+-[a-z0-9]+\.(tar\.gz|zip|cdx\.json)$`)
+
 func before(is bool) int {
 	if is {
 		return 0
@@ -79,13 +115,18 @@ func before(is bool) int {
 	return 1
 }
 
-func (r *release) make(ctx context.Context) error {
-	if err := os.RemoveAll(r.out); err != nil {
+func (r *release) make(ctx context.Context) (err error) {
+	if err := clearOut(r.out); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil { // half a release is none, and would be in the way of the next
+			err = errors.Join(err, removeFiles(r.out))
+		}
+	}()
 	work, err := os.MkdirTemp("", "multihost-release-")
 	if err != nil {
 		return err

@@ -75,6 +75,9 @@ func writeZip(path, top string, files []packed) error {
 	return nil
 }
 
+// sumsName is the file with the digests.
+const sumsName = "SHA256SUMS"
+
 // writeSums writes SHA256SUMS as sha256sum does, so that it checks them with -c.
 func writeSums(dir string, names []string) error {
 	slices.Sort(names)
@@ -86,5 +89,5 @@ func writeSums(dir string, names []string) error {
 		}
 		fmt.Fprintf(&b, "%x  %s\n", sum.Sum(nil), name)
 	}
-	return os.WriteFile(filepath.Join(dir, "SHA256SUMS"), []byte(b.String()), 0o644)
+	return os.WriteFile(filepath.Join(dir, sumsName), []byte(b.String()), 0o644)
 }

@@ -44,6 +44,59 @@ func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 	}
 }
 
+// TestOnlyAReleaseIsRemoved: -out .. or -out "$HOME" deletes nothing.
+func TestOnlyAReleaseIsRemoved(t *testing.T) {
+	const archive, bill = "multihost-v1.2.3-4-gabc-linux-amd64.tar.gz", "multihost-v1-windows-amd64.cdx.json"
+	for _, tt := range []struct {
+		names []string // with a / at the end: a directory
+		want  string   // of the error; "": it is cleared
+	}{
+		{nil, ""},
+		{[]string{"SHA256SUMS", archive, bill, "multihost-v1-windows-amd64.zip"}, ""},
+		{[]string{"SHA256SUMS", archive, "thesis.tex"}, `"thesis.tex" is in it`},
+		{[]string{"SHA256SUMS", archive, "multihost-x-linux-amd64.zip/"}, "no file of a release"},
+		{[]string{"SHA256SUMS/"}, `"SHA256SUMS" is in it`},
+		{[]string{archive}, "no SHA256SUMS is in it"},
+		{[]string{".git/", "go.mod"}, `".git" is in it`},
+	} {
+		out := t.TempDir()
+		for _, name := range tt.names {
+			path := filepath.Join(out, name)
+			if strings.HasSuffix(name, "/") {
+				testkit.Must(t, os.Mkdir(path, 0o755))
+			} else {
+				testkit.Must(t, os.WriteFile(path, nil, 0o644))
+			}
+		}
+		var err error
+		if tt.want == "" {
+			err = clearOut(out)
+		} else {
+			r := release{version: "v1", source: "..", out: out}
+			err = r.make(t.Context())
+		}
+		left, readErr := os.ReadDir(out)
+		testkit.Must(t, readErr)
+		switch {
+		case tt.want == "" && (err != nil || len(left) > 0):
+			t.Errorf("%q: error = %v, %d files left", tt.names, err, len(left))
+		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || len(left) != len(tt.names)):
+			t.Errorf("%q: error = %v, want %q; %d of them left", tt.names, err, tt.want, len(left))
+		}
+	}
+	testkit.Must(t, clearOut(filepath.Join(t.TempDir(), "none")))
+
+	// A release that fails leaves nothing that is in the way of the next one.
+	r := release{version: "v1", source: t.TempDir(), out: t.TempDir()}
+	testkit.Must(t, os.WriteFile(filepath.Join(r.out, sumsName), nil, 0o644))
+	if err := r.make(t.Context()); err == nil {
+		t.Error("a release of an empty source was made")
+	}
+	if left, err := os.ReadDir(r.out); err != nil || len(left) > 0 {
+		t.Errorf("after a failed release: %d files, %v", len(left), err)
+	}
+}
+
 func TestArchivesHoldTheFilesAndNothingOfThisMachine(t *testing.T) {
 	source := t.TempDir()
 	for name, text := range map[string]string{"LICENSE": "licence", "README.md": "read", "CHANGELOG.md": "changes", "man/multihost.1": ".TH", "program": "ELF"} {

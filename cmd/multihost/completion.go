@@ -114,13 +114,18 @@ func (p *program) complete(ctx context.Context, argv []string) {
 	defer b.Flush()
 	fmt.Fprintln(b, kind)
 	for _, c := range list {
-		if !strings.HasPrefix(c.text, q.current) || strings.ContainsAny(c.text, "\t\n") {
+		if !strings.HasPrefix(c.text, q.current) || !plainWord.MatchString(c.text) {
 			continue
 		}
 		about, _, _ := strings.Cut(strings.ReplaceAll(c.about, "`", ""), "\n")
 		fmt.Fprintf(b, "%s\t%s\n", c.text[cut:], about)
 	}
 }
+
+// plainWord is what a shell takes as it stands. Scripts put candidates into the
+// line unquoted, and a name can come from a file or directory of somebody else:
+// nobody who presses Tab is to find $(…) in the line.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/=,@*+-]+$`)
 
 // keepOnly drops all characters of s that are not in set.
 func keepOnly(s, set string) string {

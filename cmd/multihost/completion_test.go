@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
+	"multihost/internal/testkit"
 )
 
 // freeFlags take a text that nobody but the user knows. Every other flag with a
@@ -110,6 +113,24 @@ func TestCompletionOfLines(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", line, diff)
+		}
+	}
+}
+
+// TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted,
+// so a name that means something to a shell is none, wherever it came from.
+func TestOnlyPlainWordsAreCandidates(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"good-run.1", "$(id)", "`id`", "a;b", "a b", "a'b", "a\tb", "a\nb", "~", "a>b", "a{b,c}"} {
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "runs", name), 0o700))
+	}
+	for _, shell := range [][]string{{"bash", "=:", "multihost attach "}, {"zsh", "attach", ""}, {"fish", "attach", ""}} {
+		var out bytes.Buffer
+		p := silent(map[string]string{"MULTIHOST_FLAG_CONFIG": "none", "MULTIHOST_FLAG_STATE_DIR": dir})
+		p.stdout = &out
+		p.complete(t.Context(), shell)
+		if lines := strings.Split(out.String(), "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], "good-run.1\t") {
+			t.Errorf("%q: answer %q, want good-run.1 alone", shell, out.String())
 		}
 	}
 }

@@ -350,12 +350,15 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 
 	// A job that lives is taken over.
-	left := append([]string{"job", "--tpu-type=v4-16", "--run-name=left", "--command=exec sleep 1000"}, base...)
+	left := append([]string{"job", "--tpu-type=v4-16", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
 	before, since = r.state(), len(r.server.Requests())
 	over := r.plan(left...)
 	if over.TakesOver == nil || over.TakesOver.Run != "left" || over.Attempt != 1 || over.Resource.Do != job.ResourceUse || over.End.Deletes != "left" {
 		t.Errorf("plan of a job that lives: %+v", over)
+	}
+	if text := fmt.Sprintf("%s%+v", over, over); strings.Contains(text, r.env["TOKEN"]) || over.Start.Script != "exec sleep 1000 # ***" {
+		t.Errorf("the plan of a job that lives shows a secret:\n%s", text)
 	}
 	r.unchanged(before, since, "/left", "-left-1.run", "/tmp/.multihost")
 	r.must(0, "qr", "delete", "left", "--force", "--state-dir=$DIR/state")

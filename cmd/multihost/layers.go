@@ -37,11 +37,17 @@ func (l layers) of(command string, f cli.Flag) []config.Setting {
 
 // privateFlags are not taken from the file of a project, which may come with a
 // directory that somebody else made: what they do is not about that directory.
+// They open a network, end what others run, delete, name an identity, or send
+// what is the user's elsewhere.
 var privateFlags = map[string]string{
 	"access-token-file": "it says who you are",
 	"iap-endpoint":      "your access token is sent there",
+	"configuration":     "it says who you are",
+	"service-account":   "it says who the workers are",
+	"cqr-extra-args":    "it can say who the workers are",
 	"identity-file":     "it names your key",
 	"known-hosts":       "it says which machines are trusted",
+	"ssh-config":        "it can name your key, and which machines are trusted",
 	"state-dir":         "your records of runs and host keys are kept there",
 	"notify":            "it runs a program on this machine",
 	"notify-url":        "what happens in your runs is sent there",
@@ -51,6 +57,14 @@ var privateFlags = map[string]string{
 	"yes":               "it answers questions for you",
 	"fix":               "it changes your project",
 	"forward-agent":     "it lends your keys",
+	"ssh-source-ranges": "it opens a network to others",
+	"source-ranges":     "it opens a network to others",
+	"all-ports-from":    "it opens a network to others",
+	"allow":             "it opens a network",
+	"replace":           "it ends what others run",
+	"kill-stale":        "it ends what others run",
+	"all-users":         "it reaches what others run",
+	"sudo":              "it makes you root on the workers",
 }
 
 // neverInFiles are flags that make no sense in a file.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
+	"multihost/internal/testkit"
 )
 
 // everyFlag visits all flags of all commands.
@@ -49,8 +52,8 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 		switch word := m[1]; {
 		case (strings.Contains(word, "FILE") || word == "DIR") && fileFlag(f).Paths == nil && fileFlag(f).Never == "" && !slices.Contains(elsewhere, name):
 			t.Errorf("--%s of %s names a local file: it belongs in pathFlags", name, command)
-		case (word == "PROGRAM" || word == "URL" || word == "ADDRESS") && fileFlag(f).Private == "":
-			t.Errorf("--%s of %s runs a program or names an address: it belongs in privateFlags", name, command)
+		case (word == "PROGRAM" || word == "URL" || word == "ADDRESS" || word == "EMAIL" || strings.HasPrefix(word, "CIDR")) && fileFlag(f).Private == "":
+			t.Errorf("--%s of %s runs a program, names an address or an identity, or opens a network: it belongs in privateFlags", name, command)
 		}
 	})
 	for _, table := range [][]string{pathFlags, keys(privateFlags), keys(neverInFiles), keys(gcloudFields)} {
@@ -58,6 +61,26 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 			if _, ok := kinds[name]; !ok {
 				t.Errorf("layers.go names the flag --%s, which there is not", name)
 			}
+		}
+	}
+}
+
+// TestAProjectFileHasNoReachBeyondItsDirectory: each of these in the file of a
+// foreign directory would open a network, end what others run, delete, or say
+// who the user is, at a command that seems to do none of it.
+func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
+	dir := t.TempDir()
+	commands := fileCommands((&program{}).app())
+	for _, line := range []string{
+		"ssh-source-ranges: 0.0.0.0/0", "source-ranges: 0.0.0.0/0", "all-ports-from: 0.0.0.0/0", "allow: all", "network create: {ssh_source_ranges: 0.0.0.0/0}",
+		"replace: true", "kill-stale: all", "all-users: true", "force: true", "delete: true", "yes: true", "fix: true", "sudo: true",
+		"ssh-config: config", "identity-file: key", "known-hosts: hosts", "forward-agent: true", "configuration: other",
+		"service-account: a@b", "cqr-extra-args: --service-account=a@b", "CQR_EXTRA_ARGS: --service-account=a@b", "profiles: {p: {run: {replace: true}}}",
+	} {
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, config.ProjectFile), []byte(line+"\n"), 0o600))
+		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: silent(nil).lookup, Home: t.TempDir(), Dir: dir, Commands: commands})
+		if err == nil || !strings.Contains(err.Error(), "is not taken from the file of a project") {
+			t.Errorf("%s: error = %v", line, err)
 		}
 	}
 }

@@ -475,6 +475,10 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
+// profileName is strict since shells complete these names: one that means
+// something to a shell would be run by who only pressed Tab.
+var profileName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+
 func (f *defaultsFile) readProfiles(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		return
@@ -487,6 +491,10 @@ func (f *defaultsFile) readProfiles(n *yaml.Node) {
 		key := n.Content[i]
 		if key.Value == "" || key.Kind != yaml.ScalarNode {
 			f.fault(key, "profiles: want a name")
+			continue
+		}
+		if !profileName.MatchString(key.Value) {
+			f.fault(key, "profile %q: want a name of letters, digits, '.', '_' and '-'", key.Value)
 			continue
 		}
 		if f.profiles[key.Value] {

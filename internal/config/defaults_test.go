@@ -174,6 +174,8 @@ func TestFaultsOfAFileAreTold(t *testing.T) {
 		{"profile: [x]\n", `:1:10: profile: want the name of a profile`},
 		{"profile: x\n", `:1:10: profile "x": no file has it`},
 		{"profiles: [x]\n", `:1:11: profiles: want a name for each profile, and its settings below`},
+		{"profiles:\n  v5p.x_1-a: {}\n  $(touch x): {}\n", `:3:3: profile "$(touch x)": want a name of letters, digits`},
+		{"profiles:\n  a b: {}\n", `:2:3: profile "a b": want a name of`},
 		{"profiles:\n  a: {}\n  a: {}\n", `:3:3: profile "a" is there twice`},
 		{"profiles:\n  a:\n    profiles: {}\n", `:3:5: "profiles" is neither a flag nor a command`},
 		{"notify: /bin/x\n", `:1:1: "notify" is not taken from the file of a project: it runs a program`},

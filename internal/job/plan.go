@@ -535,12 +535,14 @@ func (p *Plan) describe(r *run, in *intent) {
 		p.Preflight = &PreflightPlan{Mode: r.o.Preflight, Platform: string(in.tuning.Platform), Install: in.tuning.Install, Changes: []SettingChange{}}
 	}
 	p.Free = FreePlan{Policy: string(in.free.Policy), Stopped: []Stopped{}}
-	p.Start = StartPlan{Script: maskSecrets(r.o.Script, in.env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
+	// What was typed is masked with the environment that was: that of the intent
+	// is empty where an attempt is taken over.
+	p.Start = StartPlan{Script: maskSecrets(r.o.Script, r.o.Env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
 	for _, word := range r.o.Argv {
-		p.Start.Argv = append(p.Start.Argv, maskSecrets(word, in.env))
+		p.Start.Argv = append(p.Start.Argv, maskSecrets(word, r.o.Env))
 	}
 	if c := p.Resource; c != nil && c.Request != nil {
-		c.Request, c.Gcloud = json.RawMessage(maskSecrets(string(c.Request), in.env)), maskSecrets(c.Gcloud, in.env)
+		c.Request, c.Gcloud = json.RawMessage(maskSecrets(string(c.Request), r.o.Env)), maskSecrets(c.Gcloud, r.o.Env)
 	}
 	for i, id := range r.team.ids {
 		w := PlannedWorker{Worker: id.String(), Slice: r.team.slice(i).Name, Address: r.team.address(i), User: p.Login.User, Env: map[string]string{}}
