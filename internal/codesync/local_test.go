@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"sync"
 	"testing"
 
@@ -14,8 +15,9 @@ import (
 
 // A localRunner is a worker with a private home directory.
 type localRunner struct {
-	home string
-	mu   sync.Mutex
+	home  string
+	enter []string // a command that runs the worker's shell; empty: none
+	mu    sync.Mutex
 	// execs are the lengths of stdin that were offered, one for each command.
 	execs int
 }
@@ -27,7 +29,8 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 	w.mu.Lock()
 	w.execs++
 	w.mu.Unlock()
-	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
+	words := append(slices.Clone(w.enter), "bash", "-c", "echo noise of a login script; "+c.Line)
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Dir = w.home
 	cmd.Env = []string{"HOME=" + w.home, "PATH=/usr/bin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr

@@ -129,6 +129,24 @@ func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 	same(t, "commands when the store has all", w.execs-before-1, 2)
 }
 
+// Data often has a disk of its own: nothing can be renamed into that.
+func TestPushIntoADirectoryThatIsAMount(t *testing.T) {
+	t.Parallel()
+	dir, w, disk := t.TempDir(), newWorker(t), t.TempDir()
+	w.enter = []string{testkit.Need(t, "unshare"), "-rm", "sh", "-c", `mount --bind "$1" "$2" && shift 2 && exec "$@"`, "sh", disk, filepath.Join(w.home, "r/data")}
+	write(t, w.home, map[string]string{"r/data/": ""})
+	if out, err := exec.Command(w.enter[0], append(w.enter[1:], "true")...).CombinedOutput(); err != nil {
+		testkit.Lacks(t, "this login cannot mount in a namespace of its own: %s", out)
+	}
+	for _, content := range []string{"old", "new"} {
+		write(t, dir, map[string]string{"train.py": content, "data/a": content + " a", "data/-f\n": content + " b", "data/sub/c": content + " c"})
+		push(t, scanDir(t, dir), w, "r")
+		same(t, "the disk", read(t, disk), read(t, filepath.Join(dir, "data")))
+		same(t, "the file beside it", read(t, filepath.Join(w.home, "r"))["train.py"], content)
+	}
+	same(t, "a push that finds all equal", push(t, scanDir(t, dir), w, "r"), Report{Reused: 4})
+}
+
 func TestPushFollowsLocalChanges(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)

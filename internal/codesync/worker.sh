@@ -394,12 +394,13 @@ place_files() {
 }
 
 # rename_all: OLD and NEW names on stdin by turns, each ended by NUL. mv would be a
-# process for each file, which perl, of every Debian, is for all of them.
+# process for each file, which perl, of every Debian, is for all of them. What
+# lies on another file system, in a directory that is a mount, is for mv.
 rename_all() {
 	if command -v perl >/dev/null; then
 		perl -e '$/ = "\0"; while (defined($old = <STDIN>)) {
 			chomp($old, $new = <STDIN>);
-			rename($old, $new) || die "rename to $new: $!\n" }'
+			rename($old, $new) || $!{EXDEV} && !system("mv", "-fT", "--", $old, $new) || die "rename to $new: $!\n" }'
 	else
 		xargs -0 -r -n 2 -P 8 mv -fT --
 	fi

@@ -173,13 +173,21 @@ no_secret() { # DIR NAME STATUS TEXT
 # exit.new is written full now, so that the end can be recorded on a full disk.
 unpack() {
   local dir=$1 file
+  local -a files=(meta argv env script limit secrets) want=() have
   shift
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
-  for file in meta argv env script limit secrets; do
+  for file in "${files[@]}"; do
     head -c "${1-0}" >"$dir/$file" || return
+    want+=("${1-0}")
     shift
   done
+  # Nothing is done for a part: no secret is read, no version told.
+  mapfile -t have < <(cd -- "$dir" && stat -c %s -- "${files[@]}")
+  if [[ ${have[*]} != "${want[*]}" ]]; then
+    echo 'the files did not arrive whole'
+    return 1
+  fi
   for file in output.log dropped lost relay; do
     : >"$dir/$file" || return
   done

@@ -1,6 +1,6 @@
 #!/bin/bash
 # exec: GRACE_MS SUDO SIZE. Runs the command whose words, each with a NUL behind
-# it, follow in SIZE bytes on stdin. After the line "stream" on both outputs they
+# it, follow in SIZE bytes on stdin, if all of them come. After the line "stream" on both outputs they
 # are the command's; how it ended is said on stderr, behind its own bytes. The
 # command does not outlive stdin: at the end of that, all its processes are ended.
 #
@@ -11,6 +11,7 @@ main() {
   enter
   exec 3<&0 </dev/null
   mapfile -d '' -t words < <(head -c "$size" <&3)
+  whole || fail 'the command did not arrive whole'
   mark=MULTIHOST_EXEC=$nonce
   as_root=() pids=()
   case :$PATH: in
@@ -43,6 +44,14 @@ main() {
   if ((stopped)); then end_all "$grace" find_bound; fi
   say exit "$code" "${#pids[@]}" "$stopped" >&5
   return "$code"
+}
+
+# whole: the connection was not lost in the middle of the words, which would be
+# another command.
+whole() {
+  local LC_ALL=C word have=0 # in which lengths are bytes
+  for word in "${words[@]}"; do ((have += ${#word} + 1)); done
+  ((have == size))
 }
 
 # elevate makes root run the command, also where we are root: its environment is

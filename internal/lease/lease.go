@@ -161,7 +161,7 @@ func (e *RightError) Error() string { return e.Text }
 // Arm has a watch with these terms live on the worker, and finds out what it may
 // do. It may be repeated: one watch lives, and the last terms hold.
 func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
-	records, err := call(ctx, r, t.text(), "arm")
+	records, err := call(ctx, r, t.text()+"end\n", "arm")
 	if err != nil {
 		return Armed{}, err
 	}

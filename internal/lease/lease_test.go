@@ -442,6 +442,22 @@ func TestALeaseIsNoProgram(t *testing.T) {
 	}
 }
 
+// A lease of 12 hours would be one of 1.
+func TestAPartOfTheTermsIsNoLease(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t)
+	v := newVM(t, c)
+	text := terms(c, func(t *Terms) { t.Lease = time.Hour }).text()
+	for _, n := range []int{0, len(text) / 2, len(text) - 1, len(text)} {
+		if _, err := call(t.Context(), v, text[:n], "arm"); err == nil || !strings.Contains(err.Error(), "did not arrive whole") {
+			t.Errorf("%d bytes of terms: %v", n, err)
+		}
+	}
+	if leases, _ := filepath.Glob(v.index("*train*")); len(leases) > 0 {
+		t.Errorf("there are %q", leases)
+	}
+}
+
 // A worker's answer is only text.
 func FuzzAnswer(f *testing.F) {
 	f.Add("multihost-lease lease yes 1800 0 12 never 0\nmultihost-lease right no 403 a@b.com denied\n")

@@ -6,7 +6,8 @@
 #
 #   (no argument)         the startup script of the slices: root runs it at every
 #                         boot. The terms are in the attribute multihost-lease
-#   NONCE arm             from a runner over SSH; the terms are on stdin
+#   NONCE arm             from a runner over SSH; the terms are on stdin, and the
+#                         line "end" behind them
 #   NONCE renew RUN HOLD  the same, later: the runner lives, and may be silent for
 #                         HOLD seconds
 #   NONCE look RUN        only tells
@@ -104,6 +105,9 @@ boot() {
 arm() {
   local text
   text=$(head -c 65536)
+  # Half of them are other terms.
+  [[ $text == *$'\n'end ]] || fail 'the terms did not arrive whole'
+  text=${text%$'\n'end}
   terms < <(printf '%s\n' "$text")
   is_run "$run" || fail "no run is called $run"
   prepare

@@ -28,6 +28,8 @@ type Conn struct {
 	trusted ssh.PublicKey // host key that this Conn has verified before
 	offset  time.Duration // see ClockOffset
 	kit     string        // names of the scripts that the worker keeps, a space before each
+
+	lacking map[*Program]bool // those that it was believed to keep, and lacked
 }
 
 // dialing is an attempt to connect that several callers may wait for.

@@ -22,7 +22,8 @@ import (
 // twenty thousand.
 //
 // A worker that does not keep it (a full disk, a home that cannot be written,
-// somebody who cleans up) is sent it again, which costs a round trip.
+// somebody who cleans up) is sent it again, which costs a round trip, and from
+// then on with each command of that Conn: most of them would lack it again.
 type Program struct {
 	name  string
 	parts []string
@@ -133,7 +134,7 @@ func (p *Program) kitName() string { return p.digest()[:16] }
 
 // ErrProgramGone is the error of a command that was not run, since somebody has
 // removed the kit of the worker's login meanwhile, and whose input cannot be
-// read again. The next try sends the script.
+// read again. Later tries on that Conn send the script.
 var ErrProgramGone = errors.New("~/.multihost/kit was removed on the worker")
 
 // runProgram is Run for programs.
@@ -154,7 +155,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 		if err != nil || status.Code != lacksStatus || !bytes.Contains(said.text, []byte(lacksText)) {
 			return status, err
 		}
-		c.setKept(s.Program, false)
+		c.noteLacking(s.Program)
 		if cmd.Stdin != nil {
 			again := input.reader()
 			if again == nil {
@@ -166,7 +167,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 	keep := !c.fleet.cfg.ReadOnly
 	status, err := c.run(ctx, cmd.whole(keep))
 	if err == nil && status.Code != tornStatus && keep {
-		c.setKept(s.Program, true)
+		c.noteSent(s.Program)
 	}
 	return status, err
 }
@@ -175,15 +176,28 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 func (c *Conn) keeps(p *Program) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return strings.Contains(c.kit, p.kitName())
+	return !c.lacking[p] && strings.Contains(c.kit, p.kitName())
 }
 
-func (c *Conn) setKept(p *Program, kept bool) {
+// noteSent notes that the worker was sent the script. That it has kept it is seen
+// when it is used.
+func (c *Conn) noteSent(p *Program) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.kit = strings.ReplaceAll(c.kit, " "+p.kitName(), ""); kept {
+	if !strings.Contains(c.kit, p.kitName()) {
 		c.kit += " " + p.kitName()
 	}
+}
+
+// noteLacking notes that the worker does not keep the script, however often it is
+// sent: an input that cannot be read again would fail every second time.
+func (c *Conn) noteLacking(p *Program) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lacking == nil {
+		c.lacking = make(map[*Program]bool)
+	}
+	c.lacking[p] = true
 }
 
 // mostKit bounds what is remembered of a worker's kit: it keeps 100 scripts.

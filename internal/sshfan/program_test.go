@@ -113,9 +113,8 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
-	c, p := w.Conns[0], bulky(t, 5000)
+	c, size := w.Conns[0], 5000
 	var m meter
-	m.ran(t, c, p, "first")
 	entry := func() string {
 		files, err := filepath.Glob(kitOf(w) + "/*")
 		testkit.Must(t, err)
@@ -130,6 +129,11 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		"emptied":   func() error { return os.Truncate(entry(), 0) },
 		"removed":   func() error { return os.RemoveAll(filepath.Dir(kitOf(w))) },
 	} {
+		// Another program each time: what a Conn has missed once it sends for ever.
+		testkit.Must(t, os.RemoveAll(kitOf(w)))
+		size++
+		p := bulky(t, size)
+		m.ran(t, c, p, "first")
 		testkit.Must(t, spoil())
 		for range 2 {
 			m.ran(t, c, p, name)
@@ -143,6 +147,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	}
 
 	// Input that cannot be read again is not lost without a word.
+	p := bulky(t, size+1)
+	m.ran(t, c, p, "first")
 	testkit.Must(t, os.RemoveAll(kitOf(w)))
 	if _, err := c.Run(t.Context(), p.Cmd(strings.NewReader(strings.Repeat("x", 1<<20)))); !errors.Is(err, sshfan.ErrProgramGone) {
 		t.Errorf("got %v, want ErrProgramGone", err)
@@ -191,12 +197,16 @@ func (l lines) Write(p []byte) (int, error) {
 func TestAWorkerThatKeepsNothingRunsProgramsAllTheSame(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
-	testkit.Must(t, os.MkdirAll(filepath.Join(w.Root, "home/tester"), 0o755))
-	testkit.Must(t, os.WriteFile(filepath.Dir(kitOf(w)), nil, 0o600)) // no directory can be made there
+	testkit.Must(t, os.MkdirAll(filepath.Dir(kitOf(w)), 0o755))
+	testkit.Must(t, os.WriteFile(kitOf(w), nil, 0o600)) // no directory can be made there
 	var m meter
 	p := bulky(t, 3000)
 	for range 3 {
 		m.ran(t, w.Conns[0], p, "input")
+	}
+	// Nor does one fail whose input cannot be read again.
+	for range 3 {
+		m.ran(t, w.Conns[0], p, strings.Repeat("x", 100000))
 	}
 }
 
