@@ -94,6 +94,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 	if _, typed := s.typed["connect-timeout"]; !typed {
 		d.Access.RetryFor, d.Access.ConnectTimeout = doctorPatience, min(d.Access.ConnectTimeout, doctorPatience)
 	}
+	d.ReadOnly = !o.Fix
 	o.Login, o.OSLogin, o.Way = d.Access.Login, d.Access.OSLogin, d.Access.Way
 	o.Jump = len(d.Access.Jump) > 0
 	path, ours := s.keyPath(p, c)

@@ -284,6 +284,37 @@ func TestDoctorChangesNothing(t *testing.T) {
 	if _, err := os.Stat(l.env["MULTIHOST_FLAG_IDENTITY_FILE"]); err == nil {
 		t.Error("it made a key")
 	}
+
+	// Workers that let the key in, and that neither side knows yet.
+	l.type_(t, "multihost doctor --fix --tpu-prefix=t")
+	homes, err := filepath.Glob(filepath.Join(l.dir, "sim/workers/*/home/*"))
+	if err != nil || len(homes) == 0 {
+		t.Fatalf("homes %q, %v", homes, err)
+	}
+	state := filepath.Join(l.dir, ".local/state/multihost")
+	kits := 0
+	for _, home := range homes {
+		if _, err := os.Stat(filepath.Join(home, ".multihost/kit")); err == nil {
+			kits++
+		}
+		testkit.Must(t, os.RemoveAll(filepath.Join(home, ".multihost")))
+	}
+	if _, err := os.Stat(filepath.Join(state, "hostkeys.json")); err != nil || kits == 0 {
+		t.Fatalf("what is written by --fix is not where this looks: %v, %d kits in %q", err, kits, homes)
+	}
+	testkit.Must(t, os.RemoveAll(state))
+	r, status = l.examine(t, "--tpu-prefix=t")
+	if status != 0 || r.Errors+r.Unknown > 0 {
+		t.Errorf("exit status %d\n%s", status, r)
+	}
+	if _, err := os.Lstat(state); err == nil {
+		t.Errorf("it made %s", state)
+	}
+	for _, home := range homes {
+		if _, err := os.Lstat(filepath.Join(home, ".multihost")); err == nil {
+			t.Errorf("it made .multihost in %s", home)
+		}
+	}
 }
 
 // Doctor without anything set says what to set, and does not give up there.

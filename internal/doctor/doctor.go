@@ -127,7 +127,8 @@ type Options struct {
 	// makes it; nil: the user has named a file that is not ours to make.
 	Key     func() (*sshfan.Identity, error)
 	MakeKey func() error
-	// Visit connects to workers without writing anything anywhere.
+	// Visit connects to workers. Without Fix it writes nothing anywhere: no pins of
+	// host keys here, no scripts there.
 	Visit func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error)
 
 	Again []string // flags of this command that commands to type need, too

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,36 +88,130 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
 	const address = "127.83.7.1"
-	listener := pair(t, "", "listen", address, "60", "8080", "8482")
-	stdin, err := listener.StdinPipe()
-	testkit.Must(t, err)
-	stdout, err := listener.StdoutPipe()
-	testkit.Must(t, err)
-	testkit.Must(t, listener.Start())
-	h := readHeard(stdout)
+	dir := t.TempDir()
+	listener, lines, stdin := listen(t, dir, "listen", address, "60", "60", "8080", "8482")
+	h := readHeard(lines, coordinator)
 	if !slices.Equal(h.ports, []string{"8080", "8482"}) || h.why != "" {
 		t.Fatalf("heard %+v", h)
 	}
-	want := [][]string{{"size", "first", "ok"}, {"tcp", "first", "8080", "ok"}, {"tcp", "first", "8482", "ok"}}
-	if diff := cmp.Diff(want, probeLines(t, "", "9000", "first="+address+":8080,8482")); diff != "" {
+	want := [][]string{{"tcp", "first", "8080", "ok"}, {"tcp", "first", "8482", "ok"}}
+	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080,8482")); diff != "" {
 		t.Errorf("probe (-want +got):\n%s", diff)
 	}
-	// Where ping is not to be had, UDP proves the size.
-	if diff := cmp.Diff(want, probeLines(t, withoutPing(t), "9000", "first="+address+":8080,8482")); diff != "" {
-		t.Errorf("probe without ping (-want +got):\n%s", diff)
-	}
-	second := pair(t, "", "listen", address, "60", "8482")
+	second := pair(t, "", "listen", address, "60", "60", "8482")
+	second.Env = append(second.Env, "MULTIHOST_ROOT_TMP="+dir)
 	out, err := second.Output() // no input: it ends at once
 	if err != nil || !strings.Contains(string(out), "taken\t8482\tAddress already in use") {
 		t.Errorf("a second listener: %v, %q", err, out)
+	}
+	// The ports are let go of as soon as everybody has connected; the rest stays.
+	_, err = io.WriteString(stdin, "let go\n")
+	testkit.Must(t, err)
+	if early := readClosed(lines, coordinator); early != "" {
+		t.Errorf("the listener let go early: %s", early)
+	}
+	want = [][]string{{"tcp", "first", "8080", "refused"}, {"tcp", "first", "8482", "refused"}}
+	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080,8482")); diff != "" {
+		t.Errorf("probe of nobody (-want +got):\n%s", diff)
+	}
+	// Where ping is not to be had, UDP proves the size.
+	want = [][]string{{"size", "first", "ok"}}
+	for _, path := range []string{"", withoutPing(t)} {
+		if diff := cmp.Diff(want, probeLines(t, path, "9000", "first="+address+":8080,8482")); diff != "" {
+			t.Errorf("probe of the size with PATH %q (-want +got):\n%s", path, diff)
+		}
 	}
 	testkit.Must(t, stdin.Close())
 	if err := listener.Wait(); err != nil {
 		t.Errorf("the listener ended with %v", err)
 	}
-	want = [][]string{{"tcp", "first", "8482", "refused"}}
-	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8482")); diff != "" {
-		t.Errorf("probe of nobody (-want +got):\n%s", diff)
+}
+
+// coordinator is who listens.
+var coordinator = tpu.WorkerID{}
+
+// listen starts a listener on a worker whose /tmp is below dir.
+func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, *bufio.Scanner, io.WriteCloser) {
+	t.Helper()
+	listener := pair(t, "", args...)
+	listener.Env = append(listener.Env, "MULTIHOST_ROOT_TMP="+dir)
+	stdin, err := listener.StdinPipe()
+	testkit.Must(t, err)
+	stdout, err := listener.StdoutPipe()
+	testkit.Must(t, err)
+	testkit.Must(t, listener.Start())
+	return listener, bufio.NewScanner(stdout), stdin
+}
+
+// The ports are the run's: nothing listens on them while one lives or starts on
+// the worker, and what listens lets go when one takes the worker's lock.
+func TestTheListenerLeavesThePortsToARun(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "python3")
+	const address = "127.83.7.2"
+	dir := t.TempDir()
+	lock := filepath.Join(dir, "tmp/.multihost/lock")
+	args := []string{"listen", address, "60", "60", "8080"}
+
+	listener, lines, stdin := listen(t, dir, args...)
+	if h := readHeard(lines, coordinator); !slices.Equal(h.ports, []string{"8080"}) {
+		t.Fatalf("on a worker that no run was on: heard %+v", h)
+	}
+	if _, err := os.Stat(filepath.Dir(lock)); err == nil {
+		t.Error("the look at the lock made its directory")
+	}
+	testkit.Must(t, os.MkdirAll(filepath.Dir(lock), 0o755))
+	run, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o644)
+	testkit.Must(t, err)
+	defer run.Close()
+	testkit.Must(t, syscall.Flock(int(run.Fd()), syscall.LOCK_EX))
+	if early := readClosed(lines, coordinator); early != "a run lives or starts on s0w0" {
+		t.Errorf("a run started meanwhile: %q", early)
+	}
+	want := [][]string{{"tcp", "first", "8080", "refused"}}
+	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080")); diff != "" {
+		t.Errorf("probe (-want +got):\n%s", diff)
+	}
+	testkit.Must(t, stdin.Close())
+	testkit.Must(t, listener.Wait())
+
+	listener, lines, _ = listen(t, dir, args...)
+	h := readHeard(lines, coordinator)
+	testkit.Must(t, listener.Wait())
+	if diff := cmp.Diff(heard{why: "a run lives or starts on s0w0"}, h, cmp.AllowUnexported(heard{})); diff != "" {
+		t.Errorf("while a run lives (-want +got):\n%s", diff)
+	}
+
+	testkit.Must(t, syscall.Flock(int(run.Fd()), syscall.LOCK_UN))
+	args[2] = "0" // nobody tells it to let go
+	listener, lines, stdin = listen(t, dir, args...)
+	if h := readHeard(lines, coordinator); !slices.Equal(h.ports, []string{"8080"}) {
+		t.Errorf("after the run: heard %+v", h)
+	}
+	if early := readClosed(lines, coordinator); !strings.Contains(early, "listens for 10 s and no longer") {
+		t.Errorf("after its time: %q", early)
+	}
+	testkit.Must(t, stdin.Close())
+	testkit.Must(t, listener.Wait())
+}
+
+// What was not reached on a worker that no longer listened is no closed port.
+func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
+	t.Parallel()
+	all := []*seen{worker(0, 0), worker(0, 1), worker(0, 2)}
+	results := []probed{{}, {ports: map[string]string{"8080": "ok"}}, {ports: map[string]string{"8080": "refused"}}}
+	for _, tt := range []struct {
+		h    heard
+		want string
+	}{
+		{heard{why: busy(coordinator)}, "between workers\n  unknown ports: not checked: a run lives or starts on s0w0\n0 ok, 1 not checked\n"},
+		{heard{ports: []string{"8080"}, early: busy(coordinator)}, "between workers\n  unknown ports: s0w2: not checked: a run lives or starts on s0w0\n  ok      ports: s0w1: reach s0w0 on tcp:8080\n1 ok, 1 not checked\n"},
+	} {
+		var e examination
+		e.judgePorts(all[0], all, tt.h, results)
+		if diff := cmp.Diff(tt.want, e.report().String()); diff != "" {
+			t.Errorf("heard %+v (-want +got):\n%s", tt.h, diff)
+		}
 	}
 }
 
@@ -142,9 +238,9 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	testkit.Must(t, err)
 	testkit.Must(t, os.Symlink(bash, filepath.Join(dir, "bash")))
-	out, err := pair(t, dir, "listen", "127.0.0.1", "60", "8482").Output()
+	out, err := pair(t, dir, "listen", "127.0.0.1", "60", "60", "8482").Output()
 	testkit.Must(t, err)
-	if h := readHeard(bytes.NewReader(out)); len(h.ports) > 0 || h.why != "python3 is not installed" {
+	if h := readHeard(bufio.NewScanner(bytes.NewReader(out)), coordinator); len(h.ports) > 0 || h.why != "s0w0: python3 is not installed" {
 		t.Errorf("heard %+v", h)
 	}
 }
@@ -271,11 +367,14 @@ func TestTroubleOfWorkersIsJudged(t *testing.T) {
 // Whatever a worker answers, it is taken for what it is.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("hello\nmultihost-doctor 1\tlistening\t8080\nmultihost-doctor 1\tready\n"))
+	f.Add([]byte("multihost-doctor 1\tready\nmultihost-doctor 1\tclosed\trun\n"))
 	f.Add([]byte("multihost-doctor 1\ttaken\t\tpython3 is not installed\nmultihost-doctor 1\tend\n"))
 	f.Add([]byte("multihost-doctor 1\ttcp\tfirst\t8080\tok\nmultihost-doctor 1\tsize\tfirst\tsmall\t1400\nmultihost-doctor 1\tend\n"))
 	f.Add([]byte("multihost-doctor 1\t\nmultihost-doctor 1\t\xff\t\t\t\t\n\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		readHeard(bytes.NewReader(data))
+		said := bufio.NewScanner(bytes.NewReader(data))
+		readHeard(said, coordinator)
+		readClosed(said, coordinator)
 		var a answer
 		_, _ = io.Copy(&a, bytes.NewReader(data))
 		lines, _ := a.lines()

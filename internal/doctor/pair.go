@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bufio"
 	"context"
 	_ "embed"
 	"fmt"
@@ -23,9 +24,11 @@ var pairScript string
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
 // connectLimit bounds one connection or packet between workers, and pairLimit
-// the whole of it; what listens on a worker ends after it by itself.
+// the whole of it; what listens on a worker ends after it by itself. holdLimit
+// bounds how long the ports are held, which a run that starts meanwhile needs.
 const (
 	connectLimit = 5 * time.Second
+	holdLimit    = 10 * time.Second
 	pairLimit    = 60 * time.Second
 )
 
@@ -38,20 +41,27 @@ func (e *examination) checkPairs(ctx context.Context, all []*seen) {
 	ctx, cancel := context.WithTimeout(ctx, pairLimit)
 	defer cancel()
 	first := all[0]
-	heard, stop := e.listen(ctx, first)
+	heard, letGo, stop := e.listen(ctx, first)
 	defer stop()
-	results := make([]probed, len(all))
-	var group sync.WaitGroup
+	ports, sizes := make([]probed, len(all)), make([]probed, len(all))
+	var connecting, sending sync.WaitGroup
 	for i, s := range all {
-		group.Go(func() { results[i] = e.probe(ctx, s, e.targets(all, i, heard)) })
+		if i > 0 && len(heard.ports) > 0 {
+			connecting.Go(func() { ports[i] = e.probe(ctx, s, 0, e.targets(all, i, heard)) })
+		}
+		if n := s.mtu(); n > 0 {
+			sending.Go(func() { sizes[i] = e.probe(ctx, s, n, e.targets(all, i, heard)) })
+		}
 	}
-	group.Wait()
+	connecting.Wait()
+	heard.early = letGo()
+	sending.Wait()
 	if ctx.Err() != nil {
 		e.unknown(CheckPorts, "no answer within %s", event.Duration(pairLimit))
 		return
 	}
-	e.judgePorts(first, all, heard, results)
-	e.judgePackets(all, results)
+	e.judgePorts(first, all, heard, ports)
+	e.judgePackets(all, sizes)
 }
 
 // address is where other workers reach this one.
@@ -63,26 +73,43 @@ func (e *examination) address(s *seen) string {
 type heard struct {
 	ports []string // that something listens on, ours or a run's
 	why   string   // why nothing can listen
+	early string   // why it did not listen until all had connected, or ""
 }
 
-// listen has the coordinator listen until stop, which leaves nothing behind.
-func (e *examination) listen(ctx context.Context, s *seen) (h heard, stop func()) {
-	limit := strconv.Itoa(int(pairLimit / time.Second))
+// listen has the coordinator listen until letGo, which tells why it ended before,
+// if it did; what it has besides the ports ends with stop, which leaves nothing
+// behind.
+func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
-	args := append([]string{"listen", e.address(s), limit}, probePorts...)
-	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: in})
+	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
+	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: in, ReadOnly: true})
 	if err != nil {
-		return heard{why: cause(err)}, func() {}
+		return heard{why: fmt.Sprintf("%s: %s", s.id, cause(err))}, func() string { return "" }, func() {}
 	}
-	ready := make(chan heard, 1)
+	ready, closed := make(chan heard, 1), make(chan string, 1)
 	var reading sync.WaitGroup
-	reading.Go(func() { ready <- readHeard(out); _, _ = io.Copy(io.Discard, out) })
+	reading.Go(func() {
+		lines := bufio.NewScanner(out)
+		ready <- readHeard(lines, s.id)
+		closed <- readClosed(lines, s.id)
+		_, _ = io.Copy(io.Discard, out)
+	})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		_, err := session.Wait()
 		in.CloseWithError(err)
 	}()
+	letGo = func() (early string) {
+		if _, err := io.WriteString(session.Stdin, "let go\n"); err != nil {
+			return fmt.Sprintf("%s: %s", s.id, cause(err))
+		}
+		select {
+		case early = <-closed:
+		case <-ctx.Done():
+		}
+		return early
+	}
 	stop = func() {
 		_ = session.Stdin.Close() // its end is what the listener waits for
 		<-ended
@@ -91,43 +118,56 @@ func (e *examination) listen(ctx context.Context, s *seen) (h heard, stop func()
 	select {
 	case h = <-ready:
 	case <-ctx.Done():
-		h = heard{why: "no answer in time"}
+		h = heard{why: fmt.Sprintf("%s: no answer in time", s.id)}
 	}
-	return h, stop
+	return h, letGo, stop
 }
 
-// readHeard reads the answer of the listener up to where it listens.
-func readHeard(r io.Reader) (h heard) {
-	var all answer
-	buffer := make([]byte, 4096)
-	for {
-		n, err := r.Read(buffer)
-		if _, full := all.Write(buffer[:n]); full != nil {
-			return heard{why: full.Error()}
-		}
-		lines, whole := all.lines()
-		h = heard{}
-		for _, f := range lines {
-			switch {
-			case f[0] == "listening" && len(f) == 2:
-				h.ports = append(h.ports, f[1])
-			case f[0] == "taken" && len(f) == 3 && f[1] == "":
-				h.why = f[2]
-			case f[0] == "taken" && len(f) == 3 && strings.Contains(f[2], "in use"):
-				h.ports = append(h.ports, f[1]) // somebody else answers there
-			case f[0] == "taken" && len(f) == 3:
-				h.why = f[2]
-			case f[0] == "ready":
-				return h
-			}
-		}
-		if whole || err != nil {
-			if h.why == "" && len(h.ports) == 0 {
-				h.why = "nothing can listen there"
-			}
+func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
+
+// busy is why nothing listens where a run needs the ports, or may in a moment.
+func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
+
+// readHeard reads the answer of the listener on a worker up to where it listens.
+func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
+	for lines.Scan() {
+		switch f := fields(lines.Bytes()); {
+		case f == nil:
+		case f[0] == "busy":
+			return heard{why: busy(id)}
+		case f[0] == "listening" && len(f) == 2:
+			h.ports = append(h.ports, f[1])
+		case f[0] == "taken" && len(f) == 3 && f[1] != "" && strings.Contains(f[2], "in use"):
+			h.ports = append(h.ports, f[1]) // somebody else answers there
+		case f[0] == "taken" && len(f) == 3:
+			h.why = fmt.Sprintf("%s: %s", id, f[2])
+		case f[0] == "ready":
 			return h
 		}
 	}
+	if h.why == "" && len(h.ports) == 0 {
+		h.why = fmt.Sprintf("%s: nothing can listen there", id)
+	}
+	return h
+}
+
+// readClosed reads on to where the listener has let go of the ports, and returns
+// why it did before it was told to.
+func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
+	for lines.Scan() {
+		f := fields(lines.Bytes())
+		if len(f) != 2 || f[0] != "closed" {
+			continue
+		}
+		switch f[1] {
+		case "run":
+			return busy(id)
+		case "limit":
+			return fmt.Sprintf("%s listens for %s and no longer, since a run may need the ports", id, event.Duration(holdLimit))
+		}
+		return ""
+	}
+	return fmt.Sprintf("%s: what listened there has ended", id)
 }
 
 // targets are what worker i is to reach, in the words of the script.
@@ -173,14 +213,16 @@ type probed struct {
 	err   error
 }
 
-func (e *examination) probe(ctx context.Context, s *seen, targets []string) (p probed) {
+// probe sends packets of that size from one worker to targets, or with 0 connects
+// to their ports.
+func (e *examination) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
 	if len(targets) == 0 {
 		return p
 	}
-	p.size = s.mtu()
+	p.size = size
 	var out answer
-	args := append([]string{"probe", strconv.Itoa(int(connectLimit / time.Second)), strconv.Itoa(p.size)}, targets...)
-	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: &out}); p.err != nil {
+	args := append([]string{"probe", seconds(connectLimit), strconv.Itoa(size)}, targets...)
+	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
 		return p
 	}
 	lines, whole := out.lines()
@@ -214,7 +256,7 @@ func (s *seen) mtu() int {
 
 func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []probed) {
 	if h.why != "" && len(h.ports) == 0 {
-		e.unknown(CheckPorts, "%s: %s", first.id, h.why)
+		e.unknown(CheckPorts, "%s", h.why)
 		return
 	}
 	closed, unknown := &finder{}, &finder{}
@@ -230,6 +272,10 @@ func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []pr
 			if how := p.ports[port]; how != "ok" {
 				bad[how] = append(bad[how], port)
 			}
+		}
+		if len(bad) > 0 && h.early != "" {
+			unknown.add("not checked: "+h.early, s.id)
+			continue
 		}
 		for how, ports := range bad {
 			text := fmt.Sprintf("%s does not answer on tcp:%s (%s)", first.id, strings.Join(ports, ","), how)
@@ -265,7 +311,11 @@ func (e *examination) judgePackets(all []*seen, results []probed) {
 	largest := 0
 	for i, s := range all {
 		p := results[i]
-		good := p.err == nil && len(p.sizes) > 0
+		if p.err != nil {
+			unknown.add("not checked: "+cause(p.err), s.id)
+			continue
+		}
+		good := len(p.sizes) > 0
 		for target, how := range p.sizes {
 			other := all[0]
 			if target == "next" {

@@ -4,14 +4,22 @@
 # nothing behind: what listens ends with its standard input, and in any case
 # after LIMIT seconds.
 #
-#   listen ADDRESS LIMIT PORT...     accepts and closes connections, sends back
+#   listen ADDRESS HOLD LIMIT PORT...
+#                                    accepts and closes connections, sends back
 #                                    what it gets by UDP on the first port
 #   probe LIMIT SIZE TARGET...       each TARGET is NAME=ADDRESS[:PORT,PORT...];
-#                                    the ports are connected to, and a packet of
-#                                    SIZE bytes that must not be fragmented is sent
+#                                    a packet of SIZE bytes that must not be
+#                                    fragmented is sent there; with SIZE 0 the
+#                                    ports are connected to
+#
+# The ports are those that a run listens on. So they are not touched while one
+# holds the lock of the worker, and are let go of with the first line of input,
+# once a run takes the lock, and after HOLD seconds. UDP, which no run uses there,
+# stays.
 #
 # Answer on stdout: lines "multihost-doctor 1" and words, separated by tabs:
-#   listening PORT | taken PORT REASON | ready
+#   busy | listening PORT | taken PORT REASON | ready
+#   closed told|run|limit
 #   tcp NAME PORT ok|refused|timeout|REASON
 #   size NAME ok|small MTU|lost|silent|unknown WHY
 #   end
@@ -31,13 +39,41 @@ say() {
 have() { type -P "$1" >/dev/null; }
 
 listener='
-import select, socket, sys, time
+import fcntl, os, select, socket, sys, time
 
 def say(*words):
     print("\t".join(("multihost-doctor 1",) + words), flush=True)
 
-address, end, ports = sys.argv[1], time.monotonic() + float(sys.argv[2]), sys.argv[3:]
+lock, address, hold, limit, ports = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
+
+def busy():
+    try:
+        f = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(f)
+    return False
+
+if busy():
+    say("busy")
+    say("end")
+    sys.exit()
+begin = time.monotonic()
 accepting = []
+
+def let_go(why):
+    for s in accepting:
+        s.close()
+    del accepting[:]
+    say("closed", why)
+
 for port in ports:
     s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,10 +91,17 @@ try:
 except OSError:
     pass
 say("ready")
-while time.monotonic() < end:
-    readable, _, _ = select.select(accepting + [echo, sys.stdin], [], [], max(0, end - time.monotonic()))
-    if sys.stdin in readable and not sys.stdin.buffer.raw.read(4096):
-        break
+while time.monotonic() < begin + limit:
+    readable, _, _ = select.select(accepting + [echo, sys.stdin], [], [], 0.2)
+    if sys.stdin in readable:
+        if not sys.stdin.buffer.raw.read(4096):
+            break
+        if accepting:
+            let_go("told")
+    elif accepting and time.monotonic() > begin + hold:
+        let_go("limit")
+    elif accepting and busy():
+        let_go("run")
     for s in readable:
         try:
             if s in accepting:
@@ -163,11 +206,13 @@ probe() {
 			IFS=, read -r -a ports <<<"${address#*:}"
 			address=${address%%:*}
 		fi
+		if ((size > 0)); then
+			{ ping_size "$name" "$address" || udp_size "$name" "$address" "${ports[0]-}"; } &
+			continue
+		fi
 		for port in "${ports[@]}"; do
 			connect "$name" "$address" "$port" &
 		done
-		((size > 0)) || continue
-		{ ping_size "$name" "$address" || udp_size "$name" "$address" "${ports[0]-}"; } &
 	done
 	wait
 }
@@ -177,7 +222,8 @@ shift
 case $role in
 listen)
 	if have python3; then
-		exec python3 -I -S -u -c "$listener" "$@"
+		# The lock of package launch is looked at, never made.
+		exec python3 -I -S -u -c "$listener" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
 	fi
 	say taken "" "python3 is not installed"
 	;;

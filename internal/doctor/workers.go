@@ -255,7 +255,7 @@ func (e *examination) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
 // examine asks one worker. What it does not tell is in s.errs.
 func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	begin := time.Now()
-	_, err := s.conn.Run(ctx, sshfan.Cmd{Line: "true"})
+	_, err := s.conn.Run(ctx, sshfan.Cmd{Line: "true", ReadOnly: true})
 	s.trip, s.errs[CheckSSH] = time.Since(begin), err
 	if err != nil {
 		return
@@ -300,24 +300,31 @@ func (a *answer) Write(p []byte) (int, error) {
 // out. Whole reports the last line of an answer that is whole.
 func (a *answer) lines() (all [][]string, whole bool) {
 	for line := range bytes.Lines(a.Bytes()) {
-		_, text, found := strings.Cut(strings.ToValidUTF8(string(line), "\uFFFD"), marker)
-		if !found {
-			continue
-		}
-		fields := strings.Split(strings.TrimRight(text, "\r\n"), "\t")
-		if fields[0] == "end" {
+		switch f := fields(line); {
+		case f == nil:
+		case f[0] == "end":
 			return all, true
+		default:
+			all = append(all, f)
 		}
-		all = append(all, fields)
 	}
 	return all, false
+}
+
+// fields are those of one line, or nil where it is none of a script's.
+func fields(line []byte) []string {
+	_, text, found := strings.Cut(strings.ToValidUTF8(string(line), "\uFFFD"), marker)
+	if !found {
+		return nil
+	}
+	return strings.Split(strings.TrimRight(text, "\r\n"), "\t")
 }
 
 var errNoAnswer = errors.New("the answer is not whole")
 
 func readFacts(ctx context.Context, conn *sshfan.Conn) (facts map[string]string, tools []string, err error) {
 	var out answer
-	if _, err := conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", factsScript), Stdout: &out}); err != nil {
+	if _, err := conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", factsScript), Stdout: &out, ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
 	lines, whole := out.lines()
