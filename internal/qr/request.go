@@ -235,11 +235,18 @@ func (r Request) Validate() error {
 	return &InvalidError{ID: r.ID, Problems: problems}
 }
 
+// maxSlices keeps a count that was mistyped from being asked for: more than a
+// hundred times the slices of the largest published run, 32. The API's own limit
+// is the quota.
+const maxSlices = 4096
+
 func (r Request) checkNames() (bad []error) {
 	bad = appendError(bad, checkName("queued resource name", r.ID))
 	switch {
 	case r.NodeCount < 1:
 		bad = append(bad, fmt.Errorf("node count %d: at least 1 slice is needed", r.NodeCount))
+	case r.NodeCount > maxSlices:
+		bad = append(bad, fmt.Errorf("node count %d: at most %d slices are taken", r.NodeCount, maxSlices))
 	case r.NodeCount == 1:
 		if r.NodePrefix != "" && r.NodeID == "" {
 			bad = append(bad, fmt.Errorf("node prefix %q with one slice: give it a node id", r.NodePrefix))

@@ -127,6 +127,7 @@ func TestValidateNamesWhatIsWrongBeforeAnyCall(t *testing.T) {
 		"capital in the name":       {func(r *qr.Request) { r.ID = "Q7" }, `"Q7" is not legal`},
 		"dash at the end":           {func(r *qr.Request) { r.ID = "q-" }, `"q-" is not legal`},
 		"name too long":             {func(r *qr.Request) { r.ID = long + "bb" }, "64 characters"},
+		"slices without end":        {func(r *qr.Request) { r.NodeCount = 100_000_000 }, "at most 4096 slices"},
 		"no slices":                 {func(r *qr.Request) { r.NodeCount = 0 }, "at least 1 slice"},
 		"prefix too long":           {func(r *qr.Request) { r.NodePrefix = long }, "the last slice would be"},
 		"prefix long for 11 slices": {func(r *qr.Request) { r.NodePrefix, r.NodeCount = long[:61], 11 }, "64 characters"},

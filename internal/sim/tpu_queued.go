@@ -169,6 +169,10 @@ func (s *Server) checkQueued(q *queuedResource) error {
 	return q.checkPolicy(s.clock.Now())
 }
 
+// maxNodes bounds what one request can have the simulator hold; Google's bound is
+// the quota, which the simulator need not have.
+const maxNodes = 4096
+
 func (q *queuedResource) checkNames(field string, spec *tpualpha.NodeSpec) error {
 	params := spec.MultiNodeParams
 	switch {
@@ -181,6 +185,8 @@ func (q *queuedResource) checkNames(field string, spec *tpualpha.NodeSpec) error
 		return badField(field, "only one of node_id and multi_node_params can be set")
 	case params.NodeCount <= 1:
 		return badField(field+".multi_node_params.node_count", "node_count is %d: it must be greater than 1", params.NodeCount)
+	case params.NodeCount > maxNodes:
+		return badField(field+".multi_node_params.node_count", "node_count is %d: the simulator has %d nodes at most", params.NodeCount, maxNodes)
 	case !q.typ.Generation.MultiSlice:
 		return badField(field+".multi_node_params", "multi-node requests are not supported for accelerator type %s", q.typ.Name)
 	case !slices.Contains([]string{"", "WORKLOAD_TYPE_UNSPECIFIED", "THROUGHPUT_OPTIMIZED", "AVAILABILITY_OPTIMIZED"}, params.WorkloadType):
