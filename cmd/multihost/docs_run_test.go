@@ -408,7 +408,7 @@ func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range docHeading.FindAllStringSubmatch(text, -1) {
 		name := strings.ToLower(m[1])
-		name = regexp.MustCompile("[^\\p{L}\\p{N} _-]").ReplaceAllString(name, "")
+		name = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(name, "")
 		all[strings.ReplaceAll(name, " ", "-")] = true
 	}
 	return all

@@ -601,15 +601,13 @@ func short(command string) string {
 
 func (e *examination) judgeSettings(all []*seen) {
 	unknown, wrong := &finder{}, &finder{}
-	var ids, fine []tpu.WorkerID
-	var reports []preflight.Report
+	var fine []tpu.WorkerID
 	absent := map[string][]tpu.WorkerID{}
 	for _, s := range all {
 		if err := s.errs[CheckSettings]; err != nil {
 			unknown.add("not checked: "+cause(err), s.id)
 			continue
 		}
-		ids, reports = append(ids, s.id), append(reports, s.report)
 		var names []string
 		for _, r := range s.report.Failures() {
 			switch {

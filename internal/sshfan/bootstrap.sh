@@ -9,7 +9,7 @@ if (($2)); then
   s=$(head -c "$2" | gzip -dc) || exit 74
   [[ $3 == - ]] || (
     mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}" || exit
-    printf %s "$s" >"new.$$" && mv -f "new.$$" "$1" || rm -f "new.$$"
+    { printf %s "$s" >"new.$$" && mv -f "new.$$" "$1"; } || rm -f "new.$$"
     set -- *
     # shellcheck disable=SC2012 # names are hexadecimal
     (($# < 100)) || ls -t | tail -n +50 | xargs rm -f

@@ -351,8 +351,9 @@ func (s *Sent) Drop() {
 // pieces writes an archive of unknown length: each piece has a line with its
 // length before it.
 type pieces struct {
-	w   io.Writer
-	buf []byte
+	w    io.Writer
+	buf  []byte
+	lent *[]byte // what buf is made of, from buffers; nil before the first byte
 }
 
 const pieceSize = 1 << 20
@@ -360,8 +361,9 @@ const pieceSize = 1 << 20
 func (p *pieces) Write(b []byte) (int, error) {
 	n := len(b)
 	for len(b) > 0 {
-		if p.buf == nil {
-			p.buf = buffers.Get().([]byte)[:0]
+		if p.lent == nil {
+			p.lent = buffers.Get().(*[]byte)
+			p.buf = (*p.lent)[:0]
 		}
 		k := min(len(b), pieceSize-len(p.buf))
 		p.buf = append(p.buf, b[:k]...)
@@ -392,11 +394,14 @@ func (p *pieces) end() error {
 	if err == nil {
 		_, err = io.WriteString(p.w, "0\n")
 	}
-	if p.buf != nil {
-		buffers.Put(p.buf[:0])
-		p.buf = nil
+	if p.lent != nil {
+		buffers.Put(p.lent)
+		p.lent, p.buf = nil, nil
 	}
 	return err
 }
 
-var buffers = sync.Pool{New: func() any { return make([]byte, 0, pieceSize) }}
+var buffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, pieceSize)
+	return &b
+}}
