@@ -355,7 +355,7 @@ func groupOf(check string) string {
 
 // command is a command line of multihost with the flags that this one was given.
 func (e *examination) command(words ...string) string {
-	return commandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
+	return sshfan.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
 }
 
 // doctorAgain is this command with --fix.
@@ -365,18 +365,4 @@ func (e *examination) doctorAgain() string {
 		words = append(words, "--tpu-prefix="+e.Prefix)
 	}
 	return e.command(words...)
-}
-
-// commandLine writes words for a shell; of --flag=value only the value is quoted.
-func commandLine(words ...string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		flag, value, ok := strings.Cut(w, "=")
-		if ok && strings.HasPrefix(flag, "--") {
-			quoted[i] = flag + "=" + sshfan.Quote(value)
-			continue
-		}
-		quoted[i] = sshfan.Quote(w)
-	}
-	return strings.Join(quoted, " ")
 }

@@ -10,6 +10,7 @@ import (
 
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/sshfan"
 )
 
 // portNames are what workers listen on for each other: libtpu and JAX, whose
@@ -132,7 +133,7 @@ func (e *examination) addRule(check string, level Level, text string, info netwo
 		rule.Priority = v.Rule.Priority - 1
 		if rule.Priority <= 0 { // 0 would mean the default
 			f.Advice = "look whether the rule is meant; to remove it:"
-			f.Cure = commandLine("gcloud", "compute", "firewall-rules", "delete", v.Rule.Name, "--project="+e.Project.Value)
+			f.Cure = sshfan.CommandLine("gcloud", "compute", "firewall-rules", "delete", v.Rule.Name, "--project="+e.Project.Value)
 			e.add(f)
 			return
 		}
@@ -161,7 +162,7 @@ func freeName(info network.Info, name string) string {
 
 // again is a command line with the flags that this one was given.
 func (e *examination) again(line string) string {
-	return strings.TrimSpace(line + " " + commandLine(e.Again...))
+	return strings.TrimSpace(line + " " + sshfan.CommandLine(e.Again...))
 }
 
 // checkWorkerRules proves that machines of the subnetwork may reach each other.
@@ -178,7 +179,7 @@ func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, t
 		return
 	case len(ranges) == 0:
 		e.add(Finding{Check: CheckWorkerRules, Level: Error, Text: fmt.Sprintf("network %s has no subnetwork in %s", info.Name, region),
-			Cure: commandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range=10.0.0.0/20", "--project="+e.Project.Value)})
+			Cure: sshfan.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range=10.0.0.0/20", "--project="+e.Project.Value)})
 		return
 	}
 	closed := map[string]network.Verdict{} // by what

@@ -81,7 +81,7 @@ func (e *examination) checkSettings(ctx context.Context) {
 	}
 	if e.Account != "" && id.Account != "" && e.Account != id.Account {
 		e.add(Finding{Check: CheckCredentials, Level: Warning, Text: fmt.Sprintf("%s; gcloud's configuration names another account, %s", text, e.Account),
-			Cure: commandLine("gcloud", "config", "set", "account", id.Account)})
+			Cure: sshfan.CommandLine("gcloud", "config", "set", "account", id.Account)})
 		return
 	}
 	e.ok(CheckCredentials, "%s", text)
@@ -140,7 +140,7 @@ func (e *examination) checkAPIs(ctx context.Context) {
 
 func (e *examination) apiMissing(a api) {
 	e.add(Finding{Check: CheckAPIs, Level: a.level, Text: fmt.Sprintf("%s is not enabled; %s needs it", a.name, a.use),
-		Cure: commandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
+		Cure: sshfan.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
 // askAPIs finds out by a call of each API what Service Usage does not tell.
@@ -241,7 +241,7 @@ func (e *examination) grant(role string) string {
 	if strings.HasSuffix(e.account, "gserviceaccount.com") {
 		kind = "serviceAccount:"
 	}
-	member := commandLine("--member=" + kind + e.account)
+	member := sshfan.CommandLine("--member=" + kind + e.account)
 	if e.account == "" {
 		member = `--member="user:$(gcloud config get account)"`
 	}
@@ -344,7 +344,7 @@ func (e *examination) checkQuota(ctx context.Context) {
 	}
 	if len(rows) == 0 {
 		e.add(Finding{Check: CheckQuota, Level: Error, Text: fmt.Sprintf("%s, and no quota of %s names %s", wanted, e.Type.Generation.Name, e.Zone.Value),
-			Advice: "the zone may not offer the type", Cure: commandLine("gcloud", "compute", "tpus", "accelerator-types", "list", "--zone="+e.Zone.Value, "--project="+e.Project.Value)})
+			Advice: "the zone may not offer the type", Cure: sshfan.CommandLine("gcloud", "compute", "tpus", "accelerator-types", "list", "--zone="+e.Zone.Value, "--project="+e.Project.Value)})
 		return
 	}
 	e.judgeQuota(wanted, unit, need, rows, held, dead)
@@ -474,7 +474,7 @@ func (e *examination) judgeQuota(wanted, unit string, need int64, rows []quotaRo
 			best = rows[0]
 		}
 		f.Advice = "Google decides about more quota, which may take days"
-		f.Cure = commandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
+		f.Cure = sshfan.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
 			fmt.Sprintf("--preferred-value=%d", held[best.tier]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
 	}
 	e.add(f)

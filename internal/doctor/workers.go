@@ -104,7 +104,7 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 		line = append(line, "--sudo")
 	}
 	line = append(line, e.Again...)
-	return commandLine(append(line, "--")...) + " " + commandLine(words...)
+	return sshfan.CommandLine(append(line, "--")...) + " " + sshfan.CommandLine(words...)
 }
 
 // checkWorkers logs in to the workers and looks at them.

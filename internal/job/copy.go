@@ -33,6 +33,20 @@ type Copied struct {
 // this machine.
 const copyAtOnce = 64
 
+// copyEach has f copy to or from each worker of t, copyAtOnce at once.
+func (t *team) copyEach(ctx context.Context, f func(i int) error) []error {
+	slots := make(chan struct{}, copyAtOnce)
+	return t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+			return f(i)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+}
+
 // forWorker puts the numbers of a worker into a local name.
 func forWorker(text string, id tpu.WorkerID) string {
 	return strings.NewReplacer("{slice}", strconv.Itoa(id.Slice), "{worker}", strconv.Itoa(id.Worker)).Replace(text)
@@ -68,14 +82,7 @@ func (d *Deps) CopyTo(ctx context.Context, o CopyOptions) error {
 			show.expected(p.Size)
 		}
 		sent := make([]*transfer.Sent, len(ids))
-		slots := make(chan struct{}, copyAtOnce)
-		errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) (err error) {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		errs := t.copyEach(ctx, func(i int) (err error) {
 			sent[i], err = parcels[i].Send(ctx, t.conns[i], o.Dest, false, show.copied)
 			show.done(i)
 			return err
@@ -219,14 +226,7 @@ func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
 func (d *Deps) fetchAll(ctx context.Context, t *team, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := newWaiting(d, "copy", t.ids)
 	got := make([]transfer.Fetched, len(t.ids))
-	slots := make(chan struct{}, copyAtOnce)
-	errs := t.each(ctx, d.Sink, "", func(ctx context.Context, i int) (err error) {
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	errs := t.copyEach(ctx, func(i int) (err error) {
 		got[i], err = transfer.Fetch(ctx, t.conns[i], sources, places[t.ids[i]], transfer.Progress{Size: show.expected, Moved: show.copied})
 		show.done(i)
 		return err

@@ -33,11 +33,11 @@ type Armed struct {
 	order   *io.PipeWriter
 	cancel  context.CancelCauseFunc
 
-	boot  string            // set by Arm, as disks
-	disks map[string]Disk   // by what is kept on them
-	found map[string]string // versions
-	words chan record       // of the worker; buffered for all that it can say
-	done  chan struct{}     // closed when the exec has ended; then the rest is set
+	boot  string             // set by Arm, as disks
+	disks map[string]Disk    // by what is kept on them
+	found map[string]string  // versions
+	words chan sshfan.Record // of the worker; buffered for all that it can say
+	done  chan struct{}      // closed when the exec has ended; then the rest is set
 	err   error
 	once  sync.Once
 }
@@ -53,7 +53,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 		return nil, err
 	}
 	files := spec.files()
-	args := append([]string{newNonce()}, spec.Ref().args()...)
+	args := append([]string{sshfan.NewNonce()}, spec.Ref().args()...)
 	var parts []io.Reader
 	for _, f := range files {
 		args = append(args, strconv.Itoa(len(f)))
@@ -70,12 +70,12 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
 		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel,
-		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan record, 1024), done: make(chan struct{}),
+		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan sshfan.Record, 1024), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
 	defer in.stop()
-	out := &answer{nonce: args[0], next: a.hear}
-	errs := &answer{nonce: args[0]}
+	out := &sshfan.Answer{Nonce: args[0], Next: a.hear}
+	errs := &sshfan.Answer{Nonce: args[0]}
 	go func() {
 		defer close(a.done)
 		cmd := armScript.Cmd(input{in, orders}, args...)
@@ -121,7 +121,7 @@ func (a *Armed) Versions() map[string]string {
 	return all
 }
 
-func (a *Armed) hear(r record) (done bool) {
+func (a *Armed) hear(r sshfan.Record) (done bool) {
 	select {
 	case a.words <- r:
 	default: // no worker of ours says so much
@@ -130,45 +130,45 @@ func (a *Armed) hear(r record) (done bool) {
 }
 
 // ready waits for the supervisor.
-func (a *Armed) ready(ctx context.Context, out *answer) error {
+func (a *Armed) ready(ctx context.Context, out *sshfan.Answer) error {
 	for {
 		rec, err := a.word(ctx)
 		switch {
 		case err != nil:
 			return err
-		case rec.word == "boot":
-			a.boot = clean(rec.rest, 100)
-		case rec.word == "disk":
-			what, rest, _ := strings.Cut(rec.rest, " ")
+		case rec.Word == "boot":
+			a.boot = sshfan.Clean(rec.Rest, 100)
+		case rec.Word == "disk":
+			what, rest, _ := strings.Cut(rec.Rest, " ")
 			a.disks[what] = parseDisk(rest)
-		case rec.word == "version":
-			if what, rest, _ := strings.Cut(rec.rest, " "); slices.Contains(surveyed, what) {
-				a.found[what] = clean(rest, 60)
+		case rec.Word == "version":
+			if what, rest, _ := strings.Cut(rec.Rest, " "); slices.Contains(surveyed, what) {
+				a.found[what] = sshfan.Clean(rest, 60)
 			}
-		case rec.word == "armed":
+		case rec.Word == "armed":
 			return nil
-		case rec.word == "already":
+		case rec.Word == "already":
 			return fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrAlreadyStarted)
-		case rec.word == "failed" || rec.word == "error":
-			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: clean(rec.rest, 500)}
-		case rec.word == "secret":
+		case rec.Word == "failed" || rec.Word == "error":
+			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: sshfan.Clean(rec.Rest, 500)}
+		case rec.Word == "secret":
 			return a.unread(rec)
-		case rec.word == "busy":
+		case rec.Word == "busy":
 			a.order.Close()
 			select {
 			case <-a.done:
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
-			return a.busy(rec, out.all())
+			return a.busy(rec, out.Records())
 		}
 	}
 }
 
 // busy makes the error that names who holds the worker.
-func (a *Armed) busy(rec record, records []record) error {
+func (a *Armed) busy(rec sshfan.Record, records []sshfan.Record) error {
 	e := &BusyError{Worker: a.runner.Name()}
-	records = append([]record{{"now", rec.rest}}, records...)
+	records = append([]sshfan.Record{{Word: "now", Rest: rec.Rest}}, records...)
 	if infos := parseInfos(records); len(infos) > 0 {
 		e.Info = infos[0]
 	}
@@ -176,9 +176,9 @@ func (a *Armed) busy(rec record, records []record) error {
 }
 
 // unread makes the error of a secret that the worker could not read.
-func (a *Armed) unread(rec record) error {
-	f := rec.fields(4)
-	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: clean(f[3], 400)}
+func (a *Armed) unread(rec sshfan.Record) error {
+	f := rec.Fields(4)
+	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: sshfan.Clean(f[3], 400)}
 	for _, s := range a.secrets {
 		if s.Name == f[0] {
 			e.Secret = s
@@ -188,7 +188,7 @@ func (a *Armed) unread(rec record) error {
 }
 
 // word is the next thing that the worker says.
-func (a *Armed) word(ctx context.Context) (record, error) {
+func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
 	select {
 	case rec := <-a.words:
 		return rec, nil
@@ -198,7 +198,7 @@ func (a *Armed) word(ctx context.Context) (record, error) {
 	case rec := <-a.words:
 		return rec, nil
 	case <-ctx.Done():
-		return record{}, context.Cause(ctx)
+		return sshfan.Record{}, context.Cause(ctx)
 	case <-a.done:
 		select {
 		case rec := <-a.words:
@@ -206,9 +206,9 @@ func (a *Armed) word(ctx context.Context) (record, error) {
 		default:
 		}
 		if a.err != nil {
-			return record{}, a.err
+			return sshfan.Record{}, a.err
 		}
-		return record{}, io.ErrUnexpectedEOF
+		return sshfan.Record{}, io.ErrUnexpectedEOF
 	}
 }
 
@@ -268,12 +268,12 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 		switch {
 		case err != nil:
 			return Started{}, err
-		case rec.word == "started":
-			f := rec.fields(2)
+		case rec.Word == "started":
+			f := rec.Fields(2)
 			return Started{PID: int(number(f[0])), At: instant(f[1])}, nil
-		case rec.word == "failed":
-			return Started{}, &RemoteError{Worker: a.runner.Name(), Op: "start", Text: clean(rec.rest, 500)}
-		case rec.word == "aborted":
+		case rec.Word == "failed":
+			return Started{}, &RemoteError{Worker: a.runner.Name(), Op: "start", Text: sshfan.Clean(rec.Rest, 500)}
+		case rec.Word == "aborted":
 			return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
 		}
 	}
@@ -281,7 +281,7 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 
 // ask learns over another session what became of the order, and repeats it.
 func (a *Armed) ask(ctx context.Context) (Started, error) {
-	records, err := persist(ctx, func() ([]record, error) {
+	records, err := persist(ctx, func() ([]sshfan.Record, error) {
 		return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
 	}, nil)
 	if err != nil {
@@ -307,7 +307,7 @@ func (a *Armed) Abort(ctx context.Context) error {
 		if err != nil {
 			break
 		}
-		if rec.word == "aborted" {
+		if rec.Word == "aborted" {
 			select {
 			case <-a.done:
 			case <-wait.Done():
@@ -349,7 +349,7 @@ func (s Spec) files() [][]byte {
 	for _, s := range s.Stored {
 		secrets.WriteString(s.Name + " " + s.url() + "\n")
 	}
-	meta := "owner=" + clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
+	meta := "owner=" + sshfan.Clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
 	return [][]byte{
 		[]byte(meta),
 		nulled(words),
@@ -405,5 +405,5 @@ func (s Spec) Title() string {
 	if more {
 		first += " …"
 	}
-	return clean(first, 200)
+	return sshfan.Clean(first, 200)
 }

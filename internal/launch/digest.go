@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"multihost/internal/sshfan"
 )
 
 // digestLimit is the time in which a slow disk reads the largest log.
@@ -27,11 +29,11 @@ func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n i
 		return "", 0, err
 	}
 	for _, rec := range records {
-		switch rec.word {
+		switch rec.Word {
 		case "unknown":
 			return "", 0, fmt.Errorf("digest %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
 		case "digest":
-			if f := rec.fields(2); hexDigest.MatchString(f[1]) {
+			if f := rec.Fields(2); hexDigest.MatchString(f[1]) {
 				return f[1], number(f[0]), nil
 			}
 		}
@@ -46,21 +48,21 @@ func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 		return nil, err
 	}
 	n = min(max(n, 0), 64<<10)
-	nonce := newNonce()
+	nonce := sshfan.NewNonce()
 	var raw bytes.Buffer
-	out := &splitter{answer: answer{nonce: nonce}, raw: &bounded{w: &raw, room: n}}
-	errs := &answer{nonce: nonce}
+	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &bounded{w: &raw, room: n}}
+	errs := &sshfan.Answer{Nonce: nonce}
 	cmd := tailScript.Cmd(nil, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))...)
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), err)
 	}
-	records, err := checkAnswer(r.Name(), "tail", &out.answer, errs, status)
+	records, err := checkAnswer(r.Name(), "tail", &out.Answer, errs, status)
 	if err != nil {
 		return nil, err
 	}
-	if records[0].word == "unknown" {
+	if records[0].Word == "unknown" {
 		return nil, fmt.Errorf("read the last output of %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
 	}
 	return raw.Bytes(), nil
@@ -74,7 +76,7 @@ type bounded struct {
 
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.room -= len(p); b.room < 0 {
-		return 0, errFlood
+		return 0, sshfan.ErrFlood
 	}
 	return b.w.Write(p)
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"multihost/internal/sshfan"
 )
 
 // StackMethod says how a stack was learned.
@@ -53,15 +55,15 @@ func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Ph
 	}
 	var stacks []Stack
 	for _, rec := range records {
-		switch rec.word {
+		switch rec.Word {
 		case "stack":
-			f := rec.fields(3)
-			stacks = append(stacks, Stack{PID: int(number(f[0])), Method: StackMethod(clean(f[1], 20)), Command: clean(f[2], 300)})
+			f := rec.Fields(3)
+			stacks = append(stacks, Stack{PID: int(number(f[0])), Method: StackMethod(sshfan.Clean(f[1], 20)), Command: sshfan.Clean(f[2], 300)})
 		case "line":
 			if len(stacks) > 0 {
 				s := &stacks[len(stacks)-1]
-				indent := rec.rest[:len(rec.rest)-len(strings.TrimLeft(rec.rest, " "))]
-				s.Lines = append(s.Lines, indent+clean(rec.rest, 1000))
+				indent := rec.Rest[:len(rec.Rest)-len(strings.TrimLeft(rec.Rest, " "))]
+				s.Lines = append(s.Lines, indent+sshfan.Clean(rec.Rest, 1000))
 			}
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"multihost/internal/sshfan"
 )
 
 // ExecSpec is a command that does not outlive its connection. Argv is required.
@@ -67,13 +69,13 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	leash, hand := io.Pipe()
 	defer hand.Close()
 
-	nonce := newNonce()
+	nonce := sshfan.NewNonce()
 	broken := func() { cancel(errWriter) }
 	outGate, errGate := &gate{w: stdout, broken: broken}, &gate{w: stderr, broken: broken}
 	e := &execution{nonce: nonce, cancel: cancel, hand: hand}
 	outGate.wrote, errGate.wrote = e.heard, e.heard
-	out := &splitter{answer: answer{nonce: nonce}, raw: outGate}
-	errs := &splitter{answer: answer{nonce: nonce}, raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
+	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: outGate}
+	errs := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
 	defer e.stop()
 
 	grace := spec.Grace
@@ -120,7 +122,7 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	case err != nil:
 		return ExecEnd{}, fmt.Errorf("exec on %s: %w", r.Name(), err)
 	}
-	if _, err := checkAnswer(r.Name(), "exec", &out.answer, &errs.answer, status); err != nil {
+	if _, err := checkAnswer(r.Name(), "exec", &out.Answer, &errs.Answer, status); err != nil {
 		return ExecEnd{}, err
 	}
 	return ExecEnd{}, fmt.Errorf("exec on %s: %w", r.Name(), errNotProven)
@@ -160,11 +162,11 @@ type execution struct {
 
 // tell takes what the worker says about the end.
 func (e *execution) tell(line string) {
-	rec, ok := parseRecord(line, e.nonce)
-	if !ok || rec.word != "exit" {
+	rec, ok := sshfan.ParseRecord(line, e.nonce)
+	if !ok || rec.Word != "exit" {
 		return
 	}
-	f := rec.fields(3)
+	f := rec.Fields(3)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.hand.Close() // nothing more is said there, and a read of it would be waited for
@@ -231,7 +233,7 @@ func (t *trailer) Write(p []byte) (int, error) {
 		t.seen, p = true, t.held
 	}
 	if line, _, whole := bytes.Cut(p, []byte{'\n'}); t.tell != nil {
-		t.line = append(t.line, line[:min(len(line), maxLine-len(t.line))]...)
+		t.line = append(t.line, line[:min(len(line), maxTold-len(t.line))]...)
 		if whole {
 			t.tell(string(t.line))
 			t.tell = nil
@@ -239,6 +241,9 @@ func (t *trailer) Write(p []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// maxTold is the most that is kept of the line with the mark.
+const maxTold = 4 << 10
 
 // beginning is how many bytes at the end of text are the beginning of mark.
 func beginning(text, mark []byte) int {

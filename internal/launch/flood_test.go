@@ -68,14 +68,14 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 					return err
 				},
 			} {
-				if err := f(); !errors.Is(err, errFlood) || len(err.Error()) > 500 {
+				if err := f(); !errors.Is(err, sshfan.ErrFlood) || len(err.Error()) > 500 {
 					t.Errorf("%s: %v", op, err)
 				}
 			}
 		})
 	}
 	tail := said{stdout: "N stream\n" + strings.Repeat("more than was asked for", 9)}
-	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, errFlood) {
+	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, sshfan.ErrFlood) {
 		t.Errorf("tail: %d bytes, %v", len(got), err)
 	}
 }
@@ -85,15 +85,15 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
-	a := &answer{nonce: "N", next: func(r record) bool { heard++; return r.word == "size" }}
+	a := &sshfan.Answer{Nonce: "N", Next: func(r sshfan.Record) bool { heard++; return r.Word == "size" }}
 	for i := range 300_000 { // 20 GB in the smallest usual piece
 		if _, err := fmt.Fprintf(a, "N size %d\n", i*65536); err != nil {
 			t.Fatalf("after %d sizes: %v", i, err)
 		}
 	}
 	fmt.Fprintln(a, "N end")
-	if heard != 300_001 || len(a.records) != 1 || a.records[0].word != "end" {
-		t.Errorf("heard %d, kept %d", heard, len(a.records))
+	if heard != 300_001 || len(a.Records()) != 1 || a.Records()[0].Word != "end" {
+		t.Errorf("heard %d, kept %d", heard, len(a.Records()))
 	}
 }
 

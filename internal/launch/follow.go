@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"multihost/internal/sshfan"
@@ -145,45 +145,45 @@ func exitOf(e *Exit) Exit {
 func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	nonce := newNonce()
+	nonce := sshfan.NewNonce()
 	orders := newOrders()
 	defer orders.Close()
 	g := &gate{w: w}
 	g.broken = func() { cancel(errWriter) }
-	out := &splitter{answer: answer{nonce: nonce}, raw: g}
-	errs := &answer{nonce: nonce}
+	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: g}
+	errs := &sshfan.Answer{Nonce: nonce}
 	if ration == nil {
 		orders.Close()
 	} else {
 		ration.begin(orders, offset)
 		defer ration.end()
 		g.wrote = ration.received
-		out.next = func(rec record) (done bool) {
-			switch rec.word {
+		out.Next = func(rec sshfan.Record) (done bool) {
+			switch rec.Word {
 			case "stream":
 				if opts.Found != nil {
 					opts.Found()
 				}
-				ration.size(number(rec.rest))
+				ration.size(number(rec.Rest))
 			case "unknown", "truncated", "error":
 				orders.Close()
 			}
 			return false
 		}
 		// There is a size for each piece of a log of any length.
-		errs.next = func(rec record) (done bool) {
-			switch rec.word {
+		errs.Next = func(rec sshfan.Record) (done bool) {
+			switch rec.Word {
 			case "size":
-				ration.size(number(rec.rest))
+				ration.size(number(rec.Rest))
 				return true
 			case "disk":
-				if d := parseDisk(rec.rest); d.Low() && opts.LowDisk != nil {
+				if d := parseDisk(rec.Rest); d.Low() && opts.LowDisk != nil {
 					opts.LowDisk(d)
 				}
 				return true
 			case "full":
 				if opts.Full != nil {
-					opts.Full(number(rec.rest))
+					opts.Full(number(rec.Rest))
 				}
 				return true
 			case "end":
@@ -194,10 +194,10 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	}
 	// tail begins again at the first byte of a file that became shorter: close
 	// the gate as soon as it says so.
-	truncated := false
-	errs.stray = func(line string) {
+	var truncated atomic.Bool
+	errs.Stray = func(line string) {
 		if strings.Contains(line, "file truncated") {
-			truncated = true
+			truncated.Store(true)
 			g.close()
 			cancel(errShorter)
 		}
@@ -213,28 +213,25 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	if failed != nil {
 		return p, &writeError{fmt.Errorf("write output of %s: %w", r.Name(), failed)}
 	}
-	errs.mu.Lock()
-	shorter := truncated
-	errs.mu.Unlock()
-	if shorter {
+	if truncated.Load() {
 		return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count}
 	}
 	if err != nil {
 		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), err)
 	}
-	records, err := checkAnswer(r.Name(), "follow", &out.answer, errs, status)
+	records, err := checkAnswer(r.Name(), "follow", &out.Answer, errs, status)
 	if err != nil {
 		return p, err
 	}
-	if records[0].word == "unknown" {
+	if records[0].Word == "unknown" {
 		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
 	}
-	all := append(records[:len(records):len(records)], errs.all()...)
+	all := append(records[:len(records):len(records)], errs.Records()...)
 	state := parseState(ref, all)
 	p.phase, p.exit = state.Phase, state.Exit
 	for _, rec := range all {
-		if rec.word == "truncated" {
-			return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: number(rec.rest)}
+		if rec.Word == "truncated" {
+			return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: number(rec.Rest)}
 		}
 	}
 	return p, nil
@@ -248,44 +245,6 @@ var (
 type writeError struct{ error }
 
 func (e *writeError) Unwrap() error { return e.error }
-
-// splitter takes answer lines until "stream", and everything after it as raw
-// bytes.
-type splitter struct {
-	answer
-	raw       io.Writer
-	streaming bool
-}
-
-func (s *splitter) Write(p []byte) (int, error) {
-	n := len(p)
-	for !s.streaming && len(p) > 0 {
-		end := bytes.IndexByte(p, '\n') + 1
-		if end == 0 {
-			end = len(p)
-		}
-		if _, err := s.answer.Write(p[:end]); err != nil {
-			return n - len(p), err
-		}
-		p = p[end:]
-		last := s.answer.last()
-		s.streaming = last.word == "stream"
-	}
-	if len(p) == 0 {
-		return n, nil
-	}
-	m, err := s.raw.Write(p)
-	return n - len(p) + m, err
-}
-
-func (a *answer) last() record {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.records) == 0 {
-		return record{}
-	}
-	return a.records[len(a.records)-1]
-}
 
 // persist repeats try until it succeeds or fails for another reason than the
 // connection, with pauses that grow to 5 s while there is no progress. The
@@ -318,7 +277,7 @@ func connectionLost(err error) bool {
 		key       *sshfan.HostKeyError
 	)
 	return !errors.As(err, &refused) && !errors.As(err, &truncated) && !errors.As(err, &write) &&
-		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun) && !errors.Is(err, errFlood)
+		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun) && !errors.Is(err, sshfan.ErrFlood)
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -1,11 +1,8 @@
 package launch
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	_ "embed" // the scripts
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -68,118 +65,6 @@ var (
 )
 
 func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }
-
-// newNonce makes the word that marks the answer lines of one exec, so that what
-// the login's start-up files print is never taken for an answer.
-func newNonce() string {
-	var b [8]byte
-	rand.Read(b[:]) // never fails
-	return "mh" + hex.EncodeToString(b[:])
-}
-
-// A record is one line of a worker's answer: a word and the rest.
-type record struct{ word, rest string }
-
-// fields returns the rest as n words; the last one is what remains. Missing
-// ones are empty: a worker's answer is not trusted to be complete.
-func (r record) fields(n int) []string {
-	f := strings.SplitN(r.rest, " ", n)
-	for len(f) < n {
-		f = append(f, "")
-	}
-	return f
-}
-
-const (
-	maxLine   = 16 << 10 // of an answer
-	maxAnswer = 4 << 20  // of one exec: a list of many runs
-)
-
-// errFlood ends an exec whose answer has no end: nobody waits for it, and
-// nothing of it is kept.
-var errFlood = fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
-
-// answer parses what a script prints, as it arrives. Lines without the nonce
-// are kept only as far as they help to tell what went wrong.
-type answer struct {
-	nonce string
-	next  func(record) (done bool) // optional: hears every record; one that it is done with is not kept
-	stray func(string)             // optional: hears every other line
-
-	mu      sync.Mutex
-	line    []byte
-	size    int // of what came, without the records that next was done with
-	noise   []byte
-	records []record
-}
-
-func (a *answer) Write(p []byte) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := len(p)
-	for len(p) > 0 {
-		head, rest, found := bytes.Cut(p, []byte{'\n'})
-		if room := maxLine - len(a.line); len(head) > room {
-			a.size += len(head) - room
-			head = head[:room]
-		}
-		a.line = append(a.line, head...)
-		if !found {
-			if a.size+len(a.line) > maxAnswer {
-				return 0, errFlood
-			}
-			break
-		}
-		p = rest
-		a.take(string(a.line))
-		a.line = a.line[:0]
-		if a.size > maxAnswer {
-			return 0, errFlood
-		}
-	}
-	return n, nil
-}
-
-func (a *answer) take(line string) {
-	r, ok := parseRecord(line, a.nonce)
-	if ok && a.next != nil && a.next(r) {
-		return
-	}
-	if a.size += len(line) + 1; !ok {
-		if a.stray != nil {
-			a.stray(line)
-		}
-		if len(a.noise) < 1024 && line != "" {
-			a.noise = append(append(a.noise, line...), '\n')
-		}
-		return
-	}
-	a.records = append(a.records, r)
-}
-
-func parseRecord(line, nonce string) (record, bool) {
-	// Start-up files may print without a newline at the end.
-	_, text, found := strings.Cut(line, nonce+" ")
-	if !found {
-		return record{}, false
-	}
-	word, rest, _ := strings.Cut(text, " ")
-	return record{word, rest}, word != ""
-}
-
-func (a *answer) all() []record {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.records
-}
-
-// trouble is the last thing that was said outside of the protocol.
-func (a *answer) trouble() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	lines := strings.Split(strings.TrimSpace(string(append(a.noise, a.line...))), "\n")
-	return clean(lines[len(lines)-1], 300)
-}
 
 // input is the standard input of an exec that goes on after the script: a
 // transport that has lost its connection can end a Read under way by Close.
@@ -256,20 +141,20 @@ func (l *limited) stop() {
 }
 
 // call runs one operation on the worker and returns the answer.
-func call(ctx context.Context, r Runner, op string, script *sshfan.Program, args ...string) ([]record, error) {
+func call(ctx context.Context, r Runner, op string, script *sshfan.Program, args ...string) ([]sshfan.Record, error) {
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
 // callWithin is call with other limits: for the answer, and for reaching the
 // worker, where 0 is none.
-func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op string, script *sshfan.Program, args ...string) ([]record, error) {
-	out := &answer{nonce: newNonce()}
-	errs := &answer{nonce: out.nonce}
+func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op string, script *sshfan.Program, args ...string) ([]sshfan.Record, error) {
+	out := &sshfan.Answer{Nonce: sshfan.NewNonce()}
+	errs := &sshfan.Answer{Nonce: out.Nonce}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	in := newLimited(strings.NewReader(""), limit, reach, cancel)
 	defer in.stop()
-	cmd := script.Cmd(in, append([]string{out.nonce}, args...)...)
+	cmd := script.Cmd(in, append([]string{out.Nonce}, args...)...)
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
@@ -278,15 +163,15 @@ func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op st
 	return checkAnswer(r.Name(), op, out, errs, status)
 }
 
-func checkAnswer(worker, op string, out, errs *answer, status sshfan.Status) ([]record, error) {
-	records := out.all()
+func checkAnswer(worker, op string, out, errs *sshfan.Answer, status sshfan.Status) ([]sshfan.Record, error) {
+	records := out.Records()
 	for _, rec := range records {
-		if rec.word == "error" {
-			return nil, &RemoteError{Worker: worker, Op: op, Text: clean(rec.rest, 500)}
+		if rec.Word == "error" {
+			return nil, &RemoteError{Worker: worker, Op: op, Text: sshfan.Clean(rec.Rest, 500)}
 		}
 	}
 	if len(records) == 0 {
-		return nil, &RemoteError{Worker: worker, Op: op, Text: silence(status, errs.trouble(), out.trouble())}
+		return nil, &RemoteError{Worker: worker, Op: op, Text: silence(status, errs.Trouble(), out.Trouble())}
 	}
 	return records, nil
 }
@@ -295,7 +180,7 @@ func checkAnswer(worker, op string, out, errs *answer, status sshfan.Status) ([]
 func silence(status sshfan.Status, stderr, stdout string) string {
 	text := fmt.Sprintf("no answer (exit code %d)", status.Code)
 	if status.Signal != "" {
-		text = "no answer (killed by SIG" + clean(status.Signal, 20) + ")"
+		text = "no answer (killed by SIG" + sshfan.Clean(status.Signal, 20) + ")"
 	}
 	switch {
 	case stderr != "":
@@ -306,23 +191,6 @@ func silence(status sshfan.Status, stderr, stdout string) string {
 		text += "; does ~/.bashrc or the login shell there end the session?"
 	}
 	return text
-}
-
-// clean makes text of a worker fit for one line of a message: no control
-// characters, no more than limit bytes, valid UTF-8.
-func clean(s string, limit int) string {
-	if len(s) > limit {
-		s = s[:limit] + "…"
-	}
-	return strings.TrimSpace(strings.Map(func(r rune) rune {
-		switch {
-		case r == '\t' || r == '\n':
-			return ' '
-		case r < 0x20 || r == 0x7f || 0x80 <= r && r < 0xa0 || r == 0x2028 || r == 0x2029 || 0x202a <= r && r <= 0x202e || 0x2066 <= r && r <= 0x2069:
-			return '\uFFFD'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD")))
 }
 
 func number(s string) int64 {

@@ -170,7 +170,7 @@ func TestWhatAWorkerSaysIsMadeHarmless(t *testing.T) {
 		"evil\u202etxt":          "evil\uFFFDtxt",
 		strings.Repeat("x", 400): strings.Repeat("x", 300) + "…",
 	} {
-		if got := clean(in, 300); got != want {
+		if got := sshfan.Clean(in, 300); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
@@ -181,7 +181,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add("N run\nN exit\nN supervisor\nN log\nN disk 1 2\nN now\n", uint8(1))
 	f.Fuzz(func(t *testing.T, text string, step uint8) {
 		var raw strings.Builder
-		s := &splitter{answer: answer{nonce: "N"}, raw: &raw}
+		s := &sshfan.Stream{Answer: sshfan.Answer{Nonce: "N"}, Raw: &raw}
 		for rest := text; rest != ""; {
 			n := min(int(step)+1, len(rest))
 			if m, err := s.Write([]byte(rest[:n])); m != n || err != nil {
@@ -192,7 +192,7 @@ func FuzzAnswer(f *testing.F) {
 		if !strings.HasSuffix(text, raw.String()) {
 			t.Fatalf("raw bytes %q are not the end of %q", raw.String(), text)
 		}
-		records := s.all()
+		records := s.Records()
 		state := parseState(Ref{"r", 1}, records)
 		if state.Exit != nil && (state.Exit.Code < 0 || state.Exit.Code > 255 || state.Exit.LogSize < 0) {
 			t.Fatalf("exit: %+v", state.Exit)

@@ -24,25 +24,25 @@ func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 }
 
 // parseState reads the answer of status and release, which is about one run.
-func parseState(ref Ref, records []record) State {
+func parseState(ref Ref, records []sshfan.Record) State {
 	s := State{Ref: ref, Phase: Unknown, LogLimit: -1}
 	var b builder
 	for _, rec := range records {
 		if b.take(rec) {
 			continue
 		}
-		switch rec.word {
+		switch rec.Word {
 		case "log":
-			f := rec.fields(2)
+			f := rec.Fields(2)
 			s.LogSize, s.LogTime = number(f[0]), seconds(f[1])
 		case "disk":
-			s.Disk = parseDisk(rec.rest)
+			s.Disk = parseDisk(rec.Rest)
 		case "limit":
-			s.LogLimit = number(rec.rest)
+			s.LogLimit = number(rec.Rest)
 		case "dropped":
-			s.Dropped = number(rec.rest)
+			s.Dropped = number(rec.Rest)
 		case "processes":
-			f := rec.fields(2)
+			f := rec.Fields(2)
 			s.Left, s.CPU = int(number(f[0])), time.Duration(min(number(f[1]), 1<<43))*time.Millisecond
 		}
 	}
@@ -59,7 +59,7 @@ func parseState(ref Ref, records []record) State {
 
 // parseDisk reads "FREE ALL SIZE": blocks, and the bytes of one.
 func parseDisk(text string) Disk {
-	f := record{rest: text}.fields(3)
+	f := sshfan.Record{Rest: text}.Fields(3)
 	const most = 1 << 40 // blocks: no product overflows
 	size := min(number(f[2]), 1<<22)
 	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
@@ -101,7 +101,7 @@ func list(ctx context.Context, r Runner, args ...string) ([]Info, error) {
 	return parseInfos(records), nil
 }
 
-func parseInfos(records []record) []Info {
+func parseInfos(records []sshfan.Record) []Info {
 	var b builder
 	for _, rec := range records {
 		b.take(rec)
@@ -143,45 +143,45 @@ type builder struct {
 }
 
 // take reports whether the record was about a run.
-func (b *builder) take(rec record) bool {
-	switch rec.word {
+func (b *builder) take(rec sshfan.Record) bool {
+	switch rec.Word {
 	case "now":
-		b.now = instant(rec.rest)
+		b.now = instant(rec.Rest)
 		return true
 	case "run":
-		f := rec.fields(2)
-		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: clean(f[0], 100), Attempt: int(number(f[1]))}, Phase: Unknown}})
+		f := rec.Fields(2)
+		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: sshfan.Clean(f[0], 100), Attempt: int(number(f[1]))}, Phase: Unknown}})
 		return true
 	}
 	if len(b.infos) == 0 {
 		return false
 	}
 	i := &b.infos[len(b.infos)-1]
-	switch rec.word {
+	switch rec.Word {
 	case "dir":
-		i.Dir = clean(rec.rest, 4096)
+		i.Dir = sshfan.Clean(rec.Rest, 4096)
 	case "phase":
-		i.Phase = parsePhase(rec.rest)
+		i.Phase = parsePhase(rec.Rest)
 	case "supervisor":
-		f := rec.fields(3)
+		f := rec.Fields(3)
 		i.Supervisor, i.supervised, i.Armed = int(number(f[0])), f[1] == "1", instant(f[2])
 	case "started":
-		f := rec.fields(2)
+		f := rec.Fields(2)
 		i.PID, i.Started = int(number(f[0])), instant(f[1])
 	case "exit":
 		if i.Exit == nil {
 			i.Exit = &Exit{}
 		}
-		f := rec.fields(2)
+		f := rec.Fields(2)
 		i.Exit.set(f[0], f[1])
 	case "mine":
-		i.Mine = rec.rest == "1"
+		i.Mine = rec.Rest == "1"
 	case "login":
-		i.Login = clean(rec.rest, 100)
+		i.Login = sshfan.Clean(rec.Rest, 100)
 	case "owner":
-		i.Owner = clean(rec.rest, 200)
+		i.Owner = sshfan.Clean(rec.Rest, 200)
 	case "command":
-		i.Command = clean(rec.rest, 500)
+		i.Command = sshfan.Clean(rec.Rest, 500)
 	default:
 		return false
 	}
@@ -217,23 +217,23 @@ func (e *Exit) set(key, value string) {
 	case "lost":
 		e.Lost = value == "1"
 	case "reason":
-		e.Reason = clean(value, 1000)
+		e.Reason = sshfan.Clean(value, 1000)
 	}
 }
 
-func parseProcess(rec record) Process {
-	f := rec.fields(10)
+func parseProcess(rec sshfan.Record) Process {
+	f := rec.Fields(10)
 	p := Process{
 		PID:      int(number(f[0])),
 		Mine:     f[1] == "1",
 		Age:      time.Duration(min(number(f[2]), 1<<33)) * time.Second,
-		User:     clean(f[3], 100),
+		User:     sshfan.Clean(f[3], 100),
 		RunAlive: f[7] == "1",
 		Device:   dash(f[8]),
-		Command:  clean(f[9], 300),
+		Command:  sshfan.Clean(f[9], 300),
 	}
 	if engine, id, found := strings.Cut(f[4], ":"); found {
-		p.Engine, p.Container = clean(engine, 20), clean(id, 100)
+		p.Engine, p.Container = sshfan.Clean(engine, 20), sshfan.Clean(id, 100)
 	}
 	if ref := (Ref{f[5], int(number(f[6]))}); ref.check() == nil {
 		p.Run = ref
@@ -245,5 +245,5 @@ func dash(s string) string {
 	if s == "-" {
 		return ""
 	}
-	return clean(s, 200)
+	return sshfan.Clean(s, 200)
 }

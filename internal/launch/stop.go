@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"multihost/internal/sshfan"
 )
 
 // StopOptions are optional.
@@ -25,7 +27,7 @@ func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport,
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
 	}
-	reason := clean(opts.Reason, 500)
+	reason := sshfan.Clean(opts.Reason, 500)
 	if reason == "" {
 		reason = "stopped"
 	}
@@ -55,12 +57,12 @@ func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason strin
 	state := parseState(ref, records)
 	report := StopReport{Phase: state.Phase, Exit: state.Exit}
 	for _, rec := range records {
-		switch rec.word {
+		switch rec.Word {
 		case "counts":
-			f := rec.fields(2)
+			f := rec.Fields(2)
 			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
 		case "blind":
-			report.Blind = clean(rec.rest, 200)
+			report.Blind = sshfan.Clean(rec.Rest, 200)
 		case "survivor":
 			report.Survivors = append(report.Survivors, parseProcess(rec))
 		case "holder":
@@ -134,18 +136,18 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 	var report FreeReport
 	var left []Process
 	for _, rec := range records {
-		switch rec.word {
+		switch rec.Word {
 		case "devices":
-			report.Devices = int(number(rec.rest))
+			report.Devices = int(number(rec.Rest))
 		case "blind":
-			report.Blind = clean(rec.rest, 200)
+			report.Blind = sshfan.Clean(rec.Rest, 200)
 		case "stopped":
 			report.Stopped = append(report.Stopped, parseProcess(rec))
 		case "holder":
 			left = append(left, parseProcess(rec))
 		case "lock":
-			report.LockRemoved = rec.rest == "removed"
-			if rec.rest == "refused" {
+			report.LockRemoved = rec.Rest == "removed"
+			if rec.Rest == "refused" {
 				return report, &RemoteError{Worker: r.Name(), Op: "free TPU", Text: "remove /tmp/libtpu_lockfile: permission denied, and sudo is refused"}
 			}
 		}

@@ -29,7 +29,6 @@
 package lease
 
 import (
-	"bytes"
 	"context"
 	_ "embed" // the script
 	"errors"
@@ -37,7 +36,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"multihost/internal/sshfan"
@@ -220,71 +218,30 @@ func number(s string) int64 {
 
 func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33)) * time.Second }
 
-// nonce marks the lines of an answer. It need not be secret: what a start-up file
-// of the login prints does not have it by chance.
-const nonce = "multihost-lease"
-
-const (
-	answerLimit = time.Minute // a worker asks two servers that may be slow
-	maxAnswer   = 64 << 10
-)
+// answerLimit: a worker asks two servers that may be slow.
+const answerLimit = time.Minute
 
 // call runs one operation of the script and returns the words of its answer.
 func call(ctx context.Context, r Runner, stdin, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, fmt.Errorf("no answer within %s", answerLimit))
 	defer cancel()
-	var out, errs capped
-	cmd := watchProgram.Cmd(strings.NewReader(stdin), append([]string{nonce, op}, args...)...)
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	out := &sshfan.Answer{Nonce: sshfan.NewNonce()}
+	errs := &sshfan.Answer{Nonce: out.Nonce}
+	cmd := watchProgram.Cmd(strings.NewReader(stdin), append([]string{out.Nonce, op}, args...)...)
+	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("%s the lease on %s: %w", op, r.Name(), err)
 	}
+	if failed := out.Failure(); failed != "" {
+		return nil, fmt.Errorf("%s the lease on %s: %s", op, r.Name(), failed)
+	}
 	var records [][]string
-	for line := range strings.Lines(out.String()) {
-		_, rest, found := strings.Cut(line, nonce+" ")
-		f := strings.Fields(clean(rest))
-		if !found || len(f) == 0 {
-			continue
-		}
-		if f[0] == "error" {
-			return nil, fmt.Errorf("%s the lease on %s: %s", op, r.Name(), strings.Join(f[1:], " "))
-		}
-		records = append(records, f)
+	for _, rec := range out.Records() {
+		records = append(records, strings.Fields(sshfan.Clean(rec.Word+" "+rec.Rest, 4<<10)))
 	}
 	if len(records) == 0 {
-		said := strings.TrimSpace(clean(errs.String()))
-		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %.300s", op, r.Name(), status.Code, said)
+		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %s", op, r.Name(), status.Code, errs.Trouble())
 	}
 	return records, nil
-}
-
-// clean takes away what no message may have: a worker's words are not trusted.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r >= 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
-// capped keeps the first bytes that are written to it, by as many goroutines as
-// like.
-type capped struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (c *capped) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.b.Write(p[:min(len(p), maxAnswer-c.b.Len())])
-	return len(p), nil
-}
-
-func (c *capped) String() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.b.String()
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -460,9 +461,9 @@ func TestAPartOfTheTermsIsNoLease(t *testing.T) {
 
 // A worker's answer is only text.
 func FuzzAnswer(f *testing.F) {
-	f.Add("multihost-lease lease yes 1800 0 12 never 0\nmultihost-lease right no 403 a@b.com denied\n")
-	f.Add("multihost-lease right no\nmultihost-lease apart\nmultihost-lease lease yes 99999999999999999999 -1 x y z\n")
-	f.Add("multihost-lease error \x1b[2J\n")
+	f.Add("NONCE lease yes 1800 0 12 never 0\nNONCE right no 403 a@b.com denied\n")
+	f.Add("NONCE right no\nNONCE apart\nNONCE lease yes 99999999999999999999 -1 x y z\n")
+	f.Add("NONCE error \x1b[2J\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		a, err := Arm(t.Context(), answering(text), Terms{Run: "r"})
 		if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < 0x20 }) {
@@ -476,9 +477,11 @@ func FuzzAnswer(f *testing.F) {
 
 type answering string
 
+var aNonce = regexp.MustCompile(`\bmh[0-9a-f]{16}\b`)
+
 func (answering) Name() string { return "s0w0" }
 
 func (text answering) Run(_ context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
-	_, err := io.WriteString(cmd.Stdout, string(text))
+	_, err := io.WriteString(cmd.Stdout, strings.ReplaceAll(string(text), "NONCE", aNonce.FindString(cmd.Line)))
 	return sshfan.Status{}, err
 }

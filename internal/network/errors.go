@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"multihost/internal/gcp"
+	"multihost/internal/sshfan"
 )
 
 // A Difference is one property of a resource that is not as wanted.
@@ -49,13 +50,13 @@ func (e *MismatchError) Hint() string {
 	if e.Resource != "network" {
 		remove := "multihost network firewall delete " + e.Name
 		if !e.Owned {
-			remove = shellLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
+			remove = sshfan.CommandLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
 		}
 		return fmt.Sprintf("remove it and create it again: %s; or make another rule beside it under another name", remove)
 	}
 	remove := "multihost network delete " + e.Name
 	if !e.Owned {
-		remove = shellLine("gcloud", "compute", "networks", "delete", e.Name, "--project="+e.project)
+		remove = sshfan.CommandLine("gcloud", "compute", "networks", "delete", e.Name, "--project="+e.project)
 	}
 	hint := fmt.Sprintf("make another network beside it: multihost network create OTHER; or remove it and create it again: %s", remove)
 	if take := e.takeFlags(); take != "" {
@@ -116,7 +117,7 @@ func (e *NotOursError) Hint() string {
 	if e.Resource != "network" {
 		kind = "firewall-rules"
 	}
-	return "if it is yours to delete: " + shellLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
+	return "if it is yours to delete: " + sshfan.CommandLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
 }
 
 // A ForeignRulesError is a network of ours with firewall rules that somebody
@@ -138,7 +139,7 @@ func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
 // Hint is the command that removes the rules.
 func (e *ForeignRulesError) Hint() string {
 	words := append([]string{"gcloud", "compute", "firewall-rules", "delete"}, e.Rules...)
-	return "somebody may need them; if not: " + shellLine(append(words, "--project="+e.project)...)
+	return "somebody may need them; if not: " + sshfan.CommandLine(append(words, "--project="+e.project)...)
 }
 
 // An InUseError is a network that something uses and that so cannot be
@@ -194,7 +195,7 @@ func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
 // Hint is the command that shows the operation.
 func (e *SlowOperationError) Hint() string {
 	return "it goes on without multihost; look at it with: " +
-		shellLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
+		sshfan.CommandLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
 }
 
 var (

@@ -13,6 +13,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/sshfan"
 )
 
 // defaultPriority is the API's for a rule that asks for none.
@@ -218,7 +219,7 @@ func (r FirewallRule) gcloud(project string) string {
 	if len(r.TargetTags) > 0 {
 		words = append(words, "--target-tags="+strings.Join(r.TargetTags, ","))
 	}
-	return shellLine(append(words, "--description="+firewallMark(r.Network))...)
+	return sshfan.CommandLine(append(words, "--description="+firewallMark(r.Network))...)
 }
 
 // ruleOf reads a rule that exists.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/api/iterator"
 
 	"multihost/internal/gcp"
+	"multihost/internal/sshfan"
 )
 
 // Traffic is what wants to reach a machine of a network.
@@ -174,5 +175,5 @@ func (r FirewallRule) Command() string {
 	if r.Priority != 0 && r.Priority != defaultPriority {
 		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
 	}
-	return shellLine(words...)
+	return sshfan.CommandLine(words...)
 }

@@ -23,6 +23,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/sshfan"
 )
 
 const (
@@ -184,7 +185,7 @@ func (o Options) gcloud(project string) string {
 	if o.SubnetMode == "legacy" {
 		words = append(words, "--range="+legacyRange)
 	}
-	return shellLine(append(words, "--description="+networkMark(o.Name))...)
+	return sshfan.CommandLine(append(words, "--description="+networkMark(o.Name))...)
 }
 
 func networkMark(name string) string {

@@ -24,6 +24,21 @@ func Quote(args ...string) string {
 	return b.String()
 }
 
+// CommandLine joins words for a person to paste into a shell. It is Quote, except
+// that of a word --flag=value only the value is quoted, as people write it.
+func CommandLine(words ...string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		flag, value, ok := strings.Cut(w, "=")
+		if ok && strings.HasPrefix(flag, "--") && Quote(flag) == flag {
+			quoted[i] = flag + "=" + Quote(value)
+			continue
+		}
+		quoted[i] = Quote(w)
+	}
+	return strings.Join(quoted, " ")
+}
+
 // Script is the command line that runs the text of a script under shell with
 // args as its positional parameters. The script travels within the command
 // line, so it must stay well below the 128 KiB that Linux allows for one

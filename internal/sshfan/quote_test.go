@@ -36,6 +36,13 @@ func TestQuote(t *testing.T) {
 	}
 }
 
+func TestCommandLineIsAsPeopleTypeIt(t *testing.T) {
+	got := sshfan.CommandLine("multihost", "run", "--tpu-prefix=t", "--command=echo hi", "a=b", "--x y=z")
+	if want := `multihost run --tpu-prefix=t --command='echo hi' 'a=b' '--x y=z'`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestScript(t *testing.T) {
 	script := "printf '%s|' \"$0\" \"$@\"\n"
 	line := sshfan.Script("bash", script, "a b", "it's", "")
@@ -57,6 +64,7 @@ func FuzzQuote(f *testing.F) {
 	f.Add("it's\x00$HOME\x00`id`\x00a\nb\x00\\\x00\"\x00")
 	f.Add("-n\x00~\x00*\x00!\x00A=1\x00#\x00\xff\xfe\x00\r\n")
 	f.Add("\x00\x00")
+	f.Add("--flag=a b\x00--x;id=1\x00--=\x00--a='\x00--$(id)=$(id)")
 	shells := shells(f)
 	f.Fuzz(func(t *testing.T, joined string) {
 		// NUL cannot be part of an argument: it separates them here.
@@ -64,15 +72,16 @@ func FuzzQuote(f *testing.F) {
 		if len(joined) > 32<<10 {
 			t.Skip("longer than what one argument of the test's shell may be")
 		}
-		line := "printf '%s\\0' " + sshfan.Quote(args...)
-		for _, shell := range shells {
-			out, err := exec.Command(shell, "-c", line).Output()
-			if err != nil {
-				t.Fatalf("%s: %v", shell, err)
-			}
-			got := strings.Split(string(bytes.TrimSuffix(out, []byte{0})), "\x00")
-			if diff := cmp.Diff(args, got); diff != "" {
-				t.Errorf("%s: %s", shell, diff)
+		for _, words := range []string{sshfan.Quote(args...), sshfan.CommandLine(args...)} {
+			for _, shell := range shells {
+				out, err := exec.Command(shell, "-c", "printf '%s\\0' "+words).Output()
+				if err != nil {
+					t.Fatalf("%s: %v", shell, err)
+				}
+				got := strings.Split(string(bytes.TrimSuffix(out, []byte{0})), "\x00")
+				if diff := cmp.Diff(args, got); diff != "" {
+					t.Errorf("%s: %s", shell, diff)
+				}
 			}
 		}
 		// As the first word of a line an argument is a command, whatever it

@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -100,16 +99,27 @@ func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Pro
 
 // receive has the worker send, and compares the digest of all that came.
 func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress Progress) (changed bool, err error) {
-	nonce := newNonce()
+	nonce := sshfan.NewNonce()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	archive, sink := io.Pipe()
-	out := &splitter{answers: answers{nonce: nonce}, size: progress.Size, raw: sink, sum: sha256.New()}
-	var status, sum string
-	errs := &answers{nonce: nonce, hear: func(word, rest string) {
-		if word == "sent" {
-			status, sum, _ = strings.Cut(rest, " ")
+	raw := &archived{w: sink, sum: sha256.New()}
+	begun := false
+	out := &sshfan.Stream{Raw: raw, Answer: sshfan.Answer{Nonce: nonce, Next: func(r sshfan.Record) bool {
+		if r.Word == "stream" {
+			begun = true
+			if size, err := strconv.ParseInt(r.Rest, 10, 64); err == nil && size >= 0 && progress.Size != nil {
+				progress.Size(size)
+			}
 		}
+		return false
+	}}}
+	var status, sum string
+	errs := &sshfan.Answer{Nonce: nonce, Next: func(r sshfan.Record) bool {
+		if r.Word == "sent" {
+			status, sum, _ = strings.Cut(r.Rest, " ")
+		}
+		return false
 	}}
 	var unpacked error
 	var unpacking sync.WaitGroup
@@ -123,33 +133,33 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 	sink.Close()
 	unpacking.Wait()
 	switch {
-	case out.stopped:
+	case raw.stopped:
 		return false, unpacked
 	case err != nil:
 		return false, err
-	case !out.begun, status == "":
-		err := out.trouble(errs)
+	case !begun, status == "":
+		err := trouble(errs, &out.Answer)
 		if ran.Code == 0 {
 			err = fmt.Errorf("%w (%s)", err, describe(ran))
 		}
 		return false, err
 	}
-	complaints := errs.complaints()
+	lines := complaints(errs)
 	switch {
 	case status == "0":
-	case status == "1" && len(complaints) > 0 && !slices.ContainsFunc(complaints, func(line string) bool { return !strings.HasSuffix(line, ": file changed as we read it") }):
+	case status == "1" && len(lines) > 0 && !slices.ContainsFunc(lines, func(line string) bool { return !strings.HasSuffix(line, ": file changed as we read it") }):
 		changed = true
 	default:
-		text := "tar: status " + clean(status)
-		if len(complaints) > 0 {
-			text = clean(complaints[0])
+		text := "tar: status " + sshfan.Clean(status, 20)
+		if len(lines) > 0 {
+			text = sshfan.Clean(lines[0], 500)
 		}
 		return false, &WorkerError{text}
 	}
 	if unpacked != nil {
 		return false, unpacked
 	}
-	if sum != hex.EncodeToString(out.sum.Sum(nil)) {
+	if sum != hex.EncodeToString(raw.sum.Sum(nil)) {
 		return false, &WorkerError{"what has arrived is not what was sent, by its digest"}
 	}
 	return changed, nil
@@ -158,53 +168,24 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 var errStopped = errors.New("what comes cannot be taken")
 
 // complaints are the lines that are no answer, and no remarks.
-func (a *answers) complaints() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(a.noise)), "\n"), func(line string) bool {
+func complaints(errs *sshfan.Answer) []string {
+	return slices.DeleteFunc(errs.Noise(), func(line string) bool {
 		return line == "" || strings.HasSuffix(line, ": socket ignored") || strings.Contains(line, "Removing leading")
 	})
 }
 
-// splitter takes answers until "stream", and everything after as raw bytes.
-type splitter struct {
-	answers
-	size    func(int64)
-	raw     io.Writer
+// An archived writer passes on the bytes of an archive and has their digest.
+type archived struct {
+	w       io.Writer
 	sum     hash.Hash
-	begun   bool
-	stopped bool // by who reads the raw bytes
+	stopped bool // by who reads them
 }
 
-func (s *splitter) Write(p []byte) (int, error) {
-	n := len(p)
-	for !s.begun && len(p) > 0 {
-		end := bytes.IndexByte(p, '\n') + 1
-		if end == 0 {
-			end = len(p)
-		}
-		s.hear = func(word, rest string) {
-			if word == "stream" {
-				s.begun = true
-				if size, err := strconv.ParseInt(rest, 10, 64); err == nil && size >= 0 && s.size != nil {
-					s.size(size)
-				}
-			}
-		}
-		if _, err := s.answers.Write(p[:end]); err != nil {
-			return 0, err
-		}
-		p = p[end:]
-	}
-	if len(p) == 0 {
-		return n, nil
-	}
-	s.sum.Write(p)
-	if _, err := s.raw.Write(p); err != nil {
-		s.stopped = true
-		return 0, err
-	}
-	return n, nil
+func (a *archived) Write(p []byte) (int, error) {
+	a.sum.Write(p)
+	n, err := a.w.Write(p)
+	a.stopped = a.stopped || err != nil
+	return n, err
 }
 
 // A stage is the directory in which files lie until all have come. Everything is
@@ -288,10 +269,10 @@ func (st *stage) take(h *tar.Header, content io.Reader) error {
 	name := path.Clean(h.Name)
 	top, _, nested := strings.Cut(name, "/")
 	if !filepath.IsLocal(name) || name == "." {
-		return &WorkerError{fmt.Sprintf("it sends %q, which leads elsewhere: refused", clean(h.Name))}
+		return &WorkerError{fmt.Sprintf("it sends %q, which leads elsewhere: refused", sshfan.Clean(h.Name, 500))}
 	}
 	if !st.asked(top) {
-		return &WorkerError{fmt.Sprintf("it sends %q, which nobody asked for: refused", clean(h.Name))}
+		return &WorkerError{fmt.Sprintf("it sends %q, which nobody asked for: refused", sshfan.Clean(h.Name, 500))}
 	}
 	if !st.known[top] {
 		if st.name != "" && len(st.tops) > 0 {
@@ -339,7 +320,7 @@ func (st *stage) isDir(at string) error {
 	info, err := st.root.Lstat(at)
 	if err == nil && !info.IsDir() {
 		rel, _ := filepath.Rel(st.dir, at)
-		err = &WorkerError{fmt.Sprintf("it sends %q twice, once as no directory: refused", clean(rel))}
+		err = &WorkerError{fmt.Sprintf("it sends %q twice, once as no directory: refused", sshfan.Clean(rel, 500))}
 	}
 	return err
 }

@@ -192,21 +192,22 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 	in, orders := io.Pipe()
 	s := &Sent{orders: orders, over: make(chan struct{})}
 	words := make(chan string, 8) // for all that a worker of ours says
-	answer := &answers{nonce: newNonce(), hear: func(word, rest string) {
+	answer := &sshfan.Answer{Nonce: sshfan.NewNonce(), Next: func(r sshfan.Record) bool {
 		select {
-		case words <- word + " " + rest:
+		case words <- r.Word + " " + r.Rest:
 		default:
 		}
-		if word == "put" {
+		if r.Word == "put" {
 			s.done = true
 			orders.Close() // no read of it shall be waited for
 		}
+		return false
 	}}
-	errs := &answers{nonce: answer.nonce}
+	errs := &sshfan.Answer{Nonce: answer.Nonce}
 	go func() {
 		defer close(s.over)
 		defer cancel(nil)
-		cmd := putScript.Cmd(in, answer.nonce, dest, many)
+		cmd := putScript.Cmd(in, answer.Nonce, dest, many)
 		cmd.Stdout, cmd.Stderr = answer, errs
 		status, err := r.Run(session, cmd)
 		in.CloseWithError(io.ErrClosedPipe)
@@ -214,7 +215,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 		case err != nil:
 			s.err = err
 		case !s.done:
-			if s.err = answer.trouble(errs); status.Code == 0 {
+			if s.err = trouble(errs, answer); status.Code == 0 {
 				s.err = fmt.Errorf("%w (%s)", s.err, describe(status))
 			}
 		}
@@ -237,7 +238,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 // stream writes the archive and compares what has arrived.
 func (p *Parcel) stream(ctx context.Context, s *Sent, words <-chan string, progress moved) error {
 	if word, err := s.word(ctx, words); err != nil || word != "ready " {
-		return cmpOr(err, &WorkerError{"answer not understood: " + clean(word)})
+		return cmpOr(err, &WorkerError{"answer not understood: " + sshfan.Clean(word, 500)})
 	}
 	pieces := &pieces{w: s.orders}
 	archive := tar.NewWriter(pieces)

@@ -66,26 +66,9 @@ func (t *consoleTTY) read(in *os.File, p []byte) (int, error) {
 		return 0, io.EOF
 	default:
 	}
-	fd := int(in.Fd())
-	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(t.wake.Fd()), Events: unix.POLLIN}}
-	for {
-		switch _, err := unix.Poll(ready, -1); {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, err
-		case ready[1].Revents != 0:
-			return 0, io.EOF
-		}
-		switch n, err := unix.Read(fd, p); {
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
+	n, err := readUnlessWoken(int(in.Fd()), int(t.wake.Fd()), p)
+	if errors.Is(err, errWoken) {
+		err = io.EOF
 	}
+	return n, err
 }

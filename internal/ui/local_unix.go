@@ -39,30 +39,47 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 			waker.Close()
 		}
 	}()
-	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake.Fd()), Events: unix.POLLIN}}
+	var b [1]byte
 	for {
-		switch _, err := unix.Poll(ready, -1); {
-		case ctx.Err() != nil:
+		switch _, err := readUnlessWoken(fd, int(wake.Fd()), b[:]); {
+		case errors.Is(err, errWoken):
 			return 0, context.Cause(ctx)
-		case errors.Is(err, unix.EINTR):
-			continue
 		case err != nil:
 			return 0, err
-		}
-		var b [1]byte
-		switch n, err := unix.Read(fd, b[:]); {
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
 		}
 		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // in either case of letters
 			if b[0] != Interrupt {
 				b[0] |= 0x20
 			}
 			return b[0], nil
+		}
+	}
+}
+
+var errWoken = errors.New("woken up")
+
+// readUnlessWoken reads from a terminal, or returns errWoken once wake can be
+// read, or has ended. The end of the terminal is io.EOF.
+func readUnlessWoken(fd, wake int, p []byte) (int, error) {
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
+	for {
+		switch _, err := unix.Poll(ready, -1); {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, err
+		case ready[1].Revents != 0:
+			return 0, errWoken
+		}
+		switch n, err := unix.Read(fd, p); {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
 		}
 	}
 }
