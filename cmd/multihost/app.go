@@ -80,7 +80,12 @@ func (p *program) bare(c *cli.Context) error {
 }
 
 func asUsageError(_ *cli.Context, err error, _ bool) error {
-	return &usageError{err: errors.New(strings.Replace(err.Error(), "for flag -", "for --", 1)), hint: "numbers are written 5, times 90s, 10m or 2h"}
+	text := strings.Replace(err.Error(), "for flag -", "for --", 1)
+	hint := "numbers are written 5; times have a unit: 90s, 10m or 2h"
+	if strings.HasSuffix(text, "value out of range") {
+		hint = "the number is too large"
+	}
+	return &usageError{err: errors.New(text), hint: hint}
 }
 
 // command completes a command: usage errors in our form, and the EXIT STATUS

@@ -227,7 +227,7 @@ func commandPath(levels []*level) string {
 }
 
 func unknownFlag(levels []*level, spelling string) error {
-	var known []string
+	known := []string{"--help"}
 	for _, l := range levels {
 		for _, f := range l.flags {
 			for _, n := range f.Names() {

@@ -301,6 +301,9 @@ func (p *program) qrShowCommand() *cli.Command {
 				return err
 			}
 			res, err := s.queue.Get(c.Context, id)
+			if gcp.ClassOf(err) == gcp.NotFound {
+				err = &qr.StateError{ID: id, State: qr.NotFound}
+			}
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
@@ -332,11 +335,11 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			text := "deleted queued resource " + id
-			if !deleted {
-				text = "queued resource " + id + " is not there: nothing to delete"
+			note := event.Note{Level: event.Info, Text: "deleted queued resource " + id}
+			if !deleted { // perhaps another one was meant, and is billed on
+				note = event.Note{Level: event.Warn, Text: "queued resource " + id + " is not there: nothing to delete", Hint: "what there is: multihost qr list"}
 			}
-			s.view.Emit(event.Note{Level: event.Info, Text: text})
+			s.view.Emit(note)
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)

@@ -192,8 +192,8 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		return o, err
 	}
 	var err error
-	if o.Platform, err = preflight.ParsePlatform(c.String("platform")); err != nil {
-		return o, &usageError{err: err}
+	if o.Platform, err = platform(c.String("platform")); err != nil {
+		return o, err
 	}
 	if o.NUMA, err = preflight.ParseNUMA(c.String("numa")); err != nil {
 		return o, &usageError{err: err}

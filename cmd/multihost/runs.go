@@ -181,12 +181,12 @@ said when it runs (docs/gke.md).
   bash preflight.sh PLATFORM=GKE && python3 train.py`,
 				Flags: []cli.Flag{platformFlag()},
 				Action: func(c *cli.Context) error {
-					platform, err := preflight.ParsePlatform(c.String("platform"))
+					on, err := platform(c.String("platform"))
 					if err != nil {
-						return &usageError{err: err}
+						return err
 					}
-					script := preflight.Print(preflight.Options{Platform: platform})
-					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(platform), script}})
+					script := preflight.Print(preflight.Options{Platform: on})
+					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(on), script}})
 				},
 			}, exitOK, exitUsage),
 		},
@@ -198,6 +198,15 @@ said when it runs (docs/gke.md).
 type preflightScript struct {
 	Platform string `json:"platform"`
 	Script   string `json:"script"`
+}
+
+// platform reads the value of --platform.
+func platform(text string) (preflight.Platform, error) {
+	p, err := preflight.ParsePlatform(text)
+	if err != nil {
+		err = &usageError{err: fmt.Errorf("--platform: %w", err)}
+	}
+	return p, err
 }
 
 func platformFlag() cli.Flag {
@@ -221,9 +230,9 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 		}
 		text = value
 	}
-	platform, err := preflight.ParsePlatform(text)
+	on, err := platform(text)
 	if err != nil {
-		return &usageError{err: err}
+		return err
 	}
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
@@ -237,7 +246,7 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 		return err
 	}
 	return interruptible(c.Context, d.Preflight(c.Context, prefix, c.Bool("allow-partial"), job.PreflightOptions{
-		Check: check, Require: c.Bool("require"), Platform: platform, Install: c.Bool("install"),
+		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"),
 	}))
 }
 

@@ -38,8 +38,9 @@ import (
 type session struct {
 	view     *ui.Renderer
 	journal  *journal.Journal
-	sink     event.Sink // the view and the journal
-	cloud    *gcp.Client
+	sink     event.Sink  // the view and the journal
+	cloud    *gcp.Client // nil with hosts, and where unset says why
+	unset    error
 	roots    gcp.Roots
 	queue    *qr.Client
 	hosts    job.HostList // named with --hosts, in place of a cloud
@@ -211,7 +212,11 @@ func (s *session) fill(p *program, c *cli.Context) error {
 		return nil
 	}
 	if g.Project == "" {
-		return &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+		s.unset = &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+		if readsFiles(p.inv) {
+			return nil
+		}
+		return s.unset
 	}
 	if g.Zone == "" {
 		hint := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
@@ -297,6 +302,11 @@ func namesRun(inv *invocation) bool {
 // zoneless reports whether the command works on a project without a zone.
 func zoneless(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "network"
+}
+
+// readsFiles reports whether files of this machine may answer the command.
+func readsFiles(inv *invocation) bool {
+	return len(inv.path) > 0 && inv.path[0] == "logs"
 }
 
 // diagnoses reports whether the command itself says what is not set.
@@ -404,6 +414,9 @@ func (s *session) deps(p *program) *job.Deps {
 
 // workers is deps for commands that log in to workers.
 func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
+	if s.unset != nil {
+		return nil, s.unset
+	}
 	d, err := s.access(p, c)
 	if err != nil {
 		return nil, err
