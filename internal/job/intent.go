@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,8 +47,8 @@ type eviction struct {
 func (r *run) decide(ctx context.Context) (*intent, error) {
 	in := &intent{attempt: r.nextAttempt()}
 	if r.team.fleet != nil {
-		runs, errs := r.team.runs(ctx)
-		if err := r.failed(ctx, StageBusy, errs); err != nil {
+		runs, err := r.runsOfAll(ctx)
+		if err != nil {
 			return nil, err
 		}
 		if err := r.settleWith(in, runs); err != nil {
@@ -83,6 +84,25 @@ func (r *run) decide(ctx context.Context) (*intent, error) {
 	}
 	in.free = launch.FreeOptions{Policy: r.o.KillStale, Grace: r.o.Grace}
 	return in, nil
+}
+
+// runsOfAll are the runs that the workers know. The workers are not read at one
+// moment: another runner may start its command on all of them in between, and
+// the attempt then looks as if it had lost the workers that were read first. It
+// runs on none before it is on all, so what a reading that begins after it was
+// seen to run does not find on a worker is not there.
+func (r *run) runsOfAll(ctx context.Context) ([]foundRun, error) {
+	for seen := !r.adopts; ; seen = true {
+		runs, errs := r.team.runs(ctx)
+		if err := r.failed(ctx, StageBusy, errs); err != nil {
+			return nil, err
+		}
+		if seen || !slices.ContainsFunc(runs, func(f foundRun) bool {
+			return f.info.Ref.Run == r.o.Run && f.info.Phase == launch.Running && len(f.workers) < len(r.team.ids)
+		}) {
+			return runs, nil
+		}
+	}
 }
 
 // nextAttempt is the number of the next attempt as far as this machine knows.

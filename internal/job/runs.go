@@ -83,7 +83,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 
 // foundRun is one run as the workers of a team know it.
 type foundRun struct {
-	info    launch.Info // of the first worker that knows it
+	info    launch.Info // of a worker on which it runs, else where it is to start, else of the first
 	workers []tpu.WorkerID
 }
 
@@ -124,17 +124,19 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 			// Workers are armed within seconds, but never at one moment.
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
-			if !ok {
-				key.minute-- // the other side of the boundary
-				at, ok = index[key]
-				key.minute++
+			for _, side := range []int64{-1, 1} {
+				if !ok { // they are on both sides of a boundary
+					beside := key
+					beside.minute += side
+					at, ok = index[beside]
+				}
 			}
 			if !ok {
 				at = len(found)
 				found = append(found, foundRun{info: info})
 			}
 			index[key] = at
-			if info.Alive() && !found[at].info.Alive() {
+			if rank(info) > rank(found[at].info) {
 				found[at].info = info
 			}
 			found[at].workers = append(found[at].workers, t.ids[i])
@@ -144,6 +146,17 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 		return cmp.Or(b.info.Armed.Compare(a.info.Armed), cmp.Compare(a.info.Run, b.info.Run))
 	})
 	return found, errs
+}
+
+// rank orders what workers say of one run: the liveliest speaks for all.
+func rank(info launch.Info) int {
+	switch {
+	case info.Phase == launch.Running:
+		return 2
+	case info.Alive():
+		return 1
+	}
+	return 0
 }
 
 // survey asks worker 0 of every ready slice, or of those that prefix names,
