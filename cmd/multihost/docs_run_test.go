@@ -164,6 +164,7 @@ func (d *markdown) fence(kind string, notRun bool, at int, lines []string) error
 // each document in a directory and against a simulator of its own, and compares
 // what they show of the output.
 func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
+	t.Parallel()
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: the programs of documents are run without it")
 	}

@@ -142,6 +142,7 @@ var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 // Everything that doctor finds is cured by the command that it prints: the faults
 // are planted one after the other, in a cloud and on workers that were healthy.
 func TestDoctorsCuresCure(t *testing.T) {
+	besideOthers(t)
 	l := newLab(t, "process", twoSmallSlices)
 	slices := []string{"--tpu-prefix=t"}
 	for _, a := range []ailment{{
@@ -270,6 +271,7 @@ func slicesContain[T any](all []T, like func(T) bool) bool { return slices.Conta
 
 // Doctor examines without changing anything anywhere.
 func TestDoctorChangesNothing(t *testing.T) {
+	besideOthers(t)
 	l := newTroubleLab(t, "process", 1)
 	before := l.server.Requests()
 	r, status := l.examine(t, "--tpu-prefix=t", "--tpu-type=v4-16")
@@ -328,6 +330,7 @@ func TestDoctorWithoutAProject(t *testing.T) {
 
 // On a real kernel: packets that do not fit, and packets that are dropped.
 func TestDoctorOnRealNetworks(t *testing.T) {
+	besideOthers(t)
 	simworker.NeedNetns(t)
 	if testkit.RaceDetector {
 		t.Skip("what is raced here is raced with the process backend")

@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,15 +27,30 @@ import (
 
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
 	if worker.MaybeInit(os.Args) {
 		return
 	}
+	// Stories wait most of their time: for boots, reboots, leases and each other.
+	// What -parallel says on the command line counts more.
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
 	testscript.Main(m, map[string]func(){
 		"multihost": func() { os.Exit(checkedStatus()) },
 	})
+}
+
+// besideOthers lets a test that has many programs in this process run beside
+// other tests. Such programs share flags of the command library, which one
+// program never does; the race detector sees that, so there it runs alone.
+func besideOthers(t *testing.T) {
+	if !testkit.RaceDetector {
+		t.Parallel()
+	}
 }
 
 // TestScripts runs testdata/script: each tells one story with the real binary
@@ -57,8 +75,9 @@ func TestMain(m *testing.M) {
 //	alljson                             require that every command has answered in JSON in this script
 //	left COUNT TEXT                     count the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
+		Files:               stories(t),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
@@ -116,6 +135,34 @@ func TestScripts(t *testing.T) {
 			"resize":   scriptResize,
 		},
 	})
+}
+
+// notRaced are the stories in which the program does little at once, or what
+// others do, too: under the race detector they would only take time.
+var notRaced = []string{
+	"api_errors", "bad_input", "completion_bash", "completion_fish", "completion_zsh", "config", "doctor", "job_detached_docs", "json_everywhere",
+	"netns", "netns_killed", "network", "oslogin", "preflight", "qr_bad_input", "qr_fails", "qr_happy", "report", "run_argv_arrives_intact",
+	"run_environment", "run_exit_codes", "run_foreign_slices", "run_hosts", "run_small_print", "run_use_existing_folder", "run_xla",
+	"secrets_stored", "seeds", "sim_commands", "skew", "terminals", "train", "usage", "xla",
+}
+
+// stories are the files of the scripts to run.
+func stories(t *testing.T) []string {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	testkit.Must(t, err)
+	byName := map[string]string{}
+	for _, file := range files {
+		byName[strings.TrimSuffix(filepath.Base(file), ".txtar")] = file
+	}
+	for _, name := range notRaced {
+		if byName[name] == "" {
+			t.Errorf("there is no script %q", name)
+		}
+		if testkit.RaceDetector {
+			delete(byName, name)
+		}
+	}
+	return slices.Sorted(maps.Values(byName))
 }
 
 // scriptWait bounds every wait of a script; it is generous, since tests share

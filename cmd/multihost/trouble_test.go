@@ -212,6 +212,7 @@ func troubles() []trouble {
 // compares the warnings, errors and hints with what they ought to be, and the
 // status. Nothing may be left behind.
 func TestTroubleOfAWorkerIsTold(t *testing.T) {
+	besideOthers(t)
 	for _, backend := range []string{"process", "netns"} {
 		t.Run(backend, func(t *testing.T) {
 			if testkit.RaceDetector {
@@ -418,6 +419,7 @@ func waitUntil(t *testing.T, what string, holds func() bool) {
 // none can be reached takes the grace time and a few seconds, names them, and can be
 // repeated when they are back.
 func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
+	besideOthers(t)
 	lab := newTroubleLab(t, "process", 2)
 	var stdout, stderr transcript
 	p := lab.program(&stdout, &stderr)
