@@ -124,9 +124,15 @@ func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
 // followWindow is that of internal/job.
 const followWindow = 128 << 20
 
+// leastHeap is that of cmd/multihost, for whose whole command the engine stands
+// here.
+const leastHeap = 48 << 20
+
 // follow brings the output of all workers into files and, if asked, to the
 // default view.
 func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int, logBytes int64, view bool) error {
+	ballast := make([]byte, leastHeap)
+	defer runtime.KeepAlive(ballast)
 	ids := make([]tpu.WorkerID, len(conns))
 	for i := range ids {
 		ids[i] = tpu.WorkerID{Slice: i / 64, Worker: i % 64}

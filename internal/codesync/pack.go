@@ -157,29 +157,76 @@ const worthUnpacking = 0.1
 
 // pack writes the contents into a spool, named by their hashes.
 func (t *Tree) pack(ctx context.Context, hashes []string) (_ *spool, plain bool, err error) {
-	var size int64
-	for _, h := range hashes {
-		size += t.byHash[h].Size
-	}
-	s, err := t.spooled(ctx, hashes, false)
-	if err != nil || float64(s.size) < (1-worthUnpacking)*float64(size) || size < 1<<20 {
-		return s, false, err
-	}
-	s.Close() // its file has no name: nothing is left
-	s, err = t.spooled(ctx, hashes, true)
-	return s, true, err
-}
-
-func (t *Tree) spooled(ctx context.Context, hashes []string, plain bool) (*spool, error) {
+	plain = !t.shrinks(hashes)
 	s := &spool{dir: t.opts.TempDir}
 	if err := t.writeArchive(ctx, s, hashes, plain); err != nil {
 		s.Close()
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
+			return nil, false, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
 		}
-		return nil, err
+		return nil, false, err
 	}
-	return s, nil
+	return s, plain, nil
+}
+
+// Samples of a set: as many, evenly spread over its bytes, of that size.
+const (
+	samples    = 64
+	sampleSize = 16 << 10
+)
+
+// shrinks reports whether it is worth compressing the contents, judged by
+// samples: compressing all of it takes longer than sending it over a fast link.
+// What is no larger than the samples is compressed, and so is what cannot be
+// read, for whoever reads all of it to complain.
+func (t *Tree) shrinks(hashes []string) bool {
+	var size int64
+	for _, h := range hashes {
+		size += t.byHash[h].Size
+	}
+	if size <= samples*sampleSize {
+		return true
+	}
+	var packed countingWriter
+	z, _ := gzip.NewWriterLevel(&packed, gzip.BestSpeed) // the level is known
+	var read, begin, next int64                          // begin is where the content lies in the set
+	buf := make([]byte, sampleSize)
+	for _, h := range hashes {
+		e := t.byHash[h]
+		for ; next < begin+e.Size; next += size / samples {
+			n, err := t.sample(e, buf, next-begin)
+			if err != nil {
+				return true
+			}
+			read += int64(n)
+			_, _ = z.Write(buf[:n]) // to a counter
+		}
+		begin += e.Size
+	}
+	_ = z.Close()
+	return float64(packed) < (1-worthUnpacking)*float64(read)
+}
+
+// sample reads from offset of a file, up to its end or that of buf.
+func (t *Tree) sample(e Entry, buf []byte, offset int64) (int, error) {
+	f, err := openRegular(filepath.Join(t.dir, e.Path))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	n, err := f.ReadAt(buf, offset)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
+}
+
+// A countingWriter counts what is written to it.
+type countingWriter int64
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	*c += countingWriter(len(p))
+	return len(p), nil
 }
 
 func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {

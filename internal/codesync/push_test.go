@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -463,6 +464,42 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	last, _ := events[len(events)-1].(event.Progress)
 	same(t, "last progress", [2]int{last.Done, last.Total}, [2]int{4, 4})
 	testkit.Must(t, tree.Close())
+}
+
+// Gzip that saves little costs every worker time, and this machine more than
+// reading: what is compressed is decided before.
+func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
+	t.Parallel()
+	const mb = 1 << 20
+	for name, c := range map[string]struct {
+		text, noise int // MB
+		want        string
+	}{
+		"text":                       {3, 0, "gzip"},
+		"noise":                      {0, 3, "plain"},
+		"half of each":               {2, 2, "gzip"},
+		"noise with a little text":   {1, 15, "plain"},
+		"noise too small for a look": {0, 1, "gzip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			write(t, dir, map[string]string{"text": strings.Repeat("return self.config\n", c.text*mb/19), "noise": noise(1, c.noise*mb)})
+			tree := scanDir(t, dir)
+			var hashes []string
+			for hash := range tree.byHash {
+				hashes = append(hashes, hash)
+			}
+			p, release, err := tree.acquire(t.Context(), hashes)
+			testkit.Must(t, err)
+			defer release()
+			same(t, "form", p.form(), c.want)
+			head := make([]byte, 2)
+			_, err = io.ReadFull(p.data.reader(), head)
+			testkit.Must(t, err)
+			same(t, "gzip's magic number", string(head) == "\x1f\x8b", c.want == "gzip")
+		})
+	}
 }
 
 func TestPushNoticesAFileThatChangedSinceTheScan(t *testing.T) {

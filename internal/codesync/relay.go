@@ -232,7 +232,8 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	defer tr.release()
 	size := tr.pack.data.size
 	t.report(func(p *progress) { p.total += size })
-	transfer := []string{rand.Text(), strconv.FormatInt(size, 10)}
+	token := rand.Text()
+	transfer := []string{token, strconv.FormatInt(size, 10), sshfan.Script("bash", serveScript, token)}
 	over := make(chan struct{}) // everybody has been served
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()
@@ -263,7 +264,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 				return
 			}
 			s.args = append(append(t.args("fetch", run, tr.pack.form()), transfer...),
-				host, port, r.parent.Conn.User(), r.parent.Conn.HostKey(), sshfan.Script("bash", serveScript, transfer...))
+				host, port, r.parent.Conn.User(), r.parent.Conn.HostKey())
 			s.stdin, s.loginTo, s.patient = untilClosed{ctx, over}, r.parent.Conn, true
 			hop, cancel := context.WithCancelCause(ctx)
 			steps.Go(func() { cancel(t.watchHop(hop, r, tr.members[0], size)) })

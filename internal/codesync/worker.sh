@@ -8,9 +8,9 @@
 #                                               gzip of what is new in the manifest on stdin; filled | missing
 #   receive RUN DIGEST MAXAGE MAXBYTES KEEP FORM
 #                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
-#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE
+#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE SERVE
 #                                               the same, SIZE bytes of it, and passed on
-#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE HOST PORT USER KEY SERVE
+#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE SERVE HOST PORT USER KEY
 #                                               the same, from a worker, by its command SERVE
 #
 # Answers are lines that begin with "multihost-sync 1"; "missing N" and "lacks N
@@ -27,7 +27,7 @@ unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 trap '' PIPE HUP
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
-form=${7-} token=${8-} size=${9-} peer_host=${10-} peer_port=${11-} peer_user=${12-} peer_key=${13-} serve=${14-}
+form=${7-} token=${8-} size=${9-} serve=${10-} peer_host=${11-} peer_port=${12-} peer_user=${13-} peer_key=${14-}
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
@@ -129,8 +129,8 @@ receive_contents() {
 	local -A prefixes=()
 	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
 	[[ $form == plain ]] || unzip=z
-	# -m: the store is pruned by age, which begins now.
-	tar "-x${unzip}mf" - -C "$in" --no-same-owner || tar_failed=yes
+	# -m: the store is pruned by age, which begins now. -b: 64 KiB at a time.
+	tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
 	while read -r sum name; do
 		name=${name#\*}
 		name=${name#./}
@@ -151,8 +151,9 @@ receive_contents() {
 	fi
 }
 
-# open_spool: what comes in is kept there, too, for the workers after us.
-open_spool() {
+# take_in COMMAND...: receives what the command writes through a spool, which is
+# read here as by the workers after us, while it is written.
+take_in() {
 	local old pid
 	[[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
 	# What a SIGKILL has left behind.
@@ -164,7 +165,16 @@ open_spool() {
 		say "broken cannot write ~/.multihost/store"
 		exit 1
 	fi
+	{
+		exec 8>&- 9>&-
+		"$@" >>"$spool/data"
+		: >"$spool/over"
+	} >/dev/null 2>"$spool/said" &
+	receive_contents < <(exec 8>&- 9>&- && eval "$serve")
 }
+
+# feed: writes what the runner sends, in pieces that cost its readers little.
+feed() { dd bs=64k count="$size" iflag=fullblock,count_bytes status=none <&7; }
 
 # fetch: writes what the worker at $peer_host has. All that ssh may use is named:
 # the host key that the runner has verified, and the login that it lends. It ends
@@ -179,7 +189,7 @@ fetch() {
 		-o IdentityFile=none -o PreferredAuthentications=publickey -o ForwardAgent=no -o ControlPath=none \
 		-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o Compression=no \
 		-o Ciphers=^aes128-gcm@openssh.com -o KexAlgorithms=^curve25519-sha256 \
-		-p "$peer_port" -l "$peer_user" -- "$peer_host" "$serve" </dev/null 2>"$spool/said" &
+		-p "$peer_port" -l "$peer_user" -- "$peer_host" "$serve" </dev/null &
 	ssh=$!
 	{
 		read -r -u 7
@@ -538,14 +548,7 @@ plan | receive | feed | fetch)
 	case $step in
 	plan) take_manifest "${@:9}" ;;
 	receive) receive_contents ;;
-	feed)
-		open_spool
-		receive_contents < <(exec 8>&- 9>&- && head -c "$size" <&7 | tee -- "$spool/data")
-		;;
-	fetch)
-		open_spool
-		receive_contents < <(exec 8>&- 9>&- && fetch | tee -- "$spool/data")
-		;;
+	*) take_in "$step" ;;
 	esac
 	fill
 	prune

@@ -528,24 +528,50 @@ const (
 	bigBuffer   = 32 << 10
 )
 
+// A copyBuffer is what a stream is copied through: small while little comes at
+// a time, so that a session that waits holds next to nothing.
+type copyBuffer struct {
+	pool  *sync.Pool // of *[bigBuffer]byte
+	small []byte
+	big   *[bigBuffer]byte
+}
+
+func (c *Conn) newCopyBuffer() *copyBuffer {
+	return &copyBuffer{pool: &c.fleet.buffers, small: make([]byte, smallBuffer)}
+}
+
+func (b *copyBuffer) bytes() []byte {
+	if b.big != nil {
+		return b.big[:]
+	}
+	return b.small
+}
+
+// adapt chooses the size for the next read after one that has brought n bytes.
+func (b *copyBuffer) adapt(n int) {
+	switch {
+	case b.big == nil && n == len(b.small):
+		b.big = b.pool.Get().(*[bigBuffer]byte)
+	case b.big != nil && n < len(b.small):
+		b.release()
+	}
+}
+
+func (b *copyBuffer) release() {
+	if b.big != nil {
+		b.pool.Put(b.big)
+		b.big = nil
+	}
+}
+
 // pump copies one output stream until its end.
 func (s *Session) pump(r io.Reader, w *gate) {
-	pool := &s.conn.fleet.buffers
-	small := make([]byte, smallBuffer)
-	var big *[bigBuffer]byte
-	defer func() {
-		if big != nil {
-			pool.Put(big)
-		}
-	}()
+	buf := s.conn.newCopyBuffer()
+	defer buf.release()
 	for {
-		buf := small
-		if big != nil {
-			buf = big[:]
-		}
-		n, err := r.Read(buf)
+		n, err := r.Read(buf.bytes())
 		if n > 0 {
-			if werr := w.write(buf[:n]); werr != nil {
+			if werr := w.write(buf.bytes()[:n]); werr != nil {
 				if !errors.Is(werr, errShut) {
 					s.abort(fmt.Errorf("write output of %s: %w", s.conn.host.Name, werr))
 				}
@@ -555,31 +581,25 @@ func (s *Session) pump(r io.Reader, w *gate) {
 		if err != nil {
 			return // io.EOF: the channel knows no other
 		}
-		switch {
-		case big == nil && n == len(small):
-			big = pool.Get().(*[bigBuffer]byte)
-		case big != nil && n < len(small):
-			pool.Put(big)
-			big = nil
-		}
+		buf.adapt(n)
 	}
 }
 
 // feed copies Cmd.Stdin to the command and closes its input.
 func (s *Session) feed(ch ssh.Channel, in *intake) {
 	defer close(in.idle)
-	pool := &s.conn.fleet.buffers
-	buf := pool.Get().(*[bigBuffer]byte)
-	defer pool.Put(buf)
+	buf := s.conn.newCopyBuffer()
+	defer buf.release()
 	for {
-		n, err := in.read(buf[:])
+		n, err := in.read(buf.bytes())
 		if n > 0 {
-			if _, werr := ch.Write(buf[:n]); werr != nil {
+			if _, werr := ch.Write(buf.bytes()[:n]); werr != nil {
 				return // the command is over or the connection is: serve sees it
 			}
 		}
 		switch {
 		case err == nil:
+			buf.adapt(n)
 		case errors.Is(err, io.EOF):
 			_ = ch.CloseWrite()
 			return

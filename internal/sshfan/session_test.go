@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +64,43 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Thousands of commands wait for input for as long as a run lasts: they hold a
+// large buffer only while much of it comes.
+func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
+	testkit.NoLeaks(t)
+	const much, little = 1 << 20, 10
+	in := &countedInput{much: much, little: little}
+	var out bytes.Buffer
+	c := connect(t, newFleet(t), newServer(t).host("s0w0"))
+	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "cat | wc -c", Stdin: in, Stdout: &out})
+	if err != nil || status.Code != 0 || strings.TrimSpace(out.String()) != strconv.Itoa(much+little) {
+		t.Fatalf("%q, %+v, %v", out.String(), status, err)
+	}
+	first, most, last := in.room[0], slices.Max(in.room), in.room[len(in.room)-1]
+	if first > 1<<10 || most < 32<<10 || last > 1<<10 {
+		t.Errorf("read through buffers of %d, then %d, then %d bytes", first, most, last)
+	}
+}
+
+// countedInput is much at once, then little, then nothing more.
+type countedInput struct {
+	much, little int
+	room         []int // of each Read
+}
+
+func (c *countedInput) Read(p []byte) (int, error) {
+	c.room = append(c.room, len(p))
+	n := min(c.much, len(p))
+	c.much -= n
+	if n == 0 {
+		n, c.little = c.little, 0
+	}
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 func TestOneWriterForBothStreams(t *testing.T) {

@@ -130,12 +130,21 @@ func (r *Renderer) finish(s *stream) {
 // nearly all of a healthy run's. To look at them where they are costs a fraction
 // of making them visible first. It returns what is left to split.
 func (s *stream) sift(data []byte) []byte {
-	if len(s.partial) > 0 || s.returned || s.trace > 0 || s.cut > 0 {
+	// What is not in the chunk need not be looked for in each line.
+	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || isTraceback(data) {
 		return data
 	}
-	// What is not in the chunk need not be looked for in each line.
-	if bytes.IndexByte(data, '\r') >= 0 || isTraceback(data) {
-		return data
+	if len(s.partial) > 0 || s.returned || s.cut > 0 {
+		nl := bytes.IndexByte(data, '\n')
+		if nl < 0 {
+			return data
+		}
+		// Most chunks begin within a line.
+		s.split(data[:nl+1])
+		data = data[nl+1:]
+		if isTraceback(s.lines) {
+			return data
+		}
 	}
 	for {
 		nl := bytes.IndexByte(data, '\n')

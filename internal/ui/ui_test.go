@@ -270,6 +270,20 @@ func TestSiftedLinesAreThoseThatWouldBeKept(t *testing.T) {
 	}
 }
 
+// Chunks begin within a line, nearly always. That costs that line, not the chunk.
+func TestAChunkThatBeginsWithinALineIsSifted(t *testing.T) {
+	quiet := "I0706 16:50:26.2 all is well\n"
+	var s stream
+	s.split(s.sift([]byte(quiet + quiet[:10])))
+	s.lines, s.lineEnds = nil, nil
+	if rest := s.sift([]byte(quiet[10:] + strings.Repeat(quiet, 100) + "an error\n" + quiet[:5])); string(rest) != quiet[:5] {
+		t.Errorf("%q is left to split", rest)
+	}
+	if got, want := string(s.lines), quiet+"an error\n"; got != want {
+		t.Errorf("made visible:\n%q\nwant\n%q", got, want)
+	}
+}
+
 func TestSuspect(t *testing.T) {
 	for _, tc := range []struct {
 		line string
