@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/shlex"
 	"golang.org/x/crypto/ssh"
 )
 
@@ -180,24 +179,21 @@ func (s *server) session(channel ssh.Channel, requests <-chan *ssh.Request) {
 
 // exec runs a command and returns its exit status.
 func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{}) int {
-	words, err := shlex.Split(command)
-	if err != nil || len(words) == 0 {
-		return 2
-	}
-	switch {
-	case words[0] == "true":
-		return 0
-	case words[0] == "hold":
-		<-over
-		return 0
-	case words[0] == "burst" && len(words) == 2:
-		n, err := strconv.ParseInt(words[1], 10, 64)
-		if err != nil || send(channel, 0, n) != nil {
+	if _, args, ok := strings.Cut(command, " multihost-follow "); ok {
+		if err := answerFollow(strings.Fields(args), channel); err != nil {
 			return 1
 		}
 		return 0
-	case len(words) > 13 && words[6] == "multihost-follow":
-		if err := answerFollow(words[7:], channel); err != nil {
+	}
+	switch words := strings.Fields(command); {
+	case len(words) == 1 && words[0] == "true":
+		return 0
+	case len(words) == 1 && words[0] == "hold":
+		<-over
+		return 0
+	case len(words) == 2 && words[0] == "burst":
+		n, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil || send(channel, 0, n) != nil {
 			return 1
 		}
 		return 0
@@ -236,6 +232,9 @@ func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 // answerFollow speaks as follow.sh does: LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
 // MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
+	if len(args) < 7 {
+		return fmt.Errorf("arguments %q", args)
+	}
 	length, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {
 		return err

@@ -137,7 +137,16 @@ func (s *splitter) lines(data []byte) {
 // isHint reports whether the letter at that place is that of a hint.
 func isHint(data []byte, at int) bool {
 	rest := data[at:]
-	return bytes.HasPrefix(rest, hint) || bytes.HasPrefix(rest, evalTail) && bytes.HasSuffix(data[:at], evalHead)
+	if len(rest) < len(evalTail) {
+		return false
+	}
+	switch rest[1] { // which says no nearly always
+	case hint[1]:
+		return bytes.HasPrefix(rest, hint)
+	case evalTail[1]:
+		return bytes.HasPrefix(rest, evalTail) && bytes.HasSuffix(data[:at], evalHead)
+	}
+	return false
 }
 
 func (s *splitter) line(line []byte) {
