@@ -224,7 +224,7 @@ const barWidth = 20
 
 // bar draws how much of something is done.
 func bar(done, all int64) string {
-	full := int(barWidth * done / all)
+	full := int(barWidth * min(done, all) / all)
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
