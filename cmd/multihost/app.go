@@ -1,12 +1,15 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
 )
 
 // app builds the commands. Nothing in it does I/O.
@@ -79,13 +82,39 @@ func (p *program) bare(c *cli.Context) error {
 	return cli.ShowAppHelp(c)
 }
 
-func asUsageError(_ *cli.Context, err error, _ bool) error {
-	text := strings.Replace(err.Error(), "for flag -", "for --", 1)
-	hint := "numbers are written 5; times have a unit: 90s, 10m or 2h"
-	if strings.HasSuffix(text, "value out of range") {
-		hint = "the number is too large"
+// badValue is how package flag refuses a value.
+var badValue = regexp.MustCompile(`^invalid value ("(?:[^"\\]|\\.)*") for flag -([a-z0-9-]+): (.*)$`)
+
+func asUsageError(c *cli.Context, err error, _ bool) error {
+	m := badValue.FindStringSubmatch(err.Error())
+	if m == nil {
+		return &usageError{err: err}
 	}
-	return &usageError{err: errors.New(text), hint: hint}
+	value, unquoteErr := strconv.Unquote(m[1])
+	if unquoteErr != nil {
+		return &usageError{err: err}
+	}
+	kind := config.Text
+	for _, f := range slices.Concat(c.Command.Flags, c.App.Flags) {
+		if slices.Contains(f.Names(), m[2]) {
+			kind = kindOf(f)
+		}
+	}
+	flag := "--" + m[2]
+	_, number := strconv.ParseFloat(value, 64)
+	switch {
+	case strings.HasSuffix(m[3], "value out of range"):
+		return &usageError{err: fmt.Errorf("%s=%s: the number is too large", flag, value)}
+	case kind == config.Duration && number == nil:
+		return &usageError{err: fmt.Errorf("%s=%s: a time has a unit", flag, value), hint: fmt.Sprintf("type %s=%ss, %[1]s=%[2]sm or %[1]s=%[2]sh", flag, value)}
+	case kind == config.Duration:
+		return &usageError{err: fmt.Errorf("%s=%s: it is no time", flag, value), hint: "times are written 90s, 10m or 2h"}
+	case kind == config.Int:
+		return &usageError{err: fmt.Errorf("%s=%s: it is no whole number", flag, value), hint: "numbers are written in digits: " + flag + "=5"}
+	case kind == config.Float:
+		return &usageError{err: fmt.Errorf("%s=%s: it is no number", flag, value), hint: "numbers are written in digits: " + flag + "=0.5"}
+	}
+	return &usageError{err: fmt.Errorf("%s=%s: %s", flag, value, m[3])}
 }
 
 // command completes a command: usage errors in our form, and the EXIT STATUS
@@ -139,7 +168,14 @@ func (p *program) noArguments(name string) error {
 func (p *program) oneArgument(name, what string) (string, error) {
 	switch {
 	case len(p.inv.positionals) == 0:
-		return "", &usageError{err: fmt.Errorf("%s needs the %s", name, what), hint: "type: " + name + " " + strings.ToUpper(strings.ReplaceAll(what, " ", "_"))}
+		hint := "type: " + name + " " + strings.ToUpper(strings.ReplaceAll(what, " ", "_"))
+		switch {
+		case what == "run":
+			hint += "; which there are: multihost ps --all"
+		case what == "id" && name != "multihost qr create":
+			hint += "; which there are: multihost qr list"
+		}
+		return "", &usageError{err: fmt.Errorf("%s needs the %s", name, what), hint: hint}
 	case len(p.inv.positionals) > 1:
 		return "", usagef("%s takes one %s, but got %q too", name, what, p.inv.positionals[1])
 	}

@@ -228,15 +228,22 @@ func commandPath(levels []*level) string {
 
 func unknownFlag(levels []*level, spelling string) error {
 	known := []string{"--help"}
+	upper := spelling != strings.ToLower(spelling)
 	for _, l := range levels {
 		for _, f := range l.flags {
 			for _, n := range f.Names() {
-				known = append(known, "--"+n)
+				if upper || n == strings.ToLower(n) {
+					known = append(known, "--"+n)
+				}
 			}
 		}
 	}
 	err := usagef("unknown flag %q of %s", spelling, commandPath(levels))
-	if s := tpu.Suggest(spelling, known); s != "" {
+	s := tpu.Suggest(spelling, known)
+	if strings.EqualFold(spelling, "-v") {
+		s = "--version"
+	}
+	if s != "" {
 		err.hint = "did you mean " + s + "? all flags: " + commandPath(levels) + " --help"
 	} else {
 		err.hint = "all flags: " + commandPath(levels) + " --help"
@@ -253,12 +260,38 @@ func unknownCommand(levels []*level, commands []*cli.Command, word string) error
 	}
 	path := commandPath(levels)
 	err := usagef("unknown command %q of %s", word, path)
-	if s := tpu.Suggest(word, names); s != "" {
+	s := tpu.Suggest(word, names)
+	if i := slices.IndexFunc(otherWords[word], func(ours string) bool { return knows(commands, ours) }); i >= 0 {
+		s = otherWords[word][i]
+	}
+	if s != "" {
 		err.hint = "did you mean " + path + " " + s + "?"
 	} else {
 		err.hint = "commands: " + strings.Join(names, ", ") + "; see " + path + " --help"
 	}
 	return err
+}
+
+// otherWords are what other tools call commands of ours, or where those stand
+// here, the likeliest first.
+var otherWords = map[string][]string{
+	"ls": {"list", "show", "qr list"}, "list": {"show", "qr list"}, "get": {"show", "qr show"}, "describe": {"show", "qr show"},
+	"rm": {"delete", "qr delete"}, "remove": {"delete", "qr delete"}, "delete": {"qr delete"}, "create": {"qr create"}, "wait": {"qr wait"}, "show": {"qr show"},
+	"status": {"show", "ps"}, "runs": {"ps"}, "jobs": {"ps"}, "kill": {"stop"}, "cancel": {"stop"}, "log": {"logs"}, "tail": {"logs"},
+	"scp": {"cp"}, "copy": {"cp"}, "login": {"ssh"}, "start": {"up", "run"}, "launch": {"run"}, "submit": {"job"},
+	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
+}
+
+// knows reports whether commands has the one of that path.
+func knows(commands []*cli.Command, path string) bool {
+	for word := range strings.FieldsSeq(path) {
+		c := findCommand(commands, word)
+		if c == nil {
+			return false
+		}
+		commands = c.Subcommands
+	}
+	return true
 }
 
 // optionalValue is the value of a flag that may stand alone or carry a value,

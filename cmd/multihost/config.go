@@ -79,6 +79,9 @@ func (p *program) configShow(c *cli.Context) error {
 	if p.inv.dashed {
 		return usagef("multihost config show takes nothing after --")
 	}
+	if _, err := p.loadGcloud(p.inv); err != nil {
+		return &configError{err: err, hint: hintOf(err)}
+	}
 	path := strings.Join(p.inv.positionals, " ")
 	files := p.inv.layers.files
 	shown := shownConfig{Command: path, UserFile: config.UserFile(p.lookup, p.home), Profiles: []string{}, Flags: []shownFlag{}}
@@ -107,7 +110,13 @@ func (p *program) configShow(c *cli.Context) error {
 	}
 	if leaves == 0 {
 		if slices.Contains(paths, path) {
-			return usagef("multihost %s is a group of commands: name one of them", path)
+			var inside []string
+			for _, name := range paths {
+				if rest, ok := strings.CutPrefix(name, path+" "); ok {
+					inside = append(inside, rest)
+				}
+			}
+			return &usageError{err: fmt.Errorf("multihost %s is a group of commands: name one of them", path), hint: "they are: " + strings.Join(inside, ", ")}
 		}
 		err := usagef("unknown command %q", path)
 		if s := tpu.Suggest(path, paths); s != "" {
@@ -221,16 +230,21 @@ func (p *program) gcloudValue(inv *invocation, flag string, configuration *strin
 	if field == "" {
 		return "", ""
 	}
-	name := inv.values["configuration"]
-	if s := inv.from["configuration"]; name == "" && len(s.Values) > 0 {
-		name = s.Values[0]
-	}
-	g, err := config.LoadGcloud(p.lookup, p.home, name)
-	if err != nil {
+	g, err := p.loadGcloud(inv)
+	if err != nil { // which configShow has told
 		return "", ""
 	}
 	*configuration = g.Configuration
 	return map[string]string{"Project": g.Project, "Zone": g.Zone, "AccessTokenFile": g.AccessTokenFile}[field], g.Source[field]
+}
+
+// loadGcloud reads the configuration of gcloud that a command would use.
+func (p *program) loadGcloud(inv *invocation) (config.Gcloud, error) {
+	name := inv.values["configuration"]
+	if s := inv.from["configuration"]; name == "" && len(s.Values) > 0 {
+		name = s.Values[0]
+	}
+	return config.LoadGcloud(p.lookup, p.home, name)
 }
 
 // gcloudFields are the flags for which gcloud's configuration has a value.
@@ -258,7 +272,7 @@ func (s shownConfig) text(leaves int) string {
 	}
 	fmt.Fprintf(&b, "\ngcloud:       %s\n\n", orNone(s.Gcloud, ""))
 	if len(s.Flags) == 0 {
-		b.WriteString("no flag is set\n")
+		b.WriteString("no flag is set; a file to set some in: multihost init\n")
 		return b.String()
 	}
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)

@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/job"
+	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -121,8 +122,12 @@ or this program dies, nothing of it is left on the workers. Its input is empty.`
 
 func (p *program) execOptions(s *session, c *cli.Context) (o job.ExecOptions, err error) {
 	if len(p.inv.positionals) > 0 {
-		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),
-			hint: "quote the command: --command='…', or put its words after --"}
+		word := p.inv.positionals[0]
+		err := p.strayWord(word)
+		if _, is := tpu.ParsePattern(word); is == nil {
+			err = &usageError{err: err, hint: "to choose workers: " + sshfan.CommandLine("--workers="+word)}
+		}
+		return o, err
 	}
 	o = job.ExecOptions{Argv: p.inv.argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
 	script := c.String("command")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
@@ -26,7 +27,7 @@ func (p *program) hostkeyCommand() *cli.Command {
 					return &usageError{err: err}
 				}
 				if c.String("tpu-prefix") == "" {
-					return usagef("which slices? --tpu-prefix is missing")
+					return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)}
 				}
 				d, err := s.workers(p, c)
 				if err != nil {

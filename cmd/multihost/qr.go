@@ -268,7 +268,11 @@ func (p *program) waitFor(s *session, c *cli.Context, id string) error {
 	for _, sl := range slices {
 		workers += len(sl.Workers)
 	}
-	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("queued resource %s is ready: %d slices, %d workers answer", id, len(slices), workers)})
+	answer := "answer"
+	if workers == 1 {
+		answer = "answers"
+	}
+	s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("queued resource %s is ready: %s, %s %s", id, event.Count(len(slices), "slice"), event.Count(workers, "worker"), answer)})
 	return nil
 }
 

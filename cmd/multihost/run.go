@@ -21,6 +21,8 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+	"multihost/internal/xla"
 )
 
 func (p *program) runCommand() *cli.Command {
@@ -153,8 +155,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		MaxRestarts:  c.Int("max-restarts"),
 	}
 	if len(p.inv.positionals) > 0 {
-		return o, &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", p.inv.positionals[0]),
-			hint: "quote the command: --command='…', or put its words after --"}
+		return o, p.strayWord(p.inv.positionals[0])
 	}
 	switch {
 	case strings.TrimSpace(o.Script) == "" && len(o.Argv) == 0, len(o.Argv) > 0 && o.Argv[0] == "":
@@ -217,6 +218,9 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	if o.Secrets, err = storedSecrets(c); err != nil {
 		return o, err
 	}
+	if err := checkXLA(c); err != nil {
+		return o, err
+	}
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
 		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
 	}
@@ -226,6 +230,33 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}
 	}
 	return o, err
+}
+
+// checkXLA refuses presets and flags that are wrong whatever the workers are.
+func checkXLA(c *cli.Context) error {
+	r := xla.Request{Presets: c.StringSlice("xla-preset"), Flags: c.StringSlice("xla-flag")}
+	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // of job
+		r.Generation = ty.Generation.Name
+	}
+	if len(r.Presets)+len(r.Flags) == 0 {
+		return nil
+	}
+	if err := xla.Load().CheckNames(r); err != nil {
+		return &usageError{err: err, hint: hintOf(err)}
+	}
+	return nil
+}
+
+// strayWord is about a word that stands where a command to run may not.
+func (p *program) strayWord(word string) error {
+	hint := "quote the command: --command='…', or put its words after --"
+	switch word {
+	case "help":
+		hint = "type: multihost " + strings.Join(p.inv.path, " ") + " --help"
+	case "true", "false":
+		hint = "the value of a switch stands after =, as in --allow-partial=" + word + "; a program of that name after --"
+	}
+	return &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", word), hint: hint}
 }
 
 func checkPatience(p job.Patience) error {

@@ -235,6 +235,11 @@ func (s *session) fill(p *program, c *cli.Context) error {
 			return &usageError{err: err, hint: hintOf(err)}
 		}
 	}
+	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(p.inv) { // a slip is told also where no token is needed
+		if err := gcp.CheckTokenFile(g.AccessTokenFile); err != nil {
+			return err
+		}
+	}
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone, ReadOnly: s.dryRun,
 		TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, OSLoginEndpoint: g.OSLoginEndpoint,
@@ -322,6 +327,11 @@ func gcloudToken(ctx context.Context) (string, error) {
 		return "", err
 	}
 	out, err := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet").Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) { // its first line says why
+		why, _, _ := strings.Cut(strings.TrimSpace(string(failed.Stderr)), "\n")
+		err = fmt.Errorf("%s (%w)", cmp.Or(why, "no reason given"), err)
+	}
 	if err != nil {
 		return "", fmt.Errorf("gcloud auth print-access-token: %w", err)
 	}

@@ -301,7 +301,7 @@ func simStatusText(st sim.Status) string {
 		fmt.Fprintf(w, "queued resource\t%s\t%s\n", q.ID, q.State)
 	}
 	for _, n := range st.Nodes {
-		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%d workers\n", n.ID, n.State, n.Type, len(n.Workers))
+		fmt.Fprintf(w, "node\t%s\t%s\t%s\t%s\n", n.ID, n.State, n.Type, event.Count(len(n.Workers), "worker"))
 	}
 	for _, f := range st.Faults {
 		fmt.Fprintf(w, "fault %d\t%s\n", f.ID, f.Fault)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -23,6 +25,7 @@ host key as every other command:
 
   multihost ssh s0w0 --tpu-prefix=train
   multihost ssh s1w3 --tpu-prefix=train -- htop
+  multihost ssh train-0                           a slice with one worker
 
 Where standard input and output are no terminal, the program gets none, and both
 are passed on byte for byte. "~." at the begin of a line ends the connection, "~~"
@@ -34,16 +37,10 @@ logged in, and root of the worker with them.`,
 			&cli.BoolFlag{Name: "forward-agent", Usage: "let programs on the worker use the ssh-agent of this machine"},
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost ssh", "worker")
-			if err != nil {
-				return err
-			}
 			o := job.ShellOptions{Argv: p.inv.argv, Open: func(ctx context.Context) (*job.Console, error) { return p.console(ctx, s) }}
-			if o.Workers, err = p.namedWorkers(s, c); err != nil {
+			var err error
+			if o.Workers, err = p.loginTo(s, c); err != nil {
 				return err
-			}
-			if o.Only, err = tpu.ParsePattern(name); err != nil {
-				return &usageError{err: err, hint: hintOf(err)}
 			}
 			if p.inv.dashed && (len(o.Argv) == 0 || o.Argv[0] == "") {
 				return usagef("multihost ssh: nothing to run after --")
@@ -64,6 +61,46 @@ logged in, and root of the worker with them.`,
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
+}
+
+// sliceName is how slices are called; no pattern of workers is one.
+var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
+
+// loginTo reads which worker is meant. The name of a slice, which gcloud takes,
+// stands for its only worker.
+func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers, err error) {
+	if words := p.inv.positionals; len(words) > 1 && !p.inv.dashed {
+		line := []string{"multihost", "ssh", words[0]}
+		if prefix, typed := p.inv.values["tpu-prefix"]; typed {
+			line = append(line, "--tpu-prefix="+prefix)
+		}
+		line = append(append(line, "--"), words[1:]...)
+		return w, &usageError{err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
+			hint: "what is to run there comes after --: " + sshfan.CommandLine(line...)}
+	}
+	name, err := p.oneArgument("multihost ssh", "worker")
+	if err != nil {
+		return w, err
+	}
+	only, wrong := tpu.ParsePattern(name)
+	_, prefixed := s.typed["tpu-prefix"]
+	switch slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name); {
+	case slice && prefixed:
+		return w, &usageError{err: wrong, hint: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}
+	case slice:
+		w.Prefix = name
+		only, err = tpu.ParsePattern("all")
+	case wrong != nil:
+		hint := hintOf(wrong)
+		if login, rest, at := strings.Cut(name, "@"); at {
+			hint = "the login is a flag: " + sshfan.CommandLine("multihost", "ssh", rest, "--user="+login)
+		}
+		return w, &usageError{err: wrong, hint: hint}
+	default:
+		w, err = p.namedWorkers(s, c)
+	}
+	w.Only, w.Partial = only, c.Bool("allow-partial")
+	return w, err
 }
 
 // console is what a login has on this side: the terminal, or the standard

@@ -431,7 +431,7 @@ func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err err
 // checkHostKeys says of whose host keys the API tells.
 func (e *examination) checkHostKeys(ctx context.Context, all []*seen) {
 	if e.Hosts != nil {
-		e.fine(CheckHostKeys, idsOf(all), "pinned at the first connection; nobody vouches for machines that no cloud knows")
+		e.fine(CheckHostKeys, idsOf(all), "not other ones than earlier commands have pinned; nobody vouches for machines that no cloud knows, so the first command that connects pins what it meets")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
@@ -449,7 +449,7 @@ func (e *examination) checkHostKeys(ctx context.Context, all []*seen) {
 		case errs[i] == nil:
 			known = append(known, s.id)
 		case errors.Is(errs[i], qr.ErrNoGuestAttributes):
-			untold.add("the API does not tell the keys, so the first connection is trusted and its key pinned; an organization policy (compute.disableGuestAttributesAccess) may forbid them", s.id)
+			untold.add("the API does not tell the keys, so the first command that connects trusts what it meets and pins it; an organization policy (compute.disableGuestAttributesAccess) may forbid them", s.id)
 		default:
 			other.add("not checked: "+errs[i].Error(), s.id)
 		}

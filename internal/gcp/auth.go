@@ -252,6 +252,13 @@ type tokenServerError struct{ err error }
 func (e *tokenServerError) Error() string { return "reach token server: " + oneLine(e.err.Error()) }
 func (e *tokenServerError) Unwrap() error { return e.err }
 
+// CheckTokenFile reports whether a file has an access token in it, as a
+// *CredentialsError where it has none. Whether the token is accepted is not asked.
+func CheckTokenFile(path string) error {
+	_, err := readTokenFile(path)
+	return err
+}
+
 func readTokenFile(path string) (string, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

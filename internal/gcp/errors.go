@@ -373,7 +373,7 @@ func readDetails(details []any, message string) (reason, text string) {
 			for _, v := range mapsOf(m["fieldViolations"]) {
 				field, _ := v["field"].(string)
 				s, _ := v["description"].(string)
-				if field != "" && s != "" {
+				if field != "" && s != "" && !(strings.Contains(text, field) && strings.Contains(text, oneLine(s))) {
 					s = field + ": " + s
 				}
 				add(s)

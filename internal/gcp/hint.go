@@ -31,7 +31,7 @@ func Hint(err error) string {
 	case Capacity:
 		return "the zone has no free machines of this type now: wait with a queued resource, try another zone, or ask for --spot"
 	case NotFound:
-		return notFoundHint(f.message)
+		return notFoundHint(f)
 	case AlreadyExists:
 		return "choose another name, or look at what is there with the matching show command"
 	case Unavailable, Timeout:
@@ -69,6 +69,8 @@ var (
 	notGenerally   = regexp.MustCompile(`(?i)not yet generally available|does not have permission to submit requests for accelerator type`)
 	notEnabled     = regexp.MustCompile(`(?i)has not been used in project|it is disabled|API is not enabled`)
 	billing        = regexp.MustCompile(`(?i)billing`)
+	inBucket       = regexp.MustCompile(`gs://([a-z0-9][-_.a-z0-9]*)`)
+	noNetwork      = regexp.MustCompile(`(?i)\bnetwork ["']?(?:projects/[^/ ]+/global/networks/)?([a-z][-a-z0-9]*)["']? (?:was )?not found`)
 	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
 )
 
@@ -78,6 +80,8 @@ func permissionHint(f facts) string {
 	switch {
 	case f.reason == "LOCATION_POLICY_VIOLATED" || notGenerally.MatchString(f.message):
 		return "this zone is open to allow-listed projects only: use another zone, or ask your Google contact to add the project"
+	case f.reason == "CONSUMER_INVALID":
+		return "there is no such project, or it is not yours: gcloud projects list shows those that are; then --project=ID"
 	case f.reason == "SERVICE_DISABLED" || f.reason == "accessNotConfigured" || notEnabled.MatchString(f.message):
 		api := "tpu.googleapis.com"
 		if m := apiName.FindStringSubmatch(f.message); m != nil {
@@ -164,9 +168,12 @@ func quotaHint(message string) string {
 	return hint + "; delete what is not needed, or ask for more: https://console.cloud.google.com/iam-admin/quotas"
 }
 
-func notFoundHint(message string) string {
-	if noProject.MatchString(message) {
+func notFoundHint(f facts) string {
+	if noProject.MatchString(f.message) {
 		return "check the project: --project=ID, or gcloud config set project ID"
+	}
+	if m := inBucket.FindStringSubmatch(f.what); m != nil && strings.Contains(f.message, "bucket does not exist") {
+		return "make it with: gcloud storage buckets create gs://" + m[1] + " --location=REGION, in the region of the slices; or name another with --bucket-name=NAME"
 	}
 	return ""
 }
@@ -175,6 +182,9 @@ func invalidHint(message string) string {
 	switch {
 	case strings.Contains(message, "zonal accelerator configurations"), strings.Contains(message, "requested zone"):
 		return "this zone does not offer the accelerator type: gcloud compute tpus accelerator-types list --zone=ZONE"
+	}
+	if m := noNetwork.FindStringSubmatch(message); m != nil {
+		return "make it with: multihost network create " + m[1] + "; or name another with --network=NAME"
 	}
 	return ""
 }

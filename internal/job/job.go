@@ -179,7 +179,7 @@ const (
 	StageStop      Stage = "stop"
 	StageTimeout   Stage = "timeout"
 	StageStall     Stage = "stall"
-	StageLocal     Stage = "write log"
+	StageLocal     Stage = "local files"
 	StageVerify    Stage = "verify"
 	StageExec      Stage = "exec"
 	StageCopy      Stage = "copy"
@@ -202,6 +202,9 @@ func (e *Error) Error() string {
 	text := e.Text
 	if text == "" && e.Err != nil {
 		text = e.Err.Error()
+	}
+	if e.Stage == StageInput { // the text is about what was typed
+		return text
 	}
 	return string(e.Stage) + ": " + text
 }

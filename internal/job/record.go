@@ -274,20 +274,23 @@ func (r *Record) checkLogDir() error {
 			}
 		}
 		if err != nil {
-			return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
+			return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: elsewhere}
 		}
 		return nil
 	}
 }
 
+// elsewhere is what to do about a place that takes no logs.
+const elsewhere = "choose another place with --log-dir=DIR, or with --state-dir=DIR for records and logs"
+
 // makeLogDir makes the log directory and proves that it takes files.
 func (r *Record) makeLogDir() error {
 	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
-		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: elsewhere}
 	}
 	probe, err := os.CreateTemp(r.LogDir, ".probe-*")
 	if err != nil {
-		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with --log-dir=DIR"}
+		return &Error{Stage: StageLocal, Text: err.Error(), Err: err, Advice: elsewhere}
 	}
 	probe.Close()
 	return os.Remove(probe.Name())

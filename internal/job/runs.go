@@ -68,7 +68,11 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 	}
 	var b strings.Builder
 	if len(seen) == 0 {
-		b.WriteString("no runs\n")
+		b.WriteString("no runs")
+		if !ended {
+			b.WriteString(" live; those that have ended: multihost ps --all")
+		}
+		b.WriteByte('\n')
 	} else {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tCOMMAND")
@@ -401,7 +405,7 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	}
 	if len(gone) > 0 {
 		return Outcome{}, nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
-			Advice: "end what is left with: multihost stop " + name}
+			Advice: "its logs, as far as they came here: multihost logs " + name + "; to end what may be left of it: multihost stop " + name}
 	}
 	t, err := d.connectPhase(ctx, &watch, sel, nil)
 	if err != nil {

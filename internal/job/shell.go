@@ -42,8 +42,12 @@ func (d *Deps) Shell(ctx context.Context, o ShellOptions) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if len(ids) != 1 {
+		login := fmt.Sprintf("multihost ssh %s", ids[0])
+		if _, hosts := d.Cloud.(HostList); !hosts {
+			login += " --tpu-prefix=" + o.Prefix
+		}
 		return Outcome{}, &Error{Stage: StageInput, Text: fmt.Sprintf("%s is %s; a login is to one", tpu.Fold(ids), event.Count(len(ids), "worker")),
-			Advice: "for a command on all of them: multihost exec --workers=" + sshfan.Quote(o.Only.String())}
+			Advice: "to log in: " + login + "; for a command on all of them: multihost exec --workers=" + sshfan.Quote(o.Only.String())}
 	}
 	t, failed, err := d.reachSome(ctx, &watch, sel, ids)
 	if err != nil {

@@ -58,7 +58,7 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 		}
 		if rec == nil {
 			return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no record of a run %q", run),
-				Advice: "bring its logs here with: multihost attach " + run + "; or name a directory of logs with --log-dir=DIR"}
+				Advice: "if it is one of multihost ps --all, bring its logs here with: multihost attach " + run + "; or name a directory of logs with --log-dir=DIR"}
 		}
 		t.rec = rec
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +37,7 @@ type MismatchError struct {
 	Differences []Difference
 
 	project string
+	rule    FirewallRule // that was wanted; zero for a network
 }
 
 func (e *MismatchError) Error() string {
@@ -52,7 +54,11 @@ func (e *MismatchError) Hint() string {
 		if !e.Owned {
 			remove = sshfan.CommandLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
 		}
-		return fmt.Sprintf("remove it and create it again: %s; or make another rule beside it under another name", remove)
+		hint := "remove it, and give the same command again: " + remove
+		if beside := e.beside(); beside != "" {
+			hint = "make another rule beside it: " + beside + "; or " + hint
+		}
+		return hint
 	}
 	remove := "multihost network delete " + e.Name
 	if !e.Owned {
@@ -63,6 +69,38 @@ func (e *MismatchError) Hint() string {
 		hint += "; or take it as it is: " + take
 	}
 	return hint
+}
+
+// beside is the command that makes the wanted rule under another name, for those
+// whom the rule that is there does not let in yet; "" where it lets all in.
+func (e *MismatchError) beside() string {
+	r := e.rule
+	from := e.missingRanges()
+	if len(r.SourceRanges) > 0 && len(from) == 0 {
+		return ""
+	}
+	words := []string{"multihost", "network", "firewall", "create", r.Name[:min(len(r.Name), 61)] + "-2", "--network=" + r.Network, "--allow=" + strings.Join(r.Allow, ",")}
+	if len(from) > 0 {
+		words = append(words, "--source-ranges="+strings.Join(from, ","))
+	}
+	if len(r.TargetTags) > 0 {
+		words = append(words, "--target-tags="+strings.Join(r.TargetTags, ","))
+	}
+	if r.Priority != defaultPriority {
+		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
+	}
+	return sshfan.CommandLine(words...)
+}
+
+// missingRanges are the wanted source ranges that the rule lacks; all of them
+// where it differs in more than that.
+func (e *MismatchError) missingRanges() []string {
+	if len(e.Differences) != 1 || e.Differences[0].Field != "source ranges" {
+		return e.rule.SourceRanges
+	}
+	d := e.Differences[0]
+	have := strings.Split(d.Have, ",")
+	return slices.DeleteFunc(strings.Split(d.Want, ","), func(r string) bool { return slices.Contains(have, r) })
 }
 
 // takeFlags are the flags with which a network is wanted as it is.

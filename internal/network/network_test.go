@@ -165,8 +165,10 @@ func TestFirewallRuleThatIsDifferent(t *testing.T) {
 	if diff := cmp.Diff(want, me.Differences); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
-	if !strings.Contains(gcp.Hint(err), "multihost network firewall delete mtu9k-ssh") {
-		t.Errorf("hint = %q", gcp.Hint(err))
+	for _, command := range []string{"multihost network firewall create mtu9k-ssh-2 --network=mtu9k --allow=tcp:22 --source-ranges=203.0.113.7/32; ", "multihost network firewall delete mtu9k-ssh"} {
+		if !strings.Contains(gcp.Hint(err), command) {
+			t.Errorf("hint = %q, want %q in it", gcp.Hint(err), command)
+		}
 	}
 	if len(f.Writes()) != before {
 		t.Errorf("wrote %v", f.Writes()[before:])

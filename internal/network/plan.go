@@ -157,7 +157,7 @@ func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Act
 		have := ruleOf(fw)
 		if diffs := differences(have, rule); len(diffs) > 0 {
 			a.Verb = Conflict
-			a.conflict = &MismatchError{Resource: "firewall rule", Name: rule.Name, Owned: have.Owned, Differences: diffs, project: c.gcp.Project()}
+			a.conflict = &MismatchError{Resource: "firewall rule", Name: rule.Name, Owned: have.Owned, Differences: diffs, project: c.gcp.Project(), rule: rule}
 			a.Reason = describe(diffs)
 			return a
 		}

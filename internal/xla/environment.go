@@ -1,6 +1,7 @@
 package xla
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,6 +51,22 @@ func (e *FlagError) Hint() string {
 		return "a flag is written NAME=VALUE; all that are known: multihost xla flags"
 	}
 	return "type: --xla-flag=" + strings.TrimPrefix(e.Finding.Instead, "--")
+}
+
+// CheckNames finds what a request names that is none on any worker, before the
+// workers are known: a preset, or a flag. A short name that several presets could
+// mean passes, since their generation may tell. The error is a *NameError,
+// *MismatchError or *FlagError.
+func (c *Catalogue) CheckNames(r Request) error {
+	for _, name := range splitNames(r.Presets) {
+		_, err := c.Expand([]string{name}, r.Generation)
+		var wrong *NameError
+		if err != nil && (r.Generation != "" || !errors.As(err, &wrong) || len(wrong.Several) == 0) {
+			return err
+		}
+	}
+	_, err := c.extra(r.Flags, r.Generation)
+	return err
 }
 
 // Environment returns the variables that carry presets and flags: for TPUs

@@ -39,6 +39,26 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// What no worker could make right is found before one is known.
+func TestCheckNames(t *testing.T) {
+	for _, tc := range []struct {
+		r    Request
+		want string // of the error; "": none
+	}{
+		{Request{Presets: []string{"v5e/128b,DATA_PARALLEL_OVERLAP"}, Flags: []string{"xla_mine=1"}}, ""},
+		{Request{Presets: []string{"128b"}}, ""}, // of v5e or of v5p: the workers tell
+		{Request{Presets: []string{"128b"}, Generation: "v5p"}, ""},
+		{Request{Presets: []string{"v5e/128b,v5e/129x"}}, `find XLA preset "v5e/129x"`},
+		{Request{Presets: []string{"128b"}, Generation: "v4"}, "no such preset"},
+		{Request{Flags: []string{"LIBTPU_INIT_ARGS=--a=1"}}, "it is a variable, no flag"},
+	} {
+		err := Load().CheckNames(tc.r)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("CheckNames(%q, %q, %q) = %v, want %q", tc.r.Presets, tc.r.Flags, tc.r.Generation, err, tc.want)
+		}
+	}
+}
+
 // TestMergeKeepsEveryPreset merges each preset into each of some texts: every
 // word of both is there, and what is read back is what was put in.
 func TestMergeKeepsEveryPreset(t *testing.T) {

@@ -261,6 +261,9 @@ func (e *NameError) Hint() string {
 	case e.Suggest != "":
 		return "did you mean " + e.Suggest + "? all of them: " + list
 	}
+	if e.Kind == "preset" {
+		return "presets are named as v5e/128b, groups of flags as DATA_PARALLEL_OVERLAP; all of them: " + list
+	}
 	return "all of them: " + list
 }
 
