@@ -144,7 +144,7 @@ var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 func TestDoctorsCuresCure(t *testing.T) {
 	besideOthers(t)
 	l := newLab(t, "process", twoSmallSlices)
-	slices := []string{"--tpu-prefix=t"}
+	slices, second := []string{"--tpu-prefix=t"}, []string{"--tpu-prefix=t-1"} // one worker where one tells it all
 	for _, a := range []ailment{{
 		story: "no SSH key", plant: func(*testing.T, *troubleLab) {}, args: slices,
 		check: doctor.CheckKey, level: doctor.Warning, says: "no key at", cure: "multihost doctor --fix --tpu-prefix=t",
@@ -161,7 +161,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 		},
 		check: doctor.CheckLogin, level: doctor.Warning, says: "not in the metadata of the slice of t-0, t-1", cure: "multihost doctor --fix --tpu-prefix=t",
 	}, {
-		story: "an API is not enabled", plant: fault("api-disabled service=tpu.googleapis.com"), args: slices, status: 77,
+		story: "an API is not enabled", plant: fault("api-disabled service=tpu.googleapis.com"), status: 77,
 		check: doctor.CheckAPIs, level: doctor.Error, says: "tpu.googleapis.com is not enabled", cure: "gcloud services enable tpu.googleapis.com --project=multihost-sim",
 	}, {
 		story: "a permission is lacking", plant: fault("permission-denied permission=tpu.nodes.create n=all"),
@@ -244,22 +244,22 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckHolders, level: doctor.Warning, says: `^s1w0 sleep 901 of \S+ uses the TPU`,
 		cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- kill \d+`,
 	}, {
-		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: slices,
-		check: doctor.CheckClock, level: doctor.Warning, says: "^s1w0 1h00m ahead of this machine's",
-		cure: "multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- systemctl restart chrony",
+		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: second,
+		check: doctor.CheckClock, level: doctor.Warning, says: "^s0w0 1h00m ahead of this machine's",
+		cure: "multihost exec --tpu-prefix=t-1 --sudo -- systemctl restart chrony",
 	}, {
 		story: "guest attributes are switched off", plant: func(t *testing.T, l *troubleLab) {
 			fault("no-guest-attributes node=*")(t, l)
 			testkit.Must(t, os.Remove(filepath.Join(l.dir, ".local/state/multihost/hostkeys.json")))
-		}, args: slices,
-		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s\[0-1\]w0 the API does not tell the keys`,
+		}, args: second,
+		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s0w0 the API does not tell the keys`,
 	}, {
 		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=1s"), status: 69,
 		check: doctor.CheckSSH, level: doctor.Error, says: "^s1w0 connect.*refused",
 	}, {
-		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: slices, status: 76,
+		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: []string{"--tpu-prefix=t-0"}, status: 76,
 		check: doctor.CheckDevices, level: doctor.Error, says: "^s0w0 3 TPU devices, 4 expected", beyond: true,
-		cure: "multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- systemctl reboot",
+		cure: "multihost exec --tpu-prefix=t-0 --sudo -- systemctl reboot",
 	}} {
 		if !t.Run(a.story, func(t *testing.T) { l.treat(t, a) }) {
 			t.Log("what follows may fail for it")
@@ -351,6 +351,14 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		return typing("multihost exec --tpu-prefix=t --workers=" + worker + " --sudo -- bash -c '" + script + "'")
 	}
 	for _, a := range []ailment{{
+		story: "what is kept to send less fills a disk", args: args,
+		plant: func(t *testing.T, l *troubleLab) {
+			fault("worker-disk-space node=t-1 worker=0 bytes=40000000")(t, l)
+			typing(`multihost exec --tpu-prefix=t --workers=s1w0 "--command=mkdir -p ~/.multihost/store; head -c 38000000 /dev/zero >~/.multihost/store/fill"`)(t, l)
+		},
+		check: doctor.CheckDisk, level: doctor.Warning, says: "^s1w0 the disk of the home is more than nine tenths full",
+		cure: `multihost exec --tpu-prefix=t --workers=s1w0 -- bash -c '?.*rm -rf ~/\.multihost/store.*`,
+	}, {
 		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
 		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 1460", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 1460`,
 	}, {

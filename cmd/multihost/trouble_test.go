@@ -268,7 +268,7 @@ func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	}
 	t.Cleanup(func() { server.Close() })
 	l := &troubleLab{dir: dir, code: filepath.Join(dir, "code"), server: server, env: server.Env()}
-	l.env["HOME"], l.env["USER"] = dir, "ann"
+	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // which would start an interpreter a worker
 	if err := os.MkdirAll(l.code, 0o755); err != nil {
 		t.Fatal(err)
 	}
