@@ -148,7 +148,11 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 		lvl, flag = findFlag(levels, strings.ReplaceAll(name, "_", "-"))
 	}
 	if flag == nil {
-		return 0, unknownFlag(levels, spelling)
+		err := unknownFlag(levels, spelling)
+		if len(inv.positionals) > 0 && slices.Contains([]string{"run", "job", "exec", "ssh"}, levels[len(levels)-1].name) {
+			err.hint = "the words of what is to run, flags too, come after --; " + err.hint
+		}
+		return 0, err
 	}
 	canonical := flag.Names()[0]
 	if earlier, ok := inv.set[canonical]; ok && earlier != spelling {
@@ -226,7 +230,7 @@ func commandPath(levels []*level) string {
 	return path
 }
 
-func unknownFlag(levels []*level, spelling string) error {
+func unknownFlag(levels []*level, spelling string) *usageError {
 	known := []string{"--help"}
 	upper := spelling != strings.ToLower(spelling)
 	for _, l := range levels {
