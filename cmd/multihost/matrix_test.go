@@ -436,7 +436,7 @@ func (c *cell) inject(text string) {
 // awaitDown waits until the workers of a slice, or of all, are down. The
 // simulator's time goes on meanwhile.
 func (c *cell) awaitDown(node string) {
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, vm := range c.fleet.all() {
 		for node == "" || vm.spec.Node == node {
 			if !vm.isUp() {

@@ -167,7 +167,7 @@ func stories(t *testing.T) []string {
 
 // scriptWait bounds every wait of a script; it is generous, since tests share
 // the machine.
-const scriptWait = 60 * time.Second
+const scriptWait = 2 * time.Minute
 
 // memoryDir is a directory in memory where there is one: workers are many
 // small files, and the disk of a test machine may be slow.
