@@ -163,8 +163,7 @@ func measureLogs(ctx context.Context, l *lab, r *report) error {
 	r.section("Logs", `
 Every worker prints 100-byte lines as fast as it is read; one file per worker, in memory, and a view of whole lines on
 standard output, read by a reader that keeps up. The reference prefixes and shows every line; the default view of
-multihost shows worker 0 and looks through the lines of all others for errors. Of a MiB a worker, logging in takes a
-quarter of the time.`)
+multihost shows worker 0 and looks through the lines of all others for errors.`)
 	rows := [][]string{{"output", "client", "wall s", "MB/s", "CPU s/GB", "× reference", "peak MiB"}}
 	fresh := func(argv func(dir string) []string) func() (cost, error) {
 		return func() (cost, error) {

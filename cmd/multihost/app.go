@@ -85,6 +85,9 @@ func (p *program) bare(c *cli.Context) error {
 // badValue is how package flag refuses a value.
 var badValue = regexp.MustCompile(`^invalid value ("(?:[^"\\]|\\.)*") for flag -([a-z0-9-]+): (.*)$`)
 
+// plainNumber is what a unit can be put after.
+var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
+
 func asUsageError(c *cli.Context, err error, _ bool) error {
 	m := badValue.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -101,11 +104,10 @@ func asUsageError(c *cli.Context, err error, _ bool) error {
 		}
 	}
 	flag := "--" + m[2]
-	_, number := strconv.ParseFloat(value, 64)
 	switch {
 	case strings.HasSuffix(m[3], "value out of range"):
 		return &usageError{err: fmt.Errorf("%s=%s: the number is too large", flag, value)}
-	case kind == config.Duration && number == nil:
+	case kind == config.Duration && plainNumber.MatchString(value):
 		return &usageError{err: fmt.Errorf("%s=%s: a time has a unit", flag, value), hint: fmt.Sprintf("type %s=%ss, %[1]s=%[2]sm or %[1]s=%[2]sh", flag, value)}
 	case kind == config.Duration:
 		return &usageError{err: fmt.Errorf("%s=%s: it is no time", flag, value), hint: "times are written 90s, 10m or 2h"}

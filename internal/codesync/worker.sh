@@ -167,10 +167,16 @@ take_in() {
 	fi
 	{
 		exec 8>&- 9>&-
-		"$@" >>"$spool/data"
+		# ssh does not say why it could not write.
+		"$@" >>"$spool/data" || has_space || echo "No space left on device" >&2
 		: >"$spool/over"
 	} >/dev/null 2>"$spool/said" &
 	receive_contents < <(exec 8>&- 9>&- && eval "$serve")
+}
+
+has_space() {
+	local free size
+	read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
 }
 
 # feed: writes what the runner sends, in pieces that cost its readers little.

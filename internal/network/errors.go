@@ -72,8 +72,12 @@ func (e *MismatchError) Hint() string {
 }
 
 // beside is the command that makes the wanted rule under another name, for those
-// whom the rule that is there does not let in yet; "" where it lets all in.
+// whom the rule that is there does not let in yet; "" where it lets all in, and
+// where it denies: of two rules that match, the one that denies wins.
 func (e *MismatchError) beside() string {
+	if slices.ContainsFunc(e.Differences, func(d Difference) bool { return d.Field == "action" }) {
+		return ""
+	}
 	r := e.rule
 	from := e.missingRanges()
 	if len(r.SourceRanges) > 0 && len(from) == 0 {
