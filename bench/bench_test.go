@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"multihost/internal/testkit"
 )
@@ -58,5 +61,24 @@ func TestBarThatIsMissedIsSaid(t *testing.T) {
 	missed := r.missed()
 	if len(missed) != 2 || missed[0] != "cost: 2 ms (bar: ≤ 1.25)" || missed[1] != "ratio: 9 (bar: ≥ 10)" {
 		t.Errorf("missed %q", missed)
+	}
+}
+
+func TestASectionThatFailsIsAMissedBar(t *testing.T) {
+	r := &report{}
+	r.most("cost", 1, 2, "ms")
+	r.broken("code", errors.New("disk full"))
+	r.took("code", 90*time.Second)
+	if missed := r.missed(); len(missed) != 1 || missed[0] != "section code: disk full" {
+		t.Errorf("missed %q", missed)
+	}
+	path := filepath.Join(t.TempDir(), "report.md")
+	testkit.Must(t, r.write(path, time.Minute))
+	text, err := os.ReadFile(path)
+	testkit.Must(t, err)
+	for _, want := range []string{"**Not measured to the end**: disk full", "It took: code 90 s.", "| cost | 1 ms | ≤ 2 | kept |"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
 	}
 }

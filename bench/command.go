@@ -23,15 +23,16 @@ func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
 The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are
 processes of the simulator on the same cores and cost more than anything else here, so the runner's own CPU is what
-counts, and wall time is compared with the workers' own steps. The skew is that of a command that stays; bare
-processes are released by one write each, as the supervisors are, and tell when they were.`, commandWorkers))
-	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "phases s", "until the first line s", "start skew ms", "bare skew ms"}}
-	for _, size := range []struct{ slices, workers, rounds int }{{1, 16, 3}, {4, commandWorkers, 1}} {
+counts, and wall time is compared with the workers' own steps. The skew is that of a command that stays, in a folder that
+is there and without preflight, the median of %d starts; bare processes are released by one write each, as the supervisors
+are, and tell when they were, the median of %[2]d releases. `+"`exec`"+` is one command on every worker, without a run.`, commandWorkers, skewRounds))
+	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "phases s", "until the first line s", "start skew ms", "bare skew ms", "`exec`: CPU ms/worker"}}
+	for _, size := range []struct{ slices, workers int }{{1, 16}, {4, commandWorkers}} {
 		s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-%d", size.slices, size.workers/size.slices*4))
 		if err != nil {
 			return err
 		}
-		one, skew, err := s.wholeCommand(ctx, size.rounds)
+		one, err := s.wholeCommand(ctx)
 		if err == nil && size.workers != commandWorkers {
 			err = s.gcloud(ctx, r, size.workers)
 		}
@@ -45,46 +46,65 @@ processes are released by one write each, as the supervisors are, and tell when 
 		}
 		rows = append(rows, []string{
 			fmt.Sprint(size.workers), seconds(one.wall), perWorker(one.cpu, size.workers), seconds(one.steps), seconds(one.firstLine),
-			fmt.Sprintf("%.0f", skew.Seconds()*1000), fmt.Sprintf("%.0f", bare.Seconds()*1000),
+			milliseconds(one.skew), milliseconds(bare), perWorker(one.exec, size.workers),
 		})
 		if size.workers == commandWorkers {
 			r.most(fmt.Sprintf("runner's CPU per worker of `multihost run` on %d workers", size.workers), one.cpu.Seconds()*1000/float64(size.workers), 10, "ms")
 			r.most("from Enter to the first line, × the steps of the slowest worker", one.firstLine.Seconds()/one.steps.Seconds(), 2, "")
-			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), skew.Seconds()/bare.Seconds(), 3, "")
+			r.most(fmt.Sprintf("start skew of %d workers, × bare processes", size.workers), one.skew.Seconds()/bare.Seconds(), 3, "")
 		} else {
-			r.most(fmt.Sprintf("start skew of %d workers", size.workers), skew.Seconds()*1000, 100, "ms")
+			r.most(fmt.Sprintf("start skew of %d workers", size.workers), one.skew.Seconds()*1000, 100, "ms")
 		}
 	}
 	r.table(rows)
 	return nil
 }
 
+// skewRounds is how often commands are started, and bare processes released, for
+// the median of their skews.
+const skewRounds = 3 // a start of 256 processes takes a minute here
+
 type wholeCost struct {
 	cost
 	steps     time.Duration // all phases before the command runs, each as long as its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
+	exec      time.Duration // CPU of `multihost exec`
 }
 
-// wholeCommand measures the start of a command that stays, the skew as the median
-// of some rounds, and then what the whole costs of one that ends at once, with
-// nothing new to sync.
-func (s *simulation) wholeCommand(ctx context.Context, rounds int) (wholeCost, time.Duration, error) {
-	var c wholeCost
-	var err error
-	var skews []cost
-	for n := range rounds {
-		if c, err = s.run(ctx, fmt.Sprint("stays", n), "--tpu-prefix=b", "--command=echo first line; exec sleep 3"); err != nil {
-			return c, 0, err
-		}
-		if c.firstLine == 0 || c.skew == 0 {
-			return c, 0, errors.New("the run's events lack the line of output, or the skew")
-		}
-		skews = append(skews, cost{wall: c.skew})
+// wholeCommand measures the first line of a command that stays, the skew of some
+// starts of one, `multihost exec`, and what the whole costs of a run that ends at
+// once, with nothing new to sync.
+func (s *simulation) wholeCommand(ctx context.Context) (c wholeCost, err error) {
+	first, err := s.run(ctx, "stays", "--tpu-prefix=b", "--command=echo first line; exec sleep 3")
+	if err != nil {
+		return c, err
 	}
-	ends := s.multihost(ctx, "run", "--run-name=ends", "--tpu-prefix=b", "--command=true")
-	c.cost, err = s.l.measure(ends)
-	return c, median(skews, func(c cost) time.Duration { return c.wall }), err
+	if first.firstLine == 0 {
+		return c, errors.New("the run's events lack the line of output")
+	}
+	var starts []cost
+	for range skewRounds {
+		one, err := s.run(ctx, "stays", "--tpu-prefix=b", "--use-existing-folder", "--preflight=off", "--skew=off", "--", "sleep", "3")
+		if err != nil {
+			return c, err
+		}
+		if one.skew == 0 {
+			return c, errors.New("the run's events lack the skew")
+		}
+		fmt.Fprintf(os.Stderr, "bench: start skew %v\n", one.skew)
+		starts = append(starts, cost{wall: one.skew})
+	}
+	exec, err := s.l.measure(s.multihost(ctx, "exec", "--tpu-prefix=b", "--command=true"))
+	if err != nil {
+		return c, err
+	}
+	fmt.Fprintf(os.Stderr, "bench: multihost exec %6.2f s, %6.2f s of CPU\n", exec.wall.Seconds(), exec.cpu.Seconds())
+	c.cost, err = s.l.measure(s.multihost(ctx, "run", "--run-name=ends", "--tpu-prefix=b", "--command=true"))
+	fmt.Fprintf(os.Stderr, "bench: multihost run of true %6.2f s, %6.2f s of CPU\n", c.wall.Seconds(), c.cpu.Seconds())
+	c.steps, c.firstLine, c.exec = first.steps, first.firstLine, exec.cpu
+	c.skew = median(starts, func(c cost) time.Duration { return c.wall })
+	return c, err
 }
 
 // gcloud measures the way that MaxText's runner goes, a gcloud for each worker,
@@ -182,14 +202,15 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 }
 
 // bareSkew is the spread of the moments at which n waiting processes get one
-// byte each, the median of five.
+// byte each, the median of some.
 func (l *lab) bareSkew(ctx context.Context, n int) (time.Duration, error) {
 	var spreads []cost
-	for range rounds {
+	for range skewRounds {
 		spread, err := l.releaseBare(ctx, n)
 		if err != nil {
 			return 0, err
 		}
+		fmt.Fprintf(os.Stderr, "bench: bare skew %v\n", spread)
 		spreads = append(spreads, cost{wall: spread})
 	}
 	return median(spreads, func(c cost) time.Duration { return c.wall }), nil

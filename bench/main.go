@@ -101,9 +101,19 @@ func bench(ctx context.Context, o options) error {
 		if !o.wants(s.name) || s.name == "scale" && o.only == "" {
 			continue
 		}
-		if err := s.run(ctx, l, r); err != nil {
-			return fmt.Errorf("measure %s: %w", s.name, err)
+		from := time.Now()
+		err := s.run(ctx, l, r)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
+		if err != nil { // the others are worth their time all the same
+			fmt.Fprintf(os.Stderr, "bench: measure %s: %v\n", s.name, err)
+			r.broken(s.name, err)
+		}
+		r.took(s.name, time.Since(from))
+	}
+	if o.only == "" {
+		r.most("time of the whole, with all that it starts", time.Since(begin).Minutes(), 20, "min")
 	}
 	if err := r.write(o.write, time.Since(begin)); err != nil {
 		return err

@@ -9,8 +9,10 @@ import (
 
 // A report gathers tables and bars.
 type report struct {
-	text strings.Builder
-	bars []bar
+	text     strings.Builder
+	bars     []bar
+	failures []string // sections that could not be measured
+	times    []string // what each section took
 }
 
 // A bar is a limit that a figure has to keep.
@@ -65,7 +67,22 @@ func (r *report) least(what string, got, limit float64, unit string) {
 	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit, least: true})
 }
 
+// broken notes that a section could not be measured to its end.
+func (r *report) broken(section string, err error) {
+	r.failures = append(r.failures, fmt.Sprintf("section %s: %v", section, err))
+	r.note(fmt.Sprintf("**Not measured to the end**: %v", err))
+}
+
+// took notes the time of a section.
+func (r *report) took(section string, d time.Duration) {
+	r.times = append(r.times, fmt.Sprintf("%s %.0f s", section, d.Seconds()))
+	fmt.Fprintf(os.Stderr, "bench: section %s took %s\n", section, d.Round(time.Second))
+}
+
+// missed are the bars that were not kept, and the sections that have none
+// because they failed.
 func (r *report) missed() (all []string) {
+	all = append(all, r.failures...)
 	for _, b := range r.bars {
 		if !b.kept() {
 			all = append(all, b.String())
@@ -102,6 +119,7 @@ ratios within a table mean something, and figures of different tables less.
 		}
 		fmt.Fprintf(&out, "| %s | %s | %s %g | %s |\n", b.what, b.figure(), sign, b.limit, word)
 	}
+	fmt.Fprintf(&out, "\nIt took: %s.\n", strings.Join(r.times, ", "))
 	out.WriteString(r.text.String())
 	if path == "" {
 		_, err := os.Stdout.WriteString(out.String())
@@ -111,6 +129,8 @@ ratios within a table mean something, and figures of different tables less.
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
+
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%.0f", d.Seconds()*1000) }
 
 func perWorker(d time.Duration, n int) string {
 	return fmt.Sprintf("%.2f", d.Seconds()*1000/float64(n))

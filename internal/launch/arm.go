@@ -20,7 +20,7 @@ import (
 // Started is a command that runs.
 type Started struct {
 	PID int
-	At  time.Time // worker clock, right before the command took over
+	At  time.Time // worker clock, when the process that is now the command got the order
 }
 
 // Armed is a supervisor that waits on the worker for the order to start. It
@@ -70,7 +70,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
 		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel,
-		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan sshfan.Record, 1024), done: make(chan struct{}),
+		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan sshfan.Record, mostWords), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
 	defer in.stop()
@@ -104,6 +104,10 @@ func (a *Armed) Disk() Disk { return a.disks["output"] }
 
 // Tmp is the disk of /tmp, or zero when it is that of the output.
 func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
+
+// mostWords is more than a supervisor says before and after its start. They are
+// kept for every worker at once, so there is no room for what no worker says.
+const mostWords = 64
 
 // surveyed is what a worker may tell the version of.
 var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
@@ -279,18 +283,30 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 	}
 }
 
+// mostAsks is how often release.sh, which waits 10 s itself, is asked: a worker
+// that is out of breath may take that long to start a command.
+const mostAsks = 6
+
 // ask learns over another session what became of the order, and repeats it.
 func (a *Armed) ask(ctx context.Context) (Started, error) {
-	records, err := persist(ctx, func() ([]sshfan.Record, error) {
-		return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
-	}, nil)
-	if err != nil {
-		return Started{}, fmt.Errorf("release %q: %w", a.ref.Label(), err)
+	for n := 1; ; n++ {
+		records, err := persist(ctx, func() ([]sshfan.Record, error) {
+			return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
+		}, nil)
+		if err != nil {
+			return Started{}, fmt.Errorf("release %q: %w", a.ref.Label(), err)
+		}
+		s := parseState(a.ref, records)
+		if s.PID > 0 {
+			return Started{PID: s.PID, At: s.Started}, nil
+		}
+		if s.Phase != Starting || n == mostAsks {
+			return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
+		}
+		if err := pause(ctx, time.Second); err != nil {
+			return Started{}, fmt.Errorf("release %q: %w", a.ref.Label(), err)
+		}
 	}
-	if s := parseState(a.ref, records); s.PID > 0 {
-		return Started{PID: s.PID, At: s.Started}, nil
-	}
-	return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
 }
 
 // abortLimit bounds how long Abort waits on the standing session.

@@ -8,7 +8,7 @@
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4 mh_sup=$5 mh_sup_start=$6 mh_start mh_order=''
+  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4 mh_sup=$5 mh_sup_start=$6 mh_start mh_order='' mh_at mh_there=0
   local -a mh_words mh_vars
   exec 9<&-
   mapfile -d '' -t mh_words <"$mh_dir/argv"
@@ -19,8 +19,12 @@ main() {
   limit_files
   start_of $$
   mh_start=$REPLY
+  # All that can be done before the order is: from there on every step is skew.
+  if cd -- "${mh_words[0]}" 2>/dev/null; then mh_there=1; fi
   echo ready
   IFS= read -r mh_order <&3 || mh_order=
+  now
+  mh_at=$REPLY
   exec 3<&-
   if [[ $mh_order != go ]]; then
     echo aborted
@@ -28,7 +32,7 @@ main() {
   fi
   # Nobody would record the end.
   if ! start_of "$mh_sup" || [[ $REPLY != "$mh_sup_start" ]]; then refuse 'go on without a supervisor'; fi
-  if ! cd -- "${mh_words[0]}" 2>/dev/null; then
+  if ((!mh_there)); then
     mkdir -p -- "${mh_words[0]}" || refuse "make ${mh_words[0]}"
     cd -- "${mh_words[0]}" || refuse "enter ${mh_words[0]}"
   fi
@@ -56,8 +60,7 @@ limit_files() {
 # whatever went wrong before.
 record() {
   local mh_line
-  now
-  mh_line="$$ $mh_start $REPLY $PPID"
+  mh_line="$$ $mh_start $mh_at $PPID"
   set -C
   printf '%s\n' "$mh_line" >"$mh_dir/started" || return
   set +C
