@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -70,6 +72,34 @@ func (l *troubleLab) type_(t *testing.T, line string) {
 	if status := l.program(&stdout, &stderr).run(words[1:]); status != 0 {
 		t.Fatalf("%s: exit status %d\n%s%s", line, status, stdout.String(), stderr.String())
 	}
+}
+
+// calls sends a request to the simulator's API, which has to go well.
+func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []byte) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, l.server.URL()+path, strings.NewReader(body))
+	testkit.Must(t, err)
+	resp, err := http.DefaultClient.Do(req)
+	testkit.Must(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: %s, %v\n%s", method, path, resp.Status, err, text)
+	}
+	return text
+}
+
+// reads is one value of an object in what the simulator's API has at path; nil
+// where there is none.
+func (l *troubleLab) reads(t *testing.T, path, object, name string) any {
+	t.Helper()
+	var all map[string]json.RawMessage
+	testkit.Must(t, json.Unmarshal(l.calls(t, "GET", path, ""), &all))
+	var in map[string]any
+	if all[object] != nil {
+		testkit.Must(t, json.Unmarshal(all[object], &in))
+	}
+	return in[name]
 }
 
 // examine runs doctor and reads its report.
@@ -199,15 +229,15 @@ func TestDoctorsCuresCure(t *testing.T) {
 	}, {
 		story: "a rule forbids the coordinator", args: []string{"--network=small"}, status: 69,
 		plant: func(t *testing.T, l *troubleLab) {
-			resp, err := http.Post(l.server.URL()+"/compute/v1/projects/multihost-sim/global/firewalls", "application/json", strings.NewReader(
-				`{"name":"no-jax","network":"global/networks/small","denied":[{"IPProtocol":"tcp","ports":["8482"]}],"priority":900,"sourceRanges":["10.0.0.0/8"]}`))
-			testkit.Must(t, err)
-			if resp.Body.Close(); resp.StatusCode != http.StatusOK {
-				t.Fatal(resp.Status)
-			}
+			l.calls(t, "POST", "/compute/v1/projects/multihost-sim/global/firewalls",
+				`{"name":"no-jax","network":"global/networks/small","denied":[{"IPProtocol":"tcp","ports":["8482"]}],"priority":900,"sourceRanges":["10.0.0.0/8"]}`)
 		},
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: `cannot reach each other on tcp:8470-8482 \(libtpu and JAX\); rule no-jax denies it`,
 		cure: `multihost network firewall create small-internal-2 .* --priority=899`,
+	}, {
+		story: "a slice takes no keys of the project", args: slices, plant: onlyTheProjectHasTheKey,
+		check: doctor.CheckLogin, level: doctor.Warning, says: `the key is not in the metadata of the slice \(keys of the project are blocked\) of t-1 yet`,
+		cure: "multihost doctor --fix --tpu-prefix=t",
 	}, {
 		story: "a host key has changed", plant: fault("worker-rotate-host-keys node=t-1 worker=0"), args: slices, status: 77,
 		check: doctor.CheckHostKeys, level: doctor.Error, says: "^s1w0 .*host key", cure: "multihost hostkey forget s0w0 --tpu-prefix=t-1",
@@ -265,6 +295,23 @@ func TestDoctorsCuresCure(t *testing.T) {
 			t.Log("what follows may fail for it")
 		}
 	}
+}
+
+// onlyTheProjectHasTheKey leaves the key in the metadata of the project alone,
+// which slice t-1 does not let in.
+func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
+	key, err := os.ReadFile(l.env["MULTIHOST_FLAG_IDENTITY_FILE"] + ".pub")
+	testkit.Must(t, err)
+	words := strings.Fields(string(key))
+	entry := "ann:" + strings.Join(words[:2], " ") + " ann"
+	const project, nodes = "/compute/v1/projects/multihost-sim", "/v2/projects/multihost-sim/locations/" + sim.DefaultZone + "/nodes/"
+	l.calls(t, "POST", project+"/setCommonInstanceMetadata", fmt.Sprintf(`{"fingerprint": %q, "items": [{"key": "ssh-keys", "value": %q}]}`,
+		l.reads(t, project, "commonInstanceMetadata", "fingerprint"), entry))
+	l.calls(t, "PATCH", nodes+"t-0?updateMask=metadata", `{"metadata": {}}`)
+	l.calls(t, "PATCH", nodes+"t-1?updateMask=metadata", `{"metadata": {"block-project-ssh-keys": "TRUE"}}`)
+	waitUntil(t, "the metadata have changed", func() bool {
+		return l.reads(t, nodes+"t-0", "metadata", "ssh-keys") == nil && l.reads(t, nodes+"t-1", "metadata", "block-project-ssh-keys") != nil
+	})
 }
 
 func slicesContain[T any](all []T, like func(T) bool) bool { return slices.ContainsFunc(all, like) }
