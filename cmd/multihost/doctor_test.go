@@ -235,6 +235,15 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: `cannot reach each other on tcp:8470-8482 \(libtpu and JAX\); rule no-jax denies it`,
 		cure: `multihost network firewall create small-internal-2 .* --priority=899`,
 	}, {
+		story: "a network has no subnetwork where the slices are", args: []string{"--network=bare"}, status: 69,
+		plant: func(t *testing.T, l *troubleLab) {
+			typing("multihost network create bare --subnet-mode=custom", "multihost network firewall create bare-all --network=bare --allow=tcp,udp,icmp --source-ranges=10.0.0.0/8")(t, l)
+			// What is taken elsewhere in the network cannot be had once more.
+			l.calls(t, "POST", "/compute/v1/projects/multihost-sim/regions/us-east5/subnetworks", `{"name": "far", "network": "global/networks/bare", "ipCidrRange": "10.0.0.0/20"}`)
+		},
+		check: doctor.CheckWorkerRules, level: doctor.Error, says: "network bare has no subnetwork in us-central2",
+		cure: `gcloud compute networks subnets create bare --network=bare --region=us-central2 --range=10\.0\.16\.0/20 --project=multihost-sim`,
+	}, {
 		story: "a slice takes no keys of the project", args: slices, plant: onlyTheProjectHasTheKey,
 		check: doctor.CheckLogin, level: doctor.Warning, says: `the key is not in the metadata of the slice \(keys of the project are blocked\) of t-1 yet`,
 		cure: "multihost doctor --fix --tpu-prefix=t",

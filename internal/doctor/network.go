@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -172,14 +173,15 @@ func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, t
 		return
 	}
 	region := e.Zone.Value[:max(0, strings.LastIndexByte(e.Zone.Value, '-'))]
-	ranges, err := e.Networks.Ranges(ctx, info.Name, region)
+	everywhere, err := e.Networks.Ranges(ctx, info.Name)
+	ranges := everywhere[region]
 	switch {
 	case err != nil:
 		e.fail(CheckWorkerRules, err)
 		return
 	case len(ranges) == 0:
 		e.add(Finding{Check: CheckWorkerRules, Level: Error, Text: fmt.Sprintf("network %s has no subnetwork in %s", info.Name, region),
-			Cure: sshfan.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range=10.0.0.0/20", "--project="+e.Project.Value)})
+			Cure: sshfan.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range="+freeRange(everywhere).String(), "--project="+e.Project.Value)})
 		return
 	}
 	closed := map[string]network.Verdict{} // by what
@@ -211,6 +213,21 @@ func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, t
 		rule.SourceRanges = append(rule.SourceRanges, p.String())
 	}
 	e.addRule(CheckWorkerRules, Error, fmt.Sprintf("workers in %s cannot reach each other on %s", join(ranges), strings.Join(order, ", ")), info, rule, "-internal", closed[order[0]])
+}
+
+// freeRange is one for another subnetwork of a network: those of one network may
+// not overlap, nor lie in what an auto-mode network keeps for regions to come,
+// 10.128.0.0/9.
+func freeRange(taken map[string][]netip.Prefix) netip.Prefix {
+	var free netip.Prefix
+	for n := range 1 << 11 { // the /20s of 10.0.0.0/9
+		free = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(n >> 4), byte(n << 4)}), 20)
+		overlaps := func(p netip.Prefix) bool { return p.Overlaps(free) }
+		if !slices.ContainsFunc(slices.Collect(maps.Values(taken)), func(of []netip.Prefix) bool { return slices.ContainsFunc(of, overlaps) }) {
+			break
+		}
+	}
+	return free
 }
 
 func join(ranges []netip.Prefix) string {

@@ -126,8 +126,8 @@ func Sources(rules []FirewallRule, protocol string, port int, tags []string) []n
 	return found
 }
 
-// Ranges returns the IPv4 ranges of the network's subnetworks in a region.
-func (c *Client) Ranges(ctx context.Context, network, region string) (_ []netip.Prefix, err error) {
+// Ranges returns the IPv4 ranges of the network's subnetworks by region.
+func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]netip.Prefix, err error) {
 	opts, err := c.gcp.ComputeOptions(ctx)
 	if err != nil {
 		return nil, err
@@ -137,20 +137,23 @@ func (c *Client) Ranges(ctx context.Context, network, region string) (_ []netip.
 		return nil, fmt.Errorf("make Compute client: %w", err)
 	}
 	defer func() { err = errors.Join(err, subnetworks.Close()) }()
-	var ranges []netip.Prefix
-	err = c.gcp.Do(ctx, fmt.Sprintf("list subnetworks of %q", region), func(ctx context.Context) error {
-		ranges = nil
-		it := subnetworks.List(ctx, &computepb.ListSubnetworksRequest{Project: c.gcp.Project(), Region: region}, gcp.NoRetry())
+	var ranges map[string][]netip.Prefix
+	err = c.gcp.Do(ctx, fmt.Sprintf("list subnetworks of %q", network), func(ctx context.Context) error {
+		ranges = map[string][]netip.Prefix{}
+		it := subnetworks.AggregatedList(ctx, &computepb.AggregatedListSubnetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
 		for {
-			s, err := it.Next()
+			pair, err := it.Next()
 			if errors.Is(err, iterator.Done) {
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && lastPart(s.GetNetwork()) == network {
-				ranges = append(ranges, p)
+			region := lastPart(pair.Key)
+			for _, s := range pair.Value.GetSubnetworks() {
+				if p, perr := netip.ParsePrefix(s.GetIpCidrRange()); perr == nil && lastPart(s.GetNetwork()) == network {
+					ranges[region] = append(ranges[region], p)
+				}
 			}
 		}
 	})

@@ -166,7 +166,7 @@ func (c *computeCall) serve() (any, error) {
 		return c.s.serveNetworks(c)
 	case "global firewalls":
 		return c.s.serveFirewalls(c)
-	case "global operations":
+	case "global operations", "regions operations":
 		return c.s.serveComputeOps(c)
 	case "regions subnetworks", "aggregated subnetworks":
 		return c.s.serveSubnetworks(c)

@@ -94,17 +94,22 @@ func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
 			next += 2
 		}
 		key := s.computePath("regions/"+region, "subnetworks", msg.GetName())
-		gateway := netip.MustParsePrefix(cidr).Addr().Next().String()
-		st.subnetworks[key] = &computepb.Subnetwork{
-			Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(newID())), Name: msg.Name,
-			CreationTimestamp: proto.String(s.timestamp()), Network: msg.SelfLink, IpCidrRange: proto.String(cidr), GatewayAddress: &gateway,
-			Region:   proto.String(s.link("projects/" + s.cfg.Project + "/regions/" + region)),
-			SelfLink: proto.String(s.link(key)), Purpose: proto.String("PRIVATE"), StackType: proto.String("IPV4_ONLY"),
-			PrivateIpGoogleAccess: proto.Bool(false), Fingerprint: proto.String("c2ltdWxhdG9y"),
-		}
+		st.subnetworks[key] = s.newSubnetwork(n, key, region, netip.MustParsePrefix(cidr))
 		msg.Subnetworks = append(msg.Subnetworks, s.link(key))
 	}
 	return n
+}
+
+// newSubnetwork is one of n as the service fills it in; key is its path.
+func (s *Server) newSubnetwork(n *network, key, region string, cidr netip.Prefix) *computepb.Subnetwork {
+	return &computepb.Subnetwork{
+		Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(newID())), Name: proto.String(key[strings.LastIndexByte(key, '/')+1:]),
+		CreationTimestamp: proto.String(s.timestamp()), Network: n.msg.SelfLink,
+		IpCidrRange: proto.String(cidr.String()), GatewayAddress: proto.String(cidr.Addr().Next().String()),
+		Region:   proto.String(s.link("projects/" + s.cfg.Project + "/regions/" + region)),
+		SelfLink: proto.String(s.link(key)), Purpose: proto.String("PRIVATE"), StackType: proto.String("IPV4_ONLY"),
+		PrivateIpGoogleAccess: proto.Bool(false), Fingerprint: proto.String("c2ltdWxhdG9y"),
+	}
 }
 
 func (s *Server) dropNetwork(name string) {
@@ -261,6 +266,14 @@ func (s *Server) deleteNetwork(c *computeCall) (any, error) {
 			return nil, inUse("network", name, s.computePath("global", "firewalls", f.GetName()))
 		}
 	}
+	if !n.msg.GetAutoCreateSubnetworks() {
+		// Those of auto mode go with their network; these somebody has made.
+		for _, sub := range sorted(s.state.subnetworks, nil) {
+			if sub.GetNetwork() == n.msg.GetSelfLink() {
+				return nil, inUse("network", name, s.urlToName(sub.GetSelfLink()))
+			}
+		}
+	}
 	for _, node := range sorted(s.state.nodes, nil) {
 		if node.msg.NetworkConfig.Network == name {
 			return nil, inUse("network", name, fmt.Sprintf("projects/%s/zones/%s/instances/t1v-n-%08x-w-0", s.cfg.Project, node.zone, uint32(node.msg.Id)))
@@ -275,15 +288,18 @@ func (s *Server) deleteNetwork(c *computeCall) (any, error) {
 }
 
 func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
-	if c.r.Method != http.MethodGet {
-		return nil, notModelled("Changing subnetworks")
-	}
 	region, isRegion := strings.CutPrefix(c.scope, "regions/")
 	if isRegion && !slices.Contains(s.regions(), region) {
 		return nil, noSuchCompute("projects/" + s.cfg.Project + "/regions/" + region)
 	}
 	if c.verb != "" || !isRegion && c.id != "" {
 		return nil, unknownMethod()
+	}
+	switch {
+	case isRegion && c.id == "" && c.r.Method == http.MethodPost:
+		return s.insertSubnetwork(c, region)
+	case c.r.Method != http.MethodGet:
+		return nil, notModelled("Changing and deleting subnetworks")
 	}
 	if c.id != "" {
 		if err := checkQuery(c.query); err != nil {
@@ -305,6 +321,68 @@ func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
 		return s.list(c, "compute#subnetworkList", all)
 	}
 	return s.aggregated(c, all)
+}
+
+// insertSubnetwork makes one in a custom-mode network. Of one network no two may
+// overlap.
+func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
+	if err := checkQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	msg := new(computepb.Subnetwork)
+	if err := c.decode(msg); err != nil {
+		return nil, err
+	}
+	c.id = msg.GetName()
+	if !idPattern.MatchString(c.id) {
+		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+	}
+	of, ok := s.globalRef(msg.GetNetwork(), "networks")
+	n := s.state.networks[of]
+	cidr, err := netip.ParsePrefix(msg.GetIpCidrRange())
+	switch {
+	case !ok:
+		return nil, badValue("resource.network", msg.GetNetwork(), "The URL is malformed.")
+	case n == nil:
+		return nil, noSuchCompute(of)
+	case !n.ready:
+		return nil, notReady(of)
+	case n.msg.GetAutoCreateSubnetworks():
+		return nil, notModelled("A subnetwork of one's own in an auto-mode network")
+	case s.state.subnetworks[c.name()] != nil:
+		return nil, existsCompute(c.name())
+	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr || cidr.Bits() > 29:
+		return nil, badValue("resource.ipCidrRange", msg.GetIpCidrRange(), "Must be an IPv4 CIDR range without host bits, at least a /29.")
+	}
+	asked := proto.Clone(msg).(*computepb.Subnetwork)
+	asked.Name, asked.Network, asked.IpCidrRange, asked.Region, asked.Description = nil, nil, nil, nil, nil
+	if asked.GetPrivateIpGoogleAccess() || asked.GetPurpose() != "" && asked.GetPurpose() != "PRIVATE" || asked.GetStackType() != "" && asked.GetStackType() != "IPV4_ONLY" {
+		return nil, notModelled("A subnetwork that is not a plain IPv4 one")
+	}
+	asked.PrivateIpGoogleAccess, asked.Purpose, asked.StackType = nil, nil, nil
+	if !proto.Equal(asked, new(computepb.Subnetwork)) {
+		return nil, notModelled("A subnetwork with more than a name, a network and a range")
+	}
+	for _, sub := range sorted(s.state.subnetworks, nil) {
+		if sub.GetNetwork() == n.msg.GetSelfLink() && netip.MustParsePrefix(sub.GetIpCidrRange()).Overlaps(cidr) {
+			return nil, badValue("resource.ipCidrRange", cidr.String(), fmt.Sprintf("Invalid IPCidrRange: %s conflicts with existing subnetwork '%s' in region '%s'.",
+				cidr, sub.GetName(), sub.GetRegion()[strings.LastIndexByte(sub.GetRegion(), '/')+1:]))
+		}
+	}
+	name := c.name()
+	sub := s.newSubnetwork(n, name, region, cidr)
+	sub.Description = msg.Description
+	s.state.subnetworks[name] = sub
+	n.msg.Subnetworks = append(n.msg.Subnetworks, sub.GetSelfLink())
+	return s.startComputeOp(c, "insert", name, sub.GetId(), func(ok bool) {
+		if !ok {
+			delete(s.state.subnetworks, name)
+			n.msg.Subnetworks = slices.DeleteFunc(n.msg.Subnetworks, func(link string) bool { return link == sub.GetSelfLink() })
+		}
+	})
 }
 
 // aggregated answers an aggregatedList: items by region, of which one page is

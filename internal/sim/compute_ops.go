@@ -24,13 +24,20 @@ type computeOp struct {
 func (s *Server) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
 	number := newID()
 	now := s.timestamp()
-	name := s.computePath("global", "operations", fmt.Sprintf("operation-%d-%x", s.clock.Now().UnixMilli(), number))
+	scope := "global" // of what belongs to no region
+	if strings.HasPrefix(c.scope, "regions/") {
+		scope = c.scope
+	}
+	name := s.computePath(scope, "operations", fmt.Sprintf("operation-%d-%x", s.clock.Now().UnixMilli(), number))
 	op := &computeOp{done: make(chan struct{}), msg: &computepb.Operation{
 		Kind: proto.String("compute#operation"), Id: proto.Uint64(uint64(number)), Name: proto.String(name[strings.LastIndexByte(name, '/')+1:]),
 		OperationType: proto.String(kind), TargetLink: proto.String(s.link(target)), Status: computepb.Operation_RUNNING.Enum(),
 		User: proto.String("simulator@example.com"), Progress: proto.Int32(0), InsertTime: &now, StartTime: &now,
 		SelfLink: proto.String(s.link(name)),
 	}}
+	if scope != "global" {
+		op.msg.Region = proto.String(s.link("projects/" + s.cfg.Project + "/" + scope))
+	}
 	if id != 0 {
 		op.msg.TargetId = &id
 	}
@@ -84,7 +91,7 @@ func (s *Server) serveComputeOps(c *computeCall) (any, error) {
 	}
 	if c.id == "" {
 		var all []proto.Message
-		for _, op := range sorted(s.state.computeOps, nil) {
+		for _, op := range sorted(s.state.computeOps, func(name string, _ *computeOp) bool { return strings.HasPrefix(name, c.name()) }) {
 			all = append(all, op.msg)
 		}
 		return s.list(c, "compute#operationList", all)

@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"strings"
 	"testing"
 
 	compute "cloud.google.com/go/compute/apiv1"
@@ -184,6 +185,46 @@ func TestComputeListsAndFilters(t *testing.T) {
 	pages := c.subnets.AggregatedList(t.Context(), &computepb.AggregatedListSubnetworksRequest{Project: sim.DefaultProject})
 	if pair, err := pages.Next(); err != nil || len(pair.Value.Subnetworks) != 1 {
 		t.Errorf("got %v, %v", pair, err)
+	}
+}
+
+func TestSubnetworksOfACustomNetwork(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t)
+	c := newCompute(t, s)
+	r := jumbo()
+	r.NetworkResource.AutoCreateSubnetworks = proto.Bool(false)
+	op, err := c.networks.Insert(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.finish(t, op)
+	insert := func(network, region, cidr string) error {
+		op, err := c.subnets.Insert(t.Context(), &computepb.InsertSubnetworkRequest{Project: sim.DefaultProject, Region: region, SubnetworkResource: &computepb.Subnetwork{
+			Name: proto.String("mtu9k"), Network: proto.String("global/networks/" + network), IpCidrRange: &cidr,
+		}})
+		if err == nil {
+			err = op.Wait(t.Context())
+		}
+		return err
+	}
+	for _, row := range []struct{ network, region, cidr, fails string }{
+		{"mtu9k", "us-central2", "10.0.0.0/20", ""},
+		{"mtu9k", "us-central2", "10.0.16.0/20", "already exists"},
+		{"mtu9k", "us-east5", "10.0.8.0/24", "10.0.8.0/24 conflicts with existing subnetwork 'mtu9k' in region 'us-central2'"},
+		{"mtu9k", "us-east5", "10.0.16.1/20", "without host bits"},
+		{"nope", "us-east5", "10.0.16.0/20", "was not found"},
+		{"default", "us-east5", "10.0.16.0/20", "not model"},
+	} {
+		if err := insert(row.network, row.region, row.cidr); (err == nil) != (row.fails == "") || err != nil && !strings.Contains(err.Error(), row.fails) {
+			t.Errorf("%+v: %v", row, err)
+		}
+	}
+	if n, err := c.networks.Get(t.Context(), &computepb.GetNetworkRequest{Project: sim.DefaultProject, Network: "mtu9k"}); err != nil || len(n.Subnetworks) != 1 {
+		t.Errorf("got %v, %v", n, err)
+	}
+	if _, err := c.networks.Delete(t.Context(), &computepb.DeleteNetworkRequest{Project: sim.DefaultProject, Network: "mtu9k"}); err == nil || !strings.Contains(err.Error(), "subnetworks/mtu9k") {
+		t.Errorf("a network whose subnetwork somebody has made: %v", err)
 	}
 }
 

@@ -23,7 +23,8 @@
 //     SUSPENDED and FAILED requests hold their quota until they are deleted.
 //   - Operations, locations, accelerator types and runtime versions.
 //   - Compute: the project and its common metadata, networks, subnetworks
-//     (read), firewalls, regions, zones, global operations with wait.
+//     (read, and made in custom-mode networks), firewalls, regions, zones,
+//     operations with wait.
 //   - SSH keys reach a worker from project and node metadata, or from OS Login
 //     where enable-oslogin says so; host keys leave it as guest attributes once
 //     it has booted.

@@ -159,6 +159,9 @@ func (who caller) checkCompute(s *Server, c *computeCall) error {
 		resource, verb = "projects", resource
 	case resource == "operations":
 		resource, verb = "globalOperations", "get"
+		if strings.HasPrefix(c.scope, "regions/") {
+			resource = "regionOperations"
+		}
 	case c.id == "" && verb == "get":
 		verb = "list"
 	}
