@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/zip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -283,6 +284,10 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckHolders, level: doctor.Warning, says: `^s1w0 sleep 901 of \S+ uses the TPU`,
 		cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- kill \d+`,
 	}, {
+		story: "a worker has another jax", args: slices, plant: anotherJAX,
+		check: doctor.CheckVersions, level: doctor.Warning, says: `^s1w0 jax differs: 0\.6\.0 on s0w0, 0\.5\.9 on s1w0`,
+		cure: "multihost exec --tpu-prefix=t --workers=s1w0 -- python3 -m pip install 'jax==0.6.0'",
+	}, {
 		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: second,
 		check: doctor.CheckClock, level: doctor.Warning, says: "^s0w0 1h00m ahead of this machine's",
 		cure: "multihost exec --tpu-prefix=t-1 --sudo -- systemctl restart chrony",
@@ -321,6 +326,41 @@ func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	waitUntil(t, "the metadata have changed", func() bool {
 		return l.reads(t, nodes+"t-0", "metadata", "ssh-keys") == nil && l.reads(t, nodes+"t-1", "metadata", "block-project-ssh-keys") != nil
 	})
+}
+
+// anotherJAX gives the workers different ones, as pip would have, and pip a
+// directory to find the newer one in and nothing else.
+func anotherJAX(t *testing.T, l *troubleLab) {
+	const about = "jax-0.6.0.dist-info/"
+	file, err := os.Create(filepath.Join(l.dir, "jax-0.6.0-py3-none-any.whl"))
+	testkit.Must(t, err)
+	defer file.Close()
+	wheel := zip.NewWriter(file)
+	for _, part := range [][2]string{
+		{"jax/__init__.py", ""},
+		{about + "METADATA", "Metadata-Version: 2.1\nName: jax\nVersion: 0.6.0\n"},
+		{about + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
+		{about + "RECORD", "jax/__init__.py,,\n" + about + "METADATA,,\n" + about + "WHEEL,,\n" + about + "RECORD,,\n"},
+	} {
+		w, err := wheel.Create(part[0])
+		testkit.Must(t, err)
+		_, err = io.WriteString(w, part[1])
+		testkit.Must(t, err)
+	}
+	testkit.Must(t, wheel.Close())
+	script := filepath.Join(l.dir, "plant.sh")
+	testkit.Must(t, os.WriteFile(script, []byte(`set -e
+mkdir -p ~/.config/pip
+printf '[global]\nno-index = true\nfind-links = %s\ndisable-pip-version-check = true\n[install]\nuser = true\nbreak-system-packages = true\n' "${0%/*}" >~/.config/pip/pip.conf
+site=$(python3 -m site --user-site) || [ -n "$site" ] # there is none yet, says the status
+mkdir -p "$site/jax-$1.dist-info" "$site/jax"
+cd "$site"
+: >jax/__init__.py
+printf 'Metadata-Version: 2.1\nName: jax\nVersion: %s\n' "$1" >"jax-$1.dist-info/METADATA"
+printf '%s,,\n' jax/__init__.py "jax-$1.dist-info/METADATA" "jax-$1.dist-info/RECORD" >"jax-$1.dist-info/RECORD"
+`), 0o600))
+	typing("multihost exec --tpu-prefix=t --workers=s0w0 -- bash "+script+" 0.6.0",
+		"multihost exec --tpu-prefix=t --workers=s1w0 -- bash "+script+" 0.5.9")(t, l)
 }
 
 func slicesContain[T any](all []T, like func(T) bool) bool { return slices.ContainsFunc(all, like) }
