@@ -288,6 +288,10 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckVersions, level: doctor.Warning, says: `^s1w0 jax differs: 0\.6\.0 on s0w0, 0\.5\.9 on s1w0`,
 		cure: "multihost exec --tpu-prefix=t --workers=s1w0 -- python3 -m pip install 'jax==0.6.0'",
 	}, {
+		story: "a program of preflight is not installed", plant: fault("worker-missing node=t-1 worker=0 setting=numactl"), args: slices,
+		check: doctor.CheckSettings, level: doctor.Warning, says: "^s1w0 numactl is not installed",
+		cure: "multihost preflight apply --install --tpu-prefix=t",
+	}, {
 		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: second,
 		check: doctor.CheckClock, level: doctor.Warning, says: "^s0w0 1h00m ahead of this machine's",
 		cure: "multihost exec --tpu-prefix=t-1 --sudo -- systemctl restart chrony",

@@ -82,7 +82,9 @@ const (
 
 	// "missing NAME": a setting does not exist: a sysctl key
 	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or
-	// /dev, or a kernel module ("tcp_cubic").
+	// /dev, or a kernel module ("tcp_cubic"). On the process backend also a
+	// program that images may lack, numactl or ethtool: until apt-get installs
+	// it, through reboots.
 	Missing FaultKind = "missing"
 
 	// "denied NAME": a setting cannot be changed through its command: a

@@ -46,6 +46,9 @@ func (m *machine) setFault(f Fault) error {
 	case Kill:
 		return m.signalAll(signals[killName(f)])
 	case Missing, Denied, Fixed:
+		if f.Kind == Missing && slices.Contains(mayLack, f.Name) {
+			return m.takeAway(f.Name)
+		}
 		if f.Kind == Missing && !m.knows(f.Name) {
 			return fmt.Errorf("worker has no setting %q", f.Name)
 		}
@@ -99,6 +102,11 @@ func (m *machine) clearFaults(kind FaultKind) error {
 	}
 	m.mu.Unlock()
 	m.clearDoorFaults(kind)
+	if kind == "" || kind == Missing {
+		if err := m.putBack(); err != nil {
+			return err
+		}
+	}
 	if err := m.restore(missing); err != nil {
 		return err
 	}

@@ -246,6 +246,80 @@ func (m *machine) applyMarks() error {
 	return nil
 }
 
+// mayLack are the programs that an image for TPU VMs may come without.
+var mayLack = []string{"numactl", "ethtool"}
+
+// takeAway makes the machine lack a program: its stand-in, and the real one
+// behind it. So where one is missing, bin and what comes after it on the PATH are
+// directories of the machine's own, which link to all other programs.
+func (m *machine) takeAway(name string) error {
+	own := m.path("own-bin")
+	if _, err := os.Lstat(m.path("programs")); err == nil {
+		return errors.Join(removed(filepath.Join(own, name)), removed(m.path("programs", name)))
+	}
+	if err := linkPrograms(own, name, m.b.standins); err != nil {
+		return err
+	}
+	// Sessions look for programs to tell which PATH they have: it is whole at once.
+	if err := linkPrograms(m.path("programs-new"), name,
+		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"); err != nil {
+		return err
+	}
+	if err := os.Rename(m.path("programs-new"), m.path("programs")); err != nil {
+		return err
+	}
+	return m.linkBin(own)
+}
+
+// putBack ends what takeAway began.
+func (m *machine) putBack() error {
+	if _, err := os.Lstat(m.path("programs")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := m.linkBin(m.b.standins); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(m.path("programs")), os.RemoveAll(m.path("own-bin")))
+}
+
+// linkBin makes bin another directory; there is one at any time.
+func (m *machine) linkBin(dir string) error {
+	if err := os.Symlink(dir, m.path("bin-new")); err != nil {
+		return err
+	}
+	return os.Rename(m.path("bin-new"), m.path("bin"))
+}
+
+// linkPrograms makes a directory that links to what is in others, the first one
+// first, except one program.
+func linkPrograms(dir, except string, from ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, f := range from {
+		entries, err := os.ReadDir(f)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if e.Name() == except {
+				continue
+			}
+			if err := os.Symlink(filepath.Join(f, e.Name()), filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func removed(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // knows reports whether the machine has a setting of that name.
 func (m *machine) knows(name string) bool {
 	for _, p := range settingPaths(name) {

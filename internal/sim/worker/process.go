@@ -43,7 +43,7 @@ type processBackend struct {
 // machine.
 //
 // It does not model: PAM, several users with different rights (sudo runs the
-// command as the same user), missing packages, disk or memory limits,
+// command as the same user), missing packages (but mayLack), disk or memory limits,
 // MaxStartups, X11 forwarding, subsystems.
 func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if cfg.Root == "" {

@@ -366,12 +366,16 @@ func (m *machine) clockSet() bool {
 
 // environment is what every process of the machine begins with.
 func (m *machine) environment(user, home string) []string {
+	path := "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+	if _, err := os.Lstat(m.path("programs")); err == nil {
+		path = m.path("programs")
+	}
 	env := []string{
 		"HOME=" + home,
 		"USER=" + user,
 		"LOGNAME=" + user,
 		"SHELL=" + m.shell(),
-		"PATH=" + m.path("bin") + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+		"PATH=" + m.path("bin") + ":" + path,
 		"LANG=C.UTF-8",
 		"TMPDIR=" + m.path("tmp"),
 		"MULTIHOST_ROOT_PROC=" + m.root,

@@ -212,6 +212,29 @@ func TestHoldersAreTheMachinesOwn(t *testing.T) {
 	}
 }
 
+// The real programs of the machine that the simulator runs on must not show
+// through where a stand-in is missing.
+func TestAMissingProgramComesBackByAptGet(t *testing.T) {
+	f := newFixture(t)
+	m := f.start(nil)
+	c := f.dial(m)
+	const look = `for p in numactl ethtool sudo python3; do type -P $p >/dev/null && printf '%s ' $p; done; sudo bash -c 'type -P numactl >/dev/null' && echo and root`
+	all := standinRow{look, 0, "numactl ethtool sudo python3 and root\n", ""}
+	checkRows(t, c, []standinRow{all})
+	set(t, m, "missing numactl")
+	checkRows(t, c, []standinRow{{look, 1, "ethtool sudo python3 ", ""}})
+	set(t, m, "missing ethtool")
+	checkRows(t, c, []standinRow{
+		{look, 1, "sudo python3 ", ""},
+		{"apt-get install -y numactl 2>/dev/null", 100, "", ""},
+		{"sudo apt-get install -y numactl ethtool lsof >/dev/null; numactl --hardware | head -1", 0, "available: 2 nodes (0-1)\n", ""},
+		all,
+	})
+	set(t, m, "missing numactl")
+	set(t, m, "clear")
+	checkRows(t, c, []standinRow{all})
+}
+
 // What a machine's commands change must not be seen by another machine, and
 // never by the one that the simulator runs on.
 func TestMachinesAreApart(t *testing.T) {

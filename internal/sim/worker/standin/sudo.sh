@@ -77,6 +77,7 @@ fi
 
 caller=${LOGNAME-$(id -un)}
 PATH=$root/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+[ ! -e "$root/programs" ] || PATH=$root/bin:$root/programs # some are missing
 export PATH
 if ! command -v -- "$command" >/dev/null 2>&1; then
 	echo "sudo: $command: command not found" >&2
