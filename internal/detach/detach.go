@@ -17,7 +17,8 @@
 //	attempt-N/main_command_log_…           the same of a later attempt
 //	workers/sSwW                           where each worker is, once a minute
 //	ended/N/sSwW.CODE                      how attempt N ended there
-//	control/attempt                        the newest attempt that any worker began
+//	control/attempt                        the newest attempt that any worker began, or is to begin
+//	control/resumed                        the attempt as which it went on after it had lost its slices
 //	control/stop                           why the run is to end
 //	control/failed-N                       who failed first in attempt N
 //
@@ -40,6 +41,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
 
@@ -159,7 +161,7 @@ func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" 
 
 // Metadata is what the slices of the job need in their metadata.
 func (j Job) Metadata() map[string]string {
-	return map[string]string{startupKey: workerScript, jobKey: j.text()}
+	return map[string]string{startupKey: gcp.VMScript + workerScript, jobKey: j.text()}
 }
 
 // CheckMetadata refuses metadata that uses the keys of Metadata already.

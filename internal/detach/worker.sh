@@ -1,4 +1,4 @@
-#!/bin/bash
+# shellcheck shell=bash
 # The startup script of a job's workers. Root runs it at every boot.
 #
 # Nobody else is needed: it fetches what the job is from the bucket, prepares the
@@ -12,11 +12,11 @@
 #
 # No loop here waits for something without a limit but for the end of the
 # command, and for the queued resource to be gone; no secret is in an argument, a
-# file that stays, or the output.
+# file that stays, or the output. vm.sh of package gcp stands before it.
 set -u
 export LC_ALL=C
 umask 022
-metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1
+call_limit=600 # large logs
 root=${MULTIHOST_ROOT_TMP-}
 nonce=mhjob$$
 
@@ -32,10 +32,17 @@ preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 ti
 end_code='' end_told='' failure='' not_begun='' stopping=''
 
 main() {
-  read_job "${1-}" || {
-    note "no job is known to this worker: $why"
-    exit 1
-  }
+  local since
+  now
+  since=$REPLY
+  until read_job "${1-}" && identify; do
+    now
+    if ((REPLY - since >= patience)); then
+      note "no job is known to this worker: $why"
+      exit 1
+    fi
+    sleep 5
+  done
   state=${HOME:-/root}/.multihost-job/$run
   (umask 077 && mkdir -p -- "$state") || exit 1
   exec 8>"$state/lock"
@@ -43,7 +50,6 @@ main() {
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
   rm -rf -- "$state/secrets" "$state/attempt"
-  identify
   note "worker $me of job $run"
   test_right
   detached
@@ -73,23 +79,15 @@ read_job() {
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
 }
 
-# instance PATH: a value of the metadata server, or why there is none. Only the
-# last try may print errors: those of tries that a later one made up for must not
-# get into the value.
-instance() {
-  local value
-  value=$(curl -s -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/instance/$1") ||
-    value=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/instance/$1" 2>&1) || {
-    printf '%s' "$value"
-    return 1
-  }
-  printf '%s' "$value"
-}
-
-# identify: which worker of the job this is.
+# identify: which worker of the job this is, and where. A guess would make two
+# workers one.
 identify() {
-  local env line id
-  env=$(instance attributes/tpu-env) || env=
+  local env line id endpoints
+  why="the metadata server does not tell which worker this is"
+  env=$(instance attributes/tpu-env) || return
+  endpoints=$(instance attributes/worker-network-endpoints) || return
+  own=$(instance network-interfaces/0/ip) || return
+  endpoints=${endpoints%%,*} coordinator=${endpoints##*:}
   slice=0 worker=0 node=
   while IFS= read -r line; do
     case $line in
@@ -106,30 +104,6 @@ identify() {
   done
   me=s${slice}w$worker
   index=$((slice * workers + worker)) total=$((slices * workers))
-}
-
-# A failed call of an API leaves its status in $status, 000 when there was no
-# answer, and words for people in $why.
-
-# api METHOD URL CURL-ARGS…: the answer goes to $state/reply. The token goes to
-# curl on stdin, for arguments can be read by everybody.
-api() {
-  local method=$1 url=$2 token
-  shift 2
-  : >"$state/reply"
-  token=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/instance/service-accounts/default/token" 2>&1)
-  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
-    status=000 why="no access token: ${token:0:200}"
-    return 1
-  fi
-  token=${BASH_REMATCH[1]}
-  status=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
-    curl -sS -K - -X "$method" -o "$state/reply" -w '%{http_code}' --connect-timeout 10 --max-time 600 "$@" "$url" 2>"$state/error") ||
-    status=000
-  if [[ $status == 2?? ]]; then return 0; fi
-  why="HTTP status $status: $(tr -s '\n\r' '  ' <"$state/reply" | head -c 300)"
-  if [[ $status == 000 ]]; then why="no answer: $(head -c 200 "$state/error")"; fi
-  return 1
 }
 
 # patiently COMMAND…: again and again, until it succeeds or $patience seconds
@@ -151,13 +125,6 @@ patiently() {
   done
 }
 
-value_of() { # KEY: of the JSON in $state/reply
-  local text
-  text=$(<"$state/reply")
-  REPLY=
-  [[ $text =~ \"$1\":\ *\"?([^\",}]*) ]] && REPLY=${BASH_REMATCH[1]}
-}
-
 object() { # NAME: its address
   REPLY=$prefix$1
   REPLY=$storage/b/$bucket/o/${REPLY//\//%2F}
@@ -165,7 +132,13 @@ object() { # NAME: its address
 
 fetch() { # NAME FILE
   object "$1"
-  api GET "$REPLY?alt=media" && mv -f -- "$state/reply" "$2"
+  : >"$state/fetched"
+  if api GET "$REPLY?alt=media" -o "$state/fetched"; then
+    mv -f -- "$state/fetched" "$2"
+    return
+  fi
+  if [[ -s $state/fetched ]]; then explain "$(head -c 400 -- "$state/fetched")"; fi
+  return 1
 }
 
 # store NAME FILE [PRECONDITION]: the file becomes the object.
@@ -186,32 +159,24 @@ report() {
   now
   reported=$REPLY
   printf -v text 'phase=%s\nworker=%s\nattempt=%s\nat=%s\nmay_delete=%s\nlogin=%s\ndetail=%s' \
-    "$phase" "$me" "${attempt:-0}" "$REPLY" "$may_delete" "$login" "${detail//$'\n'/ }"
+    "$phase" "$me" "${attempt:-0}" "$REPLY" "$right" "$login" "${detail//$'\n'/ }"
   if [[ $phase != "${told-}" ]]; then
     told=$phase
     note "$phase${detail:+: $detail}"
-    curl -sS -f -o /dev/null --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "run=$run"$'\n'"$text" \
-      "$metadata/instance/guest-attributes/multihost/state" 2>/dev/null
+    attribute state "run=$run"$'\n'"$text"
   fi
   store_text "workers/$me" "$text"
 }
 
-# test_right finds out whether this worker may delete the queued resource, by
-# asking to delete one that does not exist: who may is told that it is not
-# there, who may not is refused.
+# test_right finds out whether this worker may delete the queued resource.
 test_right() {
-  local probe
-  probe=multihost-probe-$(head -c 8 /dev/urandom | od -An -tx1 | tr -d ' \n')
-  api DELETE "$(resource_url "$probe")"
-  case $status in
-    2?? | 404) may_delete=yes ;;
-    401 | 403) may_delete="no: ${why//$'\n'/ }" ;;
-    *) may_delete="unknown: ${why//$'\n'/ }" ;;
-  esac
-  if [[ $may_delete != yes ]]; then note "may this worker delete the queued resource? $may_delete"; fi
+  queued=$tpu/projects/$project/locations/$zone/queuedResources/$resource
+  right=yes
+  if may_delete "$queued"; then return; fi
+  right="unknown: ${why//$'\n'/ }"
+  if [[ $status == 40[13] ]]; then right="no: ${why//$'\n'/ }"; fi
+  note "may this worker delete the queued resource? $right"
 }
-
-resource_url() { printf '%s/projects/%s/locations/%s/queuedResources/%s' "$tpu" "$project" "$zone" "$1"; }
 
 # await_login SECONDS: the guest agent makes the login of ssh-keys some time
 # after the boot. Without it root has to do.
@@ -348,7 +313,12 @@ find_attempt() {
     if [[ $path =~ ^[0-9]+$ ]] && ((path > newest)); then newest=$path; fi
   done
   is=unknown
-  wanted_attempt
+  # A new slice of a run that has lost its first ones must not begin again at 1.
+  if ! patiently wanted_attempt && ((newest == 0)); then
+    give_up 77 "which attempt is to begin cannot be read: $why"
+    is=exited
+    return
+  fi
   if ((newest == 0)); then
     attempt=$((wanted > 1 ? wanted : 1))
     return
@@ -396,8 +366,7 @@ wanted_attempt() {
   object control/attempt
   if api GET "$REPLY?alt=media" -D "$state/headers"; then
     read=yes
-    wanted=$(head -c 20 "$state/reply")
-    wanted=${wanted//[^0-9]/}
+    wanted=${reply:0:20} wanted=${wanted//[^0-9]/}
     wanted_generation=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Xx]-[Gg]oog-[Gg]eneration: //p')
   elif [[ $status == 404 ]]; then
     read=yes
@@ -531,12 +500,11 @@ fetch_secrets() {
     IFS=/ read -r owner name version <<<"$ref"
     if ! patiently api GET "$secretmanager/projects/$owner/secrets/$name/versions/$version:access"; then
       rm -f -- "$state/secrets"
-      why="read secret $ref: $why"
-      : >"$state/reply"
+      why="read secret $ref: $why" reply=''
       return 1
     fi
     value_of data
-    : >"$state/reply"
+    reply=''
     {
       printf '%s=' "${item%%=*}"
       printf %s "$REPLY" | base64 -d 2>/dev/null
@@ -589,11 +557,6 @@ wrap_words() {
 # MEGASCALE variables would override the metadata of a job of several slices,
 # and one slice must have none.
 variables() {
-  local endpoints first own
-  endpoints=$(instance attributes/worker-network-endpoints) || endpoints=
-  first=${endpoints%%,*}
-  own=$(instance network-interfaces/0/ip) || own=
-  coordinator=${coordinator:-${first##*:}}
   printf '%s\0' MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID MEGASCALE_PORT \
     "MULTIHOST_SLICE_ID=$slice" "MULTIHOST_NUM_SLICES=$slices" "MULTIHOST_WORKER_ID=$worker" "MULTIHOST_NUM_WORKERS=$workers" \
     "MULTIHOST_PROCESS_ID=$index" "MULTIHOST_NUM_PROCESSES=$total" MULTIHOST_LOCAL_ID=0 \
@@ -850,7 +813,7 @@ all_ended() {
   failures=0
   while :; do
     api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2F${token:+&pageToken=$token}" || return
-    text=$(<"$state/reply")
+    text=$reply
     while IFS= read -r name; do
       if [[ $name =~ /ended/$attempt/(s[0-9]+w[0-9]+)\.([0-9]+)$ ]]; then
         seen[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
@@ -895,27 +858,17 @@ age_of() {
   if [[ $updated && $date ]]; then REPLY=$((date - updated)); fi
 }
 
-# teardown WHY: deletes the queued resource that this worker belongs to, after a
-# look at what it is: nothing is deleted unread. It ends with the worker, or when
-# the queued resource is another's.
+# teardown WHY: deletes the queued resource that this worker belongs to. It ends
+# with the worker, or when the queued resource is another's.
 teardown() {
-  local tries url
+  local tries
   report deleting "$1"
-  url=$(resource_url "$resource")
   for ((tries = 0; ; tries++)); do
-    why=''
-    if api GET "$url"; then
-      # value_of finds the first state, which is that of the resource.
-      if ! grep -qF "\"$label\"" <(sed 's/": *"/=/' "$state/reply"); then
-        report left "queued resource $resource is not of this run: it stays"
-        return
-      fi
-      if ! grep -q '"state": *"DELETING"' "$state/reply"; then
-        api DELETE "$url?force=true" || may_delete="no: $why"
-      fi
-    elif [[ $status == 403 ]]; then
-      may_delete="no: it may not be read: $why"
+    if ! delete_queued "$queued" "$label"; then
+      report left "queued resource $resource: $why"
+      return
     fi
+    if [[ $status == 403 ]]; then right="no: $why"; fi
     report deleting "$1${why:+; $why}"
     # Somebody may give the right, or the service come back, days later.
     sleep "$((tries < 60 ? look * 3 : 600))"

@@ -423,8 +423,9 @@ func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 
 func TestShellcheck(t *testing.T) {
 	t.Parallel()
-	shellcheck := testkit.Need(t, "shellcheck")
-	if out, err := exec.Command(shellcheck, "worker.sh").CombinedOutput(); err != nil {
+	check := exec.Command(testkit.Need(t, "shellcheck"), "-")
+	check.Stdin = strings.NewReader(detach.Job{}.Metadata()["startup-script"])
+	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("shellcheck: %v\n%s", err, out)
 	}
 }
@@ -432,9 +433,7 @@ func TestShellcheck(t *testing.T) {
 // inWorkerScript runs bash code with the functions of worker.sh.
 func inWorkerScript(t *testing.T, code string) string {
 	t.Helper()
-	text, err := os.ReadFile("worker.sh")
-	testkit.Must(t, err)
-	library, ok := strings.CutSuffix(strings.TrimSpace(string(text)), `main "$@"`)
+	library, ok := strings.CutSuffix(strings.TrimSpace(detach.Job{}.Metadata()["startup-script"]), `main "$@"`)
 	if !ok {
 		t.Fatal("worker.sh does not end by calling main")
 	}
@@ -535,8 +534,7 @@ attend; echo "$is at $clock: $missing"`)
 func TestVenvComesFirst(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1
-instance() { echo unknown:unknown:10.0.0.1; }
+home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
 as_login() {
   case ${*:2} in
     *"-m venv"*) return 1 ;;
@@ -642,10 +640,10 @@ func TestSecretsThatFitNoVariableAreRefused(t *testing.T) {
 	} {
 		got := inWorkerScript(t, `
 state=$root secretmanager=https://sm/v1 secrets=KEY=sm://p/key/7
-api() { [[ $2 == https://sm/v1/projects/p/secrets/key/versions/7:access ]] && printf %s '`+c.reply+`' >"$state/reply"; }
+api() { [[ $2 == https://sm/v1/projects/p/secrets/key/versions/7:access ]] && reply='`+c.reply+`'; }
 if fetch_secrets; then
   tr '\0' '|' <"$state/secrets"
-elif [[ $why == "read secret p/key/7: the answer has no value that fits into a variable" && ! -e $state/secrets && ! -s $state/reply ]]; then
+elif [[ $why == "read secret p/key/7: the answer has no value that fits into a variable" && ! -e $state/secrets && ! $reply ]]; then
   printf refused
 fi`)
 		if got != c.want {

@@ -38,13 +38,14 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/gcp"
 	"multihost/internal/sshfan"
 )
 
 //go:embed watch.sh
 var watchScript string
 
-var watchProgram = sshfan.NewProgram("lease", watchScript)
+var watchProgram = sshfan.NewProgram("lease", gcp.VMScript, watchScript)
 
 // Metadata keys that the slices' startup script needs.
 const (
@@ -100,7 +101,7 @@ func (t Terms) Metadata(m map[string]string) map[string]string {
 	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
 		return nil
 	}
-	return map[string]string{startupKey: watchScript, termsKey: t.text()}
+	return map[string]string{startupKey: watchProgram.Text(), termsKey: t.text()}
 }
 
 // text is the terms as watch.sh reads them.

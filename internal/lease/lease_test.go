@@ -25,10 +25,12 @@ import (
 )
 
 func TestScriptPassesShellcheck(t *testing.T) {
-	if out, err := exec.Command(testkit.Need(t, "shellcheck"), "watch.sh").CombinedOutput(); err != nil {
+	check := exec.Command(testkit.Need(t, "shellcheck"), "-")
+	check.Stdin = strings.NewReader(watchProgram.Text())
+	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("shellcheck: %v\n%s", err, out)
 	}
-	if strings.ContainsFunc(watchScript, func(r rune) bool { return r > 0x7e }) {
+	if strings.ContainsFunc(watchProgram.Text(), func(r rune) bool { return r > 0x7e }) {
 		t.Error("not ASCII: its bytes are counted in whatever locale the login has")
 	}
 }

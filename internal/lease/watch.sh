@@ -1,4 +1,4 @@
-#!/bin/bash
+# shellcheck shell=bash
 # The watch over the slices of a job whose runner may die. One lives on every
 # worker, beyond any connection. With the VM's own token it deletes the queued
 # resource when nobody has renewed the lease and the command has ended on every
@@ -18,13 +18,13 @@
 # Every login can write one, so nothing in it is evaluated, it names no file, and
 # what is kept of it is what was understood.
 #
-# No secret is in an argument, a file or the output.
+# No secret is in an argument, a file or the output. vm.sh of package gcp stands
+# before it.
 set -u
 export LC_ALL=C
 umask 022
 index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 own=${HOME:-/root}/.multihost/lease
-metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 nonce=${1--} run=''
 
 # What terms set. Times are in seconds; 0 is never.
@@ -90,7 +90,7 @@ save() {
 # Startup scripts have to end.
 boot() {
   local text
-  text=$(curl -sS -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/attributes/multihost-lease" 2>&1) || {
+  text=$(instance attributes/multihost-lease) || {
     note "the metadata server does not tell of a lease: $text"
     exit 1
   }
@@ -199,57 +199,23 @@ newest() {
   done
 }
 
-# test_right finds out whether this worker may delete the queued resource, by
-# asking to delete one that does not exist: who may is told that it is not
-# there, who may not is refused.
+# test_right says whether this worker may delete the queued resource.
 test_right() {
   local account pause=$((RANDOM % (2 * total))) # milliseconds: thousands ask at the same moment
   sleep "$((pause / 1000)).$(printf %03d "$((pause % 1000))")"
-  api DELETE "${resource%/*}/multihost-probe-$(cksum <<<"$run" | cut -d ' ' -f 1)" --retry 3
-  case $status in
-    2?? | 404) say right yes ;;
-    *)
-      account=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/email" 2>/dev/null) || account=-
-      if [[ $account == *[[:space:]]* ]]; then account=-; fi
-      say right no "$status" "$account" "${why//$'\n'/ }"
-      ;;
-  esac
-}
-
-# api METHOD URL CURL-ARGS...: the answer in $reply, its HTTP status in $status,
-# 000 when there was none, and words for people in $why. The token goes to curl on
-# stdin, for arguments can be read by everybody.
-api() {
-  local method=$1 url=$2 token
-  shift 2
-  reply='' status=000
-  token=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/token" 2>&1)
-  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
-    why="no access token: ${token:0:200}"
-    return 1
+  if may_delete "$resource" --retry 3; then
+    say right yes
+    return
   fi
-  reply=$(printf 'header = "Authorization: Bearer %s"\n' "${BASH_REMATCH[1]}" |
-    curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 "$@" "$url" 2>&1)
-  status=${reply##*$'\n'} reply=${reply%$'\n'*}
-  if [[ $status == 2?? ]]; then return 0; fi
-  why=$reply
-  if [[ $reply =~ \"message\":\ *\"([^\"]+)\" ]]; then why=${BASH_REMATCH[1]}; fi
-  why="HTTP status $status: $(tr -s '\n\r' '  ' <<<"${why:0:400}")"
-  if [[ $status == 000 ]]; then why="no answer: ${reply:0:200}"; fi
-  return 1
-}
-
-# attribute KEY TEXT: a guest attribute, which the others can read.
-attribute() {
-  status=$(curl -sS -o /dev/null -w '%{http_code}' --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "$2" \
-    "$metadata/guest-attributes/multihost/$1" 2>/dev/null)
-  [[ $status == 2?? ]]
+  account=$(instance service-accounts/default/email) || account=-
+  if [[ $account == *[[:space:]]* ]]; then account=-; fi
+  say right no "$status" "$account" "${why//$'\n'/ }"
 }
 
 # The watch. Times in $up, $renewed, $idle and $again are since the boot.
 
 watch() {
-  run=$1 state='' told='' told_at=0 tries=0 again=0 contacted=no stopped='' seen='' why='' status='' reply=''
+  run=$1 state='' told='' told_at=0 tries=0 again=0 contacted=no stopped='' seen=''
   is_run "$run" || exit 1
   prepare
   if [[ ! -s $own/$run.born ]]; then
@@ -437,9 +403,8 @@ unknown() {
   if [[ ! $over ]]; then later; fi
 }
 
-# delete the queued resource, after a look at what it is: nothing is deleted
-# unread. Every worker does, in turns, so that one request does as a rule. Fails
-# when it is another's.
+# delete asks for the deletion. Every worker does, in turns, so that one request
+# does as a rule. Fails when the queued resource is another's.
 delete() {
   # The first of many within a second or two, the last within minutes.
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
@@ -449,16 +414,11 @@ delete() {
   observe
   due || return 0
   note "deleting $resource: $why"
-  if api GET "$resource"; then
-    # The first state is that of the resource.
-    if [[ ! $reply =~ \"${label%%=*}\":\ *\"${label#*=}\" ]]; then
-      note "it is not of this run: it stays"
-      return 1
-    fi
-    if ! grep -q '"state": *"DELETING"' <<<"$reply" && ! api DELETE "$resource?force=true"; then note "$why"; fi
-  else
+  if ! delete_queued "$resource" "$label"; then
     note "$why"
+    return 1
   fi
+  if [[ $why ]]; then note "$why"; fi
   later
 }
 
