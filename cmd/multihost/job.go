@@ -64,7 +64,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
 			if o.Run.Detach && c.String("bucket-name") != "" {
-				for _, name := range []string{"notify", "notify-url", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
+				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
 					if _, typed := p.inv.set[name]; typed {
 						return usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name)
 					}
@@ -160,6 +160,11 @@ func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) (job.DetachOpti
 	return do, nil
 }
 
+// leastTerm is the shortest time after which workers may be told to delete the
+// slices of a runner that they do not hear of: one that is away for a moment
+// must not lose them. Scripts of tests have no minute.
+var leastTerm = time.Minute
+
 // asMaxText reports whether the job was typed as for multihost_job.py.
 func (p *program) asMaxText() bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
@@ -185,8 +190,8 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		Lease:          c.Duration("lease"),
 	}
 	for name, d := range map[string]time.Duration{"ttl": o.TTL, "lease": o.Lease} {
-		if d < 0 || d > 0 && d < time.Second {
-			return o, usagef("--%s=%s: it must be 1s or more, or 0", name, d)
+		if d != 0 && d < leastTerm {
+			return o, usagef("--%s=%s: it must be 1m or more, or 0", name, d)
 		}
 	}
 	o.Budget.Restarts = run.MaxRestarts

@@ -17,8 +17,7 @@
 //	attempt-N/main_command_log_…           the same of a later attempt
 //	workers/sSwW                           where each worker is, once a minute
 //	ended/N/sSwW.CODE                      how attempt N ended there
-//	control/attempt                        the newest attempt that any worker began, or is to begin
-//	control/resumed                        the attempt as which it went on after it had lost its slices
+//	control/attempt                        the newest attempt that any worker began
 //	control/stop                           why the run is to end
 //	control/failed-N                       who failed first in attempt N
 //

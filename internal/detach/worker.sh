@@ -16,6 +16,7 @@
 set -u
 export LC_ALL=C
 umask 022
+# shellcheck disable=SC2034 # vm.sh reads it
 call_limit=600 # large logs
 root=${MULTIHOST_ROOT_TMP-}
 nonce=mhjob$$
@@ -137,7 +138,7 @@ fetch() { # NAME FILE
     mv -f -- "$state/fetched" "$2"
     return
   fi
-  if [[ -s $state/fetched ]]; then explain "$(head -c 400 -- "$state/fetched")"; fi
+  if [[ $status != 000 && -s $state/fetched ]]; then explain "$(head -c 400 -- "$state/fetched")"; fi
   return 1
 }
 
@@ -313,17 +314,18 @@ find_attempt() {
     if [[ $path =~ ^[0-9]+$ ]] && ((path > newest)); then newest=$path; fi
   done
   is=unknown
-  # A new slice of a run that has lost its first ones must not begin again at 1.
-  if ! patiently wanted_attempt && ((newest == 0)); then
-    give_up 77 "which attempt is to begin cannot be read: $why"
-    is=exited
-    return
-  fi
   if ((newest == 0)); then
+    # A new slice of a run that has lost its first ones must not begin again at 1.
+    if ! patiently wanted_attempt; then
+      give_up 77 "which attempt is to begin cannot be read: $why"
+      is=exited
+      return
+    fi
     attempt=$((wanted > 1 ? wanted : 1))
     return
   fi
   attempt=$newest
+  wanted_attempt
   patiently look_at "$attempt" || is=running # attend looks again, and says why
   case $is in
     lost)
@@ -366,7 +368,12 @@ wanted_attempt() {
   object control/attempt
   if api GET "$REPLY?alt=media" -D "$state/headers"; then
     read=yes
-    wanted=${reply:0:20} wanted=${wanted//[^0-9]/}
+    reply=${reply%$'\n'}
+    if [[ ! $reply =~ ^[0-9]{1,9}$ ]]; then
+      why="control/attempt is no number: ${reply:0:40}"
+      return 1
+    fi
+    wanted=$reply
     wanted_generation=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Xx]-[Gg]oog-[Gg]eneration: //p')
   elif [[ $status == 404 ]]; then
     read=yes

@@ -54,8 +54,9 @@ func (e *examination) checkPairs(ctx context.Context, all []*seen) {
 		}
 	}
 	connecting.Wait()
-	heard.early = letGo()
+	early := letGo()
 	sending.Wait()
+	heard.early = early
 	if ctx.Err() != nil {
 		e.unknown(CheckPorts, "no answer within %s", event.Duration(pairLimit))
 		return

@@ -40,8 +40,17 @@ api() {
     why="no access token: ${token:0:200}"
     return 1
   fi
-  reply=$(printf 'header = "Authorization: Bearer %s"\n' "${BASH_REMATCH[1]}" |
-    curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" "$@" "$url" 2>&1)
+  if ! reply=$(
+    set -o pipefail
+    printf 'header = "Authorization: Bearer %s"\n' "${BASH_REMATCH[1]}" |
+      curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" "$@" "$url" 2>&1
+  ); then
+    # Also when the answer broke off after its status: half of one is none.
+    why='no answer'
+    if [[ $reply =~ curl:\ [^$'\n']* ]]; then why="no answer: ${BASH_REMATCH[0]:0:200}"; fi
+    reply=''
+    return 1
+  fi
   status=${reply##*$'\n'} reply=${reply%$'\n'*}
   if [[ $status == 2?? ]]; then return 0; fi
   explain "$reply"
@@ -53,7 +62,6 @@ explain() {
   local text=$1
   if [[ $text =~ \"message\":\ *\"([^\"]+)\" ]]; then text=${BASH_REMATCH[1]}; fi
   why="HTTP status $status: $(tr -s '\n\r' '  ' <<<"${text:0:400}")"
-  if [[ $status == 000 ]]; then why="no answer: ${1:0:200}"; fi
 }
 
 # value_of KEY: the first of that name in $reply.
@@ -75,8 +83,8 @@ may_delete() {
 # from being deleted: it may be tried again.
 delete_queued() {
   why=''
-  if ! api GET "$1"; then
-    why="it cannot be read: $why"
+  if ! api GET "$1" || [[ $reply != *'"name":'* ]]; then
+    why="it cannot be read: ${why:-the answer is none}"
     return 0
   fi
   if [[ ! $reply =~ \""${2%%=*}"\":\ *\""${2#*=}"\" ]]; then

@@ -297,6 +297,22 @@ func TestLastLines(t *testing.T) {
 	}
 }
 
+// A secret LIBTPU_INIT_ARGS stays one when --xla-flag is merged into it.
+func TestASecretVariableWithMergedFlagsIsSecret(t *testing.T) {
+	var told strings.Builder
+	r := &run{Deps: &Deps{Sink: event.SinkFunc(func(e event.Event) { fmt.Fprintln(&told, e) })}, o: RunOptions{
+		Env:      []config.EnvVar{{Name: "LIBTPU_INIT_ARGS", Value: "--xla_canary_1=canary-2 --xla_tpu_scoped_vmem_limit_kib=98304", Secret: true}},
+		XLAFlags: []string{"xla_tpu_scoped_vmem_limit_kib=4096"},
+	}}
+	vars, err := r.xlaFlags("v5litepod-8")
+	if err != nil || len(vars) != 1 || !vars[0].Secret || !strings.Contains(vars[0].Value, "--xla_canary_1=canary-2") || !strings.Contains(vars[0].Value, "4096") {
+		t.Errorf("got %+v, %v", vars, err)
+	}
+	if strings.Contains(told.String(), "canary") || strings.Contains(told.String(), "98304") || !strings.Contains(told.String(), "LIBTPU_INIT_ARGS=") {
+		t.Errorf("told:\n%s", told.String())
+	}
+}
+
 func TestSecretsAreNotInTheRecord(t *testing.T) {
 	o := RunOptions{Script: "train --token=hunter2", Env: []config.EnvVar{{Name: "TOKEN", Value: "hunter2", Secret: true}}}
 	dir := t.TempDir()

@@ -40,8 +40,9 @@ func bootAllowance(o JobOptions) time.Duration {
 
 // A guard keeps the lease of a job's slices, from this machine's side.
 type guard struct {
-	terms lease.Terms
-	holds bool // on some worker
+	terms   lease.Terms
+	foreign bool // the slices have another startup script: who is rebooted is not watched
+	holds   bool // on some worker
 
 	stop func() // ends the renewals to the team; nil: there are none
 	told string // what was said of the workers' rights
@@ -118,6 +119,10 @@ func (r *run) tellLease(errs, rights, apart []error, id string) {
 		for _, f := range groupErrors(r.team.ids, apart) {
 			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.Fold(f.workers), f)
 		}
+	}
+	if g.holds && g.foreign {
+		tell(event.Warn, "start that script from the command instead", "the slices of queued resource %s have a startup script that is not ours: "+
+			"a worker that is rebooted watches over it no more until this machine has reached it again, so if this machine dies and all of them are rebooted, it is billed on", id)
 	}
 	switch {
 	case !g.holds:

@@ -68,7 +68,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		if !q.ours {
 			return nil
 		}
-		return &guard{terms: terms}
+		return &guard{terms: terms, foreign: terms.On() && o.Request.OwnMetadata == nil}
 	}
 	out, err = r.attempts(ctx, q, o.Budget)
 	switch {

@@ -238,10 +238,14 @@ func (r *run) begun() {
 }
 
 func (r *run) followed(ctx context.Context) (Outcome, error) {
+	secrets := slices.Clone(r.o.Env)
+	if r.flags != nil {
+		secrets = append(secrets, *r.flags...)
+	}
 	r.follow = &following{
 		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
 		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit, watching: r.o.Watch,
-		secrets: maskedWords(r.o.Env), patience: r.o.Patience, wraps: r.wraps,
+		secrets: maskedWords(secrets), patience: r.o.Patience, wraps: r.wraps,
 	}
 	return r.follow.do(ctx)
 }
@@ -593,7 +597,7 @@ func (r *run) bound(i int) launch.Spec {
 // reachIn is how long a worker that is to be stopped is tried to be reached:
 // whoever stops waits hardly longer for those that are away than for those that
 // are there.
-func reachIn(grace time.Duration) time.Duration { return max(grace, 0) + 5*time.Second }
+func reachIn(grace time.Duration) time.Duration { return grace + 5*time.Second }
 
 // stopAll ends a run on every worker and proves it. The error names the
 // workers on which it may still run.

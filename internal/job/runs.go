@@ -412,7 +412,7 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 		return Outcome{}, nil, err
 	}
 	defer t.close()
-	known := d.newestAttempt(ctx, t, rec)
+	known, lives := d.newestAttempt(ctx, t, rec)
 	held := d.attachLease(ctx, t, name)
 	defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
 	if err := rec.makeLogDir(); err != nil {
@@ -428,7 +428,7 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
 	partly := d.sayUnstarted(t, known, rec) // where it runs, that is no failure to stop it for
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
-		failFast: !rec.KeepGoing && !partly, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
+		failFast: !rec.KeepGoing && !partly && lives, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
 		secrets: maskedWords(secrets)}
 	out, err = f.do(ctx)
 	if f.sum != nil && len(unknown) > 0 {
@@ -439,8 +439,9 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 
 // newestAttempt corrects a record that is older than what the workers run: the
 // same name may have been started again from another machine. It returns the
-// workers that know the attempt; all of them when none does.
-func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID) {
+// workers that know the attempt, all of them when none does, and whether it may
+// live on any.
+func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID, lives bool) {
 	found, errs := t.runs(ctx)
 	answered := 0
 	for _, err := range errs {
@@ -462,19 +463,19 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 	}
 	for i, err := range errs { // whoever did not answer may know it
 		if err != nil {
-			known = append(known, t.ids[i])
+			known, lives = append(known, t.ids[i]), true
 		}
 	}
 	heard := false
 	for _, f := range found {
 		if f.info.Run == rec.Run && f.info.Attempt == rec.Attempt && f.info.Phase != launch.Aborted {
-			known, heard = append(known, f.workers...), true
+			known, heard, lives = append(known, f.workers...), true, lives || f.info.Alive()
 		}
 	}
 	if !heard {
-		return t.ids
+		return t.ids, true
 	}
-	return known
+	return known, lives
 }
 
 // sayUnstarted names the workers of a run on which it was never started, since

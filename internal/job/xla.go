@@ -3,6 +3,7 @@ package job
 import (
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"multihost/internal/config"
@@ -41,20 +42,41 @@ func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	findings := append(env.Findings, catalogue.ScanCommand(r.commandForScan(), r.files(), xla.Scan{
 		Generation: generation, Given: has || len(env.Vars) > 0,
 	})...)
+	secret := r.secretFlags(env.Vars)
 	for _, f := range findings {
 		if f.Severity > xla.Info {
-			event.Notef(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", f)
+			event.Notef(r.Sink, event.Warn, "look closer with: multihost xla check", "%s", maskSecrets(f.String(), secret))
 		}
 	}
 	for _, line := range env.Lines() {
-		event.Notef(r.Sink, event.Info, "", "%s", line)
+		event.Notef(r.Sink, event.Info, "", "%s", maskSecrets(line, secret))
 	}
 	vars := make([]config.EnvVar, len(env.Vars))
 	for i, v := range env.Vars {
-		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value}
+		vars[i] = config.EnvVar{Name: v.Name, Value: v.Value, Secret: slices.ContainsFunc(secret, func(s config.EnvVar) bool { return s.Name == v.Name })}
 	}
 	r.flags = &vars
 	return vars, nil
+}
+
+// secretFlags are the words, and the halves of NAME=VALUE, of the user's secret
+// variables among vars: these are made of them, word by word. Longer ones come
+// first.
+func (r *run) secretFlags(vars []xla.Var) []config.EnvVar {
+	var words []config.EnvVar
+	for _, v := range r.o.Env {
+		if !v.Secret || !slices.ContainsFunc(vars, func(made xla.Var) bool { return made.Name == v.Name }) {
+			continue
+		}
+		for _, word := range strings.Fields(v.Value) {
+			name, value, _ := strings.Cut(word, "=")
+			for _, part := range []string{word, name, strings.TrimLeft(name, "-"), value} {
+				words = append(words, config.EnvVar{Name: v.Name, Value: part, Secret: true})
+			}
+		}
+	}
+	slices.SortStableFunc(words, func(a, b config.EnvVar) int { return len(b.Value) - len(a.Value) })
+	return words
 }
 
 func (r *run) commandForScan() string {

@@ -309,8 +309,13 @@ func (a *Armed) ask(ctx context.Context) (Started, error) {
 	}
 }
 
-// abortLimit bounds how long Abort waits on the standing session.
-const abortLimit = 5 * time.Second
+// abortLimit bounds how long Abort waits on the standing session; abortGrace is
+// for a command that runs all the same, since only the answer to its release was
+// lost.
+const (
+	abortLimit = 5 * time.Second
+	abortGrace = 10 * time.Second
+)
 
 // Abort has the supervisor leave without having started anything, and waits
 // until the worker is as it was before Arm. Lost connections are made again.
@@ -333,7 +338,7 @@ func (a *Armed) Abort(ctx context.Context) error {
 		}
 	}
 	a.finish(errors.New("aborted"))
-	report, err := Stop(ctx, a.runner, a.ref, StopOptions{Reason: "aborted"})
+	report, err := Stop(ctx, a.runner, a.ref, StopOptions{Grace: abortGrace, Reason: "aborted"})
 	if err != nil {
 		return fmt.Errorf("abort %q: %w", a.ref.Label(), err)
 	}

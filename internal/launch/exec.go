@@ -18,7 +18,7 @@ import (
 type ExecSpec struct {
 	Argv  []string
 	Sudo  bool          // run it as root
-	Grace time.Duration // between TERM and KILL when it is stopped; 0 means 10 s, negative none
+	Grace time.Duration // between TERM and KILL when it is stopped; 0 is none
 
 	// Leave, when it is closed, ends the wait for a command that is being
 	// stopped. May be nil.
@@ -78,14 +78,10 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	errs := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
 	defer e.stop()
 
-	grace := spec.Grace
-	if grace == 0 {
-		grace = defaultGrace
-	}
 	// KILL gets 10 s of the worker's time, and the answer some of ours.
 	unwatch := context.AfterFunc(ctx, func() {
 		hand.Close()
-		limit := time.NewTimer(max(grace, 0) + 15*time.Second)
+		limit := time.NewTimer(spec.Grace + 15*time.Second)
 		defer limit.Stop()
 		select {
 		case <-limit.C:

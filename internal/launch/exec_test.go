@@ -113,7 +113,7 @@ func TestExecLeavesNothingWhenTheConnectionIsLost(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _, _, err := execute(t, t.Context(), l, ExecSpec{Argv: []string{"bash", "-c", "{ " + stubborn + "; } >" + file}, Grace: -1})
+		_, _, _, err := execute(t, t.Context(), l, ExecSpec{Argv: []string{"bash", "-c", "{ " + stubborn + "; } >" + file}})
 		if !errors.Is(err, sshfan.ErrConnectionLost) {
 			t.Errorf("%v", err)
 		}

@@ -11,7 +11,7 @@ import (
 
 // StopOptions are optional.
 type StopOptions struct {
-	Grace  time.Duration // between TERM and KILL; 0 means 10 s, negative none
+	Grace  time.Duration // between TERM and KILL; 0 is none
 	Reach  time.Duration // how long the worker may take to be reached; 0 is as the connection says
 	Reason string        // who stops it and why: "fail-fast by ann@laptop"
 }
@@ -49,7 +49,7 @@ func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport
 }
 
 func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason string) (StopReport, error) {
-	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, opts.Reach, r, "stop", stopScript,
+	records, err := callWithin(ctx, opts.Grace+answerLimit, opts.Reach, r, "stop", stopScript,
 		append(ref.args(), milliseconds(opts.Grace), reason)...)
 	if err != nil {
 		return StopReport{}, err
@@ -72,17 +72,7 @@ func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason strin
 	return report, nil
 }
 
-const defaultGrace = 10 * time.Second
-
-func milliseconds(grace time.Duration) string {
-	switch {
-	case grace == 0:
-		grace = defaultGrace
-	case grace < 0:
-		grace = 0
-	}
-	return strconv.FormatInt(grace.Milliseconds(), 10)
-}
+func milliseconds(grace time.Duration) string { return strconv.FormatInt(grace.Milliseconds(), 10) }
 
 // FreePolicy says whose processes FreeTPU may end.
 type FreePolicy string
@@ -129,7 +119,7 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 	if opts.Look || opts.Policy == FreeCheck {
 		r = reading{r}
 	}
-	records, err := callWithin(ctx, max(opts.Grace, 0)+answerLimit, 0, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace), look)
+	records, err := callWithin(ctx, opts.Grace+answerLimit, 0, r, "free", freeScript, string(opts.Policy), milliseconds(opts.Grace), look)
 	if err != nil {
 		return FreeReport{}, err
 	}

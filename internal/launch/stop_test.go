@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"multihost/internal/testkit"
 )
 
 // ready waits until the command has made the file "ready" in its directory.
@@ -103,6 +105,47 @@ func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second})
 	if err != nil || report.Found > 1 || alive(t, pid) {
 		t.Errorf("sweep: %+v, %v", report, err)
+	}
+}
+
+// The watch of package lease may have been started in the session of the run, and
+// is to outlive it.
+func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.cgroup = controlGroup(t, fmt.Sprintf("session-mh-watch%d.scope", os.Getpid()))
+	s := spec("r", "for name in watch orphan; do (setsid --fork env -i bash -c 'exec >/dev/null 2>&1; echo $$ >$0; exec sleep 1000' $name); done; until [ -s watch ] && [ -s orphan ]; do sleep 0.02; done")
+	if _, exit := complete(t, l, s); exit.Code != 0 {
+		t.Fatalf("exit %+v", exit)
+	}
+	watch, orphan := filepath.Join(l.home(), "r/watch"), filepath.Join(l.home(), "r/orphan")
+	pid, err := os.ReadFile(watch)
+	testkit.Must(t, err)
+	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
+	testkit.Must(t, err)
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	l.write(fmt.Sprintf("tmp/.multihost/r.watch.%d", os.Getuid()), fmt.Sprintf("%s %s 1\n", strings.TrimSpace(string(pid)), strings.Fields(rest)[19]), 0o644)
+	report, err := Sweep(t.Context(), l, s.Ref(), StopOptions{Grace: time.Second})
+	if err != nil || report.Found != 1 || !alive(t, watch) || alive(t, orphan) {
+		t.Errorf("swept: %+v, %v; the watch lives: %v, the orphan: %v", report, err, alive(t, watch), alive(t, orphan))
+	}
+	// An entry of another process of that number exempts nobody.
+	l.write(fmt.Sprintf("tmp/.multihost/r.watch.%d", os.Getuid()), fmt.Sprintf("%s 1 1\n", strings.TrimSpace(string(pid))), 0o644)
+	if _, err := Sweep(t.Context(), l, s.Ref(), StopOptions{}); err != nil || alive(t, watch) {
+		t.Errorf("swept: %v; lives: %v", err, alive(t, watch))
+	}
+}
+
+// A command that ignores TERM is not waited for where no grace was given.
+func TestNoGraceIsNone(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "trap '' TERM; touch ready; while :; do sleep 0.1; done")
+	begin(t, l, s)
+	ready(t, l, "r")
+	began := time.Now()
+	if report := stopped(t, l, s.Ref(), 0); !report.Free() || report.Killed == 0 || time.Since(began) > 8*time.Second {
+		t.Errorf("after %v: %+v", time.Since(began), report)
 	}
 }
 

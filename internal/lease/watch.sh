@@ -20,6 +20,8 @@
 #
 # No secret is in an argument, a file or the output. vm.sh of package gcp stands
 # before it.
+#
+# shellcheck disable=SC2154 # vm.sh sets what is not set here
 set -u
 export LC_ALL=C
 umask 022
