@@ -10,9 +10,10 @@
 # file named by the first argument: lines KEY=VALUE. It may be run again at any
 # time: a lock lets one of them live, and what was done is not done twice.
 #
-# No loop here waits for something without a limit but for the end of the
-# command, and for the queued resource to be gone; no secret is in an argument, a
-# file that stays, or the output. vm.sh of package gcp stands before it.
+# No loop here waits for something without a limit but for the metadata server,
+# the end of the command, and for the queued resource to be gone; no secret is in
+# an argument, a file that stays, or the output. vm.sh of package gcp stands before
+# it.
 set -u
 export LC_ALL=C
 umask 022
@@ -33,16 +34,17 @@ preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 ti
 end_code='' end_told='' failure='' not_begun='' stopping=''
 
 main() {
-  local since
+  local since waiting=''
   now
   since=$REPLY
+  # Who gets nothing from its metadata server has no token either and can do
+  # nothing but ask again: if it left, nobody might delete the slices.
   until read_job "${1-}" && identify; do
+    if [[ ${1-} ]]; then exit 1; fi
+    if [[ $waiting != "$why" ]]; then note "waiting: $why"; fi
+    waiting=$why
     now
-    if ((REPLY - since >= patience)); then
-      note "no job is known to this worker: $why"
-      exit 1
-    fi
-    sleep 5
+    sleep "$((REPLY - since < patience ? 5 : 60))"
   done
   state=${HOME:-/root}/.multihost-job/$run
   (umask 077 && mkdir -p -- "$state") || exit 1
@@ -80,14 +82,23 @@ read_job() {
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
 }
 
+# if_any PATH: a value of the metadata server, empty where it has none.
+if_any() {
+  local value
+  if value=$(instance "$1"); then
+    printf '%s' "$value"
+    return
+  fi
+  [[ $value == *"error: 404"* ]]
+}
+
 # identify: which worker of the job this is, and where. A guess would make two
 # workers one.
 identify() {
   local env line id endpoints
   why="the metadata server does not tell which worker this is"
-  env=$(instance attributes/tpu-env) || return
-  endpoints=$(instance attributes/worker-network-endpoints) || return
-  own=$(instance network-interfaces/0/ip) || return
+  env=$(if_any attributes/tpu-env) && endpoints=$(if_any attributes/worker-network-endpoints) &&
+    own=$(if_any network-interfaces/0/ip) || return
   endpoints=${endpoints%%,*} coordinator=${endpoints##*:}
   slice=0 worker=0 node=
   while IFS= read -r line; do
