@@ -462,3 +462,14 @@ func (r *rehearsal) requested(p job.Plan, since int) {
 	}
 	r.Errorf("queued resource %s was not asked for", p.Resource.ID)
 }
+
+// A runner that is away for a moment must not lose its slices.
+func TestTermsAreAMinuteOrMore(t *testing.T) {
+	r := newRehearsal(t, sim.Config{Backend: "none"})
+	for _, flag := range []string{"--lease=59s", "--ttl=1s", "--lease=-1m0s"} {
+		_, stderr := r.must(exitUsage, "job", "--run-name=x", "--tpu-type=v5litepod-4", "--command=true", flag)
+		if !strings.Contains(stderr, flag+": it must be 1m or more, or 0") {
+			t.Errorf("%s: %s", flag, stderr)
+		}
+	}
+}
