@@ -81,6 +81,12 @@ type relaySession struct {
 	farewell chan websocket.StatusCode
 }
 
+func (s *relaySession) mostInFlight() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.most
+}
+
 func newRelay(t testing.TB, target string, configure ...func(*relay)) *relay {
 	t.Helper()
 	r := &relay{t: t, target: target, sessions: make(map[string]*relaySession)}

@@ -101,7 +101,7 @@ func TestIAPNothingLostOrDoubled(t *testing.T) {
 			if cuts := row.size / cut; row.name != "no cuts" && r.connects() < cuts {
 				t.Errorf("%d connects, want at least %d", r.connects(), cuts)
 			}
-			if most := r.session().most; most > iapSendWindow+3*relayMaxData {
+			if most := r.session().mostInFlight(); most > iapSendWindow+3*relayMaxData {
 				t.Errorf("%d bytes in flight", most)
 			}
 		})
