@@ -493,13 +493,16 @@ func TestTwoRunnersOfOneJob(t *testing.T) {
 	var wg sync.WaitGroup
 	for round := range 10 {
 		c := newCell(t, identity, "none", matrixFault{name: fmt.Sprintf("another runner, round %d", round)}, slow)
-		wg.Go(func() { c.race(time.Duration(float64(round) * 20 * float64(time.Millisecond) * slow)) })
+		wg.Go(func() { c.race(time.Duration(float64(round)*20*float64(time.Millisecond)*slow), false) })
 	}
+	c := newCell(t, identity, "none", matrixFault{name: "another runner, which reads one worker before the start and one after it"}, slow)
+	wg.Go(func() { c.race(0, true) })
 	wg.Wait()
 }
 
-// race runs the job twice, the second time after a while.
-func (c *cell) race(after time.Duration) {
+// race runs the job twice, the second time after a while; astride, the second
+// reads what the workers know while the first starts the command on them.
+func (c *cell) race(after time.Duration, astride bool) {
 	if err := c.setUp(); err != nil {
 		c.t.Error(err)
 		return
@@ -515,12 +518,32 @@ func (c *cell) race(after time.Duration) {
 	two := []*runner{{follows: make(chan struct{}), seen: make(chan struct{})}, {follows: make(chan struct{}), seen: make(chan struct{})}}
 	both := make(chan struct{})
 	c.fleet.until = func(*quickVM) <-chan struct{} { return both }
+	prepared, early, late := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	read, wait := sync.OnceFunc(func() { close(early) }), sync.OnceFunc(func() { <-early; close(late); <-two[0].follows })
+	c.fleet.look = func(vm *quickVM, list func()) {
+		select {
+		case <-prepared:
+			if vm.spec.Node == "m-1" {
+				wait()
+			}
+			list()
+			read()
+		default:
+			list()
+		}
+	}
 	var wg sync.WaitGroup
 	for i, r := range two {
 		follows, seen := sync.OnceFunc(func() { close(r.follows) }), sync.OnceFunc(func() { close(r.seen) })
 		sink := event.SinkFunc(func(e event.Event) {
 			c.hear(e, &r.story)
-			if p, ok := e.(event.Phase); ok && p.Name == "run" && p.State == event.Started {
+			if p, ok := e.(event.Phase); ok && astride && i == 0 && p.Name == "start" && p.State == event.Started {
+				close(prepared)
+				select {
+				case <-late:
+				case <-two[1].seen: // it has failed
+				}
+			} else if ok && p.Name == "run" && p.State == event.Started {
 				follows()
 			} else if ok && p.Name == "run" {
 				seen()
@@ -529,7 +552,12 @@ func (c *cell) race(after time.Duration) {
 			}
 		})
 		wg.Go(func() {
-			if i == 1 {
+			if i == 1 && astride {
+				select {
+				case <-prepared:
+				case <-two[0].seen:
+				}
+			} else if i == 1 {
 				<-time.After(after)
 			}
 			r.status, r.err = c.job(context.Background(), filepath.Join(c.dir, fmt.Sprint(i)), nil, sink)

@@ -35,6 +35,7 @@ type quickWorkers struct {
 	vms   map[string]*quickVM // by node and index; the newest
 	dead  bool                // the runner is gone: nothing reaches anybody
 	until func(vm *quickVM) <-chan struct{}
+	look  func(vm *quickVM, list func()) // calls list, which answers what the worker knows; nil does so, too
 }
 
 // newQuickWorkers takes a port that is free on every address of 127.0.0.0/8 that
@@ -308,7 +309,12 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 	args := words[at+4:]
 	switch op := strings.TrimPrefix(words[at], "multihost-"); op {
 	case "list":
-		vm.list(func(format string, args ...any) { say(ch, format, args...) })
+		list := func() { vm.list(func(format string, args ...any) { say(ch, format, args...) }) }
+		if vm.fleet.look == nil {
+			list()
+		} else {
+			vm.fleet.look(vm, list)
+		}
 	case "free":
 		say(ch, "devices 4")
 	case "arm":
