@@ -6,8 +6,8 @@ PACKAGES    = ./...
 SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
 LIMIT      ?= 30m
-# Of these, tests run scripts and programs one after the other, and race nothing.
-UNRACED     = /(detach|preflight|examples/train|release|testkit)$$
+# These have no goroutines of their own.
+UNRACED     = /(preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help

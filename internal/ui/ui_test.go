@@ -443,16 +443,19 @@ func TestBytesHaveABar(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
 		r := New(Options{Mode: TTY, Stdout: stdout, Stderr: stderr, Width: func() int { return 120 }})
 		r.Emit(event.Phase{Name: "copy", State: event.Started})
-		for done, want := range map[int64]string{
-			0:         "[--------------------] copy: 1/4, 0 %, 0 B of 8.0 MB, waiting for s0w1",
-			4_000_000: "[##########----------] copy: 1/4, 50 %, 4.0 MB of 8.0 MB, waiting for s0w1",
-			9_000_000: "[####################] copy: 1/4, ",
+		for _, row := range []struct {
+			done int64
+			want string
+		}{
+			{0, "[--------------------] copy: 1/4, 0 %, 0 B of 8.0 MB, waiting for s0w1"},
+			{4_000_000, "[##########----------] copy: 1/4, 50 %, 4.0 MB of 8.0 MB, waiting for s0w1"},
+			{9_000_000, "[####################] copy: 1/4, "},
 		} {
-			r.Emit(event.Progress{Phase: "copy", Done: 1, Total: 4, Bytes: done, All: 8_000_000, Waiting: "s0w1"})
-			time.Sleep(2 * time.Second)
+			r.Emit(event.Progress{Phase: "copy", Done: 1, Total: 4, Bytes: row.done, All: 8_000_000, Waiting: "s0w1"})
+			time.Sleep(2 * time.Second) // of the bubble: the line is drawn anew after a while
 			synctest.Wait()
-			if got := stderr.String() + stdout.String(); !strings.Contains(got, want) {
-				t.Errorf("%d bytes: got %q, want %q in it", done, got, want)
+			if got := stderr.String() + stdout.String(); !strings.Contains(got, row.want) {
+				t.Errorf("%d bytes: got %q, want %q in it", row.done, got, row.want)
 			}
 		}
 		r.Close()
