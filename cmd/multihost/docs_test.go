@@ -126,6 +126,17 @@ func flagTable(b *strings.Builder, flags []cli.Flag) {
 	}
 }
 
+// TestEveryFlagNamesItsValue: the help of a flag that takes a value says what
+// that is, as `--max-dials N`, not `--max-dials value`.
+func TestEveryFlagNamesItsValue(t *testing.T) {
+	everyFlag(func(command string, f cli.Flag) {
+		help := f.(cli.DocGenerationFlag)
+		if help.TakesValue() && strings.Count(help.GetUsage(), "`") != 2 {
+			t.Errorf("--%s of %s: its help does not name its value in backquotes: %q", f.Names()[0], command, help.GetUsage())
+		}
+	})
+}
+
 // TestManualPagesAreClean has a strict reader of manual pages look at all.
 func TestManualPagesAreClean(t *testing.T) {
 	mandoc := testkit.Need(t, "mandoc")

@@ -69,7 +69,7 @@ var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
 func trainingFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
-		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first steps of each worker that medians leave out"},
+		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first `N` steps of each worker that medians leave out"},
 		&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with logs of workers, when this machine has no record of the run"},
 		generationFlag(),
 		patternFlag(),
