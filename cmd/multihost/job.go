@@ -73,6 +73,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				if err != nil {
 					return err
 				}
+				defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
 					return s.showPlan(c, func() (job.Plan, error) { return d.PlanDetach(c.Context, o, do) })
 				}

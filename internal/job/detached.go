@@ -449,7 +449,7 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 			Advice: "read what there is with: multihost logs " + r.desc.Run}
 	case err != nil:
 		return err
-	case res.Labels[qr.LabelRun] != qr.LabelValue(r.desc.Run):
+	case !r.owns(res):
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.desc.Resource, r.desc.Run)}
 	case res.State == "FAILED" || res.State == "SUSPENDED":
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s", r.desc.Resource, res.State), Advice: deleteHint(r.desc.Resource, r.Deps)}
@@ -664,7 +664,8 @@ func (c *counter) Write(p []byte) (int, error) {
 }
 
 // stop ends the run for good: the bucket tells all workers, and those that can
-// be reached are told at once. It returns when every worker has ended.
+// be reached are told at once. It returns when every worker has ended, or when
+// there is none: then nobody else deletes the queued resource, and it does.
 func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 	watch := stopwatch{sink: r.Sink, clock: r.Clock}
 	return watch.phase("stop", func() (string, error) {
@@ -679,11 +680,15 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 				return "", interruptedOr(ctx, mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run))
 			}
 			if state.Over(r.desc) {
+				r.warnRights(state)
 				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.desc.Run, r.desc.Resource), nil
 			}
-			_, err = r.Queue.Get(ctx, r.desc.Resource)
-			if gcp.ClassOf(err) == gcp.NotFound {
+			res, err := r.Queue.Get(ctx, r.desc.Resource)
+			switch {
+			case gcp.ClassOf(err) == gcp.NotFound, err == nil && !r.owns(res):
 				return fmt.Sprintf("run %s: queued resource %s is gone, nothing runs", r.desc.Run, r.desc.Resource), nil
+			case err == nil && slices.Contains(withoutWorkers, res.State):
+				return r.withdraw(ctx, res)
 			}
 			if direct && len(state.Seen) > 0 {
 				direct = false
@@ -708,6 +713,24 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 			}
 		}
 	})
+}
+
+// withoutWorkers are the states of a queued resource that has no slices: a word
+// that is not known is none of them.
+var withoutWorkers = []string{"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"}
+
+// withdraw deletes the queued resource of a run that has no workers.
+func (r *detachedRun) withdraw(ctx context.Context, res qr.Resource) (string, error) {
+	_, err := r.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: r.desc.Run, Limit: teardownLimit})
+	if err != nil {
+		return "", interruptedOr(ctx, &Error{Stage: StageStop, Err: err, Advice: deleteHint(res.ID, r.Deps)})
+	}
+	return fmt.Sprintf("run %s: no worker was there, and queued resource %s, which was %s, is deleted", r.desc.Run, res.ID, res.State), nil
+}
+
+// owns reports whether a queued resource of the run's name is the run's.
+func (r *detachedRun) owns(res qr.Resource) bool {
+	return res.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run)
 }
 
 // detachedRows are the jobs without runner: those in the bucket that the user
@@ -756,8 +779,15 @@ func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen,
 		return nil, err
 	}
 	row := r.row(ctx, state)
+	if row.State == stoppedState && !ended {
+		return nil, nil
+	}
 	return &row, nil
 }
+
+// stoppedState is that of a run whose workers, if there were any, were taken
+// away before they could tell how it ended.
+const stoppedState = "stopped"
 
 // row is the run in a list: what the bucket says, or the queued resource while
 // no worker has reported and when no worker is there any more.
@@ -776,6 +806,8 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 		}
 		res, err := r.Queue.Get(ctx, r.desc.Resource)
 		switch {
+		case gcp.ClassOf(err) == gcp.NotFound && state.Stopping != "":
+			row.State = stoppedState
 		case gcp.ClassOf(err) == gcp.NotFound:
 			row.State = "gone"
 		case err == nil && (res.State != "ACTIVE" || len(state.Seen) == 0):

@@ -205,7 +205,7 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 		return "--keep"
 	case out.Started && errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ", the run goes on"
-	case errors.As(runErr, &in) && in.Answer == Detach:
+	case errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ": the same command goes on with it"
 	case in != nil && in.Answer == Stop:
 		return ""

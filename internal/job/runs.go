@@ -413,8 +413,10 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	}
 	defer t.close()
 	known, lives := d.newestAttempt(ctx, t, rec)
-	held := d.attachLease(ctx, t, name)
-	defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
+	if rec.Bucket == "" { // else the workers need no lease to delete the slices
+		held := d.attachLease(ctx, t, name)
+		defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
+	}
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, nil, err
 	}
@@ -526,7 +528,9 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	defer t.close()
-	defer func() { d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name))) }()
+	if rec.Bucket == "" {
+		defer func() { d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name))) }()
+	}
 	return watch.phase("stop", func() (string, error) {
 		err := d.stopNamed(ctx, t, name, grace)
 		if len(failed) > 0 {
