@@ -230,8 +230,15 @@ type settled struct{ error }
 
 func (e settled) Unwrap() error { return e.error }
 
-// Hint hides the hints of the wrapped error.
-func (settled) Hint() string { return "" }
+// Hint hides the hints of the wrapped error, but for one that holds without what
+// was taken away.
+func (e settled) Hint() string {
+	var hinted interface{ HintWhenGone() string }
+	if errors.As(e.error, &hinted) {
+		return hinted.HintWhenGone()
+	}
+	return ""
+}
 
 // workersError folds the failures of single workers into one error of a
 // stage: equal causes are one clause with their workers folded, the first

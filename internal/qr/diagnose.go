@@ -134,6 +134,16 @@ func (p predicament) moveTo() string {
 	return "delete it, and repeat the command with --zone=" + p.offer.zones[0] + ": " + remove
 }
 
+// repeat is how to ask again once the resource is deleted, where the diagnosis
+// names other zones; else empty.
+func (p predicament) repeat() string {
+	text, _ := p.diagnose()
+	if others := p.elsewhere(""); others == "" || !strings.Contains(text, others) {
+		return ""
+	}
+	return "repeat the command with --zone=" + p.offer.zones[0]
+}
+
 func (p predicament) wait() string {
 	if p.res.Tier == OnDemand {
 		return "another zone, or --spot, --reserved or --flex-start, may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID

@@ -46,6 +46,9 @@ func TestDiagnosis(t *testing.T) {
 		if !strings.Contains(text, tt.says) || !strings.Contains(command, tt.command) || (tt.says == "") != (text == "") {
 			t.Errorf("%s:\n got %q, %q\nwant %q, %q", tt.story, text, command, tt.says, tt.command)
 		}
+		if again := tt.p.repeat(); (again != "") != strings.Contains(text, "zones that") || strings.Contains(again, "delete") {
+			t.Errorf("%s: once it is deleted %q is to be typed", tt.story, again)
+		}
 		if strings.Contains(text, "\n") || strings.Count(command, "multihost ") > 1 {
 			t.Errorf("%s: more than one sentence and one command: %q, %q", tt.story, text, command)
 		}

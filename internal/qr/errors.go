@@ -158,6 +158,7 @@ type StateError struct {
 	Diagnosis string // what is probably the matter, of one that FAILED; or empty
 
 	command string // what to type about it
+	again   string // the same once it is deleted; or empty
 }
 
 // NoCapacity reports whether the service gave capacity or quota as the reason.
@@ -218,6 +219,9 @@ func (e *StateError) Hint() string {
 	return fmt.Sprintf("it counts against the quota until it is deleted; type: multihost qr delete %s --force", e.ID)
 }
 
+// HintWhenGone is the command to type once the resource is deleted; or empty.
+func (e *StateError) HintWhenGone() string { return e.again }
+
 // A DeadlineError says that a phase of a wait took longer than its limit. What
 // it waited for goes on: State is what the API said after the limit had passed.
 type DeadlineError struct {
@@ -225,11 +229,13 @@ type DeadlineError struct {
 	Phase    string // "queue", "provision", "boot", "delete" or "create"
 	Limit    time.Duration
 	State    string // the API's word, NotFound, or "" when it could not be read
-	Detail   string // what is missing
+	Detail   string // what is missing, or in the queue what is probably the matter
 	Resource Resource
 	Slices   []tpu.Slice // known slices, ready or not
 	Silent   []string    // names of those that are READY and whose workers do not all answer
 	Err      error       // why the state could not be read, or nil
+
+	again string // what to type once it is deleted; or empty
 }
 
 func (e *DeadlineError) Error() string {
@@ -261,3 +267,6 @@ func (e *DeadlineError) Hint() string {
 	}
 	return fmt.Sprintf("it still exists; wait on with: multihost qr wait %s; or remove it with: multihost qr delete %s --force", e.ID, e.ID)
 }
+
+// HintWhenGone is the command to type once the resource is deleted; or empty.
+func (e *DeadlineError) HintWhenGone() string { return e.again }

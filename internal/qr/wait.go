@@ -152,7 +152,7 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 		if err := w.outlive(ctx, err); err != nil {
 			return false, err
 		}
-		return false, w.checkLimit()
+		return false, w.checkLimit(ctx)
 	}
 	w.observe(res)
 	if err := stateError(res); err != nil {
@@ -168,14 +168,16 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	}
 	w.progress()
 	w.advise(ctx)
-	return false, w.checkLimit()
+	return false, w.checkLimit(ctx)
 }
 
 // explained adds to a failure what is probably behind it.
 func (w *waiter) explained(ctx context.Context, err error) error {
 	var state *StateError
 	if errors.As(err, &state) && state.State == "FAILED" {
-		state.Diagnosis, state.command = w.c.inquire(ctx, w.res, w.c.now().Sub(w.start)).diagnose()
+		p := w.c.inquire(ctx, w.res, w.c.now().Sub(w.start))
+		state.Diagnosis, state.command = p.diagnose()
+		state.again = p.repeat()
 	}
 	return err
 }
@@ -260,14 +262,19 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 }
 
 // checkLimit runs right after a read, so that the error tells the real state.
-func (w *waiter) checkLimit() error {
+func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
 	e := &DeadlineError{ID: w.id, Phase: w.phase, Limit: w.limit(), State: w.res.State,
 		Detail: foldMissing(w.missing), Resource: w.res, Slices: w.slices, Silent: w.silent, Err: w.lost}
-	if w.lost != nil {
+	switch {
+	case w.lost != nil:
 		e.State = ""
+	case w.phase == PhaseQueue:
+		p := w.c.inquire(ctx, w.res, w.c.now().Sub(w.phaseStart))
+		e.Detail, _ = p.diagnose()
+		e.again = p.repeat()
 	}
 	return e
 }

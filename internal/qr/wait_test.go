@@ -177,8 +177,8 @@ func TestNeverGetsCapacity(t *testing.T) {
 	if !errors.As(err, &late) || late.Phase != qr.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != 20*time.Second {
 		t.Fatalf("got %v", err)
 	}
-	if !strings.Contains(late.Hint(), "multihost qr wait q7") {
-		t.Errorf("hint %q", late.Hint())
+	if !strings.Contains(late.Hint(), "multihost qr wait q7") || !strings.Contains(late.Error(), "it is WAITING_FOR_RESOURCES; 1 FAILED or SUSPENDED ones exist (dead)") {
+		t.Errorf("got %v, hint %q", late, late.Hint())
 	}
 	if !c.log.Said(event.Info, "1 FAILED or SUSPENDED ones exist (dead)") {
 		t.Errorf("no diagnosis: %v", c.log.Events())

@@ -27,4 +27,7 @@ func TestSuggestKnowsTheNamesOfGenerations(t *testing.T) {
 			t.Errorf("ParseType(%q): %v, %+v, want %s suggested", word, err, e, want)
 		}
 	}
+	if got := tpu.Suggest("tpu-prefx", []string{"prefix", "tpu-prefix"}); got != "tpu-prefix" {
+		t.Errorf("Suggest(tpu-prefx) = %q, want tpu-prefix", got)
+	}
 }

@@ -197,12 +197,15 @@ func nearest(name string) []string {
 
 // Suggest returns the candidate closest to word, or "" when none is close
 // enough to be what was meant. Names of one hardware generation are the same
-// word to it: v5e-16 is v5litepod-16, and trillium-16 is v6e-16.
+// word to it: v5e-16 is v5litepod-16, and trillium-16 is v6e-16. Of candidates
+// equally close so, the one that is spelled more like word is returned.
 func Suggest(word string, candidates []string) string {
-	best, score := "", max(2, len(word)/3)+1
+	best, score, spelled := "", max(2, len(word)/3)+1, 0
 	for _, c := range slices.Sorted(slices.Values(candidates)) {
-		if d := min(editDistance(word, c), editDistance(canonical(word), canonical(c))); d < score {
-			best, score = c, d
+		plain := editDistance(word, c)
+		d := min(plain, editDistance(canonical(word), canonical(c)))
+		if d < score || best != "" && d == score && plain < spelled {
+			best, score, spelled = c, d, plain
 		}
 	}
 	return best
