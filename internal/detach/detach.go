@@ -253,7 +253,9 @@ type Description struct {
 	Command     string    `json:"command"` // first line, secrets masked
 	Environment []string  `json:"environment,omitempty"`
 	Every       float64   `json:"seconds_between_uploads"`
-	Claim       string    `json:"claim,omitempty"` // random; tells two makers of one name apart
+	Keep        Keep      `json:"keep,omitempty"`            // as in Job
+	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // as in Job
+	Claim       string    `json:"claim,omitempty"`           // random; tells two makers of one name apart
 }
 
 // What a job may have at most; the largest slice has some thousand workers.

@@ -135,6 +135,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	desc := detach.Description{
 		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
 		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: commandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
+		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(),
 	}
 	for _, v := range o.Run.Env {
 		desc.Environment = append(desc.Environment, v.Name)
@@ -254,10 +255,24 @@ func (d *Deps) sayDetached(bucket *detach.Bucket, j detach.Job) {
 		elsewhere += " --bucket-dir=" + bucket.Dir()
 	}
 	event.Notef(d.Sink, event.Info, "follow it with: multihost attach "+j.Run+"; end it with: multihost stop "+j.Run+"; "+elsewhere,
-		"job %s goes on without this machine: its workers start the command and delete queued resource %s when all have ended", j.Run, j.Resource)
+		"job %s goes on without this machine: its workers start the command and, when all have ended, %s", j.Run, afterwards(j))
 	for _, l := range links(bucket, j) {
 		event.Notef(d.Sink, event.Info, "", "%s: %s", l[0], l[1])
 	}
+}
+
+// afterwards is what the workers of a job without runner do when all of them have
+// ended.
+func afterwards(j detach.Job) string {
+	switch {
+	case j.Keep == detach.KeepAlways:
+		return fmt.Sprintf("leave queued resource %s, which is billed until somebody deletes it (--keep)", j.Resource)
+	case j.Keep == detach.KeepOnFailure && j.KeepFor == 0:
+		return fmt.Sprintf("delete queued resource %s, but leave it after a failure (--keep-on-failure)", j.Resource)
+	case j.Keep == detach.KeepOnFailure:
+		return fmt.Sprintf("delete queued resource %s, after a failure %s later (--keep-on-failure)", j.Resource, asTyped(j.KeepFor))
+	}
+	return "delete queued resource " + j.Resource
 }
 
 // links are pages of Google's console about the job.
@@ -414,6 +429,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			return Outcome{}, interruptedOr(ctx, err)
 		}
 		if state.Over(r.desc) {
+			defer r.sayKept(ctx, state) // after the summary
 			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
 				r.Sink.Emit(*sum)
 				return out, nil
@@ -494,6 +510,27 @@ func (r *detachedRun) warnRights(state detach.State) {
 	if len(state.Seen) > 0 {
 		event.Notef(r.Sink, event.Warn, deleteHint(r.desc.Resource, r.Deps), "no worker may delete queued resource %s when the run has ended: %s", r.desc.Resource, state.Seen[0].MayDelete)
 	}
+}
+
+// sayKept says of a run that is over that its queued resource stays, and reports
+// whether it was to.
+func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
+	why := ""
+	switch {
+	case r.desc.Keep == detach.KeepAlways:
+		why = "--keep"
+	case r.desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
+		why = "--keep-on-failure"
+		if r.desc.KeepFor > 0 {
+			why += "=" + asTyped(time.Duration(r.desc.KeepFor*float64(time.Second)))
+		}
+	default:
+		return false
+	}
+	if res, err := r.Queue.Get(ctx, r.desc.Resource); err == nil && r.owns(res) {
+		event.Notef(r.Sink, event.Warn, deleteHint(res.ID, r.Deps), "queued resource %s stays (%s), %s", res.ID, why, res.Standing())
+	}
+	return true
 }
 
 // bringLogs makes the local logs equal to the bucket's, and shows what is new to
@@ -680,6 +717,9 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 				return "", interruptedOr(ctx, mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run))
 			}
 			if state.Over(r.desc) {
+				if r.sayKept(ctx, state) {
+					return fmt.Sprintf("run %s: ended on all workers", r.desc.Run), nil
+				}
 				r.warnRights(state)
 				return fmt.Sprintf("run %s: ended on all workers, which delete queued resource %s", r.desc.Run, r.desc.Resource), nil
 			}
