@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +172,9 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 		if got := one(filepath.Join("var/log/multihost/train", strings.ReplaceAll(name, "/", "_"))); got != want {
 			t.Errorf("for the agent %s is %q, want %q", name, got, want)
 		}
+	}
+	if ends := one("var/log/multihost/train/ends_slice_0_worker_0"); !regexp.MustCompile(`(?m)^multihost: attempt 1 ended on slice 0 worker 0 .*reboot.*\n.* attempt 2 ended .* with exit status 0$`).MatchString(ends) {
+		t.Errorf("the agent is told of the ends: %q", ends)
 	}
 	if second := one(config); second != first || strings.Count(second, "logging:") != 1 || strings.Count(second, "train_log:") != 1 || one("state/ops-agent") != "" {
 		t.Errorf("the second boot made of\n%s\nthis, and restarted the agent %q:\n%s", first, one("state/ops-agent"), second)

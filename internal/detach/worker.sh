@@ -724,6 +724,7 @@ finish() {
     failure="$me failed, exit code $end_code"
   fi
   not_begun=''
+  if [[ $cloud_logging == yes ]]; then agent_end "$reason"; fi
   patiently tell_end
   report ended "attempt $attempt, exit code $end_code${reason:+ ($reason)}"
 }
@@ -746,6 +747,7 @@ give_up() {
   now
   printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$state/exit"
   end_code=$1 end_told='' failure="$me failed: $2"
+  if [[ $cloud_logging == yes ]]; then agent_end "$2"; fi
   tell_end
   report failed "$2"
 }
@@ -898,6 +900,15 @@ agent_log() {
   local dir=$root/var/log/multihost/$run
   log_name
   mkdir -p -- "$dir" && ln -sfn -- "$runs/$attempt/output.log" "$dir/${REPLY//\//_}"
+}
+
+# agent_end REASON: a file beside the logs says how the attempt ended, since they
+# are the command's alone.
+agent_end() {
+  local dir=$root/var/log/multihost/$run
+  mkdir -p -- "$dir" &&
+    printf 'multihost: attempt %s ended on slice %s worker %s at %s with exit status %s%s\n' \
+      "$attempt" "$slice" "$worker" "$(date -u +%FT%TZ)" "$end_code" "${1:+: ${1//$'\n'/ }}" >>"$dir/ends_slice_${slice}_worker_$worker"
 }
 
 # ops_agent has Google's Ops Agent send the command's log to Cloud Logging. Its
