@@ -704,8 +704,8 @@ func (c *counter) Write(p []byte) (int, error) {
 // be reached are told at once. It returns when every worker has ended, or when
 // there is none: then nobody else deletes the queued resource, and it does.
 func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
-	watch := stopwatch{sink: r.Sink, clock: r.Clock}
-	return watch.phase("stop", func() (string, error) {
+	watch, later := stopwatch{sink: r.Sink, clock: r.Clock}, false
+	err := watch.phase("stop", func() (string, error) {
 		if err := r.bucket.Stop(ctx, r.desc.Run, "multihost stop by "+r.Owner); err != nil {
 			return "", mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run)
 		}
@@ -742,6 +742,7 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 				continue
 			}
 			if len(state.Seen) == 0 {
+				later = true
 				return fmt.Sprintf("run %s: no worker has started yet; those that come will not start the command", r.desc.Run), nil
 			}
 			select {
@@ -753,6 +754,22 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 			}
 		}
 	})
+	if err == nil && !later {
+		r.forget()
+	}
+	return err
+}
+
+// forget has ps not ask any more for a run that was stopped.
+func (r *detachedRun) forget() {
+	rec, err := loadRecord(r.StateDir, r.desc.Run)
+	if err == nil && rec != nil && rec.Bucket == r.bucket.Name() && rec.BucketDir == r.bucket.Dir() {
+		rec.Ended = true
+		err = rec.save(r.StateDir)
+	}
+	if err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
 }
 
 // withoutWorkers are the states of a queued resource that has no slices: a word
