@@ -298,7 +298,7 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 		}
 		fmt.Fprintf(&script, "%s\n{ . \"$STEPS/%d\"; } >\"$STEPS/%d.out\" 2>&1 </dev/null\necho $? >\"$STEPS/%d.status\"\n", mode, i, i, i)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	shell := exec.CommandContext(ctx, "bash", "-c", script.String())
 	shell.Dir, shell.Env = project, env

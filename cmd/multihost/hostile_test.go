@@ -307,7 +307,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 		}()
 		select {
 		case status = <-ended:
-		case <-time.After(40 * time.Second):
+		case <-time.After(scriptWait):
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			t.Fatalf("%s of %s: %q has not ended; it says:\n%s", v.lie.name, v.op, args, errs.String())

@@ -113,7 +113,7 @@ func (c hurriedClock) After(d time.Duration) <-chan time.Time {
 // have to pass before something is done, it runs faster still.
 func (f matrixFault) speed() float64 {
 	if f.slow {
-		return 600
+		return 400
 	}
 	return 100
 }

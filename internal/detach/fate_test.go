@@ -99,7 +99,7 @@ func TestFateOfAJobWithoutRunner(t *testing.T) {
 				}
 			}
 			w := begin(t, fate.backend, "v4-8", script, func(_ *job.JobOptions, do *job.DetachOptions) {
-				do.Patience, do.Stale = 10*time.Second, 3*time.Second
+				do.Patience, do.Stale = time.Minute, 3*time.Second
 				if fate.hasty {
 					do.Patience = 2 * time.Second
 				}

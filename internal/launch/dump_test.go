@@ -16,7 +16,7 @@ import (
 // dump returns the stacks of a run by the name of the script that each runs.
 func dump(t *testing.T, l *local, ref Ref) map[string]Stack {
 	t.Helper()
-	stacks, phase, err := Dump(t.Context(), l, ref, DumpOptions{Wait: 20 * time.Second})
+	stacks, phase, err := Dump(t.Context(), l, ref, DumpOptions{Wait: patience})
 	if err != nil || phase != Running {
 		t.Fatalf("dump: phase %v, %v", phase, err)
 	}

@@ -34,7 +34,7 @@ type ExecEnd struct {
 
 // heldLimit is how long the output of a command that has ended may be held open
 // in silence by what it left behind.
-const heldLimit = time.Second
+const heldLimit = 5 * time.Second
 
 // longestExec is the most that the words of a command may take: Linux limits one
 // of them to 128 KiB.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,37 +54,24 @@ func TestExecPassesEveryByteAndTheStatus(t *testing.T) {
 // its session.
 const stubborn = `trap '' TERM; echo $$; setsid bash -c 'trap "" TERM; echo $$; exec -a stray sleep 600' & sleep 600; wait`
 
-func pidsOf(t *testing.T, file string) []string {
+func pidsOf(t *testing.T, file string) (pids []string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
+	eventually(t, "the command has begun", func() bool {
 		text, _ := os.ReadFile(file)
-		if pids := strings.Fields(string(text)); len(pids) == 2 {
-			return pids
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the command has not begun: %q", text)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		pids = strings.Fields(string(text))
+		return len(pids) == 2
+	})
+	return pids
 }
 
 func gone(t *testing.T, pids []string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		left := 0
-		for _, p := range pids {
-			if stat, err := os.ReadFile("/proc/" + p + "/stat"); err == nil && !bytes.Contains(stat, []byte(") Z ")) {
-				left++
-			}
-		}
-		if left == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d of the processes %v live", left, pids)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "the processes have ended", func() bool {
+		return !slices.ContainsFunc(pids, func(pid string) bool {
+			stat, err := os.ReadFile("/proc/" + pid + "/stat")
+			return err == nil && !bytes.Contains(stat, []byte(") Z "))
+		})
+	})
 }
 
 func TestExecLeavesNothingWhenItsContextEnds(t *testing.T) {

@@ -106,7 +106,7 @@ func TestNumbersThatCannotBe(t *testing.T) {
 			stdout: "N stream " + n + "\n",
 			stderr: strings.ReplaceAll("N run r 1\nN phase exited\nN exit code #\nN exit size #\nN exit end #\nN exit dropped #\nN end\n", "#", n),
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		var out bytes.Buffer
 		exit, err := Follow(ctx, w, Ref{"r", 1}, 0, &out, FollowOptions{})
 		cancel()

@@ -358,10 +358,14 @@ func controlGroup(t testing.TB, name string) *os.File {
 	return nil
 }
 
+// patience bounds every wait for what has to happen; it is generous, since tests
+// share the machine.
+const patience = 2 * time.Minute
+
 // eventually waits for a condition.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("never happened: %s", what)

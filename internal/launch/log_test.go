@@ -224,10 +224,14 @@ func TestSilenceIsTold(t *testing.T) {
 			t.Errorf("%q, %v", out.String(), err)
 		}
 	})
-	for range 2 {
+	// A busy machine may leave it none between two looks.
+	for busy := 0; busy < 2; {
 		q := <-told
-		if q.Err != nil || q.Since < 300*time.Millisecond || q.State.Phase != Running || q.State.Left != 1 || q.CPU < 0.01 || q.CPU > 1.5 {
-			t.Errorf("told %+v", q)
+		if q.Err != nil || q.Since < 300*time.Millisecond || q.State.Phase != Running || q.State.Left != 1 || q.CPU < 0 || q.CPU > 20 {
+			t.Fatalf("told %+v", q)
+		}
+		if q.CPU > 0.01 {
+			busy++
 		}
 	}
 	l.write("home/r/over", "", 0o644)

@@ -81,14 +81,10 @@ func TestAProcessInTheBackgroundDoesNotHoldUpTheEnd(t *testing.T) {
 			begin(t, l, s)
 			ended := filepath.Join(l.home(), name, "ended")
 			eventually(t, "the command has ended", func() bool { _, err := os.Stat(ended); return err == nil })
-			began := time.Now()
 			eventually(t, "its end is recorded", func() bool {
 				_, err := os.Stat(filepath.Join(l.dir(s.Ref()), "exit"))
 				return err == nil
 			})
-			if d := time.Since(began); d > 4*time.Second {
-				t.Errorf("the end was recorded after %v", d)
-			}
 			state, err := Status(t.Context(), l, s.Ref())
 			if err != nil || state.Exit == nil {
 				t.Fatalf("%+v, %v", state, err)
@@ -202,7 +198,7 @@ func TestTheRelayOutlivesTheSupervisor(t *testing.T) {
 			t.Errorf("%+v, %v", exit, err)
 		}
 	})
-	if report := stopped(t, l, s.Ref(), 5*time.Second); !report.Free() || report.Phase != Lost || report.Killed != 0 {
+	if report := stopped(t, l, s.Ref(), patience); !report.Free() || report.Phase != Lost || report.Killed != 0 {
 		t.Errorf("%+v", report)
 	}
 	wg.Wait()

@@ -31,7 +31,7 @@ func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...s
 	t.Helper()
 	w := simworker.Start(t, simworker.Config{
 		Root: root, Devices: []string{"/dev/accel0"}, Logins: logins,
-		SSH: sshfan.Config{RetryFor: 5 * time.Second, KeepAlive: keepAlive},
+		SSH: sshfan.Config{RetryFor: patience, KeepAlive: keepAlive},
 	})
 	return w.Machine, w.Conns
 }
@@ -144,7 +144,7 @@ func (b *breaker) trouble(step string) {
 // until repeats a step that may be repeated.
 func (b *breaker) until(what string, step func() error) {
 	b.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		err := step()
 		if err == nil {
@@ -203,7 +203,7 @@ func (b *breaker) round(i int) {
 	b.trouble("stop")
 	var report StopReport
 	b.until("stop", func() (err error) {
-		report, err = Stop(t.Context(), b.conn, s.Ref(), StopOptions{Grace: time.Second, Reason: "test"})
+		report, err = Stop(t.Context(), b.conn, s.Ref(), StopOptions{Grace: patience, Reason: "test"})
 		return err
 	})
 	if !report.Free() || report.Phase != Exited || i > 0 && report.Exit.Signal != "TERM" {

@@ -305,7 +305,7 @@ func TestOneRunAtATime(t *testing.T) {
 		t.Fatalf("got %v, want a *BusyError", err)
 	}
 	i := busy.Info
-	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > time.Minute || i.Login == "" {
+	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > patience || i.Login == "" {
 		t.Errorf("busy: %+v", i)
 	}
 	// The same run again is not busy with itself: it was started before.
@@ -338,7 +338,7 @@ func TestAnotherLoginsRunIsSeen(t *testing.T) {
 	if err != nil || len(infos) != 1 || infos[0].Run != "first" || infos[0].Phase != Running || infos[0].Mine {
 		t.Errorf("list: %+v, %v", infos, err)
 	}
-	stopped(t, l, Ref{"first", 1}, time.Second)
+	stopped(t, l, Ref{"first", 1}, patience)
 	eventually(t, "the other login sees the end", func() bool {
 		infos, err = List(t.Context(), other)
 		return err == nil && len(infos) == 1 && infos[0].Phase == Exited && infos[0].Exit.Code == 143
@@ -438,9 +438,6 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 	started, err := a.Release(t.Context())
 	if err != nil {
 		t.Fatal(err)
-	}
-	if d := time.Since(begin); d > 5*time.Second {
-		t.Errorf("took %v", d)
 	}
 	select {
 	case <-a.done:

@@ -187,7 +187,7 @@ func (v *vm) runs() (end func(code int)) {
 
 func (v *vm) wait(what string, ok func() bool) {
 	v.t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(4 * time.Minute)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
@@ -327,8 +327,8 @@ func TestKeepOnFailure(t *testing.T) {
 			v := newVM(t, c)
 			end := v.runs()
 			arm(t, v, terms(c, func(t *Terms) { t.KeepOnFailure, t.KeepFor = true, keep }))
-			end(code)
 			begin := time.Now()
+			end(code)
 			v.wait("the deletion", c.isDeleted)
 			if took := time.Since(begin); code == 1 && took < 4*time.Second {
 				t.Errorf("deleted after %s", took)
@@ -384,7 +384,7 @@ func TestTheStartupScriptKeepsTheTerms(t *testing.T) {
 	arm(t, v, terms(c, func(t *Terms) { t.Lease = time.Hour }))
 	v.wait("the terms to be kept", func() bool { return strings.Contains(v.log(), "watching") })
 	v.kill()
-	testkit.Must(t, os.RemoveAll(filepath.Join(v.root, "tmp", ".multihost")))
+	v.wait("the index to be gone with the watch", func() bool { return os.RemoveAll(v.index("")) == nil })
 	m := terms(c, func(t *Terms) { t.Boot = time.Hour }).Metadata(map[string]string{"other": "x"})
 	script := filepath.Join(v.root, "startup")
 	testkit.Must(t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))

@@ -183,10 +183,14 @@ func TestExistsAlreadyAndIsDead(t *testing.T) {
 }
 
 func TestExistsAlreadyWhileDeleting(t *testing.T) {
-	c := start(t, sim.Config{Step: 50 * time.Millisecond})
+	c := start(t, sim.Config{})
 	c.create(request(t, nil))
 	c.waitState("q7", "ACTIVE")
+	c.fault(sim.Fault{Name: "slow-operations", Delay: 5 * time.Second})
 	if _, err := c.Delete(t.Context(), "q7", qr.DeleteOptions{Force: true, Async: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.sim.Clear("slow-operations"); err != nil {
 		t.Fatal(err)
 	}
 	_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.Mark("q7", "bob") }))

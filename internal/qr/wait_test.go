@@ -172,9 +172,10 @@ func TestNeverGetsCapacity(t *testing.T) {
 	c.create(request(t, func(r *qr.Request) { r.ID, r.NodePrefix = "dead", "" }))
 	c.create(request(t, nil))
 	c.waitState("dead", "FAILED")
-	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = 20*time.Second, 5*time.Second }))
+	const limit = 200 * time.Second // 2 s, in which the diagnosis has to be made
+	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = limit, 5*time.Second }))
 	var late *qr.DeadlineError
-	if !errors.As(err, &late) || late.Phase != qr.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != 20*time.Second {
+	if !errors.As(err, &late) || late.Phase != qr.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != limit {
 		t.Fatalf("got %v", err)
 	}
 	if !strings.Contains(late.Hint(), "multihost qr wait q7") || !strings.Contains(late.Error(), "it is WAITING_FOR_RESOURCES; 1 FAILED or SUSPENDED ones exist (dead)") {
@@ -187,7 +188,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 		t.Errorf("it was touched: %+v, %v", res, err)
 	}
 	for _, e := range c.log.Events() {
-		if p, ok := e.(event.Progress); ok && (p.Phase != qr.PhaseQueue || p.Limit != 20*time.Second || p.Total != 2) {
+		if p, ok := e.(event.Progress); ok && (p.Phase != qr.PhaseQueue || p.Limit != limit || p.Total != 2) {
 			t.Errorf("progress %+v", p)
 		}
 	}
@@ -209,7 +210,7 @@ func TestCapacityComesWithTheLimit(t *testing.T) {
 		}
 	})
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) {
-		o.QueueLimit = 10 * time.Second
+		o.QueueLimit = 200 * time.Second
 		o.Poll = gcp.Backoff{First: time.Hour, Max: time.Hour}
 		o.ProvisionLimit, o.BootLimit = 10*time.Second, 10*time.Second
 	}))
@@ -223,7 +224,7 @@ func TestWorkersNeverAnswer(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
 	_, list, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) {
-		o.BootLimit, o.AdviceAfter = 20*time.Second, 5*time.Second
+		o.BootLimit, o.AdviceAfter = 200*time.Second, 5*time.Second
 		o.Probe = func(ctx context.Context, s tpu.Slice) error {
 			if s.Name == "t-0" {
 				return nil
@@ -245,7 +246,7 @@ func TestUnhealthySliceIsNotReady(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
 	c.fault(sim.Fault{Name: "maintenance", Node: "t-1"})
-	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.BootLimit = 5 * time.Second }))
+	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.BootLimit = 200 * time.Second }))
 	var late *qr.DeadlineError
 	if !errors.As(err, &late) || !strings.Contains(late.Detail, "t-1: health UNHEALTHY_MAINTENANCE") {
 		t.Errorf("got %v", err)

@@ -39,7 +39,7 @@ func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
 }
 
 // gcloudLimit ends a call that hangs or that retries in vain.
-const gcloudLimit = 2 * time.Minute
+const gcloudLimit = 5 * time.Minute
 
 // try runs gcloud and returns what it writes to stdout and its exit status.
 func (g *gcloud) try(args ...string) (out string, status int, errs string) {

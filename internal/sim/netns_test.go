@@ -87,7 +87,7 @@ get instance/service-accounts/default/token; get instance/service-accounts/defau
 		}
 	}
 	// The way between slices, the refusal without the header, directories.
-	got = ask(nodes[1], 3, metadata+"ping -q -c1 -W2 "+first+` >/dev/null && echo reached
+	got = ask(nodes[1], 3, metadata+"ping -q -c1 -W20 "+first+` >/dev/null && echo reached
 curl -s -o /dev/null -w '%{http_code}\n' http://metadata.google.internal/computeMetadata/v1/instance/name
 curl -s -o /dev/null -w '%{http_code}\n' -H 'Metadata-Flavor: Google' http://metadata.google.internal/computeMetadata/v1/instance/none
 get instance/service-accounts/; get 'project/?recursive=true' | tr , '\n' | head -1`)
@@ -101,7 +101,7 @@ get instance/service-accounts/; get 'project/?recursive=true' | tr , '\n' | head
 func sshAs(t *testing.T, addr, login string, hostKey ssh.PublicKey, signer ssh.Signer, command string) string {
 	t.Helper()
 	client, err := ssh.Dial("tcp", addr, &ssh.ClientConfig{
-		User: login, Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, Timeout: 10 * time.Second,
+		User: login, Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, Timeout: 2 * time.Minute,
 		HostKeyCallback: ssh.FixedHostKey(hostKey), HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {

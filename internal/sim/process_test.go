@@ -100,7 +100,7 @@ func guestAttributes(t *testing.T, svc *tpualpha.ProjectsLocationsService, node 
 
 func sshRun(addr string, hostKey ssh.PublicKey, signer ssh.Signer, command string) (string, error) {
 	client, err := ssh.Dial("tcp", addr, &ssh.ClientConfig{
-		User: "user", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, Timeout: 10 * time.Second,
+		User: "user", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, Timeout: 2 * time.Minute,
 		HostKeyCallback: ssh.FixedHostKey(hostKey), HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
 	})
 	if err != nil {

@@ -159,7 +159,7 @@ func request(count int64, kind string) *tpualpha.QueuedResource {
 // limit only ends a test that hangs.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	limit := time.After(10 * time.Second)
+	limit := time.After(2 * time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !done() {

@@ -32,9 +32,16 @@ const (
 //
 // It is also the proof that the login can run commands: a login shell or a
 // start-up file of it that ends, or runs nothing within Config.ShellTimeout, is a
-// *ConnectError of StageShell.
+// *ConnectError of StageShell. One that is silent so long when it has answered
+// before is ErrConnectionLost: its shell is known to run commands.
 func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, c.fleet.cfg.ShellTimeout, errSilentShell)
+	limit, silent := c.fleet.cfg.ShellTimeout, errSilentShell
+	c.mu.Lock()
+	if c.greeted {
+		silent = fmt.Errorf("%w: no answer within %s", ErrConnectionLost, limit)
+	}
+	c.mu.Unlock()
+	limited, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
 	m := &measurement{conn: c}
 	offset, err := m.run(limited)
@@ -45,7 +52,7 @@ func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("measure clock of %s: %w", c.host.Name, err)
 	}
 	c.mu.Lock()
-	c.offset = offset
+	c.offset, c.greeted = offset, true
 	c.mu.Unlock()
 	return offset, nil
 }

@@ -27,6 +27,7 @@ type Conn struct {
 	dialing *dialing      // the attempt under way, or nil
 	trusted ssh.PublicKey // host key that this Conn has verified before
 	offset  time.Duration // see ClockOffset
+	greeted bool          // its clock was measured once: its login runs commands
 	kit     string        // names of the scripts that the worker keeps, a space before each
 
 	lacking map[*Program]bool // those that it was believed to keep, and lacked

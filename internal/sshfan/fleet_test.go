@@ -71,7 +71,6 @@ func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
 	s := newServer(t)
 	f := newFleet(t, func(c *sshfan.Config) {
 		c.MaxDials = bound
-		c.RetryFor, c.ConnectTimeout = time.Minute, time.Minute
 	})
 	list := make([]sshfan.Host, hosts)
 	for i := range list {
@@ -130,10 +129,10 @@ func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 		n += bytes.Count(buf, []byte("created by golang.org/x/crypto/ssh.newMux")) / 2
 		return float64(n) / hosts
 	}
-	until(t, "sessions to end", func() bool { return per() < 4.5 })
-	if got := per(); got < 3.9 || got > 4.1 {
-		t.Errorf("%.2f goroutines per idle connection, want 4", got)
-	}
+	until(t, "four goroutines per idle connection, once sessions have ended", func() bool {
+		got := per()
+		return got > 3.9 && got < 4.1
+	})
 }
 
 func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
@@ -141,7 +140,7 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 	good := newServer(t)
 	silent := newServer(t, func(s *server) { s.silent = true })
 	f := newFleet(t, func(c *sshfan.Config) {
-		c.ConnectTimeout = 300 * time.Millisecond
+		c.ConnectTimeout = 3 * time.Second // which the good one needs, too
 		c.RetryFor = time.Millisecond
 	})
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0"), good.host("s0w1")})
@@ -153,7 +152,7 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 	if !errors.As(errs[0], &e) || e.Stage != sshfan.StageHandshake || e.Hint() == "" {
 		t.Fatalf("got %v, want a handshake failure with a hint", errs[0])
 	}
-	if want := "no answer within 300ms"; !strings.Contains(e.Error(), want) {
+	if want := "no answer within 3s"; !strings.Contains(e.Error(), want) {
 		t.Errorf("error %q does not say %q", e, want)
 	}
 }
@@ -223,7 +222,11 @@ func TestKeyRefusedForGood(t *testing.T) {
 		s.accept = func(string, ssh.PublicKey) bool { return false }
 	})
 	id := newIdentity(t)
-	f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.AuthRetryFor = id, 1500*time.Millisecond })
+	clock := &skippingClock{}
+	clock.skip.Store(true)
+	f := newFleet(t, func(c *sshfan.Config) {
+		c.Identity, c.Clock, c.KeepAlive, c.AuthRetryFor = id, clock, time.Hour, 10*time.Second
+	})
 	e := refused(t, f, s.host("s0w0"), sshfan.StageAuth)
 	if !errors.Is(e, sshfan.ErrKeyRefused) || e.Tries < 2 {
 		t.Errorf("got %v after %d tries, want ErrKeyRefused after several", e, e.Tries)
@@ -661,7 +664,7 @@ func TestManyWaitersShareOneRedial(t *testing.T) {
 func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)
-	const interval = 50 * time.Millisecond
+	const interval = 200 * time.Millisecond
 	f := newFleet(t, func(c *sshfan.Config) { c.KeepAlive = interval })
 	c := connect(t, f, s.host("s0w0"))
 	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
@@ -669,7 +672,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A live peer survives many intervals of silence.
-	quiet := time.NewTimer(10 * interval)
+	quiet := time.NewTimer(5 * interval)
 	defer quiet.Stop()
 	<-quiet.C
 	s.freeze()
@@ -781,6 +784,24 @@ func TestConnClose(t *testing.T) {
 	run(t, other, "true")
 }
 
+// A worker that goes away while its clock is measured once more is lost, and has
+// not got a shell that runs nothing: the first would be tried again by a job.
+func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newServer(t)
+	f := newFleet(t, func(c *sshfan.Config) { c.KeepAlive, c.ShellTimeout = time.Hour, 3*time.Second })
+	c := connect(t, f, s.host("s0w0"))
+	if _, err := c.MeasureClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.freeze()
+	_, err := c.MeasureClock(t.Context())
+	var refused *sshfan.ConnectError
+	if !errors.Is(err, sshfan.ErrConnectionLost) || errors.As(err, &refused) {
+		t.Errorf("got %v, want ErrConnectionLost", err)
+	}
+}
+
 func TestMeasureClock(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)
@@ -788,8 +809,9 @@ func TestMeasureClock(t *testing.T) {
 	if c.ClockOffset() != 0 {
 		t.Errorf("offset %s before it was measured", c.ClockOffset())
 	}
+	begin := time.Now()
 	offset, err := c.MeasureClock(t.Context())
-	if err != nil || offset.Abs() > time.Second || c.ClockOffset() != offset {
+	if err != nil || offset.Abs() > time.Second+time.Since(begin) || c.ClockOffset() != offset {
 		t.Errorf("got offset %s (%s kept), %v; the clocks are the same", offset, c.ClockOffset(), err)
 	}
 }

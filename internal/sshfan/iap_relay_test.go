@@ -1,6 +1,7 @@
 package sshfan
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -129,7 +130,14 @@ func (r *relay) iap() *IAP {
 
 func (r *relay) dial(t testing.TB) net.Conn {
 	t.Helper()
-	c, err := r.iap().Dial(t.Context(), "z1", "vm1", "", 22)
+	return r.dialBy(t, &hastyClock{})
+}
+
+func (r *relay) dialBy(t testing.TB, clock Clock) net.Conn {
+	t.Helper()
+	tunnel := r.iap()
+	tunnel.Clock = clock
+	c, err := tunnel.Dial(t.Context(), "z1", "vm1", "", 22)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -541,14 +549,15 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hastyClock makes waits a hundred times shorter and shows them to the caller.
+// hastyClock makes waits a hundred times shorter and shows them to the caller. A
+// relay that gets no processor for some tenths of a second is silent by it.
 type hastyClock struct {
 	scale time.Duration // default 100
 	mu    sync.Mutex
 	begin time.Time
 }
 
-func (c *hastyClock) factor() time.Duration { return max(c.scale, 100) }
+func (c *hastyClock) factor() time.Duration { return cmp.Or(c.scale, 100) }
 
 func (c *hastyClock) Now() time.Time {
 	c.mu.Lock()

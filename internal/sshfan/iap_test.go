@@ -32,7 +32,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for !holds() {
 		select {
 		case <-tick.C:
@@ -179,7 +179,7 @@ func TestIAPWriteDoesNotWaitForRead(t *testing.T) {
 		arrived <- got
 	}), func(r *relay) { r.unbounded = true })
 	c := r.dial(t)
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	if _, err := c.Write(data); err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestIAPCarriesSSH(t *testing.T) {
 		r.cutIn, r.cutOut = 50_000, 70_000
 	})
 	raw := r.dial(t)
-	if err := raw.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	conn, chans, reqs, err := ssh.NewClientConn(raw, "vm1:22", &ssh.ClientConfig{User: "u", HostKeyCallback: ssh.FixedHostKey(key.PublicKey())})
@@ -291,6 +291,26 @@ func TestIAPCarriesSSH(t *testing.T) {
 	}
 }
 
+// expireWhenFull ends a write to c, by its deadline, once the window is full and
+// stays so for a moment; the channel is closed then.
+func expireWhenFull(t *testing.T, c net.Conn) <-chan struct{} {
+	conn, expired := c.(*iapConn), make(chan struct{})
+	go func() {
+		defer close(expired)
+		full := 0
+		eventually(t, "the window is full", func() bool {
+			conn.mu.Lock()
+			defer conn.mu.Unlock()
+			if full++; conn.outbox.len() < iapSendWindow {
+				full = 0
+			}
+			return full > 50
+		})
+		_ = c.SetWriteDeadline(time.Now())
+	}()
+	return expired
+}
+
 func TestIAPDeadlines(t *testing.T) {
 	testkit.NoLeaks(t)
 	release := make(chan struct{})
@@ -308,8 +328,9 @@ func TestIAPDeadlines(t *testing.T) {
 		t.Errorf("read: %v, want a timeout", err)
 	}
 	flood := make([]byte, 50<<20)
-	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	written := expireWhenFull(t, c)
 	n, err := c.Write(flood)
+	<-written
 	if !errors.Is(err, os.ErrDeadlineExceeded) || n < iapSendWindow {
 		t.Errorf("write: %d bytes, %v, want a timeout and a full window", n, err)
 	}
@@ -624,15 +645,16 @@ func TestIAPMemoryIsBounded(t *testing.T) {
 		r := newRelay(t, newTarget(t, echo), func(r *relay) { r.deaf.Store(true) })
 		c := r.dial(t)
 		flood := make([]byte, 20<<20)
-		_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		written := expireWhenFull(t, c)
 		if n, err := c.Write(flood); n != iapSendWindow || err == nil {
 			t.Errorf("wrote %d bytes, %v; want %d", n, err, iapSendWindow)
 		}
+		<-written
 	})
 	t.Run("of what is received", func(t *testing.T) {
 		data := randomBytes(12 << 20)
 		r := newRelay(t, newTarget(t, func(c net.Conn) { _, _ = c.Write(data); echo(c) }), func(r *relay) { r.unbounded = true })
-		c := r.dial(t)
+		c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
 		conn := c.(*iapConn)
 		waiting := func() int {
 			conn.mu.Lock()
@@ -676,7 +698,7 @@ func TestIAPMemoryIsBounded(t *testing.T) {
 func TestIAPSilentRelayIsGivenUp(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) { r.deaf.Store(true) })
-	c := r.dial(t)
+	c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
 	if _, err := io.WriteString(c, "hello"); err != nil {
 		t.Fatal(err)
 	}
@@ -709,7 +731,7 @@ func TestIAPGivesUpReconnecting(t *testing.T) {
 		}
 	})
 	tunnel := r.iap()
-	tunnel.Clock = &hastyClock{scale: 5000}
+	tunnel.Clock = &hastyClock{scale: 1000}
 	c, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
 		t.Fatal(err)

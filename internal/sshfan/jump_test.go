@@ -36,7 +36,7 @@ func TestManyWorkersThroughOneBastion(t *testing.T) {
 	// first connections, and takes few that are not logged in.
 	bastion := newServer(t, func(s *server) { s.startups = 1; s.hangUpFirst.Store(2) })
 	behind := newServer(t)
-	f := newFleet(t, through(bastion), func(c *sshfan.Config) { c.RetryFor = time.Minute })
+	f := newFleet(t, through(bastion))
 	list := make([]sshfan.Host, hosts)
 	for i := range list {
 		list[i] = behind.host(fmt.Sprintf("s0w%d", i))
@@ -205,7 +205,7 @@ func TestBastionFailures(t *testing.T) {
 func TestFrozenBastionIsGivenUp(t *testing.T) {
 	testkit.NoLeaks(t)
 	bastion, behind := newServer(t), newServer(t)
-	f := newFleet(t, through(bastion), func(c *sshfan.Config) { c.KeepAlive = 100 * time.Millisecond })
+	f := newFleet(t, through(bastion), func(c *sshfan.Config) { c.KeepAlive = 500 * time.Millisecond })
 	c := connect(t, f, behind.host("s0w0"))
 	s, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
 	if err != nil {
@@ -457,30 +457,34 @@ func TestReachable(t *testing.T) {
 	ssh1, ssh2 := newServer(t), newServer(t)
 	silent := newServer(t, func(s *server) { s.silent = true })
 	closed := closedPort(t)
-	const short, long = 200 * time.Millisecond, 10 * time.Second
+	var wg sync.WaitGroup
+	const short = 3 * time.Second // in which those that answer have to
 	for _, tt := range []struct {
 		name     string
 		patience time.Duration
 		addrs    []string
 		want     int
 	}{
-		{"the first of two", long, []string{ssh1.addr(), ssh2.addr()}, 0},
-		{"no external address", long, []string{"", ssh2.addr()}, 1},
+		{"the first of two", patience, []string{ssh1.addr(), ssh2.addr()}, 0},
+		{"no external address", patience, []string{"", ssh2.addr()}, 1},
 		{"a port that is open is no SSH server", short, []string{silent.addr(), ssh2.addr()}, 1},
-		{"one that boots is behind one that answers", long, []string{closed, ssh2.addr()}, 1},
+		{"one that boots is behind one that answers", patience, []string{closed, ssh2.addr()}, 1},
 		{"one that boots is before one that is silent", short, []string{silent.addr(), closed}, 1},
 		{"nothing", short, []string{silent.addr(), ""}, -1},
 	} {
-		got, err := sshfan.Reachable(t.Context(), nil, tt.patience, tt.addrs...)
-		var unreachable *sshfan.UnreachableError
-		if got != tt.want || (err != nil) != (tt.want < 0) || err != nil && (!errors.As(err, &unreachable) || unreachable.Hint() == "") {
-			t.Errorf("%s: got %d, %v; want %d", tt.name, got, err, tt.want)
-		}
+		wg.Go(func() {
+			got, err := sshfan.Reachable(t.Context(), nil, tt.patience, tt.addrs...)
+			var unreachable *sshfan.UnreachableError
+			if got != tt.want || (err != nil) != (tt.want < 0) || err != nil && (!errors.As(err, &unreachable) || unreachable.Hint() == "") {
+				t.Errorf("%s: got %d, %v; want %d", tt.name, got, err, tt.want)
+			}
+		})
 	}
+	wg.Wait()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("stopped")
 	cancel(cause)
-	if _, err := sshfan.Reachable(ctx, nil, long, silent.addr()); !errors.Is(err, cause) {
+	if _, err := sshfan.Reachable(ctx, nil, patience, silent.addr()); !errors.Is(err, cause) {
 		t.Errorf("got %v, want the cause", err)
 	}
 }

@@ -439,12 +439,16 @@ func newIdentity(t testing.TB) *sshfan.Identity {
 	return id
 }
 
-// newFleet makes a Fleet with short times that is closed after the test.
+// patience bounds every wait for what has to happen; it is generous, since tests
+// share the machine.
+const patience = 2 * time.Minute
+
+// newFleet makes a Fleet that is closed after the test.
 func newFleet(t testing.TB, configure ...func(*sshfan.Config)) *sshfan.Fleet {
 	t.Helper()
 	config := sshfan.Config{
-		ConnectTimeout: 5 * time.Second,
-		RetryFor:       10 * time.Second,
+		ConnectTimeout: patience,
+		RetryFor:       patience,
 	}
 	for _, c := range configure {
 		c(&config)
@@ -485,7 +489,7 @@ func (n *notes) progress() (found []event.Progress) {
 // until waits for a condition.
 func until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
+	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -11,7 +11,7 @@ import (
 // leakPatience is how long goroutines may take to end after a test. It is
 // long, since a slow machine must not fail a test, and costs nothing where
 // everything ends.
-const leakPatience = 10 * time.Second
+const leakPatience = time.Minute
 
 // NoLeaks fails t if a goroutine that was started during the test still runs
 // after it, with the stack of each. Call it first, so that it looks last,

@@ -8,7 +8,7 @@ import (
 
 func TestNoLeaksSeesALeak(t *testing.T) {
 	before := goroutines()
-	if left := leaked(before, time.Second); len(left) != 0 {
+	if left := leaked(before, leakPatience); len(left) != 0 {
 		t.Fatalf("leaks where there are none: %v", left)
 	}
 	release, ended := make(chan struct{}), make(chan struct{})
@@ -27,7 +27,7 @@ func TestNoLeaksSeesALeak(t *testing.T) {
 	}
 	close(release)
 	<-ended
-	if left := leaked(before, time.Second); len(left) != 0 {
+	if left := leaked(before, leakPatience); len(left) != 0 {
 		t.Errorf("still %d leaks after the end", len(left))
 	}
 }

@@ -29,7 +29,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // fixture is a backend and what its tests need to log in.
 type fixture struct {
