@@ -560,7 +560,8 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
 	for _, e := range f.ends {
-		if e.err != nil && !errors.Is(e.err, errSliceGone) {
+		// Of a job without runner whose slices are gone, the bucket tells.
+		if e.err != nil && (!errors.Is(e.err, errSliceGone) || f.rec.Bucket != "") {
 			f.rec.Ended = false
 		}
 	}
