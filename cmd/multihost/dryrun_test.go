@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -103,16 +104,25 @@ func (r *rehearsal) state() map[string]string {
 	r.Helper()
 	all := map[string]string{}
 	err := filepath.WalkDir(r.dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // it has gone meanwhile
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		text := fmt.Sprintf("%v %v", info.Mode(), info.ModTime())
 		if info.Mode().IsRegular() {
 			data, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -125,6 +135,20 @@ func (r *rehearsal) state() map[string]string {
 	cloud := r.server.Status()
 	all["cloud"] = fmt.Sprint(cloud.Queued, cloud.Nodes, cloud.Networks, cloud.Rules)
 	return all
+}
+
+// settled is the state once it stays the same: what a worker does at the end of a
+// connection, it does in its own time.
+func (r *rehearsal) settled() (now map[string]string) {
+	r.Helper()
+	now = r.state()
+	waitUntil(r.T, "nothing changes any more", func() bool {
+		before := now
+		<-time.After(100 * time.Millisecond)
+		now = r.state()
+		return maps.Equal(before, now)
+	})
+	return now
 }
 
 // onlyReads requires that the API has had nothing but reads since a moment.
@@ -211,7 +235,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 
 	// Before there is a key nothing can be asked, and none is made.
-	before, since := r.state(), len(r.server.Requests())
+	before, since := r.settled(), len(r.server.Requests())
 	first := r.plan("run", "--tpu-prefix=t", "--script-dir=$DIR/src", "--run-name=train", "--state-dir=$DIR/state", "--command=true")
 	if first.Asked || first.Login.Key != "" || !strings.Contains(first.Why, "key") {
 		t.Errorf("plan without a key: asked %v, %q, key %q", first.Asked, first.Why, first.Login.Key)
@@ -222,7 +246,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	base := []string{"--script-dir=$DIR/src", "--state-dir=$DIR/state"}
 	run := append([]string{"run", "--tpu-prefix=t", "--run-name=train", "--env=A=one two", "--secret-env=TOKEN", "--xla-flag=xla_tpu_enable_async_collective_fusion=true",
 		"--command=env; echo done"}, base...)
-	before, since = r.state(), len(r.server.Requests())
+	before, since = r.settled(), len(r.server.Requests())
 	if unknown := r.plan(run...); unknown.Asked || unknown.Login.Adds != "the metadata of the slices" {
 		t.Errorf("plan with a key that the slices do not know: asked %v, adds %q", unknown.Asked, unknown.Login.Adds)
 	}
@@ -239,7 +263,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		return append(append([]string{"job", "--tpu-type=v4-8", "--num-slices=2", "--network-create", "--run-name=" + name, "--spot", "--command=env; echo done"}, more...), base...)
 	}
 	detached := jobOf("alone", "--detach", "--bucket-name=multihost-sim", "--ttl=1h")
-	before, since = r.state(), len(r.server.Requests())
+	before, since = r.settled(), len(r.server.Requests())
 
 	planned := r.plan(run...)
 	r.goldenJSON("run.json", planned)
@@ -315,7 +339,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 
 	// A run that lives there is in the way, unless it is to be stopped.
 	r.must(0, append([]string{"run", "--tpu-prefix=t", "--run-name=living", "--detach", "--command=exec sleep 1000"}, base...)...)
-	before, since = r.state(), len(r.server.Requests())
+	before, since = r.settled(), len(r.server.Requests())
 	status, _, stderr := r.do(append(slices.Clone(run), "--dry-run")...)
 	if status != 69 || !strings.Contains(errorLine(stderr), `run "living" of`) {
 		t.Errorf("beside a living run the dry run ends with %d, %s", status, stderr)
@@ -354,7 +378,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	// A job that lives is taken over.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
-	before, since = r.state(), len(r.server.Requests())
+	before, since = r.settled(), len(r.server.Requests())
 	over := r.plan(left...)
 	if over.TakesOver == nil || over.TakesOver.Run != "left" || over.Attempt != 1 || over.Resource.Do != job.ResourceUse || over.End.Deletes != "left" {
 		t.Errorf("plan of a job that lives: %+v", over)
@@ -390,7 +414,7 @@ func awaitActive(t *testing.T, r *rehearsal, id string) {
 // its name: a run that lives there writes, too.
 func (r *rehearsal) unchanged(before map[string]string, since int, but ...string) {
 	r.Helper()
-	after := r.state()
+	after := r.settled()
 	for _, all := range []map[string]string{before, after} {
 		maps.DeleteFunc(all, func(name, _ string) bool {
 			return slices.ContainsFunc(but, func(word string) bool { return strings.Contains(name, word) })

@@ -123,7 +123,7 @@ type vm struct {
 func newVM(t *testing.T, c *cloud) *vm {
 	testkit.Need(t, "curl")
 	testkit.Need(t, "setsid")
-	v := &vm{t: t, root: t.TempDir()}
+	v := &vm{t: t, root: testkit.SharedDir(t)}
 	for _, dir := range []string{"tmp", "home"} {
 		testkit.Must(t, os.Mkdir(filepath.Join(v.root, dir), 0o755))
 	}

@@ -183,7 +183,7 @@ func TestTheUserNeedNotWaitForAMessage(t *testing.T) {
 	begin := time.Now()
 	n := notify.New(notify.Options{Program: []string{"sleep", "1000"}, Sink: event.Discard, Clock: limits{}})
 	n.Close(ctx, 0, nil)
-	if took := time.Since(begin); took > 20*time.Second {
+	if took := time.Since(begin); took > 2*time.Minute {
 		t.Errorf("Close took %v after the user had left", took)
 	}
 }

@@ -60,7 +60,7 @@ func Open(t testing.TB) *Page {
 		chromedp.Flag("disable-gpu", true),
 		chromedp.Flag("hide-scrollbars", true),
 		chromedp.WSURLReadTimeout(patience),
-		chromedp.UserDataDir(t.TempDir()),
+		chromedp.UserDataDir(testkit.SharedDir(t)),
 	)
 	alloc, end := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(end)
