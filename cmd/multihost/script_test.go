@@ -140,13 +140,12 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// notRaced are the stories in which the program does little at once, or what
-// others do, too: under the race detector they would only take time.
-var notRaced = []string{
-	"api_errors", "bad_input", "completion_bash", "completion_fish", "completion_zsh", "config", "doctor", "job_detached_docs", "json_everywhere",
-	"netns", "netns_killed", "network", "oslogin", "preflight", "qr_bad_input", "qr_fails", "qr_happy", "report", "run_argv_arrives_intact",
-	"run_environment", "run_exit_codes", "run_foreign_slices", "run_hosts", "run_small_print", "run_use_existing_folder", "run_xla",
-	"secrets_stored", "seeds", "sim_commands", "skew", "terminals", "train", "usage", "xla",
+// raced are the stories in which the program itself does much at once: connects,
+// copies, follows, stops, is interrupted, begins again. Under the race detector
+// the others would only take time.
+var raced = []string{
+	"cp", "ctrl_c", "exec", "iap", "job_detached", "job_preempted", "job_twice", "logs_verify", "metrics", "run_cut_and_resume",
+	"run_detach_logs_stop", "run_relay", "run_runner_killed", "run_second_interrupt", "ssh", "top", "unreachable",
 }
 
 // stories are the files of the scripts to run.
@@ -157,13 +156,13 @@ func stories(t *testing.T) []string {
 	for _, file := range files {
 		byName[strings.TrimSuffix(filepath.Base(file), ".txtar")] = file
 	}
-	for _, name := range notRaced {
+	for _, name := range raced {
 		if byName[name] == "" {
 			t.Errorf("there is no script %q", name)
 		}
-		if testkit.RaceDetector {
-			delete(byName, name)
-		}
+	}
+	if testkit.RaceDetector {
+		maps.DeleteFunc(byName, func(name, _ string) bool { return !slices.Contains(raced, name) })
 	}
 	return slices.Sorted(maps.Values(byName))
 }
