@@ -245,6 +245,9 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, surveyErr
 	}
 	if len(match) == 0 {
+		if err := d.notBegun(ctx, name); err != nil {
+			return nil, err
+		}
 		text := fmt.Sprintf("no run %q on this machine's list or on the ready slices of %s", name, d.Zone)
 		if _, err := os.Stat(RunDir(d.StateDir, name)); err == nil {
 			text = fmt.Sprintf("run %q was never started: it was left while its workers were prepared, and the ready slices of %s know nothing of it", name, d.Zone)
@@ -273,6 +276,21 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		rec.Workers += len(s.Workers)
 	}
 	return rec, nil
+}
+
+// notBegun is the error about a job of which there is nothing but its queued
+// resource: it waits, or its runner went while it did. It is nil where there is
+// none.
+func (d *Deps) notBegun(ctx context.Context, name string) error {
+	if d.Queue == nil {
+		return nil
+	}
+	res, err := d.Queue.Get(ctx, name)
+	if err != nil || res.Labels[qr.LabelRun] != qr.LabelValue(name) {
+		return nil
+	}
+	return &Error{Stage: StageDiscover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
+		Advice: "typing the same job again goes on with it; " + deleteHint(res.ID, d)}
 }
 
 // choose returns which of the runs of one name is meant: the living one, else
