@@ -275,6 +275,8 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 		p := w.c.inquire(ctx, w.res, w.c.now().Sub(w.phaseStart))
 		e.Detail, _ = p.diagnose()
 		e.again = p.repeat()
+	case len(w.silent) > 0:
+		e.again = "examine the way to the workers with: multihost doctor --network=" + firstOf(w.res.Network, "default")
 	}
 	return e
 }

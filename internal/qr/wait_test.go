@@ -240,6 +240,9 @@ func TestWorkersNeverAnswer(t *testing.T) {
 	if !strings.Contains(late.Detail, "t-1: READY, but not all workers answer") || strings.Contains(late.Detail, "t-0") {
 		t.Errorf("detail %q", late.Detail)
 	}
+	if !strings.Contains(late.HintWhenGone(), "multihost doctor --network=") {
+		t.Errorf("once it is deleted %q is to be typed", late.HintWhenGone())
+	}
 }
 
 func TestUnhealthySliceIsNotReady(t *testing.T) {
