@@ -2,6 +2,7 @@ package detach_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
+	"multihost/internal/tpu"
 )
 
 // release lets the command of a story end.
@@ -227,5 +229,25 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	}
 	if text := shown.String(); !strings.Contains(text, "good") || !strings.Contains(text, "gone") || strings.Contains(text, "elsewhere") {
 		t.Errorf("shown:\n%s", text)
+	}
+
+	// One that this machine started and somebody has deleted from the bucket is no
+	// trouble, unless the cloud has a request for it.
+	d.Bucket = ""
+	record, err := json.Marshal(job.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
+	testkit.Must(t, err)
+	testkit.Must(t, os.MkdirAll(filepath.Join(d.StateDir, "runs", "deleted"), 0o700))
+	testkit.Must(t, os.WriteFile(filepath.Join(d.StateDir, "runs", "deleted", "run.json"), record, 0o600))
+	if err := d.List(t.Context(), "", false); err != nil {
+		t.Errorf("a run that was deleted: %v", err)
+	}
+	_, err = server.Inject(sim.Fault{Name: "no-capacity"})
+	testkit.Must(t, err)
+	ty, err := tpu.ParseType("v4-8")
+	testkit.Must(t, err)
+	_, _, err = queue.Create(t.Context(), qr.Request{ID: "deleted", NodeCount: 1, NodeID: "deleted", Type: ty})
+	testkit.Must(t, err)
+	if err := d.List(t.Context(), "", false); err == nil || !strings.Contains(err.Error(), "no such run in the bucket") {
+		t.Errorf("one with a queued resource: %v", err)
 	}
 }

@@ -816,6 +816,8 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 		switch {
 		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
 			// The bucket may be of many zones, and hold other things.
+		case errors.Is(err, detach.ErrNoRun) && d.noneLeft(ctx, name):
+			// Somebody has tidied the bucket up.
 		case err != nil: // say so, show the rest
 			errs = append(errs, err)
 		case row != nil:
@@ -823,6 +825,17 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 		}
 	}
 	return rows, errors.Join(errs...)
+}
+
+// noneLeft reports whether the cloud has nothing of a run that this machine has a
+// record of.
+func (d *Deps) noneLeft(ctx context.Context, name string) bool {
+	rec, err := loadRecord(d.StateDir, name)
+	if err != nil || rec == nil {
+		return false
+	}
+	_, err = d.Queue.Get(ctx, rec.Prefix)
+	return gcp.ClassOf(err) == gcp.NotFound
 }
 
 // detachedRow is nil for what is not to be shown.
