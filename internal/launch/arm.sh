@@ -9,7 +9,7 @@
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor=''
-  local -a mh_words mh_vars
+  local -a mh_words mh_vars fields
   shift 2
   mask=$(umask)
   umask 077
@@ -24,10 +24,16 @@ main() {
     say already
     exit 1
   fi
-  error=$({ rm -rf -- "$dir" && mkdir -p -- "$dir"; } 2>&1) || fail "$error"
+  if [[ -e $dir || -L $dir ]]; then error=$(exec rm -rf -- "$dir" 2>&1) || fail "$error"; fi
+  error=$(exec mkdir -p -- "$dir" 2>&1) || fail "$error"
   say boot "$boot"
-  say disk output "$(disk_of "$home")"
-  if [[ $(stat -c %d -- "$index") != "$(stat -c %d -- "$home")" ]]; then say disk tmp "$(disk_of "$index")"; fi
+  disk_of "$home"
+  say disk output "$REPLY"
+  split "$(exec stat -c %d -- "$index" "$home")"
+  if [[ ${fields[0]-} != "${fields[1]-}" ]]; then
+    disk_of "$index"
+    say disk tmp "$REPLY"
+  fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
   if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
@@ -178,7 +184,8 @@ unpack() {
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
   for file in "${files[@]}"; do
-    head -c "${1-0}" >"$dir/$file" || return
+    : >"$dir/$file" || return
+    if ((${1-0})); then head -c "$1" >"$dir/$file" || return; fi
     want+=("${1-0}")
     shift
   done

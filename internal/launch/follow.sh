@@ -64,7 +64,8 @@ piece() {
     finish
     return
   else
-    watched=$(lasting)
+    lasting
+    watched=$REPLY
     limit_of "$dir"
     room=$((REPLY - offset < want ? REPLY - offset : want))
     if ((room > 0)); then
@@ -102,19 +103,20 @@ piece() {
     return
   fi
   say size "$REPLY" >&2
-  say disk "$(disk_of "$dir")" >&2
+  disk_of "$dir"
+  say disk "$REPLY" >&2
 }
 
-# lasting prints the process whose end is that of the run: the one whose end the
+# lasting: the process whose end is that of the run: the one whose end the
 # supervisor collects, because a supervisor that ended stays visible until
 # process 1 collects it.
 lasting() {
   if ((!waiter)); then
-    echo "$sup"
+    REPLY=$sup
   elif start_of "$waiter"; then
-    echo "$waiter"
+    REPLY=$waiter
   else
-    echo "$pid"
+    REPLY=$pid
   fi
 }
 
@@ -125,7 +127,7 @@ finish() {
     look "$dir"
     if ((!supervised)) || [[ $phase != running ]]; then break; fi
     if alive "$pid" "$start" "$sup_boot"; then break; fi
-    sleep 0.05
+    doze 0.05
   done
   settle "$dir"
   tell "$run" "$attempt" "$dir" >&2

@@ -23,7 +23,8 @@ fail() {
   exit 1
 }
 
-# The following functions answer in REPLY, which costs no process.
+# The following functions answer in REPLY, which costs no process. Where one is
+# needed, $(exec PROGRAM) costs one less than $(PROGRAM).
 
 now() { REPLY=${EPOCHREALTIME/[.,]/}000; } # nanoseconds
 
@@ -124,7 +125,11 @@ tell() {
   for line in "${exit_lines[@]}"; do say exit "$line"; done
 }
 
-size_of() { REPLY=$(stat -c %s -- "$1" 2>/dev/null) || REPLY=0; }
+size_of() {
+  REPLY=0
+  [[ -s $1 ]] || return 0 # most are empty, and that costs no process
+  REPLY=$(exec stat -c %s -- "$1" 2>/dev/null) || REPLY=0
+}
 
 log_size() { size_of "$1/output.log"; }
 
@@ -147,7 +152,16 @@ dropped_of() {
 }
 
 # disk_of PATH: blocks that are free and that there are, and bytes of a block.
-disk_of() { stat -f -c '%a %b %S' -- "$1" 2>/dev/null; }
+disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
+
+# doze SECONDS, without a process: nothing ever comes out of this pipe.
+doze() {
+  if [[ ! ${never-} ]] && ! { exec {never}<> <(:); } 2>/dev/null; then
+    sleep "$1"
+  else
+    read -r -t "$1" -u "$never" _ || :
+  fi
+}
 
 # mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
 mark_lost() {
@@ -208,7 +222,7 @@ processes() {
   while IFS= read -r path; do
     path=${path#/proc/}
     ours[${path%/environ}]=1
-  done < <(grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
+  done < <(exec grep -lzFx -e "MULTIHOST_RUN_DIR=$dir" /proc/[0-9]*/environ 2>/dev/null)
   while IFS=' ' read -r path target; do
     path=${path#/proc/}
     if [[ $target != "$dir/output (deleted)" ]]; then
@@ -218,7 +232,7 @@ processes() {
     else
       ours[${path%%/*}]=1
     fi
-  done < <(find /proc/[0-9]*/fd/[012] -prune -printf '%p %l\n' 2>/dev/null | grep -F -e " $dir/")
+  done < <(exec find /proc/[0-9]*/fd -maxdepth 1 -name '[012]' -lname "${dir//[][*?\\]/?}/output (deleted)" -printf '%p %l\n' 2>/dev/null)
   for path in "$index"/*.watch.[0-9]*; do
     { read -r p target _ <"$path"; } 2>/dev/null && start_of "$p" && [[ $REPLY == "$target" ]] && apart[$p]=1
   done
@@ -233,7 +247,7 @@ processes() {
       cgroup_of "$p"
       if [[ $REPLY == "$scope" ]]; then ours[$p]=1; fi
     fi
-  done < <(ps -e -o pid= -o ppid= -o sess= -o stat=)
+  done < <(exec ps -e -o pid= -o ppid= -o sess= -o stat=)
   kin
 }
 
@@ -295,7 +309,8 @@ end_all() {
     done
     gone=0
     while ((!gone)); do
-      sleep "$((pause / 1000)).$(printf %03d $((pause % 1000)))"
+      printf -v REPLY '%d.%03d' $((pause / 1000)) $((pause % 1000))
+      doze "$REPLY"
       pause=$((pause < 500 ? pause * 3 / 2 : 500))
       gone=1
       for p in "${pids[@]}"; do
@@ -359,7 +374,7 @@ privileged() {
 # holders: who has a TPU device open, or mapped after it closed it, in the map
 # holding from pid to device; never ourselves or who started us.
 holders() {
-  local file line path target pid
+  local file line path target pid devices=${MULTIHOST_ROOT_DEV-}/dev
   local -a fields patterns=()
   local -A excluded=() wanted=()
   declare -gA holding=()
@@ -384,8 +399,9 @@ holders() {
       fi
     done
   done < <(
-    "${as_root[@]}" find /proc/[0-9]*/fd -maxdepth 1 -type l -printf '%p %l\n' 2>/dev/null | grep -F "${patterns[@]}"
-    "${as_root[@]}" grep -HsF "${patterns[@]}" /proc/[0-9]*/maps
+    devices=${devices//[][*?\\]/?}
+    "${as_root[@]}" find /proc/[0-9]*/fd -maxdepth 1 \( -lname "$devices/accel*" -o -lname "$devices/vfio/*" \) -printf '%p %l\n' 2>/dev/null
+    exec "${as_root[@]}" grep -HsF "${patterns[@]}" /proc/[0-9]*/maps
   )
 }
 

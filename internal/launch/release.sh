@@ -14,7 +14,7 @@ main() {
     for ((i = 0; i < 100; i++)); do
       look "$dir"
       if [[ $phase != starting ]]; then break; fi
-      sleep 0.1
+      doze 0.1
     done
   fi
   tell "$1" "$2" "$dir"

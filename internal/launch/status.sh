@@ -18,7 +18,7 @@ main() {
   say dropped "$REPLY"
   limit_of "$dir"
   if ((REPLY < no_limit)); then say limit "$REPLY"; fi
-  line=$(disk_of "$dir") && say disk "$line"
+  disk_of "$dir" && say disk "$REPLY"
   processes "$dir"
   cpu_time
   say processes "${#pids[@]}" "$REPLY"

@@ -19,7 +19,7 @@ main() {
     for ((i = 0; i < 100; i++)); do
       look "$dir"
       if [[ $phase != starting ]]; then break; fi
-      sleep 0.05
+      doze 0.05
     done
     exec 4>&-
   fi
@@ -41,7 +41,7 @@ main() {
       for ((i = 0; i < 100; i++)); do
         settle "$dir"
         if [[ $phase != running ]]; then break; fi
-        sleep 0.05
+        doze 0.05
       done
     fi
   fi

@@ -7,7 +7,7 @@
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
   local word pid start at waiter started scope kills code signal='' name='' oom=0 lost=0 size reason
-  local relay='' dropped fields
+  local relay='' dropped fields meta=
   cd /
   umask 077
   boot_id
@@ -17,7 +17,8 @@ main() {
   now
   at=$REPLY
   printf '%s %s %s %s\n' $$ "$start" "$boot" "$at" >"$dir/supervisor" || give_up failed "write $dir/supervisor"
-  note "dir=$dir" "run=$run" "attempt=$attempt" "login=$(id -un)" "$(<"$dir/meta")" \
+  IFS= read -r -d '' meta <"$dir/meta"
+  note "dir=$dir" "run=$run" "attempt=$attempt" "login=${USER:-$(id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
   # Handlers, not '': an ignored signal would stay ignored in the command.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
@@ -40,7 +41,7 @@ main() {
   word='' started=''
   read -r word started <&5
   if [[ $word == ready ]]; then
-    rm -f -- "$dir/env" # it was read
+    rm -f -- "$dir/env" "$dir/output" # they were read and opened
     say armed $$ "$at"
     word='' started=''
     read -r word started <&5
@@ -92,7 +93,6 @@ pipe() {
   exec 6>"$dir/output"
   exec 7<"$dir/output"
   exec 8<&-
-  rm -f -- "$dir/output"
 }
 
 # keep_relay has a relay live until the command has ended, which ends the pipe
@@ -127,7 +127,7 @@ start_relay() {
 # empty and nothing of it in the hands of the relay, or more has come than was in
 # it; at most 5 s without a byte.
 drain() {
-  local first last end idle=0
+  local first last end idle=0 looks=0
   output_size
   first=$REPLY last=$REPLY
   now
@@ -136,6 +136,11 @@ drain() {
     if ! start_of "$relay"; then
       if wait "$relay"; then return; fi
       start_relay # somebody killed it
+    fi
+    # Mostly it has just read the end of the pipe. To look closer takes processes.
+    if ((++looks <= 5)); then
+      doze 0.01
+      continue
     fi
     if drained; then idle=$((idle + 1)); else idle=0; fi
     output_size
@@ -148,7 +153,7 @@ drain() {
       now
       if ((REPLY > end)); then return; fi
     fi
-    sleep 0.01
+    doze 0.01
   done
 }
 
@@ -171,7 +176,7 @@ drained() {
     if [[ $name != head ]]; then continue; fi
     found=1
     if [[ $state != S* ]]; then return 1; fi
-  done < <(ps -s $$ -o stat= -o comm=)
+  done < <(exec ps -s $$ -o stat= -o comm=)
   ((found))
 }
 
@@ -223,7 +228,8 @@ relay() {
 # disk: how much of it is free, and how little is low.
 disk() {
   local fields
-  split "$(disk_of "$dir") 0 0 0"
+  disk_of "$dir"
+  split "$REPLY 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
   if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # it does not tell
@@ -365,28 +371,31 @@ kernel_log() {
 # armed more than 30 days ago; while less than a tenth of the disk is free, those
 # that have 3 newer ones.
 prune() {
-  local old seen=0 armed path now_ns keep=20 fields
-  split "$(disk_of "$1") 0 0"
-  if ((fields[0] * 10 < fields[1])); then keep=3; fi
+  local old seen=0 armed path eldest keep=20 fields late=0
+  local -a attempts=()
   now
-  now_ns=$REPLY
+  eldest=$((REPLY - 30 * 86400 * 1000000000))
+  for path in "$1"/*/*; do
+    armed=
+    { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
+    # The next run may be about to be armed.
+    if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
+    if ((${armed:=0} <= eldest)); then late=1; fi
+    attempts+=("$armed $path")
+  done
+  if ((!late && ${#attempts[@]} <= 3)); then return; fi
+  disk_of "$1"
+  split "$REPLY 0 0"
+  if ((fields[0] * 10 < fields[1])); then keep=3; fi
   while read -r armed path; do
     seen=$((seen + 1))
-    if ((seen <= keep && now_ns - armed < 30 * 86400 * 1000000000)); then continue; fi
+    if ((seen <= keep && armed > eldest)); then continue; fi
     look "$path"
     if [[ $phase == running || $phase == starting ]]; then continue; fi
     old=${path%/*}
     rm -rf -- "$path" "$index/$UID-${old##*/}-${path##*/}.run"
     rmdir -- "$old" 2>/dev/null
-  done < <(
-    for path in "$1"/*/*; do
-      armed=
-      { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
-      # The next run may be about to be armed.
-      if [[ ! $armed ]]; then armed=$(stat -c %Y000000000 -- "$path" 2>/dev/null); fi
-      printf '%s %s\n' "${armed:-0}" "$path"
-    done | sort -rn
-  )
+  done < <(printf '%s\n' "${attempts[@]}" | sort -rn)
 }
 
 main "$@"

@@ -15,8 +15,8 @@ if (($2)); then
     (($# < 100)) || ls -t | tail -n +50 | xargs rm -f
   ) </dev/null >/dev/null 2>&1
 else
-  { s=$(<"$1"); } 2>/dev/null
-  [[ $(printf %s "$s" | sha256sum) == "$3 "* ]] || {
+  { IFS= read -r -d '' s <"$1"; } 2>/dev/null
+  [[ $(exec sha256sum < <(printf %s "$s")) == "$3 "* ]] || {
     echo "multihost-kit: lacks $3" >&2
     exit 83
   }
