@@ -451,8 +451,18 @@ func (r *run) free(ctx context.Context) error {
 	})
 }
 
-// start arms the supervisors of all workers and then releases them by one
-// write each. Unless all are released, none is left running; left reports that
+// startAhead is how long before the start the orders to n workers are given. By
+// then they have come, over ways of different length, and every worker starts at
+// the same moment. One alone has nobody to wait for.
+func startAhead(n int) time.Duration {
+	if n == 1 {
+		return 0
+	}
+	return min(100*time.Millisecond+time.Duration(n)*time.Millisecond, 2*time.Second)
+}
+
+// start arms the supervisors of all workers and then releases them by one write
+// each, for the same moment. Unless all are released, none is left running; left reports that
 // this is not sure.
 func (r *run) start(ctx context.Context) (left bool, err error) {
 	if r.o.StartLimit > 0 {
@@ -493,8 +503,9 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 		// A worker that goes away at this moment may have started the command.
 		limited, cancel := context.WithTimeoutCause(ctx, r.Access.RetryFor+time.Minute, errors.New("it went away at the start and did not come back"))
 		defer cancel()
+		at := time.Now().Add(startAhead(n)) // of the clock by which theirs were measured
 		errs = r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
-			r.started[i], err = armed[i].Release(ctx)
+			r.started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err
 		})
 		if err := r.failed(ctx, StageStart, errs); err != nil {

@@ -20,7 +20,7 @@ import (
 // Started is a command that runs.
 type Started struct {
 	PID int
-	At  time.Time // worker clock, when the process that is now the command got the order
+	At  time.Time // worker clock, when the process that is now the command had nothing more to wait for
 }
 
 // Armed is a supervisor that waits on the worker for the order to start. It
@@ -229,12 +229,23 @@ func (a *Armed) finish(cause error) {
 // connection that seems to live before the worker is asked on another way.
 const releaseLimit = 30 * time.Second
 
-// Release has the supervisor start the command, with one write. When the
+// Release has the supervisor start the command at once, with one write. When the
 // connection is lost before the answer, the worker is asked again, until ctx
 // ends: the command is started once, or ErrNotStarted says that it never will
 // be. Release returns with the session ended.
 func (a *Armed) Release(ctx context.Context) (Started, error) {
-	if _, err := io.WriteString(a.order, "go\n"); err == nil {
+	return a.ReleaseAt(ctx, time.Time{})
+}
+
+// ReleaseAt is Release at a moment of our clock that lies at most 5 s ahead, as
+// far as the worker's clock is known. A worker that gets the order later, or whose
+// clock says that the moment is farther away, starts at once.
+func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
+	order := "go\n"
+	if !at.IsZero() {
+		order = fmt.Sprintf("go %d\n", at.Add(a.runner.ClockOffset()).UnixNano())
+	}
+	if _, err := io.WriteString(a.order, order); err == nil {
 		wait, stop := context.WithTimeout(ctx, releaseLimit)
 		started, err := a.answered(wait)
 		stop()

@@ -427,6 +427,66 @@ func TestSecretsAreSeenByNobodyElse(t *testing.T) {
 	stopped(t, l, s.Ref(), time.Second)
 }
 
+func TestWorkersStartAtTheMomentThatTheyAreGiven(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	for _, test := range []struct {
+		name  string
+		ahead time.Duration
+		waits bool
+	}{
+		{"soon", 700 * time.Millisecond, true},
+		{"past", -time.Second, false},
+		{"never by a clock that is right", time.Hour, false},
+	} {
+		s := spec("at"+strconv.Itoa(int(test.ahead.Milliseconds())), "sleep 1000")
+		a, err := Arm(t.Context(), l, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(test.ahead)
+		started, err := a.ReleaseAt(t.Context(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const tick = time.Millisecond
+		if test.waits && started.At.Before(at.Add(-tick)) || !test.waits && test.ahead > 0 && started.At.After(at) {
+			t.Errorf("%s: started %v after the moment", test.name, started.At.Sub(at))
+		}
+		stopped(t, l, s.Ref(), 0)
+	}
+}
+
+// Whether the stop comes before the moment depends on how fast the machine is;
+// nothing is left either way.
+func TestAStopBeforeTheMomentOfTheStart(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec("r", "sleep 1000")
+	a, err := Arm(t.Context(), l, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	go func() {
+		_, err := a.ReleaseAt(t.Context(), time.Now().Add(4*time.Second))
+		released <- err
+	}()
+	report := stopped(t, l, s.Ref(), 0)
+	switch err := <-released; {
+	case err == nil:
+		if report.Exit == nil || !report.Free() {
+			t.Errorf("it was started, and the stop tells %+v", report)
+		}
+	case !errors.Is(err, ErrNotStarted):
+		t.Error(err)
+	default:
+		if state, err := Status(t.Context(), l, s.Ref()); err != nil || state.PID != 0 {
+			t.Errorf("it was not started, and the worker tells %+v, %v", state, err)
+		}
+	}
+}
+
 func TestTheSessionEndsAtTheStart(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
