@@ -503,6 +503,12 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 		// A worker that goes away at this moment may have started the command.
 		limited, cancel := context.WithTimeoutCause(ctx, r.Access.RetryFor+time.Minute, errors.New("it went away at the start and did not come back"))
 		defer cancel()
+		if n > 1 {
+			r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) error {
+				armed[i].MeasureClock(ctx)
+				return nil
+			})
+		}
 		at := time.Now().Add(startAhead(n)) // of the clock by which theirs were measured
 		errs = r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			r.started[i], err = armed[i].ReleaseAt(ctx, at)
@@ -515,7 +521,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 			left = unsure != nil
 			return "", errors.Join(err, unsure)
 		}
-		r.Sink.Emit(r.released())
+		r.Sink.Emit(r.released(armed))
 		return fmt.Sprintf("%s within %s%s", event.Count(n, "worker"), event.Duration(r.skew), room), nil
 	})
 	return left, err
@@ -523,10 +529,10 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 
 // released says when the command started where, by the workers' clocks as they
 // were measured against the runner's, and sets the skew.
-func (r *run) released() event.Release {
+func (r *run) released(armed []*launch.Armed) event.Release {
 	at := make([]time.Time, len(r.started))
 	for i, s := range r.started {
-		at[i] = s.At.Add(-r.team.conns[i].ClockOffset())
+		at[i] = s.At.Add(-armed[i].ClockOffset())
 	}
 	first, last := slices.MinFunc(at, time.Time.Compare), slices.MaxFunc(at, time.Time.Compare)
 	r.skew = last.Sub(first)

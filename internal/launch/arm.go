@@ -33,6 +33,8 @@ type Armed struct {
 	order   *io.PipeWriter
 	cancel  context.CancelCauseFunc
 
+	offset time.Duration // of the worker's clock
+
 	boot  string             // set by Arm, as disks
 	disks map[string]Disk    // by what is kept on them
 	found map[string]string  // versions
@@ -69,7 +71,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	orders, order := io.Pipe()
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
-		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel,
+		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel, offset: r.ClockOffset(),
 		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan sshfan.Record, mostWords), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
@@ -237,13 +239,45 @@ func (a *Armed) Release(ctx context.Context) (Started, error) {
 	return a.ReleaseAt(ctx, time.Time{})
 }
 
+// MeasureClock measures the worker's clock against ours for ReleaseAt, over the
+// session that stands: some round trips of which the fastest counts, at a moment
+// at which the worker does nothing else. One that does not answer keeps the offset
+// that its Runner tells. It is called at most once, and not beside Release.
+func (a *Armed) MeasureClock(ctx context.Context) {
+	const rounds, limit = 4, 5 * time.Second
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	var best time.Duration
+	for range rounds {
+		sent := time.Now()
+		if _, err := io.WriteString(a.order, "clock\n"); err != nil {
+			return
+		}
+		rec, err := a.word(ctx)
+		trip := time.Since(sent)
+		if err != nil {
+			return
+		}
+		if rec.Word != "clock" {
+			a.hear(rec) // Release waits for it
+			return
+		}
+		if told := instant(rec.Rest); !told.IsZero() && (best == 0 || trip < best) {
+			best, a.offset = trip, told.Sub(sent.Add(trip/2).Round(0))
+		}
+	}
+}
+
+// ClockOffset is the worker's clock minus ours.
+func (a *Armed) ClockOffset() time.Duration { return a.offset }
+
 // ReleaseAt is Release at a moment of our clock that lies at most 5 s ahead, as
 // far as the worker's clock is known. A worker that gets the order later, or whose
 // clock says that the moment is farther away, starts at once.
 func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 	order := "go\n"
 	if !at.IsZero() {
-		order = fmt.Sprintf("go %d\n", at.Add(a.runner.ClockOffset()).UnixNano())
+		order = fmt.Sprintf("go %d\n", at.Add(a.offset).UnixNano())
 	}
 	if _, err := io.WriteString(a.order, order); err == nil {
 		wait, stop := context.WithTimeout(ctx, releaseLimit)

@@ -1,7 +1,8 @@
 #!/bin/bash
 # arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the
 # payload that follows on stdin, and has a supervisor wait for the line "go" or
-# "go TIME" there; see start.sh. Anything else, or the end of stdin, leaves nothing behind. The texts of the
+# "go TIME" there; see start.sh. Before that, lines "clock" are answered with our
+# time. Anything else, or the end of stdin, leaves nothing behind. The texts of the
 # supervisor's scripts are in variables. With PYTHON it tells, meanwhile, the
 # versions that this interpreter has; with CODE=1 also the digest of the code that
 # is there.
@@ -55,8 +56,14 @@ main() {
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
   if [[ $surveyor ]]; then wait "$surveyor"; fi
   printf '%s\n' "$line"
-  order=
-  IFS= read -r order || order=
+  order=clock
+  while [[ $order == clock ]]; do
+    IFS= read -r order || order=
+    if [[ $order == clock ]]; then
+      now
+      say clock "$REPLY"
+    fi
+  done
   # Open until the command has started: its end would be a word to who waits.
   if [[ $order == go || $order == "go "* ]]; then printf '%s\n' "$order" >&4; else exec 4>&-; fi
   while IFS= read -r line <&8; do printf '%s\n' "$line"; done

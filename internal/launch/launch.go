@@ -25,7 +25,7 @@
 //     of mode 0600 (the environment is removed as soon as it was read).
 //
 // Arming and releasing are separate so that a caller can arm every worker
-// first, and release them all by one write each:
+// first, and release them all by one write each, at once or for one moment (ReleaseAt):
 //
 //	armed, err := launch.Arm(ctx, conn, spec)
 //	…

@@ -457,6 +457,33 @@ func TestWorkersStartAtTheMomentThatTheyAreGiven(t *testing.T) {
 	}
 }
 
+func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	for _, before := range []string{"release", "abort"} {
+		s := spec(before, "sleep 1000")
+		a, err := Arm(t.Context(), l, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.offset = time.Hour // no worker here has that
+		begin := time.Now()
+		a.MeasureClock(t.Context())
+		if took := time.Since(begin); a.ClockOffset().Abs() > took {
+			t.Errorf("the clock of this machine is off by %v, as measured in %v", a.ClockOffset(), took)
+		}
+		if before == "abort" {
+			err = a.Abort(t.Context())
+		} else {
+			_, err = a.Release(t.Context())
+			stopped(t, l, s.Ref(), 0)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", before, err)
+		}
+	}
+}
+
 // Whether the stop comes before the moment depends on how fast the machine is;
 // nothing is left either way.
 func TestAStopBeforeTheMomentOfTheStart(t *testing.T) {
