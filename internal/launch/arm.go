@@ -244,7 +244,7 @@ func (a *Armed) Release(ctx context.Context) (Started, error) {
 // at which the worker does nothing else. One that does not answer keeps the offset
 // that its Runner tells. It is called at most once, and not beside Release.
 func (a *Armed) MeasureClock(ctx context.Context) {
-	const rounds, limit = 4, 5 * time.Second
+	const rounds, limit = 4, 20 * time.Second
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	var best time.Duration
