@@ -304,7 +304,7 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	if row.after == "" {
 		set()
 	} else {
-		l.inject(t, node, "worker-slow mode=exec duration=300ms")
+		l.inject(t, node, "worker-slow mode=exec duration=600ms")
 	}
 	command := row.command
 	if command == "" {

@@ -295,7 +295,9 @@ func TestOthersThatRunEndNothing(t *testing.T) {
 		c := newCloud(t)
 		c.others = fmt.Sprintf("run=train state=running at=%d", time.Now().Add(-time.Hour).Unix())
 		v := newVM(t, c)
+		end := v.runs() // or all would be over before arming has said so
 		arm(t, v, terms(c, two))
+		end(0)
 		v.wait("the deletion", c.isDeleted)
 	})
 }
@@ -308,7 +310,9 @@ func TestOnlyTheRunsOwnIsDeleted(t *testing.T) {
 	c.label = "other"
 	c.refuse["DELETE /v2alpha1"] = http.StatusForbidden
 	v := newVM(t, c)
+	end := v.runs() // or all would be over before arming has said so
 	a := arm(t, v, terms(c, nil))
+	end(0)
 	var right *RightError
 	if !errors.As(a.Right, &right) || right.Status != 403 || right.Account != "1-compute@developer.gserviceaccount.com" {
 		t.Errorf("got %+v, want a refusal", a.Right)

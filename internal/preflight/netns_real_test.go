@@ -202,7 +202,7 @@ default dev ens9 scope link metric 600 rto_min lock 5ms
 	r := startReal(t, specs...)
 	const watch = "/tmp/routes"
 	for i := range stories {
-		r.output(t, i, "setsid timeout 60 ip monitor route >"+watch+" 2>&1 </dev/null & until [[ $(pgrep -c -x ip) -gt 0 ]]; do :; done")
+		r.output(t, i, "setsid timeout 600 ip monitor route >"+watch+" 2>&1 </dev/null & until [[ $(pgrep -c -x ip) -gt 0 ]]; do :; done")
 	}
 
 	o := preflight.Options{ExpectMTU: 8896, ExpectChips: 1}
