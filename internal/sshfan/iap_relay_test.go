@@ -572,6 +572,15 @@ func (c *hastyClock) After(d time.Duration) <-chan time.Time {
 	return time.After(d / c.factor())
 }
 
+// leisurelyClock makes waits longer: what Close gives up after a moment is sent
+// on a machine under load, too.
+type leisurelyClock struct{}
+
+const leisure = 60
+
+func (leisurelyClock) Now() time.Time                         { return time.Now() }
+func (leisurelyClock) After(d time.Duration) <-chan time.Time { return time.After(leisure * d) }
+
 // newTarget listens and handles each connection in a goroutine of its own.
 func newTarget(t testing.TB, handle func(net.Conn)) string {
 	t.Helper()
