@@ -30,8 +30,8 @@ period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
-# others are to be told if it failed.
-end_code='' end_told='' failure='' not_begun='' stopping=''
+# others are to be told if it failed; why another one does not begin.
+end_code='' end_told='' failure='' not_begun='' not_again='' stopping=''
 
 main() {
   local since waiting=''
@@ -118,6 +118,24 @@ identify() {
   index=$((slice * workers + worker)) total=$((slices * workers))
 }
 
+# header NAME: of the last answer whose headers were asked for.
+header() {
+  local name value
+  REPLY=
+  while IFS=': ' read -r name value; do
+    if [[ ${name,,} == "$1" ]]; then REPLY=${value%$'\r'}; fi
+  done <"$state/headers"
+}
+
+# entry KEY FILE: the value in a file of lines KEY=VALUE.
+entry() {
+  local line
+  REPLY=
+  while IFS= read -r line; do
+    if [[ $line == "$1="* ]]; then REPLY=${line#*=}; fi
+  done <"$2"
+}
+
 # patiently COMMAND…: again and again, until it succeeds or $patience seconds
 # have passed. A right that was given a minute ago is not known everywhere yet,
 # so a refusal is tried again like an outage. The time to live goes on meanwhile.
@@ -143,13 +161,17 @@ object() { # NAME: its address
 }
 
 fetch() { # NAME FILE
+  local text
   object "$1"
   : >"$state/fetched"
   if api GET "$REPLY?alt=media" -o "$state/fetched"; then
     mv -f -- "$state/fetched" "$2"
     return
   fi
-  if [[ $status != 000 && -s $state/fetched ]]; then explain "$(head -c 400 -- "$state/fetched")"; fi
+  if [[ $status != 000 && -s $state/fetched ]]; then
+    IFS= read -r -d '' -n 400 text <"$state/fetched"
+    explain "$text"
+  fi
   return 1
 }
 
@@ -340,7 +362,10 @@ find_attempt() {
   patiently look_at "$attempt" || is=running # attend looks again, and says why
   case $is in
     lost)
-      if fetch control/stop "$state/stop"; then return; fi
+      if fetch control/stop "$state/stop"; then
+        not_again=$(<"$state/stop")
+        return
+      fi
       attempt=$((newest + 1 > wanted ? newest + 1 : wanted))
       if quick_deaths; then quick=yes; fi
       if ! patiently announce; then
@@ -385,7 +410,8 @@ wanted_attempt() {
       return 1
     fi
     wanted=$reply
-    wanted_generation=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Xx]-[Gg]oog-[Gg]eneration: //p')
+    header x-goog-generation
+    wanted_generation=$REPLY
   elif [[ $status == 404 ]]; then
     read=yes
   fi
@@ -542,8 +568,8 @@ fetch_secrets() {
 # arm hands the command to a supervisor of the login, as launch.Arm does over
 # SSH: the files of the attempt follow the script on stdin, then the word go.
 arm() {
-  local kit=$state/kit dir=$state/attempt file
-  local -a sizes=() words wrap
+  local kit=$state/kit dir=$state/attempt
+  local -a files sizes words wrap
   rm -rf -- "$dir" && mkdir -m 700 -- "$dir" || return
   mapfile -d '' -t words <"$kit/argv"
   wrap_words
@@ -553,10 +579,11 @@ arm() {
     cat -- "$kit/env" "$state/secrets"
   } >"$dir/env"
   rm -f -- "$state/secrets"
-  for file in meta script limit; do cp -- "$kit/$file" "$dir/$file"; done
-  for file in meta argv env script limit; do sizes+=("$(stat -c %s -- "$dir/$file")"); done
+  cp -- "$kit/meta" "$kit/script" "$kit/limit" "$dir/"
+  files=("$dir/meta" "$dir/argv" "$dir/env" "$dir/script" "$dir/limit")
+  mapfile -t sizes < <(stat -c %s -- "${files[@]}")
   {
-    for file in meta argv env script limit; do cat -- "$dir/$file"; done
+    cat -- "${files[@]}"
     rm -rf -- "$dir"
     printf 'go\n'
   } | op arm "$run" "$attempt" "${sizes[@]}"
@@ -622,6 +649,9 @@ attend() {
       if ((REPLY - stop_asked >= 60)); then ask_to_stop; fi
     elif ((ttl && REPLY - first_boot >= ttl)); then
       stop_it "the time to live of $ttl s (--ttl) is over"
+      # It counts from each worker's own first boot. The others end now, too: they
+      # might be deleted in the middle otherwise.
+      store_text control/stop "$stopping" ifGenerationMatch=0
     elif ((timeout && begun && REPLY - begun >= timeout)); then
       stop_it "timeout of $timeout s (--timeout)"
     elif fetch control/stop "$state/stop"; then
@@ -715,8 +745,15 @@ finish() {
     return
   fi
   cp -- "$exit_file" "$state/exit"
-  end_code=$(sed -n 's/^code=//p' "$exit_file") end_told='' failure=''
-  reason=$(sed -n 's/^reason=//p' "$exit_file")
+  entry code "$exit_file"
+  end_code=$REPLY end_told='' failure=''
+  entry reason "$exit_file"
+  reason=$REPLY
+  # After a reboot it would have begun again: what ends it is the stop.
+  if [[ $not_again ]]; then
+    end_code=143 reason="$not_again; $reason"
+    printf 'code=%s\nreason=%s\n' "$end_code" "${reason//$'\n'/ }" >>"$state/exit"
+  fi
   # Who was stopped, or rebooted, has not failed.
   if [[ $not_begun ]]; then
     failure="$me was rebooted, and $not_begun"
@@ -803,10 +840,12 @@ rest() {
   done
 }
 
-# another_wanted: the others have begun a newer attempt, which is then $next.
+# another_wanted: the others have begun a newer attempt, which is then $next. If
+# the run is to stop, begin gives it up: those who run it are not to be deleted
+# before they have ended it.
 another_wanted() {
   next=$wanted
-  ((wanted > attempt)) && [[ $is == exited || $is == lost ]] && ! fetch control/stop "$state/stop"
+  ((wanted > attempt)) && [[ $is == exited || $is == lost ]]
 }
 
 # kept: the queued resource is to stay though every worker has ended; $why says so.
@@ -872,8 +911,8 @@ age_of() {
   api GET "$REPLY" -D "$state/headers" || return
   value_of updated
   updated=$(date -d "${REPLY:-none}" +%s 2>/dev/null)
-  date=$(tr -d '\r' <"$state/headers" | sed -n 's/^[Dd]ate: //p' | tail -n 1)
-  date=$(date -d "${date:-none}" +%s 2>/dev/null)
+  header date
+  date=$(date -d "${REPLY:-none}" +%s 2>/dev/null)
   REPLY=0
   if [[ $updated && $date ]]; then REPLY=$((date - updated)); fi
 }

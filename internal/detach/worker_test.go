@@ -502,6 +502,8 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 			"wanted_attempt() { wanted=$((clock > 1100 ? 2 : 1)); }; all_ended() { clock=1200 failures=0; }", "attempt 2 is wanted\n"},
 		"kept since before a reboot": {
 			"keep=on-failure keep_for=3600; echo 500 >\"$state/kept.1\"; all_ended() { failures=1; }", "deleted at 4100: every worker has ended\n"},
+		"others begin again while it is to stop": {
+			"wanted_attempt() { wanted=2; }; fetch() { [[ $1 == control/stop ]]; }; all_ended() { failures=0; }", "attempt 2 is wanted\n"},
 		"its end was not stored": {
 			"end_told='' end_code=0; store() { ((clock > 3000)) && echo \"stored $1\"; }; all_ended() { status=200; [[ $end_told ]]; }",
 			"stored ended/1/s0w0.0\ndeleted at 3020: every worker has ended\n"},
@@ -525,12 +527,13 @@ send_log() { :; }
 wanted_attempt() { wanted=1; }
 fetch() { return 1; }
 op() { [[ $1 != stop ]] || echo "stop at $clock"; }
+store_text() { echo "the others find $1: $2"; }
 look_at() { is=running; if ((clock >= 1100 && clock < 1400)); then is=unknown; fi; ((clock < 1700)) || is=exited; }
 attend; echo "$is at $clock${missing:+: $missing}"
 look_at() { is=running; }
 clock=1960 ttl=2000 grace=1000
 attend; echo "$is at $clock: $missing"`)
-	want := "exited at 1700\nmultihost: stopping the command: the time to live of 2000 s (--ttl) is over\nstop at 2000\nstop at 2060\nrunning at 2080: the command survives SIGKILL; it was stopped for: the time to live of 2000 s (--ttl) is over\n"
+	want := "exited at 1700\nmultihost: stopping the command: the time to live of 2000 s (--ttl) is over\nstop at 2000\nthe others find control/stop: the time to live of 2000 s (--ttl) is over\nstop at 2060\nrunning at 2080: the command survives SIGKILL; it was stopped for: the time to live of 2000 s (--ttl) is over\n"
 	if got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -685,7 +688,7 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 		"told":             {"", "announced 2\nended 1\nattempt 2 is unknown\n"},
 		"others are ahead": {"wanted_attempt() { wanted=4; }", "announced 4\nended 1\nattempt 4 is unknown\n"},
 		"cannot be told":   {"announce() { why=503; return 1; }", "attempt 1 is lost: attempt 2 did not begin, since the others could not be told: tried for 600 s; 503\n"},
-		"asked to stop":    {"fetch() { [[ $1 == control/stop ]]; }", "attempt 1 is lost\n"},
+		"asked to stop":    {"fetch() { [[ $1 == control/stop ]] && echo enough >\"$2\"; }", "attempt 1 is lost\n"},
 		"three times":      {"quick_deaths() { return 0; }", "announced 2\nended 1\ngave up 2 with 75\nattempt 2 is exited\n"},
 	} {
 		got := inWorkerScript(t, `

@@ -61,7 +61,8 @@ api() {
 explain() {
   local text=$1
   if [[ $text =~ \"message\":\ *\"([^\"]+)\" ]]; then text=${BASH_REMATCH[1]}; fi
-  why="HTTP status $status: $(tr -s '\n\r' '  ' <<<"${text:0:400}")"
+  text=${text:0:400}
+  why="HTTP status $status: ${text//[$'\n\r']/ }"
 }
 
 # value_of KEY: the first of that name in $reply.

@@ -468,7 +468,8 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 	case !r.owns(res):
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.desc.Resource, r.desc.Run)}
 	case res.State == "FAILED" || res.State == "SUSPENDED":
-		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s", r.desc.Resource, res.State), Advice: deleteHint(r.desc.Resource, r.Deps)}
+		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s, and no worker is left to ask for another", r.desc.Resource, res.State),
+			Advice: fmt.Sprintf("delete it with: multihost stop %s; then type the job again with another --run-name", r.desc.Run)}
 	}
 	return nil
 }
