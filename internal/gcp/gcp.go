@@ -77,6 +77,9 @@ type Config struct {
 	// QuotaProject is billed for the calls. Empty: what the credentials say.
 	QuotaProject string
 
+	// Transport carries the requests. Nil: the network.
+	Transport http.RoundTripper
+
 	UserAgent string        // empty: "multihost"
 	Clock     Clock         // nil: SystemClock
 	Sink      event.Sink    // nil: event.Discard
@@ -114,13 +117,16 @@ func New(cfg Config) *Client {
 	if cfg.MaxRetry == 0 {
 		cfg.MaxRetry = 2 * time.Minute
 	}
-	base := http.DefaultTransport.(*http.Transport).Clone()
-	// A server that accepts a request and never answers must not hold a wait
-	// for ever; no call of these APIs takes a minute to begin its answer.
-	base.ResponseHeaderTimeout = time.Minute
+	if cfg.Transport == nil {
+		base := http.DefaultTransport.(*http.Transport).Clone()
+		// A server that accepts a request and never answers must not hold a wait
+		// for ever; no call of these APIs takes a minute to begin its answer.
+		base.ResponseHeaderTimeout = time.Minute
+		cfg.Transport = base
+	}
 	tokens := newTokens(cfg)
 	var transport http.RoundTripper = &authTransport{
-		base:         base,
+		base:         cfg.Transport,
 		tokens:       tokens,
 		userAgent:    cfg.UserAgent,
 		quotaProject: cfg.QuotaProject,

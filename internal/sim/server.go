@@ -32,7 +32,7 @@ func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d
 // Config says what to simulate. The zero value of each field means the
 // default named.
 type Config struct {
-	Listen  string // address of the API; 127.0.0.1:0
+	Listen  string // address of the API; 127.0.0.1:0. "none": it has only ServeHTTP
 	Project string // the one project there is; DefaultProject
 	Zone    string // where Slices are and every accelerator type is offered; DefaultZone
 
@@ -163,14 +163,10 @@ func (s *Server) begin(ctx context.Context) error {
 	if err := s.makeBackend(); err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Listen)
-	if err != nil {
+	if err := s.listen(ctx); err != nil {
 		return err
 	}
-	s.url = "http://" + listener.Addr().String()
 	s.state = s.initialState()
-	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return s.ctx }}
-	s.wg.Go(func() { _ = s.http.Serve(listener) }) // ends with ErrServerClosed
 	if s.cfg.Login {
 		if err := s.Login(); err != nil {
 			return err
@@ -185,6 +181,22 @@ func (s *Server) begin(ctx context.Context) error {
 		return err
 	}
 	return s.writeStateFile()
+}
+
+// listen gives the API its address.
+func (s *Server) listen(ctx context.Context) error {
+	if s.cfg.Listen == "none" {
+		s.url = "http://sim.invalid"
+		return nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.Listen)
+	if err != nil {
+		return err
+	}
+	s.url = "http://" + listener.Addr().String()
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return s.ctx }}
+	s.wg.Go(func() { _ = s.http.Serve(listener) }) // ends with ErrServerClosed
+	return nil
 }
 
 func (s *Server) makeDir() error {
