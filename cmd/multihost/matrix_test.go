@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,26 +166,29 @@ func TestMatrix(t *testing.T) {
 	}
 	faults := matrixFaults()
 	slow := calibrate(t, identity)
-	results := make([][]string, len(matrixPhases))
+	names := make([]string, len(faults))
+	for f, fault := range faults {
+		names[f] = fault.name
+	}
+	doc := openMatrix(t, "matrix: go test ./cmd/multihost -run TestMatrix -update", matrixPhases, names)
 	slots := make(chan struct{}, matrixWidth)
 	var wg sync.WaitGroup
 	for p, phase := range matrixPhases {
-		results[p] = make([]string, len(faults))
 		for f, fault := range faults {
 			if p < fault.from {
-				results[p][f] = "–"
+				doc.set(t, f, p, "–")
 				continue
 			}
 			c := newCell(t, identity, phase, fault, slow)
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				results[p][f] = c.run()
+				doc.set(t, f, p, c.run())
 			})
 		}
 	}
 	wg.Wait()
-	checkTable(t, matrixTable(faults, results))
+	doc.close(t)
 }
 
 // matrixWidth is how many jobs run at once: they wait most of the time.
@@ -323,18 +327,19 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	queue := qr.New(cloud)
 	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
-	out, err := d.Job(ctx, c.options())
+	out, err := d.Job(ctx, matrixJob(c.dir, c.access))
 	return exitCode(outcome(out, err)), err
 }
 
-func (c *cell) options() job.JobOptions {
+// matrixJob is the job of a cell.
+func matrixJob(dir string, access job.Access) job.JobOptions {
 	ty, err := tpu.ParseType("v5litepod-4")
 	if err != nil {
 		panic(err)
 	}
 	o := job.JobOptions{
 		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot},
-		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(c.dir, "src"), Script: "train", Preflight: "apply",
+		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
 			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
 	}
@@ -342,7 +347,7 @@ func (c *cell) options() job.JobOptions {
 	os.WriteFile(filepath.Join(o.Run.Dir, "train.py"), []byte("pass\n"), 0o600)
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	setKey(&o.Request, "quick", c.access.Identity.PublicKey())
+	setKey(&o.Request, access.Login, access.Identity.PublicKey())
 	return o
 }
 
@@ -606,40 +611,77 @@ func (l *lockedText) String() string {
 	return l.b.String()
 }
 
-func matrixTable(faults []matrixFault, results [][]string) string {
-	var b strings.Builder
-	b.WriteString("| what happens | " + strings.Join(matrixPhases, " | ") + " |\n|---" + strings.Repeat("|---", len(matrixPhases)) + "|\n")
-	for f, fault := range faults {
-		b.WriteString("| " + fault.name)
-		for p := range matrixPhases {
-			b.WriteString(" | " + results[p][f])
-		}
-		b.WriteString(" |\n")
-	}
-	return b.String()
+// A matrixDoc is a table of docs/reliability.md that a test generates: a row a
+// fault, a column a phase.
+type matrixDoc struct {
+	path, head, tail string
+	first            string // its first two lines
+	phases, faults   []string
+	want, got        [][]string // by fault and phase
+	update           bool
 }
 
-// checkTable compares the table with the one in the document, or puts it there.
-func checkTable(t *testing.T, table string) {
-	const begin, end = "<!-- matrix: go test ./cmd/multihost -run TestMatrix -update -->\n\n", "\n<!-- end of matrix -->"
+// openMatrix reads the table behind a mark. It must have all rows and columns.
+func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
+	t.Helper()
+	begin, end := "<!-- "+mark+" -->\n\n", "\n<!-- end of matrix -->"
 	path := filepath.Join("..", "..", "docs", "reliability.md")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	head, rest, found := strings.Cut(string(data), begin)
-	old, tail, closed := strings.Cut(rest, end)
+	table, tail, closed := strings.Cut(rest, end)
 	if !found || !closed {
-		t.Fatalf("%s has no place for the matrix", path)
+		t.Fatalf("%s has no place for the %s", path, mark)
+	}
+	d := &matrixDoc{path: path, head: head + begin, tail: end + tail, phases: phases, faults: faults,
+		first: "| what happens | " + strings.Join(phases, " | ") + " |\n|---" + strings.Repeat("|---", len(phases)) + "|\n"}
+	for range faults {
+		d.got = append(d.got, make([]string, len(phases)))
 	}
 	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
-		if err := os.WriteFile(path, []byte(head+begin+table+end+tail), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		d.update = true
+		return d
+	}
+	rows, ok := strings.CutPrefix(table, d.first)
+	for i, line := range strings.Split(strings.TrimSuffix(rows, "\n"), "\n") {
+		cells := strings.Split(strings.TrimSuffix(strings.TrimPrefix(line, "| "), " |"), " | ")
+		ok = ok && i < len(faults) && len(cells) == 1+len(phases) && cells[0] == faults[i]
+		d.want = append(d.want, cells[1:])
+	}
+	if !ok || len(d.want) != len(faults) {
+		t.Fatalf("the matrix in %s has not the rows and columns of this test:\n%s", path, table)
+	}
+	return d
+}
+
+// set says what came out in a cell. It may be called for several at once.
+func (d *matrixDoc) set(t *testing.T, fault, phase int, result string) {
+	t.Helper()
+	d.got[fault][phase] = result
+	if !d.update && result != d.want[fault][phase] {
+		t.Errorf("%s × %s: it comes out as %q; %s says %q", d.phases[phase], d.faults[fault], result, d.path, d.want[fault][phase])
+	}
+}
+
+// close writes the table where that is asked for and every cell is known.
+func (d *matrixDoc) close(t *testing.T) {
+	t.Helper()
+	if !d.update || t.Failed() {
 		return
 	}
-	if old != table {
-		t.Errorf("the matrix in %s is another one; got:\n%swant:\n%s", path, table, old)
+	var b strings.Builder
+	b.WriteString(d.head + d.first)
+	for f, name := range d.faults {
+		if slices.Contains(d.got[f], "") {
+			t.Fatalf("not every cell was run: %s stays as it is", d.path)
+		}
+		b.WriteString("| " + name + " | " + strings.Join(d.got[f], " | ") + " |\n")
+	}
+	b.WriteString(d.tail)
+	if err := os.WriteFile(d.path, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 

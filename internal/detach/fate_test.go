@@ -24,96 +24,24 @@ import (
 	"multihost/internal/tpu"
 )
 
-// release lets the command of a story end.
-func (w *world) release() {
-	w.t.Helper()
-	homes, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "home", "ann"))
-	for _, home := range homes {
-		testkit.Must(w.t, os.WriteFile(filepath.Join(home, "go"), nil, 0o644))
-	}
-}
-
-// endedOnDisk reports whether the command has ended, whatever the bucket says.
-func (w *world) endedOnDisk() bool {
-	ends, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "home", "ann", ".multihost", "runs", runName, "1", "exit"))
-	return len(ends) > 0
-}
-
-func (w *world) clearFaults() {
-	w.t.Helper()
-	_, err := w.sim.Clear("all")
-	testkit.Must(w.t, err)
-}
-
-// Whatever the cloud does to a job without runner, once: it ends as it should,
-// its command is started once, and nothing of it is left. The times of the story
-// stand for longer ones: the job gives up after some seconds where a real one
-// does after 10 minutes.
-func TestFateOfAJobWithoutRunner(t *testing.T) {
+// With real calls over a real network: a bucket that refuses while the workers
+// boot, and tokens that are worth nothing for a while, cost nothing. What else can
+// happen, and in which phase, is in the matrix of cmd/multihost.
+func TestRefusedCallsAreMadeAgain(t *testing.T) {
 	t.Parallel()
-	runs := func(w *world) {
-		w.until("attempt 1 to run", func(s detach.State) bool { return running(1, 1)(s) || ended(1)(s) })
-	}
-	for _, fate := range []struct {
-		name    string
-		backend string
-		from    []sim.Fault
-		strike  func(w *world) // and what has to be seen before and after
-		code    int            // of the last attempt; -1: nobody can tell
-		hasty   bool           // gives up soon
-	}{
-		{name: "bucket and code cannot be read while the workers boot", backend: "netns",
-			from: []sim.Fault{
-				{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
-				{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
-			},
-			strike: runs},
-		{name: "the API is away when the command ends", backend: "process", strike: func(w *world) {
-			runs(w)
-			w.inject("api-error code=503 n=all")
-			w.release()
-			w.wait("the end on the worker", w.endedOnDisk)
-			w.clearFaults()
-		}},
-		{name: "the token of the workers has expired for a while", backend: "netns", strike: func(w *world) {
-			runs(w)
-			w.inject("expired-token path=/storage* n=6")
-			w.inject("expired-token path=*/queuedResources/* n=1")
-		}},
-		{name: "the bucket is taken away for good", backend: "process", strike: func(w *world) {
-			runs(w)
-			w.inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")
-			w.release()
-		}, code: -1, hasty: true},
-		{name: "the user stops it", backend: "netns", strike: func(w *world) {
-			runs(w)
-			testkit.Must(w.t, w.bucket.Stop(w.t.Context(), runName, "enough"))
-		}, code: 143},
-	} {
-		t.Run(fate.name, func(t *testing.T) {
-			t.Parallel()
-			script := `while [ ! -e ~/go ]; do sleep 0.1; done`
-			if fate.backend == "netns" { // its home cannot be seen from here
-				simworker.NeedNetns(t)
-				script = "sleep 3"
-				if fate.code != 0 {
-					script = "sleep 1000"
-				}
-			}
-			w := begin(t, fate.backend, "v4-8", script, func(_ *job.JobOptions, do *job.DetachOptions) {
-				do.Patience, do.Stale = time.Minute, 3*time.Second
-				if fate.hasty {
-					do.Patience = 2 * time.Second
-				}
-			}, sim.Config{Faults: fate.from})
-			fate.strike(w)
-			w.gone()
-			s, err := w.bucket.State(t.Context(), runName)
-			testkit.Must(t, err)
-			if s.Attempt != 1 || fate.code >= 0 && (len(s.Ended) != 1 || s.Ended[0].Code != fate.code) {
-				t.Errorf("got %+v, want exit code %d of attempt 1", s, fate.code)
-			}
-		})
+	simworker.NeedNetns(t)
+	w := begin(t, "netns", "v4-8", "sleep 2", func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{Faults: []sim.Fault{
+		{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
+		{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
+	}})
+	w.until("attempt 1 to run", func(s detach.State) bool { return running(1, 1)(s) || ended(1)(s) })
+	w.inject("expired-token path=/storage* n=6")
+	w.inject("expired-token path=*/queuedResources/* n=1")
+	w.gone()
+	s, err := w.bucket.State(t.Context(), runName)
+	testkit.Must(t, err)
+	if s.Attempt != 1 || len(s.Ended) != 1 || s.Ended[0].Code != 0 {
+		t.Errorf("got %+v", s)
 	}
 }
 

@@ -1,0 +1,947 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/sshfan"
+)
+
+// lonelyPhases are where a job without runner can be when something happens.
+var lonelyPhases = []string{"requested", "waiting", "provisioning", "boot", "preflight", "run", "between attempts", "end", "deletion"}
+
+// Places in lonelyPhases.
+const (
+	fromBoot      = 3
+	fromPreflight = 4
+	fromEnd       = 7
+	fromDeletion  = 8
+)
+
+// A lonelyFault is something that happens once to a job without runner.
+type lonelyFault struct {
+	name   string
+	from   int // first phase in which it can happen
+	strike func(s *stage)
+	code   int  // with which who attaches ends, where it happens …
+	until  int  // … before this phase; 0 from then on
+	taken  bool // it takes the slices away
+	long   bool // the command is one that would not end by itself in time
+}
+
+func lonelyFaults() []lonelyFault {
+	inject := func(text string) func(s *stage) {
+		return func(s *stage) { s.inject(text) }
+	}
+	away := func(path string, code int, d time.Duration) func(s *stage) {
+		return func(s *stage) { s.outage(path, code, d) }
+	}
+	const stopped = 128 + int(syscall.SIGTERM)
+	return []lonelyFault{
+		{name: "one slice of two preempted", from: fromProvisioning, taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
+		{name: "queued resource suspended", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-suspended qr=m")},
+		{name: "queued resource failed", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-failed qr=m message='an internal error has occurred'")},
+		{name: "an admin deletes it", code: exitUnavailable, until: fromDeletion, strike: (*stage).adminDeletes},
+		{name: "API answers 503 for 2 minutes", from: fromBoot, strike: away("/v2alpha1/", http.StatusServiceUnavailable, 2*time.Minute)},
+		{name: "bucket answers 503 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusServiceUnavailable, 5*time.Minute)},
+		{name: "bucket answers 403 for 5 minutes", from: fromBoot, strike: away("storage/v1/", http.StatusForbidden, 5*time.Minute)},
+		{name: "workers may not use the bucket any more", from: fromBoot, code: exitUnavailable, until: fromDeletion,
+			strike: inject("permission-denied permission=storage.* account=*gserviceaccount.com n=all")},
+		{name: "metadata server and tokens away for 2 minutes", from: fromBoot, strike: away("", 0, 2*time.Minute)},
+		{name: "a worker reboots", from: fromBoot, strike: func(s *stage) { s.reboot("m-1") }},
+		{name: "all workers reboot", from: fromBoot, strike: func(s *stage) { s.reboot("m-0", "m-1") }},
+		{name: "a worker never comes back", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: func(s *stage) { s.kill("m-1") }},
+		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, long: true, strike: (*stage).standStill},
+		{name: "a stop is asked for in the bucket", code: stopped, until: fromEnd, strike: (*stage).userStops},
+	}
+}
+
+const (
+	// timeToLive is that of every job on the stage; none lasts as long by itself.
+	timeToLive = 24 * time.Hour
+	// lookEvery is how often a worker looks at its command and at the others: in a
+	// month of training it does so every 20 s, which here would only cost forks.
+	lookEvery = time.Minute
+	// commandTime is how long a command runs, and how long it takes to notice that
+	// another process of it is gone.
+	commandTime = 5 * time.Minute
+	bootTime    = 40 * time.Second
+	simStep     = time.Second
+)
+
+// A stage is a job without runner to which one thing happens in one phase. Its
+// workers run the startup script that is in their metadata in a real shell. What
+// leaves the script is answered here: calls go to the simulator's API, operations
+// of the supervisor have the files as result that theirs have. It lives in a
+// bubble of package synctest: time stands while anybody does anything, and goes
+// on to the next moment when all wait, so a slow machine changes nothing.
+type stage struct {
+	t      *testing.T
+	phase  string
+	fault  lonelyFault
+	dir    string
+	script *stageScript
+	server *sim.Server
+	access job.Access
+	begin  time.Time
+	struck atomic.Bool
+	over   chan struct{}  // closed when the fault has struck
+	wg     sync.WaitGroup // of later
+
+	mu      sync.Mutex // never held while waiting for anything
+	vms     []*stageVM
+	booted  time.Time // when the first machine did
+	coming  int       // machines that are to boot
+	arrived int       // workers in the phase
+	down    []outage
+	still   time.Time               // nobody does anything before
+	begun   map[int]map[string]bool // which workers have started an attempt
+	ends    map[int]time.Time       // when its command ends …
+	code    map[int]int             // … and how
+	shaken  bool                    // a machine was rebooted to come between two attempts
+	closed  bool
+}
+
+type outage struct {
+	path  string
+	code  int // 0: no answer, from the metadata server either
+	until time.Time
+}
+
+// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and
+// fault. Whatever happens, it ends with the status that it should, and nothing of
+// it is left. The table of what comes out is in docs/reliability.md; -update
+// writes it.
+func TestMatrixOfDetachedJobs(t *testing.T) {
+	t.Parallel()
+	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := lonelyFaults()
+	names := make([]string, len(faults))
+	for f, fault := range faults {
+		names[f] = fault.name
+	}
+	doc := openMatrix(t, "matrix of jobs without runner: go test ./cmd/multihost -run TestMatrixOfDetachedJobs -update", lonelyPhases, names)
+	dir := t.TempDir()
+	script := &stageScript{dir: dir}
+	var used atomic.Int64
+	t.Run("cells", func(t *testing.T) {
+		for f, fault := range faults {
+			for p, phase := range lonelyPhases {
+				if p < fault.from {
+					doc.set(t, f, p, "–")
+					continue
+				}
+				s := &stage{phase: phase, fault: fault, script: script, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
+					access: job.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
+				if p >= fault.until {
+					s.fault.code, s.fault.long = exitOK, false
+				}
+				t.Run(phase+" × "+fault.name, func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) {
+						s.t, s.over = t, make(chan struct{})
+						story := &lockedText{}
+						if doc.set(t, f, p, s.run(story)); t.Failed() {
+							t.Logf("%s%s", story.String(), s.logs())
+						}
+						used.Add(int64(s.used()))
+					})
+				})
+			}
+		}
+	})
+	t.Logf("the workers have used %v of the processor", time.Duration(used.Load()))
+	doc.close(t)
+}
+
+// run runs the job and says what comes out.
+func (s *stage) run(story *lockedText) (result string) {
+	failed := func(format string, args ...any) string {
+		s.t.Errorf(format, args...)
+		return "?"
+	}
+	var err error
+	if s.server, err = sim.Start(context.Background(), sim.Config{Dir: filepath.Join(s.dir, "sim"), Listen: "none", Step: simStep, Workers: s}); err != nil {
+		return failed("%v", err)
+	}
+	defer s.server.Close()
+	url := s.server.URL()
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: inProcess{s.server},
+		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/"})
+	queue := qr.New(cloud)
+	sink := event.SinkFunc(func(e event.Event) { fmt.Fprintf(story, "%T %+v\n", e, e) })
+	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: s.access,
+		Sink: sink, Clock: gcp.SystemClock, StateDir: filepath.Join(s.dir, "state"), Owner: "ann@laptop", ExitStatus: exitCode,
+		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+			return detach.Open(ctx, cloud, bucket, dir)
+		}}
+	roots, err := cloud.Roots()
+	if err != nil {
+		return failed("%v", err)
+	}
+	o := matrixJob(s.dir, s.access)
+	o.TTL = timeToLive
+	s.begin = time.Now()
+	if _, err := d.Detach(context.Background(), o, job.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+		return failed("not started: %v", err)
+	}
+	left, err := s.play()
+	if err != nil {
+		return failed("%v", err)
+	}
+	if !s.struck.Load() {
+		return failed("%v", errPhaseNeverCame)
+	}
+	out, err := d.Attach(context.Background(), o.Run.Run, job.AttachOptions{})
+	status := exitCode(outcome(out, err))
+	fmt.Fprintf(story, "ended with %d, %v; left: %s\n", status, err, left)
+	if status != s.fault.code {
+		return failed("exit status %d, want %d", status, s.fault.code)
+	}
+	result = fmt.Sprintf("%d, %s", status, event.Count(len(s.begun), "attempt"))
+	if left != "" && s.fault.taken { // with nobody alive who could delete it
+		if _, err := queue.Delete(context.Background(), "m", qr.DeleteOptions{Force: true, OnlyRun: "m"}); err != nil {
+			return failed("%v", err)
+		}
+		result += " †"
+		left = s.left()
+	}
+	if left != "" {
+		return failed("%s is left", left)
+	}
+	return result
+}
+
+// left is the state of the queued resource; "" when neither it nor a slice is
+// there.
+func (s *stage) left() string {
+	status := s.server.Status()
+	switch {
+	case len(status.Queued) > 0:
+		return status.Queued[0].State
+	case len(status.Nodes) > 0:
+		return "slice " + status.Nodes[0].ID
+	}
+	return ""
+}
+
+// play lets time pass until nothing more can happen, and returns what is left.
+func (s *stage) play() (left string, err error) {
+	queue := map[string]string{"CREATING": "requested", "ACCEPTED": "requested", "WAITING_FOR_RESOURCES": "waiting", "PROVISIONING": "provisioning"}
+	for {
+		left = s.left()
+		pause := 10 * time.Second
+		if phase := queue[left]; phase != "" {
+			s.reached(phase)
+			pause = simStep / 2
+		}
+		switch {
+		case left == "", !s.anybody() && (left == "SUSPENDED" || left == "FAILED"):
+			return left, nil
+		case time.Since(s.begin) > 3*timeToLive:
+			return left, fmt.Errorf("it never ends: %s", left)
+		}
+		<-time.After(pause)
+	}
+}
+
+// anybody reports whether a worker does something or is to boot.
+func (s *stage) anybody() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.coming > 0 || slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return vm.process != nil })
+}
+
+// reached lets the fault happen, once, in its phase.
+func (s *stage) reached(phase string) {
+	if phase == s.phase && s.struck.CompareAndSwap(false, true) {
+		s.fault.strike(s)
+		close(s.over)
+	}
+}
+
+// reaches lets the fault happen when both workers have come to the phase.
+func (vm *stageVM) reaches(phase string) {
+	s := vm.stage
+	if phase != s.phase {
+		return
+	}
+	s.mu.Lock()
+	s.arrived++
+	last, off := s.arrived == 2, vm.off
+	s.mu.Unlock()
+	if last {
+		s.reached(phase)
+	}
+	select {
+	case <-s.over:
+	case <-off:
+	}
+}
+
+// inject has the simulator do it, and waits until what it takes away is gone: who
+// has asked does nothing more before.
+func (s *stage) inject(text string) {
+	fault, err := sim.ParseFault(text)
+	if err == nil {
+		_, err = s.server.Inject(fault)
+	}
+	if err != nil {
+		s.t.Error(err)
+	}
+	if s.fault.taken {
+		s.awaitDown()
+	}
+}
+
+// awaitDown waits until no machine is left, as far as there are any.
+func (s *stage) awaitDown() {
+	for begin := time.Now(); s.anybody(); <-time.After(simStep) {
+		if time.Since(begin) > time.Hour {
+			s.t.Error("the workers are not taken away")
+			return
+		}
+	}
+}
+
+func (s *stage) adminDeletes() {
+	s.call(http.MethodDelete, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/queuedResources/m?force=true", "")
+	s.awaitDown()
+}
+
+func (s *stage) userStops() {
+	s.call(http.MethodPost, "/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name=m%2Fcontrol%2Fstop", "enough\n")
+}
+
+func (s *stage) call(method, path, body string) {
+	answer := httptest.NewRecorder()
+	s.server.ServeHTTP(answer, httptest.NewRequest(method, path, strings.NewReader(body)))
+	if answer.Code != http.StatusOK {
+		s.t.Errorf("%s %s: %s", method, path, answer.Body)
+	}
+}
+
+func (s *stage) outage(path string, code int, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down = append(s.down, outage{path, code, time.Now().Add(d)})
+}
+
+// standStill has nobody do anything until the time to live is just over.
+func (s *stage) standStill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.still = s.booted.Add(timeToLive + 5*time.Second)
+}
+
+// kill takes the workers of slices for good, reboot for two minutes.
+func (s *stage) kill(nodes ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vm := range s.vms {
+		if slices.Contains(nodes, vm.spec.Node) {
+			vm.halt()
+			vm.dead = true
+		}
+	}
+}
+
+func (s *stage) reboot(nodes ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vm := range s.vms {
+		if vm.process != nil && slices.Contains(nodes, vm.spec.Node) {
+			vm.halt()
+			s.bootIn(vm, 2*time.Minute)
+		}
+	}
+}
+
+// bootIn lets a machine boot after some time. Each has a part of the second to
+// itself, since the script sleeps whole ones: so no two do anything at the same
+// moment, and what comes first is the same each time. The caller holds mu.
+func (s *stage) bootIn(vm *stageVM, d time.Duration) {
+	s.coming++
+	part := 300 * time.Millisecond
+	if vm.spec.Node == "m-1" {
+		part *= 2
+	}
+	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(part))
+	s.wg.Go(func() {
+		select {
+		case <-time.After(d):
+		case <-vm.taken:
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.coming--
+		if !vm.gone && !vm.dead {
+			vm.boot()
+		}
+	})
+}
+
+// Port, Start and Close make the stage the simulator's worker.Backend.
+func (s *stage) Port() int { return 22 }
+
+func (s *stage) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
+	vm := &stageVM{stage: s, spec: spec, taken: make(chan struct{}), commands: map[int]*stageCommand{}}
+	if err := os.MkdirAll(spec.Root, 0o700); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.New("the stage is closed")
+	}
+	s.vms = append(s.vms, vm)
+	s.bootIn(vm, bootTime)
+	return vm, nil
+}
+
+func (s *stage) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for _, vm := range s.vms {
+		vm.take()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	for _, vm := range s.vms {
+		vm.ended.Wait()
+	}
+	return nil
+}
+
+func (s *stage) logs() string {
+	var b bytes.Buffer
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vm := range s.vms {
+		text, _ := os.ReadFile(filepath.Join(vm.spec.Root, "log"))
+		fmt.Fprintf(&b, "--- %s:\n%s", vm.spec.Node, text)
+	}
+	return b.String()
+}
+
+// used is how much of the processor the workers' shells had.
+func (s *stage) used() (d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vm := range s.vms {
+		d += vm.used
+	}
+	return d
+}
+
+// A stageVM is one worker. Its fields are guarded by the stage's mu.
+type stageVM struct {
+	stage    *stage
+	spec     worker.Spec
+	boots    int
+	process  *os.Process   // of the script; nil while the machine is down, or it has ended
+	off      chan struct{} // closed at the end of this boot
+	dead     bool          // it never comes back
+	gone     bool          // its slice is deleted
+	taken    chan struct{} // closed then
+	commands map[int]*stageCommand
+	ended    sync.WaitGroup
+	used     time.Duration
+}
+
+// A stageCommand is one attempt on one worker.
+type stageCommand struct {
+	boot int
+	dir  string
+	over bool
+}
+
+func (vm *stageVM) Addr() string     { return "127.0.0.1" }
+func (vm *stageVM) Hostname() string { return vm.spec.Hostname }
+func (vm *stageVM) HostKeys() map[string]string {
+	return map[string]string{"ssh-ed25519": base64.StdEncoding.EncodeToString([]byte(vm.spec.Name))}
+}
+
+func (vm *stageVM) Reboot(context.Context) error { return errors.New("not on this stage") }
+func (vm *stageVM) SetFault(worker.Fault) error  { return errors.New("not on this stage") }
+
+func (vm *stageVM) Stop(context.Context) error {
+	vm.stage.mu.Lock()
+	vm.take()
+	vm.stage.mu.Unlock()
+	vm.ended.Wait()
+	return nil
+}
+
+// take takes the machine away for good. The caller holds mu.
+func (vm *stageVM) take() {
+	if !vm.gone {
+		vm.gone = true
+		close(vm.taken)
+		vm.halt()
+	}
+}
+
+// halt takes the power. The caller holds mu.
+func (vm *stageVM) halt() {
+	if vm.process == nil {
+		return
+	}
+	_ = syscall.Kill(-vm.process.Pid, syscall.SIGKILL)
+	for attempt, c := range vm.commands {
+		switch end, ends := vm.stage.ends[attempt]; {
+		case c.over || c.boot != vm.boots:
+		case ends && !time.Now().Before(end): // by itself, before
+			c.end(vm.stage.code[attempt], "", end)
+		default:
+			vm.stage.loses(attempt)
+		}
+	}
+	vm.boots++ // what the last boot still asks for is not heard
+	vm.process = nil
+	close(vm.off)
+}
+
+// boot has root run the startup script. The caller holds mu.
+func (vm *stageVM) boot() {
+	if err := vm.tryBoot(); err != nil {
+		vm.stage.t.Error(err)
+	}
+}
+
+func (vm *stageVM) tryBoot() error {
+	path, err := vm.stage.script.of(vm)
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(filepath.Join(vm.spec.Root, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	heard, asks, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer asks.Close()
+	answers, tells, err := os.Pipe()
+	if err != nil {
+		heard.Close()
+		return err
+	}
+	defer answers.Close()
+	cmd := exec.Command("bash", path)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + vm.spec.Root, "MULTIHOST_ROOT_TMP=" + vm.spec.Root, fmt.Sprintf("STAGE_CLOCK=%d", time.Now().Unix())}
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr = log, log, []*os.File{asks, answers}, &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		heard.Close()
+		tells.Close()
+		return err
+	}
+	if vm.stage.booted.IsZero() {
+		vm.stage.booted = time.Now()
+	}
+	vm.boots++
+	vm.process, vm.off = cmd.Process, make(chan struct{})
+	boot := vm.boots
+	vm.ended.Go(func() {
+		vm.listen(boot, heard, tells)
+		heard.Close()
+		tells.Close()
+		_ = cmd.Wait() // killed, or at its end
+		vm.stage.mu.Lock()
+		defer vm.stage.mu.Unlock()
+		vm.used += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+		if vm.boots == boot {
+			vm.process = nil
+			close(vm.off)
+		}
+	})
+	return nil
+}
+
+// listen answers what the script of one boot asks until it ends.
+func (vm *stageVM) listen(boot int, asks io.Reader, answers io.Writer) {
+	in := bufio.NewReader(asks)
+	word := func() (string, error) {
+		text, err := in.ReadString(0)
+		return strings.TrimSuffix(text, "\x00"), err
+	}
+	for {
+		count, err := word()
+		n, _ := strconv.Atoi(count)
+		words := make([]string, n)
+		for i := range words {
+			if err == nil {
+				words[i], err = word()
+			}
+		}
+		if err != nil || n == 0 {
+			return
+		}
+		code, said, also := vm.answer(boot, words)
+		vm.wait(boot, vm.stage.stillUntil())
+		if _, err := fmt.Fprintf(answers, "%d\x00%s\x00%s\x00%d\x00", code, strings.ReplaceAll(said, "\x00", ""), also, time.Now().Unix()); err != nil {
+			return
+		}
+	}
+}
+
+func (vm *stageVM) answer(boot int, words []string) (code int, said, also string) {
+	switch words[0] {
+	case "sleep":
+		d, err := strconv.ParseFloat(words[1], 64)
+		if err != nil {
+			vm.stage.t.Errorf("the script sleeps %q", words[1])
+		}
+		vm.stage.looked()
+		vm.wait(boot, time.Now().Add(time.Duration(d*float64(time.Second))))
+		return 0, "", ""
+	case "instance":
+		return vm.instance(words[1])
+	case "attribute":
+		vm.ask(http.MethodPut, "guest-attributes/multihost/"+words[1], words[2])
+		return 0, "", ""
+	case "api":
+		said, also = vm.api(boot, words[1], words[2], words[3:])
+		return 0, said, also
+	case "preflight":
+		vm.reaches("preflight")
+		return 0, "", ""
+	}
+	return 0, vm.operate(boot, words[1], words[2], words[3], words[4:]), ""
+}
+
+func (vm *stageVM) isUp(boot int) bool {
+	vm.stage.mu.Lock()
+	defer vm.stage.mu.Unlock()
+	return vm.boots == boot && vm.process != nil
+}
+
+// wait waits until a moment, or the end of the boot.
+func (vm *stageVM) wait(boot int, until time.Time) {
+	vm.stage.mu.Lock()
+	off, up := vm.off, vm.boots == boot
+	vm.stage.mu.Unlock()
+	if !up {
+		return
+	}
+	select {
+	case <-time.After(time.Until(until)):
+	case <-off:
+	}
+}
+
+func (s *stage) stillUntil() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.still
+}
+
+// loses has an attempt fail as JAX does when it hears nothing of another process,
+// unless it is ended before.
+func (s *stage) loses(attempt int) {
+	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
+}
+
+// looked is called when a worker has nothing to do for the moment. To come between
+// two attempts one of the machines is rebooted when both run.
+func (s *stage) looked() {
+	s.mu.Lock()
+	running := 0
+	for _, vm := range s.vms {
+		for _, c := range vm.commands {
+			if !c.over && !vm.gone && vm.process != nil && c.boot == vm.boots {
+				running++
+			}
+		}
+	}
+	first := running == 2 && s.phase == "between attempts" && !s.shaken
+	s.shaken = s.shaken || first
+	s.mu.Unlock()
+	if first {
+		s.reboot("m-1")
+	}
+	if running == 2 {
+		s.reached("run")
+	}
+}
+
+// operate does what an operation of the supervisor does, as far as the startup
+// script can see.
+func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (answer string) {
+	s := vm.stage
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "free" || vm.boots != boot {
+		return ""
+	}
+	attempt, _ := strconv.Atoi(args[1])
+	now := time.Now()
+	c := vm.commands[attempt]
+	switch name {
+	case "arm":
+		if c != nil {
+			return nonce + " already\n"
+		}
+		c = &stageCommand{boot: boot, dir: filepath.Join(runs, args[1])}
+		vm.commands[attempt] = c
+		err := errors.Join(os.MkdirAll(c.dir, 0o700),
+			os.WriteFile(filepath.Join(c.dir, "started"), fmt.Appendf(nil, "12 1 %d boot\n", now.UnixNano()), 0o600),
+			os.WriteFile(filepath.Join(c.dir, "output.log"), fmt.Appendf(nil, "attempt %d of %s\n", attempt, vm.spec.Node), 0o600))
+		if err != nil {
+			return nonce + " error " + err.Error() + "\n"
+		}
+		if s.begun[attempt] == nil {
+			s.begun[attempt] = map[string]bool{}
+		}
+		s.begun[attempt][vm.spec.Node] = true
+		switch {
+		case slices.ContainsFunc(s.vms, func(other *stageVM) bool { return other.dead }):
+			s.loses(attempt)
+		case len(s.begun[attempt]) == 2 && s.code[attempt] == 0 && !s.fault.long:
+			s.ends[attempt] = now.Add(commandTime)
+		}
+		return nonce + " started 12 1\n"
+	case "stop":
+		if c != nil && !c.over {
+			c.end(143, args[3], now)
+			_ = os.WriteFile(filepath.Join(c.dir, "stop"), []byte(args[3]+"\n"), 0o600)
+		}
+	}
+	switch {
+	case c == nil:
+		return nonce + " phase unknown\n"
+	case c.over:
+		return nonce + " phase exited\n"
+	case c.boot != boot:
+		c.end(255, "the worker was rebooted", now)
+		return nonce + " phase lost\n"
+	}
+	if end, ends := s.ends[attempt]; ends && !now.Before(end) {
+		c.end(s.code[attempt], "", now)
+		return nonce + " phase exited\n"
+	}
+	return nonce + " phase running\n"
+}
+
+func (c *stageCommand) end(code int, reason string, now time.Time) {
+	c.over = true
+	text := fmt.Sprintf("code=%d\nsignal=\nend=%d\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n", code, now.UnixNano(), reason)
+	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the script sees that there is none
+}
+
+// ask asks the machine's metadata server; nil when it does not answer.
+func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
+	if off := vm.stage.outageOf(""); off != nil && off.code == 0 {
+		return nil
+	}
+	answer := httptest.NewRecorder()
+	req := httptest.NewRequest(method, "http://metadata/computeMetadata/v1/instance/"+path, strings.NewReader(body))
+	req.Header.Set("Metadata-Flavor", "Google")
+	vm.spec.Metadata.ServeHTTP(answer, req)
+	return answer
+}
+
+func (vm *stageVM) instance(path string) (code int, said, also string) {
+	if path == "attributes/multihost-job" {
+		vm.reaches("boot")
+	}
+	answer := vm.ask(http.MethodGet, path, "")
+	switch {
+	case answer == nil:
+		return 7, "curl: (7) Failed to connect", ""
+	case answer.Code != http.StatusOK:
+		return 22, fmt.Sprintf("curl: (22) The requested URL returned error: %d", answer.Code), ""
+	}
+	text := answer.Body.String()
+	if path == "attributes/multihost-job" {
+		text = strings.Replace(text, "\nlook=20\n", fmt.Sprintf("\nlook=%d\n", lookEvery/time.Second), 1)
+	}
+	return 0, text, ""
+}
+
+// outageOf is the one that a call meets now; nil is none.
+func (s *stage) outageOf(path string) *outage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.down {
+		if strings.Contains(path, o.path) && time.Now().Before(o.until) {
+			return &o
+		}
+	}
+	return nil
+}
+
+// api does a call of an API with the machine's own token, and returns the answer
+// and its status, as api of vm.sh has them.
+func (vm *stageVM) api(boot int, method, url string, args []string) (said, status string) {
+	s := vm.stage
+	var token struct {
+		Text string `json:"access_token"`
+	}
+	answer := vm.ask(http.MethodGet, "service-accounts/default/token", "")
+	if answer == nil || json.Unmarshal(answer.Body.Bytes(), &token) != nil {
+		return "no access token: curl: (7) Failed to connect", "000"
+	}
+	var body []byte
+	var out, headers string
+	header := http.Header{"Authorization": {"Bearer " + token.Text}}
+	for i := 0; i+1 < len(args); i += 2 {
+		value := args[i+1]
+		switch args[i] {
+		case "-o":
+			out = value
+		case "-D":
+			headers = value
+		case "-H":
+			name, text, _ := strings.Cut(value, ":")
+			header.Set(name, strings.TrimSpace(text))
+		case "-T", "--data-binary":
+			var err error
+			if body, err = os.ReadFile(strings.TrimPrefix(value, "@")); err != nil {
+				s.t.Error(err)
+			}
+		default:
+			s.t.Errorf("the script has curl do %q", args)
+		}
+	}
+	req := httptest.NewRequest(method, url, bytes.NewReader(body))
+	req.Header = header
+	if s.noticed(vm, method, req.URL.Path); !vm.isUp(boot) {
+		return "", "000"
+	}
+	answer = httptest.NewRecorder()
+	if off := s.outageOf(req.URL.Path); off != nil && off.code != 0 {
+		http.Error(answer, `{"error": {"message": "come back later"}}`, off.code)
+	} else {
+		s.server.ServeHTTP(answer, req)
+	}
+	if headers != "" {
+		text := fmt.Sprintf("HTTP/1.1 %d\r\nDate: %s\r\n", answer.Code, time.Now().UTC().Format(http.TimeFormat))
+		for key, values := range answer.Header() {
+			text += key + ": " + values[0] + "\r\n"
+		}
+		if err := os.WriteFile(headers, []byte(text), 0o600); err != nil {
+			s.t.Error(err)
+		}
+	}
+	if out == "" {
+		return answer.Body.String(), fmt.Sprint(answer.Code)
+	}
+	if err := os.WriteFile(out, answer.Body.Bytes(), 0o600); err != nil {
+		s.t.Error(err)
+	}
+	return "", fmt.Sprint(answer.Code)
+}
+
+// inProcess carries a client's requests to a handler, without a network.
+type inProcess struct{ http.Handler }
+
+func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if r.Host == "" {
+		r.Host = r.URL.Host
+	}
+	if r.Body == nil {
+		r.Body = http.NoBody
+	}
+	defer r.Body.Close()
+	answer := httptest.NewRecorder()
+	h.ServeHTTP(answer, r)
+	resp := answer.Result()
+	resp.Request = r
+	return resp, nil
+}
+
+// noticed tells phases by what a worker is about to ask for.
+func (s *stage) noticed(vm *stageVM, method, path string) {
+	s.mu.Lock()
+	ended := false
+	for _, c := range vm.commands {
+		ended = ended || c.over
+	}
+	attempts := len(s.begun)
+	s.mu.Unlock()
+	switch {
+	case method == http.MethodDelete && strings.HasSuffix(path, "/queuedResources/m"):
+		s.reached("deletion")
+	case ended && s.phase == "end" && strings.Contains(path, "main_command_log"):
+		s.reached("end")
+	case attempts == 1 && method == http.MethodPost && strings.HasSuffix(path, "/o") && s.isBetween(vm):
+		s.reached("between attempts")
+	}
+}
+
+// isBetween: the machine was rebooted to come there, and is up again.
+func (s *stage) isBetween(vm *stageVM) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shaken && vm.boots > 2 && vm.process != nil
+}
+
+// A stageScript is the startup script of a job's workers, made to run on stages.
+type stageScript struct {
+	dir  string
+	once sync.Once
+	text string
+	path string
+	err  error
+}
+
+//go:embed testdata/matrix/stage.sh
+var stageText string
+
+// of returns the file of the script that is in a machine's metadata.
+func (f *stageScript) of(vm *stageVM) (string, error) {
+	answer := httptest.NewRecorder()
+	req := httptest.NewRequest(http.MethodGet, "/computeMetadata/v1/instance/attributes/startup-script", http.NoBody)
+	req.Header.Set("Metadata-Flavor", "Google")
+	vm.spec.Metadata.ServeHTTP(answer, req)
+	text := answer.Body.String()
+	f.once.Do(func() {
+		const last = "\nmain \"$@\"\n"
+		body, found := strings.CutSuffix(text, last)
+		f.text, f.path = text, filepath.Join(f.dir, "startup.sh")
+		f.err = os.WriteFile(f.path, []byte(body+"\n"+stageText+last), 0o700)
+		if !found {
+			f.err = errors.New("the startup script does not end by calling main")
+		}
+	})
+	if f.err == nil && text != f.text {
+		return "", errors.New("the workers have different startup scripts")
+	}
+	return f.path, f.err
+}
