@@ -55,6 +55,7 @@ type lonelyFault struct {
 	code   int  // with which who attaches ends, where it happens …
 	until  int  // … before this phase; 0 from then on
 	taken  bool // it takes the slices away
+	short  bool // the time to live is
 	long   bool // the command is one that would not end by itself in time
 }
 
@@ -80,14 +81,17 @@ func lonelyFaults() []lonelyFault {
 		{name: "a worker reboots", from: fromBoot, strike: func(s *stage) { s.reboot("m-1") }},
 		{name: "all workers reboot", from: fromBoot, strike: func(s *stage) { s.reboot("m-0", "m-1") }},
 		{name: "a worker never comes back", from: fromBoot, code: exitUnavailable, until: fromDeletion, strike: func(s *stage) { s.kill("m-1") }},
-		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, long: true, strike: (*stage).standStill},
+		{name: "--ttl is over", from: fromPreflight, code: stopped, until: fromEnd, short: true, long: true, strike: (*stage).standStill},
 		{name: "a stop is asked for in the bucket", code: stopped, until: fromEnd, strike: (*stage).userStops},
 	}
 }
 
 const (
 	// timeToLive is that of every job on the stage; none lasts as long by itself.
+	// shortLife is that of those for which it is over in a phase: workers that say
+	// nothing for so long do not count as dead.
 	timeToLive = 24 * time.Hour
+	shortLife  = 20 * time.Minute
 	// lookEvery is how often a worker looks at its command and at the others: in a
 	// month of training it does so every 20 s, which here would only cost forks.
 	lookEvery = time.Minute
@@ -213,6 +217,9 @@ func (s *stage) run(story *lockedText) (result string) {
 	}
 	o := matrixJob(s.dir, s.access)
 	o.TTL = timeToLive
+	if s.fault.short {
+		o.TTL = shortLife
+	}
 	s.begin = time.Now()
 	if _, err := d.Detach(context.Background(), o, job.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
 		return failed("not started: %v", err)
@@ -293,7 +300,7 @@ func (s *stage) reached(phase string) {
 }
 
 // reaches lets the fault happen when both workers have come to the phase.
-func (vm *stageVM) reaches(phase string) {
+func (vm *stageVM) reaches(boot int, phase string) {
 	s := vm.stage
 	if phase != s.phase {
 		return
@@ -308,6 +315,9 @@ func (vm *stageVM) reaches(phase string) {
 	select {
 	case <-s.over:
 	case <-off:
+	}
+	if !last {
+		vm.wait(boot, time.Now().Truncate(time.Second).Add(time.Second+vm.part()))
 	}
 }
 
@@ -363,7 +373,7 @@ func (s *stage) outage(path string, code int, d time.Duration) {
 func (s *stage) standStill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.still = s.booted.Add(timeToLive + 5*time.Second)
+	s.still = s.booted.Add(shortLife + 5*time.Second)
 }
 
 // kill takes the workers of slices for good, reboot for two minutes.
@@ -394,11 +404,7 @@ func (s *stage) reboot(nodes ...string) {
 // moment, and what comes first is the same each time. The caller holds mu.
 func (s *stage) bootIn(vm *stageVM, d time.Duration) {
 	s.coming++
-	part := 300 * time.Millisecond
-	if vm.spec.Node == "m-1" {
-		part *= 2
-	}
-	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(part))
+	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(vm.part()))
 	s.wg.Go(func() {
 		select {
 		case <-time.After(d):
@@ -411,6 +417,14 @@ func (s *stage) bootIn(vm *stageVM, d time.Duration) {
 			vm.boot()
 		}
 	})
+}
+
+// part is the machine's part of the second.
+func (vm *stageVM) part() time.Duration {
+	if vm.spec.Node == "m-1" {
+		return 600 * time.Millisecond
+	}
+	return 300 * time.Millisecond
 }
 
 // Port, Start and Close make the stage the simulator's worker.Backend.
@@ -612,7 +626,7 @@ func (vm *stageVM) listen(boot int, asks io.Reader, answers io.Writer) {
 			return
 		}
 		code, said, also := vm.answer(boot, words)
-		vm.wait(boot, vm.stage.stillUntil())
+		vm.wait(boot, vm.stillUntil())
 		if _, err := fmt.Fprintf(answers, "%d\x00%s\x00%s\x00%d\x00", code, strings.ReplaceAll(said, "\x00", ""), also, time.Now().Unix()); err != nil {
 			return
 		}
@@ -630,7 +644,7 @@ func (vm *stageVM) answer(boot int, words []string) (code int, said, also string
 		vm.wait(boot, time.Now().Add(time.Duration(d*float64(time.Second))))
 		return 0, "", ""
 	case "instance":
-		return vm.instance(words[1])
+		return vm.instance(boot, words[1])
 	case "attribute":
 		vm.ask(http.MethodPut, "guest-attributes/multihost/"+words[1], words[2])
 		return 0, "", ""
@@ -638,7 +652,7 @@ func (vm *stageVM) answer(boot int, words []string) (code int, said, also string
 		said, also = vm.api(boot, words[1], words[2], words[3:])
 		return 0, said, also
 	case "preflight":
-		vm.reaches("preflight")
+		vm.reaches(boot, "preflight")
 		return 0, "", ""
 	}
 	return 0, vm.operate(boot, words[1], words[2], words[3], words[4:]), ""
@@ -664,10 +678,12 @@ func (vm *stageVM) wait(boot int, until time.Time) {
 	}
 }
 
-func (s *stage) stillUntil() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.still
+// stillUntil is the first moment of the machine's own after all stood still; in
+// the past when they do not.
+func (vm *stageVM) stillUntil() time.Time {
+	vm.stage.mu.Lock()
+	defer vm.stage.mu.Unlock()
+	return vm.stage.still.Truncate(time.Second).Add(time.Second + vm.part())
 }
 
 // loses has an attempt fail as JAX does when it hears nothing of another process,
@@ -775,9 +791,9 @@ func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	return answer
 }
 
-func (vm *stageVM) instance(path string) (code int, said, also string) {
+func (vm *stageVM) instance(boot int, path string) (code int, said, also string) {
 	if path == "attributes/multihost-job" {
-		vm.reaches("boot")
+		vm.reaches(boot, "boot")
 	}
 	answer := vm.ask(http.MethodGet, path, "")
 	switch {
