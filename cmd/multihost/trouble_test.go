@@ -68,9 +68,9 @@ func troubles() []trouble {
 	}, {
 		story:  "~/.bashrc waits for input on all workers",
 		faults: []string{"worker-startup mode=hang"},
-		args:   []string{"--connect-timeout=3s"},
+		args:   []string{"--connect-timeout=15s"},
 		status: 69,
-		says:   "multihost: error: connect: 2 of 2 workers failed: s0w[0-1]: run a command as \"ann\": the login shell ran no command within 3s; it said \"waiting in ~/.bashrc\"\n" + startupWaits,
+		says:   "multihost: error: connect: 2 of 2 workers failed: s0w[0-1]: run a command as \"ann\": the login shell ran no command within 15s; it said \"waiting in ~/.bashrc\"\n" + startupWaits,
 	}, {
 		story: "/etc/bash.bashrc exits", netns: true,
 		faults: []string{"worker-startup worker=1 mode=exit setting=/etc/bash.bashrc"},
@@ -87,9 +87,9 @@ func troubles() []trouble {
 	}, {
 		story: "~/.ssh/rc hangs", netns: true,
 		faults: []string{"worker-startup worker=1 mode=hang setting='~/.ssh/rc'"},
-		args:   []string{"--connect-timeout=3s"},
+		args:   []string{"--connect-timeout=15s"},
 		status: 69,
-		says:   oneFails + "ran no command within 3s; it said \"waiting in ~/.ssh/rc\"\n" + startupWaits,
+		says:   oneFails + "ran no command within 15s; it said \"waiting in ~/.ssh/rc\"\n" + startupWaits,
 	}, {
 		story:  "sshd shows a banner",
 		faults: []string{"worker-banner"},
