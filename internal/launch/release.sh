@@ -1,6 +1,6 @@
 #!/bin/bash
 # release: RUN ATTEMPT. Repeats the word "go" that a lost connection may have
-# swallowed. The supervisor reads one word only.
+# swallowed. Who waits for a moment by then starts at once.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {

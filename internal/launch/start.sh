@@ -1,8 +1,9 @@
 #!/bin/bash
 # start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go
 # TIME" on descriptor 3, for that time by our clock (in nanoseconds), and becomes
-# the command, in the session that the supervisor made for it. Says on stdout that it is ready and that it starts, or why it cannot.
-# The output of the command is the pipe on descriptor 6.
+# the command, in the session that the supervisor made for it. Says on stdout that
+# it is ready and that it starts, or why it cannot. The output of the command is
+# the pipe on descriptor 6.
 #
 # Names begin with mh_ because the command's variables are set beside them.
 #

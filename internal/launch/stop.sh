@@ -14,7 +14,7 @@ main() {
     return
   fi
   if [[ $phase == starting ]]; then
-    # It reads one word: ours, or the "go" that came before.
+    # Ours is heard before a "go", or while the moment that came with it is awaited.
     { exec 4<>"$dir/control" && printf 'abort\n' >&4; } 2>/dev/null
     for ((i = 0; i < 100; i++)); do
       look "$dir"
