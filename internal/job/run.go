@@ -451,19 +451,19 @@ func (r *run) free(ctx context.Context) error {
 	})
 }
 
-// startAhead is how long before the start the orders to n workers are given. By
-// then they have come, over ways of different length, and every worker starts at
-// the same moment. One alone has nobody to wait for.
-func startAhead(n int) time.Duration {
+// startMoment is when n workers are to start that get the order at now: late
+// enough that the orders have come by then, over ways of different length. One
+// alone has nobody to wait for, and starts whatever its clock says.
+func startMoment(now time.Time, n int) time.Time {
 	if n == 1 {
-		return 0
+		return time.Time{}
 	}
-	return min(100*time.Millisecond+time.Duration(n)*time.Millisecond, 2*time.Second)
+	return now.Add(min(100*time.Millisecond+time.Duration(n)*time.Millisecond, 2*time.Second))
 }
 
 // start arms the supervisors of all workers and then releases them by one write
-// each, for the same moment. Unless all are released, none is left running; left reports that
-// this is not sure.
+// each, for the same moment. Unless all are released, none is left running; left
+// reports that this is not sure.
 func (r *run) start(ctx context.Context) (left bool, err error) {
 	if r.o.StartLimit > 0 {
 		late := &Error{Stage: StageStart, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.o.StartLimit), Err: context.DeadlineExceeded, lost: true}
@@ -509,7 +509,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 				return nil
 			})
 		}
-		at := time.Now().Add(startAhead(n)) // of the clock by which theirs were measured
+		at := startMoment(time.Now(), n) // of the clock by which theirs were measured
 		errs = r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			r.started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err

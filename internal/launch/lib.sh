@@ -156,10 +156,10 @@ disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 
 # doze SECONDS, without a process: nothing ever comes out of this pipe.
 doze() {
-  if [[ ! ${never-} ]] && ! { exec {never}<> <(:); } 2>/dev/null; then
+  if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<> <(:); } 2>/dev/null; then
     sleep "$1"
   else
-    read -r -t "$1" -u "$never" _ || :
+    read -r -t "$1" -u "$mh_never" _ || :
   fi
 }
 
