@@ -409,9 +409,13 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 	vm.mu.Unlock()
 	say("armed 11 %d", r.armed.UnixNano())
 	order, err := in.ReadString('\n')
+	for err == nil && order == "clock\n" {
+		say("clock %d", time.Now().UnixNano())
+		order, err = in.ReadString('\n')
+	}
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
-	if err != nil || order != "go\n" || r.phase != "starting" {
+	if word, _, _ := strings.Cut(strings.TrimSpace(order), " "); err != nil || word != "go" || r.phase != "starting" {
 		if r.phase == "starting" {
 			r.phase = "aborted"
 			delete(vm.runs, key)

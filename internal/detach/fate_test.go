@@ -103,7 +103,8 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 			t.Errorf("for the agent %s is %q, want %q", name, got, want)
 		}
 	}
-	if ends := one("var/log/multihost/train/ends_slice_0_worker_0"); !regexp.MustCompile(`(?m)^multihost: attempt 1 ended on slice 0 worker 0 .*reboot.*\n.* attempt 2 ended .* with exit status 0$`).MatchString(ends) {
+	// In which order a machine that goes down ends its processes is its own affair.
+	if ends := one("var/log/multihost/train/ends_slice_0_worker_0"); !regexp.MustCompile(`(?m)^multihost: attempt 1 ended on slice 0 worker 0 .*(reboot|supervisor was killed).*\n.* attempt 2 ended .* with exit status 0$`).MatchString(ends) {
 		t.Errorf("the agent is told of the ends: %q", ends)
 	}
 	if second := one(config); second != first || strings.Count(second, "logging:") != 1 || strings.Count(second, "train_log:") != 1 || one("state/ops-agent") != "" {
