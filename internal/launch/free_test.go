@@ -179,7 +179,7 @@ func TestAnotherUsersHolderNeedsAll(t *testing.T) {
 	}
 	c.ExtraFiles = []*os.File{device}
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	group := controlGroup(t, "docker-"+strings.Repeat("0123456789abcdef", 4)+".scope")
+	group := controlGroup(t, fmt.Sprintf("docker-0123456789ab%052x.scope", os.Getpid()))
 	c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(group.Fd())
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
