@@ -20,6 +20,7 @@ type forwardedAgent struct {
 	mu       sync.Mutex
 	listener *net.UnixListener
 	dir      string
+	closed   bool
 }
 
 // longestSocket is what fits into sockaddr_un.
@@ -29,6 +30,9 @@ func (l *login) forwardAgent() error {
 	a := &l.agent
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.closed {
+		return errors.New("the connection has ended")
+	}
 	if a.listener != nil {
 		return errors.New("authentication forwarding requested twice")
 	}
@@ -86,9 +90,12 @@ func (a *forwardedAgent) path() string {
 	return a.listener.Addr().String()
 }
 
+// close is for good: a request that comes to its turn afterwards finds no
+// connection any more.
 func (a *forwardedAgent) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.closed = true
 	if a.listener != nil {
 		a.listener.Close()
 		_ = os.RemoveAll(a.dir)
