@@ -18,7 +18,7 @@ main() {
   at=$REPLY
   printf '%s %s %s %s\n' $$ "$start" "$boot" "$at" >"$dir/supervisor" || give_up failed "write $dir/supervisor"
   IFS= read -r -d '' meta <"$dir/meta"
-  note "dir=$dir" "run=$run" "attempt=$attempt" "login=${USER:-$(id -un)}" "${meta%$'\n'}" \
+  note "dir=$dir" "run=$run" "attempt=$attempt" "login=$(exec id -un)" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
   # Handlers, not '': an ignored signal would stay ignored in the command.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
