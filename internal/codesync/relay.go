@@ -267,7 +267,13 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 				host, port, r.parent.Conn.User(), r.parent.Conn.HostKey())
 			s.stdin, s.loginTo, s.patient = untilClosed{ctx, over}, r.parent.Conn, true
 			hop, cancel := context.WithCancelCause(ctx)
-			steps.Go(func() { cancel(t.watchHop(hop, r, tr.members[0], size)) })
+			steps.Go(func() {
+				err := t.watchHop(hop, r, tr.members[0], size)
+				if cause := context.Cause(ctx); cause != nil {
+					err = cause // of which the source may have heard before this hop
+				}
+				cancel(err)
+			})
 			r.ans, r.err = t.exec(hop, r.Conn, s)
 			cancel(nil)
 		})
