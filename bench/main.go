@@ -76,6 +76,9 @@ func (o options) wants(section string) bool {
 	return o.only == "" || strings.Contains(","+o.only+",", ","+section+",")
 }
 
+// sectionLimit is twice what the longest section takes.
+const sectionLimit = 15 * time.Minute
+
 // bench runs the sections and writes the report.
 func bench(ctx context.Context, o options) error {
 	begin := time.Now()
@@ -102,7 +105,12 @@ func bench(ctx context.Context, o options) error {
 			continue
 		}
 		from := time.Now()
-		err := s.run(ctx, l, r)
+		limited, stop := context.WithTimeout(ctx, sectionLimit)
+		err := s.run(limited, l, r)
+		if err != nil && limited.Err() != nil {
+			err = fmt.Errorf("did not end within %s: %w", sectionLimit, err)
+		}
+		stop()
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -238,6 +238,9 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request
 	if upper && !c.IsSet("num-slices") {
 		r.NodeCount = 2
 	}
+	if r.NodeCount < 1 {
+		return r, usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount)
+	}
 	if upper && typeName == "" {
 		typeName = "v4-8"
 	}

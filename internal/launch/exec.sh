@@ -23,13 +23,16 @@ main() {
   say stream
   say stream >&2
   # Not a job in the background, in which bash ignores SIGINT, but a process
-  # substitution. It leads no group, so that setsid need not fork.
+  # substitution. It leads no group, so that setsid need not fork. It waits for a
+  # line: one that ends while bash is still writing down that it exists is waited
+  # for without an end (bash 5.2, on a busy machine).
   exec 4>&1 5>&2
-  exec 6< <(exec setsid "${words[@]}" >&4 2>&5 3<&- 4>&- 5>&-)
+  exec 6> >(read -r && exec setsid "${words[@]}" </dev/null >&4 2>&5 3<&- 4>&- 5>&-)
   pid=$!
   start_of "$pid"
   start=$REPLY
-  exec >/dev/null 2>&1 4>&- 6<&-
+  echo >&6
+  exec >/dev/null 2>&1 4>&- 6>&-
   trap 'stopped=1' TERM HUP
   # Once more, for a signal that comes right before "wait" does not end that.
   {
