@@ -317,10 +317,14 @@ type End struct {
 	Reason  string // why it was stopped, or did not come to start
 }
 
+// Down is the phase of a worker whose machine was told to end. The detail is why:
+// "preempted", "maintenance of its host", or "told to end" where that is not known.
+const Down = "down"
+
 // A Seen is the last that a worker said of itself.
 type Seen struct {
 	Worker    tpu.WorkerID
-	Phase     string // boot, preflight, start, running, ended, failed, deleting, kept, left
+	Phase     string // boot, preflight, start, running, ended, failed, deleting, kept, left or Down
 	Attempt   int
 	At        time.Time // by the clock of Cloud Storage
 	MayDelete string    // "yes", "no: …" or "unknown: …"

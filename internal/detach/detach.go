@@ -5,7 +5,8 @@
 // the job with the worker's own token, has the command run by the supervisor
 // that a runner would use (package launch, as a kit), brings the log and the end
 // of each worker into the bucket, begins a new attempt after a reboot, and
-// deletes the queued resource when every worker has ended. No worker is special:
+// deletes the queued resource when every worker has ended. A machine that is told
+// to end runs it, too, and leaves its last words. No worker is special:
 // whichever lives does what is to be done.
 //
 // In the bucket, below [DIR/]RUN/:
@@ -15,7 +16,7 @@
 //	script_dir_zip_RUN.tar.gz              the code
 //	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
 //	attempt-N/main_command_log_…           the same of a later attempt
-//	workers/sSwW                           where each worker is, once a minute
+//	workers/sSwW                           where each worker is, once a minute and when its machine ends
 //	ended/N/sSwW.CODE                      how attempt N ended there
 //	control/attempt                        the newest attempt that any worker began
 //	control/stop                           why the run is to end
@@ -49,8 +50,9 @@ var workerScript string
 
 // Metadata keys that a job's workers read.
 const (
-	startupKey = "startup-script"
-	jobKey     = "multihost-job"
+	startupKey  = "startup-script"
+	shutdownKey = "shutdown-script"
+	jobKey      = "multihost-job"
 )
 
 // Keep says when the queued resource is left at the end.
@@ -160,12 +162,18 @@ func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" 
 
 // Metadata is what the slices of the job need in their metadata.
 func (j Job) Metadata() map[string]string {
-	return map[string]string{startupKey: gcp.VMScript + workerScript, jobKey: j.text()}
+	return map[string]string{
+		startupKey: gcp.VMScript + workerScript,
+		// The same again, 40 of the 256 KB that a value may have: the guest agent
+		// gives no arguments, and with half a minute left nothing is to be fetched.
+		shutdownKey: gcp.VMScript + "set -- --going\n" + workerScript,
+		jobKey:      j.text(),
+	}
 }
 
 // CheckMetadata refuses metadata that uses the keys of Metadata already.
 func CheckMetadata(m map[string]string) error {
-	for _, key := range []string{startupKey, jobKey} {
+	for _, key := range []string{startupKey, shutdownKey, jobKey} {
 		if m[key] != "" {
 			return fmt.Errorf("metadata %q: a job without runner needs it for itself; start your script from the command", key)
 		}

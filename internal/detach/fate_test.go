@@ -86,7 +86,7 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 	const config = "etc/google-cloud-ops-agent/config.yaml"
 	w.wait("the agent to be told", func() bool { return one(config) != "" && one("state/ops-agent") == "restart\n" })
 	first := one(config)
-	w.inject("worker-reboot")
+	w.inject("worker-reboot mode=power")
 	s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 1 })
 	if s.Blame() != nil {
 		t.Errorf("got %+v", s.Ended)
@@ -103,8 +103,7 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 			t.Errorf("for the agent %s is %q, want %q", name, got, want)
 		}
 	}
-	// In which order a machine that goes down ends its processes is its own affair.
-	if ends := one("var/log/multihost/train/ends_slice_0_worker_0"); !regexp.MustCompile(`(?m)^multihost: attempt 1 ended on slice 0 worker 0 .*(reboot|supervisor was killed).*\n.* attempt 2 ended .* with exit status 0$`).MatchString(ends) {
+	if ends := one("var/log/multihost/train/ends_slice_0_worker_0"); !regexp.MustCompile(`(?m)^multihost: attempt 1 ended on slice 0 worker 0 .* with exit status 255: the worker was rebooted\n.* attempt 2 ended .* with exit status 0$`).MatchString(ends) {
 		t.Errorf("the agent is told of the ends: %q", ends)
 	}
 	if second := one(config); second != first || strings.Count(second, "logging:") != 1 || strings.Count(second, "train_log:") != 1 || one("state/ops-agent") != "" {

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # The startup script of a job's workers. Root runs it at every boot.
+# With --going it is their shutdown script: see going.
 #
 # Nobody else is needed: it fetches what the job is from the bucket, prepares the
 # worker, hands the command to the same supervisor that a runner would use,
@@ -30,11 +31,16 @@ period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
-# others are to be told if it failed; why another one does not begin.
-end_code='' end_told='' failure='' not_begun='' not_again='' stopping=''
+# others are to be told if it failed, or why all are to stop; why another one does
+# not begin; with what the machine took it away.
+end_code='' end_told='' failure='' stop_untold='' not_begun='' not_again='' stopping='' rebooted=''
 
 main() {
   local since waiting=''
+  if [[ ${1-} == --going ]]; then
+    going
+    return
+  fi
   now
   since=$REPLY
   # Who gets nothing from its metadata server has no token either and can do
@@ -52,7 +58,7 @@ main() {
   flock -n 8 || exit 0 # another one lives
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
-  rm -rf -- "$state/secrets" "$state/attempt"
+  rm -rf -- "$state/secrets" "$state/attempt" "$state/down"
   note "worker $me of job $run"
   test_right
   detached
@@ -187,7 +193,8 @@ store_text() { # NAME TEXT [PRECONDITION]
 }
 
 # report PHASE TEXT: where this worker is, for whoever looks: into the bucket,
-# and as a guest attribute, which can be read when the bucket cannot.
+# and as a guest attribute, which can be read when the bucket cannot. What the
+# shutdown script reports is the last word.
 report() {
   phase=$1 detail=$2
   now
@@ -199,17 +206,102 @@ report() {
     note "$phase${detail:+: $detail}"
     attribute state "run=$run"$'\n'"$text"
   fi
-  store_text "workers/$me" "$text"
+  {
+    flock -w 5 7
+    if [[ $phase == down ]] || ! going_down; then store_text "workers/$me" "$text"; fi
+  } 7>"${state%/going}/telling"
+}
+
+# The shutdown script may take so many seconds. Compute Engine gives a machine 30
+# when it is preempted and more at all other ends, and the rest of the machine has
+# to end in them, too.
+going_limit=20
+
+# going is what the guest agent runs when the machine is told to end: it says so
+# and brings what is not in the bucket of the log. It ends nothing.
+going() {
+  local work
+  set -m # each in a process group of its own
+  last_words 8<&- &
+  work=$!
+  sleep "$going_limit" &
+  set +m
+  wait -n
+  disown -a # without a word of who is killed
+  kill -s KILL -- "-$work" "-$!" 2>/dev/null
+}
+
+last_words() {
+  local dir path cause='' tries
+  call_limit=10 part=last piece=16777216
+  read_job && dir=${HOME:-/root}/.multihost-job/$run && [[ -s $dir/boots ]] || return
+  runs='' attempt=0 right=''
+  if [[ -s $dir/runs ]]; then
+    runs=$(<"$dir/runs")
+    newest_attempt
+    attempt=$newest
+  fi
+  for path in "$dir"/told.*; do
+    if [[ -e $path ]] && ((${path##*.} >= attempt)); then
+      : >"$dir/down" # it ended before, with its whole log; another may be about to begin
+      return
+    fi
+  done
+  state=$dir/going
+  (umask 077 && mkdir -p -- "$state") || return
+  if [[ $(if_any preempted) == TRUE ]]; then
+    cause=preempted
+  elif [[ $(if_any maintenance-event) == TERMINATE* ]]; then
+    cause='maintenance of its host'
+  fi
+  if [[ ! -s $runs/$attempt/exit ]]; then
+    # From here on an end is none of the command's own.
+    printf '%s\n' "$cause" >"$dir/down.$attempt"
+    : >"$dir/down"
+  fi
+  identify || return
+  {
+    read -r login <"$dir/login"
+    IFS= read -r right <"$dir/right"
+  } 2>/dev/null
+  if [[ -e $dir/down ]]; then report down "${cause:-told to end}" & fi
+  if ((attempt)); then
+    for tries in 1 2 3; do
+      if send_log; then break; fi
+      sleep 1
+    done
+  fi
+  wait
+}
+
+# going_down: the machine was told to end. One that lives on nevertheless for
+# three minutes is none that ends.
+going_down() {
+  local since
+  [[ -e $state/down ]] && since=$(stat -c %Y -- "$state/down") || return
+  now
+  since=$((REPLY - since))
+  if ((${since#-} < 180)); then return 0; fi
+  rm -f -- "$state"/down "$state"/down.*
+  return 1
+}
+
+# hold keeps an end from being told while the machine goes down: it is the
+# machine's.
+hold() {
+  while going_down; do sleep "$look"; done
 }
 
 # test_right finds out whether this worker may delete the queued resource.
 test_right() {
   queued=$tpu/projects/$project/locations/$zone/queuedResources/$resource
   right=yes
-  if may_delete "$queued"; then return; fi
-  right="unknown: ${why//$'\n'/ }"
-  if [[ $status == 40[13] ]]; then right="no: ${why//$'\n'/ }"; fi
-  note "may this worker delete the queued resource? $right"
+  if ! may_delete "$queued"; then
+    right="unknown: ${why//$'\n'/ }"
+    if [[ $status == 40[13] ]]; then right="no: ${why//$'\n'/ }"; fi
+    note "may this worker delete the queued resource? $right"
+  fi
+  printf '%s\n' "$right" >"$state/right"
 }
 
 # await_login SECONDS: the guest agent makes the login of ssh-keys some time
@@ -242,6 +334,7 @@ await_login() {
   why="login $login cannot run a command"
   home=$(as_login 60 bash --norc -c "printf %s \"\$HOME\"") && [[ $home ]] || return
   runs=$home/.multihost/runs/$run
+  printf '%s\n' "$runs" >"$state/runs"
 }
 
 # as_login SECONDS COMMAND…: as ssh would run it: not with what sudo says of
@@ -340,12 +433,8 @@ kit_fits() { [[ -s $state/kit.tar.gz && $(sha256sum <"$state/kit.tar.gz") == "$k
 # of the next one first: whoever sees that all have ended one, and of no newer
 # one, deletes the queued resource.
 find_attempt() {
-  local path newest=0 quick=no
-  for path in "$runs"/*/; do
-    path=${path%/}
-    path=${path##*/}
-    if [[ $path =~ ^[0-9]+$ ]] && ((path > newest)); then newest=$path; fi
-  done
+  local quick=no
+  newest_attempt
   is=unknown
   if ((newest == 0)); then
     # A new slice of a run that has lost its first ones must not begin again at 1.
@@ -360,10 +449,11 @@ find_attempt() {
   attempt=$newest
   wanted_attempt
   patiently look_at "$attempt" || is=running # attend looks again, and says why
+  if went_down; then is=lost; fi
   case $is in
     lost)
-      if fetch control/stop "$state/stop"; then
-        not_again=$(<"$state/stop")
+      if asked stop; then
+        not_again=$REPLY
         return
       fi
       attempt=$((newest + 1 > wanted ? newest + 1 : wanted))
@@ -383,6 +473,40 @@ find_attempt() {
       ;;
     aborted) is=unknown ;;
   esac
+}
+
+# newest_attempt: the newest that this worker has a record of, in $newest.
+newest_attempt() {
+  local path
+  newest=0
+  for path in "$runs"/*/; do
+    path=${path%/}
+    path=${path##*/}
+    if [[ $path =~ ^[0-9]+$ ]] && ((path > newest)); then newest=$path; fi
+  done
+}
+
+# went_down: the machine took the attempt away, whatever its record says; $rebooted
+# is the reason then. Either its shutdown script has said so before the end; or
+# nobody told of the end in the boot that it was in, for the machine ended, too,
+# and it was that of a supervisor that was killed or a command that had TERM, as
+# all processes have at the end of a machine.
+went_down() {
+  local exit_file=$runs/$attempt/exit boot='' own='' cause=''
+  if [[ $is != exited && $is != lost || -e $state/told.$attempt || ! -s $exit_file ]]; then return 1; fi
+  entry code "$exit_file"
+  if [[ $REPLY == 0 || $is == exited && -s $runs/$attempt/stop ]]; then return 1; fi
+  if [[ -e $state/down.$attempt ]]; then
+    IFS= read -r cause <"$state/down.$attempt"
+  else
+    {
+      read -r _ _ boot _ <"$runs/$attempt/supervisor"
+      read -r own <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"
+    } 2>/dev/null
+    entry signal "$exit_file"
+    if [[ ! $boot || $boot == "$own" || $is == exited && $REPLY != TERM ]]; then return 1; fi
+  fi
+  rebooted="the worker was rebooted${cause:+: $cause}"
 }
 
 # quick_deaths: the last three attempts ended with a reboot within a minute.
@@ -432,17 +556,14 @@ announce() {
 # begin does what a runner does before a command runs, and starts it.
 begin() {
   local text
-  if fetch control/stop "$state/stop"; then
-    give_up 143 "$(<"$state/stop")"
-    is=exited
-    return
-  fi
+  if stop_before; then return; fi
   report preflight ''
   if ! prepare; then
     give_up "$code" "$why"
     is=exited
     return
   fi
+  if stop_before; then return; fi
   report start "attempt $attempt"
   if [[ $cloud_logging == yes ]]; then agent_log; fi
   arm
@@ -461,6 +582,33 @@ begin() {
   fi
   give_up 70 "the command could not be started: ${text:-no answer}"
   is=exited
+}
+
+# stop_before: it is to stop, so it does not begin.
+stop_before() {
+  if expired; then
+    stop_untold=$REPLY
+  elif ! asked stop; then
+    return 1
+  fi
+  give_up 143 "$REPLY"
+  is=exited
+}
+
+# asked WHAT: whether control/WHAT is in the bucket, and the reason that it gives,
+# in REPLY. One without a reason counts, too.
+asked() {
+  fetch "control/$1" "$state/asked" || return
+  REPLY=
+  IFS= read -r REPLY 2>/dev/null <"$state/asked"
+  REPLY=${REPLY:-control/$1 is in the bucket}
+}
+
+# expired: the time to live is over; REPLY says so.
+expired() {
+  now
+  ((ttl && REPLY - first_boot >= ttl)) || return
+  REPLY="the time to live of $ttl s (--ttl) is over"
 }
 
 # prepare sets $code and $why when it fails.
@@ -620,7 +768,10 @@ attend() {
     look_at "$attempt"
     now
     case $is in
-      exited | lost | aborted) return ;;
+      exited | lost | aborted)
+        hold
+        return
+        ;;
       starting | running) blind=0 ;;
       *)
         if ((blind == 0)); then blind=$REPLY; fi
@@ -647,17 +798,19 @@ attend() {
         return
       fi
       if ((REPLY - stop_asked >= 60)); then ask_to_stop; fi
-    elif ((ttl && REPLY - first_boot >= ttl)); then
-      stop_it "the time to live of $ttl s (--ttl) is over"
+      tell_stop
+    elif expired; then
       # It counts from each worker's own first boot. The others end now, too: they
       # might be deleted in the middle otherwise.
-      store_text control/stop "$stopping" ifGenerationMatch=0
+      stop_untold=$REPLY
+      stop_it "$REPLY"
+      tell_stop
     elif ((timeout && begun && REPLY - begun >= timeout)); then
       stop_it "timeout of $timeout s (--timeout)"
-    elif fetch control/stop "$state/stop"; then
-      stop_it "$(<"$state/stop")"
-    elif [[ $fail_fast == yes ]] && fetch "control/failed-$attempt" "$state/stop"; then
-      stop_it "$(<"$state/stop")"
+    elif asked stop; then
+      stop_it "$REPLY"
+    elif [[ $fail_fast == yes ]] && asked "failed-$attempt"; then
+      stop_it "$REPLY"
     else
       wanted_attempt
       if ((wanted > attempt)); then stop_it "attempt $wanted has begun"; fi
@@ -688,8 +841,9 @@ ask_to_stop() {
 
 # send_log makes the bucket's copy of the log equal to the worker's. The copy is
 # at every moment a prefix of it: a piece is appended by composing, on condition
-# that nobody else has done so.
-piece=67108864
+# that nobody else has done so; the shutdown script, beside which the other may
+# still live, has pieces of its own.
+piece=67108864 part=part
 send_log() {
   local file=$runs/$attempt/output.log size have generation tries=0
   log_name
@@ -712,9 +866,9 @@ send_log() {
     if ((generation == 0)); then
       store "$name" "$state/piece" ifGenerationMatch=0 || [[ $status == 412 ]] || return
     else
-      store "$name.part" "$state/piece" || return
+      store "$name.$part" "$state/piece" || return
       append "$name" "$generation" || [[ $status == 412 ]] || return
-      object "$name.part"
+      object "$name.$part"
       api DELETE "$REPLY"
     fi
   done
@@ -723,7 +877,7 @@ send_log() {
 
 append() { # NAME GENERATION
   printf '{"sourceObjects":[{"name":"%s","generation":"%s"},{"name":"%s"}],"destination":{"contentType":"text/plain"}}' \
-    "$prefix$1" "$2" "$prefix$1.part" >"$state/compose"
+    "$prefix$1" "$2" "$prefix$1.$part" >"$state/compose"
   object "$1"
   api POST "$REPLY/compose?ifGenerationMatch=$2" -H 'Content-Type: application/json' --data-binary "@$state/compose"
 }
@@ -749,10 +903,14 @@ finish() {
   end_code=$REPLY end_told='' failure=''
   entry reason "$exit_file"
   reason=$REPLY
+  if [[ $rebooted ]]; then end_code=255 reason=$rebooted; fi
   # After a reboot it would have begun again: what ends it is the stop.
-  if [[ $not_again ]]; then
-    end_code=143 reason="$not_again; $reason"
-    printf 'code=%s\nreason=%s\n' "$end_code" "${reason//$'\n'/ }" >>"$state/exit"
+  if [[ $not_again ]]; then end_code=143 reason="$not_again; $reason"; fi
+  if [[ $rebooted || $not_again ]]; then
+    {
+      grep -v -e '^code=' -e '^signal=' -e '^lost=' -e '^reason=' -- "$exit_file"
+      printf 'code=%s\nsignal=\nlost=1\nreason=%s\n' "$end_code" "${reason//$'\n'/ }"
+    } >"$state/exit"
   fi
   # Who was stopped, or rebooted, has not failed.
   if [[ $not_begun ]]; then
@@ -760,7 +918,7 @@ finish() {
   elif ((end_code)) && [[ ! -s $runs/$attempt/stop && $reason != *rebooted* ]]; then
     failure="$me failed, exit code $end_code"
   fi
-  not_begun=''
+  not_begun='' rebooted=''
   if [[ $cloud_logging == yes ]]; then agent_end "$reason"; fi
   patiently tell_end
   report ended "attempt $attempt, exit code $end_code${reason:+ ($reason)}"
@@ -768,9 +926,11 @@ finish() {
 
 # tell_end stores how the attempt ended here, what of it the bucket has not yet.
 tell_end() {
+  tell_stop || return
   if [[ ! $end_told ]]; then
     store "ended/$attempt/$me.$end_code" "$state/exit" || return
     end_told=yes
+    : >"$state/told.$attempt"
   fi
   if [[ $failure ]]; then
     store_text "control/failed-$attempt" "$failure" ifGenerationMatch=0 || [[ $status == 412 ]] || return
@@ -778,12 +938,21 @@ tell_end() {
   fi
 }
 
+# tell_stop tells the other workers of a stop that began here.
+tell_stop() {
+  if [[ ! $stop_untold ]]; then return 0; fi
+  store_text control/stop "$stop_untold" ifGenerationMatch=0 || [[ $status == 412 ]] || return
+  stop_untold=''
+}
+
 # give_up CODE WHY: the attempt did not come to run the command.
 give_up() {
+  hold
   gave_up=$attempt
   now
   printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$state/exit"
-  end_code=$1 end_told='' failure="$me failed: $2"
+  end_code=$1 end_told='' failure=''
+  if (($1 != 143)); then failure="$me failed: $2"; fi # who is stopped has not failed
   if [[ $cloud_logging == yes ]]; then agent_end "$2"; fi
   tell_end
   report failed "$2"
@@ -797,7 +966,7 @@ rest() {
   now
   since=$REPLY
   while :; do
-    if [[ ! $end_told || $failure ]]; then tell_end; fi
+    if [[ ! $end_told || $failure || $stop_untold ]]; then tell_end; fi
     wanted_attempt
     if another_wanted; then return 0; fi
     if overdue; then

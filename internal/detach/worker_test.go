@@ -224,7 +224,8 @@ func ended(workers int) func(detach.State) bool {
 }
 
 // After maintenance has rebooted every worker the command runs again as attempt
-// 2, on the files as it left them, with the settings applied again.
+// 2, on the files as it left them, with the settings applied again; and what ended
+// attempt 1 is told as what it was, and as nobody's failure.
 func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -237,13 +238,20 @@ sleep 1000`, nil, sim.Config{})
 		w.wait("the logs of attempt 1", func() bool {
 			return w.object("main_command_log_slice_0_worker_0") != "" && w.object("main_command_log_slice_0_worker_1") != ""
 		})
+		w.inject("maintenance node=train")
 		w.inject("worker-reboot")
 		s := w.until("attempt 2 to end", func(s detach.State) bool { return s.Attempt == 2 && len(s.Ended) == 2 })
 		if s.Blame() != nil {
 			t.Errorf("got %+v, want success", s.Ended)
 		}
 		w.gone()
+		if failed := w.object("control/failed-1"); failed != "" {
+			t.Errorf("the others were told: %s", failed)
+		}
 		for i := range 2 {
+			if end := w.object(fmt.Sprintf("ended/1/s0w%d.255", i)); !strings.Contains(end, "\nreason=the worker was rebooted: maintenance of its host\n") {
+				t.Errorf("attempt 1 ended on worker %d with %q", i, end)
+			}
 			name := fmt.Sprintf("main_command_log_slice_0_worker_%d", i)
 			for attempt, want := range map[string]string{
 				name:                "attempt 1 on shipped, slow start 0, login ann, worker %d of 2\n",
@@ -253,6 +261,42 @@ sleep 1000`, nil, sim.Config{})
 					t.Errorf("%s: got %q", attempt, got)
 				}
 			}
+		}
+	})
+}
+
+// A slice that is preempted between two uploads has half a minute: the bucket has
+// the last line that was written before, and what has become of the worker.
+func TestPreemptedWorkerLeavesItsLastWords(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, backend string) {
+		const log = "main_command_log_slice_0_worker_0"
+		w := begin(t, backend, "v4-8", `
+echo begin
+until curl -s -f -o /dev/null STORAGE/storage/v1/b/BUCKET/o/jobs%2Ftrain%2F`+log+`; do sleep 0.1; done
+echo the last line
+until grep -q '^the last line$' "$MULTIHOST_RUN_DIR/output.log"; do sleep 0.1; done
+curl -s -f -X POST -H 'Content-Type: text/plain' -d yes 'STORAGE/upload/storage/v1/b/BUCKET/o?uploadType=media&name=jobs%2Ftrain%2Fwritten'
+sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
+			o.Run.Script = strings.NewReplacer("STORAGE", do.Roots.Storage, "BUCKET", do.Bucket).Replace(o.Run.Script)
+			do.Every = time.Hour
+		}, sim.Config{})
+		w.wait("the last line", func() bool { return w.object("written") != "" })
+		if got := w.object(log); got != "begin\n" {
+			t.Errorf("before the preemption the bucket has %q", got)
+		}
+		w.inject("preempt node=train")
+		w.wait("the queued resource to be SUSPENDED", func() bool {
+			res, err := w.queue.Get(t.Context(), runName)
+			return err == nil && res.State == "SUSPENDED"
+		})
+		if got := w.object(log); !strings.HasPrefix(got, "begin\nthe last line\n") {
+			t.Errorf("the bucket has %q", got)
+		}
+		s, err := w.bucket.State(t.Context(), runName)
+		testkit.Must(t, err)
+		if len(s.Seen) != 1 || s.Seen[0].Phase != detach.Down || s.Seen[0].Detail != "preempted" || s.Seen[0].Attempt != 1 || len(s.Ended) != 0 {
+			t.Errorf("the bucket says %+v", s)
 		}
 	})
 }
@@ -430,10 +474,17 @@ func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 
 func TestShellcheck(t *testing.T) {
 	t.Parallel()
-	check := exec.Command(testkit.Need(t, "shellcheck"), "-")
-	check.Stdin = strings.NewReader(detach.Job{}.Metadata()["startup-script"])
-	if out, err := check.CombinedOutput(); err != nil {
-		t.Errorf("shellcheck: %v\n%s", err, out)
+	for _, key := range []string{"startup-script", "shutdown-script"} {
+		text := detach.Job{}.Metadata()[key]
+		check := exec.Command(testkit.Need(t, "shellcheck"), "-")
+		check.Stdin = strings.NewReader(text)
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("shellcheck of the %s: %v\n%s", key, err, out)
+		}
+		// Compute Engine takes 256 KB of a value and 512 KB in all, users' own included.
+		if len(text) > 64<<10 {
+			t.Errorf("the %s has %d bytes", key, len(text))
+		}
 	}
 }
 
@@ -534,6 +585,209 @@ look_at() { is=running; }
 clock=1960 ttl=2000 grace=1000
 attend; echo "$is at $clock: $missing"`)
 	want := "exited at 1700\nmultihost: stopping the command: the time to live of 2000 s (--ttl) is over\nstop at 2000\nthe others find control/stop: the time to live of 2000 s (--ttl) is over\nstop at 2060\nrunning at 2080: the command survives SIGKILL; it was stopped for: the time to live of 2000 s (--ttl) is over\n"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Whoever is the first whose time to live is over tells the others until they can
+// know, after the end of its own command, too; and begins nothing any more.
+func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=90 first_boot=0 ttl=100 grace=1000 attempt=1 total=2 index=0 me=s0w0 phase=ended detail='' reported=0
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+report() { phase=$1 detail=$2; }
+send_log() { :; }
+fetch() { return 1; }
+wanted_attempt() { wanted=1; }
+op() { [[ $1 != stop ]] || echo "stop at $clock"; }
+store() { status=503; ((clock > away)) && echo "$1 at $clock"; }
+look_at() { is=running; ((clock < 120)) || is=exited; }
+all_ended() { status=200; return 1; }
+take_turn() { :; }
+teardown() { echo "deleted at $clock: $1"; }
+away=140
+attend; rest
+echo "stored: $([[ $stop_untold ]] || cat "$state/text")"
+rm -rf "$state/text"; clock=110 away=0 attempt=2 is=unknown
+prepare() { echo prepares; }
+begin; echo "attempt $attempt is $is; failed: $failure"
+`)
+	want := `multihost: stopping the command: the time to live of 100 s (--ttl) is over
+stop at 110
+control/stop at 150
+ended/1/s0w0. at 150
+deleted at 170: the time to live of 100 s (--ttl) is over
+stored: the time to live of 100 s (--ttl) is over
+control/stop at 110
+ended/2/s0w0.143 at 110
+attempt 2 is exited; failed: 
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A stop without a reason, an empty object, is a stop like another.
+func TestAnEmptyStopIsAStop(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0
+mkdir -p "$runs/1"
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+report() { :; }
+send_log() { :; }
+store() { sed 's/^/  /' "$2"; }
+wanted_attempt() { wanted=1; }
+fetch() { [[ $1 == control/stop ]] && : >"$2"; }
+op() { [[ $1 != stop ]] || echo "stop: $5"; }
+look_at() { is=running; ((clock < 1010)) || is=exited; }
+attend
+look_at() { is=lost; }
+printf 'code=255\nsignal=\nend=0\nsize=7\noom=0\nlost=1\ndropped=0\nreason=the worker was rebooted\n' >"$runs/1/exit"
+find_attempt; finish; echo "$end_code, failed: $failure"
+attempt=2; begin`)
+	want := `multihost: stopping the command: control/stop is in the bucket
+stop: control/stop is in the bucket
+  end=0
+  size=7
+  oom=0
+  dropped=0
+  code=143
+  signal=
+  lost=1
+  reason=control/stop is in the bucket; the worker was rebooted
+143, failed: 
+  code=143
+  signal=
+  end=1020000000000
+  size=0
+  oom=0
+  lost=0
+  dropped=0
+  reason=control/stop is in the bucket
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What a machine took away when it ended is told as that, whichever of its
+// processes ended first; what ended by itself before is not.
+func TestWhatTheMachineEndedIsTold(t *testing.T) {
+	t.Parallel()
+	const killed = "code=255 signal= lost=1 reason=the_supervisor_was_killed"
+	for name, c := range map[string]struct{ end, code, want string }{
+		"the supervisor was killed first":   {killed, "", "lost, the worker was rebooted"},
+		"all had TERM, the command first":   {"code=143 signal=TERM reason=", "", "lost, the worker was rebooted"},
+		"its shutdown script has said so":   {"code=1 signal= reason=", "echo preempted >$state/down.1", "lost, the worker was rebooted: preempted"},
+		"and does not know why":             {"code=1 signal= reason=", "echo >$state/down.1", "lost, the worker was rebooted"},
+		"it was told before":                {killed, ": >$state/told.1", "lost, "},
+		"in the same boot":                  {killed, "echo now >$root/proc/sys/kernel/random/boot_id", "lost, "},
+		"the command failed before":         {"code=1 signal= reason=", "", "exited, "},
+		"it had ended well":                 {"code=0 signal= reason=", "echo >$state/down.1", "exited, "},
+		"it was being stopped":              {"code=143 signal=TERM reason=enough", "echo enough >$runs/1/stop", "exited, "},
+		"a stop came in the way of its own": {"code=1 signal= reason=enough", "echo enough >$runs/1/stop; echo >$state/down.1", "exited, "},
+	} {
+		got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 first_boot=0 MULTIHOST_ROOT_PROC=$root
+mkdir -p "$runs/1" "$root/proc/sys/kernel/random"
+echo later >"$root/proc/sys/kernel/random/boot_id"
+echo "7 1 now 0" >"$runs/1/supervisor"
+printf '%s\n' `+c.end+` | tr _ ' ' >"$runs/1/exit"
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+look_at() { is=exited; if [[ "`+c.end+`" == *lost=1* ]]; then is=lost; fi; }
+fetch() { return 1; }
+quick_deaths() { return 1; }
+wanted_attempt() { wanted=0; }
+announce() { :; }
+finish() { :; }
+`+c.code+`
+went() { look_at 1; attempt=1; if went_down; then is=lost; fi; }
+went; echo "$is, $rebooted"`)
+		if got != c.want+"\n" {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// lastWordsOf has a machine told to end whose job, state and bucket are what code
+// says.
+func lastWordsOf(t *testing.T, code string) string {
+	t.Helper()
+	return inWorkerScript(t, `
+HOME=$root dir=$root/.multihost-job/r going_limit=120
+mkdir -p "$dir" "$root/runs/1"
+date +%s >"$dir/boots"; echo yes >"$dir/right"; echo ann >"$dir/login"; echo "$root/runs" >"$dir/runs"
+printf 'one\ntwo\n' >"$root/runs/1/output.log"
+instance() {
+  case $1 in
+    attributes/multihost-job) printf 'run=r\nprefix=r/\nstorage=S\nupload=U\n' ;;
+    preempted) printf TRUE ;;
+    *) printf 'curl: (22) The requested URL returned error: 404'; return 1 ;;
+  esac
+}
+attribute() { :; }
+api() {
+  status=200 reply='{"size": "4", "generation": "3"}'
+  case "$1 $2" in
+    POST*workers%2F*) sed -n '/=./{/^at=/!p}' "$4" >"$root/note" ;;
+    POST*.last*) sed 's/^/log: /' "$4" >"$root/log" ;;
+  esac
+}
+value_of() { REPLY=3; if [[ $1 == size ]]; then if [[ -e $root/log ]]; then REPLY=8; else REPLY=4; fi; fi; }
+append() { :; }
+`+code+`
+going >/dev/null
+cat "$root/note" "$root/log" 2>/dev/null
+[[ ! -e $dir/down ]] || echo marked`)
+}
+
+// The shutdown script says that the machine ends and why, brings what the bucket
+// has not of the log, and leaves alone what has ended. Where nothing answers it
+// is over in time, and the next boot knows all the same.
+func TestLastWordsOfAMachine(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"a command runs":        {"", "phase=down worker=s0w0 attempt=1 may_delete=yes login=ann detail=preempted log: two marked"},
+		"nothing has begun":     {`rm -rf "$root/runs/1"`, "phase=down worker=s0w0 attempt=0 may_delete=yes login=ann detail=preempted marked"},
+		"it has just ended":     {`echo code=0 >"$root/runs/1/exit"`, "log: two"},
+		"its end was told":      {`: >"$dir/told.1"`, "marked"},
+		"it never came to run":  {`rm -rf "$root/runs/1"; : >"$dir/told.1"`, "marked"},
+		"no job":                {`instance() { return 1; }`, ""},
+		"no job was here":       {`rm -rf "$dir"`, ""},
+		"nobody answers":        {`going_limit=0.5; api() { sleep 1000; }`, "marked"},
+		"the bucket is refused": {`api() { status=403; return 1; }; sleep() { [[ $1 == 1 ]] || command sleep "$1"; }`, "marked"},
+	} {
+		if got := strings.Join(strings.Fields(lastWordsOf(t, c.code)), " "); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// While the machine goes down an end is none of the command's own, and nobody is
+// told of one; a machine that lives on is one again after three minutes.
+func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root runs=$root/runs first_boot=0 attempt=1 me=s0w0 right=yes told=running
+clock=$(date +%s); begin=$clock
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+attribute() { :; }
+store_text() { echo "$1 after $((clock - begin >= 180 ? 180 : 0)) s"; }
+store() { echo "$1 after $((clock - begin >= 180 ? 180 : 0)) s"; }
+look_at() { is=exited; }
+: >"$state/down"; : >"$state/down.1"
+report running 'attempt 1'
+attend; echo "$is after $((clock - begin >= 180 ? 180 : 0)) s"; ls "$state" | grep down
+: >"$state/down"; begin=$clock; /usr/bin/env touch -d "@$clock" "$state/down"
+give_up 76 'the preflight was killed'`)
+	want := "exited after 180 s\nended/1/s0w0.76 after 180 s\ncontrol/failed-1 after 180 s\nmultihost: failed: the preflight was killed\nworkers/s0w0 after 180 s\n"
 	if got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

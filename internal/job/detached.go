@@ -437,6 +437,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			return r.conclude(rec, state, begin)
 		}
 		if err := r.stillThere(ctx, state); err != nil {
+			_ = r.bringLogs(ctx, rec, shown) // machines that were told to end have brought their last words meanwhile
 			return Outcome{}, interruptedOr(ctx, err)
 		}
 		if err := r.pause(ctx); err != nil {
@@ -468,10 +469,32 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 	case !r.owns(res):
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %q is not of run %q", r.desc.Resource, r.desc.Run)}
 	case res.State == "FAILED" || res.State == "SUSPENDED":
-		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s, and no worker is left to ask for another", r.desc.Resource, res.State),
+		if again, err := r.bucket.State(ctx, r.desc.Run); err == nil {
+			state = again
+		}
+		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s%s, and no worker is left to ask for another", r.desc.Resource, res.State, wentDown(state)),
 			Advice: fmt.Sprintf("delete it with: multihost stop %s; then type the job again with another --run-name", r.desc.Run)}
 	}
 	return nil
+}
+
+// wentDown is what workers said when their machines were told to end, after a
+// queued resource's state: " (s1w[0-3] preempted)", or nothing.
+func wentDown(state detach.State) string {
+	workers := map[string][]tpu.WorkerID{}
+	for _, w := range state.Seen {
+		if w.Phase == detach.Down {
+			workers[w.Detail] = append(workers[w.Detail], w.Worker)
+		}
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(workers)) {
+		parts = append(parts, tpu.Fold(workers[why])+" "+why)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
 }
 
 // summary is where the run stands, in a sentence.
@@ -486,10 +509,14 @@ func (r *detachedRun) summary(state detach.State) string {
 	phases := map[string][]tpu.WorkerID{}
 	var order []string
 	for _, w := range state.Seen {
-		if len(phases[w.Phase]) == 0 {
-			order = append(order, w.Phase)
+		phase := w.Phase
+		if phase == detach.Down {
+			phase = "down, " + w.Detail + ","
 		}
-		phases[w.Phase] = append(phases[w.Phase], w.Worker)
+		if len(phases[phase]) == 0 {
+			order = append(order, phase)
+		}
+		phases[phase] = append(phases[phase], w.Worker)
 	}
 	parts := make([]string, len(order))
 	for i, p := range order {
@@ -665,6 +692,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error
 			return err
 		}
 		if err := r.stillThere(ctx, state); err != nil {
+			_, _ = r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted) // its last words
 			return interruptedOr(ctx, err)
 		}
 		if state, err = r.bucket.State(ctx, r.desc.Run); err != nil {
@@ -874,6 +902,9 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 		row.State = "queued"
 		if len(state.Seen) > 0 {
 			row.State = state.Seen[0].Phase
+		}
+		if slices.ContainsFunc(state.Seen, func(w detach.Seen) bool { return w.Phase == detach.Down }) {
+			row.State = detach.Down
 		}
 		res, err := r.Queue.Get(ctx, r.desc.Resource)
 		switch {

@@ -29,7 +29,9 @@
 //     where enable-oslogin says so; host keys leave it as guest attributes once
 //     it has booted.
 //   - The instance metadata server: instance and project attributes, tpu-env,
-//     tokens, guest attributes; the startup script at each boot.
+//     tokens, guest attributes; the startup script at each boot, and the shutdown
+//     script when a machine is preempted, deleted or rebooted from inside, but not
+//     when a queued resource is reset: for 30 s when it is preempted, else 90 s.
 //   - Cloud Storage: buckets and objects, see storage.go. The bucket named by
 //     DefaultBucket is there from the start.
 //   - Secret Manager: secrets, their versions, access to them.

@@ -92,7 +92,7 @@ func Faults() []FaultDoc {
 		{Name: "worker-slow", Args: with("mode", "duration"), Required: []string{"duration"}, What: "each handshake (mode=handshake) or each start of a command (mode=exec) takes longer"},
 		{Name: "worker-cut", Args: with("mode", "bytes", "n"), Required: []string{"bytes"}, What: "connections are reset after so many bytes in (mode=in) or out (mode=out)"},
 		{Name: "worker-refuse-auth", Args: with("duration", "n"), What: "no key is accepted for a time or for N connections"},
-		{Name: "worker-reboot", Args: with("duration"), What: "a worker reboots, once"},
+		{Name: "worker-reboot", Args: with("mode", "duration"), What: "a worker reboots, once, its shutdown script before; not when its power goes (mode=power)"},
 		{Name: "worker-no-sudo", Args: with("mode"), What: "sudo asks for a password, or is not there (mode=missing; netns backend only)"},
 		{Name: "worker-disk-space", Args: with("mode", "bytes"), What: "no more than BYTES (0) are free for homes (mode=home, the default) or in /tmp (mode=tmp); netns backend only"},
 		{Name: "worker-read-only", Args: workers, What: "homes cannot be written; netns backend only"},

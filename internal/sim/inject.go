@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"multihost/internal/sim/worker"
@@ -139,10 +140,13 @@ func (s *Server) injectWorkers(f Fault) (id int, err error) {
 		id = s.addFault(f)
 		s.mu.Unlock()
 	}
-	var errs []error
-	for _, m := range machines {
-		errs = append(errs, m.SetFault(w))
+	// At once: a machine that reboots has its time for that.
+	errs := make([]error, len(machines))
+	var group sync.WaitGroup
+	for i, m := range machines {
+		group.Go(func() { errs[i] = m.SetFault(w) })
 	}
+	group.Wait()
 	return id, errors.Join(errs...)
 }
 

@@ -159,9 +159,13 @@ func (s *Server) suspend(q *queuedResource, initiator string) {
 			}
 		}
 		for _, n := range s.nodesOf(q) {
-			if n.msg.State != "PREEMPTED" {
+			switch {
+			case n.msg.State != "PREEMPTED":
 				left++
 				s.removeNode(n, gone)
+			case len(n.ended) > 0:
+				left++
+				n.ended = append(n.ended, gone)
 			}
 		}
 		gone()
@@ -264,7 +268,7 @@ func (s *Server) removeNode(n *node, done func()) {
 	}
 	n.msg.State = "DELETING"
 	s.nextStep(func() {
-		s.stopMachines(n, func() {
+		s.stopMachines(n, stopLimit, func() {
 			delete(s.state.nodes, n.msg.Name)
 			for _, f := range n.gone {
 				f()
@@ -280,7 +284,7 @@ func (s *Server) preempt(n *node, vanish bool) {
 		return
 	}
 	n.msg.State = "PREEMPTED"
-	s.stopMachines(n, func() {
+	s.stopMachines(n, preemptLimit, func() {
 		if vanish {
 			delete(s.state.nodes, n.msg.Name)
 		}

@@ -138,7 +138,7 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 		"instance/id":                strconv.FormatInt(n.msg.Id>>8<<8|int64(i), 10),
 		"instance/zone":              zone,
 		"instance/maintenance-event": "NONE",
-		"instance/preempted":         "FALSE",
+		"instance/preempted":         strings.ToUpper(strconv.FormatBool(n.msg.State == "PREEMPTED")),
 		"instance/tags":              tagList(n.msg.Tags),
 
 		"instance/network-interfaces/0/ip":      n.ips[i],
@@ -148,6 +148,9 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 
 		"project/project-id":         s.cfg.Project,
 		"project/numeric-project-id": projectNumber,
+	}
+	if n.msg.Health == "UNHEALTHY_MAINTENANCE" {
+		tree["instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
 	}
 	if n.msg.NetworkConfig.EnableExternalIps && i < len(n.msg.NetworkEndpoints) {
 		tree["instance/network-interfaces/0/access-configs/0/external-ip"] = n.msg.NetworkEndpoints[i].AccessConfig.ExternalIp

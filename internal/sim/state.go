@@ -122,6 +122,7 @@ type node struct {
 	mtu      int
 	queued   string              // resource name of the request that made it, or empty
 	gone     []func()            // called once the node is deleted
+	ended    []func()            // called once its machines have ended, while they do
 	guest    []map[string]string // guest attributes that a worker wrote, by namespace/key
 }
 

@@ -173,16 +173,50 @@ func stopAll(ctx context.Context, machines []worker.Machine) error {
 	return group.Wait()
 }
 
-// stopMachines stops the workers of n and then calls done, with s.mu held. The
-// caller holds s.mu.
-func (s *Server) stopMachines(n *node, done func()) {
+// shutDownAll tells machines to end, all at once: the limit is that of each.
+func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Duration) error {
+	group := new(errgroup.Group)
+	for _, m := range machines {
+		switch o, ok := m.(worker.Orderly); {
+		case ok:
+			group.Go(func() error { return o.ShutDown(ctx, limit) })
+		case m != nil:
+			group.Go(func() error { return m.Stop(ctx) })
+		}
+	}
+	return group.Wait()
+}
+
+// How long Compute Engine lets a machine that is told to end work on: when it is
+// preempted, and when it is stopped or deleted.
+const (
+	preemptLimit = 30 * time.Second
+	stopLimit    = 90 * time.Second
+)
+
+// stopMachines tells the workers of n to end, and then calls done, with s.mu held.
+// Of several calls each gets its done; the limit of the first counts. The caller
+// holds s.mu.
+func (s *Server) stopMachines(n *node, limit time.Duration, done func()) {
+	n.ended = append(n.ended, done)
+	if len(n.ended) > 1 {
+		return
+	}
 	machines := n.machines
 	n.machines = nil
+	stop := stopAll
+	if n.msg.Metadata["shutdown-script"] != "" {
+		stop = func(ctx context.Context, machines []worker.Machine) error { return shutDownAll(ctx, machines, limit) }
+	}
 	s.spawn(func() {
-		_ = stopAll(s.ctx, machines) // the backend stops what is left
+		_ = stop(s.ctx, machines) // the backend stops what is left
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		done()
+		ended := n.ended
+		n.ended = nil
+		for _, f := range ended {
+			f()
+		}
 	})
 }
 

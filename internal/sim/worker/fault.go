@@ -47,8 +47,9 @@ const (
 	// many connections, as on a machine whose keys have not arrived yet.
 	RefuseAuth FaultKind = "refuse-auth"
 
-	// "reboot [DURATION]" reboots once; the machine refuses connections for
-	// that long. SetFault returns when it is down.
+	// "reboot [power] [DURATION]" reboots once; the machine refuses connections
+	// for that long. SetFault returns when it is down. Its shutdown script runs
+	// before, unless it is the power that goes.
 	Reboot FaultKind = "reboot"
 
 	// "no-sudo [missing]": sudo asks for a password; or there is none, which
@@ -130,7 +131,7 @@ func faultKinds() []string {
 		"slow handshake|exec DURATION",
 		"cut in|out BYTES [TIMES]",
 		"refuse-auth DURATION|TRIES",
-		"reboot [DURATION]",
+		"reboot [power] [DURATION]",
 		"no-sudo [missing]",
 		"disk-space home|tmp [BYTES]",
 		"read-only",
@@ -199,7 +200,12 @@ func (f *Fault) parseArgs(args []string) (err error) {
 	case Unreachable, Slow, Clock:
 		f.Mode = next()
 		duration()
-	case Freeze, Reboot:
+	case Reboot:
+		if len(args) > 0 && args[0] == "power" {
+			f.Mode = next()
+		}
+		duration()
+	case Freeze:
 		duration()
 	case Cut:
 		f.Mode = next()
@@ -233,7 +239,11 @@ func (f Fault) check() error {
 		return fmt.Errorf("mode %q is none of %s", f.Mode, strings.Join(names, ", "))
 	}
 	switch f.Kind {
-	case Freeze, Reboot, RotateHostKeys, ReadOnly, Banner:
+	case Freeze, RotateHostKeys, ReadOnly, Banner:
+	case Reboot:
+		if f.Mode != "" && f.Mode != "power" {
+			return fmt.Errorf("mode %q is not power", f.Mode)
+		}
 	case NoSudo:
 		if f.Mode != "" && f.Mode != "missing" {
 			return fmt.Errorf("mode %q is not missing", f.Mode)

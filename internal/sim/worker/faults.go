@@ -30,7 +30,15 @@ func (m *machine) setFault(f Fault) error {
 	case Clear:
 		return m.clearFaults(FaultKind(f.Name))
 	case Reboot:
-		if err := m.reboot(m.ctx, f.Duration); err != nil {
+		var ended <-chan struct{}
+		if f.Mode == "" {
+			ended = m.shutdown(m.ctx, rebootLimit)
+		}
+		err := m.reboot(m.ctx, f.Duration)
+		if ended != nil {
+			<-ended
+		}
+		if err != nil {
 			return err
 		}
 		return m.reconcile()

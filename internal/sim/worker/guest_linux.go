@@ -34,7 +34,7 @@ const (
 
 // A guestRequest is one line that process 1 reads.
 type guestRequest struct {
-	Op     string // boot, keys, faults, kill, refuse
+	Op     string // boot, keys, faults, kill, refuse, shutdown
 	Boot   *bootRequest
 	Faults *guestFaults
 	Keys   map[string][]string // authorized keys by login
@@ -69,6 +69,13 @@ type guestFaults struct {
 // A guestReply is the line that answers a request.
 type guestReply struct {
 	Error string `json:",omitempty"`
+	Busy  bool   `json:",omitempty"` // the shutdown script has not ended
+}
+
+// A guestScript is one of the metadata that root is to run; it may be empty.
+type guestScript struct {
+	name string
+	text []byte
 }
 
 func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
@@ -87,7 +94,7 @@ func MaybeInit(args []string) (handled bool) {
 	p := &process1{
 		waiting: make(map[int]chan syscall.WaitStatus),
 		died:    make(chan int, 16),
-		startup: make(chan []byte),
+		scripts: make(chan guestScript),
 		replies: json.NewEncoder(os.NewFile(4, "replies")),
 	}
 	p.serve(os.NewFile(3, "requests"))
@@ -109,8 +116,9 @@ type process1 struct {
 	smallDisk bool    // /home is one
 	smallTmp  bool
 
-	startup chan []byte // startup scripts
-	died    chan int    // daemons
+	scripts chan guestScript
+	ending  chan struct{} // closed when the shutdown script has ended; nil before it was asked for
+	died    chan int      // daemons
 
 	mu      sync.Mutex
 	waiting map[int]chan syscall.WaitStatus // guarded by mu
@@ -145,6 +153,13 @@ func (p *process1) serve(from io.Reader) {
 			if err := p.do(req); err != nil {
 				reply.Error = err.Error()
 			}
+			if p.ending != nil {
+				select {
+				case <-p.ending:
+				default:
+					reply.Busy = true
+				}
+			}
 			if p.replies.Encode(reply) != nil {
 				return
 			}
@@ -157,8 +172,8 @@ func (p *process1) serve(from io.Reader) {
 			} else if pid == p.refuser {
 				p.refuser = 0
 			}
-		case script := <-p.startup:
-			_ = p.runStartup(script) // its log is on the machine
+		case s := <-p.scripts:
+			p.runScript(s)
 		}
 	}
 }
@@ -186,6 +201,12 @@ func (p *process1) do(req guestRequest) error {
 		p.refuser, err = p.startDaemon(refuserPort, "-p", fmt.Sprint(refuserPort), "-o", "ListenAddress=127.0.0.1",
 			"-o", "PidFile=none", "-o", "AuthorizedKeysFile=none")
 		return err
+	case "shutdown":
+		if p.ending == nil {
+			p.ending = make(chan struct{})
+			go p.fetchScript(shutdownScript)
+		}
+		return nil
 	}
 	return fmt.Errorf("unknown request %q", req.Op)
 }
@@ -316,7 +337,7 @@ func (p *process1) bootUp() error {
 		}
 	}
 	if b.Metadata {
-		go p.fetchStartup()
+		go p.fetchScript(startupScript)
 	}
 	return nil
 }
@@ -366,38 +387,66 @@ func listens(port int) bool {
 	return false
 }
 
-// fetchStartup asks the metadata server for the startup script.
-func (p *process1) fetchStartup() {
-	req, err := http.NewRequest(http.MethodGet, "http://"+metadataAddr+"/computeMetadata/v1/instance/attributes/startup-script", nil)
+// fetchScript asks the metadata server for a script and has it run.
+func (p *process1) fetchScript(name string) {
+	text, err := metadataAttribute(name)
 	if err != nil {
-		return
+		text = nil
+	}
+	p.scripts <- guestScript{name, text}
+}
+
+// metadataAttribute is a value of the metadata, empty where there is none.
+func metadataAttribute(name string) ([]byte, error) {
+	req, err := http.NewRequest(http.MethodGet, "http://"+metadataAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
+	if err != nil {
+		return nil, err
 	}
 	req.Header.Set("Metadata-Flavor", "Google")
 	client := http.Client{Timeout: 30 * time.Second}
 	resp, err := client.Do(req)
 	if err != nil {
-		return
+		return nil, err
 	}
 	defer resp.Body.Close()
-	script, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode == http.StatusOK && len(script) > 0 {
-		p.startup <- script
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil
 	}
+	return io.ReadAll(resp.Body)
 }
 
-// runStartup runs a startup script as the guest agent does: as root, in /, at
-// every boot.
-func (p *process1) runStartup(script []byte) error {
+// runScript runs a script as the guest agent does: as root, in /, at every boot or
+// at its end. Its log is on the machine.
+func (p *process1) runScript(s guestScript) {
+	done, err := p.startScript(s)
+	if s.name != shutdownScript {
+		return
+	}
+	ending := p.ending
+	if err != nil {
+		close(ending)
+		return
+	}
+	go func() {
+		<-done
+		close(ending)
+	}()
+}
+
+func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error) {
+	if len(s.text) == 0 {
+		return nil, errors.New("there is none")
+	}
 	dir, err := os.MkdirTemp("", "metadata-scripts")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	file := filepath.Join(dir, "startup-script")
-	if err := os.WriteFile(file, script, 0o755); err != nil {
-		return err
+	file := filepath.Join(dir, s.name)
+	if err := os.WriteFile(file, s.text, 0o755); err != nil {
+		return nil, err
 	}
-	_, _, err = p.spawn(startupLog, "/bin/bash", "-c", file)
-	return err
+	_, done, err := p.spawn("/var/log/"+s.name+".log", "/bin/bash", "-c", file)
+	return done, err
 }
 
 // setFaults makes the faults of the inside those given.

@@ -18,9 +18,8 @@ const (
 	// loginPath is what /etc/environment of Ubuntu has.
 	loginPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/games:/snap/bin"
 
-	keysDir    = "/var/lib/google-keys"
-	startupLog = "/var/log/startup-script.log"
-	sudoers    = "/etc/sudoers.d/google_sudoers"
+	keysDir = "/var/lib/google-keys"
+	sudoers = "/etc/sudoers.d/google_sudoers"
 
 	firstUID = 1001
 )

@@ -208,6 +208,13 @@ func (m *machine) boot() {
 	m.wg.Go(m.startup)
 }
 
+func (m *machine) ShutDown(ctx context.Context, limit time.Duration) error {
+	ended := m.shutdown(ctx, limit)
+	err := m.Stop(ctx)
+	<-ended
+	return err
+}
+
 func (m *machine) Stop(ctx context.Context) error {
 	m.beginStop()
 	if err := killAll(ctx, []*machine{m}); err != nil {

@@ -389,6 +389,39 @@ func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error
 	return nil
 }
 
+func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error {
+	m.shutdown(ctx, limit)
+	return m.Stop(ctx)
+}
+
+// shutdown runs the shutdown script, for no longer than the limit. What is left
+// of it ends with the guest.
+func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
+	g, err := m.running()
+	if err != nil || m.spec.Metadata == nil {
+		return
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		busy, err := g.shutdown()
+		if err != nil || !busy {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-m.ctx.Done():
+			return
+		}
+	}
+}
+
 func (m *netnsMachine) Stop(ctx context.Context) error {
 	m.mu.Lock()
 	m.stopped = true
@@ -496,6 +529,9 @@ func (m *netnsMachine) setFault(f Fault) error {
 	case Clear:
 		return m.clearFaults(FaultKind(f.Name))
 	case Reboot:
+		if f.Mode == "" {
+			m.shutdown(m.ctx, rebootLimit)
+		}
 		return m.reboot(m.ctx, f.Duration)
 	case RotateHostKeys:
 		keys, err := makeHostKeyFiles()
@@ -696,29 +732,38 @@ func (g *guest) serveAt(ip, addr string, h http.Handler) error {
 func (g *guest) call(req guestRequest) error {
 	g.calls.Lock()
 	defer g.calls.Unlock()
-	return g.exchange(req)
+	_, err := g.exchange(req)
+	return err
 }
 
-func (g *guest) exchange(req guestRequest) error {
+// shutdown has the guest run its shutdown script, once, and reports whether that
+// has not ended yet.
+func (g *guest) shutdown() (busy bool, err error) {
+	g.calls.Lock()
+	defer g.calls.Unlock()
+	reply, err := g.exchange(guestRequest{Op: "shutdown"})
+	return reply.Busy, err
+}
+
+func (g *guest) exchange(req guestRequest) (reply guestReply, err error) {
 	b, err := json.Marshal(req)
 	if err != nil {
-		return err
+		return reply, err
 	}
 	if _, err := g.to.Write(append(b, '\n')); err != nil {
-		return fmt.Errorf("ask worker's process 1: %w", err)
+		return reply, fmt.Errorf("ask worker's process 1: %w", err)
 	}
 	line, err := g.replies.ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("ask worker's process 1: it has ended: %w", err)
+		return reply, fmt.Errorf("ask worker's process 1: it has ended: %w", err)
 	}
-	var reply guestReply
 	if err := json.Unmarshal(line, &reply); err != nil {
-		return fmt.Errorf("ask worker's process 1: %w", err)
+		return reply, fmt.Errorf("ask worker's process 1: %w", err)
 	}
 	if reply.Error != "" {
-		return errors.New(reply.Error)
+		return reply, errors.New(reply.Error)
 	}
-	return nil
+	return reply, nil
 }
 
 // syncKeys makes the guest's users and keys those given.
@@ -728,7 +773,7 @@ func (g *guest) syncKeys(keys map[string][]string) error {
 	if g.keys != nil && maps.EqualFunc(g.keys, keys, slices.Equal[[]string]) {
 		return nil
 	}
-	if err := g.exchange(guestRequest{Op: "keys", Keys: keys}); err != nil {
+	if _, err := g.exchange(guestRequest{Op: "keys", Keys: keys}); err != nil {
 		return err
 	}
 	g.keys = keys

@@ -49,8 +49,9 @@ func newNetnsFixture(t testing.TB) *fixture {
 	return f
 }
 
-func TestNetnsCut(t *testing.T)           { testCut(t, newNetnsFixture(t)) }
-func TestNetnsFaultsOfReach(t *testing.T) { testFaultsOfReach(t, newNetnsFixture(t)) }
+func TestNetnsCut(t *testing.T)            { testCut(t, newNetnsFixture(t)) }
+func TestNetnsFaultsOfReach(t *testing.T)  { testFaultsOfReach(t, newNetnsFixture(t)) }
+func TestNetnsShutdownScript(t *testing.T) { testShutdownScript(t, newNetnsFixture(t)) }
 
 // What a command finds is a machine of its own.
 func TestNetnsMachine(t *testing.T) {

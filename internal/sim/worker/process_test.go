@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -586,6 +588,52 @@ func set(t testing.TB, m worker.Machine, words string) {
 	}
 	if err := m.SetFault(fault); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestShutdownScript(t *testing.T) { testShutdownScript(t, newFixture(t)) }
+
+// Who is told to end has root run the shutdown script before, for no longer than
+// it may; who is reset, or loses its power, has not.
+func testShutdownScript(t *testing.T, f *fixture) {
+	var ends atomic.Int32
+	m := f.start(func(s *worker.Spec) {
+		s.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/computeMetadata/v1/instance/attributes/shutdown-script":
+				fmt.Fprint(w, "#!/bin/bash\nexec sleep $(curl -s \"http://${GCE_METADATA_HOST:-169.254.169.254}/ends/$(id -un)\")\n")
+			case "/ends/root":
+				if ends.Add(1) == 1 {
+					fmt.Fprint(w, 0)
+				} else {
+					fmt.Fprint(w, 1000)
+				}
+			default:
+				http.NotFound(w, r)
+			}
+		})
+	})
+	if err := m.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	set(t, m, "reboot power")
+	if n := ends.Load(); n != 0 {
+		t.Errorf("%d shutdown scripts ran without an order to end", n)
+	}
+	set(t, m, "reboot")
+	if n := ends.Load(); n != 1 {
+		t.Errorf("%d shutdown scripts ran, want 1", n)
+	}
+	run(t, f.dial(m), "true")
+	o, ok := m.(worker.Orderly)
+	if !ok {
+		t.Fatal("it cannot be told to end")
+	}
+	if err := o.ShutDown(t.Context(), 300*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.tryDial(m, "dev", f.signer); err == nil {
+		t.Error("it answers after its end")
 	}
 }
 

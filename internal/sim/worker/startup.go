@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"os"
@@ -41,15 +42,45 @@ func (m *machine) startup() {
 			}
 		}
 	}
-	script := m.startupScript()
+	m.runScript(startupScript)
+}
+
+// shutdown does what the guest agent does at the end of a machine: it runs the
+// shutdown script, for no longer than the limit. What is left of it is for the
+// caller to kill, who waits for ended then.
+func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-chan struct{}) {
+	done := make(chan struct{})
+	if m.metaAddr == "" {
+		close(done)
+		return done
+	}
+	go func() {
+		defer close(done)
+		m.runScript(shutdownScript)
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-m.ctx.Done():
+	}
+	return done
+}
+
+// runScript runs a script of the metadata as root, if there is one. It returns
+// when the script has ended, by itself or with the machine.
+func (m *machine) runScript(name string) {
+	script := m.attribute(name)
 	if script == "" {
 		return
 	}
-	file := m.path("tmp", "startup-script")
+	file := m.path("tmp", name)
 	if os.WriteFile(file, []byte(script), 0o755) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
 		return
 	}
-	out, err := os.OpenFile(m.path("var/log/startup-script.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	out, err := os.OpenFile(m.path("var/log", name+".log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
 		return
 	}
@@ -76,8 +107,9 @@ func (m *machine) startup() {
 	}
 }
 
-func (m *machine) startupScript() string {
-	req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.metaAddr+"/computeMetadata/v1/instance/attributes/startup-script", nil)
+// attribute is a value of the metadata, empty where there is none.
+func (m *machine) attribute(name string) string {
+	req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.metaAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {
 		return ""
 	}

@@ -22,6 +22,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // A Spec says what machine to make.
@@ -57,7 +58,8 @@ type Spec struct {
 	// Metadata is the instance metadata server. The machine finds it at
 	// 169.254.169.254, port 80, or where the variable GCE_METADATA_HOST says,
 	// which Google's own libraries read too. At each boot root runs the startup
-	// script that is in it, if there is one. Nil means that there is none.
+	// script that is in it, if there is one, and at an orderly end the shutdown
+	// script. Nil means that there is none.
 	Metadata http.Handler
 
 	// Services are servers of the caller, by the loopback address that they
@@ -102,18 +104,38 @@ type Machine interface {
 	// as guest attributes serve them.
 	HostKeys() map[string]string
 
-	// Reboot kills every process, resets the kernel settings, empties /tmp,
-	// makes a new boot id and returns when the machine answers again. Files
-	// outside /tmp and host keys stay.
+	// Reboot is a reset: it kills every process, resets the kernel settings,
+	// empties /tmp, makes a new boot id and returns when the machine answers
+	// again. Files outside /tmp and host keys stay. No shutdown script runs.
 	Reboot(ctx context.Context) error
 
 	// SetFault puts a fault in force (see [FaultKind] for what each does).
 	SetFault(f Fault) error
 
-	// Stop ends the machine: no process and no listener is left when it
-	// returns without error. Its directory stays. It may be called again.
+	// Stop ends the machine, as when its power goes: no process and no listener
+	// is left when it returns without error. Its directory stays. It may be called
+	// again.
 	Stop(ctx context.Context) error
 }
+
+// Orderly is what a Machine has besides when its operating system can be told to
+// end.
+type Orderly interface {
+	// ShutDown has root run the shutdown script of the metadata, if there is one,
+	// until it has ended or the limit is over, and then is Stop. The machine works
+	// on meanwhile.
+	ShutDown(ctx context.Context, limit time.Duration) error
+}
+
+// rebootLimit is how long the shutdown script may take when a machine reboots.
+// Compute Engine gives 90 s where it is not preempted.
+const rebootLimit = 90 * time.Second
+
+// Metadata that root runs, and the names of the files that it is run from.
+const (
+	startupScript  = "startup-script"
+	shutdownScript = "shutdown-script"
+)
 
 // Internal is what a Machine has besides when the address at which the caller
 // reaches it is not the one that it has in its own network.
