@@ -233,7 +233,7 @@ func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
 echo changed >data.txt
 [ $MULTIHOST_ATTEMPT = 2 ] && exit 0
-sleep 1000`, nil, sim.Config{})
+sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both tell of attempt 2
 		w.until("attempt 1 to run", running(1, 2))
 		w.wait("the logs of attempt 1", func() bool {
 			return w.object("main_command_log_slice_0_worker_0") != "" && w.object("main_command_log_slice_0_worker_1") != ""
