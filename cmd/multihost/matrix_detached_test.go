@@ -55,6 +55,7 @@ type lonelyFault struct {
 	code   int  // with which who attaches ends, where it happens …
 	until  int  // … before this phase; 0 from then on
 	taken  bool // it takes the slices away
+	again  bool // the job is typed again then
 	short  bool // the time to live is
 	long   bool // the command is one that would not end by itself in time
 }
@@ -68,7 +69,7 @@ func lonelyFaults() []lonelyFault {
 	}
 	const stopped = 128 + int(syscall.SIGTERM)
 	return []lonelyFault{
-		{name: "one slice of two preempted", from: fromProvisioning, taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
+		{name: "one slice of two preempted", from: fromProvisioning, taken: true, again: true, code: exitUnavailable, until: fromDeletion, strike: inject("preempt node=m-1")},
 		{name: "queued resource suspended", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-suspended qr=m")},
 		{name: "queued resource failed", taken: true, code: exitUnavailable, until: fromDeletion, strike: inject("qr-failed qr=m message='an internal error has occurred'")},
 		{name: "an admin deletes it", code: exitUnavailable, until: fromDeletion, strike: (*stage).adminDeletes},
@@ -238,6 +239,15 @@ func (s *stage) run(story *lockedText) (result string) {
 		return failed("exit status %d, want %d", status, s.fault.code)
 	}
 	result = fmt.Sprintf("%d, %s", status, event.Count(len(s.begun), "attempt"))
+	if s.fault.again && status != exitOK {
+		if left != "" {
+			result += " †"
+		}
+		if err := s.again(d, o, roots); err != nil {
+			return failed("typed again: %v", err)
+		}
+		left = s.left()
+	}
 	if left != "" && s.fault.taken { // with nobody alive who could delete it
 		if _, err := queue.Delete(context.Background(), "m", qr.DeleteOptions{Force: true, OnlyRun: "m"}); err != nil {
 			return failed("%v", err)
@@ -249,6 +259,24 @@ func (s *stage) run(story *lockedText) (result string) {
 		return failed("%s is left", left)
 	}
 	return result
+}
+
+// again types a job that has lost its slices once more: it goes on, and ends well.
+func (s *stage) again(d *job.Deps, o job.JobOptions, roots gcp.Roots) error {
+	s.mu.Lock()
+	before := len(s.begun)
+	s.mu.Unlock()
+	if _, err := d.Detach(context.Background(), o, job.DetachOptions{Bucket: sim.DefaultBucket, Roots: roots}); err != nil {
+		return err
+	}
+	if _, err := s.play(); err != nil {
+		return err
+	}
+	out, err := d.Attach(context.Background(), o.Run.Run, job.AttachOptions{})
+	if err == nil && (out.Code != 0 || len(s.begun) != before+1) {
+		err = fmt.Errorf("exit status %d after %s", out.Code, event.Count(len(s.begun)-before, "attempt"))
+	}
+	return err
 }
 
 // left is the state of the queued resource; "" when neither it nor a slice is

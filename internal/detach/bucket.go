@@ -65,9 +65,9 @@ func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefix
 
 // Objects are the names, below URL, of what Create makes.
 func (b *Bucket) Objects(j Job) []string {
-	names := []string{"run.json", "kit.tar.gz"}
+	names := []string{"run.json", j.object("kit.tar.gz")}
 	if j.codeSum != "none" {
-		names = append(names, j.CodeObject())
+		names = append(names, j.object(j.CodeObject()))
 	}
 	return names
 }
@@ -75,18 +75,30 @@ func (b *Bucket) Objects(j Job) []string {
 // ErrNoRun says that the bucket has no such run.
 var ErrNoRun = errors.New("no such run in the bucket")
 
-// An ExistsError says that the name of a run is taken.
-type ExistsError struct{ URL string }
+// An ExistsError says that the name of a run is taken, or that another start of
+// the run has taken the place of this one.
+type ExistsError struct{ URL, Owner string }
 
-func (e *ExistsError) Error() string { return "a run of that name is in " + e.URL }
+func (e *ExistsError) Error() string {
+	text := "a run of that name is in " + e.URL
+	if e.Owner != "" {
+		text += ", which " + e.Owner + " has started at the same time"
+	}
+	return text
+}
 
-// Create claims the name of the run and uploads what its workers need: the kit's
-// files, and the code that write writes, if it is not nil. It completes j with
-// the digests. A client that only reads makes nothing and answers with a
-// *gcp.ReadOnlyError where it would. After an error nothing of the run is left in the bucket, unless
-// the error is an *ExistsError or says so.
-func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error) (err error) {
-	d.Claim = rand.Text()
+// Create uploads what the workers of a start need, the kit's files and the code
+// that write writes, if it is not nil, and then makes it the start that counts: in
+// place of the earlier one, or as the first of its run where that is nil. Of
+// several who do so at the same time one succeeds, the others get an
+// *ExistsError. What it uploads has names of its own, so whoever reads what an
+// earlier start has uploaded is not disturbed. It completes j.
+//
+// A client that only reads makes nothing and answers with a *gcp.ReadOnlyError.
+// After another error nothing of this start is left in the bucket, unless the
+// error says so.
+func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error, earlier *Earlier) (err error) {
+	d.Claim = d.Created.UTC().Format("20060102t150405z-") + strings.ToLower(rand.Text()[:10])
 	text, err := d.encode()
 	if err != nil {
 		return err
@@ -95,64 +107,220 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 	if err != nil {
 		return fmt.Errorf("pack the kit: %w", err)
 	}
-	j.kitSum, j.codeSum = sum, "none"
-	var none int64
-	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &none)
-	if statusCode(err) == http.StatusPreconditionFailed {
-		// Perhaps by a try of ours whose answer was lost.
-		there, readErr := b.read(ctx, prefixOf(b.dir, d.Run)+"run.json", 0)
-		if readErr != nil || !bytes.Equal(there, text) {
-			return &ExistsError{b.URL(d.Run)}
-		}
-		err = nil
-	}
+	j.claim, j.kitSum, j.codeSum = d.Claim, sum, "none"
+	err = b.put(ctx, d.Run, j.object("kit.tar.gz"), bytes.NewReader(packed), nil)
 	var refused *gcp.ReadOnlyError
 	if errors.As(err, &refused) {
-		if refusal := b.foresee(ctx, j, d.Run, write); refusal != nil {
-			return refusal
-		}
-	}
-	if err != nil {
-		return err
+		j.claim = unknownClaim
+		return cmp.Or(j.foreseeCode(write), err)
 	}
 	defer func() {
 		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 			defer cancel()
-			if left := b.Remove(clean, d.Run); left != nil {
-				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", b.URL(d.Run), left))
-			}
+			err = errors.Join(err, b.Withdraw(clean, *j, earlier == nil))
 		}
 	}()
-	if err := b.put(ctx, d.Run, "kit.tar.gz", bytes.NewReader(packed), nil); err != nil {
+	if err == nil && write != nil {
+		j.codeSum, err = b.upload(ctx, d.Run, j.object(j.CodeObject()), write)
+	}
+	if err != nil {
 		return err
 	}
-	if write == nil {
-		return nil
+	var generation int64
+	if earlier != nil {
+		generation = earlier.generation
 	}
-	j.codeSum, err = b.upload(ctx, d.Run, j.CodeObject(), write)
+	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &generation)
+	if statusCode(err) == http.StatusPreconditionFailed {
+		return b.Holds(ctx, *j) // perhaps by a try of ours whose answer was lost
+	}
 	return err
 }
 
-// foresee completes j as Create would, and says why Create would refuse.
-func (b *Bucket) foresee(ctx context.Context, j *Job, run string, write func(io.Writer) error) error {
-	name, taken := prefixOf(b.dir, run)+"run.json", false
-	err := b.gcp.Do(ctx, fmt.Sprintf("write gs://%s/%s", b.name, name), func(ctx context.Context) error {
-		page, err := b.svc.Objects.List(b.name).Prefix(name).Context(ctx).Do()
-		taken = err == nil && slices.ContainsFunc(page.Items, func(o *storage.Object) bool { return o.Name == name })
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case taken:
-		return &ExistsError{b.URL(run)}
-	case write == nil:
+// unknownClaim stands for the name that a start will have.
+const unknownClaim = "ID"
+
+// foreseeCode completes j as the upload of the code would.
+func (j *Job) foreseeCode(write func(io.Writer) error) error {
+	if write == nil {
 		return nil
 	}
 	hash := sha256.New()
-	err = write(hash)
+	err := write(hash)
 	j.codeSum = hex.EncodeToString(hash.Sum(nil))
+	return err
+}
+
+// Holds is an *ExistsError when another start counts than that of j.
+func (b *Bucket) Holds(ctx context.Context, j Job) error {
+	d, err := b.Describe(ctx, j.Run)
+	if err == nil && d.Claim != j.claim || errors.Is(err, ErrNoRun) {
+		return &ExistsError{b.URL(j.Run), d.Owner}
+	}
+	return err
+}
+
+// Withdraw removes what Create has uploaded, and all that there is of the run
+// where it was its first start. What another start has put in its place stays.
+func (b *Bucket) Withdraw(ctx context.Context, j Job, first bool) error {
+	err := b.withdraw(ctx, j, first)
+	if err != nil {
+		return fmt.Errorf("what was uploaded is left in %s: %w", b.URL(j.Run), err)
+	}
+	return nil
+}
+
+func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
+	var own, rest, description []*storage.Object
+	err := b.list(ctx, j.prefix(), "", func(page *storage.Objects) {
+		for _, o := range page.Items {
+			switch name := strings.TrimPrefix(o.Name, j.prefix()); {
+			case name == "run.json":
+				description = append(description, o)
+			case strings.HasPrefix(name, j.object("")):
+				own = append(own, o)
+			default:
+				rest = append(rest, o)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var taken *ExistsError
+	if err := b.Holds(ctx, j); first && !errors.As(err, &taken) {
+		if err != nil {
+			return err
+		}
+		// It goes first: another start that has come between is known by it.
+		if err := b.remove(ctx, description); err != nil {
+			if statusCode(err) != http.StatusPreconditionFailed {
+				return err
+			}
+			rest = nil
+		}
+		own = append(own, rest...)
+	}
+	if err := b.remove(ctx, own); statusCode(err) != http.StatusPreconditionFailed {
+		return err
+	}
+	return nil
+}
+
+// remove deletes objects as they were listed: those that have been written since
+// stay, which is an error with the status of a failed precondition.
+func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err error) {
+	for _, o := range objects {
+		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, o.Name), func(ctx context.Context) error {
+			return b.svc.Objects.Delete(b.name, o.Name).IfGenerationMatch(o.Generation).Context(ctx).Do()
+		})
+		if statusCode(gone) != http.StatusNotFound {
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
+}
+
+// An Earlier is a run as a start of the same name finds it.
+type Earlier struct {
+	Description
+	State      State
+	generation int64 // of run.json
+}
+
+// Earlier reads what there is of a run; nil when there is none.
+func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
+	e, name := &Earlier{}, prefixOf(b.dir, run)+"run.json"
+	err := b.list(ctx, name, "", func(page *storage.Objects) {
+		for _, o := range page.Items {
+			if o.Name == name {
+				e.generation = o.Generation
+			}
+		}
+	})
+	if err != nil || e.generation == 0 {
+		return nil, err
+	}
+	if e.Description, err = b.Describe(ctx, run); err != nil {
+		return nil, err
+	}
+	e.State, err = b.State(ctx, run)
+	return e, err
+}
+
+// Ended says how the run has come to its end by itself or by its user's wish. It is
+// "" when it has not: it goes on, it was never begun, or its workers were taken away
+// or kept from running the command.
+func (e *Earlier) Ended() string {
+	first := e.State.Blame()
+	switch {
+	case e.State.Stopping != "":
+		return "it was stopped: " + e.State.Stopping
+	case !e.State.Over(e.Description):
+		return ""
+	case first == nil:
+		return "it has succeeded"
+	case first.Reason == "" && first.Signal != "":
+		return fmt.Sprintf("%s was killed by SIG%s", first.Worker, first.Signal)
+	case first.Reason == "":
+		return fmt.Sprintf("%s failed, exit code %d", first.Worker, first.Code)
+	case strings.Contains(first.Reason, "(--timeout)"):
+		return "it was stopped: " + first.Reason
+	}
+	return ""
+}
+
+// Next is the number of the attempt with which the run goes on.
+func (e *Earlier) Next() int {
+	begin, last := max(1, e.Attempt), e.State.begun
+	// What the start has announced itself was perhaps begun by nobody.
+	if e.State.announced > begin {
+		last = max(last, e.State.announced)
+	}
+	return max(begin, last+1)
+}
+
+// Renew readies the bucket for the workers of a start that goes on with an
+// attempt, after those of the earlier one are gone: what they said of themselves
+// would count as the silence of their successors. It is an *ExistsError when
+// another start counts.
+func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
+	var reports []*storage.Object
+	var announced int64
+	for _, dir := range []string{"workers/", "control/attempt"} {
+		err := b.list(ctx, j.prefix()+dir, "", func(page *storage.Objects) {
+			for _, o := range page.Items {
+				if dir == "workers/" {
+					reports = append(reports, o)
+				} else if o.Name == j.prefix()+dir {
+					announced = o.Generation
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	// While this start counts nobody else's workers come: what was listed is old.
+	if err := b.Holds(ctx, j); err != nil {
+		return err
+	}
+	err := b.remove(ctx, reports)
+	if err != nil || attempt == 1 { // with which workers begin by themselves
+		return err
+	}
+	number := strconv.Itoa(attempt)
+	err = b.put(ctx, j.Run, "control/attempt", strings.NewReader(number+"\n"), &announced)
+	if statusCode(err) == http.StatusPreconditionFailed {
+		if err := b.Holds(ctx, j); err != nil {
+			return err
+		}
+		// Perhaps by a try of ours whose answer was lost.
+		if there, readErr := b.read(ctx, j.prefix()+"control/attempt", 0); readErr == nil && strings.TrimSpace(string(there)) == number {
+			return nil
+		}
+	}
 	return err
 }
 
@@ -191,7 +359,8 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 		if generation != nil {
 			call.IfGenerationMatch(*generation)
 		}
-		_, err := call.Media(r, googleapi.ContentType("text/plain")).Context(ctx).Do()
+		// Each upload has a buffer as large as a piece, 16 MB unless told otherwise.
+		_, err := call.Media(r, googleapi.ContentType("text/plain"), googleapi.ChunkSize(googleapi.MinUploadChunkSize)).Context(ctx).Do()
 		return err
 	})
 }
@@ -235,25 +404,6 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 			return nil
 		}
 	}
-}
-
-// Remove deletes every object of a run.
-func (b *Bucket) Remove(ctx context.Context, run string) error {
-	var names []string
-	err := b.list(ctx, prefixOf(b.dir, run), "", func(page *storage.Objects) {
-		for _, o := range page.Items {
-			names = append(names, o.Name)
-		}
-	})
-	for _, name := range names {
-		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, name), func(ctx context.Context) error {
-			return b.svc.Objects.Delete(b.name, name).Context(ctx).Do()
-		})
-		if statusCode(gone) != http.StatusNotFound {
-			err = errors.Join(err, gone)
-		}
-	}
-	return err
 }
 
 // Runs are the directories in the bucket that may be runs.
@@ -335,8 +485,10 @@ type Seen struct {
 type State struct {
 	Attempt  int // the newest that any worker began; 0: none has begun
 	Seen     []Seen
-	Ended    []End // of that attempt, ordered by worker
-	Stopping string
+	Ended    []End  // of that attempt, ordered by worker
+	Stopping string // why it is to end
+
+	begun, announced int // the newest that a worker has told of, and that of control/attempt
 }
 
 // Over reports whether the newest attempt has ended on every worker of d.
@@ -367,6 +519,7 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	prefix := prefixOf(b.dir, run)
 	ends := map[int]map[tpu.WorkerID]string{}
 	var workers []*storage.Object
+	stop := false
 	for _, dir := range []string{"ended/", "workers/", "control/"} {
 		err := b.list(ctx, prefix+dir, "", func(page *storage.Objects) {
 			for _, o := range page.Items {
@@ -383,11 +536,9 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 						ends[attempt] = map[tpu.WorkerID]string{}
 					}
 					ends[attempt][id] = o.Name
-					s.Attempt = max(s.Attempt, attempt)
+					s.begun = max(s.begun, attempt)
 				case "control/":
-					if name == "control/stop" {
-						s.Stopping = "asked to stop"
-					}
+					stop = stop || name == "control/stop"
 				}
 			}
 		})
@@ -396,10 +547,16 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 		}
 	}
 	if data, err := b.read(ctx, prefix+"control/attempt", 0); err == nil {
-		n, _ := strconv.Atoi(strings.TrimSpace(string(data)))
-		s.Attempt = max(s.Attempt, n)
+		s.announced, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 	} else if statusCode(err) != http.StatusNotFound {
 		return s, err
+	}
+	if stop {
+		data, err := b.read(ctx, prefix+"control/stop", 0)
+		if err := ignoreMissing(err); err != nil {
+			return s, err
+		}
+		s.Stopping = cmp.Or(strings.TrimSpace(string(data)), "asked to stop")
 	}
 	var mu sync.Mutex
 	group, reading := errgroup.WithContext(ctx)
@@ -419,8 +576,9 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 		return s, err
 	}
 	for _, w := range s.Seen {
-		s.Attempt = max(s.Attempt, w.Attempt)
+		s.begun = max(s.begun, w.Attempt)
 	}
+	s.Attempt = max(s.begun, s.announced)
 	for id, name := range ends[s.Attempt] {
 		data, err := b.read(ctx, name, 0)
 		if err := ignoreMissing(err); err != nil {

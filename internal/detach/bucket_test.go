@@ -18,10 +18,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// objects is a bucket that loses the answers to its first uploads.
+// objects is a bucket that loses the answer to one upload.
 type objects struct {
 	mu   sync.Mutex
-	lose int
+	lose string // end of the object's name; empty: it is lost, or none is to be
 	data map[string][]byte
 }
 
@@ -60,8 +60,8 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	o.data[meta.Name] = media
-	if o.lose > 0 {
-		o.lose--
+	if o.lose != "" && strings.HasSuffix(meta.Name, o.lose) {
+		o.lose = ""
 		answer(http.StatusServiceUnavailable, []byte("{}"))
 		return
 	}
@@ -81,14 +81,17 @@ func openObjects(t *testing.T, o *objects) *detach.Bucket {
 
 func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
 	t.Parallel()
-	b := openObjects(t, &objects{lose: 1, data: map[string][]byte{}})
-	d := detach.Description{Run: "r"}
-	testkit.Must(t, b.Create(t.Context(), &detach.Job{Run: "r"}, d, nil, nil))
-	var taken *detach.ExistsError
-	if err := b.Create(t.Context(), &detach.Job{Run: "r"}, d, nil, nil); !errors.As(err, &taken) {
-		t.Errorf("got %v for the same run again, want that its name is taken", err)
+	for _, lose := range []string{"kit.tar.gz", "run.json"} {
+		b := openObjects(t, &objects{lose: lose, data: map[string][]byte{}})
+		testkit.Must(t, b.Create(t.Context(), &detach.Job{Run: "r"}, aRun, nil, nil, nil))
+		var taken *detach.ExistsError
+		if err := b.Create(t.Context(), &detach.Job{Run: "r"}, aRun, nil, nil, nil); !errors.As(err, &taken) {
+			t.Errorf("got %v for the same run again, want that its name is taken", err)
+		}
 	}
 }
+
+var aRun = detach.Description{Run: "r", Resource: "r", Nodes: []string{"r"}, Workers: 1, Login: "ann"}
 
 // Workers may write to the bucket, and what runs on them may be anybody's.
 func TestForgedDescriptionIsRefused(t *testing.T) {
@@ -109,6 +112,7 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 		{`:4`, `:-1`},
 		{`:4`, `:1000000000000`},
 		{`"ann"`, `"-oProxyCommand=x"`},
+		{`:4`, `:4,"attempt":1000000000`},
 	} {
 		o.mu.Lock()
 		o.data["r/run.json"] = []byte(strings.Replace(good, forged[0], forged[1], 1))

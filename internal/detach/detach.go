@@ -12,8 +12,8 @@
 // In the bucket, below [DIR/]RUN/:
 //
 //	run.json                               what the job is; whoever makes it owns the name
-//	kit.tar.gz                             supervisor, preflight, command, its environment
-//	script_dir_zip_RUN.tar.gz              the code
+//	starts/ID/kit.tar.gz                   supervisor, preflight, command, its environment
+//	starts/ID/script_dir_zip_RUN.tar.gz    the code
 //	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
 //	attempt-N/main_command_log_…           the same of a later attempt
 //	workers/sSwW                           where each worker is, once a minute and when its machine ends
@@ -21,6 +21,12 @@
 //	control/attempt                        the newest attempt that any worker began
 //	control/stop                           why the run is to end
 //	control/failed-N                       who failed first in attempt N
+//
+// A run whose slices were taken away is started again under its name: as another
+// start, with files of its own below starts/, which run.json names once they are
+// there. Whoever replaces run.json does so on condition that it is the one that he
+// has read, so of two one is told. What each start does afterwards to what is
+// there is bound to what it has read, too.
 //
 // No secret is in any of them.
 package detach
@@ -98,7 +104,7 @@ type Job struct {
 	CloudLogging bool
 	Secrets      []Secret
 
-	kitSum, codeSum string
+	claim, kitSum, codeSum string
 }
 
 // A Secret is a variable of the command whose value every worker reads from
@@ -160,6 +166,9 @@ func prefixOf(dir, run string) string {
 // CodeObject is the name of the packed code, as MaxText's job script had it.
 func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
 
+// object is the name of what is only for the workers of this start.
+func (j Job) object(name string) string { return "starts/" + j.claim + "/" + name }
+
 // Metadata is what the slices of the job need in their metadata.
 func (j Job) Metadata() map[string]string {
 	return map[string]string{
@@ -205,7 +214,7 @@ func (j Job) text() string {
 	lines := [][2]string{
 		{"run", j.Run}, {"project", j.Project}, {"zone", j.Zone}, {"resource", j.Resource}, {"label", j.Label},
 		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
-		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
+		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)},
@@ -263,13 +272,20 @@ type Description struct {
 	Every       float64   `json:"seconds_between_uploads"`
 	Keep        Keep      `json:"keep,omitempty"`            // as in Job
 	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // as in Job
-	Claim       string    `json:"claim,omitempty"`           // random; tells two makers of one name apart
+	Claim       string    `json:"claim,omitempty"`           // name of the start
+	Attempt     int       `json:"attempt,omitempty"`         // that the start begins with
+
+	// What the command is, and its environment, as digests: a run goes on only as
+	// what it was.
+	CommandSum string `json:"command_sha256,omitempty"`
+	EnvSum     string `json:"environment_sha256,omitempty"`
 }
 
 // What a job may have at most; the largest slice has some thousand workers.
 const (
 	maxNodes   = 4096
 	maxWorkers = 1 << 16 // of all slices
+	maxAttempt = 1 << 20
 )
 
 var (
@@ -288,6 +304,8 @@ func (d Description) check(run string) error {
 		return fmt.Errorf("no login is called %q", d.Login)
 	case len(d.Nodes) == 0 || len(d.Nodes) > maxNodes || d.Workers < 1 || d.Workers > maxWorkers/len(d.Nodes):
 		return fmt.Errorf("no job has %d slices of %d workers", len(d.Nodes), d.Workers)
+	case d.Attempt < 0 || d.Attempt > maxAttempt:
+		return fmt.Errorf("no start begins with attempt %d", d.Attempt)
 	}
 	for _, name := range d.Nodes {
 		if !cloudName.MatchString(name) {

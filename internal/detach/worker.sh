@@ -25,7 +25,7 @@ nonce=mhjob$$
 
 # What read_job sets when the job says so.
 run='' project='' zone='' resource='' label=''
-bucket='' prefix='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
+bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
@@ -78,7 +78,7 @@ read_job() {
   fi
   while IFS='=' read -r key value; do
     case $key in
-      run | project | zone | resource | label | bucket | prefix | kit_sum | code_sum | slices | workers | nodes | login | \
+      run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | keep | keep_for | \
         preflight | kill_stale | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
@@ -419,7 +419,7 @@ prepare_job() {
 
 # prepare_kit takes what an earlier boot fetched, if it is whole.
 prepare_kit() {
-  if ! kit_fits; then patiently fetch kit.tar.gz "$state/kit.tar.gz" || return; fi
+  if ! kit_fits; then patiently fetch "starts/$claim/kit.tar.gz" "$state/kit.tar.gz" || return; fi
   why="kit.tar.gz is not what the job was started with"
   kit_fits || return
   why="kit.tar.gz cannot be unpacked"
@@ -658,7 +658,7 @@ prepare() {
 unpack_code() {
   local mark=$state/unpacked
   [[ $code_sum == none || -e $mark && $(<"$mark") == "$code_sum" ]] && return
-  patiently fetch "script_dir_zip_$run.tar.gz" "$state/code.tar.gz" || return
+  patiently fetch "starts/$claim/script_dir_zip_$run.tar.gz" "$state/code.tar.gz" || return
   why="script_dir_zip_$run.tar.gz is not what the job was started with"
   [[ $(sha256sum <"$state/code.tar.gz") == "$code_sum"* ]] || return
   # shellcheck disable=SC2016 # for that shell

@@ -1033,19 +1033,18 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL() + "/storage/v1/"})
 	b, err := detach.Open(t.Context(), cloud, sim.DefaultBucket, "")
 	testkit.Must(t, err)
-	j := detach.Job{Run: "r"}
-	d := detach.Description{Run: "r"}
+	j, d := detach.Job{Run: "r"}, aRun
 	broken := errors.New("disk gone")
-	err = b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, func(io.Writer) error { return broken })
+	err = b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, func(io.Writer) error { return broken }, nil)
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want the cause", err)
 	}
 	if left := server.Objects(sim.DefaultBucket); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	testkit.Must(t, b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, nil))
+	testkit.Must(t, b.Create(t.Context(), &j, d, map[string][]byte{"a": nil}, nil, nil))
 	var taken *detach.ExistsError
-	if err := b.Create(t.Context(), &j, d, nil, nil); !errors.As(err, &taken) {
+	if err := b.Create(t.Context(), &j, d, nil, nil, nil); !errors.As(err, &taken) {
 		t.Errorf("got %v, want that the name is taken", err)
 	}
 	if runs, err := b.Runs(t.Context()); err != nil || !slices.Equal(runs, []string{"r"}) {

@@ -36,27 +36,38 @@ type DetachOptions struct {
 }
 
 // Detach starts a job that lives without this machine: it puts what the workers
-// need into the bucket and asks for the slices. When it returns without error
-// the queued resource exists and the rest is the workers' business. After an
-// error neither it nor anything in the bucket is left, unless that is said.
+// need into the bucket and asks for the slices. A run of that name that has lost
+// its slices goes on with the next attempt. When it returns without error the
+// queued resource exists and the rest is the workers' business. After an error
+// neither it nor anything of this start in the bucket is left, unless that is said.
 func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outcome, error) {
 	r, err := d.prepareDetached(ctx, o, do)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer r.close()
+	if r.earlier != nil {
+		event.Notef(d.Sink, event.Info, "", "run %s has lost its slices (%s): it goes on as attempt %d", r.job.Run, r.loss(), r.desc.Attempt)
+	}
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
 	if err := r.upload(ctx); err != nil {
 		return Outcome{}, err
 	}
-	if err := r.request(ctx, o.Request); err != nil {
+	if err := r.clear(ctx); err != nil {
 		return Outcome{}, err
 	}
-	rec := r.record()
-	if err := rec.save(d.StateDir); err != nil {
-		event.Notef(d.Sink, event.Warn, "", "the job goes on, but its record cannot be kept: %v", err)
+	// Who is killed before the answer has come finds the run by its name.
+	forget, err := r.record().saveAhead(d.StateDir)
+	if err != nil {
+		event.Notef(d.Sink, event.Warn, "", "the record of the job cannot be kept: %v", err)
+	}
+	if left, err := r.request(ctx, o.Request); err != nil {
+		if !left {
+			forget()
+		}
+		return Outcome{}, err
 	}
 	d.sayDetached(r.bucket, r.job)
 	return Outcome{Started: true, Detached: true}, nil
@@ -70,6 +81,9 @@ type departure struct {
 	job    detach.Job
 	desc   detach.Description
 	kit    map[string][]byte
+
+	earlier *detach.Earlier // the run that is to go on; nil: there is none of this name
+	lost    qr.Resource     // what is left of its queued resource
 }
 
 // prepareDetached makes all that a job without runner is started with. Nothing is
@@ -98,13 +112,13 @@ func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptio
 	if r.kit, err = r.makeKit(o, vars); err != nil {
 		return nil, &Error{Stage: StageInput, Err: err}
 	}
-	return r, nil
+	return r, r.lookBack(ctx, o.Request)
 }
 
 // record is what this machine keeps of the job.
 func (r *departure) record() *Record {
-	return &Record{Run: r.job.Run, Attempt: 1, Project: r.Project, Zone: r.Zone, Prefix: r.job.Resource, Login: r.job.Login, Owner: r.Owner,
-		Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()), LogDir: recordDir(r.StateDir, r.job.Run, 1),
+	return &Record{Run: r.job.Run, Attempt: r.desc.Attempt, Project: r.Project, Zone: r.Zone, Prefix: r.job.Resource, Login: r.job.Login, Owner: r.Owner,
+		Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()), LogDir: recordDir(r.StateDir, r.job.Run, r.desc.Attempt),
 		KeepGoing: true, Bucket: r.bucket.Name(), BucketDir: r.bucket.Dir()}
 }
 
@@ -135,11 +149,18 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	desc := detach.Description{
 		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
 		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: commandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
-		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(),
+		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(), Attempt: 1,
 	}
+	var env []string
 	for _, v := range o.Run.Env {
 		desc.Environment = append(desc.Environment, v.Name)
+		env = append(env, v.Name+"="+v.Value)
 	}
+	for _, s := range o.Run.Secrets {
+		env = append(env, s.String())
+	}
+	slices.Sort(env)
+	desc.CommandSum, desc.EnvSum = digest(append(slices.Clone(o.Run.Argv), o.Run.Script)), digest(env)
 	return j, desc
 }
 
@@ -194,46 +215,61 @@ func (r *departure) upload(ctx context.Context) error {
 	})
 }
 
-// put claims the job's name in the bucket and puts there what its workers need.
+// put uploads what the workers need and makes this the start that counts.
 func (r *departure) put(ctx context.Context) error {
 	var write func(io.Writer) error
 	if r.tree != nil {
 		write = func(w io.Writer) error { return r.tree.Archive(ctx, w) }
 	}
-	err := r.bucket.Create(ctx, &r.job, r.desc, r.kit, write)
-	var taken *detach.ExistsError
-	if errors.As(err, &taken) {
-		return &Error{Stage: StageInput, Err: err, Advice: "choose another --run-name or --bucket-dir; follow the old one with: multihost attach " + r.job.Run}
-	}
-	return err
+	return r.overtaken(r.bucket.Create(ctx, &r.job, r.desc, r.kit, write, r.earlier))
 }
 
-// request asks for the slices; on failure the bucket is as it was before.
-func (r *departure) request(ctx context.Context, request qr.Request) error {
+// request asks for the slices; on failure the bucket is as it was before, or it is
+// said what is left.
+func (r *departure) request(ctx context.Context, request qr.Request) (left bool, err error) {
 	id := request.ID
-	return r.watch.phase("request", func() (string, error) {
+	err = r.watch.phase("request", func() (string, error) {
 		made, err := r.create(ctx, request)
 		if err != nil {
 			clean, cancel := r.detached(ctx, time.Minute)
 			defer cancel()
 			if made { // its workers need the bucket, so it goes first
-				if _, left := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: time.Minute}); left != nil {
-					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), left)
+				if _, failed := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
+					left = true
+					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), failed)
 					return "", err
 				}
 			}
-			if left := r.bucket.Remove(clean, r.job.Run); left != nil {
-				err = errors.Join(err, fmt.Errorf("what was uploaded is left in %s: %w", r.bucket.URL(r.job.Run), left))
+			if failed := r.bucket.Withdraw(clean, r.job, r.earlier == nil); failed != nil {
+				err = errors.Join(err, failed)
 			}
 			return "", err
 		}
 		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, request.NodeCount), request.Type.Name), nil
 	})
+	return left, err
 }
 
-// create asks for the slices, with what their workers have to know in the
-// metadata.
+// create asks for the slices, unless another start counts meanwhile.
 func (r *departure) create(ctx context.Context, request qr.Request) (made bool, err error) {
+	if !r.ReadOnly {
+		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
+			return false, err
+		}
+	}
+	res, made, err := r.Queue.Create(ctx, r.withMetadata(request))
+	var other *qr.ConflictError
+	switch {
+	case errors.As(err, &other) && r.earlier != nil && r.owns(res):
+		return false, r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
+	case err == nil && !made:
+		err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", request.ID), Advice: "choose another --run-name, or delete it: " + deleteHint(request.ID, r.Deps)}
+	}
+	return made, err
+}
+
+// withMetadata is the request with what its workers have to know.
+func (r *departure) withMetadata(request qr.Request) qr.Request {
 	metadata := maps.Clone(r.job.Metadata())
 	for k, v := range request.Metadata {
 		if _, ours := metadata[k]; !ours {
@@ -241,11 +277,7 @@ func (r *departure) create(ctx context.Context, request qr.Request) (made bool, 
 		}
 	}
 	request.Metadata = metadata
-	_, made, err = r.Queue.Create(ctx, request)
-	if err == nil && !made {
-		err = &Error{Stage: StageInput, Text: fmt.Sprintf("queued resource %q is there already", request.ID), Advice: "choose another --run-name, or delete it: " + deleteHint(request.ID, r.Deps)}
-	}
-	return made, err
+	return request
 }
 
 // sayDetached tells where to look from now on.
@@ -463,7 +495,7 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 			return err
 		}
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is gone, and only %d of %s ended in the bucket", r.desc.Resource, len(again.Ended), event.Count(len(r.desc.IDs()), "worker")),
-			Advice: "read what there is with: multihost logs " + r.desc.Run}
+			Advice: r.goesOn(again) + "read what there is with: multihost logs " + r.desc.Run}
 	case err != nil:
 		return err
 	case !r.owns(res):
@@ -473,7 +505,7 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 			state = again
 		}
 		return &Error{Stage: StageFollow, Text: fmt.Sprintf("queued resource %s is %s%s, and no worker is left to ask for another", r.desc.Resource, res.State, wentDown(state)),
-			Advice: fmt.Sprintf("delete it with: multihost stop %s; then type the job again with another --run-name", r.desc.Run)}
+			Advice: fmt.Sprintf("type the same multihost job --detach again: the run goes on as its next attempt; or give it up with: multihost stop %s", r.desc.Run)}
 	}
 	return nil
 }

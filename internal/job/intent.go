@@ -107,6 +107,9 @@ func (r *run) runsOfAll(ctx context.Context) ([]foundRun, error) {
 
 // nextAttempt is the number of the next attempt as far as this machine knows.
 func (r *run) nextAttempt() int {
+	if r.number > 0 {
+		return r.number
+	}
 	return max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
 }
 

@@ -280,11 +280,15 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 	if err := r.put(ctx); !errors.As(err, &refused) {
 		return Plan{}, cmp.Or(err, errNotRefused)
 	}
-	_, err = r.create(ctx, o.Request)
-	if !errors.As(err, &refused) {
-		return Plan{}, cmp.Or(err, errNotRefused)
+	if r.lost.State != "" {
+		p.Resource = d.resourceChange(ResourceRecreate, r.lost, r.withMetadata(o.Request), nil)
+		p.Resource.Why = "its slices are lost, and the run has not ended"
+	} else {
+		if _, err = r.create(ctx, o.Request); !errors.As(err, &refused) {
+			return Plan{}, cmp.Or(err, errNotRefused)
+		}
+		p.Resource = d.resourceChange(ResourceCreate, qr.Resource{ID: o.Request.ID}, o.Request, refused)
 	}
-	p.Resource = d.resourceChange(ResourceCreate, qr.Resource{ID: o.Request.ID}, o.Request, refused)
 	p.Upload = &Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
 	p.planJob(o, true)
 	return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")

@@ -129,6 +129,7 @@ type run struct {
 
 	tried     int  // attempts that were started or taken over
 	begunLast int  // number of the last of them
+	number    int  // of the attempt that comes, where a bucket knows it; 0: it does not
 	patient   bool // further attempts may follow, so that their cause matters
 	adopts    bool // a living attempt of this run is taken over, not refused
 	races     int  // how often in a row another runner of this run was first

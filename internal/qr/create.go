@@ -60,7 +60,7 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 		}
 		event.Notef(c.sink(), event.Info, "", "queued resource %q exists and is DELETING: it is created anew when it is gone", r.ID)
 		gone := goneWait{id: r.ID, phase: "create", limit: recreateLimit}
-		if err := c.awaitGone(ctx, gone); err != nil {
+		if err := c.awaitGone(ctx, gone); err != nil && !errors.Is(err, errNamesake) {
 			return Resource{}, false, err
 		}
 		// A name may stay taken for a moment after the resource is gone.

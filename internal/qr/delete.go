@@ -2,6 +2,7 @@ package qr
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 	if err := mayDelete(res, opts); err != nil {
 		return false, err
 	}
-	wait := goneWait{id: id, phase: "delete", limit: opts.Limit, poll: opts.Poll, force: opts.Force, issue: true}
+	wait := goneWait{id: id, made: res.CreateTime, phase: "delete", limit: opts.Limit, poll: opts.Poll, force: opts.Force, issue: true}
 	if wait.limit == 0 {
 		wait.limit = DefaultDeleteLimit
 	}
@@ -62,7 +63,12 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 	}
 	start := c.now()
 	c.emit(event.Phase{Name: "delete", State: event.Started, Detail: id})
-	if err := c.awaitGone(ctx, wait); err != nil {
+	err = c.awaitGone(ctx, wait)
+	if errors.Is(err, errNamesake) {
+		c.emit(event.Phase{Name: "delete", State: event.Done, Detail: err.Error(), Elapsed: c.now().Sub(start)})
+		return true, nil // slices of these names are the new one's
+	}
+	if err != nil {
 		c.emit(event.Phase{Name: "delete", State: event.Failed, Detail: err.Error(), Elapsed: c.now().Sub(start)})
 		return false, err
 	}
@@ -125,7 +131,8 @@ func (c *Client) requestDelete(ctx context.Context, id string, force bool) (*tpu
 // A goneWait is a wait until a queued resource does not exist any more.
 type goneWait struct {
 	id    string
-	phase string // for events and errors
+	made  time.Time // that of the one that is to go; zero: of the first that is seen
+	phase string    // for events and errors
 	limit time.Duration
 	poll  gcp.Backoff
 	issue bool // ask for the deletion, again where it has no effect
@@ -139,8 +146,12 @@ type deletion struct {
 	failed error     // why the last request or operation failed
 }
 
+// errNamesake says that what was to go is gone, and another has its name.
+var errNamesake = errors.New("gone; another one of this name has been made since")
+
 // awaitGone polls until the resource is not found, issuing the deletion where
-// the wait says so.
+// the wait says so. One of the same name that was made since is left alone, with
+// errNamesake.
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
@@ -156,6 +167,12 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, context.Cause(ctx))
 		case err != nil && !survivable(err):
 			return err
+		}
+		if err == nil && wait.made.IsZero() {
+			wait.made = res.CreateTime
+		}
+		if err == nil && !res.CreateTime.Equal(wait.made) {
+			return errNamesake
 		}
 		left := wait.limit - c.now().Sub(start)
 		// The limit is looked at right after a read, so that the error tells the

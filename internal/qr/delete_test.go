@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,33 @@ func TestDeleteWithItsSlices(t *testing.T) {
 		}
 	}
 	t.Error("no progress was shown")
+}
+
+// Somebody asks for another one under the name as soon as it is free: that one is
+// not what was to be deleted, nor are its slices.
+func TestANamesakeIsNotDeleted(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.ready(request(t, nil))
+	var asked atomic.Bool
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodDelete {
+			asked.Store(true)
+			return false
+		}
+		if !asked.Load() || !strings.HasSuffix(r.URL.Path, "/queuedResources/q7") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"name": "projects/p/locations/z/queuedResources/q7", "state": {"state": "ACCEPTED"}, "createTime": "2101-01-01T00:00:00Z"}`))
+		return true
+	})
+	deleted, err := c.Delete(t.Context(), "q7", force(func(o *qr.DeleteOptions) { o.Limit = 20 * time.Second }))
+	if !deleted || err != nil {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+	if n := c.calls("DELETE", ""); n != 1 {
+		t.Errorf("%d deletions were asked for, want 1", n)
+	}
 }
 
 func TestDeleteNothingIsNoError(t *testing.T) {

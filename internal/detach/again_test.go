@@ -1,0 +1,419 @@
+package detach_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+// A place is a cloud without workers in which a job without runner is typed on
+// several machines. It lives in a bubble of package synctest.
+type place struct {
+	t      *testing.T
+	server *sim.Server
+	code   string
+	dir    string
+	shape  string // accelerator type of the job
+}
+
+// inPlace tells a story in a place of its own.
+func inPlace(t *testing.T, name string, story func(p *place)) {
+	t.Run(name, func(t *testing.T) {
+		dir := t.TempDir()
+		code := filepath.Join(dir, "code")
+		testkit.Must(t, os.MkdirAll(code, 0o755))
+		testkit.Must(t, os.WriteFile(filepath.Join(code, "train.py"), []byte("print(1)\n"), 0o644))
+		synctest.Test(t, func(t *testing.T) {
+			server, err := sim.Start(context.Background(), sim.Config{Dir: filepath.Join(dir, "sim"), Listen: "none", Backend: "none", Step: 100 * time.Millisecond})
+			testkit.Must(t, err)
+			defer server.Close()
+			story(&place{t, server, code, dir, "v4-8"})
+		})
+	})
+}
+
+// A machine is one on which the job is typed. It counts what it changes, and may
+// be stopped before, or die after, one of its changes.
+type machine struct {
+	*job.Deps
+	place   *place
+	owner   string
+	changes atomic.Int64
+	dies    int64 // after this change; 0: never
+	rests   int64 // before this change; 0: never
+	resting chan struct{}
+	resume  chan struct{}
+	told    []event.Note
+}
+
+func (p *place) machine(owner string, dies, rests int) *machine {
+	m := &machine{place: p, owner: owner, dies: int64(dies), rests: int64(rests), resting: make(chan struct{}), resume: make(chan struct{})}
+	url := p.server.URL()
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: m,
+		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/"})
+	p.t.Cleanup(cloud.Close)
+	queue := qr.New(cloud)
+	m.Deps = &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		Access: job.Access{Login: "ann"}, Clock: gcp.SystemClock, Owner: owner, StateDir: filepath.Join(p.dir, strings.ReplaceAll(owner, "@", "-")),
+		Sink: event.SinkFunc(func(e event.Event) {
+			if n, ok := e.(event.Note); ok {
+				m.told = append(m.told, n)
+			}
+		}),
+		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
+			return detach.Open(ctx, cloud, bucket, dir)
+		},
+		Bucket: sim.DefaultBucket}
+	return m
+}
+
+var errDied = errors.New("the machine is dead")
+
+// RoundTrip carries what the machine asks of the cloud.
+func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
+	if dead := m.dies; dead > 0 && m.changes.Load() >= dead {
+		return nil, errDied
+	}
+	if r.Method != http.MethodGet {
+		n := m.changes.Load() + 1
+		if n == m.rests {
+			m.rests = 0
+			close(m.resting)
+			<-m.resume
+		}
+		m.changes.Store(n)
+	}
+	r = r.Clone(r.Context())
+	r.Host = r.URL.Host
+	if r.Body == nil {
+		r.Body = http.NoBody
+	}
+	defer r.Body.Close()
+	answer := httptest.NewRecorder()
+	m.place.server.ServeHTTP(answer, r)
+	if m.dies > 0 && m.changes.Load() >= m.dies && r.Method != http.MethodGet {
+		return nil, errDied
+	}
+	resp := answer.Result()
+	resp.Request = r
+	return resp, nil
+}
+
+// types types the job.
+func (m *machine) types(change ...func(*job.JobOptions)) error {
+	ty, err := tpu.ParseType(m.place.shape)
+	testkit.Must(m.place.t, err)
+	user, _, _ := strings.Cut(m.owner, "@")
+	o := job.JobOptions{
+		Request: qr.Request{ID: runName, NodeCount: 1, NodeID: runName, Type: ty},
+		Run:     job.RunOptions{Run: runName, Dir: m.place.code, Script: "train", Preflight: "apply", Platform: preflight.GCE, NUMA: preflight.NUMAAuto},
+	}
+	o.Request.Mark(runName, user)
+	o.Request.MarkJob(runName)
+	for _, f := range change {
+		f(&o)
+	}
+	_, err = m.Detach(m.place.t.Context(), o, job.DetachOptions{Bucket: sim.DefaultBucket})
+	return err
+}
+
+// put makes an object of the run, as workers and users do.
+func (p *place) put(name, text string) {
+	p.t.Helper()
+	answer := httptest.NewRecorder()
+	p.server.ServeHTTP(answer, httptest.NewRequest(http.MethodPost,
+		"/upload/storage/v1/b/"+sim.DefaultBucket+"/o?uploadType=media&name="+runName+"%2F"+strings.ReplaceAll(name, "/", "%2F"), strings.NewReader(text)))
+	if answer.Code != http.StatusOK {
+		p.t.Errorf("put %s: %s", name, answer.Body)
+	}
+}
+
+func (p *place) object(name string) string {
+	for _, o := range p.server.Objects(sim.DefaultBucket) {
+		if o.Name == runName+"/"+name {
+			return string(o.Data)
+		}
+	}
+	return ""
+}
+
+// begun has a worker report that it runs the first attempt.
+func (p *place) begun() { p.put("workers/s0w0", "phase=running\nattempt=1\n") }
+
+// state is that of the queued resource, after a while: "" when there is none.
+func (p *place) state() string {
+	<-time.After(time.Minute)
+	if all := p.server.Status().Queued; len(all) > 0 {
+		return all[0].State
+	}
+	return ""
+}
+
+func (p *place) inject(text string) {
+	p.t.Helper()
+	f, err := sim.ParseFault(text)
+	testkit.Must(p.t, err)
+	_, err = p.server.Inject(f)
+	testkit.Must(p.t, err)
+}
+
+// lost is a job that has lost its slices in its first attempt.
+func (p *place) lost() {
+	p.t.Helper()
+	testkit.Must(p.t, p.machine("ann@first", 0, 0).types())
+	p.state()
+	p.begun()
+	p.inject("qr-suspended qr=" + runName)
+	if state := p.state(); state != "SUSPENDED" {
+		p.t.Fatalf("the queued resource is %s", state)
+	}
+}
+
+// whole requires that the queued resource, which there has to be, is of a start
+// of which everything is there, and goes on with an attempt.
+func (p *place) whole(attempt int) {
+	p.t.Helper()
+	if state := p.state(); state != "ACTIVE" {
+		p.t.Errorf("the queued resource is %q, want it ACTIVE", state)
+		return
+	}
+	told := map[string]string{}
+	answer := httptest.NewRecorder()
+	p.server.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/nodes/"+runName, http.NoBody))
+	var node struct{ Metadata map[string]string }
+	testkit.Must(p.t, json.Unmarshal(answer.Body.Bytes(), &node))
+	for line := range strings.Lines(node.Metadata["multihost-job"]) {
+		key, value, _ := strings.Cut(line, "=")
+		told[key] = strings.TrimSpace(value)
+	}
+	for name, sum := range map[string]string{"kit.tar.gz": told["kit_sum"], "script_dir_zip_" + runName + ".tar.gz": told["code_sum"]} {
+		name = "starts/" + told["claim"] + "/" + name
+		if got := sha256.Sum256([]byte(p.object(name))); told["claim"] == "" || hex.EncodeToString(got[:]) != sum {
+			p.t.Errorf("%s is not what its workers are told", name)
+		}
+	}
+	if !strings.Contains(p.object("run.json"), fmt.Sprintf(`"attempt": %d,`, attempt)) {
+		p.t.Errorf("run.json is not of attempt %d:\n%s", attempt, p.object("run.json"))
+	}
+	if got := strings.TrimSpace(p.object("control/attempt")); attempt > 1 && got != fmt.Sprint(attempt) {
+		p.t.Errorf("attempt %q is announced, want %d", got, attempt)
+	}
+	for _, o := range p.server.Objects(sim.DefaultBucket) {
+		if strings.HasPrefix(o.Name, runName+"/workers/") {
+			p.t.Errorf("%s is there, of a worker that was lost", o.Name)
+		}
+	}
+}
+
+// before are what a job can find when it is typed, with which attempt it goes on,
+// and in how many changes.
+var before = []struct {
+	name    string
+	make    func(p *place)
+	attempt int
+	changes int
+}{
+	{"nothing", func(*place) {}, 1, 4},
+	{"its slices are lost", (*place).lost, 2, 7},
+}
+
+// Whenever the machine dies on which the job is typed: typed once more the job goes
+// on or lives, whole; or a stop leaves nothing of it in the cloud.
+func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
+	t.Parallel()
+	for _, b := range before {
+		inPlace(t, b.name+", undisturbed", func(p *place) {
+			b.make(p)
+			m := p.machine("ann@laptop", 0, 0)
+			testkit.Must(p.t, m.types())
+			p.whole(b.attempt)
+			if n := m.changes.Load(); n != int64(b.changes) {
+				p.t.Errorf("it took %d changes, not %d", n, b.changes)
+			}
+		})
+		for n := 1; n <= b.changes; n++ {
+			inPlace(t, fmt.Sprintf("%s, dies after change %d of %d, typed again", b.name, n, b.changes), func(p *place) {
+				b.make(p)
+				if err := p.machine("ann@laptop", n, 0).types(); err == nil {
+					p.t.Error("a dead machine has started it")
+				}
+				err := p.machine("ann@other", 0, 0).types()
+				if lives := n == b.changes; (err != nil) != lives || lives && !strings.Contains(err.Error(), "queued resource train is there, state ") {
+					p.t.Errorf("typed again: %v", err)
+				}
+				p.whole(b.attempt)
+			})
+			inPlace(t, fmt.Sprintf("%s, dies after change %d of %d, stopped", b.name, n, b.changes), func(p *place) {
+				b.make(p)
+				if err := p.machine("ann@laptop", n, 0).types(); err == nil {
+					p.t.Error("a dead machine has started it")
+				}
+				m := p.machine("ann@other", 0, 0)
+				err := m.Stop(p.t.Context(), runName, "", time.Second)
+				if none := p.object("run.json") == ""; (err != nil) != none {
+					p.t.Errorf("stop: %v", err)
+				} else if none {
+					return
+				}
+				if state := p.state(); state != "" && n < b.changes {
+					p.t.Errorf("queued resource %s is left", state)
+				}
+				if err := m.types(); err == nil || !strings.Contains(err.Error(), "it was stopped: multihost stop by ann@other") {
+					p.t.Errorf("typed again after a stop: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// Two machines on which it is typed at the same time, each of which rests once
+// before any of its changes while the other goes on: one of them starts it, whole,
+// and the other one is told so.
+func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
+	t.Parallel()
+	for _, b := range before {
+		// Changes before this one are uploads that nobody else reads.
+		const first = 3
+		for i := first; i <= b.changes; i++ {
+			for j := first; j <= b.changes; j++ {
+				inPlace(t, fmt.Sprintf("%s, %d and %d", b.name, i, j), func(p *place) {
+					b.make(p)
+					all := []*machine{p.machine("ann@laptop", 0, i), p.machine("ann@other", 0, j)}
+					ends := make([]chan error, 2)
+					for n, m := range all {
+						ends[n] = make(chan error, 1)
+						go func() { ends[n] <- m.types() }()
+						select {
+						case <-m.resting:
+						case err := <-ends[n]:
+							ends[n] <- err
+						}
+					}
+					won := 0
+					for n, m := range all {
+						close(m.resume)
+						err := <-ends[n]
+						if err == nil {
+							won++
+							continue
+						}
+						var hinted interface{ Hint() string }
+						if !strings.Contains(err.Error(), "a run of that name is in gs://") || !errors.As(err, &hinted) || !strings.Contains(hinted.Hint(), "multihost attach train") {
+							p.t.Errorf("%s: %v", m.owner, err)
+						}
+					}
+					if won != 1 {
+						p.t.Errorf("%d have started it", won)
+					}
+					p.whole(b.attempt)
+				})
+			}
+		}
+	}
+}
+
+// What is typed again is refused, with the reason, unless it is the same and has
+// lost its slices.
+func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
+	t.Parallel()
+	end := func(p *place, w int, code, reason string) {
+		p.put(fmt.Sprintf("ended/1/s0w%d.%s", w, code), "code="+code+"\nend=1700000000000000000\nreason="+reason+"\n")
+	}
+	gone := func(p *place) {
+		p.t.Helper()
+		_, err := p.machine("ann@admin", 0, 0).Queue.Delete(p.t.Context(), runName, qr.DeleteOptions{Force: true})
+		testkit.Must(p.t, err)
+	}
+	for _, c := range []struct {
+		name    string
+		make    func(p *place)
+		owner   string
+		change  func(o *job.JobOptions)
+		want    string // of the error; "": it goes on
+		attempt int
+	}{
+		{name: "deleted by an admin", make: gone, attempt: 2},
+		{name: "failed", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, attempt: 2},
+		{name: "being suspended", make: func(p *place) { p.inject("qr-suspended qr=train") }, want: "are being taken away (SUSPENDING)"},
+		{name: "it lives", make: func(*place) {}, want: "queued resource train is there, state ACTIVE"},
+		{name: "it has succeeded", make: func(p *place) { end(p, 0, "0", ""); end(p, 1, "0", ""); gone(p) }, want: "it has succeeded"},
+		{name: "its command failed", make: func(p *place) { end(p, 0, "143", "s0w1 failed, exit code 3"); end(p, 1, "3", ""); gone(p) }, want: "s0w1 failed, exit code 3"},
+		{name: "one failed for want of the other, which was taken away", make: func(p *place) { end(p, 0, "1", ""); p.inject("preempt node=train"); p.state() }, attempt: 2},
+		{name: "its bucket could not be read", make: func(p *place) {
+			end(p, 0, "77", "the job cannot be fetched")
+			end(p, 1, "77", "the job cannot be fetched")
+			gone(p)
+		}, attempt: 2},
+		{name: "its time was over", make: func(p *place) {
+			end(p, 0, "143", "timeout of 60 s (--timeout)")
+			end(p, 1, "143", "timeout of 60 s (--timeout)")
+			gone(p)
+		}, want: "it was stopped: timeout of 60 s (--timeout)"},
+		{name: "it was stopped", make: func(p *place) { p.put("control/stop", "enough\n"); gone(p) }, want: "it was stopped: enough"},
+		{name: "workers had begun another attempt", make: func(p *place) { end(p, 0, "255", "the worker was rebooted"); p.put("control/attempt", "2\n"); gone(p) }, attempt: 3},
+		{name: "another's", make: gone, owner: "bob@laptop", want: "it is of ann@first"},
+		{name: "another's queued resource", make: func(p *place) { p.inject("qr-failed qr=train"); p.state() }, owner: "bob@laptop", want: "queued resource train is of run train of ann"},
+		{name: "another type", make: gone, change: func(o *job.JobOptions) { o.Request.Type, _ = tpu.ParseType("v4-8") }, want: `--tpu-type: it has "v4-16", asked is "v4-8"`},
+		{name: "more slices", make: gone, change: func(o *job.JobOptions) { o.Request.NodeCount, o.Request.NodeID, o.Request.NodePrefix = 2, "", runName }, want: `--num-slices: it has "1", asked is "2"`},
+		{name: "another command", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "evaluate" }, want: `--command: it has "train", asked is "evaluate"`},
+		{name: "a command that goes on otherwise", make: gone, change: func(o *job.JobOptions) { o.Run.Script = "train " }, want: `--command: it has "train", asked is "train "`},
+		{name: "another environment", make: gone, change: func(o *job.JobOptions) {
+			o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: "p", ID: "key", Version: "1"}}
+		}, want: "--env, --secret-env: other names or values"},
+		{name: "another tier and time to live", make: gone, change: func(o *job.JobOptions) { o.Request.Tier, o.TTL = qr.Spot, time.Hour }, attempt: 2},
+	} {
+		inPlace(t, c.name, func(p *place) {
+			p.shape = "v4-16"
+			testkit.Must(p.t, p.machine("ann@first", 0, 0).types())
+			p.state()
+			p.begun()
+			c.make(p)
+			objects := p.server.Objects(sim.DefaultBucket)
+			m := p.machine("ann@other", 0, 0)
+			if c.owner != "" {
+				m = p.machine(c.owner, 0, 0)
+			}
+			change := c.change
+			if change == nil {
+				change = func(*job.JobOptions) {}
+			}
+			err := m.types(change)
+			if c.want == "" {
+				testkit.Must(p.t, err)
+				p.whole(c.attempt)
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), "a run of that name is in gs://") || !strings.Contains(err.Error(), c.want) {
+				p.t.Errorf("got %v, want %q", err, c.want)
+			}
+			if !slices.EqualFunc(objects, p.server.Objects(sim.DefaultBucket), func(a, b sim.Object) bool { return a.Name == b.Name && bytes.Equal(a.Data, b.Data) }) {
+				p.t.Error("the bucket is not as it was")
+			}
+		})
+	}
+}

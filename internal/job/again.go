@@ -1,0 +1,155 @@
+package job
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"multihost/internal/detach"
+	"multihost/internal/gcp"
+	"multihost/internal/qr"
+)
+
+// lookBack decides about a run of this name that is in the bucket: it goes on when
+// its slices are gone, or were never made, before its end. It is refused when it has
+// ended, lives, is another's, or was started as something else.
+func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
+	was, err := r.bucket.Earlier(ctx, r.job.Run)
+	if was == nil || err != nil {
+		return err
+	}
+	const another = "choose another --run-name or --bucket-dir"
+	refuse := func(advice, format string, args ...any) error {
+		return &Error{Stage: StageInput, Text: (&detach.ExistsError{URL: r.bucket.URL(r.job.Run)}).Error() + ": " + fmt.Sprintf(format, args...), Advice: advice}
+	}
+	follow := fmt.Sprintf("follow it with: multihost attach %s --bucket-name=%s", r.job.Run, r.bucket.Name())
+	if dir := r.bucket.Dir(); dir != "" {
+		follow += " --bucket-dir=" + dir
+	}
+	if was.Project != r.Project || was.Zone != r.Zone {
+		return refuse(another, "it was started in project %s, zone %s", was.Project, was.Zone)
+	}
+	if how := was.Ended(); how != "" {
+		return refuse(another+"; its logs: multihost logs "+r.job.Run, "%s", how)
+	}
+	// Read after the bucket: who is seen there was of this queued resource, or of one
+	// before it.
+	res, err := r.Queue.Get(ctx, request.ID)
+	gone := gcp.ClassOf(err) == gcp.NotFound
+	switch {
+	case err != nil && !gone:
+		return err
+	case !gone && (!r.owns(res) || res.Labels[qr.LabelUser] != request.Labels[qr.LabelUser]):
+		return refuse(another, "queued resource %s is of %s", res.ID, res.Owner())
+	case userOf(was.Owner) != userOf(r.Owner):
+		return refuse(another, "it is of %s", was.Owner)
+	case res.State == "SUSPENDING":
+		return refuse("type the same command again in a minute", "the slices of queued resource %s are being taken away (SUSPENDING)", res.ID)
+	case !gone && !res.Dead() && res.State != "DELETING":
+		return refuse(follow, "queued resource %s is there, state %s", res.ID, res.State)
+	}
+	if diffs := r.differs(was.Description); len(diffs) > 0 {
+		return refuse("type the command as it was, or "+another, "it has lost its slices and can go on, but was started otherwise: %s", strings.Join(diffs, "; "))
+	}
+	r.earlier, r.lost = was, res
+	r.desc.Attempt = was.Next()
+	r.number = r.desc.Attempt
+	return nil
+}
+
+// loss is what became of the slices of the earlier start.
+func (r *departure) loss() string {
+	if r.lost.State == "" {
+		return fmt.Sprintf("queued resource %s is gone", r.job.Resource)
+	}
+	return fmt.Sprintf("queued resource %s is %s", r.lost.ID, r.lost.State)
+}
+
+// differs says in what an earlier run of this name is another one than the one that
+// is asked for, by flags. A run may go on in another tier or network, with another
+// time to live and other code; what its checkpoint depends on has to be the same.
+func (r *departure) differs(was detach.Description) (diffs []string) {
+	text := func(flag, has, asked string) {
+		if has != asked {
+			diffs = append(diffs, fmt.Sprintf("%s: it has %q, asked is %q", flag, has, asked))
+		}
+	}
+	text("--tpu-type", was.Type, r.desc.Type)
+	text("--num-slices", fmt.Sprint(len(was.Nodes)), fmt.Sprint(len(r.desc.Nodes)))
+	text("--user", was.Login, r.desc.Login)
+	switch {
+	case was.CommandSum == r.desc.CommandSum:
+	case was.Command == r.desc.Command:
+		diffs = append(diffs, "--command: it begins like the one asked, and goes on otherwise")
+	default:
+		text("--command", was.Command, r.desc.Command)
+	}
+	if was.EnvSum != r.desc.EnvSum {
+		diffs = append(diffs, "--env, --secret-env: other names or values")
+	}
+	return diffs
+}
+
+// clear takes away what is left of an earlier start: its dead queued resource, and
+// what would mislead the workers of this one. It goes no further when yet another
+// start counts.
+func (r *departure) clear(ctx context.Context) error {
+	if r.earlier == nil {
+		return nil
+	}
+	if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
+		return err
+	}
+	res, err := r.Queue.Get(ctx, r.job.Resource)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+	case err != nil:
+		return err
+	case !r.owns(res) || !res.CreateTime.Equal(r.lost.CreateTime) || !res.Dead() && res.State != "DELETING":
+		return r.overtaken(&detach.ExistsError{URL: r.bucket.URL(r.job.Run)})
+	default:
+		if _, err := r.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: teardownLimit}); err != nil {
+			return &Error{Stage: StageTeardown, Err: err, Advice: "type the same command again, and it goes on from here"}
+		}
+	}
+	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
+}
+
+// overtaken says that another start of the run counts, where err is that.
+func (r *departure) overtaken(err error) error {
+	var other *detach.ExistsError
+	if !errors.As(err, &other) {
+		return err
+	}
+	return &Error{Stage: StageInput, Err: err, Advice: "that one goes on: follow it with: multihost attach " + r.job.Run + "; or choose another --run-name or --bucket-dir"}
+}
+
+// owns reports whether a queued resource is of a run of this name.
+func (r *departure) owns(res qr.Resource) bool {
+	return res.Labels[qr.LabelRun] == qr.LabelValue(r.job.Run)
+}
+
+// userOf is the user of an owner, USER@MACHINE: he may type the command again
+// elsewhere.
+func userOf(owner string) string {
+	user, _, _ := strings.Cut(owner, "@")
+	return user
+}
+
+// digest is one of several texts.
+func digest(texts []string) string {
+	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
+	return hex.EncodeToString(sum[:])
+}
+
+// goesOn is what to type of a run that has lost its slices for good, before what
+// else may be typed; nothing where it is not to go on.
+func (r *detachedRun) goesOn(state detach.State) string {
+	if state.Stopping != "" {
+		return ""
+	}
+	return "type the same multihost job --detach again, and it goes on as its next attempt; "
+}
