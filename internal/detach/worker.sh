@@ -59,6 +59,7 @@ main() {
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
   rm -rf -- "$state/secrets" "$state/attempt" "$state/down"
+  printf '%s %s\n' "$slice" "$worker" >"$state/me"
   note "worker $me of job $run"
   test_right
   detached
@@ -231,8 +232,10 @@ going() {
   kill -s KILL -- "-$work" "-$!" 2>/dev/null
 }
 
+# last_words does with few processes what is to be done: all others on the machine
+# are about to end, too.
 last_words() {
-  local dir path cause='' tries
+  local dir path tries
   call_limit=10 part=last piece=16777216
   read_job && dir=${HOME:-/root}/.multihost-job/$run && [[ -s $dir/boots ]] || return
   runs='' attempt=0 right=''
@@ -247,24 +250,16 @@ last_words() {
       return
     fi
   done
-  state=$dir/going
-  (umask 077 && mkdir -p -- "$state") || return
-  if [[ $(if_any preempted) == TRUE ]]; then
-    cause=preempted
-  elif [[ $(if_any maintenance-event) == TERMINATE* ]]; then
-    cause='maintenance of its host'
-  fi
   if [[ ! -s $runs/$attempt/exit ]]; then
     # From here on an end is none of the command's own.
-    printf '%s\n' "$cause" >"$dir/down.$attempt"
+    printf '\n' >"$dir/down.$attempt"
     : >"$dir/down"
   fi
-  identify || return
-  {
-    read -r login <"$dir/login"
-    IFS= read -r right <"$dir/right"
-  } 2>/dev/null
-  if [[ -e $dir/down ]]; then report down "${cause:-told to end}" & fi
+  read -r slice worker <"$dir/me" || return
+  me=s${slice}w$worker state=$dir/going
+  (umask 077 && mkdir -p -- "$state") || return
+  if access_token; then held=$REPLY; fi
+  if [[ -e $dir/down ]]; then tell_down & fi
   if ((attempt)); then
     for tries in 1 2 3; do
       if send_log; then break; fi
@@ -272,6 +267,22 @@ last_words() {
     done
   fi
   wait
+}
+
+# tell_down says why the machine ends, as far as the metadata server tells.
+tell_down() {
+  local cause=''
+  {
+    read -r login <"$dir/login"
+    IFS= read -r right <"$dir/right"
+  } 2>/dev/null
+  if [[ $(if_any preempted) == TRUE ]]; then
+    cause=preempted
+  elif [[ $(if_any maintenance-event) == TERMINATE* ]]; then
+    cause='maintenance of its host'
+  fi
+  printf '%s\n' "$cause" >"$dir/down.$attempt"
+  report down "${cause:-told to end}"
 }
 
 # going_down: the machine was told to end. One that lives on nevertheless for
@@ -845,7 +856,7 @@ ask_to_stop() {
 # still live, has pieces of its own.
 piece=67108864 part=part
 send_log() {
-  local file=$runs/$attempt/output.log size have generation tries=0
+  local file=$runs/$attempt/output.log size have generation tries=0 sent
   log_name
   local name=$REPLY
   size=$(stat -c %s -- "$file" 2>/dev/null) || return
@@ -865,12 +876,15 @@ send_log() {
     tail -c "+$((have + 1))" -- "$file" | head -c "$((size - have < piece ? size - have : piece))" >"$state/piece"
     if ((generation == 0)); then
       store "$name" "$state/piece" ifGenerationMatch=0 || [[ $status == 412 ]] || return
+      sent=$status
     else
       store "$name.$part" "$state/piece" || return
       append "$name" "$generation" || [[ $status == 412 ]] || return
+      sent=$status
       object "$name.$part"
       api DELETE "$REPLY"
     fi
+    if [[ $sent != 412 ]] && ((size - have <= piece)); then break; fi
   done
   rm -f -- "$state/piece"
 }

@@ -722,7 +722,7 @@ func lastWordsOf(t *testing.T, code string) string {
 	return inWorkerScript(t, `
 HOME=$root dir=$root/.multihost-job/r going_limit=120
 mkdir -p "$dir" "$root/runs/1"
-date +%s >"$dir/boots"; echo yes >"$dir/right"; echo ann >"$dir/login"; echo "$root/runs" >"$dir/runs"
+date +%s >"$dir/boots"; echo 0 0 >"$dir/me"; echo yes >"$dir/right"; echo ann >"$dir/login"; echo "$root/runs" >"$dir/runs"
 printf 'one\ntwo\n' >"$root/runs/1/output.log"
 instance() {
   case $1 in
@@ -732,6 +732,7 @@ instance() {
   esac
 }
 attribute() { :; }
+access_token() { REPLY=secret; }
 api() {
   status=200 reply='{"size": "4", "generation": "3"}'
   case "$1 $2" in

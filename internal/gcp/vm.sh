@@ -7,6 +7,7 @@
 # and words for people in $why. No token is in an argument, a file or an answer.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 call_limit=60 # seconds that a call of an API may take
+held='' # the token of all calls, where one is held
 reply='' status='' why=''
 
 # instance PATH: a value of the metadata server, or why there is none. Only the
@@ -29,20 +30,29 @@ attribute() {
   [[ $status == 2?? ]]
 }
 
+# access_token: the VM's, in REPLY. It is asked for anew each time, for it ends
+# some time, unless one is held.
+access_token() {
+  REPLY=$held
+  if [[ $REPLY ]]; then return 0; fi
+  REPLY=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/token" 2>&1)
+  if [[ ! $REPLY =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
+    why="no access token: ${REPLY:0:200}"
+    return 1
+  fi
+  REPLY=${BASH_REMATCH[1]}
+}
+
 # api METHOD URL CURL-ARGS...: the answer is in $reply, unless -o says where. The
 # token goes to curl on stdin, for arguments can be read by everybody.
 api() {
-  local method=$1 url=$2 token
+  local method=$1 url=$2 REPLY
   shift 2
   reply='' status=000
-  token=$(curl -sS -f --max-time 10 --retry 3 -H 'Metadata-Flavor: Google' "$metadata/service-accounts/default/token" 2>&1)
-  if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then
-    why="no access token: ${token:0:200}"
-    return 1
-  fi
+  access_token || return
   if ! reply=$(
     set -o pipefail
-    printf 'header = "Authorization: Bearer %s"\n' "${BASH_REMATCH[1]}" |
+    printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
       curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" "$@" "$url" 2>&1
   ); then
     # Also when the answer broke off after its status: half of one is none.
