@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -98,6 +99,8 @@ func exitCode(err error) int {
 		idError   *sshfan.IdentityError
 		knownErr  *sshfan.KnownHostsError
 		busy      *launch.BusyError
+		code      *launch.CodeError
+		inUse     *codesync.InUseError
 		typeError *tpu.TypeError
 		pattern   *tpu.PatternError
 		noSlices  *tpu.NoSlicesError
@@ -167,7 +170,7 @@ func exitCode(err error) int {
 		return exitUnavailable
 	case errors.As(err, &deadline), errors.As(err, &state) && state.NoCapacity():
 		return exitTempFail
-	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy), errors.As(err, &nodes), errors.As(err, &stranger):
+	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy), errors.As(err, &code), errors.As(err, &inUse), errors.As(err, &nodes), errors.As(err, &stranger):
 		return exitUnavailable
 	}
 	switch gcp.ClassOf(err) {

@@ -37,6 +37,7 @@ type villain struct {
 	lie    lie
 	asked  map[string]int // operations that came
 	served map[net.Conn]bool
+	code   string // digest of what was to be synced last
 }
 
 // A lie makes the answer to an operation from the honest one. With endless it
@@ -208,6 +209,11 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 			}
 		}
 	case "check":
+		if len(args) == 2 {
+			v.mu.Lock()
+			v.code = args[1]
+			v.mu.Unlock()
+		}
 		ok = answer(ch, "multihost-sync 1 differs\n")
 	case "plan":
 		ok = answer(ch, "multihost-sync 1 missing 1\n"+sumOfHello+"\n")
@@ -218,7 +224,10 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 	case "free":
 		ok = answer(ch, "N devices 1\nN blind 0\nN lock none\n")
 	case "arm":
-		if ok = answer(ch, "N armed\n"); ok && !lying {
+		v.mu.Lock()
+		code := v.code
+		v.mu.Unlock()
+		if ok = answer(ch, "N synced "+code+"\nN armed\n"); ok && !lying {
 			var got bytes.Buffer
 			for buf := make([]byte, 32<<10); !bytes.HasSuffix(got.Bytes(), []byte("go\n")); {
 				n, err := ch.Read(buf)
@@ -266,7 +275,7 @@ func operation(line string) (op, nonce string, args []string) {
 		if name, ok := strings.CutPrefix(w, "multihost-"); ok && i+3 < len(words) && !strings.Contains(w, ":") {
 			switch name {
 			case "sync":
-				return words[i+3], "", nil
+				return words[i+3], "", words[i+4:]
 			case "preflight":
 				return name, "", nil
 			}

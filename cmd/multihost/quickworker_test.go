@@ -65,7 +65,7 @@ func (b *quickWorkers) Start(_ context.Context, spec worker.Spec) (worker.Machin
 	if err != nil {
 		return nil, err
 	}
-	vm := &quickVM{fleet: b, spec: spec, addr: addr, key: signer, runs: map[string]*quickRun{}}
+	vm := &quickVM{fleet: b, spec: spec, addr: addr, key: signer, runs: map[string]*quickRun{}, synced: map[string]string{}}
 	if err := vm.boot(); err != nil {
 		return nil, err
 	}
@@ -81,6 +81,16 @@ func (b *quickWorkers) all() []*quickVM {
 	var all []*quickVM
 	for _, vm := range b.vms {
 		all = append(all, vm)
+	}
+	return all
+}
+
+func (b *quickWorkers) machines(node string) []machine {
+	var all []machine
+	for _, vm := range b.all() {
+		if node == "" || vm.spec.Node == node {
+			all = append(all, vm)
+		}
 	}
 	return all
 }
@@ -114,6 +124,7 @@ type quickVM struct {
 	down     chan struct{} // closed when it goes down
 	silent   bool          // until the next boot it answers nobody
 	runs     map[string]*quickRun
+	synced   map[string]string // digest of the code, by run
 	wg       sync.WaitGroup
 }
 
@@ -284,6 +295,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 		}
 		return 0
 	case slices.Contains(words, "multihost-sync"):
+		vm.sync(words[slices.Index(words, "check")+1:])
 		fmt.Fprintln(ch, "multihost-sync 1 same")
 		return 0
 	case slices.Contains(words, "multihost-preflight"):
@@ -331,6 +343,15 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 		say(ch, "error quick workers know no %s", op)
 	}
 	return 0
+}
+
+// sync has the code of a run as it is asked for.
+func (vm *quickVM) sync(args []string) {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	if len(args) == 2 {
+		vm.synced[args[0]] = args[1]
+	}
 }
 
 type sayer func(format string, args ...any)
@@ -406,7 +427,9 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 		return
 	}
 	vm.runs[key] = r
+	code := vm.synced[r.run]
 	vm.mu.Unlock()
+	say("synced %s ann@laptop", code)
 	say("armed 11 %d", r.armed.UnixNano())
 	order, err := in.ReadString('\n')
 	for err == nil && order == "clock\n" {

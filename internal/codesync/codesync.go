@@ -17,7 +17,7 @@
 // On the worker:
 //
 //	~/.multihost/store/sha256/ab/ab12…   contents, by hash; shared by all runs of the login
-//	~/.multihost/sync/<run>/digest       what ~/<run> holds; written last
+//	~/.multihost/sync/<run>/digest       what ~/<run> holds, and who brought it; written last
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
 //
 // Contents that no sync has used for 30 days are dropped from the store, and
@@ -54,6 +54,8 @@ type Options struct {
 	// work tree or has an IgnoreFile; "" means not to check.
 	Home string
 	Sink event.Sink // nil discards
+	// Owner is who brings the files, for people: "ann@laptop".
+	Owner string
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
 	// Stall is how long a worker may take or answer no byte before its transfer
@@ -195,6 +197,25 @@ var (
 	// ErrStalled reports a worker that neither took nor answered a byte for Options.Stall.
 	ErrStalled = errors.New("no progress")
 )
+
+// InUseError says that a run of that name lives on a worker, or is about to start
+// there, with other files than these. They are as they were.
+type InUseError struct {
+	Owner string // who started it; "" when that is not known
+}
+
+func (e *InUseError) Error() string {
+	who := e.Owner
+	if who == "" {
+		who = "somebody"
+	}
+	return fmt.Sprintf("a run of that name, of %s, lives there on other code, which is left as it is", who)
+}
+
+// Hint says what to type.
+func (e *InUseError) Hint() string {
+	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
+}
 
 // A WorkerError is a failure that the worker reported.
 type WorkerError struct {

@@ -52,7 +52,8 @@ var (
 // Errors: what the worker reports is a *WorkerError, a file that changed since
 // the Scan a *FileError, a transfer that does not move ErrStalled; everything
 // else is the Runner's. After an error ~/run may be incomplete, which the next
-// Push finds out.
+// Push finds out. Where a run of that name lives, what it runs on is not changed:
+// *InUseError.
 func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	if !runName.MatchString(run) {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -132,6 +133,7 @@ func (t *Tree) args(step, run, form string) []string {
 		seconds(cmp.Or(t.opts.Store.MaxAge, 30*24*time.Hour)),
 		strconv.FormatInt(cmp.Or(t.opts.Store.MaxBytes, 20e9), 10),
 		seconds(cmp.Or(t.opts.Store.Keep, time.Hour)),
+		sshfan.Clean(t.opts.Owner, 200),
 		form,
 	}
 }
@@ -312,6 +314,8 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 			switch words[0] {
 			case "missing", "lacks":
 				missing = true
+			case "busy":
+				return ans, &InUseError{sshfan.Clean(strings.TrimPrefix(line[i+len(marker):], words[0]), 200)}
 			case "error", "broken":
 				reason := strings.TrimSpace(strings.TrimPrefix(line[i+len(marker):], words[0]))
 				if detail := lastLine(stderr); detail != "" {

@@ -1,6 +1,7 @@
 package codesync
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -180,6 +181,59 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	if !os.SameFile(info, after) || !info.ModTime().Equal(after.ModTime()) {
 		t.Error("a file that did not change was replaced")
 	}
+}
+
+// The directory of a run that lives, or waits for the order to start, stays as it
+// is, and so does what is known of it.
+func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	write(t, dir, map[string]string{"a": "1"})
+	push(t, scanDir(t, dir), w, "r")
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	testkit.Must(t, err)
+	command := exec.Command("sleep", "1000")
+	testkit.Must(t, command.Start())
+	defer command.Wait()
+	defer command.Process.Kill()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", command.Process.Pid))
+	testkit.Must(t, err)
+	start := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))[19]
+	attempt := filepath.Join(w.home, ".multihost/runs/r/1")
+	write(t, attempt, map[string]string{"meta": "owner=bob@pc\ncommand=train\n"})
+
+	write(t, dir, map[string]string{"a": "2"})
+	process := fmt.Sprintf("%d %s", command.Process.Pid, start)
+	id := strings.TrimSpace(string(boot))
+	for _, row := range []struct {
+		name                string
+		supervisor, started string
+		lives               bool
+	}{
+		{"a supervisor", process + " " + id + " 17", "", true},
+		{"a command whose supervisor was killed", "1 1 " + id + " 17", process + " 17 1", true},
+		{"another process of that number", fmt.Sprintf("%d 1%s %s 17", command.Process.Pid, start, id), "", false},
+		{"a process of another boot", process + " elsewhen 17", process + " 17 1", false},
+	} {
+		write(t, attempt, map[string]string{"supervisor": row.supervisor + "\n", "started": row.started + "\n"})
+		before := read(t, filepath.Join(w.home, ".multihost/sync/r"))["digest"]
+		tree := scanDir(t, dir)
+		_, err := tree.Push(t.Context(), w, "r")
+		if !row.lives {
+			testkit.Must(t, err)
+			push(t, tree, w, "r")
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, "a"), []byte(row.name), 0o600))
+			continue
+		}
+		var used *InUseError
+		if !errors.As(err, &used) || used.Owner != "bob@pc" {
+			t.Errorf("%s: got %v, want an *InUseError", row.name, err)
+		}
+		same(t, row.name+": the file", read(t, filepath.Join(w.home, "r"))["a"], "1")
+		same(t, row.name+": the digest", read(t, filepath.Join(w.home, ".multihost/sync/r"))["digest"], before)
+	}
+	write(t, attempt, map[string]string{"supervisor": process + " " + id + " 17\n", "exit": "code=0\n"})
+	push(t, scanDir(t, dir), w, "r")
 }
 
 // What is foreseen is what the next push does, and the worker is left as it was.

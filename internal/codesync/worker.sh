@@ -4,14 +4,16 @@
 #
 #   check   RUN DIGEST                          same | differs [BASE DIGEST]
 #   look    RUN DIGEST ENTRIES                  gzip of the manifest on stdin; lacks. Changes nothing
-#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP - BASE PIECE...
+#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER - BASE PIECE...
 #                                               gzip of what is new in the manifest on stdin; filled | missing
-#   receive RUN DIGEST MAXAGE MAXBYTES KEEP FORM
+#   receive RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM
 #                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
-#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE SERVE
+#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM TOKEN SIZE SERVE
 #                                               the same, SIZE bytes of it, and passed on
-#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP FORM TOKEN SIZE SERVE HOST PORT USER KEY
+#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM TOKEN SIZE SERVE HOST PORT USER KEY
 #                                               the same, from a worker, by its command SERVE
+#
+# Where a run of that name lives, nothing is changed: busy OWNER.
 #
 # Answers are lines that begin with "multihost-sync 1"; "missing N" and "lacks N
 # GONE" are followed by N lines with one hash each. missing says "relays" where
@@ -27,7 +29,7 @@ unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 trap '' PIPE HUP
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
-form=${7-} token=${8-} size=${9-} serve=${10-} peer_host=${11-} peer_port=${12-} peer_user=${13-} peer_key=${14-}
+owner=${7-} form=${8-} token=${9-} size=${10-} serve=${11-} peer_host=${12-} peer_port=${13-} peer_user=${14-} peer_key=${15-}
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
@@ -69,7 +71,7 @@ fingerprint() {
 check() {
 	local have='' print=''
 	[[ -f $state/digest && -f $state/paths && -f $state/fingerprint && -d $dir ]] &&
-		read -r have <"$state/digest" && [[ $have == "$digest" ]] &&
+		read -r have _ <"$state/digest" && [[ $have == "$digest" ]] &&
 		print=$(fingerprint) && [[ $print == "$(<"$state/fingerprint")" ]]
 }
 
@@ -79,7 +81,7 @@ last_run() {
 	for file in "$home"/.multihost/sync/*/digest; do
 		[[ -f $file && -f ${file%digest}manifest && (-z $newest || $file -nt $newest) ]] && newest=$file
 	done
-	[[ $newest ]] && read -r sum <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
+	[[ $newest ]] && read -r sum _ <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
 }
 
 prepare() {
@@ -450,14 +452,53 @@ place_links() {
 	done
 }
 
+# lives PID START BOOT: that process lives. START and the id of the boot tell it
+# from a later one of the same number.
+lives() {
+	local - stat='' boot=''
+	local -a fields
+	{ IFS= read -r boot <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null
+	[[ $1 && $3 == "${boot:-none}" ]] || return 1
+	{ IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
+	set -f
+	# shellcheck disable=SC2206 # words are meant, and no here-string: /tmp may be full
+	fields=(${stat##*) })
+	[[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
+}
+
+# refuse_in_use: a run of that name has started, or is about to, with what lies here.
+refuse_in_use() {
+	local path sup start boot pid begun line who
+	for path in "$home/.multihost/runs/$run"/*/supervisor; do
+		path=${path%/*} sup='' start='' boot='' pid='' begun='' who=''
+		[[ ! -s $path/exit ]] || continue
+		{ read -r sup start boot _ <"$path/supervisor"; } 2>/dev/null
+		{ read -r pid begun _ <"$path/started"; } 2>/dev/null
+		lives "$sup" "$start" "$boot" || lives "$pid" "$begun" "$boot" || continue
+		while IFS= read -r line; do
+			[[ $line != owner=* ]] || who=${line#*=}
+		done 2>/dev/null <"$path/meta"
+		say "busy $who"
+		exit 1
+	done
+	return 0
+}
+
 fill() {
-	local i
+	local i was=''
 	local -a dirs=() kept=()
 	[[ -f $state/manifest.new ]] || die "no manifest"
 	read_manifest "$state/manifest.new"
 	tell_missing
-	# From here on the directory is neither the old nor the new one.
+	refuse_in_use
+	# From here on the directory is neither the old nor the new one. A run that is
+	# armed from now on sees that; one that was armed before is seen here.
+	{ IFS= read -r was <"$state/digest"; } 2>/dev/null
 	rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
+	(refuse_in_use) || {
+		[[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
+		exit 1
+	}
 	# Were we stopped now, both its old and its new files would be ours to
 	# remove by the next sync.
 	touch "$state/manifest" || die "cannot write ~/.multihost/sync/$run"
@@ -496,7 +537,7 @@ finish() {
 	done >"$state/directories" || die "cannot write ~/.multihost/sync/$run"
 	if ! { mv -f -- "$state/manifest.new" "$state/manifest" &&
 		fingerprint >"$state/fingerprint" &&
-		printf '%s\n' "$digest" >"$state/digest.new" &&
+		printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
 		mv -f -- "$state/digest.new" "$state/digest"; }; then
 		die "cannot write ~/.multihost/sync/$run"
 	fi
@@ -552,7 +593,7 @@ plan | receive | feed | fetch)
 	prepare
 	exec 7<&0
 	case $step in
-	plan) take_manifest "${@:9}" ;;
+	plan) take_manifest "${@:10}" ;;
 	receive) receive_contents ;;
 	*) take_in "$step" ;;
 	esac

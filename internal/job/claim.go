@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/launch"
 )
@@ -62,7 +63,10 @@ var errStarting = errors.New("another runner starts it at this moment")
 // the same job, on another machine, was first on some worker.
 func (r *run) raced(err error) bool {
 	var busy *launch.BusyError
-	return errors.Is(err, errStarting) || errors.Is(err, launch.ErrAlreadyStarted) || errors.As(err, &busy) && busy.Info.Run == r.o.Run
+	var code *launch.CodeError
+	var inUse *codesync.InUseError
+	return errors.Is(err, errStarting) || errors.Is(err, launch.ErrAlreadyStarted) || errors.As(err, &busy) && busy.Info.Run == r.o.Run ||
+		errors.As(err, &code) || errors.As(err, &inUse)
 }
 
 // maxRaces is how often two runners may hinder each other before what is in the

@@ -211,6 +211,9 @@ func (r *run) command(in *intent, i int) launch.Spec {
 	if r.o.Skew == SkewCheck || r.o.Skew == SkewWarn {
 		s.Python = pythonOf(r.o.Argv, r.o.Script)
 	}
+	if r.tree != nil {
+		s.Synced = r.tree.Digest
+	}
 	if n := r.o.Processes; n > 1 {
 		s.Wrap = perWorker(n, i*n)
 	}

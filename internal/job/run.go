@@ -281,7 +281,7 @@ func (r *run) scan(ctx context.Context) error {
 		return nil
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{
-		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout,
+		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner,
 		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), ReadOnly: r.ReadOnly,
 	})
 	if err != nil {

@@ -46,7 +46,8 @@ type Armed struct {
 
 // Arm writes what is needed to start spec to the worker and has a supervisor
 // wait there. It takes the worker's lock: *BusyError tells who has it,
-// ErrAlreadyStarted that this attempt ran before. When the connection is lost or
+// ErrAlreadyStarted that this attempt ran before, *CodeError that another run has
+// changed what lies in its directory. When the connection is lost or
 // Abort is called before Release, the worker is as it was before.
 //
 // The session outlives ctx: it ends with Release, Abort or the connection.
@@ -91,7 +92,7 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 		}
 		a.err = err
 	}()
-	if err := a.ready(ctx, out); err != nil {
+	if err := a.ready(ctx, spec, out); err != nil {
 		a.finish(err)
 		return nil, err
 	}
@@ -136,7 +137,8 @@ func (a *Armed) hear(r sshfan.Record) (done bool) {
 }
 
 // ready waits for the supervisor.
-func (a *Armed) ready(ctx context.Context, out *sshfan.Answer) error {
+func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error {
+	var there, owner string // the digest of the code that is there, and who brought it
 	for {
 		rec, err := a.word(ctx)
 		switch {
@@ -151,6 +153,13 @@ func (a *Armed) ready(ctx context.Context, out *sshfan.Answer) error {
 			if what, rest, _ := strings.Cut(rec.Rest, " "); slices.Contains(surveyed, what) {
 				a.found[what] = sshfan.Clean(rest, 60)
 			}
+		case rec.Word == "synced":
+			there, owner, _ = strings.Cut(rec.Rest, " ")
+		case rec.Word == "armed" && spec.Synced != "" && there != spec.Synced:
+			if there != "" {
+				owner = cmp.Or(sshfan.Clean(owner, 200), "somebody")
+			}
+			return &CodeError{Worker: a.runner.Name(), Run: spec.Run, Owner: owner}
 		case rec.Word == "armed":
 			return nil
 		case rec.Word == "already":

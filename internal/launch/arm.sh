@@ -9,7 +9,7 @@
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor=''
+  local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor='' synced=''
   local -a mh_words mh_vars fields
   shift 2
   mask=$(umask)
@@ -55,6 +55,10 @@ main() {
   IFS= read -r line <&8 ||
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
   if [[ $surveyor ]]; then wait "$surveyor"; fi
+  # Whose code is there. A sync that comes later finds the supervisor, and changes
+  # nothing.
+  { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
+  say synced "$synced"
   printf '%s\n' "$line"
   order=clock
   while [[ $order == clock ]]; do

@@ -47,6 +47,29 @@ func (e *BusyError) Hint() string {
 	return "multihost stop " + e.Info.Run + ", or --replace to stop it first"
 }
 
+// CodeError says that another run of the same name has brought other code into the
+// directory of this one, after this one's own. Nothing was started.
+type CodeError struct {
+	Worker, Run string
+	Owner       string // of the other run; "" while it brings its code
+}
+
+// Error implements error.
+func (e *CodeError) Error() string { return e.Worker + ": " + e.Cause() }
+
+// Cause is the error without the worker's name.
+func (e *CodeError) Cause() string {
+	if e.Owner == "" {
+		return fmt.Sprintf("another run called %q is bringing its code into ~/%s", e.Run, e.Run)
+	}
+	return fmt.Sprintf("another run called %q, of %s, has brought its code into ~/%s after this one", e.Run, e.Owner, e.Run)
+}
+
+// Hint is the command to type.
+func (e *CodeError) Hint() string {
+	return "multihost ps shows whether it lives; to start this one beside it, in a directory of its own: --run-name=NAME"
+}
+
 // TruncatedError says that the worker's output file is shorter than the bytes
 // that were received from it: a crash lost what was not yet on the disk, or
 // somebody cut the file. The received bytes stay valid.

@@ -150,6 +150,11 @@ type Spec struct {
 	// nothing. Code asks for a digest of the code in the directory, too.
 	Python string
 	Code   bool
+
+	// Synced is the digest that package codesync gave to what it has brought into
+	// the directory of the run; "" when it has brought nothing. The command is
+	// not started where something else lies there.
+	Synced string
 }
 
 // DefaultMaxLog is a fifth of the boot disk of a TPU VM.

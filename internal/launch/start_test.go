@@ -324,6 +324,42 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
+// What another run of that name has brought into the directory since is not run.
+func TestOtherCodeIsNotStarted(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	mine, other := strings.Repeat("a1", 32), strings.Repeat("b2", 32)
+	s := spec("r", "echo started")
+	s.Synced = mine
+	for there, says := range map[string]string{
+		"":                        `s0w0: another run called "r" is bringing its code into ~/r`,
+		other + " bob@pc\n":       `s0w0: another run called "r", of bob@pc, has brought its code into ~/r after this one`,
+		other + "\n":              `s0w0: another run called "r", of somebody, has brought its code into ~/r after this one`,
+		"x" + mine + " ann@pc\n":  `s0w0: another run called "r", of ann@pc, has brought its code into ~/r after this one`,
+		other + " b\x1b[2Job\n\n": "s0w0: another run called \"r\", of b\uFFFD[2Job, has brought its code into ~/r after this one",
+	} {
+		if there != "" {
+			l.write("home/.multihost/sync/r/digest", there, 0o600)
+		}
+		_, err := Arm(t.Context(), l, s)
+		var code *CodeError
+		if !errors.As(err, &code) || err.Error() != says {
+			t.Errorf("with %q: got %v, want %s", there, err, says)
+		}
+		eventually(t, "nothing is left", func() bool {
+			_, err := os.Stat(l.dir(s.Ref()))
+			return os.IsNotExist(err) && len(l.processes()) == 0
+		})
+		if err := os.RemoveAll(filepath.Join(l.home(), ".multihost/sync")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.write("home/.multihost/sync/r/digest", mine+" ann@laptop\n", 0o600)
+	if out, _ := complete(t, l, s); out != "started\n" {
+		t.Errorf("with the code of this run: %q", out)
+	}
+}
+
 func TestAnotherLoginsRunIsSeen(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/codesync"
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
+)
+
+// Two runs of one name, from two machines, have one directory on the workers. What
+// the second one brings there before the first has started is not run as the
+// first one's, and what the first one runs on is not changed under it.
+func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
+	besideOthers(t)
+	lab := newLab(t, "process", sim.SliceSpec{Name: "t", Count: 1, Type: "v4-16"})
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
+		TPUEndpoint: lab.server.URL() + "/", ComputeEndpoint: lab.server.URL() + "/compute/v1/"})
+	t.Cleanup(cloud.Close)
+	identity, err := sshfan.CreateIdentity(filepath.Join(lab.dir, "key"))
+	testkit.Must(t, err)
+	queue := qr.New(cloud)
+	// run runs from a machine of its own; hold is called before the phase begins.
+	run := func(name, phase string, hold func(), script string) (job.Outcome, error) {
+		dir := filepath.Join(lab.dir, name)
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "src", "whose"), []byte(name+"\n"), 0o600))
+		d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+			Access: job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"), Port: lab.server.SSHPort(), ConnectTimeout: time.Minute, RetryFor: time.Minute, MaxDials: 8},
+			Clock:  gcp.SystemClock, StateDir: dir, Owner: name + "@laptop", ExitStatus: exitCode,
+			Sink: event.SinkFunc(func(e event.Event) {
+				if p, ok := e.(event.Phase); ok && p.Name == phase && p.State == event.Started {
+					hold()
+				}
+			})}
+		return d.Run(context.Background(), job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
+			Grace: time.Second, KillStale: launch.FreeOrphans})
+	}
+	var second error
+	out, err := run("ann", "start", func() { _, second = run("bob", "", nil, "true") }, "cat whose >~/ran")
+	var code *launch.CodeError
+	if second != nil || !errors.As(err, &code) || out.Started || !strings.Contains(err.Error(), `s0w[0-1]: another run called "r", of bob@laptop, has brought its code into ~/r after this one`) || exitCode(err) != exitUnavailable {
+		t.Errorf("the second comes between: the first ends with %+v, %v, and the second with %v", out, err, second)
+	}
+
+	// The second has looked who lives there before the first has started.
+	started, over := make(chan struct{}), make(chan struct{})
+	var first error
+	_, second = run("bob", "sync", func() {
+		go func() {
+			defer close(over)
+			_, first = run("ann", "run", func() { close(started) }, "until [ -e ~/go ]; do sleep 0.1; done; cat whose >~/ran")
+		}()
+		select {
+		case <-started:
+		case <-over:
+		}
+	}, "true")
+	homes, err := filepath.Glob(filepath.Join(lab.dir, "sim", "workers", "*", "home", "ann"))
+	if err != nil || len(homes) != 2 {
+		t.Fatalf("homes of workers: %v, %v", homes, err)
+	}
+	for _, home := range homes {
+		testkit.Must(t, os.WriteFile(filepath.Join(home, "go"), nil, 0o600))
+	}
+	<-over
+	var used *codesync.InUseError
+	if first != nil || !errors.As(second, &used) || !strings.Contains(second.Error(), "a run of that name, of ann@laptop, lives there on other code, which is left as it is") || exitCode(second) != exitUnavailable {
+		t.Errorf("the second comes later: the first ends with %v, the second with %v", first, second)
+	}
+	for _, home := range homes {
+		if ran, err := os.ReadFile(filepath.Join(home, "ran")); string(ran) != "ann\n" {
+			t.Errorf("on %s ran the code of %q, %v", home, ran, err)
+		}
+	}
+}
