@@ -134,10 +134,13 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 		return d, false
 	default:
 		sight = res.Sight(func(name string) qr.Reach {
-			if late != nil && slices.Contains(late.Silent, name) {
+			switch {
+			case late == nil || len(late.Silent) == 0:
+				return qr.Untried
+			case slices.Contains(late.Silent, name):
 				return qr.Silent
 			}
-			return qr.Untried
+			return qr.Answers // it was waited for as well
 		})
 	}
 	sight.Resets = q.resets
