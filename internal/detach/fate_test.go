@@ -20,23 +20,27 @@ import (
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
-	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
 )
 
 // With real calls over a real network: a bucket that refuses while the workers
-// boot, and tokens that are worth nothing for a while, cost nothing. What else can
+// boot, tokens that are worth nothing for a while and an API that is away when the
+// slices are to be deleted, cost nothing. What else can
 // happen, and in which phase, is in the matrix of cmd/multihost.
 func TestRefusedCallsAreMadeAgain(t *testing.T) {
 	t.Parallel()
-	simworker.NeedNetns(t)
-	w := begin(t, "netns", "v4-8", "sleep 2", func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{Faults: []sim.Fault{
+	onBoth(t, refusedCalls)
+}
+
+func refusedCalls(t *testing.T, backend string) {
+	w := begin(t, backend, "v4-8", "sleep 2", func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{Faults: []sim.Fault{
 		{Name: "api-error", Code: http.StatusServiceUnavailable, Path: "*kit.tar.gz", Count: 2},
 		{Name: "api-error", Code: http.StatusForbidden, Path: "*script_dir_zip*", Method: http.MethodGet, Count: 2},
 	}})
 	w.until("attempt 1 to run", func(s detach.State) bool { return running(1, 1)(s) || ended(1)(s) })
 	w.inject("expired-token path=/storage* n=6")
 	w.inject("expired-token path=*/queuedResources/* n=1")
+	w.inject("api-error code=503 method=DELETE path=*/queuedResources/train n=1")
 	w.gone()
 	s, err := w.bucket.State(t.Context(), runName)
 	testkit.Must(t, err)

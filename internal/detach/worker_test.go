@@ -305,10 +305,13 @@ sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
 // can be seen from outside, and nothing stays billed.
 func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
 	t.Parallel()
-	for _, permission := range []string{"storage.objects.get", "storage.*"} {
+	for permission, backend := range map[string]string{"storage.objects.get": "netns", "storage.*": "process"} {
 		t.Run(permission, func(t *testing.T) {
 			t.Parallel()
-			w := begin(t, "process", "v4-8", "true", func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 2 * time.Second }, sim.Config{
+			if backend == "netns" {
+				simworker.NeedNetns(t)
+			}
+			w := begin(t, backend, "v4-8", "true", func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 2 * time.Second }, sim.Config{
 				Faults: []sim.Fault{{Name: "permission-denied", Permission: permission, Account: "*gserviceaccount.com", Count: sim.AllCalls}},
 			})
 			w.wait("the guest attribute", func() bool {
