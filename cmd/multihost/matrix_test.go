@@ -39,6 +39,8 @@ type matrixFault struct {
 	from    int  // first phase in which it can happen, as an index
 	ends    bool // what runs on the workers does not survive it
 	slow    bool // it takes a limit of many minutes to be noticed
+	inRun   bool // on real workers it happens in the run …
+	trains  bool // … of a training that has a checkpoint
 	strike  func(c *cell)
 	allowed []int // exit statuses that keep the promise
 }
@@ -56,36 +58,38 @@ func matrixFaults() []matrixFault {
 		return func(c *cell) { c.outage(code, 2*time.Minute) }
 	}
 	return []matrixFault{
-		{"one slice of two preempted", fromProvisioning, true, false, inject("preempt node=m-1"), []int{0}},
-		{"queued resource suspended", 0, true, false, inject("qr-suspended qr=m"), []int{0}},
-		{"queued resource failed", 0, true, false, inject("qr-failed qr=m message='an internal error has occurred'"), []int{0}},
-		{"no capacity any more", 0, true, false, inject("qr-failed qr=m"), []int{0, exitTempFail}},
-		{"maintenance of one slice", fromConnect, false, true, inject("maintenance node=m-1"), []int{0}},
-		{"an admin deletes it", 0, true, false, (*cell).adminDeletes, []int{exitUnavailable, 0}},
-		{"API answers 503 for 2 minutes", 0, false, false, for2m(http.StatusServiceUnavailable), []int{0}},
-		{"API answers 429 for 2 minutes", 0, false, false, for2m(http.StatusTooManyRequests), []int{0}},
-		{"login ended for 2 minutes", 0, false, false, for2m(http.StatusUnauthorized), []int{0}},
-		{"a worker reboots", fromConnect, true, false, inject("worker-reboot node=m-1 worker=0"), []int{0}},
-		{"a worker never answers again", fromConnect, true, true, inject("worker-unreachable node=m-1 worker=0"), []int{0}},
-		{"runner killed, job typed again", 0, false, false, (*cell).killRunner, []int{0}},
-		{"Ctrl-C", 0, true, false, (*cell).interrupt, []int{exitInterrupt, exitOK}},
+		{name: "one slice of two preempted", from: fromProvisioning, ends: true, strike: inject("preempt node=m-1"), allowed: []int{0}},
+		{name: "queued resource suspended", ends: true, inRun: true, trains: true, strike: inject("qr-suspended qr=m"), allowed: []int{0}},
+		{name: "queued resource failed", ends: true, strike: inject("qr-failed qr=m message='an internal error has occurred'"), allowed: []int{0}},
+		{name: "no capacity any more", ends: true, strike: inject("qr-failed qr=m"), allowed: []int{0, exitTempFail}},
+		{name: "maintenance of one slice", from: fromConnect, slow: true, strike: inject("maintenance node=m-1"), allowed: []int{0}},
+		{name: "an admin deletes it", ends: true, strike: (*cell).adminDeletes, allowed: []int{exitUnavailable, 0}},
+		{name: "API answers 503 for 2 minutes", strike: for2m(http.StatusServiceUnavailable), allowed: []int{0}},
+		{name: "API answers 429 for 2 minutes", strike: for2m(http.StatusTooManyRequests), allowed: []int{0}},
+		{name: "login ended for 2 minutes", strike: for2m(http.StatusUnauthorized), allowed: []int{0}},
+		{name: "a worker reboots", from: fromConnect, ends: true, strike: inject("worker-reboot node=m-1 worker=0"), allowed: []int{0}},
+		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: inject("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
+		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
+		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
 	}
 }
 
 // A cell is one job to which one thing happens in one phase.
 type cell struct {
-	t      *testing.T
-	phase  string
-	fault  matrixFault
-	server *sim.Server
-	ticks  *tickClock
-	clock  hurriedClock
-	fleet  *quickWorkers
-	front  *httptest.Server
-	access job.Access
-	dir    string
-	kill   func()
-	signal func()
+	t       *testing.T
+	phase   string
+	fault   matrixFault
+	backend string // of the workers; "" is the one that only answers
+	server  *sim.Server
+	ticks   *tickClock
+	clock   gcp.Clock // of the runner
+	begin   time.Time
+	fleet   fleet
+	front   *httptest.Server
+	access  job.Access
+	dir     string
+	kill    func()
+	signal  func()
 
 	struck  sync.Once
 	over    chan struct{} // closed when the fault has struck
@@ -95,6 +99,17 @@ type cell struct {
 	down    int        // HTTP status of all answers …
 	downTil time.Time  // … until then
 }
+
+// A fleet is the workers of a cell.
+type fleet interface {
+	worker.Backend
+	machines(node string) []machine // of a slice, or of all for ""
+	cutOff(dead bool)               // takes the runner away from all workers, or brings another one
+	isDead() bool                   // no runner is there
+}
+
+// A machine is one worker of a fleet.
+type machine interface{ isUp() bool }
 
 // hurriedClock is the runner's time.
 type hurriedClock struct {
@@ -143,10 +158,12 @@ func (c *tickClock) After(d time.Duration) <-chan time.Time {
 
 const tick = 10 * time.Millisecond
 
-func (c *tickClock) tick() {
+func (c *tickClock) tick() { c.advance(tick) }
+
+func (c *tickClock) advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.now = c.now.Add(tick)
+	c.now = c.now.Add(d)
 	for ch, due := range c.timers {
 		if !due.After(c.now) {
 			ch <- c.now
@@ -170,7 +187,7 @@ func TestMatrix(t *testing.T) {
 	for f, fault := range faults {
 		names[f] = fault.name
 	}
-	doc := openMatrix(t, "matrix: go test ./cmd/multihost -run TestMatrix -update", matrixPhases, names)
+	doc := openMatrix(t, matrixMark, matrixPhases, names)
 	slots := make(chan struct{}, matrixWidth)
 	var wg sync.WaitGroup
 	for p, phase := range matrixPhases {
@@ -183,13 +200,16 @@ func TestMatrix(t *testing.T) {
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				doc.set(t, f, p, c.run())
+				doc.set(t, f, p, c.run()+marks(f, p))
 			})
 		}
 	}
 	wg.Wait()
 	doc.close(t)
 }
+
+// matrixMark is where the table is.
+const matrixMark = "matrix: go test ./cmd/multihost -run TestMatrix -update"
 
 // matrixWidth is how many jobs run at once: they wait most of the time.
 const matrixWidth = 12
@@ -213,7 +233,7 @@ func calibrate(t *testing.T, identity *sshfan.Identity) float64 {
 
 func newCell(t *testing.T, identity *sshfan.Identity, phase string, fault matrixFault, slow float64) *cell {
 	patience := time.Duration(float64(time.Second) * slow)
-	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), clock: hurriedClock{time.Now(), fault.speed() / slow},
+	c := &cell{t: t, phase: phase, fault: fault, over: make(chan struct{}), begin: time.Now(), clock: hurriedClock{time.Now(), fault.speed() / slow},
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: t.TempDir()}
 	c.access = job.Access{Login: "quick", Identity: identity, KnownHosts: filepath.Join(c.dir, "known_hosts"),
 		ConnectTimeout: patience, RetryFor: patience, MaxDials: 8}
@@ -227,8 +247,7 @@ func (c *cell) run() string {
 		c.t.Errorf("%s: %v", name, err)
 		return "?"
 	}
-	defer c.front.Close()
-	defer c.server.Close()
+	defer c.close()
 	status, log := c.runner()
 	for c.killed.CompareAndSwap(true, false) {
 		c.fleet.cutOff(false)
@@ -254,6 +273,11 @@ func (c *cell) run() string {
 	if left := c.leftovers(); left != "" {
 		complain("%s is left", left)
 	}
+	if c.backend != "" && c.fault.trains {
+		if err := c.wentOn(); err != nil {
+			complain("%v", err)
+		}
+	}
 	attempts := "attempts"
 	if c.starts.Load() == 1 {
 		attempts = "attempt"
@@ -262,16 +286,29 @@ func (c *cell) run() string {
 }
 
 func (c *cell) setUp() (err error) {
-	if c.fleet, err = newQuickWorkers(); err != nil {
+	if c.backend == "" {
+		quick, err := newQuickWorkers()
+		if err != nil {
+			return err
+		}
+		quick.until = c.commandEnds
+		c.fleet = quick
+	} else if c.fleet, err = newRealWorkers(c.backend, filepath.Join(c.dir, "workers")); err != nil {
 		return err
 	}
-	c.fleet.until = c.commandEnds
 	c.server, err = sim.Start(context.Background(), sim.Config{Dir: filepath.Join(c.dir, "sim"), Step: tick, Workers: c.fleet, Clock: c.ticks})
 	if err != nil {
 		return err
 	}
 	c.front = httptest.NewServer(http.HandlerFunc(c.serve))
 	return nil
+}
+
+func (c *cell) close() {
+	c.front.Close()
+	if err := c.server.Close(); err != nil {
+		c.t.Error(err)
+	}
 }
 
 // The ends of a command that runs until it is stopped, and of one that does
@@ -327,7 +364,11 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	queue := qr.New(cloud)
 	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
-	out, err := d.Job(ctx, matrixJob(c.dir, c.access))
+	o := matrixJob(c.dir, c.access)
+	if c.backend != "" {
+		c.forReal(&o)
+	}
+	out, err := d.Job(ctx, o)
 	return exitCode(outcome(out, err)), err
 }
 
@@ -353,7 +394,7 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 
 // hear watches for the phases that only the runner knows.
 func (c *cell) hear(e event.Event, story *lockedText) {
-	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.clock.start).Seconds(), e, e)
+	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.begin).Seconds(), e, e)
 	switch e := e.(type) {
 	case event.Release:
 		c.starts.Add(1)
@@ -442,13 +483,10 @@ func (c *cell) inject(text string) {
 // simulator's time goes on meanwhile.
 func (c *cell) awaitDown(node string) {
 	deadline := time.Now().Add(time.Minute)
-	for _, vm := range c.fleet.all() {
-		for node == "" || vm.spec.Node == node {
-			if !vm.isUp() {
-				break
-			}
+	for _, vm := range c.fleet.machines(node) {
+		for vm.isUp() {
 			if time.Now().After(deadline) {
-				c.t.Errorf("%s × %s: %s is not taken away", c.phase, c.fault.name, vm.spec.Name)
+				c.t.Errorf("%s × %s: a worker is not taken away", c.phase, c.fault.name)
 				return
 			}
 			c.ticks.tick()
@@ -512,8 +550,8 @@ func (c *cell) race(after time.Duration, astride bool) {
 		c.t.Error(err)
 		return
 	}
-	defer c.front.Close()
-	defer c.server.Close()
+	defer c.close()
+	fleet := c.fleet.(*quickWorkers)
 	type runner struct {
 		follows, seen chan struct{} // closed when it follows the command, and when that has ended for it
 		status        int
@@ -522,10 +560,10 @@ func (c *cell) race(after time.Duration, astride bool) {
 	}
 	two := []*runner{{follows: make(chan struct{}), seen: make(chan struct{})}, {follows: make(chan struct{}), seen: make(chan struct{})}}
 	both := make(chan struct{})
-	c.fleet.until = func(*quickVM) <-chan struct{} { return both }
+	fleet.until = func(*quickVM) <-chan struct{} { return both }
 	prepared, early, late := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	read, wait := sync.OnceFunc(func() { close(early) }), sync.OnceFunc(func() { <-early; close(late); <-two[0].follows })
-	c.fleet.look = func(vm *quickVM, list func()) {
+	fleet.look = func(vm *quickVM, list func()) {
 		select {
 		case <-prepared:
 			if vm.spec.Node == "m-1" {
@@ -640,8 +678,7 @@ func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	for range faults {
 		d.got = append(d.got, make([]string, len(phases)))
 	}
-	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
-		d.update = true
+	if d.update = tableIsWritten(); d.update {
 		return d
 	}
 	rows, ok := strings.CutPrefix(table, d.first)
@@ -654,6 +691,12 @@ func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 		t.Fatalf("the matrix in %s has not the rows and columns of this test:\n%s", path, table)
 	}
 	return d
+}
+
+// tableIsWritten reports whether the tests are to write what comes out.
+func tableIsWritten() bool {
+	f := flag.Lookup("update")
+	return f != nil && f.Value.String() == "true"
 }
 
 // set says what came out in a cell. It may be called for several at once.

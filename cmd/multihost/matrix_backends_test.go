@@ -1,0 +1,368 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
+)
+
+// matrixBackends are the workers on which some cells of the matrix run for real,
+// and their marks in its table.
+var matrixBackends = []struct{ name, mark string }{{"process", "ᵖ"}, {"netns", "ⁿ"}}
+
+// onBackend are the cells that run on the workers of a backend, as a phase for
+// each fault: every phase is among them, and another one on each backend.
+func onBackend(faults []matrixFault, backend int) []int {
+	chosen, used := make([]int, len(faults)), make([]int, len(matrixPhases))
+	for f, fault := range faults {
+		chosen[f] = -1
+		for k := range matrixPhases {
+			p := (k + f + 4*backend) % len(matrixPhases)
+			if fault.inRun {
+				p = slices.Index(matrixPhases, "run")
+			}
+			if p >= fault.from && (chosen[f] < 0 || used[p] < used[chosen[f]]) {
+				chosen[f] = p
+			}
+		}
+		used[chosen[f]]++
+	}
+	return chosen
+}
+
+// marks are those of a cell in the table.
+func marks(fault, phase int) (text string) {
+	for b, backend := range matrixBackends {
+		if onBackend(matrixFaults(), b)[fault] == phase {
+			text += backend.mark
+		}
+	}
+	if text != "" {
+		text = " " + text
+	}
+	return text
+}
+
+// TestMatrixOnRealWorkers runs a part of the matrix on workers that run everything
+// for real: shells of the process backend, and namespaces with OpenSSH and a kernel
+// of their own. What has to come out is in the table that TestMatrix keeps; so its
+// stand-ins are proven to do as real workers do. A training that its fault
+// interrupts has to go on from its checkpoint.
+func TestMatrixOnRealWorkers(t *testing.T) {
+	besideOthers(t)
+	if tableIsWritten() {
+		t.Skip("TestMatrix writes the table")
+	}
+	if testkit.RaceDetector {
+		t.Skip("what runs here of the program runs in TestMatrix, too")
+	}
+	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	testkit.Must(t, err)
+	faults := matrixFaults()
+	names := make([]string, len(faults))
+	for f, fault := range faults {
+		names[f] = fault.name
+	}
+	doc := openMatrix(t, matrixMark, matrixPhases, names)
+	for b, backend := range matrixBackends {
+		t.Run(backend.name, func(t *testing.T) {
+			t.Parallel()
+			if backend.name == "netns" {
+				simworker.NeedNetns(t)
+			}
+			chosen := onBackend(faults, b)
+			for p, phase := range matrixPhases {
+				if !slices.Contains(chosen, p) {
+					t.Errorf("nothing happens in the phase %s", phase)
+				}
+			}
+			slots := make(chan struct{}, realWidth)
+			var wg sync.WaitGroup
+			for _, early := range []bool{true, false} { // what takes longest comes first
+				for f, p := range chosen {
+					if faults[f].inRun != early {
+						continue
+					}
+					slots <- struct{}{}
+					c := newRealCell(t, identity, matrixPhases[p], faults[f], backend.name)
+					wg.Go(func() {
+						defer func() { <-slots }()
+						doc.set(t, f, p, c.run()+marks(f, p))
+					})
+				}
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// newRealCell is a cell on real workers. Its runner's time is hurried, too, but
+// stands while this process gets no processor: what takes long on a machine that
+// is slow must not look as if it took hours.
+func newRealCell(t *testing.T, identity *sshfan.Identity, phase string, fault matrixFault, backend string) *cell {
+	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
+	testkit.Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	clock := &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}
+	c := &cell{t: t, phase: phase, fault: fault, backend: backend, over: make(chan struct{}), begin: time.Now(), clock: clock,
+		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: dir}
+	c.access = job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"),
+		ConnectTimeout: 30 * time.Second, RetryFor: 10 * time.Second, MaxDials: 8}
+	if fault.trains {
+		strike := c.fault.strike
+		c.fault.strike = func(c *cell) {
+			c.awaitCheckpoint()
+			strike(c)
+		}
+	}
+	const beat = 5 * time.Millisecond
+	ticker, over := time.NewTicker(beat), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-ticker.C:
+				clock.advance(time.Duration(fault.speed()/realHurry) * beat)
+			case <-over:
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		ticker.Stop()
+		close(over)
+		wg.Wait()
+	})
+	return c
+}
+
+// realWidth is how many of these jobs run at once: they wait most of the time.
+const realWidth = 7
+
+// realHurry is how much less a runner of real workers is hurried.
+const realHurry = 4
+
+// forReal makes the job of a cell one that real workers can do.
+func (c *cell) forReal(o *job.JobOptions) {
+	o.Run.Platform, o.Run.KillStale = preflight.GCE, launch.FreeOrphans
+	o.Run.Grace, o.Run.SyncTimeout, o.Run.StartLimit = time.Second, 5*time.Minute, 5*time.Minute
+	switch {
+	case c.phase != "run":
+		o.Run.Script = "true"
+	case c.fault.trains:
+		o.Run.Script = c.training(o.Run.Dir)
+	case c.fault.ends:
+		o.Run.Script = "[ $MULTIHOST_ATTEMPT != 1 ] || exec sleep 1000"
+	default: // it may end before or after; what happens touches no command
+		o.Run.Script = "exec sleep 2"
+	}
+}
+
+// training is a command that trains until something happens, with its checkpoint
+// in the bucket, and from there some steps more.
+func (c *cell) training(dir string) string {
+	for _, name := range []string{"train.py", "declaration.txt"} {
+		data, err := os.ReadFile(filepath.Join("..", "..", "examples", "train", name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), data, 0o600)
+		}
+		if err != nil {
+			c.t.Error(err)
+		}
+	}
+	url := c.server.URL()
+	return fmt.Sprintf(`mkdir -p kept
+curl -sf -o kept/checkpoint '%[1]s/storage/v1/b/%[2]s/o/checkpoint?alt=media' || rm -f kept/checkpoint
+steps=1000000
+[ ! -s kept/checkpoint ] || steps=$(($(head -n 1 kept/checkpoint | sed 's/.*"steps": \([0-9]*\).*/\1/') + 3))
+python3 train.py --steps=$steps --step-seconds=0.1 --batch=8 --checkpoint-dir=kept --checkpoint-every=1 &
+while [ $MULTIHOST_PROCESS_ID = 0 ] && kill -0 $! 2>/dev/null; do
+  [ ! -s kept/checkpoint ] || curl -s -H 'Content-Type: application/octet-stream' --data-binary @kept/checkpoint '%[1]s/upload/storage/v1/b/%[2]s/o?uploadType=media&name=checkpoint' >/dev/null
+  sleep 0.2
+done
+wait $!`, url, sim.DefaultBucket)
+}
+
+var stepsOfCheckpoint = regexp.MustCompile(`"steps": ([0-9]+)`)
+
+// stepsKept is how many steps the checkpoint in the bucket has.
+func (c *cell) stepsKept() int {
+	for _, o := range c.server.Objects(sim.DefaultBucket) {
+		if head, _, _ := bytes.Cut(o.Data, []byte("\n")); o.Name == "checkpoint" && stepsOfCheckpoint.Match(head) {
+			n, _ := strconv.Atoi(string(stepsOfCheckpoint.FindSubmatch(head)[1]))
+			return n
+		}
+	}
+	return 0
+}
+
+// awaitCheckpoint waits until the training is worth something.
+func (c *cell) awaitCheckpoint() {
+	deadline := time.After(2 * scriptWait)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for c.stepsKept() < 3 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			c.t.Error("the training makes no checkpoint")
+			return
+		}
+	}
+}
+
+// wentOn complains where a training did not go on from its checkpoint.
+func (c *cell) wentOn() error {
+	text, err := os.ReadFile(filepath.Join(c.dir, "runs", "m", "attempt-2", "output_slice_0000_worker_0000.txt"))
+	if err != nil {
+		return err
+	}
+	from := regexp.MustCompile(`goes on from step ([0-9]+) of its checkpoint`).FindSubmatch(text)
+	if from == nil || strings.Contains(string(text), "completed step: 0,") {
+		return fmt.Errorf("the second attempt begins anew:\n%s", text)
+	}
+	first, _ := strconv.Atoi(string(from[1]))
+	for step := first; step < first+3; step++ {
+		if first < 3 || !strings.Contains(string(text), fmt.Sprintf("completed step: %d,", step)) {
+			return fmt.Errorf("the second attempt goes on from step %d, but has not done step %d:\n%s", first, step, text)
+		}
+	}
+	return nil
+}
+
+// realWorkers are the workers of a backend.
+type realWorkers struct {
+	worker.Backend
+	mu   sync.Mutex
+	vms  []*realVM
+	dead bool
+}
+
+func newRealWorkers(backend, dir string) (*realWorkers, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	port := l.Addr().(*net.TCPAddr).Port // told before the first worker is there
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	b := &realWorkers{}
+	if backend == "netns" {
+		b.Backend, err = worker.NewNetns(worker.NetnsConfig{Root: dir, Port: port})
+	} else {
+		b.Backend, err = worker.NewProcess(worker.ProcessConfig{Root: dir, Port: port})
+	}
+	return b, err
+}
+
+// Start makes a machine. A fault is of the machine that it was set on, and not of
+// what has its name later.
+func (b *realWorkers) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
+	spec.Faults = nil
+	m, err := b.Backend.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	vm := &realVM{Machine: m, spec: spec, up: true}
+	b.mu.Lock()
+	b.vms = append(b.vms, vm)
+	dead := b.dead
+	b.mu.Unlock()
+	if dead {
+		vm.reachable(false)
+	}
+	if inner, ok := m.(worker.Internal); ok {
+		return innerVM{vm, inner}, nil
+	}
+	return vm, nil
+}
+
+func (b *realWorkers) machines(node string) []machine {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []machine
+	for _, vm := range b.vms {
+		if node == "" || vm.spec.Node == node {
+			all = append(all, vm)
+		}
+	}
+	return all
+}
+
+func (b *realWorkers) cutOff(dead bool) {
+	b.mu.Lock()
+	b.dead = dead
+	vms := slices.Clone(b.vms)
+	b.mu.Unlock()
+	for _, vm := range vms {
+		vm.reachable(!dead)
+	}
+}
+
+func (b *realWorkers) isDead() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.dead
+}
+
+// A realVM is one worker.
+type realVM struct {
+	worker.Machine
+	spec worker.Spec
+	mu   sync.Mutex
+	up   bool
+}
+
+// An innerVM is one with a network of its own.
+type innerVM struct {
+	*realVM
+	worker.Internal
+}
+
+func (vm *realVM) isUp() bool {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.up
+}
+
+// reachable cuts all connections to the machine and refuses others, or no more.
+func (vm *realVM) reachable(yes bool) {
+	fault := worker.Fault{Kind: worker.Unreachable, Mode: "refuse"}
+	if yes {
+		fault = worker.Fault{Kind: worker.Clear, Name: string(worker.Unreachable)}
+	}
+	_ = vm.SetFault(fault) // unless it is stopped
+}
+
+func (vm *realVM) Reboot(ctx context.Context) error {
+	vm.reachable(true)
+	return vm.Machine.Reboot(ctx)
+}
+
+func (vm *realVM) Stop(ctx context.Context) error {
+	err := vm.Machine.Stop(ctx)
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.up = false
+	return err
+}
