@@ -360,9 +360,21 @@ func (vm *realVM) Reboot(ctx context.Context) error {
 }
 
 func (vm *realVM) Stop(ctx context.Context) error {
-	err := vm.Machine.Stop(ctx)
+	defer vm.goneDown()
+	return vm.Machine.Stop(ctx)
+}
+
+func (vm *realVM) ShutDown(ctx context.Context, limit time.Duration) error {
+	orderly, ok := vm.Machine.(worker.Orderly)
+	if !ok {
+		return vm.Stop(ctx)
+	}
+	defer vm.goneDown()
+	return orderly.ShutDown(ctx, limit)
+}
+
+func (vm *realVM) goneDown() {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	vm.up = false
-	return err
 }

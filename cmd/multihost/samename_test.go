@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	testkit.Must(t, err)
 	queue := qr.New(cloud)
 	// run runs from a machine of its own; hold is called before the phase begins.
-	run := func(name, phase string, hold func(), script string) (job.Outcome, error) {
+	run := func(ctx context.Context, name, phase string, hold func(), script string) (job.Outcome, error) {
 		dir := filepath.Join(lab.dir, name)
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "src", "whose"), []byte(name+"\n"), 0o600))
@@ -47,23 +48,30 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 					hold()
 				}
 			})}
-		return d.Run(context.Background(), job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
+		return d.Run(ctx, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
 			Grace: time.Second, KillStale: launch.FreeOrphans})
 	}
 	var second error
-	out, err := run("ann", "start", func() { _, second = run("bob", "", nil, "true") }, "cat whose >~/ran")
+	out, err := run(t.Context(), "ann", "start", func() {
+		ctx, interrupt := context.WithCancelCause(t.Context())
+		_, second = run(ctx, "bob", "free", func() { interrupt(&job.Interrupted{Signal: syscall.SIGINT}) }, "true")
+	}, "true")
 	var code *launch.CodeError
-	if second != nil || !errors.As(err, &code) || out.Started || !strings.Contains(err.Error(), `s0w[0-1]: another run called "r", of bob@laptop, has brought its code into ~/r after this one`) || exitCode(err) != exitUnavailable {
-		t.Errorf("the second comes between: the first ends with %+v, %v, and the second with %v", out, err, second)
+	if exitCode(second) != exitInterrupt || !errors.As(err, &code) || out.Started || !strings.Contains(err.Error(), `s0w[0-1]: another run called "r", of bob@laptop, has brought its code into ~/r after this one`) || exitCode(err) != exitUnavailable {
+		t.Errorf("the second comes between and goes: the first ends with %+v, %v, and the second with %v", out, err, second)
+	}
+	out, err = run(t.Context(), "ann", "start", func() { _, second = run(t.Context(), "bob", "", nil, "true") }, "true")
+	if second != nil || !errors.Is(err, launch.ErrAlreadyStarted) || out.Started {
+		t.Errorf("the second is faster: the first ends with %+v, %v, and the second with %v", out, err, second)
 	}
 
 	// The second has looked who lives there before the first has started.
 	started, over := make(chan struct{}), make(chan struct{})
 	var first error
-	_, second = run("bob", "sync", func() {
+	_, second = run(t.Context(), "bob", "sync", func() {
 		go func() {
 			defer close(over)
-			_, first = run("ann", "run", func() { close(started) }, "until [ -e ~/go ]; do sleep 0.1; done; cat whose >~/ran")
+			_, first = run(t.Context(), "ann", "run", func() { close(started) }, "until [ -e ~/go ]; do sleep 0.1; done; cat whose >~/ran")
 		}()
 		select {
 		case <-started:

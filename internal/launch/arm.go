@@ -163,7 +163,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 		case rec.Word == "armed":
 			return nil
 		case rec.Word == "already":
-			return fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrAlreadyStarted)
+			return &startedError{a.ref, a.runner.Name()}
 		case rec.Word == "failed" || rec.Word == "error":
 			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: sshfan.Clean(rec.Rest, 500)}
 		case rec.Word == "secret":

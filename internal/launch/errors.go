@@ -47,6 +47,23 @@ func (e *BusyError) Hint() string {
 	return "multihost stop " + e.Info.Run + ", or --replace to stop it first"
 }
 
+// startedError is an ErrAlreadyStarted.
+type startedError struct {
+	ref    Ref
+	worker string
+}
+
+func (e *startedError) Error() string {
+	return fmt.Sprintf("start %q on %s: %v", e.ref.Label(), e.worker, ErrAlreadyStarted)
+}
+
+func (e *startedError) Unwrap() error { return ErrAlreadyStarted }
+
+// Hint is the command to type.
+func (e *startedError) Hint() string {
+	return "another run of that name was faster: multihost attach " + e.ref.Run + " follows it; to start this one beside it, in a directory of its own: --run-name=NAME"
+}
+
 // CodeError says that another run of the same name has brought other code into the
 // directory of this one, after this one's own. Nothing was started.
 type CodeError struct {
