@@ -35,8 +35,9 @@ func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	var want bytes.Buffer
 	testkit.Must(t, send(&want, 0, size))
 	for name, argv := range map[string][]string{
-		"reference": l.own("reference", 3, "-command", fmt.Sprintf("burst %d", size)),
-		"engine":    l.own("engine", 3, "-log-bytes", fmt.Sprint(size), "-view", "-rounds", "1"),
+		"reference":   l.own("reference", 3, "-command", fmt.Sprintf("burst %d", size), "-view"),
+		"files alone": l.own("reference", 3, "-command", fmt.Sprintf("burst %d", size)),
+		"engine":      l.own("engine", 3, "-log-bytes", fmt.Sprint(size), "-view", "-rounds", "1"),
 	} {
 		dir := t.TempDir()
 		cmd := exec.CommandContext(t.Context(), argv[0], append(argv[1:], "-logs", dir)...)
@@ -50,6 +51,61 @@ func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 				t.Errorf("%s: file of worker %d has %d bytes, or others, want %d", name, i, len(got), size)
 			}
 		}
+	}
+}
+
+// What is measured of a client is what it took until the command had ended well
+// on every worker: one whose command fails has no figures.
+func TestWhoFailsIsNotMeasured(t *testing.T) {
+	testkit.Need(t, "ssh-keygen")
+	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
+	testkit.Must(t, err)
+	t.Cleanup(l.close)
+	for command, good := range map[string]bool{"true": true, "no-such-command": false} {
+		peers, err := l.peers(t.Context(), 2, command)
+		testkit.Must(t, err)
+		for _, program := range []string{"reference", "engine"} {
+			peers = append(peers, contestant{program, func() (cost, error) {
+				return l.client(t.Context(), nil, l.own(program, 2, "-command", command)...)
+			}})
+		}
+		for _, p := range peers {
+			c, err := p.run()
+			if (err == nil) != good {
+				t.Errorf("%s, %s: %v", p.name, command, err)
+			}
+			if c.cpu == 0 || c.resident == 0 {
+				t.Errorf("%s, %s: cost %+v", p.name, command, c)
+			}
+		}
+	}
+	if l.served() == 0 {
+		t.Error("the load server has cost nothing")
+	}
+}
+
+// A login takes round trips: to say who one is, to agree on keys, to log in, to
+// run a command.
+func TestWorkersFarAwayAreThatFar(t *testing.T) {
+	testkit.Need(t, "ssh-keygen")
+	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
+	testkit.Must(t, err)
+	t.Cleanup(l.close)
+	for _, program := range []string{"reference", "engine"} {
+		c, err := l.client(t.Context(), nil, l.own(program, 2, "-port", fmt.Sprint(l.far))...)
+		testkit.Must(t, err)
+		if c.wall < 4*farAway {
+			t.Errorf("%s: %v", program, c.wall)
+		}
+	}
+}
+
+func TestBareProcessesTellWhenTheyWereReleased(t *testing.T) {
+	begin := time.Now()
+	spread, err := (&lab{}).releaseBare(t.Context(), 4)
+	testkit.Must(t, err)
+	if spread <= 0 || spread > time.Since(begin) {
+		t.Errorf("spread %v", spread)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -24,11 +25,13 @@ func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
 The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are
 processes of the simulator on the same cores and cost more than anything else here, so the runner's own CPU is what
-counts, and wall time is compared with the workers' own steps. The skew is that of a command that is detached, in a folder
+counts. Wall time and CPU are those of one run of `+"`true`"+` with nothing new. The first line and the steps are those of the run
+before it, which prints one; the steps are its phases on workers (connect, sync, preflight, free, start), each as long as
+its slowest worker. The skew is that of a command that is detached, in a folder
 that is there and without preflight, by what every worker has written down, all by the one clock of this machine; the median
-of %d starts. Bare processes are released by one write each and tell when they were, the median of %[2]d releases. `+"`exec`"+`
-is one command on every worker, without a run.`, commandWorkers, skewRounds))
-	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "phases s", "until the first line s", "start skew ms", "bare skew ms", "`exec`: CPU ms/worker"}}
+of %d starts. Bare processes are shells that wait for a line, are released by one write each, tell when they
+were and become the same command, the median of %[2]d releases. `+"`exec`"+` is one command on every worker, without a run.`, commandWorkers, skewRounds))
+	rows := [][]string{{"workers", "wall s", "runner's CPU ms/worker", "steps s", "until the first line s", "start skew ms", "bare skew ms", "`exec`: CPU ms/worker"}}
 	for _, size := range []struct{ slices, workers int }{{1, 16}, {4, commandWorkers}} {
 		s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-%d", size.slices, size.workers/size.slices*4))
 		if err != nil {
@@ -68,7 +71,7 @@ const skewRounds = 3 // a start of 256 processes takes half a minute here
 
 type wholeCost struct {
 	cost
-	steps     time.Duration // all phases before the command runs, each as long as its slowest worker
+	steps     time.Duration // all phases on workers before the command runs, each as long as its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
 	exec      time.Duration // CPU of `multihost exec`
@@ -227,7 +230,7 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 			}
 		case "summary":
 			for _, p := range e.Phases {
-				if p.Name != "run" {
+				if p.Name != "discover" && p.Name != "run" {
 					c.steps += time.Duration(p.Elapsed)
 				}
 			}
@@ -264,7 +267,7 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 		}
 	}()
 	for range n {
-		cmd := exec.CommandContext(ctx, l.self, "waiter")
+		cmd := exec.CommandContext(ctx, "bash", "-c", waiter)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			return 0, err
@@ -294,8 +297,8 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 		if err != nil {
 			return 0, err
 		}
-		var at int64
-		if _, err := fmt.Sscan(text, &at); err != nil {
+		at, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+		if err != nil {
 			return 0, err
 		}
 		if first == 0 || at < first {
@@ -303,18 +306,13 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 		}
 		last = max(last, at)
 	}
-	return time.Duration(last - first), nil
+	return time.Duration(last-first) * time.Microsecond, nil
 }
 
-// waiter says that it is ready, waits for a line, and tells when it came.
-func waiter() error {
-	fmt.Println("ready")
-	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		return err
-	}
-	fmt.Println(time.Now().UnixNano())
-	return nil
-}
+// waiter is a shell, as what waits on a worker is: it says that it is ready,
+// waits for a line, tells when it came, in microseconds, and becomes the command
+// that skewOf starts.
+const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 
 // measureStart: what the program costs before it does anything, and that what
 // local files can answer asks nobody.

@@ -31,7 +31,6 @@ func engine(ctx context.Context, args []string) (err error) {
 	idle := flags.Duration("idle", 0, "time to stay connected without a command")
 	logBytes := flags.Int64("log-bytes", 1<<20, "bytes of output of each worker, with -logs")
 	rate := flags.Int("rate", 0, "lines that a worker prints in a second; 0 is as fast as they are read")
-	view := flags.Bool("view", false, "show the default view of the output on standard output")
 	dials := flags.Int("max-dials", 0, "handshakes at once; 0 is the engine's own bound")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -60,7 +59,7 @@ func engine(ctx context.Context, args []string) (err error) {
 	}
 	cost := engineCost{Workers: c.workers}
 	if c.logs != "" {
-		err = follow(ctx, &c, conns, *rate, *logBytes, *view)
+		err = follow(ctx, &c, conns, *rate, *logBytes, c.view)
 	} else {
 		err = everywhere(conns, func(conn *sshfan.Conn) error { return runTrue(ctx, conn, c.command) })
 	}

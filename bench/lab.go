@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,7 @@ type lab struct {
 	key     string // ed25519
 	rsa     string
 	port    int
+	far     int // port of the same workers, farAway
 	hostKey string
 
 	server *exec.Cmd
@@ -95,10 +97,32 @@ func (l *lab) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start load server: %w", err)
 	}
-	port, key, _ := strings.Cut(strings.TrimSpace(ready), " ")
-	l.hostKey = key
-	_, err = fmt.Sscan(port, &l.port)
+	words := strings.SplitN(strings.TrimSpace(ready), " ", 3)
+	if len(words) < 3 {
+		return fmt.Errorf("load server said %q", ready)
+	}
+	l.hostKey = words[2]
+	_, err = fmt.Sscan(words[0]+" "+words[1], &l.port, &l.far)
 	return err
+}
+
+// served is the CPU that the load server has cost until now.
+func (l *lab) served() time.Duration {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.server.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	// After the name, which may have spaces: state, …, utime and stime as 12th and
+	// 13th, in hundredths of a second, as Linux tells them on every machine.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 13 {
+		return 0
+	}
+	var user, system int64
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		return 0
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
 func (l *lab) close() {
@@ -115,6 +139,7 @@ func (l *lab) close() {
 type cost struct {
 	wall     time.Duration
 	cpu      time.Duration // of the process and the children it waited for
+	server   time.Duration // CPU of the load server meanwhile
 	resident int64         // the most of the process, or of the largest of its children
 	stderr   []byte
 }
@@ -131,9 +156,9 @@ func (l *lab) measure(cmd *exec.Cmd) (cost, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.Stdout = struct{ io.Writer }{io.Discard} // no *os.File: a pipe
-	begin := time.Now()
+	served, begin := l.served(), time.Now()
 	err := cmd.Run()
-	c := cost{wall: time.Since(begin), stderr: stderr.Bytes()}
+	c := cost{wall: time.Since(begin), server: l.served() - served, stderr: stderr.Bytes()}
 	if cmd.ProcessState != nil {
 		c.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		c.resident = cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
@@ -165,11 +190,13 @@ type contestant struct {
 }
 
 // inTurn runs every contestant once a round and returns the median cost of
-// each: whatever else the machine does in a round, it does to all of them.
+// each: whatever else the machine does in a round, it does to all of them. Each
+// round has an order of its own, for who ran before leaves something to be done.
 func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
 	runs := make(map[string][]cost)
-	for range rounds {
-		for _, c := range all {
+	for round := range rounds {
+		for _, i := range rand.New(rand.NewPCG(uint64(round), 0)).Perm(len(all)) {
+			c := all[i]
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
@@ -186,6 +213,7 @@ func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost
 		medians[name] = cost{
 			wall:     median(costs, func(c cost) time.Duration { return c.wall }),
 			cpu:      median(costs, func(c cost) time.Duration { return c.cpu }),
+			server:   median(costs, func(c cost) time.Duration { return c.server }),
 			resident: median(costs, func(c cost) int64 { return c.resident }),
 			stderr:   costs[len(costs)-1].stderr,
 		}

@@ -46,8 +46,6 @@ func start(ctx context.Context, args []string) error {
 			return reference(ctx, rest)
 		case "engine":
 			return engine(ctx, rest)
-		case "waiter":
-			return waiter()
 		}
 	}
 	var o options

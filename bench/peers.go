@@ -33,7 +33,9 @@ func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, e
 	fan := fmt.Sprint(n)
 	comma := strings.Join(hosts, ",")
 	words := strings.Fields(command)
-	loop := "for h in $(cat " + list + "); do ssh " + joined + " $h " + command + " & done; wait"
+	// One that failed fails the loop, as it fails the others.
+	loop := "for h in $(cat " + list + "); do ssh " + joined + " $h " + command + " & p+=($!); done; " +
+		"for p in ${p[@]}; do wait $p || s=1; done; exit $((s))"
 	candidates := []struct {
 		name string
 		env  []string

@@ -99,7 +99,7 @@ Written by `+"`make bench`"+`; the figures are those of one run of %s on
 
 > %s
 
-The load server stands in for all workers on loopback addresses, as a process of its own; its CPU is not counted.
+The load server stands in for all workers on loopback addresses, as a process of its own, whose CPU is counted apart.
 "CPU" is what the kernel accounts to a client and to the children that it waited for, "peak" the most memory of one
 process. Clients that are compared ran in turn, and the median of each is shown; the machine's speed drifts, so
 ratios within a table mean something, and figures of different tables less.

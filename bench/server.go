@@ -59,8 +59,9 @@ var pattern = func() []byte {
 // address is where the load server listens as worker i.
 func address(i int) string { return fmt.Sprintf("127.0.%d.%d", 1+i/250, 1+i%250) }
 
-// serve is the load server. It prints its host key in authorized_keys form and
-// its port, and ends with ctx or when its standard input ends.
+// serve is the load server. It prints its port, that on which it is farAway, and
+// its host key in authorized_keys form, and ends with ctx or when its standard
+// input ends.
 func serve(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	workers := flags.Int("n", 64, "workers")
@@ -81,18 +82,20 @@ func serve(ctx context.Context, args []string) error {
 	}}
 	s.config.AddHostKey(signer)
 
-	port := 0
 	var listeners []net.Listener
-	for i := range *workers {
-		l, err := net.Listen("tcp", net.JoinHostPort(address(i), strconv.Itoa(port)))
-		if err != nil {
-			return err
+	var ports [2]int
+	for p, delay := range []time.Duration{0, farAway} {
+		for i := range *workers {
+			l, err := net.Listen("tcp", net.JoinHostPort(address(i), strconv.Itoa(ports[p])))
+			if err != nil {
+				return err
+			}
+			ports[p] = l.Addr().(*net.TCPAddr).Port
+			listeners = append(listeners, l)
+			s.wg.Go(func() { s.accept(l, delay) })
 		}
-		port = l.Addr().(*net.TCPAddr).Port
-		listeners = append(listeners, l)
-		s.wg.Go(func() { s.accept(l) })
 	}
-	fmt.Printf("%d %s", port, ssh.MarshalAuthorizedKey(signer.PublicKey()))
+	fmt.Printf("%d %d %s", ports[0], ports[1], ssh.MarshalAuthorizedKey(signer.PublicKey()))
 	ended := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // its end is what counts
@@ -113,14 +116,85 @@ type server struct {
 	wg     sync.WaitGroup
 }
 
-func (s *server) accept(l net.Listener) {
+// farAway is the round trip to workers in another part of the world.
+const farAway = 50 * time.Millisecond
+
+func (s *server) accept(l net.Listener, delay time.Duration) {
 	for {
 		raw, err := l.Accept()
 		if err != nil {
 			return
 		}
+		if delay > 0 {
+			raw = distant(raw, delay)
+		}
 		s.wg.Go(func() { s.connection(raw) })
 	}
+}
+
+// distant is a connection whose other end is a round trip of delay away: all of
+// it is waited for on the way here. The round trip of TCP's own handshake is not.
+func distant(raw net.Conn, delay time.Duration) net.Conn {
+	// As much as a window holds is on its way without being waited for.
+	d := &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
+	go d.carry(delay)
+	return d
+}
+
+type distantConn struct {
+	net.Conn
+	arrivals chan arrival
+	left     []byte
+	once     sync.Once
+	closed   chan struct{}
+}
+
+type arrival struct {
+	at   time.Time
+	data []byte
+	err  error
+}
+
+// carry ends with the connection.
+func (d *distantConn) carry(delay time.Duration) {
+	for {
+		data := make([]byte, 4<<10)
+		n, err := d.Conn.Read(data)
+		select {
+		case d.arrivals <- arrival{time.Now().Add(delay), data[:n], err}:
+		case <-d.closed:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (d *distantConn) Read(p []byte) (int, error) {
+	for len(d.left) == 0 {
+		select {
+		case a := <-d.arrivals:
+			select {
+			case <-time.After(time.Until(a.at)):
+			case <-d.closed:
+				return 0, net.ErrClosed
+			}
+			if d.left = a.data; len(d.left) == 0 && a.err != nil {
+				return 0, a.err
+			}
+		case <-d.closed:
+			return 0, net.ErrClosed
+		}
+	}
+	n := copy(p, d.left)
+	d.left = d.left[n:]
+	return n, nil
+}
+
+func (d *distantConn) Close() error {
+	d.once.Do(func() { close(d.closed) })
+	return d.Conn.Close()
 }
 
 func (s *server) connection(raw net.Conn) {
