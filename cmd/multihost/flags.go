@@ -50,7 +50,7 @@ func sshFlags() []cli.Flag {
 		&cli.StringFlag{Name: "known-hosts", Category: catSSH, Usage: "`FILE` of pinned host keys; default: known_hosts in the state directory"},
 		&cli.IntFlag{Name: "ssh-port", Category: catSSH, Value: 22, Usage: "`PORT` of the workers' sshd"},
 		&cli.DurationFlag{Name: "connect-timeout", Category: catSSH, Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must have answered, retries included"},
-		&cli.IntFlag{Name: "max-dials", Category: catSSH, Value: 256, Usage: "`N` SSH handshakes under way at once"},
+		&cli.IntFlag{Name: "max-dials", Category: catSSH, Value: 512, Usage: "`N` SSH handshakes under way at once"},
 	}
 }
 

@@ -450,7 +450,7 @@ func (c *Conn) hint(e *ConnectError) string {
 	case errors.As(e.Err, &hinted):
 		return hinted.Hint()
 	case errors.Is(e.Err, errTooManyFiles):
-		return "too many open files: raise the limit with `ulimit -n`"
+		return "too many open files: raise the hard limit of the shell that starts multihost: sudo prlimit --pid $$ --nofile=65536"
 	case errors.Is(e.Err, errRefused):
 		return "nothing listens there: the VM is still booting, or this is not its SSH port"
 	case errors.Is(e.Err, errNoHost), errors.Is(e.Err, errNoNetwork):

@@ -1,6 +1,7 @@
 package sshfan_test
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -22,6 +24,7 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 	"golang.org/x/sync/errgroup"
 
+	"multihost/internal/event"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -260,8 +263,40 @@ func TestRaiseFileLimit(t *testing.T) {
 	}
 	var e *sshfan.DescriptorError
 	err := sshfan.RaiseFileLimit(1 << 30)
-	if !errors.As(err, &e) || !strings.HasPrefix(e.Hint(), "ulimit -n ") {
+	if !errors.As(err, &e) || !strings.HasSuffix(e.Hint(), fmt.Sprintf("--nofile=%d", e.Need)) {
 		t.Errorf("got %v, want a DescriptorError with a hint", err)
+	}
+}
+
+// Every login is a signature, which is dear with an RSA key: who has many
+// workers is told once what it costs and what costs less.
+func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
+	testkit.NoLeaks(t)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	testkit.Must(t, err)
+	slow, err := sshfan.LoadIdentity(writeKey(t, openssh(t, key, ""), 0o600), nil)
+	testkit.Must(t, err)
+	over, cancel := context.WithCancel(t.Context())
+	cancel() // nobody is dialled
+	for _, c := range []struct {
+		id    *sshfan.Identity
+		hosts int
+		want  int
+	}{{slow, 65, 1}, {slow, 64, 0}, {newIdentity(t), 65, 0}} {
+		said := &notes{}
+		f := newFleet(t, func(cfg *sshfan.Config) { cfg.Identity, cfg.Sink = c.id, said })
+		hosts := make([]sshfan.Host, c.hosts)
+		for i := range hosts {
+			hosts[i] = hostAt(fmt.Sprintf("s0w%d", i), "127.0.0.1:1")
+		}
+		f.Connect(over, hosts)
+		f.Connect(over, hosts)
+		if got := said.texts("RSA key costs"); len(got) != c.want {
+			t.Errorf("%d workers: %q, want %d", c.hosts, got, c.want)
+		}
+		if c.want > 0 && !said.Said(event.Info, "ssh-keygen -t ed25519") {
+			t.Error("a faster key is not offered")
+		}
 	}
 }
 

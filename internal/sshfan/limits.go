@@ -22,9 +22,10 @@ func (e *DescriptorError) Error() string {
 	return fmt.Sprintf("%d workers need %d open files, %d are allowed", e.Hosts, e.Need, e.Limit)
 }
 
-// Hint says what to type.
+// Hint says what to type in the shell that starts multihost. It is the hard
+// limit that is too low, which only root raises.
 func (e *DescriptorError) Hint() string {
-	return fmt.Sprintf("ulimit -n %d", e.Need)
+	return fmt.Sprintf("sudo prlimit --pid $$ --nofile=%d", e.Need)
 }
 
 // RaiseFileLimit raises the soft limit of open files as far as hosts workers
@@ -60,12 +61,13 @@ func (f *Fleet) warnDescriptors(hosts int) {
 // worth a word: a quarter of a second of CPU.
 const manyHosts = 64
 
-// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 ms for a
-// signature; ed25519: 0.03 ms).
+// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a
+// signature; ed25519: 0.03 ms). A signature is of one connection's key exchange,
+// so that one for all workers is no login.
 func (f *Fleet) warnSlowKey(hosts int) {
 	if hosts <= manyHosts || !f.cfg.Identity.slow() || f.toldSlow.Swap(true) {
 		return
 	}
 	event.Notef(f.cfg.Sink, event.Info, "ssh-keygen -t ed25519 -f PATH, then --identity-file=PATH",
-		"an RSA key costs 3-4 ms of CPU per worker, %.1f s for these %d; ed25519 a hundredth of that", float64(hosts)*0.0034, hosts)
+		"an RSA key costs 3-5 ms of CPU per worker, %.1f s for these %d; ed25519 a hundredth of that", float64(hosts)*0.004, hosts)
 }
