@@ -138,6 +138,7 @@ func (l *lab) close() {
 // A cost is what one run of a client took.
 type cost struct {
 	wall     time.Duration
+	least    time.Duration // wall time of the quickest round, of a median
 	cpu      time.Duration // of the process and the children it waited for
 	server   time.Duration // CPU of the load server meanwhile
 	resident int64         // the most of the process, or of the largest of its children
@@ -212,6 +213,7 @@ func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost
 	for name, costs := range runs {
 		medians[name] = cost{
 			wall:     median(costs, func(c cost) time.Duration { return c.wall }),
+			least:    slices.MinFunc(costs, func(a, b cost) int { return cmp.Compare(a.wall, b.wall) }).wall,
 			cpu:      median(costs, func(c cost) time.Duration { return c.cpu }),
 			server:   median(costs, func(c cost) time.Duration { return c.server }),
 			resident: median(costs, func(c cost) int64 { return c.resident }),

@@ -78,12 +78,14 @@ is asked of workers on loopback, where only CPU counts, and of the same that are
 				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
 		}
 		if n == 1024 {
-			paced := medians["multihost engine"].wall
-			best := min(paced, medians["multihost engine, 64 handshakes at once"].wall, medians["multihost engine, 1024 handshakes at once"].wall)
-			r.most("wall time with the default pacing, × the best of 64, 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
-			paced = medians["multihost engine, 50 ms away"].wall
-			best = min(paced, medians["multihost engine, 50 ms away, 1024 handshakes at once"].wall)
-			r.most("the same 50 ms away, × the better of 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
+			// Differences are as small as the machine's own moods, which only add:
+			// the quickest rounds are compared.
+			paced := medians["multihost engine"].least
+			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 1024 handshakes at once"].least)
+			r.most("least wall time with the default pacing, × that of the best of 64, 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
+			paced = medians["multihost engine, 50 ms away"].least
+			best = min(paced, medians["multihost engine, 50 ms away, 1024 handshakes at once"].least)
+			r.most("the same 50 ms away, × that of the better of 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
 		}
 	}
 	r.table(rows)
