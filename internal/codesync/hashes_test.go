@@ -96,3 +96,19 @@ func TestHashesOfFewDirectoriesAreKept(t *testing.T) {
 		same(t, pattern, len(files), want)
 	}
 }
+
+// BenchmarkScanUnchanged is what a run pays for a directory of 1000 files that
+// it has read before.
+func BenchmarkScanUnchanged(b *testing.B) {
+	dir, cache := b.TempDir(), b.TempDir()
+	for i := range 1000 {
+		testkit.Must(b, os.WriteFile(filepath.Join(dir, fmt.Sprint("module", i, ".py")), fmt.Appendf(nil, "print(%d)\n", i), 0o644))
+	}
+	settled := func() time.Time { return time.Now().Add(time.Hour) }
+	b.ReportAllocs()
+	for b.Loop() {
+		tree, err := Scan(b.Context(), Options{Dir: dir, Cache: cache, Now: settled})
+		testkit.Must(b, err)
+		testkit.Must(b, tree.Close())
+	}
+}

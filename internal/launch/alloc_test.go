@@ -70,3 +70,16 @@ func TestFollowingAllocatesNothingALine(t *testing.T) {
 		t.Errorf("%.1f bytes allocated a line", per)
 	}
 }
+
+// BenchmarkFollow is a worker's share of following: orders for pieces, their
+// bytes, and what is said about them.
+func BenchmarkFollow(b *testing.B) {
+	h := &hose{size: 16 << 20, chunk: []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 320))}
+	b.SetBytes(h.size)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Follow(b.Context(), h, Ref{"r", 1}, 0, io.Discard, FollowOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
