@@ -221,15 +221,19 @@ going_limit=20
 # going is what the guest agent runs when the machine is told to end: it says so
 # and brings what is not in the bucket of the log. It ends nothing.
 going() {
-  local work
+  local work limit
   set -m # each in a process group of its own
   last_words 8<&- &
   work=$!
-  sleep "$going_limit" &
+  {
+    sleep "$going_limit"
+    kill -s KILL -- "-$work"
+  } 2>/dev/null &
+  limit=$!
   set +m
-  wait -n
+  wait "$work" 2>/dev/null # not -n, which forgets who has ended before
   disown -a # without a word of who is killed
-  kill -s KILL -- "-$work" "-$!" 2>/dev/null
+  kill -s KILL -- "-$limit" 2>/dev/null
 }
 
 # last_words does with few processes what is to be done: all others on the machine
