@@ -11,7 +11,7 @@ UNRACED     = /(preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak bench fuzz lint docs picture check release clean tools
+.PHONY: help build demo test race soak matrix bench fuzz lint docs picture check release clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ race: tools ## run the tests in which much happens at once with the race detecto
 
 soak: tools ## break connections ten times as often as the tests do
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
+
+matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do
+	MATRIX=whole go test ./cmd/multihost -run TestMatrixOnRealWorkers -count=1 -timeout 30m -v
 
 bench: build tools ## measure beside other tools, write docs/performance.md; fails when a bar is missed
 	go build -o bin/bench ./bench

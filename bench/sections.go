@@ -177,7 +177,7 @@ func measureLogs(ctx context.Context, l *lab, r *report) error {
 Every worker prints 100-byte lines as fast as it is read; one file per worker, in memory, and a view of whole lines on
 standard output, read by a reader that keeps up. The reference prefixes and shows every line; the default view of
 multihost shows worker 0 and looks through the lines of all others for errors. What 64 workers print into files alone
-is compared with a reference that shows nothing, either. Medians of three beside pdsh and of five without a peer; the first sizes ran
+is compared with a reference that shows nothing, either. Medians of three for 64 workers and of five for more; the first sizes ran
 once, for the slow peers take half a minute of them and no bar is about them. "× reference" is of throughput.`)
 	rows := [][]string{{"output", "client", "wall s", "MB/s", "CPU s/GB", "× reference", "server's CPU s", "peak MiB"}}
 	fresh := func(argv func(dir string) []string) func() (cost, error) {
@@ -199,7 +199,7 @@ once, for the slow peers take half a minute of them and no bar is about them. "�
 		{peerHosts, manyLog, []string{"pdsh", "parallel-ssh", "clush"}, 1},
 		{peerHosts, peerLog, []string{"pdsh"}, peerRounds}, // the others take minutes
 		{l.most, manyLog, nil, rounds},
-		{64, logBytes, nil, rounds},
+		{64, logBytes, nil, peerRounds},
 	} {
 		total := int64(load.workers) * load.bytes
 		what := fmt.Sprintf("%d × %d MiB", load.workers, load.bytes>>20)

@@ -62,7 +62,11 @@ func marks(fault, phase int) (text string) {
 	return text
 }
 
-// TestMatrixOnRealWorkers runs a part of the matrix on workers that run everything
+// wholeMatrix reports whether every cell is to run on real workers.
+func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
+
+// TestMatrixOnRealWorkers runs a part of the matrix, or all of it with
+// MATRIX=whole, on workers that run everything
 // for real: shells of the process backend, and namespaces with OpenSSH and a kernel
 // of their own. What has to come out is in the table that TestMatrix keeps; so its
 // stand-ins are proven to do as real workers do. A training that its fault
@@ -90,25 +94,33 @@ func TestMatrixOnRealWorkers(t *testing.T) {
 				simworker.NeedNetns(t)
 			}
 			chosen := onBackend(faults, b)
-			for p, phase := range matrixPhases {
-				if !slices.Contains(chosen, p) {
-					t.Errorf("nothing happens in the phase %s", phase)
+			var cells [][2]int // what takes longest comes first
+			for f, fault := range faults {
+				for p := range matrixPhases {
+					switch {
+					case p < fault.from || p != chosen[f] && !wholeMatrix():
+					case fault.inRun:
+						cells = slices.Insert(cells, 0, [2]int{f, p})
+					default:
+						cells = append(cells, [2]int{f, p})
+					}
 				}
 			}
 			slots := make(chan struct{}, realWidth)
 			var wg sync.WaitGroup
-			for _, early := range []bool{true, false} { // what takes longest comes first
-				for f, p := range chosen {
-					if faults[f].inRun != early {
-						continue
-					}
-					slots <- struct{}{}
-					c := newRealCell(t, identity, matrixPhases[p], faults[f], backend.name)
-					wg.Go(func() {
-						defer func() { <-slots }()
-						doc.set(t, f, p, c.run()+marks(f, p))
-					})
+			for p, phase := range matrixPhases {
+				if !slices.ContainsFunc(cells, func(c [2]int) bool { return c[1] == p }) {
+					t.Errorf("nothing happens in the phase %s", phase)
 				}
+			}
+			for _, cell := range cells {
+				f, p := cell[0], cell[1]
+				slots <- struct{}{}
+				c := newRealCell(t, identity, matrixPhases[p], faults[f], backend.name)
+				wg.Go(func() {
+					defer func() { <-slots }()
+					doc.set(t, f, p, c.run()+marks(f, p))
+				})
 			}
 			wg.Wait()
 		})
@@ -127,7 +139,7 @@ func newRealCell(t *testing.T, identity *sshfan.Identity, phase string, fault ma
 		ticks: &tickClock{now: time.Now(), timers: map[chan time.Time]time.Time{}}, dir: dir}
 	c.access = job.Access{Login: "ann", Identity: identity, KnownHosts: filepath.Join(dir, "known_hosts"),
 		ConnectTimeout: 30 * time.Second, RetryFor: 10 * time.Second, MaxDials: 8}
-	if fault.trains {
+	if c.fault.trains = fault.trains && phase == "run"; c.fault.trains {
 		strike := c.fault.strike
 		c.fault.strike = func(c *cell) {
 			c.awaitCheckpoint()
