@@ -240,6 +240,7 @@ going() {
 # are about to end, too.
 last_words() {
   local dir path tries
+  # shellcheck disable=SC2034 # vm.sh reads it
   call_limit=10 part=last piece=16777216
   read_job && dir=${HOME:-/root}/.multihost-job/$run && [[ -s $dir/boots ]] || return
   runs='' attempt=0 right=''
@@ -262,6 +263,7 @@ last_words() {
   read -r slice worker <"$dir/me" || return
   me=s${slice}w$worker state=$dir/going
   (umask 077 && mkdir -p -- "$state") || return
+  # shellcheck disable=SC2034 # vm.sh reads it
   if access_token; then held=$REPLY; fi
   if [[ -e $dir/down ]]; then tell_down & fi
   if ((attempt)); then
