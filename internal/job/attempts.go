@@ -248,7 +248,8 @@ func (r *run) signs(err error) signs {
 }
 
 // lostContact reports whether an error that came before the command says that
-// some worker could not be reached any more, rather than that it refused.
+// some worker could not be reached any more, or was rebooted, rather than that it
+// refused.
 func lostContact(err error) bool {
 	var many *Error
 	if errors.As(err, &many) {
@@ -265,7 +266,7 @@ func lostContact(err error) bool {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice is not there, or the API is away
 		return true
 	}
-	for _, sign := range []error{sshfan.ErrConnectionLost, sshfan.ErrSilent, sshfan.ErrNoStatus, codesync.ErrStalled} {
+	for _, sign := range []error{errRebooted, sshfan.ErrConnectionLost, sshfan.ErrSilent, sshfan.ErrNoStatus, codesync.ErrStalled} {
 		if errors.Is(err, sign) {
 			return true
 		}

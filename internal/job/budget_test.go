@@ -77,6 +77,7 @@ func TestLostContact(t *testing.T) {
 		{"a key that is refused", many(auth), false},
 		{"a host key that is another one", many(&sshfan.HostKeyError{Host: "s0w0"}), false},
 		{"a VM that boots", many(&sshfan.ConnectError{Stage: sshfan.StageAuth, Err: sshfan.ErrBooting}), true},
+		{"a worker that was rebooted after its preflight", many(nil, errRebooted), true},
 		{"a copy that stands still", many(fmt.Errorf("sync: %w", codesync.ErrStalled)), true},
 		{"a file that changed", many(&codesync.FileError{Path: "a", Err: codesync.ErrChanging}), false},
 		{"a busy worker", &Error{Stage: StageBusy, Text: "run lives"}, false},
