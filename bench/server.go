@@ -126,19 +126,20 @@ func (s *server) accept(l net.Listener, delay time.Duration) {
 			return
 		}
 		if delay > 0 {
-			raw = distant(raw, delay)
+			d := distant(raw)
+			s.wg.Go(func() { d.carry(delay) })
+			raw = d
 		}
 		s.wg.Go(func() { s.connection(raw) })
 	}
 }
 
-// distant is a connection whose other end is a round trip of delay away: all of
-// it is waited for on the way here. The round trip of TCP's own handshake is not.
-func distant(raw net.Conn, delay time.Duration) net.Conn {
+// distant is a connection whose other end is a round trip away: all of it is
+// waited for on the way here, which carry does. The round trip of TCP's own
+// handshake is not.
+func distant(raw net.Conn) *distantConn {
 	// As much as a window holds is on its way without being waited for.
-	d := &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
-	go d.carry(delay)
-	return d
+	return &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
 }
 
 type distantConn struct {
@@ -155,7 +156,7 @@ type arrival struct {
 	err  error
 }
 
-// carry ends with the connection.
+// carry makes all that comes arrive delay later. It ends with the connection.
 func (d *distantConn) carry(delay time.Duration) {
 	for {
 		data := make([]byte, 4<<10)
