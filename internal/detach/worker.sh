@@ -407,7 +407,7 @@ detached() {
     cause=$why
     wanted_attempt
     attempt=$((wanted > 1 ? wanted : 1))
-    give_up 77 "$cause"
+    has_ended || give_up 77 "$cause"
     is=exited
     rest || return
   done
@@ -448,10 +448,11 @@ kit_fits() { [[ -s $state/kit.tar.gz && $(sha256sum <"$state/kit.tar.gz") == "$k
 # find_attempt: the newest attempt on this worker, and what became of it. One
 # that a reboot ended is told to the others, and the next one begins. They hear
 # of the next one first: whoever sees that all have ended one, and of no newer
-# one, deletes the queued resource.
+# one, deletes the queued resource. What had ended before is no reason for another.
 find_attempt() {
   local quick=no
   newest_attempt
+  if has_ended; then return; fi
   is=unknown
   if ((newest == 0)); then
     # A new slice of a run that has lost its first ones must not begin again at 1.
@@ -469,7 +470,7 @@ find_attempt() {
   if went_down; then is=lost; fi
   case $is in
     lost)
-      if asked stop; then
+      if asked stop || was_stopping; then
         not_again=$REPLY
         return
       fi
@@ -490,6 +491,27 @@ find_attempt() {
       ;;
     aborted) is=unknown ;;
   esac
+}
+
+# has_ended: the others were told how the newest attempt ended on this worker,
+# one that was given up without a record, too.
+has_ended() {
+  local path told=0 reason
+  for path in "$state"/told.*; do
+    if [[ -e $path ]] && ((${path##*.} > told)); then told=${path##*.}; fi
+  done
+  if ((told == 0 || told < ${newest:-0})); then return 1; fi
+  attempt=$told gave_up=$told end_told=yes is=exited
+  entry code "$state/exit"
+  end_code=$REPLY
+  entry reason "$state/exit"
+  reason=$REPLY
+  report_end "$reason"
+}
+
+# was_stopping: the reboot came in the way of an end that was to be the last.
+was_stopping() {
+  ((wanted <= attempt)) && [[ -s $runs/$attempt/stop ]] && IFS= read -r REPLY <"$runs/$attempt/stop"
 }
 
 # newest_attempt: the newest that this worker has a record of, in $newest.
@@ -941,20 +963,23 @@ finish() {
   not_begun='' rebooted=''
   if [[ $cloud_logging == yes ]]; then agent_end "$reason"; fi
   patiently tell_end
-  report ended "attempt $attempt, exit code $end_code${reason:+ ($reason)}"
+  report_end "$reason"
 }
 
+report_end() { report ended "attempt $attempt, exit code $end_code${1:+ ($1)}"; }
+
 # tell_end stores how the attempt ended here, what of it the bucket has not yet.
+# A reboot takes what the end says for the whole, so it comes last.
 tell_end() {
   tell_stop || return
+  if [[ $failure ]]; then
+    store_text "control/failed-$attempt" "$failure" ifGenerationMatch=0 || [[ $status == 412 ]] || return
+    failure=''
+  fi
   if [[ ! $end_told ]]; then
     store "ended/$attempt/$me.$end_code" "$state/exit" || return
     end_told=yes
     : >"$state/told.$attempt"
-  fi
-  if [[ $failure ]]; then
-    store_text "control/failed-$attempt" "$failure" ifGenerationMatch=0 || [[ $status == 412 ]] || return
-    failure=''
   fi
 }
 

@@ -791,7 +791,7 @@ report running 'attempt 1'
 attend; echo "$is after $((clock - begin >= 180 ? 180 : 0)) s"; ls "$state" | grep down
 : >"$state/down"; begin=$clock; /usr/bin/env touch -d "@$clock" "$state/down"
 give_up 76 'the preflight was killed'`)
-	want := "exited after 180 s\nended/1/s0w0.76 after 180 s\ncontrol/failed-1 after 180 s\nmultihost: failed: the preflight was killed\nworkers/s0w0 after 180 s\n"
+	want := "exited after 180 s\ncontrol/failed-1 after 180 s\nended/1/s0w0.76 after 180 s\nmultihost: failed: the preflight was killed\nworkers/s0w0 after 180 s\n"
 	if got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -943,11 +943,13 @@ prepare; echo "$? $code $numa_nodes: $why"`)
 func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ code, want string }{
-		"told":             {"", "announced 2\nended 1\nattempt 2 is unknown\n"},
-		"others are ahead": {"wanted_attempt() { wanted=4; }", "announced 4\nended 1\nattempt 4 is unknown\n"},
-		"cannot be told":   {"announce() { why=503; return 1; }", "attempt 1 is lost: attempt 2 did not begin, since the others could not be told: tried for 600 s; 503\n"},
-		"asked to stop":    {"fetch() { [[ $1 == control/stop ]] && echo enough >\"$2\"; }", "attempt 1 is lost\n"},
-		"three times":      {"quick_deaths() { return 0; }", "announced 2\nended 1\ngave up 2 with 75\nattempt 2 is exited\n"},
+		"told":              {"", "announced 2\nended 1\nattempt 2 is unknown\n"},
+		"others are ahead":  {"wanted_attempt() { wanted=4; }", "announced 4\nended 1\nattempt 4 is unknown\n"},
+		"cannot be told":    {"announce() { why=503; return 1; }", "attempt 1 is lost: attempt 2 did not begin, since the others could not be told: tried for 600 s; 503\n"},
+		"asked to stop":     {"fetch() { [[ $1 == control/stop ]] && echo enough >\"$2\"; }", "attempt 1 is lost, and not again: enough\n"},
+		"at its time limit": {"echo 'timeout of 60 s (--timeout)' >$runs/1/stop", "attempt 1 is lost, and not again: timeout of 60 s (--timeout)\n"},
+		"making way":        {"echo 'attempt 2 has begun' >$runs/1/stop; wanted_attempt() { wanted=2; }", "announced 2\nended 1\nattempt 2 is unknown\n"},
+		"three times":       {"quick_deaths() { return 0; }", "announced 2\nended 1\ngave up 2 with 75\nattempt 2 is exited\n"},
 	} {
 		got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=1000 first_boot=0
@@ -963,7 +965,48 @@ finish() { echo "ended $attempt"; }
 give_up() { echo "gave up $attempt with $1"; }
 `+c.code+`
 find_attempt
-echo "attempt $attempt is $is${not_begun:+: $not_begun}"`)
+echo "attempt $attempt is $is${not_begun:+: $not_begun}${not_again:+, and not again: $not_again}"`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A reboot begins nothing again that had ended before and was told: a command that
+// failed, one whose supervisor was killed, an attempt that was given up before it
+// had a record, not even where the next boot cannot prepare the job.
+func TestAnEndThatWasToldOutlastsAReboot(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"given up before it had a record": {"give_up 76 'the preflight failed'; boot", "failed-1\nended/1/s0w0.76\nmultihost: ended: attempt 1, exit code 76 (the preflight failed)\nrests after 1\n"},
+		"the supervisor was killed":       {"mkdir $runs/1; give_up 70 'it is gone'; boot", "failed-1\nended/1/s0w0.70\nmultihost: ended: attempt 1, exit code 70 (it is gone)\nrests after 1\n"},
+		"the next boot prepares nothing":  {"give_up 143 'it is to stop'; prepare_job() { why=no; return 1; }; boot", "ended/1/s0w0.143\nmultihost: ended: attempt 1, exit code 143 (it is to stop)\nrests after 1\n"},
+		"the end could not be told":       {"ends=503; give_up 76 'the preflight failed'; boot", "failed-1\nmultihost: begins 1\n"},
+		"nor the failure":                 {"control=503; give_up 76 'the preflight failed'; boot", "multihost: begins 1\n"},
+		"another has begun since":         {"give_up 76 no; mkdir $runs/1 $runs/2; look_at() { is=running; }; boot", "failed-1\nended/1/s0w0.76\nmultihost: attends 2\n"},
+	} {
+		got := inWorkerScript(t, `
+state=$root/state runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0 control=200 ends=200
+mkdir -p "$state" "$runs"
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+prepare_job() { :; }
+going_down() { return 1; }
+report() { if [[ $1 == ended ]]; then note "$1: $2"; fi; }
+store() {
+  local result=$ends
+  if [[ $1 == control/* ]]; then result=$control; fi
+  if [[ $result != 200 ]]; then status=$result why=no; return 1; fi
+  echo "${1#control/}"
+}
+fetch() { status=404; return 1; }
+wanted_attempt() { wanted=0; }
+look_at() { echo "looked at $1"; is=lost; }
+begin() { note "begins $attempt"; exit 0; }
+attend() { note "attends $attempt"; exit 0; }
+rest() { echo "rests after $attempt"; return 1; }
+boot() { failure='' end_told='' gave_up='' end_code=''; detached || :; }
+`+c.code)
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
