@@ -53,7 +53,7 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 	for try := 1; ; try++ {
 		res, created, err = c.createOnce(ctx, r)
 		if !errors.Is(err, errInTheWay) {
-			return res, created, c.whereElse(ctx, r, err)
+			return res, created, c.explained(ctx, r, err)
 		}
 		if try == maxRecreate {
 			return res, created, fmt.Errorf("create queued resource %q: %w", r.ID, err)
@@ -70,15 +70,22 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 	}
 }
 
-// whereElse adds to the refusal of a type that the zone does not have, which
-// zones do.
-func (c *Client) whereElse(ctx context.Context, r Request, err error) error {
-	if err == nil || !refusedType.MatchString(err.Error()) {
-		return err
+// explained adds to a refusal what is in the way, or where else to ask: which
+// zones have the type that this one does not, and what holds the quota.
+func (c *Client) explained(ctx context.Context, r Request, err error) error {
+	switch {
+	case err == nil:
+	case refusedType.MatchString(err.Error()):
+		ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+		defer cancel()
+		return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
+	case gcp.ClassOf(err) == gcp.Quota:
+		asked := Resource{ID: r.ID, Type: r.Type.Name, NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}
+		e := &QuotaError{Err: err}
+		e.Diagnosis, e.command = predicament{res: asked, dead: c.dead(ctx, r.ID)}.quota()
+		return e
 	}
-	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
-	defer cancel()
-	return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
+	return err
 }
 
 func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, error) {

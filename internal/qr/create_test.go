@@ -216,12 +216,30 @@ func TestCreateOperationErrorIsTold(t *testing.T) {
 	}
 }
 
+// A request that the quota does not cover is not repeated, and it is told with
+// what it asks for and with the dead ones that hold some of the quota.
 func TestQuotaIsToldAndNotRetried(t *testing.T) {
-	c := start(t, sim.Config{Quota: 8})
-	_, created, err := c.Create(t.Context(), request(t, nil))
-	if created || gcp.ClassOf(err) != gcp.Quota || c.calls("POST", "queuedResources") != 1 {
-		t.Errorf("created %v, %v after %d calls", created, err, c.calls("POST", "queuedResources"))
+	c := start(t, sim.Config{Quota: 40})
+	dead := request(t, func(r *qr.Request) { r.ID, r.NodeCount, r.NodePrefix = "old", 1, "" })
+	refused := func(diagnosis, hint string) {
+		t.Helper()
+		before := c.calls("POST", "queuedResources")
+		_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.NodeCount = 3 }))
+		if calls := c.calls("POST", "queuedResources") - before; created || gcp.ClassOf(err) != gcp.Quota || calls != 1 {
+			t.Errorf("created %v, %v after %d calls", created, err, calls)
+			return
+		}
+		if got := gcp.Hint(err); !strings.HasSuffix(err.Error(), diagnosis) || !strings.Contains(got, hint) {
+			t.Errorf("%v\nhint: %s", err, got)
+		}
 	}
+	refused("allows 40 in zone us-central2-b, and this asks for 48 of it", "multihost gc --look")
+	c.create(dead)
+	c.fault(sim.Fault{Name: "qr-failed", QR: "old", Message: "no luck"})
+	if _, _, err := c.Wait(t.Context(), "old", quick(nil)); !errors.As(err, new(*qr.StateError)) {
+		t.Fatal(err)
+	}
+	refused("and this asks for 48 of it; FAILED or SUSPENDED ones hold some of it: old", "multihost gc --delete")
 }
 
 // The operation of a create may hang while the resource is long past it: that

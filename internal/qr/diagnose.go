@@ -159,12 +159,19 @@ const inquiryLimit = 20 * time.Second
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
-	p := predicament{res: res, zone: c.gcp.Zone(), waited: waited}
-	if all, err := c.listResources(ctx); err == nil {
-		p.dead = slices.DeleteFunc(all, func(r Resource) bool { return !r.Dead() || r.ID == res.ID })
+	return predicament{res: res, zone: c.gcp.Zone(), waited: waited, dead: c.dead(ctx, res.ID), offer: c.offers(ctx, res.Type)}
+}
+
+// dead lists the other queued resources that are FAILED or SUSPENDED, none where
+// the API does not tell.
+func (c *Client) dead(ctx context.Context, id string) []Resource {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+	defer cancel()
+	all, err := c.listResources(ctx)
+	if err != nil {
+		return nil
 	}
-	p.offer = c.offers(ctx, res.Type)
-	return p
+	return slices.DeleteFunc(all, func(r Resource) bool { return !r.Dead() || r.ID == id })
 }
 
 // offers asks which zones have an accelerator type.

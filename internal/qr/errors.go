@@ -102,6 +102,22 @@ func (e *ZoneError) Hint() string {
 	return "see what the zone offers: gcloud compute tpus accelerator-types list --zone=" + e.Zone
 }
 
+// A QuotaError says that a queued resource was refused for a quota.
+type QuotaError struct {
+	Diagnosis string // which quota allows how much, what was asked for, and what holds some
+	Err       error  // the API's refusal
+
+	command string
+}
+
+func (e *QuotaError) Error() string { return e.Err.Error() + "; " + e.Diagnosis }
+
+// Unwrap gives the API's refusal.
+func (e *QuotaError) Unwrap() error { return e.Err }
+
+// Hint is what to type.
+func (e *QuotaError) Hint() string { return e.command }
+
 // A NodesError says that a queued resource was not deleted because slices of it
 // exist, or may come to exist, and force was not asked for.
 type NodesError struct {
