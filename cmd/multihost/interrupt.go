@@ -178,12 +178,16 @@ func (q *question) replies() <-chan reply {
 
 // watchSignals ends the returned context with an *job.Interrupted as cause when
 // SIGINT, SIGTERM or SIGHUP comes, or when the user who was asked about a SIGINT
-// says so; a second one while the question is open detaches. It closes p.leave
+// says so; a second one while the question is open detaches. SIGHUP is none where
+// nohup started the program: it is to outlive the terminal then. It closes p.leave
 // at the next signal after that, unless that comes at once with the first.
 func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)

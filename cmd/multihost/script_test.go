@@ -39,12 +39,20 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
-	testscript.Main(m, map[string]func(){
+	testscript.Main(suite{m}, map[string]func(){
 		"multihost": func() {
 			leastTerm, namesLimit = time.Second, scriptWait
 			os.Exit(checkedStatus())
 		},
 	})
+}
+
+// suite is the tests, and not the programs that they run from this binary.
+type suite struct{ m *testing.M }
+
+func (s suite) Run() int {
+	testkit.HearSignals()
+	return s.m.Run()
 }
 
 // besideOthers lets a test that has many programs in this process run beside

@@ -17,6 +17,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
+	testkit.HearSignals()
 	m.Run()
 }
 

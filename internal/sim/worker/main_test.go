@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	testkit.HearSignals()
 	os.Exit(m.Run())
 }
 
