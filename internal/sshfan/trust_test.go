@@ -10,6 +10,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
+const ProgressIdle = progressIdle // for the clock of the other tests
+
 // A peer is given up after three times KeepAlive without a byte.
 func TestADeadPeerIsNoticedInTime(t *testing.T) {
 	id, err := CreateIdentity(filepath.Join(t.TempDir(), "key"))
