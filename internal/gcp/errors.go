@@ -96,6 +96,10 @@ func (e *Error) Error() string {
 // Unwrap returns the client library's error.
 func (e *Error) Unwrap() error { return e.err }
 
+// ErrPartial says that the API could not reach all of what it was to list: what is
+// not in the list may be there all the same.
+var ErrPartial = errors.New("the API could not list everything")
+
 // An OperationError is a long-running operation that ended with an error.
 type OperationError struct {
 	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0 when it gives none)
@@ -195,6 +199,8 @@ func ClassOf(err error) Class {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Unknown
+	case errors.Is(err, ErrPartial):
+		return Unavailable
 	case errors.Is(err, errNoAnswer), errors.Is(err, context.DeadlineExceeded):
 		return Timeout
 	case brokenConnection(err):
@@ -212,7 +218,7 @@ func retryable(err error) bool {
 	if a, ok := readAnswer(err); ok {
 		return a.retryable()
 	}
-	if errors.Is(err, errNoAnswer) {
+	if errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial) {
 		return true
 	}
 	// Nothing listens on this very machine: waiting does not start it.

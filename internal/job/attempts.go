@@ -147,6 +147,9 @@ func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
 	if err == nil && f != nil && out.Started && f.lost() {
 		out.Code = lostCode
 	}
+	if err == nil && f != nil && f.Cause == UserStop {
+		err = f.Err // an interrupt while it was judged
+	}
 	if r.follow != nil && r.follow.sum != nil {
 		sum := r.follow.sum
 		if f != nil && f.lost() {
@@ -207,6 +210,10 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 		f.Cause, f.Why = Refused, sign.why
 	default:
 		f.Cause, f.Why = r.settle(ctx, g, sign)
+		if ctx.Err() != nil { // it was not waited for
+			f.Err = context.Cause(ctx)
+			f.Cause, f.Why = UserStop, f.Err.Error()
+		}
 	}
 	return f
 }

@@ -141,7 +141,8 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		}
 	}
 	interrupted := ctx.Done()
-	look := f.Clock.After(outageLook)
+	pause := outageLook
+	look := f.Clock.After(pause)
 	training := f.Clock.After(trainingEvery)
 	var tell <-chan time.Time
 	for open > 0 || stopped != nil {
@@ -161,9 +162,9 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			tell = nil
 			f.tellOutages()
 		case <-look:
-			f.lookAtOutages(followCtx)
+			pause = f.lookAtOutages(followCtx, pause)
 			f.lowDisks.tell(f.Sink, outputDisk)
-			look = f.Clock.After(outageLook)
+			look = f.Clock.After(pause)
 		case <-training:
 			training = f.Clock.After(trainingEvery)
 			if err := f.watcher.look(followCtx); err != nil {
@@ -336,8 +337,12 @@ func (f *following) sweep(ctx context.Context, i int) {
 	}
 }
 
-// outageLook is how often the cloud is asked about slices with lost workers.
-const outageLook = 10 * time.Second
+const (
+	// outageLook is how often the cloud is asked about slices with lost workers …
+	outageLook = 10 * time.Second
+	// … and longestLook when it does not answer: each try is said.
+	longestLook = 2 * time.Minute
+)
 
 // errSliceGone marks the end of a worker whose slice the API reports gone or
 // taken away: nothing of the command can run there.
@@ -444,8 +449,9 @@ func (o *outage) over() {
 }
 
 // lookAtOutages asks the cloud, by one call for all, whether the slices of lost
-// workers are still there, and gives up the workers of those that are not.
-func (f *following) lookAtOutages(ctx context.Context) {
+// workers are still there, and gives up the workers of those that are not. It
+// returns the pause before the next look, after one of pause.
+func (f *following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	var lost []int
 	for i := range f.outages {
 		f.outages[i].mu.Lock()
@@ -455,13 +461,17 @@ func (f *following) lookAtOutages(ctx context.Context) {
 		f.outages[i].mu.Unlock()
 	}
 	if len(lost) == 0 {
-		return
+		return outageLook
 	}
 	ctx, cancel := context.WithTimeout(ctx, outageLook/2)
 	defer cancel()
 	nodes, err := f.Cloud.Slices(ctx)
 	if err != nil {
-		return // the API is away too; the next look will tell
+		f.offline(lost, err)
+		if limit := f.patience.Lost; limit > 0 { // it must not pass between two looks
+			return min(2*pause, longestLook, max(limit/2, outageLook))
+		}
+		return min(2*pause, longestLook)
 	}
 	for _, i := range lost {
 		if why := lostSlice(nodes, f.team.slice(i)); why != "" {
@@ -472,6 +482,31 @@ func (f *following) lookAtOutages(ctx context.Context) {
 			}
 			f.outages[i].mu.Unlock()
 		}
+	}
+	return outageLook
+}
+
+// offline takes an outage of all workers that the API shares for one of this
+// machine's network: no worker is lost for that, and what runs there goes on.
+func (f *following) offline(lost []int, err error) {
+	open := 0
+	for _, e := range f.ends {
+		if !e.known {
+			open++
+		}
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // that is an answer
+		return
+	}
+	if len(lost) < open {
+		return
+	}
+	now := f.Clock.Now()
+	for _, i := range lost {
+		f.outages[i].mu.Lock()
+		f.outages[i].begin = now
+		f.outages[i].mu.Unlock()
 	}
 }
 

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -27,6 +28,60 @@ func TestAWorkerIsNotLostForWantOfALogin(t *testing.T) {
 		for range 30 {
 			o.lost(f, 0, func(error) { gaveUp = true }, tt.err)
 			<-clock.After(time.Minute)
+		}
+		if gaveUp != tt.lost {
+			t.Errorf("%s: given up = %v, want %v", tt.story, gaveUp, tt.lost)
+		}
+	}
+}
+
+// silentCloud answers a list of slices with an error, or with those that it has.
+type silentCloud struct {
+	Cloud
+	err    error
+	slices []tpu.Slice
+}
+
+func (c *silentCloud) Slices(context.Context) ([]tpu.Slice, error) { return c.slices, c.err }
+
+// A machine that reaches no worker and not the API has itself no network: its
+// workers are not lost for that, however long it lasts. They are once the API
+// says that they could be there, and where others can be reached.
+func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
+	away := &gcp.Error{Class: gcp.Unavailable}
+	for _, tt := range []struct {
+		story string
+		err   error
+		ended bool // one worker of two has; else both are lost
+		reach bool // one worker of two is reached
+		lost  bool
+	}{
+		{"no network for hours", away, false, false, false},
+		{"the same, and one worker has ended before", away, true, false, false},
+		{"a login page in place of the API", errors.New("x509: certificate signed by unknown authority"), false, false, false},
+		{"the API answers", nil, false, false, true},
+		{"the API refuses", &gcp.Error{Class: gcp.Permission}, false, false, true},
+		{"the other worker is reached", away, false, true, true},
+	} {
+		clock := testkit.NewJumpClock()
+		slice := tpu.Slice{Name: "t", UID: "1", State: "READY"}
+		f := &following{
+			Deps: &Deps{Clock: clock, Sink: event.Discard, Cloud: &silentCloud{err: tt.err, slices: []tpu.Slice{slice}}},
+			team: &team{slices: []tpu.Slice{slice}, ids: []tpu.WorkerID{{}, {Worker: 1}}}, patience: Patience{Lost: 10 * time.Minute},
+			ends: []ending{{}, {known: tt.ended}}, outages: make([]outage, 2),
+		}
+		gaveUp := false
+		lose := func(i int) {
+			f.outages[i].lost(f, i, func(error) { gaveUp = true }, errors.New("connection refused"))
+		}
+		pause := outageLook
+		for range 200 {
+			lose(0)
+			if !tt.reach && !tt.ended {
+				lose(1)
+			}
+			<-clock.After(pause)
+			pause = f.lookAtOutages(t.Context(), pause)
 		}
 		if gaveUp != tt.lost {
 			t.Errorf("%s: given up = %v, want %v", tt.story, gaveUp, tt.lost)

@@ -132,8 +132,11 @@ func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why stri
 	look, cancel := d.detached(ctx, time.Minute)
 	defer cancel()
 	res, err := d.Queue.Get(look, o.Request.ID)
-	if err == nil {
+	switch {
+	case err == nil:
 		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing())
+	case gcp.ClassOf(err) != gcp.NotFound: // the answer to a request of ours may be lost
+		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", o.Request.ID, err)
 	}
 	return runErr
 }
@@ -207,7 +210,7 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 		return in.Error() + ", the run goes on"
 	case errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ": the same command goes on with it"
-	case in != nil && in.Answer == Stop:
+	case in != nil: // a stop is no failure to look at
 		return ""
 	case !o.KeepOnFailure || runErr == nil && out.Code == 0:
 		return ""

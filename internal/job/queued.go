@@ -29,6 +29,7 @@ type queued struct {
 	remakes int // the same, for failures that nothing pays for
 	starved int // refusals for want of capacity, in a row
 	settles time.Time
+	asked   time.Time // when the resource was
 }
 
 const (
@@ -51,6 +52,13 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		}
 		if ctx.Err() != nil {
 			return tpu.Selection{}, context.Cause(ctx)
+		}
+		if wait := q.askAgain(err); wait > 0 {
+			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v; it is asked for again in %s", err, event.Duration(wait))
+			if err := q.pause(ctx, wait); err != nil {
+				return tpu.Selection{}, err
+			}
+			continue
 		}
 		d, known := q.diagnose(ctx, err)
 		if !known {
@@ -115,7 +123,38 @@ func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err
 	q.made = q.made || created
 	q.there = created || res.State != ""
 	q.ours = q.ours || created || q.there && res.JobMade()
+	if q.there {
+		q.asked = res.CreateTime
+	}
 	return res, created, err
+}
+
+// askAgain says after how long a resource is asked for again that the API did
+// not take: at once nothing can be said against it but for the moment. A job that
+// has had one outlives an API that is away; quota is given back a while after
+// what used it has gone. 0 is never.
+func (q *queued) askAgain(err error) time.Duration {
+	if q.there || !q.ours {
+		return 0
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.Unavailable, gcp.Timeout:
+		return awayPause
+	case gcp.Quota, gcp.Capacity:
+		return q.starve()
+	}
+	return 0
+}
+
+// starve is how long to wait for capacity that was refused; 0: it is not waited
+// for. A job that has never run is told at once; one that has lost its slices
+// waits for the next ones as long as it would in the queue.
+func (q *queued) starve() time.Duration {
+	if !q.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
+		return 0
+	}
+	q.starved++
+	return min(time.Minute<<min(q.starved-1, 4), 10*time.Minute)
 }
 
 // diagnose reads the real state after a wait that failed and decides about it.
@@ -127,7 +166,11 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 		return d, false
 	}
 	sight := qr.Sight{State: qr.NotFound, Existed: true}
-	res, err := q.Queue.Get(ctx, q.o.Request.ID)
+	var res qr.Resource
+	err := q.outlast(ctx, func() (err error) {
+		res, err = q.Queue.Get(ctx, q.o.Request.ID)
+		return err
+	})
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 	case err != nil:
@@ -144,8 +187,22 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 		})
 	}
 	sight.Resets = q.resets
-	sight.Overdue = late != nil || q.suspendingFor(sight.State) > suspendLimit
+	sight.Overdue = overdue(late, sight.State) || q.suspendingFor(sight.State) > suspendLimit
 	return qr.Decide(sight), true
+}
+
+// overdue reports whether a limit that has passed was that of what the resource
+// is now. It may have got on since, and nothing is known of the time for which
+// the API was away: only the queue needs no look to be too long.
+func overdue(late *qr.DeadlineError, state string) bool {
+	if late == nil {
+		return false
+	}
+	if late.Phase == qr.PhaseQueue {
+		life := qr.LifeOf(state)
+		return life == qr.Requested || life == qr.Waiting
+	}
+	return late.State == state
 }
 
 // suspendingFor is how long the resource has been SUSPENDING.
@@ -171,7 +228,13 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 	case d.Step == qr.StepReset:
 		q.resets++
 		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
-		return q.outlast(ctx, func() error { return q.Queue.Reset(ctx, q.o.Request.ID) })
+		err := q.outlast(ctx, func() error { return q.Queue.Reset(ctx, q.o.Request.ID) })
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil { // it may be taken away at this moment; what it is now decides what comes next
+			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v", err)
+		}
 	case d.Step == qr.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
@@ -186,15 +249,35 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 	}
 	id := q.o.Request.ID
 	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
-	err = q.outlast(ctx, func() error {
-		_, err := q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
-		return err
-	})
+	for {
+		err = q.outlast(ctx, func() error {
+			_, err := q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
+			return err
+		})
+		var late *qr.DeadlineError
+		if !q.worked || !errors.As(err, &late) {
+			break
+		}
+		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // ending would leave it, too
+	}
 	if err != nil {
 		return err
 	}
 	q.there, q.resets = false, 0
+	q.begunBefore()
 	return q.pause(ctx, wait)
+}
+
+// begunBefore has the next request wait no longer for its time than the first
+// one would have.
+func (q *queued) begunBefore() {
+	r, now := &q.o.Request, q.Clock.Now()
+	if r.ValidAfterDuration != 0 {
+		r.ValidAfterDuration = max(0, q.asked.Add(r.ValidAfterDuration).Sub(now).Truncate(time.Second))
+	}
+	if !r.ValidAfterTime.After(now) {
+		r.ValidAfterTime = time.Time{}
+	}
 }
 
 // mayRemake says how long to wait before the resource is asked for again, or
@@ -205,13 +288,10 @@ func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error)
 	}
 	var state *qr.StateError
 	if errors.As(cause, &state) && state.NoCapacity() {
-		// A job that has never run is told at once; one that has lost its slices
-		// waits for the next ones as long as it would in the queue.
-		if !q.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
+		if wait = q.starve(); wait == 0 {
 			return 0, cause
 		}
-		q.starved++
-		return min(time.Minute<<min(q.starved-1, 4), 10*time.Minute), nil
+		return wait, nil
 	}
 	if q.remakes++; q.remakes > maxRemakes {
 		return 0, cause
@@ -247,7 +327,17 @@ func (q *queued) pause(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (qr.Decision, error) {
+// look waits for an API that is away: neither can the next slices be had without
+// it, nor can these be deleted.
+func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (d qr.Decision, err error) {
+	err = q.outlast(ctx, func() (err error) {
+		d, err = q.lookOnce(ctx, used, reach)
+		return err
+	})
+	return d, err
+}
+
+func (q *queued) lookOnce(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (qr.Decision, error) {
 	res, err := q.Queue.Get(ctx, q.o.Request.ID)
 	if gcp.ClassOf(err) == gcp.NotFound {
 		return qr.Decide(qr.Sight{State: qr.NotFound, Existed: true}), nil

@@ -2,10 +2,18 @@ package job
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/launch"
 	"multihost/internal/qr"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
 )
 
 // oneResource is a cloud with one queued resource.
@@ -23,7 +31,7 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY"}, {Name: "m-1", State: "READY", Health: "HEALTHY"}}
 	q := &queued{ours: true, Deps: &Deps{Queue: oneResource{Resource: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
-	late := &qr.DeadlineError{Silent: []string{"m-1"}}
+	late := &qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
 	if !known || d.Step != qr.StepReset || d.Loss != qr.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
 		t.Errorf("at first: %+v, %v", d, known)
@@ -31,5 +39,249 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	q.resets = 1
 	if d, _ = q.diagnose(t.Context(), late); d.Step != qr.StepRecreate || !strings.Contains(d.Why, "m-1") {
 		t.Errorf("after a reboot: %+v", d)
+	}
+}
+
+// A hardCloud has one queued resource. Each call is answered with the next of the
+// failures that were prepared for it, and then well.
+type hardCloud struct {
+	Cloud
+	clock    gcp.Clock
+	res      qr.Resource
+	fails    map[string][]error
+	calls    []string
+	requests []qr.Request
+}
+
+func (h *hardCloud) call(name string) error {
+	h.calls = append(h.calls, name)
+	next := h.fails[name]
+	if len(next) == 0 {
+		return nil
+	}
+	h.fails[name] = next[1:]
+	return next[0]
+}
+
+func (h *hardCloud) Get(context.Context, string) (qr.Resource, error) {
+	return h.res, h.call("get")
+}
+
+func (h *hardCloud) Create(_ context.Context, r qr.Request) (qr.Resource, bool, error) {
+	h.requests = append(h.requests, r)
+	if err := h.call("create"); err != nil {
+		return qr.Resource{}, false, err
+	}
+	h.res = qr.Resource{ID: r.ID, State: "ACTIVE", CreateTime: h.clock.Now(), Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY"}}}
+	return h.res, true, nil
+}
+
+func (h *hardCloud) Wait(context.Context, string, qr.WaitOptions) (qr.Resource, []tpu.Slice, error) {
+	err := h.call("wait")
+	var state *qr.StateError
+	if errors.As(err, &state) {
+		h.res.State = state.State
+	}
+	return h.res, []tpu.Slice{{Name: "m"}}, err
+}
+
+func (h *hardCloud) Reset(context.Context, string) error { return h.call("reset") }
+
+func (h *hardCloud) Delete(context.Context, string, qr.DeleteOptions) (bool, error) {
+	return true, h.call("delete")
+}
+
+func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h.call("slices") }
+
+// onHardCloud is the ground of a job that has run there.
+func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
+	clock := testkit.NewJumpClock()
+	h := &hardCloud{clock: clock, fails: fails}
+	d := &Deps{Cloud: h, Queue: h, Clock: clock, Sink: event.Discard}
+	o := JobOptions{Budget: Budget{Preemptions: -1}}
+	o.Request.ID, o.Request.NodeCount = "m", 1
+	return &queued{Deps: d, o: o, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true}, h
+}
+
+var (
+	errAway      = &gcp.Error{What: "call the API", Class: gcp.Unavailable}
+	errSuspended = &qr.StateError{ID: "m", State: "SUSPENDED", Initiator: "SERVICE"}
+)
+
+// Nothing that goes by itself ends a job that has lost its slices: each is asked
+// for until there are slices again, and what is done meanwhile is done once.
+func TestWhatPassesEndsNoRecovery(t *testing.T) {
+	silent := &qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE", Silent: []string{"m"}}
+	stuck := &qr.DeadlineError{ID: "m", Phase: "delete", State: "SUSPENDED"}
+	conflict := &gcp.Error{What: "reset it", Class: gcp.Conflict}
+	for _, tt := range []struct {
+		story string
+		fails map[string][]error
+		calls string
+	}{
+		{"the API is away when the loss is looked at",
+			map[string][]error{"wait": {errSuspended}, "get": {errAway, errAway}}, "create wait get get get delete create wait"},
+		{"the API is away when the slices are asked for again",
+			map[string][]error{"wait": {errSuspended}, "create": {nil, errAway, errAway}}, "create wait get delete create create create wait"},
+		{"the quota is not given back yet",
+			map[string][]error{"wait": {errSuspended}, "create": {nil, &gcp.Error{Class: gcp.Quota}}}, "create wait get delete create create wait"},
+		{"the deletion takes longer than one should",
+			map[string][]error{"wait": {errSuspended}, "delete": {stuck, stuck}}, "create wait get delete delete delete create wait"},
+		{"the slices are taken away when they are to be rebooted",
+			map[string][]error{"wait": {silent, errSuspended}, "reset": {conflict}}, "create wait get reset wait get delete create wait"},
+	} {
+		q, h := onHardCloud(tt.fails)
+		sel, err := q.ready(t.Context(), func(*Failure) error { return nil }, &Failure{Cause: Preempted})
+		if got := strings.Join(h.calls, " "); err != nil || len(sel.Slices) != 1 || got != tt.calls {
+			t.Errorf("%s: %v\ngot  %s\nwant %s", tt.story, err, got, tt.calls)
+		}
+	}
+}
+
+// What stays as it is ends it, and so does what nobody has begun.
+func TestWhatStaysEndsAJob(t *testing.T) {
+	denied := &gcp.Error{Class: gcp.Permission}
+	q, _ := onHardCloud(map[string][]error{"wait": {errSuspended}, "create": {nil, denied}})
+	if _, err := q.ready(t.Context(), func(*Failure) error { return nil }, nil); !errors.Is(err, denied) {
+		t.Errorf("it ended with %v, want that it is not permitted", err)
+	}
+	q, h := onHardCloud(map[string][]error{"create": {errAway}})
+	q.ours, q.worked = false, false
+	if _, err := q.ready(t.Context(), nil, nil); !errors.Is(err, errAway) || len(h.calls) != 1 {
+		t.Errorf("a job that has nothing yet: %v after %q", err, h.calls)
+	}
+}
+
+// A limit says nothing of a state that it was not for, nor of a time for which
+// nobody could look: what is made or made well meanwhile is not deleted for it.
+func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
+	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
+	for _, tt := range []struct {
+		story string
+		late  qr.DeadlineError
+		now   string
+		step  qr.Step
+	}{
+		{"made at last", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "ACTIVE", qr.StepWait},
+		{"made while the API was away", qr.DeadlineError{Phase: qr.PhaseProvision, Err: errAway}, "ACTIVE", qr.StepWait},
+		{"well at last", qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE"}, "ACTIVE", qr.StepWait},
+		{"booting, for all that is known, while the API was away", qr.DeadlineError{Phase: qr.PhaseBoot, Err: errAway}, "ACTIVE", qr.StepWait},
+		{"made for too long", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "PROVISIONING", qr.StepRecreate},
+		{"queued for too long", qr.DeadlineError{Phase: qr.PhaseQueue, State: "ACCEPTED"}, "WAITING_FOR_RESOURCES", qr.StepGiveUp},
+		{"queued for too long, whoever looks", qr.DeadlineError{Phase: qr.PhaseQueue, Err: errAway}, "WAITING_FOR_RESOURCES", qr.StepGiveUp},
+		{"its turn came in the last moment", qr.DeadlineError{Phase: qr.PhaseQueue, State: "WAITING_FOR_RESOURCES"}, "PROVISIONING", qr.StepWait},
+	} {
+		q, h := onHardCloud(nil)
+		h.res = qr.Resource{State: tt.now, Nodes: []string{"m"}, Slices: ready}
+		if d, known := q.diagnose(t.Context(), &tt.late); !known || d.Step != tt.step {
+			t.Errorf("%s: %+v, want to %s", tt.story, d, tt.step)
+		}
+	}
+}
+
+// Whether a killed command was preempted is the cloud's to say, however long it
+// is away: else the job would end for a failure of the command.
+func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
+	away := make([]error, 50)
+	for i := range away {
+		away[i] = errAway
+	}
+	q, h := onHardCloud(map[string][]error{"get": away})
+	h.res = qr.Resource{State: "SUSPENDED", StateInitiator: "SERVICE", Tier: qr.Spot}
+	r := &run{Deps: q.Deps, patient: true}
+	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != Preempted {
+		t.Errorf("it is taken for %s: %s", cause, why)
+	}
+}
+
+// Whoever detaches while it is asked why an attempt failed is not taken for one
+// who lets the slices be deleted.
+func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
+	away := make([]error, 50)
+	for i := range away {
+		away[i] = errAway
+	}
+	q, h := onHardCloud(map[string][]error{"get": away})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	want := &Interrupted{Signal: syscall.SIGINT, Answer: Detach}
+	q.Sink, q.Queue = event.Discard, cancelling{h, func() { cancel(want) }}
+	f := &following{Deps: q.Deps, team: &team{ids: []tpu.WorkerID{{}}}, ends: []ending{{known: true, exit: launch.Exit{Code: 143, Signal: "TERM"}}}}
+	r := &run{Deps: q.Deps, patient: true, follow: f}
+	out := Outcome{Code: 143, Started: true}
+	failure := r.judge(ctx, q, out, nil)
+	if failure.Cause != UserStop {
+		t.Errorf("it is taken for %v", failure)
+	}
+	if _, err := r.finish(out, nil, failure); !errors.Is(err, want) {
+		t.Errorf("it ends with %v, want %v", err, want)
+	}
+}
+
+// cancelling is interrupted when it is asked.
+type cancelling struct {
+	*hardCloud
+	interrupt func()
+}
+
+func (c cancelling) Get(ctx context.Context, id string) (qr.Resource, error) {
+	c.interrupt()
+	return c.hardCloud.Get(ctx, id)
+}
+
+// A job whose slices are asked for again has waited for its time before.
+func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
+	for _, tt := range []struct{ after, ran, want time.Duration }{
+		{6 * time.Hour, 7 * time.Hour, 0},
+		{6 * time.Hour, time.Hour, 5 * time.Hour},
+		{0, time.Hour, 0},
+	} {
+		q, h := onHardCloud(map[string][]error{"wait": {errSuspended}})
+		q.o.Request.ValidAfterDuration = tt.after
+		q.o.Request.ValidAfterTime = q.Clock.Now().Add(30 * time.Minute)
+		pay := func(*Failure) error {
+			<-q.Clock.After(tt.ran)
+			return nil
+		}
+		if _, err := q.ready(t.Context(), pay, nil); err != nil || len(h.requests) != 2 {
+			t.Fatal(err, len(h.requests))
+		}
+		first, again := h.requests[0], h.requests[1]
+		if first.ValidAfterDuration != tt.after || first.ValidAfterTime.IsZero() || again.ValidAfterDuration != tt.want || !again.ValidAfterTime.IsZero() {
+			t.Errorf("%s after a request for %s it is asked for %s, %s", tt.ran, tt.after, again.ValidAfterDuration, again.ValidAfterTime)
+		}
+	}
+}
+
+// Who stops a job wants no failed slices to look at, with or without a terminal.
+func TestAStopKeepsNoSlices(t *testing.T) {
+	o := JobOptions{KeepOnFailure: true}
+	for _, in := range []*Interrupted{{Signal: syscall.SIGTERM}, {Signal: syscall.SIGINT, Answer: Stop}} {
+		if why := (&Deps{}).keep(t.Context(), &run{}, o, Outcome{Started: true, Code: 143}, in); why != "" {
+			t.Errorf("%v: they stay: %s", in, why)
+		}
+	}
+	if why := (&Deps{}).keep(t.Context(), &run{}, o, Outcome{Started: true, Code: 1}, nil); why != "--keep-on-failure" {
+		t.Errorf("a failure: %q", why)
+	}
+}
+
+// A request whose answer was lost may have made something: where that cannot be
+// read, it is said.
+func TestWhatMayExistIsSaid(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		said string
+	}{
+		{errAway, "whether queued resource m exists is not known"},
+		{&gcp.Error{Class: gcp.NotFound}, ""},
+		{nil, "queued resource m was there before"},
+	} {
+		q, _ := onHardCloud(map[string][]error{"get": {tt.err}})
+		notes := &testkit.Recorder{}
+		q.Sink = notes
+		err := q.notOurs(t.Context(), q.o, errAway, "was there before")
+		if !errors.Is(err, errAway) || tt.said == "" && len(notes.Notes()) > 0 || tt.said != "" && !notes.Said(event.Warn, tt.said) {
+			t.Errorf("%v: ended with %v, said %q", tt.err, err, notes.Notes())
+		}
 	}
 }

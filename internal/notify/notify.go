@@ -174,6 +174,10 @@ func (n *Notifier) Emit(e event.Event) {
 		}
 		n.failed = false
 		n.put(Message{Event: what, Attempt: e.Attempt, Text: n.attempt.Command})
+	case event.AttemptEnd:
+		if !e.OK && e.Again { // the last one has a summary
+			n.put(Message{Event: Failure, Attempt: e.Attempt, ExitCode: &e.Code, Text: e.Reason() + "; " + e.Next})
+		}
 	case event.Summary:
 		if !e.OK && !bySignal(e.ExitCode) {
 			n.failed = true

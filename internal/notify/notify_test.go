@@ -70,15 +70,18 @@ func events(t *testing.T, lines []string) (names []string) {
 	return names
 }
 
-// play emits the events of a run whose first attempt fails and whose second
-// succeeds.
-func play(n *notify.Notifier) {
-	for attempt := 1; attempt <= 2; attempt++ {
+// play emits the events of a run whose first attempt fails and whose second is the
+// last, as package job does: only the last one is summed up.
+func play(n *notify.Notifier, code int) {
+	begin := func(attempt int) {
 		n.Emit(event.Attempt{Run: "r", Attempt: attempt, Command: "train --key=hunter2", Slices: []string{"t-0"}, Workers: 4, LogDir: "/logs"})
 		n.Emit(event.Release{Attempt: attempt})
-		code := 7 * (2 - attempt)
-		n.Emit(event.Summary{Run: "r", Attempt: attempt, OK: code == 0, ExitCode: code, Text: "run r ended"})
 	}
+	begin(1)
+	n.Emit(event.AttemptEnd{Run: "r", Attempt: 1, Cause: "preempted", Why: "slice t-0 is PREEMPTED", Code: 143, Again: true, Next: "trying again (loss 1)"})
+	begin(2)
+	n.Emit(event.AttemptEnd{Run: "r", Attempt: 2, OK: code == 0, Code: code})
+	n.Emit(event.Summary{Run: "r", Attempt: 2, OK: code == 0, ExitCode: code, Text: "run r ended"})
 }
 
 func TestEachMomentIsToldInOrderToBoth(t *testing.T) {
@@ -90,7 +93,7 @@ func TestEachMomentIsToldInOrderToBoth(t *testing.T) {
 		Program: []string{"sh", "-c", `cat >>"$1"; echo "$#" >>"$1".args`, "sh", told, "two words; $HOME"},
 		URL:     s.target(t), Run: "r", Project: "p", Zone: "z", Secrets: []string{"hunter2"}, Sink: notes, Clock: limits{},
 	})
-	play(n)
+	play(n, 0)
 	n.Close(t.Context(), 0, nil)
 	data, err := os.ReadFile(told)
 	if err != nil {
@@ -103,6 +106,9 @@ func TestEachMomentIsToldInOrderToBoth(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, events(t, s.bodies)); diff != "" {
 		t.Errorf("the server was told (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(lines[1], `"text":"preempted: slice t-0 is PREEMPTED; trying again (loss 1)"`) {
+		t.Errorf("why the first attempt failed is not told: %s", lines[1])
 	}
 	if strings.Contains(string(data), "hunter2") || !strings.Contains(lines[0], "train --key=***") {
 		t.Errorf("the secret is not masked in %s", lines[0])
@@ -128,6 +134,30 @@ func TestWhatEndsBeforeItsStartIsAFailureToo(t *testing.T) {
 		s := serve(t, 200)
 		n := notify.New(notify.Options{URL: s.target(t), Sink: event.Discard, Clock: limits{}})
 		n.Close(t.Context(), tt.code, errors.New("it ended"))
+		if diff := cmp.Diff(tt.want, events(t, s.bodies)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.story, diff)
+		}
+	}
+}
+
+// A failure of the last attempt is told once, and one that comes after an attempt
+// that was to be followed by another is told too.
+func TestEachFailureIsToldOnce(t *testing.T) {
+	for _, tt := range []struct {
+		story string
+		play  func(n *notify.Notifier)
+		want  []string
+	}{
+		{"the last attempt fails", func(n *notify.Notifier) { play(n, 7) }, []string{"start", "failure", "restart", "failure", "end"}},
+		{"no slices for the next attempt", func(n *notify.Notifier) {
+			n.Emit(event.Release{Attempt: 1})
+			n.Emit(event.AttemptEnd{Attempt: 1, Cause: "preempted", Again: true})
+		}, []string{"start", "failure", "failure", "end"}},
+	} {
+		s := serve(t, 200)
+		n := notify.New(notify.Options{URL: s.target(t), Sink: event.Discard, Clock: limits{}})
+		tt.play(n)
+		n.Close(t.Context(), 7, errors.New("it ended"))
 		if diff := cmp.Diff(tt.want, events(t, s.bodies)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.story, diff)
 		}

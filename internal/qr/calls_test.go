@@ -2,6 +2,7 @@ package qr_test
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -173,5 +174,27 @@ func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	testkit.Must(t, os.WriteFile(path, []byte("{broken"), 0o600))
 	if n := ask(next(), all[:1]); n != 64 {
 		t.Errorf("%d calls with a broken file", n)
+	}
+}
+
+// A list that the API could not make whole is asked for again: a slice that is
+// not in it would be taken for gone, and what runs on it for lost.
+func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
+	c := start(t, sim.Config{})
+	partial := 0
+	c.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if partial++; partial > 2 {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"unreachable": ["projects/p/locations/`+testZone+`"]}`)
+		return true
+	})
+	if list, err := c.Slices(t.Context()); err != nil || len(list) != 1 || partial != 3 {
+		t.Errorf("%d slices after %d calls, %v", len(list), partial, err)
+	}
+	partial = 0
+	if _, err := c.List(t.Context()); err != nil || partial != 4 { // and one for the slices
+		t.Errorf("queued resources after %d calls: %v", partial, err)
 	}
 }

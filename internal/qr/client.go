@@ -279,6 +279,9 @@ func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
 		var list *tpuapi.ListQueuedResourcesResponse
 		err := c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) (err error) {
 			list, err = svc.Projects.Locations.QueuedResources.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
+			if err == nil {
+				err = whole(list.Unreachable)
+			}
 			return err
 		})
 		if err != nil {
@@ -287,7 +290,6 @@ func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
 		for _, body := range list.QueuedResources {
 			all = append(all, newResource(body))
 		}
-		c.warnUnreachable(list.Unreachable)
 		if page = list.NextPageToken; page == "" {
 			break
 		}
@@ -299,10 +301,13 @@ func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
 // pageSize is the largest that the API's lists give.
 const pageSize = 1000
 
-func (c *Client) warnUnreachable(places []string) {
-	if len(places) > 0 {
-		event.Notef(c.sink(), event.Warn, "", "the list is not complete: the API could not reach %s", strings.Join(places, ", "))
+// whole refuses a list that leaves something out: what is not in it would be
+// taken for gone.
+func whole(unreachable []string) error {
+	if len(unreachable) == 0 {
+		return nil
 	}
+	return fmt.Errorf("%w: it could not reach %s", gcp.ErrPartial, strings.Join(unreachable, ", "))
 }
 
 // Slices returns all slices of the project and zone, whoever made them, in the
@@ -317,6 +322,9 @@ func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
 		var list *tpuapi.ListNodesResponse
 		err := c.gcp.Do(ctx, "list TPU slices", func(ctx context.Context) (err error) {
 			list, err = svc.Projects.Locations.Nodes.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
+			if err == nil {
+				err = whole(list.Unreachable)
+			}
 			return err
 		})
 		if err != nil {
@@ -325,7 +333,6 @@ func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
 		for _, n := range list.Nodes {
 			all = append(all, newSlice(n))
 		}
-		c.warnUnreachable(list.Unreachable)
 		if page = list.NextPageToken; page == "" {
 			return all, nil
 		}

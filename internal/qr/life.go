@@ -217,7 +217,7 @@ func (s Sight) suspended() Decision {
 // overdueSlice is the decision about one slice of an ACTIVE resource.
 func (s Sight) overdueSlice(slice SliceSight) Decision {
 	d := sliceDecision(slice)
-	if d.Step != StepWait || !s.Overdue {
+	if d.Step != StepWait || d.Loss == NoLoss || !s.Overdue { // without a loss it has to be tried first
 		return d
 	}
 	// Only VMs that are there can be rebooted, and a second reboot helps no more
