@@ -579,12 +579,19 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 		s.begun = max(s.begun, w.Attempt)
 	}
 	s.Attempt = max(s.begun, s.announced)
+	group, reading = errgroup.WithContext(ctx)
+	group.SetLimit(readers)
 	for id, name := range ends[s.Attempt] {
-		data, err := b.read(ctx, name, 0)
-		if err := ignoreMissing(err); err != nil {
-			return s, err
-		}
-		s.Ended = append(s.Ended, parseExit(id, name, string(data)))
+		group.Go(func() error {
+			data, err := b.read(reading, name, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			s.Ended = append(s.Ended, parseExit(id, name, string(data)))
+			return ignoreMissing(err)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return s, err
 	}
 	byWorker := func(x, y tpu.WorkerID) int { return cmp.Or(x.Slice-y.Slice, x.Worker-y.Worker) }
 	slices.SortFunc(s.Ended, func(x, y End) int { return byWorker(x.Worker, y.Worker) })

@@ -3,6 +3,7 @@ package detach_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -10,7 +11,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	storage "google.golang.org/api/storage/v1"
 
 	"multihost/internal/detach"
 	"multihost/internal/gcp"
@@ -123,5 +128,59 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	}
 	if _, err := b.Describe(t.Context(), ".."); err == nil {
 		t.Error("a run may be called ..")
+	}
+}
+
+// A bucket is read as many objects at a time, however many workers have ended: one
+// after the other, those of 256 workers take half a minute over the Atlantic.
+func TestEndsAreReadBesideEachOther(t *testing.T) {
+	t.Parallel()
+	const workers = 8
+	p := &page{all: make(chan struct{})}
+	for i := range workers {
+		p.names = append(p.names, fmt.Sprintf("r/ended/1/s0w%d.%d", i, i))
+	}
+	server := httptest.NewServer(p)
+	t.Cleanup(server.Close)
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL + "/storage/v1/"})
+	t.Cleanup(cloud.Close)
+	b, err := detach.Open(t.Context(), cloud, "bucket", "")
+	testkit.Must(t, err)
+	s, err := b.State(t.Context(), "r")
+	testkit.Must(t, err)
+	if len(s.Ended) != workers || s.Ended[7].Code != 7 || s.Ended[7].Reason != "enough" {
+		t.Errorf("got %+v", s.Ended)
+	}
+}
+
+// A page is a bucket with ends of workers, which it answers when all are asked for.
+type page struct {
+	names []string
+	asked atomic.Int64
+	all   chan struct{}
+}
+
+func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/o"):
+		list := storage.Objects{}
+		for _, name := range p.names {
+			if strings.HasPrefix(name, r.URL.Query().Get("prefix")) {
+				list.Items = append(list.Items, &storage.Object{Name: name})
+			}
+		}
+		_ = json.NewEncoder(w).Encode(list)
+	case strings.Contains(r.URL.Path, "/ended/"):
+		if p.asked.Add(1) == int64(len(p.names)) {
+			close(p.all)
+		}
+		select {
+		case <-p.all:
+			_, _ = io.WriteString(w, "reason=enough\n")
+		case <-time.After(30 * time.Second):
+			http.Error(w, "nobody asks for the others", http.StatusNotFound)
+		}
+	default:
+		http.NotFound(w, r)
 	}
 }

@@ -23,6 +23,10 @@ call_limit=600 # large logs
 root=${MULTIHOST_ROOT_TMP-}
 nonce=mhjob$$
 
+# What has to outlast a reboot is in $state; the rest is in $scratch, in memory. So a
+# command that fills the disk keeps nobody from telling how it ended.
+state='' scratch=''
+
 # What read_job sets when the job says so.
 run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
@@ -37,6 +41,9 @@ end_code='' end_told='' failure='' stop_untold='' not_begun='' not_again='' stop
 
 main() {
   local since waiting=''
+  # The guest agent may end before us, as when its package is upgraded, and with it
+  # whoever reads what is printed here. A handler, not '': that would be inherited.
+  trap : PIPE
   if [[ ${1-} == --going ]]; then
     going
     return
@@ -52,21 +59,27 @@ main() {
     now
     sleep "$((REPLY - since < patience ? 5 : 60))"
   done
-  state=${HOME:-/root}/.multihost-job/$run
-  (umask 077 && mkdir -p -- "$state") || exit 1
+  state=${HOME:-/root}/.multihost-job/$run scratch=$root/run/multihost-job/$run
+  (umask 077 && mkdir -p -- "$state" "$scratch") || exit 1
   exec 8>"$state/lock"
   flock -n 8 || exit 0 # another one lives
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
-  rm -rf -- "$state/secrets" "$state/attempt" "$state/down"
-  printf '%s %s\n' "$slice" "$worker" >"$state/me"
+  rm -rf -- "$scratch/secrets" "$scratch/attempt" "$state/down"
+  remember me "$slice $worker"
   note "worker $me of job $run"
   test_right
   detached
 }
 
 # note is for the serial console and the journal, where startup scripts print.
-note() { printf 'multihost: %s\n' "$*"; }
+note() { printf 'multihost: %s\n' "$*" 2>/dev/null || :; }
+
+# remember NAME TEXT has the file of that name say so, over reboots. One that does is
+# not written again: the disk may be full by then.
+remember() {
+  [[ -s $state/$1 && $(<"$state/$1") == "$2" ]] || printf '%s\n' "$2" >"$state/$1"
+}
 
 now() { printf -v REPLY '%(%s)T' -1; }
 
@@ -84,7 +97,7 @@ read_job() {
         preflight | kill_stale | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
     esac
-  done <<<"$text"
+  done < <(printf '%s\n' "$text")
   why="it has no run"
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
 }
@@ -115,7 +128,7 @@ identify() {
       MEGASCALE_SLICE_ID:*) slice=${line//[^0-9]/} ;;
       MEGASCALE_COORDINATOR_ADDRESS:*) coordinator=${line#*: } coordinator=${coordinator//\'/} coordinator=${coordinator%:*} ;;
     esac
-  done <<<"$env"
+  done < <(printf '%s\n' "$env")
   line=0
   for id in $nodes; do
     if [[ $id == "$node" ]]; then slice=$line; fi
@@ -131,7 +144,7 @@ header() {
   REPLY=
   while IFS=': ' read -r name value; do
     if [[ ${name,,} == "$1" ]]; then REPLY=${value%$'\r'}; fi
-  done <"$state/headers"
+  done <"$scratch/headers"
 }
 
 # entry KEY FILE: the value in a file of lines KEY=VALUE.
@@ -170,15 +183,16 @@ object() { # NAME: its address
 fetch() { # NAME FILE
   local text
   object "$1"
-  : >"$state/fetched"
-  if api GET "$REPLY?alt=media" -o "$state/fetched"; then
-    mv -f -- "$state/fetched" "$2"
+  : >"$2.new"
+  if api GET "$REPLY?alt=media" -o "$2.new"; then
+    mv -f -- "$2.new" "$2"
     return
   fi
-  if [[ $status != 000 && -s $state/fetched ]]; then
-    IFS= read -r -d '' -n 400 text <"$state/fetched"
+  if [[ $status != 000 && -s $2.new ]]; then
+    IFS= read -r -d '' -n 400 text <"$2.new"
     explain "$text"
   fi
+  rm -f -- "$2.new"
   return 1
 }
 
@@ -189,8 +203,14 @@ store() {
 }
 
 store_text() { # NAME TEXT [PRECONDITION]
-  printf '%s\n' "$2" >"$state/text"
-  store "$1" "$state/text" "${@:3}"
+  printf '%s\n' "$2" 2>/dev/null >"$scratch/text" || no_room || return
+  store "$1" "$scratch/text" "${@:3}"
+}
+
+# no_room: what is only a part of what it should be goes nowhere.
+no_room() {
+  status=000 why="cannot write below $scratch"
+  return 1
 }
 
 # report PHASE TEXT: where this worker is, for whoever looks: into the bucket,
@@ -210,7 +230,7 @@ report() {
   {
     flock -w 5 7
     if [[ $phase == down ]] || ! going_down; then store_text "workers/$me" "$text"; fi
-  } 7>"${state%/going}/telling"
+  } 7>"${scratch%/going}/telling"
 }
 
 # The shutdown script may take so many seconds. Compute Engine gives a machine 30
@@ -261,8 +281,8 @@ last_words() {
     : >"$dir/down"
   fi
   read -r slice worker <"$dir/me" || return
-  me=s${slice}w$worker state=$dir/going
-  (umask 077 && mkdir -p -- "$state") || return
+  me=s${slice}w$worker scratch=$root/run/multihost-job/$run/going
+  (umask 077 && mkdir -p -- "$scratch") || return
   # shellcheck disable=SC2034 # vm.sh reads it
   if access_token; then held=$REPLY; fi
   if [[ -e $dir/down ]]; then tell_down & fi
@@ -318,7 +338,7 @@ test_right() {
     if [[ $status == 40[13] ]]; then right="no: ${why//$'\n'/ }"; fi
     note "may this worker delete the queued resource? $right"
   fi
-  printf '%s\n' "$right" >"$state/right"
+  remember right "$right"
 }
 
 # await_login SECONDS: the guest agent makes the login of ssh-keys some time
@@ -350,28 +370,39 @@ await_login() {
   if [[ ! -s $state/login ]]; then printf '%s\n' "$login" >"$state/login"; fi
   why="login $login cannot run a command"
   home=$(as_login 60 bash --norc -c "printf %s \"\$HOME\"") && [[ $home ]] || return
+  if [[ ! -d $home ]]; then make_home; fi
   runs=$home/.multihost/runs/$run
-  printf '%s\n' "$runs" >"$state/runs"
+  remember runs "$runs"
 }
 
+# make_home: a login of OS Login is known to the worker at once, but only the first
+# one by SSH makes its home.
+make_home() {
+  mkhomedir_helper "$login" || install -d -o "$login" -g "$(id -g "$login")" -- "$home"
+} >/dev/null 2>&1
+
 # as_login SECONDS COMMAND…: as ssh would run it: not with what sudo says of
-# itself. After so many seconds it is killed: a home that hangs must not keep a
-# worker from its end.
+# itself, nor in our locale. After so many seconds it is killed: a home that hangs
+# must not keep a worker from its end.
 as_login() {
-  local -a who=(env "HOME=${HOME:-/root}")
-  if [[ $login != root ]]; then who=(sudo -n -H -u "$login" -- env -u SUDO_COMMAND -u SUDO_USER -u SUDO_UID -u SUDO_GID); fi
+  local -a who=(env -u LC_ALL)
+  if [[ $login == root ]]; then
+    who+=("HOME=${HOME:-/root}")
+  else
+    who+=(sudo -n -H -u "$login" -- env -u SUDO_COMMAND -u SUDO_USER -u SUDO_UID -u SUDO_GID)
+  fi
   timeout -k 10 "$1" "${who[@]}" "${@:2}" 8<&-
 }
 
 # op SCRIPT ARG…: one operation of the supervisor's scripts, as the login; its
-# answer is in $state/answer. What comes on stdin follows the script. All of them
+# answer is in $scratch/answer. What comes on stdin follows the script. All of them
 # are short, but for the grace time.
 op() {
   local name=$1 size
   shift
-  size=$(stat -c %s -- "$state/kit/$name")
-  cat -- "$state/kit/$name" - |
-    as_login "$((grace / 1000 + 120))" bash --norc --noprofile -p -c "$(<"$state/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$state/answer" 2>"$state/error"
+  size=$(stat -c %s -- "$scratch/kit/$name")
+  cat -- "$scratch/kit/$name" - |
+    as_login "$((grace / 1000 + 120))" bash --norc --noprofile -p -c "$(<"$scratch/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$scratch/answer" 2>"$scratch/error"
 }
 
 answer() { # WORD: the rest of the last line that begins with it
@@ -381,7 +412,7 @@ answer() { # WORD: the rest of the last line that begins with it
     if [[ $line == "$nonce $1" || $line == "$nonce $1 "* ]]; then
       REPLY=${line#"$nonce $1"} REPLY=${REPLY# } found=0
     fi
-  done <"$state/answer"
+  done <"$scratch/answer"
   return "$found"
 }
 
@@ -395,7 +426,7 @@ look_at() {
     is=$REPLY
     return 0
   fi
-  why="the worker cannot be asked: $(tail -n 1 "$state/error")"
+  why="the worker cannot be asked: $(tail -n 1 "$scratch/error")"
   return 1
 }
 
@@ -440,7 +471,7 @@ prepare_kit() {
   why="kit.tar.gz is not what the job was started with"
   kit_fits || return
   why="kit.tar.gz cannot be unpacked"
-  rm -rf -- "$state/kit" && mkdir -- "$state/kit" && tar -xzf "$state/kit.tar.gz" -C "$state/kit"
+  rm -rf -- "$scratch/kit" && mkdir -- "$scratch/kit" && tar -xzf "$state/kit.tar.gz" -C "$scratch/kit"
 }
 
 kit_fits() { [[ -s $state/kit.tar.gz && $(sha256sum <"$state/kit.tar.gz") == "$kit_sum"* ]]; }
@@ -565,7 +596,7 @@ wanted_attempt() {
   local read=no
   wanted=0 wanted_generation=0
   object control/attempt
-  if api GET "$REPLY?alt=media" -D "$state/headers"; then
+  if api GET "$REPLY?alt=media" -D "$scratch/headers"; then
     read=yes
     reply=${reply%$'\n'}
     if [[ ! $reply =~ ^[0-9]{1,9}$ ]]; then
@@ -612,7 +643,7 @@ begin() {
     report running "attempt $attempt${login_missing:+; login $login_missing was not there after two minutes, the command runs as root}"
     return
   fi
-  text=$(grep -v '^mhjob' "$state/error" | tail -n 1)
+  text=$(grep -v '^mhjob' "$scratch/error" | tail -n 1)
   if answer failed || answer error; then text=$REPLY; fi
   if answer busy; then text="another run lives on this worker"; fi
   if answer already; then
@@ -637,9 +668,9 @@ stop_before() {
 # asked WHAT: whether control/WHAT is in the bucket, and the reason that it gives,
 # in REPLY. One without a reason counts, too.
 asked() {
-  fetch "control/$1" "$state/asked" || return
+  fetch "control/$1" "$scratch/asked" || return
   REPLY=
-  IFS= read -r REPLY 2>/dev/null <"$state/asked"
+  IFS= read -r REPLY 2>/dev/null <"$scratch/asked"
   REPLY=${REPLY:-control/$1 is in the bucket}
 }
 
@@ -655,7 +686,7 @@ prepare() {
   local line name want outcome reason pid user command
   code=76 numa_nodes=0 numactl=no
   if [[ $preflight != off ]]; then
-    timeout 600 bash "$state/kit/preflight" >"$state/preflight" 2>&1 8<&-
+    timeout 600 bash "$scratch/kit/preflight" >"$scratch/preflight" 2>&1 8<&-
     while IFS=$'\037' read -r line name want _ _ outcome _ reason; do
       case $line in
         *result)
@@ -671,9 +702,9 @@ prepare() {
           if [[ $name == numactl ]]; then numactl=$want; fi
           ;;
       esac
-    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$state/preflight" | tr '\t' '\037') # a tab would take empty fields with it
-    if [[ $preflight != check ]] && ! grep -q "^multihost-preflight 1.end" "$state/preflight"; then
-      why="preflight did not end: $(tail -n 1 "$state/preflight")"
+    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$scratch/preflight" | tr '\t' '\037') # a tab would take empty fields with it
+    if [[ $preflight != check ]] && ! grep -q "^multihost-preflight 1.end" "$scratch/preflight"; then
+      why="preflight did not end: $(tail -n 1 "$scratch/preflight")"
       return 1
     fi
   fi
@@ -712,25 +743,29 @@ unpack_code() {
 # make_venv: images of TPU VMs have venv or virtualenv, some neither.
 make_venv() {
   local dir=$home/.multihost/venv/$run module
-  if [[ -x $dir/bin/python ]]; then return; fi
+  if [[ -e $state/venv && -x $dir/bin/python ]]; then return; fi
   for module in venv virtualenv; do
-    why=$(as_login 600 python3 -m "$module" "$dir" 2>&1) && return
+    # What a reboot has left half-made has no pip.
+    if why=$(as_login 600 python3 -m "$module" --clear "$dir" 2>&1); then
+      : >"$state/venv"
+      return
+    fi
     why=${why##*$'\n'}
   done
   why="make a virtual environment (--venv): $why"
   return 1
 }
 
-# fetch_secrets has NAME=VALUE of every secret in $state/secrets, each ended by
+# fetch_secrets has NAME=VALUE of every secret in $scratch/secrets, each ended by
 # a NUL, for as long as it takes to start the command.
 fetch_secrets() {
   local item ref owner name version decoded count=0
-  (umask 077; : >"$state/secrets")
+  (umask 077; : >"$scratch/secrets")
   for item in $secrets; do # NAME=sm://PROJECT/SECRET/VERSION
     ref=${item#*=sm://}
     IFS=/ read -r owner name version <<<"$ref"
     if ! patiently api GET "$secretmanager/projects/$owner/secrets/$name/versions/$version:access"; then
-      rm -f -- "$state/secrets"
+      rm -f -- "$scratch/secrets"
       why="read secret $ref: $why" reply=''
       return 1
     fi
@@ -741,11 +776,11 @@ fetch_secrets() {
       printf %s "$REPLY" | base64 -d 2>/dev/null
       decoded=${PIPESTATUS[1]}
       printf '\0'
-    } >>"$state/secrets"
+    } >>"$scratch/secrets"
     count=$((count + 1))
     # One NUL more than secrets means that there is one in a value.
-    if [[ ! $REPLY || $decoded != 0 ]] || (($(tr -cd '\0' <"$state/secrets" | wc -c) != count)); then
-      rm -f -- "$state/secrets"
+    if [[ ! $REPLY || $decoded != 0 ]] || (($(tr -cd '\0' <"$scratch/secrets" | wc -c) != count)); then
+      rm -f -- "$scratch/secrets"
       why="read secret $ref: the answer has no value that fits into a variable"
       return 1
     fi
@@ -755,7 +790,7 @@ fetch_secrets() {
 # arm hands the command to a supervisor of the login, as launch.Arm does over
 # SSH: the files of the attempt follow the script on stdin, then the word go.
 arm() {
-  local kit=$state/kit dir=$state/attempt
+  local kit=$scratch/kit dir=$scratch/attempt
   local -a files sizes words wrap
   rm -rf -- "$dir" && mkdir -m 700 -- "$dir" || return
   mapfile -d '' -t words <"$kit/argv"
@@ -763,9 +798,9 @@ arm() {
   printf '%s\0' "${words[@]:0:2}" "${wrap[@]}" "${words[@]:2}" >"$dir/argv"
   {
     variables
-    cat -- "$kit/env" "$state/secrets"
+    cat -- "$kit/env" "$scratch/secrets"
   } >"$dir/env"
-  rm -f -- "$state/secrets"
+  rm -f -- "$scratch/secrets"
   cp -- "$kit/meta" "$kit/script" "$kit/limit" "$dir/"
   files=("$dir/meta" "$dir/argv" "$dir/env" "$dir/script" "$dir/limit")
   mapfile -t sizes < <(stat -c %s -- "${files[@]}")
@@ -901,12 +936,12 @@ send_log() {
       return 1
     fi
     if ((have >= size && generation > 0)); then return 0; fi
-    tail -c "+$((have + 1))" -- "$file" | head -c "$((size - have < piece ? size - have : piece))" >"$state/piece"
+    tail -c "+$((have + 1))" -- "$file" | head -c "$((size - have < piece ? size - have : piece))" >"$scratch/piece" || no_room || return
     if ((generation == 0)); then
-      store "$name" "$state/piece" ifGenerationMatch=0 || [[ $status == 412 ]] || return
+      store "$name" "$scratch/piece" ifGenerationMatch=0 || [[ $status == 412 ]] || return
       sent=$status
     else
-      store "$name.$part" "$state/piece" || return
+      store "$name.$part" "$scratch/piece" || return
       append "$name" "$generation" || [[ $status == 412 ]] || return
       sent=$status
       object "$name.$part"
@@ -914,14 +949,14 @@ send_log() {
     fi
     if [[ $sent != 412 ]] && ((size - have <= piece)); then break; fi
   done
-  rm -f -- "$state/piece"
+  rm -f -- "$scratch/piece"
 }
 
 append() { # NAME GENERATION
   printf '{"sourceObjects":[{"name":"%s","generation":"%s"},{"name":"%s"}],"destination":{"contentType":"text/plain"}}' \
-    "$prefix$1" "$2" "$prefix$1.$part" >"$state/compose"
+    "$prefix$1" "$2" "$prefix$1.$part" >"$scratch/compose" || no_room || return
   object "$1"
-  api POST "$REPLY/compose?ifGenerationMatch=$2" -H 'Content-Type: application/json' --data-binary "@$state/compose"
+  api POST "$REPLY/compose?ifGenerationMatch=$2" -H 'Content-Type: application/json' --data-binary "@$scratch/compose"
 }
 
 log_name() {
@@ -940,7 +975,7 @@ finish() {
     is=exited
     return
   fi
-  cp -- "$exit_file" "$state/exit"
+  cp -- "$exit_file" "$scratch/exit"
   entry code "$exit_file"
   end_code=$REPLY end_told='' failure=''
   entry reason "$exit_file"
@@ -952,7 +987,7 @@ finish() {
     {
       grep -v -e '^code=' -e '^signal=' -e '^lost=' -e '^reason=' -- "$exit_file"
       printf 'code=%s\nsignal=\nlost=1\nreason=%s\n' "$end_code" "${reason//$'\n'/ }"
-    } >"$state/exit"
+    } >"$scratch/exit"
   fi
   # Who was stopped, or rebooted, has not failed.
   if [[ $not_begun ]]; then
@@ -977,8 +1012,9 @@ tell_end() {
     failure=''
   fi
   if [[ ! $end_told ]]; then
-    store "ended/$attempt/$me.$end_code" "$state/exit" || return
+    store "ended/$attempt/$me.$end_code" "$scratch/exit" || return
     end_told=yes
+    cp -- "$scratch/exit" "$state/exit" 2>/dev/null # for has_ended
     : >"$state/told.$attempt"
   fi
 }
@@ -995,7 +1031,7 @@ give_up() {
   hold
   gave_up=$attempt
   now
-  printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$state/exit"
+  printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$scratch/exit"
   end_code=$1 end_told='' failure=''
   if (($1 != 143)); then failure="$me failed: $2"; fi # who is stopped has not failed
   if [[ $cloud_logging == yes ]]; then agent_end "$2"; fi
@@ -1064,15 +1100,20 @@ another_wanted() {
 
 # kept: the queued resource is to stay though every worker has ended; $why says so.
 kept() {
-  local since=''
   why=--keep
   if [[ $keep == always ]]; then return 0; fi
   why='the run failed (--keep-on-failure)'
   if [[ $keep != on-failure ]] || ((failures == 0)); then return 1; fi
   now
-  if [[ ! -s $state/kept.$attempt ]]; then printf '%s\n' "$REPLY" >"$state/kept.$attempt"; fi # it outlasts a reboot
-  read -r since <"$state/kept.$attempt"
-  ((keep_for == 0 || REPLY - ${since:-REPLY} < keep_for))
+  if [[ ${kept_of-} != "$attempt" ]]; then
+    kept_of=$attempt kept_since=$REPLY
+    if [[ -s $state/kept.$attempt ]]; then
+      read -r kept_since <"$state/kept.$attempt"
+    else
+      printf '%s\n' "$REPLY" >"$state/kept.$attempt" 2>/dev/null # it outlasts a reboot
+    fi
+  fi
+  ((keep_for == 0 || REPLY - kept_since < keep_for))
 }
 
 # take_turn has one request do as a rule, though every worker deletes.
@@ -1085,14 +1126,14 @@ all_ended() {
   local -A seen=()
   failures=0
   while :; do
-    api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2F${token:+&pageToken=$token}" || return
+    api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2F${token:+&pageToken=${token//+/%2B}}" || return
     text=$reply
     while IFS= read -r name; do
       if [[ $name =~ /ended/$attempt/(s[0-9]+w[0-9]+)\.([0-9]+)$ ]]; then
         seen[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
         if ((BASH_REMATCH[2])); then failures=$((failures + 1)); fi
       fi
-    done < <(grep -o '"name": *"[^"]*"' <<<"$text" | sed 's/.*"\([^"]*\)"$/\1/')
+    done < <(printf '%s\n' "$text" | grep -o '"name": *"[^"]*"' | sed 's/.*"\([^"]*\)"$/\1/')
     value_of nextPageToken
     token=$REPLY
     if [[ ! $token ]]; then break; fi
@@ -1122,7 +1163,7 @@ all_ended() {
 age_of() {
   local updated date
   object "$1"
-  api GET "$REPLY" -D "$state/headers" || return
+  api GET "$REPLY" -D "$scratch/headers" || return
   value_of updated
   updated=$(date -d "${REPLY:-none}" +%s 2>/dev/null)
   header date

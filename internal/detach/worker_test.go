@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -230,7 +231,7 @@ func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-16", `
-echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
+echo "attempt $MULTIHOST_ATTEMPT on $(cat data.txt), slow start $(cat "${MULTIHOST_ROOT_PROC-}/proc/sys/net/ipv4/tcp_slow_start_after_idle"), login $(id -un), locale ${LC_ALL-as it is}, worker $MULTIHOST_WORKER_ID of $MULTIHOST_NUM_WORKERS"
 echo changed >data.txt
 [ $MULTIHOST_ATTEMPT = 2 ] && exit 0
 sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time.Minute }, sim.Config{}) // both tell of attempt 2
@@ -254,8 +255,8 @@ sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Patience = time
 			}
 			name := fmt.Sprintf("main_command_log_slice_0_worker_%d", i)
 			for attempt, want := range map[string]string{
-				name:                "attempt 1 on shipped, slow start 0, login ann, worker %d of 2\n",
-				"attempt-2/" + name: "attempt 2 on changed, slow start 0, login ann, worker %d of 2\n",
+				name:                "attempt 1 on shipped, slow start 0, login ann, locale as it is, worker %d of 2\n",
+				"attempt-2/" + name: "attempt 2 on changed, slow start 0, login ann, locale as it is, worker %d of 2\n",
 			} {
 				if got := w.object(attempt); got != fmt.Sprintf(want, i) {
 					t.Errorf("%s: got %q", attempt, got)
@@ -491,8 +492,9 @@ func TestShellcheck(t *testing.T) {
 	}
 }
 
-// inWorkerScript runs bash code with the functions of worker.sh.
-func inWorkerScript(t *testing.T, code string) string {
+// inWorkerScript runs bash code with the functions of worker.sh, under a program
+// where one is named.
+func inWorkerScript(t *testing.T, code string, under ...string) string {
 	t.Helper()
 	library, ok := strings.CutSuffix(strings.TrimSpace(detach.Job{}.Metadata()["startup-script"]), `main "$@"`)
 	if !ok {
@@ -500,7 +502,8 @@ func inWorkerScript(t *testing.T, code string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-c", library+code)
+	words := append(slices.Clone(under), "bash", "-c", library+"scratch=$root\n"+code)
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MULTIHOST_ROOT_TMP=" + t.TempDir()}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -554,6 +557,8 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 			"keep=always ttl=9000; all_ended() { failures=0; }", "deleted at 9100: the time to live of 9000 s (--ttl) is over\n"},
 		"a worker was rebooted meanwhile": {
 			"wanted_attempt() { wanted=$((clock > 1100 ? 2 : 1)); }; all_ended() { clock=1200 failures=0; }", "attempt 2 is wanted\n"},
+		"kept, on a disk that is full": {
+			"keep=on-failure keep_for=3600; ln -s /dev/full \"$state/kept.1\"; all_ended() { failures=1; }", "deleted at 4600: every worker has ended\n"},
 		"kept since before a reboot": {
 			"keep=on-failure keep_for=3600; echo 500 >\"$state/kept.1\"; all_ended() { failures=1; }", "deleted at 4100: every worker has ended\n"},
 		"others begin again while it is to stop": {
@@ -797,12 +802,102 @@ give_up 76 'the preflight was killed'`)
 	}
 }
 
+// Whoever reads what a startup script prints, the guest agent, may end before the
+// script: nobody else would end the run.
+func TestTheGuestAgentMayEndBeforeTheScript(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+HOME=$root
+read_job() { run=r; }
+identify() { me=s0w0 slice=0 worker=0; }
+test_right() { :; }
+detached() { note 'the command runs'; echo 'and is attended' >&4; }
+exec 4>&1 5> >(:)
+wait $!
+main >&5 2>&5`)
+	if want := "and is attended\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A command that has filled the disk, and failed for that, is told like another
+// one: with its last line, its exit status, and no delay.
+func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
+	t.Parallel()
+	simworker.NeedNetns(t) // so we may mount
+	got := inWorkerScript(t, `
+state=$root/state scratch=$root/scratch runs=$root/runs run=r me=s0w0 slice=0 worker=0 attempt=1 clock=1000 first_boot=0 total=1 right=yes
+mkdir -p "$state" "$scratch/kit" "$runs/1"
+: >"$scratch/kit/status" 2>"$scratch/kit/bootstrap"
+mount -t tmpfs -o size=64k none "$state" || exit
+printf 'step 1\nNo space left on device\n' >"$runs/1/output.log"
+printf 'code=7\nsignal=\nend=1\nsize=31\noom=0\nlost=0\ndropped=0\nreason=\n' >"$runs/1/exit"
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+as_login() { cat >/dev/null; printf '%s phase exited\n' "$nonce"; }
+attribute() { :; }
+api() {
+  if [[ $1 == GET ]]; then status=404; return 1; fi
+  status=200
+  if [[ $4 == */text ]]; then sed -n '/phase=/s/^/told: /p; /failed/p' "$4"; else REPLY=${2##*name=}; echo "${REPLY%%&*}: $(tr '\n' '|' <"$4")"; fi
+}
+head -c 1000000 /dev/zero >"$state/checkpoint" 2>/dev/null
+attend; finish; echo "after $((clock - 1000)) s"`, "unshare", "-m")
+	want := `main_command_log_slice_0_worker_0: step 1|No space left on device|
+s0w0 failed, exit code 7
+ended%2F1%2Fs0w0.7: code=7|signal=|end=1|size=31|oom=0|lost=0|dropped=0|reason=|
+multihost: ended: attempt 1, exit code 7
+told: phase=ended
+after 0 s
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What could not be written whole, on a full disk, goes nowhere: half of it would
+// be another attempt, or no log.
+func TestOnlyWhatIsWholeGoesToTheBucket(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root attempt=2 runs=$root/runs slice=0 worker=0
+mkdir -p "$runs/2"; echo last words >"$runs/2/output.log"
+for file in text piece compose; do ln -s /dev/full "$scratch/$file"; done
+wanted_attempt() { wanted=1 wanted_generation=7; }
+api() { if [[ $1 == GET ]]; then status=404; return 1; fi; echo "sent $*"; }
+announce || echo "not announced: $why"
+send_log || echo "no log: $why"
+append log 7 || echo "nothing added: $why"`+"\n")
+	got = regexp.MustCompile(`(?m)^.*write error.*\n`).ReplaceAllString(strings.ReplaceAll(got, "head: error writing 'standard output': No space left on device\n", ""), "")
+	got = regexp.MustCompile(`below \S+`).ReplaceAllString(got, "below DIR")
+	if want := "not announced: cannot write below DIR\nno log: cannot write below DIR\nnothing added: cannot write below DIR\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// The ends of more workers than a page of the list has are read from all pages,
+// whatever the name of the next one.
+func TestAllPagesOfTheListAreRead(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+attempt=1 slices=1 workers=2 total=2 storage=S bucket=b prefix=r/
+api() {
+  echo "${2#*\?}"
+  reply='{"items": [{"name": "r/ended/1/s0w0.0"}], "nextPageToken": "a+/b="}'
+  if [[ $2 == *pageToken=* ]]; then reply='{"items": [{"name": "r/ended/1/s0w1.3"}]}'; fi
+}
+all_ended && echo "$failures has failed"`)
+	if want := "prefix=r%2Fended%2F1%2F\nprefix=r%2Fended%2F1%2F&pageToken=a%2B/b=\n1 has failed\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // A virtual environment is made once, by whichever module there is, and comes
 // first in the command's PATH.
 func TestVenvComesFirst(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
+state=$root home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
 as_login() {
   case ${*:2} in
     *"-m venv"*) return 1 ;;
@@ -816,10 +911,24 @@ make_venv && make_venv && variables | tr '\0' '\n' | grep -e ^PATH -e ^VIRTUAL -
 	}
 }
 
+// One that a reboot has left half-made is made anew, and kept from then on.
+func TestHalfAVenvIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root home=$root/home run=r dir=$root/home/.multihost/venv/r
+mkdir -p "$dir/bin"; : >"$dir/bin/python"; chmod +x "$dir/bin/python"
+as_login() { echo "${*:2}" | sed "s,$root,," >&4; }
+exec 4>&1
+make_venv && make_venv`)
+	if want := "python3 -m venv --clear /home/.multihost/venv/r\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestMissingVenvEndsTheRun(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-home=/nowhere run=r
+state=$root home=/nowhere run=r
 as_login() { echo "/usr/bin/python3: No module named $4" >&2; return 1; }
 make_venv; echo "$?: $why"`)
 	if want := "1: make a virtual environment (--venv): /usr/bin/python3: No module named virtualenv\n"; got != want {
@@ -891,6 +1000,31 @@ as_login() { printf /home; }
 if await_login; then echo "$login at $clock${login_missing:+, not $login_missing}"; else echo "none at $clock: $why"; fi`)
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// OS Login tells of a login at once, but makes its home at its first login by SSH,
+// which a job without runner has none of.
+func TestALoginWithoutAHomeGetsOne(t *testing.T) {
+	t.Parallel()
+	for name, code := range map[string]string{
+		"as pam_mkhomedir makes it": `mkhomedir_helper() { mkdir -p "$root/home/$1"; echo "made for $1" >&4; }; login=ann_example_com; id() { :; }`,
+		"without its program":       `mkhomedir_helper() { return 127; }; login=$(id -un); if [[ $login == root ]]; then login=0; fi; mkdir "$root/home"`,
+		"where there is one":        `mkdir -p "$root/home/ann"; mkhomedir_helper() { echo "made for $1" >&4; }; login=ann; id() { :; }`,
+	} {
+		got := inWorkerScript(t, `
+state=$root run=r
+as_login() { printf %s "$root/home/$login"; }
+exec 4>&1
+`+code+`
+await_login && [[ -d $root/home/$login ]] && echo "$runs" | sed "s,$root/home/$login,~,"`)
+		want := "~/.multihost/runs/r\n"
+		if strings.HasPrefix(name, "as pam") {
+			want = "made for ann_example_com\n" + want
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
 }

@@ -49,8 +49,8 @@ api() {
 op() {
   if [[ $1 == arm ]]; then command cat >/dev/null; fi
   ask op "$runs" "$nonce" "$@"
-  printf '%s' "$said" >"$state/answer"
-  : >"$state/error"
+  printf '%s' "$said" >"$scratch/answer"
+  : >"$scratch/error"
 }
 
 # Of all that runs under a limit here, only the preflight is not run as the login.
