@@ -39,6 +39,7 @@ type place struct {
 	code   string
 	dir    string
 	shape  string // accelerator type of the job
+	bucket string
 }
 
 // inPlace tells a story in a place of its own.
@@ -52,7 +53,7 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 			server, err := sim.Start(context.Background(), sim.Config{Dir: filepath.Join(dir, "sim"), Listen: "none", Backend: "none", Step: time.Millisecond})
 			testkit.Must(t, err)
 			defer server.Close()
-			story(&place{t, server, code, dir, "v4-8"})
+			story(&place{t, server, code, dir, "v4-8", sim.DefaultBucket})
 		})
 	})
 }
@@ -133,7 +134,7 @@ func (m *machine) types(change ...func(*job.JobOptions)) error {
 	for _, f := range change {
 		f(&o)
 	}
-	_, err = m.Detach(m.place.t.Context(), o, job.DetachOptions{Bucket: sim.DefaultBucket})
+	_, err = m.Detach(m.place.t.Context(), o, job.DetachOptions{Bucket: m.place.bucket})
 	return err
 }
 
@@ -222,6 +223,44 @@ func (p *place) whole(attempt int) {
 		if strings.HasPrefix(o.Name, runName+"/workers/") {
 			p.t.Errorf("%s is there, of a worker that was lost", o.Name)
 		}
+	}
+}
+
+// Who starts a job in a bucket that keeps what is overwritten is told what that
+// will cost and what to type; who may not ask the bucket for that is told nothing.
+func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
+	t.Parallel()
+	const advice = "gcloud storage buckets update gs://jobs --clear-soft-delete --no-versioning"
+	for _, c := range []struct{ name, made, denied, want string }{
+		{"by default", `{"name": "jobs"}`, "", "bucket jobs keeps and bills a copy of each log from before every upload, for 7 days (soft delete)"},
+		{"versions", `{"name": "jobs", "versioning": {"enabled": true}}`, "", "bucket jobs keeps and bills a copy of each log from before every upload, for ever (versioning)"},
+		{"nothing", `{"name": "jobs", "softDeletePolicy": {"retentionDurationSeconds": "0"}, "versioning": {"enabled": false}}`, "", ""},
+		{"not for him to read", `{"name": "jobs"}`, "permission-denied permission=storage.buckets.get", ""},
+	} {
+		inPlace(t, c.name, func(p *place) {
+			answer := httptest.NewRecorder()
+			p.server.ServeHTTP(answer, httptest.NewRequest(http.MethodPost, "/storage/v1/b?project="+sim.DefaultProject, strings.NewReader(c.made)))
+			if answer.Code != http.StatusOK {
+				p.t.Fatal(answer.Body)
+			}
+			if c.denied != "" {
+				p.inject(c.denied)
+			}
+			p.bucket = "jobs"
+			m, told := p.machine("ann@laptop", 0, 0), ""
+			m.Sink = event.SinkFunc(func(e event.Event) {
+				if n, ok := e.(event.Note); ok && n.Level == event.Warn {
+					told += n.Text
+					if n.Hint != advice {
+						p.t.Errorf("the hint is %q", n.Hint)
+					}
+				}
+			})
+			testkit.Must(p.t, m.types())
+			if told != c.want {
+				p.t.Errorf("told %q, want %q", told, c.want)
+			}
+		})
 	}
 }
 

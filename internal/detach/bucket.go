@@ -406,6 +406,23 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 	}
 }
 
+// Keeps tells for how long the bucket keeps, and bills, an object that was
+// overwritten, as a log is by every upload; 0 for nothing.
+func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
+	err = b.gcp.Do(ctx, "read bucket "+b.name, func(ctx context.Context) error {
+		is, err := b.svc.Buckets.Get(b.name).Context(ctx).Do()
+		if err != nil {
+			return err
+		}
+		if p := is.SoftDeletePolicy; p != nil {
+			softDeleted = time.Duration(p.RetentionDurationSeconds) * time.Second
+		}
+		versions = is.Versioning != nil && is.Versioning.Enabled
+		return nil
+	})
+	return softDeleted, versions, err
+}
+
 // Runs are the directories in the bucket that may be runs.
 func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	prefix := b.dir

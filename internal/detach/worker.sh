@@ -41,8 +41,10 @@ end_code='' end_told='' failure='' stop_untold='' not_begun='' not_again='' stop
 
 main() {
   local since waiting=''
-  # The guest agent may end before us, as when its package is upgraded, and with it
-  # whoever reads what is printed here. A handler, not '': that would be inherited.
+  # Whoever reads what is printed here may end before us: systemd ends the guest
+  # agent's runner of scripts when its package is upgraded, and when the kernel kills
+  # any process of that service, as of the command, for want of memory. A handler,
+  # not '': that would be inherited.
   trap : PIPE
   if [[ ${1-} == --going ]]; then
     going
@@ -297,7 +299,7 @@ last_words() {
 
 # tell_down says why the machine ends, as far as the metadata server tells.
 tell_down() {
-  local cause=''
+  local cause='' tries
   {
     read -r login <"$dir/login"
     IFS= read -r right <"$dir/right"
@@ -308,7 +310,10 @@ tell_down() {
     cause='maintenance of its host'
   fi
   printf '%s\n' "$cause" >"$dir/down.$attempt"
-  report down "${cause:-told to end}"
+  for tries in 1 2 3; do
+    if report down "${cause:-told to end}"; then break; fi
+    sleep 1
+  done
 }
 
 # going_down: the machine was told to end. One that lives on nevertheless for

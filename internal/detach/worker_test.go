@@ -762,7 +762,11 @@ cat "$root/note" "$root/log" 2>/dev/null
 func TestLastWordsOfAMachine(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ code, want string }{
-		"a command runs":        {"", "phase=down worker=s0w0 attempt=1 may_delete=yes login=ann detail=preempted log: two marked"},
+		"a command runs": {"", "phase=down worker=s0w0 attempt=1 may_delete=yes login=ann detail=preempted log: two marked"},
+		"the first word is refused": {`
+eval "$(declare -f api | sed 's/^api /answered /')"
+api() { if [[ "$1 $2" == POST*workers%2F* && ! -e $root/refused ]]; then : >"$root/refused"; status=429; return 1; fi; answered "$@"; }
+sleep() { [[ $1 == 1 ]] || command sleep "$1"; }`, "phase=down worker=s0w0 attempt=1 may_delete=yes login=ann detail=preempted log: two marked"},
 		"nothing has begun":     {`rm -rf "$root/runs/1"`, "phase=down worker=s0w0 attempt=0 may_delete=yes login=ann detail=preempted marked"},
 		"it has just ended":     {`echo code=0 >"$root/runs/1/exit"`, "log: two"},
 		"its end was told":      {`: >"$dir/told.1"`, "marked"},

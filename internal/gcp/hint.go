@@ -173,7 +173,7 @@ func notFoundHint(f facts) string {
 		return "check the project: --project=ID, or gcloud config set project ID"
 	}
 	if m := inBucket.FindStringSubmatch(f.what); m != nil && strings.Contains(f.message, "bucket does not exist") {
-		return "make it with: gcloud storage buckets create gs://" + m[1] + " --location=REGION, in the region of the slices; or name another with --bucket-name=NAME"
+		return "make it with: gcloud storage buckets create gs://" + m[1] + " --location=REGION --soft-delete-duration=0, in the region of the slices; or name another with --bucket-name=NAME"
 	}
 	return ""
 }

@@ -70,6 +70,7 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 		return Outcome{}, err
 	}
 	d.sayDetached(r.bucket, r.job)
+	d.warnOfCopies(ctx, r.bucket)
 	return Outcome{Started: true, Detached: true}, nil
 }
 
@@ -291,6 +292,24 @@ func (d *Deps) sayDetached(bucket *detach.Bucket, j detach.Job) {
 	for _, l := range links(bucket, j) {
 		event.Notef(d.Sink, event.Info, "", "%s: %s", l[0], l[1])
 	}
+}
+
+// warnOfCopies says that the bucket keeps what is overwritten: a log that grows for a
+// month is there ten thousand times. Who may not read that of the bucket is told
+// nothing.
+func (d *Deps) warnOfCopies(ctx context.Context, bucket *detach.Bucket) {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), warnLimit)
+	defer cancel()
+	softDeleted, versions, err := bucket.Keeps(ctx)
+	if err != nil || softDeleted == 0 && !versions {
+		return
+	}
+	keeps := "for ever (versioning)"
+	if !versions {
+		keeps = "for " + event.Count(int(softDeleted.Hours()/24), "day") + " (soft delete)"
+	}
+	event.Notef(d.Sink, event.Warn, "gcloud storage buckets update gs://"+bucket.Name()+" --clear-soft-delete --no-versioning",
+		"bucket %s keeps and bills a copy of each log from before every upload, %s", bucket.Name(), keeps)
 }
 
 // afterwards is what the workers of a job without runner do when all of them have

@@ -27,16 +27,18 @@ import (
 // Cloud Storage, JSON API v1: buckets (get, insert, delete), objects (get,
 // media with ranges, list with prefix and delimiter, the three ways of insert,
 // compose, delete) and generation preconditions. Not modelled: access control
-// lists and policies, versions that are kept, holds and retention, copies,
-// notifications, encryption keys, soft deletion.
+// lists and policies, holds and retention, copies, notifications, encryption keys;
+// and a bucket tells whether it keeps versions and what is soft-deleted, but does
+// not keep them.
 
-// DefaultBucket is there from the start.
+// DefaultBucket is there from the start, and made not to keep what is overwritten.
 const DefaultBucket = "multihost-sim"
 
 const (
 	maxCompose = 32        // sources of one compose
 	maxObject  = 1 << 30   // of the simulator's memory; the real limit is 5 TiB
 	chunkUnit  = 256 << 10 // what a resumable upload's chunks are multiples of
+	softDelete = 604800    // seconds, of a bucket that is made without another policy
 )
 
 var (
@@ -208,6 +210,7 @@ func (c *storageCall) insertBucket() (answer, error) {
 		return answer{}, errorf(http.StatusConflict, "Your previous request to create the named bucket succeeded and you already own it.").withReason("conflict")
 	}
 	b := newBucket(msg.Name, c.s.timestamp())
+	b.msg.SoftDeletePolicy, b.msg.Versioning = cmp.Or(msg.SoftDeletePolicy, &storage.BucketSoftDeletePolicy{RetentionDurationSeconds: softDelete}), msg.Versioning
 	c.s.state.buckets[msg.Name] = b
 	return jsonAnswer(b.msg)
 }
