@@ -71,6 +71,8 @@ func matrixFaults() []matrixFault {
 		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: inject("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
 		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
 		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
+		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0}},
+		{name: "the runner reaches no worker for 20 minutes", from: fromConnect, slow: true, inRun: true, strike: (*cell).tunnelAway, allowed: []int{0}},
 	}
 }
 
@@ -94,6 +96,8 @@ type cell struct {
 	struck  sync.Once
 	over    chan struct{} // closed when the fault has struck
 	killed  atomic.Bool
+	tunnel  atomic.Bool    // the API is reached by another way than the workers
+	back    sync.WaitGroup // until what is away for a time is back
 	starts  atomic.Int32
 	mu      sync.Mutex // guards what follows
 	down    int        // HTTP status of all answers …
@@ -305,6 +309,7 @@ func (c *cell) setUp() (err error) {
 }
 
 func (c *cell) close() {
+	c.back.Wait()
 	c.front.Close()
 	if err := c.server.Close(); err != nil {
 		c.t.Error(err)
@@ -365,6 +370,9 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
 	o := matrixJob(c.dir, c.access)
+	if c.fault.slow {
+		o.Run.StartLimit = 5 * time.Minute // of its time
+	}
 	if c.backend != "" {
 		c.forReal(&o)
 	}
@@ -420,7 +428,7 @@ func (c *cell) strike() {
 // serve is the way from the runner to the API. It knows the phases in which
 // there is nothing but a queued resource, by what it tells the runner.
 func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
-	if c.fleet.isDead() {
+	if c.fleet.isDead() && !c.tunnel.Load() {
 		panic(http.ErrAbortHandler)
 	}
 	c.mu.Lock()
@@ -450,7 +458,7 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	} else if strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(answer.Body.String(), `"verb": "create"`) {
 		c.ticks.tick()
 	}
-	if c.fleet.isDead() {
+	if c.fleet.isDead() && !c.tunnel.Load() {
 		panic(http.ErrAbortHandler)
 	}
 	for k, v := range answer.Header() {
@@ -523,6 +531,22 @@ func (c *cell) killRunner() {
 }
 
 func (c *cell) interrupt() { c.signal() }
+
+// cutOffFor has the runner reach nobody for a time of its clock.
+func (c *cell) cutOffFor(d time.Duration) {
+	c.fleet.cutOff(true)
+	c.back.Go(func() {
+		<-c.clock.After(d)
+		c.fleet.cutOff(false)
+	})
+}
+
+// tunnelAway has the runner reach no worker for a while, and the API all the
+// same.
+func (c *cell) tunnelAway() {
+	c.tunnel.Store(true)
+	c.cutOffFor(20 * time.Minute)
+}
 
 // Two machines have a runner of one job at the same time, begun at once or one
 // after the other: one of them starts the command, once, and the other follows

@@ -33,6 +33,9 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 	var after *Failure
 	for {
 		out, err := r.attemptOn(ctx, g, books, after)
+		if r.regained {
+			books.refund()
+		}
 		f := r.judge(ctx, g, out, err)
 		again := r.next(ctx, books, f)
 		r.sayEnd(out, f, again)
@@ -40,6 +43,9 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 			return r.finish(out, err, f)
 		}
 		after = f
+		if r.follow != nil { // else the last one that was followed may still go on
+			r.cutOff = r.follow.cutOff()
+		}
 		pause := books.pause()
 		r.leaveLease(ctx, pause)
 		r.leaveTeam()
@@ -52,7 +58,7 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 // attemptOn makes one attempt, from slices that can be tried to the end of the
 // command.
 func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Failure) (Outcome, error) {
-	r.follow, r.rec = nil, nil
+	r.follow, r.rec, r.regained = nil, nil, false
 	pay := func(f *Failure) error {
 		if refusal := books.spend(f); refusal != "" {
 			return &Failure{Cause: Refused, Why: f.Error() + "; " + refusal, Err: f.Err}

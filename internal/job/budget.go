@@ -91,6 +91,9 @@ func (l *ledger) spend(f *Failure) (refusal string) {
 	return "nothing is tried again"
 }
 
+// refund takes back what the last loss has cost: nothing was lost.
+func (l *ledger) refund() { l.preemptions-- }
+
 // countQuick keeps count of quick failures. A preemption says nothing about
 // what it cut short.
 func (l *ledger) countQuick(f *Failure) {

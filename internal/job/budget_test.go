@@ -91,3 +91,14 @@ func TestLostContact(t *testing.T) {
 		}
 	}
 }
+
+// What was taken for a loss and was none costs nothing.
+func TestALossThatWasNoneIsPaidBack(t *testing.T) {
+	books := &ledger{Budget: Budget{Preemptions: 1}}
+	for n := range 3 {
+		if refusal := books.spend(&Failure{Cause: Infrastructure, Ran: time.Hour}); refusal != "" {
+			t.Fatalf("loss %d: %s", n+1, refusal)
+		}
+		books.refund()
+	}
+}

@@ -235,6 +235,19 @@ func (f *following) unfinished() string {
 	return tpu.Fold(open)
 }
 
+// cutOff reports whether all that is known of the command's end is that its
+// workers could not be reached: it may go on there.
+func (f *following) cutOff() bool {
+	away := false
+	for _, e := range f.ends {
+		if errors.Is(e.err, errSliceGone) || isStage(e.err, StageLocal) || e.err == nil && e.failed() {
+			return false
+		}
+		away = away || e.err != nil
+	}
+	return away
+}
+
 func (f *following) beginStop(ctx context.Context, reason string, cause error) *stopping {
 	s := &stopping{reason: reason, cause: cause, done: make(chan error, 1)}
 	hint := ""

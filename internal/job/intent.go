@@ -123,7 +123,8 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 			in.attempt = max(in.attempt, found.info.Ref.Attempt+1)
 		}
 		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
-		if r.adopts && own && newer && r.unseen(found) {
+		regained := r.cutOff && found.info.Ref.Attempt == r.begunLast && found.broken == 0
+		if own && (r.adopts && newer || regained) && r.unseen(found) {
 			in.living = &found
 			return r.sameCommand(found)
 		}

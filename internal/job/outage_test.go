@@ -8,6 +8,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/launch"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -85,6 +86,59 @@ func TestAMachineWithoutNetworkLosesNoWorker(t *testing.T) {
 		}
 		if gaveUp != tt.lost {
 			t.Errorf("%s: given up = %v, want %v", tt.story, gaveUp, tt.lost)
+		}
+	}
+}
+
+// An attempt that only could not be reached is followed on when it can be again;
+// one of which anything is gone is replaced.
+func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
+	info := func(phase launch.Phase) launch.Info {
+		return launch.Info{Ref: launch.Ref{Run: "r", Attempt: 2}, Phase: phase, Mine: true, Command: "train"}
+	}
+	for _, tt := range []struct {
+		story    string
+		found    foundRun
+		known    bool // how it ended, or what else became of it
+		followed bool
+		evicted  bool
+	}{
+		{"it runs on all workers", foundRun{info: info(launch.Running), workers: ids(2, 1)}, false, true, false},
+		{"it has ended there meanwhile", foundRun{info: info(launch.Exited), workers: ids(2, 1)}, false, true, false},
+		{"a worker was rebooted", foundRun{info: info(launch.Running), workers: ids(2, 1), broken: 1}, false, false, true},
+		{"a slice was made again", foundRun{info: info(launch.Running), workers: ids(1, 1)}, false, false, true},
+		{"it was lost for another reason", foundRun{info: info(launch.Running), workers: ids(2, 1)}, true, false, true},
+	} {
+		for _, adopts := range []bool{true, false} {
+			d := &Deps{StateDir: t.TempDir()}
+			if err := (&Record{Run: "r", Attempt: 2}).save(d.StateDir); err != nil {
+				t.Fatal(err)
+			}
+			r := &run{Deps: d, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1)}, adopts: adopts, tried: 1, begunLast: 2, cutOff: !tt.known}
+			in := &intent{attempt: 3}
+			if err := r.settleWith(in, []foundRun{tt.found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) != tt.evicted {
+				t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
+			}
+		}
+	}
+}
+
+func TestWhatIsOnlyOutOfReach(t *testing.T) {
+	away := ending{known: true, err: errors.New("not reachable")}
+	for _, tt := range []struct {
+		story string
+		ends  []ending
+		want  bool
+	}{
+		{"all workers are away", []ending{away, {err: context.Canceled}}, true},
+		{"one has ended well", []ending{{known: true}, away}, true},
+		{"one has failed", []ending{{known: true, exit: launch.Exit{Code: 1}}, away}, false},
+		{"one was stopped", []ending{{known: true, exit: launch.Exit{Code: 143, Reason: "fail-fast"}}, away}, false},
+		{"a slice is gone", []ending{away, {known: true, err: errSliceGone}}, false},
+		{"all have ended well", []ending{{known: true}, {known: true}}, false},
+	} {
+		if got := (&following{ends: tt.ends}).cutOff(); got != tt.want {
+			t.Errorf("%s: %v", tt.story, got)
 		}
 	}
 }

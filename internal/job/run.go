@@ -133,6 +133,8 @@ type run struct {
 	patient   bool // further attempts may follow, so that their cause matters
 	adopts    bool // a living attempt of this run is taken over, not refused
 	races     int  // how often in a row another runner of this run was first
+	cutOff    bool // the last attempt was given up since it could not be reached: it may go on
+	regained  bool // the attempt under way is that one
 
 	lease func() *guard // of slices that a job of this run made; nil, or returning nil, for others
 	guard *guard        // the same, once the slices are there
@@ -265,6 +267,7 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	if err := rec.makeLogDir(); err != nil {
 		return Outcome{}, err
 	}
+	r.regained = r.cutOff && r.attempt == r.begunLast
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())

@@ -89,6 +89,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 type foundRun struct {
 	info    launch.Info // of a worker on which it runs, else where it is to start, else of the first
 	workers []tpu.WorkerID
+	broken  int // workers on which it was stopped, or nobody saw its end
 }
 
 // stoppable refuses a run of another login: its processes are not ours to end,
@@ -144,6 +145,9 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 				found[at].info = info
 			}
 			found[at].workers = append(found[at].workers, t.ids[i])
+			if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
+				found[at].broken++
+			}
 		}
 	}
 	slices.SortStableFunc(found, func(a, b foundRun) int {

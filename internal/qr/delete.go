@@ -155,6 +155,7 @@ var errNamesake = errors.New("gone; another one of this name has been made since
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
+	begin := start            // of the limit: not before a deletion was asked for
 	pace := pacer{policy: pollDefaults(wait.poll)}
 	var del deletion
 	state := ""
@@ -174,7 +175,10 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 		if err == nil && !res.CreateTime.Equal(wait.made) {
 			return errNamesake
 		}
-		left := wait.limit - c.now().Sub(start)
+		if wait.issue && del.issued.IsZero() {
+			begin = c.now()
+		}
+		left := wait.limit - c.now().Sub(begin)
 		// The limit is looked at right after a read, so that the error tells the
 		// real state; but a deletion is asked for at least once.
 		if wait.limit > 0 && left <= 0 && (!wait.issue || !del.issued.IsZero()) {

@@ -2,6 +2,7 @@ package qr_test
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 func force(change func(*qr.DeleteOptions)) qr.DeleteOptions {
@@ -195,5 +197,48 @@ func TestDeleteWithoutPermission(t *testing.T) {
 	})
 	if deleted, err := c.Delete(t.Context(), "q7", force(nil)); deleted || gcp.ClassOf(err) != gcp.Permission {
 		t.Errorf("deleted %v, %v", deleted, err)
+	}
+}
+
+// lateAPI answers nobody for a time, and takes three looks to delete something.
+type lateAPI struct {
+	away  func() bool
+	looks int // since the deletion was asked for
+	asked bool
+}
+
+func (a *lateAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	status, body := http.StatusOK, "{}"
+	switch {
+	case a.away():
+		return nil, io.ErrUnexpectedEOF
+	case r.Method == http.MethodDelete:
+		a.asked = true
+	case strings.HasSuffix(r.URL.Path, "/queuedResources/q7") && a.looks == 3:
+		status, body = http.StatusNotFound, `{"error": {"code": 404, "status": "NOT_FOUND"}}`
+	case strings.HasSuffix(r.URL.Path, "/queuedResources/q7"):
+		state := "ACTIVE"
+		if a.asked {
+			state = "DELETING"
+			a.looks++
+		}
+		body = `{"name": "projects/p/locations/z/queuedResources/q7", "createTime": "2026-01-02T03:04:05Z", "state": {"state": "` + state + `"}}`
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// The limit of a deletion begins when it is asked for: an API that was away for
+// longer than that is no reason to end while it is under way.
+func TestADeletionHasItsTimeWhenItIsAskedFor(t *testing.T) {
+	clock := testkit.NewJumpClock()
+	begin, calls := clock.Now(), 0
+	api := &lateAPI{away: func() bool {
+		calls++
+		return calls > 2 && clock.Now().Sub(begin) < time.Hour // after the first look
+	}}
+	c := qr.New(gcp.New(gcp.Config{Project: "p", Zone: "z", DisableAuth: true, Transport: api, Clock: clock}))
+	deleted, err := c.Delete(t.Context(), "q7", qr.DeleteOptions{Force: true, Limit: 20 * time.Minute})
+	if !deleted || err != nil || api.looks != 3 {
+		t.Errorf("deleted = %v after %d looks, %v", deleted, api.looks, err)
 	}
 }
