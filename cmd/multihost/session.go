@@ -326,7 +326,9 @@ func gcloudToken(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet").Output()
+	cmd := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet")
+	cmd.WaitDelay = time.Second // gcloud is a script: the Python that it starts outlives it
+	out, err := cmd.Output()
 	var failed *exec.ExitError
 	if errors.As(err, &failed) { // its first line says why
 		why, _, _ := strings.Cut(strings.TrimSpace(string(failed.Stderr)), "\n")
