@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
 	"multihost/internal/codesync"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/launch"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -261,8 +263,8 @@ func (r *run) signs(err error) signs {
 }
 
 // lostContact reports whether an error that came before the command says that
-// some worker could not be reached any more, or was rebooted, rather than that it
-// refused.
+// something could not be reached any more that had been, or was rebooted, rather
+// than that it refused.
 func lostContact(err error) bool {
 	var many *Error
 	if errors.As(err, &many) {
@@ -274,6 +276,10 @@ func lostContact(err error) bool {
 	var refused *sshfan.ConnectError
 	if errors.As(err, &refused) {
 		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting) || errors.Is(err, sshfan.ErrConnectionLost)
+	}
+	var secret *launch.SecretError
+	if errors.As(err, &secret) && (secret.Status >= http.StatusInternalServerError || secret.Status == http.StatusTooManyRequests) {
+		return true // Secret Manager is away, for longer than the worker asks
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice is not there, or the API is away

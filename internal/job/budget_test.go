@@ -84,6 +84,10 @@ func TestLostContact(t *testing.T) {
 		{"a worker that says what is wrong", many(&launch.RemoteError{Worker: "s0w0", Op: "arm", Text: "no space left"}), false},
 		{"the API is away", &gcp.Error{Class: gcp.Unavailable}, true},
 		{"no permission", &gcp.Error{Class: gcp.Permission}, false},
+		{"Secret Manager is away", many(&launch.SecretError{Status: 503}), true},
+		{"Secret Manager is asked too much", many(nil, &launch.SecretError{Status: 429}), true},
+		{"a secret that may not be read", many(&launch.SecretError{Status: 403}), false},
+		{"a machine that cannot ask for secrets", many(&launch.SecretError{}), false},
 		{"the start took too long", &Error{Stage: StageStart, lost: true}, true},
 	} {
 		if got := lostContact(row.err); got != row.lost {
