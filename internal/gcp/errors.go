@@ -231,14 +231,11 @@ func retryable(err error) bool {
 // brokenConnection reports failures between the two ends that may pass.
 func brokenConnection(err error) bool {
 	var (
-		cert    *tls.CertificateVerificationError
-		unknown x509.UnknownAuthorityError
-		host    x509.HostnameError
-		ce      *CredentialsError
-		ts      *tokenServerError
+		ce *CredentialsError
+		ts *tokenServerError
 	)
 	switch {
-	case errors.As(err, &cert), errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &ce):
+	case strangeServer(err), errors.As(err, &ce):
 		return false
 	case errors.As(err, &ts):
 		return true
@@ -266,6 +263,17 @@ func brokenConnection(err error) bool {
 			strings.Contains(text, "stream error:")
 	}
 	return false
+}
+
+// strangeServer reports that somebody else answers in the place of an API: what
+// is between is set up wrongly, or wants to be logged in to first.
+func strangeServer(err error) bool {
+	var (
+		cert    *tls.CertificateVerificationError
+		unknown x509.UnknownAuthorityError
+		host    x509.HostnameError
+	)
+	return errors.As(err, &cert) || errors.As(err, &unknown) || errors.As(err, &host)
 }
 
 func loopback(err error) bool {

@@ -2,6 +2,8 @@ package gcp_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -560,4 +562,34 @@ func TestALoginThatNeverWorkedFailsAtOnce(t *testing.T) {
 
 func gcloudSays(token string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return token, nil }
+}
+
+// portal is a network that wants to be logged in to: for a time its own server
+// answers, with a certificate that is not the API's.
+type portal struct{ open bool }
+
+func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {
+	if p.open {
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	return nil, &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}
+}
+
+// A strange certificate is told at once where nothing has worked yet: a proxy is
+// set up wrongly. Later it is the way to the API that is away for a while.
+func TestAStrangeCertificateIsOutlivedOnceTheAPIHasAnswered(t *testing.T) {
+	way := &portal{}
+	f := setUp(t, func(c *gcp.Config) { c.Transport = way }, answer(200, node))
+	if _, err := f.getNode(t.Context()); gcp.ClassOf(err) != gcp.Unknown || len(f.clock.Waits()) > 0 {
+		t.Errorf("at first: %v after %v", err, f.clock.Waits())
+	}
+	way.open = true
+	if _, err := f.getNode(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	way.open = false
+	_, err := f.getNode(t.Context())
+	if gcp.ClassOf(err) != gcp.Unavailable || len(f.clock.Waits()) == 0 || !strings.Contains(gcp.Hint(err), "log in to the network") {
+		t.Errorf("later: %v (%s), after %v", err, gcp.Hint(err), f.clock.Waits())
+	}
 }

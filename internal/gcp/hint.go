@@ -195,6 +195,8 @@ func unavailableHint(err error, f facts) string {
 		return "nothing listens at the endpoint override; start the simulator with: multihost sim up"
 	case isRateReason(f.reason) || rateText.MatchString(f.message):
 		return "the project sends too many requests per minute; wait a minute and try again"
+	case strangeServer(err):
+		return "another server answers in place of the API: log in to the network that this machine is in, or check its proxy settings"
 	case strings.Contains(f.message, "no such host") || strings.Contains(f.message, "network is unreachable"):
 		return "check the network connection and any proxy settings of this machine"
 	}

@@ -23,6 +23,13 @@ type login struct {
 	ended  time.Time // when they ceased to; zero: they work
 }
 
+// hasWorked reports whether a call was ever let in.
+func (l *login) hasWorked() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.worked
+}
+
 // works notes that a call was let in.
 func (l *login) works() {
 	l.mu.Lock()

@@ -66,7 +66,9 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			start = c.cfg.Clock.Now() // the API itself is not at fault
 			continue
 		}
-		if !retryable(err) {
+		if strangeServer(err) && c.login.hasWorked() { // a laptop has come to a network that wants a login
+			e.Class = Unavailable
+		} else if !retryable(err) {
 			return e
 		}
 		delay := jitter(pause)
