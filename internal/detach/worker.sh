@@ -491,13 +491,15 @@ find_attempt() {
   if has_ended; then return; fi
   is=unknown
   if ((newest == 0)); then
-    # A new slice of a run that has lost its first ones must not begin again at 1.
-    if ! patiently wanted_attempt; then
+    if ! patiently first_attempt; then
       give_up 77 "which attempt is to begin cannot be read: $why"
       is=exited
-      return
+    elif [[ $here == ended ]]; then
+      gave_up=$attempt end_told=yes is=exited
+      : >"$state/told.$attempt"
+    elif [[ $here == begun ]] && ! asked stop; then
+      lose_disk
     fi
-    attempt=$((wanted > 1 ? wanted : 1))
     return
   fi
   attempt=$newest
@@ -527,6 +529,43 @@ find_attempt() {
       ;;
     aborted) is=unknown ;;
   esac
+}
+
+# first_attempt: with which attempt a worker without a record begins, in $attempt. A
+# new slice of a run that has lost its first ones must not begin again at 1. And
+# what the bucket has of this worker in that attempt is in $here: begun where it has
+# a log, ended where it has its end, too. Then the disk is another one, as after a
+# repair.
+first_attempt() {
+  here=''
+  wanted_attempt || return
+  attempt=$((wanted > 1 ? wanted : 1))
+  log_name
+  object "$REPLY"
+  if ! api GET "$REPLY"; then
+    [[ $status == 404 ]]
+    return
+  fi
+  api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2F$me." || return
+  here=begun
+  if [[ $reply == *'"name"'* ]]; then here=ended; fi
+}
+
+# lose_disk ends the attempt that is lost with the disk as a reboot does, and has the
+# next one begin.
+lose_disk() {
+  local lost=$attempt
+  attempt=$((lost + 1))
+  if ! patiently announce; then
+    attempt=$lost
+    give_up 70 "the worker has come back without its disk, and attempt $((lost + 1)) did not begin, since the others could not be told: $why"
+    is=exited
+    return
+  fi
+  next=$attempt attempt=$lost end_code=255 end_told=''
+  printf 'code=255\nsignal=\nend=0\nsize=0\noom=0\nlost=1\ndropped=0\nreason=the worker was rebooted, with an empty disk\n' >"$scratch/exit"
+  patiently tell_end
+  attempt=$next end_told=''
 }
 
 # has_ended: the others were told how the newest attempt ended on this worker,

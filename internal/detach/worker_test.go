@@ -182,7 +182,7 @@ func (w *world) wait(what string, ok func() bool) {
 
 func (w *world) startupLogs() string {
 	var b bytes.Buffer
-	paths, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "var", "log", "startup-script.log"))
+	paths, _ := filepath.Glob(filepath.Join(w.dir, "workers", "*", "var", "log", "*-script.log"))
 	for _, p := range paths {
 		text, _ := os.ReadFile(p)
 		fmt.Fprintf(&b, "%s:\n%s", p, text)
@@ -1124,7 +1124,7 @@ func TestAnEndThatWasToldOutlastsAReboot(t *testing.T) {
 		"another has begun since":         {"give_up 76 no; mkdir $runs/1 $runs/2; look_at() { is=running; }; boot", "failed-1\nended/1/s0w0.76\nmultihost: attends 2\n"},
 	} {
 		got := inWorkerScript(t, `
-state=$root/state runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0 control=200 ends=200
+state=$root/state runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0 slice=0 worker=0 control=200 ends=200
 mkdir -p "$state" "$runs"
 now() { REPLY=$clock; }
 sleep() { clock=$((clock + $1)); }
@@ -1138,6 +1138,7 @@ store() {
   echo "${1#control/}"
 }
 fetch() { status=404; return 1; }
+api() { status=404; return 1; }
 wanted_attempt() { wanted=0; }
 look_at() { echo "looked at $1"; is=lost; }
 begin() { note "begins $attempt"; exit 0; }
@@ -1145,6 +1146,46 @@ attend() { note "attends $attempt"; exit 0; }
 rest() { echo "rests after $attempt"; return 1; }
 boot() { failure='' end_told='' gave_up='' end_code=''; detached || :; }
 `+c.code)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A worker that comes back with an empty disk, as after a repair, does not begin
+// again alone what it had begun: the others begin the next attempt with it. Its log
+// in the bucket stays, and what it had ended has ended.
+func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"it is new":                {"", "attempt 1 is unknown\n"},
+		"new, in a later attempt":  {"wanted_attempt() { wanted=3; }", "attempt 3 is unknown\n"},
+		"it had begun":             {"log=200", "announced 2\nended/1/s0w1.255: the worker was rebooted, with an empty disk\nattempt 2 is unknown\n"},
+		"and others are ahead":     {"log=200; wanted_attempt() { wanted=3; }", "announced 4\nended/3/s0w1.255: the worker was rebooted, with an empty disk\nattempt 4 is unknown\n"},
+		"it had ended":             {"log=200 over=s0w1.0", "attempt 1 is exited, told 1\n"},
+		"another one had ended":    {"log=200 over=s0w11.0", "announced 2\nended/1/s0w1.255: the worker was rebooted, with an empty disk\nattempt 2 is unknown\n"},
+		"it is to stop":            {"log=200; fetch() { echo enough >\"$2\"; }", "attempt 1 is unknown\n"},
+		"others cannot be told":    {"log=200; announce() { why=503; return 1; }", "gave up 1 with 70\nattempt 1 is exited\n"},
+		"the bucket does not tell": {"log=503", "gave up 1 with 77\nattempt 1 is exited\n"},
+	} {
+		got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 attempt=1 first_boot=0 slice=0 worker=1 me=s0w1 storage=S bucket=b prefix=r/ log=404 over=''
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+wanted_attempt() { wanted=0; }
+announce() { echo "announced $attempt"; }
+fetch() { status=404; return 1; }
+api() {
+  case $2 in
+    S/b/b/o/r%2F*main_command_log_slice_0_worker_1) status=$log why=no; [[ $log == 200 ]] ;;
+    *"?prefix=r%2Fended%2F$attempt%2F"*) reply='{}'; if [[ $over == "${2##*%2F}"* ]]; then reply='{"items": [{"name": "r/ended/1/s0w1.0"}]}'; fi ;;
+  esac
+}
+store() { echo "$1: $(sed -n 's/^reason=//p' "$2")"; }
+give_up() { echo "gave up $attempt with $1"; }
+`+c.code+`
+find_attempt
+echo "attempt $attempt is $is$([[ ! -e $state/told.1 || $is == unknown ]] || echo ', told 1')"`)
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}

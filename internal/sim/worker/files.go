@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/uuid"
 )
@@ -40,6 +41,15 @@ var sameAs = map[string]string{
 	"killall": "pkill",
 }
 
+// writeProgram writes a file that is about to be executed. A process that is forked
+// meanwhile, anywhere in the simulator, would hold it open for writing until it is
+// another program, and the kernel executes no such file: ETXTBSY.
+func writeProgram(file string, text []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(file, text, 0o755)
+}
+
 // writeStandins makes the directory of stand-ins, which all machines link to.
 func writeStandins(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -56,7 +66,7 @@ func writeStandins(dir string) error {
 		}
 		// A simulator that shares the directory may be running the script.
 		tmp := filepath.Join(dir, "."+name)
-		if err := os.WriteFile(tmp, text, 0o755); err != nil {
+		if err := writeProgram(tmp, text); err != nil {
 			return err
 		}
 		return os.Rename(tmp, filepath.Join(dir, name))

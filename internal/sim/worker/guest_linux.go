@@ -442,7 +442,7 @@ func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error)
 		return nil, err
 	}
 	file := filepath.Join(dir, s.name)
-	if err := os.WriteFile(file, s.text, 0o755); err != nil {
+	if err := writeProgram(file, s.text); err != nil {
 		return nil, err
 	}
 	_, done, err := p.spawn("/var/log/"+s.name+".log", "/bin/bash", "-c", file)

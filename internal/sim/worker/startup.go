@@ -77,7 +77,7 @@ func (m *machine) runScript(name string) {
 		return
 	}
 	file := m.path("tmp", name)
-	if os.WriteFile(file, []byte(script), 0o755) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
+	if writeProgram(file, []byte(script)) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
 		return
 	}
 	out, err := os.OpenFile(m.path("var/log", name+".log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
