@@ -188,7 +188,7 @@ func exitCode(err error) int {
 		return exitTempFail
 	case errors.As(err, &path):
 		return exitIO
-	case errors.As(err, &netErr):
+	case errors.As(err, &netErr), errors.Is(err, launch.ErrUnknownRun):
 		return exitUnavailable
 	case errors.As(err, &failure) && failure.Cause == job.Stall:
 		return exitTempFail

@@ -95,11 +95,15 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
+			told, err := notifyOptions(s, c, o.Run.Run, o.Run.Env)
+			if err != nil {
+				return err
+			}
 			defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanJob(c.Context, o) })
 			}
-			return p.notified(s, c, o.Run.Run, o.Run.Env, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
+			return p.notified(told, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -181,12 +185,16 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 	if err != nil {
 		return job.JobOptions{}, err
 	}
+	limits, err := waitLimits(c)
+	if err != nil {
+		return job.JobOptions{}, err
+	}
 	o := job.JobOptions{
 		Run:            run,
 		Keep:           c.Bool("keep"),
-		QueueLimit:     c.Duration("queue-timeout"),
-		ProvisionLimit: c.Duration("provision-timeout"),
-		BootLimit:      c.Duration("boot-timeout"),
+		QueueLimit:     limits.QueueLimit,
+		ProvisionLimit: limits.ProvisionLimit,
+		BootLimit:      limits.BootLimit,
 		TTL:            c.Duration("ttl"),
 		Lease:          c.Duration("lease"),
 	}

@@ -13,9 +13,8 @@ import (
 	"multihost/internal/notify"
 )
 
-// notified does work, which runs a command, and tells of its moments whom
-// --notify and --notify-url name.
-func (p *program) notified(s *session, c *cli.Context, run string, env []config.EnvVar, d *job.Deps, work func() (job.Outcome, error)) error {
+// notifyOptions say whom --notify and --notify-url name to be told of a run.
+func notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) (notify.Options, error) {
 	o := notify.Options{Run: run, Sink: s.sink, Clock: gcp.SystemClock}
 	if s.cloud != nil {
 		o.Project, o.Zone = s.cloud.Project(), s.cloud.Zone()
@@ -28,19 +27,32 @@ func (p *program) notified(s *session, c *cli.Context, run string, env []config.
 	var err error
 	if text := c.String("notify"); text != "" {
 		if o.Program, err = notify.ParseProgram(text); err != nil {
-			return &usageError{err: fmt.Errorf("--notify: %w", err)}
+			return o, &usageError{err: fmt.Errorf("--notify: %w", err)}
 		}
 	}
 	if text := c.String("notify-url"); text != "" {
 		if o.URL, err = notify.ParseURL(text); err != nil {
-			return &usageError{err: fmt.Errorf("--notify-url: %w", err)}
+			return o, &usageError{err: fmt.Errorf("--notify-url: %w", err)}
 		}
 	}
+	return o, nil
+}
+
+// notified does work, which runs a command, and tells of its moments whom o names.
+func (p *program) notified(o notify.Options, d *job.Deps, work func() (job.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {
 		d.Sink = event.Tee(d.Sink, n)
 	}
-	err = outcome(work())
+	out, err := work()
+	err = outcome(out, err)
+	why := ""
+	switch {
+	case err != nil:
+		why = err.Error()
+	case out.Detached:
+		why = "the run goes on without this machine: multihost attach " + o.Run
+	}
 	leave, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() { // ends with the notifier's Close below
@@ -50,6 +62,6 @@ func (p *program) notified(s *session, c *cli.Context, run string, env []config.
 		case <-leave.Done():
 		}
 	}()
-	n.Close(leave, exitCode(err), err)
+	n.Close(leave, exitCode(err), why)
 	return err
 }

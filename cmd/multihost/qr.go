@@ -230,9 +230,22 @@ func (p *program) qrRequest(s *session, c *cli.Context) (qr.Request, error) {
 func waitFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
-		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there"},
-		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made"},
+		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there; 0: no limit"},
+		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made; 0: no limit"},
 	}
+}
+
+// waitLimits are the times of waitFlags in the words of package qr.
+func waitLimits(c *cli.Context) (o qr.WaitOptions, err error) {
+	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
+		switch *limit = c.Duration(name); {
+		case *limit < 0:
+			return o, usagef("--%s=%s: it must not be negative", name, *limit)
+		case *limit == 0:
+			*limit = qr.NoLimit
+		}
+	}
+	return o, nil
 }
 
 func (p *program) qrWaitCommand() *cli.Command {
@@ -254,13 +267,16 @@ at once when the request fails, is suspended or is deleted.`,
 }
 
 func (p *program) waitFor(s *session, c *cli.Context, id string) error {
+	o, err := waitLimits(c)
+	if err != nil {
+		return err
+	}
 	d, err := s.workers(p, c)
 	if err != nil {
 		return err
 	}
-	_, slices, err := s.queue.Wait(c.Context, id, qr.WaitOptions{
-		QueueLimit: c.Duration("queue-timeout"), ProvisionLimit: c.Duration("provision-timeout"), BootLimit: c.Duration("boot-timeout"), Probe: d.Probe,
-	})
+	o.Probe = d.Probe
+	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
 		return interruptible(c.Context, err)
 	}

@@ -84,11 +84,15 @@ leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 			if err := p.onInterrupts(s, c, d); err != nil {
 				return err
 			}
+			told, err := notifyOptions(s, c, o.Run, o.Env)
+			if err != nil {
+				return err
+			}
 			defer p.warnOfLeftovers(s, c, d, o.Prefix)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanRun(c.Context, o) })
 			}
-			return p.notified(s, c, o.Run, o.Env, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
+			return p.notified(told, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }

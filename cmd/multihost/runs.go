@@ -72,6 +72,9 @@ copy when the run has ended here, else from the worker.`,
 				}
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
 			}
+			if c.Int("attempt") < 0 {
+				return usagef("--attempt=%d: it must not be negative", c.Int("attempt"))
+			}
 			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
 			var out io.WriteCloser
 			if s.view.Mode() == ui.JSON {

@@ -22,12 +22,12 @@ import (
 func (d *Deps) claim(job string) (release func(), err error) {
 	path := filepath.Join(d.StateDir, "runners", job)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, &Error{Stage: StageLocal, Err: err}
+		return nil, &Error{Stage: StageLocal, Err: err, Advice: "choose another place with --state-dir=DIR"}
 	}
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
-			return nil, &Error{Stage: StageLocal, Err: err}
+			return nil, &Error{Stage: StageLocal, Err: err, Advice: "choose another place with --state-dir=DIR"}
 		}
 		taken, err := tryLock(file)
 		if taken {

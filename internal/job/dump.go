@@ -47,7 +47,9 @@ func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 		return err
 	}
 	defer t.close()
-	d.newestAttempt(ctx, t, rec)
+	if _, _, err := d.newestAttempt(ctx, t, rec); err != nil {
+		return err
+	}
 	return d.dump(ctx, t, rec, nil)
 }
 

@@ -51,6 +51,7 @@ type following struct {
 type ending struct {
 	known bool
 	exit  launch.Exit
+	cut   bool      // the disk here took only the beginning of the log
 	err   error     // it could not be learned
 	at    time.Time // by the worker's clock, corrected to the runner's
 }
@@ -295,6 +296,9 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		},
 	})
 	f.outages[i].over()
+	if err == nil && log.broken {
+		f.mend(workerCtx, i, log)
+	}
 	log.close()
 	if err == nil {
 		f.sweep(workerCtx, i)
@@ -312,7 +316,24 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw it
 		at = f.Clock.Now()
 	}
-	return ending{known: true, exit: exit, at: at}
+	return ending{known: true, exit: exit, cut: log.broken, at: at}
+}
+
+// mend brings the rest of a log that the disk here had no room for, since the
+// worker may be gone a moment later.
+func (f *following) mend(ctx context.Context, i int, log *logFile) {
+	id := f.team.ids[i]
+	_, err := launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
+	if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
+		log.size = end
+	}
+	if err != nil {
+		event.Notef(f.Sink, event.Warn, "free some space, then: multihost attach "+f.ref.Run,
+			"the log of %s ends at %d bytes here: %s; the rest is on the worker, for as long as its slice is there", id, log.size, causeText(err, id))
+		return
+	}
+	log.broken = false
+	event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", id)
 }
 
 // followWindow bounds the bytes that are on their way from all workers.
@@ -607,6 +628,7 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	code, first := f.verdict()
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
+	f.rec.Cut = slices.ContainsFunc(f.ends, func(e ending) bool { return e.cut })
 	for _, e := range f.ends {
 		// Of a job without runner whose slices are gone, the bucket tells.
 		if e.err != nil && (!errors.Is(e.err, errSliceGone) || f.rec.Bucket != "") {
@@ -759,8 +781,9 @@ func resultOrder(ends []ending) []int {
 
 // logFile is the local copy of one worker's output. It is at every moment a
 // prefix of the worker's file. When the disk takes no more, the view goes on
-// and the file stays the prefix it was.
+// and the file stays the prefix it was, until the command has ended.
 type logFile struct {
+	run    string
 	id     tpu.WorkerID
 	file   *os.File
 	size   int64
@@ -780,7 +803,7 @@ func openLog(rec *Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) (*
 		file.Close()
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	return &logFile{id: id, file: file, size: size, sink: sink, view: masker{words: secrets}}, nil
+	return &logFile{run: rec.Run, id: id, file: file, size: size, sink: sink, view: masker{words: secrets}}, nil
 }
 
 // Write never fails: losing the local copy must not end the run.
@@ -790,7 +813,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 		l.size += int64(n)
 		if err != nil {
 			l.broken = true
-			event.Notef(l.sink, event.Warn, "free some space, then fetch the whole log with: multihost logs",
+			event.Notef(l.sink, event.Warn, "free some space before the end of the run: the rest is brought here then; all of it now: multihost logs "+l.run+" --worker="+l.id.String(),
 				"the log of %s is cut at %d bytes: %v; the run goes on and the worker keeps the whole log", l.id, l.size, err)
 		}
 	}

@@ -125,8 +125,11 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
 		regained := r.cutOff && found.info.Ref.Attempt == r.begunLast && found.broken == 0
 		if own && (r.adopts && newer || regained) && r.unseen(found) {
-			in.living = &found
-			return r.sameCommand(found)
+			differs := r.sameCommand(found)
+			if differs == nil || !r.o.Replace || r.tried > 0 {
+				in.living = &found
+				return differs
+			}
 		}
 		if !found.info.Alive() {
 			continue
@@ -136,6 +139,7 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 		}
 		reason := "replaced by " + r.o.Run + " of " + r.Owner
 		switch {
+		case own && r.o.Replace && r.tried == 0:
 		case own && found.info.Mine && (r.tried > 0 || r.adopts):
 			// It lost some of its workers: what is left of it cannot go on.
 			reason = "a new attempt begins"
@@ -168,6 +172,14 @@ func (r *run) sameCommand(found foundRun) error {
 	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(r.o.Env)}.Title()
 	if found.info.Command == want {
 		return nil
+	}
+	if !found.info.Alive() {
+		return &Error{
+			Stage: StageBusy,
+			Text: fmt.Sprintf("run %q of %s has ended on %s while nobody saw it: %s; asked is another command: %s",
+				found.info.Run, found.info.Owner, tpu.Fold(found.workers), found.info.Command, want),
+			Advice: "see how it ended with: multihost attach " + found.info.Run + "; to start this one all the same, add --replace",
+		}
 	}
 	return busy(found, fmt.Sprintf("; asked is another command: %s", want))
 }

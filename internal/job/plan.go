@@ -42,7 +42,7 @@ type Plan struct {
 	Asked bool   `json:"workers_asked"`       // the workers were asked what they have and lack
 	Why   string `json:"not_asked,omitempty"` // why they were not
 
-	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // it is followed; nothing is sent, set or started
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // it is followed, or left running; nothing is sent, set or started
 	Stops     []RunOnWorkers `json:"stops"`
 
 	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used
@@ -299,7 +299,7 @@ var errNotRefused = errors.New("a dry run had clients that change something")
 
 func (p *Plan) planJob(o JobOptions, ours bool) {
 	l := &p.Limits
-	l.Queue, l.Provision, l.Boot, l.TTL = o.QueueLimit, o.ProvisionLimit, o.BootLimit, o.TTL
+	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
 	if ours && !o.Keep {
 		l.Lease = o.Lease
 	}
@@ -527,6 +527,9 @@ func (p *Plan) describe(r *run, in *intent) {
 	}
 	if in.living != nil {
 		living := runOnWorkers(*in.living, "")
+		if r.stays(in.living) {
+			living.Why = "it lives, and --detach leaves it running"
+		}
 		p.TakesOver = &living
 	}
 	if r.tree != nil {

@@ -90,7 +90,7 @@ func (p Plan) tellResource(t *planText) {
 	}
 	if p.Upload == nil && (c.Do != ResourceUse || !p.Asked) {
 		t.more("waits for capacity %s, then %s until the slices are made and %s until they have booted",
-			limited(p.Limits.Queue), upTo(p.Limits.Provision), upTo(p.Limits.Boot))
+			limited(p.Limits.Queue), limited(p.Limits.Provision), limited(p.Limits.Boot))
 	}
 	if p.Upload != nil {
 		t.line("+", "upload", "%s: %s", p.Upload.URL, strings.Join(p.Upload.Objects, ", "))
@@ -167,7 +167,11 @@ func (p Plan) tellWorkers(t *planText) {
 		t.more("%s", s.Command)
 	}
 	if r := p.TakesOver; r != nil {
-		t.line("=", "run", "attempt %d of %s on %s is followed; nothing is sent, set or started", r.Attempt, r.Run, r.Workers)
+		does := "is followed"
+		if r.Why != "" {
+			does = "stays: " + r.Why
+		}
+		t.line("=", "run", "attempt %d of %s on %s %s; nothing is sent, set or started", r.Attempt, r.Run, r.Workers, does)
 		t.more("%s", r.Command)
 		return
 	}

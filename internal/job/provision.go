@@ -20,9 +20,7 @@ type JobOptions struct {
 	Network *network.Options // to create first; nil: none
 	Run     RunOptions
 
-	QueueLimit     time.Duration // waiting for capacity; 0 is no limit
-	ProvisionLimit time.Duration
-	BootLimit      time.Duration
+	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in qr.WaitOptions
 
 	Budget Budget
 

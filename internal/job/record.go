@@ -36,6 +36,7 @@ type Record struct {
 	LogDir  string          `json:"log_dir"`
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
+	Cut     bool            `json:"cut,omitempty"` // the disk here took only the beginning of some log
 
 	// SecretEnv names the variables of the command whose values are masked where
 	// its output is shown. The values are nowhere.
@@ -61,6 +62,7 @@ type RecordedAttempt struct {
 	Code    int       `json:"exit_code,omitempty"`
 	Again   bool      `json:"again,omitempty"` // another attempt was to follow
 	LogDir  string    `json:"log_dir"`
+	Cut     bool      `json:"cut,omitempty"` // as of the Record
 }
 
 // beginAttempt adds the attempt that the record is about. One that is taken
@@ -75,17 +77,18 @@ func (r *Record) beginAttempt(now time.Time) {
 func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
 	last := &r.Attempts[len(r.Attempts)-1]
 	last.End, last.Cause, last.Why, last.Code, last.Again = now.UTC(), e.Cause, e.Why, e.Code, e.Again
+	last.Cut = r.Cut
 }
 
 // logDirOf is where the local logs of an attempt are, "" when it is not known
 // here, and whether its end was seen here, so that nothing will be added to them.
 func (r *Record) logDirOf(attempt int) (dir string, ended bool) {
 	if attempt == r.Attempt {
-		return r.LogDir, r.Ended
+		return r.LogDir, r.Ended && !r.Cut
 	}
 	for _, a := range r.Attempts {
 		if a.Attempt == attempt {
-			return a.LogDir, !a.End.IsZero()
+			return a.LogDir, !a.End.IsZero() && !a.Cut
 		}
 	}
 	return "", false

@@ -201,11 +201,16 @@ func (r *run) carryOut(ctx context.Context, in *intent) (Outcome, error) {
 	}
 	r.begun()
 	if r.o.Detach {
-		event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
-			"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
-		return Outcome{Started: true, Detached: true}, nil
+		return r.leaveRunning(), nil
 	}
 	return r.followed(ctx)
+}
+
+// leaveRunning is the end of a command that was to be started and not followed.
+func (r *run) leaveRunning() Outcome {
+	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
+		"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
+	return Outcome{Started: true, Detached: true}
 }
 
 // prepare brings every worker from a connection to a command that runs.
@@ -253,8 +258,12 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	return r.follow.do(ctx)
 }
 
+// stays reports whether an attempt of an earlier runner is as a detached run is to
+// be. One that has ended is not: its end and its slices are seen to.
+func (r *run) stays(living *foundRun) bool { return r.o.Detach && living.info.Alive() }
+
 // takeOver follows an attempt that an earlier runner of this run has started
-// and that was not seen to its end.
+// and that was not seen to its end; one that stays is left as it is.
 func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		_, err := r.team.conns[i].MeasureClock(ctx)
@@ -271,6 +280,11 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())
+	if r.stays(living) {
+		event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and lives: it is left running", r.o.Run, r.attempt, event.Age(living.info.Age()))
+		r.begun()
+		return r.leaveRunning(), nil
+	}
 	event.Notef(r.Sink, event.Info, "", "run %s, attempt %d, was started %s ago and is taken over: logs in %s; %s",
 		r.o.Run, r.attempt, event.Age(living.info.Age()), rec.LogDir, r.whatCtrlCDoes(true))
 	r.begun()

@@ -98,8 +98,16 @@ func (f foundRun) stoppable() error {
 	if f.info.Mine {
 		return nil
 	}
-	return &Error{Stage: StageStop, Text: fmt.Sprintf("run %q of %s runs as login %q", f.info.Run, f.info.Owner, f.info.Login),
-		Advice: "stop it as that login: multihost stop " + f.info.Run + " --user=" + sshfan.Quote(f.info.Login)}
+	return f.ofAnother(StageStop, "stop it as that login: multihost stop "+f.info.Run+" --user="+sshfan.Quote(f.info.Login))
+}
+
+// ofAnother says that a run is not this login's.
+func (f foundRun) ofAnother(stage Stage, advice string) error {
+	does := "runs"
+	if !f.info.Alive() {
+		does = "ran"
+	}
+	return &Error{Stage: stage, Text: fmt.Sprintf("run %q of %s %s as login %q", f.info.Run, f.info.Owner, does, f.info.Login), Advice: advice}
 }
 
 // runs asks every worker of the team which runs it knows. Runs that only share
@@ -434,7 +442,10 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 		return Outcome{}, nil, err
 	}
 	defer t.close()
-	known, lives := d.newestAttempt(ctx, t, rec)
+	known, lives, err := d.newestAttempt(ctx, t, rec)
+	if err != nil {
+		return Outcome{}, nil, err
+	}
 	if rec.Bucket == "" { // else the workers need no lease to delete the slices
 		held := d.attachLease(ctx, t, name)
 		defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
@@ -464,8 +475,9 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 // newestAttempt corrects a record that is older than what the workers run: the
 // same name may have been started again from another machine. It returns the
 // workers that know the attempt, all of them when none does, and whether it may
-// live on any.
-func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID, lives bool) {
+// live on any. The error says that it is another login's, whose files are not
+// ours to read.
+func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.runs(ctx)
 	answered := 0
 	for _, err := range errs {
@@ -490,16 +502,23 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 			known, lives = append(known, t.ids[i]), true
 		}
 	}
-	heard := false
+	heard, mine := false, false
+	var theirs foundRun
 	for _, f := range found {
 		if f.info.Run == rec.Run && f.info.Attempt == rec.Attempt && f.info.Phase != launch.Aborted {
 			known, heard, lives = append(known, f.workers...), true, lives || f.info.Alive()
+			if mine = mine || f.info.Mine; !mine {
+				theirs = f
+			}
 		}
 	}
-	if !heard {
-		return t.ids, true
+	switch {
+	case !heard:
+		return t.ids, true, nil
+	case !mine:
+		return nil, false, theirs.ofAnother(StageDiscover, "add --user="+sshfan.Quote(theirs.info.Login))
 	}
-	return known, lives
+	return known, lives, nil
 }
 
 // sayUnstarted names the workers of a run on which it was never started, since
@@ -636,7 +655,9 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 	if len(t.ids) == 0 {
 		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", name, o.Worker), Advice: "workers are written s0w0, s0w1, …"}
 	}
-	d.newestAttempt(ctx, t, rec)
+	if _, _, err := d.newestAttempt(ctx, t, rec); err != nil {
+		return err
+	}
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
 	if o.Attempt > 0 {
 		ref.Attempt = o.Attempt

@@ -8,7 +8,7 @@
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
 //	…
-//	n.Close(ctx, code, err)
+//	n.Close(ctx, code, why)
 package notify
 
 import (
@@ -192,21 +192,18 @@ func bySignal(code int) bool {
 }
 
 // Close tells of the end, with the status that this program ends with and why,
+// which may be empty,
 // and waits until all is delivered: for a minute at most, and no longer than
 // ctx lasts.
-func (n *Notifier) Close(ctx context.Context, code int, err error) {
+func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
 	}
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
 	n.mu.Lock()
 	if code != 0 && !bySignal(code) && !n.failed {
-		n.put(Message{Event: Failure, Attempt: n.attempt.Attempt, ExitCode: &code, Text: text})
+		n.put(Message{Event: Failure, Attempt: n.attempt.Attempt, ExitCode: &code, Text: why})
 	}
-	n.put(Message{Event: End, Attempt: n.attempt.Attempt, ExitCode: &code, Text: text})
+	n.put(Message{Event: End, Attempt: n.attempt.Attempt, ExitCode: &code, Text: why})
 	n.closed = true
 	n.mu.Unlock()
 	n.kick()

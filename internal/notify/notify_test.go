@@ -3,7 +3,6 @@ package notify_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -94,7 +93,7 @@ func TestEachMomentIsToldInOrderToBoth(t *testing.T) {
 		URL:     s.target(t), Run: "r", Project: "p", Zone: "z", Secrets: []string{"hunter2"}, Sink: notes, Clock: limits{},
 	})
 	play(n, 0)
-	n.Close(t.Context(), 0, nil)
+	n.Close(t.Context(), 0, "")
 	data, err := os.ReadFile(told)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +132,7 @@ func TestWhatEndsBeforeItsStartIsAFailureToo(t *testing.T) {
 	} {
 		s := serve(t, 200)
 		n := notify.New(notify.Options{URL: s.target(t), Sink: event.Discard, Clock: limits{}})
-		n.Close(t.Context(), tt.code, errors.New("it ended"))
+		n.Close(t.Context(), tt.code, "it ended")
 		if diff := cmp.Diff(tt.want, events(t, s.bodies)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.story, diff)
 		}
@@ -157,7 +156,7 @@ func TestEachFailureIsToldOnce(t *testing.T) {
 		s := serve(t, 200)
 		n := notify.New(notify.Options{URL: s.target(t), Sink: event.Discard, Clock: limits{}})
 		tt.play(n)
-		n.Close(t.Context(), 7, errors.New("it ended"))
+		n.Close(t.Context(), 7, "it ended")
 		if diff := cmp.Diff(tt.want, events(t, s.bodies)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.story, diff)
 		}
@@ -189,7 +188,7 @@ func TestAFailureIsSaidAndHurtsNothing(t *testing.T) {
 			if tt.posts != nil {
 				o.URL = s.target(t)
 			}
-			notify.New(o).Close(t.Context(), 0, nil)
+			notify.New(o).Close(t.Context(), 0, "")
 			if len(s.bodies) != tt.tries {
 				t.Errorf("it was posted %d times, want %d", len(s.bodies), tt.tries)
 			}
@@ -212,7 +211,7 @@ func TestTheUserNeedNotWaitForAMessage(t *testing.T) {
 	leave()
 	begin := time.Now()
 	n := notify.New(notify.Options{Program: []string{"sleep", "1000"}, Sink: event.Discard, Clock: limits{}})
-	n.Close(ctx, 0, nil)
+	n.Close(ctx, 0, "")
 	if took := time.Since(begin); took > 2*time.Minute {
 		t.Errorf("Close took %v after the user had left", took)
 	}
@@ -237,7 +236,7 @@ func (l limits) After(d time.Duration) <-chan time.Time {
 func TestNobodyToTell(t *testing.T) {
 	n := notify.New(notify.Options{})
 	n.Emit(event.Release{})
-	n.Close(t.Context(), 0, nil)
+	n.Close(t.Context(), 0, "")
 }
 
 func TestParseURL(t *testing.T) {

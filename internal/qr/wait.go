@@ -29,6 +29,9 @@ const (
 	DefaultBootLimit      = 30 * time.Minute
 )
 
+// NoLimit lets a phase last for as long as it does.
+const NoLimit time.Duration = -1
+
 const (
 	probeRound    = 3 * time.Minute // then the states are read again
 	maxProbes     = 64              // slices probed at once
@@ -39,7 +42,7 @@ const (
 // WaitOptions say how long a wait may take and what "ready" means.
 type WaitOptions struct {
 	// The longest time in each phase. 0: no limit for the queue, the defaults
-	// above for the others. Negative: no limit.
+	// above for the others. NoLimit, and whatever is negative: none.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
 	// Probe says whether every worker of a slice answers. It is called for
 	// slices that are READY, for several at once, and again after an error.
