@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -521,6 +522,22 @@ instance attributes/ssh-keys 2>/dev/null
 curl() { echo "curl: (22) 404" >&2; return 22; }
 instance attributes/none 2>/dev/null; echo " $?"`)
 	if want := "ann:keycurl: (22) 404 1\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A call that hangs, as when a connection is lost without a word, is given up long
+// before the time that a large log may take: three in a row, and the others would
+// take the worker for dead.
+func TestACallThatHangsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(server.Close)
+	got := inWorkerScript(t, `
+access_token() { REPLY=token; }
+call_pause=2
+api GET `+server.URL+`/b/o || echo "$status, of $call_limit s: $why"`)
+	if want := "000, of 600 s: no answer: curl: (28)"; !strings.HasPrefix(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

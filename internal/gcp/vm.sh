@@ -7,6 +7,7 @@
 # and words for people in $why. No token is in an argument, a file or an answer.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 call_limit=60 # seconds that a call of an API may take
+call_pause=60 # and how many of them nothing may come or go
 held='' # the token of all calls, where one is held
 reply='' status='' why=''
 
@@ -53,7 +54,7 @@ api() {
   if ! reply=$(
     set -o pipefail
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
-      curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" "$@" "$url" 2>&1
+      curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" --speed-limit 1 --speed-time "$call_pause" "$@" "$url" 2>&1
   ); then
     # Also when the answer broke off after its status: half of one is none.
     why='no answer'
