@@ -160,9 +160,10 @@ entry() {
 
 # patiently COMMAND…: again and again, until it succeeds or $patience seconds
 # have passed. A right that was given a minute ago is not known everywhere yet,
-# so a refusal is tried again like an outage. The time to live goes on meanwhile.
+# so a refusal is tried again like an outage. Whoever looks sees before the command
+# what is waited for. The time to live goes on meanwhile.
 patiently() {
-  local end pause=1
+  local end pause=1 said='' last
   now
   end=$((REPLY + patience))
   if ((ttl && first_boot + ttl + grace / 1000 + 60 < end)); then end=$((first_boot + ttl + grace / 1000 + 60)); fi
@@ -171,6 +172,11 @@ patiently() {
     if ((REPLY + pause > end)); then
       why="tried for $patience s; $why"
       return 1
+    fi
+    if [[ $why != "$said" && ${phase-} =~ ^(boot|preflight)$ ]]; then
+      said=$why last=$status
+      report "$phase" "waiting: $why"
+      why=$said status=$last
     fi
     sleep "$pause"
     pause=$((pause < 16 ? pause * 2 : 30))
@@ -800,6 +806,9 @@ make_venv() {
   return 1
 }
 
+# read_secret URL: that there is none is an answer.
+read_secret() { api GET "$1" || [[ $status == 404 ]]; }
+
 # fetch_secrets has NAME=VALUE of every secret in $scratch/secrets, each ended by
 # a NUL, for as long as it takes to start the command.
 fetch_secrets() {
@@ -808,7 +817,7 @@ fetch_secrets() {
   for item in $secrets; do # NAME=sm://PROJECT/SECRET/VERSION
     ref=${item#*=sm://}
     IFS=/ read -r owner name version <<<"$ref"
-    if ! patiently api GET "$secretmanager/projects/$owner/secrets/$name/versions/$version:access"; then
+    if ! patiently read_secret "$secretmanager/projects/$owner/secrets/$name/versions/$version:access" || [[ $status == 404 ]]; then
       rm -f -- "$scratch/secrets"
       why="read secret $ref: $why" reply=''
       return 1

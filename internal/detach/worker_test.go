@@ -471,7 +471,7 @@ func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 		o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: sim.DefaultProject, ID: "none", Version: "latest"}}
 	}, sim.Config{})
 	s := w.until("the end", ended(1))
-	if s.Ended[0].Code != 77 || !strings.Contains(s.Ended[0].Reason, "read secret "+sim.DefaultProject+"/none/latest") {
+	if s.Ended[0].Code != 77 || !strings.HasPrefix(s.Ended[0].Reason, "read secret "+sim.DefaultProject+"/none/latest: HTTP status 404: ") {
 		t.Errorf("got %+v", s.Ended)
 	}
 	w.gone()
@@ -1072,6 +1072,25 @@ fi`)
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// A worker that waits for a right says so; that there is no such secret ends the wait.
+func TestASecretThatIsWaitedForIsTold(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root scratch=$root secretmanager=https://sm/v1 secrets=KEY=sm://p/key/7 clock=1000 phase=preflight calls=0
+now() { REPLY=$clock; }
+sleep() { clock=$((clock + $1)); }
+report() { echo "$1: $2 at $clock"; status=200 why=''; }
+api() {
+  calls=$((calls + 1))
+  if ((calls < 4)); then status=403 why=denied; else status=404 why='no such secret'; fi
+  return 1
+}
+if fetch_secrets; then echo read; else echo "$why at $clock"; fi`)
+	if want := "preflight: waiting: denied at 1000\nread secret p/key/7: no such secret at 1007\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -425,7 +425,6 @@ func (r *detachedRun) pause(ctx context.Context) error {
 // attach follows the run to its end: over SSH while its workers can be reached,
 // else from the bucket, whose logs are up to a minute old.
 func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, error) {
-	event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.desc.Run, r.bucket.URL(r.desc.Run))
 	begin, told := r.Clock.Now(), ""
 	followed := -1 // the attempt that was followed over SSH as far as that went
 	var out Outcome
@@ -445,6 +444,9 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			return Outcome{}, err
 		}
 		if text := r.summary(state); text != told {
+			if told == "" && !state.Over(r.desc) {
+				event.Notef(r.Sink, event.Info, "", "run %s lives without a runner, in %s; Ctrl-C leaves it running", r.desc.Run, r.bucket.URL(r.desc.Run))
+			}
 			told = text
 			event.Notef(r.Sink, event.Info, "", "%s", text)
 			r.warnRights(state)
@@ -561,8 +563,11 @@ func (r *detachedRun) summary(state detach.State) string {
 	var order []string
 	for _, w := range state.Seen {
 		phase := w.Phase
-		if phase == detach.Down {
+		switch {
+		case phase == detach.Down:
 			phase = "down, " + w.Detail + ","
+		case w.Detail != "" && (phase == "boot" || phase == "preflight"): // what it waits for
+			phase += " (" + w.Detail + ")"
 		}
 		if len(phases[phase]) == 0 {
 			order = append(order, phase)
