@@ -237,12 +237,15 @@ func waitFlags() []cli.Flag {
 
 // waitLimits are the times of waitFlags in the words of package qr.
 func waitLimits(c *cli.Context) (o qr.WaitOptions, err error) {
-	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
-		switch *limit = c.Duration(name); {
-		case *limit < 0:
-			return o, usagef("--%s=%s: it must not be negative", name, *limit)
-		case *limit == 0:
-			*limit = qr.NoLimit
+	for _, l := range []struct {
+		name  string
+		limit *time.Duration
+	}{{"queue-timeout", &o.QueueLimit}, {"provision-timeout", &o.ProvisionLimit}, {"boot-timeout", &o.BootLimit}} {
+		switch *l.limit = c.Duration(l.name); {
+		case *l.limit < 0:
+			return o, usagef("--%s=%s: it must not be negative", l.name, *l.limit)
+		case *l.limit == 0:
+			*l.limit = qr.NoLimit
 		}
 	}
 	return o, nil

@@ -73,9 +73,10 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusOK, []byte("{}"))
 }
 
-func openObjects(t *testing.T, o *objects) *detach.Bucket {
+// openOn opens a bucket of that server.
+func openOn(t *testing.T, storage http.Handler) *detach.Bucket {
 	t.Helper()
-	server := httptest.NewServer(o)
+	server := httptest.NewServer(storage)
 	t.Cleanup(server.Close)
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL + "/storage/v1/"})
 	t.Cleanup(cloud.Close)
@@ -87,7 +88,7 @@ func openObjects(t *testing.T, o *objects) *detach.Bucket {
 func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
 	t.Parallel()
 	for _, lose := range []string{"kit.tar.gz", "run.json"} {
-		b := openObjects(t, &objects{lose: lose, data: map[string][]byte{}})
+		b := openOn(t, &objects{lose: lose, data: map[string][]byte{}})
 		testkit.Must(t, b.Create(t.Context(), &detach.Job{Run: "r"}, aRun, nil, nil, nil))
 		var taken *detach.ExistsError
 		if err := b.Create(t.Context(), &detach.Job{Run: "r"}, aRun, nil, nil, nil); !errors.As(err, &taken) {
@@ -103,7 +104,7 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	const good = `{"run":"r","queued_resource":"r","slices":["r-0","r-1"],"workers_per_slice":4,"login":"ann"}`
 	o := &objects{data: map[string][]byte{"r/run.json": []byte(good)}}
-	b := openObjects(t, o)
+	b := openOn(t, o)
 	d, err := b.Describe(t.Context(), "r")
 	testkit.Must(t, err)
 	if n := len(d.IDs()); n != 8 {
@@ -140,13 +141,7 @@ func TestEndsAreReadBesideEachOther(t *testing.T) {
 	for i := range workers {
 		p.names = append(p.names, fmt.Sprintf("r/ended/1/s0w%d.%d", i, i))
 	}
-	server := httptest.NewServer(p)
-	t.Cleanup(server.Close)
-	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, StorageEndpoint: server.URL + "/storage/v1/"})
-	t.Cleanup(cloud.Close)
-	b, err := detach.Open(t.Context(), cloud, "bucket", "")
-	testkit.Must(t, err)
-	s, err := b.State(t.Context(), "r")
+	s, err := openOn(t, p).State(t.Context(), "r")
 	testkit.Must(t, err)
 	if len(s.Ended) != workers || s.Ended[7].Code != 7 || s.Ended[7].Reason != "enough" {
 		t.Errorf("got %+v", s.Ended)

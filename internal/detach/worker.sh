@@ -577,17 +577,16 @@ lose_disk() {
 # has_ended: the others were told how the newest attempt ended on this worker,
 # one that was given up without a record, too.
 has_ended() {
-  local path told=0 reason
+  local path told=0
   for path in "$state"/told.*; do
     if [[ -e $path ]] && ((${path##*.} > told)); then told=${path##*.}; fi
   done
   if ((told == 0 || told < ${newest:-0})); then return 1; fi
   attempt=$told gave_up=$told end_told=yes is=exited
-  entry code "$state/exit"
-  end_code=$REPLY
-  entry reason "$state/exit"
-  reason=$REPLY
-  report_end "$reason"
+  entry code "$state/told.$told"
+  end_code=${REPLY:-unknown}
+  entry reason "$state/told.$told"
+  report_end "$REPLY"
 }
 
 # was_stopping: the reboot came in the way of an end that was to be the last.
@@ -1067,8 +1066,8 @@ tell_end() {
   if [[ ! $end_told ]]; then
     store "ended/$attempt/$me.$end_code" "$scratch/exit" || return
     end_told=yes
-    cp -- "$scratch/exit" "$state/exit" 2>/dev/null # for has_ended
-    : >"$state/told.$attempt"
+    # An empty one has room on a full disk.
+    cp -- "$scratch/exit" "$state/told.$attempt" 2>/dev/null || : >"$state/told.$attempt"
   fi
 }
 

@@ -493,6 +493,14 @@ func TestShellcheck(t *testing.T) {
 	}
 }
 
+// playedClock is what lets the seconds of $clock pass while a script sleeps.
+const playedClock = `
+play_clock() {
+  now() { REPLY=$clock; }
+  sleep() { clock=$((clock + $1)); }
+}
+`
+
 // inWorkerScript runs bash code with the functions of worker.sh, under a program
 // where one is named.
 func inWorkerScript(t *testing.T, code string, under ...string) string {
@@ -503,7 +511,7 @@ func inWorkerScript(t *testing.T, code string, under ...string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	words := append(slices.Clone(under), "bash", "-c", library+"scratch=$root\n"+code)
+	words := append(slices.Clone(under), "bash", "-c", library+playedClock+"scratch=$root\n"+code)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MULTIHOST_ROOT_TMP=" + t.TempDir()}
 	out, err := cmd.CombinedOutput()
@@ -596,8 +604,7 @@ func TestAttendOutlivesAFailedLook(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 missing=''
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 report() { :; }
 send_log() { :; }
 wanted_attempt() { wanted=1; }
@@ -621,8 +628,7 @@ func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=90 first_boot=0 ttl=100 grace=1000 attempt=1 total=2 index=0 me=s0w0 phase=ended detail='' reported=0
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 report() { phase=$1 detail=$2; }
 send_log() { :; }
 fetch() { return 1; }
@@ -661,8 +667,7 @@ func TestAnEmptyStopIsAStop(t *testing.T) {
 	got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0
 mkdir -p "$runs/1"
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 report() { :; }
 send_log() { :; }
 store() { sed 's/^/  /' "$2"; }
@@ -723,8 +728,7 @@ mkdir -p "$runs/1" "$root/proc/sys/kernel/random"
 echo later >"$root/proc/sys/kernel/random/boot_id"
 echo "7 1 now 0" >"$runs/1/supervisor"
 printf '%s\n' `+c.end+` | tr _ ' ' >"$runs/1/exit"
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 look_at() { is=exited; if [[ "`+c.end+`" == *lost=1* ]]; then is=lost; fi; }
 fetch() { return 1; }
 quick_deaths() { return 1; }
@@ -806,8 +810,7 @@ func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	got := inWorkerScript(t, `
 state=$root runs=$root/runs first_boot=0 attempt=1 me=s0w0 right=yes told=running
 clock=$(date +%s); begin=$clock
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 attribute() { :; }
 store_text() { echo "$1 after $((clock - begin >= 180 ? 180 : 0)) s"; }
 store() { echo "$1 after $((clock - begin >= 180 ? 180 : 0)) s"; }
@@ -853,8 +856,7 @@ mkdir -p "$state" "$scratch/kit" "$runs/1"
 mount -t tmpfs -o size=64k none "$state" || exit
 printf 'step 1\nNo space left on device\n' >"$runs/1/output.log"
 printf 'code=7\nsignal=\nend=1\nsize=31\noom=0\nlost=0\ndropped=0\nreason=\n' >"$runs/1/exit"
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 as_login() { cat >/dev/null; printf '%s phase exited\n' "$nonce"; }
 attribute() { :; }
 api() {
@@ -1012,8 +1014,7 @@ func TestLoginIsWaitedFor(t *testing.T) {
 	} {
 		got := inWorkerScript(t, `
 state=$root run=r clock=1000 patience=600
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 instance() { echo "ann:ssh-ed25519 AAAA ann"; }
 id() { [[ $2 == ann ]] && ((clock >= there)); }
 as_login() { printf /home; }
@@ -1080,8 +1081,7 @@ func TestASecretThatIsWaitedForIsTold(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
 state=$root scratch=$root secretmanager=https://sm/v1 secrets=KEY=sm://p/key/7 clock=1000 phase=preflight calls=0
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 report() { echo "$1: $2 at $clock"; status=200 why=''; }
 api() {
   calls=$((calls + 1))
@@ -1128,8 +1128,7 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 		got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=1000 first_boot=0
 mkdir -p "$runs/1"
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 look_at() { is=lost; }
 fetch() { return 1; }
 quick_deaths() { return 1; }
@@ -1162,8 +1161,7 @@ func TestAnEndThatWasToldOutlastsAReboot(t *testing.T) {
 		got := inWorkerScript(t, `
 state=$root/state runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0 slice=0 worker=0 control=200 ends=200
 mkdir -p "$state" "$runs"
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 prepare_job() { :; }
 going_down() { return 1; }
 report() { if [[ $1 == ended ]]; then note "$1: $2"; fi; }
@@ -1206,8 +1204,7 @@ func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 	} {
 		got := inWorkerScript(t, `
 state=$root runs=$root/runs clock=1000 attempt=1 first_boot=0 slice=0 worker=1 me=s0w1 storage=S bucket=b prefix=r/ log=404 over=''
-now() { REPLY=$clock; }
-sleep() { clock=$((clock + $1)); }
+play_clock
 wanted_attempt() { wanted=0; }
 announce() { echo "announced $attempt"; }
 fetch() { status=404; return 1; }

@@ -192,9 +192,8 @@ func bySignal(code int) bool {
 }
 
 // Close tells of the end, with the status that this program ends with and why,
-// which may be empty,
-// and waits until all is delivered: for a minute at most, and no longer than
-// ctx lasts.
+// which may be empty, and waits until all is delivered: for a minute at most, and
+// no longer than ctx lasts.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return

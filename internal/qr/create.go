@@ -73,11 +73,13 @@ func (c *Client) Create(ctx context.Context, r Request) (res Resource, created b
 // explained adds to a refusal what is in the way, or where else to ask: which
 // zones have the type that this one does not, and what holds the quota.
 func (c *Client) explained(ctx context.Context, r Request, err error) error {
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+	defer cancel()
 	switch {
-	case err == nil:
 	case refusedType.MatchString(err.Error()):
-		ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
-		defer cancel()
 		return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
 	case gcp.ClassOf(err) == gcp.Quota:
 		asked := Resource{ID: r.ID, Type: r.Type.Name, NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}

@@ -165,8 +165,6 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 // dead lists the other queued resources that are FAILED or SUSPENDED, none where
 // the API does not tell.
 func (c *Client) dead(ctx context.Context, id string) []Resource {
-	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
-	defer cancel()
 	all, err := c.listResources(ctx)
 	if err != nil {
 		return nil
