@@ -554,7 +554,7 @@ func wentDown(state detach.State) string {
 func (r *detachedRun) summary(state detach.State) string {
 	total := len(r.desc.IDs())
 	if state.Over(r.desc) {
-		return fmt.Sprintf("run %s, attempt %d: ended on all %s", r.desc.Run, state.Attempt, event.Count(total, "worker"))
+		return fmt.Sprintf("run %s, attempt %d: ended on %s", r.desc.Run, state.Attempt, onAll(total))
 	}
 	if len(state.Seen) == 0 {
 		return fmt.Sprintf("run %s: no worker has reported yet", r.desc.Run)
@@ -703,6 +703,9 @@ func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time)
 		}
 		sum.LastLines = lastLines(rec.logPath(first.Worker), 20, nil)
 		sum.Next = "multihost logs " + r.desc.Run + " --worker=" + first.Worker.String()
+		if len(sum.LastLines) == 0 { // as of a command that was never started
+			sum.Next = "nothing was written there; once that is mended, type the job again with another --run-name"
+		}
 	}
 	rec.Ended, rec.Code = true, sum.ExitCode
 	if err := rec.save(r.StateDir); err != nil {
