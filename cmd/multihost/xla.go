@@ -370,8 +370,11 @@ func (p *program) xlaCheckCommand() *cli.Command {
 XLA_FLAGS. FLAGS is taken as it is, though it begins with dashes; several words
 are one text. Without --tpu-type, what depends on the generation is not looked at.
 
-  multihost xla check '--xla_tpu_scoped_vmem_limit_kib=98304' --tpu-type=v5p-128`,
-		Flags: []cli.Flag{generationFlag()},
+  multihost xla check '--xla_tpu_scoped_vmem_limit_kib=98304' --tpu-type=v5p-128
+
+A flag that the catalogue does not have is called unknown. It may be newer than
+the catalogue, so that it is an error only with --strict.`,
+		Flags: []cli.Flag{generationFlag(), &cli.BoolFlag{Name: "strict", Usage: "treat an unknown flag as an error"}},
 		Action: func(c *cli.Context) error {
 			words := append(slices.Clone(p.inv.positionals), p.inv.argv...)
 			if len(words) == 0 {
@@ -386,13 +389,15 @@ are one text. Without --tpu-type, what depends on the generation is not looked a
 			if g == xla.GPU {
 				r.Variable = xla.XLAFlags
 			}
-			r.Findings = catalogue.Check(r.Flags, g)
+			if r.Findings = catalogue.Check(r.Flags, g); c.Bool("strict") {
+				r.Findings = xla.Strict(r.Findings)
+			}
 			if fixed := catalogue.Correct(r.Flags, g); fixed != strings.Join(xla.Words(r.Flags), " ") {
 				r.Corrected = fixed
 			}
 			worst := xla.Worst(r.Findings)
 			r.OK = worst != xla.Error
-			if err := p.show(c, event.Result{Name: "xla_check", Text: r.text(worst), Data: r}); err != nil {
+			if err := p.show(c, event.Result{Name: "xla_check", Text: r.text(), Data: r}); err != nil {
 				return err
 			}
 			if !r.OK {
@@ -401,11 +406,11 @@ are one text. Without --tpu-type, what depends on the generation is not looked a
 			return nil
 		},
 	}, exitOK, exitUsage)
-	c.Description = strings.Replace(c.Description, "   0      success\n", fmt.Sprintf("   0      no error; there may be warnings\n   %-5d  an error was found\n", exitFindings), 1)
+	c.Description = strings.Replace(c.Description, "   0      success\n", fmt.Sprintf("   0      no error; there may be warnings and unknown flags\n   %-5d  an error was found; with --strict also an unknown flag\n", exitFindings), 1)
 	return c
 }
 
-func (r checkResult) text(worst xla.Severity) string {
+func (r checkResult) text() string {
 	var b strings.Builder
 	for _, f := range r.Findings {
 		fmt.Fprintf(&b, "%s: %s\n", f.Severity, f)
@@ -413,7 +418,17 @@ func (r checkResult) text(worst xla.Severity) string {
 	if r.Corrected != "" {
 		fmt.Fprintf(&b, "corrected:\n%s=%s\n", r.Variable, shellQuoted(r.Corrected))
 	}
-	if worst == "" || worst == xla.Info {
+	unknown := 0
+	for _, f := range r.Findings {
+		if f.Rule == xla.RuleUnknown {
+			unknown++
+		}
+	}
+	switch worst := xla.Worst(r.Findings); {
+	case worst != "" && worst != xla.Info:
+	case unknown > 0:
+		fmt.Fprintf(&b, "nothing wrong is known; unknown: %s\n", event.Count(unknown, "flag"))
+	default:
 		b.WriteString("nothing wrong\n")
 	}
 	return b.String()

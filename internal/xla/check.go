@@ -57,7 +57,11 @@ func (f Finding) String() string {
 		b.WriteString(f.Flag + ": ")
 	}
 	b.WriteString(f.Text)
-	if f.Instead != "" {
+	switch {
+	case f.Instead == "":
+	case f.Rule == RuleUnknown:
+		b.WriteString("; if it is misspelt, type: " + f.Instead)
+	default:
 		b.WriteString("; type instead: " + f.Instead)
 	}
 	return b.String()
@@ -80,6 +84,17 @@ func (c *Catalogue) Check(text, generation string) []Finding {
 	l := lint{c: c, generation: generation, platform: platformOf(generation)}
 	l.run(text)
 	return l.findings
+}
+
+// Strict returns findings with each unknown flag as an error.
+func Strict(findings []Finding) []Finding {
+	strict := slices.Clone(findings)
+	for i := range strict {
+		if strict[i].Rule == RuleUnknown {
+			strict[i].Severity = Error
+		}
+	}
+	return strict
 }
 
 // Correct returns the text with every error, every missing value, repeated
@@ -207,10 +222,10 @@ func (l *lint) unknown(i int, w word) {
 	}
 	if near := l.c.nearFlag(w.name); near != "" {
 		rest := strings.TrimPrefix(w.text, "--"+w.name)
-		l.find(Warning, RuleUnknown, w.text, "--"+near+rest, "the catalogue has no such flag, but one close to it; an unknown flag ends the process at its start")
+		l.find(Warning, RuleUnknown, w.text, "--"+near+rest, "unknown: the catalogue has a similar flag, but not this one, which may be newer")
 		return
 	}
-	l.find(Info, RuleUnknown, w.text, "", "the catalogue has no such flag: nothing is known about it")
+	l.find(Info, RuleUnknown, w.text, "", "unknown: the catalogue does not have this flag, which may be newer")
 }
 
 // namedPlatform reads the platform off the name of a flag.
