@@ -34,6 +34,7 @@ type onInterrupt struct {
 	mu     sync.Mutex                                                // guards the fields below
 	answer job.Answer                                                // to SIGINT and SIGTERM, without a question; empty: the command's own
 	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: nobody is asked
+	second func() job.Answer                                         // to SIGINT while the question is open
 }
 
 // onInterrupts makes signals mean what --on-interrupt says. The question is
@@ -66,16 +67,23 @@ func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) error {
 		defer context.AfterFunc(over, cancel)()
 		return askInterrupt(ctx, s.view, in, stand), true
 	}
+	p.interrupts.second = func() job.Answer { return d.Stand().Second() }
 	return nil
 }
 
 // askInterrupt asks what to do. A terminal that cannot be asked any more is no
 // reason to stop what runs.
 func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stand) job.Answer {
-	key, err := view.Ask(ctx, in, interruptQuestion(stand), "dsc")
+	keys := "dsc"
+	if !stand.Started() {
+		keys = "skc"
+	}
+	key, err := view.Ask(ctx, in, interruptQuestion(stand), keys)
 	switch {
 	case err == nil && key == 's':
 		return job.Stop
+	case err == nil && key == ui.Interrupt:
+		return stand.Second()
 	case err == nil && key == 'c', err != nil && ctx.Err() != nil:
 		return job.Continue
 	}
@@ -101,8 +109,7 @@ func interruptQuestion(st job.Stand) string {
 		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
 		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease)
 	default:
-		fmt.Fprintf(&b, "\nmultihost: the command of run %s has not started%s\n", st.Run, billed)
-		fmt.Fprintf(&b, "  d  detach: queued resource %s stays, billed once it has slices; typing the same command goes on with it (Ctrl-C again does the same)\n", st.Resource)
+		return waitingQuestion(st)
 	}
 	b.WriteString("  s  stop:")
 	if st.Running != "" {
@@ -116,6 +123,18 @@ func interruptQuestion(st job.Stand) string {
 	}
 	b.WriteString("\n  c  continue\nd, s or c?")
 	return b.String()
+}
+
+// waitingQuestion is interruptQuestion before the command has started.
+func waitingQuestion(st job.Stand) string {
+	billed := "nothing is billed yet"
+	if st.Billed != "" {
+		billed = "billed now: " + st.Billed
+	}
+	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
+		"  s  stop: delete queued resource %s (Ctrl-C again does the same)\n"+
+		"  k  keep the place in the queue: %s\n"+
+		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, st.Waiting)
 }
 
 // decide says what a signal means when nobody is asked.
@@ -137,6 +156,13 @@ func (o *onInterrupt) question(sig os.Signal) func(ctx context.Context) (job.Ans
 		return nil
 	}
 	return o.ask
+}
+
+// answerToSecond is the answer to a SIGINT that comes while the question is open.
+func (o *onInterrupt) answerToSecond() job.Answer {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.second()
 }
 
 // A question is one that waits for its answer.
@@ -178,7 +204,7 @@ func (q *question) replies() <-chan reply {
 
 // watchSignals ends the returned context with an *job.Interrupted as cause when
 // SIGINT, SIGTERM or SIGHUP comes, or when the user who was asked about a SIGINT
-// says so; a second one while the question is open detaches. SIGHUP is none where
+// says so; a second one while the question is open is job.Stand.Second. SIGHUP is none where
 // nohup started the program: it is to outlive the terminal then. It closes p.leave
 // at the next signal after that, unless that comes at once with the first.
 func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
@@ -208,7 +234,7 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 					open = nil
 					in := p.interrupts.decide(sig)
 					if sig == syscall.SIGINT {
-						in.Answer = job.Detach
+						in.Answer = p.interrupts.answerToSecond()
 					}
 					end(in)
 				case ended.IsZero() && ask != nil:

@@ -39,8 +39,9 @@ What a user deletes is not made again. The same command typed again with the
 same --run-name takes over what an earlier one left, the running command too.
 
 Should this machine die, the workers delete the slices themselves 30 minutes
-(--lease) after the command has ended, unless somebody attaches meanwhile, and in
-any case when --ttl has passed. For that their service account needs roles/tpu.admin;
+(--lease) after the command has ended, unless somebody attaches meanwhile; 30
+minutes (--lease) after their boot where no command was started yet; and in any
+case when --ttl has passed since the request. For that their service account needs roles/tpu.admin;
 where it lacks it, that is said before the command starts.
 
 MaxText's flags of multihost_job.py are accepted in upper case; then
@@ -118,8 +119,8 @@ func jobFlags() []cli.Flag {
 		&cli.DurationFlag{Name: "upload-every", Value: time.Minute, Usage: "`TIME` between two uploads of a worker's log to the bucket"},
 		&cli.BoolFlag{Name: "venv", Usage: "run the command of a job without runner in a Python environment of its own; default with MaxText's flags"},
 		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging too, by Google's Ops Agent"},
-		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after the workers' first boot, whatever runs; default: never"},
-		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "have the workers delete the slices this `TIME` after the end of the command when this machine is dead or away and nobody is attached; 0: never"},
+		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after they were requested, whatever runs; default: never"},
+		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "have the workers delete the slices this `TIME` after the end of the command, or after their boot before it, when this machine is dead or away and nobody is attached; 0: never"},
 		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},

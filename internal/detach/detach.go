@@ -90,7 +90,10 @@ type Job struct {
 	Every    time.Duration // between two looks at the log; 1 min
 	Patience time.Duration // until a fetch is given up; 10 min
 	Stale    time.Duration // until a silent worker counts as dead; 30 min
-	TTL      time.Duration // from the first boot to the deletion; 0: none
+	TTL      time.Duration // from Requested to the deletion; 0: none
+	// Requested is when the slices were asked for; zero or later than the first
+	// boot of a worker: that counts.
+	Requested time.Time
 	Keep     Keep
 	KeepFor  time.Duration // of KeepOnFailure; 0: until somebody deletes it
 	Grace    time.Duration // between TERM and KILL
@@ -207,6 +210,10 @@ func (j Job) text() string {
 	if keep == "" {
 		keep = KeepNever
 	}
+	requested := ""
+	if !j.Requested.IsZero() {
+		requested = strconv.FormatInt(j.Requested.Unix(), 10)
+	}
 	secrets := make([]string, len(j.Secrets))
 	for i, s := range j.Secrets {
 		secrets[i] = s.String()
@@ -217,7 +224,7 @@ func (j Job) text() string {
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
-		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)},
+		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")},

@@ -31,7 +31,7 @@ state='' scratch=''
 run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
-period=60 look=20 patience=600 stale=1800 ttl=0 keep=never keep_for=0
+period=60 look=20 patience=600 stale=1800 ttl=0 requested=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
@@ -67,6 +67,10 @@ main() {
   flock -n 8 || exit 0 # another one lives
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
+  # The time to live counts from the request, unless the clock of who made it was
+  # ahead of this one.
+  born=$first_boot
+  if ((requested > 0 && requested < born)); then born=$requested; fi
   rm -rf -- "$scratch/secrets" "$scratch/attempt" "$state/down"
   remember me "$slice $worker"
   note "worker $me of job $run"
@@ -95,7 +99,7 @@ read_job() {
   while IFS='=' read -r key value; do
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
-        storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | keep | keep_for | \
+        storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | requested | keep | keep_for | \
         preflight | kill_stale | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
     esac
@@ -166,7 +170,7 @@ patiently() {
   local end pause=1 said='' last
   now
   end=$((REPLY + patience))
-  if ((ttl && first_boot + ttl + grace / 1000 + 60 < end)); then end=$((first_boot + ttl + grace / 1000 + 60)); fi
+  if ((ttl && born + ttl + grace / 1000 + 60 < end)); then end=$((born + ttl + grace / 1000 + 60)); fi
   until "$@"; do
     now
     if ((REPLY + pause > end)); then
@@ -726,7 +730,7 @@ asked() {
 # expired: the time to live is over; REPLY says so.
 expired() {
   now
-  ((ttl && REPLY - first_boot >= ttl)) || return
+  ((ttl && REPLY - born >= ttl)) || return
   REPLY="the time to live of $ttl s (--ttl) is over"
 }
 
@@ -926,8 +930,8 @@ attend() {
       if ((REPLY - stop_asked >= 60)); then ask_to_stop; fi
       tell_stop
     elif expired; then
-      # It counts from each worker's own first boot. The others end now, too: they
-      # might be deleted in the middle otherwise.
+      # Clocks differ. The others end now, too: they might be deleted in the middle
+      # otherwise.
       stop_untold=$REPLY
       stop_it "$REPLY"
       tell_stop
@@ -948,7 +952,7 @@ attend() {
 # overdue: the time to live is over, and that to stop the command too.
 overdue() {
   now
-  ((ttl && REPLY - first_boot >= ttl + grace / 1000 + 60))
+  ((ttl && REPLY - born >= ttl + grace / 1000 + 60))
 }
 
 stop_it() {

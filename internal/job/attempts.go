@@ -70,7 +70,7 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 	sel, err := g.ready(ctx, pay, after)
 	switch {
 	case err != nil && ctx.Err() == nil && r.guard.expired(r.Clock.Now()): // by the workers
-		return Outcome{}, r.guard.expiry()
+		return Outcome{}, expiry(r.guard.terms.TTL)
 	case err != nil:
 		return Outcome{}, &unready{err}
 	}

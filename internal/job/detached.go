@@ -147,6 +147,9 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	case o.KeepOnFailure:
 		j.Keep, j.KeepFor = detach.KeepOnFailure, o.KeepFor
 	}
+	if j.TTL > 0 {
+		j.Requested = d.Clock.Now()
+	}
 	desc := detach.Description{
 		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
 		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: commandText(o.Run), Every: max(do.Every, time.Second).Seconds(),

@@ -21,7 +21,7 @@ func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
 	t := lease.Terms{
 		Run: o.Run.Run, Resource: fmt.Sprintf("%s/v2alpha1/projects/%s/locations/%s/queuedResources/%s", d.Roots.TPU, d.Project, d.Zone, o.Request.ID),
 		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
-		Lease: o.Lease, Boot: bootAllowance(o), TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
+		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
 	}
 	if o.Keep { // at the end of the job; the time to live holds all the same
 		t.Lease = 0
@@ -41,8 +41,9 @@ func bootAllowance(o JobOptions) time.Duration {
 // A guard keeps the lease of a job's slices, from this machine's side.
 type guard struct {
 	terms   lease.Terms
-	foreign bool // the slices have another startup script: who is rebooted is not watched
-	holds   bool // on some worker
+	boot    time.Duration // how long the slices of a next attempt may take to answer
+	foreign bool          // the slices have another startup script: who is rebooted is not watched
+	holds   bool          // on some worker
 
 	stop func() // ends the renewals to the team; nil: there are none
 	told string // what was said of the workers' rights
@@ -54,8 +55,12 @@ type guard struct {
 // starts which of them may not delete them. What fails here ends no run: it is
 // for the day on which this machine dies.
 func (r *run) armLease(ctx context.Context) error {
-	if r.guard == nil && r.lease != nil {
-		r.guard = r.lease()
+	if r.lease != nil {
+		if now := r.lease(); r.guard == nil || now == nil {
+			r.guard = now
+		} else {
+			r.guard.terms = now.terms // the slices may be others
+		}
 	}
 	g := r.guard
 	if g == nil || !g.terms.On() {
@@ -90,7 +95,9 @@ func (r *run) armLease(ctx context.Context) error {
 	id := r.team.slices[0].QueuedResource
 	r.setStand(func(s *Stand) { s.Lease = g.whoDeletes() })
 	r.tellLease(errs, rights, apart, id)
-	g.stop = r.renewals(ctx, r.team)
+	if g.terms.Lasting() {
+		g.stop = r.renewals(ctx, r.team, g.terms)
+	}
 	return nil
 }
 
@@ -158,15 +165,14 @@ func rightCure(err error, project string) string {
 // renewals has the lease be renewed on every worker of t until stop is called,
 // on each by itself: one that is away keeps no other from it. A worker that was
 // rebooted, or whose watch was killed, is armed again.
-func (r *run) renewals(ctx context.Context, t *team) (stop func()) {
+func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	terms := r.guard.terms
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 			for {
 				select {
-				case <-r.Clock.After(terms.Every()):
+				case <-d.Clock.After(terms.Every()):
 				case <-ctx.Done():
 					return nil
 				}
@@ -215,15 +221,15 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if silent >= 0 {
 		ctx, cancel := context.WithTimeout(ctx, renewLimit/3)
 		defer cancel()
-		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.terms.Boot+r.guard.terms.Lease)
+		r.team.renew(ctx, r.guard.terms.Run, silent+r.guard.boot+r.guard.terms.Lease)
 	}
 }
 
 // errExpired is the cause of a context that the end of the slices' life has ended.
 var errExpired = errors.New("the time to live of the slices is over")
 
-func (g *guard) expiry() error {
-	return &Error{Stage: StageTimeout, Err: errExpired, Text: fmt.Sprintf("%v (--ttl=%s)", errExpired, asTyped(g.terms.TTL))}
+func expiry(ttl time.Duration) error {
+	return &Error{Stage: StageTimeout, Err: errExpired, Text: fmt.Sprintf("%v (--ttl=%s)", errExpired, asTyped(ttl))}
 }
 
 // expired reports whether the time to live is over.
@@ -233,16 +239,26 @@ func (g *guard) expired(now time.Time) bool {
 
 // untilExpiry returns a context that ends with the time to live of the slices.
 func (r *run) untilExpiry(ctx context.Context) (_ context.Context, over func()) {
-	if r.guard == nil || r.guard.expires.IsZero() {
+	if r.guard == nil {
+		return ctx, func() {}
+	}
+	return r.until(ctx, r.guard.expires, r.guard.terms.TTL)
+}
+
+// until returns a context that ends at expires, the end of the time to live ttl,
+// with expiry as its cause; a zero time is never. over ends it earlier, and has to
+// be called.
+func (d *Deps) until(ctx context.Context, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
+	if expires.IsZero() {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	end := r.Clock.After(max(0, r.guard.expires.Sub(r.Clock.Now())))
+	end := d.Clock.After(max(0, expires.Sub(d.Clock.Now())))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
 		case <-end:
-			cancel(r.guard.expiry())
+			cancel(expiry(ttl))
 		case <-ctx.Done():
 		}
 	})
@@ -281,7 +297,7 @@ func leaseText(h lease.Held) string {
 		if text != "" {
 			who, text = "they", text+"; "
 		}
-		text += fmt.Sprintf("%s delete it %s after their first boot in any case (--ttl)", who, asTyped(h.TTL))
+		text += fmt.Sprintf("%s delete it %s after its request in any case (--ttl)", who, asTyped(h.TTL))
 	}
 	return text
 }

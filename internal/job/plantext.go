@@ -336,7 +336,7 @@ func (p Plan) tellRest(t *planText) {
 		t.more("%s", l.again())
 	}
 	if l.TTL > 0 {
-		t.line("-", "time", "the slices are deleted %s after the workers' first boot, whatever runs", event.Duration(l.TTL))
+		t.line("-", "time", "the slices are deleted %s after their request, whatever runs", event.Duration(l.TTL))
 	}
 	if l.Lease > 0 && p.Upload == nil {
 		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", asTyped(l.Lease))

@@ -24,10 +24,11 @@ type JobOptions struct {
 
 	Budget Budget
 
-	TTL time.Duration // from the workers' first boot to the deletion of the slices, whatever runs; 0: none
+	TTL time.Duration // from the request of the slices to their deletion, whatever runs; 0: none
 
-	// Lease is how long after the end of the command the workers delete the
-	// slices by themselves while nobody is attached; 0: never.
+	// Lease is how long after the end of the command, or after their boot while no
+	// runner has come, the workers delete the slices by themselves while nobody is
+	// attached; 0: never.
 	Lease time.Duration
 
 	Keep          bool          // leave the slices when the run is over
@@ -56,17 +57,16 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
-	terms := d.leaseTerms(o)
-	o.Request.OwnMetadata = terms.Metadata(o.Request.Metadata)
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
-	q := &queued{Deps: d, o: o, watch: &r.watch}
+	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
 	r.lease = func() *guard {
 		if !q.ours {
 			return nil
 		}
-		return &guard{terms: terms, foreign: terms.On() && o.Request.OwnMetadata == nil}
+		return &guard{terms: q.terms, boot: bootAllowance(o), foreign: foreign}
 	}
 	out, err = r.attempts(ctx, q, o.Budget)
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/lease"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -19,6 +20,8 @@ type queued struct {
 	*Deps
 	o     JobOptions
 	watch *stopwatch
+	terms lease.Terms // what the workers of the slices that are asked for are told
+	held  adoption
 
 	there  bool // the resource is known to exist
 	ours   bool // a job of this name made it: this one, or an earlier runner of it
@@ -53,6 +56,9 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		if ctx.Err() != nil {
 			return tpu.Selection{}, context.Cause(ctx)
 		}
+		if errors.Is(err, errExpired) {
+			return tpu.Selection{}, err
+		}
 		if wait := q.askAgain(err); wait > 0 {
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v; it is asked for again in %s", err, event.Duration(wait))
 			if err := q.pause(ctx, wait); err != nil {
@@ -84,9 +90,16 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 			return nil, err
 		}
 	}
+	expires := time.Time{}
+	if q.ours && q.terms.TTL > 0 {
+		expires = q.asked.Add(q.terms.TTL)
+	}
+	ctx, over := q.until(ctx, expires, q.terms.TTL)
+	defer over()
+	defer q.held.release()
 	err = q.watch.span("provision", func() (err error) {
 		_, all, err = q.Queue.Wait(ctx, q.o.Request.ID, qr.WaitOptions{
-			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.o.BootLimit, Probe: q.Probe,
+			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.o.BootLimit, Probe: q.adopt,
 		})
 		return err
 	})
@@ -101,7 +114,7 @@ func (q *queued) request(ctx context.Context) error {
 	return q.watch.phase("request", func() (string, error) {
 		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
-			q.holds(q.o.Run.Run, id)
+			q.holds(q.o.Run.Run, id, q.ifLeft())
 		}
 		if err != nil {
 			return "", err
@@ -115,6 +128,8 @@ func (q *queued) request(ctx context.Context) error {
 
 // create asks for the resource and keeps whose it is.
 func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err error) {
+	q.terms.Asked = q.Clock.Now()
+	q.o.Request.OwnMetadata = q.terms.Metadata(q.o.Request.Metadata)
 	res, created, err = q.Queue.Create(ctx, q.o.Request)
 	var conflict *qr.ConflictError
 	if errors.As(err, &conflict) {
@@ -124,7 +139,7 @@ func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err
 	q.there = created || res.State != ""
 	q.ours = q.ours || created || q.there && res.JobMade()
 	if q.there {
-		q.asked = res.CreateTime
+		q.asked, q.terms.Asked = res.CreateTime, res.CreateTime
 	}
 	return res, created, err
 }
@@ -264,6 +279,7 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 		return err
 	}
 	q.there, q.resets = false, 0
+	q.setStand(func(s *Stand) { s.Billed = "" })
 	q.begunBefore()
 	return q.pause(ctx, wait)
 }

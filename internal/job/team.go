@@ -161,7 +161,12 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 // has those that were reached, failed says why the others were not. With
 // sendKeys, the user's key is put into the slices' metadata first; without, only
 // once a worker has refused it.
-func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (_ *team, failed map[tpu.WorkerID]error, err error) {
+func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*team, map[tpu.WorkerID]error, error) {
+	return d.dialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
+}
+
+// dialFor is dial with another limit for how long a worker may take to answer.
+func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (_ *team, failed map[tpu.WorkerID]error, err error) {
 	logins := map[string]string{} // by slice name, where it is not everybody's
 	if sendKeys {
 		if logins, _, err = d.sendKeys(ctx, sel.Slices); err != nil {
@@ -169,7 +174,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		}
 	}
 	way := d.way(ctx, sel)
-	refusal := min(d.Access.RetryFor, authRetry)
+	refusal := min(retryFor, authRetry)
 	if !sendKeys {
 		refusal = time.Millisecond // the first refusal is the sign to send the key
 	}
@@ -194,9 +199,9 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		ReadOnly:       d.ReadOnly,
 		MaxDials:       d.Access.MaxDials,
 		ConnectTimeout: d.Access.ConnectTimeout,
-		RetryFor:       d.Access.RetryFor,
+		RetryFor:       retryFor,
 		AuthRetryFor:   refusal,
-		ShellTimeout:   min(d.Access.RetryFor, shellLimit),
+		ShellTimeout:   min(retryFor, shellLimit),
 		Jump:           d.Access.Jump,
 		SSHConfig:      sshConfig,
 		AgentSocket:    d.Access.AgentSocket,
@@ -227,7 +232,7 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 		// Another writer of the slice's metadata may have dropped our key.
 		if !sendKeys {
 			fleet.Close()
-			return d.dial(ctx, sel, only, true)
+			return d.dialFor(ctx, sel, only, true, retryFor)
 		}
 		if _, changed, err := d.sendKeys(ctx, unlisted(sel.Slices)); err == nil && changed {
 			conns, errs = fleet.Connect(ctx, hosts)

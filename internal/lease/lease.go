@@ -7,6 +7,7 @@
 // also holds where somebody else's startup script is. With the VM's own token
 // it deletes the queued resource when
 //
+//   - no runner has come to a worker within a time of its boot, to none of them;
 //   - nobody has renewed the lease for its time, and for as long no command has
 //     run on this worker nor, by their guest attributes, on any other; or
 //   - the time to live of the slices is over, whatever runs.
@@ -67,13 +68,15 @@ type Terms struct {
 	Nodes    []string
 	Workers  int // of all slices
 
+	// Adopt is how long after its boot a worker waits for a runner to come for the
+	// first time, by Arm; 0: for ever. A worker to which one has come never counts
+	// it again, also after a reboot.
+	Adopt time.Duration
 	// Lease is how long nobody may renew, once the command has ended; 0: for ever.
 	Lease time.Duration
-	// Boot is how much longer it may take until a runner is there for the first
-	// time since a boot: other slices are still being made.
-	Boot time.Duration
 
-	TTL   time.Duration // from the first boot to the deletion, whatever runs; 0: none
+	TTL   time.Duration // from Asked to the deletion, whatever runs; 0: none
+	Asked time.Time     // when the request was made; zero or later than the first boot: that counts
 	Grace time.Duration // between the end of TTL and the deletion, for a command that runs
 
 	KeepOnFailure bool          // leave the slices when the command did not succeed here …
@@ -81,13 +84,16 @@ type Terms struct {
 }
 
 // On reports whether the terms ask for anything.
-func (t Terms) On() bool { return t.Lease > 0 || t.TTL > 0 }
+func (t Terms) On() bool { return t.Adopt > 0 || t.Lasting() }
+
+// Lasting reports whether the terms ask for anything once a runner has come.
+func (t Terms) Lasting() bool { return t.Lease > 0 || t.TTL > 0 }
 
 // Every is the time between two renewals. Three may go astray before a runner
 // counts as gone.
 func (t Terms) Every() time.Duration {
 	every := 5 * time.Minute
-	for _, d := range []time.Duration{t.Lease, t.TTL} {
+	for _, d := range []time.Duration{t.Adopt, t.Lease, t.TTL} {
 		if d > 0 {
 			every = min(every, max(d/4, 100*time.Millisecond))
 		}
@@ -114,7 +120,11 @@ func (t Terms) text() string {
 		keep = "on-failure"
 	}
 	look := 20 * time.Second
-	for _, d := range []time.Duration{t.Lease, t.TTL} {
+	asked := int64(0)
+	if !t.Asked.IsZero() {
+		asked = t.Asked.Unix()
+	}
+	for _, d := range []time.Duration{t.Adopt, t.Lease, t.TTL} {
 		if d > 0 {
 			look = min(look, d/4)
 		}
@@ -122,8 +132,8 @@ func (t Terms) text() string {
 	var b strings.Builder
 	for _, l := range [][2]string{
 		{"run", t.Run}, {"resource", t.Resource}, {"label", t.Label}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
-		{"lease", seconds(t.Lease)}, {"first", seconds(t.Lease + t.Boot)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
-		{"ttl", seconds(t.TTL)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
+		{"adopt", seconds(t.Adopt)}, {"lease", seconds(t.Lease)}, {"fresh", seconds(3 * t.Every())}, {"hold", "0"},
+		{"ttl", seconds(t.TTL)}, {"asked", strconv.FormatInt(asked, 10)}, {"grace", seconds(t.Grace)}, {"keep", keep}, {"keep_for", seconds(t.KeepFor)}, {"look", seconds(max(look, time.Second))},
 	} {
 		b.WriteString(l[0] + "=" + l[1] + "\n")
 	}
@@ -135,7 +145,7 @@ type Held struct {
 	Watched bool          // a watch lives there, and somebody has told it the terms since the boot
 	Lease   time.Duration // as in Terms
 	TTL     time.Duration
-	Age     time.Duration // since the first boot, by the worker's clock
+	Age     time.Duration // since the request, as far as that is known, by the worker's clock
 
 	KeepOnFailure bool
 	KeepFor       time.Duration
@@ -180,6 +190,13 @@ func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
 		}
 	}
 	return a, nil
+}
+
+// Adopt is Arm by a runner that waits for other workers: it tells the worker that
+// somebody lives, and examines nothing.
+func Adopt(ctx context.Context, r Runner, t Terms) (Held, error) {
+	records, err := call(ctx, r, t.text()+"end\n", "adopt")
+	return held(records), err
 }
 
 // account is what may stand in a command to type.

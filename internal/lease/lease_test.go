@@ -389,7 +389,7 @@ func TestTheStartupScriptKeepsTheTerms(t *testing.T) {
 	v.wait("the terms to be kept", func() bool { return strings.Contains(v.log(), "watching") })
 	v.kill()
 	v.wait("the index to be gone with the watch", func() bool { return os.RemoveAll(v.index("")) == nil })
-	m := terms(c, func(t *Terms) { t.Boot = time.Hour }).Metadata(map[string]string{"other": "x"})
+	m := terms(c, func(t *Terms) { t.Adopt = time.Second }).Metadata(map[string]string{"other": "x"})
 	script := filepath.Join(v.root, "startup")
 	testkit.Must(t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
 	boot := exec.Command(script)
@@ -397,6 +397,15 @@ func TestTheStartupScriptKeepsTheTerms(t *testing.T) {
 	c.set(func() { c.terms = m["multihost-lease"] })
 	if out, err := boot.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
+	}
+	look, err := Look(t.Context(), v, "train")
+	testkit.Must(t, err)
+	v.wait("the time to adopt to be over", func() bool {
+		later, err := Look(t.Context(), v, "train")
+		return err == nil && later.Age > look.Age+2*time.Second
+	})
+	if c.isDeleted() {
+		t.Fatal("deleted although a runner had come before the reboot")
 	}
 	if h, err := Renew(t.Context(), v, "train", 0); err != nil || h.Watched {
 		t.Errorf("nobody has told it anything yet: got %+v, %v", h, err)
@@ -406,6 +415,110 @@ func TestTheStartupScriptKeepsTheTerms(t *testing.T) {
 	}
 	if h, err := Renew(t.Context(), v, "train", time.Minute); err != nil || !h.Watched || h.Lease != 2*time.Hour {
 		t.Errorf("got %+v, %v", h, err)
+	}
+}
+
+// boot runs the startup script of slices with these terms, as root would at boot.
+func (v *vm) boot(c *cloud, terms Terms) {
+	v.t.Helper()
+	m := terms.Metadata(nil)
+	c.set(func() { c.terms = m["multihost-lease"] })
+	script := filepath.Join(v.root, "startup")
+	testkit.Must(v.t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
+	boot := exec.Command(script)
+	boot.Env, boot.Dir = v.env, v.root
+	if out, err := boot.CombinedOutput(); err != nil {
+		v.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// Slices to which no runner comes delete themselves, whatever they were to be
+// kept for, and whether or not other workers have booted at all.
+func TestSlicesThatNobodyAdoptsDeleteThemselves(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Terms){
+		"one worker":                  func(t *Terms) {},
+		"kept at the end":             func(t *Terms) { t.Lease = 0 },
+		"kept on failure":             func(t *Terms) { t.KeepOnFailure = true },
+		"another that never told":     func(t *Terms) { t.Workers = 2 },
+		"the time to live is shorter": func(t *Terms) { t.Adopt, t.TTL, t.Asked = time.Hour, time.Minute, time.Now().Add(-time.Hour) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCloud(t)
+			v := newVM(t, c)
+			v.boot(c, terms(c, func(t *Terms) {
+				t.Adopt = time.Second
+				change(t)
+			}))
+			v.wait("the deletion", c.isDeleted)
+		})
+	}
+}
+
+// A runner that has come to one worker and waits for another keeps the slices;
+// what it keeps for good stays although its watch has ended.
+func TestSlicesOfARunnerThatWaitsForAWorkerStay(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"awaited", "running", "kept"} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			c := newCloud(t)
+			at := time.Now().Unix()
+			if state == "kept" {
+				at -= 86400
+			}
+			c.others = fmt.Sprintf("run=train state=%s at=%d", state, at)
+			v := newVM(t, c)
+			v.boot(c, terms(c, func(t *Terms) { t.Workers, t.Adopt = 2, time.Second }))
+			v.wait("the other to be asked", func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.asked > 1
+			})
+			if c.isDeleted() {
+				t.Fatal("deleted")
+			}
+			c.set(func() { c.others = fmt.Sprintf("run=train state=none at=%d", time.Now().Unix()) })
+			v.wait("the deletion", c.isDeleted)
+		})
+	}
+}
+
+// Once a run has adopted slices that it keeps, the guard stands down for good: no
+// watch is left, and none that starts later deletes anything.
+func TestTheGuardOfKeptSlicesStandsDown(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t)
+	v := newVM(t, c)
+	kept := terms(c, func(t *Terms) { t.Workers, t.Lease, t.Adopt = 2, 0, 3*time.Second })
+	if _, err := Arm(t.Context(), v, kept); err != nil {
+		t.Fatal(err)
+	}
+	v.boot(c, kept)
+	v.wait("the watch to end", func() bool { return strings.Contains(v.log(), "dismissed") })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted || !strings.Contains(c.own, "state=kept") {
+		t.Errorf("deleted: %t; told %q", c.deleted, c.own)
+	}
+}
+
+// The age of slices counts from their request; that of a clock that was ahead,
+// from their first boot.
+func TestTheTimeToLiveCountsFromTheRequest(t *testing.T) {
+	t.Parallel()
+	for want, asked := range map[time.Duration]time.Time{
+		time.Hour: time.Now().Add(-time.Hour),
+		0:         time.Now().Add(time.Hour),
+	} {
+		c := newCloud(t)
+		v := newVM(t, c)
+		a := arm(t, v, terms(c, func(t *Terms) { t.TTL, t.Asked = 2*time.Hour, asked }))
+		if off := a.Age - want; off < 0 || off > 5*time.Minute {
+			t.Errorf("asked for %s ago: got an age of %s", want, a.Age)
+		}
+		v.kill()
 	}
 }
 

@@ -1,13 +1,15 @@
 # shellcheck shell=bash
 # The watch over the slices of a job whose runner may die. One lives on every
 # worker, beyond any connection. With the VM's own token it deletes the queued
-# resource when nobody has renewed the lease and the command has ended on every
-# worker, or when the time to live of the slices is over.
+# resource when no runner has come to any worker, when nobody has renewed the
+# lease and the command has ended on every worker, or when the time to live of the
+# slices is over.
 #
 #   (no argument)         the startup script of the slices: root runs it at every
 #                         boot. The terms are in the attribute multihost-lease
 #   NONCE arm             from a runner over SSH; the terms are on stdin, and the
 #                         line "end" behind them
+#   NONCE adopt           the same, without a look at what this worker may do
 #   NONCE renew RUN HOLD  the same, later: the runner lives, and may be silent for
 #                         HOLD seconds
 #   NONCE look RUN        only tells
@@ -31,16 +33,19 @@ nonce=${1--} run=''
 
 # What terms set. Times are in seconds; 0 is never.
 resource='' label='' nodes='' total=1
+adopt=0   # from the boot until a runner comes for the first time
 lease=0   # from the last renewal, and from the end of the command
-first=0   # the same, while no runner was here: others may still be booting
 fresh=0   # so old is the newest renewal of a runner that lives
 hold=0    # the runner said that it would be silent for so long
-ttl=0 grace=0 keep=never keep_for=0 look=20
+ttl=0     # from the request
+asked=0   # when the request was made, in seconds since 1970; 0: not known
+grace=0 keep=never keep_for=0 look=20
+adopted=no # yes for good once a runner has come, or a command has run here
 
 main() {
   case ${2-boot} in
     boot) boot ;;
-    arm) arm ;;
+    arm | adopt) arm "$2" ;;
     renew) renew "$3" "$4" ;;
     look) tell "$3" ;;
     watch) watch "$3" ;;
@@ -71,9 +76,10 @@ terms() {
   local key value
   while IFS='=' read -r key value; do
     case $key in
-      total | lease | first | fresh | hold | ttl | grace | keep_for | look)
-        if [[ $value =~ ^[0-9]{1,9}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi ;;
+      total | adopt | lease | fresh | hold | ttl | asked | grace | keep_for | look)
+        if [[ $value =~ ^[0-9]{1,11}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi ;;
       run) if [[ ! $run ]] && is_run "$value"; then run=$value; fi ;;
+      adopted) if [[ $value == yes ]]; then adopted=yes; fi ;;
       resource | label | nodes | keep)
         if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
     esac
@@ -84,7 +90,7 @@ terms() {
 # save keeps the terms for after a reboot.
 save() {
   local key
-  { for key in run resource label nodes total lease first fresh hold ttl grace keep keep_for look; do
+  { for key in run resource label nodes total adopt lease fresh hold ttl asked grace keep keep_for look adopted; do
     printf '%s=%s\n' "$key" "${!key}"
   done >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"; } 2>/dev/null
 }
@@ -99,12 +105,17 @@ boot() {
   terms < <(printf '%s\n' "$text")
   is_run "$run" || exit 1
   prepare
-  # What a runner said before the reboot counts more.
-  if [[ ! -s $own/$run.terms ]]; then save || fail "write $own/$run.terms"; fi
+  # What a runner said counts more: before the reboot, or since it over SSH.
+  newest
+  if [[ $REPLY ]]; then
+    terms < <(head -c 65536 -- "$REPLY")
+    adopted=yes
+  fi
+  if [[ $REPLY || ! -s $own/$run.terms ]]; then save || fail "write $own/$run.terms"; fi
   start "$(<"$0")"
 }
 
-arm() {
+arm() { # arm or adopt
   local text
   text=$(head -c 65536)
   # Half of them are other terms.
@@ -114,9 +125,15 @@ arm() {
   is_run "$run" || fail "no run is called $run"
   prepare
   write_lease "$text"
+  adopted=yes
   save || fail "write $own/$run.terms"
+  # Where nothing is to be watched any more, the watch of the boot ends by itself.
   # shellcheck disable=SC2154 # the bootstrap of package sshfan has our text there
-  start "$s"
+  if ((lease || ttl)); then start "$s"; fi
+  if [[ $1 == adopt ]]; then
+    tell "$run"
+    return
+  fi
   test_right
   if ((total > 1)); then attribute armed "run=$run" || say apart "${status:-000}"; fi
   tell "$run"
@@ -189,7 +206,16 @@ tell() {
   fi
   now
   if [[ ! $born =~ ^[1-9][0-9]{0,11}$ ]]; then born=$REPLY; fi
-  say lease "$text" "$lease" "$ttl" "$((REPLY - born))" "$keep" "$keep_for"
+  local now=$REPLY
+  begin
+  say lease "$text" "$lease" "$ttl" "$((now - REPLY))" "$keep" "$keep_for"
+}
+
+# begin: when the time to live begins, in REPLY: at the request, as far as the
+# clock of who made it was not ahead of this one.
+begin() {
+  REPLY=$born
+  if ((asked > 0 && asked < born)); then REPLY=$asked; fi
 }
 
 # newest: the lease file that was written last.
@@ -217,7 +243,7 @@ test_right() {
 # The watch. Times in $up, $renewed, $idle and $again are since the boot.
 
 watch() {
-  run=$1 state='' told='' told_at=0 tries=0 again=0 contacted=no stopped='' seen=''
+  run=$1 state='' told='' told_at=0 tries=0 again=0 stopped='' seen=''
   is_run "$run" || exit 1
   prepare
   if [[ ! -s $own/$run.born ]]; then
@@ -233,18 +259,21 @@ watch() {
   printf '%s %s %s\n' "$$" "$REPLY" "$born" >"$index/$run.watch.$UID" || exit 1
   if [[ -s $own/$run.terms ]]; then terms <"$own/$run.terms"; fi
   uptime
-  renewed=$REPLY idle=$REPLY
+  renewed=$REPLY idle=$REPLY since=$REPLY # the startup script has just run
   note "watching run $run"
   while :; do
     uptime
     up=$REPLY
     refresh
-    if ((lease == 0 && ttl == 0)); then
+    observe
+    # The lease file stays: it tells a watch that starts later that a runner came.
+    if ((lease == 0 && ttl == 0)) && [[ $adopt == 0 || $adopted == yes ]]; then
+      state=kept
+      share
       note 'dismissed'
-      rm -f -- "$index/$run.lease.$UID" "$index/$run.watch.$UID"
+      rm -f -- "$index/$run.watch.$UID"
       return
     fi
-    observe
     share
     if ((up >= again)) && due && others_ended; then delete || return; fi
     sleep "$look" 8<&-
@@ -270,22 +299,29 @@ refresh() {
   newest
   if [[ ! $REPLY ]]; then return; fi
   terms < <(head -c 65536 -- "$REPLY")
-  renewed=$up contacted=yes
+  renewed=$up adopted=yes
   save
 }
 
 # observe sets state: running while the command of any run lives on this worker,
-# for it holds the worker's lock; succeeded, failed, or none: it never ran, or the
-# worker was rebooted.
+# for it holds the worker's lock; succeeded or failed when it has ended; awaited
+# while a runner that lives has not started it, and else none: no runner is there,
+# or the worker was rebooted.
 observe() {
   if [[ -e $index/lock ]] && ! is_free "$index/lock"; then
-    state=running idle=$up
+    state=running idle=$up adopted=yes
     return
   fi
   state=none
   entry
-  if [[ $entry ]]; then state=failed; fi
-  if [[ $code == 0 ]]; then state=succeeded; fi
+  if [[ $code == 0 ]]; then
+    state=succeeded
+  elif [[ $entry ]]; then
+    state=failed
+  elif [[ $seen ]] && ((up - renewed < (lease > hold ? lease : hold))); then
+    state=awaited
+  fi
+  if [[ $entry ]]; then adopted=yes; fi
 }
 
 # entry: the file of the newest attempt of our run in the index, and what it tells.
@@ -316,21 +352,29 @@ share() {
 # due: as far as this worker can tell, the queued resource is to be deleted now,
 # for $why.
 due() {
-  local quiet=$((up - renewed)) limit=$((lease > hold ? lease : hold))
+  local quiet=$((up - renewed)) limit=$((lease > hold ? lease : hold)) over
+  begin
+  over=$((REPLY + ttl))
   now
-  if ((ttl && REPLY >= born + ttl)); then
+  if ((ttl && REPLY >= over)); then
     why="the time to live of $ttl s (--ttl) is over"
     # A runner that lives stops the command and tears down by itself.
     if [[ $state == running ]]; then
-      if ((quiet > fresh || REPLY >= born + ttl + grace)); then stop_command; fi
+      if ((quiet > fresh || REPLY >= over + grace)); then stop_command; fi
       last_moment
       return
     fi
-    ((quiet > fresh || REPLY >= born + ttl + grace + 60))
+    # Before a runner has come there is nobody to wait for.
+    if [[ $adopted == no ]]; then return 0; fi
+    ((quiet > fresh || REPLY >= over + grace + 60))
+    return
+  fi
+  if [[ $adopted == no ]]; then
+    why="no runner has come within $adopt s of the boot"
+    ((adopt && up - since >= adopt))
     return
   fi
   if ((lease == 0)) || [[ $state == running ]]; then return 1; fi
-  if [[ $contacted == no ]] && ((first > limit)); then limit=$first; fi
   if [[ $keep == on-failure && $state != succeeded ]]; then
     if ((keep_for == 0)); then return 1; fi
     if ((keep_for > limit)); then limit=$keep_for; fi
@@ -341,8 +385,11 @@ due() {
 
 # last_moment: commands have had their time to end by themselves.
 last_moment() {
+  local over
+  begin
+  over=$((REPLY + ttl))
   now
-  ((REPLY >= born + ttl + grace + 30))
+  ((REPLY >= over + grace + 30))
 }
 
 # stop_command asks the command to end by itself, once; the end of its VM does the
@@ -367,7 +414,7 @@ others_ended() {
     if last_moment; then return 0; fi
     over=yes
   fi
-  if [[ ! $told ]]; then
+  if [[ ! $told && $adopted == yes ]]; then
     if [[ $over ]]; then return 1; fi
     note "not deleted: the workers cannot tell each other whether the command runs, for guest attributes are not taken"
     again=$((up + 600))
@@ -385,14 +432,18 @@ others_ended() {
     text=$reply spoke=0
     while [[ $text =~ $said ]]; do
       text=${text#*"${BASH_REMATCH[0]}"} spoke=$((spoke + 1))
+      # What a run keeps is kept although its watch tells nothing more.
+      if [[ ${BASH_REMATCH[1]} == kept && ! $over ]]; then return 1; fi
       if ((REPLY - 10#${BASH_REMATCH[2]} > 1800)); then continue; fi
       case ${BASH_REMATCH[1]} in
         running) return 1 ;;
+        awaited) if [[ ! $over ]]; then return 1; fi ;;
         failed | none)
-          if [[ ! $over && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
+          if [[ ! $over && $adopted == yes && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
       esac
     done
-    if ((spoke < expected)); then
+    # Nothing was started where no runner has come: only what says otherwise counts.
+    if ((spoke < expected)) && [[ $adopted == yes ]]; then
       unknown "slice $node: $spoke of $expected workers have told"
       return 1
     fi

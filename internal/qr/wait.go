@@ -33,8 +33,9 @@ const (
 const NoLimit time.Duration = -1
 
 const (
-	probeRound    = 3 * time.Minute // then the states are read again
-	maxProbes     = 64              // slices probed at once
+	probeRound    = 3 * time.Minute  // then the states are read again
+	earlyRound    = 45 * time.Second // the same, while other slices are being made
+	maxProbes     = 64               // slices probed at once
 	defaultAdvice = 3 * time.Minute
 	maxNamed      = 3 // slices that a sentence names one by one
 )
@@ -341,8 +342,12 @@ func (w *waiter) look(ctx context.Context) error {
 			}
 		}
 	}
-	if w.phase == PhaseBoot {
-		missing = append(missing, w.probe(ctx, unprobed)...)
+	// Slices that are there early are probed too: whoever has asked for them may
+	// want to tell them so while others are still being made.
+	if texts := w.probe(ctx, unprobed); w.phase == PhaseBoot {
+		missing = append(missing, texts...)
+	} else {
+		w.silent = nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("wait for queued resource %q: %w", w.id, context.Cause(ctx))
@@ -374,6 +379,9 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 		return nil
 	}
 	round := probeRound
+	if w.phase != PhaseBoot {
+		round = earlyRound
+	}
 	if left, limited := w.left(); limited {
 		round = min(round, max(left, time.Millisecond))
 	}
