@@ -232,11 +232,12 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 
 # --- default routes ---------------------------------------------------------
 
-# list_routes: the IPv4 default routes as ip prints them, one each in $routes.
-routes=()
+# list_routes: the IPv4 default routes as ip prints them, in the kernel's order,
+# one each in $routes. $nowhere are those of another type (unreachable …).
+routes=() nowhere=()
 list_routes() {
 	local out rc line
-	routes=()
+	routes=() nowhere=()
 	out=$(bounded ip -4 -o route show default 2>&1)
 	rc=$?
 	if ((rc != 0)); then
@@ -244,7 +245,10 @@ list_routes() {
 		return 1
 	fi
 	while IFS= read -r line; do
-		[[ $line == "default "* ]] && routes+=("$line")
+		case $line in
+		"default "*) routes+=("$line") ;;
+		*" default "*) nowhere+=("${line#* }") ;;
+		esac
 	done <<<"$out"
 	return 0
 }
@@ -367,7 +371,8 @@ show_values() {
 shown=
 
 do_route() { # NAME KEY WANT
-	local name=$1 key=$2 want=$3 i j n before after spec problem="" lost=no lost_why="" outcome=ok tried=""
+	local name=$1 key=$2 want=$3 i j before after seen problem="" lost=no lost_why="" outcome=ok tried=""
+	local -A peers=()
 	if ! have ip; then
 		say result "$name" "$want" "" "" skipped no "ip is not installed (package iproute2)"
 		return
@@ -384,6 +389,13 @@ do_route() { # NAME KEY WANT
 	show_values
 	before=$shown
 	local -a saved=("${specs[@]}") was=("${values[@]}") saved_ids=("${ids[@]}") saved_names=("${names[@]}")
+	for i in "${nowhere[@]}"; do
+		parse_route "$i" "$key"
+		ids+=("$id")
+	done
+	for i in "${ids[@]}"; do
+		((peers[$i] += 1))
+	done
 
 	for i in "${!saved[@]}"; do
 		same_time "${was[i]}" "$want" && continue
@@ -392,23 +404,19 @@ do_route() { # NAME KEY WANT
 			problem="not as wanted"
 			continue
 		fi
-		n=0
-		for j in "${!saved_ids[@]}"; do
-			[[ ${saved_ids[j]} == "${saved_ids[i]}" ]] && ((n++))
-		done
-		if ((n > 1)); then
-			# The kernel would replace the first of them by the second.
-			problem="$n default routes with one metric: cannot change one alone"
-			continue
-		fi
 		if ! get_root; then
 			problem=$why
 			continue
 		fi
-		read -r -a words <<<"${saved[i]}"
-		with_attribute "$key" "$want"
 		tried=yes
-		attempt "${root[@]}" ip route change "${changed[@]}" || problem="$why"
+		if ((${peers[${saved_ids[i]}]} == 1)); then
+			read -r -a words <<<"${saved[i]}"
+			with_attribute "$key" "$want"
+			attempt "${root[@]}" ip route change "${changed[@]}" || problem=$why
+		else
+			lock_peers && change_peer "${saved[i]}" "${saved_ids[i]}" "$key" "$want" || problem=$why
+			unlock_peers
+		fi
 	done
 
 	if [[ -n $tried ]]; then
@@ -422,9 +430,13 @@ do_route() { # NAME KEY WANT
 		fi
 		outcome=changed
 		for i in "${!saved[@]}"; do
+			seen=no
 			for j in "${!specs[@]}"; do
-				[[ ${specs[j]} == "${saved[i]}" ]] && same_time "${values[j]-}" "$want" && continue 2
+				[[ ${specs[j]} == "${saved[i]}" ]] || continue
+				seen=yes
+				same_time "${values[j]-}" "$want" || { seen=no && break; }
 			done
+			[[ $seen == yes ]] && continue
 			outcome=failed
 			[[ -n $problem ]] || problem="${saved_names[i]}: changed, but reads back otherwise"
 		done
@@ -439,6 +451,125 @@ do_route() { # NAME KEY WANT
 	say result "$name" "$want" "$before" "$after" "$outcome" "$lost" "$problem"
 }
 changed=()
+
+# lock_peers: one script at a time changes peers: "del" of a plain route that
+# another script has just taken away would take the changed one.
+lock_peers() {
+	[[ -r $sys/class/net ]] && have flock || return 0
+	exec {peers_lock}<"$sys/class/net"
+	flock -w 20 "$peers_lock" && return 0
+	why="another preflight changes the routes of this worker"
+	return 1
+}
+
+unlock_peers() {
+	[[ -n $peers_lock ]] && exec {peers_lock}<&-
+	peers_lock=
+}
+peers_lock=''
+
+# change_peer SPEC ID KEY WANT: gives a default route the attribute beside peers,
+# which are default routes with the same metric and tos.
+#
+# This is what Linux 6.18 with iproute2 6.1 does with peers:
+# - "change" and "replace" put the route in the place of the first peer, whatever
+#   that is, an unreachable route too. For the second of two peers that loses the
+#   first one. The place is never empty in between.
+# - "append" adds the route as the last peer. "append" and "change" fail with File
+#   exists when a later peer is that route with those attributes already.
+# - "del" takes the first peer that has all that is named. What is not named fits
+#   anything: without src any src, without proto any proto, without rto_min any
+#   rto_min. The flag onlink is not compared.
+# - "ip -batch" sends one message after another, so it can be cut off in between.
+# - A packet goes to the first peer whose gateway is known to answer; among
+#   those of which nothing is known, the kernel changes from one to the next.
+# - IPv6 peers are the next hops of one route: "change" drops all but one of them,
+#   and a route from a router advertisement loses its lifetime. This script
+#   changes no IPv6 route.
+#
+# So the first peer is changed in its place. Another peer is appended with the
+# attribute, and only then deleted without it. Wherever that is cut off, each
+# default route is there, at worst both with and without the attribute; the
+# next run goes on from there. At the end the peers have their old order.
+change_peer() {
+	local spec=$1 at=$2 key=$3 want=$4 again=${5-} i first='' old='' new=''
+	list_routes || return 1
+	for i in "${nowhere[@]}"; do
+		parse_route "$i" "$key"
+		[[ $id == "$at" ]] && first=none
+	done
+	scan_routes "$key"
+	for i in "${!specs[@]}"; do
+		[[ ${ids[i]} == "$at" ]] || continue
+		first=${first:-$i}
+		[[ ${specs[i]} == "$spec" ]] || continue
+		if ! same_time "${values[i]}" "$want"; then
+			old=${old:-$i}
+		elif [[ -z $old ]]; then
+			new=$i
+		fi
+	done
+	[[ -n $old ]] || return 0
+	local value=${values[old]}
+	if [[ -n $new && -z $again ]]; then
+		# A DHCP client that renews its lease appends the plain route to ours. "del"
+		# would take ours first, so that goes while the plain one is there. The
+		# route then comes after its peers: the order is the client's own.
+		delete_peer "$spec" "$at" "$key" "${values[new]}" || return 1
+		change_peer "$@" again
+		return
+	fi
+	local verb=append
+	if [[ $old == "$first" ]]; then
+		verb=change
+	else
+		find_peer "$spec" "$at" "$key" "$value" || return 1
+	fi
+	read -r -a words <<<"$spec"
+	with_attribute "$key" "$want"
+	if attempt "${root[@]}" ip route "$verb" "${changed[@]}"; then
+		[[ $verb == change ]] && return 0
+	else
+		[[ $why == *"File exists" ]] || return 1
+	fi
+	delete_peer "$spec" "$at" "$key" "$value"
+}
+
+# delete_peer SPEC ID KEY VALUE: deletes a default route that is there with
+# another value too.
+delete_peer() {
+	find_peer "$@" && attempt "${root[@]}" ip route del "${changed[@]}"
+}
+
+# find_peer SPEC ID KEY VALUE: $changed is how to delete this default route. Fails
+# when the kernel would take another peer for it.
+find_peer() {
+	local spec=$1 at=$2 key=$3 value=$4 i
+	list_routes || return 1
+	scan_routes "$key"
+	read -r -a words <<<"$spec"
+	[[ " $spec " == *" proto "* ]] || words=("${words[0]}" proto boot "${words[@]:1}")
+	changed=("${words[@]}")
+	[[ $value == unset ]] || with_attribute "$key" "$value"
+	for i in "${!specs[@]}"; do
+		[[ ${ids[i]} == "$at" && ($value == unset || ${values[i]} == "$value") ]] || continue
+		fits "${specs[i]}" || continue
+		[[ ${specs[i]} == "$spec" && ${values[i]} == "$value" ]] && return 0
+		why="the kernel cannot tell it from the default route ${specs[i]#default }"
+		return 1
+	done
+	why="a default route went away meanwhile"
+	return 1
+}
+
+# fits SPEC: whether all of $words is in a route, so that "del" might take it.
+fits() {
+	local spec=" $1 " word
+	[[ $spec == *" proto "* ]] || spec+="proto boot "
+	for word in "${words[@]}"; do
+		[[ $word == onlink || $spec == *" $word "* ]] || return 1
+	done
+}
 
 # restore_routes KEY SPEC...: puts back each default route that is gone. Fails
 # when one is missing in the end.

@@ -27,26 +27,42 @@ type host struct {
 }
 
 // The stand-ins keep their state in $STATE. ip changes the first route with
-// the same metric, as the kernel does.
+// the same metric and deletes the first one that has all that is named, as the
+// kernel does.
 var standIns = map[string]string{
 	"ip": `#!/bin/bash
+metric() { local m=0; [[ $1 == *" metric "* ]] && { m=${1##* metric }; m=${m%% *}; }; echo "$m"; }
+named() { local word have=" $1 "; [[ $have == *" proto "* ]] || have+="proto boot "; for word in $2; do [[ $have == *" $word "* ]] || return 1; done; }
 args=" $* "
 case $args in
 *" route show default "*) cat "$STATE/routes" ;;
-*" route change default "*|*" route add default "*|*" route append default "*)
+*" route "*" default "*)
 	echo "ip $*" >>"$STATE/calls"
 	[[ -e $STATE/ip-fails ]] && { cat "$STATE/ip-fails" >&2; exit 2; }
 	spec=${args#* route * }; verb=${args#* route }; verb=${verb%% *}
 	spec=${spec% }
-	[[ -e $STATE/ip-loses && $verb == change ]] && spec=
-	metric=0; [[ $spec == *" metric "* ]] && { metric=${spec##* metric }; metric=${metric%% *}; }
 	spec=${spec/rto_min 5ms/rto_min lock 5ms}
-	[[ $verb != change ]] && { [[ -e $STATE/ip-no-add ]] && { echo "RTNETLINK answers: Network is unreachable" >&2; exit 2; }; echo "$spec" >>"$STATE/routes"; exit 0; }
-	done=
+	done='' match=''
 	while IFS= read -r line; do
-		m=0; [[ $line == *" metric "* ]] && { m=${line##* metric }; m=${m%% *}; }
-		if [[ -z $done && ( $m == "$metric" || -z $spec ) ]]; then done=1; [[ -n $spec ]] && echo "$spec"; else echo "$line"; fi
+		[[ ${line% } == "$spec" ]] && match=1
+		if [[ -z $done && $verb == del ]] && named "$line" "$spec"; then
+			done=1
+		elif [[ -z $done && $verb == change && $(metric "$line") == "$(metric "$spec")" ]]; then
+			done=1
+			[[ -e $STATE/ip-loses ]] || echo "$spec"
+		else
+			echo "$line"
+		fi
 	done <"$STATE/routes" >"$STATE/routes.new"
+	case $verb in
+	change) [[ -z $match ]] || { echo "RTNETLINK answers: File exists" >&2; exit 2; } ;;
+	del) [[ -n $done ]] || { echo "RTNETLINK answers: No such process" >&2; exit 2; } ;;
+	add | append)
+		[[ -e $STATE/ip-no-add ]] && { echo "RTNETLINK answers: Network is unreachable" >&2; exit 2; }
+		[[ -z $match ]] || { echo "RTNETLINK answers: File exists" >&2; exit 2; }
+		echo "$spec" >>"$STATE/routes.new"
+		;;
+	esac
 	mv "$STATE/routes.new" "$STATE/routes" ;;
 *) echo "ip stand-in: unknown call: $*" >&2; exit 1 ;;
 esac
@@ -102,7 +118,7 @@ func newHost(t *testing.T) *host {
 		h.write("bin/"+name, text)
 		testkit.Must(t, os.Chmod(filepath.Join(h.root, "bin", name), 0o755))
 	}
-	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true", "head", "gzip"} {
+	for _, tool := range []string{"bash", "cat", "tee", "timeout", "env", "mv", "cp", "true", "head", "gzip", "flock"} {
 		path, err := exec.LookPath(tool)
 		testkit.Must(t, err)
 		testkit.Must(t, os.Symlink(path, filepath.Join(h.root, "bin", tool)))
@@ -276,9 +292,29 @@ func TestStories(t *testing.T) {
 			routes:  "default via 10.0.0.1 dev ens8 proto static metric 7 onlink mtu lock 1400 rto_min lock 5ms",
 		},
 		"two default routes with one metric": {
-			prepare: func(h *host) { h.write("state/routes", "default via 10.0.0.1 dev ens8\ndefault via 10.0.0.2 dev ens8") },
-			differs: map[string]string{"rto_min": "failed: ens8: unset, ens8: unset -> ens8: unset, ens8: unset (2 default routes with one metric: cannot change one alone)"},
-			routes:  "default via 10.0.0.1 dev ens8\ndefault via 10.0.0.2 dev ens8",
+			prepare: func(h *host) {
+				h.write("state/routes", "default via 10.0.0.1 dev ens8 src 10.0.0.5\ndefault via 10.0.1.1 dev ens9 src 10.0.1.5")
+			},
+			differs: map[string]string{
+				"rto_min":         "changed: ens8: unset, ens9: unset -> ens8: 5ms, ens9: 5ms",
+				"tx-nocache-copy": "changed: ens8: off, ens9: off -> ens8: on, ens9: on",
+			},
+			routes: "default via 10.0.0.1 dev ens8 src 10.0.0.5 rto_min lock 5ms\ndefault via 10.0.1.1 dev ens9 src 10.0.1.5 rto_min lock 5ms",
+		},
+		"a lease that was renewed beside a changed route": {
+			prepare: func(h *host) {
+				h.write("state/routes", "default via 10.0.0.1 dev ens8 proto dhcp metric 100 rto_min lock 5ms\ndefault via 10.0.0.1 dev ens8 proto dhcp metric 100")
+			},
+			differs: map[string]string{"rto_min": "changed: ens8: 5ms, ens8: unset -> 5ms"},
+			routes:  "default via 10.0.0.1 dev ens8 proto dhcp metric 100 rto_min lock 5ms",
+		},
+		"default routes that the kernel cannot tell apart": {
+			prepare: func(h *host) {
+				h.write("state/routes", "default via 10.0.0.1 dev ens8 mtu 1400 rto_min lock 5ms\ndefault via 10.0.0.1 dev ens8")
+			},
+			differs: map[string]string{"rto_min": "failed: ens8: 5ms, ens8: unset -> ens8: 5ms, ens8: unset " +
+				"(the kernel cannot tell it from the default route via 10.0.0.1 dev ens8 mtu 1400)"},
+			routes: "default via 10.0.0.1 dev ens8 mtu 1400 rto_min lock 5ms\ndefault via 10.0.0.1 dev ens8",
 		},
 		"route change refused": {
 			prepare: func(h *host) { h.write("state/ip-fails", "RTNETLINK answers: Operation not permitted") },

@@ -88,7 +88,9 @@ route_show() {
 	fi
 }
 
-# route_parse sets line to what ip would print of the route in its arguments.
+# route_parse sets line to what ip would print of the route in its arguments,
+# and boot when proto boot is named, which ip does not print.
+boot=''
 route_parse() {
 	local dest='' via='' dev='' proto='' scope='' src='' metric='' more='' name value lock
 	local -A given=()
@@ -149,20 +151,21 @@ route_parse() {
 	for name in "${metrics[@]}"; do
 		more+=${given[$name]:+ ${given[$name]}}
 	done
-	[[ $proto == boot ]] && proto=''
+	[[ $proto == boot ]] && boot=yes proto=''
 	[[ $scope == global ]] && scope=''
 	[[ $metric == 0 ]] && metric=''
 	line="$dest${via:+ via $via}${dev:+ dev $dev}${proto:+ proto $proto}${scope:+ scope $scope}${src:+ src $src}${metric:+ metric $metric}$more"
 }
 
 route_change() {
-	local verb=$1 line old found='' lines=()
+	local verb=$1 line old found='' exists='' lines=()
 	shift
 	route_parse "$@"
 	may_write route
 	while read -r old; do
-		# Routes are told apart by destination and metric; deleting takes the
-		# first that fits what was said.
+		[[ $old == "$line" && ($verb == *pend || -n $found) ]] && exists=yes
+		# The first route with that destination and metric is changed; deleting
+		# takes the first that fits what was said.
 		if [[ -z $found && ${old%% *} == "${line%% *}" ]] && same "$verb" "$old" "$line"; then
 			found=yes
 			[[ $verb == del ]] || lines+=("$line")
@@ -170,7 +173,11 @@ route_change() {
 			lines+=("$old")
 		fi
 	done <"$routes"
+	case $verb:$exists in
+	change:yes | replace:yes | append:yes | prepend:yes) fail 2 'RTNETLINK answers: File exists' ;;
+	esac
 	case $verb:$found in
+	append:* | prepend:*) add_peer "$verb" ;;
 	change:) fail 2 'RTNETLINK answers: No such file or directory' ;;
 	del:) fail 2 'RTNETLINK answers: No such process' ;;
 	add:yes) fail 2 'RTNETLINK answers: File exists' ;;
@@ -188,14 +195,37 @@ route_change() {
 
 same() {
 	local name a b
-	if [[ $1 != del ]]; then
+	case $1 in
+	append | prepend) return 1 ;;
+	del) ;;
+	*)
 		[[ $(field metric "$2") == "$(field metric "$3")" ]]
 		return
-	fi
-	for name in via dev metric; do
+		;;
+	esac
+	for name in via dev metric proto src "${metrics[@]}"; do
 		a=$(field "$name" "$2") b=$(field "$name" "$3")
+		[[ $name == proto && -n $boot ]] && a=${a:-boot} b=boot
 		[[ -z $b || $a == "$b" ]] || return 1
 	done
+}
+
+# add_peer puts $line behind the routes with its destination and metric, or before
+# them to prepend it; routes are in the order of their metrics.
+add_peer() {
+	local old mine theirs all=() line_added=''
+	mine=$(field metric "$line")
+	for old in "${lines[@]}"; do
+		theirs=$(field metric "$old")
+		if [[ -z $line_added && ${old%% *} == "${line%% *}" ]] &&
+			((${theirs:-0} > ${mine:-0} || ${theirs:-0} == ${mine:-0} && ${#1} == 7)); then
+			all+=("$line")
+			line_added=yes
+		fi
+		all+=("$old")
+	done
+	[[ -n $line_added ]] || all+=("$line")
+	lines=("${all[@]}")
 }
 
 address() {
@@ -311,6 +341,8 @@ r | ro | route | routes)
 	c | ch | change | chg) route_change change "$@" ;;
 	replace) route_change replace "$@" ;;
 	a | add) route_change add "$@" ;;
+	append) route_change append "$@" ;;
+	prepend) route_change prepend "$@" ;;
 	d | del | delete) route_change del "$@" ;;
 	get) echo "$1 via 10.128.0.1 dev ens8 src $(address) uid $(id -u) "; echo '    cache ' ;;
 	*) unknown route "$verb" ;;
