@@ -287,7 +287,10 @@ func (s *session) hostList(p *program, c *cli.Context) (job.HostList, error) {
 		}
 		return list, nil
 	case path != "":
-		list, err := job.ReadHosts(path)
+		list, err := job.ReadHosts(c.Context, path)
+		if c.Context.Err() != nil {
+			return nil, context.Cause(c.Context)
+		}
 		if err != nil {
 			return nil, &configError{err: fmt.Errorf("--hosts-file: %w", err)}
 		}

@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,12 +10,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/config"
+	"multihost/internal/testkit"
 )
 
 func lookup(vars map[string]string) config.Lookup {
@@ -231,6 +234,7 @@ func TestReadEnvFileErrors(t *testing.T) {
 		{"A=sec\x00ret\n", ":1: value of \"A\" holds a NUL byte"},
 		{"=x\n", ":1: the name is empty"},
 		{"A =x\n", `:1: name "A "`},
+		{"\ufeffA=1\nB\n", ":2: want NAME=VALUE"},
 	}
 	for _, tt := range tests {
 		path := filepath.Join(writeFiles(t, map[string]string{"env": tt.text}), "env")
@@ -247,6 +251,34 @@ func TestReadEnvFileErrors(t *testing.T) {
 			t.Errorf("ReadEnvFile(%q): no error", path)
 		}
 	}
+}
+
+func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"whole": "\ufeffabc", "large": "abcdef", "utf16": "\xff\xfea\x00", "empty": ""})
+	pipe := filepath.Join(dir, "pipe")
+	testkit.Must(t, syscall.Mkfifo(pipe, 0o600))
+	for name, want := range map[string]string{
+		"whole": "abc", "empty": "",
+		"large": "larger than 5 bytes", "utf16": "it is UTF-16, want UTF-8", ".": "is a directory", "none": "no such file or directory",
+	} {
+		text, err := config.ReadText(t.Context(), filepath.Join(dir, name), 6-strings.Count(name, "large"))
+		var told *config.FileError
+		switch {
+		case err == nil && text == want:
+		case errors.As(err, &told) && strings.HasSuffix(err.Error(), ": "+want) && strings.Contains(err.Error(), dir):
+		default:
+			t.Errorf("%s: %q, %v; want %q", name, text, err, want)
+		}
+	}
+	stopped, stop := context.WithCancelCause(t.Context())
+	stop(errors.New("interrupted"))
+	if _, err := config.ReadText(stopped, pipe, 6); err == nil || err.Error() != "interrupted" {
+		t.Errorf("a pipe without writer: %v", err)
+	}
+	// Whoever waits for a writer is let go.
+	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	testkit.Must(t, err)
+	testkit.Must(t, w.Close())
 }
 
 // FuzzReadEnvFile checks that what a shell understands too is understood alike

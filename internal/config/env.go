@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
 )
@@ -89,30 +87,12 @@ const envFileLimit = 1 << 20
 // Blanks around an unquoted value are dropped. Quoted values may span lines;
 // after the closing quote only a comment may follow. There is no expansion of
 // variables or commands. A line may end in CR LF and the file begin with a
-// byte order mark. Errors are *FileError: they name file and line, never the
-// value; the cause of ctx is returned as it is. A named pipe may have no writer
-// for ever: when ctx ends, the program is expected to end, since the read itself
-// cannot be taken back.
+// byte order mark. Errors are those of ReadText, and *FileError with the line,
+// never with the value.
 func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
-	type answer struct {
-		data string
-		err  error
-	}
-	read := make(chan answer, 1)
-	go func() {
-		data, err := readLimited(path)
-		read <- answer{data, err}
-	}()
-	var data string
-	var err error
-	select {
-	case a := <-read:
-		data, err = a.data, a.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	data, err := ReadText(ctx, path, envFileLimit)
 	if err != nil {
-		return nil, fileError(path, err)
+		return nil, err
 	}
 	vars, line, err := parseEnv(data)
 	if err != nil {
@@ -121,26 +101,10 @@ func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-func readLimited(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, envFileLimit+1))
-	if err != nil {
-		return "", err
-	}
-	if len(data) > envFileLimit {
-		return "", fmt.Errorf("larger than %d bytes", envFileLimit)
-	}
-	return string(data), nil
-}
-
 // parseEnv parses the text of an environment file. On an error line is where
 // the faulty assignment begins.
 func parseEnv(text string) (vars []EnvVar, line int, err error) {
-	rest := strings.TrimPrefix(text, "\ufeff")
+	rest := text
 	next := 1
 	for rest != "" {
 		line = next

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -242,6 +243,25 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	testkit.Must(t, err)
 	if h := readHeard(bufio.NewScanner(bytes.NewReader(out)), coordinator); len(h.ports) > 0 || h.why != "s0w0: python3 is not installed" {
 		t.Errorf("heard %+v", h)
+	}
+}
+
+// A scanner that stops early is no answer.
+func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
+	t.Parallel()
+	broken := iotest.ErrReader(errors.New("connection lost"))
+	long := strings.NewReader(strings.Repeat("x", bufio.MaxScanTokenSize) + "\n")
+	for _, tt := range []struct {
+		rest io.Reader
+		want string
+	}{{broken, "s0w0: connection lost"}, {long, "s0w0: bufio.Scanner: token too long"}} {
+		said := bufio.NewScanner(io.MultiReader(strings.NewReader("multihost-doctor 1\tlistening\t8080\n"), tt.rest))
+		if h := readHeard(said, coordinator); h.why != tt.want {
+			t.Errorf("heard %+v, want %q", h, tt.want)
+		}
+		if early := readClosed(said, coordinator); early != tt.want {
+			t.Errorf("closed: %q, want %q", early, tt.want)
+		}
 	}
 }
 

@@ -91,6 +91,7 @@ func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func(
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, mostLine)
 		ready <- readHeard(lines, s.id)
 		closed <- readClosed(lines, s.id)
 		_, _ = io.Copy(io.Discard, out)
@@ -129,6 +130,10 @@ func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second))
 // busy is why nothing listens where a run needs the ports, or may in a moment.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 
+// mostLine is far above what the listener says in a line, or a login's start-up
+// files before it.
+const mostLine = 1 << 20
+
 // readHeard reads the answer of the listener on a worker up to where it listens.
 func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 	for lines.Scan() {
@@ -146,7 +151,11 @@ func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 			return h
 		}
 	}
-	if h.why == "" && len(h.ports) == 0 {
+	switch err := lines.Err(); {
+	case h.why != "":
+	case err != nil:
+		h.why = fmt.Sprintf("%s: %s", id, cause(err))
+	case len(h.ports) == 0:
 		h.why = fmt.Sprintf("%s: nothing can listen there", id)
 	}
 	return h
@@ -167,6 +176,9 @@ func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
 			return fmt.Sprintf("%s listens for %s and no longer, since a run may need the ports", id, event.Duration(holdLimit))
 		}
 		return ""
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Sprintf("%s: %s", id, cause(err))
 	}
 	return fmt.Sprintf("%s: what listened there has ended", id)
 }

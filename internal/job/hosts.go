@@ -1,15 +1,17 @@
 package job
 
 import (
-	"bufio"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
+	"multihost/internal/config"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -31,24 +33,32 @@ const HostsPrefix = "hosts"
 // ParseHosts reads [user@]host[:port] words, separated by commas.
 func ParseHosts(text string) (HostList, error) {
 	var list HostList
-	seen := map[HostAddress]bool{}
+	err := list.add(text, map[HostAddress]bool{})
+	return list, err
+}
+
+// add appends the hosts in text. seen are those that the list has.
+func (l *HostList) add(text string, seen map[HostAddress]bool) error {
 	for word := range strings.SplitSeq(text, ",") {
 		h, err := parseHost(strings.TrimSpace(word))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if seen[HostAddress{Name: h.Name, Port: h.Port}] {
-			return nil, fmt.Errorf("host %q is named twice", word)
+			return fmt.Errorf("host %q is named twice", word)
 		}
 		seen[HostAddress{Name: h.Name, Port: h.Port}] = true
-		list = append(list, h)
+		*l = append(*l, h)
 	}
-	return list, nil
+	return nil
 }
 
 func parseHost(word string) (HostAddress, error) {
 	var h HostAddress
 	rest := word
+	if !utf8.ValidString(word) || strings.ContainsFunc(word, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return h, fmt.Errorf("host %q: it has a character that cannot be printed", word)
+	}
 	if login, host, ok := strings.Cut(word, "@"); ok {
 		h.Login, rest = login, host
 		if login == "" {
@@ -72,26 +82,32 @@ func parseHost(word string) (HostAddress, error) {
 	return h, nil
 }
 
-// ReadHosts reads a file with one host a line; # begins a comment.
-func ReadHosts(path string) (HostList, error) {
-	file, err := os.Open(path)
+// hostsLimit is far above a list of all machines that one run can have.
+const hostsLimit = 4 << 20
+
+// ReadHosts reads a file with one host a line, or some with commas between them;
+// # begins a comment. Errors are those of config.ReadText, and a
+// *config.FileError that names the line.
+func ReadHosts(ctx context.Context, path string) (HostList, error) {
+	text, err := config.ReadText(ctx, path, hostsLimit)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
-	var words []string
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		line, _, _ := strings.Cut(lines.Text(), "#")
-		if line = strings.TrimSpace(line); line != "" {
-			words = append(words, line)
+	var list HostList
+	seen := map[HostAddress]bool{}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		words, _, _ := strings.Cut(line, "#")
+		if words = strings.TrimSpace(words); words == "" {
+			continue
+		}
+		if err := list.add(words, seen); err != nil {
+			return nil, &config.FileError{Path: path, Line: n, Err: err}
 		}
 	}
-	if len(words) == 0 {
-		return nil, fmt.Errorf("read hosts from %q: no host in it", path)
-	}
-	list, err := ParseHosts(strings.Join(words, ","))
-	if err != nil {
-		return nil, fmt.Errorf("read hosts from %q: %w", path, err)
+	if len(list) == 0 {
+		return nil, &config.FileError{Path: path, Err: errors.New("there is no host in it")}
 	}
 	return list, nil
 }

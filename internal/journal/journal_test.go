@@ -172,6 +172,28 @@ func TestACrashCostsTheLineThatItCutAtMost(t *testing.T) {
 	}
 }
 
+func TestALineThatIsTooLongCostsOnlyItself(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir)
+	j.Emit(event.Note{Text: "one"})
+	file, err := os.OpenFile(filepath.Join(dir, journal.Name), os.O_APPEND|os.O_WRONLY, 0)
+	testkit.Must(t, err)
+	_, err = file.WriteString(strings.Repeat("x", 3<<20) + "\n")
+	testkit.Must(t, err)
+	testkit.Must(t, file.Close())
+	j.Emit(event.Note{Text: "two"})
+	entries := read(t, dir)
+	if len(entries) != 3 || entries[2].Event.(event.Note).Text != "two" {
+		t.Errorf("%d entries", len(entries))
+	}
+	testkit.Must(t, os.Truncate(filepath.Join(dir, journal.Name), 4*journal.MaxBytes+1))
+	if entries, err := journal.Read(dir); err == nil || len(entries) != 3 {
+		t.Errorf("of a file that is too large: %d entries, %v", len(entries), err)
+	}
+	j.Close(journal.End{})
+}
+
 func TestTheFileIsBoundedAndKeepsTheStory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

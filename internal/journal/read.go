@@ -38,18 +38,40 @@ func Read(dir string) ([]Entry, error) {
 	}
 	defer file.Close()
 	// Another version may have another bound; a file of this size is no journal.
-	scan := bufio.NewScanner(io.LimitReader(file, 4*MaxBytes))
-	scan.Buffer(make([]byte, 0, 64<<10), 2*maxLine)
+	limited := &io.LimitedReader{R: file, N: 4 * MaxBytes}
+	in := bufio.NewReaderSize(limited, 64<<10)
 	var all []Entry
-	for scan.Scan() {
-		if e, ok := parse(scan.Bytes()); ok {
+	for {
+		line, err := readLine(in)
+		if e, ok := parse(line); ok {
 			all = append(all, e)
 		}
+		switch {
+		case err == io.EOF && limited.N <= 0:
+			return all, fmt.Errorf("read the journal: %q is larger than %d bytes", file.Name(), 4*MaxBytes)
+		case err == io.EOF:
+			return all, nil
+		case err != nil:
+			return all, fmt.Errorf("read the journal: %w", err)
+		}
 	}
-	if err := scan.Err(); err != nil && !errors.Is(err, bufio.ErrTooLong) {
-		return all, fmt.Errorf("read the journal: %w", err)
+}
+
+// readLine returns the next line, or what there is before the error; nil for one
+// that is too long for an entry.
+func readLine(in *bufio.Reader) (line []byte, err error) {
+	long := false
+	for {
+		piece, err := in.ReadSlice('\n')
+		if long = long || len(line)+len(piece) > 2*maxLine; long {
+			line = nil
+		} else {
+			line = append(line, piece...)
+		}
+		if err != bufio.ErrBufferFull {
+			return line, err
+		}
 	}
-	return all, nil
 }
 
 func parse(line []byte) (Entry, bool) {
@@ -77,8 +99,6 @@ func parse(line []byte) (Entry, bool) {
 		e.Event = decode[event.AttemptEnd](line)
 	case event.Release{}.Kind():
 		e.Event = decode[event.Release](line)
-	case event.AttemptEnd{}.Kind():
-		e.Event = decode[event.AttemptEnd](line)
 	case event.WorkerDone{}.Kind():
 		e.Event = decode[event.WorkerDone](line)
 	case event.Summary{}.Kind():

@@ -1,7 +1,6 @@
 package qr
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
@@ -286,10 +285,8 @@ func appendLine(text, line string) string {
 func hasEntry(metadata, entry string, now time.Time) bool {
 	login, key, _ := strings.Cut(entry, ":")
 	want := strings.Fields(key)
-	lines := bufio.NewScanner(strings.NewReader(metadata))
-	lines.Buffer(nil, maxMetadataValue+1)
-	for lines.Scan() {
-		who, rest, ok := strings.Cut(lines.Text(), ":")
+	for line := range strings.Lines(metadata) {
+		who, rest, ok := strings.Cut(line, ":")
 		has := strings.Fields(rest)
 		if ok && strings.TrimSpace(who) == login && len(has) >= 2 && has[0] == want[0] && has[1] == want[1] && !expired(has[2:], now) {
 			return true

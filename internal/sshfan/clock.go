@@ -60,7 +60,11 @@ func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 var (
 	errSilentShell = errors.New("the login shell ran no command in time")
 	errEndedShell  = errors.New("the login shell ended before it ran a command")
+	errLoudShell   = fmt.Errorf("the login's start-up files write more than %d KiB", mostGreeting>>10)
 )
+
+// mostGreeting is how much a login may say besides the answers of clockScript.
+const mostGreeting = 64 << 10
 
 // measurement is one session of clockScript.
 type measurement struct {
@@ -71,7 +75,7 @@ type measurement struct {
 	began  bool      // an answer has come
 }
 
-func (m *measurement) run(ctx context.Context) (time.Duration, error) {
+func (m *measurement) run(ctx context.Context) (offset time.Duration, err error) {
 	answers, out := io.Pipe()
 	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out, Stderr: &m.errs, ReadOnly: true})
 	if err != nil {
@@ -94,9 +98,15 @@ func (m *measurement) run(ctx context.Context) (time.Duration, error) {
 		<-ended
 	}()
 
-	lines := bufio.NewReader(io.LimitReader(answers, 64<<10))
+	limited := &io.LimitedReader{R: answers, N: mostGreeting}
+	defer func() {
+		if err != nil && limited.N <= 0 {
+			err = errLoudShell
+		}
+	}()
+	lines := bufio.NewReader(limited)
 	clock := m.conn.fleet.cfg.Clock
-	var offset, best time.Duration
+	var best time.Duration
 	for round := range clockRounds {
 		sent := clock.Now()
 		if _, err := io.WriteString(s.Stdin, "\n"); err != nil {
@@ -138,6 +148,9 @@ func (m *measurement) explain(err error) *ConnectError {
 	case errors.Is(err, errSilentShell):
 		text = fmt.Sprintf("the login shell ran no command within %s%s", m.conn.fleet.cfg.ShellTimeout, said)
 		hint = "a start-up file of the login waits for something, or a disk hangs" + look
+	case errors.Is(err, errLoudShell):
+		text = err.Error() + said
+		hint = "they may write for people only: [[ $- == *i* ]] || return, as their first line" + look
 	case errors.Is(err, errEndedShell) || errors.Is(err, ErrNoStatus):
 		how := fmt.Sprintf("exit status %d", m.status.Code)
 		if m.status.Signal != "" {

@@ -803,6 +803,21 @@ func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
 	}
 }
 
+func TestALoginThatWritesWithoutEndIsTold(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := startOpenSSH(t)
+	id := newIdentity(t)
+	to := s.target(id)
+	to.authorize(true)
+	s.write("home/.bashrc", "while :; do echo welcome; done\n", 0o644)
+	c := connect(t, newFleet(t, func(c *sshfan.Config) { c.Identity = id }), to.host(to.addr))
+	_, err := c.MeasureClock(t.Context())
+	var refused *sshfan.ConnectError
+	if !errors.As(err, &refused) || !strings.HasSuffix(err.Error(), `: the login's start-up files write more than 64 KiB; it said "welcome"`) || !strings.Contains(refused.Hint(), "sudo tail ~") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestMeasureClock(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

@@ -1,7 +1,6 @@
 package sshfan
 
 import (
-	"bufio"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -499,15 +498,14 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 // isAuthority reports whether a line of a known_hosts file is about the
 // authority that signs host keys.
 func isAuthority(k knownhosts.KnownKey) bool {
-	file, err := os.Open(k.Filename)
+	data, err := os.ReadFile(k.Filename)
 	if err != nil {
 		return false
 	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for n := 1; lines.Scan(); n++ {
-		if n == k.Line {
-			return strings.HasPrefix(strings.TrimSpace(lines.Text()), "@cert-authority")
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		if n++; n == k.Line {
+			return strings.HasPrefix(strings.TrimSpace(line), "@cert-authority")
 		}
 	}
 	return false
