@@ -93,8 +93,9 @@ type program struct {
 
 func (p *program) run(argv []string) int {
 	// A write to a closed pipe must be an error to handle, not the end: the
-	// view may go away while the run goes on.
-	signal.Ignore(syscall.SIGPIPE)
+	// view may go away while the run goes on. It is not ignored, because the programs
+	// that we start would ignore it, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := p.watchSignals(context.Background())
 	defer stop()
 

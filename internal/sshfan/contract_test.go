@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -38,6 +39,8 @@ type target struct {
 	// asRoot: the server may do what sshd does as root only, which is to give
 	// terminals away and to start in a home that is the test's.
 	asRoot bool
+
+	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, and not that of the test
 }
 
 // processTarget starts a worker of the simulator's process backend.
@@ -145,6 +148,27 @@ func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
 	return public, key
 }
 
+// benchOf connects to a target.
+func benchOf(t *testing.T, start func(*testing.T, *sshfan.Identity) target) bench {
+	t.Helper()
+	_, key := newKey(t)
+	path := writeKey(t, openssh(t, key, ""), 0o600)
+	id, err := sshfan.LoadIdentity(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bench{target: start(t, id), id: id, signer: signer}
+	if b.authorize != nil {
+		b.authorize(true)
+	}
+	b.conn = connect(t, newFleet(t, b.settings), b.host(b.addr))
+	return b
+}
+
 func TestContract(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, start := range map[string]func(*testing.T, *sshfan.Identity) target{
@@ -153,19 +177,7 @@ func TestContract(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, key := newKey(t)
-			path := writeKey(t, openssh(t, key, ""), 0o600)
-			id, err := sshfan.LoadIdentity(path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			signer, err := ssh.NewSignerFromKey(key)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b := bench{target: start(t, id), id: id, signer: signer}
-			b.authorize(true)
-			b.conn = connect(t, newFleet(t, b.settings), b.host(b.addr))
+			b := benchOf(t, start)
 			t.Run("command", b.commands)
 			for _, row := range contract {
 				t.Run(row.name, func(t *testing.T) { row.check(t, b) })
@@ -176,6 +188,21 @@ func TestContract(t *testing.T) {
 
 // commands are the rows about one command on a connection.
 func (b bench) commands(t *testing.T) {
+	ours := func(line string) string {
+		out, err := exec.Command("bash", "-c", line).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	const (
+		limits = "ulimit -Sa | grep -v 'open files'; ulimit -Ha | grep -v 'open files'"
+		rank   = "nice; cat /proc/self/oom_score_adj; ionice -p $$; chrt -p $$ | sed s/.*:// | head -1"
+	)
+	openFiles := ours("ulimit -Sn")
+	if b.fewFiles {
+		openFiles = "1024\n"
+	}
 	for _, row := range []struct {
 		name, line     string
 		stdin          string
@@ -214,6 +241,22 @@ func (b bench) commands(t *testing.T) {
 		{name: "no login shell", line: "shopt -q login_shell || echo none; echo $0", stdout: "none\nbash\n"},
 		{name: "no terminal", line: "tty", stdout: "not a tty\n", status: sshfan.Status{Code: 1}},
 		{name: "session of its own", line: `test "$(ps -o sid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
+		{name: "no controlling terminal", line: "(: </dev/tty) 2>/dev/null || echo none", stdout: "none\n"},
+		{name: "process group of its own", line: `test "$(ps -o pgid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
+		{name: "no signal is ignored or blocked", line: "grep -E '^Sig(Blk|Ign):' /proc/self/status", stdout: "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"},
+		{name: "a writer whose reader has ended", line: "yes | head -1", stdout: "y\n"},
+		{name: "umask", line: "umask", stdout: "0022\n"},
+		{name: "open descriptors", line: "exec ls /proc/self/fd", stdout: "0\n1\n2\n3\n"}, // the last is that of ls
+		{name: "descriptors wait", line: "cat /proc/self/fdinfo/[012] | grep flags:", stdout: "flags:\t00\nflags:\t01\nflags:\t01\n"},
+		{name: "limits", line: limits, stdout: ours(limits)},
+		{name: "open files", line: "ulimit -Sn", stdout: openFiles},
+		{name: "rank", line: rank, stdout: ours(rank)},
+		{
+			name:   "names of variables", // but those that make a worker of a process, and have no part in the contract
+			line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
+			stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
+		},
+		{name: "values of variables", line: `echo $LANG $MAIL $SHELL; case :$PATH in *:` + loginPath + `) echo path; esac`, stdout: "C.UTF-8 /var/mail/" + b.login + " /bin/bash\npath\n"},
 		{name: "where it comes from", line: "set -- $SSH_CONNECTION; echo $# $1", stdout: "4 127.0.0.1\n"},
 		{name: "the connection is at no descriptor", line: "ls -l /proc/self/fd | grep -c socket:", stdout: "0\n", status: sshfan.Status{Code: 1}},
 	} {
@@ -363,6 +406,44 @@ var contract = []struct {
 			t.Errorf("got %q, %v", out, err)
 		}
 	}},
+	{"the locale of the client", func(t *testing.T, b bench) {
+		s := b.session(t)
+		for _, v := range []string{"LANG=de_DE.UTF-8", "LC_TEST=first", "LC_TEST=last"} {
+			name, value, _ := strings.Cut(v, "=")
+			if err := s.Setenv(name, value); err != nil {
+				t.Errorf("%s: %v", v, err)
+			}
+		}
+		out, err := s.Output(`tr '\0' '\n' </proc/$$/environ | grep -E '^(LANG|LC_.*)=' | sort`)
+		if err != nil || string(out) != "LANG=C.UTF-8\nLC_TEST=last\n" {
+			t.Errorf("got %q, %v; want the machine's LANG, and the client's LC_TEST once", out, err)
+		}
+	}},
+	{"SFTP", func(t *testing.T, b bench) {
+		s := b.session(t)
+		in, err := s.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := s.StdoutPipe()
+		if err == nil {
+			err = s.RequestSubsystem("sftp")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.Write([]byte{0, 0, 0, 5, 1, 0, 0, 0, 3}); err != nil { // INIT, version 3
+			t.Fatal(err)
+		}
+		answer := make([]byte, 9)
+		if _, err := io.ReadFull(out, answer); err != nil || !bytes.Equal(answer[4:], []byte{2, 0, 0, 0, 3}) { // VERSION
+			t.Errorf("got % x, %v", answer, err)
+		}
+		in.Close()
+		if _, err := io.ReadAll(out); err != nil { // what follows are extensions
+			t.Errorf("after the end of its input: %v", err)
+		}
+	}},
 	{"requests that sshd does not know", func(t *testing.T, b bench) {
 		c := b.client(t)
 		if ok, _, err := c.SendRequest("keepalive@openssh.com", true, nil); ok || err != nil {
@@ -425,6 +506,18 @@ var contract = []struct {
 		out, err := s.Output("echo out; echo err >&2; echo $TERM; stty size")
 		if err != nil || string(out) != "out\r\nerr\r\nvt100\r\n40 100\r\n" {
 			t.Errorf("got %q, %v", out, err)
+		}
+	}},
+	{"a terminal has the modes of the client's", func(t *testing.T, b bench) {
+		b.needRoot(t)
+		s := b.session(t)
+		if err := s.RequestPty("vt100", 40, 100, ssh.TerminalModes{ssh.ECHO: 0, ssh.ICRNL: 0, ssh.TOSTOP: 1, ssh.ONLCR: 0, ssh.VINTR: 1, ssh.VEOL: 255}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := s.Output(`tty | tr 0-9 N; (: </dev/tty) && echo controls; stty -a | grep -oE -- '(intr|eol) = [^;]*|-?(echo|icrnl|tostop|onlcr|isig)\b'`)
+		const want = "/dev/pts/N\ncontrols\nintr = ^A\neol = <undef>\n-icrnl\n-onlcr\nisig\n-echo\ntostop\n"
+		if err != nil || strings.ReplaceAll(string(out), "NN", "N") != want {
+			t.Errorf("got %q, %v; want %q", out, err, want)
 		}
 	}},
 	{"a terminal that is closed hangs up", func(t *testing.T, b bench) {

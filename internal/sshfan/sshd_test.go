@@ -39,7 +39,9 @@ type openSSH struct {
 
 const (
 	testerUID = 61234
+	loginPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/games:/snap/bin"
 	sshdInit  = `set -e
+umask 022
 mount --bind "$1" /etc/passwd
 [ -d /run/sshd ] || { mount -t tmpfs none /run; mkdir /run/sshd; }
 shift
@@ -68,6 +70,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 AcceptEnv LANG LC_*
+Subsystem sftp internal-sftp
 PrintMotd no
 PrintLastLog no
 UseDNS no
@@ -79,11 +82,15 @@ LogLevel VERBOSE
 	if err := os.Mkdir(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	// Of a machine with PAM these come from /etc/environment and /etc/default/locale.
+	setenv := "SetEnv=LANG=C.UTF-8 PATH=" + loginPath
+	if os.Getuid() != 0 {
+		setenv += " HOME=" + home
+	}
+	s.argv = append(s.argv, "-o", setenv)
 	if os.Getuid() == 0 {
 		s.user = "tester"
 		s.inNamespace(home)
-	} else {
-		s.argv = append(s.argv, "-o", "SetEnv=HOME="+home)
 	}
 	s.rotate()
 	s.write("authorized_keys", "", 0o644)

@@ -63,15 +63,8 @@ func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*proce
 		Setctty: p.tty,
 		PidFD:   &p.pidfd,
 	}}
-	err := m.start(func() (int, error) {
-		proc, err := os.StartProcess(m.shell(), argv, attr)
-		if err != nil {
-			return 0, err
-		}
-		p.proc = proc
-		return proc.Pid, nil
-	})
-	if err != nil {
+	var err error
+	if p.proc, err = m.start(m.shell(), argv, attr); err != nil {
 		p.closePipes()
 		return nil, err
 	}
@@ -183,6 +176,9 @@ func newPTY(payload []byte) (*pty, error) {
 	if err == nil {
 		p.name = fmt.Sprintf("/dev/pts/%d", n)
 		p.slave, err = os.OpenFile(p.name, os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err == nil {
+		err = setModes(fd, []byte(v.Modes))
 	}
 	if err == nil {
 		err = p.setSize(v.Columns, v.Rows)

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,11 +14,9 @@ import (
 // holds their disks. Both are in namespaces that only one thread of this
 // process is in, and so vanish when the process does.
 type fabric struct {
-	ip    string   // ip(8)
-	home  *os.File // network namespace of the real machine
-	tasks chan func()
-	quit  chan struct{}
-	ended chan struct{}
+	*thread
+	ip   string   // ip(8)
+	home *os.File // network namespace of the real machine
 
 	// The rest belongs to the thread.
 	networks map[string]*fabricNetwork
@@ -39,46 +36,12 @@ func newFabric(ip, disks string) (*fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fabric{
-		ip: ip, home: home, tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{}),
-		networks: make(map[string]*fabricNetwork),
-	}
-	ready := make(chan error)
-	go func() {
-		defer close(f.ended)
-		defer home.Close()
-		_ = onOwnThread(func() error {
-			err := f.unshare(disks)
-			ready <- err
-			if err != nil {
-				return err
-			}
-			for {
-				select {
-				case task := <-f.tasks:
-					task()
-				case <-f.quit:
-					return nil
-				}
-			}
-		})
-	}()
-	if err := <-ready; err != nil {
-		<-f.ended
+	f := &fabric{ip: ip, home: home, networks: make(map[string]*fabricNetwork)}
+	if f.thread, err = newThread(func() error { return f.unshare(disks) }); err != nil {
+		home.Close()
 		return nil, err
 	}
 	return f, nil
-}
-
-// do runs g on the fabric's thread.
-func (f *fabric) do(g func() error) error {
-	result := make(chan error, 1)
-	select {
-	case f.tasks <- func() { result <- g() }:
-		return <-result
-	case <-f.ended:
-		return errors.New("backend is closed")
-	}
 }
 
 // close ends the thread, and with it the namespaces.
@@ -90,8 +53,8 @@ func (f *fabric) close() error {
 		// The kernel takes its time to remove a namespace.
 		return f.batch("link del up0")
 	})
-	close(f.quit)
-	<-f.ended
+	f.end()
+	f.home.Close()
 	return err
 }
 

@@ -122,22 +122,25 @@ func (m *machine) signers() []ssh.Signer {
 	return m.hostKeys
 }
 
-// start runs spawnProcess unless the machine is down, and records the session
-// id that it returns.
-func (m *machine) start(spawnProcess func() (sid int, err error)) error {
+// start starts a process, which leads a session of its own, unless the machine is
+// down.
+func (m *machine) start(file string, argv []string, attr *os.ProcAttr) (proc *os.Process, err error) {
 	m.spawn.RLock()
 	defer m.spawn.RUnlock()
 	if m.down {
-		return errStopped
+		return nil, errStopped
 	}
-	sid, err := spawnProcess()
-	if err != nil {
+	err = m.b.origin.do(func() (err error) {
+		proc, err = os.StartProcess(file, argv, attr)
 		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.sessions[sid] = struct{}{}
-	return nil
+	m.sessions[proc.Pid] = struct{}{}
+	return proc, nil
 }
 
 func (m *machine) setDown(down bool) {

@@ -142,6 +142,9 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 	if err := b.loopback.init(cfg.Port); err != nil {
 		return nil, err
 	}
+	if err := startAfresh(); err != nil {
+		return nil, err
+	}
 	// From version 9.8 sshd punishes an address whose logins fail, and here
 	// all come from one.
 	out, _ := exec.Command(tools["sshd"], "-t", "-o", "PerSourcePenalties=no").CombinedOutput()

@@ -16,6 +16,7 @@ import (
 type processBackend struct {
 	cfg      ProcessConfig
 	standins string // directory of the stand-ins, shared by all machines
+	origin   *thread
 
 	loopback
 
@@ -29,7 +30,10 @@ type processBackend struct {
 // NewProcess returns the backend that needs no privileges.
 //
 // A machine's commands are ordinary processes of the caller, run by bash in a
-// home of their own below the machine's root, with a clean environment. What
+// home of their own below the machine's root. They begin as behind sshd, however
+// the caller was started: no signal ignored or blocked, umask 022, no descriptor but
+// the three of the session, the environment of sshd; limits, niceness and rights
+// are the caller's. What
 // is private to a machine: its address, homes, /tmp (as TMPDIR and below
 // MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and the stand-ins'
 // state. What is shared with the machine that the simulator runs on: the rest
@@ -44,7 +48,8 @@ type processBackend struct {
 //
 // It does not model: PAM, several users with different rights (sudo runs the
 // command as the same user), missing packages (but mayLack), disk or memory limits,
-// MaxStartups, X11 forwarding, subsystems.
+// MaxStartups, X11 forwarding, ~/.ssh/rc, subsystems but sftp, which needs OpenSSH's
+// sftp-server.
 func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if cfg.Root == "" {
 		return nil, errors.New("make process backend: no root directory given")
@@ -75,6 +80,9 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
 	if err := b.loopback.init(cfg.Port); err != nil {
+		return nil, fmt.Errorf("make process backend: %w", err)
+	}
+	if b.origin, err = newOrigin(); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
 	return b, nil
@@ -143,6 +151,7 @@ func (b *processBackend) add(m *machine) error {
 
 func (b *processBackend) Close() error {
 	b.mu.Lock()
+	already := b.closed
 	b.closed = true
 	var all []*machine
 	for m := range b.machines {
@@ -159,6 +168,9 @@ func (b *processBackend) Close() error {
 	}
 	for _, m := range all {
 		m.endStop()
+	}
+	if !already {
+		b.origin.end()
 	}
 	return nil
 }

@@ -540,8 +540,8 @@ func TestRequests(t *testing.T) {
 	if out, err := s.Output(`echo "[$FOO][$LC_TIME]"`); err != nil || string(out) != "[][C]\n" {
 		t.Errorf("got %q, %v", out, err)
 	}
-	if err := newSession(t, c).RequestSubsystem("sftp"); err == nil {
-		t.Error("subsystem is accepted")
+	if err := newSession(t, c).RequestSubsystem("netconf"); err == nil {
+		t.Error("subsystem netconf is accepted")
 	}
 }
 

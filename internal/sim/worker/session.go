@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -247,6 +248,13 @@ func (s *session) request(r *ssh.Request) bool {
 		return s.start(filepath.Base(s.login.m.shell()), "-c", v.Line)
 	case "shell":
 		return s.start("-" + filepath.Base(s.login.m.shell()))
+	case "subsystem":
+		var v struct{ Name string }
+		if ssh.Unmarshal(r.Payload, &v) != nil || v.Name != "sftp" {
+			return false
+		}
+		server := sftpServer()
+		return server != "" && s.start(filepath.Base(s.login.m.shell()), "-c", server)
 	case "signal":
 		var v struct{ Name string }
 		if ssh.Unmarshal(r.Payload, &v) != nil || s.proc == nil {
@@ -258,6 +266,16 @@ func (s *session) request(r *ssh.Request) bool {
 	return false
 }
 
+// sftpServer finds OpenSSH's, where the systems that have it put it; "" is none.
+func sftpServer() string {
+	for _, file := range []string{"/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server", "/usr/libexec/sftp-server"} {
+		if _, err := os.Stat(file); err == nil {
+			return file
+		}
+	}
+	return ""
+}
+
 func (s *session) start(argv ...string) bool {
 	if s.proc != nil || !s.login.c.pause(s.login.m.slowness("exec").Duration) {
 		return false
@@ -266,7 +284,7 @@ func (s *session) start(argv ...string) bool {
 	if err != nil {
 		return false
 	}
-	env = append(env, s.env...)
+	env = append(notIn(s.env, env), env...)
 	if s.pty != nil {
 		env = append(env, "TERM="+s.pty.term, "SSH_TTY="+s.pty.name)
 	}
@@ -357,6 +375,19 @@ func (l *login) environment() (env []string, home string, err error) {
 	return append(env, m.spec.Env...), home, m.startupFile(home)
 }
 
+// notIn returns the last of each variable of the client's that the machine does not
+// set itself, as it does LANG: its own counts.
+func notIn(client, own []string) (rest []string) {
+	name := func(entry string) string { return entry[:strings.IndexByte(entry, '=')+1] }
+	for i, e := range client {
+		same := func(other string) bool { return name(other) == name(e) }
+		if !slices.ContainsFunc(own, same) && !slices.ContainsFunc(client[i+1:], same) {
+			rest = append(rest, e)
+		}
+	}
+	return rest
+}
+
 // clockSet reports whether somebody on the machine has set its clock since it was
 // moved; see standin/systemctl.sh.
 func (m *machine) clockSet() bool {
@@ -366,7 +397,7 @@ func (m *machine) clockSet() bool {
 
 // environment is what every process of the machine begins with.
 func (m *machine) environment(user, home string) []string {
-	path := "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+	path := loginPath
 	if _, err := os.Lstat(m.path("programs")); err == nil {
 		path = m.path("programs")
 	}
@@ -375,6 +406,7 @@ func (m *machine) environment(user, home string) []string {
 		"USER=" + user,
 		"LOGNAME=" + user,
 		"SHELL=" + m.shell(),
+		"MAIL=/var/mail/" + user,
 		"PATH=" + m.path("bin") + ":" + path,
 		"LANG=C.UTF-8",
 		"TMPDIR=" + m.path("tmp"),

@@ -92,15 +92,8 @@ func (m *machine) runScript(name string) {
 	defer null.Close()
 	// SUDO_UID has the stand-in of id say that this is root.
 	env := append(m.environment("root", m.path("root")), "SUDO_UID=0")
-	var proc *os.Process
-	err = m.start(func() (int, error) {
-		proc, err = os.StartProcess("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
-			Dir: m.root, Env: append(env, m.spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
-		})
-		if err != nil {
-			return 0, err
-		}
-		return proc.Pid, nil
+	proc, err := m.start("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
+		Dir: m.root, Env: append(env, m.spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {
 		_, _ = proc.Wait() // its log is on the machine

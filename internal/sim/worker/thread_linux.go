@@ -26,6 +26,59 @@ func onOwnThread(f func() error) error {
 	return <-result
 }
 
+// A thread runs functions one after another, on a thread of its own that setup has
+// changed.
+type thread struct {
+	tasks chan func()
+	quit  chan struct{}
+	ended chan struct{}
+}
+
+func newThread(setup func() error) (*thread, error) {
+	t := &thread{tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{})}
+	ready := make(chan error)
+	go func() {
+		defer close(t.ended)
+		_ = onOwnThread(func() error {
+			err := setup()
+			ready <- err
+			if err != nil {
+				return err
+			}
+			for {
+				select {
+				case task := <-t.tasks:
+					task()
+				case <-t.quit:
+					return nil
+				}
+			}
+		})
+	}()
+	if err := <-ready; err != nil {
+		<-t.ended
+		return nil, err
+	}
+	return t, nil
+}
+
+// do runs f on the thread.
+func (t *thread) do(f func() error) error {
+	result := make(chan error, 1)
+	select {
+	case t.tasks <- func() { result <- f() }:
+		return <-result
+	case <-t.ended:
+		return errors.New("backend is closed")
+	}
+}
+
+// end is called once. The thread has ended when it returns.
+func (t *thread) end() {
+	close(t.quit)
+	<-t.ended
+}
+
 // openNetwork returns a handle on the network namespace of a process.
 func openNetwork(pid int) (*os.File, error) { return os.Open(procPath(pid, "ns/net")) }
 
