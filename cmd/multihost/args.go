@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
@@ -147,7 +148,17 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 	if flag == nil && name == strings.ToLower(name) {
 		lvl, flag = findFlag(levels, strings.ReplaceAll(name, "_", "-"))
 	}
+	if positive, negated := strings.CutPrefix(strings.ReplaceAll(name, "_", "-"), "no-"); flag == nil && negated { // as gcloud has it
+		if lvl, flag = findFlag(levels, positive); flag != nil && isBool(flag) && !hasValue {
+			hasValue, value = true, "false"
+		} else {
+			flag = nil
+		}
+	}
 	if flag == nil {
+		if refused := qr.Refused(strings.ReplaceAll(name, "_", "-")); refused != nil && len(levels) > 1 && levels[1].name == "qr" {
+			return 0, &usageError{err: refused, hint: refused.Hint()}
+		}
 		err := unknownFlag(levels, spelling)
 		if len(inv.positionals) > 0 && slices.Contains([]string{"run", "job", "exec", "ssh"}, levels[len(levels)-1].name) {
 			err.hint = "the words of what is to run, flags too, come after --; " + err.hint

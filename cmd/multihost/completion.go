@@ -324,7 +324,7 @@ func (q *query) values(f cli.Flag, prefix, value string) (kind string, list []ca
 // commaFlags take several names with commas between them.
 var commaFlags = []string{"xla-preset", "workers", "exclude-workers"}
 
-var enumerated = regexp.MustCompile(`^([a-z0-9]+(?:, [a-z0-9]+)*,? or [a-z0-9]+)(?::| \()`)
+var enumerated = regexp.MustCompile(`^([a-z0-9-]+(?:, [a-z0-9-]+)*,? or [a-z0-9-]+)(?::| \()`)
 
 // enumeration is the list of words that a flag takes, where its help begins
 // with it: "auto, on or off: …".
@@ -343,6 +343,8 @@ var flagValues = map[string]func(q *query) []candidate{
 	"prefix":          (*query).prefixes,
 	"tpu-type":        (*query).types,
 	"runtime-version": (*query).runtimes,
+	"type":            (*query).chips,
+	"topology":        (*query).topologies,
 	"zone":            (*query).zones,
 	"project":         (*query).projects,
 	"configuration":   (*query).configurations,
@@ -428,6 +430,29 @@ func (q *query) runs() []candidate {
 	list := make([]candidate, 0, len(all))
 	for _, f := range all {
 		list = append(list, candidate{f.name, event.Age(time.Since(f.when)) + " ago"})
+	}
+	return list
+}
+
+// chips are the kinds of chip that --type takes.
+func (q *query) chips() []candidate {
+	var list []candidate
+	for _, g := range tpu.Generations() {
+		if g.CloudAPI {
+			list = append(list, candidate{g.Family, ""})
+		}
+	}
+	return list
+}
+
+// topologies are those of the kind of chip that is typed, or of any.
+func (q *query) topologies() []candidate {
+	kind := q.setting("type")
+	var list []candidate
+	for _, t := range tpu.Types() {
+		if kind == "" || t.Generation.Family == kind {
+			list = append(list, candidate{t.Topology, t.Name})
+		}
 	}
 	return list
 }

@@ -23,6 +23,8 @@ var freeFlags = []string{
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
 	"secret-env", "service-account", "sim-slices", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
+	"boot-disk", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
+	"valid-after-duration", "valid-after-time", "valid-until-time",
 }
 
 // freeWords are commands whose words are the user's own.

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"errors"
-	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,7 +51,7 @@ string: --cqr-extra-args="--network=mtu9k --spot".
 With --detach and --bucket-name no runner is needed: the workers fetch the code
 from the bucket, start the command, bring their logs there and delete the slices
 when all have ended. See docs/detached.md for the rights that they need.`,
-		Flags: flags(jobFlags(), tierFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
+		Flags: flags(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o, err := p.jobOptions(s, c)
 			if err != nil {
@@ -110,7 +109,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 }
 
 func jobFlags() []cli.Flag {
-	return []cli.Flag{
+	all := requestFlags(
 		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "`N` slices"},
 		tpuTypeFlag(),
 		runtimeFlag(),
@@ -129,7 +128,10 @@ func jobFlags() []cli.Flag {
 		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "further attempts after slices or hosts were lost: a `NUMBER`, or unlimited"},
 		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
 		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
-	}
+	)
+	return slices.DeleteFunc(all, func(f cli.Flag) bool { // slices are named by the run
+		return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0])
+	})
 }
 
 // parseLimit reads a number from 0; unlimited is -1.
@@ -242,37 +244,24 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 // for those who type MaxText's own flags.
 func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request, error) {
 	upper := p.asMaxText()
-	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), RuntimeVersion: c.String("runtime-version"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
-	typeName := c.String("tpu-type")
+	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	if upper && !c.IsSet("num-slices") {
 		r.NodeCount = 2
 	}
 	if r.NodeCount < 1 {
 		return r, usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount)
 	}
-	if upper && typeName == "" {
-		typeName = "v4-8"
+	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
+		r.Type, _ = tpu.ParseType("v4-8") // that is one
 	}
-	if typeName == "" {
-		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
-	}
-	ty, err := tpu.ParseType(typeName)
-	if err != nil {
-		return r, fmt.Errorf("--tpu-type: %w", err)
-	}
-	r.Type = ty
 	if r.NodeCount > 1 {
 		r.NodePrefix = run
 	} else {
 		r.NodeID = run
 	}
-	if err := tierOptions(c, &r); err != nil {
+	r, err := readRequest(c, r, c.String("cqr-extra-args"))
+	if err != nil {
 		return r, err
-	}
-	if extra := c.String("cqr-extra-args"); extra != "" {
-		if err := qr.ParseGcloudFlags(extra, &r); err != nil {
-			return r, &usageError{err: fmt.Errorf("--cqr-extra-args: %w", err), hint: hintOf(err)}
-		}
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(run, login)

@@ -200,14 +200,19 @@ func (inv *invocation) global(name string, lookup config.Lookup) (value, from st
 var alternatives = [][]string{
 	{"command", "--"},
 	{"tpu-prefix", "hosts", "hosts-file"},
-	{"on-demand", "spot", "best-effort", "reserved", "reservation", "flex-start"},
+	{"on-demand", "spot", "best-effort", "reserved", "reservation", "flex-start", "guaranteed", "provisioning-model",
+		"reservation-host-project", "reservation-host-folder", "reservation-host-organization"},
+	{"valid-after-duration", "valid-after-time"},
+	{"valid-until-duration", "valid-until-time"},
+	{"tpu-type", "type"},
+	{"network-config", "network"}, {"network-config", "subnetwork"}, {"network-config", "internal-ips"},
 	{"ip", "internal-ip"},
 	{"node-prefix", "node-id"},
 	{"notify", "notify-url"},
 }
 
 // belongsTo names the flag without which another one has no meaning.
-var belongsTo = map[string]string{"max-run-duration": "flex-start"}
+var belongsTo = map[string]string{"max-run-duration": "flex-start", "topology": "type"}
 
 // layerOrder is which layer counts before which.
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,88 +39,69 @@ func runtimeFlag() cli.Flag {
 	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the workers' image; default: that of the type"}
 }
 
-// tierFlags say which capacity to ask for and what the slices are like.
-func tierFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "on-demand", Usage: "ask for on-demand capacity (the default)"},
-		&cli.BoolFlag{Name: "spot", Usage: "ask for capacity that may be taken away"},
-		&cli.BoolFlag{Name: "best-effort", Usage: "ask for best-effort capacity"},
-		&cli.BoolFlag{Name: "reserved", Usage: "use the project's reservation"},
-		&cli.StringFlag{Name: "reservation", Usage: "use this reservation, by `NAME`"},
-		&cli.BoolFlag{Name: "flex-start", Usage: "ask for capacity for a bounded time; needs --max-run-duration"},
-		&cli.StringFlag{Name: "max-run-duration", Usage: "`TIME` after which flex-start slices are deleted: 12h, 7d"},
-		&cli.StringFlag{Name: "valid-until-duration", Usage: "give up the request after this `TIME`: 6h, 1d"},
-		&cli.StringFlag{Name: "network", Usage: "`NAME` of the network"},
-		&cli.StringFlag{Name: "subnetwork", Usage: "`NAME` of the subnetwork"},
-		&cli.BoolFlag{Name: "internal-ips", Usage: "give the workers no external addresses"},
-		&cli.StringFlag{Name: "service-account", Usage: "`EMAIL` of the service account of the workers"},
-		&cli.StringFlag{Name: "scopes", Usage: "scopes of the service account, as `S1,S2`"},
-		&cli.StringSliceFlag{Name: "labels", Usage: "labels `KEY=VALUE,…`"},
-		&cli.StringFlag{Name: "tags", Usage: "network tags `T1,T2`"},
-		&cli.StringSliceFlag{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers"},
-		&cli.StringSliceFlag{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`"},
-		&cli.StringSliceFlag{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`; may be repeated"},
+// requestFlags are the flags that describe a queued resource: gcloud's, by the
+// table of package qr, but for those that the command has itself.
+func requestFlags(own ...cli.Flag) []cli.Flag {
+	all := slices.Clone(own)
+	for _, f := range qr.CreateFlags() {
+		has := func(own cli.Flag) bool { return slices.Contains(own.Names(), f.Name) }
+		switch {
+		case slices.ContainsFunc(own, has):
+		case f.Bool:
+			all = append(all, &cli.BoolFlag{Name: f.Name, Usage: f.Usage})
+		case f.Repeat:
+			all = append(all, &cli.StringSliceFlag{Name: f.Name, Usage: f.Usage})
+		default:
+			all = append(all, &cli.StringFlag{Name: f.Name, Usage: f.Usage})
+		}
 	}
+	return all
 }
 
-// tierOptions reads the flags of tierFlags into a request.
-func tierOptions(c *cli.Context, r *qr.Request) error {
-	var asked []qr.Tier
-	for _, t := range []struct {
-		flag string
-		tier qr.Tier
-	}{{"on-demand", qr.OnDemand}, {"spot", qr.Spot}, {"best-effort", qr.BestEffort}, {"reserved", qr.Reserved}, {"flex-start", qr.FlexStart}} {
-		if c.Bool(t.flag) {
-			asked = append(asked, t.tier)
+// readRequest adds the flags of requestFlags to r, and those of gcloud in extra.
+func readRequest(c *cli.Context, r qr.Request, extra string) (qr.Request, error) {
+	if typeName := c.String("tpu-type"); typeName != "" {
+		t, err := tpu.ParseType(typeName)
+		if err != nil {
+			return r, fmt.Errorf("--tpu-type: %w", err)
 		}
+		r.Type = t
 	}
-	var err error
-	if len(asked) > 0 { // none stays open for --cqr-extra-args and --reservation
-		if r.Tier, err = qr.ChooseTier(asked...); err != nil {
-			return &usageError{err: err}
+	reader := qr.NewFlagReader(r, time.Now())
+	for _, f := range qr.CreateFlags() {
+		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
+		if !own || !c.IsSet(f.Name) {
+			continue
 		}
-	}
-	r.Reservation = c.String("reservation")
-	for flag, field := range map[string]*time.Duration{"max-run-duration": &r.MaxRunDuration, "valid-until-duration": &r.ValidUntilDuration} {
-		if text := c.String(flag); text != "" {
-			if *field, err = qr.ParseDuration(text); err != nil {
-				return &usageError{err: fmt.Errorf("--%s: %w", flag, err)}
+		values := []string{fmt.Sprint(c.Value(f.Name))}
+		if f.Repeat {
+			values = c.StringSlice(f.Name)
+		}
+		for _, value := range values {
+			if err := reader.Set(f.Name, value); err != nil {
+				return r, flagError(err)
 			}
 		}
 	}
-	r.Network, r.Subnetwork, r.InternalIPs = c.String("network"), c.String("subnetwork"), c.Bool("internal-ips")
-	r.ServiceAccount, r.Scopes, r.Tags = c.String("service-account"), splitCommas(c.String("scopes")), splitCommas(c.String("tags"))
-	if r.Labels, err = dict(c, "labels"); err != nil {
-		return err
+	if err := reader.Extra(extra); err != nil {
+		return r, flagError(fmt.Errorf("--cqr-extra-args: %w", err))
 	}
-	if r.Metadata, err = dict(c, "metadata"); err != nil {
-		return err
-	}
-	files, err := dict(c, "metadata-from-file")
+	whole, err := reader.Request()
 	if err != nil {
-		return err
+		return r, flagError(err)
 	}
-	fromFiles, err := qr.ReadMetadataFiles(files)
-	if err != nil {
-		return &configError{err: fmt.Errorf("--metadata-from-file: %w", err)}
+	if whole.Type.Name == "" {
+		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
 	}
-	for k, v := range fromFiles {
-		if _, twice := r.Metadata[k]; twice {
-			return usagef("metadata %q is given by --metadata and by --metadata-from-file", k)
-		}
-		if r.Metadata == nil {
-			r.Metadata = map[string]string{}
-		}
-		r.Metadata[k] = v
+	return whole, nil
+}
+
+// flagError is an error of a flag, or of the file that it names.
+func flagError(err error) error {
+	if file := (*fs.PathError)(nil); errors.As(err, &file) {
+		return &configError{err: err}
 	}
-	for _, text := range c.StringSlice("data-disk") {
-		disk, err := qr.ParseDataDisk(text)
-		if err != nil {
-			return &usageError{err: fmt.Errorf("--data-disk: %w", err)}
-		}
-		r.DataDisks = append(r.DataDisks, disk)
-	}
-	return nil
+	return &usageError{err: err, hint: hintOf(err)}
 }
 
 func splitCommas(s string) []string {
@@ -126,23 +109,6 @@ func splitCommas(s string) []string {
 		return nil
 	}
 	return strings.Split(s, ",")
-}
-
-func dict(c *cli.Context, flag string) (map[string]string, error) {
-	var all map[string]string
-	for _, text := range c.StringSlice(flag) {
-		pairs, err := qr.ParseDict(text)
-		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("--%s: %w", flag, err)}
-		}
-		for k, v := range pairs {
-			if all == nil {
-				all = map[string]string{}
-			}
-			all[k] = v
-		}
-	}
-	return all, nil
 }
 
 func (p *program) qrCreateCommand() *cli.Command {
@@ -157,20 +123,20 @@ func (p *program) qrCreateCommand() *cli.Command {
       --tpu-type=v5litepod-16 --network=mtu9k
 
 A request that exists with the same properties is taken as it is.`,
-		Flags: flags([]cli.Flag{
+		Flags: flags(requestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "`N` slices"},
-			&cli.StringFlag{Name: "node-prefix", Usage: "slices are named `P`-0, P-1, …; default: ID"},
-			&cli.StringFlag{Name: "node-id", Usage: "`NAME` of a single slice; default: ID"},
 			tpuTypeFlag(), runtimeFlag(),
-			&cli.StringFlag{Name: "description", Usage: "`TEXT` kept with the slices"},
-			&cli.BoolFlag{Name: "autocheckpoint-enabled", Usage: "let the service trigger a checkpoint before maintenance"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
-		}, tierFlags(), waitFlags(), sshFlags()),
+			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
+		), waitFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			r, err := p.qrRequest(s, c)
 			if err != nil {
 				return err
+			}
+			if c.Bool("async") && c.Bool("wait") {
+				return usagef("--async and --wait exclude each other: give one of them")
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
@@ -184,7 +150,11 @@ A request that exists with the same properties is taken as it is.`,
 				return s.qrPlan(c.Context, r)
 			}
 			defer p.warnOfLeftovers(s, c, d, r.ID)()
-			res, created, err := s.queue.Create(c.Context, r)
+			create := s.queue.Create
+			if c.Bool("async") {
+				create = s.queue.Submit
+			}
+			res, created, err := create(c.Context, r)
 			if created && err != nil {
 				s.view.Emit(event.Note{Level: event.Warn, Text: fmt.Sprintf("queued resource %s exists, %s", r.ID, res.Standing()),
 					Hint: "delete it with: multihost qr delete " + r.ID + " --force"})
@@ -192,7 +162,11 @@ A request that exists with the same properties is taken as it is.`,
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			if created { // else Create has said what was there
+			switch {
+			case created && c.Bool("async"):
+				s.view.Emit(event.Note{Level: event.Info, Text: "asked for queued resource " + res.ID,
+					Hint: "see whether the service takes it with: multihost qr show " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
+			case created: // else Create has said what was there
 				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created queued resource %s, state %s", res.ID, res.State),
 					Hint: "wait for it with: multihost qr wait " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
 			}
@@ -209,23 +183,19 @@ func (p *program) qrRequest(s *session, c *cli.Context) (qr.Request, error) {
 	if err != nil {
 		return qr.Request{}, err
 	}
-	r := qr.Request{
-		ID: id, NodeCount: c.Int("node-count"), NodePrefix: c.String("node-prefix"), NodeID: c.String("node-id"),
-		RuntimeVersion: c.String("runtime-version"), Description: c.String("description"), Autocheckpoint: c.Bool("autocheckpoint-enabled"),
-	}
-	if c.String("tpu-type") == "" {
-		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
-	}
-	if r.Type, err = tpu.ParseType(c.String("tpu-type")); err != nil {
-		return r, fmt.Errorf("--tpu-type: %w", err)
-	}
-	if err := tierOptions(c, &r); err != nil {
+	r, err := readRequest(c, qr.Request{ID: id}, "")
+	if err != nil {
 		return r, err
+	}
+	if !c.IsSet("node-count") {
+		r.NodeCount = 1
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(id, login)
 	return r, r.Validate()
 }
+
+func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
 func waitFlags() []cli.Flag {
 	return []cli.Flag{
@@ -344,6 +314,7 @@ func (p *program) qrDeleteCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "delete the slices too"},
 			&cli.DurationFlag{Name: "delete-timeout", Value: 20 * time.Minute, Usage: "longest `TIME` to wait until it is gone"},
+			asyncFlag("end when the service has taken the request; the deletion is not waited for"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
@@ -351,14 +322,21 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			async := c.Bool("async")
+			if _, typed := p.inv.set["delete-timeout"]; typed && async {
+				return usagef("--async and --delete-timeout exclude each other: --async does not wait")
+			}
 			if s.dryRun {
 				return s.qrDeletePlan(c.Context, id, c.Bool("force"))
 			}
-			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout")})
+			deleted, err := s.queue.Delete(c.Context, id, qr.DeleteOptions{Force: c.Bool("force"), Limit: c.Duration("delete-timeout"), Async: async})
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
 			note := event.Note{Level: event.Info, Text: "deleted queued resource " + id}
+			if async {
+				note = event.Note{Level: event.Info, Text: "queued resource " + id + " is being deleted", Hint: "see whether it is gone with: multihost qr show " + id + "; its slices are billed until then"}
+			}
 			if !deleted { // perhaps another one was meant, and is billed on
 				note = event.Note{Level: event.Warn, Text: "queued resource " + id + " is not there: nothing to delete", Hint: "what there is: multihost qr list"}
 			}

@@ -397,7 +397,7 @@ func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, re
 	case refused != nil:
 		c.Request = json.RawMessage(refused.Body)
 	case do == ResourceRecreate:
-		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone)) // it has nothing that JSON has not
+		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone, d.Clock.Now())) // it has nothing that JSON has not
 	}
 	if c.Request != nil {
 		c.Gcloud = request.Gcloud(d.Project, d.Zone)

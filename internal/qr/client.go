@@ -169,6 +169,8 @@ func newResource(body *tpuapi.QueuedResource) Resource {
 			r.RuntimeVersion, r.Labels = n.RuntimeVersion, n.Labels
 			if nc := n.NetworkConfig; nc != nil {
 				r.Network, r.Subnetwork = lastPart(nc.Network), lastPart(nc.Subnetwork)
+			} else if len(n.NetworkConfigs) > 0 {
+				r.Network, r.Subnetwork = lastPart(n.NetworkConfigs[0].Network), lastPart(n.NetworkConfigs[0].Subnetwork)
 			}
 		}
 	}

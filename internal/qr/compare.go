@@ -89,10 +89,33 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 		}
 	}
 	d.text("data disks", diskNames(has), diskNames(asked))
+	d.text("network interfaces", interfaceNames(has), interfaceNames(asked))
+	if asked.BootDiskConfig != nil {
+		d.text("key of the boot disk", bootKey(has), bootKey(asked))
+	}
+	if asked.ShieldedInstanceConfig != nil {
+		d.text("secure boot", fmt.Sprint(has.ShieldedInstanceConfig != nil && has.ShieldedInstanceConfig.EnableSecureBoot), "true")
+	}
 }
 
 func external(n *tpuapi.Node) bool {
 	return n.NetworkConfig != nil && n.NetworkConfig.EnableExternalIps
+}
+
+// interfaceNames are the networks of a node that has several interfaces.
+func interfaceNames(n *tpuapi.Node) string {
+	var names []string
+	for _, i := range n.NetworkConfigs {
+		names = append(names, fmt.Sprintf("%s (external addresses: %t)", firstOf(lastPart(i.Network), "default"), i.EnableExternalIps))
+	}
+	return strings.Join(names, ", ")
+}
+
+func bootKey(n *tpuapi.Node) string {
+	if n.BootDiskConfig == nil || n.BootDiskConfig.CustomerEncryptionKey == nil {
+		return ""
+	}
+	return n.BootDiskConfig.CustomerEncryptionKey.KmsKeyName
 }
 
 func diskNames(n *tpuapi.Node) string {

@@ -44,14 +44,29 @@ var errInTheWay = errors.New("a queued resource of this name is being deleted")
 // A client that only reads answers as it would, and with a *gcp.ReadOnlyError
 // where it would make the resource; res then tells of one that is in the way.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
+	return c.create(ctx, r, c.accepted)
+}
+
+// Submit is Create, but does not wait until the API has taken the request in:
+// that it refuses it is for a later look.
+func (c *Client) Submit(ctx context.Context, r Request) (res Resource, created bool, err error) {
+	return c.create(ctx, r, func(context.Context, Request, *tpuapi.Operation, string) (Resource, bool, error) {
+		return r.justMade(c.now()), true, nil
+	})
+}
+
+// A taking deals with the operation of a request that was sent.
+type taking func(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error)
+
+func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resource, created bool, err error) {
 	if err := r.Validate(); err != nil {
 		return Resource{}, false, err
 	}
-	if err := r.checkZone(c.gcp.Zone()); err != nil {
+	if err := r.checkPlace(c.gcp.Zone(), c.now()); err != nil {
 		return Resource{}, false, err
 	}
 	for try := 1; ; try++ {
-		res, created, err = c.createOnce(ctx, r)
+		res, created, err = c.createOnce(ctx, r, sent)
 		if !errors.Is(err, errInTheWay) {
 			return res, created, c.explained(ctx, r, err)
 		}
@@ -90,12 +105,12 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	return err
 }
 
-func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, error) {
+func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resource, bool, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return Resource{}, false, err
 	}
-	body := r.Body(c.gcp.Project(), c.gcp.Zone())
+	body := r.Body(c.gcp.Project(), c.gcp.Zone(), c.now())
 	what := fmt.Sprintf("create queued resource %q", r.ID)
 	request := uuid.NewString()
 	tries := 0
@@ -109,7 +124,7 @@ func (c *Client) createOnce(ctx context.Context, r Request) (Resource, bool, err
 	var refused *gcp.ReadOnlyError
 	switch class := gcp.ClassOf(err); {
 	case err == nil:
-		return c.accepted(ctx, r, op, what)
+		return sent(ctx, r, op, what)
 	case errors.As(err, &refused):
 		return c.refused(ctx, r, body, err)
 	case class == gcp.AlreadyExists, class == gcp.Conflict:
@@ -158,10 +173,15 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 	res, err := c.read(ctx, r.ID)
 	if err != nil && ctx.Err() == nil {
 		// The API accepted the request; that it cannot be read yet is for Wait.
-		res, err = Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
-			Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: start}, nil
+		res, err = r.justMade(start), nil
 	}
 	return res, true, err
+}
+
+// justMade is the resource that r makes, before the API tells of it.
+func (r Request) justMade(at time.Time) Resource {
+	return Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
+		Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: at}
 }
 
 // afterFailure finds out whether a create that failed has left something.

@@ -63,6 +63,9 @@ func TestEveryTierIsAcceptedByTheCloud(t *testing.T) {
 			r.ValidAfterTime, r.ValidUntilTime = time.Now(), time.Now().Add(time.Hour)
 		}
 		r.DataDisks = nil
+		for i := range r.Interfaces {
+			r.Interfaces[i].Network, r.Interfaces[i].Subnetwork = "default", ""
+		}
 		if name == "single-slice-full" {
 			r.Description = "mine"
 		}
@@ -292,7 +295,7 @@ func (c *cloud) waitState(id, state string) {
 func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	c := start(t, sim.Config{})
 	r := request(t, nil)
-	body := r.Body(sim.DefaultProject, testZone)
+	body := r.Body(sim.DefaultProject, testZone, time.Now())
 	spec := body.Tpu.NodeSpec[0]
 	body.Name, body.Tpu.NodeSpec = "projects/1/locations/z/queuedResources/q7", nil
 	for _, name := range r.NodeNames() {

@@ -2,49 +2,158 @@ package qr
 
 import (
 	"fmt"
+	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-var (
-	plainDurationRE = regexp.MustCompile(`^(?:[0-9]+(?:\.[0-9]+)?(?:w|d|h|m|s|ms))+$`)
-	durationPartRE  = regexp.MustCompile(`([0-9]+(?:\.[0-9]+)?)(ms|[wdhmsWDHMS])`)
-	isoDurationRE   = regexp.MustCompile(`^P(?:[0-9]+W)?(?:[0-9]+D)?(?:T(?:[0-9]+H)?(?:[0-9]+M)?(?:[0-9]+(?:\.[0-9]+)?S)?)?$`)
+// A span is a duration as gcloud reads one. Years, months and days are counted
+// in the calendar when the span is added to a time.
+type span struct {
+	negative      bool
+	years, months int
+	days          float64
+	clock         time.Duration // hours and less
+}
+
+const (
+	day     = 24 * time.Hour
+	year    = 365.2422 // days, as gcloud counts them
+	maxSpan = math.MaxInt64
 )
 
 // ParseDuration reads a duration as people and gcloud write it: "90m",
 // "1h30m", "2d", "1w", "3600s", or ISO 8601 ("PT36H", "P7D"). A number without
 // a unit is refused, since nobody can tell whether seconds or hours are meant.
 func ParseDuration(s string) (time.Duration, error) {
-	if !plainDurationRE.MatchString(s) && (!isoDurationRE.MatchString(s) || s == "P" || strings.HasSuffix(s, "T")) {
-		return 0, fmt.Errorf("parse duration %q: write a number and a unit, such as 90m, 12h, 7d or 3600s", s)
+	p, err := parseSpan(s)
+	if err == nil && p.negative {
+		err = fmt.Errorf("parse duration %q: it is negative", s)
 	}
-	var total time.Duration
-	for _, part := range durationPartRE.FindAllStringSubmatch(s, -1) {
-		n, err := strconv.ParseFloat(part[1], 64)
-		d := n * float64(durationUnit(part[2]))
-		if err != nil || d >= float64(1<<63-1)-float64(total) {
-			return 0, fmt.Errorf("parse duration %q: too long", s)
-		}
-		total += time.Duration(d)
+	if err != nil {
+		return 0, err
 	}
-	return total, nil
+	return time.Duration(math.Round(p.inDays()*day.Seconds()))*time.Second + p.clock, nil
 }
 
-func durationUnit(unit string) time.Duration {
-	switch strings.ToLower(unit) {
-	case "w":
-		return 7 * 24 * time.Hour
-	case "d":
-		return 24 * time.Hour
-	case "h":
-		return time.Hour
-	case "m":
-		return time.Minute
-	case "ms":
-		return time.Millisecond
+// inDays is the part of the span that is counted in the calendar.
+func (p span) inDays() float64 { return (float64(p.years)+float64(p.months)/12)*year + p.days }
+
+var (
+	spanRE     = regexp.MustCompile(`^[+-]?(?:P0|P?T?(?:[0-9]+(?:[.,][0-9]+)?(?:MS|US|NS|[YMWDHS])T?)+)$`)
+	spanPartRE = regexp.MustCompile(`([0-9]+(?:[.,][0-9]+)?)(MS|US|NS|[YMWDHS])|T`)
+)
+
+// parseSpan reads [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order.
+// M is months only after P and before T and any hours, minutes or seconds.
+func parseSpan(s string) (p span, err error) {
+	upper := strings.ToUpper(s)
+	if !spanRE.MatchString(upper) || strings.Count(upper, "T") > 1 || strings.HasSuffix(upper, "T") {
+		return p, fmt.Errorf("parse duration %q: write a number and a unit, such as 90m, 12h, 7d or 3600s", s)
 	}
-	return time.Second
+	p.negative = strings.HasPrefix(upper, "-")
+	inDay := !strings.Contains(upper, "P")
+	years, months := 0.0, 0.0
+	for _, part := range spanPartRE.FindAllStringSubmatch(upper, -1) {
+		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // nothing is read of a T
+		unit := part[2]
+		if unit == "M" && !inDay {
+			unit = "months"
+		}
+		inDay = inDay || !slices.Contains([]string{"Y", "months", "W", "D"}, unit)
+		switch unit {
+		case "Y":
+			years += n
+		case "months":
+			months += n
+		case "W":
+			p.days += 7 * n
+		case "D":
+			p.days += n
+		default:
+			d := n * float64(clockUnits[unit])
+			if d >= maxSpan-float64(p.clock) {
+				return p, tooLong(s)
+			}
+			p.clock += time.Duration(d)
+		}
+	}
+	if (years*year+months*year/12+p.days)*float64(day) >= maxSpan-float64(p.clock) {
+		return p, tooLong(s)
+	}
+	whole, part := math.Modf(years)
+	p.years, p.days = int(whole), p.days+part*year
+	whole, part = math.Modf(months)
+	p.months, p.days = int(whole), p.days+math.Trunc(part*year/12)
+	return p, nil
 }
+
+func tooLong(s string) error { return fmt.Errorf("parse duration %q: too long", s) }
+
+var clockUnits = map[string]time.Duration{
+	"H": time.Hour, "M": time.Minute, "S": time.Second, "MS": time.Millisecond, "US": time.Microsecond, "NS": time.Nanosecond,
+}
+
+// after is the time that comes the span after t, in t's time zone.
+func (p span) after(t time.Time) time.Time {
+	sign := 1
+	if p.negative {
+		sign = -1
+	}
+	whole, part := math.Modf(p.days)
+	t = t.AddDate(sign*p.years, sign*p.months, sign*int(whole))
+	return t.Add(time.Duration(sign) * (p.clock + time.Duration(part*float64(day))))
+}
+
+// ParseTime reads a time as gcloud does: a date with or without a time of the
+// day and a zone, a time of today, or a duration from now, such as "+1h" or
+// "P1D". What names no zone is in that of now.
+func ParseTime(s string, now time.Time) (time.Time, error) {
+	text := strings.TrimSpace(s)
+	if strings.HasPrefix(text, "+") || strings.HasPrefix(text, "-") || strings.HasPrefix(strings.ToUpper(text), "P") {
+		p, err := parseSpan(text)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("parse time %q: write a duration from now, such as +1h or P1D", s)
+		}
+		return p.after(now), nil
+	}
+	text = regexp.MustCompile(` ?(?:UTC|GMT)$`).ReplaceAllString(text, "Z")
+	for _, date := range dateLayouts {
+		for _, clock := range clockLayouts {
+			for _, zone := range zoneLayouts {
+				layout := date + clock + zone
+				if clock == "" && zone != "" || layout == "" {
+					continue
+				}
+				t, err := time.ParseInLocation(strings.TrimLeft(layout, "T "), text, now.Location())
+				if err != nil {
+					continue
+				}
+				if date == "" {
+					y, m, d := now.In(t.Location()).Date()
+					t = time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), t.Nanosecond(), t.Location())
+				}
+				return t, nil
+			}
+		}
+	}
+	switch p, err := parseSpan(text); {
+	case err != nil:
+	case p.inDays() > 0:
+		return p.after(now), nil
+	default: // gcloud takes "1h" for one o'clock
+		return time.Time{}, fmt.Errorf("parse time %q: write +%s for that long from now, or a time of the day such as 13:00", s, text)
+	}
+	return time.Time{}, fmt.Errorf("parse time %q: write a time such as 2026-01-31T12:00:00Z or a duration from now such as +1h", s)
+}
+
+// The parts of the layouts that ParseTime knows. Fractions of a second are read
+// without being in the layout.
+var (
+	dateLayouts  = []string{"2006-01-02", "20060102", "2006/01/02", "Jan 2 2006", "2 Jan 2006", "Mon Jan 2 2006", ""}
+	clockLayouts = []string{"T15:04:05", "T15:04", " 15:04:05", " 15:04", "T150405", "T1504", "T15", " 3:04pm", " 3pm", ""}
+	zoneLayouts  = []string{"Z07:00", "Z0700", "Z07", " Z07:00", " Z0700", ""}
+)

@@ -1,6 +1,8 @@
 package qr
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -14,29 +16,101 @@ import (
 	"github.com/google/shlex"
 )
 
-// ParseGcloudFlags reads flags of `gcloud alpha compute tpus queued-resources
-// create` from one string, split into words as a shell would, and adds them to
-// into. Flags may be written --flag=value or --flag value, with dashes or
-// underscores. An unknown flag, a flag that contradicts what into already says,
-// and a malformed value are errors that name the flag; into is then unchanged.
-// --metadata-from-file reads the files it names.
-func ParseGcloudFlags(args string, into *Request) error {
+// A FlagReader makes a request of flags: those of `gcloud alpha compute tpus
+// queued-resources create`, with gcloud's meaning, and --on-demand and
+// --flex-start. A flag that contradicts what the request already says, and a
+// malformed value, are errors that name the flag.
+type FlagReader struct {
+	request Request
+	now     time.Time
+	given   map[string]bool   // flags set, wherever they stand
+	seen    map[string]string // flag → value, of one place
+	tiers   []askedTier
+	kind    string // --type
+	shape   string // --topology
+	host    string // projects/P, folders/F or organizations/O of --reservation-host-…
+}
+
+// An askedTier is a tier and the flag that asks for it.
+type askedTier struct {
+	flag string
+	tier Tier
+}
+
+// NewFlagReader begins with what r says. Times are relative to now, and in its
+// time zone where they name none.
+func NewFlagReader(r Request, now time.Time) *FlagReader {
+	p := &FlagReader{request: r.clone(), now: now, given: map[string]bool{}, seen: map[string]string{}}
+	if r.Tier != "" {
+		p.tiers = []askedTier{{"--" + string(r.Tier), r.Tier}}
+	}
+	return p
+}
+
+// Set adds one flag. The value of a flag that is Bool is true or false.
+func (p *FlagReader) Set(name, value string) error {
+	flag, ok := flagNamed(name)
+	if !ok {
+		return fmt.Errorf("unknown flag --%s", name)
+	}
+	if old, twice := p.seen[name]; twice && !flag.Repeat {
+		if old != value {
+			return fmt.Errorf("--%s is given twice, as %q and %q", name, old, value)
+		}
+		return nil
+	}
+	p.seen[name] = value
+	if flag.Bool && value == "false" { // it leaves the choice open
+		return nil
+	}
+	p.given[name] = true
+	return flag.set(p, name, value)
+}
+
+// Extra adds flags of gcloud from one string, split into words as a shell would.
+// They may be written --flag=value or --flag value, with dashes or underscores.
+func (p *FlagReader) Extra(args string) error {
 	words, err := shlex.Split(args)
 	if err != nil {
-		return fmt.Errorf("parse extra arguments %q: %w", args, err)
+		return fmt.Errorf("parse %q: %w", args, err)
 	}
-	p := &flagParser{request: into.clone(), seen: map[string]string{}}
+	p.seen = map[string]string{}
 	for len(words) > 0 {
-		words, err = p.next(words)
-		if err != nil {
-			return fmt.Errorf("parse extra arguments: %w", err)
+		if words, err = p.next(words); err != nil {
+			return err
 		}
 	}
-	if err := p.finish(); err != nil {
-		return fmt.Errorf("parse extra arguments: %w", err)
-	}
-	*into = p.request
 	return nil
+}
+
+// Request returns the request that all flags together make.
+func (p *FlagReader) Request() (Request, error) {
+	for _, pair := range exclusive {
+		if p.given[pair[0]] && p.given[pair[1]] {
+			return Request{}, fmt.Errorf("--%s and --%s exclude each other: give one of them", pair[0], pair[1])
+		}
+	}
+	if err := p.finishType(); err != nil {
+		return Request{}, err
+	}
+	if err := p.finishTier(); err != nil {
+		return Request{}, err
+	}
+	if p.host != "" {
+		p.request.Reservation = p.host + "/reservations/-"
+	}
+	return p.request, nil
+}
+
+// exclusive are the flags that gcloud takes one of.
+var exclusive = [][2]string{
+	{"node-id", "node-prefix"}, {"node-id", "workload-type"},
+	{"accelerator-type", "type"}, {"accelerator-type", "topology"},
+	{"network-config", "network"}, {"network-config", "subnetwork"}, {"network-config", "internal-ips"},
+	{"valid-after-duration", "valid-after-time"}, {"valid-until-duration", "valid-until-time"},
+	{"reservation", "reservation-host-project"}, {"reservation", "reservation-host-folder"}, {"reservation", "reservation-host-organization"},
+	{"reservation-host-project", "reservation-host-folder"}, {"reservation-host-project", "reservation-host-organization"},
+	{"reservation-host-folder", "reservation-host-organization"},
 }
 
 func (r Request) clone() Request {
@@ -45,45 +119,44 @@ func (r Request) clone() Request {
 	r.Metadata = maps.Clone(r.Metadata)
 	r.Tags = slices.Clone(r.Tags)
 	r.DataDisks = slices.Clone(r.DataDisks)
+	r.Interfaces = slices.Clone(r.Interfaces)
 	return r
 }
 
-type flagParser struct {
-	request Request
-	seen    map[string]string // flag name → value of this string
-	tiers   []Tier
-	kind    string // --type
-	shape   string // --topology
-}
+// A Flag says what one flag does to a request.
+type Flag struct {
+	Name   string
+	Usage  string // in it the name of the value, in backquotes
+	Bool   bool   // it may stand alone
+	Repeat bool   // each occurrence adds one
 
-// A gcloudFlag says what one flag does to a request.
-type gcloudFlag struct {
-	isBool bool
-	repeat bool // each occurrence adds one
-	set    func(p *flagParser, value string) error
+	set func(p *FlagReader, name, value string) error
 }
 
 // next handles the first flag of words and returns the rest.
-func (p *flagParser) next(words []string) ([]string, error) {
+func (p *FlagReader) next(words []string) ([]string, error) {
 	word, rest := words[0], words[1:]
 	if !strings.HasPrefix(word, "-") || word == "-" || word == "--" {
 		return nil, fmt.Errorf("%q is not a flag: only flags of queued-resources create are accepted here", word)
 	}
 	name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
 	name = strings.ReplaceAll(name, "_", "-")
+	if slices.Contains([]string{"async", "quiet", "q"}, name) {
+		return rest, nil // they only change how gcloud itself waits and asks
+	}
 	flag, negated, err := lookupFlag(name)
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case negated != "":
+	case negated:
 		if hasValue {
 			return nil, fmt.Errorf("--%s takes no value", name)
 		}
-		name, value = negated, "false"
-	case flag.isBool && !hasValue:
+		value = "false"
+	case flag.Bool && !hasValue:
 		value = "true"
-	case flag.isBool:
+	case flag.Bool:
 		if value, err = strictBool(name, value); err != nil {
 			return nil, err
 		}
@@ -93,29 +166,74 @@ func (p *flagParser) next(words []string) ([]string, error) {
 		}
 		value, rest = rest[0], rest[1:]
 	}
-	if old, twice := p.seen[name]; twice && !flag.repeat {
-		if old != value {
-			return nil, fmt.Errorf("--%s is given twice, as %q and %q", name, old, value)
-		}
-		return rest, nil
-	}
-	p.seen[name] = value
-	return rest, flag.set(p, value)
+	return rest, p.Set(flag.Name, value)
 }
 
-// lookupFlag finds a flag; negated is the name without "no-" of --no-FLAG.
-func lookupFlag(name string) (flag gcloudFlag, negated string, err error) {
-	flags := gcloudFlagTable()
-	if flag, ok := flags[name]; ok {
-		return flag, "", nil
+func flagNamed(name string) (Flag, bool) {
+	i := slices.IndexFunc(createFlags, func(f Flag) bool { return f.Name == name })
+	if i < 0 {
+		return Flag{}, false
 	}
-	if positive, ok := strings.CutPrefix(name, "no-"); ok && flags[positive].isBool {
-		return flags[positive], positive, nil
+	return createFlags[i], true
+}
+
+// lookupFlag finds a flag that is typed as --NAME or, negated, as --no-NAME.
+func lookupFlag(name string) (flag Flag, negated bool, err error) {
+	if flag, ok := flagNamed(name); ok {
+		return flag, false, nil
 	}
-	if near := tpu.Suggest(name, sortedKeys(flags)); near != "" {
-		return gcloudFlag{}, "", fmt.Errorf("unknown flag --%s: did you mean --%s?", name, near)
+	positive, negated := strings.CutPrefix(name, "no-")
+	if flag, ok := flagNamed(positive); ok && negated && flag.Bool {
+		return flag, true, nil
 	}
-	return gcloudFlag{}, "", fmt.Errorf("unknown flag --%s", name)
+	if slices.Contains([]string{"project", "zone", "configuration", "access-token-file"}, name) {
+		return Flag{}, false, fmt.Errorf("--%s cannot be given here: give it to multihost itself, as --%s", name, name)
+	}
+	if refusal := Refused(name); refusal != nil {
+		return Flag{}, false, refusal
+	}
+	var names []string
+	for _, f := range createFlags {
+		names = append(names, f.Name)
+	}
+	if near := tpu.Suggest(name, names); near != "" {
+		return Flag{}, false, fmt.Errorf("unknown flag --%s: did you mean --%s?", name, near)
+	}
+	return Flag{}, false, fmt.Errorf("unknown flag --%s", name)
+}
+
+// A RefusedFlag is the error for a flag of gcloud that multihost has not.
+type RefusedFlag struct{ name, reason, instead string }
+
+func (e *RefusedFlag) Error() string {
+	return fmt.Sprintf("--%s of gcloud is not supported: %s", e.name, e.reason)
+}
+
+// Hint is what to type instead.
+func (e *RefusedFlag) Hint() string { return e.instead }
+
+// Refused returns the error for a flag of gcloud that multihost has not, or nil
+// for every other one.
+func Refused(name string) *RefusedFlag {
+	for _, r := range refusedFlags {
+		if r.name == name {
+			return &r
+		}
+	}
+	return nil
+}
+
+var refusedFlags = []RefusedFlag{
+	{"account", "the account is that of application default credentials, or of gcloud's configuration", "type: gcloud config set account ACCOUNT; or name a configuration with --configuration=NAME"},
+	{"billing-project", "the project that calls are billed to is read from a variable", "type: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"},
+	{"flags-file", "flags are read from multihost.yaml, which has another form", "type: multihost init, and write the flags into multihost.yaml"},
+	{"flatten", "there is one form of JSON for programs", "add --output=json, and read that with jq"},
+	{"format", "there is one form of JSON for programs", "add --output=json, and read that with jq"},
+	{"impersonate-service-account", "the account to act as is read from gcloud's configuration", "type: gcloud config set auth/impersonate_service_account ACCOUNT"},
+	{"log-http", "HTTP requests are not logged", "add --debug to see what is tried again, or --dry-run to see the request"},
+	{"trace-token", "requests carry no trace token", "add --dry-run to qr create, and give the token to the gcloud command that it prints"},
+	{"user-output-enabled", "results are always written", "add --quiet to write results, warnings and errors only"},
+	{"verbosity", "there are three levels", "add --debug for more, or --quiet for less"},
 }
 
 func strictBool(name, value string) (string, error) {
@@ -126,45 +244,63 @@ func strictBool(name, value string) (string, error) {
 	return "", fmt.Errorf("--%s=%s: write true or false", name, value)
 }
 
-// finish applies what only all flags together decide.
-func (p *flagParser) finish() error {
-	if err := p.finishType(); err != nil {
-		return err
+// finishTier finds the one tier that is asked for.
+func (p *FlagReader) finishTier() error {
+	if p.given["min-duration"] && len(p.tiers) == 0 { // as gcloud has it
+		p.tiers = []askedTier{{"--min-duration", Guaranteed}}
 	}
-	if len(p.tiers) == 0 {
-		return nil
+	for i, asked := range p.tiers {
+		if i == 0 {
+			p.request.Tier = asked.tier
+			continue
+		}
+		tier, ok := bothTiers(p.request.Tier, asked.tier)
+		if !ok {
+			other := slices.IndexFunc(p.tiers, func(a askedTier) bool { return a.tier == p.request.Tier })
+			return fmt.Errorf("%s and %s exclude each other: a request has one capacity tier", p.tiers[other].flag, asked.flag)
+		}
+		p.request.Tier = tier
 	}
-	tier, err := ChooseTier(p.tiers...)
-	if err != nil {
-		return err
-	}
-	if was := p.request.Tier; was != "" && was != tier {
-		return fmt.Errorf("--%s here and --%s exclude each other: a request has one capacity tier", tier, was)
-	}
-	p.request.Tier = tier
 	return nil
 }
 
+// bothTiers is the tier that is meant by two. Reserved capacity is guaranteed,
+// and both are provisioned by the standard model, which alone is on demand.
+func bothTiers(a, b Tier) (Tier, bool) {
+	order := []Tier{OnDemand, Guaranteed, Reserved}
+	i, j := slices.Index(order, a), slices.Index(order, b)
+	if i < 0 || j < 0 {
+		return a, a == b
+	}
+	return order[max(i, j)], true
+}
+
 // finishType turns gcloud's --type and --topology into an accelerator type.
-func (p *flagParser) finishType() error {
+func (p *FlagReader) finishType() error {
 	if p.kind == "" && p.shape == "" {
 		return nil
 	}
 	if p.kind == "" || p.shape == "" {
-		return fmt.Errorf("--type and --topology belong together")
+		return errors.New("--type and --topology belong together")
 	}
-	if _, both := p.seen["accelerator-type"]; both {
-		return fmt.Errorf("--type and --accelerator-type exclude each other")
-	}
+	var shapes []string
 	for _, t := range tpu.Types() {
-		if (t.Generation.Family == p.kind || t.Generation.Name == p.kind) && t.Topology == p.shape {
+		if t.Generation.Family != p.kind && t.Generation.Name != p.kind {
+			continue
+		}
+		if t.Topology == p.shape {
+			p.request.ByTopology = true
 			return p.setType("type", t)
 		}
+		shapes = append(shapes, t.Topology)
 	}
-	return fmt.Errorf("--type=%s --topology=%s: no accelerator type has this topology; use --accelerator-type", p.kind, p.shape)
+	if shapes == nil {
+		return fmt.Errorf("--type=%s: no such type of chip: use v2, v3, v4, v5litepod, v5p or v6e", p.kind)
+	}
+	return fmt.Errorf("--type=%s --topology=%s: no accelerator type has this topology: use one of %s", p.kind, p.shape, strings.Join(shapes, ", "))
 }
 
-func (p *flagParser) setType(flag string, t tpu.Type) error {
+func (p *FlagReader) setType(flag string, t tpu.Type) error {
 	if was := p.request.Type.Name; was != "" && was != t.Name {
 		return contradiction(flag, t.Name, "--tpu-type", was)
 	}
@@ -177,36 +313,34 @@ func contradiction(flag, value, ours, was string) error {
 }
 
 // text makes a flag that sets one string of the request. ours names the flag of
-// this program that sets the same.
-func text(name, ours string, field func(*Request) *string) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error {
+// this program that sets the same, where it has another name.
+func text(name, usage, ours string, field func(*Request) *string) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		dst := field(&p.request)
 		if *dst != "" && *dst != value {
-			return contradiction(name, value, ours, *dst)
+			return contradiction(name, value, cmp.Or(ours, "--"+name), *dst)
 		}
 		*dst = value
 		return nil
 	}}
 }
 
-func boolean(field func(*Request) *bool) gcloudFlag {
-	return gcloudFlag{isBool: true, set: func(p *flagParser, value string) error {
-		*field(&p.request) = value == "true" || *field(&p.request)
+func boolean(name, usage string, field func(*Request) *bool) Flag {
+	return Flag{Name: name, Usage: usage, Bool: true, set: func(p *FlagReader, name, value string) error {
+		*field(&p.request) = true
 		return nil
 	}}
 }
 
-func tierFlag(tier Tier) gcloudFlag {
-	return gcloudFlag{isBool: true, set: func(p *flagParser, value string) error {
-		if value == "true" {
-			p.tiers = append(p.tiers, tier)
-		}
+func tierFlag(tier Tier, usage string) Flag {
+	return Flag{Name: string(tier), Usage: usage, Bool: true, set: func(p *FlagReader, name, value string) error {
+		p.tiers = append(p.tiers, askedTier{"--" + name, tier})
 		return nil
 	}}
 }
 
-func duration(name string, field func(*Request) *time.Duration) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error {
+func duration(name, usage string, field func(*Request) *time.Duration) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		d, err := ParseDuration(value)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
@@ -220,19 +354,23 @@ func duration(name string, field func(*Request) *time.Duration) gcloudFlag {
 	}}
 }
 
-func instant(name string, field func(*Request) *time.Time) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error {
-		t, err := time.Parse(time.RFC3339, value)
+func instant(name, usage string, field func(*Request) *time.Time) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+		t, err := ParseTime(value, p.now)
 		if err != nil {
-			return fmt.Errorf("--%s=%s: write a time such as 2026-01-31T12:00:00Z", name, value)
+			return fmt.Errorf("--%s: %w", name, err)
 		}
-		*field(&p.request) = t
+		dst := field(&p.request)
+		if !dst.IsZero() && !dst.Equal(t) {
+			return contradiction(name, value, "--"+name, dst.Format(time.RFC3339))
+		}
+		*dst = t
 		return nil
 	}}
 }
 
-func list(field func(*Request) *[]string) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error {
+func list(name, usage string, field func(*Request) *[]string) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		dst := field(&p.request)
 		for _, item := range splitList(value) {
 			if !slices.Contains(*dst, item) {
@@ -245,90 +383,73 @@ func list(field func(*Request) *[]string) gcloudFlag {
 
 // reservationHost makes one of gcloud's flags that name who hosts a
 // reservation; the API's "-" then stands for any reservation there.
-func reservationHost(name, collection string) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error {
-		if was := p.request.Reservation; was != "" {
-			return contradiction(name, value, "the reservation", was)
+func reservationHost(name, usage, collection string) Flag {
+	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
+		if was := p.host; was != "" && was != collection+"/"+value && strings.HasPrefix(was, collection) {
+			return contradiction(name, value, "--"+name, strings.TrimPrefix(was, collection+"/"))
 		}
-		p.request.Reservation = collection + "/" + value + "/reservations/-"
+		p.host = collection + "/" + value
 		return nil
 	}}
 }
 
-// refused makes a flag that multihost knows and does not take here.
-func refused(reason string) gcloudFlag {
-	return gcloudFlag{set: func(p *flagParser, value string) error { return fmt.Errorf("%s", reason) }}
+// CreateFlags returns the flags that a FlagReader knows, in the order of help.
+func CreateFlags() []Flag { return slices.Clone(createFlags) }
+
+var createFlags = []Flag{
+	{Name: "node-count", Usage: "`N` slices", set: (*FlagReader).nodeCount},
+	text("node-prefix", "slices are named `P`-0, P-1, …; default: ID", "the prefix of the slices", func(r *Request) *string { return &r.NodePrefix }),
+	text("node-id", "`NAME` of a single slice; default: ID", "the name of the slice", func(r *Request) *string { return &r.NodeID }),
+	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: what several slices are for (`TYPE`)", set: (*FlagReader).workloadType},
+	{Name: "accelerator-type", Usage: "accelerator `TYPE` of a slice, such as v5litepod-16", set: (*FlagReader).acceleratorType},
+	{Name: "type", Usage: "`TYPE` of chip, such as v5litepod, in place of an accelerator type; needs --topology", set: func(p *FlagReader, _, v string) error {
+		p.kind = strings.ToLower(v)
+		return nil
+	}},
+	{Name: "topology", Usage: "`TOPOLOGY` of the chips of a slice, such as 4x4; needs --type", set: func(p *FlagReader, _, v string) error {
+		p.shape = strings.ToLower(v)
+		return nil
+	}},
+	text("runtime-version", "`VERSION` of the workers' image; default: that of the type", "", func(r *Request) *string { return &r.RuntimeVersion }),
+
+	tierFlag(OnDemand, "ask for on-demand capacity (the default)"),
+	tierFlag(Spot, "ask for capacity that may be taken away"),
+	tierFlag(BestEffort, "ask for best-effort capacity"),
+	tierFlag(Guaranteed, "ask for guaranteed capacity"),
+	tierFlag(Reserved, "use the project's reservation"),
+	tierFlag(FlexStart, "ask for capacity for a bounded time; needs --max-run-duration"),
+	{Name: "provisioning-model", Usage: "standard, spot, reservation-bound or flex-start: which `CAPACITY` to ask for", set: (*FlagReader).provisioningModel},
+	text("reservation", "use this reservation, by `NAME`", "", func(r *Request) *string { return &r.Reservation }),
+	reservationHost("reservation-host-project", "use any reservation of the project `PROJECT`", "projects"),
+	reservationHost("reservation-host-folder", "use any reservation of the folder `NUMBER`", "folders"),
+	reservationHost("reservation-host-organization", "use any reservation of the organization `NUMBER`", "organizations"),
+	duration("min-duration", "shortest `TIME` for which guaranteed capacity is needed", func(r *Request) *time.Duration { return &r.MinDuration }),
+	duration("max-run-duration", "`TIME` after which the service deletes the slices, for flex-start: 12h, 7d", func(r *Request) *time.Duration { return &r.MaxRunDuration }),
+	duration("valid-after-duration", "make no slices before this `TIME` has passed: 6h, 1d", func(r *Request) *time.Duration { return &r.ValidAfterDuration }),
+	instant("valid-after-time", "make no slices before this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *Request) *time.Time { return &r.ValidAfterTime }),
+	duration("valid-until-duration", "give up the request after this `TIME`: 6h, 1d", func(r *Request) *time.Duration { return &r.ValidUntilDuration }),
+	instant("valid-until-time", "give up the request at this `TIME`: 2026-01-31T12:00:00Z, +6h", func(r *Request) *time.Time { return &r.ValidUntilTime }),
+
+	text("network", "`NAME` of the network", "", func(r *Request) *string { return &r.Network }),
+	text("subnetwork", "`NAME` of the subnetwork", "", func(r *Request) *string { return &r.Subnetwork }),
+	boolean("internal-ips", "give the workers no external addresses", func(r *Request) *bool { return &r.InternalIPs }),
+	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`; may be repeated", Repeat: true, set: (*FlagReader).networkConfig},
+	text("range", "`CIDR` block of 8 addresses that the workers' are taken from: 192.168.0.0/29", "the range", func(r *Request) *string { return &r.CIDRBlock }),
+
+	text("service-account", "`EMAIL` of the service account of the workers", "", func(r *Request) *string { return &r.ServiceAccount }),
+	list("scopes", "scopes of the service account, as `S1,S2`", func(r *Request) *[]string { return &r.Scopes }),
+	{Name: "labels", Usage: "labels `KEY=VALUE,…`", Repeat: true, set: (*FlagReader).labels},
+	list("tags", "network tags `T1,T2`", func(r *Request) *[]string { return &r.Tags }),
+	{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers", Repeat: true, set: (*FlagReader).metadata},
+	{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`", Repeat: true, set: (*FlagReader).metadataFromFile},
+	{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`; may be repeated", Repeat: true, set: (*FlagReader).dataDisk},
+	{Name: "boot-disk", Usage: "encrypt the boot disk, as `kms-key=KEY,confidential-compute=BOOL`", set: (*FlagReader).bootDisk},
+	boolean("shielded-secure-boot", "make the workers with secure boot", func(r *Request) *bool { return &r.SecureBoot }),
+	boolean("autocheckpoint-enabled", "let the service trigger a checkpoint before maintenance", func(r *Request) *bool { return &r.Autocheckpoint }),
+	text("description", "`TEXT` kept with the slices", "", func(r *Request) *string { return &r.Description }),
 }
 
-// ignored makes a flag that only changes how gcloud itself talks.
-func ignored() gcloudFlag {
-	return gcloudFlag{isBool: true, set: func(*flagParser, string) error { return nil }}
-}
-
-func gcloudFlagTable() map[string]gcloudFlag {
-	return map[string]gcloudFlag{
-		"accelerator-type": {set: (*flagParser).acceleratorType},
-		"type": {set: func(p *flagParser, v string) error {
-			p.kind = strings.ToLower(v)
-			return nil
-		}},
-		"topology": {set: func(p *flagParser, v string) error {
-			p.shape = strings.ToLower(v)
-			return nil
-		}},
-		"runtime-version": text("runtime-version", "--runtime-version", func(r *Request) *string { return &r.RuntimeVersion }),
-		"node-id":         text("node-id", "the name of the slice", func(r *Request) *string { return &r.NodeID }),
-		"node-prefix":     text("node-prefix", "the prefix of the slices", func(r *Request) *string { return &r.NodePrefix }),
-		"node-count":      {set: (*flagParser).nodeCount},
-		"workload-type": {set: func(p *flagParser, v string) error {
-			p.request.WorkloadType = strings.ToUpper(strings.ReplaceAll(v, "-", "_"))
-			return nil
-		}},
-
-		"spot":                          tierFlag(Spot),
-		"best-effort":                   tierFlag(BestEffort),
-		"guaranteed":                    tierFlag(Guaranteed),
-		"reserved":                      tierFlag(Reserved),
-		"provisioning-model":            {set: (*flagParser).provisioningModel},
-		"reservation":                   text("reservation", "--reservation", func(r *Request) *string { return &r.Reservation }),
-		"reservation-host-project":      reservationHost("reservation-host-project", "projects"),
-		"reservation-host-folder":       reservationHost("reservation-host-folder", "folders"),
-		"reservation-host-organization": reservationHost("reservation-host-organization", "organizations"),
-		"min-duration":                  duration("min-duration", func(r *Request) *time.Duration { return &r.MinDuration }),
-		"max-run-duration":              duration("max-run-duration", func(r *Request) *time.Duration { return &r.MaxRunDuration }),
-		"valid-after-duration":          duration("valid-after-duration", func(r *Request) *time.Duration { return &r.ValidAfterDuration }),
-		"valid-until-duration":          duration("valid-until-duration", func(r *Request) *time.Duration { return &r.ValidUntilDuration }),
-		"valid-after-time":              instant("valid-after-time", func(r *Request) *time.Time { return &r.ValidAfterTime }),
-		"valid-until-time":              instant("valid-until-time", func(r *Request) *time.Time { return &r.ValidUntilTime }),
-
-		"network":      text("network", "--network", func(r *Request) *string { return &r.Network }),
-		"subnetwork":   text("subnetwork", "--subnetwork", func(r *Request) *string { return &r.Subnetwork }),
-		"internal-ips": boolean(func(r *Request) *bool { return &r.InternalIPs }),
-		"range":        text("range", "the range", func(r *Request) *string { return &r.CIDRBlock }),
-		"network-config": refused("--network-config (several network interfaces) is not supported: " +
-			"use --network, --subnetwork and --internal-ips"),
-
-		"service-account":        text("service-account", "--service-account", func(r *Request) *string { return &r.ServiceAccount }),
-		"scopes":                 list(func(r *Request) *[]string { return &r.Scopes }),
-		"labels":                 {set: (*flagParser).labels},
-		"metadata":               {set: (*flagParser).metadata},
-		"metadata-from-file":     {set: (*flagParser).metadataFromFile},
-		"tags":                   list(func(r *Request) *[]string { return &r.Tags }),
-		"description":            text("description", "the description", func(r *Request) *string { return &r.Description }),
-		"data-disk":              {repeat: true, set: (*flagParser).dataDisk},
-		"shielded-secure-boot":   boolean(func(r *Request) *bool { return &r.SecureBoot }),
-		"autocheckpoint-enabled": boolean(func(r *Request) *bool { return &r.Autocheckpoint }),
-		"boot-disk":              refused("--boot-disk is not supported"),
-
-		"project": refused("--project cannot be given here: give it to multihost itself, as --project"),
-		"zone":    refused("--zone cannot be given here: give it to multihost itself, as --zone"),
-		"async":   ignored(),
-		"quiet":   ignored(),
-		"q":       ignored(),
-	}
-}
-
-func (p *flagParser) acceleratorType(value string) error {
+func (p *FlagReader) acceleratorType(name, value string) error {
 	t, err := tpu.ParseType(value)
 	if err != nil {
 		return fmt.Errorf("--accelerator-type: %w", err)
@@ -336,7 +457,7 @@ func (p *flagParser) acceleratorType(value string) error {
 	return p.setType("accelerator-type", t)
 }
 
-func (p *flagParser) nodeCount(value string) error {
+func (p *FlagReader) nodeCount(name, value string) error {
 	n, err := strconv.Atoi(value)
 	if err != nil || n < 1 {
 		return fmt.Errorf("--node-count=%s: write a number of slices, 1 or more", value)
@@ -348,19 +469,19 @@ func (p *flagParser) nodeCount(value string) error {
 	return nil
 }
 
-func (p *flagParser) provisioningModel(value string) error {
+func (p *FlagReader) provisioningModel(name, value string) error {
 	switch model := strings.ToLower(strings.ReplaceAll(value, "_", "-")); model {
 	case "standard":
-		p.tiers = append(p.tiers, OnDemand)
+		p.tiers = append(p.tiers, askedTier{"--provisioning-model=standard", OnDemand})
 	case "spot", "reservation-bound", "flex-start":
-		p.tiers = append(p.tiers, Tier(model))
+		p.tiers = append(p.tiers, askedTier{"--provisioning-model=" + model, Tier(model)})
 	default:
 		return fmt.Errorf("--provisioning-model=%s: use standard, spot, reservation-bound or flex-start", value)
 	}
 	return nil
 }
 
-func (p *flagParser) dataDisk(value string) error {
+func (p *FlagReader) dataDisk(name, value string) error {
 	d, err := ParseDataDisk(value)
 	if err != nil {
 		return fmt.Errorf("--data-disk: %w", err)
@@ -369,7 +490,33 @@ func (p *flagParser) dataDisk(value string) error {
 	return nil
 }
 
-func (p *flagParser) labels(value string) error {
+func (p *FlagReader) bootDisk(name, value string) error {
+	d, err := ParseBootDisk(value)
+	if err != nil {
+		return fmt.Errorf("--boot-disk: %w", err)
+	}
+	if was := p.request.BootDisk; was != (BootDisk{}) && was != d {
+		return fmt.Errorf("--boot-disk=%s contradicts the boot disk given before", value)
+	}
+	p.request.BootDisk = d
+	return nil
+}
+
+func (p *FlagReader) networkConfig(name, value string) error {
+	i, err := ParseInterface(value)
+	if err != nil {
+		return fmt.Errorf("--network-config: %w", err)
+	}
+	p.request.Interfaces = append(p.request.Interfaces, i)
+	return nil
+}
+
+func (p *FlagReader) workloadType(name, value string) error {
+	p.request.WorkloadType = strings.ToUpper(strings.ReplaceAll(value, "-", "_"))
+	return nil
+}
+
+func (p *FlagReader) labels(name, value string) error {
 	pairs, err := splitDict("labels", value)
 	if err != nil {
 		return err
@@ -382,7 +529,7 @@ func (p *flagParser) labels(value string) error {
 	return merge("labels", &p.request.Labels, pairs)
 }
 
-func (p *flagParser) metadata(value string) error {
+func (p *FlagReader) metadata(name, value string) error {
 	pairs, err := splitDict("metadata", value)
 	if err != nil {
 		return err
@@ -390,7 +537,7 @@ func (p *flagParser) metadata(value string) error {
 	return merge("metadata", &p.request.Metadata, pairs)
 }
 
-func (p *flagParser) metadataFromFile(value string) error {
+func (p *FlagReader) metadataFromFile(name, value string) error {
 	files, err := splitDict("metadata-from-file", value)
 	if err != nil {
 		return err

@@ -40,7 +40,12 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	} else {
 		add("node-id", r.nodeID())
 	}
-	add("accelerator-type", r.Type.Name)
+	if r.ByTopology {
+		add("type", r.Type.Generation.Family)
+		add("topology", r.Type.Topology)
+	} else {
+		add("accelerator-type", r.Type.Name)
+	}
 	add("runtime-version", r.runtimeVersion())
 	add("project", project)
 	add("zone", zone)
@@ -60,6 +65,15 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	add("network", r.Network)
 	add("subnetwork", r.Subnetwork)
 	set("internal-ips", r.InternalIPs)
+	for _, i := range r.Interfaces {
+		words := []string{}
+		for _, w := range [][2]string{{"network", i.Network}, {"subnetwork", i.Subnetwork}} {
+			if w[1] != "" {
+				words = append(words, w[0]+"="+w[1])
+			}
+		}
+		add("network-config", strings.Join(append(words, fmt.Sprintf("external-ips=%t", i.ExternalIPs)), ","))
+	}
 	add("range", r.CIDRBlock)
 	add("service-account", r.ServiceAccount)
 	add("scopes", strings.Join(expandScopes(r.Scopes), ","))
@@ -69,6 +83,9 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	add("description", r.Description)
 	for _, d := range r.DataDisks {
 		add("data-disk", "source="+d.Source+",mode="+d.mode())
+	}
+	if d := r.BootDisk; d != (BootDisk{}) {
+		add("boot-disk", fmt.Sprintf("kms-key=%s,confidential-compute=%t", d.KMSKey, d.Confidential))
 	}
 	set("shielded-secure-boot", r.SecureBoot)
 	set("autocheckpoint-enabled", r.Autocheckpoint)

@@ -47,31 +47,13 @@ var (
 	reservationFullRE  = regexp.MustCompile(`^(?:projects|folders|organizations)/[^/]+/locations/([^/]+)/reservations/(?:-|[a-zA-Z0-9-]+)$`)
 	networkRE          = regexp.MustCompile(`^(?:https://[^/]+/compute/[^/]+/)?(?:projects/[^/]+/)?(?:global/networks/|regions/[^/]+/subnetworks/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	diskRE             = regexp.MustCompile(`^projects/[^/]+/(?:zones|regions)/[^/]+/disks/[^/]+$`)
+	kmsKeyRE           = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+(?:/cryptoKeyVersions/[^/]+)?$`)
 	emailRE            = regexp.MustCompile(`^[^@\s,]+@[^@\s,]+$`)
 )
 
 // Tiers returns every tier, the default first.
 func Tiers() []Tier {
 	return []Tier{OnDemand, Spot, BestEffort, Guaranteed, Reserved, ReservationBound, FlexStart}
-}
-
-// ChooseTier returns the one tier among those that were asked for, OnDemand
-// when there is none. Two different ones are an error that names both flags.
-func ChooseTier(asked ...Tier) (Tier, error) {
-	chosen := Tier("")
-	for _, t := range asked {
-		switch {
-		case t == "" || t == chosen:
-		case chosen == "":
-			chosen = t
-		default:
-			return "", fmt.Errorf("--%s and --%s exclude each other: a request has one capacity tier", chosen, t)
-		}
-	}
-	if chosen == "" {
-		chosen = OnDemand
-	}
-	return chosen, nil
 }
 
 // A DataDisk is an existing disk that every worker gets.
@@ -116,6 +98,81 @@ func (d DataDisk) mode() string {
 	return "read-write"
 }
 
+// A BootDisk says how the workers' boot disks are encrypted.
+type BootDisk struct {
+	KMSKey       string // projects/P/locations/L/keyRings/R/cryptoKeys/K
+	Confidential bool   // it is made in confidential mode, which needs a key
+}
+
+// ParseBootDisk reads "kms-key=KEY[,confidential-compute=true|false]", as gcloud
+// does.
+func ParseBootDisk(s string) (BootDisk, error) {
+	var d BootDisk
+	err := eachKey(s, map[string]func(string) error{
+		"kms-key":              func(v string) error { d.KMSKey = v; return nil },
+		"confidential-compute": func(v string) (err error) { d.Confidential, err = keyBool(v); return err },
+	})
+	switch {
+	case err != nil:
+		return BootDisk{}, fmt.Errorf("parse boot disk %q: %w", s, err)
+	case d.KMSKey == "":
+		return BootDisk{}, fmt.Errorf("parse boot disk %q: it has no kms-key=", s)
+	}
+	return d, nil
+}
+
+// An Interface is one of several network interfaces of a worker.
+type Interface struct {
+	Network     string
+	Subnetwork  string
+	ExternalIPs bool
+}
+
+// ParseInterface reads "network=N,subnetwork=S,external-ips=true|false", as
+// gcloud does.
+func ParseInterface(s string) (Interface, error) {
+	var i Interface
+	err := eachKey(s, map[string]func(string) error{
+		"network":      func(v string) error { i.Network = v; return nil },
+		"subnetwork":   func(v string) error { i.Subnetwork = v; return nil },
+		"external-ips": func(v string) (err error) { i.ExternalIPs, err = keyBool(v); return err },
+	})
+	switch {
+	case err != nil:
+		return Interface{}, fmt.Errorf("parse network interface %q: %w", s, err)
+	case i.Network == "" && i.Subnetwork == "":
+		return Interface{}, fmt.Errorf("parse network interface %q: it has neither network= nor subnetwork=", s)
+	}
+	return i, nil
+}
+
+// eachKey reads KEY=VALUE,… with the keys of set.
+func eachKey(s string, set map[string]func(value string) error) error {
+	pairs, err := ParseDict(s)
+	if err != nil {
+		return err
+	}
+	for _, key := range sortedKeys(pairs) {
+		if set[key] == nil {
+			return fmt.Errorf("unknown key %q: use %s", key, strings.Join(sortedKeys(set), ", "))
+		}
+		if err := set[key](pairs[key]); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+func keyBool(value string) (bool, error) {
+	switch strings.ToLower(value) {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	}
+	return false, fmt.Errorf("%q is neither true nor false", value)
+}
+
 // A Request is what one queued resource is asked for. The zero value of every
 // optional field is the API's default.
 type Request struct {
@@ -127,6 +184,7 @@ type Request struct {
 	NodePrefix string
 
 	Type           tpu.Type
+	ByTopology     bool   // the API is told kind of chip and topology, not the type's name
 	RuntimeVersion string // "": the default of the type's generation
 	Description    string
 	WorkloadType   string // of several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
@@ -136,7 +194,7 @@ type Request struct {
 	// projects/P/locations/Z/reservations/NAME. folders/F and organizations/O
 	// may stand for projects/P, and "-" for NAME. It implies Reserved.
 	Reservation        string
-	MinDuration        time.Duration // Guaranteed only
+	MinDuration        time.Duration // Guaranteed and Reserved only
 	MaxRunDuration     time.Duration // FlexStart needs it
 	ValidAfterDuration time.Duration
 	ValidUntilDuration time.Duration
@@ -147,6 +205,9 @@ type Request struct {
 	Subnetwork  string
 	InternalIPs bool // no external addresses
 	CIDRBlock   string
+	// Interfaces, in place of the fields above but CIDRBlock, are those of every
+	// worker where it has several.
+	Interfaces []Interface
 
 	ServiceAccount string
 	Scopes         []string // URLs or gcloud's aliases ("cloud-platform")
@@ -158,6 +219,7 @@ type Request struct {
 	OwnMetadata map[string]string
 	Tags        []string
 	DataDisks   []DataDisk
+	BootDisk    BootDisk
 	SecureBoot  bool
 
 	Autocheckpoint bool
@@ -318,8 +380,8 @@ func (r Request) checkTier() (bad []error) {
 			bad = append(bad, fmt.Errorf("max run duration %s: flex-start gives at most 7 days (168h)", r.MaxRunDuration))
 		}
 	}
-	if r.MinDuration != 0 && r.tier() != Guaranteed {
-		bad = append(bad, fmt.Errorf("min duration %s needs the guaranteed tier, not %s", r.MinDuration, r.tier()))
+	if r.MinDuration != 0 && r.Asks() != Guaranteed && r.Asks() != Reserved {
+		bad = append(bad, fmt.Errorf("min duration %s needs the guaranteed or the reserved tier, not %s", r.MinDuration, r.tier()))
 	}
 	return bad
 }
@@ -352,14 +414,12 @@ func (r Request) checkTimes() (bad []error) {
 	if r.ValidUntilDuration != 0 && !r.ValidUntilTime.IsZero() {
 		bad = append(bad, errors.New("valid-until is given both as a duration and as a time"))
 	}
-	after := r.ValidAfterDuration != 0 || !r.ValidAfterTime.IsZero()
-	until := r.ValidUntilDuration != 0 || !r.ValidUntilTime.IsZero()
+	// Of two ends of which one is a time, Create knows whether they are in order.
+	after, until := r.ValidAfterDuration, r.ValidUntilDuration
 	switch {
-	case !after || !until:
-	case r.ValidAfterTime.IsZero() || r.ValidUntilTime.IsZero():
-		// The API has room for one constraint, or for an interval of two times.
-		bad = append(bad, errors.New("valid-after and valid-until together must both be given as times"))
-	case !r.ValidUntilTime.After(r.ValidAfterTime):
+	case after != 0 && until != 0 && until <= after:
+		bad = append(bad, fmt.Errorf("valid-until duration %s is not longer than valid-after duration %s", until, after))
+	case !r.ValidAfterTime.IsZero() && !r.ValidUntilTime.IsZero() && !r.ValidUntilTime.After(r.ValidAfterTime):
 		bad = append(bad, fmt.Errorf("valid-until time %s is not after valid-after time %s",
 			r.ValidUntilTime.Format(time.RFC3339), r.ValidAfterTime.Format(time.RFC3339)))
 	}
@@ -372,6 +432,12 @@ func (r Request) checkNetwork() (bad []error) {
 	}
 	if r.Subnetwork != "" && !networkRE.MatchString(r.Subnetwork) {
 		bad = append(bad, fmt.Errorf("subnetwork %q is neither a subnetwork's name nor projects/P/regions/R/subnetworks/NAME", r.Subnetwork))
+	}
+	if len(r.Interfaces) > 0 && (r.Network != "" || r.Subnetwork != "" || r.InternalIPs) {
+		bad = append(bad, errors.New("a list of network interfaces excludes network, subnetwork and internal addresses beside it"))
+	}
+	for _, i := range r.Interfaces {
+		bad = append(bad, Request{Network: i.Network, Subnetwork: i.Subnetwork}.checkNetwork()...)
 	}
 	if r.CIDRBlock != "" {
 		p, err := netip.ParsePrefix(r.CIDRBlock)
@@ -429,6 +495,9 @@ func (r Request) checkAnnotations() (bad []error) {
 }
 
 func (r Request) checkDisks() (bad []error) {
+	if key := r.BootDisk.KMSKey; key != "" && !kmsKeyRE.MatchString(key) {
+		bad = append(bad, fmt.Errorf("key %q of the boot disk is not projects/P/locations/L/keyRings/R/cryptoKeys/K", key))
+	}
 	for _, d := range r.DataDisks {
 		if !diskRE.MatchString(d.Source) {
 			bad = append(bad, fmt.Errorf("data disk source %q is not projects/P/zones/Z/disks/NAME", d.Source))
@@ -440,12 +509,12 @@ func (r Request) checkDisks() (bad []error) {
 	return bad
 }
 
-// Body returns the request as the v2alpha1 API takes it.
-func (r Request) Body(project, zone string) *tpuapi.QueuedResource {
+// Body returns the request as the v2alpha1 API takes it when it is sent now.
+func (r Request) Body(project, zone string, now time.Time) *tpuapi.QueuedResource {
 	body := &tpuapi.QueuedResource{
 		Tpu:             &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{r.nodeSpec(project, zone)}},
 		ReservationName: r.reservationName(project, zone),
-		QueueingPolicy:  r.queueingPolicy(),
+		QueueingPolicy:  r.queueingPolicy(now),
 	}
 	if r.MaxRunDuration != 0 {
 		body.RunDuration = &tpuapi.RunDuration{MaxRunDuration: apiDuration(r.MaxRunDuration)}
@@ -457,15 +526,15 @@ func (r Request) Body(project, zone string) *tpuapi.QueuedResource {
 		body.BestEffort = &tpuapi.BestEffort{}
 	case Guaranteed:
 		body.Guaranteed = &tpuapi.Guaranteed{}
-		if r.MinDuration != 0 {
-			body.Guaranteed.MinDuration = apiDuration(r.MinDuration)
-		}
 	case Reserved:
 		body.Guaranteed = &tpuapi.Guaranteed{Reserved: true}
 	case ReservationBound:
 		body.ProvisioningModel = "RESERVATION_BOUND"
 	case FlexStart:
 		body.ProvisioningModel = "FLEX_START"
+	}
+	if body.Guaranteed != nil && r.MinDuration != 0 {
+		body.Guaranteed.MinDuration = apiDuration(r.MinDuration)
 	}
 	return body
 }
@@ -513,6 +582,23 @@ func (r Request) node() *tpuapi.Node {
 	if r.ServiceAccount != "" || len(r.Scopes) > 0 {
 		node.ServiceAccount = &tpuapi.ServiceAccount{Email: r.ServiceAccount, Scope: expandScopes(r.Scopes)}
 	}
+	if r.ByTopology {
+		node.AcceleratorType = ""
+		node.AcceleratorConfig = &tpuapi.AcceleratorConfig{Type: chipType(r.Type), Topology: r.Type.Topology}
+	}
+	if len(r.Interfaces) > 0 {
+		node.NetworkConfig = nil
+	}
+	for _, i := range r.Interfaces {
+		node.NetworkConfigs = append(node.NetworkConfigs, &tpuapi.NetworkConfig{
+			Network: i.Network, Subnetwork: i.Subnetwork, EnableExternalIps: i.ExternalIPs, ForceSendFields: []string{"EnableExternalIps"},
+		})
+	}
+	if d := r.BootDisk; d != (BootDisk{}) {
+		node.BootDiskConfig = &tpuapi.BootDiskConfig{
+			CustomerEncryptionKey: &tpuapi.CustomerEncryptionKey{KmsKeyName: d.KMSKey}, EnableConfidentialCompute: d.Confidential,
+		}
+	}
 	if r.SecureBoot {
 		node.ShieldedInstanceConfig = &tpuapi.ShieldedInstanceConfig{EnableSecureBoot: true}
 	}
@@ -526,16 +612,26 @@ func (r Request) node() *tpuapi.Node {
 	return node
 }
 
-func (r Request) queueingPolicy() *tpuapi.QueueingPolicy {
-	after, until := r.ValidAfterTime, r.ValidUntilTime
+// chipType is the API's name of the type's kind of chip.
+func chipType(t tpu.Type) string {
+	if t.Generation.Family == "v5litepod" {
+		return "V5LITE_POD"
+	}
+	return strings.ToUpper(t.Generation.Family)
+}
+
+// queueingPolicy says when slices may be made. The API has room for one
+// constraint, or for an interval of two times.
+func (r Request) queueingPolicy(now time.Time) *tpuapi.QueueingPolicy {
+	after, until := r.validAfter(now), r.validUntil(now)
 	switch {
 	case !after.IsZero() && !until.IsZero():
 		return &tpuapi.QueueingPolicy{ValidInterval: &tpuapi.Interval{StartTime: apiTime(after), EndTime: apiTime(until)}}
-	case !after.IsZero():
+	case !r.ValidAfterTime.IsZero():
 		return &tpuapi.QueueingPolicy{ValidAfterTime: apiTime(after)}
-	case !until.IsZero():
+	case !r.ValidUntilTime.IsZero():
 		return &tpuapi.QueueingPolicy{ValidUntilTime: apiTime(until)}
-	case r.ValidAfterDuration == 0 && r.ValidUntilDuration == 0:
+	case after.IsZero() && until.IsZero():
 		return nil
 	}
 	policy := &tpuapi.QueueingPolicy{}
@@ -546,6 +642,23 @@ func (r Request) queueingPolicy() *tpuapi.QueueingPolicy {
 		policy.ValidUntilDuration = apiDuration(r.ValidUntilDuration)
 	}
 	return policy
+}
+
+// validAfter is the earliest time for slices to be made; zero: any.
+func (r Request) validAfter(now time.Time) time.Time {
+	return ofEither(r.ValidAfterTime, r.ValidAfterDuration, now)
+}
+
+// validUntil is the latest time for slices to be made; zero: any.
+func (r Request) validUntil(now time.Time) time.Time {
+	return ofEither(r.ValidUntilTime, r.ValidUntilDuration, now)
+}
+
+func ofEither(t time.Time, d time.Duration, now time.Time) time.Time {
+	if t.IsZero() && d != 0 {
+		return now.Add(d)
+	}
+	return t
 }
 
 // reservationName returns the reservation as the API wants it: in full.
@@ -559,8 +672,13 @@ func (r Request) reservationName(project, zone string) string {
 	return r.Reservation
 }
 
-// checkZone checks what only a zone can decide.
-func (r Request) checkZone(zone string) error {
+// checkPlace checks what only the zone and the time of the request can decide.
+func (r Request) checkPlace(zone string, now time.Time) error {
+	after, until := r.validAfter(now), r.validUntil(now)
+	if !after.IsZero() && !until.IsZero() && !until.After(after) {
+		return &InvalidError{ID: r.ID, Problems: []error{fmt.Errorf("valid-until (%s) is not after valid-after (%s)",
+			until.Format(time.RFC3339), after.Format(time.RFC3339))}}
+	}
 	if m := reservationFullRE.FindStringSubmatch(r.Reservation); m != nil && m[1] != zone {
 		return &InvalidError{ID: r.ID, Problems: []error{
 			fmt.Errorf("reservation %q is in zone %s, the request in %s", r.Reservation, m[1], zone)}}

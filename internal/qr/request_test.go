@@ -85,6 +85,14 @@ func goldenRequests(t *testing.T) map[string]qr.Request {
 			r.Type = mustType(t, "v6e-16")
 			r.MaxRunDuration = qr.MaxFlexStart
 		}),
+		"topology": tier(qr.Reserved, func(r *qr.Request) {
+			r.Type, r.ByTopology, r.RuntimeVersion = mustType(t, "v5litepod-16"), true, "v2-alpha-tpuv5-lite"
+			r.Network, r.MinDuration = "", time.Hour
+			r.Interfaces = []qr.Interface{{Network: "mtu9k", ExternalIPs: true}, {Network: "mtu9k", Subnetwork: "mtu9k"}}
+			r.BootDisk = qr.BootDisk{KMSKey: "projects/p/locations/l/keyRings/r/cryptoKeys/k", Confidential: true}
+			r.WorkloadType = "AVAILABILITY_OPTIMIZED"
+			r.ValidAfterDuration, r.ValidUntilDuration = time.Hour, 6*time.Hour
+		}),
 		"single-slice-full": {
 			ID: "q8", NodeCount: 1, Type: mustType(t, "v5litepod-8"), RuntimeVersion: "v2-alpha-tpuv5-lite",
 			Description: "it's mine", Network: "mtu9k", Subnetwork: "mtu9k-sub", InternalIPs: true,
@@ -107,7 +115,7 @@ func TestBodyAndGcloudLineOfEveryTier(t *testing.T) {
 			if err := r.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			body, err := json.MarshalIndent(r.Body("p", "us-central2-b"), "", "  ")
+			body, err := json.MarshalIndent(r.Body("p", "us-central2-b", testNow), "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,8 +153,11 @@ func TestValidateNamesWhatIsWrongBeforeAnyCall(t *testing.T) {
 		"flex without duration":     {func(r *qr.Request) { r.Tier = qr.FlexStart }, "needs a max run duration"},
 		"flex for 8 days":           {func(r *qr.Request) { r.Tier, r.MaxRunDuration = qr.FlexStart, 8*24*time.Hour }, "at most 7 days"},
 		"negative duration":         {func(r *qr.Request) { r.ValidUntilDuration = -time.Second }, "valid-until duration -1s is negative"},
-		"min duration on spot":      {func(r *qr.Request) { r.Tier, r.MinDuration = qr.Spot, time.Hour }, "needs the guaranteed tier"},
-		"two ends as durations":     {func(r *qr.Request) { r.ValidAfterDuration, r.ValidUntilDuration = 1e9, 2e9 }, "must both be given as times"},
+		"min duration on spot":      {func(r *qr.Request) { r.Tier, r.MinDuration = qr.Spot, time.Hour }, "needs the guaranteed or the reserved tier"},
+		"ends in the wrong order":   {func(r *qr.Request) { r.ValidAfterDuration, r.ValidUntilDuration = 2e9, 2e9 }, "is not longer than valid-after duration"},
+		"interfaces and a network":  {func(r *qr.Request) { r.Network, r.Interfaces = "a", []qr.Interface{{Network: "b"}} }, "excludes network"},
+		"interface":                 {func(r *qr.Request) { r.Network, r.Interfaces = "", []qr.Interface{{Network: "My Net"}} }, `network "My Net"`},
+		"key of the boot disk":      {func(r *qr.Request) { r.BootDisk.KMSKey = "k" }, `key "k" of the boot disk`},
 		"network":                   {func(r *qr.Request) { r.Network = "My Net" }, `network "My Net"`},
 		"range":                     {func(r *qr.Request) { r.CIDRBlock = "10.0.0.0/24" }, "/29"},
 		"service account":           {func(r *qr.Request) { r.ServiceAccount = "me" }, `"me" is not an email`},
@@ -210,32 +221,61 @@ func TestLabelValueIsAlwaysLegal(t *testing.T) {
 	}
 }
 
-func TestChooseTierNamesBothFlags(t *testing.T) {
-	t.Parallel()
-	if tier, err := qr.ChooseTier("", qr.Spot, "", qr.Spot); tier != qr.Spot || err != nil {
-		t.Errorf("got %q, %v", tier, err)
-	}
-	if tier, err := qr.ChooseTier(); tier != qr.OnDemand || err != nil {
-		t.Errorf("got %q, %v", tier, err)
-	}
-	if _, err := qr.ChooseTier(qr.Reserved, qr.Spot); err == nil || !strings.Contains(err.Error(), "--reserved and --spot") {
-		t.Errorf("got %v", err)
-	}
-}
+// testNow is when the requests of tests are sent.
+var testNow = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestParseDuration(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]time.Duration{
 		"90m": 90 * time.Minute, "1h30m": 90 * time.Minute, "2d": 48 * time.Hour, "1w": 168 * time.Hour,
+		"1H": time.Hour, "1,5h": 90 * time.Minute, "30m1h": 90 * time.Minute, "P1M": 2629744 * time.Second, "P1MT1M": 2629804 * time.Second, "1y": 31556926 * time.Second, "P0": 0, "1d1m": 86460 * time.Second,
 		"3600s": time.Hour, "1.5h": 90 * time.Minute, "PT36H": 36 * time.Hour, "P7D": 168 * time.Hour, "P1DT2H3M4.5S": 26*time.Hour + 3*time.Minute + 4500*time.Millisecond,
 	} {
 		if got, err := qr.ParseDuration(in); got != want || err != nil {
 			t.Errorf("ParseDuration(%q) = %v, %v, want %v", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"", "90", "h", "-1h", "1h 30m", "P", "PT", "1y", "9999999999w"} {
+	for _, in := range []string{"", "90", "h", "-1h", "1h 30m", "P", "PT", "T", "P1", "1hT", "TT1h", "9999999999w", "99999999999y", "999999999999h"} {
 		if got, err := qr.ParseDuration(in); err == nil {
 			t.Errorf("ParseDuration(%q) = %v, want an error", in, got)
+		}
+	}
+}
+
+func TestParseTime(t *testing.T) {
+	t.Parallel()
+	berlin := time.FixedZone("CET", 3600)
+	now := time.Date(2026, 1, 31, 13, 4, 5, 0, berlin)
+	for in, want := range map[string]string{
+		"2026-02-03T04:05:06Z":        "2026-02-03T04:05:06Z",
+		"2026-02-03T04:05:06.5+02:00": "2026-02-03T04:05:06.5+02:00",
+		"2026-02-03T04:05:06-0800":    "2026-02-03T04:05:06-08:00",
+		"2026-02-03 04:05:06 UTC":     "2026-02-03T04:05:06Z",
+		"2026-02-03 04:05":            "2026-02-03T04:05:00+01:00", // our time zone
+		"2026-02-03T04":               "2026-02-03T04:00:00+01:00",
+		"2026-02-03":                  "2026-02-03T00:00:00+01:00",
+		"20260203T040506":             "2026-02-03T04:05:06+01:00",
+		"2 Feb 2026 3pm":              "2026-02-02T15:00:00+01:00",
+		"23:30":                       "2026-01-31T23:30:00+01:00",
+		"+1h30m":                      "2026-01-31T14:34:05+01:00",
+		"-1h":                         "2026-01-31T12:04:05+01:00",
+		"P1D":                         "2026-02-01T13:04:05+01:00",
+		"pt36h":                       "2026-02-02T01:04:05+01:00",
+		"P1M":                         "2026-03-03T13:04:05+01:00", // there is no 31 February
+		"1d":                          "2026-02-01T13:04:05+01:00",
+		"1.5d":                        "2026-02-02T01:04:05+01:00",
+	} {
+		got, err := qr.ParseTime(in, now)
+		if text := got.Format(time.RFC3339Nano); err != nil || text != want {
+			t.Errorf("ParseTime(%q) = %s, %v, want %s", in, text, err, want)
+		}
+	}
+	for in, want := range map[string]string{
+		"": "write a time", "tomorrow": "write a time", "2026-13-01": "write a time", "+1": "write a duration from now", "90": "write a time",
+		"1h": "write +1h for that long from now", "2026-02-03T04:05:06 PST": "write a time",
+	} {
+		if got, err := qr.ParseTime(in, now); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseTime(%q) = %s, %v, want an error with %q", in, got, err, want)
 		}
 	}
 }
@@ -256,7 +296,7 @@ func TestParseDataDisk(t *testing.T) {
 
 func bodyText(t *testing.T, r qr.Request) string {
 	t.Helper()
-	text, err := json.MarshalIndent(r.Body("p", "us-central2-b"), "", "  ")
+	text, err := json.MarshalIndent(r.Body("p", "us-central2-b", testNow), "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
+	tpualpha "google.golang.org/api/tpu/v2alpha1"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -275,7 +276,7 @@ func (s *Server) deleteNetwork(c *computeCall) (any, error) {
 		}
 	}
 	for _, node := range sorted(s.state.nodes, nil) {
-		if node.msg.NetworkConfig.Network == name {
+		if slices.ContainsFunc(interfaces(node.msg), func(i *tpualpha.NetworkConfig) bool { return i.Network == name }) {
 			return nil, inUse("network", name, fmt.Sprintf("projects/%s/zones/%s/instances/t1v-n-%08x-w-0", s.cfg.Project, node.zone, uint32(node.msg.Id)))
 		}
 	}

@@ -84,7 +84,7 @@ func (s *Server) Status() Status {
 	}
 	for _, n := range sorted(s.state.nodes, nil) {
 		ns := NodeStatus{
-			ID: n.id, Zone: n.zone, Type: n.typ.Name, State: n.msg.State, Health: n.msg.Health, Network: path.Base(n.msg.NetworkConfig.Network),
+			ID: n.id, Zone: n.zone, Type: n.typ.Name, State: n.msg.State, Health: n.msg.Health, Network: path.Base(interfaces(n.msg)[0].Network),
 			Workers: []WorkerStatus{},
 		}
 		if n.queued != "" {

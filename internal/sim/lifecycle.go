@@ -227,8 +227,15 @@ func (s *Server) addNodes(q *queuedResource) []*node {
 
 func cloneNode(n *tpualpha.Node) *tpualpha.Node {
 	c := *n
-	network := *n.NetworkConfig
-	c.NetworkConfig = &network
+	if n.NetworkConfig != nil {
+		network := *n.NetworkConfig
+		c.NetworkConfig = &network
+	}
+	c.NetworkConfigs = slices.Clone(n.NetworkConfigs)
+	for i, network := range c.NetworkConfigs {
+		own := *network
+		c.NetworkConfigs[i] = &own
+	}
 	c.Labels, c.Metadata, c.Tags = maps.Clone(n.Labels), maps.Clone(n.Metadata), slices.Clone(n.Tags)
 	return &c
 }
@@ -249,9 +256,17 @@ func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node 
 	if msg.ServiceAccount.Scope == nil {
 		msg.ServiceAccount.Scope = []string{"https://www.googleapis.com/auth/cloud-platform"}
 	}
-	n := &node{msg: msg, id: id, zone: zone, typ: t, mtu: s.mtuOf(msg.NetworkConfig.Network)}
+	n := &node{msg: msg, id: id, zone: zone, typ: t, mtu: s.mtuOf(interfaces(msg)[0].Network)}
 	for range t.Workers {
-		n.ips = append(n.ips, s.nextAddress(msg.NetworkConfig.Subnetwork))
+		var further []string
+		for i, cfg := range interfaces(msg) {
+			if ip := s.nextAddress(cfg.Subnetwork); i == 0 {
+				n.ips = append(n.ips, ip)
+			} else {
+				further = append(further, ip)
+			}
+		}
+		n.further = append(n.further, further)
 	}
 	s.state.nodes[msg.Name] = n
 	return n

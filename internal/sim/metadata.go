@@ -143,8 +143,8 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 
 		"instance/network-interfaces/0/ip":      n.ips[i],
 		"instance/network-interfaces/0/mtu":     strconv.Itoa(n.mtu),
-		"instance/network-interfaces/0/network": "projects/" + projectNumber + "/networks/" + path.Base(n.msg.NetworkConfig.Network),
-		"instance/network-interfaces/0/gateway": s.state.subnetworks[n.msg.NetworkConfig.Subnetwork].GetGatewayAddress(),
+		"instance/network-interfaces/0/network": "projects/" + projectNumber + "/networks/" + path.Base(interfaces(n.msg)[0].Network),
+		"instance/network-interfaces/0/gateway": s.state.subnetworks[interfaces(n.msg)[0].Subnetwork].GetGatewayAddress(),
 
 		"project/project-id":         s.cfg.Project,
 		"project/numeric-project-id": projectNumber,
@@ -152,7 +152,7 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 	if n.msg.Health == "UNHEALTHY_MAINTENANCE" {
 		tree["instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
 	}
-	if n.msg.NetworkConfig.EnableExternalIps && i < len(n.msg.NetworkEndpoints) {
+	if interfaces(n.msg)[0].EnableExternalIps && i < len(n.msg.NetworkEndpoints) {
 		tree["instance/network-interfaces/0/access-configs/0/external-ip"] = n.msg.NetworkEndpoints[i].AccessConfig.ExternalIp
 		tree["instance/network-interfaces/0/access-configs/0/type"] = "ONE_TO_ONE_NAT"
 	}

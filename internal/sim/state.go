@@ -118,6 +118,7 @@ type node struct {
 	id, zone string
 	typ      tpu.Type
 	machines []worker.Machine // in worker order; nil entries before they boot
+	further  [][]string       // of each worker, the addresses of its other interfaces
 	ips      []string
 	mtu      int
 	queued   string              // resource name of the request that made it, or empty

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -143,16 +145,10 @@ func (s *Server) checkNode(zone, field string, n *tpualpha.Node) (tpu.Type, erro
 	if len(n.Description) > 512 {
 		return t, badField(field+".description", "must be at most 512 characters")
 	}
-	if len(n.NetworkConfigs) > 0 {
-		if n.NetworkConfig != nil {
-			return t, badField(field+".network_configs", "only one of network_config and network_configs can be set")
-		}
-		return t, notModelled("A node with networkConfigs")
+	if err := checkBootDisk(field+".boot_disk_config", n.BootDiskConfig); err != nil {
+		return t, err
 	}
-	if b := n.BootDiskConfig; b != nil {
-		return t, notModelled("bootDiskConfig")
-	}
-	if err := s.checkNetworkConfig(zone, field+".network_config", n); err != nil {
+	if err := s.checkInterfaces(zone, field, n); err != nil {
 		return t, err
 	}
 	if err := checkLabels(field, n); err != nil {
@@ -178,11 +174,57 @@ func clearOutputOnly(n *tpualpha.Node) {
 	n.Id, n.MultisliceNode, n.NetworkEndpoints, n.Symptoms, n.UpcomingMaintenance = 0, false, nil, nil, nil
 }
 
-func (s *Server) checkNetworkConfig(zone, field string, n *tpualpha.Node) error {
-	if n.NetworkConfig == nil {
-		n.NetworkConfig = &tpualpha.NetworkConfig{EnableExternalIps: true}
+// checkBootDisk takes a disk that is encrypted with a key, the rest of whose
+// properties are the service's.
+func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
+	if b == nil {
+		return nil
 	}
-	cfg := n.NetworkConfig
+	if b.DiskSizeGb != 0 || b.ProvisionedIops != 0 || b.ProvisionedThroughput != 0 || b.SourceImage != "" || b.StoragePool != "" {
+		return notModelled("A bootDiskConfig with more than a key")
+	}
+	key := ""
+	if b.CustomerEncryptionKey != nil {
+		key = b.CustomerEncryptionKey.KmsKeyName
+	}
+	if key == "" && b.EnableConfidentialCompute || key != "" && !kmsKey.MatchString(key) {
+		return badField(field+".customer_encryption_key", "%q is not the name of a key", key)
+	}
+	return nil
+}
+
+var kmsKey = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+(/cryptoKeyVersions/[0-9]+)?$`)
+
+// checkInterfaces fills in the networks of a node, which has one network_config
+// or a list.
+func (s *Server) checkInterfaces(zone, field string, n *tpualpha.Node) error {
+	if len(n.NetworkConfigs) == 0 {
+		if n.NetworkConfig == nil {
+			n.NetworkConfig = &tpualpha.NetworkConfig{EnableExternalIps: true}
+		}
+		return s.checkNetworkConfig(zone, field+".network_config", n.NetworkConfig)
+	}
+	if n.NetworkConfig != nil {
+		return badField(field+".network_configs", "only one of network_config and network_configs can be set")
+	}
+	for i, cfg := range n.NetworkConfigs {
+		if err := s.checkNetworkConfig(zone, fmt.Sprintf("%s.network_configs[%d]", field, i), cfg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// interfaces are the networks of a node that has passed checkNode; workers are
+// reached through the first.
+func interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
+	if n.NetworkConfig != nil {
+		return []*tpualpha.NetworkConfig{n.NetworkConfig}
+	}
+	return n.NetworkConfigs
+}
+
+func (s *Server) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkConfig) error {
 	if cfg.Network == "" {
 		cfg.Network = "default"
 	}

@@ -97,10 +97,13 @@ func (n *node) ready() {
 				e.IpAddress = external
 			}
 		}
-		if n.msg.NetworkConfig.EnableExternalIps {
+		if interfaces(n.msg)[0].EnableExternalIps {
 			e.AccessConfig.ExternalIp = external
 		}
 		n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, e)
+		for _, ip := range n.further[i] { // nothing answers there
+			n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, &tpualpha.NetworkEndpoint{IpAddress: ip, Port: 8470, AccessConfig: &tpualpha.AccessConfig{}})
+		}
 	}
 }
 
@@ -121,8 +124,8 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 			Devices:        n.typ.Devices(),
 			MTU:            n.mtu,
 			IP:             n.ips[i],
-			Gateway:        s.state.subnetworks[n.msg.NetworkConfig.Subnetwork].GetGatewayAddress(),
-			Network:        n.msg.NetworkConfig.Network,
+			Gateway:        s.state.subnetworks[interfaces(n.msg)[0].Subnetwork].GetGatewayAddress(),
+			Network:        interfaces(n.msg)[0].Network,
 			Metadata:       s.metadataServer(n, i),
 			Services:       map[string]http.Handler{strings.TrimPrefix(s.url, "http://"): s},
 			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
