@@ -52,7 +52,7 @@ var exitTexts = map[int]string{
 	exitTempFail:    "no capacity or quota, or a deadline passed",
 	exitPreflight:   "preflight failed, or workers differ (--skew=check)",
 	exitPermission:  "permission denied or not signed in",
-	exitConfig:      "configuration: project, zone, key or file is missing or malformed",
+	exitConfig:      "configuration: project, zone, key or file is missing or malformed, or a run's directory on the workers is not its own",
 	exitHangup:      "ended or detached by SIGHUP",
 	exitInterrupt:   "ended by SIGINT",
 	exitTerminate:   "ended by SIGTERM",
@@ -101,6 +101,7 @@ func exitCode(err error) int {
 		busy      *launch.BusyError
 		code      *launch.CodeError
 		inUse     *codesync.InUseError
+		foreign   *codesync.ForeignError
 		typeError *tpu.TypeError
 		pattern   *tpu.PatternError
 		noSlices  *tpu.NoSlicesError
@@ -140,7 +141,7 @@ func exitCode(err error) int {
 	case errors.As(err, &usage), errors.As(err, &typeError), errors.As(err, &pattern), errors.As(err, &invalid), errors.As(err, &numa),
 		errors.As(err, &xlaName), errors.As(err, &xlaKind), errors.As(err, &xlaFlag):
 		return exitUsage
-	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &idError), errors.As(err, &knownErr):
+	case errors.As(err, &conf), errors.As(err, &gconf), errors.As(err, &fileConf), errors.As(err, &foreign), errors.As(err, &idError), errors.As(err, &knownErr):
 		return exitConfig
 	case errors.As(err, &jobError):
 		switch jobError.Stage {

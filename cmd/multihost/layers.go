@@ -63,6 +63,7 @@ var privateFlags = map[string]string{
 	"allow":             "it opens a network",
 	"replace":           "it ends what others run",
 	"kill-stale":        "it ends what others run",
+	"adopt":             "it replaces your files on the workers",
 	"all-users":         "it reaches what others run",
 	"sudo":              "it makes you root on the workers",
 }

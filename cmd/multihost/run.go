@@ -135,6 +135,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Run:          c.String("run-name"),
 		UseExisting:  c.Bool("use-existing-folder"),
 		NoIgnore:     c.Bool("no-ignore"),
+		Adopt:        c.Bool("adopt"),
 		Home:         p.home,
 		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
 		Relay:        codesync.Relay(c.String("relay")),

@@ -17,6 +17,7 @@
 // On the worker:
 //
 //	~/.multihost/store/sha256/ab/ab12…   contents, by hash; shared by all runs of the login
+//	~/.multihost/sync/<run>/place        which directory ~/<run> is; another one is not touched
 //	~/.multihost/sync/<run>/digest       what ~/<run> holds, and who brought it; written last
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
 //
@@ -56,6 +57,9 @@ type Options struct {
 	Sink event.Sink // nil discards
 	// Owner is who brings the files, for people: "ann@laptop".
 	Owner string
+	// Adopt takes over a directory that no sync made: files that are to be sent
+	// replace what has their names there, and the rest stays.
+	Adopt bool
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
 	// Stall is how long a worker may take or answer no byte before its transfer
@@ -215,6 +219,35 @@ func (e *InUseError) Error() string {
 // Hint says what to type.
 func (e *InUseError) Hint() string {
 	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
+}
+
+// ForeignError says that the user has something at the run's place on a worker:
+// no sync made it. It is as it was.
+type ForeignError struct {
+	Run    string
+	What   string // "directory" with something in it, "file", "link" to such a directory, "dangling" for another link
+	Target string // of a link
+}
+
+func (e *ForeignError) Error() string {
+	switch e.What {
+	case "file":
+		return fmt.Sprintf("~/%s is a file of yours, which is left as it is", e.Run)
+	case "dangling":
+		return fmt.Sprintf("~/%s is a link to %q, where no directory is", e.Run, e.Target)
+	case "link":
+		return fmt.Sprintf("~/%s is a link to %q, which has files that no run brought there; they are left as they are", e.Run, e.Target)
+	}
+	return fmt.Sprintf("~/%s has files that no run brought there; they are left as they are", e.Run)
+}
+
+// Hint says what to type.
+func (e *ForeignError) Hint() string {
+	other := "to have a directory of its own for the run: --run-name=NAME"
+	if e.What == "file" || e.What == "dangling" {
+		return other
+	}
+	return other + "; to put the run's files into this one, over those of the same names: --adopt"
 }
 
 // A WorkerError is a failure that the worker reported.

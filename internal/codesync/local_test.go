@@ -3,8 +3,11 @@ package codesync
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -17,6 +20,7 @@ import (
 type localRunner struct {
 	home  string
 	enter []string // a command that runs the worker's shell; empty: none
+	tools string   // a directory of programs that come before the system's
 	mu    sync.Mutex
 	// execs are the lengths of stdin that were offered, one for each command.
 	execs int
@@ -32,7 +36,7 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 	words := append(slices.Clone(w.enter), "bash", "-c", "echo noise of a login script; "+c.Line)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Dir = w.home
-	cmd.Env = []string{"HOME=" + w.home, "PATH=/usr/bin:/bin"}
+	cmd.Env = []string{"HOME=" + w.home, "PATH=" + w.tools + ":/usr/bin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -40,6 +44,18 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 		return sshfan.Status{Code: exit.ExitCode()}, nil
 	}
 	return sshfan.Status{}, err
+}
+
+// tool puts a bash script in the place of a program that the worker's scripts start.
+// $REAL is the program itself.
+func (w *localRunner) tool(t *testing.T, name, script string) {
+	t.Helper()
+	if w.tools == "" {
+		w.tools = t.TempDir()
+	}
+	path, err := exec.LookPath(name)
+	testkit.Must(t, err)
+	testkit.Must(t, os.WriteFile(filepath.Join(w.tools, name), fmt.Appendf(nil, "#!/bin/bash\nREAL=%s\n%s\n", path, script), 0o755))
 }
 
 // text is what notes say, a line each.

@@ -21,14 +21,22 @@ import (
 )
 
 var (
+	//go:embed place.sh
+	placeScript string
 	//go:embed worker.sh
 	workerScript string
 	//go:embed serve.sh
 	serveScript string
+	//go:embed unpack.sh
+	unpackScript string
 )
 
+// Unpack is the script of workers that fetch their files by themselves. It refuses
+// what a Push would; see unpack.sh.
+func Unpack() string { return placeScript + "\n" + unpackScript }
+
 // workerProgram is what all steps of a push run.
-var workerProgram = sshfan.NewProgram("sync", workerScript)
+var workerProgram = sshfan.NewProgram("sync", placeScript, workerScript)
 
 const (
 	// pushTries is how often a worker's transfer is begun when the connection
@@ -53,7 +61,7 @@ var (
 // the Scan a *FileError, a transfer that does not move ErrStalled; everything
 // else is the Runner's. After an error ~/run may be incomplete, which the next
 // Push finds out. Where a run of that name lives, what it runs on is not changed:
-// *InUseError.
+// *InUseError. Nor is what the user has at ~/run: *ForeignError.
 func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	if !runName.MatchString(run) {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -110,13 +118,24 @@ var errBroken = errors.New("transfer broke off")
 // that it lacks nothing. What it is told is what differs from the manifest that
 // it had last, unless whole.
 func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole bool) (answer, error) {
-	ans, err := t.exec(ctx, r, step{args: []string{"check", run, t.Digest}, rep: rep})
+	ans, err := t.check(ctx, r, run, rep)
 	if err != nil || ans.word == "same" {
 		return ans, err
 	}
 	if whole {
 		ans.baseDigest = ""
 	}
+	return t.plan(ctx, r, run, ans, rep)
+}
+
+// check asks whether the directory is as it shall be. It changes nothing.
+func (t *Tree) check(ctx context.Context, r Runner, run string, rep *Report) (answer, error) {
+	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
+}
+
+// plan has a worker that answered base to a check fill its directory, or say what
+// it lacks.
+func (t *Tree) plan(ctx context.Context, r Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.recipeFrom(ans.baseDigest)
 	base := ""
 	if len(way.pieces) > 0 {
@@ -134,8 +153,16 @@ func (t *Tree) args(step, run, form string) []string {
 		strconv.FormatInt(cmp.Or(t.opts.Store.MaxBytes, 20e9), 10),
 		seconds(cmp.Or(t.opts.Store.Keep, time.Hour)),
 		sshfan.Clean(t.opts.Owner, 200),
+		yes(t.opts.Adopt),
 		form,
 	}
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
 }
 
 // A Forecast is what a Push would do to one worker.
@@ -152,7 +179,7 @@ func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, err
 		return f, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	var rep Report
-	ans, err := t.exec(ctx, r, step{args: []string{"check", run, t.Digest}, rep: &rep})
+	ans, err := t.check(ctx, r, run, &rep)
 	if err != nil || ans.word == "same" {
 		return f, err
 	}
@@ -294,7 +321,12 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 	if err != nil {
 		return answer{}, fmt.Errorf("sync to worker (%s): %w", name, err)
 	}
-	return parseAnswer(name, out.buf.Bytes(), errs.buf.Bytes(), status)
+	ans, err := parseAnswer(name, out.buf.Bytes(), errs.buf.Bytes(), status)
+	var foreign *ForeignError
+	if errors.As(err, &foreign) {
+		foreign.Run = s.args[1]
+	}
+	return ans, err
 }
 
 // parseAnswer reads what the script said after its marker; what login scripts
@@ -316,6 +348,9 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 				missing = true
 			case "busy":
 				return ans, &InUseError{sshfan.Clean(strings.TrimPrefix(line[i+len(marker):], words[0]), 200)}
+			case "foreign":
+				kind, target, _ := strings.Cut(strings.TrimPrefix(line[i+len(marker):], "foreign "), " ")
+				return ans, &ForeignError{What: kind, Target: sshfan.Clean(target, 200)}
 			case "error", "broken":
 				reason := strings.TrimSpace(strings.TrimPrefix(line[i+len(marker):], words[0]))
 				if detail := lastLine(stderr); detail != "" {

@@ -79,9 +79,14 @@ const relayWaves = 2
 func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 	todo := slices.Clone(all)
 	for wave := 0; len(todo) > 0; wave++ {
-		// All answers are waited for: who lacks the same is known only then, and
-		// the command starts on none before all have their files anyway.
-		each(todo, func(r *receiver) { t.plan(ctx, r, run) })
+		// All answers are waited for: where one has something of the user's at this
+		// place, nothing is made on the others; who lacks the same is known only
+		// then; and the command starts on none before all have their files anyway.
+		each(todo, func(r *receiver) { t.look(ctx, r, run) })
+		if slices.ContainsFunc(todo, (*receiver).refused) {
+			return
+		}
+		each(todo, func(r *receiver) { t.tell(ctx, r, run) })
 		todo = slices.DeleteFunc(todo, func(r *receiver) bool { return r.done })
 		trees, rest, err := t.arrange(ctx, todo, wave < relayWaves)
 		if err != nil {
@@ -125,14 +130,30 @@ func each(list []*receiver, f func(*receiver)) {
 	all.Wait()
 }
 
-// plan asks one worker what it lacks. What goes wrong here is left to deliver,
-// which tries again.
-func (t *Tree) plan(ctx context.Context, r *receiver, run string) {
+// look asks one worker whether it has the tree. What goes wrong here and in tell is
+// left to deliver, which tries again.
+func (t *Tree) look(ctx context.Context, r *receiver, run string) {
 	if r.direct {
 		return
 	}
 	r.parent = nil
-	r.ans, r.err = t.ask(ctx, r.Conn, run, &r.rep, false)
+	r.ans, r.err = t.check(ctx, r.Conn, run, &r.rep)
+}
+
+// refused reports whether the user has something at the run's place.
+func (r *receiver) refused() bool {
+	var foreign *ForeignError
+	return errors.As(r.err, &foreign)
+}
+
+// tell has one worker that was asked say what it lacks.
+func (t *Tree) tell(ctx context.Context, r *receiver, run string) {
+	if r.direct || r.err != nil {
+		return
+	}
+	if r.ans.word != "same" {
+		r.ans, r.err = t.plan(ctx, r.Conn, run, r.ans, &r.rep)
+	}
 	if r.err == nil && t.filled(r.ans, &r.rep) {
 		r.finish(t)
 	}
@@ -354,7 +375,7 @@ func (t *Tree) judge(tr *tree) {
 			t.filled(answer{word: "filled", removed: r.ans.removed}, &r.rep)
 			r.finish(t)
 			continue
-		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken):
+		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken), r.refused():
 			r.done = true // a full disk is full whoever sends
 			continue
 		}

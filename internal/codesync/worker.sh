@@ -2,18 +2,19 @@
 #
 # Makes ~/RUN equal to a manifest, from the content store of this login.
 #
-#   check   RUN DIGEST                          same | differs [BASE DIGEST]
+#   check   RUN DIGEST ADOPT                    same | differs [BASE DIGEST]
 #   look    RUN DIGEST ENTRIES                  gzip of the manifest on stdin; lacks. Changes nothing
-#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER - BASE PIECE...
+#   plan    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT - BASE PIECE...
 #                                               gzip of what is new in the manifest on stdin; filled | missing
-#   receive RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM
+#   receive RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM
 #                                               tar of contents on stdin, and FORM is gzip or plain; filled | missing
-#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM TOKEN SIZE SERVE
+#   feed    RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE
 #                                               the same, SIZE bytes of it, and passed on
-#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP OWNER FORM TOKEN SIZE SERVE HOST PORT USER KEY
+#   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE HOST PORT USER KEY
 #                                               the same, from a worker, by its command SERVE
 #
-# Where a run of that name lives, nothing is changed: busy OWNER.
+# Where a run of that name lives, nothing is changed: busy OWNER. Nor is what lies
+# at ~/RUN and no sync made, unless ADOPT is yes: foreign WHAT.
 #
 # Answers are lines that begin with "multihost-sync 1"; "missing N" and "lacks N
 # GONE" are followed by N lines with one hash each. missing says "relays" where
@@ -29,7 +30,7 @@ unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 trap '' PIPE HUP
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
-owner=${7-} form=${8-} token=${9-} size=${10-} serve=${11-} peer_host=${12-} peer_port=${13-} peer_user=${14-} peer_key=${15-}
+owner=${7-} adopt=${8-} form=${9-} token=${10-} size=${11-} serve=${12-} peer_host=${13-} peer_port=${14-} peer_user=${15-} peer_key=${16-}
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
@@ -409,6 +410,8 @@ place_files() {
 	for i in "${changed[@]}"; do
 		printf '%s\0' "$stage/${staged[i]}" "$dir/${paths[i]}"
 	done | rename_all || die "cannot write to ~/$run"
+	rm -rf -- "$stage"
+	stage=''
 }
 
 # rename_all: OLD and NEW names on stdin by turns, each ended by NUL. mv would be a
@@ -484,10 +487,20 @@ refuse_in_use() {
 	return 0
 }
 
+# refuse_foreign ADOPT: what the user has at ~/RUN is left alone. Only a directory
+# can be taken over.
+refuse_foreign() {
+	if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
+		say "foreign $REPLY"
+		exit 1
+	fi
+}
+
 fill() {
 	local i was=''
 	local -a dirs=() kept=()
 	[[ -f $state/manifest.new ]] || die "no manifest"
+	refuse_foreign "$adopt"
 	read_manifest "$state/manifest.new"
 	tell_missing
 	refuse_in_use
@@ -499,11 +512,11 @@ fill() {
 		[[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
 		exit 1
 	}
+	take_place || die "cannot write ~/$run"
 	# Were we stopped now, both its old and its new files would be ours to
 	# remove by the next sync.
 	touch "$state/manifest" || die "cannot write ~/.multihost/sync/$run"
 	cat "$state/manifest" "$state/manifest.new" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
-	mkdir -p -- "$dir" || die "cannot write ~/$run"
 	[[ -w $dir ]] || die "cannot write to ~/$run"
 	rm -rf -- "$dir"/.multihost-sync.*
 	remove_gone
@@ -576,7 +589,12 @@ prune() {
 
 case $step in
 check)
-	if check; then say same; else last_run || say differs; fi
+	if check; then
+		say same
+	else
+		refuse_foreign "${4-}"
+		last_run || say differs
+	fi
 	;;
 look)
 	read_manifest <(gzip -dc)
@@ -593,7 +611,7 @@ plan | receive | feed | fetch)
 	prepare
 	exec 7<&0
 	case $step in
-	plan) take_manifest "${@:10}" ;;
+	plan) take_manifest "${@:11}" ;;
 	receive) receive_contents ;;
 	*) take_in "$step" ;;
 	esac

@@ -102,6 +102,7 @@ type Job struct {
 	Preflight    string // apply, require, check or off
 	KillStale    string // orphans or all: who is ended that holds the TPU; orphans
 	NUMA         string // bind or preferred where there are two nodes and numactl; off
+	Adopt        bool   // take over a directory that no run made
 	Venv         bool
 	FailFast     bool
 	CloudLogging bool
@@ -226,7 +227,7 @@ func (j Job) text() string {
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
-		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
+		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")},
 	}
 	var b strings.Builder

@@ -32,7 +32,7 @@ run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 stale=1800 ttl=0 requested=0 keep=never keep_for=0
-preflight=apply kill_stale=orphans numa=off venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
+preflight=apply kill_stale=orphans numa=off adopt=no venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
 # others are to be told if it failed, or why all are to stop; why another one does
@@ -100,7 +100,7 @@ read_job() {
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | requested | keep | keep_for | \
-        preflight | kill_stale | numa | venv | fail_fast | grace | timeout | cloud_logging | secrets)
+        preflight | kill_stale | numa | adopt | venv | fail_fast | grace | timeout | cloud_logging | secrets)
         printf -v "$key" '%s' "$value" ;;
     esac
   done < <(printf '%s\n' "$text")
@@ -784,9 +784,12 @@ unpack_code() {
   patiently fetch "starts/$claim/script_dir_zip_$run.tar.gz" "$state/code.tar.gz" || return
   why="script_dir_zip_$run.tar.gz is not what the job was started with"
   [[ $(sha256sum <"$state/code.tar.gz") == "$code_sum"* ]] || return
-  # shellcheck disable=SC2016 # for that shell
-  why=$(as_login 3600 bash --norc -c 'mkdir -p -- "$HOME/$1" && cd -- "$HOME/$1" && tar -xzpf -' unpack "$run" <"$state/code.tar.gz" 2>&1) || {
-    why="unpack the code: $why"
+  why=$(as_login 3600 bash --norc -c "$(<"$scratch/kit/unpack")" unpack "$run" "$adopt" <"$state/code.tar.gz" 2>&1) || {
+    if (($? == 3)); then
+      code=78 why="$why; another --run-name=NAME has a directory of its own, --adopt puts the files into this one"
+    else
+      why="unpack the code: $why"
+    fi
     return 1
   }
   rm -f -- "$state/code.tar.gz"

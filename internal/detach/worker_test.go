@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"multihost/internal/codesync"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -1108,6 +1109,32 @@ printf 'multihost-preflight 1\tend\n'
 SCRIPT
 prepare; echo "$? $code $numa_nodes: $why"`)
 	if want := "multihost: preflight: rto_min is not : no route\nmultihost: preflight: tpu_devices is not 4: none found\n1 76 2: preflight: tpu_devices: none found\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// What the user has at the job's place is not touched, and a job that is typed again
+// finds its own.
+func TestDetachedCodeLeavesWhatIsTheUsers(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+state=$root/state run=r claim=c code_sum=$(printf x | gzip | sha256sum)
+export HOME=$root/home
+mkdir -p "$HOME/r" "$HOME/code" "$state" "$scratch/kit"
+echo precious >"$HOME/r/train.py"
+echo shipped >"$HOME/code/train.py"
+cat >"$scratch/kit/unpack" <<'SCRIPT'
+`+codesync.Unpack()+`
+SCRIPT
+as_login() { shift; "$@"; }
+patiently() { tar -czf "$state/code.tar.gz" -C "$HOME/code" .; code_sum=$(sha256sum <"$state/code.tar.gz"); code_sum=${code_sum%% *}; }
+try() { code=74 why=''; unpack_code; echo "$? $code ${why//"$HOME"/"~"}: $(cat "$HOME/r/train.py")"; }
+try
+adopt=yes; try
+adopt=no; rm "$state/unpacked"; echo 'of the command' >"$HOME/r/train.py"; try
+rm -r "$HOME/r" "$state/unpacked"; mkdir "$HOME/r"; echo anew >"$HOME/r/train.py"; try`)
+	refused := "1 78 ~/r is a directory that no run brought there; it is left as it is; another --run-name=NAME has a directory of its own, --adopt puts the files into this one: "
+	if want := refused + "precious\n0 74 : shipped\n0 74 : shipped\n" + refused + "anew\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -134,6 +135,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	j.Patience, j.Stale = do.Patience, do.Stale
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
+	j.Adopt = o.Run.Adopt
 	j.Venv, j.CloudLogging, j.Secrets = do.Venv, do.CloudLogging, o.Run.Secrets
 	if o.Request.Type.Generation.NUMA && o.Run.NUMA != preflight.NUMAOff {
 		j.NUMA = "bind"
@@ -191,6 +193,7 @@ func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, e
 	if r.o.Preflight == "check" {
 		mode = preflight.Check
 	}
+	files["unpack"] = []byte(codesync.Unpack())
 	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }

@@ -27,6 +27,7 @@ type RunOptions struct {
 	Dir         string // local directory to ship
 	Home        string // the user's home, not shipped by accident
 	UseExisting bool   // ship nothing, use the working directory as it is
+	Adopt       bool   // sync into a directory that no sync made
 	NoIgnore    bool
 	SyncTimeout time.Duration  // longest time without progress of one worker's copy
 	Relay       codesync.Relay // whether workers pass files on to each other
@@ -298,7 +299,7 @@ func (r *run) scan(ctx context.Context) error {
 		return nil
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{
-		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner,
+		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner, Adopt: r.o.Adopt,
 		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), ReadOnly: r.ReadOnly,
 	})
 	if err != nil {

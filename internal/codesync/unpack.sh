@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+#
+# unpack RUN ADOPT: unpacks the gzipped tar on stdin to ~/RUN, for a worker that
+# fetches its files by itself. What it cannot do is on stderr; status 3: what lies
+# there is the user's, and is left as it is.
+
+cd -- "$HOME" || exit 1
+dir=$HOME/$1
+# shellcheck disable=SC2034 # place.sh reads it
+state=$HOME/.multihost/sync/$1
+if foreign && [[ $2 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
+	printf '%s is a %s that no run brought there; it is left as it is\n' "$dir" "${REPLY%% *}" >&2
+	exit 3
+fi
+# What a sync would take for done is not that any more.
+(umask 077 && mkdir -p -- "$state") && rm -f -- "$state/digest" && take_place && cd -- "$dir" && exec tar -xzpf -
