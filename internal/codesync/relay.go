@@ -254,7 +254,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	size := tr.pack.data.size
 	t.report(func(p *progress) { p.total += size })
 	token := rand.Text()
-	transfer := []string{token, strconv.FormatInt(size, 10), sshfan.Script("bash", serveScript, token)}
+	transfer := []string{token, strconv.FormatInt(size, 10), sshfan.Bash(serveScript, token)}
 	over := make(chan struct{}) // everybody has been served
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()

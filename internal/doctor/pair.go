@@ -83,7 +83,7 @@ type heard struct {
 func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
-	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: in, ReadOnly: true})
+	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Bash(pairScript, args...), Stdout: in, ReadOnly: true})
 	if err != nil {
 		return heard{why: fmt.Sprintf("%s: %s", s.id, cause(err))}, func() string { return "" }, func() {}
 	}
@@ -235,7 +235,7 @@ func (e *examination) probe(ctx context.Context, s *seen, size int, targets []st
 	p.size = size
 	var out answer
 	args := append([]string{"probe", seconds(connectLimit), strconv.Itoa(size)}, targets...)
-	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
+	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Bash(pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
 		return p
 	}
 	lines, whole := out.lines()

@@ -324,7 +324,7 @@ var errNoAnswer = errors.New("the answer is not whole")
 
 func readFacts(ctx context.Context, conn *sshfan.Conn) (facts map[string]string, tools []string, err error) {
 	var out answer
-	if _, err := conn.Run(ctx, sshfan.Cmd{Line: sshfan.Script("bash", factsScript), Stdout: &out, ReadOnly: true}); err != nil {
+	if _, err := conn.Run(ctx, sshfan.Cmd{Line: sshfan.Bash(factsScript), Stdout: &out, ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
 	lines, whole := out.lines()

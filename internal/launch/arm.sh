@@ -10,7 +10,7 @@
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor='' synced=''
-  local -a mh_words mh_vars fields
+  local -a words vars fields
   shift 2
   mask=$(umask)
   umask 077
@@ -20,7 +20,7 @@ main() {
   prepare_index
   exec 9<"$index/lock" || fail "open $index/lock"
   # The short wait lets a run that is just ending let go.
-  flock -w 0.3 9 || busy
+  error=$(exec flock -w 0.3 9 2>&1) || if (($? == 1)); then busy; else fail "lock $index/lock: ${error:-flock fails}"; fi
   if [[ -e $dir/started ]]; then
     say already
     exit 1
@@ -39,8 +39,8 @@ main() {
   if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
   if [[ $python ]]; then
-    mapfile -d '' -t mh_words <"$dir/argv"
-    mapfile -d '' -t mh_vars <"$dir/env" # which is removed when it was read there
+    mapfile -d '' -t words <"$dir/argv"
+    mapfile -d '' -t vars <"$dir/env" # which is removed when it was read there
     survey "$run" "$attempt" "$dir" "$python" "$code" 9<&- &
     surveyor=$!
   fi
@@ -82,22 +82,22 @@ abandon() { # DIR TEXT
 # survey RUN ATTEMPT DIR PYTHON CODE: what the command will meet, as far as it can
 # be told at once. Nothing is imported: jax would take the TPU.
 survey() {
-  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_python=${4/#"~/"/"$HOME/"} mh_code=$5 mh_line mh_text mh_status
-  local -a mh_lines
+  local run=$1 attempt=$2 dir=$3 python=${4/#"~/"/"$HOME/"} code=$5 line text status
+  local -a lines environment through_env
   cd -- "$HOME" || return
-  cd -- "${mh_words[0]}" 2>/dev/null || :
-  mh_text=$(
-    environment 2>/dev/null
-    exec timeout -k 1 5 "$mh_python" -c "$versions" </dev/null 2>/dev/null
+  cd -- "${words[0]}" 2>/dev/null || :
+  text=$(
+    inherit_run "$run" "$attempt" "$dir"
+    become timeout -k 1 5 "$python" -c "$versions" </dev/null 2>/dev/null
   )
-  mh_status=$?
-  if ((mh_status == 127 || mh_status == 126)); then say version python none; fi
-  if ((mh_status == 0)); then
-    mapfile -t mh_lines < <(printf '%s\n' "$mh_text")
-    for mh_line in "${mh_lines[@]}"; do say version "$mh_line"; done
+  status=$?
+  if ((status == 127 || status == 126)); then say version python none; fi
+  if ((status == 0)); then
+    mapfile -t lines < <(printf '%s\n' "$text")
+    for line in "${lines[@]}"; do say version "$line"; done
   fi
-  if ((mh_code)); then
-    mh_text=$(timeout -k 1 5 bash --norc --noprofile -c "$code_digest" 2>/dev/null) && say version code "${mh_text:0:12}"
+  if ((code)); then
+    text=$(timeout -k 1 5 bash --norc --noprofile -p -c "$code_digest" 2>/dev/null) && say version code "${text:0:12}"
   fi
 }
 
@@ -126,7 +126,7 @@ code_digest='
 set -o pipefail
 find . -xdev -name ".?*" -prune -o -name __pycache__ -prune -o -type f -size -1025k \
   \( -name "*.py" -o -name "*.sh" -o -name "*.y*ml" -o -name "*.json" -o -name "*.toml" -o -name "*.gin" -o -name "*.cfg" \) -print0 |
-  LC_ALL=C sort -z | xargs -0 -r sha256sum -- | sha256sum
+  sort -z | xargs -0 -r sha256sum -- | sha256sum
 '
 
 prepare_index() {
@@ -150,13 +150,13 @@ prepare_index() {
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
   local name url token reply status data nuls=0
-  token=$(curl -sS -f --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
+  token=$(curl -q -sS -f --noproxy '*' --max-time 10 --retry 2 -H 'Metadata-Flavor: Google' "$metadata/token" 2>&1)
   if [[ ! $token =~ \"access_token\":\ *\"([^\"]+)\" ]]; then no_secret "$dir" - 0 "no access token: ${token:0:200}"; fi
   token=${BASH_REMATCH[1]}
   nuls=$(tr -cd '\0' <"$dir/env" | wc -c)
   while read -r name url; do
     reply=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
-      curl -sS -K - -w '\n%{http_code}' --connect-timeout 10 --max-time 15 --retry 3 --retry-max-time 40 "$url" 2>&1)
+      curl -q -sS -K - -w '\n%{http_code}' --connect-timeout 10 --max-time 15 --retry 3 --retry-max-time 40 "$url" 2>&1)
     status=${reply##*$'\n'} reply=${reply%$'\n'*}
     if [[ $status != 200 ]]; then
       if [[ $reply =~ \"message\":\ *\"([^\"]+)\" ]]; then reply=${BASH_REMATCH[1]}; fi
@@ -179,7 +179,7 @@ no_secret() { # DIR NAME STATUS TEXT
   local account
   rm -rf -- "$1"
   rmdir -- "${1%/*}" 2>/dev/null
-  account=$(curl -sS -f --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/email" 2>/dev/null) || account=-
+  account=$(curl -q -sS -f --noproxy '*' --max-time 10 -H 'Metadata-Flavor: Google' "$metadata/email" 2>/dev/null) || account=-
   if [[ $account == *[[:space:]]* ]]; then account=-; fi
   say secret "$2" "$3" "$account" "$(printf %s "$4" | tr -s '\n\r' '  ')"
   exit 1
@@ -194,6 +194,7 @@ unpack() {
   shift
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
+  printf '%s\0' "${mh_login[@]}" >"$dir/login" || return
   for file in "${files[@]}"; do
     : >"$dir/$file" || return
     if ((${1-0})); then head -c "$1" >"$dir/$file" || return; fi

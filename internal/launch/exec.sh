@@ -7,18 +7,16 @@
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local grace=$1 sudo=$2 size=$3 code watcher stopped=0 found=0 killed=0
-  local -a words
+  local -a words environment through_env
   enter
   exec 3<&0 </dev/null
   mapfile -d '' -t words < <(head -c "$size" <&3)
   whole || fail 'the command did not arrive whole'
   mark=MULTIHOST_EXEC=$nonce
   as_root=() pids=()
-  case :$PATH: in
-    *:"$HOME/.local/bin":*) ;;
-    *) export PATH="$PATH:$HOME/.local/bin" ;;
-  esac
-  words=(env "$mark" "${words[@]}")
+  inherit
+  if ((sudo)); then through_env=(); fi
+  words=(env "${through_env[@]}" "$mark" "${words[@]}")
   if ((sudo)); then elevate; fi
   say stream
   say stream >&2
@@ -27,7 +25,11 @@ main() {
   # line: one that ends while bash is still writing down that it exists is waited
   # for without an end (bash 5.2, on a busy machine).
   exec 4>&1 5>&2
-  exec 6> >(read -r && exec setsid "${words[@]}" </dev/null >&4 2>&5 3<&- 4>&- 5>&-)
+  exec 6> >(
+    read -r || exit
+    exec </dev/null >&4 2>&5 3<&- 4>&- 5>&-
+    become setsid "${words[@]}"
+  )
   pid=$!
   start_of "$pid"
   start=$REPLY

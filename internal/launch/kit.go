@@ -1,12 +1,17 @@
 package launch
 
-import "fmt"
+import (
+	"fmt"
+
+	"multihost/internal/sshfan"
+)
 
 // bootstrap reads the script from stdin and runs it, if it is whole. The
 // script is not on the command line: that would show in every process list and
-// has to pass the login shell, which need not be bash. -p and --norc keep
-// start-up files and exported functions from changing what the script means.
-const bootstrap = `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+// has to pass the login shell, which need not be bash.
+func bootstrap() string {
+	return sshfan.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+}
 
 // A Kit is what starts a command on a worker to which nobody is connected: the
 // files of an attempt, in the order of KitFiles, and the scripts of the
@@ -39,7 +44,7 @@ func (s Spec) Kit() (Kit, error) {
 			return Kit{}, fmt.Errorf("environment variable %q: a secret cannot be part of a kit", v.Name)
 		}
 	}
-	k := Kit{Bootstrap: bootstrap, Files: map[string][]byte{}, Scripts: map[string]string{
+	k := Kit{Bootstrap: bootstrap(), Files: map[string][]byte{}, Scripts: map[string]string{
 		"arm": armScript.Text(), "status": statusScript.Text(), "stop": stopScript.Text(), "free": freeScript.Text(),
 	}}
 	if len(s.Stored) > 0 {

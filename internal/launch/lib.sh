@@ -2,8 +2,8 @@
 # Words shared by the scripts of this directory. It is sent in front of each of
 # them; their first argument is the word that marks their answers.
 #
-# Plain shell variables are never exported here: the command must see the
-# environment that "ssh host command" would give it.
+# The environment is our own: see environment.sh of package sshfan. The command
+# gets that of the login back, by login_environment.
 #
 # shellcheck disable=SC2034,SC2154 # functions answer in variables that the scripts read, and read theirs
 set -u
@@ -490,7 +490,7 @@ look_entry() {
 # show WORD PID DEVICE: a process for people.
 show() {
   local uid age user args dir ref=- attempt=0 lives=0 mine=0 container=- text
-  read -r uid age user args < <(ps -ww -o uid= -o etimes= -o user:32= -o args= -p "$2" 2>/dev/null) || return
+  read -r uid age user args < <(LC_ALL=C.UTF-8 ps -ww -o uid= -o etimes= -o user:32= -o args= -p "$2" 2>/dev/null) || return
   if ((uid == UID)); then mine=1; fi
   run_dir "$2"
   dir=$REPLY
@@ -505,21 +505,67 @@ show() {
   say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
 }
 
-# environment: that of the command: as the login has it, the variables to unset,
-# those to set, from mh_vars. Values are bytes. Names begin with mh_ because the
-# command's variables are set beside them. unset first, because bash gives some names a life of their own
-# (SECONDS, RANDOM) until they are unset.
-environment() {
-  local mh_var
-  case :$PATH: in
-    *:"$HOME/.local/bin":*) ;;
-    *) export PATH="$PATH:$HOME/.local/bin" ;;
-  esac
-  export PYTHONUNBUFFERED="${PYTHONUNBUFFERED:-1}"
-  export MULTIHOST_RUN="$mh_run" MULTIHOST_ATTEMPT="$mh_attempt" MULTIHOST_RUN_DIR="$mh_dir"
-  for mh_var in "${mh_vars[@]}"; do
-    unset -v "${mh_var%%=*}"
-    # shellcheck disable=SC2163 # NAME=VALUE is meant
-    if [[ $mh_var == *=* ]]; then export "$mh_var"; fi
+# inherit makes the array environment of what the login has, by mh_login: NAME=VALUE
+# for a variable to set, NAME for one to unset. In the array through_env are the
+# words for env(1), which sets what bash does not let go of; no value of a user is
+# among them. Of variables that change how bash works the last are set last.
+inherit() {
+  local entry level='' path='' more where=PWD
+  local -a late=()
+  environment=(TMPDIR OLDPWD SHLVL LC_ALL) through_env=()
+  for entry in "${mh_login[@]}"; do
+    case ${entry%%=*} in
+      '' | _ | "$entry" | [0-9]* | *[!0-9A-Za-z_]*) ;; # bash hands it on, or sets it
+      PWD) where=PWD= ;;
+      UID | EUID | PPID | SHELLOPTS | BASHOPTS | BASH_VERSINFO) through_env+=("$entry") ;;
+      SHLVL) level=${entry#*=} ;;
+      PATH) path=${entry#*=} ;;
+      LC_* | LANG | IFS | POSIXLY_CORRECT | BASH_* | EXECIGNORE) late+=("$entry") ;;
+      *) environment+=("$entry") ;;
+    esac
   done
+  if [[ ! $level ]]; then
+    through_env=(-u SHLVL "${through_env[@]}")
+  elif [[ $level =~ ^[0-9]{1,3}$ ]]; then
+    environment+=("SHLVL=$((10#$level + 1))") # "exec" takes one away
+  else
+    environment+=("SHLVL=$level")
+  fi
+  more=$HOME/.local/bin
+  case :$path: in
+    *:"$more":*) ;;
+    *) path+=:$more ;;
+  esac
+  environment+=("PATH=$path" "$where" "${late[@]}")
+}
+
+# become COMMAND... is exec in the environment that the array of that name has.
+# Nothing of ours has a name while it is set: the login may use any. unset first,
+# because bash gives some names a life of their own (SECONDS, RANDOM) until they
+# are unset.
+become() {
+  set -- "${environment[@]}" -- "$@"
+  while [[ $1 != -- ]]; do
+    if [[ $1 == PWD= ]]; then
+      export PWD # where we are
+    else
+      unset -v "${1%%=*}"
+      # shellcheck disable=SC2163 # NAME=VALUE is meant
+      if [[ $1 == *=* ]]; then export "$1"; fi
+    fi
+    shift
+  done 2>/dev/null # bash complains of locales that the worker lacks
+  shift
+  exec -- "$@"
+}
+
+# inherit_run RUN ATTEMPT DIR: the environment of a run's command: that of the
+# login, the variables to unset, those to set, from the array vars.
+inherit_run() {
+  local entry buffered=PYTHONUNBUFFERED=1
+  inherit
+  for entry in "${mh_login[@]}"; do
+    if [[ $entry == PYTHONUNBUFFERED=?* ]]; then buffered=$entry; fi
+  done
+  environment+=("$buffered" "MULTIHOST_RUN=$1" "MULTIHOST_ATTEMPT=$2" "MULTIHOST_RUN_DIR=$3" "${vars[@]}")
 }

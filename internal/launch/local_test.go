@@ -134,8 +134,7 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 			return sshfan.Status{}, err
 		}
 	}
-	c := exec.Command(cmp.Or(l.sh, "/bin/bash"), "-c", cmd.Line)
-	c.Env, c.Dir = l.env, l.home()
+	c := execCommand(l, cmd.Line)
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if l.cgroup != nil {
 		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(l.cgroup.Fd())
@@ -226,6 +225,13 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 		shut()
 		return sshfan.Status{}, context.Cause(ctx)
 	}
+}
+
+// execCommand is a command line as sshd gives it to the login shell.
+func execCommand(l *local, line string) *exec.Cmd {
+	c := exec.Command(cmp.Or(l.sh, "/bin/bash"), "-c", line)
+	c.Env, c.Dir = l.env, l.home()
+	return c
 }
 
 func writerOr(w io.Writer) io.Writer {

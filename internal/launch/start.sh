@@ -5,81 +5,82 @@
 # it is ready and that it starts, or why it cannot. The output of the command is
 # the pipe on descriptor 6.
 #
-# Names begin with mh_ because the command's variables are set beside them.
-#
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
-  local mh_run=$1 mh_attempt=$2 mh_dir=$3 mh_mask=$4 mh_sup=$5 mh_sup_start=$6 mh_start mh_order='' mh_when='' mh_at mh_there=0
-  local -a mh_words mh_vars
+  exec 2>"$3/waiter"
+  local run=$1 attempt=$2 dir=$3 mask=$4 sup=$5 sup_start=$6 start order='' when='' at there=0
+  local -a words vars mh_login environment through_env
   exec 9<&-
-  mapfile -d '' -t mh_words <"$mh_dir/argv"
-  mapfile -d '' -t mh_vars <"$mh_dir/env"
-  umask "$mh_mask"
+  mapfile -d '' -t words <"$dir/argv"
+  mapfile -d '' -t vars <"$dir/env"
+  mapfile -d '' -t mh_login <"$dir/login"
+  umask "$mask"
   cd -- "$HOME" || refuse "enter $HOME"
-  if [[ ${mh_words[1]} == script ]]; then mh_words+=(bash "$mh_dir/script"); fi
+  if [[ ${words[1]} == script ]]; then words+=(bash "$dir/script"); fi
+  inherit_run "$run" "$attempt" "$dir"
+  if ((${#through_env[@]})); then words=("${words[@]:0:2}" env "${through_env[@]}" "${words[@]:2}"); fi
   limit_files
   start_of $$
-  mh_start=$REPLY
+  start=$REPLY
   # All that can be done before the order is: from there on every step is skew.
-  if cd -- "${mh_words[0]}" 2>/dev/null; then mh_there=1; fi
+  if cd -- "${words[0]}" 2>/dev/null; then there=1; fi
   echo ready
-  read -r mh_order mh_when <&3 || mh_order=
-  if [[ $mh_order == go && $mh_when =~ ^[0-9]{19}$ ]]; then await "$mh_when"; fi
+  read -r order when <&3 || order=
+  if [[ $order == go && $when =~ ^[0-9]{19}$ ]]; then await "$when"; fi
   now
-  mh_at=$REPLY
+  at=$REPLY
   exec 3<&-
-  if [[ $mh_order != go ]]; then
+  if [[ $order != go ]]; then
     echo aborted
     exit
   fi
   # Nobody would record the end.
-  if ! start_of "$mh_sup" || [[ $REPLY != "$mh_sup_start" ]]; then refuse 'go on without a supervisor'; fi
-  if ((!mh_there)); then
-    mkdir -p -- "${mh_words[0]}" || refuse "make ${mh_words[0]}"
-    cd -- "${mh_words[0]}" || refuse "enter ${mh_words[0]}"
+  if ! start_of "$sup" || [[ $REPLY != "$sup_start" ]]; then refuse 'go on without a supervisor'; fi
+  if ((!there)); then
+    mkdir -p -- "${words[0]}" || refuse "make ${words[0]}"
+    cd -- "${words[0]}" || refuse "enter ${words[0]}"
   fi
-  record || refuse "write $mh_dir/started"
-  environment 2>/dev/null # bash complains of locales that the worker lacks
-  exec -- "${mh_words[@]:2}" </dev/null >&6 2>&6 6>&-
+  record || refuse "write $dir/started"
+  become "${words[@]:2}" </dev/null >&6 2>&6 6>&-
 }
 
 # await TIME, unless it is so far away that a clock must be wrong; or for another
 # word, which may be "abort". Nothing is done meanwhile: where workers share a
 # machine, what one does is in the way of the orders to the others.
 await() {
-  local mh_left mh_word=''
+  local left word=''
   now
-  mh_left=$((($1 - REPLY) / 1000))
-  if ((mh_left <= 0 || mh_left > 5000000)); then return; fi
-  printf -v mh_left '%d.%06d' $((mh_left / 1000000)) $((mh_left % 1000000))
-  read -r -t "$mh_left" mh_word <&3
-  if [[ $mh_word == abort ]]; then mh_order=$mh_word; fi
+  left=$((($1 - REPLY) / 1000))
+  if ((left <= 0 || left > 5000000)); then return; fi
+  printf -v left '%d.%06d' $((left / 1000000)) $((left % 1000000))
+  read -r -t "$left" word <&3
+  if [[ $word == abort ]]; then order=$word; fi
 }
 
 refuse() {
-  local mh_why
-  mh_why=$(tail -n 1 "$mh_dir/waiter" 2>/dev/null)
-  printf 'failed %s\n' "$* (${mh_why##*: })"
-  : >"$mh_dir/waiter"
+  local why
+  why=$(tail -n 1 "$dir/waiter" 2>/dev/null)
+  printf 'failed %s\n' "$* (${why##*: })"
+  : >"$dir/waiter"
   exit 1
 }
 
 limit_files() {
-  local mh_soft
-  mh_soft=$(ulimit -Sn)
-  if [[ $mh_soft == unlimited ]] || ((mh_soft >= 100000)); then return; fi
+  local soft
+  soft=$(ulimit -Sn)
+  if [[ $soft == unlimited ]] || ((soft >= 100000)); then return; fi
   ulimit -Sn 100000 2>/dev/null || ulimit -Sn hard
 }
 
 # record: -C fails when the file is there, so that a second start is impossible
 # whatever went wrong before.
 record() {
-  local mh_line
-  mh_line="$$ $mh_start $mh_at $PPID"
+  local line
+  line="$$ $start $at $PPID"
   set -C
-  printf '%s\n' "$mh_line" >"$mh_dir/started" || return
+  printf '%s\n' "$line" >"$dir/started" || return
   set +C
-  printf 'started %s\n' "$mh_line"
+  printf 'started %s\n' "$line"
 }
 
 main "$@"

@@ -6,7 +6,7 @@
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
-  local word pid start at waiter started scope kills code signal='' name='' oom=0 lost=0 size reason
+  local word pid start at waiter started scope kills code killed='' signal='' name='' oom=0 lost=0 size reason
   local relay='' dropped fields meta=
   cd /
   umask 077
@@ -31,20 +31,18 @@ main() {
   # The command's own process waits for the order, with all that takes time behind
   # it: from the order to the command it is one wake-up, on all workers alike.
   #
-  # setsid --wait tells on stderr a death by signal from an exit with 128+n, which
-  # $? of a shell does not. It keeps the lock too: it is released only when both
-  # we and the command are gone.
+  # setsid has the wait status of the command, and tells a death by signal from an
+  # exit with 128+n, which $? of a shell does not; see keep_relay. It keeps the lock
+  # too: it is released only when both we and the command are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
-    "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>"$dir/waiter" 7<&-)
+    "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>&1 7<&-)
   waiter=$!
   exec 3<&- 6>&-
-  word='' started=''
-  read -r word started <&5
+  hear
   if [[ $word == ready ]]; then
-    rm -f -- "$dir/env" "$dir/output" # they were read and opened
+    rm -f -- "$dir/env" "$dir/login" "$dir/output" # they were read and opened
     say armed $$ "$at"
-    word='' started=''
-    read -r word started <&5
+    hear
   fi
   if [[ $word == aborted ]]; then give_up aborted; fi
   if [[ $word != started ]]; then give_up failed "${started:-$(tail -n 1 "$dir/waiter")}"; fi
@@ -58,7 +56,7 @@ main() {
   attend "$waiter"
   now
   at=$REPLY
-  if [[ -s $dir/waiter ]]; then
+  if [[ $killed ]]; then
     signal=$((code & 127)) # 128: it dumped core
     code=$((128 + signal))
     name=$(kill -l "$signal")
@@ -95,14 +93,30 @@ pipe() {
   exec 8<&-
 }
 
+# hear reads the next word of start.sh, and what follows it. What programs say of
+# the machine as they start (a broken /etc/ld.so.preload) is none.
+hear() {
+  while read -r word started <&5; do
+    case $word in
+      ready | aborted | started | failed) return ;;
+    esac
+  done
+  word='' started=''
+}
+
 # keep_relay has a relay live until the command has ended, which ends the pipe
 # from the waiter. The waiter holds the pipe of the output too: no relay sees the
 # end of that before.
+#
+# Since the start nobody but the waiter has its pipe. It is setsid in our own
+# environment, and says one thing only: that the wait status is that of a signal.
 keep_relay() {
-  local word
+  local status
   while :; do
-    read -r -t 2 word <&5
-    if (($? <= 128)); then break; fi
+    read -r -t 2 _ <&5
+    status=$?
+    if ((status == 0)); then killed=1; fi
+    if ((status != 0 && status <= 128)); then break; fi
     forget_order
     if ! start_of "$relay"; then start_relay; fi
   done

@@ -2,7 +2,8 @@
 # SIZE DIGEST ARGUMENTS... Runs the script whose SHA-256 that is. SIZE bytes of
 # stdin are the script, compressed, which is kept from then on, unless DIGEST is
 # "-"; 0 means the one that is kept. It is hashed each time, so that nobody can put another one in its
-# place. Comments stay here: the rest is a part of each command line.
+# place. environment.sh stands before it. Comments stay here: the rest is a part of
+# each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2)); then

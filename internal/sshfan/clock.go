@@ -18,7 +18,8 @@ import (
 // and Ubuntu): half of what it takes to start a process for each would be the
 // error of what is measured, tens of milliseconds on a busy worker.
 const (
-	clockScript = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: *; ` +
+	clockScript = `unset TMOUT POSIXLY_CORRECT PERL5OPT PERL5LIB; ` +
+		`cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: *; ` +
 		`perl -MTime::HiRes=time -e '$| = 1; printf "multihost-clock:%.0f000\n", 1e6 * time while <STDIN>' 2>/dev/null || ` +
 		`while read -r _; do date +multihost-clock:%s%N; done`
 	clockMark   = "multihost-clock:"

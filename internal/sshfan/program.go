@@ -34,8 +34,8 @@ type Program struct {
 }
 
 // NewProgram returns the script that consists of the parts, one after another.
-// The worker's process list shows it as "multihost-NAME". It runs with no
-// start-up files and no functions of the login's environment.
+// The worker's process list shows it as "multihost-NAME". It runs in an
+// environment of its own: see [OwnEnvironment].
 func NewProgram(name string, parts ...string) *Program {
 	p := &Program{name: name, parts: parts}
 	p.text = sync.OnceValue(func() string { return strings.TrimRight(strings.Join(p.parts, "\n"), "\n") })
@@ -89,8 +89,7 @@ type programCall struct {
 }
 
 func (c *programCall) line(size int, digest string) string {
-	words := []string{"bash", "--norc", "--noprofile", "-p", "-c", bootstrap(), "multihost-" + c.name, strconv.Itoa(size), digest}
-	return Quote(append(words, c.args...)...)
+	return bash(bootstrap(), "multihost-"+c.name, append([]string{strconv.Itoa(size), digest}, c.args...))
 }
 
 // ahead is an input that has the script before it.
@@ -109,19 +108,43 @@ func (p *Program) ahead(input io.Reader) io.Reader {
 	return both
 }
 
-//go:embed bootstrap.sh
-var bootstrapFile string
+var (
+	//go:embed environment.sh
+	environmentFile string
+	//go:embed bootstrap.sh
+	bootstrapFile string
+)
 
-// bootstrap is the program of bootstrap.sh without what is for people.
-var bootstrap = sync.OnceValue(func() string {
+// OwnEnvironment returns the beginning of every script of ours that a login shell
+// starts. It removes from the environment what start-up files of the login
+// export, but for a fixed list, and sets LC_ALL=C; environment.sh has the reasons.
+// The bash that runs it must have the options of [Bash].
+var OwnEnvironment = sync.OnceValue(func() string { return withoutComments(environmentFile) })
+
+// bootstrap is the program of bootstrap.sh.
+var bootstrap = sync.OnceValue(func() string { return OwnEnvironment() + withoutComments(bootstrapFile) })
+
+// withoutComments is a script without what is for people.
+func withoutComments(script string) string {
 	var b strings.Builder
-	for line := range strings.Lines(bootstrapFile) {
+	for line := range strings.Lines(script) {
 		if text := strings.TrimSpace(line); text != "" && text[0] != '#' {
 			b.WriteString(text + "\n")
 		}
 	}
 	return b.String()
-})
+}
+
+// Bash returns the command line that runs the text of a bash script in an
+// environment of its own, with args as its positional parameters. The script
+// travels within the command line: see [Script].
+func Bash(script string, args ...string) string {
+	return bash(OwnEnvironment()+script, "bash", args)
+}
+
+func bash(script, name string, args []string) string {
+	return Quote(append([]string{"bash", "--norc", "--noprofile", "-p", "-c", script, name}, args...)...)
+}
 
 const (
 	lacksStatus = 83 // of bootstrap.sh, with the text

@@ -18,6 +18,7 @@ func packages() map[string]string {
 		"git":        "git",
 		"gzip":       "gzip",
 		"ip":         "iproute2",
+		"localedef":  "libc-bin",
 		"lsof":       "lsof",
 		"mandoc":     "mandoc",
 		"numactl":    "numactl",

@@ -360,6 +360,9 @@ func fakeClock() (library string, err error) {
 	return found[0], nil
 }
 
+// clockVars are the names of the variables that move a clock.
+const clockVars = "LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC"
+
 // clockText is the fault's offset as libfaketime reads it.
 func (f Fault) clockText() string {
 	sign := "+"

@@ -290,7 +290,7 @@ func writeEtc(b bootRequest) error {
 		"HostKey " + hostKeyPath("ssh-ed25519"), "HostKey " + hostKeyPath("ecdsa-sha2-nistp256"),
 		"PermitRootLogin no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "UsePAM no", "UseDNS no",
 		"AuthorizedKeysFile " + keysDir + "/%u .ssh/authorized_keys",
-		"AcceptEnv LANG LC_*", "PermitUserEnvironment LD_PRELOAD,FAKETIME*", "PrintMotd no", "PrintLastLog no", "Banner " + bannerFile, "Subsystem sftp internal-sftp",
+		"AcceptEnv LANG LC_*", "PermitUserEnvironment LD_PRELOAD,FAKETIME*,MULTIHOST_KEEP", "PrintMotd no", "PrintLastLog no", "Banner " + bannerFile, "Subsystem sftp internal-sftp",
 	}
 	environment := []string{"PATH=" + loginPath, "LANG=C.UTF-8"}
 	setenv := "SetEnv"

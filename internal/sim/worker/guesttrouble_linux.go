@@ -235,7 +235,7 @@ func setClock(f *Fault) error {
 		if err != nil {
 			return err
 		}
-		text = fmt.Sprintf("LD_PRELOAD=%s\nFAKETIME=%s\nFAKETIME_DONT_FAKE_MONOTONIC=1\n", library, f.clockText())
+		text = fmt.Sprintf("LD_PRELOAD=%s\nFAKETIME=%s\nFAKETIME_DONT_FAKE_MONOTONIC=1\nMULTIHOST_KEEP=%s\n", library, f.clockText(), clockVars)
 	}
 	for _, home := range homes() {
 		file := filepath.Join(home, ".ssh/environment")

@@ -370,7 +370,8 @@ func (l *login) environment() (env []string, home string, err error) {
 		if err != nil {
 			return nil, "", err
 		}
-		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.clockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1")
+		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.clockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1",
+			"MULTIHOST_KEEP="+markerName+" "+clockVars)
 	}
 	return append(env, m.spec.Env...), home, m.startupFile(home)
 }
@@ -415,6 +416,7 @@ func (m *machine) environment(user, home string) []string {
 		"MULTIHOST_ROOT_DEV=" + m.root,
 		"MULTIHOST_ROOT_TMP=" + m.root,
 		markerName + "=" + m.root,
+		"MULTIHOST_KEEP=" + markerName,
 	}
 	if m.metaAddr != "" {
 		env = append(env, "GCE_METADATA_HOST="+m.metaAddr)

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # ethtool of a simulated worker: features are "name on|off" lines of a file.
 root=${0%/bin/*}
 features=$root/state/features

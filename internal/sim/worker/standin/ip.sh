@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints
 # them; its links are the directories below its own /sys/class/net.
 root=${0%/bin/*}

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # lsof of a simulated worker: which of the worker's own processes hold a file.
 # A path below /dev means the worker's.
 root=${0%/bin/*}

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # numactl of a simulated worker: knows the worker's nodes, refuses others, and
 # runs the command without binding it.
 root=${0%/bin/*}

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # pkill, pgrep and killall of a simulated worker: the real pgrep chooses, and
 # only the worker's own processes count.
 root=${0%/bin/*}

@@ -89,7 +89,7 @@ set -- \
 	"USER=$user" "LOGNAME=$user" \
 	"SUDO_USER=$caller" "SUDO_UID=$(id -u)" "SUDO_GID=$(id -g)" "SUDO_COMMAND=$command" \
 	"TMPDIR=$root/tmp" \
-	"MULTIHOST_SIM_WORKER=$root" \
+	"MULTIHOST_SIM_WORKER=$root" MULTIHOST_KEEP=MULTIHOST_SIM_WORKER \
 	"MULTIHOST_ROOT_PROC=$root" "MULTIHOST_ROOT_SYS=$root" \
 	"MULTIHOST_ROOT_DEV=$root" "MULTIHOST_ROOT_TMP=$root" \
 	"GCE_METADATA_HOST=${GCE_METADATA_HOST-}" \

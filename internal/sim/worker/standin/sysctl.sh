@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -p
 # sysctl of a simulated worker: reads and writes the files below the worker's
 # own /proc/sys. Writing takes root, that is sudo.
 root=${0%/bin/*}

@@ -1,0 +1,34 @@
+#!/bin/bash
+# Gives a script of ours an environment of its own: the variables listed below,
+# TMPDIR, and LC_ALL=C, whatever start-up files of the login export. The options
+# --norc, --noprofile and -p of bash keep start-up files, and functions and
+# options of the environment out; this removes the rest, and starts no process.
+#
+# The array mh_login keeps what the login has, as NAME=VALUE, for the command of
+# a user. Names that are no identifiers, such as those of exported functions,
+# cannot be removed: bash with -p passes them on and does not read them.
+#
+# What stays, and why:
+#   HOME USER LOGNAME    who the login is
+#   PATH                 where this machine has its programs
+#   SSH_AUTH_SOCK        codesync logs in to other workers with this agent
+#   GCE_METADATA_HOST    where the metadata server is
+#   MULTIHOST_ROOT_*     where /proc, /sys, /dev and /tmp are
+#   *_proxy *_PROXY      the way to Google's APIs
+#   MULTIHOST_KEEP       names of further variables, separated by spaces, without
+#                        which the programs of this machine do not run
+# Variables that bash itself keeps up to date are only not exported.
+#
+# shellcheck disable=SC2163 # the names are meant
+set +o posix
+export LC_ALL=C
+unset -v mh_login
+mapfile -d '' -t mh_login <"/proc/$$/environ"
+for s in "${mh_login[@]%%=*}"; do
+  case $s in
+    HOME | USER | LOGNAME | PATH | LC_ALL | SSH_AUTH_SOCK | GCE_METADATA_HOST | *_proxy | *_PROXY | MULTIHOST_ROOT_* | MULTIHOST_KEEP) ;;
+    PWD | UID | EUID | EPOCH* | SECONDS | RANDOM | BASHPID | mh_login) export -n "$s" ;;
+    *) [[ " ${MULTIHOST_KEEP-} " == *" $s "* ]] || { export -n "$s"; unset -v "$s"; } ;;
+  esac
+done 2>/dev/null
+export TMPDIR="${MULTIHOST_ROOT_TMP-}/tmp"
