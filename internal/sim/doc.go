@@ -32,8 +32,9 @@
 //     tokens, guest attributes; the startup script at each boot, and the shutdown
 //     script when a machine is preempted, deleted or rebooted from inside, but not
 //     when a queued resource is reset: for 30 s when it is preempted, else 90 s.
-//   - Cloud Storage: buckets and objects, see storage.go. The bucket named by
-//     DefaultBucket is there from the start.
+//   - Cloud Storage: buckets and objects with partial responses, what gcloud storage
+//     cp, mv, ls, cat and rm need; see storage.go. The bucket named by DefaultBucket
+//     is there from the start.
 //   - Secret Manager: secrets, their versions, access to them.
 //   - The project: which APIs are enabled, its policy and the permissions that
 //     follow from it, the quotas of the TPU API; see project.go.
@@ -54,7 +55,7 @@
 //   - Capacity as a number; it is there or, under a fault, not.
 //   - Reservations: every reservation name is taken as one with room.
 //   - Sessions of the IAP relay that outlive their WebSocket; gRPC.
-//   - snake_case names in JSON bodies of the TPU API, partial responses
-//     (fields=), filters beyond single comparisons.
+//   - snake_case names in JSON bodies of the TPU API, partial responses (fields=) of
+//     other APIs than Cloud Storage, filters beyond single comparisons.
 //   - starting and stopping nodes, manual maintenance.
 package sim

@@ -30,6 +30,7 @@ type gcloud struct {
 	file string
 	home string
 	sim  *sim.Server
+	env  []string // besides
 }
 
 // gcloudFor also skips the test where there is none.
@@ -51,6 +52,7 @@ func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	for k, v := range g.sim.Env() {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
+	cmd.Env = append(cmd.Env, g.env...)
 	cmd.WaitDelay = time.Second // its ssh may hold the pipes
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -242,5 +244,92 @@ func testGcloudReachesWorkers(t *testing.T, s *sim.Server, ssh, scp []string) {
 	out, status, errs := call("ssh", append(ssh, "ann@t", "--command=cat b; hostname; id -un; exit 7")...)
 	if want := text + s.Status().Nodes[0].Workers[1].Hostname + "\nann\n"; out != want || status != 7 {
 		t.Errorf("ssh: exit status %d, want 7, and output %q, want %q\n%s", status, out, want, errs)
+	}
+}
+
+// gcloud uploads whole, in chunks and in parts that are composed, downloads in slices,
+// lists, moves and removes objects.
+func TestGcloudKeepsObjects(t *testing.T) {
+	t.Parallel()
+	testkit.NeedGcloud(t)
+	s, _ := start(t)
+	g := gcloudFor(t, s)
+	dir := filepath.Join(g.home, "run")
+	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB: more than it sends at once
+	files := map[string][]byte{"empty": nil, "small file": []byte("hello\n"), "sub/large": large}
+	for name, data := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const bucket = "gs://" + sim.DefaultBucket
+	names := func() (all []string) {
+		for _, o := range s.Objects(sim.DefaultBucket) {
+			all = append(all, o.Name)
+		}
+		return all
+	}
+	call := func(args ...string) string {
+		t.Helper()
+		out, status, errs := g.try(append([]string{"storage"}, args...)...)
+		if status != 0 {
+			for _, r := range s.Requests() {
+				if r.Code >= 400 {
+					t.Logf("%d for %s %s", r.Code, r.Method, r.Path)
+				}
+			}
+			t.Fatalf("gcloud storage %s: exit status %d\n%s", strings.Join(args, " "), status, errs)
+		}
+		return out
+	}
+
+	call("cp", "-r", dir, bucket+"/a")
+	for _, o := range s.Objects(sim.DefaultBucket) {
+		if want := files[strings.TrimPrefix(o.Name, "a/")]; !bytes.Equal(o.Data, want) {
+			t.Errorf("%s: got %d bytes, want %d", o.Name, len(o.Data), len(want))
+		}
+	}
+	if diff := cmp.Diff([]string{"a/empty", "a/small file", "a/sub/large"}, names()); diff != "" {
+		t.Errorf("after cp -r (-want +got):\n%s", diff)
+	}
+	if got, want := call("ls", bucket+"/a"), bucket+"/a/empty\n"+bucket+"/a/small file\n"+bucket+"/a/sub/\n"; got != want {
+		t.Errorf("ls: got %q, want %q", got, want)
+	}
+	if got := call("cat", "--range=1-3", bucket+"/a/small*"); got != "ell" {
+		t.Errorf("cat: got %q", got)
+	}
+	call("mv", bucket+"/a/small file", bucket+"/a/sub/large", bucket+"/b/")
+	if diff := cmp.Diff([]string{"a/empty", "b/large", "b/small file"}, names()); diff != "" {
+		t.Errorf("after mv (-want +got):\n%s", diff)
+	}
+	// Both ways in parts. It removes only parts that it uploaded in chunks.
+	g.env = []string{
+		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_ENABLED=True", "CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_THRESHOLD=1M",
+		"CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_COMPONENT_SIZE=4M", "CLOUDSDK_STORAGE_RESUMABLE_THRESHOLD=1M",
+		"CLOUDSDK_STORAGE_SLICED_OBJECT_DOWNLOAD_THRESHOLD=1M",
+		"CLOUDSDK_STORAGE_SLICED_OBJECT_DOWNLOAD_COMPONENT_SIZE=4M", "CLOUDSDK_STORAGE_CHECK_HASHES=always",
+	}
+	call("cp", filepath.Join(dir, "sub/large"), bucket+"/b/composed")
+	back := filepath.Join(g.home, "back")
+	call("cp", bucket+"/b/composed", back)
+	if got, err := os.ReadFile(back); err != nil || !bytes.Equal(got, large) {
+		t.Errorf("downloaded %d bytes of %d, %v", len(got), len(large), err)
+	}
+	composed := 0
+	for _, r := range s.Requests() {
+		if strings.Contains(r.Path, "/compose") {
+			composed++
+		}
+	}
+	if composed != 1 {
+		t.Errorf("%d times composed, want once", composed)
+	}
+	call("rm", "-r", bucket+"/b")
+	if diff := cmp.Diff([]string{"a/empty"}, names()); diff != "" {
+		t.Errorf("after rm -r (-want +got):\n%s", diff)
 	}
 }

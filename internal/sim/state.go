@@ -60,7 +60,7 @@ func (s *Server) initialState() state {
 		replay: map[string]*operation{}, networks: map[string]*network{}, subnetworks: map[string]*computepb.Subnetwork{},
 		firewalls: map[string]*computepb.Firewall{}, computeOps: map[string]*computeOp{}, computeSeen: map[string]*computeOp{},
 		metadata: map[string]string{}, quota: map[string]int{}, addresses: map[string]int{}, counts: map[string]int{},
-		buckets: map[string]*bucket{DefaultBucket: newBucket(DefaultBucket, s.timestamp())}, uploads: map[string]*upload{},
+		buckets: map[string]*bucket{DefaultBucket: newBucket(DefaultBucket, s.storageTime())}, uploads: map[string]*upload{},
 		secrets: map[string][][]byte{}, tokens: map[string]*token{},
 	}
 	for id, value := range s.cfg.Secrets {

@@ -24,12 +24,14 @@ import (
 	storage "google.golang.org/api/storage/v1"
 )
 
-// Cloud Storage, JSON API v1: buckets (get, insert, delete), objects (get,
-// media with ranges, list with prefix and delimiter, the three ways of insert,
-// compose, delete) and generation preconditions. Not modelled: access control
-// lists and policies, holds and retention, copies, notifications, encryption keys;
-// and a bucket tells whether it keeps versions and what is soft-deleted, but does
-// not keep them.
+// Cloud Storage, JSON API v1: buckets (get, list, insert, delete, storage layout),
+// objects (get, media with ranges, list with prefix and delimiter, the three ways of
+// insert, rewrite, compose, delete), preconditions and partial responses: what
+// Google's clients for Go and gcloud storage cp, mv, ls, cat and rm ask for. Not
+// modelled: access control lists and policies, holds and retention, changes of
+// metadata, other storage classes than STANDARD, folders, notifications, encryption
+// keys; and a bucket tells whether it keeps versions and what is soft-deleted, but
+// does not keep them.
 
 // DefaultBucket is there from the start, and made not to keep what is overwritten.
 const DefaultBucket = "multihost-sim"
@@ -62,6 +64,7 @@ type upload struct {
 	bucket string
 	msg    *storage.Object
 	query  url.Values
+	fields string // of its last answer
 	data   []byte
 }
 
@@ -72,9 +75,12 @@ func newBucket(name, created string) *bucket {
 	}}
 }
 
+// storageTime is the time as Cloud Storage writes it: to the millisecond.
+func (s *Server) storageTime() string { return s.clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
+
 // isStorage reports whether a request is for Cloud Storage.
 func isStorage(r *http.Request) bool {
-	for _, prefix := range []string{"/storage/v1/", "/upload/storage/v1/", "/download/storage/v1/"} {
+	for _, prefix := range []string{"/storage/v1/", "/upload/storage/v1/", "/resumable/upload/storage/v1/", "/download/storage/v1/"} {
 		if strings.HasPrefix(r.URL.Path, prefix) {
 			return true
 		}
@@ -90,7 +96,8 @@ type storageCall struct {
 	query  url.Values
 	body   []byte
 	who    caller
-	upload bool // on the upload path
+	fields string // what of the answer is wanted; "": all
+	upload bool   // on the upload path
 	bucket string
 	parts  []string // after the bucket: "o", object, verb
 }
@@ -117,7 +124,7 @@ func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storag
 		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
 	}
 	// Names of objects have slashes, which are escaped in the path.
-	path, isUpload := strings.CutPrefix(r.URL.EscapedPath(), "/upload")
+	path, isUpload := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), "/resumable"), "/upload")
 	path = strings.TrimPrefix(strings.TrimPrefix(path, "/download"), "/storage/v1/")
 	var parts []string
 	for part := range strings.SplitSeq(path, "/") {
@@ -130,7 +137,8 @@ func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storag
 	if parts[0] != "b" {
 		return nil, notModelled("/storage/v1/" + parts[0])
 	}
-	c := &storageCall{s: s, r: r, query: query, body: body, who: who, upload: isUpload}
+	c := &storageCall{s: s, r: r, query: query, body: body, who: who, fields: query.Get("fields"), upload: isUpload}
+	delete(query, "fields")
 	if len(parts) > 1 {
 		c.bucket, c.parts = parts[1], parts[2:]
 	}
@@ -140,15 +148,27 @@ func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storag
 // bucketParameters are accepted and without effect here.
 var bucketParameters = []string{"userProject", "projection"}
 
+// notParameters are what the API has and the simulator does not.
+var notParameters = []string{"softDeleted", "softDeletedOnly", "restoreToken", "matchGlob", "filter", "enableObjectRetention", "kmsKeyName", "destinationKmsKeyName"}
+
 func (c *storageCall) serve() (answer, error) {
 	m := c.r.Method
+	for _, name := range notParameters {
+		if c.query.Has(name) {
+			return answer{}, notModelled("The query parameter " + name)
+		}
+	}
 	switch {
 	case c.bucket == "" && m == http.MethodPost && !c.upload:
 		return c.insertBucket()
+	case c.bucket == "" && m == http.MethodGet && !c.upload:
+		return c.listBuckets()
 	case c.bucket == "":
-		return answer{}, notModelled("buckets.list")
+		return answer{}, unknownMethod()
 	case len(c.parts) == 0 && !c.upload:
 		return c.serveBucket()
+	case len(c.parts) == 1 && c.parts[0] == "storageLayout" && m == http.MethodGet && !c.upload:
+		return c.storageLayout()
 	case len(c.parts) == 0 || c.parts[0] != "o":
 		return answer{}, notModelled("buckets/" + strings.Join(c.parts, "/"))
 	}
@@ -171,6 +191,8 @@ func (c *storageCall) serve() (answer, error) {
 		return c.remove(b, c.parts[1])
 	case len(c.parts) == 3 && m == http.MethodPost && c.parts[2] == "compose":
 		return c.compose(b, c.parts[1])
+	case len(c.parts) == 7 && m == http.MethodPost && c.parts[2] == "rewriteTo" && c.parts[3] == "b" && c.parts[5] == "o":
+		return c.rewrite(b, c.parts[1], c.parts[4], c.parts[6])
 	}
 	return answer{}, notModelled("objects." + strings.Join(c.parts[1:], "/"))
 }
@@ -184,8 +206,17 @@ func (c *storageCall) may(permission, resource string) error {
 	return nil
 }
 
-func jsonAnswer(v any) (answer, error) {
+// answer is a message, or the fields of it that are wanted.
+func (c *storageCall) answer(v any) (answer, error) {
 	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil || c.fields == "" {
+		return answer{json: b}, err
+	}
+	mask, err := parseFields(c.fields, v)
+	if err != nil {
+		return answer{}, err
+	}
+	b, err = mask.of(b)
 	return answer{json: b}, err
 }
 
@@ -209,10 +240,51 @@ func (c *storageCall) insertBucket() (answer, error) {
 	if c.s.state.buckets[msg.Name] != nil {
 		return answer{}, errorf(http.StatusConflict, "Your previous request to create the named bucket succeeded and you already own it.").withReason("conflict")
 	}
-	b := newBucket(msg.Name, c.s.timestamp())
+	b := newBucket(msg.Name, c.s.storageTime())
 	b.msg.SoftDeletePolicy, b.msg.Versioning = cmp.Or(msg.SoftDeletePolicy, &storage.BucketSoftDeletePolicy{RetentionDurationSeconds: softDelete}), msg.Versioning
 	c.s.state.buckets[msg.Name] = b
-	return jsonAnswer(b.msg)
+	return c.answer(b.msg)
+}
+
+func (c *storageCall) listBuckets() (answer, error) {
+	if err := checkQuery(c.query, append([]string{"project", "prefix", "maxResults", "pageToken"}, bucketParameters...)...); err != nil {
+		return answer{}, err
+	}
+	if c.query.Get("project") != c.s.cfg.Project {
+		return answer{}, errorf(http.StatusBadRequest, "Unknown project id: %s", c.query.Get("project"))
+	}
+	if err := c.may("storage.buckets.list", "project"); err != nil {
+		return answer{}, err
+	}
+	var all []*storage.Bucket
+	for _, b := range sorted(c.s.state.buckets, nil) {
+		if strings.HasPrefix(b.msg.Name, c.query.Get("prefix")) {
+			all = append(all, b.msg)
+		}
+	}
+	items, next, err := page(all, c.query, "maxResults", 1000)
+	if err != nil {
+		return answer{}, err
+	}
+	return c.answer(&storage.Buckets{Kind: "storage#buckets", Items: items, NextPageToken: next})
+}
+
+// storageLayout tells clients that the bucket has no folders of its own.
+func (c *storageCall) storageLayout() (answer, error) {
+	if err := checkQuery(c.query, "prefix"); err != nil {
+		return answer{}, err
+	}
+	b := c.s.state.buckets[c.bucket]
+	if b == nil {
+		return answer{}, errorf(http.StatusNotFound, "The specified bucket does not exist.")
+	}
+	if err := c.may("storage.objects.list", "bucket"); err != nil {
+		return answer{}, err
+	}
+	return c.answer(&storage.BucketStorageLayout{
+		Kind: "storage#storageLayout", Bucket: c.bucket, Location: b.msg.Location, LocationType: b.msg.LocationType,
+		HierarchicalNamespace: &storage.BucketStorageLayoutHierarchicalNamespace{ForceSendFields: []string{"Enabled"}},
+	})
 }
 
 func (c *storageCall) serveBucket() (answer, error) {
@@ -231,7 +303,7 @@ func (c *storageCall) serveBucket() (answer, error) {
 		return answer{}, err
 	}
 	if c.r.Method == http.MethodGet {
-		return jsonAnswer(b.msg)
+		return c.answer(b.msg)
 	}
 	if len(b.objects) > 0 {
 		return answer{}, errorf(http.StatusConflict, "The bucket you tried to delete is not empty.").withReason("conflict")
@@ -240,23 +312,31 @@ func (c *storageCall) serveBucket() (answer, error) {
 	return answer{code: http.StatusNoContent}, nil
 }
 
-// preconditions are the generation preconditions of a method.
-func (c *storageCall) preconditions(o *object) error {
-	generation := int64(0)
+// preconditions are those of a method on the object that is there, or on the source
+// of a copy, whose parameters have "Source" in their names.
+func (c *storageCall) preconditions(o *object, source string) error {
+	var generation, metageneration int64
 	if o != nil {
-		generation = o.msg.Generation
+		generation, metageneration = o.msg.Generation, o.msg.Metageneration
 	}
-	for _, name := range []string{"ifGenerationMatch", "ifGenerationNotMatch"} {
-		text := c.query.Get(name)
+	for _, p := range []struct {
+		name string
+		is   int64
+		not  bool
+	}{
+		{"if" + source + "GenerationMatch", generation, false}, {"if" + source + "GenerationNotMatch", generation, true},
+		{"if" + source + "MetagenerationMatch", metageneration, false}, {"if" + source + "MetagenerationNotMatch", metageneration, true},
+	} {
+		text := c.query.Get(p.name)
 		if text == "" {
 			continue
 		}
 		want, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_INT64), %q", snake(name), text)
+			return errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_INT64), %q", snake(p.name), text)
 		}
-		if (want == generation) == (name == "ifGenerationNotMatch") {
-			if name == "ifGenerationNotMatch" && c.r.Method == http.MethodGet {
+		if (want == p.is) == p.not {
+			if p.not && c.r.Method == http.MethodGet {
 				return errorf(http.StatusNotModified, "Not modified")
 			}
 			return errorf(http.StatusPreconditionFailed, "At least one of the pre-conditions you specified did not hold.")
@@ -265,7 +345,7 @@ func (c *storageCall) preconditions(o *object) error {
 	return nil
 }
 
-var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "userProject", "projection"}
+var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch", "userProject", "projection"}
 
 func (c *storageCall) find(b *bucket, name string) (*object, error) {
 	o := b.objects[name]
@@ -294,11 +374,11 @@ func (c *storageCall) get(b *bucket, name string) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	if err := c.preconditions(o); err != nil {
+	if err := c.preconditions(o, ""); err != nil {
 		return answer{}, err
 	}
 	if !media {
-		return jsonAnswer(o.msg)
+		return c.answer(o.msg)
 	}
 	return c.media(o)
 }
@@ -309,8 +389,19 @@ func (c *storageCall) media(o *object) (answer, error) {
 	header := http.Header{}
 	header.Set("Content-Type", cmp.Or(o.msg.ContentType, "application/octet-stream"))
 	header.Set("X-Goog-Generation", strconv.FormatInt(o.msg.Generation, 10))
-	header.Set("X-Goog-Hash", "crc32c="+o.msg.Crc32c)
+	header.Add("X-Goog-Hash", "crc32c="+o.msg.Crc32c)
+	if o.msg.Md5Hash != "" {
+		header.Add("X-Goog-Hash", "md5="+o.msg.Md5Hash)
+	}
 	header.Set("X-Goog-Stored-Content-Length", strconv.Itoa(len(o.data)))
+	if o.msg.ContentEncoding != "" {
+		// Where the client does not take it as it is, the real one unpacks gzip.
+		if !strings.Contains(c.r.Header.Get("Accept-Encoding"), o.msg.ContentEncoding) {
+			return answer{}, notModelled("The unpacking of " + o.msg.ContentEncoding)
+		}
+		header.Set("Content-Encoding", o.msg.ContentEncoding)
+		header.Set("X-Goog-Stored-Content-Encoding", o.msg.ContentEncoding)
+	}
 	a := answer{raw: o.data, header: header, code: http.StatusOK}
 	match := byteRange.FindStringSubmatch(c.r.Header.Get("Range"))
 	if match == nil {
@@ -336,7 +427,19 @@ func (c *storageCall) media(o *object) (answer, error) {
 }
 
 func (c *storageCall) list(b *bucket) (answer, error) {
-	if err := checkQuery(c.query, "prefix", "delimiter", "maxResults", "pageToken", "startOffset", "endOffset", "userProject", "projection"); err != nil {
+	if err := checkQuery(c.query, "prefix", "delimiter", "maxResults", "pageToken", "startOffset", "endOffset", "userProject", "projection",
+		"includeTrailingDelimiter", "includeFoldersAsPrefixes", "versions"); err != nil {
+		return answer{}, err
+	}
+	versions, err := queryBool(c.query, "versions")
+	if err != nil {
+		return answer{}, err
+	}
+	if v := b.msg.Versioning; versions && v != nil && v.Enabled {
+		return answer{}, notModelled("objects.list of versions")
+	}
+	withMarkers, err := queryBool(c.query, "includeTrailingDelimiter")
+	if err != nil {
 		return answer{}, err
 	}
 	if err := c.may("storage.objects.list", "bucket"); err != nil {
@@ -359,7 +462,9 @@ func (c *storageCall) list(b *bucket) (answer, error) {
 			if len(all) == 0 || all[len(all)-1].prefix != dir {
 				all = append(all, entry{prefix: dir})
 			}
-			continue
+			if name != dir || !withMarkers {
+				continue
+			}
 		}
 		all = append(all, entry{object: b.objects[name]})
 	}
@@ -375,7 +480,7 @@ func (c *storageCall) list(b *bucket) (answer, error) {
 			out.Items = append(out.Items, e.object.msg)
 		}
 	}
-	return jsonAnswer(out)
+	return c.answer(out)
 }
 
 func (c *storageCall) remove(b *bucket, name string) (answer, error) {
@@ -389,7 +494,7 @@ func (c *storageCall) remove(b *bucket, name string) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	if err := c.preconditions(o); err != nil {
+	if err := c.preconditions(o, ""); err != nil {
 		return answer{}, err
 	}
 	delete(b.objects, name)
@@ -397,7 +502,7 @@ func (c *storageCall) remove(b *bucket, name string) (answer, error) {
 }
 
 func (c *storageCall) compose(b *bucket, name string) (answer, error) {
-	if err := checkQuery(c.query, append([]string{"kmsKeyName", "destinationPredefinedAcl"}, generations...)...); err != nil {
+	if err := checkQuery(c.query, append([]string{"destinationPredefinedAcl"}, generations...)...); err != nil {
 		return answer{}, err
 	}
 	req := new(storage.ComposeRequest)
@@ -420,56 +525,151 @@ func (c *storageCall) compose(b *bucket, name string) (answer, error) {
 		data = append(data, o.data...)
 		components += max(1, o.msg.ComponentCount)
 	}
-	msg := &storage.Object{}
-	if req.Destination != nil {
-		msg.ContentType, msg.Metadata = req.Destination.ContentType, req.Destination.Metadata
+	msg := cmp.Or(req.Destination, &storage.Object{})
+	msg.Name, msg.Crc32c, msg.Md5Hash = name, "", "" // gcloud sends those of the first source
+	o, err := c.put(b, c.bucket, msg, data, components)
+	if err != nil {
+		return answer{}, err
 	}
-	msg.Name, msg.ComponentCount = name, components
-	return c.put(b, msg, data)
+	return c.answer(o.msg)
 }
 
-// put makes an object, over an older one if there is one.
-func (c *storageCall) put(b *bucket, msg *storage.Object, data []byte) (answer, error) {
+// rewrite copies an object, in one call: from one location and class to the same, the
+// real one does, too.
+func (c *storageCall) rewrite(from *bucket, name, toBucket, toName string) (answer, error) {
+	parameters := append([]string{"sourceGeneration", "destinationPredefinedAcl", "maxBytesRewrittenPerCall", "ifSourceGenerationMatch", "ifSourceGenerationNotMatch",
+		"ifSourceMetagenerationMatch", "ifSourceMetagenerationNotMatch"}, generations...)
+	if c.query.Get("rewriteToken") != "" {
+		return answer{}, errorf(http.StatusBadRequest, "Invalid rewrite token").withReason("invalid")
+	}
+	if err := checkQuery(c.query, parameters...); err != nil {
+		return answer{}, err
+	}
+	if text := c.query.Get("maxBytesRewrittenPerCall"); text != "" {
+		if n, err := strconv.ParseInt(text, 10, 64); err != nil || n <= 0 || n%(1<<20) != 0 {
+			return answer{}, errorf(http.StatusBadRequest, "maxBytesRewrittenPerCall must be a multiple of 1048576, not %s", text).withReason("invalid")
+		}
+	}
+	msg := new(storage.Object)
+	if err := decodeStrict(c.body, msg, "object"); err != nil {
+		return answer{}, err
+	}
+	if err := settable(msg); err != nil {
+		return answer{}, err
+	}
+	to := c.s.state.buckets[toBucket]
+	if to == nil {
+		return answer{}, errorf(http.StatusNotFound, "The specified bucket does not exist.")
+	}
+	if err := c.may("storage.objects.get", "object"); err != nil {
+		return answer{}, err
+	}
+	source := from.objects[name]
+	if text := c.query.Get("sourceGeneration"); source != nil && text != "" && text != strconv.FormatInt(source.msg.Generation, 10) {
+		source = nil
+	}
+	if source == nil {
+		return answer{}, errorf(http.StatusNotFound, "No such object: %s/%s", c.bucket, name)
+	}
+	if err := c.preconditions(source, "Source"); err != nil {
+		return answer{}, err
+	}
+	// Metadata in the body replaces all that of the source.
+	if msg.ContentType+msg.ContentEncoding+msg.ContentDisposition+msg.ContentLanguage+msg.CacheControl+msg.CustomTime == "" && len(msg.Metadata) == 0 {
+		copied := *source.msg
+		msg = &copied
+	}
+	msg.Name, msg.Crc32c, msg.Md5Hash = toName, "", ""
+	o, err := c.put(to, toBucket, msg, source.data, source.msg.ComponentCount)
+	if err != nil {
+		return answer{}, err
+	}
+	size := int64(len(o.data))
+	return c.answer(&storage.RewriteResponse{
+		Kind: "storage#rewriteResponse", Done: true, ObjectSize: size, TotalBytesRewritten: size, Resource: o.msg,
+		ForceSendFields: []string{"ObjectSize", "TotalBytesRewritten"},
+	})
+}
+
+// settable refuses what a client may set of a new object and is not modelled. What
+// only the service sets is ignored, as there.
+func settable(msg *storage.Object) error {
+	for name, set := range map[string]bool{
+		"acl": len(msg.Acl) > 0, "kmsKeyName": msg.KmsKeyName != "", "retention": msg.Retention != nil, "contexts": msg.Contexts != nil,
+		"eventBasedHold": msg.EventBasedHold, "temporaryHold": msg.TemporaryHold,
+		"storageClass=" + msg.StorageClass: msg.StorageClass != "" && msg.StorageClass != "STANDARD",
+	} {
+		if set {
+			return notModelled("The field " + name + " of an object")
+		}
+	}
+	return nil
+}
+
+// put makes an object, over an older one if there is one. components is how many
+// objects it is composed of; 0: none.
+func (c *storageCall) put(b *bucket, bucketName string, msg *storage.Object, data []byte, components int64) (*object, error) {
 	if msg.Name == "" || len(msg.Name) > 1024 || strings.ContainsAny(msg.Name, "\r\n") {
-		return answer{}, errorf(http.StatusBadRequest, "Invalid object name: %q", msg.Name).withReason("invalid")
+		return nil, errorf(http.StatusBadRequest, "Invalid object name: %q", msg.Name).withReason("invalid")
+	}
+	if err := settable(msg); err != nil {
+		return nil, err
 	}
 	if err := c.may("storage.objects.create", "object"); err != nil {
-		return answer{}, err
+		return nil, err
 	}
 	old := b.objects[msg.Name]
 	if old != nil {
 		if err := c.may("storage.objects.delete", "object"); err != nil {
-			return answer{}, err
+			return nil, err
 		}
 	}
-	if err := c.preconditions(old); err != nil {
-		return answer{}, err
+	if err := c.preconditions(old, ""); err != nil {
+		return nil, err
 	}
 	if len(data) > maxObject {
-		return answer{}, notModelled(fmt.Sprintf("An object of more than %d bytes", maxObject))
+		return nil, notModelled(fmt.Sprintf("An object of more than %d bytes", maxObject))
 	}
-	sum := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
-	crc := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
-	if msg.Crc32c != "" && msg.Crc32c != crc {
-		return answer{}, errorf(http.StatusBadRequest, "Provided CRC32C %q doesn't match calculated CRC32C %q.", msg.Crc32c, crc).withReason("invalid")
+	crc := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	sum := md5.Sum(data)
+	crc32c, md5Hash := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc)), base64.StdEncoding.EncodeToString(sum[:])
+	if msg.Crc32c != "" && msg.Crc32c != crc32c {
+		return nil, errorf(http.StatusBadRequest, "Provided CRC32C %q doesn't match calculated CRC32C %q.", msg.Crc32c, crc32c).withReason("invalid")
+	}
+	if msg.Md5Hash != "" && msg.Md5Hash != md5Hash {
+		return nil, errorf(http.StatusBadRequest, "Provided MD5 hash %q doesn't match calculated MD5 hash %q.", msg.Md5Hash, md5Hash).withReason("invalid")
+	}
+	if components > 0 {
+		md5Hash = "" // as of everything composed
 	}
 	c.s.state.generation = max(c.s.state.generation+1, c.s.clock.Now().UnixMicro())
-	now := c.s.timestamp()
+	generation, now := c.s.state.generation, c.s.storageTime()
+	path := "/storage/v1/b/" + url.PathEscape(bucketName) + "/o/" + url.PathEscape(msg.Name)
 	o := &object{data: data, msg: &storage.Object{
-		Kind: "storage#object", Name: msg.Name, Bucket: c.bucket, Generation: c.s.state.generation, Metageneration: 1,
-		ContentType: cmp.Or(msg.ContentType, "application/octet-stream"), CacheControl: msg.CacheControl, Metadata: msg.Metadata,
-		Size: uint64(len(data)), Crc32c: crc, TimeCreated: now, Updated: now, StorageClass: "STANDARD", ComponentCount: msg.ComponentCount,
+		Kind: "storage#object", Name: msg.Name, Bucket: bucketName, Generation: generation, Metageneration: 1,
+		Id: fmt.Sprintf("%s/%s/%d", bucketName, msg.Name, generation), Etag: base64.StdEncoding.EncodeToString(strconv.AppendInt(nil, generation, 36)),
+		SelfLink: c.s.url + path, MediaLink: fmt.Sprintf("%s/download%s?generation=%d&alt=media", c.s.url, path, generation),
+		ContentType: cmp.Or(msg.ContentType, "application/octet-stream"), ContentEncoding: msg.ContentEncoding, ContentDisposition: msg.ContentDisposition,
+		ContentLanguage: msg.ContentLanguage, CacheControl: msg.CacheControl, CustomTime: msg.CustomTime, Metadata: msg.Metadata,
+		Size: uint64(len(data)), Crc32c: crc32c, Md5Hash: md5Hash, ComponentCount: components, StorageClass: "STANDARD",
+		TimeCreated: now, TimeFinalized: now, TimeStorageClassUpdated: now, Updated: now,
+		ForceSendFields: []string{"Size"},
 	}}
-	o.msg.Id = fmt.Sprintf("%s/%s/%d", c.bucket, msg.Name, o.msg.Generation)
-	if msg.ComponentCount == 0 {
-		sum := md5.Sum(data)
-		o.msg.Md5Hash = base64.StdEncoding.EncodeToString(sum[:])
-	}
 	b.objects[msg.Name] = o
-	return jsonAnswer(o.msg)
+	return o, nil
 }
 
-var insertParameters = append([]string{"name", "contentEncoding", "predefinedAcl", "kmsKeyName", "upload_id"}, generations...)
+// insert is put for an upload.
+func (c *storageCall) insert(b *bucket, msg *storage.Object, data []byte) (answer, error) {
+	msg.ContentEncoding = cmp.Or(c.query.Get("contentEncoding"), msg.ContentEncoding)
+	o, err := c.put(b, c.bucket, msg, data, 0)
+	if err != nil {
+		return answer{}, err
+	}
+	return c.answer(o.msg)
+}
+
+var insertParameters = append([]string{"name", "contentEncoding", "predefinedAcl", "upload_id"}, generations...)
 
 func (c *storageCall) serveUpload(b *bucket) (answer, error) {
 	if err := checkQuery(c.query, insertParameters...); err != nil {
@@ -485,14 +685,14 @@ func (c *storageCall) serveUpload(b *bucket) (answer, error) {
 	switch kind := c.query.Get("uploadType"); kind {
 	case "media":
 		msg.Name, msg.ContentType = c.query.Get("name"), c.r.Header.Get("Content-Type")
-		return c.put(b, msg, c.body)
+		return c.insert(b, msg, c.body)
 	case "multipart":
 		data, err := c.multipart(msg)
 		if err != nil {
 			return answer{}, err
 		}
 		msg.Name = cmp.Or(msg.Name, c.query.Get("name"))
-		return c.put(b, msg, data)
+		return c.insert(b, msg, data)
 	case "resumable":
 		if err := decodeStrict(c.body, msg, "object"); err != nil {
 			return answer{}, err
@@ -503,7 +703,7 @@ func (c *storageCall) serveUpload(b *bucket) (answer, error) {
 			return answer{}, err
 		}
 		id := strconv.FormatInt(newID(), 36)
-		c.s.state.uploads[id] = &upload{bucket: c.bucket, msg: msg, query: c.query}
+		c.s.state.uploads[id] = &upload{bucket: c.bucket, msg: msg, query: c.query, fields: c.fields}
 		at := *c.r.URL
 		query := maps.Clone(c.query)
 		query.Set("upload_id", id)
@@ -519,7 +719,9 @@ func (c *storageCall) serveUpload(b *bucket) (answer, error) {
 
 // multipart reads a multipart/related body: the resource, then the content.
 func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
-	kind, params, err := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
+	// gcloud puts the boundary, which has "=" in it, into single quotes, as the real one
+	// lets it.
+	kind, params, err := mime.ParseMediaType(strings.ReplaceAll(c.r.Header.Get("Content-Type"), "'", `"`))
 	if err != nil || kind != "multipart/related" {
 		return nil, errorf(http.StatusBadRequest, "Content-Type of a multipart upload must be multipart/related")
 	}
@@ -573,8 +775,8 @@ func (c *storageCall) resume(b *bucket, id string) (answer, error) {
 	u.data = append(u.data, c.body...)
 	if total >= 0 && total == int64(len(u.data)) {
 		delete(c.s.state.uploads, id)
-		c.query = u.query
-		return c.put(b, u.msg, u.data)
+		c.query, c.fields = u.query, u.fields
+		return c.insert(b, u.msg, u.data)
 	}
 	if len(c.body)%chunkUnit != 0 {
 		return answer{}, errorf(http.StatusBadRequest, "Invalid request.  The number of bytes uploaded is required to be equal or greater than 262144, except for the final request.")

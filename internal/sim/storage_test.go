@@ -132,6 +132,70 @@ func TestStorageKeepsObjectsAsGooglesClientSendsThem(t *testing.T) {
 	}
 }
 
+func TestStorageCopiesAndFailsClosed(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t)
+	svc := objects(t, s, "")
+	first, err := svc.Objects.Insert(sim.DefaultBucket, &storage.Object{Name: "a/b c", CacheControl: "no-store", Metadata: map[string]string{"k": "v"}}).Media(strings.NewReader("hello"), googleapi.ContentType("text/x")).Do()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := svc.Objects.Rewrite(sim.DefaultBucket, "a/b c", sim.DefaultBucket, "copy", &storage.Object{}).IfSourceGenerationMatch(first.Generation).IfGenerationMatch(0).Do()
+	if err != nil || !got.Done || got.ObjectSize != 5 || got.Resource.ContentType != "text/x" || got.Resource.Metadata["k"] != "v" || got.Resource.CacheControl != "no-store" {
+		t.Errorf("a copy: got %+v, %v", got, err)
+	}
+	got, err = svc.Objects.Rewrite(sim.DefaultBucket, "a/b c", sim.DefaultBucket, "copy", &storage.Object{ContentType: "text/y"}).Do()
+	if err != nil || got.Resource.ContentType != "text/y" || got.Resource.Metadata != nil {
+		t.Errorf("a copy with metadata of its own: got %+v, %v", got, err)
+	}
+	for _, c := range []struct {
+		story, method, path, body string
+		want                      int
+	}{
+		{"media by the link of the object", "GET", strings.TrimPrefix(first.MediaLink, s.URL()), "", 200},
+		{"a copy of what is not there", "POST", "/storage/v1/b/multihost-sim/o/none/rewriteTo/b/multihost-sim/o/x", "", 404},
+		{"a copy of another generation", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/multihost-sim/o/x?ifSourceGenerationMatch=1", "", 412},
+		{"a copy to no bucket", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/nobodys/o/x", "", 404},
+		{"a copy with an unknown parameter", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/multihost-sim/o/x?foo=1", "", 400},
+		{"a copy with an unknown field", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/multihost-sim/o/x", `{"foo":1}`, 400},
+		{"another storage class", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/multihost-sim/o/x", `{"storageClass":"NEARLINE"}`, 501},
+		{"chunks of a strange size", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/rewriteTo/b/multihost-sim/o/x?maxBytesRewrittenPerCall=5", "", 400},
+		{"the other way to copy", "POST", "/storage/v1/b/multihost-sim/o/a%2Fb%20c/copyTo/b/multihost-sim/o/x", "", 501},
+		{"a change of metadata", "PATCH", "/storage/v1/b/multihost-sim/o/copy", `{"contentType":"text/z"}`, 501},
+		{"objects that were deleted", "GET", "/storage/v1/b/multihost-sim/o?softDeleted=true", "", 501},
+		{"a list by pattern", "GET", "/storage/v1/b/multihost-sim/o?matchGlob=*", "", 501},
+		{"a field that objects lack", "GET", "/storage/v1/b/multihost-sim/o?fields=items/foo", "", 400},
+		{"metageneration of another", "GET", "/storage/v1/b/multihost-sim/o/copy?ifMetagenerationMatch=2", "", 412},
+		{"buckets", "GET", "/storage/v1/b?project=multihost-sim", "", 200},
+		{"buckets of another project", "GET", "/storage/v1/b?project=another", "", 400},
+		{"layout", "GET", "/storage/v1/b/multihost-sim/storageLayout", "", 200},
+		{"folders", "GET", "/storage/v1/b/multihost-sim/folders", "", 501},
+		{"a wrong checksum", "POST", "/upload/storage/v1/b/multihost-sim/o?uploadType=multipart&name=x", "", 400},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), c.method, s.URL()+c.path, strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(c.path, "/upload") {
+			req.Header.Set("Content-Type", "multipart/related; boundary='=1='") // in gcloud's quotes
+			req.Body = io.NopCloser(strings.NewReader("--=1=\r\nContent-Type: application/json\r\n\r\n{\"md5Hash\":\"AAAA\"}\r\n--=1=\r\nContent-Type: text/x\r\n\r\nhello\r\n--=1=--\r\n"))
+			req.ContentLength = -1
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != c.want {
+			t.Errorf("%s: got %d, want %d: %s", c.story, resp.StatusCode, c.want, text)
+		}
+		if c.story == "a wrong checksum" && !strings.Contains(string(text), "MD5") {
+			t.Errorf("%s: got %s", c.story, text)
+		}
+	}
+}
+
 // A worker's token has the rights of its node's service account, as far as its
 // scopes go, and dies with the node.
 func TestWorkersTokensAreGoodForWhatTheyMay(t *testing.T) {
