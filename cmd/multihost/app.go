@@ -103,9 +103,14 @@ func asUsageError(c *cli.Context, err error, _ bool) error {
 			kind = kindOf(f)
 		}
 	}
-	flag := "--" + m[2]
+	return wrongValue(kind, "--"+m[2], value, m[3])
+}
+
+// wrongValue is the error of a value that its flag does not take. reason is why
+// package flag refuses it.
+func wrongValue(kind config.Kind, flag, value, reason string) error {
 	switch {
-	case strings.HasSuffix(m[3], "value out of range"):
+	case strings.HasSuffix(reason, "value out of range"):
 		return &usageError{err: fmt.Errorf("%s=%s: the number is too large", flag, value)}
 	case kind == config.Duration && plainNumber.MatchString(value):
 		return &usageError{err: fmt.Errorf("%s=%s: a time has a unit", flag, value), hint: fmt.Sprintf("type %s=%ss, %[1]s=%[2]sm or %[1]s=%[2]sh", flag, value)}
@@ -116,7 +121,7 @@ func asUsageError(c *cli.Context, err error, _ bool) error {
 	case kind == config.Float:
 		return &usageError{err: fmt.Errorf("%s=%s: it is no number", flag, value), hint: "numbers are written in digits: " + flag + "=0.5"}
 	}
-	return &usageError{err: fmt.Errorf("%s=%s: %s", flag, value, m[3])}
+	return &usageError{err: fmt.Errorf("%s=%s: %s", flag, value, reason)}
 }
 
 // command completes a command: usage errors in our form, and the EXIT STATUS

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ type invocation struct {
 	dashed      bool                      // there was a --
 	path        []string                  // the command and its subcommand
 	set         map[string]string         // canonical flag → the spelling used
+	order       []string                  // canonical flags as they were typed, then those of layers below
 	values      map[string]string         // canonical flag → the value typed, the last one
 	from        map[string]config.Setting // canonical flag → what it was given that was not typed
 	layers      layers
@@ -170,6 +172,7 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 		return 0, usagef("flag --%s is given twice, as %s and as %s: keep one", canonical, earlier, spelling)
 	}
 	inv.set[canonical] = spelling
+	inv.order = append(inv.order, canonical)
 
 	used := 1
 	upper := name != strings.ToLower(name)
@@ -192,9 +195,29 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 		}
 		value = fmt.Sprint(b)
 	}
+	// What the library would refuse later is refused in the order of the line.
+	switch kind := kindOf(flag); kind {
+	case config.Int, config.Float, config.Duration:
+		if kind.Check(value) != nil && !(kind == config.Int && plainNumber.MatchString(value)) {
+			return 0, wrongValue(kind, "--"+canonical, value, "")
+		}
+	}
 	inv.values[canonical] = value
 	lvl.given = append(lvl.given, "--"+canonical+"="+value)
 	return used, nil
+}
+
+// inOrder sorts what is about flags as these stand on the command line, so that
+// of several wrong values the first one is named.
+func inOrder[T any](inv *invocation, all []T, flag func(T) string) []T {
+	at := func(v T) int {
+		if i := slices.Index(inv.order, flag(v)); i >= 0 {
+			return i
+		}
+		return len(inv.order)
+	}
+	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(at(a), at(b)) })
+	return all
 }
 
 func findFlag(levels []*level, name string) (*level, cli.Flag) {

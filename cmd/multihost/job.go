@@ -188,7 +188,7 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 	if err != nil {
 		return job.JobOptions{}, err
 	}
-	limits, err := waitLimits(c)
+	limits, err := waitLimits(p.inv, c)
 	if err != nil {
 		return job.JobOptions{}, err
 	}
@@ -201,8 +201,8 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		TTL:            c.Duration("ttl"),
 		Lease:          c.Duration("lease"),
 	}
-	for name, d := range map[string]time.Duration{"ttl": o.TTL, "lease": o.Lease} {
-		if d != 0 && d < leastTerm {
+	for _, name := range inOrder(p.inv, []string{"ttl", "lease"}, func(name string) string { return name }) {
+		if d := c.Duration(name); d != 0 && d < leastTerm {
 			return o, usagef("--%s=%s: it must be 1m or more, or 0", name, d)
 		}
 	}
@@ -259,7 +259,7 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request
 	} else {
 		r.NodeID = run
 	}
-	r, err := readRequest(c, r, c.String("cqr-extra-args"))
+	r, err := readRequest(p.inv, c, r, c.String("cqr-extra-args"))
 	if err != nil {
 		return r, err
 	}

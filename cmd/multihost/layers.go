@@ -246,7 +246,10 @@ func (inv *invocation) fill(levels []*level, from layers) error {
 	inv.choose(rank)
 	for _, l := range levels {
 		for _, f := range l.flags {
-			s := inv.from[f.Names()[0]]
+			s, given := inv.from[f.Names()[0]]
+			if given {
+				inv.order = append(inv.order, f.Names()[0])
+			}
 			for _, value := range s.Values {
 				if s.Source.Layer == config.Environment {
 					if err := kindOf(f).Check(value); err != nil {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -31,8 +33,8 @@ into, and makes it if need be:
 				return err
 			}
 			pages := manualPages(p.app())
-			for name, text := range pages {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			for _, name := range slices.Sorted(maps.Keys(pages)) {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(pages[name]), 0o644); err != nil {
 					return err
 				}
 			}

@@ -59,7 +59,7 @@ func requestFlags(own ...cli.Flag) []cli.Flag {
 }
 
 // readRequest adds the flags of requestFlags to r, and those of gcloud in extra.
-func readRequest(c *cli.Context, r qr.Request, extra string) (qr.Request, error) {
+func readRequest(inv *invocation, c *cli.Context, r qr.Request, extra string) (qr.Request, error) {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
 		if err != nil {
@@ -68,7 +68,7 @@ func readRequest(c *cli.Context, r qr.Request, extra string) (qr.Request, error)
 		r.Type = t
 	}
 	reader := qr.NewFlagReader(r, time.Now())
-	for _, f := range qr.CreateFlags() {
+	for _, f := range inOrder(inv, qr.CreateFlags(), func(f qr.Flag) string { return f.Name }) {
 		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
 		if !own || !c.IsSet(f.Name) {
 			continue
@@ -183,7 +183,7 @@ func (p *program) qrRequest(s *session, c *cli.Context) (qr.Request, error) {
 	if err != nil {
 		return qr.Request{}, err
 	}
-	r, err := readRequest(c, qr.Request{ID: id}, "")
+	r, err := readRequest(p.inv, c, qr.Request{ID: id}, "")
 	if err != nil {
 		return r, err
 	}
@@ -206,11 +206,13 @@ func waitFlags() []cli.Flag {
 }
 
 // waitLimits are the times of waitFlags in the words of package qr.
-func waitLimits(c *cli.Context) (o qr.WaitOptions, err error) {
-	for _, l := range []struct {
+func waitLimits(inv *invocation, c *cli.Context) (o qr.WaitOptions, err error) {
+	type wait struct {
 		name  string
 		limit *time.Duration
-	}{{"queue-timeout", &o.QueueLimit}, {"provision-timeout", &o.ProvisionLimit}, {"boot-timeout", &o.BootLimit}} {
+	}
+	waits := []wait{{"queue-timeout", &o.QueueLimit}, {"provision-timeout", &o.ProvisionLimit}, {"boot-timeout", &o.BootLimit}}
+	for _, l := range inOrder(inv, waits, func(w wait) string { return w.name }) {
 		switch *l.limit = c.Duration(l.name); {
 		case *l.limit < 0:
 			return o, usagef("--%s=%s: it must not be negative", l.name, *l.limit)
@@ -240,7 +242,7 @@ at once when the request fails, is suspended or is deleted.`,
 }
 
 func (p *program) waitFor(s *session, c *cli.Context, id string) error {
-	o, err := waitLimits(c)
+	o, err := waitLimits(p.inv, c)
 	if err != nil {
 		return err
 	}

@@ -383,9 +383,13 @@ func parseSize(text string) (int64, error) {
 	}
 	upper := strings.ToUpper(text)
 	scale := int64(1)
-	for suffix, factor := range map[string]int64{"KB": 1e3, "MB": 1e6, "GB": 1e9} {
-		if rest, ok := strings.CutSuffix(upper, suffix); ok {
-			upper, scale = strings.TrimSpace(rest), factor
+	for _, unit := range []struct {
+		suffix string
+		scale  int64
+	}{{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}} {
+		if rest, ok := strings.CutSuffix(upper, unit.suffix); ok {
+			upper, scale = strings.TrimSpace(rest), unit.scale
+			break
 		}
 	}
 	n, err := strconv.ParseInt(strings.TrimSuffix(upper, "B"), 10, 64)

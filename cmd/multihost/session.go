@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"os/user"
@@ -185,8 +186,8 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if err != nil {
 		return &configError{err: err, hint: hintOf(err)}
 	}
-	for flag, field := range gcloudFields {
-		v := s.setting(c, flag)
+	for _, flag := range inOrder(p.inv, slices.Sorted(maps.Keys(gcloudFields)), func(flag string) string { return flag }) {
+		field, v := gcloudFields[flag], s.setting(c, flag)
 		if v == "" {
 			continue
 		}
@@ -227,11 +228,15 @@ func (s *session) fill(p *program, c *cli.Context) error {
 			return &configError{err: errors.New("no zone is set"), hint: hint}
 		}
 	}
-	if err := config.CheckProject(g.Project); err != nil {
-		return &usageError{err: err, hint: hintOf(err)}
-	}
-	if g.Zone != "" {
-		if err := config.CheckZone(g.Zone); err != nil {
+	for _, flag := range inOrder(p.inv, []string{"project", "zone"}, func(flag string) string { return flag }) {
+		var err error
+		switch {
+		case flag == "project":
+			err = config.CheckProject(g.Project)
+		case g.Zone != "":
+			err = config.CheckZone(g.Zone)
+		}
+		if err != nil {
 			return &usageError{err: err, hint: hintOf(err)}
 		}
 	}

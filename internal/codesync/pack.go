@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,12 +141,12 @@ func (t *Tree) Close() error {
 	t.packs.mu.Lock()
 	defer t.packs.mu.Unlock()
 	var errs []error
-	for key, p := range t.packs.byKey {
-		if p.data != nil {
+	for _, key := range slices.Sorted(maps.Keys(t.packs.byKey)) {
+		if p := t.packs.byKey[key]; p.data != nil {
 			errs = append(errs, p.data.Close())
 		}
-		delete(t.packs.byKey, key)
 	}
+	clear(t.packs.byKey)
 	t.packs.idle = nil
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -187,7 +188,8 @@ func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees
 		key := strings.Join(r.ans.missing, "")
 		groups[key] = append(groups[key], r)
 	}
-	for _, group := range groups {
+	for _, key := range slices.Sorted(maps.Keys(groups)) {
+		group := groups[key]
 		slices.SortStableFunc(group, func(a, b *receiver) int { return cmp.Compare(a.Slice, b.Slice) })
 		parts := split(group, t.opts.RelayFanout)
 		if len(parts) == len(group) {

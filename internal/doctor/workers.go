@@ -762,9 +762,9 @@ func (e *examination) unlike(name string, values *finder) {
 		parts = append(parts, fmt.Sprintf("%s on %s", v, tpu.Fold(values.at[v])))
 	}
 	var odd []tpu.WorkerID
-	for v, ids := range values.at {
+	for _, v := range values.texts {
 		if v != most {
-			odd = append(odd, ids...)
+			odd = append(odd, values.at[v]...)
 		}
 	}
 	f := Finding{Check: CheckVersions, Level: Warning, Workers: tpu.Fold(odd), count: len(odd), Text: fmt.Sprintf("%s differs: %s", name, strings.Join(parts, ", "))}

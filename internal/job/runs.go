@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -221,8 +222,8 @@ func (d *Deps) ask(ctx context.Context, ready []tpu.Slice) (found []foundRun, as
 	defer t.close()
 	var ids []tpu.WorkerID
 	var silent []error
-	for id, err := range failed {
-		ids, silent = append(ids, id), append(silent, err)
+	for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
+		ids, silent = append(ids, id), append(silent, failed[id])
 	}
 	found, errs := t.runs(ctx)
 	for i, id := range t.ids {
@@ -577,8 +578,8 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 		if len(failed) > 0 {
 			var ids []tpu.WorkerID
 			var errs []error
-			for id, e := range failed {
-				ids, errs = append(ids, id), append(errs, e)
+			for _, id := range slices.SortedFunc(maps.Keys(failed), tpu.CompareWorkers) {
+				ids, errs = append(ids, id), append(errs, failed[id])
 			}
 			err = errors.Join(err, mayStillRun(workersError(StageStop, ids, errs), name))
 		}
