@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/job"
+	"multihost/internal/launch"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
@@ -144,8 +145,8 @@ func (p *program) execOptions(s *session, c *cli.Context) (o job.ExecOptions, er
 		o.Argv = []string{"bash", "-c", script}
 	}
 	for _, word := range o.Argv {
-		if len(word) >= longestVariable {
-			return o, usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), longestVariable-1)
+		if len(word) >= launch.LongestWord {
+			return o, usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1)
 		}
 	}
 	o.Workers, err = p.chosenWorkers(s, c)

@@ -100,11 +100,14 @@ func (p *program) confirm(ctx context.Context, view *ui.Renderer, question strin
 }
 
 // warnOfLeftovers looks, beside a command that makes or uses slices, for what
-// earlier runs of the user left. A simulator of this command's own has none.
+// earlier runs of the user left, once the command's input is found right. A
+// simulator of this command's own has none.
 func (p *program) warnOfLeftovers(s *session, c *cli.Context, d *job.Deps, except string) (wait func()) {
+	ended := func() {}
 	if s.queue == nil || s.sim != nil {
-		return func() {}
+		return ended
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
-	return d.WarnOfLeftovers(c.Context, s.queue, login, except)
+	d.Checked = func() { ended = d.WarnOfLeftovers(c.Context, s.queue, login, except) }
+	return func() { ended() }
 }

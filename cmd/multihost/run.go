@@ -300,9 +300,6 @@ func (p *program) scriptDir(dir string, unused bool) (string, error) {
 	return filepath.Abs(dir)
 }
 
-// longestVariable is MAX_ARG_STRLEN of Linux: 32 pages.
-const longestVariable = 128 << 10
-
 // environment collects the command's variables: files first, then --env, then
 // secrets; later ones win.
 func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
@@ -334,9 +331,6 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 	}
 	all = append(all, secrets...)
 	for _, v := range all {
-		if len(v.Name)+len(v.Value)+2 > longestVariable {
-			return nil, usagef("environment variable %q: its value has %d bytes, Linux takes %d", v.Name, len(v.Value), longestVariable-len(v.Name)-2)
-		}
 		if strings.HasPrefix(v.Name, "MULTIHOST_") {
 			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", v.Name)
 		}

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
 )
@@ -48,10 +49,7 @@ const (
 	marker        = "multihost-sync 1 "
 )
 
-var (
-	runName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-	hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
-)
+var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // Push makes ~/run of one worker equal to the tree. Nothing but one short
 // question is sent when it is already. It is safe to call for many workers at
@@ -63,7 +61,7 @@ var (
 // Push finds out. Where a run of that name lives, what it runs on is not changed:
 // *InUseError. Nor is what the user has at ~/run: *ForeignError.
 func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
-	if !runName.MatchString(run) {
+	if config.CheckRunName(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	t.report(func(p *progress) { p.started++ })
@@ -175,7 +173,7 @@ type Forecast struct {
 // Foresee asks a worker what a Push to ~/run would do. It changes nothing there.
 func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, error) {
 	var f Forecast
-	if !runName.MatchString(run) {
+	if config.CheckRunName(run) != nil {
 		return f, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
 	var rep Report
@@ -389,7 +387,7 @@ func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer,
 	switch {
 	case ans.word == "same" && step == "check":
 	case ans.word == "differs" && step == "check":
-		if len(words) == 3 && runName.MatchString(words[1]) && hashName.MatchString(words[2]) {
+		if len(words) == 3 && config.CheckRunName(words[1]) == nil && hashName.MatchString(words[2]) {
 			ans.base, ans.baseDigest = words[1], words[2]
 		}
 	case ans.word == "lacks" && step == "look" && len(words) == 3 && strconv.Itoa(len(ans.missing)) == words[1]:

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/sshfan"
 )
@@ -44,7 +45,7 @@ func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Rep
 	for i, target := range targets {
 		all[i] = &receiver{Target: target}
 	}
-	if !runName.MatchString(run) {
+	if config.CheckRunName(run) != nil {
 		for _, r := range all {
 			r.err = fmt.Errorf("sync to run directory %q: not a run name", run)
 		}

@@ -361,12 +361,12 @@ func TestRunName(t *testing.T) {
 }
 
 func TestCheckRunName(t *testing.T) {
-	for _, s := range []string{"a", "Run_1.2-x", "0", strings.Repeat("a", 63)} {
+	for _, s := range []string{"a", "Run_1.2-x", "0", strings.Repeat("a", config.MaxRunName)} {
 		if err := config.CheckRunName(s); err != nil {
 			t.Error(err)
 		}
 	}
-	for _, s := range []string{"", ".", "..", ".multihost", "-x", "a/b", "a b", "a\n", strings.Repeat("a", 64)} {
+	for _, s := range []string{"", ".", "..", ".multihost", "-x", "a/b", "a b", "a\n", strings.Repeat("a", config.MaxRunName+1)} {
 		if err := config.CheckRunName(s); err == nil {
 			t.Errorf("CheckRunName(%q): no error", s)
 		}

@@ -59,19 +59,23 @@ func CheckProject(project string) error {
 	return nil
 }
 
-var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// MaxRunName is how many bytes the name of a run may have: each worker has a file
+// UID-RUN-ATTEMPT.run, and the name of a file has at most 255 bytes. What the
+// name is used for besides may allow less: a queued resource has 63.
+const MaxRunName = 255 - len("4294967295-") - len("-1000000000.run")
 
 // CheckRunName reports whether s can name a run: it becomes a directory in
 // the login's home on every worker.
 func CheckRunName(s string) error {
-	if runName.MatchString(s) {
-		return nil
-	}
 	switch {
 	case s == "":
 		return errors.New("run name is empty")
-	case len(s) > 63:
-		return fmt.Errorf("run name %q is longer than 63 characters", s)
+	case len(s) > MaxRunName:
+		return fmt.Errorf("run name %q has %d bytes: at most %d are possible, since files are named after it", s, len(s), MaxRunName)
+	case runName.MatchString(s):
+		return nil
 	}
 	return fmt.Errorf("run name %q: want letters, digits, dots, underscores and dashes, beginning with a letter or digit", s)
 }

@@ -100,18 +100,20 @@ func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptio
 			r.close()
 		}
 	}()
-	if err := r.scan(ctx); err != nil {
+	for _, v := range o.Run.Env {
+		if v.Secret {
+			return nil, &Error{Stage: StageInput, Err: &secretError{v.Name}}
+		}
+	}
+	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
 		return nil, err
 	}
-	vars, err := r.xlaFlags(o.Request.Type.Name)
-	if err != nil {
-		return nil, err
-	}
+	r.checked()
 	if r.bucket, err = d.OpenBucket(ctx, do.Bucket, do.Dir); err != nil {
 		return nil, &Error{Stage: StageInput, Err: err}
 	}
 	r.job, r.desc = d.detachedJob(o, do, r.bucket)
-	if r.kit, err = r.makeKit(o, vars); err != nil {
+	if r.kit, err = r.makeKit(o, *r.flags); err != nil {
 		return nil, &Error{Stage: StageInput, Err: err}
 	}
 	return r, r.lookBack(ctx, o.Request)
@@ -172,11 +174,6 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 
 // makeKit returns what workers without a runner start the command with.
 func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
-	for _, v := range r.o.Env {
-		if v.Secret {
-			return nil, &secretError{v.Name}
-		}
-	}
 	env := launchEnv(slices.Concat(r.o.Env, flags))
 	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog}.Kit()
 	if err != nil {

@@ -99,6 +99,10 @@ type Deps struct {
 	route route
 	stand stand
 
+	// Checked is called before the first request, when all was checked that needs
+	// none. It may be nil.
+	Checked func()
+
 	// Leave is closed when the user wants out at once: nothing more is waited
 	// for, and what may still run or exist is said.
 	Leave <-chan struct{}

@@ -225,9 +225,10 @@ type CostPlan struct {
 func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
 	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
 	defer r.close()
-	if err := r.scan(ctx); err != nil {
+	if err := r.checkInput(ctx, ""); err != nil {
 		return Plan{}, err
 	}
+	r.checked()
 	sel, err := r.standing().ready(ctx, nil, nil)
 	if err != nil {
 		return Plan{}, err
@@ -241,12 +242,10 @@ func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
 func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
-	if err := r.scan(ctx); err != nil {
+	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
 		return Plan{}, err
 	}
-	if err := r.probeLogDir(); err != nil {
-		return Plan{}, err
-	}
+	r.checked()
 	p := r.newPlan("job")
 	var err error
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {

@@ -50,12 +50,10 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	defer release()
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
-	if err := r.scan(ctx); err != nil {
+	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
 		return Outcome{}, err
 	}
-	if err := r.probeLogDir(); err != nil {
-		return Outcome{}, err
-	}
+	r.checked()
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err

@@ -145,9 +145,10 @@ type run struct {
 var errRebooted = errors.New("it was rebooted after the preflight, and its settings are the defaults again; nothing was started")
 
 func (r *run) do(ctx context.Context) (Outcome, error) {
-	if err := r.scan(ctx); err != nil {
+	if err := r.checkInput(ctx, ""); err != nil {
 		return Outcome{}, err
 	}
+	r.checked()
 	return r.attempts(ctx, r.standing(), Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
 }
 
@@ -668,15 +669,13 @@ func mayStillRun(err error, run string) error {
 func (r *run) probeLogDir() error {
 	rec := &Record{LogDir: recordDir(r.StateDir, r.o.Run, 1)}
 	if r.o.LogDir != "" {
-		rec.LogDir = r.o.LogDir
+		rec.LogDir = attemptDir(r.o.LogDir, r.nextAttempt())
 	}
-	var err error
-	if r.ReadOnly {
-		err = rec.checkLogDir()
-	} else {
+	err := rec.checkLogDir()
+	if err == nil && r.adopts && !r.ReadOnly { // a job, whose slices cost money from here on
 		err = rec.makeLogDir()
 	}
-	if err == nil && r.o.LogDir != "" {
+	if err == nil && r.adopts && r.o.LogDir != "" { // else the workers tell which attempt it is
 		err = rec.unused()
 	}
 	return err

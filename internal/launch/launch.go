@@ -44,11 +44,10 @@ package launch
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/sshfan"
 )
 
@@ -78,13 +77,13 @@ func (r Ref) Label() string {
 	return fmt.Sprintf("%s (attempt %d)", r.Run, r.Attempt)
 }
 
-var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+const mostAttempts = 1e9
 
 func (r Ref) check() error {
-	if !runName.MatchString(r.Run) {
-		return fmt.Errorf("run name %q: want 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit", r.Run)
+	if err := config.CheckRunName(r.Run); err != nil {
+		return err
 	}
-	if r.Attempt < 1 || r.Attempt > 1e9 {
+	if r.Attempt < 1 || r.Attempt > mostAttempts {
 		return fmt.Errorf("run %q: attempt %d: want 1 or more", r.Run, r.Attempt)
 	}
 	return nil
@@ -172,61 +171,6 @@ func (s Spec) Environment() []EnvVar {
 		{Name: "MULTIHOST_ATTEMPT", Value: strconv.Itoa(s.Attempt)},
 		{Name: "MULTIHOST_RUN_DIR", Value: fmt.Sprintf("~/.multihost/runs/%s/%d", s.Run, s.Attempt)},
 	}, s.Env...)
-}
-
-var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
-// Validate reports the first thing that no worker could do.
-func (s Spec) Validate() error {
-	if err := s.Ref().check(); err != nil {
-		return err
-	}
-	if (len(s.Argv) == 0) == (s.Script == "") {
-		return fmt.Errorf("run %q: want either an argv or a script", s.Run)
-	}
-	for _, words := range [][]string{s.Argv, s.Wrap, {s.WorkDir, s.Owner}} {
-		for _, w := range words {
-			if strings.ContainsRune(w, 0) {
-				return fmt.Errorf("run %q: argument %q: a NUL byte cannot be part of an argument", s.Run, w)
-			}
-		}
-	}
-	for _, v := range s.Env {
-		if err := checkVar(v.Name); err != nil {
-			return err
-		}
-		if strings.ContainsRune(v.Value, 0) {
-			return fmt.Errorf("environment variable %q: a NUL byte cannot be part of a value", v.Name)
-		}
-	}
-	for _, v := range s.Stored {
-		if err := checkVar(v.Name); err != nil {
-			return err
-		}
-		if strings.ContainsAny(v.url(), " \t\n\x00") {
-			return fmt.Errorf("secret of %q: %q is no address", v.Name, v.url())
-		}
-	}
-	for _, name := range s.Unset {
-		if err := checkVar(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkVar refuses names that bash cannot export, or that it sets itself.
-func checkVar(name string) error {
-	switch name {
-	case "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID", "_":
-		return fmt.Errorf("environment variable %q: bash sets it itself", name)
-	case "MULTIHOST_RUN", "MULTIHOST_ATTEMPT", "MULTIHOST_RUN_DIR":
-		return fmt.Errorf("environment variable %q: multihost sets it itself", name)
-	}
-	if !varName.MatchString(name) {
-		return fmt.Errorf("environment variable %q: want letters, digits and '_', not beginning with a digit", name)
-	}
-	return nil
 }
 
 // Phase is where a command is in its life.

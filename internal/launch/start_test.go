@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 func TestHowACommandEndsIsTold(t *testing.T) {
@@ -143,6 +145,68 @@ func TestTheEnvironmentIsAsGiven(t *testing.T) {
 		if strings.HasPrefix(name, "mh_") || name == "MEGASCALE_PORT" {
 			t.Errorf("%s is in the environment", name)
 		}
+	}
+}
+
+// Every variable that bash knows reaches the command as it was given, or is
+// refused before anything is asked of a worker.
+func TestEveryVariableOfBashArrivesOrIsRefused(t *testing.T) {
+	t.Parallel()
+	known, err := exec.Command("bash", "--norc", "-c", "compgen -v").Output()
+	testkit.Must(t, err)
+	names := append(strings.Fields(string(known)), strings.Fields(`
+		BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_COMPAT BASH_ENV BASH_EXECUTION_STRING
+		BASH_LINENO BASH_LOADABLES_PATH BASH_MONOSECONDS BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG BASH_VERSINFO
+		BASH_XTRACEFD CHILD_MAX COLUMNS COMPREPLY COMP_CWORD COMP_WORDBREAKS COPROC DIRSTACK EMACS ENV EPOCHREALTIME EPOCHSECONDS
+		EUID EXECIGNORE FIGNORE FUNCNAME FUNCNEST GLOBIGNORE GLOBSORT GROUPS HISTCMD HISTFILE HISTSIZE HISTTIMEFORMAT HOSTFILE
+		IFS IGNOREEOF INPUTRC INSIDE_EMACS LINENO LINES MAPFILE OPTARG OPTERR OPTIND PIPESTATUS POSIXLY_CORRECT PPID PROMPT_COMMAND
+		PS0 PS3 PS4 RANDOM READLINE_LINE REPLY SECONDS SHELLOPTS SHLVL SRANDOM TIMEFORMAT TMOUT UID _ mh_words mh_vars mh_var mh_dir mh_run`)...)
+	slices.Sort(names)
+	names = slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "PATH" || name == "PWD" || name == "OLDPWD" })
+	const value = "as given: 7"
+	s := spec("env", "")
+	s.Argv = []string{"/usr/bin/env", "-0"}
+	refused := 0
+	for _, name := range names {
+		one := s
+		one.Env = []EnvVar{{Name: name, Value: value}}
+		var bad *InputError
+		if err := one.Validate(); errors.As(err, &bad) {
+			refused++
+			continue
+		}
+		s.Env = append(s.Env, one.Env...)
+	}
+	out, exit := complete(t, newLocal(t), s)
+	if exit.Code != 0 {
+		t.Fatalf("exit %+v: %q", exit, out)
+	}
+	for _, v := range s.Env {
+		if !strings.Contains("\x00"+out, "\x00"+v.Name+"="+value+"\x00") {
+			t.Errorf("%s was not refused and did not arrive", v.Name)
+		}
+	}
+	if refused == 0 || refused > 20 {
+		t.Errorf("%d of %d names are refused", refused, len(names))
+	}
+}
+
+// The longest name that is taken fits everywhere a file is named after it.
+func TestTheLongestRunNameRuns(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := spec(strings.Repeat("r", config.MaxRunName), "echo it runs")
+	s.Attempt = mostAttempts
+	if out, exit := complete(t, l, s); exit.Code != 0 || !strings.Contains(out, "it runs") {
+		t.Errorf("exit %+v: %q", exit, out)
+	}
+	infos, err := List(t.Context(), l)
+	if err != nil || len(infos) != 1 || infos[0].Ref != s.Ref() {
+		t.Errorf("list: %+v, %v", infos, err)
+	}
+	s.Run += "r"
+	if _, err := Arm(t.Context(), l, s); err == nil || !strings.Contains(err.Error(), "230 bytes: at most 229") {
+		t.Errorf("one more byte: %v", err)
 	}
 }
 
@@ -665,13 +729,20 @@ func TestBadSpecsAreRefused(t *testing.T) {
 		"NUL in an argument":              func(s *Spec) { s.Script, s.Argv = "", []string{"a\x00b"} },
 		"NUL in a value":                  func(s *Spec) { s.Env = []EnvVar{{Name: "A", Value: "\x00"}} },
 		"a name that no shell exports":    func(s *Spec) { s.Env = []EnvVar{{Name: "A-B"}} },
-		"a name that bash owns":           func(s *Spec) { s.Unset = []string{"UID"} },
-		"a name that we own":              func(s *Spec) { s.Env = []EnvVar{{Name: "MULTIHOST_RUN_DIR"}} },
+		"NUL in a script":                 func(s *Spec) { s.Script = "true\x00" },
+		"an argument beyond 128 KiB":      func(s *Spec) { s.Script, s.Argv = "", []string{strings.Repeat("a", LongestWord)} },
+		"a value beyond 128 KiB":          func(s *Spec) { s.Env = []EnvVar{{Name: "A", Value: strings.Repeat("a", LongestWord-3+1)}} },
+		"more than Linux takes": func(s *Spec) {
+			s.Script, s.Argv = "", slices.Repeat([]string{strings.Repeat("a", 100_000)}, 70)
+		},
+		"a name that bash owns": func(s *Spec) { s.Unset = []string{"UID"} },
+		"a name that we own":    func(s *Spec) { s.Env = []EnvVar{{Name: "MULTIHOST_RUN_DIR"}} },
 	} {
 		s := spec("r", "true")
 		change(&s)
-		if _, err := Arm(context.Background(), nil, s); err == nil {
-			t.Errorf("%s: no error", name)
+		var bad *InputError
+		if _, err := Arm(context.Background(), nil, s); !errors.As(err, &bad) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

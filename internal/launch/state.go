@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/config"
 	"multihost/internal/sshfan"
 )
 
@@ -150,7 +151,7 @@ func (b *builder) take(rec sshfan.Record) bool {
 		return true
 	case "run":
 		f := rec.Fields(2)
-		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: sshfan.Clean(f[0], 100), Attempt: int(number(f[1]))}, Phase: Unknown}})
+		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: sshfan.Clean(f[0], config.MaxRunName), Attempt: int(number(f[1]))}, Phase: Unknown}})
 		return true
 	}
 	if len(b.infos) == 0 {

@@ -233,6 +233,13 @@ type pins struct {
 
 const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
 
+// CheckHostKeys reports whether a file of pinned host keys can be read, as New
+// would: a *KnownHostsError. One that is not there is made later.
+func CheckHostKeys(path string) error {
+	_, err := loadPins(path)
+	return err
+}
+
 func loadPins(path string) (*pins, error) {
 	p := &pins{path: path, keys: make(map[string]ssh.PublicKey), fresh: make(map[string]bool)}
 	if path == "" {

@@ -1,0 +1,61 @@
+package job
+
+import (
+	"context"
+
+	"multihost/internal/launch"
+	"multihost/internal/sshfan"
+)
+
+// checkInput refuses what is known to be wrong before the first request: what the
+// workers could not start, a directory that cannot be read, a place that takes no
+// logs. Slices cost money from the moment they exist. accelerator is their type
+// where it is known, else "".
+func (r *run) checkInput(ctx context.Context, accelerator string) error {
+	if err := r.checkCommand(); err != nil {
+		return err
+	}
+	if r.Access.KnownHosts != "" {
+		if err := sshfan.CheckHostKeys(r.Access.KnownHosts); err != nil {
+			return err
+		}
+	}
+	if err := r.scan(ctx); err != nil {
+		return err
+	}
+	if err := r.probeLogDir(); err != nil {
+		return err
+	}
+	if accelerator != "" {
+		if _, err := r.xlaFlags(accelerator); err != nil {
+			return err
+		}
+		return r.checkCommand()
+	}
+	return nil
+}
+
+// checkCommand has package launch look at the command as far as it is known.
+func (r *run) checkCommand() error {
+	s := launch.Spec{
+		Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, MaxLog: r.o.MaxLog,
+		Env: launchEnv(r.o.Env), Stored: r.stored(),
+	}
+	if r.flags != nil {
+		s.Env = append(s.Env, launchEnv(*r.flags)...)
+	}
+	if n := r.o.Processes; n > 1 {
+		s.Wrap = perWorker(n, 0)
+	}
+	if err := s.Validate(); err != nil {
+		return &Error{Stage: StageInput, Err: err}
+	}
+	return nil
+}
+
+// checked tells that all is well as far as it can be known without a request.
+func (r *run) checked() {
+	if r.Checked != nil {
+		r.Checked()
+	}
+}
