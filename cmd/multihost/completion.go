@@ -372,6 +372,7 @@ var positionalValues = map[string]func(q *query) []candidate{
 	"qr show":        (*query).queued,
 	"qr wait":        (*query).queued,
 	"qr delete":      (*query).queued,
+	"qr reset":       (*query).queued,
 	"hostkey forget": (*query).workers,
 	"ssh":            (*query).workers,
 	"xla flags":      (*query).flagNames,

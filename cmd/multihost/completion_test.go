@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,8 +24,8 @@ var freeFlags = []string{
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
 	"secret-env", "service-account", "sim-slices", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
-	"boot-disk", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
-	"valid-after-duration", "valid-after-time", "valid-until-time",
+	"boot-disk", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",
+	"valid-after-duration", "sort-by", "valid-after-time", "valid-until-time",
 }
 
 // freeWords are commands whose words are the user's own.
@@ -147,4 +148,29 @@ func FuzzSplitLine(f *testing.F) {
 			t.Errorf("%q: %q", line, words)
 		}
 	})
+}
+
+// TestEveryFlagOfGcloudIsTakenOrRefused: what gcloud takes for a queued resource
+// stands in the commands of qr, or is refused there with a reason. The list is
+// compared with an installed gcloud by the test of package qr.
+func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
+	text, err := os.ReadFile("../../internal/qr/testdata/gcloud-flags.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var flags map[string][]string
+	if err := json.Unmarshal(text, &flags); err != nil || len(flags) != 5 {
+		t.Fatalf("%d commands, %v", len(flags), err)
+	}
+	for command, names := range flags {
+		for _, name := range names {
+			p := silent(nil)
+			_, alone := p.arrange(p.app(), []string{"qr", command, "x", "--" + name})
+			_, with := p.arrange(p.app(), []string{"qr", command, "x", "--" + name + "=1"})
+			unknown := func(err error) bool { return err != nil && strings.Contains(err.Error(), "unknown flag") }
+			if unknown(alone) && unknown(with) {
+				t.Errorf("qr %s: %v", command, alone)
+			}
+		}
+	}
 }

@@ -23,9 +23,9 @@ import (
 func (p *program) qrCommand() *cli.Command {
 	c := p.group(cli.Command{
 		Name:  "qr",
-		Usage: "make, watch and delete queued resources: the requests that make slices",
+		Usage: "make, watch, reset and delete queued resources: the requests that make slices",
 		Subcommands: []*cli.Command{
-			p.qrCreateCommand(), p.qrWaitCommand(), p.qrListCommand(), p.qrShowCommand(), p.qrDeleteCommand(),
+			p.qrCreateCommand(), p.qrWaitCommand(), p.qrListCommand(), p.qrShowCommand(), p.qrDeleteCommand(), p.qrResetCommand(),
 		},
 	})
 	return c
@@ -271,23 +271,86 @@ func (p *program) qrListCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "list",
 		Usage: "list the queued resources of a zone",
+		Description: `--filter and --sort-by take paths of the API's fields, as gcloud's do:
+
+  multihost qr list --filter='state.state=(ACTIVE FAILED) AND name:train' --sort-by=~createTime
+
+A word without an operator is looked for in all fields. It is sorted first, then
+filtered, then cut off after --limit.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "filter", Usage: "only what the `EXPRESSION` takes, in gcloud's language of filters"},
+			&cli.StringFlag{Name: "sort-by", Usage: "order by the fields `PATH,~PATH,…`; ~ from the last to the first"},
+			&cli.StringFlag{Name: "limit", Value: "unlimited", Usage: "at most this `NUMBER`, or unlimited"},
+			&cli.IntFlag{Name: "page-size", Value: 1000, Usage: "`N` resources are asked for in one call"},
+			&cli.BoolFlag{Name: "uri", Usage: "print the address of each in the API, and nothing else"},
+		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			if err := p.noArguments("multihost qr list"); err != nil {
 				return err
 			}
-			list, err := s.queue.List(c.Context)
+			choice, err := readChoice(c)
+			if err != nil {
+				return err
+			}
+			list, err := s.queue.ListPaged(c.Context, int64(c.Int("page-size")))
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			s.view.Emit(event.Result{Name: "queued_resources", Text: qr.Table(list, time.Now()), Data: list})
+			list = choice.of(list)
+			if !c.Bool("uri") {
+				s.view.Emit(event.Result{Name: "queued_resources", Text: qr.Table(list, time.Now()), Data: list})
+				return nil
+			}
+			uris := []string{}
+			for _, r := range list {
+				uri, err := s.queue.URI(c.Context, r.ID)
+				if err != nil {
+					return err
+				}
+				uris = append(uris, uri)
+			}
+			s.view.Emit(event.Result{Name: "queued_resource_uris", Text: strings.Join(append(uris, ""), "\n"), Data: uris})
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
+// A choice is what of a list is shown, and in which order.
+type choice struct {
+	filter qr.Filter
+	keys   []qr.SortKey
+	limit  int // -1: none
+}
+
+func readChoice(c *cli.Context) (ch choice, err error) {
+	if ch.filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
+		return ch, &usageError{err: fmt.Errorf("--filter: %w", err), hint: hintOf(err)}
+	}
+	if ch.keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
+		return ch, usagef("--sort-by: %w", err)
+	}
+	if ch.limit, err = parseLimit(c.String("limit")); err != nil || ch.limit == 0 {
+		return ch, usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit"))
+	}
+	if size := c.Int("page-size"); size < 1 {
+		return ch, usagef("--page-size=%d: it must be 1 or more", size)
+	}
+	return ch, nil
+}
+
+func (ch choice) of(list []qr.Resource) []qr.Resource {
+	qr.Sort(list, ch.keys)
+	list = slices.DeleteFunc(list, func(r qr.Resource) bool { return !ch.filter.Match(r) })
+	if ch.limit >= 0 && len(list) > ch.limit {
+		list = list[:ch.limit]
+	}
+	return list
+}
+
 func (p *program) qrShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "show",
+		Aliases:   []string{"describe"},
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
 		Action: p.withSession(func(s *session, c *cli.Context) error {
@@ -296,11 +359,8 @@ func (p *program) qrShowCommand() *cli.Command {
 				return err
 			}
 			res, err := s.queue.Get(c.Context, id)
-			if gcp.ClassOf(err) == gcp.NotFound {
-				err = &qr.StateError{ID: id, State: qr.NotFound}
-			}
 			if err != nil {
-				return interruptible(c.Context, err)
+				return interruptible(c.Context, missing(id, err))
 			}
 			s.view.Emit(event.Result{Name: "queued_resource", Text: qr.Detail(res, time.Now()), Data: res})
 			return nil
@@ -346,6 +406,66 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			return nil
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
+}
+
+func (p *program) qrResetCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "reset",
+		Usage:     "reboot all workers of a queued resource",
+		ArgsUsage: "ID",
+		Description: `Reboots the VMs of all slices and ends when the service says that it has. What
+runs there is ended. Disks and addresses stay; settings of the kernel are gone,
+until the next start or preflight applies them. The queued resource must be ACTIVE.`,
+		Flags: []cli.Flag{
+			asyncFlag("end when the service has taken the request; the reboot is not waited for"),
+			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
+		},
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			id, err := p.oneArgument("multihost qr reset", "id")
+			if err != nil {
+				return err
+			}
+			if s.dryRun {
+				return s.qrResetPlan(c.Context, id)
+			}
+			reset, note := s.queue.Reset, event.Note{Level: event.Info, Text: "rebooted the workers of queued resource " + id, Hint: "wait until they answer with: multihost qr wait " + id}
+			if c.Bool("async") {
+				reset, note.Text = s.queue.SubmitReset, "the workers of queued resource "+id+" are being rebooted"
+			}
+			if err := reset(c.Context, id); err != nil {
+				return interruptible(c.Context, missing(id, err))
+			}
+			s.view.Emit(note)
+			return nil
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
+}
+
+// missing says of a queued resource that there is none, in place of the API's
+// answer.
+func missing(id string, err error) error {
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return &qr.StateError{ID: id, State: qr.NotFound}
+	}
+	return err
+}
+
+// qrResetPlan says what qr reset would reboot.
+func (s *session) qrResetPlan(ctx context.Context, id string) error {
+	res, err := s.queue.Get(ctx, id)
+	if err != nil {
+		return interruptible(ctx, missing(id, err))
+	}
+	names := []string{}
+	for _, slice := range res.Slices {
+		names = append(names, slice.Name)
+	}
+	text := fmt.Sprintf("would reboot all workers of queued resource %s (%s, of %s): %s\n", id, res.State, res.Owner(), strings.Join(names, ", "))
+	if res.State != "ACTIVE" {
+		text = fmt.Sprintf("queued resource %s is %s: only an ACTIVE one can be reset\n", id, res.State)
+	}
+	s.view.Emit(event.Result{Name: "reset_plan", Text: text, Data: map[string]any{"queued_resource": id, "resets": res.State == "ACTIVE", "slices": names}})
+	return nil
 }
 
 // qrPlan shows what would become of a request.

@@ -245,8 +245,11 @@ func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
 
 // List returns all queued resources of the project and zone by name, with the
 // states of their slices.
-func (c *Client) List(ctx context.Context) ([]Resource, error) {
-	all, err := c.listResources(ctx)
+func (c *Client) List(ctx context.Context) ([]Resource, error) { return c.ListPaged(ctx, pageSize) }
+
+// ListPaged is List with size resources a page.
+func (c *Client) ListPaged(ctx context.Context, size int64) ([]Resource, error) {
+	all, err := c.listResources(ctx, size)
 	if err != nil {
 		return nil, err
 	}
@@ -260,10 +263,19 @@ func (c *Client) List(ctx context.Context) ([]Resource, error) {
 	return all, nil
 }
 
+// URI is the address of a queued resource in the API.
+func (c *Client) URI(ctx context.Context, id string) (string, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return "", err
+	}
+	return svc.BasePath + "v2alpha1/" + c.qrName(id), nil
+}
+
 // IDs returns the names of all queued resources of the project and zone. It asks
 // for nothing else: the states of their slices are in List.
 func (c *Client) IDs(ctx context.Context) ([]string, error) {
-	all, err := c.listResources(ctx)
+	all, err := c.listResources(ctx, pageSize)
 	ids := make([]string, len(all))
 	for i, r := range all {
 		ids[i] = r.ID
@@ -271,7 +283,7 @@ func (c *Client) IDs(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
+func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return nil, err
@@ -280,7 +292,7 @@ func (c *Client) listResources(ctx context.Context) ([]Resource, error) {
 	for page := ""; ; {
 		var list *tpuapi.ListQueuedResourcesResponse
 		err := c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) (err error) {
-			list, err = svc.Projects.Locations.QueuedResources.List(c.parent()).PageSize(pageSize).PageToken(page).Context(ctx).Do()
+			list, err = svc.Projects.Locations.QueuedResources.List(c.parent()).PageSize(size).PageToken(page).Context(ctx).Do()
 			if err == nil {
 				err = whole(list.Unreachable)
 			}

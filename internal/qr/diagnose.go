@@ -165,7 +165,7 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 // dead lists the other queued resources that are FAILED or SUSPENDED, none where
 // the API does not tell.
 func (c *Client) dead(ctx context.Context, id string) []Resource {
-	all, err := c.listResources(ctx)
+	all, err := c.listResources(ctx, pageSize)
 	if err != nil {
 		return nil
 	}

@@ -216,7 +216,8 @@ func (e *RefusedFlag) Hint() string { return e.instead }
 // for every other one.
 func Refused(name string) *RefusedFlag {
 	for _, r := range refusedFlags {
-		if r.name == name {
+		if r.name == name || "no-"+r.name == name {
+			r.name = name
 			return &r
 		}
 	}
@@ -225,13 +226,19 @@ func Refused(name string) *RefusedFlag {
 
 var refusedFlags = []RefusedFlag{
 	{"account", "the account is that of application default credentials, or of gcloud's configuration", "type: gcloud config set account ACCOUNT; or name a configuration with --configuration=NAME"},
+	{"authority-selector", "credentials are application default credentials, or those of gcloud's configuration", "type: gcloud config set auth/authority_selector SELECTOR, and let gcloud give the token: multihost asks it where there are no application default credentials"},
+	{"authorization-token-file", "it is a token of gcloud's own", "add --access-token-file=FILE with an access token"},
 	{"billing-project", "the project that calls are billed to is read from a variable", "type: export GOOGLE_CLOUD_QUOTA_PROJECT=PROJECT"},
+	{"credential-file-override", "the file of credentials is read from a variable", "type: export GOOGLE_APPLICATION_CREDENTIALS=FILE"},
+	{"document", "the document of the commands has one form", "type: multihost manual"},
 	{"flags-file", "flags are read from multihost.yaml, which has another form", "type: multihost init, and write the flags into multihost.yaml"},
 	{"flatten", "there is one form of JSON for programs", "add --output=json, and read that with jq"},
 	{"format", "there is one form of JSON for programs", "add --output=json, and read that with jq"},
+	{"http-timeout", "each kind of call has a limit of its own, and is tried again", "limit the waits with --queue-timeout, --provision-timeout and --boot-timeout"},
 	{"impersonate-service-account", "the account to act as is read from gcloud's configuration", "type: gcloud config set auth/impersonate_service_account ACCOUNT"},
 	{"log-http", "HTTP requests are not logged", "add --debug to see what is tried again, or --dry-run to see the request"},
 	{"trace-token", "requests carry no trace token", "add --dry-run to qr create, and give the token to the gcloud command that it prints"},
+	{"universe-domain", "multihost knows googleapis.com alone", "for another endpoint, type: gcloud config set api_endpoint_overrides/tpu URL"},
 	{"user-output-enabled", "results are always written", "add --quiet to write results, warnings and errors only"},
 	{"verbosity", "there are three levels", "add --debug for more, or --quiet for less"},
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/url"
 	"path"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,9 +25,9 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 	always := []testkit.Difference{
 		testkit.Differ("query requestId", "UUID", "", "a request that is repeated after a lost answer must not make a second resource; gcloud does not repeat"),
 		testkit.Differ("query prettyPrint", "false", "", "Google's Go client asks for short answers"),
-		testkit.Differ("provisioningModel", "", "STANDARD", "the API's default, which gcloud sends with every tier"),
 		testkit.Differ(node+"autocheckpointEnabled", "", "false", "the API's default"),
 	}
+	standard := testkit.Differ("provisioningModel", "", "STANDARD", "the API's default, which gcloud sends with every tier")
 	noAccount := testkit.Differ(node+"serviceAccount", "", "map[]", "means the default account, as no field does")
 	noMetadata := testkit.Differ(node+"metadata", "", "map[]", "as no field")
 	key, err := qr.KeyEntry("ada", "ssh-ed25519 "+wireKey("ssh-ed25519", "of ada"))
@@ -43,6 +44,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		name    string
 		command string
 		request qr.Request
+		flags   string // in place of both
 		want    []testkit.Difference
 	}{
 		{
@@ -58,19 +60,50 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 				testkit.Differ(node+"labels.multihost-run", "q7", "", "says which run it belongs to"),
 				testkit.Differ(node+"labels.multihost-user", "ada", "", "says whose it is"),
 				testkit.Differ(node+"metadata.ssh-keys", key, "", "lets us in from the first boot; gcloud writes it later, when it connects"),
-				noAccount, noMetadata,
+				standard, noAccount, noMetadata,
 			},
 		},
 		{
 			name: "a plan, spot", command: all["spot"].Gcloud(sim.DefaultProject, testZone), request: all["spot"],
-			want: []testkit.Difference{noAccount, noMetadata},
+			want: []testkit.Difference{standard, noAccount, noMetadata},
 		},
 		// The documents' way to ask for one slice, --node-id, with every flag
 		// that we know.
-		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full},
+		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
+		// Flags as they are typed, for both. --network-config is not among them:
+		// gcloud sends networkConfig beside it, which the API excludes.
+		{
+			name: "typed, several slices by topology",
+			flags: "--node-count=2 --node-prefix=t --workload-type=AVAILABILITY_OPTIMIZED --type=v4 --topology=2x2x1 --runtime-version=tpu-ubuntu2204-base --network=mtu9k" +
+				" --reserved --min-duration=3600s --reservation-host-project=" + sim.DefaultProject + " --valid-after-time=" + soon.Format(time.RFC3339) +
+				" --boot-disk=kms-key=projects/p/locations/l/keyRings/r/cryptoKeys/k,confidential-compute=True --shielded-secure-boot --range=192.168.0.0/29",
+			want: []testkit.Difference{standard, noAccount, noMetadata},
+		},
+		{
+			name: "typed, flex-start",
+			flags: "--node-id=n --accelerator-type=V5LITEPOD-8 --runtime-version=v2-alpha-tpuv5-lite --network=mtu9k --internal-ips" +
+				" --provisioning-model=flex-start --max-run-duration=1.5h --valid-until-duration=PT90M --metadata='^;^a=1,2;b=3' --labels=x=y",
+			want: []testkit.Difference{noAccount},
+		},
+		{
+			name: "typed, guaranteed for an interval",
+			flags: "--node-id=n --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --network=mtu9k --guaranteed --no-autocheckpoint-enabled --tags=a,b" +
+				" --valid-after-time='" + soon.UTC().Format("2006-01-02 15:04:05 UTC") + "' --valid-until-time=" + soon.Add(time.Hour).UTC().Format("20060102T150405Z"),
+			want: []testkit.Difference{standard, noAccount, noMetadata},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ours, theirs := start(t, sim.Config{}), startPlain(t)
+			if test.flags != "" {
+				test.command = "gcloud alpha compute tpus queued-resources create q7 --project=${PROJECT} --zone=${ZONE} " + test.flags
+				test.request = qr.Request{ID: "q7", NodeCount: 1}
+				if strings.Contains(test.flags, "--node-count") {
+					test.request.NodeCount = 0
+				}
+				if err := extra(test.flags, &test.request); err != nil {
+					t.Fatal(err)
+				}
+			}
 			ours.create(test.request)
 
 			env := map[string]string{

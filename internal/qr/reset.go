@@ -27,7 +27,10 @@ func (c *Client) Reset(ctx context.Context, id string) error {
 	what := fmt.Sprintf("reset queued resource %q", id)
 	start := c.now()
 	c.emit(event.Phase{Name: "reset", State: event.Started, Detail: id})
-	err = c.reset(ctx, svc, id, what)
+	op, err := c.requestReset(ctx, svc, id, what)
+	if err == nil {
+		err = c.awaitReset(ctx, svc, op, what)
+	}
 	if err != nil {
 		c.emit(event.Phase{Name: "reset", State: event.Failed, Elapsed: c.now().Sub(start)})
 		return err
@@ -36,17 +39,26 @@ func (c *Client) Reset(ctx context.Context, id string) error {
 	return nil
 }
 
-func (c *Client) reset(ctx context.Context, svc *tpuapi.Service, id, what string) error {
-	var op *tpuapi.Operation
-	err := c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
+// SubmitReset is Reset, but returns as soon as the API has taken the request.
+func (c *Client) SubmitReset(ctx context.Context, id string) error {
+	svc, err := c.gcp.TPU(ctx)
+	if err == nil {
+		_, err = c.requestReset(ctx, svc, id, fmt.Sprintf("reset queued resource %q", id))
+	}
+	return err
+}
+
+func (c *Client) requestReset(ctx context.Context, svc *tpuapi.Service, id, what string) (op *tpuapi.Operation, err error) {
+	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
 		op, err = svc.Projects.Locations.QueuedResources.Reset(c.qrName(id), &tpuapi.ResetQueuedResourceRequest{}).Context(ctx).Do()
 		return err
 	})
-	if err != nil {
-		return err
-	}
+	return op, err
+}
+
+func (c *Client) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Operation, what string) error {
 	start := c.now()
-	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
+	err := gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
 		if op.Done || c.now().Sub(start) > resetLimit {
 			return true, nil
 		}
