@@ -85,7 +85,7 @@ func graceFlag() cli.Flag {
 // patienceFlags say how long a worker of a run may be away or silent.
 func patienceFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "longest `TIME` that a worker of a started run may be unreachable before the run has failed; 0: no limit"},
+		&cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "longest `TIME` that the output of a worker is asked for again while it cannot be followed; then the run is given up with status 69 and left running; 0: no limit"},
 		&cli.DurationFlag{Name: "quiet-after", Value: 10 * time.Minute, Usage: "say so when a worker has printed nothing for this `TIME`, with whether its process is alive; 0: never"},
 	}
 }

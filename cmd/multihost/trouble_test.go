@@ -193,7 +193,7 @@ func troubles() []trouble {
 		faults:  []string{"worker-reboot worker=1 duration=1500ms"},
 		command: "echo hello; exec sleep 977",
 		status:  69,
-		says: "multihost: warning: lost the connection to s0w1 (CUT); the command goes on there, connecting again\n" +
+		says: "multihost: warning: lost the connection to s0w1 (CUT); the command goes on there, connecting again for up to 10m (--lost-timeout)\n" +
 			"multihost: connected to s0w1 again; none of the output is lost\n" +
 			"multihost: warning: stopping run RUN on all workers: fail-fast: s0w1 failed\n" +
 			"multihost: hint: multihost logs RUN --worker=s0w1\n",
@@ -202,7 +202,7 @@ func troubles() []trouble {
 		story: "a worker is away for a while", after: firstOutput,
 		faults:  []string{"worker-unreachable worker=1 mode=refuse duration=1500ms"},
 		command: "echo hello; sleep 5",
-		says: "multihost: warning: lost the connection to s0w1 (CUT); the command goes on there, connecting again\n" +
+		says: "multihost: warning: lost the connection to s0w1 (CUT); the command goes on there, connecting again for up to 10m (--lost-timeout)\n" +
 			"multihost: connected to s0w1 again; none of the output is lost\n",
 		prints: "hello\n",
 	}}

@@ -252,7 +252,6 @@ func (r *run) signs(err error) signs {
 		end := f.ends[first]
 		s.why = f.team.ids[first].String() + ": " + end.text()
 		s.stopped = end.err == nil && end.exit.Reason != "" && !end.exit.Lost
-		s.final = isStage(end.err, StageLocal)
 	}
 	for _, end := range f.ends {
 		s.lost = s.lost || end.err != nil && end.known || end.exit.Lost

@@ -56,6 +56,14 @@ type ending struct {
 	at    time.Time // by the worker's clock, corrected to the runner's
 }
 
+// fate is what has become of the worker when nobody follows it any more.
+func (e ending) fate() fate {
+	if !e.known {
+		return fateRetry
+	}
+	return fateOf(evidence{recorded: e.err == nil, gone: errors.Is(e.err, errSliceGone), trouble: strange}, 0)
+}
+
 func (e ending) failed() bool { return e.err != nil || e.exit.Code != 0 }
 
 // stopping is a stop of all workers under way.
@@ -152,8 +160,17 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			f.tellOutages() // those come first
 			take(e)
 			f.workerEnded(e)
-			if e.failed() && f.failFast && open > 0 {
+			if !f.failFast || open == 0 {
+				continue
+			}
+			switch stepAfter(e.ending) {
+			case stepStop:
 				begin(fmt.Sprintf("fail-fast: %s failed", f.team.ids[e.worker]), nil)
+			case stepLeave:
+				if stop == nil { // else it is being stopped, and proven to be
+					leave()
+					return nil, nil
+				}
 			}
 		case <-f.stirred:
 			if tell == nil {
@@ -236,12 +253,23 @@ func (f *following) unfinished() string {
 	return tpu.Fold(open)
 }
 
+// left folds the workers on which the command may go on.
+func (f *following) left() string {
+	var ids []tpu.WorkerID
+	for i, e := range f.ends {
+		if e.fate() != fateEnded {
+			ids = append(ids, f.team.ids[i])
+		}
+	}
+	return tpu.Fold(ids)
+}
+
 // cutOff reports whether all that is known of the command's end is that its
 // workers could not be reached: it may go on there.
 func (f *following) cutOff() bool {
 	away := false
 	for _, e := range f.ends {
-		if errors.Is(e.err, errSliceGone) || isStage(e.err, StageLocal) || e.err == nil && e.failed() {
+		if e.fate() == fateEnded && e.failed() {
 			return false
 		}
 		away = away || e.err != nil
@@ -267,10 +295,7 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 // followWorker copies the worker's output into its log file and to the view
 // until the command has ended.
 func (f *following) followWorker(ctx context.Context, i int) ending {
-	log, err := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
-	if err != nil {
-		return ending{known: true, err: &Error{Stage: StageLocal, Text: err.Error(), Err: err}, at: f.Clock.Now()}
-	}
+	log := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
 	steps := f.watcher.collector.Stream(i)
 	defer steps.Finish()
 	log.steps = steps
@@ -284,6 +309,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		Window: f.window, QuietAfter: f.patience.Quiet,
 		Lost:    func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
 		Found:   func() { f.outages[i].back(f) },
+		Shorter: log.cutThere,
 		LowDisk: func(d launch.Disk) { f.lowDisks.add(id, d) },
 		Quiet: func(s launch.Silence) {
 			f.quiet(id, s)
@@ -308,6 +334,8 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	if cause := context.Cause(workerCtx); err != nil && cause != nil {
 		err = cause
+	} else if err != nil { // its first answer
+		err = &lostError{trouble: strange, err: err}
 	}
 	if err != nil {
 		return ending{known: true, err: err, at: f.Clock.Now()}
@@ -323,7 +351,14 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 // worker may be gone a moment later.
 func (f *following) mend(ctx context.Context, i int, log *logFile) {
 	id := f.team.ids[i]
-	_, err := launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
+	err := log.open()
+	if err == nil {
+		_, err = launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
+	}
+	if log.file == nil {
+		event.Notef(f.Sink, event.Warn, "multihost attach "+f.ref.Run, "the log of %s is not here: %v; it is on the worker, for as long as its slice is there", id, err)
+		return
+	}
 	if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
 		log.size = end
 	}
@@ -386,11 +421,13 @@ var errSliceGone = errors.New("nothing runs there any more")
 type outage struct {
 	mu     sync.Mutex
 	giveUp context.CancelCauseFunc // nil: no outage
-	begin  time.Time
-	cause  string // of the first failed try
-	gone   bool   // its slice is
+	begin  time.Time               // when it counts from
+	kind   trouble                 // of the last failed try
+	cause  string                  // of that, for people
+	gone   bool                    // its slice is
 
 	said      time.Time // when it was said last
+	saidKind  trouble   // as what
 	told      bool      // this outage was
 	recovered bool      // it is over, which was not said yet
 }
@@ -407,18 +444,23 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 	defer o.mu.Unlock()
 	now := f.Clock.Now()
 	if o.giveUp == nil {
-		o.begin, o.cause = now, lostText(err)
+		o.begin = now
 		if o.recovered { // it was not away for as long as it takes to say so
 			o.recovered, o.told = false, true
 		}
 		f.stir()
 	}
 	o.giveUp = giveUp
-	if gcp.ClassOf(err) == gcp.Unauthenticated {
-		o.begin = now // it is our login that is lost, not the worker
+	o.kind, o.cause = troubleOf(err), lostText(errors.New(causeText(err, f.team.ids[i])))
+	if o.told && o.kind != o.saidKind {
+		f.stir()
 	}
-	if limit := f.patience.Lost; limit > 0 && now.Sub(o.begin) > limit {
-		giveUp(fmt.Errorf("not reachable for %s (--lost-timeout): %w", limit, err))
+	if o.kind == ourLogin {
+		o.begin = now // it is not the worker that is lost
+	}
+	limit := f.patience.Lost
+	if fateOf(evidence{trouble: o.kind, away: now.Sub(o.begin)}, limit) == fateLost {
+		giveUp(&lostError{o.kind, limit, err})
 	}
 }
 
@@ -446,21 +488,35 @@ func (f *following) stir() {
 	}
 }
 
-// tellOutages says which workers were lost since the last time, once a minute
-// where one outage follows the other, and which are followed again.
+// tellOutages says which workers cannot be followed since the last time, and which
+// are followed again. Where one outage follows the other, it is said once a
+// minute; a long one is said again each time that it has doubled.
 func (f *following) tellOutages() {
 	var back []tpu.WorkerID
-	var causes []string
+	var texts []string
 	lost := map[string][]tpu.WorkerID{}
+	limit := f.patience.Lost
 	for i := range f.outages {
 		o, id := &f.outages[i], f.team.ids[i]
 		o.mu.Lock()
-		if now := f.Clock.Now(); o.giveUp != nil && !o.told && (o.said.IsZero() || now.Sub(o.said) > time.Minute) {
-			o.told, o.said = true, now
-			if lost[o.cause] == nil {
-				causes = append(causes, o.cause)
+		now := f.Clock.Now()
+		away := now.Sub(o.begin)
+		text := ""
+		switch {
+		case o.giveUp == nil:
+		case !o.told && (o.said.IsZero() || now.Sub(o.said) > time.Minute):
+			text = o.kind.text(o.cause, 0, limit)
+		case o.told && o.kind != o.saidKind: // it has turned into another trouble
+			text = o.kind.text(o.cause, 0, limit)
+		case o.told && now.Sub(o.said) >= max(away/2, time.Minute):
+			text = o.kind.text(o.cause, away, limit)
+		}
+		if text != "" {
+			o.told, o.said, o.saidKind = true, now, o.kind
+			if lost[text] == nil {
+				texts = append(texts, text)
 			}
-			lost[o.cause] = append(lost[o.cause], id)
+			lost[text] = append(lost[text], id)
 		}
 		if o.recovered {
 			o.recovered = false
@@ -468,12 +524,26 @@ func (f *following) tellOutages() {
 		}
 		o.mu.Unlock()
 	}
-	for _, cause := range causes {
-		event.Notef(f.Sink, event.Warn, "", "lost the connection to %s (%s); the command goes on there, connecting again", tpu.Fold(lost[cause]), cause)
+	for _, text := range texts {
+		event.Notef(f.Sink, event.Warn, "", text, tpu.Fold(lost[text]))
 	}
 	if len(back) > 0 {
 		event.Notef(f.Sink, event.Info, "", "connected to %s again; none of the output is lost", tpu.Fold(back))
 	}
+}
+
+// away reports whether any worker cannot be followed now.
+func (f *following) away() bool {
+	for i := range f.outages {
+		o := &f.outages[i]
+		o.mu.Lock()
+		away := o.giveUp != nil
+		o.mu.Unlock()
+		if away {
+			return true
+		}
+	}
+	return false
 }
 
 func (o *outage) over() {
@@ -497,6 +567,7 @@ func (f *following) lookAtOutages(ctx context.Context, pause time.Duration) time
 	if len(lost) == 0 {
 		return outageLook
 	}
+	f.tellOutages()
 	ctx, cancel := context.WithTimeout(ctx, outageLook/2)
 	defer cancel()
 	nodes, err := f.Cloud.Slices(ctx)
@@ -664,6 +735,9 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	case first >= 0 && f.ends[first].exit.Reason != "" && !f.ends[first].exit.Lost:
 		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
 		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.ref.Run, f.ends[first].exit.Reason)
+	case first >= 0 && f.ends[first].fate() == fateLost:
+		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.ref.Run, f.team.ids[first], f.ends[first].text(), f.left())
+		sum.Next = "follow it again with: multihost attach " + f.ref.Run + "; end it with: multihost stop " + f.ref.Run
 	case first >= 0 && code == 0:
 		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
@@ -785,7 +859,8 @@ func resultOrder(ends []ending) []int {
 type logFile struct {
 	run    string
 	id     tpu.WorkerID
-	file   *os.File
+	path   string
+	file   *os.File // nil: it cannot be opened
 	size   int64
 	sink   event.Sink
 	steps  io.Writer // reads the training steps; nil: nobody does
@@ -793,17 +868,43 @@ type logFile struct {
 	broken bool
 }
 
-func openLog(rec *Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) (*logFile, error) {
-	file, err := os.OpenFile(rec.logPath(id), os.O_CREATE|os.O_WRONLY, 0o600)
+// openLog opens the local copy to go on with it. That it cannot be opened is said,
+// and does not touch the run.
+func openLog(rec *Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) *logFile {
+	l := &logFile{run: rec.Run, id: id, path: rec.logPath(id), sink: sink, view: masker{words: secrets}}
+	if err := l.open(); err != nil {
+		l.broken = true
+		event.Notef(sink, event.Warn, "all of it now: multihost logs "+l.run+" --worker="+id.String(),
+			"the log of %s cannot be kept here: %v; the run goes on and the worker keeps the whole log", id, err)
+	}
+	return l
+}
+
+func (l *logFile) open() error {
+	if l.file != nil {
+		return nil
+	}
+	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open log: %w", err)
+		return err
 	}
 	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("open log: %w", err)
+		return err
 	}
-	return &logFile{run: rec.Run, id: id, file: file, size: size, sink: sink, view: masker{words: secrets}}, nil
+	l.file, l.size = file, size
+	return nil
+}
+
+// cutThere says that the worker's file is shorter than this copy.
+func (l *logFile) cutThere(e *launch.TruncatedError) {
+	there := ""
+	if e.Size >= 0 {
+		there = fmt.Sprintf(" to %d bytes", e.Size)
+	}
+	event.Notef(l.sink, event.Warn, "", "the output on %s was cut%s by the command or a crash: the %d bytes that came are kept here, what is printed from now on follows them, and what was cut off before it came is lost",
+		l.id, there, e.Offset)
 }
 
 // Write never fails: losing the local copy must not end the run.
@@ -832,6 +933,9 @@ func (l *logFile) show(p []byte) {
 
 func (l *logFile) close() {
 	l.show(l.view.rest())
+	if l.file == nil {
+		return
+	}
 	if err := l.file.Close(); err != nil && !l.broken {
 		event.Notef(l.sink, event.Warn, "", "close the log of %s: %v", l.id, err)
 	}

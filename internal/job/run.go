@@ -267,12 +267,14 @@ func (r *run) stays(living *foundRun) bool { return r.o.Detach && living.info.Al
 // takeOver follows an attempt that an earlier runner of this run has started
 // and that was not seen to its end; one that stays is left as it is.
 func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
-	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+	// One that does not answer now keeps the offset that was measured when it was
+	// connected to: the command that runs there must not be given up for it.
+	r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		_, err := r.team.conns[i].MeasureClock(ctx)
 		return err
 	})
-	if err := r.failed(ctx, StageFollow, errs); err != nil {
-		return Outcome{}, err
+	if ctx.Err() != nil {
+		return Outcome{}, context.Cause(ctx)
 	}
 	rec := r.intent.record
 	if err := rec.makeLogDir(); err != nil {

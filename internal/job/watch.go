@@ -74,6 +74,9 @@ func (w *watcher) look(ctx context.Context) error {
 	if w.o.StallTimeout < 0 {
 		return nil
 	}
+	if w.f.away() { // steps that cannot be seen are not steps that are not made
+		w.collector.Blind(w.f.Clock.Now())
+	}
 	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
 	if change == metrics.StallSame {
 		return nil

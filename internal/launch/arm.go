@@ -346,7 +346,7 @@ func (a *Armed) ask(ctx context.Context) (Started, error) {
 	for n := 1; ; n++ {
 		records, err := persist(ctx, func() ([]sshfan.Record, error) {
 			return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
-		}, nil)
+		})
 		if err != nil {
 			return Started{}, fmt.Errorf("release %q: %w", a.ref.Label(), err)
 		}

@@ -92,11 +92,14 @@ func (e *CodeError) Hint() string {
 // somebody cut the file. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
-	Offset, Size int64
+	Offset, Size int64 // received, and there: -1 is not known yet
 }
 
 // Error implements error.
 func (e *TruncatedError) Error() string {
+	if e.Size < 0 {
+		return fmt.Sprintf("follow output on %s: %v", e.Worker, ErrTruncated)
+	}
 	return fmt.Sprintf("follow output on %s: %v: %d bytes there, %d here", e.Worker, ErrTruncated, e.Size, e.Offset)
 }
 
@@ -106,6 +109,7 @@ func (e *TruncatedError) Is(target error) bool { return target == ErrTruncated }
 // RemoteError is what a worker said about an operation that it could not do.
 type RemoteError struct {
 	Worker, Op, Text string
+	Silent           bool // it said nothing that makes sense: its shell, not our script, ended
 }
 
 // Error implements error.

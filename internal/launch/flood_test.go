@@ -64,7 +64,10 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
-					_, err := Follow(t.Context(), worker, s.Ref(), 0, io.Discard, FollowOptions{})
+					// It would try again for ever.
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					_, err := Follow(ctx, worker, s.Ref(), 0, io.Discard, FollowOptions{Lost: func(error, int64) { leave() }})
 					return err
 				},
 			} {

@@ -16,13 +16,19 @@ import (
 
 // FollowOptions are optional.
 type FollowOptions struct {
-	// Lost is told each time the connection is lost, with the offset at which
-	// following goes on.
+	// Lost is told of each trouble that keeps the output from being followed, with
+	// the offset at which following goes on: the connection is lost, the login runs
+	// no command, or the answer makes no sense. Follow tries again.
 	Lost func(err error, offset int64)
 
-	// Found is told each time the worker answers, on the first connection and on
-	// each that was made again.
+	// Found is told when output or the end of the command can be waited for on the
+	// worker: the first time, and each time after Lost.
 	Found func()
+
+	// Shorter is told when the output on the worker is shorter than what was
+	// received. What was received stays as it is; Follow goes on with what the
+	// worker writes from then on, so nothing is written twice.
+	Shorter func(*TruncatedError)
 
 	// Full is told when a command that still runs has reached the limit of its
 	// log: nothing but its end is to come. It may be told again after a loss.
@@ -44,13 +50,14 @@ type FollowOptions struct {
 
 // Follow writes the command's output to w from byte offset until the command
 // has ended and its last byte was written, and returns how it ended. Every byte
-// is written once and in order. Follow makes lost connections again, at the next
-// byte, until ctx ends. It may begin before the command starts and after it has
-// ended.
+// is written once and in order. It may begin before the command starts and after
+// it has ended.
 //
-// A *TruncatedError, with the Exit if there is one, says that the worker has
-// fewer bytes than were received. An error of w ends Follow. In both cases, and
-// when ctx ends, the command is not touched.
+// Whatever goes wrong in between, Follow tells Lost and tries again, at the next
+// byte, until ctx ends: trouble in following says nothing about the command. Only
+// these end it before the command has: the end of ctx or of the connection by us,
+// an error of w, and a worker whose very first answer is that it does not know the
+// run or did not start it. The command is not touched then.
 //
 // No more is on its way from the worker than w has taken and Window allows: a
 // slow w holds up the sending of output, never the command.
@@ -66,56 +73,82 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	watch := &listener{r: r, ref: ref, opts: opts}
 	defer watch.stop()
 	w = watch.start(ctx, w)
-	var stuck error
-	mute := 0 // streams in a row that ended without the state of the run
-	reached := offset
-	lost := func(err error) (progress bool) {
-		if opts.Lost != nil {
+	const firstPause = 100 * time.Millisecond
+	var heard atomic.Bool // the worker has told of the run
+	found := opts.Found
+	opts.Found = func() {
+		heard.Store(true)
+		if found != nil {
+			found()
+		}
+	}
+	var (
+		wait    = firstPause
+		shorter = false // this was told, and the worker has not yet been asked how short
+		idle    = 0     // streams in a row that brought nothing
+	)
+	for {
+		p, err := stream(ctx, r, ref, offset, "follow", w, ration, opts)
+		offset += p.count
+		if p.count > 0 {
+			wait, idle = firstPause, 0
+		} else {
+			idle++
+		}
+		if ends(err, heard.Load()) || ctx.Err() != nil && err != nil {
+			return Exit{}, err
+		}
+		var short *TruncatedError
+		switch {
+		case errors.As(err, &short):
+			if opts.Shorter != nil && !shorter {
+				opts.Shorter(short)
+			}
+			if shorter = short.Size < 0; !shorter {
+				offset = short.Size
+			}
+		case err == nil && p.phase == Unknown:
+			// A stream that was killed there has not told the state of the run. That
+			// may happen by itself.
+			if idle >= 3 {
+				err = &RemoteError{Worker: r.Name(), Op: "follow", Text: "the answer does not tell the state of the run"}
+			}
+		case err == nil && p.exit != nil && offset >= p.exit.LogSize:
+			return *p.exit, nil
+		case err == nil && p.exit != nil && idle >= 2:
+			if opts.Shorter != nil && !shorter {
+				opts.Shorter(&TruncatedError{Worker: r.Name(), Offset: p.exit.LogSize, Size: offset})
+			}
+			return *p.exit, nil
+		}
+		if err == nil && idle <= 1 {
+			continue // it ended between two looks
+		}
+		if err != nil && short == nil && opts.Lost != nil {
 			opts.Lost(err, offset)
 		}
-		progress, reached = offset > reached, offset
-		return progress
+		if cause := pause(ctx, wait); cause != nil {
+			if err == nil {
+				err = fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), cause)
+			}
+			return Exit{}, err
+		}
+		wait = min(wait*2, 5*time.Second)
 	}
-	for {
-		before := offset
-		p, err := persist(ctx, func() (piece, error) {
-			p, err := stream(ctx, r, ref, offset, "follow", w, ration, opts)
-			offset += p.count
-			return p, err
-		}, lost)
-		if err != nil {
-			return exitOf(p.exit), err
-		}
-		if p.phase == Aborted {
-			return Exit{}, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrNotStarted)
-		}
-		if p.exit != nil {
-			if offset >= p.exit.LogSize {
-				return *p.exit, nil
-			}
-			if offset == before && stuck != nil {
-				return *p.exit, &TruncatedError{Worker: r.Name(), Offset: p.exit.LogSize, Size: offset}
-			}
-		}
-		// The stream ended although the command has not, or before its last
-		// byte. That happens once, between two looks; more often is a fault.
-		if offset != before {
-			stuck, mute = nil, 0
-			continue
-		}
-		// One that was killed there has not told the state of the run.
-		if p.phase == Unknown {
-			if mute++; mute == 3 {
-				return Exit{}, &RemoteError{Worker: r.Name(), Op: "follow", Text: "the answer does not tell the state of the run"}
-			}
-		}
-		if stuck != nil {
-			if err := pause(ctx, time.Second); err != nil {
-				return Exit{}, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), err)
-			}
-		}
-		stuck = io.ErrNoProgress
+}
+
+// ends reports whether err ends Follow. That a worker does not know a run of which
+// it has told before, or denies its start, is trouble like any other: somebody
+// removed its files, or they could not be read.
+func ends(err error, heard bool) bool {
+	var write *writeError
+	switch {
+	case errors.As(err, &write), errors.Is(err, sshfan.ErrClosed):
+		return true
+	case errors.Is(err, ErrUnknownRun), errors.Is(err, ErrNotStarted):
+		return !heard
 	}
+	return false
 }
 
 // ReadLog writes the output that is there now, from offset, to w.
@@ -134,13 +167,6 @@ type piece struct {
 	exit  *Exit
 }
 
-func exitOf(e *Exit) Exit {
-	if e == nil {
-		return Exit{}
-	}
-	return *e
-}
-
 // stream runs follow.sh once.
 func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -149,6 +175,10 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	orders := newOrders()
 	defer orders.Close()
 	g := &gate{w: w}
+	found := func() {}
+	if opts.Found != nil {
+		found = sync.OnceFunc(opts.Found)
+	}
 	g.broken = func() { cancel(errWriter) }
 	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: g}
 	errs := &sshfan.Answer{Nonce: nonce}
@@ -157,13 +187,13 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	} else {
 		ration.begin(orders, offset)
 		defer ration.end()
-		g.wrote = ration.received
+		g.wrote = func(n int64) {
+			found()
+			ration.received(n)
+		}
 		out.Next = func(rec sshfan.Record) (done bool) {
 			switch rec.Word {
 			case "stream":
-				if opts.Found != nil {
-					opts.Found()
-				}
 				ration.size(number(rec.Rest))
 			case "unknown", "truncated", "error":
 				orders.Close()
@@ -173,7 +203,11 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 		// There is a size for each piece of a log of any length.
 		errs.Next = func(rec sshfan.Record) (done bool) {
 			switch rec.Word {
+			case "waiting":
+				found()
+				return true
 			case "size":
+				found()
 				ration.size(number(rec.Rest))
 				return true
 			case "disk":
@@ -214,7 +248,7 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 		return p, &writeError{fmt.Errorf("write output of %s: %w", r.Name(), failed)}
 	}
 	if truncated.Load() {
-		return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count}
+		return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: -1}
 	}
 	if err != nil {
 		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), err)
@@ -229,10 +263,16 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	all := append(records[:len(records):len(records)], errs.Records()...)
 	state := parseState(ref, all)
 	p.phase, p.exit = state.Phase, state.Exit
+	if p.phase == Aborted {
+		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrNotStarted)
+	}
 	for _, rec := range all {
 		if rec.Word == "truncated" {
 			return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: number(rec.Rest)}
 		}
+	}
+	if p.phase != Unknown {
+		found()
 	}
 	return p, nil
 }
@@ -247,37 +287,29 @@ type writeError struct{ error }
 func (e *writeError) Unwrap() error { return e.error }
 
 // persist repeats try until it succeeds or fails for another reason than the
-// connection, with pauses that grow to 5 s while there is no progress. The
-// connection itself redials with patience of its own.
-func persist[T any](ctx context.Context, try func() (T, error), lost func(error) (progress bool)) (T, error) {
-	const first = 100 * time.Millisecond
-	wait := first
-	for {
+// connection, with pauses that grow to 5 s. The connection itself redials with
+// patience of its own.
+func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
+	for wait := 100 * time.Millisecond; ; wait = min(wait*2, 5*time.Second) {
 		v, err := try()
-		if err == nil || !connectionLost(err) || ctx.Err() != nil {
+		if err == nil || !mayAnswer(err) || ctx.Err() != nil {
 			return v, err
-		}
-		if lost != nil && lost(err) {
-			wait = first
 		}
 		if err := pause(ctx, wait); err != nil {
 			return v, err
 		}
-		wait = min(wait*2, 5*time.Second)
 	}
 }
 
-// connectionLost reports whether the worker may still answer on a new
-// connection: everything but what a worker said, and our own faults.
-func connectionLost(err error) bool {
-	var (
-		refused   *RemoteError
-		truncated *TruncatedError
-		write     *writeError
-		key       *sshfan.HostKeyError
-	)
-	return !errors.As(err, &refused) && !errors.As(err, &truncated) && !errors.As(err, &write) &&
-		!errors.As(err, &key) && !errors.Is(err, ErrUnknownRun) && !errors.Is(err, sshfan.ErrFlood)
+// mayAnswer reports whether a worker that has failed to answer may still do so:
+// after everything but a refusal in its own words and another host key.
+func mayAnswer(err error) bool {
+	var refused *RemoteError
+	var key *sshfan.HostKeyError
+	if errors.As(err, &refused) {
+		return refused.Silent
+	}
+	return !errors.As(err, &key) && !errors.Is(err, sshfan.ErrFlood) && !errors.Is(err, sshfan.ErrClosed)
 }
 
 func pause(ctx context.Context, d time.Duration) error {

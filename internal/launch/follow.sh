@@ -7,7 +7,7 @@
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local run=$1 attempt=$2 offset=$3 mode=$4 dir want=0 job=''
+  local run=$1 attempt=$2 offset=$3 mode=$4 dir want=0 job='' part status
   enter
   dir=$home/.multihost/runs/$run/$attempt
   settle "$dir"
@@ -30,11 +30,27 @@ main() {
   fi
   # The end of stdin is the end of the connection, or the wish to end: whoever
   # waits for output, here or in a tool, would not see it.
-  while read -r want && [[ $want =~ ^[0-9]{1,15}$ ]]; do
-    if [[ $job ]]; then wait "$job"; fi
+  want=''
+  while :; do
+    part=''
+    read -r -t 5 part
+    status=$?
+    want+=$part
+    if ((status > 128)); then
+      # A piece that could start no process has ended and said nothing. Our end
+      # says it: the caller tries again.
+      if [[ $job ]] && ! start_of "$job"; then
+        wait "$job" || return
+        job=''
+      fi
+      continue
+    fi
+    if ((status)) || [[ ! $want =~ ^[0-9]{1,15}$ ]]; then break; fi
+    if [[ $job ]]; then wait "$job" || return; fi
     piece "$want" &
     job=$!
     offset=$((offset + want))
+    want=''
   done
   if [[ $job ]]; then kill "$job" 2>/dev/null; fi
 }
@@ -75,6 +91,7 @@ piece() {
       stdbuf -o0 head -c "$room" <&6 &
       sink=$!
       exec 6<&-
+      say waiting >&2
       wait "$sink" || whole=0
       # All was sent if the reader had to be ended by us or by the closed pipe. If
       # the run has ended, it may have done so by itself: then the caller counts.
@@ -91,6 +108,7 @@ piece() {
       exec 6< <(exec tail -f -s 0.2 --pid="$watched" /dev/null)
       source=$!
       exec 6<&-
+      say waiting >&2
       wait "$source"
       finish
       return

@@ -152,43 +152,121 @@ func TestFollowOfAnAbortedOrUnknownRun(t *testing.T) {
 func TestALogThatBecameShorterIsSaid(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	complete(t, l, spec("r", "printf 0123456789"))
+	complete(t, l, spec("r", "printf 0123456789; exit 4"))
 	if err := os.Truncate(filepath.Join(l.dir(Ref{"r", 1}), "output.log"), 5); err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	exit, err := Follow(t.Context(), l, Ref{"r", 1}, 8, &out, FollowOptions{})
-	var truncated *TruncatedError
-	if !errors.As(err, &truncated) || !errors.Is(err, ErrTruncated) || truncated.Offset != 8 || truncated.Size != 5 || exit.LogSize != 10 || out.Len() != 0 {
-		t.Errorf("got %q, %+v, %v", out.String(), exit, err)
-	}
-	// What is there still comes, and then it is said that the rest is not.
-	exit, err = Follow(t.Context(), l, Ref{"r", 1}, 2, &out, FollowOptions{})
-	if !errors.Is(err, ErrTruncated) || out.String() != "234" || exit.LogSize != 10 {
-		t.Errorf("got %q, %+v, %v", out.String(), exit, err)
+	for _, row := range []struct {
+		from        int64
+		out         string
+		there, here int64
+	}{
+		{8, "", 5, 8},
+		{2, "234", 5, 10}, // what is there still comes, and then it is said that the rest is not
+	} {
+		var out bytes.Buffer
+		var told []TruncatedError
+		exit, err := Follow(t.Context(), l, Ref{"r", 1}, row.from, &out, FollowOptions{Shorter: func(e *TruncatedError) { told = append(told, *e) }})
+		if err != nil || exit.Code != 4 || exit.LogSize != 10 || out.String() != row.out {
+			t.Errorf("from %d: got %q, %+v, %v", row.from, out.String(), exit, err)
+		}
+		if len(told) == 0 || told[0].Size != row.there || told[0].Offset != row.here || !errors.Is(&told[0], ErrTruncated) {
+			t.Errorf("from %d: told %+v", row.from, told)
+		}
 	}
 }
 
+// A command that cuts its own log is followed on: what came stays, nothing comes
+// twice, and its end is its own.
 func TestALogThatIsCutWhileFollowedIsSaid(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	begin(t, l, spec("r", "printf 0123456789; while [ ! -e go ]; do sleep 0.05; done; : >$MULTIHOST_RUN_DIR/output.log; touch cut; exec sleep 1000"))
+	begin(t, l, spec("r", "printf 0123456789; while [ ! -e go ]; do sleep 0.05; done; : >$MULTIHOST_RUN_DIR/output.log; while [ ! -e on ]; do sleep 0.05; done; printf after; exit 3"))
 	var out bytes.Buffer
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var err error
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err = Follow(ctx, l, Ref{"r", 1}, 0, writerFunc(func(p []byte) (int, error) {
-			l.write("home/r/go", "", 0o644)
-			return out.Write(p)
-		}), FollowOptions{})
-	})
-	eventually(t, "it was cut", func() bool { _, err := os.Stat(filepath.Join(l.home(), "r/cut")); return err == nil })
-	stopped(t, l, Ref{"r", 1}, time.Second)
-	wg.Wait()
-	if !errors.Is(err, ErrTruncated) || out.String() != "0123456789" {
-		t.Errorf("got %q, %v", out.String(), err)
+	var once sync.Once
+	told := 0
+	exit, err := Follow(t.Context(), l, Ref{"r", 1}, 0, writerFunc(func(p []byte) (int, error) {
+		once.Do(func() { l.write("home/r/go", "", 0o644) })
+		return out.Write(p)
+	}), FollowOptions{Shorter: func(*TruncatedError) {
+		told++
+		l.write("home/r/on", "", 0o644)
+	}})
+	if err != nil || exit.Code != 3 || exit.Lost {
+		t.Errorf("ended with %+v, %v", exit, err)
+	}
+	if got := out.String(); !strings.HasPrefix(got, "0123456789") || strings.Count(got, "0") != 1 || strings.Count(got, "after") > 1 || told == 0 {
+		t.Errorf("got %q, told %d times", got, told)
+	}
+}
+
+func (l *local) move(from, to string) {
+	if err := os.Rename(filepath.Join(l.root, from), filepath.Join(l.root, to)); err != nil {
+		l.t.Error(err)
+	}
+}
+
+// Trouble with following says nothing about the command: the login that runs no
+// command, answers that make no sense, files that cannot be read for a while.
+// Follow tells it and goes on at the next byte until that has passed.
+func TestFollowOutlivesItsOwnTrouble(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		story  string
+		begin  func(l *local) // of the trouble
+		end    func(l *local)
+		reason string
+	}{
+		{"start-up files that exit", func(l *local) {
+			l.write("home/noise", "echo garbage; exit 3", 0o644)
+		}, func(l *local) { l.write("home/noise", "", 0o644) }, "no answer (exit code 3): garbage"},
+		{"no process can be started", func(l *local) {
+			l.write("home/noise", "echo 'bash: fork: retry: Resource temporarily unavailable' >&2; exit 254", 0o644)
+		}, func(l *local) { l.write("home/noise", "", 0o644) }, "no answer (exit code 254): bash: fork"},
+		{"the files of the run are away", func(l *local) {
+			l.move("home/.multihost/runs", "home/.multihost/away")
+		}, func(l *local) { l.move("home/.multihost/away", "home/.multihost/runs") }, "no such run"},
+	} {
+		t.Run(row.story, func(t *testing.T) {
+			t.Parallel()
+			l := newLocal(t)
+			l.write("home/noise", "", 0o644)
+			l.env = append(l.env, "BASH_ENV="+filepath.Join(l.home(), "noise"))
+			s := spec("r", "printf '%0100d' 1; while [ ! -e go ]; do sleep 0.05; done; printf second; exit 5")
+			s.Unset = []string{"BASH_ENV"}
+			begin(t, l, s)
+			l.mu.Lock()
+			l.cutAfterOut = func() int { return 60 } // in the middle of the first output
+			l.mu.Unlock()
+			want := fmt.Sprintf("%0100dsecond", 1)
+			var out bytes.Buffer
+			var found, troubles int
+			exit, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{
+				Found: func() { found++ },
+				Lost: func(err error, _ int64) {
+					switch {
+					case strings.Contains(err.Error(), row.reason):
+						if troubles++; troubles == 3 {
+							row.end(l)
+							l.write("home/r/go", "", 0o644)
+						}
+					case out.Len() > 0 && troubles == 0: // the connection was cut
+						l.mu.Lock()
+						if l.cutAfterOut != nil {
+							l.cutAfterOut = nil
+							row.begin(l)
+						}
+						l.mu.Unlock()
+					}
+				},
+			})
+			if err != nil || exit.Code != 5 || out.String() != want || troubles < 3 {
+				t.Errorf("got %q, %+v, %v after %d troubles", out.String(), exit, err, troubles)
+			}
+			if found != 2 {
+				t.Errorf("found %d times, want once before the trouble and once after it", found)
+			}
+		})
 	}
 }
 

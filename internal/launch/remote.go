@@ -171,7 +171,7 @@ func checkAnswer(worker, op string, out, errs *sshfan.Answer, status sshfan.Stat
 		}
 	}
 	if len(records) == 0 {
-		return nil, &RemoteError{Worker: worker, Op: op, Text: silence(status, errs.Trouble(), out.Trouble())}
+		return nil, &RemoteError{Worker: worker, Op: op, Text: silence(status, errs.Trouble(), out.Trouble()), Silent: true}
 	}
 	return records, nil
 }

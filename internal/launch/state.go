@@ -4,6 +4,7 @@ import (
 	"context"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -135,6 +136,8 @@ func sortByTime(infos []Info) {
 type builtInfo struct {
 	Info
 	supervised bool
+	coded      bool // the record of the end has an exit code
+	lost       bool // the record of the end says so
 }
 
 // builder gathers the records that describe runs.
@@ -174,7 +177,20 @@ func (b *builder) take(rec sshfan.Record) bool {
 			i.Exit = &Exit{}
 		}
 		f := rec.Fields(2)
-		i.Exit.set(f[0], f[1])
+		switch f[0] {
+		case "code":
+			n, err := strconv.ParseUint(f[1], 10, 8)
+			if i.coded = err == nil; i.coded {
+				i.Exit.Code = int(n)
+			}
+		case "lost":
+			i.lost = f[1] == "1"
+		default:
+			i.Exit.set(f[0], f[1])
+		}
+		if i.Exit.Lost = i.lost || !i.coded; !i.coded {
+			i.Exit.Code = 255 // a status that is not known is no success
+		}
 	case "mine":
 		i.Mine = rec.Rest == "1"
 	case "login":
@@ -201,8 +217,6 @@ var signalName = regexp.MustCompile(`^[A-Z0-9+-]{1,12}$`)
 
 func (e *Exit) set(key, value string) {
 	switch key {
-	case "code":
-		e.Code = int(number(value)) & 0xff
 	case "signal":
 		if signalName.MatchString(value) {
 			e.Signal = value
@@ -215,8 +229,6 @@ func (e *Exit) set(key, value string) {
 		e.Dropped = number(value)
 	case "oom":
 		e.OOM = value == "1"
-	case "lost":
-		e.Lost = value == "1"
 	case "reason":
 		e.Reason = sshfan.Clean(value, 1000)
 	}

@@ -45,6 +45,7 @@ type Collector struct {
 	bad      *BadLoss
 	stalls   []Stall
 	heard    time.Time // when the last step line or evaluation was read
+	blind    time.Time // until when some could not be
 }
 
 // NewCollector returns a Collector that has read nothing.

@@ -190,6 +190,30 @@ func print(c *metrics.Collector, i, step int) {
 	fmt.Fprintf(c.Stream(i), "completed step: %d, seconds: 30.000, loss: 1\n", step)
 }
 
+func TestTimeWithoutSightIsNoStall(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	c := metrics.NewCollector(metrics.Options{Workers: workers(1, 2), Now: clock.now})
+	for i := range 2 {
+		print(c, i, 1)
+	}
+	for range 300 { // a worker cannot be followed for five minutes
+		clock.pass(time.Second)
+		c.Blind(clock.at)
+		if s, change := c.LookForStall(clock.at, time.Minute); change != metrics.StallSame {
+			t.Fatalf("nobody can see the steps: %q", s.Text)
+		}
+	}
+	clock.pass(time.Minute - time.Second)
+	if s, change := c.LookForStall(clock.at, time.Minute); change != metrics.StallSame {
+		t.Errorf("59 s after sight came back: %q", s.Text)
+	}
+	clock.pass(time.Second)
+	if _, change := c.LookForStall(clock.at, time.Minute); change != metrics.StallBegan {
+		t.Error("no stall a minute after sight came back")
+	}
+}
+
 func TestAStallNamesWhoStoppedFirst(t *testing.T) {
 	t.Parallel()
 	clock := newClock()

@@ -31,7 +31,7 @@ const (
 // stalls before the first step, which compiles. The stall is also in Attempt.
 func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, StallChange) {
 	c.mu.Lock()
-	heard, any := c.heard, c.any
+	heard, blind, any := c.heard, c.blind, c.any
 	open := len(c.stalls) > 0 && c.stalls[len(c.stalls)-1].Ended == nil
 	if open && heard.After(c.stalls[len(c.stalls)-1].Began) {
 		s := &c.stalls[len(c.stalls)-1]
@@ -47,7 +47,7 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	if limit <= 0 {
 		limit = c.stallLimit()
 	}
-	if now.Sub(heard) < limit {
+	if now.Sub(heard) < limit || now.Sub(blind) < limit {
 		return Stall{}, StallSame
 	}
 	s, ok := c.stall(now, heard, limit)
@@ -61,6 +61,14 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	}
 	c.stalls = append(c.stalls, s)
 	return s, StallBegan
+}
+
+// Blind says that until now some worker's steps could not be read: this time counts
+// for no stall.
+func (c *Collector) Blind(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.blind = now
 }
 
 // AddStall puts in a stall that was seen while the run was followed. The end of

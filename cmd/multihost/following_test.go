@@ -1,0 +1,114 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/testkit"
+)
+
+// TestTroubleOfOursKillsNoCommand cuts the connections of three workers of four
+// while one cannot start a process for its login, one has start-up files that exit,
+// and one has cut its own log. The command, which notices nothing, ends by itself
+// everywhere, and it is said what was tried again and why.
+func TestTroubleOfOursKillsNoCommand(t *testing.T) {
+	besideOthers(t)
+	if testkit.RaceDetector {
+		t.Skip("many programs in one process share the flags of the command library, which one program never does")
+	}
+	for _, backend := range []string{"process", "netns"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			if backend == "netns" {
+				if err := worker.NetnsReady(); err != nil {
+					testkit.Lacks(t, "%v", err)
+				}
+			}
+			lab := newLab(t, backend, sim.SliceSpec{Name: "t", Count: 1, Type: "v5litepod-16"})
+			// The trouble passes once it was met: start-up files count who runs them.
+			testkit.Must(t, os.WriteFile(filepath.Join(lab.code, "train.sh"), []byte(`
+echo begin
+until [ -e ~/go ]; do sleep 0.1; done
+trouble() {
+  printf '%s\n' 'echo x >>~/tries' "$2" >~/.bashrc
+  echo broken
+  while (($(cat ~/tries 2>/dev/null | wc -l) < $1)); do sleep 0.2; done
+  rm ~/.bashrc
+}
+limit='ulimit -u 1'
+# No limit holds for root.
+if ((UID == 0)); then limit='echo "bash: fork: Resource temporarily unavailable" >&2; exit 254'; fi
+case $MULTIHOST_WORKER_ID in
+1) trouble 1 "$limit" ;;
+2) trouble 3 'echo garbage; exit 3' ;;
+3) : >~/.multihost/runs/r/1/output.log ;;
+esac
+sleep 2
+echo end
+`), 0o600))
+			var stdout, stderr transcript
+			p := lab.program(&stdout, &stderr)
+			ended := make(chan int, 1)
+			logs := filepath.Join(lab.dir, "logs")
+			log := func(worker string) string {
+				data, _ := os.ReadFile(filepath.Join(logs, "output_slice_0000_worker_000"+worker+".txt"))
+				return string(data)
+			}
+			go func() {
+				ended <- p.run([]string{"run", "--tpu-prefix=t", "--run-name=r", "--script-dir=" + lab.code, "--log-dir=" + logs, "--preflight=off",
+					"--stream=none", "--command=bash train.sh"})
+			}()
+			defer func() { t.Log(stderr.String()) }()
+			have := func(word string, workers ...string) func() bool {
+				return func() bool {
+					return !slices.ContainsFunc(workers, func(w string) bool { return !strings.Contains(log(w), word) })
+				}
+			}
+			waitUntil(t, "all have begun", have("begin", "0", "1", "2", "3"))
+			var told transcript
+			if status := lab.program(&told, &told).run([]string{"exec", "--tpu-prefix=t", "--command=touch ~/go"}); status != 0 {
+				t.Fatalf("exec ended with %d:\n%s", status, told.String())
+			}
+			waitUntil(t, "logins are broken", have("broken", "1", "2"))
+			for _, w := range []string{"1", "2"} {
+				lab.inject(t, "t", "worker-unreachable mode=refuse duration=300ms worker="+w)
+			}
+			select {
+			case status := <-ended:
+				if status != 0 {
+					t.Errorf("ended with %d", status)
+				}
+			case <-time.After(2 * scriptWait):
+				t.Fatal("has not ended")
+			}
+			for _, want := range []string{
+				"cannot follow s0w1 (follow: no answer (exit code 254): bash: fork:",
+				"cannot follow s0w2 (follow: no answer (exit code 3): garbage); the command goes on there, trying again",
+				"the output on s0w3 was cut",
+				"run r succeeded on all 4 workers",
+			} {
+				if !strings.Contains(stderr.String(), want) {
+					t.Errorf("is not said: %s", want)
+				}
+			}
+			if strings.Contains(stderr.String(), "stopping run") {
+				t.Error("the run was stopped")
+			}
+			for w, want := range []string{"begin\nend\n", "begin\nbroken\nend\n", "begin\nbroken\nend\n"} {
+				if got := log(strconv.Itoa(w)); got != want {
+					t.Errorf("log of worker %d: %q", w, got)
+				}
+			}
+			if got := log("3"); !strings.HasPrefix(got, "begin\n") || strings.Count(got, "begin") != 1 {
+				t.Errorf("log of worker 3: %q", got)
+			}
+		})
+	}
+}
