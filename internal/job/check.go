@@ -45,7 +45,7 @@ func (r *run) checkCommand() error {
 		s.Env = append(s.Env, launchEnv(*r.flags)...)
 	}
 	if n := r.o.Processes; n > 1 {
-		s.Wrap = perWorker(n, 0)
+		s.Processes, s.Grace = n, r.o.Grace
 	}
 	if err := s.Validate(); err != nil {
 		return &Error{Stage: StageInput, Err: err}

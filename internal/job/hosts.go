@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"net"
@@ -160,12 +159,3 @@ func (d *Deps) onHosts() bool {
 
 // jaxPort is the port of JAX's coordinator since jax 0.8.1.
 const jaxPort = 8482
-
-//go:embed processes.sh
-var processesScript string
-
-// perWorker returns the words that start n processes of the command that
-// follows, numbered from first over all workers of the run.
-func perWorker(n, first int) []string {
-	return []string{"bash", "-c", processesScript, "processes", strconv.Itoa(n), strconv.Itoa(first)}
-}

@@ -228,7 +228,7 @@ func (r *run) command(in *intent, i int) launch.Spec {
 		s.Synced = r.tree.Digest
 	}
 	if n := r.o.Processes; n > 1 {
-		s.Wrap = perWorker(n, i*n)
+		s.Processes, s.FirstProcess, s.Grace = n, i*n, r.o.Grace
 	}
 	return s
 }

@@ -415,6 +415,9 @@ func (s Spec) files() [][]byte {
 	} else {
 		words = append(words, s.Argv...)
 	}
+	if s.Processes > 1 {
+		words[1] += fmt.Sprintf(" %d %d %s", s.Processes, s.FirstProcess, milliseconds(s.Grace))
+	}
 	var vars []string
 	vars = append(vars, s.Unset...)
 	for _, v := range s.Env {

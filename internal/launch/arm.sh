@@ -194,6 +194,7 @@ unpack() {
   shift
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
+  printf '%s\n' "$text_processes" >"$dir/processes" || return
   printf '%s\0' "${mh_login[@]}" >"$dir/login" || return
   for file in "${files[@]}"; do
     : >"$dir/$file" || return

@@ -136,6 +136,15 @@ type Spec struct {
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
 
+	// Processes, when it is more than 1, is how many processes of the command run,
+	// numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID and from
+	// 0 in MULTIHOST_LOCAL_ID. When one fails the others are ended, with Grace
+	// between TERM and KILL. How the first that failed ended is how the command
+	// ended.
+	Processes    int
+	FirstProcess int
+	Grace        time.Duration
+
 	// MaxLog is how many bytes of the command's output are its log; 0 means
 	// DefaultMaxLog, a negative number all. What the command writes beyond is
 	// counted in Exit.Dropped and not kept, except for the last 64 KiB (see
@@ -199,6 +208,7 @@ type Exit struct {
 	Reason  string    // who stopped it and why; "" when it ended by itself
 	OOM     bool      // the kernel killed it, or a process of it, for want of memory
 	Lost    bool      // nobody saw how it ended; Code is 255
+	Process string    // of several processes, the MULTIHOST_LOCAL_ID of the first that failed
 }
 
 // String says it in a few words: "exit code 1", "killed by SIGKILL".
@@ -215,6 +225,9 @@ func (e Exit) String() string {
 		s = "killed by SIG" + e.Signal
 	default:
 		s = "exit code " + strconv.Itoa(e.Code)
+	}
+	if e.Process != "" {
+		s += " in process " + e.Process
 	}
 	if e.Reason != "" {
 		s += " (" + e.Reason + ")"

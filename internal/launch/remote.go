@@ -23,6 +23,8 @@ var (
 	superviseText string
 	//go:embed start.sh
 	startText string
+	//go:embed processes.pl
+	processesText string
 	//go:embed release.sh
 	releaseText string
 	//go:embed status.sh
@@ -51,6 +53,7 @@ var (
 	// them, too.
 	armScript = sshfan.NewProgram("arm",
 		"text_lib="+sshfan.Quote(libText), "text_supervise="+sshfan.Quote(superviseText), "text_start="+sshfan.Quote(startText),
+		"text_processes="+sshfan.Quote(processesText),
 		`eval "$text_lib"`, armText)
 	releaseScript = operation("release", releaseText)
 	statusScript  = operation("status", statusText)

@@ -9,21 +9,27 @@
 main() {
   exec 2>"$3/waiter"
   local run=$1 attempt=$2 dir=$3 mask=$4 sup=$5 sup_start=$6 start order='' when='' at there=0
-  local -a words vars mh_login environment through_env
+  local -a fields words vars mh_login environment through_env processes
   exec 9<&-
   mapfile -d '' -t words <"$dir/argv"
   mapfile -d '' -t vars <"$dir/env"
   mapfile -d '' -t mh_login <"$dir/login"
   umask "$mask"
   cd -- "$HOME" || refuse "enter $HOME"
-  if [[ ${words[1]} == script ]]; then words+=(bash "$dir/script"); fi
+  split "${words[1]}"
+  processes=("${fields[@]:1}") # how many, the number of the first, the grace time
+  if [[ ${fields[0]} == script ]]; then words+=(bash "$dir/script"); fi
+  if ((${#processes[@]})) && ! type -P perl >/dev/null; then refuse 'start several processes: perl is not installed'; fi
   inherit_run "$run" "$attempt" "$dir"
   if ((${#through_env[@]})); then words=("${words[@]:0:2}" env "${through_env[@]}" "${words[@]:2}"); fi
   limit_files
   start_of $$
   start=$REPLY
   # All that can be done before the order is: from there on every step is skew.
-  if cd -- "${words[0]}" 2>/dev/null; then there=1; fi
+  if cd -- "${words[0]}" 2>/dev/null; then
+    there=1
+    share
+  fi
   echo ready
   read -r order when <&3 || order=
   if [[ $order == go && $when =~ ^[0-9]{19}$ ]]; then await "$when"; fi
@@ -39,9 +45,16 @@ main() {
   if ((!there)); then
     mkdir -p -- "${words[0]}" || refuse "make ${words[0]}"
     cd -- "${words[0]}" || refuse "enter ${words[0]}"
+    share
   fi
   record || refuse "write $dir/started"
+  if ((${#processes[@]})); then exec perl "$dir/processes" "${processes[@]}" "${words[@]:2}" </dev/null >/dev/null; fi
   become "${words[@]:2}" </dev/null >&6 2>&6 6>&-
+}
+
+# share puts the environment of the command on descriptor 8, for several processes.
+share() {
+  if ((${#processes[@]})); then exec 8< <(become cat /proc/self/environ </dev/null 2>/dev/null 6>&-); fi
 }
 
 # await TIME, unless it is so far away that a clock must be wrong; or for another
@@ -60,7 +73,7 @@ await() {
 refuse() {
   local why
   why=$(tail -n 1 "$dir/waiter" 2>/dev/null)
-  printf 'failed %s\n' "$* (${why##*: })"
+  printf 'failed %s\n' "$*${why:+ (${why##*: })}"
   : >"$dir/waiter"
   exit 1
 }

@@ -213,6 +213,8 @@ func parsePhase(s string) Phase {
 	return Unknown
 }
 
+var digits = regexp.MustCompile(`^[0-9]{1,6}$`)
+
 var signalName = regexp.MustCompile(`^[A-Z0-9+-]{1,12}$`)
 
 func (e *Exit) set(key, value string) {
@@ -229,6 +231,10 @@ func (e *Exit) set(key, value string) {
 		e.Dropped = number(value)
 	case "oom":
 		e.OOM = value == "1"
+	case "process":
+		if digits.MatchString(value) {
+			e.Process = value
+		}
 	case "reason":
 		e.Reason = sshfan.Clean(value, 1000)
 	}

@@ -7,7 +7,7 @@
 main() {
   local run=$1 attempt=$2 dir=$3 entry=$4 mask=$5
   local word pid start at waiter started scope kills code killed='' signal='' name='' oom=0 lost=0 size reason
-  local relay='' dropped fields meta=
+  local relay='' dropped fields meta='' process='' victim
   cd /
   umask 077
   boot_id
@@ -66,6 +66,8 @@ main() {
     now
     at=$REPLY code=255 lost=1
   fi
+  { read -r process victim <"$dir/failed"; } 2>/dev/null
+  victim=${victim:-$pid}
   reason=
   if [[ -s $dir/stop ]]; then IFS= read -r reason <"$dir/stop"; fi
   if ((code)) && out_of_memory; then oom=1; fi
@@ -75,11 +77,11 @@ main() {
   dropped_of "$dir"
   dropped=$REPLY
   exec 9<&- # before the end is seen: who sees it may start the next run at once
-  printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nreason=%s\n' \
-    "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$reason" 1<>"$dir/exit.new"
+  printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nprocess=%s\nreason=%s\n' \
+    "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$process" "$reason" 1<>"$dir/exit.new"
   mv -n -- "$dir/exit.new" "$dir/exit"
   note "exit_code=$code" "exit_signal=$name" "exit_end=$at" "exit_size=$size" "exit_oom=$oom" \
-    "exit_lost=$lost" "exit_dropped=$dropped" "exit_reason=$reason"
+    "exit_lost=$lost" "exit_dropped=$dropped" "exit_process=$process" "exit_reason=$reason"
   prune "${dir%/*/*}"
 }
 

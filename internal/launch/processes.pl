@@ -1,0 +1,95 @@
+# processes: COUNT FIRST GRACE_MS COMMAND...
+#
+# Runs COUNT processes of the command, and ends when all have ended; or, when one
+# has failed, after it has ended the others with TERM, the grace time and KILL. Its
+# own wait status is that of the first that failed, and the file "failed" in the
+# directory of the attempt has the number and the pid of that one. Process i has
+# MULTIHOST_LOCAL_ID=i, and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
+#
+# The environment of the command is on descriptor 8, as in /proc/PID/environ, and
+# its output is descriptor 6. This is perl because waitpid tells a death by signal
+# from an exit with 128+n; no module is needed.
+use strict;
+
+my ($count, $first, $grace, @command) = @ARGV;
+my %env;
+{
+	open(my $in, '<&=', 8) or die "read the environment: $!\n";
+	local $/;
+	for (split /\0/, <$in>) {
+		my ($name, $value) = split /=/, $_, 2;
+		$env{$name} = $value if defined $value;
+	}
+}
+
+# A stop signals each process by itself, and limits its time; this one has to see
+# how they end. A handler, since an ignored signal would stay ignored in the command.
+my $stopped;
+my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
+$SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;
+
+my (%local, %alive, $status, $failed);
+for my $i (0 .. $count - 1) {
+	my $pid = fork;
+	if (!defined $pid) {
+		print STDERR "start process $i: $!\n";
+		$status = 1 << 8;
+		last;
+	}
+	if ($pid == 0) {
+		$SIG{$_} = 'DEFAULT' for @signals;
+		setpgrp(0, 0);
+		%ENV = (%env, MULTIHOST_LOCAL_ID => $i, MULTIHOST_PROCESS_ID => $first + $i, JAX_PROCESS_ID => $first + $i);
+		open(STDIN, '<', '/dev/null');
+		open(STDOUT, '>&', 6);
+		open(STDERR, '>&', 6);
+		open(my $output, '<&=', 6);
+		close $output;
+		no warnings;
+		exec { $command[0] } @command;
+		print STDERR "$command[0]: $!\n";
+		exec '/bin/sh', '-c', 'exit "$1"', 'sh', $! + 0 == 2 ? 127 : 126;
+	}
+	setpgrp($pid, $pid); # both do: neither may go on before
+	$local{$pid} = $i;
+	$alive{$pid} = 1;
+}
+open(my $output, '<&=', 6);
+close $output;
+
+while (%alive && (!defined $status || $stopped)) {
+	my $pid = waitpid(-1, 0);
+	last if $pid < 0 && $! + 0 == 10; # no child is left
+	next if $pid < 0 || !delete $alive{$pid} || !$? || defined $status;
+	($status, $failed) = ($?, $pid);
+	$stopped ||= -e "$env{MULTIHOST_RUN_DIR}/stop";
+}
+if (defined $failed && open(my $file, '>', "$env{MULTIHOST_RUN_DIR}/failed")) {
+	print $file "$local{$failed} $failed\n";
+	close $file;
+}
+if (defined $status && !$stopped) {
+	my @groups = keys %local;
+	ENDING: for (['TERM', $grace / 1000], ['KILL', 10]) {
+		my ($signal, $left) = @$_;
+		next if $left <= 0;
+		for my $group (@groups) {
+			kill $signal, -$group;
+			kill 'CONT', -$group; # a stopped process takes its signal when it goes on
+		}
+		while (1) {
+			1 while waitpid(-1, 1) > 0;
+			last ENDING if !grep { kill 0, -$_ } @groups;
+			last if $left <= 0;
+			my (undef, $rest) = select(undef, undef, undef, 0.05);
+			$left -= 0.05 - $rest;
+		}
+	}
+}
+$status //= 0;
+if (my $signal = $status & 127) {
+	%ENV = ();
+	$SIG{$_} = 'DEFAULT' for @signals;
+	exec '/bin/sh', '-c', 'ulimit -c 0; kill -"$1" $$; exit "$((128 + $1))"', 'sh', $signal;
+}
+exit($status >> 8);

@@ -1,0 +1,130 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/testkit"
+)
+
+func several(run string, n int, grace time.Duration, script string) Spec {
+	s := shell(run, script)
+	s.Processes, s.FirstProcess, s.Grace = n, 4, grace
+	return s
+}
+
+func TestProcessesAreNumberedAndAddNothingToTheLog(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "perl")
+	logins := testkit.HostileLogins()
+	for _, login := range []testkit.HostileLogin{{}, logins[0], logins[slices.IndexFunc(logins, func(l testkit.HostileLogin) bool { return l.Name == "TMOUT" })]} {
+		t.Run("login "+login.Name, func(t *testing.T) {
+			t.Parallel()
+			l := hostile(t, login.Lines)
+			quiet := float64(testkit.HostileTMOUT) + 0.5
+			s := several("r", 3, time.Second, fmt.Sprintf("sleep %.1f; echo $MULTIHOST_LOCAL_ID $MULTIHOST_PROCESS_ID $JAX_PROCESS_ID $BYTES. $PWD", quiet))
+			s.Env = []EnvVar{{Name: "BYTES", Value: "\xff="}}
+			out, exit := complete(t, l, s)
+			var got []string
+			for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
+				if !strings.HasPrefix(line, "ERROR: ld.so") { // of the command's own programs
+					got = append(got, line)
+				}
+			}
+			slices.Sort(got)
+			pwd := l.home() + "/r"
+			want := []string{"0 4 4 \xff=. " + pwd, "1 5 5 \xff=. " + pwd, "2 6 6 \xff=. " + pwd}
+			if !slices.Equal(got, want) || exit.Code != 0 || exit.Signal != "" || exit.Process != "" || exit.Lost {
+				t.Errorf("got %q, %+v", out, exit)
+			}
+		})
+	}
+}
+
+func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		end    string
+		code   int
+		signal string
+	}{{"exit 3", 3, ""}, {"exit 137", 137, ""}, {"kill -9 $$", 137, "KILL"}, {"kill -ABRT $$", 134, "ABRT"}} {
+		t.Run(test.end, func(t *testing.T) {
+			t.Parallel()
+			l := newLocal(t)
+			out, exit := complete(t, l, several("r", 3, patience, "[ $MULTIHOST_LOCAL_ID = 1 ] || exec sleep 600; echo out; "+test.end))
+			if out != "out\n" || exit.Code != test.code || exit.Signal != test.signal || exit.Process != "1" || !strings.Contains(exit.String(), "in process 1") {
+				t.Errorf("got %q, %+v", out, exit)
+			}
+			eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
+		})
+	}
+}
+
+// A checkpoint that takes longer than any fixed time is written to its end.
+func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	const others = "exec 2>&-; trap 'echo asked; sleep 6; echo saved; exit 0' TERM; touch ~/ready$MULTIHOST_LOCAL_ID; while :; do sleep 0.05; done"
+	const first = "[ $MULTIHOST_LOCAL_ID = 1 ] || { " + others + "; }; while [ ! -e ~/ready0 ]; do sleep 0.05; done; exit 3"
+	if out, exit := complete(t, l, several("patient", 2, patience, first)); out != "asked\nsaved\n" || exit.Code != 3 {
+		t.Errorf("got %q, %+v", out, exit)
+	}
+	if err := os.Remove(filepath.Join(l.home(), "ready0")); err != nil {
+		t.Fatal(err)
+	}
+	if out, exit := complete(t, l, several("hasty", 2, 50*time.Millisecond, strings.Replace(first, "sleep 6", "sleep 600", 1))); out != "asked\n" || exit.Code != 3 {
+		t.Errorf("got %q, %+v", out, exit)
+	}
+}
+
+// Stopped, each process has its last words in the log before the end is told.
+func TestSeveralProcessesAreStoppedAsOne(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	s := several("r", 2, time.Second, "exec 2>&-; trap 'echo bye; sleep 1; echo saved; exit 7' TERM; touch ~/ready$MULTIHOST_LOCAL_ID; while :; do sleep 0.05; done")
+	begin(t, l, s)
+	for i := range 2 {
+		eventually(t, "a process is ready", func() bool {
+			_, err := os.Stat(filepath.Join(l.home(), fmt.Sprint("ready", i)))
+			return err == nil
+		})
+	}
+	report := stopped(t, l, s.Ref(), patience)
+	if !report.Free() || report.Killed != 0 || report.Exit == nil || report.Exit.Code != 7 || report.Exit.Reason == "" {
+		t.Errorf("stop: %+v, exit %+v", report, report.Exit)
+	}
+	var out bytes.Buffer
+	if _, err := Follow(t.Context(), l, s.Ref(), 0, &out, FollowOptions{}); err != nil || strings.Count(out.String(), "bye\n") != 2 || strings.Count(out.String(), "saved\n") != 2 || out.Len() != 20 {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
+
+func TestSeveralProcessesNeedPerl(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	programs := filepath.Join(l.root, "programs")
+	if err := os.Mkdir(programs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"/usr/bin", "/bin"} {
+		files, _ := filepath.Glob(dir + "/*")
+		for _, file := range files {
+			if name := filepath.Base(file); name != "perl" {
+				_ = os.Symlink(file, filepath.Join(programs, name)) // the first of a name
+			}
+		}
+	}
+	l.env = append(l.env, "PATH="+programs)
+	if _, err := Arm(t.Context(), l, several("r", 2, time.Second, "true")); err == nil || !strings.Contains(err.Error(), "perl is not installed") {
+		t.Errorf("got %v", err)
+	}
+	if out, exit := complete(t, l, shell("one", "echo fine")); out != "fine\n" || exit.Code != 0 {
+		t.Errorf("got %q, %+v", out, exit)
+	}
+}
