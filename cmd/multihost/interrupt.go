@@ -131,6 +131,12 @@ func waitingQuestion(st job.Stand) string {
 	if st.Billed != "" {
 		billed = "billed now: " + st.Billed
 	}
+	if st.Earlier {
+		return fmt.Sprintf("\nmultihost: an earlier runner made queued resource %s, and the command of run %s may run on it; %s\n"+
+			"  s  stop: end the command where it runs and delete queued resource %s\n"+
+			"  k  keep all as it is; come back by typing the same command (Ctrl-C again does the same)\n"+
+			"  c  continue\ns, k or c?", st.Resource, st.Run, billed, st.Resource)
+	}
 	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
 		"  s  stop: delete queued resource %s (Ctrl-C again does the same)\n"+
 		"  k  keep the place in the queue: %s\n"+

@@ -94,10 +94,10 @@ type Job struct {
 	// Requested is when the slices were asked for; zero or later than the first
 	// boot of a worker: that counts.
 	Requested time.Time
-	Keep     Keep
-	KeepFor  time.Duration // of KeepOnFailure; 0: until somebody deletes it
-	Grace    time.Duration // between TERM and KILL
-	Timeout  time.Duration // of the command; 0: none
+	Keep      Keep
+	KeepFor   time.Duration // of KeepOnFailure; 0: until somebody deletes it
+	Grace     time.Duration // between TERM and KILL
+	Timeout   time.Duration // of the command; 0: none
 
 	Preflight    string // apply, require, check or off
 	KillStale    string // orphans or all: who is ended that holds the TPU; orphans

@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/lease"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
@@ -18,6 +20,77 @@ type adoption struct {
 	mu     sync.Mutex
 	slices map[string]tpu.Slice // that exist, by name
 	stop   map[string]func()    // by UID, of slices on which every worker answers: ends the renewals and the connections
+
+	lives bool // the command of this run, on some worker
+	asked bool // some worker has said whether it lives there
+}
+
+// mayLive reports whether a command that an earlier runner has started may live
+// on the slices: while no worker has said that none does.
+func (q *queued) mayLive() bool {
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	return q.inherited && !q.worked && (q.held.lives || !q.held.asked)
+}
+
+// commandLives reports whether a worker has said that the command of this run
+// lives there, since the slices were last waited for.
+func (q *queued) commandLives() bool {
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	return q.held.lives
+}
+
+// leaves says why a job that ends before it has taken over what an earlier runner
+// left must not delete it; "" when it may. Only a choice ends a command.
+func (q *queued) leaves(state string, err error) string {
+	var in *Interrupted
+	life := qr.LifeOf(state)
+	switch {
+	case !q.inherited || life == qr.Requested || life == qr.Waiting:
+		return ""
+	case errors.As(err, &in) && in.Answer == Stop, errors.Is(err, errExpired):
+		return ""
+	case q.commandLives():
+		return "the command of an earlier runner lives on it, and this command has not taken it over"
+	case q.mayLive():
+		return "whether the command of an earlier runner lives on it is not known yet"
+	}
+	return ""
+}
+
+// bootLimit is how long the workers of slices that exist may take to answer. A
+// command that may live on them is waited for as one that is followed.
+func (q *queued) bootLimit() time.Duration {
+	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost
+	if !q.mayLive() {
+		return limit
+	}
+	if limit <= 0 || lost <= 0 {
+		return qr.NoLimit
+	}
+	return max(limit, lost)
+}
+
+// ask finds out whether the command of this run lives on the workers of t.
+func (q *queued) ask(ctx context.Context, t *team) {
+	runs, errs := t.runs(ctx)
+	lives := slices.ContainsFunc(runs, func(f foundRun) bool {
+		return f.info.Run == q.o.Run.Run && f.info.Mine && f.info.Alive()
+	})
+	answered := slices.Contains(errs, nil)
+	q.held.mu.Lock()
+	defer q.held.mu.Unlock()
+	q.held.lives = q.held.lives || lives
+	q.held.asked = q.held.asked || answered
+}
+
+// forget has an attempt whose slices were used before look at them anew: a command
+// that could not be reached for long enough has been judged lost.
+func (a *adoption) forget(used bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lives = a.lives && !used
 }
 
 // release ends what keeps the lease. The slices may be gone after that.
@@ -54,8 +127,14 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 		_, err := lease.Adopt(ctx, t.conns[i], q.terms)
 		return err
 	})
+	if q.inherited && !q.worked {
+		q.ask(ctx, t)
+	}
 	if len(failed) > 0 {
 		t.close()
+		if q.commandLives() {
+			return nil // it is taken over on the workers that answer
+		}
 		ids := sel.Workers()
 		errs := make([]error, len(ids))
 		for i, id := range ids {

@@ -75,10 +75,41 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 		return Outcome{}, &unready{err}
 	}
 	r.used = sel.Slices
-	if r.team, err = r.connectPhase(ctx, &r.watch, sel, nil); err != nil {
+	if r.missing != nil && r.missing() {
+		r.team, err = r.connectSome(ctx, sel)
+	} else {
+		r.team, err = r.connectPhase(ctx, &r.watch, sel, nil)
+	}
+	if err != nil {
 		return Outcome{}, err
 	}
 	return r.onTeam(ctx)
+}
+
+// connectSome connects to the workers that answer, to take over what lives on
+// them. The others are named, and connected to when they are back.
+func (r *run) connectSome(ctx context.Context, sel tpu.Selection) (t *team, err error) {
+	err = r.watch.phase("connect", func() (string, error) {
+		if t, err = r.dialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
+			return "", err
+		}
+		if t.reached() == 0 {
+			defer t.close()
+			return "", workersError(StageConnect, t.ids, t.away)
+		}
+		return fmt.Sprintf("%d/%d workers", t.reached(), len(t.ids)), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groupErrors(t.ids, t.away) {
+		limit := "for as long as it takes"
+		if r.o.Patience.Lost > 0 {
+			limit = "up to " + asTyped(r.o.Patience.Lost) + " (--lost-timeout)"
+		}
+		event.Notef(r.Sink, event.Warn, gcp.Hint(g.first), "the command of run %s lives, but %s cannot be reached and is waited for %s: %s", r.o.Run, tpu.Fold(g.workers), limit, g)
+	}
+	return t, nil
 }
 
 // unready is the end of a run because its slices could not be had. What could
@@ -214,10 +245,13 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 	switch {
 	case sign.stopped:
 		f.Cause, f.Why = UserStop, sign.why
-	case sign.final:
+	case sign.final && !r.mayBeLoss(err):
 		f.Cause, f.Why = Refused, sign.why
 	default:
 		f.Cause, f.Why = r.settle(ctx, g, sign)
+		if f.Cause == Application && sign.final { // nothing was taken away: it stays a mistake
+			f.Cause = Refused
+		}
 		if ctx.Err() != nil { // it was not waited for
 			f.Err = context.Cause(ctx)
 			f.Cause, f.Why = UserStop, f.Err.Error()
@@ -229,6 +263,22 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 func isStage(err error, stage Stage) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Stage == stage
+}
+
+// mayBeLoss reports whether an error that came before the command, and that says
+// nothing of a loss, may be one all the same: what a worker says while its slice
+// is taken away can be anything. A mistake of the user's is none.
+func (r *run) mayBeLoss(err error) bool {
+	var e *Error
+	var busy *launch.BusyError
+	if r.follow != nil || r.team == nil || len(r.used) == 0 || !errors.As(err, &e) || errors.As(err, &busy) {
+		return false
+	}
+	switch e.Stage {
+	case StageConnect, StageBusy, StageSync, StageFolder, StagePreflight, StageFree, StageStart, StageFollow:
+		return len(e.each) > 0
+	}
+	return false
 }
 
 // signs are what the workers themselves show of why an attempt failed.

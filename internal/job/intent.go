@@ -94,11 +94,16 @@ func (r *run) decide(ctx context.Context) (*intent, error) {
 func (r *run) runsOfAll(ctx context.Context) ([]foundRun, error) {
 	for seen := !r.adopts; ; seen = true {
 		runs, errs := r.team.runs(ctx)
+		for i := range errs {
+			if r.team.isAway(i) {
+				errs[i] = nil
+			}
+		}
 		if err := r.failed(ctx, StageBusy, errs); err != nil {
 			return nil, err
 		}
 		if seen || !slices.ContainsFunc(runs, func(f foundRun) bool {
-			return f.info.Ref.Run == r.o.Run && f.info.Phase == launch.Running && len(f.workers) < len(r.team.ids)
+			return f.info.Ref.Run == r.o.Run && f.info.Phase == launch.Running && len(f.workers) < r.team.reached()
 		}) {
 			return runs, nil
 		}
@@ -154,10 +159,10 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 	return nil
 }
 
-// unseen reports whether an attempt of this run is on all workers and nobody
-// has seen its end: it lives, or it ended while no runner was there.
+// unseen reports whether an attempt of this run is on all workers that answer and
+// nobody has seen its end: it lives, or it ended while no runner was there.
 func (r *run) unseen(found foundRun) bool {
-	if !found.info.Mine || len(found.workers) < len(r.team.ids) {
+	if !found.info.Mine || len(found.workers) < r.team.reached() {
 		return false
 	}
 	if found.info.Alive() {

@@ -69,6 +69,9 @@ func (r *run) armLease(ctx context.Context) error {
 	r.leaveLease(ctx, -1)
 	armed := make([]lease.Armed, len(r.team.ids))
 	errs := r.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		if r.team.isAway(i) {
+			return nil // the renewals arm it when it is back
+		}
 		return again(ctx, event.Discard, "", "", func() (err error) {
 			armed[i], err = lease.Arm(ctx, r.team.conns[i], g.terms)
 			return err
@@ -80,7 +83,7 @@ func (r *run) armLease(ctx context.Context) error {
 	g.holds, g.expires = false, time.Time{}
 	rights, apart := make([]error, len(errs)), make([]error, len(errs))
 	for i, a := range armed {
-		if errs[i] != nil {
+		if errs[i] != nil || r.team.isAway(i) {
 			continue
 		}
 		rights[i] = a.Right

@@ -59,6 +59,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	r.missing = q.commandLives
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
 	r.lease = func() *guard {
 		if !q.ours {
@@ -73,7 +74,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	case !q.ours || !q.made && isStage(err, StageBusy):
 		return out, d.notOurs(ctx, o, err, "was there before this job")
 	}
-	return d.afterRun(ctx, r, o, out, err)
+	return d.afterRun(ctx, r, q, out, err)
 }
 
 func (r *run) makeNetwork(ctx context.Context, o *network.Options) error {
@@ -139,7 +140,8 @@ func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why stri
 
 // afterRun deletes the slices of a job, or says why they stay and how to
 // delete them. The real state is read before anything is deleted.
-func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) (Outcome, error) {
+func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, runErr error) (Outcome, error) {
+	o := q.o
 	id := o.Request.ID
 	// A login that has ended is waited for here, and an API that is away, since
 	// nobody else deletes what is billed.
@@ -162,6 +164,13 @@ func (d *Deps) afterRun(ctx context.Context, r *run, o JobOptions, out Outcome, 
 		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
 			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
 			Advice: deleteHint(id, d)})
+	}
+	if r.tried == 0 && runErr != nil {
+		if why := q.leaves(res.State, runErr); why != "" {
+			event.Notef(d.Sink, event.Warn, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: multihost qr delete "+id+" --force",
+				"queued resource %s stays as it was, %s: %s", id, res.Standing(), why)
+			return out, runErr
+		}
 	}
 	if why := d.keep(ctx, r, o, out, runErr); why != "" {
 		does := ""

@@ -28,6 +28,10 @@ type queued struct {
 	made   bool // this one did
 	worked bool // every worker has answered once
 
+	// inherited: the resource was there when this job was typed. A command of an
+	// earlier runner may live on it until its workers have said that none does.
+	inherited bool
+
 	resets  int // since its workers last answered
 	remakes int // the same, for failures that nothing pays for
 	starved int // refusals for want of capacity, in a row
@@ -47,6 +51,7 @@ const (
 // what came of it, and does what qr.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error) {
 	paid := after != nil
+	q.held.forget(q.worked)
 	for {
 		all, err := q.wait(ctx)
 		if err == nil {
@@ -69,6 +74,9 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		d, known := q.diagnose(ctx, err)
 		if !known {
 			return tpu.Selection{}, err
+		}
+		if q.mayLive() && d.Loss == qr.Infrastructure {
+			d.Why += "; whether the command of an earlier runner lives there is not known"
 		}
 		once := func(f *Failure) error {
 			if paid {
@@ -99,7 +107,7 @@ func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	defer q.held.release()
 	err = q.watch.span("provision", func() (err error) {
 		_, all, err = q.Queue.Wait(ctx, q.o.Request.ID, qr.WaitOptions{
-			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.o.BootLimit, Probe: q.adopt,
+			QueueLimit: q.o.QueueLimit, ProvisionLimit: q.o.ProvisionLimit, BootLimit: q.bootLimit(), Probe: q.adopt,
 		})
 		return err
 	})
@@ -114,7 +122,7 @@ func (q *queued) request(ctx context.Context) error {
 	return q.watch.phase("request", func() (string, error) {
 		res, created, err := q.create(ctx)
 		if q.ours && !q.o.Keep {
-			q.holds(q.o.Run.Run, id, q.ifLeft())
+			q.holds(q.o.Run.Run, id, q.ifLeft(), q.inherited)
 		}
 		if err != nil {
 			return "", err
@@ -138,6 +146,7 @@ func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err
 	q.made = q.made || created
 	q.there = created || res.State != ""
 	q.ours = q.ours || created || q.there && res.JobMade()
+	q.inherited = q.there && q.ours && !q.made
 	if q.there {
 		q.asked, q.terms.Asked = res.CreateTime, res.CreateTime
 	}
@@ -241,6 +250,11 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 	case d.Step == qr.StepWait:
 		return q.pause(ctx, suspendPause)
 	case d.Step == qr.StepReset:
+		if q.mayLive() { // a reboot may end a command: that is paid for as its loss
+			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {
+				return err
+			}
+		}
 		q.resets++
 		event.Notef(q.Sink, event.Warn, "", "%s: the VMs of queued resource %s are rebooted", d.Why, q.o.Request.ID)
 		err := q.outlast(ctx, func() error { return q.Queue.Reset(ctx, q.o.Request.ID) })
@@ -278,7 +292,7 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 	if err != nil {
 		return err
 	}
-	q.there, q.resets = false, 0
+	q.there, q.inherited, q.resets = false, false, 0
 	q.setStand(func(s *Stand) { s.Billed = "" })
 	q.begunBefore()
 	return q.pause(ctx, wait)
@@ -308,6 +322,9 @@ func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error)
 			return 0, cause
 		}
 		return wait, nil
+	}
+	if q.mayLive() {
+		return 0, pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause})
 	}
 	if q.remakes++; q.remakes > maxRemakes {
 		return 0, cause

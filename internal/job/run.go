@@ -137,6 +137,10 @@ type run struct {
 	cutOff    bool // the last attempt was given up since it could not be reached: it may go on
 	regained  bool // the attempt under way is that one
 
+	// missing reports whether the command may live on slices of which not every
+	// worker answers: then it is taken over on those that do. nil: never.
+	missing func() bool
+
 	lease func() *guard // of slices that a job of this run made; nil, or returning nil, for others
 	guard *guard        // the same, once the slices are there
 }
@@ -187,6 +191,9 @@ func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 // carryOut does what was decided.
 func (r *run) carryOut(ctx context.Context, in *intent) (Outcome, error) {
 	r.intent, r.attempt = in, in.attempt
+	if in.living == nil && r.team.away != nil { // what lived there has ended meanwhile
+		return Outcome{}, workersError(StageConnect, r.team.ids, r.team.away)
+	}
 	for _, e := range in.evict {
 		if err := r.evict(ctx, e); err != nil {
 			return Outcome{}, err
@@ -270,6 +277,9 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	// One that does not answer now keeps the offset that was measured when it was
 	// connected to: the command that runs there must not be given up for it.
 	r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
+		if r.team.isAway(i) {
+			return nil
+		}
 		_, err := r.team.conns[i].MeasureClock(ctx)
 		return err
 	})

@@ -112,7 +112,8 @@ func (f foundRun) ofAnother(stage Stage, advice string) error {
 }
 
 // runs asks every worker of the team which runs it knows. Runs that only share
-// a name are kept apart. The newest comes first.
+// a name are kept apart. The newest comes first. A worker that is away is not
+// asked.
 func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	list := launch.List
 	if t.readOnly {
@@ -120,6 +121,9 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	}
 	lists := make([][]launch.Info, len(t.ids))
 	errs := t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		if t.isAway(i) {
+			return t.away[i]
+		}
 		return again(ctx, event.Discard, "", "", func() error {
 			lists[i], err = list(ctx, t.conns[i])
 			return err

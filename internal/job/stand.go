@@ -18,6 +18,7 @@ type Stand struct {
 	Resource string    // queued resource that is deleted at the end of this command; empty: none
 	Billed   string    // what is billed for it, in words; empty: nothing yet
 	Lease    string    // what its workers do about it by themselves, in words; empty: nothing
+	Earlier  bool      // an earlier runner made the resource: its command may run on it already
 	Waiting  string    // what becomes of it where nobody goes on with it before the command has started, in words
 }
 
@@ -27,7 +28,7 @@ func (s Stand) Started() bool { return s.Running != "" || !s.Kept.IsZero() }
 // Second is what a second interrupt means while the question about the first one
 // is open: a command that runs goes on, a request with nothing on it is deleted.
 func (s Stand) Second() Answer {
-	if s.Started() {
+	if s.Started() || s.Earlier {
 		return Detach
 	}
 	return Stop
@@ -63,8 +64,10 @@ func (f *following) runs() (over func()) {
 
 // holds notes that this command will delete a queued resource at its end, and
 // what becomes of it where it is left before the command has started.
-func (d *Deps) holds(run, id, waiting string) {
-	d.setStand(func(s *Stand) { s.Run, s.Resource, s.Waiting, s.Ours = run, id, waiting, true })
+func (d *Deps) holds(run, id, waiting string, earlier bool) {
+	d.setStand(func(s *Stand) {
+		s.Run, s.Resource, s.Waiting, s.Earlier, s.Ours = run, id, waiting, earlier, true
+	})
 }
 
 // billed says what slices cost, in words. The tier is not known here, so the

@@ -54,7 +54,25 @@ type team struct {
 	conns  []*sshfan.Conn
 	fleet  *sshfan.Fleet // nil: nobody is connected
 
+	// away holds, aligned with ids, why a worker could not be reached when the team
+	// was made; its connection is opened when it is used. nil: all were reached.
+	away []error
+
 	readOnly bool // the fleet only reads
+}
+
+// isAway reports whether worker i could not be reached when the team was made.
+func (t *team) isAway(i int) bool { return t.away != nil && t.away[i] != nil }
+
+// reached is how many workers were reached when the team was made.
+func (t *team) reached() int {
+	n := len(t.ids)
+	for i := range t.ids {
+		if t.isAway(i) {
+			n--
+		}
+	}
+	return n
 }
 
 func (t *team) close() {
@@ -166,11 +184,31 @@ func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.Worker
 }
 
 // dialFor is dial with another limit for how long a worker may take to answer.
-func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (_ *team, failed map[tpu.WorkerID]error, err error) {
+func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*team, map[tpu.WorkerID]error, error) {
+	t, err := d.dialAll(ctx, sel, only, sendKeys, retryFor)
+	if err != nil {
+		return nil, nil, err
+	}
+	reached := &team{slices: t.slices, fleet: t.fleet, readOnly: t.readOnly}
+	failed := map[tpu.WorkerID]error{}
+	for i, id := range t.ids {
+		if t.isAway(i) {
+			failed[id] = t.away[i]
+			continue
+		}
+		reached.ids = append(reached.ids, id)
+		reached.conns = append(reached.conns, t.conns[i])
+	}
+	return reached, failed, nil
+}
+
+// dialAll is dialFor that keeps the workers that were not reached in the team.
+func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*team, error) {
+	var err error
 	logins := map[string]string{} // by slice name, where it is not everybody's
 	if sendKeys {
 		if logins, _, err = d.sendKeys(ctx, sel.Slices); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
 	way := d.way(ctx, sel)
@@ -183,7 +221,7 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		sshConfig = nil
 	}
 	roster := newRoster()
-	t := &team{slices: sel.Slices}
+	t := &team{slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
 			t.ids = append(t.ids, id)
@@ -225,14 +263,14 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 		},
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	conns, errs := fleet.Connect(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
 		// Another writer of the slice's metadata may have dropped our key.
 		if !sendKeys {
 			fleet.Close()
-			return d.dialFor(ctx, sel, only, true, retryFor)
+			return d.dialAll(ctx, sel, only, true, retryFor)
 		}
 		if _, changed, err := d.sendKeys(ctx, unlisted(sel.Slices)); err == nil && changed {
 			conns, errs = fleet.Connect(ctx, hosts)
@@ -246,19 +284,13 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	greet(ctx, conns, errs)
 	if ctx.Err() != nil {
 		fleet.Close()
-		return nil, nil, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
-	reached := &team{slices: t.slices, fleet: fleet, readOnly: d.ReadOnly}
-	failed = map[tpu.WorkerID]error{}
-	for i, id := range t.ids {
-		if errs[i] != nil {
-			failed[id] = errs[i]
-			continue
-		}
-		reached.ids = append(reached.ids, id)
-		reached.conns = append(reached.conns, conns[i])
+	t.fleet, t.conns = fleet, conns
+	if slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
+		t.away = errs
 	}
-	return reached, failed, nil
+	return t, nil
 }
 
 // shellLimit bounds how long a login may take to run a first command.
