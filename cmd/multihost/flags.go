@@ -123,7 +123,7 @@ func commandFlags() []cli.Flag {
 		interruptFlag("stop"),
 		&cli.BoolFlag{Name: "replace", Usage: "stop a run that lives on these slices"},
 		&cli.StringFlag{Name: "kill-stale", Value: "orphans", Usage: "orphans or all: `WHICH` holders of the TPU may be stopped: what ended runs of ours left, or anybody's"},
-		&cli.BoolFlag{Name: "strict-exit", Usage: "an unclean exit after worker 0's success is a failure too"},
+		&cli.BoolFlag{Name: "strict-exit", Usage: "excuse nothing: without it, SIGABRT or words of the distributed runtime within a minute after worker 0's success are a warning"},
 		&cli.StringFlag{Name: "notify", Usage: "`PROGRAM` and arguments to run, without a shell, at start, restart, failure and end; the event is its standard input, as JSON"},
 		&cli.StringFlag{Name: "notify-url", Usage: "`URL` to post the same to; https, or http on this machine"},
 	})

@@ -195,7 +195,7 @@ func troubles() []trouble {
 		status:  69,
 		says: "multihost: warning: lost the connection to s0w1 (CUT); the command goes on there, connecting again for up to 10m (--lost-timeout)\n" +
 			"multihost: connected to s0w1 again; none of the output is lost\n" +
-			"multihost: warning: stopping run RUN on all workers: fail-fast: s0w1 failed\n" +
+			"multihost: warning: stopping run RUN on all workers: fail-fast: a worker failed\n" +
 			"multihost: hint: multihost logs RUN --worker=s0w1\n",
 		prints: "hello\n",
 	}, {

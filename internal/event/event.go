@@ -202,7 +202,8 @@ type Summary struct {
 	CommandCode int           `json:"command_code"` // of the first worker to fail, else 0
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
-	LastLines   []string      `json:"last_lines,omitempty"` // last 20 lines of the first worker to fail
+	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
+	LeftBehind  int           `json:"left_behind,omitempty"` // processes that the command left in the background and that ended with it
 	LogDir      string        `json:"log_dir"`
 	Training    []string      `json:"training,omitempty"` // how fast it was and who lagged, one line each
 	Next        string        `json:"next,omitempty"`     // the command to type next; "": a default after a failure

@@ -3,6 +3,8 @@ package job
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,6 +99,32 @@ func (t trouble) text(cause string, away, limit time.Duration) string {
 		text += " for up to " + asTyped(limit) + " (--lost-timeout)"
 	}
 	return text
+}
+
+// excuseWindow is how long after worker 0's success the others may still fail in
+// leaving: their runtime loses its leader.
+const excuseWindow = time.Minute
+
+// runtimeWords are what the distributed runtime itself prints when it ends a process
+// since others have left. grep -E on workers reads it, too.
+const runtimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordination_service|[Cc]oordination agent|[Ss]hutdown barrier`
+
+var runtimeSays = regexp.MustCompile(runtimeWords)
+
+// leaves reports whether an end looks like a training's tail: a death by SIGABRT, of
+// the command or of what its shell ran, or the runtime's own words at the end of the
+// output.
+func leaves(exit launch.Exit, lastLines []string) bool {
+	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
+}
+
+// excused reports whether a failure is only the tail of a training that worker 0 has
+// ended with success. Times are by corrected clocks. An end that is not known, or
+// that we or the kernel's want of memory brought about, is not excused.
+func excused(e, lead ending) bool {
+	known := func(e ending) bool { return e.known && e.err == nil && !e.exit.Lost && e.exit.Reason == "" }
+	after := e.at.Sub(lead.at)
+	return known(lead) && !lead.failed() && known(e) && e.tail && !e.exit.OOM && after >= 0 && after < excuseWindow
 }
 
 // A step is what one worker's end means for the others while fail-fast holds.

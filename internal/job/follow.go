@@ -49,11 +49,13 @@ type following struct {
 
 // ending is how the command ended on one worker.
 type ending struct {
-	known bool
-	exit  launch.Exit
-	cut   bool      // the disk here took only the beginning of the log
-	err   error     // it could not be learned
-	at    time.Time // by the worker's clock, corrected to the runner's
+	known  bool
+	exit   launch.Exit
+	tail   bool      // it looks like a training's tail: see leaves
+	behind int       // processes that the command left behind and that were ended
+	cut    bool      // the disk here took only the beginning of the log
+	err    error     // it could not be learned
+	at     time.Time // by the worker's clock, corrected to the runner's
 }
 
 // fate is what has become of the worker when nobody follows it any more.
@@ -64,7 +66,7 @@ func (e ending) fate() fate {
 	return fateOf(evidence{recorded: e.err == nil, gone: errors.Is(e.err, errSliceGone), trouble: strange}, 0)
 }
 
-func (e ending) failed() bool { return e.err != nil || e.exit.Code != 0 }
+func (e ending) failed() bool { return e.err != nil || e.exit.Code != 0 || e.exit.Lost }
 
 // stopping is a stop of all workers under way.
 type stopping struct {
@@ -93,6 +95,14 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	f.Sink.Emit(event.Phase{Name: "run", State: event.Done, Elapsed: elapsed})
 	return f.conclude(stop)
 }
+
+// failFastReason names no worker: which one failed first is known by the clocks when
+// all have ended, and said by the summary.
+const failFastReason = "fail-fast: a worker failed"
+
+// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker
+// has failed as in a training's tail: the ends of two workers come in any order.
+const tailDoubt = 3 * time.Second
 
 // endOf is the end of the command on one worker.
 type endOf struct {
@@ -139,6 +149,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		stopped  chan error
 		deadline <-chan time.Time
 		overdue  <-chan time.Time
+		doubt    <-chan time.Time
 	)
 	if f.timeout > 0 {
 		deadline = f.Clock.After(f.timeout)
@@ -165,12 +176,25 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			}
 			switch stepAfter(e.ending) {
 			case stepStop:
-				begin(fmt.Sprintf("fail-fast: %s failed", f.team.ids[e.worker]), nil)
+				switch {
+				case !f.strict && excused(e.ending, f.ends[0]):
+				case !f.strict && e.tail && !f.ends[0].known:
+					doubt = f.Clock.After(tailDoubt) // worker 0 may have succeeded before
+				default:
+					begin(failFastReason, nil)
+				}
 			case stepLeave:
 				if stop == nil { // else it is being stopped, and proven to be
 					leave()
 					return nil, nil
 				}
+			}
+		case <-doubt:
+			doubt = nil
+			if open > 0 && slices.ContainsFunc(f.ends, func(e ending) bool {
+				return stepAfter(e) == stepStop && !excused(e, f.ends[0])
+			}) {
+				begin(failFastReason, nil)
 			}
 		case <-f.stirred:
 			if tell == nil {
@@ -326,8 +350,9 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		f.mend(workerCtx, i, log)
 	}
 	log.close()
+	behind := 0
 	if err == nil {
-		f.sweep(workerCtx, i)
+		behind = f.sweep(workerCtx, i)
 	}
 	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
 		return ending{err: err, at: f.Clock.Now()}
@@ -344,7 +369,8 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw it
 		at = f.Clock.Now()
 	}
-	return ending{known: true, exit: exit, cut: log.broken, at: at}
+	tail := exit.Code != 0 && leaves(exit, lastLines(log.path, 20, nil))
+	return ending{known: true, exit: exit, cut: log.broken, at: at, tail: tail, behind: behind}
 }
 
 // mend brings the rest of a log that the disk here had no room for, since the
@@ -390,7 +416,7 @@ func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
 
 // sweep ends what the command left behind on a worker when it ended, and says
 // what holds the TPU still.
-func (f *following) sweep(ctx context.Context, i int) {
+func (f *following) sweep(ctx context.Context, i int) (ended int) {
 	id := f.team.ids[i]
 	rep, err := launch.Sweep(ctx, f.team.conns[i], f.ref, launch.StopOptions{Grace: f.grace, Reason: "left behind by the command"})
 	switch {
@@ -398,12 +424,23 @@ func (f *following) sweep(ctx context.Context, i int) {
 		event.Notef(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: whether the command left processes is not known: %s", id, causeText(err, id))
 	case len(rep.Survivors) > 0:
 		event.Notef(f.Sink, event.Warn, "multihost stop "+f.ref.Run, "%s: processes of the command are left: %v", id, rep.Survivors)
-	case rep.Found > 0:
-		event.Notef(f.Sink, event.Info, "", "%s: ended %s that the command had left behind", id, event.Count(rep.Found, "process"))
 	}
 	for _, p := range rep.Devices {
 		event.Notef(f.Sink, event.Warn, "", "%s: %s is still held by process %d of %s: %s", id, p.Device, p.PID, p.User, p.Command)
 	}
+	return rep.Found
+}
+
+// leftBehind counts the processes that the command had left in the background when
+// it ended by itself, and on which workers.
+func (f *following) leftBehind() (n int, where string) {
+	var ids []tpu.WorkerID
+	for i, e := range f.ends {
+		if e.behind > 0 && e.exit.Reason == "" {
+			n, ids = n+e.behind, append(ids, f.team.ids[i])
+		}
+	}
+	return n, tpu.Fold(ids)
 }
 
 const (
@@ -738,12 +775,23 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	case first >= 0 && f.ends[first].fate() == fateLost:
 		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.ref.Run, f.team.ids[first], f.ends[first].text(), f.left())
 		sum.Next = "follow it again with: multihost attach " + f.ref.Run + "; end it with: multihost stop " + f.ref.Run
-	case first >= 0 && code == 0:
-		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
 	case first >= 0:
 		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
+	case f.failedWorkers() != "":
+		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
+		event.Notef(f.Sink, event.Warn, "to make it a failure: --strict-exit",
+			"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", f.failedWorkers())
 	default:
 		sum.Text = fmt.Sprintf("run %s succeeded on %s", f.ref.Run, onAll(n))
+	}
+	if behind, where := f.leftBehind(); behind > 0 {
+		sum.LeftBehind = behind
+		text := fmt.Sprintf("the command ended and left %s in the background, which ended with it, on %s", event.Count(behind, "process"), where)
+		event.Notef(f.Sink, event.Warn, backgroundCure, "%s", text)
+		if sum.OK {
+			sum.Text = fmt.Sprintf("warning: run %s: %s; its own status was 0", f.ref.Run, text)
+			sum.Next = backgroundCure
+		}
 	}
 	cause := stop.end(code)
 	if cause != nil && f.ExitStatus != nil {
@@ -777,34 +825,33 @@ func (s *stopping) end(code int) error {
 	return errors.Join(s.cause, s.err)
 }
 
-// uncleanWindow is how long after the success of worker 0 a failure elsewhere
-// is taken for the others' noisy shutdown (barriers that lose their leader).
-const uncleanWindow = time.Minute
+// backgroundCure is what to do about a command that leaves its work in the background.
+const backgroundCure = "keep the training in the foreground, without nohup, & and tmux new -d; what leaves a run going on without this machine is --detach"
 
 // verdict returns the exit status and the index of the first worker to fail,
 // -1 when none did. A worker that we stopped is not to blame for its end.
+//
+// It is 0 only if every worker ended with 0, or its failure is excused, which holds
+// only while nobody was stopped and every end is known.
 func (f *following) verdict() (code, first int) {
-	first = -1
+	excuse := !f.strict && !f.anyStopped() && !slices.ContainsFunc(f.ends, func(e ending) bool { return !e.known })
+	bad := func(e ending) bool { return e.failed() && !(excuse && excused(e, f.ends[0])) }
 	for _, i := range resultOrder(f.ends) {
-		if e := f.ends[i]; e.known && e.failed() && (e.exit.Reason == "" || e.exit.Lost) {
-			first = i
-			break
+		if e := f.ends[i]; bad(e) && e.known && (e.exit.Reason == "" || e.exit.Lost) {
+			return e.code(), i
 		}
 	}
-	if first < 0 {
-		for i, e := range f.ends {
-			if e.failed() {
-				return e.code(), i
-			}
+	for i, e := range f.ends {
+		if bad(e) {
+			return e.code(), i
 		}
-		return 0, -1
 	}
-	lead := f.ends[0]
-	after := f.ends[first].at.Sub(lead.at)
-	if !lead.failed() && after >= 0 && after < uncleanWindow && !f.strict {
-		return 0, first
-	}
-	return f.ends[first].code(), first
+	return 0, -1
+}
+
+// anyStopped reports whether we ended the command on some worker.
+func (f *following) anyStopped() bool {
+	return slices.ContainsFunc(f.ends, func(e ending) bool { return e.exit.Reason != "" && !e.exit.Lost })
 }
 
 func onAll(workers int) string {

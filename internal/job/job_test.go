@@ -79,7 +79,12 @@ func TestBlame(t *testing.T) {
 	begin := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
 	at := func(seconds float64) time.Time { return begin.Add(time.Duration(seconds * float64(time.Second))) }
 	end := func(code int, seconds float64, reason string) ending {
-		return ending{known: true, exit: launch.Exit{Code: code, Reason: reason}, at: at(seconds)}
+		exit := launch.Exit{Code: code, Reason: reason}
+		return ending{known: true, exit: exit, tail: leaves(exit, nil), at: at(seconds)}
+	}
+	tail := func(code int, seconds float64) ending {
+		exit := launch.Exit{Code: code}
+		return ending{known: true, exit: exit, tail: leaves(exit, []string{"F1128 client.h:77] Terminating process because the JAX distributed service detected fatal errors."}), at: at(seconds)}
 	}
 	ok := end(0, 5, "")
 	for _, row := range []struct {
@@ -92,10 +97,16 @@ func TestBlame(t *testing.T) {
 		{"all succeed", []ending{ok, ok, ok}, false, 0, -1},
 		{"the earliest failure is blamed, not the lowest worker", []ending{end(1, 300, ""), end(1, 300.1, ""), end(134, 2, "")}, false, 134, 2},
 		{"a worker that we stopped is not to blame", []ending{end(143, 1, "fail-fast"), end(9, 2, ""), end(137, 0.5, "fail-fast")}, false, 9, 1},
-		{"aborts after worker 0's success are an unclean exit", []ending{end(0, 10, ""), end(134, 11, ""), end(134, 12, "")}, false, 0, 1},
+		{"aborts after worker 0's success are a training's tail", []ending{end(0, 10, ""), end(134, 11, ""), tail(1, 12)}, false, 0, -1},
+		{"an ordinary failure after it is none", []ending{end(0, 10, ""), end(134, 11, ""), end(100, 12, "")}, false, 100, 2},
+		{"nor is a tail while worker 0 has failed", []ending{end(1, 10, ""), end(134, 11, "")}, false, 1, 0},
+		{"nor one that had others stopped", []ending{end(0, 10, ""), end(134, 11, ""), end(143, 12, "fail-fast")}, false, 134, 1},
+		{"nor one beside a worker whose end is not known", []ending{end(0, 10, ""), end(134, 11, ""), {err: errors.New("left")}}, false, 134, 1},
+		{"nor an end that nobody saw", []ending{end(0, 10, ""), {known: true, exit: launch.Exit{Code: 134, Lost: true}, tail: true, at: at(11)}}, false, 69, 1},
+		{"a lost end with status 0 is no success", []ending{end(0, 10, ""), {known: true, exit: launch.Exit{Lost: true}, at: at(11)}}, false, 69, 1},
 		{"… unless exits are strict", []ending{end(0, 10, ""), end(134, 11, ""), end(134, 12, "")}, true, 134, 1},
-		{"… or come long after", []ending{end(0, 10, ""), end(3, 200, "")}, false, 3, 1},
-		{"… or came before", []ending{end(0, 10, ""), end(3, 9, "")}, false, 3, 1},
+		{"… or come long after", []ending{end(0, 10, ""), end(134, 70, "")}, false, 134, 1},
+		{"… or came before", []ending{end(0, 10, ""), end(134, 9, "")}, false, 134, 1},
 		{"all stopped by us", []ending{end(143, 10, "interrupted"), end(143, 11, "interrupted")}, false, 143, 0},
 		{"a worker that was lost is a failure of 69", []ending{{known: true, err: errors.New("slice is gone"), at: at(1)}, end(143, 3, "fail-fast")}, false, 69, 0},
 	} {

@@ -132,7 +132,7 @@ func (tr training) story(t testing.TB) *journal.Story {
 		for w := range tr.workers {
 			end := event.WorkerDone{Slice: s, Worker: w, End: at}
 			if tr.fails {
-				end.Code, end.Signal, end.Reason = 143, "TERM", "fail-fast: s1w2 failed"
+				end.Code, end.Signal, end.Reason = 143, "TERM", "fail-fast: a worker failed"
 				if s == 1 && w == 2 {
 					end.Code, end.Signal, end.Reason = 137, "KILL", ""
 				}
