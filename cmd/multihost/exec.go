@@ -37,6 +37,9 @@ func quickFlags() []cli.Flag {
 // namedWorkers reads whose workers are meant.
 func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers, err error) {
 	w.Prefix, w.Partial = c.String("tpu-prefix"), c.Bool("allow-partial")
+	if w.Slices, err = slicesOf(c); err != nil {
+		return w, err
+	}
 	switch {
 	case s.hosts != nil && w.Prefix != "":
 		return w, usagef("give either --tpu-prefix or --hosts, not both")

@@ -105,6 +105,7 @@ func exitCode(err error) int {
 		typeError *tpu.TypeError
 		pattern   *tpu.PatternError
 		noSlices  *tpu.NoSlicesError
+		noNumber  *tpu.NumberError
 		interrupt *job.Interrupted
 		jobError  *job.Error
 		connect   *sshfan.ConnectError
@@ -171,7 +172,7 @@ func exitCode(err error) int {
 		return exitUnavailable
 	case errors.As(err, &deadline), errors.As(err, &state) && state.NoCapacity():
 		return exitTempFail
-	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &busy), errors.As(err, &code), errors.As(err, &inUse), errors.As(err, &nodes), errors.As(err, &stranger):
+	case errors.As(err, &state), errors.As(err, &conflict), errors.As(err, &mismatch), errors.As(err, &noSlices), errors.As(err, &noNumber), errors.As(err, &busy), errors.As(err, &code), errors.As(err, &inUse), errors.As(err, &nodes), errors.As(err, &stranger):
 		return exitUnavailable
 	}
 	switch gcp.ClassOf(err) {

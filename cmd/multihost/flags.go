@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/urfave/cli/v2"
+
+	"multihost/internal/tpu"
 )
 
 // Categories of flags in the help.
@@ -58,8 +61,29 @@ func sshFlags() []cli.Flag {
 func selectFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "exact name of one slice, or `P` of the slices P-0, P-1, …"},
+		slicesFlag(),
 		&cli.BoolFlag{Name: "allow-partial", Usage: "go on with the slices that are ready and belong together"},
 	}
+}
+
+func slicesFlag() cli.Flag {
+	return &cli.StringFlag{Name: "slices", Usage: "of the slices that --tpu-prefix names, only those with these `NUMBERS` in their names: 0,2-3"}
+}
+
+// slicesOf reads --slices.
+func slicesOf(c *cli.Context) (tpu.Numbers, error) {
+	text := c.String("slices")
+	if text == "" {
+		return nil, nil
+	}
+	if c.String("tpu-prefix") == "" {
+		return nil, &usageError{err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), hint: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}
+	}
+	numbers, err := tpu.ParseNumbers(text)
+	if err != nil {
+		return nil, usagef("--slices: %w", err)
+	}
+	return numbers, nil
 }
 
 // hostFlags name machines that no cloud API knows, in place of slices.

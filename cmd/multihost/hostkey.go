@@ -29,11 +29,15 @@ func (p *program) hostkeyCommand() *cli.Command {
 				if c.String("tpu-prefix") == "" {
 					return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)}
 				}
+				numbers, err := slicesOf(c)
+				if err != nil {
+					return err
+				}
 				d, err := s.workers(p, c)
 				if err != nil {
 					return err
 				}
-				removed, err := d.ForgetHostKey(c.Context, c.String("tpu-prefix"), id)
+				removed, err := d.ForgetHostKey(c.Context, c.String("tpu-prefix"), numbers, id)
 				if err != nil {
 					return interruptible(c.Context, err)
 				}

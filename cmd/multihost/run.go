@@ -159,6 +159,10 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		StartLimit:   c.Duration("start-timeout"),
 		MaxRestarts:  c.Int("max-restarts"),
 	}
+	var err error
+	if o.Slices, err = slicesOf(c); err != nil {
+		return o, err
+	}
 	if len(p.inv.positionals) > 0 {
 		return o, p.strayWord(p.inv.positionals[0])
 	}
@@ -197,7 +201,6 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 	if err := oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll)); err != nil {
 		return o, err
 	}
-	var err error
 	if o.Platform, err = platform(c.String("platform")); err != nil {
 		return o, err
 	}

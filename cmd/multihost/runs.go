@@ -237,6 +237,10 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 	if err != nil {
 		return err
 	}
+	numbers, err := slicesOf(c)
+	if err != nil {
+		return err
+	}
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
 		prefix = job.HostsPrefix
@@ -249,7 +253,7 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 		return err
 	}
 	return interruptible(c.Context, d.Preflight(c.Context, prefix, c.Bool("allow-partial"), job.PreflightOptions{
-		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"),
+		Check: check, Require: c.Bool("require"), Platform: on, Install: c.Bool("install"), Slices: numbers,
 	}))
 }
 

@@ -82,6 +82,9 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers, err error)
 	if err != nil {
 		return w, err
 	}
+	if _, err := slicesOf(c); err != nil {
+		return w, err
+	}
 	only, wrong := tpu.ParsePattern(name)
 	_, prefixed := s.typed["tpu-prefix"]
 	switch slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name); {

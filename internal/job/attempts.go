@@ -415,6 +415,7 @@ type standing struct {
 	*Deps
 	watch   *stopwatch
 	prefix  string
+	numbers tpu.Numbers
 	partial bool
 	found   tpu.Selection
 }
@@ -425,7 +426,7 @@ const returnLimit = 15 * time.Minute
 
 func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Failure) (_ tpu.Selection, err error) {
 	if after == nil {
-		s.found, err = s.discoverPhase(ctx, s.watch, s.prefix, s.partial)
+		s.found, err = s.discoverPhase(ctx, s.watch, s.prefix, s.numbers, s.partial)
 		return s.found, err
 	}
 	begin := s.Clock.Now()

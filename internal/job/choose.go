@@ -12,8 +12,9 @@ import (
 
 // Workers says on which workers a command of everyday works: exec, ssh, cp.
 type Workers struct {
-	Prefix  string // of the slices
-	Partial bool   // those of slices that are ready will do
+	Prefix  string      // of the slices
+	Slices  tpu.Numbers // of those, the ones with these numbers in their names
+	Partial bool        // those of slices that are ready will do
 	Only    tpu.Pattern
 	Except  tpu.Pattern
 }
@@ -28,10 +29,10 @@ func (d *Deps) choose(ctx context.Context, watch *stopwatch, w Workers) (sel tpu
 		if err != nil {
 			return "", fmt.Errorf("list slices in %q: %w", d.Zone, err)
 		}
-		if sel, err = tpu.Select(nodes, w.Prefix, false); err != nil {
+		if sel, err = tpu.SelectNumbered(nodes, w.Prefix, w.Slices, false); err != nil {
 			return "", err
 		}
-		if sel.Slices[0].Name != w.Prefix {
+		if sel.Slices[0].Name != w.Prefix && w.Slices == nil {
 			if missing := d.missingFromQueue(ctx, sel); missing != "" {
 				sel.Problems = append(sel.Problems, missing)
 			}

@@ -293,7 +293,7 @@ func (r *run) oneQueuedResource() bool {
 			return false
 		}
 	}
-	return !r.o.AllowPartial
+	return !r.o.AllowPartial && r.o.Slices == nil
 }
 
 // newRecord is the record of an attempt, with those before it. Nothing is made.

@@ -18,12 +18,13 @@ type PreflightOptions struct {
 	Ignore   bool // report nothing: only facts about the worker are wanted
 	Platform preflight.Platform
 	Install  bool
+	Slices   tpu.Numbers // of the family, the ones with these numbers in their names
 }
 
 // Preflight tunes or checks every worker of the slices that prefix names.
 func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o PreflightOptions) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
-	t, err := d.reach(ctx, &watch, prefix, partial, nil)
+	t, err := d.reach(ctx, &watch, prefix, o.Slices, partial, nil)
 	if err != nil {
 		return err
 	}
@@ -42,18 +43,18 @@ func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o Pre
 }
 
 // reach discovers and connects, as every command does that works on slices.
-func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
-	sel, err := d.discoverPhase(ctx, watch, prefix, partial)
+func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
+	sel, err := d.discoverPhase(ctx, watch, prefix, numbers, partial)
 	if err != nil {
 		return nil, err
 	}
 	return d.connectPhase(ctx, watch, sel, only)
 }
 
-func (d *Deps) discoverPhase(ctx context.Context, watch *stopwatch, prefix string, partial bool) (sel tpu.Selection, err error) {
+func (d *Deps) discoverPhase(ctx context.Context, watch *stopwatch, prefix string, numbers tpu.Numbers, partial bool) (sel tpu.Selection, err error) {
 	err = watch.phase("discover", func() (string, error) {
 		var err error
-		if sel, err = d.discover(ctx, prefix, partial); err != nil {
+		if sel, err = d.discover(ctx, prefix, numbers, partial); err != nil {
 			return "", err
 		}
 		return describe(sel), nil

@@ -21,6 +21,7 @@ import (
 // RunOptions is one invocation of a command on slices that exist.
 type RunOptions struct {
 	Prefix       string
+	Slices       tpu.Numbers // of the family, the ones with these numbers in their names; they are numbered anew
 	AllowPartial bool
 	Run          string // name; also the working directory below the login's home
 
@@ -158,7 +159,7 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 
 // standing are the slices that Run works on.
 func (r *run) standing() *standing {
-	return &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, partial: r.o.AllowPartial}
+	return &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, numbers: r.o.Slices, partial: r.o.AllowPartial}
 }
 
 // onTeam runs the command on the connected workers, or follows it where another

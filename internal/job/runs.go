@@ -813,8 +813,8 @@ func (r *Record) writeLocal(o LogOptions, w io.Writer) (found bool, err error) {
 
 // ForgetHostKey removes the pinned host key of one worker and reports whether
 // there was one.
-func (d *Deps) ForgetHostKey(ctx context.Context, prefix string, id tpu.WorkerID) (removed bool, err error) {
-	sel, err := d.discover(ctx, prefix, true)
+func (d *Deps) ForgetHostKey(ctx context.Context, prefix string, numbers tpu.Numbers, id tpu.WorkerID) (removed bool, err error) {
+	sel, err := d.discover(ctx, prefix, numbers, true)
 	if err != nil {
 		return false, err
 	}

@@ -106,16 +106,16 @@ func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(c
 }
 
 // discover finds the slices that prefix means and refuses a set in doubt.
-func (d *Deps) discover(ctx context.Context, prefix string, partial bool) (tpu.Selection, error) {
+func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return tpu.Selection{}, fmt.Errorf("list slices in %q: %w", d.Zone, err)
 	}
-	sel, err := tpu.Select(nodes, prefix, partial)
+	sel, err := tpu.SelectNumbered(nodes, prefix, only, partial)
 	if err != nil {
 		return sel, err
 	}
-	if sel.Slices[0].Name != prefix { // a family: are these all of it?
+	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: are these all of it?
 		if missing := d.missingFromQueue(ctx, sel); missing != "" {
 			sel.Problems = append(sel.Problems, missing)
 		}

@@ -18,13 +18,22 @@ type Pattern struct {
 // A term is one s…w… of a pattern.
 type term struct {
 	text            string
-	slices, workers numbers
+	slices, workers Numbers
 }
 
-// numbers is a set of numbers; nil is every number.
-type numbers [][2]int
+// Numbers is a set of numbers; nil is every number.
+type Numbers [][2]int
 
-func (n numbers) has(i int) bool {
+// ParseNumbers reads 0,2-3.
+func ParseNumbers(text string) (Numbers, error) {
+	n, ok := parseNumbers("[" + text + "]")
+	if !ok {
+		return nil, fmt.Errorf("%q is no list of numbers such as 0,2-3", text)
+	}
+	return n, nil
+}
+
+func (n Numbers) has(i int) bool {
 	return n == nil || slices.ContainsFunc(n, func(r [2]int) bool { return r[0] <= i && i <= r[1] })
 }
 
@@ -91,7 +100,7 @@ func parseTerm(word string) (term, bool) {
 }
 
 // parseNumbers reads 3, * or [0-3,5].
-func parseNumbers(text string) (numbers, bool) {
+func parseNumbers(text string) (Numbers, bool) {
 	if text == "*" {
 		return nil, true
 	}
@@ -102,7 +111,7 @@ func parseNumbers(text string) (numbers, bool) {
 			return nil, false
 		}
 	}
-	var n numbers
+	var n Numbers
 	for part := range strings.SplitSeq(list, ",") {
 		from, to, ranged := strings.Cut(part, "-")
 		if !ranged {

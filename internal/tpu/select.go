@@ -73,7 +73,20 @@ func families(names []string) []string {
 // not ready are left out (and still named in Problems), and the rest is
 // numbered anew from 0. The error is a *NoSlicesError.
 func Select(nodes []Slice, prefix string, partial bool) (Selection, error) {
-	family, problems := findFamily(nodes, prefix)
+	return SelectNumbered(nodes, prefix, nil, partial)
+}
+
+// SelectNumbered is Select of those slices of a family that have the numbers
+// only in their names, numbered anew from 0; what the others are like does not
+// count. A number that no slice has is a *NumberError.
+func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
+	var err error
+	if only != nil {
+		if nodes, err = numbered(nodes, prefix, only); err != nil {
+			return Selection{}, err
+		}
+	}
+	family, problems := findFamily(nodes, prefix, only == nil)
 	if len(family) == 0 {
 		names := make([]string, len(nodes))
 		for i, n := range nodes {
@@ -103,7 +116,59 @@ func Select(nodes []Slice, prefix string, partial bool) (Selection, error) {
 	return Selection{Slices: chosen, Problems: problems}, nil
 }
 
-func findFamily(nodes []Slice, prefix string) (family []Slice, problems []string) {
+// A NumberError says that a family has no slice of a number.
+type NumberError struct {
+	Prefix  string
+	Number  int      // -1: the prefix is the whole name of a slice
+	Present []string // names of the family
+}
+
+func (e *NumberError) Error() string {
+	if e.Number < 0 {
+		return fmt.Sprintf("choose slices of %q: that is the whole name of one slice, which has no numbers", e.Prefix)
+	}
+	return fmt.Sprintf("choose slices of %q: there is no slice %q", e.Prefix, e.Prefix+"-"+strconv.Itoa(e.Number))
+}
+
+// Hint names the slices that there are.
+func (e *NumberError) Hint() string {
+	return "the numbers are those in the slices' names: " + strings.Join(e.Present, ", ")
+}
+
+// numbered takes from the nodes those that are named prefix-N, with N in only.
+func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err error) {
+	var names []string
+	have := map[int]bool{}
+	for _, s := range nodes {
+		base, n, ok := splitNumber(s.Name)
+		switch {
+		case s.Name == prefix:
+			return nil, &NumberError{Prefix: prefix, Number: -1, Present: []string{s.Name}}
+		case !ok || base != prefix:
+			continue
+		}
+		names, have[n] = append(names, s.Name), true
+		if only.has(n) {
+			chosen = append(chosen, s)
+		}
+	}
+	if len(names) == 0 {
+		return nodes, nil // which is told as without numbers
+	}
+	slices.SortFunc(names, func(a, b string) int { return CompareNames(Slice{Name: a}, Slice{Name: b}) })
+	for _, r := range only {
+		for n := r[0]; n <= r[1]; n++ {
+			if !have[n] {
+				return nil, &NumberError{Prefix: prefix, Number: n, Present: names}
+			}
+		}
+	}
+	return chosen, nil
+}
+
+// findFamily finds the slices of a prefix; with whole, numbers that are missing
+// are a problem.
+func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, problems []string) {
 	type numbered struct {
 		Slice
 		n int
@@ -132,7 +197,7 @@ func findFamily(nodes []Slice, prefix string) (family []Slice, problems []string
 			problems = append(problems, fmt.Sprintf("slice %q shares the prefix but belongs to %s, %q to %s", s.Name, describeQR(s.Slice), first.Name, describeQR(first.Slice)))
 			continue
 		}
-		for ; next < s.n; next++ {
+		for ; whole && next < s.n; next++ {
 			if s.n-next > 3 {
 				problems = append(problems, fmt.Sprintf("slices %q to %q are missing before %q", prefix+"-"+strconv.Itoa(next), prefix+"-"+strconv.Itoa(s.n-1), s.Name))
 				break

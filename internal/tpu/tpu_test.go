@@ -208,3 +208,45 @@ func names(s tpu.Selection) (all []string) {
 	}
 	return all
 }
+
+func TestSelectByTheNumbersInTheNames(t *testing.T) {
+	t.Parallel()
+	nodes := []tpu.Slice{node("t-0", "v4-32", "q"), node("t-2", "v4-32", "q"), node("t-3", "v4-16", "q"), node("t-10", "v4-32", "q"), node("one", "v4-32", "q")}
+	for text, want := range map[string]string{"0,2": "t-0 t-2", "2": "t-2", "10": "t-10", "10,0": "t-0 t-10", "2-2": "t-2"} {
+		only, err := tpu.ParseNumbers(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sel, err := tpu.SelectNumbered(nodes, "t", only, false)
+		var names []string
+		for i, s := range sel.Slices {
+			names = append(names, s.Name)
+			if s.Index != i {
+				t.Errorf("--slices=%s: %s has index %d, want %d", text, s.Name, s.Index, i)
+			}
+		}
+		if got := strings.Join(names, " "); err != nil || got != want || len(sel.Problems) > 0 {
+			t.Errorf("--slices=%s: %s, %v, %v, want %s", text, got, sel.Problems, err, want)
+		}
+	}
+	for _, c := range []struct {
+		prefix, text, want, hint string
+	}{
+		{"t", "0-3", `there is no slice "t-1"`, "t-0, t-2, t-3, t-10"},
+		{"t", "7", `there is no slice "t-7"`, "t-0"},
+		{"one", "0", "that is the whole name of one slice", "one"},
+		{"nope", "0", "no slice has that name", "t-0"},
+	} {
+		only, _ := tpu.ParseNumbers(c.text)
+		_, err := tpu.SelectNumbered(nodes, c.prefix, only, true)
+		hinted, ok := err.(interface{ Hint() string })
+		if !ok || !strings.Contains(err.Error(), c.want) || !strings.Contains(hinted.Hint(), c.hint) {
+			t.Errorf("%s, --slices=%s: %v, want %q", c.prefix, c.text, err, c.want)
+		}
+	}
+	for _, text := range []string{"", "a", "1-", "3-1", "-1", "0,,1", "0 1", "*", "[0]"} {
+		if _, err := tpu.ParseNumbers(text); err == nil {
+			t.Errorf("ParseNumbers(%q): no error", text)
+		}
+	}
+}
