@@ -528,7 +528,7 @@ func oneTest(operator, operand string, now time.Time) (condition, error) {
 		return func(v any) bool { return re.MatchString(plainText(v)) == (operator == "~") }, nil
 	case ":":
 		if strings.Count(operand, "*") > 1 {
-			return nil, errors.New("at most one * is expected after the operator :")
+			return nil, errors.New(`after the operator ":" at most one * is expected`)
 		}
 		return has(operand), nil
 	case "=":
