@@ -45,6 +45,7 @@ var privateFlags = map[string]string{
 	"configuration":     "it says who you are",
 	"service-account":   "it says who the workers are",
 	"cqr-extra-args":    "it can say who the workers are",
+	"range":             "it says which addresses of your network the workers get",
 	"identity-file":     "it names your key",
 	"known-hosts":       "it says which machines are trusted",
 	"ssh-config":        "it can name your key, and which machines are trusted",

@@ -265,7 +265,7 @@ func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	if err != nil {
 		return nil, err
 	}
-	conns, errs := fleet.Connect(ctx, hosts)
+	conns, errs := fleet.Open(ctx, hosts)
 	if refusedKey(errs) && ctx.Err() == nil {
 		// Another writer of the slice's metadata may have dropped our key.
 		if !sendKeys {
@@ -273,7 +273,7 @@ func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 			return d.dialAll(ctx, sel, only, true, retryFor)
 		}
 		if _, changed, err := d.sendKeys(ctx, unlisted(sel.Slices)); err == nil && changed {
-			conns, errs = fleet.Connect(ctx, hosts)
+			conns, errs = fleet.Open(ctx, hosts)
 		}
 	}
 	if !d.ReadOnly {

@@ -150,7 +150,7 @@ func (h *host) remove(names ...string) {
 func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
 	c = c.Whole()
 	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
-	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "STATE=" + filepath.Join(h.root, "state"),
+	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "MULTIHOST_KEEP=STATE", "STATE=" + filepath.Join(h.root, "state"),
 		"MULTIHOST_ROOT_PROC=" + h.root, "MULTIHOST_ROOT_SYS=" + h.root, "MULTIHOST_ROOT_DEV=" + h.root, "MULTIHOST_ROOT_TMP=" + h.root}
 	return runCmd(cmd, c)
 }

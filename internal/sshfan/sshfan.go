@@ -253,12 +253,24 @@ func New(cfg Config) (*Fleet, error) {
 
 // Connect connects to all hosts at once and returns when every one of them is
 // connected or given up. Both results have the length of hosts and the same
-// order. The error is a *ConnectError; the Conn of a host that has one connects
-// when it is next used, as one does whose connection was lost. When ctx ends, what is not yet connected fails with its cause at once.
+// order: a Conn is nil where its error is not. The error is a *ConnectError.
+// When ctx ends, what is not yet connected fails with its cause at once.
 //
 // Connections stay open, also those of a Connect that failed for some hosts,
 // until Conn.Close or Fleet.Close.
 func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
+	conns, errs := f.Open(ctx, hosts)
+	for i := range conns {
+		if errs[i] != nil {
+			conns[i] = nil
+		}
+	}
+	return conns, errs
+}
+
+// Open is Connect that returns a Conn for every host: that of one with an error
+// connects when it is next used, as one does whose connection was lost.
+func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns := make([]*Conn, len(hosts))
 	errs := make([]error, len(hosts))
 	if len(hosts) == 0 {
