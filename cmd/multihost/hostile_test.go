@@ -209,7 +209,7 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 			}
 		}
 	case "check":
-		if len(args) == 2 {
+		if len(args) >= 2 {
 			v.mu.Lock()
 			v.code = args[1]
 			v.mu.Unlock()

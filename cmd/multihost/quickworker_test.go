@@ -349,7 +349,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 func (vm *quickVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
-	if len(args) == 2 {
+	if len(args) >= 2 {
 		vm.synced[args[0]] = args[1]
 	}
 }
