@@ -89,7 +89,7 @@ echo end
 				t.Fatal("has not ended")
 			}
 			for _, want := range []string{
-				"cannot follow s0w1 (follow: no answer (exit code 254): bash: fork:",
+				"cannot follow s0w1 (follow: no answer (exit code 254): ",
 				"cannot follow s0w2 (follow: no answer (exit code 3): garbage); the command goes on there, trying again",
 				"the output on s0w3 was cut",
 				"run r succeeded on all 4 workers",

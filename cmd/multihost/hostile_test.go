@@ -343,7 +343,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	}{
 		{run, []string{"clock", "check", "plan", "receive", "list", "free", "arm", "order", "follow", "stop"}},
 		{[]string{"ps", "--all"}, []string{"list"}},
-		{[]string{"logs", "victim", "--follow"}, []string{"list", "follow"}},
+		{[]string{"logs", "victim", "--follow", "--lost-timeout=1s"}, []string{"list", "follow"}},
 		{[]string{"logs", "victim", "--verify"}, []string{"status", "digest"}},
 		{[]string{"stop", "victim"}, []string{"list"}},
 		{[]string{"preflight", "check"}, []string{"preflight"}},

@@ -53,6 +53,7 @@ copy when the run has ended here, else from the worker.`,
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
+			&cli.DurationFlag{Name: "lost-timeout", Usage: "longest `TIME` that the worker may be unreachable with --follow; default: no limit"},
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
@@ -72,10 +73,13 @@ copy when the run has ended here, else from the worker.`,
 				}
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
 			}
+			if c.Duration("lost-timeout") < 0 {
+				return usagef("--lost-timeout=%s: it must not be negative", c.Duration("lost-timeout"))
+			}
 			if c.Int("attempt") < 0 {
 				return usagef("--attempt=%d: it must not be negative", c.Int("attempt"))
 			}
-			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow")}
+			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout")}
 			var out io.WriteCloser
 			if s.view.Mode() == ui.JSON {
 				out = ui.OutputJSON(p.stdout, id, gcp.SystemClock.Now)

@@ -64,7 +64,7 @@ func TestSoak(t *testing.T) {
 	}()
 	go func() { // faults begin with the first line: a start that is refused is another story
 		defer close(started)
-		for range 1200 {
+		for range 6000 {
 			if data, _ := os.ReadFile(filepath.Join(dir, "logs", "output_slice_0000_worker_0000.txt")); len(data) > 0 {
 				return
 			}

@@ -736,7 +736,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error
 	if attempt == state.Attempt && !state.Over(r.desc) {
 		rec, err := r.record(ctx, attempt)
 		if err == nil {
-			err = r.logsOf(ctx, rec, LogOptions{Worker: o.Worker, Attempt: attempt, Follow: o.Follow}, counted)
+			err = r.logsOf(ctx, rec, LogOptions{Worker: o.Worker, Attempt: attempt, Follow: o.Follow, Lost: o.Lost}, counted)
 		}
 		if err == nil || ctx.Err() != nil || counted.err != nil {
 			return err

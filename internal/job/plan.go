@@ -251,8 +251,7 @@ func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
-	o.Request.OwnMetadata = d.leaseTerms(o).Metadata(o.Request.Metadata)
-	q := &queued{Deps: d, o: o, watch: &r.watch}
+	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	ready, err := q.foresee(ctx, &p)
 	if err != nil {
 		return Plan{}, err

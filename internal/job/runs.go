@@ -621,6 +621,7 @@ type LogOptions struct {
 	Worker  tpu.WorkerID
 	Attempt int // 0 is the newest
 	Follow  bool
+	Lost    time.Duration // how long the worker may not be followed; 0: no limit
 }
 
 // Logs writes the log of one worker of a run to w: the local copy when it is
@@ -668,7 +669,12 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 		ref.Attempt = o.Attempt
 	}
 	if o.Follow {
-		_, err = launch.Follow(ctx, t.conns[0], ref, 0, w, sayLosses(d.Sink, o.Worker))
+		follow, giveUp := context.WithCancelCause(ctx)
+		defer giveUp(nil)
+		_, err = launch.Follow(follow, t.conns[0], ref, 0, w, d.sayLosses(o, giveUp))
+		if cause := context.Cause(follow); err != nil && cause != nil {
+			err = cause
+		}
 	} else {
 		_, err = launch.ReadLog(ctx, t.conns[0], ref, 0, w)
 	}
@@ -678,22 +684,26 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 	return err
 }
 
-// sayLosses says once when the worker that is followed is lost, and when it is
-// back.
-func sayLosses(sink event.Sink, id tpu.WorkerID) launch.FollowOptions {
-	away := false // both are called by the goroutine that follows
+// sayLosses says once why the worker that is followed cannot be followed, and when
+// it can be again. It gives up after o.Lost.
+func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
+	var since time.Time // both are called by the goroutine that follows
 	return launch.FollowOptions{
 		Lost: func(err error, _ int64) {
-			if !away {
-				event.Notef(sink, event.Warn, "", "lost the connection to %s (%s); connecting again", id, lostText(err))
+			t, now := troubleOf(err), d.Clock.Now()
+			if since.IsZero() {
+				since = now
+				event.Notef(d.Sink, event.Warn, "", t.text(lostText(err), 0, o.Lost), o.Worker)
+			} else if t != ourLogin && o.Lost > 0 && now.Sub(since) >= o.Lost {
+				giveUp(&Error{Stage: StageFollow, Err: err, lost: true,
+					Text: fmt.Sprintf("%s cannot be followed for %s (--lost-timeout): %s", o.Worker, asTyped(o.Lost), lostText(err))})
 			}
-			away = true
 		},
 		Found: func() {
-			if away {
-				event.Notef(sink, event.Info, "", "connected to %s again; none of the output is lost", id)
+			if !since.IsZero() {
+				event.Notef(d.Sink, event.Info, "", "connected to %s again; none of the output is lost", o.Worker)
 			}
-			away = false
+			since = time.Time{}
 		},
 	}
 }
