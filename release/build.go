@@ -19,6 +19,9 @@ import (
 const (
 	largestProgram = 45e6 // bytes
 	slowestStart   = 50 * time.Millisecond
+	// slowestRatio bounds the start where the machine is too slow for
+	// slowestStart: so many times the start of a Go program that does nothing.
+	slowestRatio = 20
 )
 
 // build makes the program for p. What the environment would change of it is
@@ -95,6 +98,31 @@ func startTime(ctx context.Context, program string) (time.Duration, error) {
 		took[i] = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	}
 	return slices.Min(took[:]), nil
+}
+
+// startsQuickly tests the promise about the start. It returns the processor time
+// of a start.
+func startsQuickly(ctx context.Context, program, work string) (time.Duration, error) {
+	took, err := startTime(ctx, program)
+	if err != nil || took <= slowestStart {
+		return took, err
+	}
+	source, idle := filepath.Join(work, "idle.go"), filepath.Join(work, "idle")
+	if err := os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
+		return 0, fmt.Errorf("write a program that does nothing: %w", err)
+	}
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", idle, source).CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build a program that does nothing: %w\n%s", err, out)
+	}
+	least, err := startTime(ctx, idle)
+	if err != nil {
+		return 0, err
+	}
+	if limit := slowestRatio * least; took > limit {
+		return 0, fmt.Errorf("start the program: it takes %s, more than %s and more than %s, %d times a program that does nothing",
+			took, slowestStart, limit, slowestRatio)
+	}
+	return took, nil
 }
 
 // copySource copies what the program is built from.
