@@ -9,7 +9,8 @@ set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2)); then
   s=$(head -c "$2" | gzip -dc) || exit 74
   [[ $3 == - ]] || (
-    mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}" || exit
+    cd "${1%/*}" || { mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}"; } || exit
+    umask 077
     { printf %s "$s" >"new.$$" && mv -f "new.$$" "$1"; } || rm -f "new.$$"
     set -- *
     # shellcheck disable=SC2012 # names are hexadecimal

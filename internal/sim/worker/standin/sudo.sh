@@ -75,7 +75,11 @@ if [ -n "$shell" ]; then
 fi
 [ -n "$command" ] || usage
 
-caller=${LOGNAME-$(id -un)}
+# What id tells, without a process for it.
+caller=${LOGNAME:-user} uid=1001
+if [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; then
+	uid=0
+fi
 PATH=$root/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 [ ! -e "$root/programs" ] || PATH=$root/bin:$root/programs # some are missing
 export PATH
@@ -87,7 +91,7 @@ fi
 # Each step puts assignments before the words of the command.
 set -- \
 	"USER=$user" "LOGNAME=$user" \
-	"SUDO_USER=$caller" "SUDO_UID=$(id -u)" "SUDO_GID=$(id -g)" "SUDO_COMMAND=$command" \
+	"SUDO_USER=$caller" "SUDO_UID=$uid" "SUDO_GID=$uid" "SUDO_COMMAND=$command" \
 	"TMPDIR=$root/tmp" \
 	"MULTIHOST_SIM_WORKER=$root" MULTIHOST_KEEP=MULTIHOST_SIM_WORKER \
 	"MULTIHOST_ROOT_PROC=$root" "MULTIHOST_ROOT_SYS=$root" \
