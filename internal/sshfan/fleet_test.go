@@ -515,6 +515,49 @@ func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
 	}
 }
 
+// A command waits for a worker whose key has changed. What another command forgets
+// meanwhile counts, as its hint promises; what no file has is not forgotten.
+func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
+	testkit.NoLeaks(t)
+	for _, row := range []struct {
+		name  string
+		state func(dir string) error // of what the directory of the file is
+		want  error
+	}{
+		{"in a file", func(string) error { return nil }, nil},
+		{"that cannot be written", func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, new(sshfan.HostKeyError)},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			known := filepath.Join(dir, "known_hosts")
+			s := newServer(t)
+			h := s.host("s0w0")
+			h.Keys = func(context.Context) ([]string, error) { return nil, sshfan.ErrNoHostKeys }
+			f := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = known })
+			testkit.Must(t, row.state(dir))
+			connect := func() error {
+				conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
+				if errs[0] == nil {
+					conns[0].Close()
+				}
+				return errs[0]
+			}
+			testkit.Must(t, connect())
+			s.setHostKeys(newSigner(t))
+			var refused *sshfan.HostKeyError
+			if err := connect(); !errors.As(err, &refused) {
+				t.Fatalf("a changed key: %v", err)
+			}
+			if _, err := sshfan.ForgetHostKeys(known, h.Pin); err != nil && row.want == nil {
+				t.Fatal(err)
+			}
+			if err := connect(); errors.As(err, &refused) != (row.want != nil) || row.want == nil && err != nil {
+				t.Errorf("after it was forgotten: %v", err)
+			}
+		})
+	}
+}
+
 // sortedNames hides that the order of names is that of the logins.
 func sortedNames(texts []string) []string {
 	for i, s := range texts {

@@ -228,7 +228,9 @@ type pins struct {
 
 	mu    sync.Mutex
 	keys  map[string]ssh.PublicKey
-	fresh map[string]bool // pins not yet written; true: proven by the API
+	fresh map[string]bool // pins that flush has not tried to write; true: proven by the API
+	own   map[string]bool // pins that are not in the file, or not yet
+	read  fs.FileInfo     // of the file that keys were read from; nil: there was none
 }
 
 const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
@@ -241,27 +243,48 @@ func CheckHostKeys(path string) error {
 }
 
 func loadPins(path string) (*pins, error) {
-	p := &pins{path: path, keys: make(map[string]ssh.PublicKey), fresh: make(map[string]bool)}
-	if path == "" {
-		return p, nil
+	p := &pins{path: path, fresh: make(map[string]bool), own: make(map[string]bool)}
+	if err := p.load(); err != nil {
+		return nil, err
 	}
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return p, nil
+	return p, nil
+}
+
+// load reads the file, if it is another one than was read last. Pins that it does
+// not have yet stay.
+func (p *pins) load() error {
+	if p.path == "" {
+		if p.keys == nil {
+			p.keys = make(map[string]ssh.PublicKey)
+		}
+		return nil
 	}
-	if err != nil {
-		return nil, &KnownHostsError{Path: path, Err: bare(err)}
+	info, err := os.Stat(p.path)
+	if err == nil && p.read != nil && os.SameFile(info, p.read) && info.ModTime().Equal(p.read.ModTime()) && info.Size() == p.read.Size() {
+		return nil
 	}
+	var data []byte
+	if err == nil {
+		data, err = os.ReadFile(p.path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return &KnownHostsError{Path: p.path, Err: bare(err)}
+	}
+	keys := make(map[string]ssh.PublicKey)
 	for n, line := range strings.Split(string(data), "\n") {
 		pin, key, err := parsePin(line)
 		if err != nil {
-			return nil, &KnownHostsError{Path: path, Line: n + 1, Err: err}
+			return &KnownHostsError{Path: p.path, Line: n + 1, Err: err}
 		}
 		if key != nil {
-			p.keys[pin] = key
+			keys[pin] = key
 		}
 	}
-	return p, nil
+	for pin := range p.own {
+		keys[pin] = p.keys[pin]
+	}
+	p.keys, p.read = keys, info
+	return nil
 }
 
 // parsePin reads one line of the file; an empty one or a comment has no key.
@@ -305,9 +328,12 @@ func (p *pins) name() string {
 	return p.path
 }
 
+// get is the key of a pin as the file has it now: a person may forget a key while
+// a command waits for the worker. A file that cannot be read any more changes nothing.
 func (p *pins) get(pin string) ssh.PublicKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	_ = p.load()
 	return p.keys[pin]
 }
 
@@ -315,7 +341,7 @@ func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.keys[pin] = key
-	p.fresh[pin] = proven
+	p.fresh[pin], p.own[pin] = proven, true
 }
 
 // flush adds the new pins to the file, once for many workers.
@@ -331,7 +357,7 @@ func (p *pins) flush() error {
 	if p.path == "" || len(fresh) == 0 {
 		return nil
 	}
-	return rewritePins(p.path, func(lines []string) []string {
+	err := rewritePins(p.path, func(lines []string) []string {
 		written := make(map[string]bool)
 		for i, line := range lines {
 			pin, key, err := parsePin(line)
@@ -352,6 +378,17 @@ func (p *pins) flush() error {
 		}
 		return lines
 	})
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for pin := range fresh {
+		if _, again := p.fresh[pin]; !again {
+			delete(p.own, pin)
+		}
+	}
+	return nil
 }
 
 func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
