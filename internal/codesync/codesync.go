@@ -189,10 +189,13 @@ func (e *FileError) Unwrap() error { return e.Err }
 
 // Hint says what to do about it.
 func (e *FileError) Hint() string {
-	if errors.Is(e.Err, ErrChanging) {
+	switch {
+	case errors.Is(e.Err, ErrChanging):
 		return "stop what writes to it, or name it in " + IgnoreFile
+	case errors.Is(e.Err, fs.ErrPermission):
+		return "make it readable, or name it in " + IgnoreFile
 	}
-	return "make it readable, or name it in " + IgnoreFile
+	return "if the workers do not need it, name it in " + IgnoreFile
 }
 
 var (

@@ -3,6 +3,7 @@ package gcp
 import (
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 )
@@ -45,19 +46,20 @@ func Hint(err error) string {
 // facts is what hints are made of.
 type facts struct {
 	what, reason, message string
+	http                  int
 }
 
 func factsOf(err error) facts {
 	var e *Error
 	if errors.As(err, &e) {
-		return facts{e.What, e.Reason, e.Message}
+		return facts{e.What, e.Reason, e.Message, e.HTTP}
 	}
 	var oe *OperationError
 	if errors.As(err, &oe) {
 		return facts{reason: oe.Reason, message: oe.Message}
 	}
 	if a, ok := readAnswer(err); ok {
-		return facts{reason: a.reason, message: a.message}
+		return facts{reason: a.reason, message: a.message, http: a.http}
 	}
 	return facts{message: err.Error()}
 }
@@ -68,7 +70,7 @@ var (
 	locationName   = regexp.MustCompile(`locations/([a-z0-9-]+)`)
 	notGenerally   = regexp.MustCompile(`(?i)not yet generally available|does not have permission to submit requests for accelerator type`)
 	notEnabled     = regexp.MustCompile(`(?i)has not been used in project|it is disabled|API is not enabled`)
-	billing        = regexp.MustCompile(`(?i)billing`)
+	billing        = regexp.MustCompile(`(?i)\bbilling (account|to be enabled|is (disabled|not enabled)|disabled|must be enabled|has not been enabled)|enable billing`)
 	inBucket       = regexp.MustCompile(`gs://([a-z0-9][-_.a-z0-9]*)`)
 	noNetwork      = regexp.MustCompile(`(?i)\bnetwork ["']?(?:projects/[^/ ]+/global/networks/)?([a-z][-a-z0-9]*)["']? (?:was )?not found`)
 	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
@@ -189,8 +191,22 @@ func invalidHint(message string) string {
 	return ""
 }
 
+// asked reports whether err came of a request to the API. A deadline or a broken
+// connection alone may be anything's.
+func asked(err error) bool {
+	var call *Error
+	var operation *OperationError
+	_, answered := readAnswer(err)
+	return answered || errors.As(err, &call) || errors.As(err, &operation) || errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial)
+}
+
 func unavailableHint(err error, f facts) string {
+	var op *net.OpError
 	switch {
+	case !asked(err):
+		return "" // something else took too long, or broke
+	case errors.As(err, &op) && op.Op == "proxyconnect":
+		return "the proxy that HTTPS_PROXY or HTTP_PROXY names does not answer"
 	case loopback(err) && errors.Is(err, errRefused):
 		return "nothing listens at the endpoint override; start the simulator with: multihost sim up"
 	case isRateReason(f.reason) || rateText.MatchString(f.message):
@@ -200,5 +216,9 @@ func unavailableHint(err error, f facts) string {
 	case strings.Contains(f.message, "no such host") || strings.Contains(f.message, "network is unreachable"):
 		return "check the network connection and any proxy settings of this machine"
 	}
-	return "the API does not answer as it should; try again, and see https://status.cloud.google.com"
+	var operation *OperationError
+	if f.http > 0 || errors.As(err, &operation) || errors.Is(err, ErrPartial) {
+		return "the API answers with an error of its own; try again, and see https://status.cloud.google.com"
+	}
+	return "the API was asked and gave no whole answer; try again, and check the network connection and any proxy settings of this machine"
 }

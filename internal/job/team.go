@@ -388,7 +388,7 @@ func pin(s tpu.Slice, id tpu.WorkerID) string {
 
 func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *roster) sshfan.Host {
 	login = cmp.Or(s.Workers[id.Worker].Login, login, d.Access.Login)
-	return sshfan.Host{
+	host := sshfan.Host{
 		Name: id.String(),
 		User: login,
 		Pin:  pin(s, id),
@@ -401,7 +401,12 @@ func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster 
 			return keys, err
 		},
 		Doubt: func() bool { return d.Cloud.DoubtHostKeys(s, id.Worker) },
+		Cloud: !d.onHosts(),
 	}
+	if host.Cloud {
+		host.Slice = s.Name
+	}
+	return host
 }
 
 // addresses answers with the address known from discovery the first time and

@@ -141,6 +141,8 @@ type waiter struct {
 	missing []string // what is not ready, in words
 	silent  []string // slices that are READY and whose workers do not all answer
 
+	silentHint string // of the first of them whose error has one
+
 	probed map[string]string // slice name → UID that answered
 	warned map[string]bool
 	pace   pacer
@@ -408,12 +410,17 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 	cancel(nil)
 	<-timerDone
 	var missing []string
+	w.silentHint = ""
 	for i, s := range list {
 		if errs[i] == nil {
 			w.probed[s.Name] = s.UID
 		} else {
 			missing = append(missing, s.Name+probeFailed+errs[i].Error())
 			w.silent = append(w.silent, s.Name)
+			var hinted interface{ Hint() string }
+			if errors.As(errs[i], &hinted) && w.silentHint == "" {
+				w.silentHint = hinted.Hint()
+			}
 		}
 	}
 	return missing
@@ -442,13 +449,9 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 	return fmt.Sprintf("queued resource %q has been queued for %s in %s and is %s: %s", w.id, waited, w.c.gcp.Zone(), w.res.State, reason), hint
 }
 
+// bootHint is what the first slice that does not answer says itself.
 func (w *waiter) bootHint() string {
-	for _, m := range w.missing {
-		if strings.Contains(m, probeFailed) {
-			return "is tcp:22 open to this machine? see: multihost network show " + firstOf(w.res.Network, "default")
-		}
-	}
-	return "see: multihost qr show " + w.id
+	return firstOf(w.silentHint, "see: multihost qr show "+w.id)
 }
 
 // A pacer gives growing pauses, spread a little so that many waiters do not

@@ -160,7 +160,7 @@ func (m *measurement) explain(err error) *ConnectError {
 		text = fmt.Sprintf("the login shell ended before it ran a command (%s)%s", how, said)
 		hint = "a start-up file of the login exits, or its login shell is no shell" + look
 		if m.status.Code == 1 && (said == "" || strings.Contains(said, "not available")) {
-			hint = fmt.Sprintf("its login shell is no shell, such as nologin or false; as another login there (--user=NAME): getent passwd %[1]s; sudo chsh -s /bin/bash %[1]s", user)
+			hint = fmt.Sprintf("its login shell is no shell, such as nologin or false, or sshd runs another command (ForceCommand); as another login there (--user=NAME): getent passwd %[1]s; sudo chsh -s /bin/bash %[1]s", user)
 		}
 	default:
 		return nil

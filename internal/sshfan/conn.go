@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -242,12 +243,36 @@ type socket struct {
 	net.Conn
 	heard  atomic.Bool
 	broken atomic.Bool
+	full   atomic.Bool // first is
+
+	mu    sync.Mutex
+	first []byte // what the other side said, up to mostFirst bytes
+}
+
+// mostFirst is more than servers say that will not speak SSH with us.
+const mostFirst = 256
+
+// greeting is the line that came in place of an SSH version, or "".
+func (s *socket) greeting() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line, _, _ := strings.Cut(strings.ToValidUTF8(string(s.first), "\uFFFD"), "\n")
+	if strings.HasPrefix(line, "SSH-") {
+		return ""
+	}
+	return strings.TrimSpace(line)
 }
 
 func (s *socket) Read(p []byte) (int, error) {
 	n, err := s.Conn.Read(p)
 	if n > 0 && !s.heard.Load() {
 		s.heard.Store(true)
+	}
+	if n > 0 && !s.full.Load() {
+		s.mu.Lock()
+		s.first = append(s.first, p[:min(n, mostFirst-len(s.first))]...)
+		s.full.Store(len(s.first) == mostFirst)
+		s.mu.Unlock()
 	}
 	if err != nil {
 		s.broken.Store(true)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -90,20 +89,17 @@ func (c *Conn) doubtful(failure *ConnectError) bool {
 }
 
 // givenUp is the error of a worker that was tried for long enough. Only now can
-// a wrong key be told from a VM that boots: both refuse the key.
+// a key that is refused for good be told from a VM that boots: both refuse it.
 func (c *Conn) givenUp(failure *ConnectError, after time.Duration) *ConnectError {
 	if !errors.Is(failure, ErrKeyRefused) {
 		return failure
 	}
 	told := *failure
-	told.Err = fmt.Errorf("%w for %s: the VM is up and does not know it", ErrKeyRefused, max(after.Round(time.Second), time.Second))
-	key := c.fleet.cfg.Identity.Fingerprint()
-	switch {
-	case c.fleet.letIn.Load() > 0:
-		told.hint = fmt.Sprintf("other workers accept this key (%s): the keys in this one's metadata differ, or its guest agent has stopped", key)
-	default:
-		told.hint = fmt.Sprintf("is %q with the key %s in the ssh-keys metadata of the node or the project, and OS Login off? see --user and --identity-file", c.host.User, key)
+	told.Err = fmt.Errorf("%w for %s: the VM is up and does not take it", ErrKeyRefused, max(after.Round(time.Second), time.Second))
+	if reason := (*keyRefusal)(nil); errors.As(failure, &reason) {
+		told.Err = reason
 	}
+	told.hint = refusedKeyHint(failure.Err, c.host.User, c.fleet.cfg.Identity.Fingerprint(), c.host.Cloud, c.fleet.letIn.Load() > 0)
 	return &told
 }
 
@@ -153,7 +149,16 @@ func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	case err != nil:
 		return nil, c.explain(ctx, StageDial, addr, err)
 	}
+	if c.host.Slice != "" {
+		c.fleet.reached.Store(c.host.Slice, true)
+	}
 	return c.login(ctx, raw, addr, trust)
+}
+
+// known is what is known of the worker besides its own failure.
+func (c *Conn) known() known {
+	_, reached := c.fleet.reached.Load(c.host.Slice)
+	return known{cloud: c.host.Cloud, reached: reached}
 }
 
 // enter waits until a further handshake may begin, here and at the bastion.
@@ -230,7 +235,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	config := &ssh.ClientConfig{
 		Config:            ssh.Config{KeyExchanges: keyExchanges(), Ciphers: ciphers()},
 		User:              user,
-		Auth:              []ssh.AuthMethod{ssh.PublicKeys(seen.watch(keys)...)},
+		Auth:              []ssh.AuthMethod{ssh.PublicKeysCallback(func() ([]ssh.Signer, error) { return seen.watch(keys), nil })},
 		ClientVersion:     "SSH-2.0-multihost",
 		HostKeyAlgorithms: trust.algorithms(),
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
@@ -243,6 +248,9 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	if err != nil {
 		_ = raw.Close()
 		stage, err := seen.explain(trust, err)
+		if said := sock.greeting(); stage == StageHandshake && said != "" {
+			err = &greetingError{said, err}
+		}
 		return nil, stage, err
 	}
 	l := &link{fleet: f, conn: conn, sock: sock, gone: make(chan struct{})}
@@ -260,6 +268,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 
 // A loginWatch notes what tells one refused login from another.
 type loginWatch struct {
+	asked  atomic.Bool // the server takes keys for this login
 	signed atomic.Bool // the server wants our signature: it knows the key
 
 	mu   sync.Mutex
@@ -279,6 +288,7 @@ func (w *loginWatch) banner(text string) error {
 }
 
 func (w *loginWatch) watch(keys []ssh.Signer) []ssh.Signer {
+	w.asked.Store(true)
 	watched := make([]ssh.Signer, len(keys))
 	for i, k := range keys {
 		watched[i] = k
@@ -316,8 +326,15 @@ func (w *loginWatch) explain(trust *trust, err error) (Stage, error) {
 		return StageAuth, fmt.Errorf("%w: %q", ErrBooting, said)
 	case cutOff(err):
 		return StageHandshake, err
+	case w.signed.Load() && strings.HasSuffix(err.Error(), "attempted methods [none], no supported methods remain"):
+		// The key has succeeded, and is not enough.
+		return StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
 	case w.signed.Load():
 		return StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
+	case strings.Contains(err.Error(), "Too many authentication failures"):
+		return StageAuth, &keyRefusal{tooManyKeys}
+	case !w.asked.Load():
+		return StageAuth, &keyRefusal{noKeys}
 	default:
 		return StageAuth, fmt.Errorf("%w (%s); a VM that boots refuses every key until its agent has fetched them", ErrKeyRefused, bareLogin(err))
 	}
@@ -408,7 +425,7 @@ func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error)
 		err = context.Cause(ctx)
 	}
 	e := c.fail(stage, addr, plain(err))
-	e.hint = c.hint(e)
+	e.hint = hintOf(e, c.known())
 	return e
 }
 
@@ -433,54 +450,19 @@ func plain(err error) error {
 		text := strings.Replace(err.Error(), op.Error(), inner.Error(), 1)
 		return reworded{err, strings.TrimPrefix(text, "ssh: handshake failed: ")}
 	}
+	var negotiation *ssh.AlgorithmNegotiationError
+	var said *greetingError
 	switch {
+	case errors.As(err, &said):
+		return err
+	case errors.As(err, &negotiation):
+		offered := slices.DeleteFunc(slices.Clone(negotiation.RequestedAlgorithms), func(name string) bool {
+			return strings.HasPrefix(name, "kex-strict-") || strings.HasPrefix(name, "ext-info-") // marks, no algorithms
+		})
+		return reworded{err, fmt.Sprintf("no common algorithm for %s; it offers only %s", negotiation.What, strings.Join(offered, ", "))}
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("closed by the other side: %w", err)
 	default:
 		return err
 	}
-}
-
-// hint is the likely cause of a failure, and what to type.
-func (c *Conn) hint(e *ConnectError) string {
-	var timeout interface{ Timeout() bool }
-	var hinted interface{ Hint() string }
-	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
-	switch {
-	case errors.As(e.Err, &hinted):
-		return hinted.Hint()
-	case errors.Is(e.Err, errTooManyFiles):
-		return "too many open files: raise the hard limit of the shell that starts multihost: sudo prlimit --pid $$ --nofile=65536"
-	case errors.Is(e.Err, errRefused):
-		return "nothing listens there: the VM is still booting, or this is not its SSH port"
-	case errors.Is(e.Err, errNoHost), errors.Is(e.Err, errNoNetwork):
-		return "this machine has no route to it: an internal address is reached from inside the network, or with --ssh-proxy-jump=USER@BASTION, or with --ip=iap"
-	case e.Stage == StageDial && timedOut:
-		return firewallHint(e.Addr)
-	case e.Stage == StageHandshake && timedOut:
-		return "it accepts connections and then says nothing: the VM hangs, is short of memory, or it is no SSH server"
-	case e.Stage == StageHandshake:
-		return "sshd closed the connection during the handshake: it is starting, or it is overloaded (MaxStartups); fewer at once: --max-dials=8"
-	case errors.Is(e.Err, ErrBooting):
-		return "the VM is up and not ready yet: wait for it with a longer --connect-timeout"
-	case errors.Is(e.Err, ErrLoginRefused):
-		return fmt.Sprintf("the account %q is locked or may not log in over SSH: see sshd's log on the VM, or use another --user", e.User)
-	case errors.Is(e.Err, ErrKeyRefused):
-		return "the VM boots, or the key is the wrong one: try again in a minute"
-	}
-	return ""
-}
-
-// firewallHint is about packets that nobody answers, which is what Google's
-// firewall does with those that no rule lets in.
-func firewallHint(addr string) string {
-	host, port, err := net.SplitHostPort(addr)
-	ip, ipErr := netip.ParseAddr(host)
-	if err != nil || ipErr != nil {
-		port = "22"
-	}
-	if ipErr == nil && (ip.IsPrivate() || ip.IsLinkLocalUnicast()) {
-		return "an internal address is reached from inside the network only: use --ip=external, --ip=iap or --ssh-proxy-jump=USER@BASTION"
-	}
-	return fmt.Sprintf("no firewall rule lets tcp:%[1]s in from this machine? this makes one: multihost network firewall create allow-ssh --network=NETWORK --allow=tcp:%[1]s --source-ranges=YOUR-ADDRESS/32", port)
 }

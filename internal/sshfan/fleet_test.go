@@ -231,12 +231,12 @@ func TestKeyRefusedForGood(t *testing.T) {
 	if !errors.Is(e, sshfan.ErrKeyRefused) || e.Tries < 2 {
 		t.Errorf("got %v after %d tries, want ErrKeyRefused after several", e, e.Tries)
 	}
-	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1], "metadata"} {
+	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1], "authorized_keys", "journalctl"} {
 		if !strings.Contains(e.Hint(), want) {
 			t.Errorf("hint %q does not name %s", e.Hint(), want)
 		}
 	}
-	if !strings.Contains(e.Error(), "does not know it") {
+	if !strings.Contains(e.Error(), "does not take it") {
 		t.Errorf("error %q does not tell a wrong key from a VM that boots", e)
 	}
 }
@@ -276,7 +276,7 @@ func TestWrongKeyIsToldFromABootingVM(t *testing.T) {
 			return len(all) > 0 && strings.Contains(all[len(all)-1].Detail, "a VM that boots refuses every key")
 		})
 		cancel()
-		if err := <-failed; !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "does not know it") {
+		if err := <-failed; !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "does not take it") {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -1030,7 +1030,7 @@ func (e *IAPError) Hint() string {
 	case iapLookupFailed, iapLookupFailedAgain:
 		return e.hintInstance()
 	case iapReadFailed, iapWriteFailed:
-		return "the worker hung up: its sshd may have been restarted, or turned the connection away because too many were logging in at once (MaxStartups)"
+		return "the worker hung up; " + seeLog
 	case iapReauthenticate:
 		return "your organization asks to log in again: gcloud auth application-default login"
 	case iapSIDUnknown, iapSIDInUse, iapRewindFailed:

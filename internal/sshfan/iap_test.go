@@ -475,7 +475,7 @@ func TestIAPEndOfTheOtherSide(t *testing.T) {
 		c := newRelay(t, newTarget(t, hangUp), func(r *relay) { r.noTarget = 4010 }).dial(t)
 		all, err := io.ReadAll(c)
 		var e *IAPError
-		if string(all) != "last words" || !errors.As(err, &e) || e.Code != 4010 || !strings.Contains(e.Hint(), "MaxStartups") {
+		if string(all) != "last words" || !errors.As(err, &e) || e.Code != 4010 || !strings.Contains(e.Hint(), "journalctl") {
 			t.Errorf("read %q, %v", all, err)
 		}
 		if !cutOff(err) {
@@ -518,7 +518,7 @@ func TestIAPDialErrors(t *testing.T) {
 		{http: 503},
 		{code: 1011},
 		{code: 4003, hint: rule},
-		{code: 4010, hint: "MaxStartups"},
+		{code: 4010, hint: "journalctl"},
 		{code: 4033, hint: role, permanent: true},
 		{code: 4047, hint: `no instance "vm1"`},
 	} {

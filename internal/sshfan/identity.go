@@ -1,6 +1,7 @@
 package sshfan
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -65,7 +66,7 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 	if err != nil {
 		hint := ""
 		if errors.Is(err, fs.ErrPermission) {
-			hint = "the key belongs to another user; use --identity-file=PATH for your own"
+			hint = "this user may not read it; name a key of your own with --identity-file=PATH"
 		}
 		return fail(bare(err), hint)
 	}
@@ -94,7 +95,11 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 		return unlock(path, data, locked, passphrase)
 	}
 	if err != nil {
-		return fail(fmt.Errorf("not a private key: %w", err), "--identity-file names the private key, not the .pub beside it")
+		hint := ""
+		if _, _, _, _, err := ssh.ParseAuthorizedKey(data); err == nil || bytes.Contains(data, []byte("PUBLIC KEY")) {
+			hint = "--identity-file names the private key, not the .pub beside it"
+		}
+		return fail(fmt.Errorf("not a private key: %w", err), hint)
 	}
 	return newIdentity(path, key)
 }

@@ -77,6 +77,14 @@ type ForwardError struct {
 	Bastion    string
 	Said       string // by its sshd: "Connection refused"
 	Prohibited bool   // it does not forward, or not to there
+
+	addr string // of the worker
+}
+
+// unanswered reports that the worker did not answer the bastion.
+func (e *ForwardError) unanswered() bool {
+	said := strings.ToLower(e.Said)
+	return !e.Prohibited && (strings.Contains(said, "timed out") || strings.Contains(said, "no route to host"))
 }
 
 func (e *ForwardError) Error() string {
@@ -99,8 +107,14 @@ func (e *ForwardError) Hint() string {
 		return "nothing listens there: the VM is still booting, or this is not its SSH port"
 	case strings.Contains(said, "not known") || strings.Contains(said, "resol"):
 		return "the bastion does not know the name of the worker; its internal address needs none"
+	case e.unanswered():
+		_, port, err := net.SplitHostPort(e.addr)
+		if err != nil {
+			port = "22"
+		}
+		return "the machine is off, is in a network that the bastion does not reach, or no firewall rule lets tcp:" + port + " in from the bastion"
 	}
-	return "no firewall rule lets tcp:22 in from the bastion, or it is in another network"
+	return "" // the bastion's own trouble, in its own words
 }
 
 // jumpTurns bounds the handshakes under way through one bastion. sshd begins to
@@ -181,6 +195,7 @@ func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 		return nil, &ForwardError{
 			Bastion:    h.to.Addr,
 			Said:       plainText(refused.Message),
+			addr:       addr,
 			Prohibited: refused.Reason == ssh.Prohibited || refused.Reason == ssh.UnknownChannelType,
 		}
 	case ctx.Err() != nil:
@@ -378,6 +393,8 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	}
 	e.Err = plain(err)
 	switch {
+	case errors.Is(err, errMoreThanKey):
+		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, ErrKeyRefused), errors.Is(err, ErrLoginRefused):
 		// A bastion runs already: what it refuses now it refuses later. This is
 		// not ErrKeyRefused, which is about the keys of workers.
@@ -386,11 +403,13 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	case stage == StageHostKey:
 		e.final = true
 	case stage == StageDial && errors.As(err, &timeout) && timeout.Timeout():
-		e.hint = "the bastion does not answer: no firewall rule lets this machine in, or the address is wrong"
+		e.hint = "the bastion does not answer: it is off, the address is another one's, or no firewall rule lets this machine in"
 	case errors.As(err, &hinted):
 		e.hint = hinted.Hint()
+	case stage == StageHandshake && errors.As(err, &timeout) && timeout.Timeout():
+		e.hint = "the bastion accepts connections and then says nothing"
 	case stage == StageHandshake:
-		e.hint = "the bastion closed the connection during the handshake: too many others are logging in there (MaxStartups)"
+		e.hint = atBastion(handshakeHint(err))
 	}
 	if e.final {
 		return e
@@ -401,6 +420,9 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	return e
 }
 
+// atBastion is a hint about a worker's sshd, said of a bastion's.
+func atBastion(hint string) string { return strings.Replace(hint, "the worker", "the bastion", 1) }
+
 // refused tells which keys a bastion has refused, and which it has not seen.
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
@@ -408,7 +430,7 @@ func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 		names[i] = fingerprint(k.PublicKey())
 	}
 	e.Err = fmt.Errorf("%w: %s", e.Err, strings.Join(names, ", "))
-	e.hint = "name the login with --ssh-proxy-jump=USER@HOST, and its key as IdentityFile in the file of --ssh-config"
+	e.hint = "name the login with --ssh-proxy-jump=USER@HOST, and its key as IdentityFile in the file of --ssh-config; if both are right, " + atBastion(seeLog)
 	if skipped != nil {
 		e.hint = fmt.Sprintf("a key was left out: %v; %s", skipped, e.hint)
 	}

@@ -55,7 +55,7 @@ func (e *UnreachableError) Hint() string {
 	for i, addr := range e.Addrs {
 		var timeout interface{ Timeout() bool }
 		if errors.As(e.Causes[i], &timeout) && timeout.Timeout() {
-			return firewallHint(addr)
+			return unansweredHint(addr, true)
 		}
 	}
 	return "name the way with --ip=external, internal or iap, or --ssh-proxy-jump=USER@BASTION"

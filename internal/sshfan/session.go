@@ -316,7 +316,9 @@ func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 			return nil, nil, s.conn.fail(StageExec, "", err)
 		}
 		if clock.Now().Add(wait).Sub(start) > sessionPatience {
-			return nil, nil, s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", ErrTooManySessions, err))
+			full := s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", ErrTooManySessions, err))
+			full.hint = hintOf(full, s.conn.known())
+			return nil, nil, full
 		}
 		select {
 		case <-clock.After(wait):

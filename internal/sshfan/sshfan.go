@@ -85,6 +85,14 @@ type Host struct {
 	// reports whether Keys, asked again, may tell something else, because its
 	// answer was a remembered one. The worker is then tried once more. May be nil.
 	Doubt func() bool
+
+	// Cloud: the worker is a VM of the cloud, whose metadata bring it keys and
+	// whose firewall rules let connections in.
+	Cloud bool
+
+	// Slice has the same firewall rules for all of its workers: that one is reached
+	// proves the rules. "" is for hosts that nothing is known of.
+	Slice string
 }
 
 // Config is what a Fleet needs. Only Identity has no default.
@@ -195,6 +203,7 @@ type Fleet struct {
 	hops      map[string]*hop // bastions, by the way to them
 
 	letIn    atomic.Int32 // logins to workers that went well
+	reached  sync.Map     // Host.Slice of every worker that a connection was made to
 	toldSlow atomic.Bool
 }
 
