@@ -407,7 +407,7 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 		{name: "being suspended", make: func(p *place) { p.inject("qr-suspended qr=train") }, want: "are being taken away (SUSPENDING)"},
 		{name: "it lives", make: func(*place) {}, want: "queued resource train is there, state ACTIVE"},
 		{name: "it has succeeded", make: func(p *place) { end(p, 0, "0", ""); end(p, 1, "0", ""); gone(p) }, want: "it has succeeded"},
-		{name: "its command failed", make: func(p *place) { end(p, 0, "143", "s0w1 failed, exit code 3"); end(p, 1, "3", ""); gone(p) }, want: "s0w1 failed, exit code 3"},
+		{name: "its command failed", make: func(p *place) { end(p, 0, "143", detach.FailFast); end(p, 1, "3", ""); gone(p) }, want: "s0w1 failed, exit code 3"},
 		{name: "one failed for want of the other, which was taken away", make: func(p *place) { end(p, 0, "1", ""); p.inject("preempt node=train"); p.state() }, attempt: 2},
 		{name: "its bucket could not be read", make: func(p *place) {
 			end(p, 0, "77", "the job cannot be fetched")

@@ -477,11 +477,15 @@ func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 // An End is how the newest attempt ended on one worker.
 type End struct {
 	Worker  tpu.WorkerID
-	Code    int
+	Code    int // never 0 where the end is not known
 	Signal  string
-	At      time.Time // worker's clock
+	At      time.Time // worker's clock, corrected by that of Cloud Storage where it is another one
 	LogSize int64
 	Reason  string // why it was stopped, or did not come to start
+	Tail    bool   // it looks like a training's tail: see State.Excused
+	Behind  int    // processes that the command left in the background and that were ended
+
+	rough bool // At was corrected, by whole seconds
 }
 
 // Down is the phase of a worker whose machine was told to end. The detail is why:
@@ -504,6 +508,8 @@ type State struct {
 	Seen     []Seen
 	Ended    []End  // of that attempt, ordered by worker
 	Stopping string // why it is to end
+	// StrictExit has Excused and Blame excuse nothing. Whoever reads the state sets it.
+	StrictExit bool
 
 	begun, announced int // the newest that a worker has told of, and that of control/attempt
 }
@@ -511,16 +517,79 @@ type State struct {
 // Over reports whether the newest attempt has ended on every worker of d.
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
-// Blame is the end that decides how the run ended: the earliest failure by the
-// workers' clocks of one that nobody stopped, else of any; nil is success.
-func (s State) Blame() *End {
-	var first *End
+// FailFast is why workers stop the command when another worker has failed. It names
+// none: which one was first is known when all have ended.
+const FailFast = "fail-fast: a worker failed"
+
+// ExcuseWindow is how long after worker 0's success the others may still fail in
+// leaving: their runtime loses its leader.
+const ExcuseWindow = time.Minute
+
+// Excused are the workers whose failure is only the tail of a training that worker 0
+// has ended with success: death by SIGABRT, or with the distributed runtime's own
+// words, within ExcuseWindow after it. Where a worker was stopped, or an end is not
+// known, nobody is excused. It counts once the attempt has ended on every worker.
+func (s State) Excused() []tpu.WorkerID {
+	var ids []tpu.WorkerID
+	for i, excused := range s.excused() {
+		if excused {
+			ids = append(ids, s.Ended[i].Worker)
+		}
+	}
+	return ids
+}
+
+// excused tells of each end whether it is excused.
+func (s State) excused() []bool {
+	out := make([]bool, len(s.Ended))
+	lead := slices.IndexFunc(s.Ended, func(e End) bool { return e.Worker == tpu.WorkerID{} && e.Code == 0 && !e.At.IsZero() })
+	if s.StrictExit || lead < 0 || slices.ContainsFunc(s.Ended, func(e End) bool { return e.Reason != "" }) {
+		return out
+	}
 	for i, e := range s.Ended {
-		if e.Code == 0 {
+		early := time.Duration(0)
+		if e.rough || s.Ended[lead].rough {
+			early = 2 * time.Second
+		}
+		after := e.At.Sub(s.Ended[lead].At)
+		out[i] = e.Code != 0 && e.Tail && after >= -early && after < ExcuseWindow
+	}
+	return out
+}
+
+// LeftBehind is how many processes the command had left in the background when it
+// ended by itself, and on which workers.
+func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
+	for _, e := range s.Ended {
+		if e.Behind > 0 && e.Reason == "" {
+			n, ids = n+e.Behind, append(ids, e.Worker)
+		}
+	}
+	return n, ids
+}
+
+// Blame is the end that decides how the run ended: the earliest failure of one that
+// nobody stopped, else of one that others did not stop, else of any. It is nil when
+// every worker ended with 0 or is excused.
+func (s State) Blame() *End {
+	excused := s.excused()
+	var first *End
+	rank := func(e *End) int {
+		switch e.Reason {
+		case "":
+			return 0
+		case FailFast:
+			return 2
+		}
+		return 1
+	}
+	for i := range s.Ended {
+		e := &s.Ended[i]
+		if e.Code == 0 || excused[i] {
 			continue
 		}
-		if first == nil || (e.Reason == "") != (first.Reason == "") && e.Reason == "" || (e.Reason == "") == (first.Reason == "") && e.At.Before(first.At) {
-			first = &s.Ended[i]
+		if first == nil || cmp.Or(rank(e)-rank(first), e.At.Compare(first.At)) < 0 {
+			first = e
 		}
 	}
 	return first
@@ -664,25 +733,48 @@ func parseEnd(name string) (attempt int, id tpu.WorkerID, ok bool) {
 }
 
 func parseExit(id tpu.WorkerID, name, text string) End {
-	e := End{Worker: id}
+	e, lost := End{Worker: id}, false
 	_, code, _ := strings.Cut(path.Base(name), ".")
-	e.Code, _ = strconv.Atoi(code)
+	var err error
+	if e.Code, err = strconv.Atoi(code); err != nil {
+		lost = true
+	}
+	var end, skew int64
 	for key, value := range fields(text) {
 		switch key {
 		case "signal":
 			e.Signal = value
 		case "end":
-			if n, err := strconv.ParseInt(value, 10, 64); err == nil && n > 0 {
-				e.At = time.Unix(0, n)
-			}
+			end, _ = strconv.ParseInt(value, 10, 64)
+		case "skew":
+			skew, _ = strconv.ParseInt(value, 10, 32)
 		case "size":
 			e.LogSize, _ = strconv.ParseInt(value, 10, 64)
 		case "reason":
 			e.Reason = value
+		case "lost":
+			lost = lost || value == "1"
+		case "tail":
+			e.Tail = value == "1"
+		case "behind":
+			e.Behind, _ = strconv.Atoi(value)
+		}
+	}
+	if end > 0 {
+		e.At = time.Unix(0, end).Add(-time.Duration(skew) * time.Second)
+		e.rough = skew != 0
+	}
+	if lost {
+		e.Tail = false
+		if e.Code == 0 {
+			e.Code = lostCode
 		}
 	}
 	return e
 }
+
+// lostCode is the code of a worker whose end is not known, as over SSH.
+const lostCode = 69
 
 func fields(text string) map[string]string {
 	m := map[string]string{}

@@ -9,6 +9,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
+	"multihost/internal/tpu"
 )
 
 // objects is a bucket that loses the answer to one upload.
@@ -146,6 +148,84 @@ func TestEndsAreReadBesideEachOther(t *testing.T) {
 	if len(s.Ended) != workers || s.Ended[7].Code != 7 || s.Ended[7].Reason != "enough" {
 		t.Errorf("got %+v", s.Ended)
 	}
+}
+
+// The verdict of a run that has ended, by the rule that holds over SSH, too: success
+// is only where every worker ended with 0 or is excused as a training's tail.
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		ends    string // WORKER.CODE and seconds, then fields; divided by ";"
+		strict  bool
+		blame   string // of a worker; "": success
+		code    int
+		excused string
+	}{
+		{name: "all succeed", ends: "s0w0.0 10;s0w1.0 11"},
+		{name: "a tail", ends: "s0w0.0 10;s0w1.134 11 tail=1;s0w2.1 69.9 tail=1", excused: "s0w[1-2]"},
+		{name: "strictly", ends: "s0w0.0 10;s0w1.134 11 tail=1", strict: true, blame: "s0w1", code: 134},
+		{name: "an ordinary failure beside it", ends: "s0w0.0 10;s0w1.134 11 tail=1;s0w2.100 12", blame: "s0w2", code: 100, excused: "s0w1"},
+		{name: "a minute later", ends: "s0w0.0 10;s0w1.134 70 tail=1", blame: "s0w1", code: 134},
+		{name: "before worker 0's success", ends: "s0w0.0 10;s0w1.134 9.9 tail=1", blame: "s0w1", code: 134},
+		{name: "worker 0 has failed", ends: "s0w0.1 10;s0w1.134 11 tail=1", blame: "s0w0", code: 1},
+		{name: "worker 0 of another slice", ends: "s0w0.1 12;s1w0.0 10;s1w1.134 11 tail=1", blame: "s1w1", code: 134},
+		{name: "others were stopped for it", ends: "s0w0.0 10;s0w1.134 11 tail=1;s0w2.143 12 reason=fail-fast: a worker failed", blame: "s0w1", code: 134},
+		{name: "an end that nobody has seen", ends: "s0w0.0 10;s0w1.134 11 tail=1 lost=1", blame: "s0w1", code: 134},
+		{name: "worker 0's end is not known", ends: "s0w0.0 10 lost=1;s0w1.134 11 tail=1", blame: "s0w0", code: 69},
+		{name: "a status that is not known", ends: "s0w0.0 10;s0w1.unknown 11", blame: "s0w1", code: 69},
+		{name: "no status", ends: "s0w0.0 10;s0w1 11", blame: "s0w1", code: 69},
+		{name: "clocks that differ", ends: "s0w0.0 3610 skew=3600;s0w1.134 11 tail=1", excused: "s0w1"},
+		{name: "first by corrected clocks", ends: "s0w0.1 3612 skew=3600;s0w1.2 13;s0w2.3 14", blame: "s0w0", code: 1},
+		{name: "who was stopped is never first", ends: "s0w0.143 5 reason=fail-fast: a worker failed;s0w1.9 10", blame: "s0w1", code: 9},
+		{name: "nor before one that did not start", ends: "s0w0.143 5 reason=fail-fast: a worker failed;s0w1.77 10 reason=no bucket", blame: "s0w1", code: 77},
+	} {
+		var p ends
+		for end := range strings.SplitSeq(c.ends, ";") {
+			name, rest, _ := strings.Cut(end, " ")
+			at, fields, _ := strings.Cut(rest, " ")
+			seconds, err := strconv.ParseFloat(at, 64)
+			testkit.Must(t, err)
+			key, value, _ := strings.Cut(fields, "=")
+			if key != "reason" {
+				fields = strings.ReplaceAll(fields, " ", "\n")
+			} else {
+				fields = key + "=" + value
+			}
+			p = append(p, [2]string{"r/ended/1/" + name, fmt.Sprintf("end=%d\n%s\n", int64(1.7e18+seconds*1e9), fields)})
+		}
+		s, err := openOn(t, p).State(t.Context(), "r")
+		testkit.Must(t, err)
+		s.StrictExit = c.strict
+		blame, code := "", 0
+		if first := s.Blame(); first != nil {
+			blame, code = first.Worker.String(), first.Code
+		}
+		if excused := tpu.Fold(s.Excused()); blame != c.blame || code != c.code || excused != c.excused {
+			t.Errorf("%s: %q is to blame, %d, excused %q; want %q, %d, %q", c.name, blame, code, excused, c.blame, c.code, c.excused)
+		}
+	}
+}
+
+// ends is a bucket with these objects: name and text.
+type ends [][2]string
+
+func (p ends) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	list := storage.Objects{}
+	for _, o := range p {
+		if strings.HasPrefix(o[0], r.URL.Query().Get("prefix")) {
+			list.Items = append(list.Items, &storage.Object{Name: o[0]})
+		}
+		if strings.HasSuffix(r.URL.Path, "/o/"+o[0]) {
+			_, _ = io.WriteString(w, o[1])
+			return
+		}
+	}
+	if !strings.HasSuffix(r.URL.Path, "/o") {
+		http.NotFound(w, r)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(list)
 }
 
 // A page is a bucket with ends of workers, which it answers when all are asked for.

@@ -20,7 +20,7 @@
 //	ended/N/sSwW.CODE                      how attempt N ended there
 //	control/attempt                        the newest attempt that any worker began
 //	control/stop                           why the run is to end
-//	control/failed-N                       who failed first in attempt N
+//	control/failed-N                       that a worker failed in attempt N, so the others are to stop
 //
 // A run whose slices were taken away is started again under its name: as another
 // start, with files of its own below starts/, which run.json names once they are
@@ -107,6 +107,10 @@ type Job struct {
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
+	// TailWords is an extended regular expression: with it, or a death by SIGABRT, a
+	// command ends that only follows worker 0, which has succeeded. Empty: nothing is
+	// excused.
+	TailWords string
 
 	claim, kitSum, codeSum string
 }
@@ -228,7 +232,7 @@ func (j Job) text() string {
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
-		{"secrets", strings.Join(secrets, " ")},
+		{"secrets", strings.Join(secrets, " ")}, {"tail_words", j.TailWords},
 	}
 	var b strings.Builder
 	for _, l := range lines {
@@ -280,6 +284,7 @@ type Description struct {
 	Every       float64   `json:"seconds_between_uploads"`
 	Keep        Keep      `json:"keep,omitempty"`            // as in Job
 	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // as in Job
+	StrictExit  bool      `json:"strict_exit,omitempty"`     // nothing is excused
 	Claim       string    `json:"claim,omitempty"`           // name of the start
 	Attempt     int       `json:"attempt,omitempty"`         // that the start begins with
 

@@ -33,6 +33,7 @@ bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' 
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 stale=1800 ttl=0 requested=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off adopt=no venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
+tail_words='' # empty: nothing is excused (--strict-exit)
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
 # others are to be told if it failed, or why all are to stop; why another one does
@@ -100,7 +101,7 @@ read_job() {
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | requested | keep | keep_for | \
-        preflight | kill_stale | numa | adopt | venv | fail_fast | grace | timeout | cloud_logging | secrets)
+        preflight | kill_stale | numa | adopt | venv | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
         printf -v "$key" '%s' "$value" ;;
     esac
   done < <(printf '%s\n' "$text")
@@ -1023,41 +1024,151 @@ log_name() {
   if ((attempt > 1)); then REPLY=attempt-$attempt/$REPLY; fi
 }
 
+# Names of the ends of this attempt that are failures, below ended/N/.
+failed=()
+
+# Why the command is stopped where another worker has failed. It names no worker:
+# which one failed first is known by the clocks when all have ended.
+fail_fast_reason='fail-fast: a worker failed'
+
 # finish records how the attempt ended on this worker, after its log. The status
 # is in the name, so that one list tells how a run ended.
 finish() {
-  local exit_file=$runs/$attempt/exit reason
+  local exit_file=$runs/$attempt/exit reason lost behind=0
   if [[ ${gave_up-} == "$attempt" ]]; then return; fi
+  if [[ $is =~ ^(exited|lost)$ && ! $rebooted && ! $not_again ]]; then sweep; fi
   patiently send_log || note "the log could not be sent: $why"
-  if [[ ! -s $exit_file ]]; then
+  if [[ -s $exit_file ]]; then entry code "$exit_file"; else REPLY=; fi
+  if [[ ! $REPLY =~ ^[0-9]{1,3}$ ]]; then
     give_up 70 "${missing:-the record of the attempt is gone from this worker}"
     is=exited
     return
   fi
+  end_code=$((10#$REPLY)) end_told='' failure=''
   cp -- "$exit_file" "$scratch/exit"
-  entry code "$exit_file"
-  end_code=$REPLY end_told='' failure=''
+  entry lost "$exit_file"
+  lost=$REPLY
   entry reason "$exit_file"
   reason=$REPLY
+  if [[ $lost == 1 && $end_code == 0 ]]; then end_code=255; fi # nobody has seen it: that is no success
   if [[ $rebooted ]]; then end_code=255 reason=$rebooted; fi
+  if [[ $not_begun ]]; then reason="${reason:+$reason, and }$not_begun"; fi
   # After a reboot it would have begun again: what ends it is the stop.
   if [[ $not_again ]]; then end_code=143 reason="$not_again; $reason"; fi
-  if [[ $rebooted || $not_again ]]; then
+  if [[ $rebooted || $not_begun || $not_again ]]; then
     {
       grep -v -e '^code=' -e '^signal=' -e '^lost=' -e '^reason=' -- "$exit_file"
       printf 'code=%s\nsignal=\nlost=1\nreason=%s\n' "$end_code" "${reason//$'\n'/ }"
     } >"$scratch/exit"
   fi
+  if ((behind)) && [[ ! $reason && $lost != 1 ]]; then printf 'behind=%s\n' "$behind" >>"$scratch/exit"; fi
+  note_skew
   # Who was stopped, or rebooted, has not failed.
   if [[ $not_begun ]]; then
-    failure="$me was rebooted, and $not_begun"
+    failure=$fail_fast_reason
   elif ((end_code)) && [[ ! -s $runs/$attempt/stop && $reason != *rebooted* ]]; then
-    failure="$me failed, exit code $end_code"
+    failure=$fail_fast_reason
+    if is_tail; then
+      printf 'tail=1\n' >>"$scratch/exit"
+      if [[ $fail_fast != yes ]] || await_lead; then failure=''; fi
+    fi
   fi
   not_begun='' rebooted=''
   if [[ $cloud_logging == yes ]]; then agent_end "$reason"; fi
   patiently tell_end
   report_end "$reason"
+}
+
+# sweep ends what the command has left in the background, and sets behind to how many
+# processes that were.
+sweep() {
+  op stop "$run" "$attempt" "$grace" 'left behind by the command' </dev/null
+  if answer counts; then behind=${REPLY%% *}; fi
+  if ((behind)); then note "ended $behind processes that the command had left in the background"; fi
+}
+
+# note_skew notes how far the clock of this worker is ahead of that of Cloud Storage,
+# in seconds, where that is more than what an answer leaves in doubt: ends of two
+# workers are compared.
+note_skew() {
+  local before date
+  rm -f -- "$scratch/headers"
+  now
+  before=$REPLY
+  object control/attempt
+  api GET "$REPLY?alt=media" -D "$scratch/headers" || [[ $status == 404 ]] || return
+  header date 2>/dev/null
+  date=$(date -d "${REPLY:-none}" +%s 2>/dev/null) || return
+  now
+  if ((before - date > 2)); then
+    printf 'skew=%s\n' "$((before - date))" >>"$scratch/exit"
+  elif ((date - REPLY > 2)); then
+    printf 'skew=%s\n' "$((REPLY - date))" >>"$scratch/exit"
+  fi
+}
+
+# is_tail: the end looks like a training's tail: a death by SIGABRT, of the command or
+# of what its shell ran, or the distributed runtime's own words at the end of the
+# output. An end that is not known, or that we or the kernel's want of memory brought
+# about, is none.
+is_tail() {
+  local key
+  if [[ ! $tail_words || $me == s0w0 ]]; then return 1; fi
+  for key in lost oom reason; do
+    entry "$key" "$scratch/exit"
+    if [[ $REPLY && $REPLY != 0 ]]; then return 1; fi
+  done
+  entry signal "$scratch/exit"
+  [[ $REPLY == ABRT || $end_code == 134 ]] || tail -n 20 -- "$runs/$attempt/output.log" 2>/dev/null | grep -a -q -E -e "$tail_words"
+}
+
+# await_lead waits for up to a minute for the end of worker 0: the ends of two workers
+# come in any order. It succeeds when that excuses the end here.
+await_lead() {
+  local end
+  now
+  end=$((REPLY + 60))
+  while :; do
+    if api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2Fs0w0." && [[ $reply =~ \"name\":\ *\"[^\"]*/s0w0\.([0-9]+)\" ]]; then
+      if [[ ${BASH_REMATCH[1]} != 0 ]]; then return 1; fi
+      if fetch "ended/$attempt/s0w0.0" "$scratch/lead"; then
+        excused "$scratch/exit"
+        return
+      fi
+    elif asked "failed-$attempt" || asked stop; then
+      return 1
+    fi
+    now
+    if ((REPLY >= end)); then return 1; fi
+    sleep "$((look < 5 ? look : 5))"
+  done
+}
+
+# excused FILE: the end in it is the tail of a training that worker 0, whose end is in
+# $scratch/lead, has ended with success: it came within a minute after that.
+excused() {
+  local end after slack=0
+  entry tail "$1"
+  if [[ $REPLY != 1 ]]; then return 1; fi
+  end_of "$1" || return
+  end=$REPLY
+  end_of "$scratch/lead" || return
+  after=$((end - REPLY))
+  ((after >= -slack * 1000000000 && after < 60000000000))
+}
+
+# end_of FILE: when that end was, in nanoseconds, by the clock of Cloud Storage where
+# the worker's is another one. That tells whole seconds, which is in slack.
+end_of() {
+  local at
+  entry lost "$1"
+  if [[ $REPLY == 1 ]]; then return 1; fi
+  entry end "$1"
+  at=$REPLY
+  entry skew "$1"
+  [[ $at =~ ^[0-9]{1,19}$ && $REPLY =~ ^(-?[0-9]{1,10})?$ ]] || return
+  if ((${REPLY:-0})); then slack=2; fi
+  REPLY=$((at - ${REPLY:-0} * 1000000000))
 }
 
 report_end() { report ended "attempt $attempt, exit code $end_code${1:+ ($1)}"; }
@@ -1091,8 +1202,9 @@ give_up() {
   gave_up=$attempt
   now
   printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$scratch/exit"
+  note_skew
   end_code=$1 end_told='' failure=''
-  if (($1 != 143)); then failure="$me failed: $2"; fi # who is stopped has not failed
+  if (($1 != 143)); then failure=$fail_fast_reason; fi # who is stopped has not failed
   if [[ $cloud_logging == yes ]]; then agent_end "$2"; fi
   tell_end
   report failed "$2"
@@ -1122,7 +1234,7 @@ rest() {
       if kept; then
         if [[ $phase != kept ]]; then report kept "$why"; fi
         # Only the time can still end it.
-        if ((ttl == 0)) && [[ $keep == always || $keep_for == 0 ]]; then return 1; fi
+        if ((ttl == 0)) && [[ $keep == always || $keep_for == 0 && $judged == "$attempt" ]]; then return 1; fi
       else
         take_turn
         if wanted_attempt; then
@@ -1162,7 +1274,7 @@ kept() {
   why=--keep
   if [[ $keep == always ]]; then return 0; fi
   why='the run failed (--keep-on-failure)'
-  if [[ $keep != on-failure ]] || ((failures == 0)); then return 1; fi
+  if [[ $keep != on-failure ]] || ((failures == 0)) || all_excused; then return 1; fi
   now
   if [[ ${kept_of-} != "$attempt" ]]; then
     kept_of=$attempt kept_since=$REPLY
@@ -1175,22 +1287,51 @@ kept() {
   ((keep_for == 0 || REPLY - kept_since < keep_for))
 }
 
+# all_excused: all that has failed in this attempt is a training's tail. It is judged
+# once; $judged is the attempt of the verdict.
+judged='' verdict=''
+all_excused() {
+  local name
+  if [[ $judged == "$attempt" ]]; then
+    [[ $verdict == excused ]]
+    return
+  fi
+  verdict=excused
+  if ((${#failed[@]} != failures)); then
+    verdict=failed # one of them has told nothing
+  elif ! fetch "ended/$attempt/s0w0.0" "$scratch/lead"; then
+    [[ $status == 404 ]] || return
+    verdict=failed
+  else
+    for name in "${failed[@]}"; do
+      fetch "ended/$attempt/$name" "$scratch/end" || return
+      if ! excused "$scratch/end"; then
+        verdict=failed
+        break
+      fi
+    done
+  fi
+  judged=$attempt
+  [[ $verdict == excused ]]
+}
+
 # take_turn has one request do as a rule, though every worker deletes.
 take_turn() { sleep "$((index < 30 ? index : 30))"; }
 
 # all_ended: every worker has ended the attempt, or is dead: said nothing for
-# $stale seconds. failures is how many did not end well.
+# $stale seconds. failures is how many did not end well, failed which of those have
+# told of it.
 all_ended() {
   local token='' text name ended=0 s w
   local -A seen=()
-  failures=0
+  failures=0 failed=()
   while :; do
     api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}ended%2F$attempt%2F${token:+&pageToken=${token//+/%2B}}" || return
     text=$reply
     while IFS= read -r name; do
       if [[ $name =~ /ended/$attempt/(s[0-9]+w[0-9]+)\.([0-9]+)$ ]]; then
         seen[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
-        if ((BASH_REMATCH[2])); then failures=$((failures + 1)); fi
+        if ((BASH_REMATCH[2])); then failures=$((failures + 1)) failed+=("${name##*/}"); fi
       fi
     done < <(printf '%s\n' "$text" | grep -o '"name": *"[^"]*"' | sed 's/.*"\([^"]*\)"$/\1/')
     value_of nextPageToken

@@ -402,15 +402,57 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	})
 }
 
-// The first failure stops the others, and is the one to blame.
+// The first failure stops the others, and is the one to blame. Why they were stopped
+// names no worker: the first to be seen need not be the first by the clocks.
 func TestFirstFailureStopsTheOthers(t *testing.T) {
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || exit 7; sleep 1000`, nil, sim.Config{})
 	s := w.until("both to end", ended(2))
-	if b := s.Blame(); b == nil || b.Code != 7 || b.Worker.Worker != 1 || !strings.Contains(s.Ended[0].Reason, "s0w1 failed, exit code 7") {
+	if b := s.Blame(); b == nil || b.Code != 7 || b.Worker.Worker != 1 || s.Ended[0].Reason != detach.FailFast {
 		t.Errorf("got %+v", s.Ended)
 	}
 	w.gone()
+}
+
+// What only follows worker 0's success is a training's tail: nobody is stopped for
+// it, the run has succeeded, and what is kept after a failure is not kept.
+func TestATrainingsTailIsExcused(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, backend string) {
+		w := begin(t, backend, "v4-16", `ulimit -c 0; [ $MULTIHOST_WORKER_ID = 0 ] || {
+until curl -s -f -o /dev/null STORAGE/storage/v1/b/BUCKET/o/jobs%2Ftrain%2Fended%2F1%2Fs0w0.0; do sleep 0.1; done
+kill -ABRT $$; }`, func(o *job.JobOptions, do *job.DetachOptions) {
+			o.Run.Script = strings.NewReplacer("STORAGE", do.Roots.Storage, "BUCKET", do.Bucket).Replace(o.Run.Script)
+			o.KeepOnFailure = true
+		}, sim.Config{})
+		s := w.until("both to end", ended(2))
+		if s.Blame() != nil || len(s.Excused()) != 1 || s.Ended[1].Code != 134 || s.Ended[1].Signal != "ABRT" {
+			t.Errorf("got %+v", s.Ended)
+		}
+		if told := w.object("control/failed-1"); told != "" {
+			t.Errorf("the others were told: %s", told)
+		}
+		if s.StrictExit = true; s.Blame() != &s.Ended[1] {
+			t.Errorf("strictly, %+v is to blame", s.Blame())
+		}
+		w.gone()
+	})
+}
+
+// What the command leaves in the background when it ends is ended, on workers that
+// nobody is connected to, too, and told.
+func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, backend string) {
+		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec sleep 973.25' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *job.DetachOptions) { o.Keep = true }, sim.Config{})
+		s := w.until("the end", ended(1))
+		if n, on := s.LeftBehind(); n != 1 || len(on) != 1 || s.Blame() != nil {
+			t.Errorf("got %+v", s.Ended)
+		}
+		if out, err := exec.Command("pgrep", "-f", "^sleep 973[.]25$").Output(); err == nil {
+			t.Errorf("it lives on: %s", out)
+		}
+	})
 }
 
 func TestKeepOnFailureKeepsForATime(t *testing.T) {
@@ -566,6 +608,47 @@ fetch() { status=404; return 1; }
 wanted_attempt() { wanted=1; }
 `+code+`
 if rest; then echo "attempt $next is wanted"; fi`)
+}
+
+// What is kept after a failure is not kept after a training's tail, however often
+// the bucket is away while that is found out.
+func TestATrainingsTailIsNoFailureThatKeeps(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ ends, want string }{
+		"tails":                    {"s0w0.0=1000 s0w1.134=1001tail s0w2.1=1059tail", "deleted at 1040: every worker has ended\n"},
+		"one of them is no tail":   {"s0w0.0=1000 s0w1.134=1001tail s0w2.1=1002", "stays kept\n"},
+		"one of them comes late":   {"s0w0.0=1000 s0w1.134=1001tail s0w2.1=1060tail", "stays kept\n"},
+		"worker 0 has failed, too": {"s0w0.1=1000 s0w1.134=1001tail s0w2.0=1000", "stays kept\n"},
+		"one has not told":         {"s0w0.0=1000 s0w1.134=1001tail", "stays kept\n"},
+	} {
+		got := restOf(t, `
+sleep() { clock=$((clock + $1)); }
+teardown() { echo "deleted at $clock: $1"; phase=deleted; }
+keep=on-failure keep_for=0 attempt=1 total=3 slices=1 workers=3 storage=S bucket=b prefix=r/
+age_of() { REPLY=9000; }
+ends='`+c.ends+`'
+api() {
+  status=200 reply=''
+  for e in $ends; do reply+="{\"name\": \"r/ended/1/${e%=*}\"}"$'\n'; done
+}
+fetch() {
+  status=503 why=away
+  if ((clock < 1040)); then return 1; fi
+  for e in $ends; do
+    if [[ $e == "${1##*/}="* ]]; then
+      e=${e#*=}
+      printf 'end=%s000000000\n%s\n' "${e%tail}" "$([[ $e == *tail ]] && echo tail=1)" >"$2"
+      return
+    fi
+  done
+  status=404
+  return 1
+}
+trap '[[ $phase != kept ]] || echo stays kept' EXIT`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
 }
 
 // A bucket that could be read a moment ago does not count as lost for ever, and
@@ -853,7 +936,7 @@ func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	got := inWorkerScript(t, `
 state=$root/state scratch=$root/scratch runs=$root/runs run=r me=s0w0 slice=0 worker=0 attempt=1 clock=1000 first_boot=0 total=1 right=yes
 mkdir -p "$state" "$scratch/kit" "$runs/1"
-: >"$scratch/kit/status" 2>"$scratch/kit/bootstrap"
+: >"$scratch/kit/status" >"$scratch/kit/stop" 2>"$scratch/kit/bootstrap"
 mount -t tmpfs -o size=64k none "$state" || exit
 printf 'step 1\nNo space left on device\n' >"$runs/1/output.log"
 printf 'code=7\nsignal=\nend=1\nsize=31\noom=0\nlost=0\ndropped=0\nreason=\n' >"$runs/1/exit"
@@ -863,12 +946,12 @@ attribute() { :; }
 api() {
   if [[ $1 == GET ]]; then status=404; return 1; fi
   status=200
-  if [[ $4 == */text ]]; then sed -n '/phase=/s/^/told: /p; /failed/p' "$4"; else REPLY=${2##*name=}; echo "${REPLY%%&*}: $(tr '\n' '|' <"$4")"; fi
+  if [[ $4 == */text ]]; then sed -n '/phase=/s/^/told: /p; /fail/p' "$4"; else REPLY=${2##*name=}; echo "${REPLY%%&*}: $(tr '\n' '|' <"$4")"; fi
 }
 head -c 1000000 /dev/zero >"$state/checkpoint" 2>/dev/null
 attend; finish; echo "after $((clock - 1000)) s"`, "unshare", "-m")
 	want := `main_command_log_slice_0_worker_0: step 1|No space left on device|
-s0w0 failed, exit code 7
+fail-fast: a worker failed
 ended%2F1%2Fs0w0.7: code=7|signal=|end=1|size=31|oom=0|lost=0|dropped=0|reason=|
 multihost: ended: attempt 1, exit code 7
 told: phase=ended
@@ -876,6 +959,70 @@ after 0 s
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The end of a worker is excused where it only follows worker 0, which has succeeded:
+// the others are not stopped for it, and the record says that it is a tail. All else
+// stops them, and no later than a minute after the end, or at once where worker 0 has
+// failed or others were told already.
+func TestATrainingsTailStopsNobody(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"an abort after worker 0's success": {"lead=0", "tail, after 0 s\n"},
+		"an exit status of 134":             {"lead=0 signal=", "tail, after 0 s\n"},
+		"the runtime's words":               {"lead=0 code=1 signal=; echo 'JAX distributed service detected fatal errors' >>$runs/1/output.log", "tail, after 0 s\n"},
+		"worker 0 tells later":              {"lead=0 told=1050", "tail, after 50 s\n"},
+		"59 s after":                        {"lead=0 end=5059", "tail, after 0 s\n"},
+		"60 s after":                        {"lead=0 end=5060", "tail, after 0 s, fail-fast: a worker failed\n"},
+		"before":                            {"lead=0 end=4999", "tail, after 0 s, fail-fast: a worker failed\n"},
+		"before, by a clock that is an hour behind":     {"lead=0 end=1410 skew=-3600", "skew=-3600, tail, after 0 s\n"},
+		"after, by a clock that is an hour ahead":       {"lead=0 end=8590 skew=3600", "skew=3600, tail, after 0 s, fail-fast: a worker failed\n"},
+		"worker 0 has failed":                           {"lead=1", "tail, after 0 s, fail-fast: a worker failed\n"},
+		"worker 0 works on":                             {"told=9000", "tail, after 60 s, fail-fast: a worker failed\n"},
+		"worker 0 works on, the others know of another": {"told=9000 known=failed-1", "tail, after 0 s, fail-fast: a worker failed\n"},
+		"the bucket tells nothing":                      {"status_of_list=503", "tail, after 60 s, fail-fast: a worker failed\n"},
+		"worker 0 itself":                               {"lead=0 me=s0w0", "after 0 s, fail-fast: a worker failed\n"},
+		"an ordinary failure":                           {"lead=0 code=100 signal=", "after 0 s, fail-fast: a worker failed\n"},
+		"words long before the end":                     {"lead=0 code=1 signal=; { echo 'JAX distributed service'; seq 20; } >>$runs/1/output.log", "after 0 s, fail-fast: a worker failed\n"},
+		"for want of memory":                            {"lead=0 oom=1", "after 0 s, fail-fast: a worker failed\n"},
+		"an end that nobody has seen":                   {"lead=0 lost=1", "after 0 s, fail-fast: a worker failed\n"},
+		"stopped":                                       {"lead=0 reason=enough; echo enough >$runs/1/stop", "after 0 s\n"},
+		"--strict-exit":                                 {"lead=0 tail_words=''", "after 0 s, fail-fast: a worker failed\n"},
+		"--fail-fast=false":                             {"told=9000 fail_fast=no", "tail, after 0 s\n"},
+	} {
+		got := inWorkerScript(t, `
+state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w1 slice=0 worker=1 storage=S bucket=b prefix=r/ is=exited
+mkdir -p "$runs/1"
+: >"$runs/1/output.log"
+play_clock
+lead='' told=0 code=134 signal=ABRT end=5000 skew=0 oom=0 lost=0 reason='' known='' status_of_list=200 tail_words='JAX distributed service'
+report() { :; }
+send_log() { :; }
+op() { :; }
+answer() { return 1; }
+api() { # the list of worker 0's ends, and the time
+  case $2 in
+    *control%2Fattempt*) TZ=UTC0 printf 'Date: %(%a, %d %b %Y %T)T GMT\r\n' "$((clock - skew))" >"$scratch/headers"; status=404; return 1 ;;
+    *prefix=r%2Fended%2F1%2Fs0w0.)
+      reply='{}' status=$status_of_list why=no
+      if ((clock >= told)) && [[ $lead ]]; then reply="{\"items\": [{\"name\": \"r/ended/1/s0w0.$lead\"}]}"; fi
+      [[ $status == 200 ]] ;;
+  esac
+}
+fetch() {
+  case $1 in
+    control/*) [[ ${1#*/} == "$known" ]] && : >"$2" ;;
+    ended/1/s0w0.0) printf 'code=0\nend=5000000000000\n' >"$2" ;;
+  esac
+}
+store() { if [[ $1 == control/* ]]; then failed_for=$(<"$2"); else sed -n 's/^tail=1$/tail, /p; s/^skew=.*/&, /p' "$2" | tr -d '\n'; fi; }
+`+c.code+`
+printf 'code=%s\nsignal=%s\nend=%s000000000\noom=%s\nlost=%s\nreason=%s\n' "$code" "$signal" "$end" "$oom" "$lost" "$reason" >"$runs/1/exit"
+finish; echo "after $((clock - 1000)) s${failed_for:+, $failed_for}"`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
 	}
 }
 

@@ -138,6 +138,9 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Adopt = o.Run.Adopt
+	if !o.Run.StrictExit {
+		j.TailWords = runtimeWords
+	}
 	j.Venv, j.CloudLogging, j.Secrets = do.Venv, do.CloudLogging, o.Run.Secrets
 	if o.Request.Type.Generation.NUMA && o.Run.NUMA != preflight.NUMAOff {
 		j.NUMA = "bind"
@@ -157,7 +160,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	desc := detach.Description{
 		Run: j.Run, Project: d.Project, Zone: d.Zone, Resource: j.Resource, Type: o.Request.Type.Name, Nodes: j.Nodes, Workers: j.Workers,
 		Login: j.Login, Owner: d.Owner, Created: d.Clock.Now().UTC(), Command: commandText(o.Run), Every: max(do.Every, time.Second).Seconds(),
-		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(), Attempt: 1,
+		Keep: j.Keep, KeepFor: j.KeepFor.Seconds(), StrictExit: o.Run.StrictExit, Attempt: 1,
 	}
 	var env []string
 	for _, v := range o.Run.Env {
@@ -434,11 +437,13 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 	var sum *event.Summary // of that attempt
 	shown, shownOf := map[tpu.WorkerID]int64{}, 0
 	total := len(r.desc.IDs())
+	o.StrictExit = o.StrictExit || r.desc.StrictExit
 	for {
 		state, err := r.bucket.State(ctx, r.desc.Run)
 		if err != nil {
 			return Outcome{}, interruptedOr(ctx, err)
 		}
+		state.StrictExit = o.StrictExit
 		rec, err := r.record(ctx, state.Attempt)
 		if err != nil && !state.Over(r.desc) {
 			return Outcome{}, interruptedOr(ctx, err)
@@ -487,6 +492,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 		if state.Over(r.desc) {
 			defer r.sayKept(ctx, state) // after the summary
 			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
+				r.sayBackground(sum, state)
 				r.Sink.Emit(*sum)
 				return out, nil
 			}
@@ -710,12 +716,22 @@ func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time)
 			sum.Next = "nothing was written there; once that is mended, type the job again with another --run-name"
 		}
 	}
+	if excused := state.Excused(); sum.OK && len(excused) > 0 {
+		r.sayExcused(&sum, tpu.Fold(excused))
+	}
+	r.sayBackground(&sum, state)
 	rec.Ended, rec.Code = true, sum.ExitCode
 	if err := rec.save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}
 	r.Sink.Emit(sum)
 	return Outcome{Code: sum.ExitCode, Started: true}, nil
+}
+
+// sayBackground says what the workers have told of processes that the command left.
+func (r *detachedRun) sayBackground(sum *event.Summary, state detach.State) {
+	processes, ids := state.LeftBehind()
+	r.sayLeftBehind(sum, processes, ids, backgroundCureDetached)
 }
 
 // logs writes one worker's log to w: from the worker while it can be reached,
@@ -960,6 +976,12 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 		row.State = fmt.Sprintf("exit code %d", first.Code)
 	case state.Over(r.desc):
 		row.State = "exit code 0"
+		if excused := state.Excused(); len(excused) > 0 {
+			row.State += ", unclean on " + tpu.Fold(excused)
+		}
+		if processes, _ := state.LeftBehind(); processes > 0 {
+			row.State += ", left " + event.Count(processes, "process") + " in the background"
+		}
 	default:
 		row.State = "queued"
 		if len(state.Seen) > 0 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
@@ -101,10 +102,6 @@ func (t trouble) text(cause string, away, limit time.Duration) string {
 	return text
 }
 
-// excuseWindow is how long after worker 0's success the others may still fail in
-// leaving: their runtime loses its leader.
-const excuseWindow = time.Minute
-
 // runtimeWords are what the distributed runtime itself prints when it ends a process
 // since others have left. grep -E on workers reads it, too.
 const runtimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordination_service|[Cc]oordination agent|[Ss]hutdown barrier`
@@ -124,7 +121,7 @@ func leaves(exit launch.Exit, lastLines []string) bool {
 func excused(e, lead ending) bool {
 	known := func(e ending) bool { return e.known && e.err == nil && !e.exit.Lost && e.exit.Reason == "" }
 	after := e.at.Sub(lead.at)
-	return known(lead) && !lead.failed() && known(e) && e.tail && !e.exit.OOM && after >= 0 && after < excuseWindow
+	return known(lead) && !lead.failed() && known(e) && e.tail && !e.exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
 // A step is what one worker's end means for the others while fail-fast holds.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
@@ -98,7 +99,7 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 
 // failFastReason names no worker: which one failed first is known by the clocks when
 // all have ended, and said by the summary.
-const failFastReason = "fail-fast: a worker failed"
+const failFastReason = detach.FailFast
 
 // tailDoubt is how long fail-fast waits for the end of worker 0 when another worker
 // has failed as in a training's tail: the ends of two workers come in any order.
@@ -351,7 +352,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	log.close()
 	behind := 0
-	if err == nil {
+	if err == nil && f.rec.Bucket == "" { // else the worker does it itself, and tells it in the bucket
 		behind = f.sweep(workerCtx, i)
 	}
 	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
@@ -433,14 +434,13 @@ func (f *following) sweep(ctx context.Context, i int) (ended int) {
 
 // leftBehind counts the processes that the command had left in the background when
 // it ended by itself, and on which workers.
-func (f *following) leftBehind() (n int, where string) {
-	var ids []tpu.WorkerID
+func (f *following) leftBehind() (n int, ids []tpu.WorkerID) {
 	for i, e := range f.ends {
 		if e.behind > 0 && e.exit.Reason == "" {
 			n, ids = n+e.behind, append(ids, f.team.ids[i])
 		}
 	}
-	return n, tpu.Fold(ids)
+	return n, ids
 }
 
 const (
@@ -778,21 +778,12 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	case first >= 0:
 		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
 	case f.failedWorkers() != "":
-		sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", f.ref.Run, f.failedWorkers())
-		event.Notef(f.Sink, event.Warn, "to make it a failure: --strict-exit",
-			"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", f.failedWorkers())
+		f.sayExcused(&sum, f.failedWorkers())
 	default:
 		sum.Text = fmt.Sprintf("run %s succeeded on %s", f.ref.Run, onAll(n))
 	}
-	if behind, where := f.leftBehind(); behind > 0 {
-		sum.LeftBehind = behind
-		text := fmt.Sprintf("the command ended and left %s in the background, which ended with it, on %s", event.Count(behind, "process"), where)
-		event.Notef(f.Sink, event.Warn, backgroundCure, "%s", text)
-		if sum.OK {
-			sum.Text = fmt.Sprintf("warning: run %s: %s; its own status was 0", f.ref.Run, text)
-			sum.Next = backgroundCure
-		}
-	}
+	behind, where := f.leftBehind()
+	f.sayLeftBehind(&sum, behind, where, backgroundCure)
 	cause := stop.end(code)
 	if cause != nil && f.ExitStatus != nil {
 		sum.ExitCode = f.ExitStatus(cause)
@@ -826,7 +817,34 @@ func (s *stopping) end(code int) error {
 }
 
 // backgroundCure is what to do about a command that leaves its work in the background.
-const backgroundCure = "keep the training in the foreground, without nohup, & and tmux new -d; what leaves a run going on without this machine is --detach"
+const (
+	backgroundCure         = foregroundCure + "; what leaves a run going on without this machine is --detach"
+	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"
+	backgroundCureDetached = foregroundCure + ": the job goes on without this machine"
+)
+
+// sayExcused has the summary of a run that succeeded name the workers whose failure
+// was excused.
+func (d *Deps) sayExcused(sum *event.Summary, workers string) {
+	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
+	event.Notef(d.Sink, event.Warn, "to make it a failure: --strict-exit",
+		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", workers)
+}
+
+// sayLeftBehind makes what the command left in the background the headline of the
+// summary.
+func (d *Deps) sayLeftBehind(sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
+	if processes == 0 {
+		return
+	}
+	sum.LeftBehind = processes
+	text := fmt.Sprintf("the command ended and left %s in the background, which ended with it, on %s", event.Count(processes, "process"), tpu.Fold(ids))
+	event.Notef(d.Sink, event.Warn, cure, "%s", text)
+	if sum.OK {
+		sum.Text = fmt.Sprintf("warning: run %s: %s; its own status was 0", sum.Run, text)
+		sum.Next = cure
+	}
+}
 
 // verdict returns the exit status and the index of the first worker to fail,
 // -1 when none did. A worker that we stopped is not to blame for its end.
