@@ -2,11 +2,14 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"multihost/internal/launch"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -82,8 +85,8 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 		{"a login that is none", exitUsage, `--user=A b`, with("--user=A b"), ""},
 		{"a program to notify that is none", exitUsage, `--notify`, with("--notify='open"), "attached"},
 	}
-	for _, name := range []string{"BASHOPTS", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO", "BASH_SOURCE", "BASH_VERSINFO", "EUID", "PIPESTATUS", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"} {
-		all = append(all, refusal{"bash owns " + name, exitUsage, `"` + name + `"`, with("--env=" + name + "=1000"), ""})
+	for _, name := range namesThatNoWorkerExports(t) {
+		all = append(all, refusal{"no worker exports " + name, exitUsage, `"` + name + `"`, with("--env=" + name + "=1000"), ""})
 	}
 	if os.Geteuid() != 0 { // root reads everything
 		r.write("closed/secret", "x")
@@ -135,4 +138,32 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 			}
 		}
 	}
+}
+
+// namesThatNoWorkerExports are the variables that the start of a command refuses, of
+// all that bash has and all words in the scripts that start a command on a worker.
+func namesThatNoWorkerExports(t *testing.T) []string {
+	t.Helper()
+	spec := launch.Spec{Run: "r", Attempt: 1, Owner: "o", WorkDir: "r", Script: "true"}
+	kit, err := spec.Kit()
+	testkit.Must(t, err)
+	out, err := exec.Command("bash", "--norc", "--noprofile", "-c", "f() { compgen -v; }; f x").Output()
+	testkit.Must(t, err)
+	text := string(out)
+	for _, script := range kit.Scripts {
+		text += script
+	}
+	names := regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_]*`).FindAllString(text, -1)
+	slices.Sort(names)
+	names = slices.DeleteFunc(slices.Compact(names), func(name string) bool {
+		one := spec
+		one.Env = []launch.EnvVar{{Name: name, Value: "1000"}}
+		return one.Validate() == nil
+	})
+	for _, name := range []string{"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "MULTIHOST_RUN"} {
+		if !slices.Contains(names, name) {
+			t.Errorf("%s is not among %v", name, names)
+		}
+	}
+	return names
 }
