@@ -42,6 +42,7 @@ the subnetwork); it opens nothing that a rule denies.
   multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
 		Flags: flags([]cli.Flag{
 			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice with that exact name, or `P` of the slices P-0, P-1, …"},
+			slicesFlag(),
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` whose quota to look at"},
 			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type are wanted"},
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
@@ -75,6 +76,9 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		Zone:    doctor.Setting{Value: s.gcloud.Zone, Source: s.gcloud.Source["Zone"]},
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
+	}
+	if o.Slices, err = slicesOf(c); err != nil {
+		return o, err
 	}
 	switch {
 	case o.Hosts != nil && o.Prefix != "":

@@ -26,18 +26,22 @@ func (p *program) psCommand() *cli.Command {
 		Usage:       "list the runs on the slices",
 		Description: "Asks worker 0 of every ready slice which runs live there, from whichever machine they were started.",
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
-			prefixFlag(),
+			prefixFlag(), slicesFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			if err := p.noArguments("multihost ps"); err != nil {
 				return err
 			}
+			numbers, err := slicesOf(c)
+			if err != nil {
+				return err
+			}
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, d.List(c.Context, c.String("tpu-prefix"), c.Bool("all")))
+			return interruptible(c.Context, d.List(c.Context, c.String("tpu-prefix"), numbers, c.Bool("all")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }

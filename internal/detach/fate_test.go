@@ -152,7 +152,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 				shown.WriteString(r.Text)
 			}
 		})}
-	err = d.List(t.Context(), "", true)
+	err = d.List(t.Context(), "", nil, true)
 	if err == nil || !strings.Contains(err.Error(), `forged/run.json: it is about run "other"`) {
 		t.Errorf("got error %v, want that of the forged run", err)
 	}
@@ -170,7 +170,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	testkit.Must(t, err)
 	testkit.Must(t, os.MkdirAll(filepath.Join(d.StateDir, "runs", "deleted"), 0o700))
 	testkit.Must(t, os.WriteFile(filepath.Join(d.StateDir, "runs", "deleted", "run.json"), record, 0o600))
-	if err := d.List(t.Context(), "", false); err != nil {
+	if err := d.List(t.Context(), "", nil, false); err != nil {
 		t.Errorf("a run that was deleted: %v", err)
 	}
 	_, err = server.Inject(sim.Fault{Name: "no-capacity"})
@@ -179,7 +179,7 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	testkit.Must(t, err)
 	_, _, err = queue.Create(t.Context(), qr.Request{ID: "deleted", NodeCount: 1, NodeID: "deleted", Type: ty})
 	testkit.Must(t, err)
-	if err := d.List(t.Context(), "", false); err == nil || !strings.Contains(err.Error(), "no such run in the bucket") {
+	if err := d.List(t.Context(), "", nil, false); err == nil || !strings.Contains(err.Error(), "no such run in the bucket") {
 		t.Errorf("one with a queued resource: %v", err)
 	}
 }

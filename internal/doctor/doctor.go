@@ -113,10 +113,11 @@ type Options struct {
 	Networks *network.Client
 	Hosts    job.HostList // machines in place of slices
 
-	Prefix  string   // of slices to examine; "": none
-	Network string   // "": that of the slices, else network.DefaultName
-	Type    tpu.Type // of slices that are wanted; zero: no quota is asked about
-	Count   int      // of them
+	Prefix  string      // of slices to examine; "": none
+	Slices  tpu.Numbers // of those, the ones with these numbers in their names
+	Network string      // "": that of the slices, else network.DefaultName
+	Type    tpu.Type    // of slices that are wanted; zero: no quota is asked about
+	Count   int         // of them
 
 	Login   string // on workers
 	OSLogin qr.OSLoginOptions

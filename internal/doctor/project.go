@@ -269,10 +269,14 @@ func (e *examination) findSlices(ctx context.Context) bool {
 		e.fail(CheckSlices, err)
 		return false
 	}
-	sel, err := tpu.Select(nodes, e.Prefix, true)
-	var none *tpu.NoSlicesError
-	if errors.As(err, &none) {
-		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: none.Hint(), Cure: e.command("qr", "list")})
+	sel, err := tpu.SelectNumbered(nodes, e.Prefix, e.Slices, true)
+	if err != nil {
+		var known interface{ Hint() string }
+		advice := ""
+		if errors.As(err, &known) {
+			advice = known.Hint()
+		}
+		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: advice, Cure: e.command("qr", "list")})
 		return false
 	}
 	for _, p := range sel.Problems {
@@ -296,7 +300,7 @@ func (e *examination) checkHealth(ctx context.Context) {
 		shown += " to " + names[len(names)-1]
 	}
 	first := e.sel.Slices[0]
-	if first.MultiSlice && first.Name != e.Prefix && first.QueuedResource != "" {
+	if first.MultiSlice && first.Name != e.Prefix && e.Slices == nil && first.QueuedResource != "" {
 		if res, err := e.Queue.Get(ctx, first.QueuedResource); err == nil && res.NodeCount > len(names)+len(e.sel.Problems) {
 			e.add(Finding{Check: CheckSlices, Level: Error, Cure: e.command("qr", "list"),
 				Text: fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(names))})

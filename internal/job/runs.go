@@ -36,9 +36,9 @@ type Seen struct {
 	age time.Duration // by the worker's clock
 }
 
-// List asks worker 0 of every ready slice, or of those that prefix names,
-// which runs it knows, and emits them as a Result.
-func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
+// List asks worker 0 of every ready slice, or of those that prefix names, with these
+// numbers in their names, which runs it knows, and emits them as a Result.
+func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
 	if prefix == "" && d.OpenBucket != nil {
@@ -48,7 +48,7 @@ func (d *Deps) List(ctx context.Context, prefix string, ended bool) error {
 		}
 		seen, detachedErr = append(seen, rows...), err
 	}
-	ready, found, surveyErr := d.survey(ctx, prefix, seen)
+	ready, found, surveyErr := d.survey(ctx, prefix, only, seen)
 	if ready == nil && surveyErr != nil && len(seen) == 0 {
 		return errors.Join(surveyErr, detachedErr)
 	}
@@ -184,13 +184,13 @@ func rank(info launch.Info) int {
 // which runs it knows; those of runs that were seen elsewhere need not be asked.
 // The error may come with what the others said: some slices were not asked, and
 // nothing is known of them.
-func (d *Deps) survey(ctx context.Context, prefix string, seen []Seen) ([]tpu.Slice, []foundRun, error) {
+func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen []Seen) ([]tpu.Slice, []foundRun, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
 	}
 	if prefix != "" {
-		sel, err := tpu.Select(nodes, prefix, true)
+		sel, err := tpu.SelectNumbered(nodes, prefix, only, true)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -251,7 +251,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
 	}
-	ready, found, surveyErr := d.survey(ctx, prefix, nil)
+	ready, found, surveyErr := d.survey(ctx, prefix, nil, nil)
 	var match []foundRun
 	for _, f := range found {
 		if f.info.Run == name {
