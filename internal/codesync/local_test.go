@@ -33,7 +33,7 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 	w.mu.Lock()
 	w.execs++
 	w.mu.Unlock()
-	words := append(slices.Clone(w.enter), "bash", "-c", "echo noise of a login script; "+c.Line)
+	words := append(slices.Clone(w.enter), testkit.LoginShell(w.home), "-c", "echo noise of a login script; "+c.Line)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Dir = w.home
 	cmd.Env = []string{"HOME=" + w.home, "PATH=" + w.tools + ":/usr/bin:/bin"}

@@ -103,32 +103,35 @@ func same(t *testing.T, what string, got, want any) {
 
 func TestPushMakesTheRunDirectoryEqual(t *testing.T) {
 	t.Parallel()
-	dir, w := t.TempDir(), newWorker(t)
-	write(t, dir, map[string]string{
-		"train.py": "print(1)\n", "pkg/mod.py": "x = 1\n", "pkg/copy.py": "x = 1\n", "empty": "", "void/": "",
-		"with space/new\nline": "a", "-rf": "dash", "--help/-x": "b", "caf\xe9": "latin1", "'q\"$(id)`": "quotes", "*": "star",
-		"pkg/link": "-> mod.py", "up/down": "-> ../pkg", "dangling": "-> nowhere", "loop": "-> .",
+	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
+		dir, w := t.TempDir(), newWorker(t)
+		login.At(t, w.home)
+		write(t, dir, map[string]string{
+			"train.py": "print(1)\n", "pkg/mod.py": "x = 1\n", "pkg/copy.py": "x = 1\n", "empty": "", "void/": "",
+			"with space/new\nline": "a", "-rf": "dash", "--help/-x": "b", "caf\xe9": "latin1", "'q\"$(id)`": "quotes", "*": "star",
+			"pkg/link": "-> mod.py", "up/down": "-> ../pkg", "dangling": "-> nowhere", "loop": "-> .",
+		})
+		testkit.Must(t, os.Chmod(filepath.Join(dir, "train.py"), 0o755))
+		testkit.Must(t, os.Chmod(filepath.Join(dir, "-rf"), 0o444))
+		testkit.Must(t, os.Link(filepath.Join(dir, "empty"), filepath.Join(dir, "hardlink")))
+		tree := scanDir(t, dir)
+		rep := push(t, tree, w, "run1")
+		same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
+		same(t, "files", tree.Count, 11)
+		// train.py, mod.py and its copy, empty and its hard link, six more.
+		same(t, "report", Report{SentFiles: rep.SentFiles, Reused: rep.Reused, Removed: rep.Removed}, Report{SentFiles: 9, Reused: 2})
+		if rep.SentBytes == 0 {
+			t.Error("no bytes sent")
+		}
+
+		before := w.execs
+		same(t, "second push", push(t, tree, w, "run1"), Report{Reused: 11})
+		same(t, "commands of a push that finds all equal", w.execs-before, 1)
+
+		same(t, "push into another run", push(t, tree, w, "run2"), Report{Reused: 11})
+		same(t, "other run directory", read(t, filepath.Join(w.home, "run2")), read(t, dir))
+		same(t, "commands when the store has all", w.execs-before-1, 2)
 	})
-	testkit.Must(t, os.Chmod(filepath.Join(dir, "train.py"), 0o755))
-	testkit.Must(t, os.Chmod(filepath.Join(dir, "-rf"), 0o444))
-	testkit.Must(t, os.Link(filepath.Join(dir, "empty"), filepath.Join(dir, "hardlink")))
-	tree := scanDir(t, dir)
-	rep := push(t, tree, w, "run1")
-	same(t, "run directory", read(t, filepath.Join(w.home, "run1")), read(t, dir))
-	same(t, "files", tree.Count, 11)
-	// train.py, mod.py and its copy, empty and its hard link, six more.
-	same(t, "report", Report{SentFiles: rep.SentFiles, Reused: rep.Reused, Removed: rep.Removed}, Report{SentFiles: 9, Reused: 2})
-	if rep.SentBytes == 0 {
-		t.Error("no bytes sent")
-	}
-
-	before := w.execs
-	same(t, "second push", push(t, tree, w, "run1"), Report{Reused: 11})
-	same(t, "commands of a push that finds all equal", w.execs-before, 1)
-
-	same(t, "push into another run", push(t, tree, w, "run2"), Report{Reused: 11})
-	same(t, "other run directory", read(t, filepath.Join(w.home, "run2")), read(t, dir))
-	same(t, "commands when the store has all", w.execs-before-1, 2)
 }
 
 // Data often has a disk of its own: nothing can be renamed into that.

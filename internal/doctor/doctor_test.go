@@ -19,6 +19,7 @@ import (
 
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -267,15 +268,27 @@ func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 
 func TestFactsOfThisMachine(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("bash", "-c", "echo from a start-up file; "+factsScript).Output()
+	python, err := exec.Command("/usr/bin/python3", "-c", "import platform; print(platform.python_version())").Output()
 	testkit.Must(t, err)
-	var a answer
-	_, err = a.Write(out)
-	testkit.Must(t, err)
-	lines, whole := a.lines()
-	if !whole || len(lines) < 3 || lines[0][0] != "kernel" || lines[0][1] == "" {
-		t.Errorf("facts: %q", out)
-	}
+	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
+		home := t.TempDir()
+		login.At(t, home)
+		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+sshfan.Bash(factsScript))
+		cmd.Env = []string{"HOME=" + home, "PATH=/usr/bin:/bin"} // no programs that are scripts
+		out, err := cmd.Output()
+		testkit.Must(t, err)
+		var a answer
+		_, err = a.Write(out)
+		testkit.Must(t, err)
+		lines, whole := a.lines()
+		facts := map[string]string{}
+		for _, line := range lines {
+			facts[line[0]] = strings.Join(line[1:], " ")
+		}
+		if !whole || facts["kernel"] == "" || facts["python"] != strings.TrimSpace(string(python)) || !strings.Contains(facts["home"], " ") {
+			t.Errorf("facts: %q", out)
+		}
+	})
 }
 
 // worker is a healthy one, as the looks at it tell.

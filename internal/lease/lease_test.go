@@ -136,7 +136,7 @@ func (v *vm) Name() string { return "s0w0" }
 
 func (v *vm) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	cmd = cmd.Whole()
-	c := exec.CommandContext(ctx, "bash", "-c", cmd.Line)
+	c := exec.CommandContext(ctx, testkit.LoginShell(filepath.Join(v.root, "home")), "-c", cmd.Line)
 	c.Env, c.Dir, c.Stdin, c.Stdout, c.Stderr = v.env, v.root, cmd.Stdin, cmd.Stdout, cmd.Stderr
 	var exit *exec.ExitError
 	if err := c.Run(); err != nil && !errors.As(err, &exit) {
@@ -221,27 +221,30 @@ func arm(t *testing.T, v *vm, terms Terms) Armed {
 // resource when it has ended.
 func TestTheEndOfTheCommandAndOfTheLease(t *testing.T) {
 	t.Parallel()
-	c := newCloud(t)
-	v := newVM(t, c)
-	end := v.runs()
-	if a := arm(t, v, terms(c, nil)); a.Right != nil || a.Apart != "" || a.Lease != time.Second {
-		t.Errorf("got %+v", a)
-	}
-	pid := v.pid()
-	if arm(t, v, terms(c, nil)); v.pid() != pid {
-		t.Error("armed twice, another watch lives")
-	}
-	look, err := Look(t.Context(), v, "train")
-	testkit.Must(t, err)
-	v.wait("the lease to be old", func() bool {
-		later, err := Look(t.Context(), v, "train")
-		return err == nil && later.Age > look.Age+2*time.Second
+	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
+		c := newCloud(t)
+		v := newVM(t, c)
+		login.At(t, filepath.Join(v.root, "home"))
+		end := v.runs()
+		if a := arm(t, v, terms(c, nil)); a.Right != nil || a.Apart != "" || a.Lease != time.Second {
+			t.Errorf("got %+v", a)
+		}
+		pid := v.pid()
+		if arm(t, v, terms(c, nil)); v.pid() != pid {
+			t.Error("armed twice, another watch lives")
+		}
+		look, err := Look(t.Context(), v, "train")
+		testkit.Must(t, err)
+		v.wait("the lease to be old", func() bool {
+			later, err := Look(t.Context(), v, "train")
+			return err == nil && later.Age > look.Age+2*time.Second
+		})
+		if c.isDeleted() {
+			t.Fatal("deleted while the command ran")
+		}
+		end(1)
+		v.wait("the deletion", c.isDeleted)
 	})
-	if c.isDeleted() {
-		t.Fatal("deleted while the command ran")
-	}
-	end(1)
-	v.wait("the deletion", c.isDeleted)
 }
 
 // What another worker runs, or what cannot be learned of it, ends nothing.

@@ -87,12 +87,13 @@ terms() {
   if ((look < 1)); then look=1; fi
 }
 
-# save keeps the terms for after a reboot.
+# save keeps the terms for after a reboot. A watch and what a runner asks for may do
+# so at the same time: each writes a file of its own.
 save() {
   local key
   { for key in run resource label nodes total adopt lease fresh hold ttl asked grace keep keep_for look adopted; do
     printf '%s=%s\n' "$key" "${!key}"
-  done >"$own/$run.terms.new" && mv -f -- "$own/$run.terms.new" "$own/$run.terms"; } 2>/dev/null
+  done >"$own/$run.terms.$BASHPID" && mv -f -- "$own/$run.terms.$BASHPID" "$own/$run.terms"; } 2>/dev/null
 }
 
 # Startup scripts have to end.
@@ -152,7 +153,7 @@ prepare() {
 start() {
   local file=$own/$run.sh tries
   if watched; then return; fi
-  { printf '%s\n' "$1" >"$file.new" && mv -f -- "$file.new" "$file"; } 2>/dev/null || fail "write $file"
+  { printf '%s\n' "$1" >"$file.$BASHPID" && mv -f -- "$file.$BASHPID" "$file"; } 2>/dev/null || fail "write $file"
   # shellcheck disable=SC2094
   (cd / && exec setsid bash --norc --noprofile -p "$file" - watch "$run" </dev/null >>"$own/$run.log" 2>&1) &
   for ((tries = 0; tries < 200; tries++)); do
@@ -178,8 +179,8 @@ is_free() { { flock -s -n 7; } 7<"$1" 2>/dev/null; }
 
 # write_lease TEXT: whoever reads it sees the old one or the new one.
 write_lease() {
-  local error
-  error=$({ printf '%s\n' "$1" >"$index/.$run.lease.$UID" && mv -f -- "$index/.$run.lease.$UID" "$index/$run.lease.$UID"; } 2>&1) ||
+  local error new=$index/.$run.lease.$UID.$BASHPID
+  error=$({ printf '%s\n' "$1" >"$new" && mv -f -- "$new" "$index/$run.lease.$UID"; } 2>&1) ||
     fail "write $index/$run.lease.$UID: $error"
 }
 

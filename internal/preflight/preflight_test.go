@@ -30,7 +30,7 @@ type host struct {
 // the same metric and deletes the first one that has all that is named, as the
 // kernel does.
 var standIns = map[string]string{
-	"ip": `#!/bin/bash
+	"ip": `#!/bin/bash -p
 metric() { local m=0; [[ $1 == *" metric "* ]] && { m=${1##* metric }; m=${m%% *}; }; echo "$m"; }
 named() { local word have=" $1 "; [[ $have == *" proto "* ]] || have+="proto boot "; for word in $2; do [[ $have == *" $word "* ]] || return 1; done; }
 args=" $* "
@@ -67,22 +67,22 @@ case $args in
 *) echo "ip stand-in: unknown call: $*" >&2; exit 1 ;;
 esac
 `,
-	"ethtool": `#!/bin/bash
+	"ethtool": `#!/bin/bash -p
 case $1 in
 -k) echo "Features for $2:"; echo "rx-checksumming: on"; printf '\ttx-nocache-copy: '; cat "$STATE/feature-$2" 2>/dev/null || cat "$STATE/feature" ;;
 -K) echo "ethtool $*" >>"$STATE/calls"; [[ $(cat "$STATE/feature") == *fixed* ]] && { echo "Could not change any device features" >&2; exit 1; }; echo "$4" >"$STATE/feature-$2" ;;
 esac
 `,
-	"id": "#!/bin/bash\ncat \"$STATE/uid\"\n",
-	"sudo": `#!/bin/bash
+	"id": "#!/bin/bash -p\ncat \"$STATE/uid\"\n",
+	"sudo": `#!/bin/bash -p
 echo "sudo $*" >>"$STATE/calls"
 [[ -e $STATE/sudo-refuses ]] && { echo "sudo: a password is required" >&2; exit 1; }
 [[ $1 == -n ]] || exit 1
 shift
 exec "$@"
 `,
-	"numactl": "#!/bin/bash\n",
-	"apt-get": `#!/bin/bash
+	"numactl": "#!/bin/bash -p\n",
+	"apt-get": `#!/bin/bash -p
 echo "apt-get $*" >>"$STATE/calls"
 [[ -e $STATE/apt-fails ]] && { cat "$STATE/apt-fails"; exit 100; }
 for name; do [[ -e $STATE/repository/$name ]] && cp "$STATE/repository/$name" "${0%/*}/$name"; done
@@ -149,7 +149,7 @@ func (h *host) remove(names ...string) {
 
 func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
 	c = c.Whole()
-	cmd := exec.CommandContext(ctx, "bash", "-c", "echo noise of a login script; "+c.Line)
+	cmd := exec.CommandContext(ctx, testkit.LoginShell(h.root), "-c", "echo noise of a login script; "+c.Line)
 	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "MULTIHOST_KEEP=STATE", "STATE=" + filepath.Join(h.root, "state"),
 		"MULTIHOST_ROOT_PROC=" + h.root, "MULTIHOST_ROOT_SYS=" + h.root, "MULTIHOST_ROOT_DEV=" + h.root, "MULTIHOST_ROOT_TMP=" + h.root}
 	return runCmd(cmd, c)
@@ -207,16 +207,19 @@ var fresh = []string{
 
 func TestFreshHostGetsEverySetting(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
-	o := Options{ExpectMTU: 8896, ExpectChips: 4}
-	rep := run(t, h, o)
-	same(t, "outcomes", outcomes(rep), fresh)
-	same(t, "routes", h.read("state/routes"), "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 rto_min lock 5ms")
-	same(t, "severity", rep.Severity(true), Fine)
-	results := rep.Results
-	rep.Results = nil
-	same(t, "worker", rep, Report{NUMANodes: 2, Node0Bytes: 500 << 10, TotalBytes: 1000 << 10, HasNumactl: true, Devices: 4, BootID: "c0ffee"})
-	same(t, "number of results", len(results), len(Settings()))
+	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
+		h := newHost(t)
+		login.At(t, h.root)
+		o := Options{ExpectMTU: 8896, ExpectChips: 4}
+		rep := run(t, h, o)
+		same(t, "outcomes", outcomes(rep), fresh)
+		same(t, "routes", h.read("state/routes"), "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 rto_min lock 5ms")
+		same(t, "severity", rep.Severity(true), Fine)
+		results := rep.Results
+		rep.Results = nil
+		same(t, "worker", rep, Report{NUMANodes: 2, Node0Bytes: 500 << 10, TotalBytes: 1000 << 10, HasNumactl: true, Devices: 4, BootID: "c0ffee"})
+		same(t, "number of results", len(results), len(Settings()))
+	})
 }
 
 func TestSecondApplyChangesNothingAndNeedsNoSudo(t *testing.T) {

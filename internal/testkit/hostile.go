@@ -1,5 +1,11 @@
 package testkit
 
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
 // A HostileLogin is a login whose start-up file exports what changes how programs
 // behave. Lines are for bash.
 type HostileLogin struct{ Name, Lines string }
@@ -27,6 +33,40 @@ func HostileLogins() []HostileLogin {
 		{"decimal comma", HostileLocale + "unset LC_ALL\nexport LOCPATH=~/.locales LC_NUMERIC=comma\n"},
 	}
 }
+
+// EachLogin runs test for a login without start-up file, and for each hostile one.
+func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
+	Need(t, "localedef")
+	for _, login := range append([]HostileLogin{{Name: "ordinary"}}, HostileLogins()...) {
+		t.Run(login.Name, func(t *testing.T) {
+			t.Parallel()
+			test(t, login)
+		})
+	}
+}
+
+// At makes home that of the login: LoginShell starts what the login does.
+func (l HostileLogin) At(t testing.TB, home string) {
+	t.Helper()
+	if l.Lines == "" {
+		return
+	}
+	rc := filepath.Join(home, loginShell+".rc")
+	Must(t, os.WriteFile(rc, []byte(l.Lines), 0o644))
+	Must(t, os.WriteFile(filepath.Join(home, loginShell), []byte("#!/bin/bash\n. "+rc+"\nbuiltin exec /bin/bash \"$@\"\n"), 0o755))
+}
+
+// LoginShell is the program that takes the place of the login shell of the worker
+// with this home: bash, if At was not called.
+func LoginShell(home string) string {
+	path := filepath.Join(home, loginShell)
+	if _, err := os.Stat(path); err != nil {
+		return "bash"
+	}
+	return path
+}
+
+const loginShell = ".login-shell"
 
 // HostileLocale are lines that make the locale "comma", in which a decimal comma
 // is the only difference from C.

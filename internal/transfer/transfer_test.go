@@ -32,7 +32,7 @@ func (local) Name() string { return "s0w0" }
 
 func (l local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	cmd = cmd.Whole()
-	c := exec.CommandContext(ctx, "bash", "-c", cmd.Line)
+	c := exec.CommandContext(ctx, testkit.LoginShell(l.home), "-c", cmd.Line)
 	c.Env, c.Dir = []string{"HOME=" + l.home, "PATH=" + os.Getenv("PATH")}, l.home
 	c.Stdout, c.Stderr = cmd.Stdout, cmd.Stderr
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
@@ -141,36 +141,39 @@ func send(ctx context.Context, l local, sources []string, dest string, into bool
 
 func TestEverythingIsKeptBothWays(t *testing.T) {
 	t.Parallel()
-	tree := odd(t)
-	want := listing(t, tree)
-	l := local{t.TempDir()}
-	for _, dest := range []string{"there", "new/dir/", "~/other", l.home + "/abs"} {
-		if err := send(t.Context(), l, []string{tree}, dest, false); err != nil {
-			t.Fatalf("%s: %v", dest, err)
+	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
+		tree := odd(t)
+		want := listing(t, tree)
+		l := local{t.TempDir()}
+		login.At(t, l.home)
+		for _, dest := range []string{"there", "new/dir/", "~/other", l.home + "/abs"} {
+			if err := send(t.Context(), l, []string{tree}, dest, false); err != nil {
+				t.Fatalf("%s: %v", dest, err)
+			}
 		}
-	}
-	for _, at := range []string{"there", "new/dir/tree", "other", "abs"} {
-		if diff := cmp.Diff(want, listing(t, filepath.Join(l.home, at))); diff != "" {
-			t.Errorf("%s: %s", at, diff)
+		for _, at := range []string{"there", "new/dir/tree", "other", "abs"} {
+			if diff := cmp.Diff(want, listing(t, filepath.Join(l.home, at))); diff != "" {
+				t.Errorf("%s: %s", at, diff)
+			}
 		}
-	}
-	back := t.TempDir()
-	for dest, at := range map[string]string{"copy": "copy", ".": "there", "a/b/": "a/b/there"} {
-		to := PlaceFor(filepath.Join(back, dest)+dest[len(strings.TrimRight(dest, "/")):], false)
-		got, err := Fetch(t.Context(), l, []string{"~/there"}, to, Progress{})
-		if err != nil || got.Files != 12 {
-			t.Fatalf("%s: %+v, %v", dest, got, err)
+		back := t.TempDir()
+		for dest, at := range map[string]string{"copy": "copy", ".": "there", "a/b/": "a/b/there"} {
+			to := PlaceFor(filepath.Join(back, dest)+dest[len(strings.TrimRight(dest, "/")):], false)
+			got, err := Fetch(t.Context(), l, []string{"~/there"}, to, Progress{})
+			if err != nil || got.Files != 12 {
+				t.Fatalf("%s: %+v, %v", dest, got, err)
+			}
+			if diff := cmp.Diff(want, listing(t, filepath.Join(back, at))); diff != "" {
+				t.Errorf("%s: %s", dest, diff)
+			}
 		}
-		if diff := cmp.Diff(want, listing(t, filepath.Join(back, at))); diff != "" {
-			t.Errorf("%s: %s", dest, diff)
+		if left, _ := filepath.Glob(filepath.Join(back, ".multihost-cp*")); left != nil {
+			t.Errorf("left behind: %q", left)
 		}
-	}
-	if left, _ := filepath.Glob(filepath.Join(back, ".multihost-cp*")); left != nil {
-		t.Errorf("left behind: %q", left)
-	}
-	if left, _ := filepath.Glob(filepath.Join(l.home, ".multihost-cp*")); left != nil {
-		t.Errorf("left behind on the worker: %q", left)
-	}
+		if left, _ := filepath.Glob(filepath.Join(l.home, ".multihost-cp*")); left != nil {
+			t.Errorf("left behind on the worker: %q", left)
+		}
+	})
 }
 
 func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
