@@ -189,14 +189,25 @@ cannot reach: what the container needs is in its first lines, and what it lacks 
 said when it runs (docs/gke.md).
 
   multihost preflight print --platform=gke > preflight.sh
-  bash preflight.sh PLATFORM=GKE && python3 train.py`,
-				Flags: []cli.Flag{platformFlag()},
+  bash preflight.sh PLATFORM=GKE && python3 train.py
+
+With --tpu=no the script expects no TPU: it ends with 0 on CPU and GPU hosts. Its
+argument TPU=no does the same.`,
+				Flags: []cli.Flag{platformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
 				Action: func(c *cli.Context) error {
 					on, err := platform(c.String("platform"))
 					if err != nil {
 						return err
 					}
-					script := preflight.Print(preflight.Options{Platform: on})
+					o := preflight.Options{Platform: on}
+					switch tpu := c.String("tpu"); strings.ToLower(tpu) {
+					case "yes":
+					case "no":
+						o.ExpectChips = preflight.NoDevices
+					default:
+						return usagef("--tpu=%q: want yes or no", tpu)
+					}
+					script := preflight.Print(o)
 					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(on), script}})
 				},
 			}, exitOK, exitUsage),

@@ -14,8 +14,9 @@
 #
 # A printed script has PLATFORM and the settings in itself, in $table, and is for
 # whoever reads a terminal or the log of a pod. Its arguments are check or apply,
-# --require, and PLATFORM=gce or gke in any case. It ends with 76 when the worker
-# cannot train, or with --require when any setting is not as wanted.
+# --require, PLATFORM=gce or gke, and TPU=no where no TPU is expected, in any case.
+# It ends with 76 when the worker cannot train, or with --require when any setting
+# is not as wanted.
 #
 # No setting may keep another one from being done, so nothing aborts this
 # script. Where a value is right, nothing is written and sudo is not needed.
@@ -26,7 +27,7 @@ export LC_ALL=C
 trap '' PIPE HUP
 
 declare -a table
-voice='' require=''
+voice='' require='' tpu=''
 read_words() {
 	local word
 	voice=people mode=apply
@@ -36,8 +37,10 @@ read_words() {
 		--require) require=yes ;;
 		PLATFORM=[gG][cC][eE]) platform=gce ;;
 		PLATFORM=[gG][kK][eE]) platform=gke ;;
+		TPU=[nN][oO]) tpu=no ;;
+		TPU=[yY][eE][sS]) tpu=yes ;;
 		*)
-			printf 'preflight: unknown word %s: want check, apply, --require, PLATFORM=gce or PLATFORM=gke\n' "$word" >&2
+			printf 'preflight: unknown word %s: want check, apply, --require, PLATFORM=gce, PLATFORM=gke, TPU=yes or TPU=no\n' "$word" >&2
 			exit 64
 			;;
 		esac
@@ -785,19 +788,24 @@ count_devices() {
 count=0
 
 do_devices() { # NAME WANT
-	local outcome=ok problem=""
-	case $2 in
+	local want=$2 outcome=ok problem=""
+	case $tpu in
+	no) want=none ;;
+	yes) [[ $want == none ]] && want=1+ ;;
+	esac
+	case $want in
 	none) outcome=skipped problem="not a TPU worker" ;;
 	1+)
 		((count > 0)) || outcome=failed problem="no TPU device below /dev/accel* or /dev/vfio/*"
 		[[ $count == 0 && $platform == gke ]] && problem+=" (does the container ask for google.com/tpu, and for all of the node's?)"
+		[[ $count == 0 && $voice == people ]] && problem+="; on a host without TPU: TPU=no"
 		;;
 	*)
-		((count == $2)) || problem="$count TPU devices, $2 expected"
-		((count >= $2)) || outcome=failed
+		((count == want)) || problem="$count TPU devices, $want expected"
+		((count >= want)) || outcome=failed
 		;;
 	esac
-	say result "$1" "$2" "$count" "$count" "$outcome" no "$problem"
+	say result "$1" "$want" "$count" "$count" "$outcome" no "$problem"
 }
 
 tell_worker() {
