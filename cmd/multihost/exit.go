@@ -146,7 +146,7 @@ func exitCode(err error) int {
 		return exitConfig
 	case errors.As(err, &jobError):
 		switch jobError.Stage {
-		case job.StageSettings, job.StageSkew:
+		case job.StageSettings, job.StageSkew, job.StageVenv:
 			return exitPreflight
 		case job.StageTimeout, job.StageStall:
 			return exitTempFail

@@ -133,6 +133,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "skew", Value: "warn", Usage: "check, warn or off: what it means that workers differ in python, jax, jaxlib, libtpu or the code of --use-existing-folder (`MODE`); check starts nothing then"},
 		&cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"},
 		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
+		&cli.BoolFlag{Name: "venv", Usage: "run the command in a Python virtual environment of the run, which each worker makes once; default of jobs with MaxText's flags"},
 		&cli.StringFlag{Name: "numa", Value: "auto", Usage: "auto, bind, preferred or off: NUMA binding of the command (`MODE`)"},
 		&cli.StringSliceFlag{Name: "xla-preset", Usage: "compiler flags by preset or group `NAME`,…, put into LIBTPU_INIT_ARGS; see multihost xla presets"},
 		&cli.StringSliceFlag{Name: "xla-flag", Usage: "one more compiler `FLAG=VALUE`; may be repeated"},

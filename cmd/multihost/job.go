@@ -84,10 +84,8 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				}
 				return outcome(out, err)
 			}
-			for _, name := range []string{"venv", "cloud-logging"} {
-				if _, typed := p.inv.set[name]; typed {
-					return usagef("--%s: it is for jobs without runner: add --detach and --bucket-name=BUCKET", name)
-				}
+			if _, typed := p.inv.set["cloud-logging"]; typed {
+				return usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET")
 			}
 			if c.String("bucket-name") != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine", Hint: "to have the job live without this machine, add --detach"})
@@ -116,7 +114,6 @@ func jobFlags() []cli.Flag {
 		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
 		&cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
 		&cli.DurationFlag{Name: "upload-every", Value: time.Minute, Usage: "`TIME` between two uploads of a worker's log to the bucket"},
-		&cli.BoolFlag{Name: "venv", Usage: "run the command of a job without runner in a Python environment of its own; default with MaxText's flags"},
 		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging too, by Google's Ops Agent"},
 		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after they were requested, whatever runs; default: never"},
 		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "have the workers delete the slices this `TIME` after the end of the command, or after their boot before it, when this machine is dead or away and nobody is attached; 0: never"},
@@ -163,8 +160,6 @@ func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) (job.DetachOpti
 	if do.Every < time.Second {
 		return do, usagef("--upload-every=%s: it must be 1s or more", do.Every)
 	}
-	_, typed := p.inv.set["venv"]
-	do.Venv = c.Bool("venv") || !typed && p.asMaxText()
 	return do, nil
 }
 
@@ -187,6 +182,10 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 	run, err := p.runOptions(s, c)
 	if err != nil {
 		return job.JobOptions{}, err
+	}
+	run.MaxText = p.asMaxText()
+	if run.MaxText && !c.IsSet("venv") {
+		run.Venv = true
 	}
 	limits, err := waitLimits(p.inv, c)
 	if err != nil {

@@ -145,6 +145,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Preflight:    c.String("preflight"),
 		Skew:         job.SkewMode(c.String("skew")),
 		Install:      c.Bool("install"),
+		Venv:         c.Bool("venv"),
 		LogDir:       c.String("log-dir"),
 		Detach:       c.Bool("detach"),
 		Timeout:      c.Duration("timeout"),

@@ -103,7 +103,8 @@ type Job struct {
 	KillStale    string // orphans or all: who is ended that holds the TPU; orphans
 	NUMA         string // bind or preferred where there are two nodes and numactl; off
 	Adopt        bool   // take over a directory that no run made
-	Venv         bool
+	Venv         bool   // run the command in a Python virtual environment
+	MaxText      bool   // give it the variables that MaxText's multihost_job.py sets
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
@@ -231,7 +232,7 @@ func (j Job) text() string {
 		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
-		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
+		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"maxtext", yes[j.MaxText]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")}, {"tail_words", j.TailWords},
 	}
 	var b strings.Builder
@@ -292,6 +293,7 @@ type Description struct {
 	// what it was.
 	CommandSum string `json:"command_sha256,omitempty"`
 	EnvSum     string `json:"environment_sha256,omitempty"`
+	Venv       string `json:"venv,omitempty"` // true or false; older starts do not tell
 }
 
 // What a job may have at most; the largest slice has some thousand workers.

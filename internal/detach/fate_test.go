@@ -65,7 +65,7 @@ func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
 python -c 'import os, sys; print("in a venv:", sys.prefix == os.environ["VIRTUAL_ENV"] and sys.prefix != sys.base_prefix, os.path.relpath(sys.prefix, os.environ["HOME"]))'
 touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attempt
 [ $MULTIHOST_ATTEMPT = 2 ] || sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
-		do.Venv, do.CloudLogging, o.Keep = true, true, true
+		o.Run.Venv, do.CloudLogging, o.Keep = true, true, true
 	}, sim.Config{})
 	for _, link := range []string{
 		"logs and results: https://console.cloud.google.com/storage/browser/" + sim.DefaultBucket + "/jobs/train?project=" + sim.DefaultProject,

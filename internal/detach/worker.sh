@@ -32,7 +32,7 @@ run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 stale=1800 ttl=0 requested=0 keep=never keep_for=0
-preflight=apply kill_stale=orphans numa=off adopt=no venv=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
+preflight=apply kill_stale=orphans numa=off adopt=no venv=no maxtext=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 tail_words='' # empty: nothing is excused (--strict-exit)
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
@@ -101,7 +101,7 @@ read_job() {
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | requested | keep | keep_for | \
-        preflight | kill_stale | numa | adopt | venv | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
+        preflight | kill_stale | numa | adopt | venv | maxtext | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
         printf -v "$key" '%s' "$value" ;;
     esac
   done < <(printf '%s\n' "$text")
@@ -412,13 +412,14 @@ as_login() {
 
 # op SCRIPT ARG…: one operation of the supervisor's scripts, as the login; its
 # answer is in $scratch/answer. What comes on stdin follows the script. All of them
-# are short, but for the grace time.
+# are short, but for the grace time and $op_limit.
+op_limit=120
 op() {
   local name=$1 size
   shift
   size=$(stat -c %s -- "$scratch/kit/$name")
   cat -- "$scratch/kit/$name" - |
-    as_login "$((grace / 1000 + 120))" bash --norc --noprofile -p -c "$(<"$scratch/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$scratch/answer" 2>"$scratch/error"
+    as_login "$((grace / 1000 + op_limit))" bash --norc --noprofile -p -c "$(<"$scratch/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$scratch/answer" 2>"$scratch/error"
 }
 
 answer() { # WORD: the rest of the last line that begins with it
@@ -797,19 +798,21 @@ unpack_code() {
   printf '%s\n' "$code_sum" >"$mark"
 }
 
-# make_venv: images of TPU VMs have venv or virtualenv, some neither.
+# make_venv: as a runner does, by launch.MakeVenv.
 make_venv() {
-  local dir=$home/.multihost/venv/$run module
-  if [[ -e $state/venv && -x $dir/bin/python ]]; then return; fi
-  for module in venv virtualenv; do
-    # What a reboot has left half-made has no pip.
-    if why=$(as_login 600 python3 -m "$module" --clear "$dir" 2>&1); then
-      : >"$state/venv"
-      return
-    fi
-    why=${why##*$'\n'}
-  done
-  why="make a virtual environment (--venv): $why"
+  local op_limit=1920
+  op venv "$run" </dev/null
+  why="make a virtual environment (--venv): "
+  if answer refused; then
+    if [[ $REPLY == python3-venv* ]]; then why+="the package python3-venv is not installed: "; fi
+    why+=${REPLY#* }
+    return 1
+  elif answer path && venv_path=$REPLY && answer venv; then
+    venv_dir=$REPLY
+    return
+  fi
+  answer error
+  why+=${REPLY:-no answer: $(tail -n 1 "$scratch/error")}
   return 1
 }
 
@@ -888,8 +891,11 @@ variables() {
     "MULTIHOST_SLICE_ID=$slice" "MULTIHOST_NUM_SLICES=$slices" "MULTIHOST_WORKER_ID=$worker" "MULTIHOST_NUM_WORKERS=$workers" \
     "MULTIHOST_PROCESS_ID=$index" "MULTIHOST_NUM_PROCESSES=$total" MULTIHOST_LOCAL_ID=0 \
     "MULTIHOST_COORDINATOR_IP=$coordinator" "MULTIHOST_WORKER_IP=$own"
+  if [[ $maxtext == yes ]]; then
+    printf '%s\0' "SLICE_ID=$slice" "WORKER_ID=$worker" "NODE_ID=$node" "ZONE=$zone" "PROJECT=$project"
+  fi
   if [[ $venv == yes ]]; then
-    printf '%s\0' PYTHONHOME "VIRTUAL_ENV=$home/.multihost/venv/$run" "PATH=$home/.multihost/venv/$run/bin:$(as_login 60 bash --norc -c "printf %s \"\$PATH\"")"
+    printf '%s\0' PYTHONHOME "VIRTUAL_ENV=$venv_dir" "PATH=$venv_path"
   fi
 }
 

@@ -1063,46 +1063,45 @@ all_ended && echo "$failures has failed"`)
 	}
 }
 
-// A virtual environment is made once, by whichever module there is, and comes
-// first in the command's PATH.
+// The command finds the virtual environment that was made, and its programs first.
 func TestVenvComesFirst(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-state=$root home=$root/home run=r venv=yes slice=0 worker=0 index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
-as_login() {
-  case ${*:2} in
-    *"-m venv"*) return 1 ;;
-    *"-m virtualenv"*) echo made; mkdir -p "$home/.multihost/venv/r/bin" && printf '#!/bin/sh\n' >"$home/.multihost/venv/r/bin/python" && chmod +x "$home/.multihost/venv/r/bin/python" ;;
-    *) printf /usr/bin ;;
-  esac
-}
-make_venv && make_venv && variables | tr '\0' '\n' | grep -e ^PATH -e ^VIRTUAL -e ^PYTHONHOME | sed "s,$root,,"`)
-	if want := "PYTHONHOME\nVIRTUAL_ENV=/home/.multihost/venv/r\nPATH=/home/.multihost/venv/r/bin:/usr/bin\n"; got != want {
+run=r venv=yes slice=0 worker=0 index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
+op() { printf '%s\n' "$nonce path /v/bin:/usr/bin" "$nonce venv /v" >"$scratch/answer"; echo "$* within $((grace / 1000 + op_limit)) s"; }
+make_venv && variables | tr '\0' '\n' | grep -e ^PATH -e ^VIRTUAL -e ^PYTHONHOME`)
+	if want := "venv r within 1950 s\nPYTHONHOME\nVIRTUAL_ENV=/v\nPATH=/v/bin:/usr/bin\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// One that a reboot has left half-made is made anew, and kept from then on.
-func TestHalfAVenvIsMadeAnew(t *testing.T) {
-	t.Parallel()
-	got := inWorkerScript(t, `
-state=$root home=$root/home run=r dir=$root/home/.multihost/venv/r
-mkdir -p "$dir/bin"; : >"$dir/bin/python"; chmod +x "$dir/bin/python"
-as_login() { echo "${*:2}" | sed "s,$root,," >&4; }
-exec 4>&1
-make_venv && make_venv`)
-	if want := "python3 -m venv --clear /home/.multihost/venv/r\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
+// Without one nothing is started, and the reason says what to install.
 func TestMissingVenvEndsTheRun(t *testing.T) {
 	t.Parallel()
-	got := inWorkerScript(t, `
-state=$root home=/nowhere run=r
-as_login() { echo "/usr/bin/python3: No module named $4" >&2; return 1; }
+	for answer, want := range map[string]string{
+		"$nonce refused python3-venv no module": "the package python3-venv is not installed: no module",
+		"$nonce refused - no room":              "no room",
+		"$nonce error disk full":                "disk full",
+		"":                                      "no answer: killed",
+	} {
+		got := inWorkerScript(t, `
+run=r
+op() { printf '%s\n' "`+answer+`" >"$scratch/answer"; echo killed >"$scratch/error"; }
 make_venv; echo "$?: $why"`)
-	if want := "1: make a virtual environment (--venv): /usr/bin/python3: No module named virtualenv\n"; got != want {
+		if want := "1: make a virtual environment (--venv): " + want + "\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// With MaxText's flags the command finds what MaxText's startup script sets.
+func TestVariablesOfMaxText(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+run=r maxtext=yes slice=1 worker=2 node=n-1 zone=z project=p index=0 total=1 coordinator=10.0.0.1 own=10.0.0.1
+variables | tr '\0' '\n' | grep -v -e MULTIHOST -e MEGASCALE
+maxtext=no; variables | tr '\0' '\n' | grep -v -e MULTIHOST -e MEGASCALE; :`)
+	if want := "SLICE_ID=1\nWORKER_ID=2\nNODE_ID=n-1\nZONE=z\nPROJECT=p\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -80,6 +80,9 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 	text("--tpu-type", was.Type, r.desc.Type)
 	text("--num-slices", fmt.Sprint(len(was.Nodes)), fmt.Sprint(len(r.desc.Nodes)))
 	text("--user", was.Login, r.desc.Login)
+	if was.Venv != "" {
+		text("--venv", was.Venv, r.desc.Venv)
+	}
 	switch {
 	case was.CommandSum == r.desc.CommandSum:
 	case was.Command == r.desc.Command:

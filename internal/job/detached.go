@@ -32,7 +32,6 @@ type DetachOptions struct {
 	Every        time.Duration // between two uploads of a worker's log
 	Patience     time.Duration // as in detach.Job
 	Stale        time.Duration // as in detach.Job
-	Venv         bool
 	CloudLogging bool
 }
 
@@ -141,7 +140,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	if !o.Run.StrictExit {
 		j.TailWords = runtimeWords
 	}
-	j.Venv, j.CloudLogging, j.Secrets = do.Venv, do.CloudLogging, o.Run.Secrets
+	j.Venv, j.MaxText, j.CloudLogging, j.Secrets = o.Run.Venv, o.Run.MaxText, do.CloudLogging, o.Run.Secrets
 	if o.Request.Type.Generation.NUMA && o.Run.NUMA != preflight.NUMAOff {
 		j.NUMA = "bind"
 		if o.Run.NUMA == preflight.NUMAPreferred {
@@ -178,7 +177,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 // makeKit returns what workers without a runner start the command with.
 func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
 	env := launchEnv(slices.Concat(r.o.Env, flags))
-	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog}.Kit()
+	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog, Venv: r.o.Venv}.Kit()
 	if err != nil {
 		return nil, err
 	}

@@ -175,18 +175,21 @@ func (r *run) unseen(found foundRun) bool {
 // sameCommand refuses to take over what runs another command.
 func (r *run) sameCommand(found foundRun) error {
 	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(r.o.Env)}.Title()
-	if found.info.Command == want {
+	asked := want
+	if found.info.Venv != r.o.Venv {
+		asked += map[bool]string{true: " in a virtual environment (--venv)", false: " without a virtual environment (--venv=false)"}[r.o.Venv]
+	} else if found.info.Command == want {
 		return nil
 	}
 	if !found.info.Alive() {
 		return &Error{
 			Stage: StageBusy,
 			Text: fmt.Sprintf("run %q of %s has ended on %s while nobody saw it: %s; asked is another command: %s",
-				found.info.Run, found.info.Owner, tpu.Fold(found.workers), found.info.Command, want),
+				found.info.Run, found.info.Owner, tpu.Fold(found.workers), found.info.Command, asked),
 			Advice: "see how it ended with: multihost attach " + found.info.Run + "; to start this one all the same, add --replace",
 		}
 	}
-	return busy(found, fmt.Sprintf("; asked is another command: %s", want))
+	return busy(found, fmt.Sprintf("; asked is another command: %s", asked))
 }
 
 func busy(found foundRun, differs string) error {
@@ -224,7 +227,10 @@ func (r *run) command(in *intent, i int) launch.Spec {
 	s := launch.Spec{
 		Run: r.o.Run, Attempt: in.attempt, Owner: r.Owner, WorkDir: r.o.Run,
 		Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(append(set, in.env...)), Unset: unset, MaxLog: r.o.MaxLog, Stored: r.stored(),
-		Code: r.o.UseExisting,
+		Code: r.o.UseExisting, Venv: r.o.Venv,
+	}
+	if r.o.Venv {
+		s.Unset = append(s.Unset, launch.VenvUnset...)
 	}
 	if r.o.Skew == SkewCheck || r.o.Skew == SkewWarn {
 		s.Python = pythonOf(r.o.Argv, r.o.Script)
@@ -269,6 +275,13 @@ func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
 	add("MULTIHOST_LOCAL_ID", "0")
 	add("MULTIHOST_COORDINATOR_IP", coordinator)
 	add("MULTIHOST_WORKER_IP", r.team.address(i))
+	if r.o.MaxText { // as its startup script takes them from the metadata
+		add("SLICE_ID", num(id.Slice))
+		add("WORKER_ID", num(id.Worker))
+		add("NODE_ID", s.Name)
+		add("ZONE", r.Zone)
+		add("PROJECT", r.Project)
+	}
 	if r.onHosts() { // no metadata tells JAX who is who
 		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(jaxPort)))
 		add("JAX_NUM_PROCESSES", num(len(r.team.ids)*per))

@@ -176,6 +176,7 @@ const (
 	StageFolder    Stage = "use existing folder"
 	StagePreflight Stage = "preflight"
 	StageSettings  Stage = "preflight settings" // done, and not as it must be
+	StageVenv      Stage = "virtual environment"
 	StageFree      Stage = "free the TPU"
 	StageSkew      Stage = "skew" // workers differ
 	StageStart     Stage = "start"

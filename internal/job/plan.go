@@ -161,6 +161,7 @@ type StartPlan struct {
 	Argv      []string `json:"argv,omitempty"`
 	Directory string   `json:"directory"` // on the worker
 	Unset     []string `json:"unset"`
+	Venv      string   `json:"venv,omitempty"` // on the worker; made unless it is there
 	Processes int      `json:"processes_per_worker"`
 }
 
@@ -543,6 +544,9 @@ func (p *Plan) describe(r *run, in *intent) {
 	// What was typed is masked with the environment that was: that of the intent
 	// is empty where an attempt is taken over.
 	p.Start = StartPlan{Script: maskSecrets(r.o.Script, r.o.Env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
+	if r.o.Venv {
+		p.Start.Venv = "~/" + launch.VenvDir(r.o.Run)
+	}
 	for _, word := range r.o.Argv {
 		p.Start.Argv = append(p.Start.Argv, maskSecrets(word, r.o.Env))
 	}
@@ -556,6 +560,9 @@ func (p *Plan) describe(r *run, in *intent) {
 		}
 		if n := r.o.Processes; n > 1 {
 			w.Wrap = []string{fmt.Sprintf("(%d processes)", n)}
+		}
+		if dir := p.Start.Venv; dir != "" {
+			w.Env["VIRTUAL_ENV"], w.Env["PATH"] = dir, dir+"/bin:(PATH of the login)"
 		}
 		for _, v := range in.commands[i].Environment() {
 			w.Env[v.Name] = v.Value

@@ -177,6 +177,9 @@ func (p Plan) tellWorkers(t *planText) {
 	}
 	p.tellFiles(t)
 	p.tellPreflight(t)
+	if p.Start.Venv != "" {
+		t.line("+", "venv", "Python virtual environment %s, unless it is there; its python and pip are the command's", p.Start.Venv)
+	}
 	for _, s := range p.Free.Stopped {
 		t.line("-", "TPU", "pid %d of %s on %s, which holds it, is ended (--kill-stale=%s)", s.PID, s.User, s.Worker, p.Free.Policy)
 		t.more("%s", s.Command)

@@ -34,9 +34,11 @@ type RunOptions struct {
 	Relay       codesync.Relay // whether workers pass files on to each other
 	RelayFanout int            // how many of them get the files from here; 0: one of each slice
 
-	Script string   // exactly one of Script and Argv
-	Argv   []string // run without a shell
-	Env    []config.EnvVar
+	Script  string   // exactly one of Script and Argv
+	Argv    []string // run without a shell
+	Env     []config.EnvVar
+	Venv    bool // in a Python virtual environment of the run
+	MaxText bool // it finds the variables that MaxText's multihost_job.py sets
 
 	XLAPresets, XLAFlags []string // see internal/xla
 
@@ -115,8 +117,9 @@ type run struct {
 	team    *team
 	attempt int
 	intent  *intent
-	wraps   [][]string // per worker: numactl words before the command
-	boots   []string   // per worker: id of the boot that the preflight tuned; "" when it did not
+	wraps   [][]string    // per worker: numactl words before the command
+	venvs   []launch.Venv // per worker, with RunOptions.Venv
+	boots   []string      // per worker: id of the boot that the preflight tuned; "" when it did not
 	started []launch.Started
 	skew    time.Duration
 	flags   *[]config.EnvVar // what carries the compiler's flags; nil: not asked yet
@@ -227,7 +230,7 @@ func (r *run) leaveRunning() Outcome {
 func (r *run) prepare(ctx context.Context) error {
 	ctx, over := r.keepVigil(ctx)
 	defer over()
-	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.free} {
+	for _, step := range []func(context.Context) error{r.sync, r.preflight, r.makeVenvs, r.free} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -428,6 +431,40 @@ func (r *run) preflight(ctx context.Context) error {
 		}
 		return preflight.Fold(r.team.ids, reports), nil
 	})
+}
+
+// makeVenvs makes the virtual environment of the run on every worker, unless an
+// earlier attempt has made it.
+func (r *run) makeVenvs(ctx context.Context) error {
+	if !r.o.Venv {
+		return nil
+	}
+	return r.watch.phase("venv", func() (string, error) {
+		r.venvs = make([]launch.Venv, len(r.team.ids))
+		errs := r.team.each(ctx, r.Sink, "venv", func(ctx context.Context, i int) error {
+			return again(ctx, r.Sink, r.team.ids[i].String(), "making of the virtual environment", func() (err error) {
+				r.venvs[i], err = launch.MakeVenv(ctx, r.team.conns[i], r.o.Run)
+				return err
+			})
+		})
+		if err := r.failed(ctx, StageVenv, errs); err != nil {
+			return "", r.adviseOnVenv(err)
+		}
+		return "~/" + launch.VenvDir(r.o.Run), nil
+	})
+}
+
+// adviseOnVenv adds what to do about workers that lack a package for it.
+func (r *run) adviseOnVenv(err error) error {
+	var refused *launch.VenvError
+	var e *Error
+	if errors.As(err, &refused) && errors.As(err, &e) && e.Stage == StageVenv {
+		e.Advice = "to do without it: --venv=false"
+		if p := refused.Package; p != "" {
+			e.Advice = "install it on the workers: multihost exec " + r.workersFlag() + " --sudo -- apt-get install -y " + p + "; or do without it: --venv=false"
+		}
+	}
+	return err
 }
 
 // bindNUMA finds the words that bind the command of each worker to a NUMA node.
@@ -637,10 +674,14 @@ func (r *run) sayUnmasked() {
 	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
 }
 
-// bound is the command of worker i, on the NUMA node that the preflight found.
+// bound is the command of worker i, on the NUMA node that the preflight found and
+// in the virtual environment that was made.
 func (r *run) bound(i int) launch.Spec {
 	s := r.intent.commands[i]
 	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])
+	if r.o.Venv {
+		s.Env = append(r.venvs[i].Env(), s.Env...) // what the user wants of PATH is last
+	}
 	return s
 }
 

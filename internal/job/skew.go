@@ -78,6 +78,9 @@ func (r *run) pythonFromHome() string {
 	if strings.Contains(python, "/") && !strings.HasPrefix(python, "/") && !strings.HasPrefix(python, "~/") {
 		python = path.Join(r.o.Run, python)
 	}
+	if r.o.Venv && !strings.Contains(python, "/") {
+		python = launch.VenvDir(r.o.Run) + "/bin/" + python
+	}
 	return strings.TrimPrefix(python, "~/")
 }
 

@@ -428,6 +428,9 @@ func (s Spec) files() [][]byte {
 		secrets.WriteString(s.Name + " " + s.url() + "\n")
 	}
 	meta := "owner=" + sshfan.Clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
+	if s.Venv {
+		meta += "venv=1\n"
+	}
 	return [][]byte{
 		[]byte(meta),
 		nulled(words),

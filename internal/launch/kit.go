@@ -24,7 +24,7 @@ func bootstrap() string {
 // other: Follow, Status, List and Stop work on it.
 type Kit struct {
 	Bootstrap string
-	Scripts   map[string]string // arm, status, stop, free
+	Scripts   map[string]string // arm, status, stop, free, venv
 	Files     map[string][]byte
 }
 
@@ -45,7 +45,7 @@ func (s Spec) Kit() (Kit, error) {
 		}
 	}
 	k := Kit{Bootstrap: bootstrap(), Files: map[string][]byte{}, Scripts: map[string]string{
-		"arm": armScript.Text(), "status": statusScript.Text(), "stop": stopScript.Text(), "free": freeScript.Text(),
+		"arm": armScript.Text(), "status": statusScript.Text(), "stop": stopScript.Text(), "free": freeScript.Text(), "venv": venvScript.Text(),
 	}}
 	if len(s.Stored) > 0 {
 		return Kit{}, fmt.Errorf("environment variable %q: whoever uses the kit reads stored secrets", s.Stored[0].Name)

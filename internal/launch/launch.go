@@ -159,6 +159,10 @@ type Spec struct {
 	Python string
 	Code   bool
 
+	// Venv says that the command runs in the virtual environment of MakeVenv. It is
+	// only told to whoever asks for the runs of the worker: the variables are in Env.
+	Venv bool
+
 	// Synced is the digest that package codesync gave to what it has brought into
 	// the directory of the run; "" when it has brought nothing. The command is
 	// not started where something else lies there.
@@ -275,6 +279,7 @@ type Info struct {
 	Owner      string // Spec.Owner
 	Dir        string // attempt directory
 	Command    string // first line, secrets masked
+	Venv       bool   // Spec.Venv
 	Armed      time.Time
 	Started    time.Time
 	Now        time.Time

@@ -29,7 +29,7 @@ main() {
     mine=1 entry_dir=$path entry_attempt=${path##*/}
     entry_run=${path%/*}
     entry_run=${entry_run##*/}
-    entry_login=$(id -un) entry_owner='' entry_command=''
+    entry_login=$(id -un) entry_owner='' entry_command='' entry_venv=0
     read_meta "$path/meta"
     "$see" "$path"
     print
@@ -42,6 +42,7 @@ read_meta() {
     case $key in
       owner) entry_owner=$value ;;
       command) entry_command=$value ;;
+      venv) entry_venv=$value ;;
     esac
   done 2>/dev/null <"$1"
 }
@@ -52,6 +53,7 @@ print() {
   say login "$entry_login"
   say owner "$entry_owner"
   say command "$entry_command"
+  if [[ $entry_venv == 1 ]]; then say venv 1; fi
 }
 
 main "$@"

@@ -43,6 +43,8 @@ var (
 	dumpText string
 	//go:embed exec.sh
 	execText string
+	//go:embed venv.sh
+	venvText string
 	//go:embed list.sh
 	listText string
 )
@@ -65,6 +67,7 @@ var (
 	dumpScript    = operation("dump", dumpText)
 	listScript    = operation("list", listText)
 	execScript    = operation("exec", execText)
+	venvScript    = operation("venv", venvText)
 )
 
 func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }

@@ -199,6 +199,8 @@ func (b *builder) take(rec sshfan.Record) bool {
 		i.Owner = sshfan.Clean(rec.Rest, 200)
 	case "command":
 		i.Command = sshfan.Clean(rec.Rest, 500)
+	case "venv":
+		i.Venv = rec.Rest == "1"
 	default:
 		return false
 	}

@@ -1,0 +1,77 @@
+package launch
+
+import (
+	"context"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/sshfan"
+)
+
+// A Venv is the Python virtual environment of a run on one worker.
+type Venv struct {
+	Dir  string
+	Path string // PATH of a command that uses it
+}
+
+// VenvDir is where the virtual environment of a run is, below the home directory.
+func VenvDir(run string) string { return ".multihost/venv/" + run }
+
+// VenvUnset are the variables that a command in a virtual environment must not
+// inherit.
+var VenvUnset = []string{"PYTHONHOME"}
+
+// Env is what a command needs to use it.
+func (v Venv) Env() []EnvVar {
+	return []EnvVar{{Name: "VIRTUAL_ENV", Value: v.Dir}, {Name: "PATH", Value: v.Path}}
+}
+
+// venvLimit is what venv.sh takes at most: it waits for another one that makes the
+// same, and both ways to make it have a limit of their own.
+const venvLimit = 32 * time.Minute
+
+// MakeVenv makes the virtual environment of a run unless it is there whole. One that
+// was cut off is made anew. It is a *VenvError when the worker cannot make one.
+func MakeVenv(ctx context.Context, r Runner, run string) (Venv, error) {
+	if err := config.CheckRunName(run); err != nil {
+		return Venv{}, err
+	}
+	records, err := callWithin(ctx, venvLimit, 0, r, "make a virtual environment", venvScript, run)
+	if err != nil {
+		return Venv{}, err
+	}
+	var v Venv
+	for _, rec := range records {
+		switch rec.Word {
+		case "venv":
+			v.Dir = rec.Rest
+		case "path":
+			v.Path = rec.Rest
+		case "refused":
+			f := rec.Fields(2)
+			return Venv{}, &VenvError{Worker: r.Name(), Package: dash(sshfan.Clean(f[0], 100)), Text: sshfan.Clean(f[1], 500)}
+		}
+	}
+	if v.Dir == "" || v.Path == "" {
+		return Venv{}, &RemoteError{Worker: r.Name(), Op: "make a virtual environment", Text: "its answer was cut off", Silent: true}
+	}
+	return v, nil
+}
+
+// VenvError is why a worker cannot make a virtual environment.
+type VenvError struct {
+	Worker, Text string
+	Package      string // that is to be installed; "" when that is not why
+}
+
+// Error implements error.
+func (e *VenvError) Error() string { return e.Worker + ": " + e.Cause() }
+
+// Cause is the error without the worker's name.
+func (e *VenvError) Cause() string {
+	text := "make a virtual environment (--venv): "
+	if e.Package != "" {
+		text += "the package " + e.Package + " is not installed: "
+	}
+	return text + e.Text
+}

@@ -1,0 +1,64 @@
+#!/bin/bash
+# venv: RUN. Makes the Python virtual environment of a run, ~/.multihost/venv/RUN,
+# unless it is there whole, and tells where it is and the PATH of a command that
+# uses it. The file .whole in it says that it was made to the end: what a reboot
+# has cut off has no pip, and is made anew.
+#
+# shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
+main() {
+  local run=$1 dir error
+  local -a environment through_env
+  enter
+  dir=$home/.multihost/venv/$run
+  inherit
+  # It would lead python to the libraries of another one.
+  environment+=(PYTHONHOME)
+  error=$(exec mkdir -p -- "${dir%/*}" 2>&1) || fail "$error"
+  { exec 9>"${dir%/*}/.lock"; } 2>/dev/null || fail "write ${dir%/*}/.lock"
+  # Who makes it goes on when its connection is lost, and keeps the lock until then.
+  error=$(exec flock -w 600 9 2>&1) || fail "lock ${dir%/*}/.lock: ${error:-another one has been made there for 10 minutes}"
+  if [[ ! -e $dir/.whole || ! -x $dir/bin/python ]]; then
+    forget_old
+    make
+  fi
+  for REPLY in "${environment[@]}"; do
+    if [[ $REPLY == PATH=* ]]; then say path "$dir/bin:${REPLY#PATH=}"; fi
+  done
+  say venv "$dir"
+}
+
+# make: images of TPU VMs have venv or virtualenv, some neither.
+make() {
+  local first second status missing=-
+  first=$(python -m venv --clear "$dir" 2>&1)
+  status=$?
+  if ((status)) && ! second=$(python -m virtualenv --clear "$dir" 2>&1); then
+    if ((status == 127)); then
+      missing=python3-venv first='there is no python3'
+    elif ((status == 124)); then
+      first='it took more than 10 minutes'
+    elif [[ $first == *"ensurepip is not"* || $first == *"No module named"* ]]; then
+      missing=python3-venv
+    fi
+    # Debian's many words about ensurepip end with a path.
+    if [[ $first == *"ensurepip is not"* ]]; then first='ensurepip is not available'; fi
+    say refused "$missing" "python3 -m venv: ${first##*$'\n'}; python3 -m virtualenv: ${second##*$'\n'}"
+    exit 1
+  fi
+  : >"$dir/.whole" || fail "write $dir/.whole"
+}
+
+# python ARG...: with the login's environment, in which the command's own python3
+# is the first, too.
+python() (become timeout -k 10 600 python3 "$@" </dev/null)
+
+# forget_old removes what runs have used of which nothing else is left here.
+forget_old() {
+  local file old
+  while IFS= read -r -d '' file; do
+    old=${file%/.whole}
+    if [[ $old != "$dir" && ! -d $home/.multihost/runs/${old##*/} ]]; then rm -rf -- "$old"; fi
+  done < <(exec find "${dir%/*}" -mindepth 2 -maxdepth 2 -name .whole -mtime +30 -print0 2>/dev/null)
+}
+
+main "$@"
