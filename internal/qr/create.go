@@ -97,9 +97,10 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	case refusedType.MatchString(err.Error()):
 		return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
 	case gcp.ClassOf(err) == gcp.Quota:
-		asked := Resource{ID: r.ID, Type: r.Type.Name, NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}
+		p := predicament{res: Resource{ID: r.ID, Type: r.Type.Name, Tier: r.Asks(), NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}}
+		p.others, p.dead = c.others(ctx, r.ID)
 		e := &QuotaError{Err: err}
-		e.Diagnosis, e.command = predicament{res: asked, dead: c.dead(ctx, r.ID)}.quota()
+		e.Diagnosis, e.command = p.quota()
 		return e
 	}
 	return err

@@ -242,7 +242,7 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	if _, _, err := c.Wait(t.Context(), "old", quick(nil)); !errors.As(err, new(*qr.StateError)) {
 		t.Fatal(err)
 	}
-	refused("and this asks for 48 of it; FAILED or SUSPENDED ones hold some of it: old", "multihost gc --delete")
+	refused("and this asks for 48 of it; other queued resources have 16: old (16, FAILED)", "multihost gc --delete")
 }
 
 // The operation of a create may hang while the resource is long past it: that

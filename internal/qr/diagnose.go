@@ -21,6 +21,7 @@ type predicament struct {
 	zone   string
 	waited time.Duration
 	dead   []Resource // others, FAILED or SUSPENDED
+	others []Resource // that the zone has, the dead among them; nil where the API does not tell
 	offer  offer
 }
 
@@ -72,11 +73,47 @@ func (p predicament) quota() (text, command string) {
 	if n := units(p.res); n > 0 {
 		text += fmt.Sprintf(", and this asks for %d of it", n)
 	}
+	const more = "; or ask for more: https://console.cloud.google.com/iam-admin/quotas"
+	if held, holders, dead := p.holders(); held > 0 {
+		text += fmt.Sprintf("; other queued resources have %d: %s", held, holders)
+		if dead {
+			return text, p.clear()
+		}
+		return text, "delete what nobody needs: multihost qr delete NAME --force" + more
+	}
 	if len(p.dead) == 0 {
-		return text, "see what else of yours holds some: multihost gc --look; or ask for more: https://console.cloud.google.com/iam-admin/quotas"
+		return text, "see what else of yours holds some: multihost gc --look" + more
 	}
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
+
+// holders are the others that count against the quota of this one: of its
+// generation, and of spot capacity or not as it is. dead says that some of them give
+// no slices any more.
+func (p predicament) holders() (held int, names string, dead bool) {
+	asked, err := tpu.ParseType(p.res.Type)
+	if err != nil {
+		return 0, "", false
+	}
+	var holders []Resource
+	for _, r := range p.others {
+		t, err := tpu.ParseType(r.Type)
+		if err == nil && t.Generation == asked.Generation && r.Tier.preemptible() == p.res.Tier.preemptible() && r.State != "DELETING" {
+			holders = append(holders, r)
+			held += units(r)
+			dead = dead || r.Dead()
+		}
+	}
+	slices.SortStableFunc(holders, func(a, b Resource) int { return units(b) - units(a) })
+	texts := make([]string, len(holders))
+	for i, r := range holders {
+		texts[i] = fmt.Sprintf("%s (%d, %s)", r.ID, units(r), r.State)
+	}
+	return held, foldMissing(texts), dead
+}
+
+// preemptible reports whether the tier has a quota of its own.
+func (t Tier) preemptible() bool { return t == Spot || t == BestEffort }
 
 // units is what a request counts against its quota: TensorCores or chips, as
 // the number in the accelerator type does.
@@ -159,17 +196,28 @@ const inquiryLimit = 20 * time.Second
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
-	return predicament{res: res, zone: c.gcp.Zone(), waited: waited, dead: c.dead(ctx, res.ID), offer: c.offers(ctx, res.Type)}
+	p := predicament{res: res, zone: c.gcp.Zone(), waited: waited, offer: c.offers(ctx, res.Type)}
+	p.others, p.dead = c.others(ctx, res.ID)
+	return p
 }
 
-// dead lists the other queued resources that are FAILED or SUSPENDED, none where
-// the API does not tell.
-func (c *Client) dead(ctx context.Context, id string) []Resource {
+// others lists the other queued resources, and those of them that are FAILED or
+// SUSPENDED; none where the API does not tell.
+func (c *Client) others(ctx context.Context, id string) (others, dead []Resource) {
 	all, err := c.listResources(ctx, pageSize)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	return slices.DeleteFunc(all, func(r Resource) bool { return !r.Dead() || r.ID == id })
+	for _, r := range all {
+		if r.ID == id {
+			continue
+		}
+		others = append(others, r)
+		if r.Dead() {
+			dead = append(dead, r)
+		}
+	}
+	return others, dead
 }
 
 // offers asks which zones have an accelerator type.

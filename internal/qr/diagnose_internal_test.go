@@ -25,6 +25,11 @@ func TestDiagnosis(t *testing.T) {
 			"zone z-1-b does not offer v5p-16", "multihost qr delete q7 --force"},
 		{"quota, held by the dead", predicament{res: at("FAILED", OnDemand, "Quota 'TPUV5PPerProjectPerZoneForTPUAPI' exhausted. Limit 16 in zone z-1-b"), dead: dead, offer: here},
 			"the quota TPUV5PPerProjectPerZoneForTPUAPI allows 16 in zone z-1-b, and this asks for 32 of it; FAILED or SUSPENDED ones hold some of it: old", "multihost gc --delete"},
+		{"quota, held by others", predicament{res: at("FAILED", OnDemand, "Quota 'Q' exhausted. Limit 24 in zone z-1-b"), others: []Resource{
+			{ID: "small", State: "ACTIVE", Type: "v5p-16", Tier: OnDemand, NodeCount: 1}, {ID: "large", State: "ACTIVE", Type: "v5p-8", Tier: OnDemand, NodeCount: 3},
+			{ID: "spot", State: "ACTIVE", Type: "v5p-16", Tier: Spot, NodeCount: 1}, {ID: "old-chip", State: "ACTIVE", Type: "v4-16", Tier: OnDemand, NodeCount: 1},
+			{ID: "going", State: "DELETING", Type: "v5p-16", Tier: OnDemand, NodeCount: 1}}, offer: here},
+			"the quota Q allows 24 in zone z-1-b, and this asks for 32 of it; other queued resources have 40: large (24, ACTIVE); small (16, ACTIVE)", "delete what nobody needs: "},
 		{"quota, in words not known", predicament{res: at("FAILED", OnDemand, "Quota limit reached")},
 			"a quota of the project is used up, and this asks for 32 of it", "multihost gc --look"},
 		{"stockout", predicament{res: at("FAILED", Spot, `There is no more capacity in the zone "z-1-b"; you can try in another zone`), offer: here},
