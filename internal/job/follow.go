@@ -86,14 +86,18 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	elapsed := f.Clock.Now().Sub(f.begin)
 	f.watch.add("run", elapsed)
 	if err != nil {
-		state := event.Failed
+		end := event.Phase{Name: "run", State: event.Failed, Elapsed: elapsed}
 		if stop == nil && ctx.Err() != nil {
-			state = event.Done // it was left, and goes on
+			end.State, end.Detail = event.Done, "left running"
 		}
-		f.Sink.Emit(event.Phase{Name: "run", State: state, Elapsed: elapsed})
+		f.Sink.Emit(end)
 		return Outcome{Started: true}, err
 	}
-	f.Sink.Emit(event.Phase{Name: "run", State: event.Done, Elapsed: elapsed})
+	end := event.Phase{Name: "run", State: event.Done, Elapsed: elapsed}
+	if stop != nil {
+		end.Detail = "stopped"
+	}
+	f.Sink.Emit(end)
 	return f.conclude(stop)
 }
 
