@@ -359,7 +359,7 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 	for _, s := range r.used {
 		sign.lost = sign.lost || reach(s.Name) == qr.Silent
 	}
-	begin := r.Clock.Now()
+	begin, told := r.Clock.Now(), false
 	for {
 		d, err := g.look(ctx, r.used, reach)
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
@@ -378,6 +378,10 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 			return Infrastructure, sign.why
 		default:
 			return Application, sign.why
+		}
+		if !told {
+			told = true
+			event.Notef(r.Sink, event.Info, "", "%s; waiting up to %s for the cloud to say whether it took a slice away", sign.why, asTyped(settleLimit))
 		}
 		select {
 		case <-r.Clock.After(settlePause):

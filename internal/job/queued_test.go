@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -191,6 +192,27 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	r := &run{Deps: q.Deps, patient: true}
 	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGTERM"}); cause != Preempted {
 		t.Errorf("it is taken for %s: %s", cause, why)
+	}
+}
+
+// While slices look well, a killed command is waited with for what the cloud says,
+// and what is waited for is said, once.
+func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
+	q, h := onHardCloud(nil)
+	said := &testkit.Recorder{}
+	q.Sink = said
+	h.res = qr.Resource{State: "ACTIVE", Nodes: []string{"m"}, Slices: []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}}
+	r := &run{Deps: q.Deps, patient: true}
+	begin := q.Clock.Now()
+	if cause, why := r.settle(t.Context(), q, signs{killed: true, why: "s0w0: killed by SIGKILL"}); cause != Application || q.Clock.Now().Sub(begin) < settleLimit {
+		t.Errorf("it is taken for %s after %s: %s", cause, q.Clock.Now().Sub(begin), why)
+	}
+	var texts []string
+	for _, n := range said.Notes() {
+		texts = append(texts, n.Text)
+	}
+	if want := []string{"s0w0: killed by SIGKILL; waiting up to 1m for the cloud to say whether it took a slice away"}; !slices.Equal(texts, want) {
+		t.Errorf("said %q, want %q", texts, want)
 	}
 }
 
