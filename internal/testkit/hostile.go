@@ -34,10 +34,13 @@ func HostileLogins() []HostileLogin {
 	}
 }
 
-// EachLogin runs test for a login without start-up file, and for each hostile one.
+// EachLogin runs test for a login without start-up file, for one that exports
+// everything, and for one with a decimal comma, which everything hides. What a single
+// setting does by itself package launch tests.
 func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	Need(t, "localedef")
-	for _, login := range append([]HostileLogin{{Name: "ordinary"}}, HostileLogins()...) {
+	all := HostileLogins()
+	for _, login := range []HostileLogin{{Name: "ordinary"}, all[0], all[len(all)-1]} {
 		t.Run(login.Name, func(t *testing.T) {
 			t.Parallel()
 			test(t, login)
