@@ -7,7 +7,7 @@ SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
 LIMIT      ?= 60m
 # These have no goroutines of their own.
-UNRACED     = /(preflight|examples/train|release)$$
+UNRACED     = /(lease|preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
