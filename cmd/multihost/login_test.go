@@ -65,7 +65,7 @@ func TestWhatALoginExportsChangesNoCommand(t *testing.T) {
 			if status != 0 {
 				t.Errorf("doctor: exit status %d\n%s", status, r)
 			}
-			for _, check := range []string{doctor.CheckSSH, doctor.CheckDevices, doctor.CheckSettings, doctor.CheckDisk, doctor.CheckVersions} {
+			for _, check := range []string{doctor.CheckDevices, doctor.CheckSettings, doctor.CheckDisk, doctor.CheckVersions} {
 				if f := troubleOf(r, check); f != nil {
 					t.Errorf("doctor: %+v", *f)
 				}
