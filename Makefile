@@ -5,7 +5,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    = ./...
 SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
-LIMIT      ?= 60m
+LIMIT      ?= 80m
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
