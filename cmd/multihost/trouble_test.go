@@ -38,7 +38,7 @@ type trouble struct {
 // What is said in several rows.
 const (
 	lookAtStartup = "; to look, as another login there (--user=NAME): sudo tail ~ann/.bashrc /etc/bash.bashrc ~ann/.ssh/rc\n"
-	noShell       = "multihost: hint: its login shell is no shell, such as nologin or false; as another login there (--user=NAME): getent passwd ann; sudo chsh -s /bin/bash ann\n"
+	noShell       = "multihost: hint: its login shell is no shell, such as nologin or false, or sshd runs another command (ForceCommand); as another login there (--user=NAME): getent passwd ann; sudo chsh -s /bin/bash ann\n"
 	oneFails      = "multihost: error: connect: 1 of 2 workers failed: s0w1: run a command on s0w1 as \"ann\": the login shell "
 	startupExits  = "multihost: hint: a start-up file of the login exits, or its login shell is no shell" + lookAtStartup
 	startupWaits  = "multihost: hint: a start-up file of the login waits for something, or a disk hangs" + lookAtStartup
