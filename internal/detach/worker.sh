@@ -171,7 +171,7 @@ patiently() {
   local end pause=1 said='' last
   now
   end=$((REPLY + patience))
-  if ((ttl && ${born:-${first_boot:-0}} + ttl + grace / 1000 + 60 < end)); then end=$((${born:-${first_boot:-0}} + ttl + grace / 1000 + 60)); fi
+  if ((ttl && born + ttl + grace / 1000 + 60 < end)); then end=$((born + ttl + grace / 1000 + 60)); fi
   until "$@"; do
     now
     if ((REPLY + pause > end)); then
@@ -732,7 +732,7 @@ asked() {
 # expired: the time to live is over; REPLY says so.
 expired() {
   now
-  ((ttl && REPLY - ${born:-${first_boot:-0}} >= ttl)) || return
+  ((ttl && REPLY - born >= ttl)) || return
   REPLY="the time to live of $ttl s (--ttl) is over"
 }
 
@@ -962,7 +962,7 @@ attend() {
 # overdue: the time to live is over, and that to stop the command too.
 overdue() {
   now
-  ((ttl && REPLY - ${born:-${first_boot:-0}} >= ttl + grace / 1000 + 60))
+  ((ttl && REPLY - born >= ttl + grace / 1000 + 60))
 }
 
 stop_it() {

@@ -598,7 +598,7 @@ api GET `+server.URL+`/b/o || echo "$status, of $call_limit s: $why"`)
 func restOf(t *testing.T, code string) string {
 	t.Helper()
 	return inWorkerScript(t, `
-state=$root clock=1000 first_boot=0 reported=0 total=2 index=0 attempt=1 is=exited phase=ended detail='' me=s0w0 end_told=yes status=200
+state=$root clock=1000 first_boot=0 born=0 reported=0 total=2 index=0 attempt=1 is=exited phase=ended detail='' me=s0w0 end_told=yes status=200
 now() { REPLY=$clock; }
 sleep() { clock=$((clock + $1)); if ((clock > 20000)); then echo "it stays"; exit 0; fi; }
 report() { phase=$1 detail=$2 reported=$clock; }
@@ -687,7 +687,7 @@ func TestRestDeletesOnlyWhenItIsTime(t *testing.T) {
 func TestAttendOutlivesAFailedLook(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 missing=''
+state=$root runs=$root/runs clock=1000 first_boot=0 born=0 attempt=1 missing=''
 play_clock
 report() { :; }
 send_log() { :; }
@@ -711,7 +711,7 @@ attend; echo "$is at $clock: $missing"`)
 func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=90 first_boot=0 ttl=100 grace=1000 attempt=1 total=2 index=0 me=s0w0 phase=ended detail='' reported=0
+state=$root runs=$root/runs clock=90 first_boot=0 born=0 ttl=100 grace=1000 attempt=1 total=2 index=0 me=s0w0 phase=ended detail='' reported=0
 play_clock
 report() { phase=$1 detail=$2; }
 send_log() { :; }
@@ -749,7 +749,7 @@ attempt 2 is exited; failed:
 func TestAnEmptyStopIsAStop(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0
+state=$root runs=$root/runs clock=1000 first_boot=0 born=0 attempt=1 me=s0w0
 mkdir -p "$runs/1"
 play_clock
 report() { :; }
@@ -807,7 +807,7 @@ func TestWhatTheMachineEndedIsTold(t *testing.T) {
 		"a stop came in the way of its own": {"code=1 signal= reason=enough", "echo enough >$runs/1/stop; echo >$state/down.1", "exited, "},
 	} {
 		got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 first_boot=0 MULTIHOST_ROOT_PROC=$root
+state=$root runs=$root/runs clock=1000 first_boot=0 born=0 MULTIHOST_ROOT_PROC=$root
 mkdir -p "$runs/1" "$root/proc/sys/kernel/random"
 echo later >"$root/proc/sys/kernel/random/boot_id"
 echo "7 1 now 0" >"$runs/1/supervisor"
@@ -892,7 +892,7 @@ sleep() { [[ $1 == 1 ]] || command sleep "$1"; }`, "phase=down worker=s0w0 attem
 func TestAnEndInAMachineThatEndsIsHeldBack(t *testing.T) {
 	t.Parallel()
 	got := inWorkerScript(t, `
-state=$root runs=$root/runs first_boot=0 attempt=1 me=s0w0 right=yes told=running
+state=$root runs=$root/runs first_boot=0 born=0 attempt=1 me=s0w0 right=yes told=running
 clock=$(date +%s); begin=$clock
 play_clock
 attribute() { :; }
@@ -934,7 +934,7 @@ func TestACommandThatFillsTheDiskIsTold(t *testing.T) {
 	t.Parallel()
 	simworker.NeedNetns(t) // so we may mount
 	got := inWorkerScript(t, `
-state=$root/state scratch=$root/scratch runs=$root/runs run=r me=s0w0 slice=0 worker=0 attempt=1 clock=1000 first_boot=0 total=1 right=yes
+state=$root/state scratch=$root/scratch runs=$root/runs run=r me=s0w0 slice=0 worker=0 attempt=1 clock=1000 first_boot=0 born=0 total=1 right=yes
 mkdir -p "$state" "$scratch/kit" "$runs/1"
 : >"$scratch/kit/status" >"$scratch/kit/stop" 2>"$scratch/kit/bootstrap"
 mount -t tmpfs -o size=64k none "$state" || exit
@@ -992,7 +992,7 @@ func TestATrainingsTailStopsNobody(t *testing.T) {
 		"--fail-fast=false":                             {"told=9000 fail_fast=no", "tail, after 0 s\n"},
 	} {
 		got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w1 slice=0 worker=1 storage=S bucket=b prefix=r/ is=exited
+state=$root runs=$root/runs clock=1000 first_boot=0 born=0 attempt=1 me=s0w1 slice=0 worker=1 storage=S bucket=b prefix=r/ is=exited
 mkdir -p "$runs/1"
 : >"$runs/1/output.log"
 play_clock
@@ -1299,7 +1299,7 @@ func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 		"three times":       {"quick_deaths() { return 0; }", "announced 2\nended 1\ngave up 2 with 75\nattempt 2 is exited\n"},
 	} {
 		got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 first_boot=0
+state=$root runs=$root/runs clock=1000 first_boot=0 born=0
 mkdir -p "$runs/1"
 play_clock
 look_at() { is=lost; }
@@ -1332,7 +1332,7 @@ func TestAnEndThatWasToldOutlastsAReboot(t *testing.T) {
 		"another has begun since":         {"give_up 76 no; mkdir $runs/1 $runs/2; look_at() { is=running; }; boot", "failed-1\nended/1/s0w0.76\nmultihost: attends 2\n"},
 	} {
 		got := inWorkerScript(t, `
-state=$root/state runs=$root/runs clock=1000 first_boot=0 attempt=1 me=s0w0 slice=0 worker=0 control=200 ends=200
+state=$root/state runs=$root/runs clock=1000 first_boot=0 born=0 attempt=1 me=s0w0 slice=0 worker=0 control=200 ends=200
 mkdir -p "$state" "$runs"
 play_clock
 prepare_job() { :; }
@@ -1376,7 +1376,7 @@ func TestAWorkerThatHasLostItsDiskDoesNotBeginAgainAlone(t *testing.T) {
 		"the bucket does not tell": {"log=503", "gave up 1 with 77\nattempt 1 is exited\n"},
 	} {
 		got := inWorkerScript(t, `
-state=$root runs=$root/runs clock=1000 attempt=1 first_boot=0 slice=0 worker=1 me=s0w1 storage=S bucket=b prefix=r/ log=404 over=''
+state=$root runs=$root/runs clock=1000 attempt=1 first_boot=0 born=0 slice=0 worker=1 me=s0w1 storage=S bucket=b prefix=r/ log=404 over=''
 play_clock
 wanted_attempt() { wanted=0; }
 announce() { echo "announced $attempt"; }
