@@ -20,7 +20,7 @@ import (
 // The stand-ins are scripts: what they do must be readable where a worker
 // script's author wonders why the simulator answered as it did.
 //
-//go:embed standin/*.sh
+//go:embed standin/*.sh standin/lib/*.sh
 var standinScripts embed.FS
 
 // refusedCommands would change the machine that the simulator runs on, and
@@ -70,6 +70,9 @@ func writeStandins(dir string) error {
 			return err
 		}
 		return os.Rename(tmp, filepath.Join(dir, name))
+	}
+	if err := write("rights.sh", "standin/lib/rights.sh"); err != nil {
+		return err
 	}
 	for _, s := range scripts {
 		if err := write(strings.TrimSuffix(path.Base(s), ".sh"), s); err != nil {

@@ -1,6 +1,8 @@
 #!/bin/bash -p
 # ethtool of a simulated worker: features are "name on|off" lines of a file.
 root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
 features=$root/state/features
 
 fixed() { listed "$1" fixed; }
@@ -12,19 +14,8 @@ device() {
 	exit 92
 }
 
-# listed says that line $1 is in file $2 of the worker's state. It starts no process:
-# on a machine where that takes long, the tests would spend their time in grep.
-listed() {
-	local line
-	[[ -r $root/state/$2 ]] || return 1
-	while IFS= read -r line; do
-		[[ $line != "$1" ]] || return 0
-	done <"$root/state/$2"
-	return 1
-}
-
 may_write() {
-	if [[ -n ${SUDO_UID-} && ${USER-} == root ]] && ! listed ethtool denied; then
+	if may ethtool; then
 		return 0
 	fi
 	echo 'netlink error: Operation not permitted' >&2

@@ -1,8 +1,11 @@
 #!/bin/sh
-# id of a simulated worker: a login is an ordinary user, and root behind sudo,
-# whoever runs the simulator. Files and processes still belong to the latter.
+# id of a simulated worker, where files and processes belong to whoever runs the
+# simulator.
 uid=1001 name=${LOGNAME:-user} groups=' 4 20 24 1000' groupnames=' adm dialout cdrom google-sudoers'
-if [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; then
+root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
+if is_root; then
 	uid=0 name=root groups='' groupnames=''
 fi
 names='' what=''

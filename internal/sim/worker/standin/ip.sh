@@ -2,6 +2,8 @@
 # ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints
 # them; its links are the directories below its own /sys/class/net.
 root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
 routes=$root/state/route
 net=$root/sys/class/net
 json='' oneline='' family=4
@@ -15,19 +17,8 @@ fail() {
 
 unknown() { fail 255 "Command \"$2\" is unknown, try \"ip $1 help\"."; }
 
-# listed says that line $1 is in file $2 of the worker's state. It starts no process:
-# on a machine where that takes long, the tests would spend their time in grep.
-listed() {
-	local line
-	[[ -r $root/state/$2 ]] || return 1
-	while IFS= read -r line; do
-		[[ $line != "$1" ]] || return 0
-	done <"$root/state/$2"
-	return 1
-}
-
 may_write() {
-	if [[ -n ${SUDO_UID-} && ${USER-} == root ]] && ! listed "ip-$1" denied; then
+	if may "ip-$1"; then
 		return 0
 	fi
 	fail 2 'RTNETLINK answers: Operation not permitted'

@@ -4,6 +4,8 @@
 # it inside the worker: so a script that counts on its environment behind sudo
 # fails here as it does on a real worker.
 root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
 preserve='' keep='' user=root shell='' batch='' check=''
 
 usage() {
@@ -75,11 +77,8 @@ if [ -n "$shell" ]; then
 fi
 [ -n "$command" ] || usage
 
-# What id tells, without a process for it.
 caller=${LOGNAME:-user} uid=1001
-if [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; then
-	uid=0
-fi
+! is_root || uid=0
 PATH=$root/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 [ ! -e "$root/programs" ] || PATH=$root/bin:$root/programs # some are missing
 export PATH

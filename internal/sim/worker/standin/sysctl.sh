@@ -2,21 +2,12 @@
 # sysctl of a simulated worker: reads and writes the files below the worker's
 # own /proc/sys. Writing takes root, that is sudo.
 root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
 names='' values='' quiet='' ignore='' write='' all='' status=0
 
-# listed says that line $1 is in file $2 of the worker's state. It starts no process:
-# on a machine where that takes long, the tests would spend their time in grep.
-listed() {
-	local line
-	[[ -r $root/state/$2 ]] || return 1
-	while IFS= read -r line; do
-		[[ $line != "$1" ]] || return 0
-	done <"$root/state/$2"
-	return 1
-}
-
 may_write() {
-	if [[ -n ${SUDO_UID-} && ${USER-} == root ]] && ! listed "$1" denied; then
+	if may "$1"; then
 		return 0
 	fi
 	echo "sysctl: permission denied on key \"$1\"" >&2

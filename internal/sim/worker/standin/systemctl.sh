@@ -4,6 +4,8 @@
 # there and whose restarts are counted in state/ops-agent. Nothing else is
 # modelled.
 root=${0%/bin/*}
+# shellcheck source=/dev/null
+. "$root/bin/rights.sh"
 case $* in
 'cat google-cloud-ops-agent')
 	printf '[Unit]\nDescription=Google Cloud Ops Agent\n'
@@ -16,7 +18,7 @@ case $* in
 	exit 1
 	;;
 esac
-if [ "$("$root/bin/id" -u)" != 0 ]; then
+if ! is_root; then
 	echo "Failed to restart $unit.service: Interactive authentication required." >&2
 	exit 1
 fi
