@@ -19,7 +19,6 @@ import (
 	"multihost/internal/doctor"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
-	"multihost/internal/testkit/simworker"
 )
 
 // An ailment is something wrong, what doctor says of it, and that what it says to
@@ -431,7 +430,6 @@ func TestDoctorWithoutAProject(t *testing.T) {
 // On a real kernel: packets that do not fit, and packets that are dropped.
 func TestDoctorOnRealNetworks(t *testing.T) {
 	besideOthers(t)
-	simworker.NeedNetns(t)
 	if testkit.RaceDetector {
 		t.Skip("what is raced here is raced with the process backend")
 	}

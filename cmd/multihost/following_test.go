@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
 )
 
@@ -26,11 +25,6 @@ func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 	for _, backend := range []string{"process", "netns"} {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
-			if backend == "netns" {
-				if err := worker.NetnsReady(); err != nil {
-					testkit.Lacks(t, "%v", err)
-				}
-			}
 			lab := newLab(t, backend, sim.SliceSpec{Name: "t", Count: 1, Type: "v5litepod-16"})
 			// The trouble passes once it was met: start-up files count who runs them.
 			testkit.Must(t, os.WriteFile(filepath.Join(lab.code, "train.sh"), []byte(`

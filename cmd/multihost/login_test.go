@@ -8,7 +8,6 @@ import (
 
 	"multihost/internal/doctor"
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
 )
 
@@ -19,14 +18,6 @@ func TestWhatALoginExportsChangesNoCommand(t *testing.T) {
 	login := testkit.HostileLogins()[0]
 	for _, backend := range []string{"process", "netns"} {
 		t.Run(backend, func(t *testing.T) {
-			if testkit.RaceDetector {
-				t.Skip("many programs in one process share the flags of the command library, which one program never does")
-			}
-			if backend == "netns" {
-				if err := worker.NetnsReady(); err != nil {
-					testkit.Lacks(t, "%v", err)
-				}
-			}
 			lab := newLab(t, backend, sim.SliceSpec{Name: "t", Count: 1, Type: "v4-16"})
 			do := func(status int, words ...string) string {
 				t.Helper()

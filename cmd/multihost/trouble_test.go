@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/simworker"
 )
 
 // A trouble is something wrong with worker 1 of 2, or with both, and what a user
@@ -218,11 +218,6 @@ func TestTroubleOfAWorkerIsTold(t *testing.T) {
 			if testkit.RaceDetector {
 				t.Skip("many programs in one process share the flags of the command library, which one program never does")
 			}
-			if backend == "netns" {
-				if err := worker.NetnsReady(); err != nil {
-					testkit.Lacks(t, "%v", err)
-				}
-			}
 			all := troubles()
 			lab := newTroubleLab(t, backend, len(all))
 			for i, row := range all {
@@ -256,6 +251,9 @@ func newTroubleLab(t *testing.T, backend string, slices int) *troubleLab {
 
 func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	t.Helper()
+	if backend == "netns" {
+		simworker.NeedNetns(t)
+	}
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-trouble-")
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,13 +53,7 @@ func refusedCalls(t *testing.T, backend string) {
 // whole however often it is written.
 func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
 	t.Parallel()
-	python := testkit.Need(t, "python3")
-	if out, err := exec.Command(python, "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatalf("python3 cannot make virtual environments: %s", out)
-		}
-		t.Skip("python3 cannot make virtual environments: install python3-venv")
-	}
+	testkit.NeedVenv(t)
 	w := begin(t, "process", "v4-8", `
 python -c 'import os, sys; print("in a venv:", sys.prefix == os.environ["VIRTUAL_ENV"] and sys.prefix != sys.base_prefix, os.path.relpath(sys.prefix, os.environ["HOME"]))'
 touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attempt

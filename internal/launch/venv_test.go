@@ -145,13 +145,7 @@ Failing command: /home/ann/x/bin/python3'; exit 1; fi
 // What comes out is one that a real python takes for one, with pip.
 func TestVenvIsOneForPython(t *testing.T) {
 	t.Parallel()
-	python := testkit.Need(t, "python3")
-	if out, err := exec.Command(python, "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
-		if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
-			t.Fatalf("python3 cannot make virtual environments: %s", out)
-		}
-		t.Skip("python3 cannot make virtual environments: install python3-venv")
-	}
+	testkit.NeedVenv(t)
 	l := newLocal(t)
 	l.env = append(l.env, "PYTHONHOME=/nowhere")
 	v, err := MakeVenv(t.Context(), l, "train")

@@ -81,6 +81,14 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
+// NeedVenv ends a test for which python3 has to make virtual environments with pip.
+func NeedVenv(t testing.TB) {
+	t.Helper()
+	if out, err := exec.Command(Need(t, "python3"), "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
+		Lacks(t, "python3 cannot make virtual environments, install python3-venv: %s", out)
+	}
+}
+
 // Lacks ends a test that needs what this machine has not got, which format says
 // precisely. The test is skipped; where MULTIHOST_REQUIRE_TOOLS=1 says that
 // everything is there, it fails.
