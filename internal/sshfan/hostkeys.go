@@ -243,7 +243,7 @@ func CheckHostKeys(path string) error {
 }
 
 func loadPins(path string) (*pins, error) {
-	p := &pins{path: path, fresh: make(map[string]bool), own: make(map[string]bool)}
+	p := &pins{path: path, keys: make(map[string]ssh.PublicKey), fresh: make(map[string]bool), own: make(map[string]bool)}
 	if err := p.load(); err != nil {
 		return nil, err
 	}
@@ -254,9 +254,6 @@ func loadPins(path string) (*pins, error) {
 // not have yet stay.
 func (p *pins) load() error {
 	if p.path == "" {
-		if p.keys == nil {
-			p.keys = make(map[string]ssh.PublicKey)
-		}
 		return nil
 	}
 	info, err := os.Stat(p.path)
