@@ -21,7 +21,7 @@ const (
 	slowestStart   = 50 * time.Millisecond
 	// slowestRatio bounds the start where the machine is too slow for
 	// slowestStart: so many times the start of a Go program that does nothing.
-	slowestRatio = 20
+	slowestRatio = 15
 )
 
 // build makes the program for p. What the environment would change of it is
