@@ -172,6 +172,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 	c.create(request(t, func(r *qr.Request) { r.ID, r.NodePrefix = "dead", "" }))
 	c.create(request(t, nil))
 	c.waitState("dead", "FAILED")
+	c.waitState("q7", "WAITING_FOR_RESOURCES")
 	const limit = 200 * time.Second // 2 s, in which the diagnosis has to be made
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = limit, 5*time.Second }))
 	var late *qr.DeadlineError
