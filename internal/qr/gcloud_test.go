@@ -45,6 +45,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		command string
 		request qr.Request
 		flags   string // in place of both
+		refused string // what the API says to gcloud; "": it takes the request
 		want    []testkit.Difference
 	}{
 		{
@@ -70,8 +71,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		// The documents' way to ask for one slice, --node-id, with every flag
 		// that we know.
 		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
-		// Flags as they are typed, for both. --network-config is not among them:
-		// gcloud sends networkConfig beside it, which the API excludes.
+		// Flags as they are typed, for both.
 		{
 			name: "typed, several slices by topology",
 			flags: "--node-count=2 --node-prefix=t --workload-type=AVAILABILITY_OPTIMIZED --type=v4 --topology=2x2x1 --runtime-version=tpu-ubuntu2204-base --network=mtu9k" +
@@ -90,6 +90,17 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 			flags: "--node-id=n --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --network=mtu9k --guaranteed --no-autocheckpoint-enabled --tags=a,b" +
 				" --valid-after-time='" + soon.UTC().Format("2006-01-02 15:04:05 UTC") + "' --valid-until-time=" + soon.Add(time.Hour).UTC().Format("20060102T150405Z"),
 			want: []testkit.Difference{standard, noAccount, noMetadata},
+		},
+		{
+			name: "typed, two interfaces",
+			flags: "--node-id=n --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --network-config=network=mtu9k,external-ips=true" +
+				" --network-config=network=mtu9k,subnetwork=mtu9k,external-ips=true",
+			refused: "only one of network_config and network_configs",
+			want: []testkit.Difference{
+				testkit.Differ(node+"networkConfig.enableExternalIps", "", "true", "the API excludes it beside networkConfigs, so gcloud's request is refused"),
+				testkit.Differ(node+"networkConfig.network", "", "default", "as above"),
+				standard, noAccount, noMetadata,
+			},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -111,6 +122,9 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 				"QR_ID": "q7", "TPU_NAME": "t", "NUM_SLICES": "2", "ACCELERATOR_TYPE": "v4-16", "RUNTIME_VERSION": "tpu-ubuntu2204-base",
 			}
 			maps.Copy(env, theirs.Env())
+			if test.refused != "" {
+				test.command += " 2>&1 | grep -q '" + test.refused + "'"
+			}
 			testkit.RunGcloud(t, env, test.command)
 			testkit.CheckDifferences(t, append(test.want, always...), creation(t, ours.sim), creation(t, theirs))
 		})
