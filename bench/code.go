@@ -71,6 +71,70 @@ on the way counts it: SSH's handshake and every operation included. The changed 
 	return nil
 }
 
+// manyFiles are as small as those of a virtual environment or of a checkout with
+// its history of patches.
+const (
+	manyFiles = 20_000
+	manySize  = 2000 // bytes
+)
+
+// measureManyFiles: what one changed file costs a worker that has many, and what
+// they cost a sync that has nothing to do with them.
+func measureManyFiles(ctx context.Context, l *lab, r *report) error {
+	r.section("Many small files", fmt.Sprintf(`
+A directory of %d files of %d bytes on one worker of the simulator, brought by `+"`multihost run --command=true`"+`. The runs
+"small" bring a directory of one file, to another run directory of the same login; their file is a new one each time.`,
+		manyFiles, manySize))
+	s, err := l.simulate(ctx, "1xv5litepod-8")
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	small := filepath.Join(s.dir, "small")
+	if err := os.Mkdir(small, 0o755); err != nil {
+		return err
+	}
+	for i := range manyFiles {
+		pkg := filepath.Join(s.project, fmt.Sprint("pkg", i%200))
+		if err := os.MkdirAll(pkg, 0o755); err != nil {
+			return err
+		}
+		if err := noise(filepath.Join(pkg, fmt.Sprint(i)), manySize, uint64(i)); err != nil {
+			return err
+		}
+	}
+	rows := [][]string{{"run", "wall s"}}
+	wall := map[string]float64{}
+	for i, run := range []struct{ what, name, changed string }{
+		{"small, empty store", "small", filepath.Join(small, "file")},
+		{"small, one changed file", "small", filepath.Join(small, "file")},
+		{"first", "many", ""},
+		{"unchanged", "many", ""},
+		{"one changed file", "many", filepath.Join(s.project, "pkg7", "7")},
+		{"small, one changed file, all stored", "small", filepath.Join(small, "file")},
+	} {
+		if run.changed != "" {
+			if err := noise(run.changed, manySize, uint64(manyFiles+i)); err != nil {
+				return err
+			}
+		}
+		dir := s.project
+		if run.name == "small" {
+			dir = small
+		}
+		c, err := s.run(ctx, run.name, "--tpu-prefix=b", "--script-dir="+dir, "--command=true")
+		if err != nil {
+			return err
+		}
+		wall[run.what] = c.wall.Seconds()
+		rows = append(rows, []string{run.what, seconds(c.wall)})
+	}
+	r.table(rows)
+	r.most("one changed file among 20,000, beyond a run with nothing new", wall["one changed file"]-wall["unchanged"], 1, "s")
+	r.most("one changed file by itself, × the time before 20,000 others were stored", wall["small, one changed file, all stored"]/wall["small, one changed file"], 1.2, "")
+	return nil
+}
+
 // makeCode fills dir with files of equal size.
 func makeCode(dir string) error {
 	const size = codeBytes / codeFiles

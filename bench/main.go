@@ -96,6 +96,7 @@ func bench(ctx context.Context, o options) error {
 		{"command", measureCommand},
 		{"start", measureStart},
 		{"code", measureCode},
+		{"files", measureManyFiles},
 		{"relay", measureRelay},
 		{"scale", measureScale},
 	} {

@@ -20,10 +20,12 @@
 //	~/.multihost/sync/<run>/place        which directory ~/<run> is; another one is not touched
 //	~/.multihost/sync/<run>/digest       what ~/<run> holds, and who brought it; written last
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
+//	~/.multihost/sync/<run>/seen         size, inode and time of change of each entry after the sync
 //
 // Contents that no sync has used for 30 days are dropped from the store, and
-// the longest unused ones while it is above 20 GB; what was used within the
-// last hour is never dropped.
+// the longest unused ones while it is above 20 GB; what came within the last hour
+// is never dropped. That is looked after once a day and when the store gets too
+// large, so that a sync takes no longer because much is stored.
 package codesync
 
 import (
@@ -102,7 +104,7 @@ const relayFrom = 32 << 20
 
 // StoreLimits say what is dropped from a worker's content store after a Push.
 type StoreLimits struct {
-	MaxAge   time.Duration // since its last use; 0 means 30 days
+	MaxAge   time.Duration // since its last use, which is noted once a day; 0 means 30 days
 	MaxBytes int64         // 0 means 20 GB
 	Keep     time.Duration // what was used within this time is never dropped; 0 means 1 h
 }

@@ -590,7 +590,14 @@ func TestStoreIsPruned(t *testing.T) {
 		}))
 		return n
 	}
+	notes := filepath.Join(w.home, ".multihost/store/pruned")
 	age := func(age time.Duration) {
+		var at, size int64
+		text, err := os.ReadFile(notes)
+		testkit.Must(t, err)
+		_, err = fmt.Sscan(string(text), &at, &size)
+		testkit.Must(t, err)
+		testkit.Must(t, os.WriteFile(notes, fmt.Appendf(nil, "%d\n%d\n", at-int64(age/time.Second), size), 0o600))
 		testkit.Must(t, filepath.WalkDir(filepath.Join(w.home, ".multihost/store/sha256"), func(name string, d fs.DirEntry, err error) error {
 			at := time.Now().Add(-age)
 			return os.Chtimes(name, at, at)
@@ -613,6 +620,113 @@ func TestStoreIsPruned(t *testing.T) {
 	same(t, "contents above the size", stored(), 1)
 	sync("5", StoreLimits{MaxBytes: 1})
 	same(t, "contents above the size that were just used", stored(), 2)
+	// What a crash may leave in the notes.
+	testkit.Must(t, os.WriteFile(notes, []byte("\x00\x00a[$(false)]\n08\n"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(w.home, ".multihost/store/grown"), []byte("1\n\x00\x002+\n"), 0o600))
+	sync("6", StoreLimits{})
+	same(t, "contents with spoilt notes", stored(), 3)
+	age(25 * time.Hour)
+	sync("7", StoreLimits{MaxAge: 24 * time.Hour})
+	same(t, "contents after a day with nothing else to say that it is time", stored(), 1)
+}
+
+// A sync looks at what it has to do with: neither at all that the store holds nor, when
+// it came to its end the last time, at the contents of what is as it was.
+func TestPushOfOneFileReadsNothingElse(t *testing.T) {
+	t.Parallel()
+	dir, w, log := t.TempDir(), newWorker(t), filepath.Join(t.TempDir(), "log")
+	for i := range 60 {
+		write(t, dir, map[string]string{fmt.Sprintf("pkg%d/file%d", i%3, i): fmt.Sprint("content ", i)})
+	}
+	push(t, scanDir(t, dir), w, "r")
+	for _, program := range []string{"find", "sha256sum", "openssl", "touch", "cp", "chmod", "rm", "mv", "perl"} {
+		if _, err := exec.LookPath(program); err == nil {
+			w.tool(t, program, "printf '%s %s\\n' "+program+" \"$#\" \"$@\" >>"+log+"\nexec $REAL \"$@\"")
+		}
+	}
+	there := filepath.Join(w.home, "r")
+	for name, change := range map[string]func(){
+		"changed here":  func() { write(t, dir, map[string]string{"pkg1/file1": "new"}) },
+		"changed there": func() { write(t, there, map[string]string{"pkg1/file4": "by the run"}) },
+		"removed here":  func() { testkit.Must(t, os.Remove(filepath.Join(dir, "pkg1/file7"))) },
+		"removed there": func() { testkit.Must(t, os.Remove(filepath.Join(there, "pkg1/file10"))) },
+		"another run":   nil,
+	} {
+		run, tree := "r", dir
+		if change != nil {
+			change()
+		} else {
+			run, tree = "other", t.TempDir()
+			write(t, tree, map[string]string{"file": "of another run"})
+		}
+		testkit.Must(t, os.WriteFile(log, nil, 0o600))
+		push(t, scanDir(t, tree), w, run)
+		same(t, name, read(t, filepath.Join(w.home, run)), read(t, tree))
+		used, err := os.ReadFile(log)
+		testkit.Must(t, err)
+		for _, line := range strings.Split(string(used), "\n") {
+			if line == "find "+filepath.Join(w.home, ".multihost/store/sha256") || strings.Contains(line, "pkg2/") || strings.Contains(line, "file13") {
+				t.Errorf("%s: the sync looked at %q", name, line)
+			}
+		}
+		if n := strings.Count(string(used), "\n"); n > 80 {
+			t.Errorf("%s: %d words to programs, want what one file takes:\n%s", name, n, used)
+		}
+	}
+}
+
+// Fields of the list of files are told apart whatever the names are made of.
+func TestPushFindsChangesUnderAnyName(t *testing.T) {
+	t.Parallel()
+	dir, w := t.TempDir(), newWorker(t)
+	names := []string{"plain", "a\x01", "a\x02b", "a\x03b", "\x03a\x02", "\x7f", "\xff\xfe", "*", "@", "a]b", "$(id)", "d", "f", "l", "\t", " x ", "two\nlines", "q'\"`"}
+	for i, name := range names {
+		write(t, dir, map[string]string{name + "0": "same " + fmt.Sprint(i), name + "1": "old", name + "2": "gone", name + "3/in": "x", name + "4": "-> " + name + "0", name: "one"})
+	}
+	push(t, scanDir(t, dir), w, "r")
+	there := filepath.Join(w.home, "r")
+	for _, name := range names {
+		testkit.Must(t, os.RemoveAll(filepath.Join(dir, name+"2")))
+		testkit.Must(t, os.RemoveAll(filepath.Join(dir, name+"3")))
+		testkit.Must(t, os.Remove(filepath.Join(dir, name+"4")))
+		write(t, dir, map[string]string{name + "1": "new " + name, name + "3": "a file now", name + "4": "-> " + name + "1", name + "5/deep/er": "added"})
+		write(t, there, map[string]string{name: "by the run"})
+	}
+	push(t, scanDir(t, dir), w, "r")
+	same(t, "run directory", read(t, there), read(t, dir))
+	same(t, "a push that finds all equal", push(t, scanDir(t, dir), w, "r").SentFiles, 0)
+}
+
+// Two people sync to one run directory: each gets its own files whole, or tries again.
+func TestPushesToOneDirectoryDoNotMix(t *testing.T) {
+	t.Parallel()
+	for name, whole := range map[string]bool{"the other one asks": false, "the other one ends": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ours, theirs, w := t.TempDir(), t.TempDir(), newWorker(t)
+			write(t, ours, map[string]string{"a": "ours", "only/ours": "1"})
+			write(t, theirs, map[string]string{"a": "theirs", "only/theirs": "2"})
+			other, between := scanDir(t, theirs), false
+			_, err := scanDir(t, ours).Push(t.Context(), runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+				c = c.Whole()
+				if strings.Contains(c.Line, " receive r ") && !between {
+					between = true
+					if whole {
+						push(t, other, w, "r")
+					} else {
+						var rep Report
+						_, err := other.ask(ctx, w, "r", &rep, false)
+						testkit.Must(t, err)
+					}
+				}
+				return w.Run(ctx, c)
+			}), "r")
+			testkit.Must(t, err)
+			same(t, "a file came between", between, true)
+			same(t, "run directory", read(t, filepath.Join(w.home, "r")), read(t, ours))
+			same(t, "a push that finds all equal", push(t, scanDir(t, ours), w, "r").SentFiles, 0)
+		})
+	}
 }
 
 func TestAnswersThatAreNoAnswers(t *testing.T) {

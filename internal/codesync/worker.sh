@@ -47,6 +47,8 @@ state=$home/.multihost/sync/$run
 store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
+pruned=$home/.multihost/store/pruned grown=$home/.multihost/store/grown
+manifest=$state/manifest.$digest # of what the directory is to hold
 stage='' spool=''
 
 clean_up() {
@@ -55,25 +57,23 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# fingerprint: changes when one of the synced files was changed, replaced,
-# removed or given another mode since the sync. Nothing can set ctime back. Of
-# directories only that they are the same: a run may put files into them.
-fingerprint() {
-	(
-		set -o pipefail
-		cd -- "$dir" 2>/dev/null &&
-			{
-				xargs -0 -r -a "$state/directories" stat --printf='%f %i\n' -- 2>/dev/null &&
-					xargs -0 -r -a "$state/paths" stat --printf='%f %s %i %.9Z\n' -- 2>/dev/null
-			} | sha256sum
-	)
-}
+# look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
+# changes when the entry is changed, replaced or given another mode: nothing can set
+# ctime back. A directory's line changes only when it is another directory or has
+# another mode, since a run may put files into it.
+look_at_all() (
+	status=0
+	cd -- "$dir" 2>/dev/null || exit
+	xargs -0 -r -a "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
+	xargs -0 -r -a "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
+	exit "$status"
+)
 
 check() {
-	local have='' print=''
-	[[ -f $state/digest && -f $state/paths && -f $state/fingerprint && -d $dir ]] &&
+	local have=''
+	[[ -f $state/digest && -f $state/paths && -f $state/seen && -d $dir ]] &&
 		read -r have _ <"$state/digest" && [[ $have == "$digest" ]] &&
-		print=$(fingerprint) && [[ $print == "$(<"$state/fingerprint")" ]]
+		look_at_all | cmp -s -- - "$state/seen"
 }
 
 # last_run: which run was synced last, and the digest of its manifest.
@@ -86,8 +86,10 @@ last_run() {
 }
 
 prepare() {
-	mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
-	(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
+	if [[ ! -d $state || ! -d $store || ! -d $incoming ]]; then
+		mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
+		(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
+	fi
 	# One sync at a time into a run directory; a broken one may take a moment to end.
 	exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
 	flock -w 60 9 || die "another sync into ~/$run is under way"
@@ -106,8 +108,8 @@ take_manifest() {
 			*) head -c "$piece" ;;
 			esac
 		done
-	fi >"$state/manifest.new" || die "cannot write ~/.multihost/sync/$run"
-	read -r sum _ < <(sha256sum <"$state/manifest.new")
+	fi >"$manifest" || die "cannot write ~/.multihost/sync/$run"
+	read -r sum _ < <(sha256sum <"$manifest")
 	if [[ $sum != "$digest" ]]; then
 		say "broken the manifest did not arrive whole"
 		exit 1
@@ -125,10 +127,20 @@ hash_all() {
 	fi
 }
 
+# sum_of NUMBER...: $REPLY is their sum. A crash may have left anything else in a file.
+sum_of() {
+	local number
+	REPLY=0
+	for number; do
+		[[ ! $number =~ ^[1-9][0-9]{0,15}$ ]] || ((REPLY += number))
+	done
+}
+
 # receive_contents: unpacks the archive and moves what is whole to the store.
 declare -A proven=() # what has come and was hashed just now
 receive_contents() {
 	local in sum name prefix tar_failed='' unzip=''
+	local -a sizes=()
 	local -A prefixes=()
 	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
 	[[ $form == plain ]] || unzip=z
@@ -143,8 +155,12 @@ receive_contents() {
 			rm -f -- "$in/$name"
 		fi
 	done < <(cd "$in" && find . -maxdepth 1 -type f -print0 | hash_all)
+	# Counted before it is stored, so that prune never knows of less than is there.
+	mapfile -t sizes < <(find "$in" -type f -printf '%s\n')
+	sum_of "${sizes[@]}"
+	printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
 	for prefix in "${!prefixes[@]}"; do
-		mkdir -p "$store/$prefix" && mv -f -t "$store/$prefix" -- "$in/$prefix"* || tar_failed=yes
+		{ [[ -d $store/$prefix ]] || mkdir -p "$store/$prefix"; } && mv -f -t "$store/$prefix" -- "$in/$prefix"* || tar_failed=yes
 	done
 	rm -rf -- "$in"
 	if [[ -n $tar_failed ]]; then
@@ -221,19 +237,79 @@ can_fetch() {
 	[[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
-# read_manifest: the arrays describe the entries, $i-th field by field.
+# The arrays describe entries, $i-th field by field.
 kinds=() modes=() sizes=() hashes=() paths=() targets=()
-read_manifest() {
-	local kind mode size hash path target
-	kinds=() modes=() sizes=() hashes=() paths=() targets=()
-	while IFS= read -r -d '' kind && IFS= read -r -d '' mode && IFS= read -r -d '' size &&
-		IFS= read -r -d '' hash && IFS= read -r -d '' path && IFS= read -r -d '' target; do
-		case "/$path/" in
-		*/../* | *//* | */./*) die "bad path in the manifest" ;;
-		esac
-		kinds+=("$kind") modes+=("$mode") sizes+=("$size") hashes+=("$hash") paths+=("$path") targets+=("$target")
-	done <"$1"
+
+# add_entry KIND MODE SIZE HASH PATH TARGET adds one.
+add_entry() {
+	case "/$5/" in
+	*/../* | *//* | */./*) die "bad path in the manifest" ;;
+	esac
+	kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
 }
+
+# read_manifest FILE adds all entries of a manifest.
+read_manifest() {
+	local i
+	local -a all
+	mapfile -d '' -t all <"$1"
+	for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
+		add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "${all[i + 4]}" "${all[i + 5]}"
+	done
+}
+
+# find_work: the arrays describe the entries that the directory may not have as the
+# manifest says, and $old those of the earlier sync that the manifest may lack, six
+# elements each. After a sync that came to its end these are the entries that differ
+# between both manifests or that somebody touched since; otherwise they are all.
+old=()
+find_work() {
+	find_differences && return
+	old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
+	read_manifest "$manifest"
+	read_old
+}
+
+read_old() { [[ ! -f $state/manifest ]] || mapfile -d '' -t old <"$state/manifest"; }
+
+# find_differences fails where the differences are not known. Each step writes a file,
+# so that a step that fails is noticed.
+find_differences() {
+	local - line i path fields work=$state/work
+	local -a all=()
+	local -A touched=()
+	set -o pipefail
+	[[ -f $state/digest && -f $state/seen && -f $state/manifest ]] || return 1
+	{ look_at_all || :; } | sort -z >"$work.now" && sort -z -- "$state/seen" >"$work.seen" &&
+		comm -z -3 -- "$work.seen" "$work.now" >"$work.touched" &&
+		records "$state/manifest" >"$work.had" && records "$manifest" >"$work.wanted" &&
+		comm -z -3 -- "$work.had" "$work.wanted" | sort -z -t $'\2' -k 5,5 >"$work.differs" || return 1
+	while IFS= read -r -d '' line; do
+		line=${line#$'\t'}
+		# Whatever is below another directory may be different, too.
+		[[ $line == f* ]] || return 1
+		touched["/${line#* * * * * }"]=1
+	done <"$work.touched"
+	while IFS=$'\2' read -r -d '' -a fields; do
+		fields=("${fields[@]//$'\3b'/$'\2'}")
+		fields=("${fields[@]//$'\3a'/$'\3'}")
+		if [[ ${fields[0]} == $'\t'* ]]; then
+			add_entry "${fields[0]#$'\t'}" "${fields[@]:1:4}" "${fields[5]-}"
+			touched["/${fields[4]}"]=''
+		else
+			old+=("${fields[@]:0:5}" "${fields[5]-}")
+		fi
+	done <"$work.differs"
+	[[ ${touched[*]} == *1* ]] || return 0
+	mapfile -d '' -t all <"$manifest"
+	for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
+		path=${all[i + 4]}
+		[[ -z ${touched["/$path"]-} ]] || add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "$path" "${all[i + 5]}"
+	done
+}
+
+# records: each entry of a manifest as one record, with \2 between its fields.
+records() { sed -z 'N;N;N;N;N;s/\x03/\x03a/g;s/\x02/\x03b/g;s/\x00/\x02/g' -- "$1" | sort -z; }
 
 blob() { blob=$store/${1:0:2}/$1; }
 blob=
@@ -291,41 +367,40 @@ through_link() {
 	[[ ${way[$parent]} == link ]]
 }
 
-# find_gone: $gone are the files that the earlier sync brought and the manifest
-# lacks, $gone_dirs such directories, deepest first.
+# find_gone: $gone are the files among $old that the manifest lacks, $gone_dirs such
+# directories.
 gone=() gone_dirs=()
 find_gone() {
 	gone=() gone_dirs=()
-	[[ -f $state/manifest ]] || return 0
 	local i path
 	local -A wanted=()
 	for i in "${!paths[@]}"; do
 		# A directory in the place of a file, or the reverse, is another thing.
 		if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
 	done
-	local kind mode size hash target
-	while IFS= read -r -d '' kind && IFS= read -r -d '' mode && IFS= read -r -d '' size &&
-		IFS= read -r -d '' hash && IFS= read -r -d '' path && IFS= read -r -d '' target; do
-		if [[ $kind == d ]]; then
-			[[ -n ${wanted["d$path"]-} ]] || gone_dirs=("$path" "${gone_dirs[@]}")
+	for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
+		path=${old[i + 4]}
+		if [[ ${old[i]} == d ]]; then
+			[[ -n ${wanted["d$path"]-} ]] || gone_dirs+=("$path")
 		elif [[ -z ${wanted["f$path"]-} ]]; then
 			through_link "$path" && continue
 			if [[ -L $dir/$path || -e $dir/$path && ! -d $dir/$path ]]; then
 				gone+=("$dir/$path")
 			fi
 		fi
-	done <"$state/manifest"
+	done
 }
 
 # remove_gone: removes what find_gone finds.
 removed=0
 remove_gone() {
-	local path
+	local i path
 	find_gone
 	removed=${#gone[@]}
 	((removed == 0)) || printf '%s\0' "${gone[@]}" | xargs -0 -r rm -f -- || die "cannot remove files of the earlier sync"
-	# What the run put into them keeps them.
-	for path in "${gone_dirs[@]}"; do
+	# The deepest first. What the run put into them keeps them.
+	for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
+		path=${gone_dirs[i]}
 		through_link "$path" && continue
 		[[ -d $dir/$path && ! -L $dir/$path ]] && rmdir --ignore-fail-on-non-empty -- "$dir/$path"
 	done
@@ -497,17 +572,20 @@ refuse_foreign() {
 }
 
 fill() {
-	local i was=''
+	local i was='' file
 	local -a dirs=() kept=()
-	[[ -f $state/manifest.new ]] || die "no manifest"
+	if [[ ! -f $manifest ]]; then
+		say "broken another sync into ~/$run came between"
+		exit 1
+	fi
 	refuse_foreign "$adopt"
-	read_manifest "$state/manifest.new"
+	find_work
 	tell_missing
 	refuse_in_use
 	# From here on the directory is neither the old nor the new one. A run that is
 	# armed from now on sees that; one that was armed before is seen here.
 	{ IFS= read -r was <"$state/digest"; } 2>/dev/null
-	rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
+	[[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
 	(refuse_in_use) || {
 		[[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
 		exit 1
@@ -515,10 +593,12 @@ fill() {
 	take_place || die "cannot write ~/$run"
 	# Were we stopped now, both its old and its new files would be ours to
 	# remove by the next sync.
-	touch "$state/manifest" || die "cannot write ~/.multihost/sync/$run"
-	cat "$state/manifest" "$state/manifest.new" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
+	: >>"$state/manifest" || die "cannot write ~/.multihost/sync/$run"
+	cat "$state/manifest" "$manifest" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
 	[[ -w $dir ]] || die "cannot write to ~/$run"
-	rm -rf -- "$dir"/.multihost-sync.*
+	for file in "$dir"/.multihost-sync.*; do
+		[[ ! -d $file ]] || rm -rf -- "$file"
+	done
 	remove_gone
 	mv -f -- "$state/manifest.both" "$state/manifest"
 	make_directories
@@ -541,44 +621,77 @@ fill() {
 
 # finish: writes down what the directory holds; the digest last.
 finish() {
-	local i
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == d ]] || printf '%s\0' "${paths[i]}"
-	done >"$state/paths" || die "cannot write ~/.multihost/sync/$run"
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} != d ]] || printf '%s\0' "${paths[i]}"
-	done >"$state/directories" || die "cannot write ~/.multihost/sync/$run"
-	if ! { mv -f -- "$state/manifest.new" "$state/manifest" &&
-		fingerprint >"$state/fingerprint" &&
+	if ! { mv -f -- "$manifest" "$state/manifest" &&
+		sed -z -n '/^d$/{n;n;n;n;p;n;d};n;n;n;n;n' -- "$state/manifest" >"$state/directories" &&
+		sed -z -n '/^d$/{n;n;n;n;n;d};n;n;n;n;p;n' -- "$state/manifest" >"$state/paths" &&
+		look_at_all >"$state/seen" &&
 		printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
 		mv -f -- "$state/digest.new" "$state/digest"; }; then
 		die "cannot write ~/.multihost/sync/$run"
 	fi
+	rm -f -- "$state"/manifest.?* "$state"/work.* # also those of a sync that was killed
+	keep_used
 }
 
-# prune: drops what was not used for long. Another sync that is under way on
-# this login goes first; it will prune.
+# keep_used: the contents of a run that is synced again and again stay in the store,
+# though a sync looks only at those that are new. Once a day is enough for that.
+keep_used() {
+	local now at=0
+	printf -v now '%(%s)T' -1
+	{ read -r at _ <"$state/used"; } 2>/dev/null
+	sum_of "$at"
+	at=$REPLY
+	((now - at >= 86400 || now < at)) || return 0
+	sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
+		(cd -- "$store" && xargs -0 -r touch -c --) && printf '%s\n' "$now" >"$state/used"
+}
+
+# must_prune: $pruned says when and how much prune last left in the store, $grown how
+# much came since. It is time once a day, and when that is more than the store may
+# hold. What was used within $keep stays: while that is too much by itself, looking
+# again is of no use before it gets older or a tenth of the store is new.
+must_prune() {
+	local now at had came
+	local -a lines=()
+	printf -v now '%(%s)T' -1
+	{ mapfile -t lines <"$grown"; } 2>/dev/null
+	sum_of "${lines[@]}"
+	came=$REPLY lines=()
+	{ mapfile -t lines <"$pruned"; } 2>/dev/null
+	sum_of "${lines[0]-}"
+	at=$REPLY
+	sum_of "${lines[1]-}"
+	had=$REPLY
+	((now - at >= 86400 || now < at)) ||
+		((had + came > max_bytes && (now - at > keep || came > max_bytes / 10)))
+}
+
+# prune: drops what was not used for long and, while the store is too large, what has
+# been unused the longest. It looks at all that is stored. Another sync that is under
+# way on this login goes first; it will prune.
 prune() {
-	local used size path total=0 now
-	flock -u 8
-	flock -n 8 || return 0
-	now=$(date +%s)
+	local used size path total now cut
+	local -a lines=()
+	must_prune || return 0
+	flock -n 8 || return 0 # in place of the shared one
+	printf -v now '%(%s)T' -1
 	find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
-	while read -r -d '' used size path; do
-		((now - ${used%.*} > max_age && now - ${used%.*} > keep)) && rm -f -- "$path"
-	done < <(find "$store" -type f -printf '%T@ %s %p\0')
-	local -a left=()
-	while IFS= read -r -d '' path; do
-		left+=("$path")
-		size=${path#* }
-		((total += ${size%% *}))
-	done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
-	for path in "${left[@]}"; do
-		((total > max_bytes)) || break
-		read -r used size path <<<"$path"
-		((now - ${used%.*} > keep)) || break
-		rm -f -- "$path" && ((total -= size))
-	done
+	cut=$((now - (max_age > keep ? max_age : keep)))
+	find "$store" -type f ! -newermt "@$cut" -delete
+	mapfile -t lines < <(find "$store" -type f -printf '%s\n')
+	sum_of "${lines[@]}"
+	total=$REPLY
+	if ((total > max_bytes)); then
+		lines=()
+		# A tenth more than must go, so that the next content does not bring us here again.
+		while IFS=' ' read -r -d '' used size path; do
+			((total > max_bytes - max_bytes / 10 && now - ${used%.*} > keep)) || break
+			lines+=("$path")
+			((total -= size))
+		done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
+		((${#lines[@]} == 0)) || printf '%s\0' "${lines[@]}" | xargs -0 -r rm -f --
+	fi
+	printf '%s\n' "$now" "$total" >"$pruned" && : >"$grown"
 	# Notes about run directories that are gone.
 	for path in "$home/.multihost/sync"/*/digest; do
 		[[ -f $path ]] || continue
@@ -603,6 +716,7 @@ look)
 		exit 1
 	fi
 	find_contents
+	read_old
 	find_gone
 	say "lacks ${#missing[@]} ${#gone[@]}"
 	((${#missing[@]} == 0)) || printf '%s\n' "${missing[@]}"
