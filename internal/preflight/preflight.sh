@@ -158,10 +158,12 @@ get_capabilities() {
 	done <"$proc/self/status"
 }
 
-# get_root: finds out once how to act as root: $root is the command prefix,
-# $no_root is why there is none.
-root=() no_root='' root_known=''
+# get_root COMMAND...: finds out once how to act as root: $root is the command prefix,
+# $no_root is why there is none. Where sudo runs the command, that is the proof, and
+# $ran is yes.
+root=() no_root='' root_known='' ran=''
 get_root() {
+	ran=''
 	if [[ -z $root_known ]]; then
 		root_known=yes
 		if [[ $(id -u) == 0 ]]; then
@@ -169,6 +171,8 @@ get_root() {
 		elif ! have sudo; then
 			no_root="not root, and sudo is not installed"
 			[[ $platform == gke ]] && no_root="not root: run the container as root (securityContext: runAsUser: 0) with NET_ADMIN"
+		elif (($# > 0)) && attempt sudo -n "$@"; then
+			root=(sudo -n) ran=yes
 		elif attempt sudo -n true; then
 			root=(sudo -n)
 		else
@@ -200,6 +204,25 @@ write_value() {
 	get_root && attempt "${root[@]}" sysctl -q -w "${key//\//.}=$2"
 }
 
+# write_sysctls SETTING...: writes all of /proc/sys that is not as wanted with one
+# call of sysctl(8), which goes on after a value that it cannot write. do_value reads
+# what came of it, and writes alone what is still not as wanted. $before_all are the
+# values before.
+declare -A before_all=()
+write_sysctls() {
+	local -a keys=()
+	while (($# >= 4)); do
+		if [[ $2 == sysctl ]] && read_value "$proc/sys/$3" && [[ $value != "$4" ]]; then
+			before_all["$proc/sys/$3"]=$value
+			keys+=("${3//\//.}=$4")
+		fi
+		shift 4
+	done
+	((${#keys[@]} > 1)) && have sysctl || return
+	local -a write=(sysctl -q -w "${keys[@]}")
+	get_root "${write[@]}" && [[ -z $ran ]] && attempt "${root[@]}" "${write[@]}"
+}
+
 # read_value FILE: $value is its first line with single spaces.
 value=
 read_value() {
@@ -219,9 +242,11 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 		say result "$name" "$want" "" "" failed no "cannot read $file"
 		return
 	fi
-	before=$value
+	before=${before_all["$file"]-$value}
 	if [[ $before == "$want" ]]; then
 		say result "$name" "$want" "$before" "$before" ok no ""
+	elif [[ $value == "$want" ]]; then
+		say result "$name" "$want" "$before" "$value" changed no ""
 	elif [[ $mode != apply ]]; then
 		say result "$name" "$want" "$before" "$before" failed no "not as wanted"
 	elif ! write_value "$file" "$want"; then
@@ -236,11 +261,12 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 # --- default routes ---------------------------------------------------------
 
 # list_routes: the IPv4 default routes as ip prints them, in the kernel's order,
-# one each in $routes. $nowhere are those of another type (unreachable …).
-routes=() nowhere=()
+# one each in $routes. $nowhere are those of another type (unreachable …). $listed
+# says that nothing here has changed them since.
+routes=() nowhere=() listed=''
 list_routes() {
 	local out rc line
-	routes=() nowhere=()
+	routes=() nowhere=() listed=''
 	out=$(bounded ip -4 -o route show default 2>&1)
 	rc=$?
 	if ((rc != 0)); then
@@ -253,6 +279,7 @@ list_routes() {
 		*" default "*) nowhere+=("${line#* }") ;;
 		esac
 	done <<<"$out"
+	listed=yes
 	return 0
 }
 
@@ -411,7 +438,7 @@ do_route() { # NAME KEY WANT
 			problem=$why
 			continue
 		fi
-		tried=yes
+		tried=yes listed=''
 		if ((${peers[${saved_ids[i]}]} == 1)); then
 			read -r -a words <<<"${saved[i]}"
 			with_attribute "$key" "$want"
@@ -426,7 +453,7 @@ do_route() { # NAME KEY WANT
 		if ! restore_routes "$key" "${saved[@]}"; then
 			lost=yes lost_why=$why
 		fi
-		if list_routes; then
+		if [[ -n $listed ]] || list_routes; then
 			scan_routes "$key"
 		else
 			values=()
@@ -589,6 +616,7 @@ restore_routes() {
 			done
 			missing=1
 			((round == 1)) || continue
+			listed=''
 			read -r -a words <<<"$spec"
 			attempt "${root[@]}" ip route add "${words[@]}" ||
 				attempt "${root[@]}" ip route append "${words[@]}"
@@ -602,7 +630,8 @@ restore_routes() {
 route_devices() {
 	local line
 	devices=()
-	have ip && list_routes || return 1
+	have ip || return 1
+	[[ -n $listed ]] || list_routes || return 1
 	for line in "${routes[@]}"; do
 		parse_route "$line" rto_min
 	done
@@ -858,6 +887,7 @@ conclude() {
 [[ $voice == people && $platform == gke ]] && tell_pod
 count_devices
 [[ $install == yes ]] && install_tools
+[[ $mode == apply ]] && write_sysctls "$@"
 while (($# >= 4)); do
 	case $2 in
 	sysctl) do_value "$1" "$proc/sys/$3" "$4" "this kernel has no ${3//\//.}" ;;
