@@ -744,11 +744,3 @@ func TestAnswersThatAreNoAnswers(t *testing.T) {
 		t.Error("answer of a step that failed was taken")
 	}
 }
-
-func TestWorkerScriptIsClean(t *testing.T) {
-	t.Parallel()
-	shellcheck := testkit.Need(t, "shellcheck")
-	if out, err := exec.Command(shellcheck, "place.sh", "worker.sh").CombinedOutput(); err != nil {
-		t.Errorf("shellcheck: %v\n%s", err, out)
-	}
-}

@@ -24,14 +24,6 @@ import (
 	"multihost/internal/tpu"
 )
 
-func TestShellcheck(t *testing.T) {
-	t.Parallel()
-	shellcheck := testkit.Need(t, "shellcheck")
-	if out, err := exec.Command(shellcheck, "facts.sh", "pair.sh").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ kind, id, tier string }{

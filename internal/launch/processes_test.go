@@ -78,7 +78,7 @@ func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
 	if err := os.Remove(filepath.Join(l.home(), "ready0")); err != nil {
 		t.Fatal(err)
 	}
-	if out, exit := complete(t, l, several("hasty", 2, 50*time.Millisecond, strings.Replace(first, "sleep 6", "sleep 600", 1))); out != "asked\n" || exit.Code != 3 {
+	if out, exit := complete(t, l, several("hasty", 2, 3*time.Second, strings.Replace(first, "sleep 6", "sleep 600", 1))); out != "asked\n" || exit.Code != 3 {
 		t.Errorf("got %q, %+v", out, exit)
 	}
 }

@@ -3,7 +3,6 @@ package launch
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -36,18 +35,6 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 		if !strings.HasSuffix(strings.TrimRight(text, "\n"), "\nmain \"$@\"") {
 			t.Errorf("%s: does not end in the call of main", name)
 		}
-	}
-}
-
-func TestShellcheck(t *testing.T) {
-	t.Parallel()
-	shellcheck := testkit.Need(t, "shellcheck")
-	files, err := filepath.Glob("*.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command(shellcheck, files...).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -549,7 +549,7 @@ func TestScriptIsClean(t *testing.T) {
 	testkit.Must(t, os.WriteFile(script, []byte(Print(Options{ExpectMTU: 8896})), 0o644))
 	forPods := filepath.Join(t.TempDir(), "pods.sh")
 	testkit.Must(t, os.WriteFile(forPods, []byte(Print(Options{Platform: GKE})), 0o644))
-	for _, name := range []string{"preflight.sh", script, forPods} {
+	for _, name := range []string{script, forPods} {
 		if out, err := exec.Command(shellcheck, name).CombinedOutput(); err != nil {
 			t.Errorf("shellcheck: %v\n%s", err, out)
 		}

@@ -403,11 +403,3 @@ func TestAHostileWorkerWritesNowhereElse(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 }
-
-func TestShellcheck(t *testing.T) {
-	t.Parallel()
-	shellcheck := testkit.Need(t, "shellcheck")
-	if out, err := exec.Command(shellcheck, "put.sh", "get.sh").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
