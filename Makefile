@@ -6,6 +6,8 @@ PACKAGES    = ./...
 SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
 LIMIT      ?= 80m
+# RUN names the tests of `make race`; none: all.
+RUN        ?=
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
@@ -27,7 +29,7 @@ test: tools ## run every test that this machine can run
 	go test -timeout $(LIMIT) $(PACKAGES)
 
 race: tools ## run the tests in which much happens at once with the race detector
-	CGO_ENABLED=1 go test -race -timeout $(LIMIT) $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
+	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
 
 soak: tools ## break connections ten times as often as the tests do
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
