@@ -108,23 +108,29 @@ func TestSeveralProcessesAreStoppedAsOne(t *testing.T) {
 func TestSeveralProcessesNeedPerl(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	programs := filepath.Join(l.root, "programs")
-	if err := os.Mkdir(programs, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range []string{"/usr/bin", "/bin"} {
-		files, _ := filepath.Glob(dir + "/*")
-		for _, file := range files {
-			if name := filepath.Base(file); name != "perl" {
-				_ = os.Symlink(file, filepath.Join(programs, name)) // the first of a name
-			}
-		}
-	}
-	l.env = append(l.env, "PATH="+programs)
+	l.without("perl")
 	if _, err := Arm(t.Context(), l, several("r", 2, time.Second, "true")); err == nil || !strings.Contains(err.Error(), "perl is not installed") {
 		t.Errorf("got %v", err)
 	}
 	if out, exit := complete(t, l, shell("one", "echo fine")); out != "fine\n" || exit.Code != 0 {
 		t.Errorf("got %q, %+v", out, exit)
 	}
+}
+
+// without takes programs away whose names begin so.
+func (l *local) without(prefix string) {
+	l.t.Helper()
+	programs := filepath.Join(l.root, "programs")
+	if err := os.Mkdir(programs, 0o755); err != nil {
+		l.t.Fatal(err)
+	}
+	for _, dir := range []string{"/usr/bin", "/bin"} {
+		files, _ := filepath.Glob(dir + "/*")
+		for _, file := range files {
+			if name := filepath.Base(file); !strings.HasPrefix(name, prefix) {
+				_ = os.Symlink(file, filepath.Join(programs, name)) // the first of a name
+			}
+		}
+	}
+	l.env = append(l.env, "PATH="+programs)
 }

@@ -142,6 +142,17 @@ Failing command: /home/ann/x/bin/python3'; exit 1; fi
 	}
 }
 
+func TestVenvWithoutAnyPython(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	l.without("python")
+	_, err := MakeVenv(t.Context(), l, "train")
+	var refused *VenvError
+	if !errors.As(err, &refused) || refused.Package != "python3-venv" || !strings.Contains(err.Error(), "there is no python3") {
+		t.Errorf("got %v, want the package", err)
+	}
+}
+
 // What comes out is one that a real python takes for one, with pip.
 func TestVenvIsOneForPython(t *testing.T) {
 	t.Parallel()
