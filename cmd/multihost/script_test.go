@@ -118,7 +118,14 @@ func TestScripts(t *testing.T) {
 				}
 				return err == nil, nil
 			}
-			if cond != "netns" {
+			switch cond {
+			case "gcloud":
+				_, err := exec.LookPath("gcloud")
+				return err == nil && !testing.Short(), nil
+			case "port22":
+				return worker.TryPort(22) == nil, nil
+			case "netns":
+			default:
 				return false, fmt.Errorf("unknown condition %q", cond)
 			}
 			err := worker.NetnsReady()

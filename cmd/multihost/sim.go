@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +20,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
@@ -89,6 +91,7 @@ func (p *program) simUpCommand() *cli.Command {
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
 			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at start, as `NAME:COUNTxTYPE`"},
 			&cli.StringFlag{Name: "backend", Value: "process", Usage: "process, or netns (Linux and root): what workers are made of (`KIND`)"},
+			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: 22, as gcloud's ssh and scp want it, or a free one where 22 cannot be had"},
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that each state of a resource lasts"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` in force from the start"},
@@ -113,8 +116,24 @@ func (p *program) simUpCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			asked := 0
+			if _, typed := p.inv.values["ssh-port"]; typed { // multihost sim env exports the port of another simulator
+				asked = c.Int("ssh-port")
+			}
+			var why error
+			if cfg.SSHPort, why, err = simPort(asked, worker.TryPort); err != nil {
+				return err
+			}
+			if why != nil {
+				view, err := p.bareView(c)
+				if err != nil {
+					return err
+				}
+				event.Notef(view, event.Info, "", "%v; they answer at a free port, which gcloud's ssh and scp do not know", why)
+				view.Close()
+			}
 			if c.Bool("background") {
-				return p.simBackground(c, dir)
+				return p.simBackground(c, dir, asked)
 			}
 			return p.simForeground(c, cfg)
 		},
@@ -142,6 +161,32 @@ func simConfig(c *cli.Context, dir string) (sim.Config, error) {
 	}
 	cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault"))
 	return cfg, err
+}
+
+// gcloudPort is the port at which gcloud's ssh and scp look for workers.
+const gcloudPort = 22
+
+// simPort is the port at which the workers are to answer: the one that is asked for,
+// or gcloud's; 0, a free one, where that cannot be had, and why.
+func simPort(asked int, try func(port int) error) (port int, why, err error) {
+	if asked < 0 || asked > 65535 {
+		return 0, nil, usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked)
+	}
+	port = cmp.Or(asked, gcloudPort)
+	why = try(port)
+	if errno := syscall.Errno(0); errors.As(why, &errno) {
+		why = errno // not with the address that was tried
+	}
+	switch {
+	case why == nil:
+		return port, nil, nil
+	case asked == 0:
+		return 0, fmt.Errorf("workers cannot answer at port %d: %w", port, why), nil
+	}
+	return 0, nil, &configError{
+		err:  fmt.Errorf("--ssh-port=%d: workers cannot answer there: %w", port, why),
+		hint: fmt.Sprintf("see what listens there: sudo ss -ltnp 'sport = :%d'; or leave out --ssh-port", port),
+	}
 }
 
 func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
@@ -176,7 +221,7 @@ func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
 
 // simBackground starts this program again as a daemon and waits until it has
 // said that it is ready or has ended.
-func (p *program) simBackground(c *cli.Context, dir string) error {
+func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -190,7 +235,7 @@ func (p *program) simBackground(c *cli.Context, dir string) error {
 		return err
 	}
 	defer log.Close()
-	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir} // its defaults are in what follows
+	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // its defaults are in what follows
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
 	}

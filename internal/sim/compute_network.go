@@ -10,6 +10,8 @@ import (
 	"cloud.google.com/go/compute/apiv1/computepb"
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/worker"
 )
 
 // A network, and whether its insert operation is done.
@@ -131,17 +133,28 @@ func (s *Server) mtuOf(networkName string) int {
 }
 
 // nextAddress gives out the next internal address of a subnetwork, which is
-// never used again.
+// never used again. Addresses that another simulator on this machine has are left
+// out; where it has all, the last one is given out, and the worker does not start.
 func (s *Server) nextAddress(subnetwork string) string {
 	prefix, err := netip.ParsePrefix(s.state.subnetworks[subnetwork].GetIpCidrRange())
 	if err != nil {
 		prefix = netip.MustParsePrefix("10.128.0.0/20")
 	}
-	s.state.addresses[subnetwork]++
-	n := s.state.addresses[subnetwork] + 1 // .1 is the gateway
-	b := prefix.Addr().As4()
-	b[1], b[2], b[3] = b[1]+byte(n>>16), b[2]+byte(n>>8), b[3]+byte(n)
-	return netip.AddrFrom4(b).String()
+	for {
+		s.state.addresses[subnetwork]++
+		n := s.state.addresses[subnetwork] + 1 // .1 is the gateway
+		b := prefix.Addr().As4()
+		b[1], b[2], b[3] = b[1]+byte(n>>16), b[2]+byte(n>>8), b[3]+byte(n)
+		if addr := netip.AddrFrom4(b); s.claim(addr) || !prefix.Contains(addr.Next()) {
+			return addr.String()
+		}
+	}
+}
+
+// claim reports whether a worker may have an address.
+func (s *Server) claim(addr netip.Addr) bool {
+	claimer, ok := s.workers.(worker.Claimer)
+	return !ok || claimer.Claim(addr)
 }
 
 func (s *Server) serveNetworks(c *computeCall) (any, error) {

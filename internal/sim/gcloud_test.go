@@ -196,9 +196,7 @@ func TestGcloudReachesWorkers(t *testing.T) {
 			port := strconv.Itoa(s.SSHPort()) // gcloud itself knows no port other than 22
 			ssh, scp := []string{"--ssh-flag=-p" + port}, []string{"--scp-flag=-P" + port}
 			if backend == "process" {
-				// Its internal addresses are reachable, and it has no SFTP
-				// server: -O makes scp do without.
-				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip", "--scp-flag=-O")
+				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip") // which are reachable
 			}
 			testGcloudReachesWorkers(t, s, ssh, scp)
 		})

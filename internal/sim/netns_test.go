@@ -173,3 +173,45 @@ func TestNetnsKilledSimulator(t *testing.T) {
 		t.Errorf("down of a dead simulator: %v", err)
 	}
 }
+
+// The real machine has one route to an address, so simulators beside each other must not
+// share any; at port 22, too, where a worker's own sshd is.
+func TestSimulatorsBesideEachOtherHaveAddressesOfTheirOwn(t *testing.T) {
+	simworker.NeedNetns(t)
+	signer, line := newKey(t)
+	seen := map[string]bool{}
+	for _, backend := range []string{"netns", "process", "netns", "process"} {
+		s, err := sim.Start(t.Context(), sim.Config{
+			Dir: t.TempDir(), Backend: backend, Step: time.Millisecond, SSHPort: 22,
+			Slices:          []sim.SliceSpec{{Name: "t", Count: 1, Type: "v4-16"}},
+			ProjectMetadata: map[string]string{"ssh-keys": "ann:" + line},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		svc := alpha(t, s)
+		n, err := svc.Nodes.Get(parent + "/nodes/t").Do()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, e := range n.NetworkEndpoints {
+			hostKey, _ := guestAttributes(t, svc, n.Name, i)
+			here := map[string]bool{e.IpAddress: true, e.AccessConfig.ExternalIp: true}
+			for addr := range here {
+				if seen[addr] {
+					t.Errorf("%s, worker %d: %s is another simulator's", backend, i, addr)
+				}
+				seen[addr] = true
+				want := s.Status().Nodes[0].Workers[i].Hostname
+				if got := strings.TrimSpace(sshAs(t, net.JoinHostPort(addr, "22"), "ann", hostKey, signer, "hostname")); got != want {
+					t.Errorf("%s, worker %d at %s: got %q, want %q", backend, i, addr, got, want)
+				}
+			}
+		}
+	}
+}

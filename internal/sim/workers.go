@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -147,6 +148,9 @@ func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	group.SetLimit(maxBoots)
 	for i, spec := range specs {
 		group.Go(func() (err error) {
+			if addr, parseErr := netip.ParseAddr(spec.IP); parseErr == nil && !s.claim(addr) {
+				return fmt.Errorf("start worker %q: no internal address is free: other simulators on this machine have those up to %s", spec.Name, spec.IP)
+			}
 			machines[i], err = s.workers.Start(ctx, spec)
 			if err != nil {
 				err = fmt.Errorf("start worker %q: %w", spec.Name, err)

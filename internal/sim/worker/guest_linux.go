@@ -3,6 +3,7 @@ package worker
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,7 @@ type bootRequest struct {
 	Hostname    string
 	Interface   string
 	IP, Gateway string
+	Listen      string // address of sshd
 	Devices     []string
 	Env         []string
 	Script      string // run by root before anybody gets in
@@ -371,16 +373,17 @@ func (p *process1) startDaemon(port int, args ...string) (int, error) {
 	return pid, nil
 }
 
-// listens reports whether somebody listens on a TCP port.
+// listens reports whether somebody listens on a TCP port that loopback leads to.
 func listens(port int) bool {
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
 		return false
 	}
-	want := fmt.Sprintf(":%04X", port)
+	// As the kernel writes 0.0.0.0 and 127.0.0.1.
+	any, local := fmt.Sprintf("00000000:%04X", port), fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 1}), port)
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
-		if len(f) > 3 && strings.HasSuffix(f[1], want) && f[3] == "0A" {
+		if len(f) > 3 && (f[1] == any || f[1] == local) && f[3] == "0A" {
 			return true
 		}
 	}

@@ -286,7 +286,7 @@ func writeEtc(b bootRequest) error {
 		}
 	}
 	config := []string{
-		"Port 22", "ListenAddress 0.0.0.0",
+		"Port 22", "ListenAddress " + b.Listen,
 		"HostKey " + hostKeyPath("ssh-ed25519"), "HostKey " + hostKeyPath("ecdsa-sha2-nistp256"),
 		"PermitRootLogin no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "UsePAM no", "UseDNS no",
 		"AuthorizedKeysFile " + keysDir + "/%u .ssh/authorized_keys",

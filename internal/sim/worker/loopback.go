@@ -24,6 +24,19 @@ type loopback struct {
 	next   uint32 // the next address to try
 }
 
+// TryPort reports why machines cannot answer at a port here; nil if they can.
+func TryPort(port int) error {
+	var l loopback
+	if err := l.init(port); err != nil {
+		return err
+	}
+	ln, err := l.listen()
+	if err != nil {
+		return err
+	}
+	return ln.Close()
+}
+
 // init sets the port; 0 means a free one, chosen with the first address. A
 // random first address keeps simulators that run at the same time apart.
 func (l *loopback) init(port int) error {

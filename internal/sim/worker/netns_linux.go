@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +29,7 @@ type netnsBackend struct {
 	mu       sync.Mutex
 	closed   bool
 	machines map[*netnsMachine]struct{}
+	claims   map[netip.Prefix]io.Closer // networks whose addresses are this backend's
 }
 
 // toolPackages are the programs that machines have from the machine that they
@@ -96,7 +100,9 @@ func findTools() (map[string]string, error) {
 // bytes are passed on to sshd: this is where the faults of the transport are.
 // A machine's own address ([Internal]) works from other machines of its
 // network, and from the real machine unless that has a route of its own to it;
-// at the backend's port with faults, and at port 22 without.
+// at the backend's port with faults, and at port 22, if that is another one, without.
+// Backends that run at the same time have different addresses where the caller asks
+// with Claim.
 //
 // All namespaces, links and mounts belong to a thread of the caller and to the
 // machines' processes, which die with it: the kernel removes everything
@@ -138,7 +144,7 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 	if err := Sweep(context.Background(), cfg.Root); err != nil {
 		return nil, err
 	}
-	b := &netnsBackend{cfg: cfg, tools: tools, machines: make(map[*netnsMachine]struct{})}
+	b := &netnsBackend{cfg: cfg, tools: tools, machines: make(map[*netnsMachine]struct{}), claims: make(map[netip.Prefix]io.Closer)}
 	if err := b.loopback.init(cfg.Port); err != nil {
 		return nil, err
 	}
@@ -210,6 +216,29 @@ func (b *netnsBackend) add(m *netnsMachine) error {
 	return nil
 }
 
+// claimBits are those of the networks that a backend claims whole.
+const claimBits = 26
+
+// Claim reports whether a machine may have an address: the real machine has one
+// route to it, so it cannot be that of another backend's, too. What says so is a
+// socket with the name of its network, which the kernel takes away with the process.
+func (b *netnsBackend) Claim(addr netip.Addr) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	network, err := addr.Prefix(claimBits)
+	if err != nil || b.closed {
+		return false
+	}
+	if b.claims[network] == nil {
+		l, err := net.Listen("unix", "@multihost-sim-"+network.String())
+		if err != nil {
+			return false
+		}
+		b.claims[network] = l
+	}
+	return true
+}
+
 func (b *netnsBackend) forget(m *netnsMachine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,6 +263,9 @@ func (b *netnsBackend) Close() error {
 	wg.Wait()
 	if !already {
 		errs = append(errs, b.fabric.close(), removeDisks(b.cfg.Root))
+		for _, l := range b.claims { // nothing is added once it is closed
+			errs = append(errs, l.Close())
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close netns backend: %w", err)

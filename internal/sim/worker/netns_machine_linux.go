@@ -206,10 +206,13 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	req := guestRequest{Op: "boot", Boot: &bootRequest{
 		Disk: filepath.Join(m.b.disks(), m.name), Tools: m.b.tools, SSHD: m.b.extraSSHD,
 		Hostname: m.spec.Hostname, Interface: interfaceName, IP: m.spec.IP, Gateway: m.spec.Gateway,
-		Devices: m.spec.Devices, Env: m.spec.Env, Script: m.spec.Boot, Metadata: m.spec.Metadata != nil,
+		Listen: "0.0.0.0", Devices: m.spec.Devices, Env: m.spec.Env, Script: m.spec.Boot, Metadata: m.spec.Metadata != nil,
 		BootID: uuid.NewString(), guestFaults: m.guestFaults(),
 	}}
 	m.mu.Unlock()
+	if m.port == sshdPort {
+		req.Boot.Listen = "127.0.0.1" // the other address is the backend's way in
+	}
 
 	g, err := m.startGuest()
 	if err != nil {

@@ -17,6 +17,9 @@ func NewProcess(ProcessConfig) (Backend, error) { return nil, errNeedLinux }
 // exists on Linux only.
 func NewNetns(NetnsConfig) (Backend, error) { return nil, errNeedLinux }
 
+// TryPort reports why machines cannot answer at a port here.
+func TryPort(int) error { return errNeedLinux }
+
 // NetnsReady reports why the netns backend cannot work here.
 func NetnsReady() error { return errNeedLinux }
 

@@ -145,6 +145,14 @@ type Internal interface {
 	InternalAddr() string
 }
 
+// Claimer is what a Backend has besides when its machines' own addresses (Spec.IP)
+// must not be those of another simulator's.
+type Claimer interface {
+	// Claim reports whether a machine may have the address. What is claimed is so
+	// until Close.
+	Claim(addr netip.Addr) bool
+}
+
 // filled returns the spec with its defaults, or says what is wrong with it.
 func (s Spec) filled() (Spec, error) {
 	for _, d := range s.Devices {

@@ -1,0 +1,30 @@
+package sim_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+)
+
+// taken is a backend beside which another one has some addresses.
+type taken struct {
+	worker.Backend
+	has func(netip.Addr) bool
+}
+
+func (t taken) Claim(addr netip.Addr) bool { return !t.has(addr) }
+func (taken) Close() error                 { return nil }
+
+func TestWorkersDoNotGetAddressesOfAnotherSimulator(t *testing.T) {
+	t.Parallel()
+	_, err := sim.Start(t.Context(), sim.Config{
+		Dir: t.TempDir(), Listen: "none", Workers: taken{has: func(netip.Addr) bool { return true }},
+		Slices: []sim.SliceSpec{{Name: "t", Count: 1, Type: "v4-8"}},
+	})
+	if err == nil || !strings.Contains(err.Error(), "no internal address is free: other simulators on this machine have those") {
+		t.Errorf("got %v, want what has the addresses", err)
+	}
+}
