@@ -159,8 +159,8 @@ get_capabilities() {
 }
 
 # get_root COMMAND...: finds out once how to act as root: $root is the command prefix,
-# $no_root is why there is none. Where sudo runs the command, that is the proof, and
-# $ran is yes.
+# $no_root is why there is none. Where sudo is what has to be tried, the command is
+# the trial, and $ran is yes, whatever came of it.
 root=() no_root='' root_known='' ran=''
 get_root() {
 	ran=''
@@ -171,8 +171,8 @@ get_root() {
 		elif ! have sudo; then
 			no_root="not root, and sudo is not installed"
 			[[ $platform == gke ]] && no_root="not root: run the container as root (securityContext: runAsUser: 0) with NET_ADMIN"
-		elif (($# > 0)) && attempt sudo -n "$@"; then
-			root=(sudo -n) ran=yes
+		elif (($# > 0)) && ran=yes && attempt sudo -n "$@"; then
+			root=(sudo -n)
 		elif attempt sudo -n true; then
 			root=(sudo -n)
 		else
