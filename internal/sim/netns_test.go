@@ -28,18 +28,10 @@ import (
 func TestNetnsWorkers(t *testing.T) {
 	simworker.NeedNetns(t)
 	signer, line := newKey(t)
-	s, err := sim.Start(t.Context(), sim.Config{
+	s := begin(t, sim.Config{
 		Dir: t.TempDir(), Backend: "netns", Step: time.Millisecond,
 		Slices:          []sim.SliceSpec{{Name: "t", Count: 2, Type: "v5litepod-16", Network: "mtu9k"}},
 		ProjectMetadata: map[string]string{"ssh-keys": "ann:" + line},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
 	})
 	svc := alpha(t, s)
 	var nodes []*tpualpha.Node
@@ -181,18 +173,10 @@ func TestSimulatorsBesideEachOtherHaveAddressesOfTheirOwn(t *testing.T) {
 	signer, line := newKey(t)
 	seen := map[string]bool{}
 	for _, backend := range []string{"netns", "process", "netns", "process"} {
-		s, err := sim.Start(t.Context(), sim.Config{
+		s := begin(t, sim.Config{
 			Dir: t.TempDir(), Backend: backend, Step: time.Millisecond, SSHPort: 22,
 			Slices:          []sim.SliceSpec{{Name: "t", Count: 1, Type: "v4-16"}},
 			ProjectMetadata: map[string]string{"ssh-keys": "ann:" + line},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
 		})
 		svc := alpha(t, s)
 		n, err := svc.Nodes.Get(parent + "/nodes/t").Do()

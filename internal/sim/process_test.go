@@ -19,11 +19,10 @@ import (
 	"multihost/internal/sim"
 )
 
-// A key that was put into the node's metadata opens every worker, whose host
-// key is the one that its guest attributes show; another key opens none.
-func TestWorkersAnswerSSHToMetadataKeysOnly(t *testing.T) {
-	t.Parallel()
-	s, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Step: time.Millisecond, Slices: []sim.SliceSpec{{Name: "t", Count: 2, Type: "v4-16"}}})
+// begin runs a simulator until the end of the test.
+func begin(t *testing.T, cfg sim.Config) *sim.Server {
+	t.Helper()
+	s, err := sim.Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,6 +31,14 @@ func TestWorkersAnswerSSHToMetadataKeysOnly(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return s
+}
+
+// A key that was put into the node's metadata opens every worker, whose host
+// key is the one that its guest attributes show; another key opens none.
+func TestWorkersAnswerSSHToMetadataKeysOnly(t *testing.T) {
+	t.Parallel()
+	s := begin(t, sim.Config{Dir: t.TempDir(), Step: time.Millisecond, Slices: []sim.SliceSpec{{Name: "t", Count: 2, Type: "v4-16"}}})
 	svc := alpha(t, s)
 	signer, line := newKey(t)
 	other, _ := newKey(t)
