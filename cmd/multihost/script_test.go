@@ -111,24 +111,22 @@ func TestScripts(t *testing.T) {
 			return errors.Join(os.MkdirAll(home, 0o700), os.MkdirAll(code, 0o755))
 		},
 		Condition: func(cond string) (bool, error) {
-			if slices.Contains([]string{"tmux", "zsh", "fish"}, cond) {
+			if slices.Contains([]string{"tmux", "zsh", "fish", "gcloud"}, cond) {
 				_, err := exec.LookPath(cond)
 				if err != nil && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
 					return false, err
 				}
 				return err == nil, nil
 			}
+			var err error
 			switch cond {
-			case "gcloud":
-				_, err := exec.LookPath("gcloud")
-				return err == nil && !testing.Short(), nil
-			case "port22":
-				return worker.TryPort(22) == nil, nil
 			case "netns":
+				err = worker.NetnsReady()
+			case "port22":
+				err = worker.TryPort(22)
 			default:
 				return false, fmt.Errorf("unknown condition %q", cond)
 			}
-			err := worker.NetnsReady()
 			if err != nil && os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {
 				return false, err
 			}
