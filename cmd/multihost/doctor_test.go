@@ -458,7 +458,7 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		cure: `multihost exec --tpu-prefix=t --workers=s1w0 -- bash -c '?.*rm -rf ~/\.multihost/store.*`,
 	}, {
 		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
-		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 1460", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 1460`,
+		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 8896", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 8896`,
 	}, {
 		// A routing rule that comes before that of the machine's own addresses drops
 		// what a packet filter would; not every kernel has one of those.

@@ -146,6 +146,7 @@ A request that exists with the same properties is taken as it is.`,
 			if err := r.Validate(); err != nil {
 				return err
 			}
+			d.WarnOfMTU(c.Context, r)
 			if s.dryRun {
 				return s.qrPlan(c.Context, r)
 			}

@@ -52,6 +52,7 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
+	d.WarnOfMTU(ctx, o.Request)
 	if err := r.upload(ctx); err != nil {
 		return Outcome{}, err
 	}
@@ -193,7 +194,7 @@ func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, e
 		mode = preflight.Check
 	}
 	files["unpack"] = []byte(codesync.Unpack())
-	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, Slices: o.Request.NodeCount, ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }
 

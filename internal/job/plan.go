@@ -252,6 +252,7 @@ func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
+	d.WarnOfMTU(ctx, o.Request)
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	ready, err := q.foresee(ctx, &p)
 	if err != nil {
@@ -275,6 +276,7 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
+	d.WarnOfMTU(ctx, o.Request)
 	var refused *gcp.ReadOnlyError
 	if err := r.put(ctx); !errors.As(err, &refused) {
 		return Plan{}, cmp.Or(err, errNotRefused)

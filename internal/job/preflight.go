@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/network"
 	"multihost/internal/preflight"
+	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
 
@@ -32,7 +36,7 @@ func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o Pre
 	var reports []preflight.Report
 	err = watch.phase("preflight", func() (string, error) {
 		var err error
-		reports, err = d.preflightAll(ctx, t, o)
+		reports, err = d.preflightAll(ctx, t, prefix, o)
 		if reports == nil {
 			return "", err
 		}
@@ -94,7 +98,7 @@ func (d *Deps) readSettings(ctx context.Context, t *team, o PreflightOptions) ([
 
 // preflightAll runs the preflight on every worker and judges how it ended.
 // Reports are returned beside an error that says that some setting must not be so.
-func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([]preflight.Report, error) {
+func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o PreflightOptions) ([]preflight.Report, error) {
 	reports, err := d.readSettings(ctx, t, o)
 	if err != nil {
 		return nil, err
@@ -111,9 +115,12 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, o PreflightOptions) ([
 	}
 	for _, rep := range reports {
 		if rep.Severity(false) == preflight.Warning {
-			text, hint := preflight.Fold(t.ids, reports), "to see each setting: multihost preflight check --tpu-prefix="+t.slices[0].Name+"; to make it an error: --preflight=require, or --require"
+			text, hint := preflight.Fold(t.ids, reports), "to see each setting: multihost preflight check "+d.workersFlag(prefix)+"; to make it an error: --preflight=require, or --require"
 			if c := cure(text); c != "" {
 				hint = c + "; " + hint
+			}
+			if strings.Contains(text, "between slices") {
+				hint = mtuCure(t.slices[0].Network) + "; " + hint
 			}
 			event.Notef(d.Sink, event.Warn, hint, "preflight: %s", text)
 			break
@@ -130,12 +137,47 @@ func (d *Deps) networkMTU(ctx context.Context, t *team) int {
 	if name == "" || d.Networks == nil {
 		return 0
 	}
+	return d.readMTU(ctx, name)
+}
+
+// mtuLimit bounds how long a network is asked for its MTU, which is an extra.
+const mtuLimit = 20 * time.Second
+
+func (d *Deps) readMTU(ctx context.Context, name string) int {
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
+	defer cancel()
 	info, err := d.Networks.Show(ctx, name)
-	if err != nil {
+	if info.MTU == 0 && err != nil { // else its rules alone are not to be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
-		return 0
 	}
 	return info.MTU
+}
+
+// WarnOfMTU says before several slices are asked for that their network has small
+// packets: machines take the MTU when they are made. Where the network cannot be
+// read, the preflight says it later.
+func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
+	name := r.Network
+	if name == "" && r.Subnetwork == "" {
+		name = "default"
+	}
+	// A network of another project is for its owners to read.
+	name = strings.TrimPrefix(name, "projects/"+d.Project+"/global/networks/")
+	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
+		return
+	}
+	if mtu := d.readMTU(ctx, name); mtu > 0 && mtu < preflight.LargestMTU {
+		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
+			name, mtu, r.NodeCount, preflight.LargestMTU)
+	}
+}
+
+// mtuCure is how slices get large packets instead of those of a network.
+func mtuCure(name string) string {
+	if name == network.DefaultName {
+		return fmt.Sprintf("while no TPU is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)
+	}
+	return fmt.Sprintf("make the slices on a network with MTU %d: multihost network create %s, then --network=%[2]s", network.DefaultMTU, network.DefaultName)
 }
 
 func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflight.Options {
@@ -143,6 +185,9 @@ func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflig
 	opts.Mode = preflight.Apply
 	if o.Check {
 		opts.Mode = preflight.Check
+	}
+	if !d.onHosts() {
+		opts.Slices = len(t.slices)
 	}
 	if d.onHosts() {
 		opts.ExpectChips = preflight.NoDevices

@@ -58,6 +58,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
+	d.WarnOfMTU(ctx, o.Request)
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	r.missing = q.commandLives
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil

@@ -412,7 +412,7 @@ func (r *run) preflight(ctx context.Context) error {
 		return nil
 	}
 	return r.watch.phase("preflight", func() (string, error) {
-		reports, err := r.preflightAll(ctx, r.team, r.intent.tuning)
+		reports, err := r.preflightAll(ctx, r.team, r.o.Prefix, r.intent.tuning)
 		if reports != nil && r.o.Preflight != "off" {
 			r.Journal.Emit(event.Result{Name: "preflight", Data: preflight.Rows(r.team.ids, reports)})
 		}
@@ -461,7 +461,7 @@ func (r *run) adviseOnVenv(err error) error {
 	if errors.As(err, &refused) && errors.As(err, &e) && e.Stage == StageVenv {
 		e.Advice = "to do without it: --venv=false"
 		if p := refused.Package; p != "" {
-			e.Advice = "install it on the workers: multihost exec " + r.workersFlag() + " --sudo -- apt-get install -y " + p + "; or do without it: --venv=false"
+			e.Advice = "install it on the workers: multihost exec " + r.workersFlag(r.o.Prefix) + " --sudo -- apt-get install -y " + p + "; or do without it: --venv=false"
 		}
 	}
 	return err

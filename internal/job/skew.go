@@ -53,7 +53,7 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 	}
 	r.Sink.Emit(event.Result{Name: "skew", Data: skews})
 	text := "the workers differ in what the command will meet:\n" + skewTable(skews)
-	advice := "more of it: multihost exec " + r.workersFlag() + " -- " + sshfan.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
+	advice := "more of it: multihost exec " + r.workersFlag(r.o.Prefix) + " -- " + sshfan.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
 	if len(skews) == 1 && skews[0].What == "code" {
 		advice = "ship the directory again: without --use-existing-folder"
 	}
@@ -64,12 +64,12 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 	return nil
 }
 
-// workersFlag names the workers of the run for another command.
-func (r *run) workersFlag() string {
-	if r.onHosts() {
-		return "--hosts=" + sshfan.Quote(r.hostsText())
+// workersFlag names the workers of prefix, or the hosts, for another command.
+func (d *Deps) workersFlag(prefix string) string {
+	if d.onHosts() {
+		return "--hosts=" + sshfan.Quote(d.hostsText())
 	}
-	return "--tpu-prefix=" + r.o.Prefix
+	return "--tpu-prefix=" + prefix
 }
 
 // pythonFromHome is the interpreter as it is called in the home directory.

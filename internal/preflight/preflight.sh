@@ -711,8 +711,8 @@ do_feature() { # NAME KEY WANT
 	say result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
 }
 
-do_mtu() { # NAME WANT
-	local name=$1 want=$2 d problem="" outcome=ok
+do_mtu() { # NAME WHOSE WANT: the MTU that the network has, or that slices want
+	local name=$1 whose=$2 want=$3 d problem="" outcome=ok
 	if ! route_devices; then
 		say result "$name" "$want" "" "" skipped no "no default route names an interface"
 		return
@@ -727,6 +727,7 @@ do_mtu() { # NAME WANT
 		values+=("$value")
 		if [[ -n $want && $value != "$want" ]]; then
 			outcome=failed problem="$d has mtu $value, its network $want"
+			[[ $whose == slices ]] && problem="$d has mtu $value; between slices $want is wanted"
 		fi
 	done
 	show_values
@@ -894,7 +895,7 @@ while (($# >= 4)); do
 	file) do_value "$1" "${MULTIHOST_ROOT_SYS-}$3" "$4" "tcp_cubic is not loaded" ;;
 	route) do_route "$1" "$3" "$4" ;;
 	feature) do_feature "$1" "$3" "$4" ;;
-	mtu) do_mtu "$1" "$4" ;;
+	mtu) do_mtu "$1" "$3" "$4" ;;
 	tool) do_tool "$1" "$3" "$4" ;;
 	devices) do_devices "$1" "$4" ;;
 	esac

@@ -390,6 +390,26 @@ func TestStories(t *testing.T) {
 			options: Options{ExpectMTU: 8896},
 			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460, its network 8896)"},
 		},
+		"one slice takes the mtu that its network has": {
+			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
+			options: Options{ExpectMTU: 1460, Slices: 1},
+		},
+		"two slices want 8896 on a network with less": {
+			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
+			options: Options{ExpectMTU: 1460, Slices: 2},
+			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460; between slices 8896 is wanted)"},
+		},
+		"two slices want 8896 on a network that nobody may read": {
+			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
+			options: Options{Slices: 2},
+			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460; between slices 8896 is wanted)"},
+		},
+		"two slices on a network with 8896": {options: Options{ExpectMTU: 8896, Slices: 2}},
+		"an interface with less than the network of two slices": {
+			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
+			options: Options{ExpectMTU: 8896, Slices: 2},
+			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460, its network 8896)"},
+		},
 		"no devices": {
 			prepare: func(h *host) { h.remove("dev/vfio/0", "dev/vfio/1", "dev/vfio/2", "dev/vfio/3") },
 			differs: map[string]string{"tpu_devices": "failed: 0 -> 0 (no TPU device below /dev/accel* or /dev/vfio/*)"},
@@ -414,7 +434,9 @@ func TestStories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			c.prepare(h)
+			if c.prepare != nil {
+				c.prepare(h)
+			}
 			rep := run(t, h, c.options)
 			want := map[string]string{}
 			for _, line := range fresh {

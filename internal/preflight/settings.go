@@ -23,7 +23,7 @@ const (
 	File    Kind = "file"    // Key is a file; tee
 	Route   Kind = "route"   // Key is an attribute of every IPv4 default route; ip route change
 	Feature Kind = "feature" // Key is an offload feature of the default routes' interfaces; ethtool -K
-	MTU     Kind = "mtu"     // of the default routes' interfaces; only read
+	MTU     Kind = "mtu"     // of the default routes' interfaces; only read; Key says who wants it
 	Tool    Kind = "tool"    // Key is a program; installed on request only
 	Devices Kind = "devices" // TPU device files; only read
 )
@@ -97,6 +97,8 @@ func Settings() []Setting {
 // want is what o wants of s, in the words of the script; empty: anything.
 func (s Setting) want(o Options) string {
 	switch {
+	case s.Kind == MTU && o.betweenSlices():
+		return strconv.Itoa(LargestMTU)
 	case s.Kind == MTU && o.ExpectMTU > 0:
 		return strconv.Itoa(o.ExpectMTU)
 	case s.Kind == Devices && o.ExpectChips == NoDevices:
@@ -108,6 +110,19 @@ func (s Setting) want(o Options) string {
 	}
 	return s.Want
 }
+
+// key is the key of s, in the words of the script.
+func (s Setting) key(o Options) string {
+	if s.Kind == MTU && o.betweenSlices() {
+		return "slices"
+	}
+	return s.Key
+}
+
+// betweenSlices reports whether slices train together on a network that is not
+// known to have the MTU for it. One slice has links of its own for its gradients:
+// its interfaces need what their network has, no more.
+func (o Options) betweenSlices() bool { return o.Slices > 1 && o.ExpectMTU < LargestMTU }
 
 // arguments are the arguments of the script: mode, platform, install, and four
 // words for each row of the table.
@@ -122,7 +137,7 @@ func arguments(o Options) []string {
 	}
 	args := []string{o.Mode.String(), string(platform), install}
 	for _, s := range Settings() {
-		args = append(args, s.Name, string(s.Kind), s.Key, s.want(o))
+		args = append(args, s.Name, string(s.Kind), s.key(o), s.want(o))
 	}
 	return args
 }

@@ -45,15 +45,20 @@ func (s *Server) addDefaultNetwork(st *state) {
 		Name: proto.String("default"), Description: proto.String("Default network for the project"),
 		AutoCreateSubnetworks: proto.Bool(true),
 	}).ready = true
+	s.addDefaultRules(st, "default")
+}
+
+// addDefaultRules gives a network the rules that the service gives "default".
+func (s *Server) addDefaultRules(st *state, network string) {
 	rule := func(name, ranges, protocol string, ports ...string) {
 		s.putFirewall(st, &computepb.Firewall{
-			Name: proto.String(name), Network: proto.String("global/networks/default"), Priority: proto.Int32(65534),
+			Name: proto.String(network + "-allow-" + name), Network: proto.String("global/networks/" + network), Priority: proto.Int32(65534),
 			SourceRanges: []string{ranges}, Allowed: []*computepb.Allowed{{IPProtocol: proto.String(protocol), Ports: ports}},
 		})
 	}
-	rule("default-allow-icmp", "0.0.0.0/0", "icmp")
-	rule("default-allow-ssh", "0.0.0.0/0", "tcp", "22")
-	rule("default-allow-internal", "10.128.0.0/9", "all")
+	rule("icmp", "0.0.0.0/0", "icmp")
+	rule("ssh", "0.0.0.0/0", "tcp", "22")
+	rule("internal", "10.128.0.0/9", "all")
 }
 
 // ensureNetwork makes the network called id, ready for use, unless it exists.
@@ -62,6 +67,9 @@ func (s *Server) ensureNetwork(id string) {
 		s.putNetwork(&s.state, &computepb.Network{
 			Name: proto.String(id), AutoCreateSubnetworks: proto.Bool(true), Mtu: proto.Int32(maxMTU),
 		}).ready = true
+		if id == LargePackets {
+			s.addDefaultRules(&s.state, id)
+		}
 	}
 }
 

@@ -19,10 +19,16 @@ type SliceSpec struct {
 	Type  string
 	// Foreign slices were made by nobody's queued resource.
 	Foreign bool
-	// Network is the one they are on: "default" when empty. Another one is
-	// made, with the largest MTU there is.
+	// Network is the one they are on. When empty, one slice is on "default" and
+	// several are on LargePackets. One that does not exist is made, with the
+	// largest MTU there is.
 	Network string
 }
+
+// LargePackets is the network of several slices that exist from the start. Its
+// MTU is 8896, as slices want between them; that of "default" is 1460. It has the
+// rules of "default".
+const LargePackets = "mtu8896"
 
 // String is the text form that ParseSlices reads.
 func (p SliceSpec) String() string {
@@ -156,6 +162,9 @@ func (s *Server) addPreset(zone string, p SliceSpec) ([]*node, error) {
 	t, err := tpu.ParseType(p.Type)
 	if err != nil {
 		return nil, err
+	}
+	if p.Network == "" && p.Count > 1 {
+		p.Network = LargePackets
 	}
 	if p.Network != "" {
 		s.ensureNetwork(p.Network)
