@@ -48,7 +48,7 @@ var exitTexts = map[int]string{
 	exitUsage:       "usage: a flag or argument is wrong",
 	exitUnavailable: "workers cannot be reached, a resource is not there or not usable, or the API is unavailable",
 	exitInternal:    "a fault in multihost itself",
-	exitIO:          "a local file cannot be read or written",
+	exitIO:          "a local file cannot be read or written, or a log is not whole here",
 	exitTempFail:    "no capacity or quota, or a deadline passed",
 	exitPreflight:   "preflight failed, or workers differ (--skew=check)",
 	exitPermission:  "permission denied or not signed in",

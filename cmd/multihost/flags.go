@@ -110,6 +110,7 @@ func graceFlag() cli.Flag {
 func patienceFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "longest `TIME` that the output of a worker is asked for again while it cannot be followed; then the run is given up with status 69 and left running; 0: no limit"},
+		&cli.DurationFlag{Name: "log-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` to wait, when the command has ended, for logs that are not whole here, such as for room on a full disk; then a run ends with status 74, and a job leaves its slices to --lease; 0: do not wait"},
 		&cli.DurationFlag{Name: "quiet-after", Value: 10 * time.Minute, Usage: "say so when a worker has printed nothing for this `TIME`, with whether its process is alive; 0: never"},
 	}
 }

@@ -121,8 +121,8 @@ func (p *program) withSession(action func(s *session, c *cli.Context) error) cli
 
 // outcome turns the end of a run into the end of the program.
 func outcome(out job.Outcome, err error) error {
-	if err == nil && out.Code != 0 {
-		return &statusError{out.Code}
+	if status := out.Status(); err == nil && status != 0 {
+		return &statusError{status}
 	}
 	return err
 }
@@ -154,7 +154,7 @@ func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error)
 		Replace:      c.Bool("replace"),
 		KillStale:    launch.FreePolicy(c.String("kill-stale")),
 		StrictExit:   c.Bool("strict-exit"),
-		Patience:     job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after")},
+		Patience:     job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")},
 		XLAPresets:   c.StringSlice("xla-preset"),
 		XLAFlags:     c.StringSlice("xla-flag"),
 		StartLimit:   c.Duration("start-timeout"),
@@ -272,6 +272,8 @@ func checkPatience(p job.Patience) error {
 	switch {
 	case p.Lost < 0:
 		return usagef("--lost-timeout=%s: it must not be negative", p.Lost)
+	case p.Log < 0:
+		return usagef("--log-timeout=%s: it must not be negative", p.Log)
 	case p.Quiet < 0:
 		return usagef("--quiet-after=%s: it must not be negative", p.Quiet)
 	}

@@ -127,7 +127,7 @@ the run going.`,
 				return usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it")
 			}
 			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: p.lookup,
-				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after")}}
+				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
 			if err := checkPatience(o.Patience); err != nil {
 				return err
 			}

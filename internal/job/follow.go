@@ -54,7 +54,7 @@ type ending struct {
 	exit   launch.Exit
 	tail   bool      // it looks like a training's tail: see leaves
 	behind int       // processes that the command left behind and that were ended
-	cut    bool      // the disk here took only the beginning of the log
+	part   *partLog  // of its log only the beginning is here; nil: all of it
 	err    error     // it could not be learned
 	at     time.Time // by the worker's clock, corrected to the runner's
 }
@@ -98,6 +98,7 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 		end.Detail = "stopped"
 	}
 	f.Sink.Emit(end)
+	f.bringLogs(ctx)
 	return f.conclude(stop)
 }
 
@@ -108,6 +109,10 @@ const failFastReason = detach.FailFast
 // tailDoubt is how long fail-fast waits for the end of worker 0 when another worker
 // has failed as in a training's tail: the ends of two workers come in any order.
 const tailDoubt = 3 * time.Second
+
+// unreadPause is how long the end of a log may take to come when the command is
+// proven gone, before that is said.
+const unreadPause = 30 * time.Second
 
 // endOf is the end of the command on one worker.
 type endOf struct {
@@ -149,12 +154,26 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		}
 	}
 
+	unread := func() { // … of a command that is proven gone
+		var open []int
+		for i, e := range f.ends {
+			if !e.known {
+				open = append(open, i)
+			}
+		}
+		leave()
+		for _, i := range open {
+			f.ends[i].part = f.unreadLog(i)
+		}
+	}
+
 	var (
-		stop     *stopping
-		stopped  chan error
-		deadline <-chan time.Time
-		overdue  <-chan time.Time
-		doubt    <-chan time.Time
+		stop      *stopping
+		stopped   chan error
+		deadline  <-chan time.Time
+		overdue   <-chan time.Time
+		readUntil time.Time
+		doubt     <-chan time.Time
 	)
 	if f.timeout > 0 {
 		deadline = f.Clock.After(f.timeout)
@@ -235,12 +254,23 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			if stop.err != nil {
 				leave()
 			}
-			overdue = f.Clock.After(30 * time.Second)
+			readUntil = f.Clock.Now().Add(unreadPause)
+			if interrupted != nil { // else whoever stopped it wants the end
+				readUntil = readUntil.Add(f.patience.Log)
+			}
+			overdue = f.Clock.After(unreadPause)
 		case <-overdue:
-			unread := f.unfinished()
-			leave()
-			event.Notef(f.Sink, event.Warn, "read it with: multihost logs "+f.ref.Run, "the command is gone, but the end of the log of %s could not be read", unread)
+			if left := readUntil.Sub(f.Clock.Now()); left > 0 {
+				event.Notef(f.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", f.unfinished(), asTyped(f.patience.Log))
+				overdue = f.Clock.After(min(left, time.Minute))
+				continue
+			}
+			unread()
 		case <-f.Leave:
+			if stop != nil && stopped == nil && stop.err == nil {
+				unread()
+				continue
+			}
 			waiting := f.unfinished()
 			leave()
 			if stopped != nil {
@@ -351,8 +381,9 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		},
 	})
 	f.outages[i].over()
-	if err == nil && log.broken {
-		f.mend(workerCtx, i, log)
+	var part *partLog
+	if err == nil && log.broken { // now, since the worker may be gone a moment later
+		part = f.mend(workerCtx, i, log)
 	}
 	log.close()
 	behind := 0
@@ -375,31 +406,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		at = f.Clock.Now()
 	}
 	tail := exit.Code != 0 && leaves(exit, lastLines(log.path, 20, nil))
-	return ending{known: true, exit: exit, cut: log.broken, at: at, tail: tail, behind: behind}
-}
-
-// mend brings the rest of a log that the disk here had no room for, since the
-// worker may be gone a moment later.
-func (f *following) mend(ctx context.Context, i int, log *logFile) {
-	id := f.team.ids[i]
-	err := log.open()
-	if err == nil {
-		_, err = launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
-	}
-	if log.file == nil {
-		event.Notef(f.Sink, event.Warn, "multihost attach "+f.ref.Run, "the log of %s is not here: %v; it is on the worker, for as long as its slice is there", id, err)
-		return
-	}
-	if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
-		log.size = end
-	}
-	if err != nil {
-		event.Notef(f.Sink, event.Warn, "free some space, then: multihost attach "+f.ref.Run,
-			"the log of %s ends at %d bytes here: %s; the rest is on the worker, for as long as its slice is there", id, log.size, causeText(err, id))
-		return
-	}
-	log.broken = false
-	event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", id)
+	return ending{known: true, exit: exit, part: part, at: at, tail: tail, behind: behind}
 }
 
 // followWindow bounds the bytes that are on their way from all workers.
@@ -740,7 +747,8 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	code, first := f.verdict()
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
-	f.rec.Cut = slices.ContainsFunc(f.ends, func(e ending) bool { return e.cut })
+	part := f.partly() != nil
+	f.rec.Cut = part
 	for _, e := range f.ends {
 		// Of a job without runner whose slices are gone, the bucket tells.
 		if e.err != nil && (!errors.Is(e.err, errSliceGone) || f.rec.Bucket != "") {
@@ -788,12 +796,15 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	behind, where := f.leftBehind()
 	f.sayLeftBehind(&sum, behind, where, backgroundCure)
+	if part {
+		f.sayPart(&sum)
+	}
 	cause := stop.end(code)
 	if cause != nil && f.ExitStatus != nil {
 		sum.ExitCode = f.ExitStatus(cause)
 	}
 	f.sum = &sum
-	return Outcome{Code: code, Started: true}, cause
+	return Outcome{Code: code, Started: true, PartLogs: part}, cause
 }
 
 // tellBinding says of a command that was killed for want of memory while it was

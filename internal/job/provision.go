@@ -212,6 +212,8 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 		return ""
 	case o.Keep:
 		return "--keep"
+	case out.PartLogs:
+		return "logs are whole on its workers only"
 	case out.Started && errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ", the run goes on"
 	case errors.As(runErr, &in) && in.detaches(true):

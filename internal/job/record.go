@@ -152,7 +152,7 @@ func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
 
 // closeJournal ends the journal of a run with how the command that kept it ends.
 func (d *Deps) closeJournal(out Outcome, err error) {
-	end := journal.End{ExitCode: out.Code, Detached: out.Detached}
+	end := journal.End{ExitCode: out.Status(), Detached: out.Detached}
 	if err != nil {
 		end.Error = err.Error()
 		if d.ExitStatus != nil {

@@ -76,6 +76,10 @@ type Patience struct {
 	// finds it again.
 	Lost time.Duration
 
+	// Log is how long is waited, when the command has ended, for logs that are not
+	// whole here; 0 is not at all.
+	Log time.Duration
+
 	// Quiet is how long a worker may print nothing before that is said, and said
 	// again. Compilation of large models is silent for ten minutes at most.
 	Quiet time.Duration
@@ -83,9 +87,18 @@ type Patience struct {
 
 // Outcome is how a run ended when it ran at all.
 type Outcome struct {
-	Code     int // status to exit with
+	Code     int // of the command
 	Started  bool
 	Detached bool
+	PartLogs bool // logs of it are whole on its workers only
+}
+
+// Status is the status to exit with.
+func (o Outcome) Status() int {
+	if o.Code == 0 && o.PartLogs {
+		return partLogCode
+	}
+	return o.Code
 }
 
 // Run puts the command on every worker of the slices that o.Prefix names,

@@ -1,0 +1,175 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+// A partLog is a log of which only the beginning is here.
+type partLog struct {
+	have    int64 // bytes
+	written int64 // bytes that the worker has; 0 when it could not be asked
+	err     error // why the rest is not here
+}
+
+const (
+	// wholePause is the first pause between two tries to bring the rest of logs …
+	wholePause = 2 * time.Second
+	// … and wholeLongest the longest one: somebody frees space, and waits for it.
+	wholeLongest = 15 * time.Second
+)
+
+// bringLogs waits until the logs of a command that has ended are whole here, for as
+// long as --log-timeout says: the workers may be deleted after that. An interrupt
+// ends the wait.
+func (f *following) bringLogs(ctx context.Context) {
+	if f.partly() == nil || f.patience.Log <= 0 || ctx.Err() != nil {
+		return
+	}
+	_ = f.watch.phase("logs", func() (string, error) { // what is missing is told by the summary
+		over := f.Clock.After(f.patience.Log)
+		pause := wholePause
+		var told time.Time
+		for {
+			if now := f.Clock.Now(); told.IsZero() || now.Sub(told) >= time.Minute {
+				told = now
+				event.Notef(f.Sink, event.Warn, "free some space for "+f.rec.LogDir, "%s: waiting up to %s (--log-timeout) for the rest: %s", f.sayPartly(), asTyped(f.patience.Log), f.whyPartly())
+			}
+			select {
+			case <-f.Clock.After(pause):
+			case <-over:
+				return "", errPartly
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			case <-f.Leave:
+				return "", errPartly
+			}
+			pause = min(2*pause, wholeLongest)
+			f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+				if f.ends[i].part != nil {
+					f.ends[i].part = f.bringRest(ctx, i)
+				}
+				return nil
+			})
+			if f.partly() == nil {
+				return "whole", nil
+			}
+		}
+	})
+}
+
+// errPartly ends the wait for logs that have not come.
+var errPartly = errors.New("not whole")
+
+// bringRest brings what is missing of the log of a worker; nil when it is whole.
+func (f *following) bringRest(ctx context.Context, i int) *partLog {
+	log := &logFile{run: f.ref.Run, id: f.team.ids[i], path: f.rec.logPath(f.team.ids[i]), sink: f.Sink}
+	defer log.close()
+	return f.mend(ctx, i, log)
+}
+
+// mend brings the rest of a log that the disk here had no room for; nil when it is
+// whole.
+func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
+	err := log.open()
+	if err == nil {
+		_, err = launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
+		if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
+			log.size = end
+		}
+	}
+	if err == nil {
+		log.broken = false
+		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.team.ids[i])
+		return nil
+	}
+	part := &partLog{have: log.size, err: err}
+	if s, err := launch.Status(ctx, f.team.conns[i], f.ref); err == nil {
+		part.written = s.LogSize
+	}
+	return part
+}
+
+// unreadLog is the log of a worker that could not be read to its end.
+func (f *following) unreadLog(i int) *partLog {
+	part := &partLog{err: errors.New("the worker could not be read to its end")}
+	if e := f.ends[i].err; e != nil && !errors.Is(e, context.Canceled) {
+		part.err = e
+	}
+	if info, err := os.Stat(f.rec.logPath(f.team.ids[i])); err == nil {
+		part.have = info.Size()
+	}
+	return part
+}
+
+// partly lists the workers whose log is not whole here.
+func (f *following) partly() (workers []int) {
+	for i, e := range f.ends {
+		if e.part != nil {
+			workers = append(workers, i)
+		}
+	}
+	return workers
+}
+
+// sayPartly says of which workers the log is not whole here, and how much of it is.
+func (f *following) sayPartly() string {
+	var ids []tpu.WorkerID
+	var have, written int64
+	known := true
+	for _, i := range f.partly() {
+		p := f.ends[i].part
+		ids, have, written, known = append(ids, f.team.ids[i]), have+p.have, written+p.written, known && p.written > 0
+	}
+	of := "more"
+	if known {
+		of = fmt.Sprint(written)
+	}
+	logs := "the log of " + tpu.Fold(ids) + " is"
+	if len(ids) > 1 {
+		logs = "the logs of " + tpu.Fold(ids) + " are"
+	}
+	return fmt.Sprintf("%s not whole here: %d of %s bytes", logs, have, of)
+}
+
+// whyPartly says why, once for each reason.
+func (f *following) whyPartly() string {
+	var why []string
+	for _, i := range f.partly() {
+		err := f.ends[i].part.err
+		var local *fs.PathError
+		if errors.As(err, &local) { // its path has the worker's name in it
+			err = local.Err
+		}
+		if text := causeText(err, f.team.ids[i]); !slices.Contains(why, text) {
+			why = append(why, text)
+		}
+	}
+	return strings.Join(why, "; ")
+}
+
+// partLogCode is the status of a run that succeeded and whose logs are not whole
+// here: sysexits' EX_IOERR.
+const partLogCode = 74
+
+// sayPart has the summary say which logs are not whole here. A success is none then.
+func (f *following) sayPart(sum *event.Summary) {
+	sum.Text += "; " + f.sayPartly() + " (" + f.whyPartly() + ")"
+	again := "free some space for " + f.rec.LogDir + ", then: multihost attach " + f.ref.Run
+	if sum.OK {
+		sum.OK, sum.ExitCode, sum.Next = false, partLogCode, again
+		return
+	}
+	event.Notef(f.Sink, event.Warn, again, "%s; the rest is on the workers, for as long as their slices are there", f.sayPartly())
+}
