@@ -22,9 +22,12 @@ func prefixFlag() cli.Flag {
 
 func (p *program) psCommand() *cli.Command {
 	return command(cli.Command{
-		Name:        "ps",
-		Usage:       "list the runs on the slices",
-		Description: "Asks worker 0 of every ready slice which runs live there, from whichever machine they were started.",
+		Name:  "ps",
+		Usage: "list the runs on the slices",
+		Description: `Asks worker 0 of every ready slice which runs live there, from whichever machine
+they were started, and the API which jobs wait for slices, boot, or have ended
+and are kept. Of a job it says what its slices cost an hour, and when they go
+where nobody goes on with it.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), slicesFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
@@ -145,11 +148,13 @@ the run going.`,
 
 func (p *program) stopCommand() *cli.Command {
 	return command(cli.Command{
-		Name:        "stop",
-		Usage:       "end a run on every worker and prove it",
-		ArgsUsage:   "RUN",
-		Description: "Sends TERM to every process of the run, KILL after --grace, and ends when none is left. It may be repeated.",
-		Flags:       flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Name:      "stop",
+		Usage:     "end a run on every worker and prove it",
+		ArgsUsage: "RUN",
+		Description: `Sends TERM to every process of the run, KILL after --grace, and ends when none is
+left. It may be repeated. Of a job whose command has not begun, it deletes the
+queued resource.`,
+		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name, err := p.oneArgument("multihost stop", "run")
 			if err != nil {

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -32,6 +33,8 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices that a job has made
+	Gone    string    `json:"gone,omitempty"`         // when those go where nobody goes on with the job, in words
 
 	age time.Duration // by the worker's clock
 }
@@ -67,6 +70,11 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		row.age = f.info.Age()
 		seen = append(seen, row)
 	}
+	if len(only) == 0 {
+		var err error
+		seen, err = d.withRequests(ctx, prefix, seen, found)
+		surveyErr = errors.Join(surveyErr, err)
+	}
 	var b strings.Builder
 	if len(seen) == 0 {
 		b.WriteString("no runs")
@@ -76,9 +84,17 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		b.WriteByte('\n')
 	} else {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tCOMMAND")
+		fmt.Fprintln(w, "RUN\tATTEMPT\tSTATE\tAGE\tOWNER\tSLICES\tPER HOUR\tGONE\tCOMMAND")
 		for _, s := range seen {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Run, s.Attempt, s.State, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","), s.Command)
+			attempt, cost := "-", "-"
+			if s.Attempt > 0 {
+				attempt = strconv.Itoa(s.Attempt)
+			}
+			if s.Gone != "" {
+				cost = price(s.Hourly)
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, s.State, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
+				cost, cmp.Or(s.Gone, "-"), s.Command)
 		}
 		w.Flush()
 	}
@@ -306,9 +322,19 @@ func (d *Deps) notBegun(ctx context.Context, name string) error {
 	if err != nil || res.Labels[qr.LabelRun] != qr.LabelValue(name) {
 		return nil
 	}
-	return &Error{Stage: StageDiscover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
-		Advice: "typing the same job again goes on with it; " + deleteHint(res.ID, d)}
+	return &notBegunError{res: res, err: &Error{Stage: StageDiscover, Text: fmt.Sprintf("no worker knows of run %q, but queued resource %s was made for it, %s", name, res.ID, res.Standing()),
+		Advice: "typing the same job again goes on with it; " + deleteHint(res.ID, d)}}
 }
+
+// notBegunError is about a run that no worker knows, and that a queued resource was
+// made for.
+type notBegunError struct {
+	res qr.Resource
+	err *Error
+}
+
+func (e *notBegunError) Error() string { return e.err.Error() }
+func (e *notBegunError) Unwrap() error { return e.err }
 
 // choose returns which of the runs of one name is meant: the living one, else
 // the newest. other is one that it may be taken for by mistake: that lives, too,
@@ -549,6 +575,10 @@ func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duratio
 		return r.stop(ctx, grace)
 	}
 	rec, err := d.locate(ctx, name, prefix)
+	var idle *notBegunError
+	if errors.As(err, &idle) && idle.res.JobMade() && prefix == "" {
+		return d.stopRequest(ctx, name, idle.res)
+	}
 	if err != nil {
 		return err
 	}
@@ -566,6 +596,9 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, strings.Join(gone, ", "))
 	}
 	if len(gone) == len(sel.Slices) {
+		if res, waits := d.waitingRequest(ctx, name); waits && rec.Bucket == "" {
+			return d.stopRequest(ctx, name, res)
+		}
 		return nil
 	}
 	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(grace))

@@ -140,6 +140,28 @@ func (t Terms) text() string {
 	return b.String()
 }
 
+// ReadTerms reads what Metadata has put into the metadata of slices, as far as it
+// says when they go: Adopt, Lease, TTL, KeepOnFailure and KeepFor. It reports whether
+// there is anything.
+func ReadTerms(m map[string]string) (t Terms, ok bool) {
+	for line := range strings.Lines(m[termsKey]) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch name {
+		case "adopt":
+			t.Adopt = seconds(value)
+		case "lease":
+			t.Lease = seconds(value)
+		case "ttl":
+			t.TTL = seconds(value)
+		case "keep":
+			t.KeepOnFailure = value == "on-failure"
+		case "keep_for":
+			t.KeepFor = seconds(value)
+		}
+	}
+	return t, m[termsKey] != ""
+}
+
 // Held is what a worker knows of the lease of a run.
 type Held struct {
 	Watched bool          // a watch lives there, and somebody has told it the terms since the boot

@@ -113,6 +113,14 @@ func (r Resource) Made() (run, user string, ok bool) {
 	return r.Labels[LabelRun], r.Labels[LabelUser], r.Labels[LabelTool] == toolName
 }
 
+// Metadata is what was asked for its VMs, as far as the API tells it.
+func (r Resource) Metadata() map[string]string {
+	if r.body == nil || r.body.Tpu == nil || len(r.body.Tpu.NodeSpec) == 0 || r.body.Tpu.NodeSpec[0].Node == nil {
+		return nil
+	}
+	return r.body.Tpu.NodeSpec[0].Node.Metadata
+}
+
 // ReadySlices counts the slices that can take a run.
 func (r Resource) ReadySlices() int {
 	n := 0

@@ -1,0 +1,122 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/lease"
+	"multihost/internal/qr"
+)
+
+// withRequests adds to the runs that workers tell what the API knows of the queued
+// resources that were made for them, and the jobs of which no worker tells: they
+// wait, boot, or have ended and are kept. found are the runs that workers know,
+// those that have ended too.
+func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, found []foundRun) ([]Seen, error) {
+	inventory, ok := d.Queue.(Inventory)
+	if !ok || d.onHosts() {
+		return seen, nil
+	}
+	all, err := inventory.List(ctx)
+	if err != nil {
+		return seen, fmt.Errorf("list queued resources in %q: %w", d.Zone, err)
+	}
+	for _, res := range all {
+		label, user, ours := res.Made()
+		if !ours || !res.JobMade() || res.State == "DELETING" || !strings.HasPrefix(res.ID, prefix) {
+			continue
+		}
+		terms, known := lease.ReadTerms(res.Metadata())
+		goes := func(begun bool) string {
+			if !known {
+				return "not known here"
+			}
+			return whenGone(terms, begun, d.age(res.CreateTime))
+		}
+		listed := false
+		for i := range seen {
+			if qr.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
+				listed = true
+				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), goes(true)
+			}
+		}
+		if listed {
+			continue
+		}
+		row := Seen{Run: res.ID, State: waitsFor(res), Owner: user, Created: res.CreateTime, Slices: res.Nodes,
+			Hourly: hourly(res, d.Zone), Gone: goes(false), age: d.age(res.CreateTime)}
+		if at := slices.IndexFunc(found, func(f foundRun) bool { return qr.LabelValue(f.info.Run) == label && f.info.Exit != nil }); at >= 0 {
+			info := found[at].info
+			row.Run, row.Attempt, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Command, "kept: "+info.Exit.String(), goes(true)
+			row.Created, row.age = info.Armed, info.Age()
+		}
+		seen = append(seen, row)
+	}
+	return seen, nil
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// waitsFor is the state of a job whose command has not begun.
+func waitsFor(res qr.Resource) string {
+	switch ready := res.ReadySlices(); {
+	case res.Dead():
+		return res.State + ", holds quota"
+	case len(res.Slices) == 0:
+		return "waits: " + res.State
+	case ready < res.NodeCount:
+		return fmt.Sprintf("boots: %d/%d slices ready", ready, res.NodeCount)
+	}
+	return "ready, no command"
+}
+
+// whenGone says when the slices of a job go where nobody goes on with it.
+func whenGone(t lease.Terms, begun bool, age time.Duration) string {
+	text := "never by itself"
+	switch {
+	case begun && t.Lease > 0:
+		text = asTyped(t.Lease) + " after its end"
+		if t.KeepOnFailure && t.KeepFor == 0 {
+			text += ", kept after a failure"
+		}
+	case !begun && t.Adopt > 0:
+		text = asTyped(t.Adopt) + " after its boot"
+	}
+	if t.TTL > 0 {
+		limit := "in " + event.Age(t.TTL-age)
+		if text == "never by itself" {
+			return limit
+		}
+		text += ", at the latest " + limit
+	}
+	return text
+}
+
+// waitingRequest is the queued resource of a job that was made for run and on which
+// no worker is ready; false: there is none.
+func (d *Deps) waitingRequest(ctx context.Context, run string) (qr.Resource, bool) {
+	if d.Queue == nil || d.onHosts() {
+		return qr.Resource{}, false
+	}
+	res, err := d.Queue.Get(ctx, run)
+	return res, err == nil && res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(run) && res.ReadySlices() == 0
+}
+
+// stopRequest deletes the queued resource of a job whose command has not begun, or
+// whose slices are gone.
+func (d *Deps) stopRequest(ctx context.Context, run string, res qr.Resource) error {
+	watch := stopwatch{sink: d.Sink, clock: d.Clock}
+	return watch.phase("delete", func() (string, error) {
+		_, err := d.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
+		if err != nil {
+			return "", &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)}
+		}
+		return fmt.Sprintf("queued resource %s, %s: nothing of this job is billed", res.ID, waitsFor(res)), nil
+	})
+}
