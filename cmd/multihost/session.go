@@ -195,7 +195,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if s.roots, err = (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots(); err != nil {
 		p.inv.refuse(&configError{err: err})
 	}
-	if s.hosts != nil || p.inv.refused("hosts", "hosts-file") || g.Project == "" && (diagnoses(p.inv) || p.inv.refused("project")) {
+	if s.hosts != nil || g.Project == "" && (diagnoses(p.inv) || p.inv.refused("project")) {
 		return nil
 	}
 	if g.Project == "" {

@@ -63,8 +63,9 @@ func (p *FlagReader) Set(name, value string) error {
 	if flag.Bool && value == "false" { // it leaves the choice open
 		return nil
 	}
-	p.given[name] = true
-	return flag.set(p, name, value)
+	err := flag.set(p, name, value)
+	p.given[name] = err == nil
+	return err
 }
 
 // Extra adds flags of gcloud from one string, split into words as a shell would.
@@ -542,7 +543,7 @@ func (p *FlagReader) metadata(name, value string) error {
 	if err != nil {
 		return err
 	}
-	return merge("metadata", &p.request.Metadata, pairs)
+	return p.addMetadata("metadata", pairs)
 }
 
 func (p *FlagReader) metadataFromFile(name, value string) error {
@@ -554,7 +555,16 @@ func (p *FlagReader) metadataFromFile(name, value string) error {
 	if err != nil {
 		return fmt.Errorf("--metadata-from-file: %w", err)
 	}
-	return merge("metadata-from-file", &p.request.Metadata, pairs)
+	return p.addMetadata("metadata-from-file", pairs)
+}
+
+func (p *FlagReader) addMetadata(flag string, pairs map[string]string) error {
+	for _, key := range sortedKeys(pairs) {
+		if err := checkMetadata(key, pairs[key]); err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	return merge(flag, &p.request.Metadata, pairs)
 }
 
 // ReadMetadataFiles returns the contents of the files, by metadata key.

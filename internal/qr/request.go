@@ -288,7 +288,7 @@ func firstOf(a, b string) string {
 
 // Validate reports everything that is wrong with the request, without any call.
 func (r Request) Validate() error {
-	problems := slices.Concat(r.checkNames(), r.checkType(), r.checkTier(), r.checkTimes(),
+	problems := slices.Concat(r.checkNames(), r.checkType(), r.checkWorkload(), r.checkTier(), r.checkTimes(),
 		r.checkNetwork(), r.checkAnnotations(), r.checkDisks())
 	if len(problems) == 0 {
 		return nil
@@ -303,6 +303,12 @@ const maxSlices = 4096
 
 func (r Request) checkNames() (bad []*FlagError) {
 	bad = appendError(bad, checkName("queued resource name", r.ID), IDFlag)
+	if r.NodeID != "" {
+		bad = appendError(bad, checkName("node id", r.NodeID), "node-id")
+	}
+	if r.NodePrefix != "" {
+		bad = appendError(bad, checkName("node prefix", r.NodePrefix), "node-prefix")
+	}
 	switch {
 	case r.NodeCount < 1:
 		bad = append(bad, wrongf("node-count", "node count %d: at least 1 slice is needed", r.NodeCount))
@@ -312,26 +318,22 @@ func (r Request) checkNames() (bad []*FlagError) {
 		if r.NodePrefix != "" && r.NodeID == "" {
 			bad = append(bad, wrongf("node-prefix node-count", "node prefix %q with one slice: give it a node id", r.NodePrefix))
 		}
-		if r.NodeID != "" {
-			bad = appendError(bad, checkName("node id", r.NodeID), "node-id")
-		}
 	default:
 		if r.NodeID != "" {
 			bad = append(bad, wrongf("node-id node-count", "node id %q with %d slices: several slices are named by a node prefix", r.NodeID, r.NodeCount))
 		}
-		if r.NodePrefix != "" || nameRE.MatchString(r.ID) {
-			flag := IDFlag
-			if r.NodePrefix != "" {
-				flag = "node-prefix"
-			}
-			if err := checkName("node prefix", r.nodePrefix()); err != nil {
-				bad = appendError(bad, err, flag)
-			} else {
-				bad = appendError(bad, checkPrefix(r.nodePrefix(), r.NodeCount), flag, "node-count")
-			}
+		if checkName("node prefix", r.nodePrefix()) == nil {
+			bad = appendError(bad, checkPrefix(r.nodePrefix(), r.NodeCount), r.prefixFlag(), "node-count")
 		}
 	}
 	return bad
+}
+
+func (r Request) prefixFlag() string {
+	if r.NodePrefix == "" {
+		return IDFlag
+	}
+	return "node-prefix"
 }
 
 func (r Request) checkType() (bad []*FlagError) {
@@ -352,6 +354,10 @@ func (r Request) checkType() (bad []*FlagError) {
 	if r.runtimeVersion() == "" {
 		bad = append(bad, wrongf("accelerator-type type topology", "accelerator type %q has no default runtime version: give one", known.Name))
 	}
+	return bad
+}
+
+func (r Request) checkWorkload() (bad []*FlagError) {
 	switch r.WorkloadType {
 	case "":
 	case "THROUGHPUT_OPTIMIZED", "AVAILABILITY_OPTIMIZED":
@@ -375,7 +381,7 @@ func (r Request) checkTier() (bad []*FlagError) {
 			bad = append(bad, wrongf("provisioning-model reservation", "tier reservation-bound needs a reservation"))
 		}
 	case r.Tier != "" && !reservable:
-		bad = append(bad, wrongf("reservation provisioning-model "+string(r.Tier), "reservation %q and --%s exclude each other: a reservation is used by the reserved tier", r.Reservation, r.Tier))
+		bad = append(bad, wrongf("reservation provisioning-model min-duration "+string(r.Tier), "reservation %q and --%s exclude each other: a reservation is used by the reserved tier", r.Reservation, r.Tier))
 	case !reservationRE.MatchString(r.Reservation) && !reservationShortRE.MatchString(r.Reservation) && !reservationFullRE.MatchString(r.Reservation):
 		bad = append(bad, wrongf("reservation", "reservation %q is not legal: write NAME, projects/P/reservations/NAME or projects/P/locations/ZONE/reservations/NAME", r.Reservation))
 	}
@@ -482,14 +488,8 @@ func (r Request) checkAnnotations() (bad []*FlagError) {
 	}
 	total, metadata := 0, r.metadata()
 	for _, key := range sortedKeys(metadata) {
-		size := len(metadata[key])
-		total += len(key) + size
-		if !metaKeyRE.MatchString(key) {
-			bad = append(bad, wrongf("metadata metadata-from-file", "metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key))
-		}
-		if size > maxMetadataValue {
-			bad = append(bad, wrongf("metadata metadata-from-file", "value of metadata %q has %d bytes: at most %d are allowed", key, size, maxMetadataValue))
-		}
+		total += len(key) + len(metadata[key])
+		bad = appendError(bad, checkMetadata(key, metadata[key]), "metadata", "metadata-from-file")
 	}
 	if total > maxMetadata {
 		bad = append(bad, wrongf("metadata metadata-from-file", "metadata has %d bytes in all: at most %d are allowed", total, maxMetadata))
@@ -501,6 +501,16 @@ func (r Request) checkAnnotations() (bad []*FlagError) {
 		bad = appendError(bad, checkName("tag", t), "tags")
 	}
 	return bad
+}
+
+func checkMetadata(key, value string) error {
+	switch {
+	case !metaKeyRE.MatchString(key):
+		return fmt.Errorf("metadata key %q is not legal: use letters, digits, '_' and '-', at most 128 characters", key)
+	case len(value) > maxMetadataValue:
+		return fmt.Errorf("value of metadata %q has %d bytes: at most %d are allowed", key, len(value), maxMetadataValue)
+	}
+	return nil
 }
 
 func (r Request) checkDisks() (bad []*FlagError) {
