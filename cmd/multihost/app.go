@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -82,35 +81,17 @@ func (p *program) bare(c *cli.Context) error {
 	return cli.ShowAppHelp(c)
 }
 
-// badValue is how package flag refuses a value.
-var badValue = regexp.MustCompile(`^invalid value ("(?:[^"\\]|\\.)*") for flag -([a-z0-9-]+): (.*)$`)
-
 // plainNumber is what a unit can be put after.
 var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 
-func asUsageError(c *cli.Context, err error, _ bool) error {
-	m := badValue.FindStringSubmatch(err.Error())
-	if m == nil {
-		return &usageError{err: err}
-	}
-	value, unquoteErr := strconv.Unquote(m[1])
-	if unquoteErr != nil {
-		return &usageError{err: err}
-	}
-	kind := config.Text
-	for _, f := range slices.Concat(c.Command.Flags, c.App.Flags) {
-		if slices.Contains(f.Names(), m[2]) {
-			kind = kindOf(f)
-		}
-	}
-	return wrongValue(kind, "--"+m[2], value, m[3])
-}
+// asUsageError is for what package flag refuses, which arrange lets through to
+// it only where we are wrong.
+func asUsageError(_ *cli.Context, err error, _ bool) error { return &usageError{err: err} }
 
-// wrongValue is the error of a value that its flag does not take. reason is why
-// package flag refuses it.
-func wrongValue(kind config.Kind, flag, value, reason string) error {
+// wrongValue is the error of a value that is none of its flag's kind.
+func wrongValue(kind config.Kind, flag, value string) error {
 	switch {
-	case strings.HasSuffix(reason, "value out of range"):
+	case kind == config.Int && strings.Trim(value, "0123456789") == "" && value != "":
 		return &usageError{err: fmt.Errorf("%s=%s: the number is too large", flag, value)}
 	case kind == config.Duration && plainNumber.MatchString(value):
 		return &usageError{err: fmt.Errorf("%s=%s: a time has a unit", flag, value), hint: fmt.Sprintf("type %s=%ss, %[1]s=%[2]sm or %[1]s=%[2]sh", flag, value)}
@@ -118,10 +99,8 @@ func wrongValue(kind config.Kind, flag, value, reason string) error {
 		return &usageError{err: fmt.Errorf("%s=%s: it is no time", flag, value), hint: "times are written 90s, 10m or 2h"}
 	case kind == config.Int:
 		return &usageError{err: fmt.Errorf("%s=%s: it is no whole number", flag, value), hint: "numbers are written in digits: " + flag + "=5"}
-	case kind == config.Float:
-		return &usageError{err: fmt.Errorf("%s=%s: it is no number", flag, value), hint: "numbers are written in digits: " + flag + "=0.5"}
 	}
-	return &usageError{err: fmt.Errorf("%s=%s: %s", flag, value, reason)}
+	return &usageError{err: fmt.Errorf("%s=%s: it is no number", flag, value), hint: "numbers are written in digits: " + flag + "=0.5"}
 }
 
 // command completes a command: usage errors in our form, and the EXIT STATUS
@@ -160,19 +139,42 @@ func (p *program) group(c cli.Command) *cli.Command {
 	return command(c)
 }
 
+// ready ends the reading of flags, before anything is done: it is the error to
+// end with where something is wrong.
+func (p *program) ready(c *cli.Context) error {
+	p.viewMode(c)
+	return p.inv.refusal()
+}
+
+// oneOf refuses a value of a flag that is none of those allowed.
+func (inv *invocation) oneOf(flag, value string, allowed ...string) {
+	if last := len(allowed) - 1; !slices.Contains(allowed, value) {
+		inv.refuse(usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last]), flag)
+	}
+}
+
+// notNegative refuses values below 0 of flags that are numbers or times.
+func (inv *invocation) notNegative(c *cli.Context, flags ...string) {
+	for _, flag := range flags {
+		n, d := c.Int(flag), c.Duration(flag)
+		if n < 0 || d < 0 {
+			inv.refuse(usagef("--%s=%v: it must not be negative", flag, c.Value(flag)), flag)
+		}
+	}
+}
+
 // noArguments refuses words that a command has no use for.
-func (p *program) noArguments(name string) error {
+func (p *program) noArguments(name string) {
 	switch {
 	case len(p.inv.positionals) > 0:
-		return usagef("%s takes no argument, but got %q", name, p.inv.positionals[0])
+		p.inv.refuse(usagef("%s takes no argument, but got %q", name, p.inv.positionals[0]), positional)
 	case p.inv.dashed:
-		return usagef("%s takes nothing after --", name)
+		p.inv.refuse(usagef("%s takes nothing after --", name), dashes)
 	}
-	return nil
 }
 
 // oneArgument returns the single word that a command takes.
-func (p *program) oneArgument(name, what string) (string, error) {
+func (p *program) oneArgument(name, what string) string {
 	switch {
 	case len(p.inv.positionals) == 0:
 		hint := "type: " + name + " " + strings.ToUpper(strings.ReplaceAll(what, " ", "_"))
@@ -182,9 +184,10 @@ func (p *program) oneArgument(name, what string) (string, error) {
 		case what == "id" && name != "multihost qr create":
 			hint += "; which there are: multihost qr list"
 		}
-		return "", &usageError{err: fmt.Errorf("%s needs the %s", name, what), hint: hint}
+		p.inv.refuse(&usageError{err: fmt.Errorf("%s needs the %s", name, what), hint: hint}, positional)
+		return ""
 	case len(p.inv.positionals) > 1:
-		return "", usagef("%s takes one %s, but got %q too", name, what, p.inv.positionals[1])
+		p.inv.refuse(usagef("%s takes one %s, but got %q too", name, what, p.inv.positionals[1]), positional)
 	}
-	return p.inv.positionals[0], nil
+	return p.inv.positionals[0]
 }

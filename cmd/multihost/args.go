@@ -26,10 +26,62 @@ type invocation struct {
 	dashed      bool                      // there was a --
 	path        []string                  // the command and its subcommand
 	set         map[string]string         // canonical flag → the spelling used
-	order       []string                  // canonical flags as they were typed, then those of layers below
+	order       []string                  // canonical flags as they were typed, with positional and dashes, then those of layers below
+	objections  []objection               // what is wrong with values, as it was found
 	values      map[string]string         // canonical flag → the value typed, the last one
 	from        map[string]config.Setting // canonical flag → what it was given that was not typed
 	layers      layers
+}
+
+// What stands on a command line besides flags has these names in their order.
+const (
+	positional = "WORD" // a word before --
+	dashes     = "--"   // with the words after it
+)
+
+// An objection is something wrong with values of flags.
+type objection struct {
+	err   error
+	flags []string // all that it depends on; that they are missing, where none of them is given
+}
+
+// refuse notes what is wrong, so that the rest of the line is looked at too; err
+// may be nil. What follows from a flag that is wrong by itself names that flag
+// too, and is noted after it.
+func (inv *invocation) refuse(err error, flags ...string) {
+	if err != nil {
+		inv.objections = append(inv.objections, objection{err, flags})
+	}
+}
+
+// refused reports whether one of the flags is wrong by itself.
+func (inv *invocation) refused(flags ...string) bool {
+	return slices.ContainsFunc(inv.objections, func(o objection) bool { return len(o.flags) == 1 && slices.Contains(flags, o.flags[0]) })
+}
+
+// refusal is the objection to tell, or nil.
+func (inv *invocation) refusal() error { return firstObjection(inv.order, inv.objections) }
+
+// firstObjection is the one that a reader of the command line, with its flags in
+// that order, comes to first.
+func firstObjection(order []string, all []objection) error {
+	if len(all) == 0 {
+		return nil
+	}
+	return slices.MinFunc(all, func(a, b objection) int { return cmp.Compare(place(order, a.flags), place(order, b.flags)) }).err
+}
+
+// place is where in order something about several flags is found out: at the last
+// of them. Where none is given it is behind all.
+func place(order, flags []string) int {
+	last := -1
+	for _, name := range flags {
+		last = max(last, slices.Index(order, name))
+	}
+	if last < 0 {
+		return len(order)
+	}
+	return last
 }
 
 // arrange reads argv (without the program name) for the commands of app.
@@ -47,12 +99,12 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 	root := &level{flags: app.Flags}
 	levels := []*level{root}
 	commands := app.Commands
-	help := false
+	help, group := false, true
 
 	for i := 0; i < len(argv); i++ {
 		word := argv[i]
 		if word == "--" {
-			inv.dashed, inv.argv = true, argv[i+1:]
+			inv.dashed, inv.argv, inv.order = true, argv[i+1:], append(inv.order, dashes)
 			break
 		}
 		if len(word) < 2 || word[0] != '-' {
@@ -62,12 +114,12 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 				inner := &level{name: next.Name, flags: next.Flags, verbatim: takesVerbatim(next)}
 				inner.inherit(levels[len(levels)-1])
 				levels = append(levels, inner)
-				commands = next.Subcommands
+				commands, group = next.Subcommands, isGroup(next)
 				inv.path = append(inv.path, next.Name)
 			case len(commands) > 0 && !strings.Contains(word, "="):
 				return nil, unknownCommand(levels, commands, word)
 			default:
-				inv.positionals = append(inv.positionals, word)
+				inv.positionals, inv.order = append(inv.positionals, word), append(inv.order, positional)
 			}
 			continue
 		}
@@ -78,21 +130,23 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 			continue
 		}
 		if levels[len(levels)-1].verbatim && !isFlag(levels, word) {
-			inv.positionals = append(inv.positionals, word)
+			inv.positionals, inv.order = append(inv.positionals, word), append(inv.order, positional)
 			continue
 		}
 		used, err := inv.takeFlag(levels, argv[i:])
 		if err != nil {
-			return nil, err
+			inv.refuse(err)
+			return nil, inv.refusal()
 		}
 		i += used - 1
 	}
 	if !help { // which is there where a file or a variable is wrong, too
 		files, err := p.loadFiles(app, inv)
-		if err != nil {
-			return nil, err
-		}
-		if err := inv.fill(levels, layers{p.lookup, files}); err != nil {
+		inv.refuse(err, "config", "profile")
+		inv.fill(levels, layers{p.lookup, files})
+	}
+	if help || group { // which read no flags
+		if err := inv.refusal(); err != nil {
 			return nil, err
 		}
 	}
@@ -117,6 +171,9 @@ type level struct {
 // without being flags of ours. A command declares it, to its users too, with
 // an ArgsUsage in quotes: 'FLAGS'.
 func takesVerbatim(c *cli.Command) bool { return strings.HasPrefix(c.ArgsUsage, "'") }
+
+// isGroup reports whether a command only holds others.
+func isGroup(c *cli.Command) bool { return len(c.Subcommands) > 0 && c.ArgsUsage == "" }
 
 // isFlag reports whether a word names a flag of ours.
 func isFlag(levels []*level, word string) bool {
@@ -172,8 +229,12 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 		return 0, usagef("flag --%s is given twice, as %s and as %s: keep one", canonical, earlier, spelling)
 	}
 	inv.set[canonical] = spelling
+	if kindOf(flag) != config.List && !inv.refused(canonical) { // the last value counts
+		inv.order = slices.DeleteFunc(inv.order, func(name string) bool { return name == canonical })
+	}
 	inv.order = append(inv.order, canonical)
 
+	var wrong error
 	used := 1
 	upper := name != strings.ToLower(name)
 	switch {
@@ -191,33 +252,23 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 	if isBool(flag) {
 		b, err := config.ParseBool(spelling, value)
 		if err != nil {
-			return 0, &usageError{err: err}
+			wrong = &usageError{err: err}
 		}
 		value = fmt.Sprint(b)
 	}
-	// What the library would refuse later is refused in the order of the line.
 	switch kind := kindOf(flag); kind {
 	case config.Int, config.Float, config.Duration:
-		if kind.Check(value) != nil && !(kind == config.Int && plainNumber.MatchString(value)) {
-			return 0, wrongValue(kind, "--"+canonical, value, "")
+		if kind.Check(value) != nil {
+			wrong = wrongValue(kind, "--"+canonical, value)
 		}
 	}
 	inv.values[canonical] = value
+	if wrong != nil { // then the command reads on with the flag's default
+		inv.refuse(wrong, canonical)
+		return used, nil
+	}
 	lvl.given = append(lvl.given, "--"+canonical+"="+value)
 	return used, nil
-}
-
-// inOrder sorts what is about flags as these stand on the command line, so that
-// of several wrong values the first one is named.
-func inOrder[T any](inv *invocation, all []T, flag func(T) string) []T {
-	at := func(v T) int {
-		if i := slices.Index(inv.order, flag(v)); i >= 0 {
-			return i
-		}
-		return len(inv.order)
-	}
-	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(at(a), at(b)) })
-	return all
 }
 
 func findFlag(levels []*level, name string) (*level, cli.Flag) {

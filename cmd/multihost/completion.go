@@ -61,13 +61,10 @@ a minute.
 
 How to have it in every shell is said at the begin of each script.`,
 		Action: func(c *cli.Context) error {
-			shell, err := p.oneArgument("multihost completion", "shell")
-			if err != nil {
-				return err
-			}
+			shell := p.oneArgument("multihost completion", "shell")
 			script := completionScripts()[shell]
 			if script == "" {
-				return &usageError{err: fmt.Errorf("no completion for %q", shell), hint: "the shells are bash, zsh and fish"}
+				p.inv.refuse(&usageError{err: fmt.Errorf("no completion for %q", shell), hint: "the shells are bash, zsh and fish"}, positional)
 			}
 			return p.show(c, event.Result{Name: "completion", Text: script, Data: completionScript{shell, script}})
 		},
@@ -641,6 +638,9 @@ func (q *query) cloud() (names cloudNames) {
 			return err
 		}
 		defer s.close()
+		if err := q.p.ready(c); err != nil {
+			return err
+		}
 		if s.queue != nil {
 			names, err = s.cloudNames(q.ctx)
 		}

@@ -77,10 +77,13 @@ type shownValue struct {
 
 func (p *program) configShow(c *cli.Context) error {
 	if p.inv.dashed {
-		return usagef("multihost config show takes nothing after --")
+		p.inv.refuse(usagef("multihost config show takes nothing after --"), dashes)
 	}
 	if _, err := p.loadGcloud(p.inv); err != nil {
-		return &configError{err: err, hint: hintOf(err)}
+		p.inv.refuse(&configError{err: err, hint: hintOf(err)}, "configuration")
+	}
+	if err := p.ready(c); err != nil {
+		return err
 	}
 	path := strings.Join(p.inv.positionals, " ")
 	files := p.inv.layers.files
@@ -95,7 +98,7 @@ func (p *program) configShow(c *cli.Context) error {
 	var wrong error
 	walkCommands(c.App.Commands, "", func(name string, cmd *cli.Command) {
 		paths = append(paths, name)
-		if len(cmd.Subcommands) > 0 && cmd.ArgsUsage == "" || path != "" && path != name {
+		if isGroup(cmd) || path != "" && path != name {
 			return
 		}
 		leaves++
@@ -173,7 +176,8 @@ func (p *program) valuesOf(app *cli.App, path string, configuration *string) ([]
 		levels = append(levels, &level{name: cmd.Name, flags: cmd.Flags})
 		inv.path, commands = append(inv.path, cmd.Name), cmd.Subcommands
 	}
-	if err := inv.fill(levels, p.inv.layers); err != nil {
+	inv.fill(levels, p.inv.layers)
+	if err := inv.refusal(); err != nil {
 		return nil, err
 	}
 	var all []shownFlag
@@ -332,7 +336,8 @@ left as it is.`,
 			&cli.BoolFlag{Name: "own", Usage: "write your own file, which holds in every directory"},
 		},
 		Action: func(c *cli.Context) error {
-			if err := p.noArguments("multihost init"); err != nil {
+			p.noArguments("multihost init")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			path, mode := filepath.Join(p.dir, config.ProjectFile), fs.FileMode(0o644)

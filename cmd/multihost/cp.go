@@ -38,10 +38,7 @@ of it has arrived on every one. From workers each stands for itself.`,
 			&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o, up, err := p.copyOptions(s, c)
-			if err != nil {
-				return err
-			}
+			o, up := p.copyOptions(s, c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -55,23 +52,25 @@ of it has arrived on every one. From workers each stands for itself.`,
 }
 
 // copyOptions reads which files are meant, and whether they go to workers.
-func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up bool, err error) {
+func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up bool) {
+	o.Workers, o.Except = p.namedWorkers(s, c), p.parsePattern(c, "exclude-workers")
+	up, err := p.copiedFiles(&o)
+	p.inv.refuse(err, positional, dashes)
+	return o, up
+}
+
+// copiedFiles reads the words of the command.
+func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
 	words := slices.Concat(p.inv.positionals, p.inv.argv)
 	if len(words) < 2 {
-		return o, false, &usageError{err: errors.New("multihost cp needs a source and a destination"), hint: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
-	}
-	if o.Workers, err = p.namedWorkers(s, c); err != nil {
-		return o, false, err
-	}
-	if o.Except, err = parsePattern(c, "exclude-workers"); err != nil {
-		return o, false, err
+		return false, &usageError{err: errors.New("multihost cp needs a source and a destination"), hint: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
 	}
 	names := make([]string, len(words)) // of workers, "" for local
 	for i, w := range words {
 		if pattern, rest, ok := cutWorkers(w); ok {
 			names[i], words[i] = pattern, rest
 		} else if w == "" {
-			return o, false, usagef("multihost cp: a name is empty")
+			return false, usagef("multihost cp: a name is empty")
 		}
 	}
 	last := len(words) - 1
@@ -83,17 +82,17 @@ func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up
 	}
 	for i, name := range names {
 		if i < last && up && name != "" {
-			return o, up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", p.word(i), p.word(last))
+			return up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", p.word(i), p.word(last))
 		}
 		if i < last && !up && name != whose {
-			return o, up, usagef("multihost cp: the sources are on different workers (%q, %q)", p.word(0), p.word(i))
+			return up, usagef("multihost cp: the sources are on different workers (%q, %q)", p.word(0), p.word(i))
 		}
 	}
 	if whose == "" {
-		return o, up, &usageError{err: errors.New("multihost cp: neither the sources nor the destination are on workers"), hint: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
+		return up, &usageError{err: errors.New("multihost cp: neither the sources nor the destination are on workers"), hint: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 	}
 	o.Only, err = tpu.ParsePattern(whose)
-	return o, up, err
+	return up, err
 }
 
 // word is the i-th of the command line.

@@ -49,9 +49,7 @@ the subnetwork); it opens nothing that a rule denies.
 			&cli.BoolFlag{Name: "fix", Usage: "do what is safe of the cures"},
 		}, hostFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			if err := p.noArguments("multihost doctor"); err != nil {
-				return err
-			}
+			p.noArguments("multihost doctor")
 			o, err := p.doctorOptions(s, c)
 			if err != nil {
 				return err
@@ -77,18 +75,16 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
 	}
-	if o.Slices, err = slicesOf(c); err != nil {
-		return o, err
+	o.Slices = p.slicesOf(c)
+	if o.Hosts != nil && o.Prefix != "" {
+		p.inv.refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	}
-	switch {
-	case o.Hosts != nil && o.Prefix != "":
-		return o, usagef("give either --tpu-prefix or --hosts, not both")
-	case o.Count < 1:
-		return o, usagef("--num-slices=%d: it must be 1 or more", o.Count)
+	if o.Count < 1 {
+		p.inv.refuse(usagef("--num-slices=%d: it must be 1 or more", o.Count), "num-slices")
 	}
 	if text := c.String("tpu-type"); text != "" {
 		if o.Type, err = tpu.ParseType(text); err != nil {
-			return o, &usageError{err: err, hint: hintOf(err)}
+			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "tpu-type")
 		}
 	}
 	d, err := s.access(p, c)

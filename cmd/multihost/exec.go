@@ -35,44 +35,29 @@ func quickFlags() []cli.Flag {
 }
 
 // namedWorkers reads whose workers are meant.
-func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers, err error) {
-	w.Prefix, w.Partial = c.String("tpu-prefix"), c.Bool("allow-partial")
-	if w.Slices, err = slicesOf(c); err != nil {
-		return w, err
-	}
+func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers) {
+	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), p.slicesOf(c), c.Bool("allow-partial")
 	switch {
 	case s.hosts != nil && w.Prefix != "":
-		return w, usagef("give either --tpu-prefix or --hosts, not both")
+		p.inv.refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	case s.hosts != nil:
 		w.Prefix = job.HostsPrefix
 	case w.Prefix == "":
-		return w, &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"}
+		p.inv.refuse(&usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
 	}
-	return w, nil
+	return w
 }
 
-// chosenWorkers reads which workers are meant.
-func (p *program) chosenWorkers(s *session, c *cli.Context) (w job.Workers, err error) {
-	if w, err = p.namedWorkers(s, c); err != nil {
-		return w, err
-	}
-	if w.Only, err = parsePattern(c, "workers"); err != nil {
-		return w, err
-	}
-	w.Except, err = parsePattern(c, "exclude-workers")
-	return w, err
-}
-
-func parsePattern(c *cli.Context, flag string) (tpu.Pattern, error) {
+func (p *program) parsePattern(c *cli.Context, flag string) tpu.Pattern {
 	text := c.String(flag)
 	if text == "" {
-		return tpu.Pattern{}, nil
+		return tpu.Pattern{}
 	}
 	pattern, err := tpu.ParsePattern(text)
 	if err != nil {
-		return pattern, &usageError{err: fmt.Errorf("--%s: %w", flag, err), hint: hintOf(err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--%s: %w", flag, err), hint: hintOf(err)}, flag)
 	}
-	return pattern, nil
+	return pattern
 }
 
 func (p *program) execCommand() *cli.Command {
@@ -104,10 +89,7 @@ or this program dies, nothing of it is left on the workers. Its input is empty.`
 			&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` in which the whole output of each worker is kept"},
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o, err := p.execOptions(s, c)
-			if err != nil {
-				return err
-			}
+			o := p.execOptions(s, c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -124,34 +106,43 @@ or this program dies, nothing of it is left on the workers. Its input is empty.`
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-func (p *program) execOptions(s *session, c *cli.Context) (o job.ExecOptions, err error) {
+func (p *program) execOptions(s *session, c *cli.Context) job.ExecOptions {
 	if len(p.inv.positionals) > 0 {
 		word := p.inv.positionals[0]
 		err := p.strayWord(word)
 		if _, is := tpu.ParsePattern(word); is == nil {
 			err = &usageError{err: err, hint: "to choose workers: " + sshfan.CommandLine("--workers="+word)}
 		}
-		return o, err
+		p.inv.refuse(err, positional)
 	}
-	o = job.ExecOptions{Argv: p.inv.argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
+	o := job.ExecOptions{Argv: p.inv.argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
 	script := c.String("command")
 	switch {
-	case strings.TrimSpace(script) == "" && len(o.Argv) == 0, len(o.Argv) > 0 && o.Argv[0] == "":
-		return o, &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
-	case script != "" && len(o.Argv) > 0:
-		return o, usagef("give either --command or words after --, not both")
-	case o.Timeout < 0:
-		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
-	case o.Grace < 0:
-		return o, usagef("--grace=%s: it must not be negative", o.Grace)
+	case p.refuseCommand(script):
 	case script != "":
 		o.Argv = []string{"bash", "-c", script}
 	}
 	for _, word := range o.Argv {
 		if len(word) >= launch.LongestWord {
-			return o, usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1)
+			p.inv.refuse(usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1), "command", dashes)
 		}
 	}
-	o.Workers, err = p.chosenWorkers(s, c)
-	return o, err
+	p.inv.notNegative(c, "timeout", "grace")
+	o.Workers = p.namedWorkers(s, c)
+	o.Only, o.Except = p.parsePattern(c, "workers"), p.parsePattern(c, "exclude-workers")
+	return o
+}
+
+// refuseCommand refuses a command line on which there is nothing to run, or two
+// things; script is that of --command.
+func (p *program) refuseCommand(script string) bool {
+	var err error
+	switch argv := p.inv.argv; {
+	case strings.TrimSpace(script) == "" && len(argv) == 0, len(argv) > 0 && argv[0] == "":
+		err = &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
+	case script != "" && len(argv) > 0:
+		err = usagef("give either --command or words after --, not both")
+	}
+	p.inv.refuse(err, "command", dashes)
+	return err != nil
 }

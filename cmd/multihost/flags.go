@@ -71,19 +71,19 @@ func slicesFlag() cli.Flag {
 }
 
 // slicesOf reads --slices.
-func slicesOf(c *cli.Context) (tpu.Numbers, error) {
+func (p *program) slicesOf(c *cli.Context) tpu.Numbers {
 	text := c.String("slices")
 	if text == "" {
-		return nil, nil
-	}
-	if c.String("tpu-prefix") == "" {
-		return nil, &usageError{err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), hint: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}
+		return nil
 	}
 	numbers, err := tpu.ParseNumbers(text)
-	if err != nil {
-		return nil, usagef("--slices: %w", err)
+	switch {
+	case c.String("tpu-prefix") == "":
+		p.inv.refuse(&usageError{err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), hint: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
+	case err != nil:
+		p.inv.refuse(usagef("--slices: %w", err), "slices")
 	}
-	return numbers, nil
+	return numbers
 }
 
 // hostFlags name machines that no cloud API knows, in place of slices.

@@ -41,9 +41,7 @@ Prices are ` + tpu.PriceSource + `.`,
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			if err := p.noArguments("multihost gc"); err != nil {
-				return err
-			}
+			p.noArguments("multihost gc")
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err

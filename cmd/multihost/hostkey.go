@@ -18,21 +18,13 @@ func (p *program) hostkeyCommand() *cli.Command {
 			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins the key it then has", ArgsUsage: "WORKER",
 			Flags: flags(selectFlags(), sshFlags()),
 			Action: p.withSession(func(s *session, c *cli.Context) error {
-				word, err := p.oneArgument("multihost hostkey forget", "worker")
+				id, err := tpu.ParseWorkerID(p.oneArgument("multihost hostkey forget", "worker"))
 				if err != nil {
-					return err
+					p.inv.refuse(&usageError{err: err}, positional)
+				} else if c.String("tpu-prefix") == "" {
+					p.inv.refuse(&usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
 				}
-				id, err := tpu.ParseWorkerID(word)
-				if err != nil {
-					return &usageError{err: err}
-				}
-				if c.String("tpu-prefix") == "" {
-					return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)}
-				}
-				numbers, err := slicesOf(c)
-				if err != nil {
-					return err
-				}
+				numbers := p.slicesOf(c)
 				d, err := s.workers(p, c)
 				if err != nil {
 					return err

@@ -37,22 +37,23 @@ type onInterrupt struct {
 	second func() job.Answer                                         // to SIGINT while the question is open
 }
 
+func (p *program) checkOnInterrupt(c *cli.Context) {
+	p.inv.oneOf("on-interrupt", c.String("on-interrupt"), "ask", string(job.Stop), string(job.Detach))
+}
+
 // onInterrupts makes signals mean what --on-interrupt says. The question is
 // only asked when there is something to decide about.
-func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) error {
+func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) {
 	mode := c.String("on-interrupt")
-	if err := oneOf("on-interrupt", mode, "ask", string(job.Stop), string(job.Detach)); err != nil {
-		return err
-	}
 	p.interrupts.mu.Lock()
 	defer p.interrupts.mu.Unlock()
 	if mode != "ask" {
 		p.interrupts.answer, d.CtrlC = job.Answer(mode), job.Answer(mode)
-		return nil
+		return
 	}
 	in, ok := p.stdin.(*os.File)
 	if !ok || s.view.Mode() == ui.JSON || !ui.CanAsk(in, p.stderr) {
-		return nil
+		return
 	}
 	d.CtrlC = job.Ask
 	over, end := context.WithCancel(context.Background())
@@ -68,7 +69,6 @@ func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) error {
 		return askInterrupt(ctx, s.view, in, stand), true
 	}
 	p.interrupts.second = func() job.Answer { return d.Stand().Second() }
-	return nil
 }
 
 // askInterrupt asks what to do. A terminal that cannot be asked any more is no

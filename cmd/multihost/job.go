@@ -14,6 +14,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/network"
+	"multihost/internal/notify"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
@@ -53,9 +54,22 @@ from the bucket, start the command, bring their logs there and delete the slices
 when all have ended. See docs/detached.md for the rights that they need.`,
 		Flags: flags(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o, err := p.jobOptions(s, c)
-			if err != nil {
-				return err
+			o := p.jobOptions(s, c)
+			runnerless := o.Run.Detach && c.String("bucket-name") != ""
+			var do job.DetachOptions
+			var told notify.Options
+			if runnerless {
+				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
+					if _, typed := p.inv.set[name]; typed {
+						p.inv.refuse(usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name), name, "detach", "bucket-name")
+					}
+				}
+				do = p.detachOptions(c, s.roots)
+			} else {
+				if _, typed := p.inv.set["cloud-logging"]; typed {
+					p.inv.refuse(usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET"), "cloud-logging")
+				}
+				told = p.notifyOptions(s, c, o.Run.Run, o.Run.Env)
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
@@ -63,16 +77,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 			}
 			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
-			if o.Run.Detach && c.String("bucket-name") != "" {
-				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
-					if _, typed := p.inv.set[name]; typed {
-						return usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name)
-					}
-				}
-				do, err := p.detachOptions(c, d.Roots)
-				if err != nil {
-					return err
-				}
+			if runnerless {
 				defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
 					return s.showPlan(c, func() (job.Plan, error) { return d.PlanDetach(c.Context, o, do) })
@@ -84,19 +89,10 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				}
 				return outcome(out, err)
 			}
-			if _, typed := p.inv.set["cloud-logging"]; typed {
-				return usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET")
-			}
 			if c.String("bucket-name") != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine", Hint: "to have the job live without this machine, add --detach"})
 			}
-			if err := p.onInterrupts(s, c, d); err != nil {
-				return err
-			}
-			told, err := notifyOptions(s, c, o.Run.Run, o.Run.Env)
-			if err != nil {
-				return err
-			}
+			p.onInterrupts(s, c, d)
 			defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanJob(c.Context, o) })
@@ -151,16 +147,20 @@ func bucketFlags() []cli.Flag {
 	}
 }
 
-func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) (job.DetachOptions, error) {
+func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) job.DetachOptions {
 	do := job.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
+	name, dir := c.String("bucket-name"), c.String("bucket-dir")
+	if _, _, err := detach.CleanBucket(name, ""); err != nil {
+		p.inv.refuse(&usageError{err: err}, "bucket-name")
+	}
 	var err error
-	if do.Bucket, do.Dir, err = detach.CleanBucket(c.String("bucket-name"), c.String("bucket-dir")); err != nil {
-		return do, &usageError{err: err}
+	if do.Bucket, do.Dir, err = detach.CleanBucket(name, dir); err != nil {
+		p.inv.refuse(&usageError{err: err}, "bucket-name", "bucket-dir")
 	}
 	if do.Every < time.Second {
-		return do, usagef("--upload-every=%s: it must be 1s or more", do.Every)
+		p.inv.refuse(usagef("--upload-every=%s: it must be 1s or more", do.Every), "upload-every")
 	}
-	return do, nil
+	return do
 }
 
 // leastTerm is the shortest time after which workers may be told to delete the
@@ -178,19 +178,13 @@ func (p *program) asMaxText() bool {
 	return false
 }
 
-func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error) {
-	run, err := p.runOptions(s, c)
-	if err != nil {
-		return job.JobOptions{}, err
-	}
+func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
+	run := p.runOptions(s, c)
 	run.MaxText = p.asMaxText()
 	if run.MaxText && !c.IsSet("venv") {
 		run.Venv = true
 	}
-	limits, err := waitLimits(p.inv, c)
-	if err != nil {
-		return job.JobOptions{}, err
-	}
+	limits := p.waitLimits(c)
 	o := job.JobOptions{
 		Run:            run,
 		Keep:           c.Bool("keep"),
@@ -200,29 +194,28 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 		TTL:            c.Duration("ttl"),
 		Lease:          c.Duration("lease"),
 	}
-	for _, name := range inOrder(p.inv, []string{"ttl", "lease"}, func(name string) string { return name }) {
+	for _, name := range []string{"ttl", "lease"} {
 		if d := c.Duration(name); d != 0 && d < leastTerm {
-			return o, usagef("--%s=%s: it must be 1m or more, or 0", name, d)
+			p.inv.refuse(usagef("--%s=%s: it must be 1m or more, or 0", name, d), name)
 		}
 	}
 	o.Budget.Restarts = run.MaxRestarts
+	var err error
 	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {
-		return o, usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions"))
+		p.inv.refuse(usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions")), "max-preemptions")
 	}
 	if keep := c.Generic("keep-on-failure").(*optionalValue); keep.set && keep.text != "false" {
 		o.KeepOnFailure = true
 		if keep.text != "true" {
 			if o.KeepFor, err = time.ParseDuration(keep.text); err != nil || o.KeepFor <= 0 {
-				return o, usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.text)
+				p.inv.refuse(usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.text), "keep-on-failure")
 			}
 		}
 	}
-	if o.Request, err = p.jobRequest(s, c, run.Run); err != nil {
-		return o, err
-	}
+	o.Request = p.jobRequest(s, c, run.Run)
 	o.Run.Prefix = o.Request.ID
-	if err := preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation); err != nil {
-		return o, err
+	if o.Request.Type.Name != "" {
+		p.inv.refuse(preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation), append(p.ownFlags(c, []string{"accelerator-type", "type", "topology"}), "numa")...)
 	}
 	if c.Bool("network-create") {
 		n := network.Options{Name: o.Request.Network}
@@ -231,24 +224,23 @@ func (p *program) jobOptions(s *session, c *cli.Context) (job.JobOptions, error)
 			o.Request.Network = n.Name
 		}
 		n.MTU, n.SubnetMode, n.RoutingMode, n.SSHSourceRanges = defaultMTU, "auto", "regional", splitCommas(c.String("ssh-source-ranges"))
-		if err := n.Validate(); err != nil {
-			return o, &usageError{err: err, hint: hintOf(err)}
-		}
+		p.refuseNetwork(network.Options{SSHSourceRanges: n.SSHSourceRanges}, "ssh-source-ranges", "network-create")
+		p.refuseNetwork(n, "network", "network-create")
 		o.Network = &n
 	}
-	return o, nil
+	return o
 }
 
 // jobRequest builds the queued resource of a job. MaxText's own defaults hold
 // for those who type MaxText's own flags.
-func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request, error) {
+func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request {
 	upper := p.asMaxText()
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	if upper && !c.IsSet("num-slices") {
 		r.NodeCount = 2
 	}
 	if r.NodeCount < 1 {
-		return r, usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount)
+		p.inv.refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
 	}
 	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
 		r.Type, _ = tpu.ParseType("v4-8") // that is one
@@ -258,14 +250,12 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) (qr.Request
 	} else {
 		r.NodeID = run
 	}
-	r, err := readRequest(p.inv, c, r, c.String("cqr-extra-args"))
-	if err != nil {
-		return r, err
-	}
+	r = p.readRequest(c, r, c.String("cqr-extra-args"))
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(run, login)
 	r.MarkJob(run)
-	return r, r.Validate()
+	p.refuseRequest(c, r)
+	return r
 }
 
 // setKey puts the user's key into the request, so that the workers know it

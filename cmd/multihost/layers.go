@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -220,7 +221,7 @@ var belongsTo = map[string]string{"max-run-duration": "flex-start", "topology": 
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
 
 // fill gives the flags that were not typed the values that layers have for them.
-func (inv *invocation) fill(levels []*level, from layers) error {
+func (inv *invocation) fill(levels []*level, from layers) {
 	inv.layers, inv.from = from, map[string]config.Setting{}
 	command := strings.Join(inv.path, " ")
 	rank := map[string]int{} // by how many layers it is beaten
@@ -245,6 +246,7 @@ func (inv *invocation) fill(levels []*level, from layers) error {
 		}
 	}
 	inv.choose(rank)
+	typed := len(inv.order)
 	for _, l := range levels {
 		for _, f := range l.flags {
 			s, given := inv.from[f.Names()[0]]
@@ -254,7 +256,8 @@ func (inv *invocation) fill(levels []*level, from layers) error {
 			for _, value := range s.Values {
 				if s.Source.Layer == config.Environment {
 					if err := kindOf(f).Check(value); err != nil {
-						return &usageError{err: fmt.Errorf("%s: %w", s.Source, err)}
+						inv.refuse(&usageError{err: fmt.Errorf("%s: %w", s.Source, err)}, f.Names()[0])
+						continue
 					}
 				}
 				if isBool(f) {
@@ -264,7 +267,8 @@ func (inv *invocation) fill(levels []*level, from layers) error {
 			}
 		}
 	}
-	return nil
+	layer := func(name string) int { return slices.Index(layerOrder, inv.from[name].Source.Layer) }
+	slices.SortStableFunc(inv.order[typed:], func(a, b string) int { return cmp.Compare(layer(a), layer(b)) })
 }
 
 // choose drops the values that are beaten by an alternative of a higher layer.

@@ -25,8 +25,8 @@ into, and makes it if need be:
   multihost manual ~/.local/share/man/man1
   man multihost-run`,
 		Action: func(c *cli.Context) error {
-			dir, err := p.oneArgument("multihost manual", "directory")
-			if err != nil {
+			dir := p.oneArgument("multihost manual", "directory")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -27,24 +27,22 @@ func patternFlag() cli.Flag {
 	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` of the step lines of another trainer than MaxText, with the groups step and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
 }
 
-func pattern(c *cli.Context) (*metrics.Pattern, error) {
+func (p *program) pattern(c *cli.Context) *metrics.Pattern {
 	text := c.String("metrics-regex")
 	if text == "" {
-		return nil, nil
+		return nil
 	}
-	p, err := metrics.ParsePattern(text)
+	pattern, err := metrics.ParsePattern(text)
 	if err != nil {
-		return nil, &usageError{err: fmt.Errorf("--metrics-regex: %w", err), hint: hintOf(err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--metrics-regex: %w", err), hint: hintOf(err)}, "metrics-regex")
 	}
-	return p, nil
+	return pattern
 }
 
-// watchOptions validates watchFlags.
-func watchOptions(c *cli.Context) (job.WatchOptions, error) {
-	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall"))}
-	if err := oneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop)); err != nil {
-		return o, err
-	}
+// watchOptions reads watchFlags.
+func (p *program) watchOptions(c *cli.Context) job.WatchOptions {
+	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall")), Pattern: p.pattern(c)}
+	p.inv.oneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop))
 	switch text := c.String("stall-timeout"); text {
 	case "auto":
 	case "off":
@@ -52,13 +50,11 @@ func watchOptions(c *cli.Context) (job.WatchOptions, error) {
 	default:
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			return o, &usageError{err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), hint: "times are written 90s, 10m or 2h"}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), hint: "times are written 90s, 10m or 2h"}, "stall-timeout")
 		}
 		o.StallTimeout = d
 	}
-	var err error
-	o.Pattern, err = pattern(c)
-	return o, err
+	return o
 }
 
 // trainingView is how much of the history --output=json and csv have, and
@@ -76,37 +72,30 @@ func trainingFlags() []cli.Flag {
 	}
 }
 
-// trainingOptions validates trainingFlags and the word of a command that names a
+// trainingOptions reads trainingFlags and the word of a command that names a
 // run; with --log-dir it may be left out.
-func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir string, o job.TrainingOptions, err error) {
-	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare")}
+func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir string, o job.TrainingOptions) {
+	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: p.pattern(c)}
 	run = o.LogDir
 	if o.LogDir == "" || len(p.inv.positionals) > 0 {
-		if run, err = p.oneArgument(command, "run"); err != nil {
-			return "", "", o, err
-		}
+		run = p.oneArgument(command, "run")
 		if err := config.CheckRunName(run); err != nil {
-			return "", "", o, &usageError{err: err}
+			p.inv.refuse(&usageError{err: err}, positional)
 		}
 	}
-	if o.Skip < 0 {
-		return "", "", o, usagef("--skip-steps=%d: it must not be negative", o.Skip)
-	}
+	p.inv.notNegative(c, "skip-steps")
 	if o.Skip == 0 {
 		o.Skip = -1 // none, where 0 is the default
 	}
 	if o.Compare != "" {
 		if err := metrics.CheckPublished(o.Compare); err != nil {
-			return "", "", o, &usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}, "compare")
 		}
-	}
-	if o.Pattern, err = pattern(c); err != nil {
-		return "", "", o, err
 	}
 	if stateDir = c.String("state-dir"); stateDir == "" {
 		stateDir = config.StateDir(p.lookup, p.home)
 	}
-	return run, stateDir, o, nil
+	return run, stateDir, o
 }
 
 func (p *program) metricsCommand() *cli.Command {
@@ -139,14 +128,14 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 const exitBelow = exitFindings
 
 func (p *program) metrics(c *cli.Context) error {
-	switch {
-	case c.IsSet("fail-below") && c.String("compare") == "":
-		return &usageError{err: errors.New("--fail-below needs the figures to compare with"), hint: "add --compare=NAME, such as --compare=v5e/32b"}
-	case c.Bool("follow") && c.String("output") == "csv":
-		return usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end")
+	if c.IsSet("fail-below") && c.String("compare") == "" {
+		p.inv.refuse(&usageError{err: errors.New("--fail-below needs the figures to compare with"), hint: "add --compare=NAME, such as --compare=v5e/32b"}, "fail-below")
 	}
-	name, stateDir, o, err := p.trainingOptions(c, "multihost metrics")
-	if err != nil {
+	if c.Bool("follow") && c.String("output") == "csv" {
+		p.inv.refuse(usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end"), "follow", "output")
+	}
+	name, stateDir, o := p.trainingOptions(c, "multihost metrics")
+	if err := p.ready(c); err != nil {
 		return err
 	}
 	o.Attempt = c.Int("attempt")
@@ -157,11 +146,7 @@ func (p *program) metrics(c *cli.Context) error {
 	if _, err := t.Update(); err != nil {
 		return err
 	}
-	mode, err := p.viewMode(c)
-	if err != nil {
-		return err
-	}
-	view := p.newView(mode, c)
+	view := p.newView(p.viewMode(c), c)
 	defer view.Close()
 	if c.Bool("follow") {
 		if err := followTraining(c, t, view, name); err != nil {
@@ -246,10 +231,7 @@ a program does that after faulthandler.register(signal.SIGUSR1). Of all others
 only what their threads wait for is told.`,
 		Flags: flags(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost dump", "run")
-			if err != nil {
-				return err
-			}
+			name := p.oneArgument("multihost dump", "run")
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err

@@ -47,19 +47,22 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := defaultNetwork
-			if len(p.inv.positionals) > 0 {
-				var err error
-				if name, err = p.oneArgument("multihost network create", "name"); err != nil {
-					return err
-				}
-			}
+			name := p.networkName("multihost network create")
 			o := network.Options{
 				Name: name, MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
 				SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
 			}
-			if err := o.Validate(); err != nil {
-				return &usageError{err: err, hint: hintOf(err)}
+			p.refuseNetwork(network.Options{Name: o.Name}, positional)
+			if p.inv.refused(positional) {
+				o.Name = "" // the ranges are looked at as those of a network that has a name
+			}
+			p.refuseNetwork(network.Options{MTU: o.MTU}, "mtu")
+			p.refuseNetwork(network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
+			p.refuseNetwork(network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
+			p.refuseNetwork(network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
+			p.refuseNetwork(network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
+			if err := p.ready(c); err != nil {
+				return err
 			}
 			plan, err := s.networks.Plan(c.Context, o)
 			if err != nil {
@@ -77,16 +80,28 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig)
 }
 
+// networkName is the word of a command, or what the network is called without.
+func (p *program) networkName(command string) string {
+	if len(p.inv.positionals) == 0 {
+		return defaultNetwork
+	}
+	return p.oneArgument(command, "name")
+}
+
+// refuseNetwork refuses flags that have set all of o that is not the default.
+func (p *program) refuseNetwork(o network.Options, flags ...string) {
+	if err := o.Validate(); err != nil {
+		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flags...)
+	}
+}
+
 func (p *program) networkShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := defaultNetwork
-			if len(p.inv.positionals) > 0 {
-				var err error
-				if name, err = p.oneArgument("multihost network show", "name"); err != nil {
-					return err
-				}
+			name := p.networkName("multihost network show")
+			if err := p.ready(c); err != nil {
+				return err
 			}
 			info, err := s.networks.Show(c.Context, name)
 			if err != nil {
@@ -103,14 +118,14 @@ func (p *program) networkUpdateCommand() *cli.Command {
 		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
 		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "`BYTES` of a packet, 1300 to 8896"}},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost network update", "name")
-			if err != nil {
+			name := p.oneArgument("multihost network update", "name")
+			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
+				p.inv.refuse(usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU), "mtu")
+			}
+			if err := p.ready(c); err != nil {
 				return err
 			}
-			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
-				return usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU)
-			}
-			_, err = s.networks.SetMTU(c.Context, name, c.Int("mtu"))
+			_, err := s.networks.SetMTU(c.Context, name, c.Int("mtu"))
 			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
@@ -121,14 +136,14 @@ func (p *program) networkDeleteCommand() *cli.Command {
 		Name: "delete", Usage: "delete a network that multihost made, with its rules", ArgsUsage: "NAME",
 		Flags: []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"}},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost network delete", "name")
-			if err != nil {
+			name := p.oneArgument("multihost network delete", "name")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			if s.dryRun {
 				return s.networkDeletePlan(c.Context, name)
 			}
-			_, err = s.networks.Delete(c.Context, name)
+			_, err := s.networks.Delete(c.Context, name)
 			return interruptible(c.Context, err)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
@@ -166,26 +181,24 @@ func (p *program) firewallCommand() *cli.Command {
 					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER`; lower ones win"},
 				},
 				Action: p.withSession(func(s *session, c *cli.Context) error {
-					name, err := p.oneArgument("multihost network firewall create", "name")
-					if err != nil {
-						return err
-					}
+					name := p.oneArgument("multihost network firewall create", "name")
 					rule := network.FirewallRule{
 						Name: name, Network: c.String("network"), Allow: splitCommas(c.String("allow")), Priority: c.Int("priority"),
 						SourceRanges: splitCommas(c.String("source-ranges")), TargetTags: splitCommas(c.String("target-tags")),
 					}
-					if err := rule.Validate(); err != nil {
-						return &usageError{err: err, hint: hintOf(err)}
+					p.refuseRule(rule)
+					if err := p.ready(c); err != nil {
+						return err
 					}
-					_, err = s.networks.CreateFirewall(c.Context, rule)
+					_, err := s.networks.CreateFirewall(c.Context, rule)
 					return interruptible(c.Context, err)
 				}),
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
 			command(cli.Command{
 				Name: "delete", Usage: "delete one rule", ArgsUsage: "NAME",
 				Action: p.withSession(func(s *session, c *cli.Context) error {
-					name, err := p.oneArgument("multihost network firewall delete", "name")
-					if err != nil {
+					name := p.oneArgument("multihost network firewall delete", "name")
+					if err := p.ready(c); err != nil {
 						return err
 					}
 					deleted, err := s.networks.DeleteFirewall(c.Context, name)
@@ -197,4 +210,24 @@ func (p *program) firewallCommand() *cli.Command {
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
 		},
 	})
+}
+
+// refuseRule refuses what is wrong with the flags of a rule, each by itself.
+func (p *program) refuseRule(rule network.FirewallRule) {
+	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
+	check := func(flag string, set func(r *network.FirewallRule)) {
+		r := sound
+		set(&r)
+		if err := r.Validate(); err != nil {
+			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+			return
+		}
+		sound = r
+	}
+	check(positional, func(r *network.FirewallRule) { r.Name = rule.Name })
+	check("network", func(r *network.FirewallRule) { r.Network = rule.Network })
+	check("priority", func(r *network.FirewallRule) { r.Priority = rule.Priority })
+	check("allow", func(r *network.FirewallRule) { r.Allow = rule.Allow })
+	check("source-ranges", func(r *network.FirewallRule) { r.SourceRanges = rule.SourceRanges })
+	check("target-tags", func(r *network.FirewallRule) { r.TargetTags = rule.TargetTags })
 }

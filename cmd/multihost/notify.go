@@ -14,7 +14,7 @@ import (
 )
 
 // notifyOptions say whom --notify and --notify-url name to be told of a run.
-func notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) (notify.Options, error) {
+func (p *program) notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) notify.Options {
 	o := notify.Options{Run: run, Sink: s.sink, Clock: gcp.SystemClock}
 	if s.cloud != nil {
 		o.Project, o.Zone = s.cloud.Project(), s.cloud.Zone()
@@ -27,15 +27,15 @@ func notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) 
 	var err error
 	if text := c.String("notify"); text != "" {
 		if o.Program, err = notify.ParseProgram(text); err != nil {
-			return o, &usageError{err: fmt.Errorf("--notify: %w", err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--notify: %w", err)}, "notify")
 		}
 	}
 	if text := c.String("notify-url"); text != "" {
 		if o.URL, err = notify.ParseURL(text); err != nil {
-			return o, &usageError{err: fmt.Errorf("--notify-url: %w", err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--notify-url: %w", err)}, "notify-url")
 		}
 	}
-	return o, nil
+	return o
 }
 
 // notified does work, which runs a command, and tells of its moments whom o names.

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +19,7 @@ func complaint(t *testing.T, home string, env map[string]string, args ...string)
 	var out, errs standardStream
 	p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: home, dir: home, leave: make(chan struct{}),
 		lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
-	if status := p.run(args); status != exitUsage {
+	if status := p.run(args); status != exitUsage && status != exitConfig || out.String() != "" {
 		t.Fatalf("%q ended with %d: %s", args, status, errs.String())
 	}
 	return errs.String()
@@ -55,43 +58,169 @@ func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	}
 }
 
-// Values that are wrong for what they say are named in that order, too, at each
-// of many tries.
-func TestOfTwoWrongValuesTheFirstIsNamed(t *testing.T) {
+// Values that their flags do not take, for each check of a command one.
+var (
+	badGlobals = []string{"--output=x", "--project=a b", "--zone=c d", "--sim-step=x", "--quiet=x", "--configuration=no/such"}
+	badLogins  = []string{"--connect-timeout=0s", "--max-dials=0", "--user=root", "--ssh-port=0", "--ip=x", "--ssh-config=/no/such", "--ssh-proxy-jump=@"}
+	badHosts   = []string{"--hosts=a b", "--hosts-file=/no/such"}
+	badViews   = []string{"--stream=x"}
+	badWatches = []string{"--metrics-regex=(", "--stall-timeout=x", "--on-stall=x"}
+	badRuns    = slices.Concat([]string{
+		"--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--scp-timeout-secs=0", "--relay=x", "--relay-fanout=-1", "--env=1", "--env-file=/no/such",
+		"--secret-env=MH_NONE", "--preflight=x", "--skew=x", "--platform=x", "--numa=x", "--xla-preset=x", "--xla-flag==1", "--max-log=x",
+		"--timeout=-1s", "--start-timeout=-1s", "--fail-fast=x", "--grace=-1s", "--on-interrupt=x", "--kill-stale=x", "--notify='", "--notify-url=x",
+		"--max-restarts=-1", "--script-dir=/no/such", "--run-name=/", "stray", "--max-restarts=x",
+	}, badGlobals, badLogins, badViews, badWatches)
+	badWaits    = []string{"--queue-timeout=-1s", "--provision-timeout=-1s", "--boot-timeout=x"}
+	badRequests = slices.Concat([]string{
+		"--tpu-type=v4-17", "--workload-type=x", "--provisioning-model=x", "--reservation=/", "--min-duration=x", "--max-run-duration=-1s",
+		"--valid-after-duration=x", "--valid-until-time=x", "--network=A B", "--subnetwork=A C", "--range=x", "--service-account=x", "--scopes=x",
+		"--labels=A=b", "--tags=T", "--metadata=a b=c", "--metadata-from-file=a=/no/such", "--data-disk=x", "--boot-disk=x", "--network-config=x",
+	}, badWaits)
+)
+
+// Of values that are wrong, for whatever check, the first on the line is named: what
+// is said of it where all others follow it is what is said where it stands alone.
+func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
-	request := []string{"qr", "create", "x", "--tpu-type=v5litepod-16"}
-	job := []string{"job", "--tpu-type=v5litepod-16", "--command=true", "--run-name=x"}
-	where := []string{"--project=my-project", "--zone=us-central2-b"}
 	for _, tt := range []struct {
-		command []string
-		wrong   [2]string
+		command string
+		bad     []string
 	}{
-		{[]string{"qr", "list"}, [2]string{"--project=a b", "--zone=c d"}},
-		{[]string{"run", "--tpu-prefix=x", "--command=true"}, [2]string{"--project=a b", "--zone=c d"}},
-		{slices.Concat(job, where), [2]string{"--ttl=1s", "--lease=2s"}},
-		{slices.Concat(job, where), [2]string{"--queue-timeout=-1s", "--boot-timeout=-2s"}},
-		{slices.Concat(job, where), [2]string{"--provision-timeout=-1s", "--queue-timeout=-2s"}},
-		{append([]string{"qr", "wait", "x"}, where...), [2]string{"--queue-timeout=-1s", "--boot-timeout=-2s"}},
-		{slices.Concat(request, where), [2]string{"--max-run-duration=x", "--valid-until-duration=y"}},
+		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, []string{"--slices=x", "--processes-per-worker=0"}, badHosts)},
+		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badRequests, []string{
+			"--ttl=1s", "--lease=1s", "--num-slices=0", "--max-preemptions=x", "--keep-on-failure=x", "--cqr-extra-args=x", "--cloud-logging",
+		})},
+		{"job --tpu-type=v5litepod-16 --command=true --detach --bucket-name=b-1", []string{"--upload-every=1ms", "--bucket-dir=?", "--lease=1h", "--replace", "--ttl=1s", "--user=root"}},
+		{"exec --tpu-prefix=x --command=true", slices.Concat(badGlobals, badLogins, badHosts, []string{"--workers=x", "--exclude-workers=y", "--timeout=-1s", "--grace=-1s", "--slices=x", "--sudo=x", "stray"})},
+		{"cp --tpu-prefix=x a all:b", slices.Concat(badGlobals, badLogins, []string{"--exclude-workers=y", "--slices=x"})},
+		{"ssh s0w0 --tpu-prefix=x", slices.Concat(badGlobals, badLogins, []string{"--slices=x", "--forward-agent"})},
+		{"qr create x --tpu-type=v5litepod-16 --node-count=2", slices.Concat(badGlobals, badLogins, badRequests, []string{"--node-count=0", "--node-prefix=A", "--description=" + strings.Repeat("x", 600)})},
+		{"qr list", slices.Concat(badGlobals, []string{"--filter=(", "--sort-by=,", "--limit=x", "--page-size=0", "stray"})},
+		{"qr wait x", slices.Concat(badGlobals, badLogins, badWaits)},
+		{"network create", slices.Concat(badGlobals, []string{"--mtu=1", "--subnet-mode=x", "--bgp-routing-mode=x", "--ssh-source-ranges=x", "--all-ports-from=y", "A"})},
+		{"network firewall create x --allow=tcp", slices.Concat(badGlobals, []string{"--network=A", "--allow=?", "--source-ranges=x", "--target-tags=B", "--priority=-1"})},
+		{"sim up", []string{"--output=x", "--sim-step=x", "--backend=x", "--listen=x", "--ssh-port=-1", "--step=0s", "--quota=-1", "--fault=x", "--slices=x", "--login=x", "stray"}},
+		{"doctor --tpu-prefix=x", slices.Concat(badGlobals, badLogins, badHosts, []string{"--slices=x", "--tpu-type=x", "--num-slices=0", "--fix=x", "stray"})},
+		{"logs r", slices.Concat(badGlobals, badLogins, badHosts, []string{"--worker=x", "--attempt=-1", "--lost-timeout=-1s", "--follow=x"})},
+		{"attach r", slices.Concat(badGlobals, badLogins, badHosts, badViews, badWatches, []string{"--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--on-interrupt=x", "--grace=x"})},
+		{"metrics --log-dir=x", []string{"--output=x", "--skip-steps=-1", "--compare=x", "--metrics-regex=(", "--fail-below=x", "--attempt=x", "--workers=x"}},
+		{"report --log-dir=x --follow", []string{"--output=x", "--skip-steps=-1", "--compare=x", "--metrics-regex=(", "--port=-1"}},
 	} {
-		for range 50 {
-			for _, two := range [][]string{tt.wrong[:], {tt.wrong[1], tt.wrong[0]}} {
-				said := complaint(t, home, nil, append(slices.Clone(tt.command), two...)...)
-				first, value, _ := strings.Cut(two[0], "=")
-				if !strings.Contains(said, first+"=") && !strings.Contains(said, first+":") && !strings.Contains(said, value) {
-					t.Fatalf("%q: %s", two, said)
+		t.Run(tt.command, func(t *testing.T) {
+			t.Parallel()
+			command := strings.Fields(tt.command)
+			if !slices.Contains([]string{"sim", "metrics", "report"}, command[0]) {
+				command = append(command, "--project=my-project", "--zone=us-central2-b")
+			}
+			said := func(bad ...string) string {
+				line, _, _ := strings.Cut(complaint(t, home, nil, slices.Concat(command, bad)...), "\n")
+				return strings.Replace(line, `queued resource "/"`, `queued resource "x"`, 1) // of --run-name=/
+			}
+			alone := map[string]string{}
+			for _, bad := range tt.bad {
+				line := said(bad)
+				if alone[line] != "" {
+					t.Errorf("%s and %s: %s", bad, alone[line], line)
 				}
-				if _, other, _ := strings.Cut(two[1], "="); strings.Contains(said, other+":") || strings.Contains(said, "\""+other+"\"") {
-					t.Fatalf("%q: %s", two, said)
+				alone[line] = bad
+			}
+			for line, first := range alone {
+				name, _, _ := strings.Cut(first, "=")
+				rest := slices.DeleteFunc(slices.Clone(tt.bad), func(bad string) bool { other, _, _ := strings.Cut(bad, "="); return other == name })
+				for range 2 {
+					if got := said(append([]string{first}, rest...)...); !strings.HasPrefix(got, line) {
+						t.Errorf("%s before all others: %s", first, got)
+					}
+					slices.Reverse(rest)
 				}
 			}
+		})
+	}
+}
+
+// What several flags together are wrong with is found out at the last of them,
+// and what follows from one that is wrong by itself is not told.
+func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	where := " --project=my-project --zone=us-central2-b"
+	job := "job --command=true --run-name=x" + where
+	for _, tt := range []struct{ line, want string }{
+		{job + " --tpu-type=v5litepod-16 --ttl=1s --numa=bind", "--ttl=1s"},
+		{job + " --tpu-type=v5litepod-16 --numa=bind --ttl=1s", "--numa=bind"},
+		{job + " --numa=bind --ttl=1s --tpu-type=v5litepod-16", "--ttl=1s"},
+		{job + " --numa=bind --tpu-type=v4-17", `"v4-17"`},
+		{job + " --numa=bind", "which accelerator type?"},
+		{job + " --tpu-type=v5litepod-16 --spot --ttl=1s --reserved", "--ttl=1s"},
+		{job + " --tpu-type=v5litepod-16 --spot --reserved --ttl=1s", "--spot and --reserved"},
+		{job + " --tpu-type=v5litepod-16 --spot --cqr-extra-args=--reserved --ttl=1s", "--spot and --reserved"},
+		{job + " --tpu-type=v5litepod-16 --on-stall=restart --max-restarts=x", "--max-restarts=x"},
+		{job + " --tpu-type=v5litepod-16 --on-stall=restart --ttl=1s", "--on-stall=restart"},
+		{job + " --tpu-type=v3-8 --ttl=1s --num-slices=2", "--ttl=1s"},
+		{job + " --tpu-type=v3-8 --num-slices=2 --ttl=1s", "v3 cannot do multi-slice"},
+		{job + " --ttl=5m --lease=1s --ttl=1s --tpu-type=v5litepod-16", "--lease=1s"},
+		{job + " --network-create --network=A --ssh-source-ranges=x --tpu-type=v5litepod-16", `network "A"`},
+		{"run --tpu-prefix=x --hosts=a --timeout=-1s --command=true" + where, "--hosts"},
+		{"run --timeout=-1s --tpu-prefix=x --hosts=a --command=true" + where, "--timeout"},
+		{"run --timeout=-1s", "--timeout"},
+		{"run --tpu-prefix=x --command=true --internal-ip --timeout=-1s --ip=external" + where, "--timeout"},
+		{"run --tpu-prefix=x --command=true --timeout=-1s -- true" + where, "--timeout"},
+		{"logs --worker=x", "--worker"},
+		{"network create B --mtu=1" + where, `"B"`},
+		{"network create --mtu=1 B" + where, "mtu 1"},
+		{"qr create --range=x --tpu-type=v4-17 X" + where, `check queued resource "X": range "x"`},
+		{"run --timeout=x --bogus", "--timeout=x"},
+	} {
+		if line, _, _ := strings.Cut(complaint(t, home, nil, strings.Fields(tt.line)...), "\n"); !strings.Contains(line, tt.want) || strings.Contains(line, "v4-17") != strings.Contains(tt.want, "v4-17") {
+			t.Errorf("%s: %s", tt.line, line)
 		}
 	}
-	// What is typed comes before what the environment says.
-	env := map[string]string{"MULTIHOST_FLAG_TTL": "1s"}
-	if said := complaint(t, home, env, append(slices.Concat(job, where), "--lease=2s")...); !strings.Contains(said, "--lease=2s") {
-		t.Errorf("typed and environment: %s", said)
+}
+
+// Typed values come first, then those of the environment, then those of files.
+func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, "multihost.yaml"), []byte("run:\n  grace: -3s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := []string{"run", "--tpu-prefix=x", "--command=true", "--project=my-project", "--zone=us-central2-b"}
+	env := map[string]string{"MULTIHOST_FLAG_TIMEOUT": "-2s"}
+	for want, said := range map[string]string{
+		"--max-restarts=-1": complaint(t, home, env, append(run, "--max-restarts=-1")...),
+		"--timeout=-2s":     complaint(t, home, env, run...),
+		"--grace=-3s":       complaint(t, home, nil, run...),
+		"_FLAG_TIMEOUT: it": complaint(t, home, map[string]string{"MULTIHOST_FLAG_TIMEOUT": "x"}, run...),
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%s: %s", want, said)
+		}
+	}
+}
+
+func TestFirstObjection(t *testing.T) {
+	t.Parallel()
+	about := func(flags ...string) objection { return objection{errors.New(strings.Join(flags, "+")), flags} }
+	order := []string{"a", "b", positional, "c", dashes}
+	for _, tt := range []struct {
+		name string
+		all  []objection
+		want string
+	}{
+		{name: "none"},
+		{"the first on the line", []objection{about("c"), about("a"), about("b")}, "a"},
+		{"words have their place", []objection{about("c"), about(positional)}, positional},
+		{"two flags stand where the last does", []objection{about("a", "c"), about("b")}, "b"},
+		{"of which one is not given", []objection{about("a", "z"), about("b")}, "a+z"},
+		{"what one flag is wrong with was found first", []objection{about("c"), about("a", "c")}, "c"},
+		{"what is missing comes last", []objection{about("z"), about(), about(dashes)}, dashes},
+		{"in the order in which it was found", []objection{about("z"), about(), about("y")}, "z"},
+	} {
+		if err := firstObjection(order, tt.all); text(err) != tt.want {
+			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/job"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -59,16 +61,20 @@ func requestFlags(own ...cli.Flag) []cli.Flag {
 }
 
 // readRequest adds the flags of requestFlags to r, and those of gcloud in extra.
-func readRequest(inv *invocation, c *cli.Context, r qr.Request, extra string) (qr.Request, error) {
+func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
 		if err != nil {
-			return r, fmt.Errorf("--tpu-type: %w", err)
+			p.inv.refuse(fmt.Errorf("--tpu-type: %w", err), "tpu-type")
 		}
 		r.Type = t
 	}
 	reader := qr.NewFlagReader(r, time.Now())
-	for _, f := range inOrder(inv, qr.CreateFlags(), func(f qr.Flag) string { return f.Name }) {
+	all := qr.CreateFlags() // in the order of the line: the later of two contradicts the earlier
+	slices.SortStableFunc(all, func(a, b qr.Flag) int {
+		return cmp.Compare(place(p.inv.order, []string{a.Name}), place(p.inv.order, []string{b.Name}))
+	})
+	for _, f := range all {
 		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
 		if !own || !c.IsSet(f.Name) {
 			continue
@@ -79,21 +85,63 @@ func readRequest(inv *invocation, c *cli.Context, r qr.Request, extra string) (q
 		}
 		for _, value := range values {
 			if err := reader.Set(f.Name, value); err != nil {
-				return r, flagError(err)
+				p.inv.refuse(flagError(err), f.Name)
 			}
 		}
 	}
 	if err := reader.Extra(extra); err != nil {
-		return r, flagError(fmt.Errorf("--cqr-extra-args: %w", err))
+		p.inv.refuse(flagError(fmt.Errorf("--cqr-extra-args: %w", err)), "cqr-extra-args")
 	}
-	whole, err := reader.Request()
-	if err != nil {
-		return r, flagError(err)
+	whole, wrong := reader.Request()
+	for _, err := range wrong {
+		flags := p.ownFlags(c, err.Flags)
+		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(p.inv.order, name) }) { // both are given somewhere
+			flags = append(flags, "cqr-extra-args")
+		}
+		p.inv.refuse(flagError(err), flags...)
 	}
 	if whole.Type.Name == "" {
-		return r, &usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}
+		p.inv.refuse(&usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
 	}
-	return whole, nil
+	return whole
+}
+
+// refuseRequest tells all that is wrong with a request, unless it follows from a
+// flag that is refused already, that of the first flag of the line first.
+func (p *program) refuseRequest(c *cli.Context, r qr.Request) {
+	var invalid *qr.InvalidError
+	if !errors.As(r.Validate(), &invalid) {
+		return
+	}
+	bad := slices.DeleteFunc(invalid.Problems, func(w *qr.FlagError) bool { return p.inv.refused(p.ownFlags(c, w.Flags)...) })
+	at := func(w *qr.FlagError) int { return place(p.inv.order, p.ownFlags(c, w.Flags)) }
+	slices.SortStableFunc(bad, func(a, b *qr.FlagError) int { return cmp.Compare(at(a), at(b)) })
+	if len(bad) > 0 {
+		p.inv.refuse(&qr.InvalidError{ID: r.ID, Problems: bad}, p.ownFlags(c, bad[0].Flags)...)
+	}
+}
+
+// ownFlags are the flags of this command for those of package qr. What stands
+// nowhere on the line can stand in --cqr-extra-args.
+func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
+	id, job := positional, c.Command.Name == "job"
+	if job {
+		id = "run-name"
+	}
+	for _, name := range flags {
+		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+		switch {
+		case i >= 0:
+			name = c.Command.Flags[i].Names()[0]
+		case name == qr.IDFlag || job: // slices are named by the run
+			name = id
+		}
+		own = append(own, name)
+	}
+	if job && place(p.inv.order, own) == len(p.inv.order) {
+		own = append(own, "cqr-extra-args")
+	}
+	return own
 }
 
 // flagError is an error of a flag, or of the file that it names.
@@ -131,13 +179,11 @@ A request that exists with the same properties is taken as it is.`,
 			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
 		), waitFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			r, err := p.qrRequest(s, c)
-			if err != nil {
-				return err
-			}
+			r := p.qrRequest(s, c)
 			if c.Bool("async") && c.Bool("wait") {
-				return usagef("--async and --wait exclude each other: give one of them")
+				p.inv.refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
+			limits := p.waitLimits(c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -174,26 +220,21 @@ A request that exists with the same properties is taken as it is.`,
 			if !c.Bool("wait") {
 				return nil
 			}
-			return p.waitFor(s, c, res.ID)
+			return p.waitFor(s, c, d, res.ID, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func (p *program) qrRequest(s *session, c *cli.Context) (qr.Request, error) {
-	id, err := p.oneArgument("multihost qr create", "id")
-	if err != nil {
-		return qr.Request{}, err
-	}
-	r, err := readRequest(p.inv, c, qr.Request{ID: id}, "")
-	if err != nil {
-		return r, err
-	}
+func (p *program) qrRequest(s *session, c *cli.Context) qr.Request {
+	id := p.oneArgument("multihost qr create", "id")
+	r := p.readRequest(c, qr.Request{ID: id}, "")
 	if !c.IsSet("node-count") {
 		r.NodeCount = 1
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(id, login)
-	return r, r.Validate()
+	p.refuseRequest(c, r)
+	return r
 }
 
 func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
@@ -207,21 +248,12 @@ func waitFlags() []cli.Flag {
 }
 
 // waitLimits are the times of waitFlags in the words of package qr.
-func waitLimits(inv *invocation, c *cli.Context) (o qr.WaitOptions, err error) {
-	type wait struct {
-		name  string
-		limit *time.Duration
+func (p *program) waitLimits(c *cli.Context) (o qr.WaitOptions) {
+	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
+		p.inv.notNegative(c, name)
+		*limit = cmp.Or(c.Duration(name), qr.NoLimit)
 	}
-	waits := []wait{{"queue-timeout", &o.QueueLimit}, {"provision-timeout", &o.ProvisionLimit}, {"boot-timeout", &o.BootLimit}}
-	for _, l := range inOrder(inv, waits, func(w wait) string { return w.name }) {
-		switch *l.limit = c.Duration(l.name); {
-		case *l.limit < 0:
-			return o, usagef("--%s=%s: it must not be negative", l.name, *l.limit)
-		case *l.limit == 0:
-			*l.limit = qr.NoLimit
-		}
-	}
-	return o, nil
+	return o
 }
 
 func (p *program) qrWaitCommand() *cli.Command {
@@ -233,24 +265,17 @@ func (p *program) qrWaitCommand() *cli.Command {
 at once when the request fails, is suspended or is deleted.`,
 		Flags: flags(waitFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id, err := p.oneArgument("multihost qr wait", "id")
+			id, limits := p.oneArgument("multihost qr wait", "id"), p.waitLimits(c)
+			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
-			return p.waitFor(s, c, id)
+			return p.waitFor(s, c, d, id, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func (p *program) waitFor(s *session, c *cli.Context, id string) error {
-	o, err := waitLimits(p.inv, c)
-	if err != nil {
-		return err
-	}
-	d, err := s.workers(p, c)
-	if err != nil {
-		return err
-	}
+func (p *program) waitFor(s *session, c *cli.Context, d *job.Deps, id string, o qr.WaitOptions) error {
 	o.Probe = d.Probe
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
@@ -286,11 +311,9 @@ filtered, then cut off after --limit.`,
 			&cli.BoolFlag{Name: "uri", Usage: "print the address of each in the API, and nothing else"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			if err := p.noArguments("multihost qr list"); err != nil {
-				return err
-			}
-			choice, err := readChoice(c)
-			if err != nil {
+			p.noArguments("multihost qr list")
+			choice := p.readChoice(c)
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			list, err := s.queue.ListPaged(c.Context, int64(c.Int("page-size")))
@@ -323,20 +346,21 @@ type choice struct {
 	limit  int // -1: none
 }
 
-func readChoice(c *cli.Context) (ch choice, err error) {
+func (p *program) readChoice(c *cli.Context) (ch choice) {
+	var err error
 	if ch.filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
-		return ch, &usageError{err: fmt.Errorf("--filter: %w", err), hint: hintOf(err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--filter: %w", err), hint: hintOf(err)}, "filter")
 	}
 	if ch.keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
-		return ch, usagef("--sort-by: %w", err)
+		p.inv.refuse(usagef("--sort-by: %w", err), "sort-by")
 	}
 	if ch.limit, err = parseLimit(c.String("limit")); err != nil || ch.limit == 0 {
-		return ch, usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit"))
+		p.inv.refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
 	}
 	if size := c.Int("page-size"); size < 1 {
-		return ch, usagef("--page-size=%d: it must be 1 or more", size)
+		p.inv.refuse(usagef("--page-size=%d: it must be 1 or more", size), "page-size")
 	}
-	return ch, nil
+	return ch
 }
 
 func (ch choice) of(list []qr.Resource) []qr.Resource {
@@ -355,8 +379,8 @@ func (p *program) qrShowCommand() *cli.Command {
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id, err := p.oneArgument("multihost qr show", "id")
-			if err != nil {
+			id := p.oneArgument("multihost qr show", "id")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			res, err := s.queue.Get(c.Context, id)
@@ -381,13 +405,13 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id, err := p.oneArgument("multihost qr delete", "id")
-			if err != nil {
-				return err
-			}
+			id := p.oneArgument("multihost qr delete", "id")
 			async := c.Bool("async")
 			if _, typed := p.inv.set["delete-timeout"]; typed && async {
-				return usagef("--async and --delete-timeout exclude each other: --async does not wait")
+				p.inv.refuse(usagef("--async and --delete-timeout exclude each other: --async does not wait"), "async", "delete-timeout")
+			}
+			if err := p.ready(c); err != nil {
+				return err
 			}
 			if s.dryRun {
 				return s.qrDeletePlan(c.Context, id, c.Bool("force"))
@@ -422,8 +446,8 @@ until the next start or preflight applies them. The queued resource must be ACTI
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id, err := p.oneArgument("multihost qr reset", "id")
-			if err != nil {
+			id := p.oneArgument("multihost qr reset", "id")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			if s.dryRun {

@@ -43,8 +43,14 @@ nothing is asked of workers or of the cloud.`,
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
 		Action: func(c *cli.Context) error {
-			name, dir, o, err := p.trainingOptions(c, "multihost report")
-			if err != nil {
+			name, dir, o := p.trainingOptions(c, "multihost report")
+			switch port := c.Int("port"); {
+			case !c.Bool("follow") && c.String("out") == "-" && p.json:
+				p.inv.refuse(usagef("--out=- and --output=json: standard output can be the page or the answer, not both"), "out", "output")
+			case c.Bool("follow") && (port < 0 || port > 65535):
+				p.inv.refuse(usagef("--port=%d: it is a port from 1 to 65535", port), "port")
+			}
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			r := job.OpenReview(dir, name, o)
@@ -64,9 +70,6 @@ func look(r *job.Review) (report.Input, bool, error) {
 }
 
 func (p *program) writeReport(c *cli.Context, r *job.Review) error {
-	if _, err := p.viewMode(c); err != nil {
-		return err
-	}
 	in, _, err := look(r)
 	if err != nil {
 		return err
@@ -76,9 +79,6 @@ func (p *program) writeReport(c *cli.Context, r *job.Review) error {
 		return err
 	}
 	path := c.String("out")
-	if path == "-" && p.json {
-		return usagef("--out=- and --output=json: standard output can be the page or the answer, not both")
-	}
 	if path == "-" {
 		_, err := p.stdout.Write(page.Bytes())
 		return withoutPipe(err)
@@ -119,24 +119,15 @@ func writeWhole(path string, data []byte) error {
 }
 
 func (p *program) serveReport(c *cli.Context, r *job.Review) error {
-	port := c.Int("port")
-	if port < 0 || port > 65535 {
-		return usagef("--port=%d: it is a port from 1 to 65535", port)
-	}
 	live, err := report.NewLive(func() (report.Input, bool, error) { return look(r) }, gcp.SystemClock)
 	if err != nil {
 		return err
 	}
-	at, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	at, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Int("port"))))
 	if err != nil {
 		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "leave --port out to take a free one"}
 	}
-	mode, err := p.viewMode(c)
-	if err != nil {
-		at.Close()
-		return err
-	}
-	view := p.newView(mode, c)
+	view := p.newView(p.viewMode(c), c)
 	defer view.Close()
 	address := live.URL(at.Addr())
 	view.Emit(event.Result{Name: "report", Text: address, Data: reportFile{URL: address}})

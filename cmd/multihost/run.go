@@ -58,36 +58,21 @@ leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o, err := p.runOptions(s, c)
-			if err != nil {
-				return err
-			}
-			if s.hosts != nil {
-				if o.Prefix != "" {
-					return usagef("give either --tpu-prefix or --hosts, not both")
-				}
-				o.Prefix = job.HostsPrefix
-			}
+			o := p.runOptions(s, c)
+			w := p.namedWorkers(s, c)
+			o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial
 			if o.Processes = c.Int("processes-per-worker"); o.Processes < 1 {
-				return usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes)
-			}
-			if o.Prefix == "" {
-				return &usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"}
+				p.inv.refuse(usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes), "processes-per-worker")
 			}
 			if o.UseExisting && c.String("run-name") == "" {
-				return &usageError{err: errors.New("--use-existing-folder needs the run whose folder it is"), hint: "add --run-name=NAME"}
+				p.inv.refuse(&usageError{err: errors.New("--use-existing-folder needs the run whose folder it is"), hint: "add --run-name=NAME"}, "use-existing-folder")
 			}
+			told := p.notifyOptions(s, c, o.Run, o.Env)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
-			if err := p.onInterrupts(s, c, d); err != nil {
-				return err
-			}
-			told, err := notifyOptions(s, c, o.Run, o.Env)
-			if err != nil {
-				return err
-			}
+			p.onInterrupts(s, c, d)
 			defer p.warnOfLeftovers(s, c, d, o.Prefix)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanRun(c.Context, o) })
@@ -127,133 +112,103 @@ func outcome(out job.Outcome, err error) error {
 	return err
 }
 
-// runOptions validates what run and job share.
-func (p *program) runOptions(s *session, c *cli.Context) (job.RunOptions, error) {
+// runOptions reads what run and job share.
+func (p *program) runOptions(s *session, c *cli.Context) job.RunOptions {
 	o := job.RunOptions{
-		Prefix:       c.String("tpu-prefix"),
-		AllowPartial: c.Bool("allow-partial"),
-		Run:          c.String("run-name"),
-		UseExisting:  c.Bool("use-existing-folder"),
-		NoIgnore:     c.Bool("no-ignore"),
-		Adopt:        c.Bool("adopt"),
-		Home:         p.home,
-		SyncTimeout:  time.Duration(c.Int("scp-timeout-secs")) * time.Second,
-		Relay:        codesync.Relay(c.String("relay")),
-		RelayFanout:  c.Int("relay-fanout"),
-		Script:       c.String("command"),
-		Argv:         p.inv.argv,
-		Preflight:    c.String("preflight"),
-		Skew:         job.SkewMode(c.String("skew")),
-		Install:      c.Bool("install"),
-		Venv:         c.Bool("venv"),
-		LogDir:       c.String("log-dir"),
-		Detach:       c.Bool("detach"),
-		Timeout:      c.Duration("timeout"),
-		FailFast:     c.Bool("fail-fast"),
-		Grace:        c.Duration("grace"),
-		Replace:      c.Bool("replace"),
-		KillStale:    launch.FreePolicy(c.String("kill-stale")),
-		StrictExit:   c.Bool("strict-exit"),
-		Patience:     job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")},
-		XLAPresets:   c.StringSlice("xla-preset"),
-		XLAFlags:     c.StringSlice("xla-flag"),
-		StartLimit:   c.Duration("start-timeout"),
-		MaxRestarts:  c.Int("max-restarts"),
-	}
-	var err error
-	if o.Slices, err = slicesOf(c); err != nil {
-		return o, err
+		Run:         c.String("run-name"),
+		UseExisting: c.Bool("use-existing-folder"),
+		NoIgnore:    c.Bool("no-ignore"),
+		Adopt:       c.Bool("adopt"),
+		Home:        p.home,
+		SyncTimeout: time.Duration(c.Int("scp-timeout-secs")) * time.Second,
+		Relay:       codesync.Relay(c.String("relay")),
+		RelayFanout: c.Int("relay-fanout"),
+		Script:      c.String("command"),
+		Argv:        p.inv.argv,
+		Preflight:   c.String("preflight"),
+		Skew:        job.SkewMode(c.String("skew")),
+		Platform:    p.platform(c.String("platform"), "platform"),
+		Install:     c.Bool("install"),
+		Venv:        c.Bool("venv"),
+		LogDir:      c.String("log-dir"),
+		Detach:      c.Bool("detach"),
+		Timeout:     c.Duration("timeout"),
+		FailFast:    c.Bool("fail-fast"),
+		Grace:       c.Duration("grace"),
+		Replace:     c.Bool("replace"),
+		KillStale:   launch.FreePolicy(c.String("kill-stale")),
+		StrictExit:  c.Bool("strict-exit"),
+		Patience:    job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")},
+		Env:         p.environment(s, c),
+		Secrets:     p.storedSecrets(c),
+		Watch:       p.watchOptions(c),
+		XLAPresets:  c.StringSlice("xla-preset"),
+		XLAFlags:    c.StringSlice("xla-flag"),
+		StartLimit:  c.Duration("start-timeout"),
+		MaxRestarts: c.Int("max-restarts"),
 	}
 	if len(p.inv.positionals) > 0 {
-		return o, p.strayWord(p.inv.positionals[0])
+		p.inv.refuse(p.strayWord(p.inv.positionals[0]), positional)
 	}
-	switch {
-	case strings.TrimSpace(o.Script) == "" && len(o.Argv) == 0, len(o.Argv) > 0 && o.Argv[0] == "":
-		return o, &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
-	case o.Script != "" && len(o.Argv) > 0:
-		return o, usagef("give either --command or words after --, not both")
-	case o.SyncTimeout <= 0:
-		return o, usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs"))
-	case o.RelayFanout < 0:
-		return o, usagef("--relay-fanout=%d: it must not be negative", o.RelayFanout)
-	case o.Timeout < 0:
-		return o, usagef("--timeout=%s: it must not be negative", o.Timeout)
-	case o.Grace < 0:
-		return o, usagef("--grace=%s: it must not be negative", o.Grace)
-	case o.StartLimit < 0:
-		return o, usagef("--start-timeout=%s: it must not be negative", o.StartLimit)
-	case o.MaxRestarts < 0:
-		return o, usagef("--max-restarts=%d: it must not be negative", o.MaxRestarts)
-	case o.Detach && o.MaxRestarts > 0:
-		return o, usagef("--max-restarts and --detach: nobody would be there to start it again")
+	p.refuseCommand(o.Script)
+	if o.SyncTimeout <= 0 {
+		p.inv.refuse(usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs")), "scp-timeout-secs")
 	}
-	if err := checkPatience(o.Patience); err != nil {
-		return o, err
-	}
-	if err := oneOf("preflight", o.Preflight, "apply", "require", "check", "off"); err != nil {
-		return o, err
-	}
-	if err := oneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff)); err != nil {
-		return o, err
-	}
-	if err := oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff)); err != nil {
-		return o, err
-	}
-	if err := oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll)); err != nil {
-		return o, err
-	}
-	if o.Platform, err = platform(c.String("platform")); err != nil {
-		return o, err
-	}
+	p.inv.notNegative(c, "relay-fanout", "timeout", "grace", "start-timeout", "max-restarts", "lost-timeout", "log-timeout", "quiet-after")
+	p.inv.oneOf("preflight", o.Preflight, "apply", "require", "check", "off")
+	p.inv.oneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff))
+	p.inv.oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff))
+	p.inv.oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll))
+	p.checkOnInterrupt(c)
+	var err error
 	if o.NUMA, err = preflight.ParseNUMA(c.String("numa")); err != nil {
-		return o, &usageError{err: err}
+		p.inv.refuse(&usageError{err: err}, "numa")
 	}
 	if o.Run == "" {
 		login, _ := config.LocalUser(s.lookup, s.account)
 		o.Run = config.RunName(login, time.Now(), rand.Reader)
 	}
 	if err := config.CheckRunName(o.Run); err != nil {
-		return o, &usageError{err: fmt.Errorf("--run-name: %w", err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--run-name: %w", err)}, "run-name")
 	}
-	if o.Env, err = s.environment(c); err != nil {
-		return o, err
-	}
-	if o.Watch, err = watchOptions(c); err != nil {
-		return o, err
-	}
-	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
-		return o, &usageError{err: errors.New("--on-stall=restart: no restart is allowed"), hint: "add --max-restarts=3, or some other number"}
-	}
-	if o.Secrets, err = storedSecrets(c); err != nil {
-		return o, err
-	}
-	if err := checkXLA(c); err != nil {
-		return o, err
-	}
+	p.checkXLA(c)
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
-		return o, &usageError{err: fmt.Errorf("--max-log: %w", err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--max-log: %w", err)}, "max-log")
 	}
 	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
-	if err == nil && c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
-		return o, &usageError{err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
-			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}
+	p.inv.refuse(err, "script-dir")
+	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
+		p.inv.refuse(&usageError{err: errors.New("--on-stall=restart: no restart is allowed"), hint: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
 	}
-	return o, err
+	if o.Detach && o.MaxRestarts > 0 {
+		p.inv.refuse(usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
+	}
+	if c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
+		p.inv.refuse(&usageError{err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
+			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
+	}
+	return o
 }
 
 // checkXLA refuses presets and flags that are wrong whatever the workers are.
-func checkXLA(c *cli.Context) error {
-	r := xla.Request{Presets: c.StringSlice("xla-preset"), Flags: c.StringSlice("xla-flag")}
+func (p *program) checkXLA(c *cli.Context) {
+	generation := ""
 	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // of job
-		r.Generation = ty.Generation.Name
+		generation = ty.Generation.Name
 	}
-	if len(r.Presets)+len(r.Flags) == 0 {
-		return nil
+	check := func(r xla.Request, flags ...string) {
+		if err := xla.Load().CheckNames(r); err != nil {
+			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flags...)
+		}
 	}
-	if err := xla.Load().CheckNames(r); err != nil {
-		return &usageError{err: err, hint: hintOf(err)}
+	presets, flags := c.StringSlice("xla-preset"), c.StringSlice("xla-flag")
+	if len(presets)+len(flags) == 0 {
+		return
 	}
-	return nil
+	check(xla.Request{Presets: presets}, "xla-preset")
+	check(xla.Request{Flags: flags}, "xla-flag")
+	check(xla.Request{Presets: presets, Generation: generation}, "xla-preset", "tpu-type")
+	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
 }
 
 // strayWord is about a word that stands where a command to run may not.
@@ -266,28 +221,6 @@ func (p *program) strayWord(word string) error {
 		hint = "the value of a switch stands after =, as in --allow-partial=" + word + "; a program of that name after --"
 	}
 	return &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", word), hint: hint}
-}
-
-func checkPatience(p job.Patience) error {
-	switch {
-	case p.Lost < 0:
-		return usagef("--lost-timeout=%s: it must not be negative", p.Lost)
-	case p.Log < 0:
-		return usagef("--log-timeout=%s: it must not be negative", p.Log)
-	case p.Quiet < 0:
-		return usagef("--quiet-after=%s: it must not be negative", p.Quiet)
-	}
-	return nil
-}
-
-func oneOf(flag, value string, allowed ...string) error {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
-	}
-	last := len(allowed) - 1
-	return usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last])
 }
 
 func (p *program) scriptDir(dir string, unused bool) (string, error) {
@@ -308,23 +241,28 @@ func (p *program) scriptDir(dir string, unused bool) (string, error) {
 
 // environment collects the command's variables: files first, then --env, then
 // secrets; later ones win.
-func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
-	var all []config.EnvVar
-	for _, path := range c.StringSlice("env-file") {
-		vars, err := config.ReadEnvFile(c.Context, path)
-		if c.Context.Err() != nil {
-			return nil, context.Cause(c.Context)
-		}
+func (p *program) environment(s *session, c *cli.Context) (all []config.EnvVar) {
+	add := func(flag string, vars []config.EnvVar, err error) {
 		if err != nil {
-			return nil, &configError{err: fmt.Errorf("--env-file: %w", err), hint: hintOf(err)}
+			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+		}
+		for _, v := range vars {
+			p.refuseVariable(flag, v.Name, v.Value)
 		}
 		all = append(all, vars...)
 	}
-	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
-	if err != nil {
-		return nil, &usageError{err: err, hint: hintOf(err)}
+	for _, path := range c.StringSlice("env-file") {
+		vars, err := config.ReadEnvFile(c.Context, path)
+		switch {
+		case c.Context.Err() != nil:
+			p.inv.refuse(context.Cause(c.Context))
+		case err != nil:
+			p.inv.refuse(&configError{err: fmt.Errorf("--env-file: %w", err), hint: hintOf(err)}, "env-file")
+		}
+		add("env-file", vars, nil)
 	}
-	all = append(all, vars...)
+	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
+	add("env", vars, err)
 	var names []string
 	for _, text := range c.StringSlice("secret-env") {
 		if !strings.Contains(text, "=sm://") {
@@ -332,35 +270,35 @@ func (s *session) environment(c *cli.Context) ([]config.EnvVar, error) {
 		}
 	}
 	secrets, err := config.SecretEnv(s.lookup, names)
-	if err != nil {
-		return nil, &usageError{err: err, hint: hintOf(err)}
+	add("secret-env", secrets, err)
+	return all
+}
+
+// refuseVariable refuses a variable of a flag that the command cannot have.
+func (p *program) refuseVariable(flag, name, value string) {
+	if strings.HasPrefix(name, "MULTIHOST_") {
+		p.inv.refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
 	}
-	all = append(all, secrets...)
-	for _, v := range all {
-		if strings.HasPrefix(v.Name, "MULTIHOST_") {
-			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", v.Name)
-		}
+	if err := (launch.EnvVar{Name: name, Value: value}).Validate(); err != nil {
+		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
 	}
-	return all, nil
 }
 
 // storedSecrets are the secrets that workers read from Secret Manager.
-func storedSecrets(c *cli.Context) ([]detach.Secret, error) {
-	var all []detach.Secret
+func (p *program) storedSecrets(c *cli.Context) (all []detach.Secret) {
 	for _, text := range c.StringSlice("secret-env") {
 		if !strings.Contains(text, "=sm://") {
 			continue
 		}
 		secret, err := detach.ParseSecret(text)
 		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("--secret-env: %w", err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
+			continue
 		}
-		if strings.HasPrefix(secret.Name, "MULTIHOST_") {
-			return nil, usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", secret.Name)
-		}
+		p.refuseVariable("secret-env", secret.Name, "")
 		all = append(all, secret)
 	}
-	return all, nil
+	return all
 }
 
 // interruptible gives a command that waits the cause of its context's end as

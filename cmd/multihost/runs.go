@@ -33,13 +33,8 @@ where nobody goes on with it.`,
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			if err := p.noArguments("multihost ps"); err != nil {
-				return err
-			}
-			numbers, err := slicesOf(c)
-			if err != nil {
-				return err
-			}
+			p.noArguments("multihost ps")
+			numbers := p.slicesOf(c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -65,26 +60,21 @@ copy when the run has ended here, else from the worker.`,
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost logs", "run")
+			name := p.oneArgument("multihost logs", "run")
+			id, err := tpu.ParseWorkerID(c.String("worker"))
+			if err != nil {
+				p.inv.refuse(&usageError{err: fmt.Errorf("--worker: %w", err)}, "worker")
+			}
+			p.inv.notNegative(c, "lost-timeout", "attempt")
+			d, err := s.access(p, c)
 			if err != nil {
 				return err
 			}
-			id, err := tpu.ParseWorkerID(c.String("worker"))
-			if err != nil {
-				return &usageError{err: fmt.Errorf("--worker: %w", err)}
-			}
 			if c.Bool("verify") {
-				d, err := s.workers(p, c)
-				if err != nil {
+				if err := s.login(p, c, d); err != nil {
 					return err
 				}
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
-			}
-			if c.Duration("lost-timeout") < 0 {
-				return usagef("--lost-timeout=%s: it must not be negative", c.Duration("lost-timeout"))
-			}
-			if c.Int("attempt") < 0 {
-				return usagef("--attempt=%d: it must not be negative", c.Int("attempt"))
 			}
 			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout")}
 			var out io.WriteCloser
@@ -95,8 +85,7 @@ copy when the run has ended here, else from the worker.`,
 			}
 			whole, err := job.LocalLog(s.stateDir, name, o, out)
 			if !whole && err == nil {
-				var d *job.Deps
-				if d, err = s.workers(p, c); err == nil {
+				if err = s.login(p, c, d); err == nil {
 					err = interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), o, out))
 				}
 			}
@@ -118,29 +107,20 @@ the run going.`,
 			&cli.BoolFlag{Name: "strict-exit", Usage: "excuse nothing: without it, SIGABRT or words of the distributed runtime within a minute after worker 0's success are a warning"},
 		}, watchFlags(), patienceFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost attach", "run")
-			if err != nil {
-				return err
-			}
-			w, err := watchOptions(c)
-			if err != nil {
-				return err
-			}
+			name := p.oneArgument("multihost attach", "run")
+			w := p.watchOptions(c)
 			if w.OnStall == job.StallRestart {
-				return usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it")
+				p.inv.refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
 			}
+			p.inv.notNegative(c, "lost-timeout", "log-timeout", "quiet-after")
+			p.checkOnInterrupt(c)
 			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: p.lookup,
 				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
-			if err := checkPatience(o.Patience); err != nil {
-				return err
-			}
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
-			if err := p.onInterrupts(s, c, d); err != nil {
-				return err
-			}
+			p.onInterrupts(s, c, d)
 			return outcome(d.Attach(c.Context, name, o))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
@@ -156,10 +136,7 @@ left. It may be repeated. Of a job whose command has not begun, it deletes the
 queued resource.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name, err := p.oneArgument("multihost stop", "run")
-			if err != nil {
-				return err
-			}
+			name := p.oneArgument("multihost stop", "run")
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
@@ -200,17 +177,17 @@ With --tpu=no the script expects no TPU: it ends with 0 on CPU and GPU hosts. It
 argument TPU=no does the same.`,
 				Flags: []cli.Flag{platformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
 				Action: func(c *cli.Context) error {
-					on, err := platform(c.String("platform"))
-					if err != nil {
-						return err
-					}
+					on := p.platform(c.String("platform"), "platform")
 					o := preflight.Options{Platform: on}
 					switch tpu := c.String("tpu"); strings.ToLower(tpu) {
 					case "yes":
 					case "no":
 						o.ExpectChips = preflight.NoDevices
 					default:
-						return usagef("--tpu=%q: want yes or no", tpu)
+						p.inv.refuse(usagef("--tpu=%q: want yes or no", tpu), "tpu")
+					}
+					if err := p.ready(c); err != nil {
+						return err
 					}
 					script := preflight.Print(o)
 					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(on), script}})
@@ -227,13 +204,13 @@ type preflightScript struct {
 	Script   string `json:"script"`
 }
 
-// platform reads the value of --platform.
-func platform(text string) (preflight.Platform, error) {
-	p, err := preflight.ParsePlatform(text)
+// platform reads the value of --platform, or the word that stands for it.
+func (p *program) platform(text, flag string) preflight.Platform {
+	on, err := preflight.ParsePlatform(text)
 	if err != nil {
-		err = &usageError{err: fmt.Errorf("--platform: %w", err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--platform: %w", err)}, flag)
 	}
-	return p, err
+	return on
 }
 
 func platformFlag() cli.Flag {
@@ -249,28 +226,21 @@ func preflightFlags() []cli.Flag {
 }
 
 func (p *program) preflight(s *session, c *cli.Context, check bool) error {
-	text := c.String("platform")
+	on := p.platform(c.String("platform"), "platform")
 	for _, word := range p.inv.positionals {
-		value, ok := cutPlatform(word)
-		if !ok {
-			return usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word)
+		if value, ok := cutPlatform(word); ok {
+			on = p.platform(value, positional)
+		} else {
+			p.inv.refuse(usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word), positional)
 		}
-		text = value
 	}
-	on, err := platform(text)
-	if err != nil {
-		return err
-	}
-	numbers, err := slicesOf(c)
-	if err != nil {
-		return err
-	}
+	numbers := p.slicesOf(c)
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
 		prefix = job.HostsPrefix
 	}
 	if prefix == "" {
-		return &usageError{err: fmt.Errorf("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"}
+		p.inv.refuse(&usageError{err: fmt.Errorf("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"})
 	}
 	d, err := s.workers(p, c)
 	if err != nil {

@@ -59,25 +59,22 @@ type session struct {
 	endQuestions func() // takes back a question that is open: the view waits for it
 }
 
-// open reads the configuration and starts the view. It calls no API.
+// open reads the configuration and starts the view. It calls no API. What is wrong
+// with its flags is told by ready.
 func (p *program) open(c *cli.Context) (*session, error) {
 	if p.home == "" {
 		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
 	}
 	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
-	mode, err := p.viewMode(c)
-	if err != nil {
-		return nil, err
-	}
 	if v := c.String("stream"); v != "" {
-		if err := oneOf("stream", v, "first", "all", "none"); err != nil {
-			return nil, err
-		}
+		p.inv.oneOf("stream", v, "first", "all", "none")
 	}
-	s.view = p.newView(mode, c)
+	s.view = p.newView(p.viewMode(c), c)
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
-	p.inv.tellFile(s.view)
+	if len(p.inv.objections) == 0 {
+		p.inv.tellFile(s.view)
+	}
 	if err := s.fill(p, c); err != nil {
 		s.close()
 		return nil, err
@@ -117,26 +114,22 @@ func (s *session) closeView() {
 	}
 }
 
-func (p *program) viewMode(c *cli.Context) (ui.Mode, error) {
-	switch c.String("output") {
-	case "json":
+func (p *program) viewMode(c *cli.Context) ui.Mode {
+	switch output := c.String("output"); {
+	case output == "json":
 		p.json = true
-		return ui.JSON, nil
-	case "text":
-	case "table", "csv":
-		if c.Command.Name != "metrics" {
-			return ui.Auto, usagef("--output=%s: it is text or json", c.String("output"))
-		}
+		return ui.JSON
+	case output == "text", c.Command.Name == "metrics" && (output == "table" || output == "csv"):
 	default:
-		return ui.Auto, usagef("--output=%s: it is text or json", c.String("output"))
+		p.inv.refuse(usagef("--output=%s: it is text or json", output), "output")
 	}
 	if c.Bool("quiet") {
-		return ui.Quiet, nil
+		return ui.Quiet
 	}
 	if term, _ := p.lookup("TERM"); term == "dumb" {
-		return ui.Plain, nil
+		return ui.Plain
 	}
-	return ui.Auto, nil
+	return ui.Auto
 }
 
 // color reports whether to write colours to w, by the conventions of no-color.org
@@ -178,21 +171,19 @@ func (p *program) width() func() int {
 
 func (s *session) fill(p *program, c *cli.Context) error {
 	if c.Bool("sim") {
-		if err := s.startSim(c); err != nil {
+		if err := s.startSim(p, c); err != nil {
 			return err
 		}
 	}
 	g, err := config.LoadGcloud(s.lookup, p.home, c.String("configuration"))
 	if err != nil {
-		return &configError{err: err, hint: hintOf(err)}
+		p.inv.refuse(&configError{err: err, hint: hintOf(err)}, "configuration")
 	}
-	for _, flag := range inOrder(p.inv, slices.Sorted(maps.Keys(gcloudFields)), func(flag string) string { return flag }) {
-		field, v := gcloudFields[flag], s.setting(c, flag)
-		if v == "" {
-			continue
-		}
-		if err := g.Override(field, s.sourceOf(p.inv, flag), v); err != nil {
-			return &usageError{err: err, hint: hintOf(err)}
+	for _, flag := range slices.Sorted(maps.Keys(gcloudFields)) {
+		if v := s.setting(c, flag); v != "" {
+			if err := g.Override(gcloudFields[flag], s.sourceOf(p.inv, flag), v); err != nil {
+				p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+			}
 		}
 	}
 	s.account, s.gcloud = g.Account, g
@@ -200,50 +191,39 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	if s.stateDir == "" {
 		s.stateDir = config.StateDir(s.lookup, p.home)
 	}
-	if s.hosts, err = s.hostList(p, c); err != nil {
-		return err
-	}
+	s.hosts = s.hostList(p, c)
 	if s.roots, err = (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots(); err != nil {
-		return &configError{err: err}
+		p.inv.refuse(&configError{err: err})
 	}
-	if s.hosts != nil {
-		return nil
-	}
-	if g.Project == "" && diagnoses(p.inv) {
+	if s.hosts != nil || g.Project == "" && (diagnoses(p.inv) || p.inv.refused("project")) {
 		return nil
 	}
 	if g.Project == "" {
 		s.unset = &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
-		if readsFiles(p.inv) {
-			return nil
+		if !readsFiles(p.inv) {
+			p.inv.refuse(s.unset)
 		}
-		return s.unset
+		return nil
 	}
-	if g.Zone == "" {
+	if g.Zone == "" && !p.inv.refused("zone") {
 		hint := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
 		if g.Region != "" {
 			hint += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
 		}
 		if !zoneless(p.inv) && !diagnoses(p.inv) {
-			return &configError{err: errors.New("no zone is set"), hint: hint}
+			p.inv.refuse(&configError{err: errors.New("no zone is set"), hint: hint})
 		}
 	}
-	for _, flag := range inOrder(p.inv, []string{"project", "zone"}, func(flag string) string { return flag }) {
-		var err error
-		switch {
-		case flag == "project":
-			err = config.CheckProject(g.Project)
-		case g.Zone != "":
-			err = config.CheckZone(g.Zone)
-		}
-		if err != nil {
-			return &usageError{err: err, hint: hintOf(err)}
+	if err := config.CheckProject(g.Project); err != nil {
+		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "project")
+	}
+	if g.Zone != "" {
+		if err := config.CheckZone(g.Zone); err != nil {
+			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "zone")
 		}
 	}
 	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(p.inv) { // a slip is told also where no token is needed
-		if err := gcp.CheckTokenFile(g.AccessTokenFile); err != nil {
-			return err
-		}
+		p.inv.refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone, ReadOnly: s.dryRun,
@@ -280,31 +260,31 @@ const loginWait = 4 * 24 * time.Hour
 
 // hostList reads the machines that stand in place of slices: those named on the
 // command line, or those that the named run was started on.
-func (s *session) hostList(p *program, c *cli.Context) (job.HostList, error) {
+func (s *session) hostList(p *program, c *cli.Context) (list job.HostList) {
 	text, path := c.String("hosts"), c.String("hosts-file")
-	switch {
-	case text != "" && path != "":
-		return nil, usagef("give either --hosts or --hosts-file, not both")
-	case text != "":
-		list, err := job.ParseHosts(text)
-		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("--hosts: %w", err)}
+	var err error
+	if text != "" {
+		if list, err = job.ParseHosts(text); err != nil {
+			p.inv.refuse(&usageError{err: fmt.Errorf("--hosts: %w", err)}, "hosts")
 		}
-		return list, nil
-	case path != "":
-		list, err := job.ReadHosts(c.Context, path)
-		if c.Context.Err() != nil {
-			return nil, context.Cause(c.Context)
-		}
-		if err != nil {
-			return nil, &configError{err: fmt.Errorf("--hosts-file: %w", err)}
-		}
-		return list, nil
 	}
-	if namesRun(p.inv) {
-		return job.RecordedHosts(s.stateDir, p.inv.positionals[0])
+	if path != "" {
+		list, err = job.ReadHosts(c.Context, path)
+		switch {
+		case c.Context.Err() != nil:
+			p.inv.refuse(context.Cause(c.Context))
+		case err != nil:
+			p.inv.refuse(&configError{err: fmt.Errorf("--hosts-file: %w", err)}, "hosts-file")
+		}
 	}
-	return nil, nil
+	if text != "" && path != "" {
+		p.inv.refuse(usagef("give either --hosts or --hosts-file, not both"), "hosts", "hosts-file")
+	}
+	if text == "" && path == "" && namesRun(p.inv) {
+		list, err = job.RecordedHosts(s.stateDir, p.inv.positionals[0])
+		p.inv.refuse(err, positional)
+	}
+	return list
 }
 
 // namesRun reports whether the command's word is the name of a run.
@@ -348,24 +328,22 @@ func gcloudToken(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-func (s *session) startSim(c *cli.Context) error {
-	if err := simulatable(runtime.GOOS); err != nil {
-		return err
-	}
+// startSim starts the simulator, unless something is wrong already.
+func (s *session) startSim(p *program, c *cli.Context) error {
+	p.inv.refuse(simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
 	for _, text := range c.StringSlice("sim-slices") {
 		list, err := sim.ParseSlices(text)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("--sim-slices: %w", err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--sim-slices: %w", err)}, "sim-slices")
 		}
 		specs = append(specs, list...)
 	}
-	if err := oneOf("sim-backend", c.String("sim-backend"), "process", "netns"); err != nil {
-		return err
-	}
+	p.inv.oneOf("sim-backend", c.String("sim-backend"), "process", "netns")
 	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
-	if err != nil {
-		return err
+	p.inv.refuse(err, "sim-fault")
+	if len(p.inv.objections) > 0 {
+		return nil
 	}
 	dir, err := os.MkdirTemp("", simTemp)
 	if err != nil {
@@ -434,42 +412,45 @@ func (s *session) deps(p *program) *job.Deps {
 
 // workers is deps for commands that log in to workers.
 func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
-	if s.unset != nil {
-		return nil, s.unset
-	}
+	p.inv.refuse(s.unset)
 	d, err := s.access(p, c)
 	if err != nil {
 		return nil, err
 	}
-	d.Access.Identity, err = s.identity(p, c)
-	return d, err
+	return d, s.login(p, c, d)
 }
 
-// access is workers without a key.
+// login makes workers of what access gave.
+func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
+	if s.unset != nil {
+		return s.unset
+	}
+	d.Access.Identity, err = s.identity(p, c)
+	return err
+}
+
+// access is workers without a key. It is the last to read flags.
 func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	d := s.deps(p)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	if c.Duration("connect-timeout") <= 0 {
-		return nil, usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout"))
+		p.inv.refuse(usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout")), "connect-timeout")
 	}
 	if c.Int("max-dials") < 1 {
-		return nil, usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials"))
+		p.inv.refuse(usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials")), "max-dials")
 	}
-	login := c.String("user")
+	login, note := c.String("user"), ""
 	switch {
 	case login != "" && !legalLogin.MatchString(login):
-		return nil, usagef("--user=%s: no login is called that on Linux", login)
+		p.inv.refuse(usagef("--user=%s: no login is called that on Linux", login), "user")
 	case login == "root":
-		return nil, &usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}
+		p.inv.refuse(&usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}, "user")
 	case login == "":
-		var text string
-		if login, text = config.LocalUser(s.lookup, s.account); text != "" {
-			s.view.Emit(event.Note{Level: event.Info, Text: text})
-		}
+		login, note = config.LocalUser(s.lookup, s.account)
 	}
 	var port int
 	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
-		return nil, usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port"))
+		p.inv.refuse(usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port")), "ssh-port")
 	}
 	known := s.setting(c, "known-hosts")
 	if known == "" {
@@ -482,19 +463,24 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
 	}
-	return d, s.way(p, c, &d.Access)
+	s.way(p, c, &d.Access)
+	if err := p.ready(c); err != nil {
+		return nil, err
+	}
+	if note != "" {
+		s.view.Emit(event.Note{Level: event.Info, Text: note})
+	}
+	return d, nil
 }
 
 // way reads how workers are reached.
-func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
+func (s *session) way(p *program, c *cli.Context, a *job.Access) {
 	text := c.String("ip")
-	if err := oneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP)); err != nil {
-		return err
-	}
+	p.inv.oneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP))
 	a.Way = job.Way(text)
 	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == job.Auto {
 		if a.Way != job.Auto && a.Way != job.Internal {
-			return usagef("--internal-ip and --ip=%s contradict each other", a.Way)
+			p.inv.refuse(usagef("--internal-ip and --ip=%s contradict each other", a.Way), "internal-ip", "ip")
 		}
 		a.Way = job.Internal
 	}
@@ -505,16 +491,15 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) error {
 	var err error
 	if path := c.String("ssh-config"); path != "" {
 		if a.SSHConfig, err = sshfan.LoadSSHConfig(path, p.home, local); err != nil {
-			return &configError{err: fmt.Errorf("--ssh-config: %w", err)}
+			p.inv.refuse(&configError{err: fmt.Errorf("--ssh-config: %w", err)}, "ssh-config")
 		}
 	}
 	if a.Jump, err = sshfan.ParseJump(c.String("ssh-proxy-jump"), local, a.SSHConfig); err != nil {
-		return &usageError{err: fmt.Errorf("--ssh-proxy-jump: %w", err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--ssh-proxy-jump: %w", err)}, "ssh-proxy-jump")
 	}
 	ssh := filepath.Join(p.home, ".ssh")
 	a.UserKnownHosts = []string{filepath.Join(ssh, "known_hosts"), filepath.Join(ssh, "known_hosts2"), "/etc/ssh/ssh_known_hosts"}
 	a.AgentSocket = s.agent()
-	return nil
 }
 
 var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)

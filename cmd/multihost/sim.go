@@ -63,11 +63,10 @@ func simulatable(system string) error {
 
 // bareView is a view for commands that need no cloud.
 func (p *program) bareView(c *cli.Context) (*ui.Renderer, error) {
-	mode, err := p.viewMode(c)
-	if err != nil {
+	if err := p.ready(c); err != nil {
 		return nil, err
 	}
-	return p.newView(mode, c), nil
+	return p.newView(p.viewMode(c), c), nil
 }
 
 func parseFaults(flag string, texts []string) ([]sim.Fault, error) {
@@ -99,28 +98,23 @@ func (p *program) simUpCommand() *cli.Command {
 			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
 		},
 		Action: func(c *cli.Context) error {
-			if err := p.noArguments("multihost sim up"); err != nil {
-				return err
-			}
-			if err := simulatable(runtime.GOOS); err != nil {
-				return err
-			}
-			if err := oneOf("backend", c.String("backend"), "process", "netns"); err != nil {
-				return err
-			}
+			p.noArguments("multihost sim up")
+			p.inv.refuse(simulatable(runtime.GOOS))
 			dir := p.simDir(c)
+			cfg := p.simConfig(c, dir)
+			asked := 0
+			if _, typed := p.inv.values["ssh-port"]; typed { // multihost sim env exports the port of another simulator
+				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
+					p.inv.refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
+				}
+			}
+			if err := p.ready(c); err != nil {
+				return err
+			}
 			if running, err := sim.Open(dir); err == nil {
 				return &usageError{err: fmt.Errorf("a simulator runs already, at %s", running.URL()), hint: "end it with: multihost sim down; or give another --sim-dir"}
 			}
-			cfg, err := simConfig(c, dir)
-			if err != nil {
-				return err
-			}
-			asked := 0
-			if _, typed := p.inv.values["ssh-port"]; typed { // multihost sim env exports the port of another simulator
-				asked = c.Int("ssh-port")
-			}
-			var why error
+			var why, err error
 			if cfg.SSHPort, why, err = simPort(asked, worker.TryPort); err != nil {
 				return err
 			}
@@ -142,25 +136,25 @@ func (p *program) simUpCommand() *cli.Command {
 
 // simConfig checks what was typed before anything is started, so that a daemon
 // need not tell.
-func simConfig(c *cli.Context, dir string) (sim.Config, error) {
+func (p *program) simConfig(c *cli.Context, dir string) sim.Config {
+	p.inv.oneOf("backend", c.String("backend"), "process", "netns")
+	p.inv.notNegative(c, "quota")
 	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
 	if _, err := net.ResolveTCPAddr("tcp", cfg.Listen); err != nil {
-		return cfg, usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen)
+		p.inv.refuse(usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen), "listen")
 	}
 	if cfg.Step <= 0 {
-		return cfg, usagef("--step=%s: it must be more than 0", cfg.Step)
-	}
-	if cfg.Quota < 0 {
-		return cfg, usagef("--quota=%d: it must not be negative", cfg.Quota)
+		p.inv.refuse(usagef("--step=%s: it must be more than 0", cfg.Step), "step")
 	}
 	var err error
 	if texts := c.StringSlice("slices"); len(texts) > 0 {
 		if cfg.Slices, err = sim.ParseSlices(strings.Join(texts, ",")); err != nil {
-			return cfg, &usageError{err: fmt.Errorf("--slices: %w", err)}
+			p.inv.refuse(&usageError{err: fmt.Errorf("--slices: %w", err)}, "slices")
 		}
 	}
 	cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault"))
-	return cfg, err
+	p.inv.refuse(err, "fault")
+	return cfg
 }
 
 // gcloudPort is the port at which gcloud's ssh and scp look for workers.
@@ -169,9 +163,6 @@ const gcloudPort = 22
 // simPort is the port at which the workers are to answer: the one that is asked for,
 // or gcloud's; 0, a free one, where that cannot be had, and why.
 func simPort(asked int, try func(port int) error) (port int, why, err error) {
-	if asked < 0 || asked > 65535 {
-		return 0, nil, usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked)
-	}
 	port = cmp.Or(asked, gcloudPort)
 	why = try(port)
 	if errno := syscall.Errno(0); errors.As(why, &errno) {
@@ -274,6 +265,9 @@ func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 
 // openSim finds the running simulator.
 func (p *program) openSim(c *cli.Context) (*sim.Client, error) {
+	if err := p.ready(c); err != nil {
+		return nil, err
+	}
 	client, err := sim.Open(p.simDir(c))
 	if errors.Is(err, sim.ErrNotRunning) {
 		return nil, &configError{err: err, hint: "start one with: multihost sim up --background --slices=t:2xv5litepod-16"}
@@ -373,8 +367,18 @@ func (p *program) simFaultCommand() *cli.Command {
 		Flags:       []cli.Flag{simDirFlag()},
 		Action: func(c *cli.Context) error {
 			words := p.inv.positionals
+			text := ""
+			for i, w := range words {
+				if i > 0 {
+					w = " " + sshfan.Quote(w)
+				}
+				text += w
+			}
 			if len(words) == 0 {
-				return &usageError{err: errors.New("which fault?"), hint: "the faults are listed by: multihost sim fault --help"}
+				p.inv.refuse(&usageError{err: errors.New("which fault?"), hint: "the faults are listed by: multihost sim fault --help"}, positional)
+			} else if words[0] != "clear" {
+				_, err := parseFaults("multihost sim fault", []string{text})
+				p.inv.refuse(err, positional)
 			}
 			client, err := p.openSim(c)
 			if err != nil {
@@ -393,13 +397,6 @@ func (p *program) simFaultCommand() *cli.Command {
 					return usagef("no fault %q is set", which)
 				}
 				return p.said(c, "cleared "+event.Count(n, "fault"), event.Result{Name: "sim_faults_cleared", Data: simCleared{n}})
-			}
-			text := words[0]
-			for _, w := range words[1:] {
-				text += " " + sshfan.Quote(w)
-			}
-			if _, err := parseFaults("multihost sim fault", []string{text}); err != nil {
-				return err
 			}
 			id, err := client.Fault(c.Context, text)
 			var refused *sim.RefusedError
@@ -440,6 +437,9 @@ func (p *program) simDownCommand() *cli.Command {
 		Usage: "end the simulator and all its workers",
 		Flags: []cli.Flag{simDirFlag()},
 		Action: func(c *cli.Context) error {
+			if err := p.ready(c); err != nil {
+				return err
+			}
 			if n, err := sweepSims(); err != nil {
 				return err
 			} else if n > 0 {

@@ -25,8 +25,6 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 		{name: "ports below 1024 are root's", try: syscall.EACCES, tried: 22, why: "workers cannot answer at port 22: permission denied"},
 		{name: "asked for", asked: 2222, tried: 2222, port: 2222},
 		{name: "asked for, and somebody's", asked: 22, try: taken, tried: 22, refused: "--ssh-port=22: workers cannot answer there: address already in use"},
-		{name: "no port", asked: 65536, refused: "--ssh-port=65536: it is a port from 1 to 65535, or 0"},
-		{name: "less than none", asked: -1, refused: "--ssh-port=-1: it is a port from 1 to 65535, or 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -35,7 +33,7 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 			if port != test.port || tried != test.tried || text(why) != test.why || text(err) != test.refused {
 				t.Errorf("got %d, %q, %q after trying %d; want %d, %q, %q after %d", port, text(why), text(err), tried, test.port, test.why, test.refused, test.tried)
 			}
-			if err != nil && test.tried > 0 && !errors.Is(err, syscall.EADDRINUSE) {
+			if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 				t.Errorf("the cause of %q is lost", err)
 			}
 		})

@@ -38,20 +38,17 @@ logged in, and root of the worker with them.`,
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o := job.ShellOptions{Argv: p.inv.argv, Open: func(ctx context.Context) (*job.Console, error) { return p.console(ctx, s) }}
-			var err error
-			if o.Workers, err = p.loginTo(s, c); err != nil {
-				return err
-			}
+			o.Workers = p.loginTo(s, c)
 			if p.inv.dashed && (len(o.Argv) == 0 || o.Argv[0] == "") {
-				return usagef("multihost ssh: nothing to run after --")
+				p.inv.refuse(usagef("multihost ssh: nothing to run after --"), dashes)
 			}
 			if c.Bool("forward-agent") {
 				if o.AgentSocket, _ = s.lookup("SSH_AUTH_SOCK"); o.AgentSocket == "" {
-					return &configError{err: errors.New("--forward-agent: there is no ssh-agent (SSH_AUTH_SOCK is not set)"), hint: `start one: eval "$(ssh-agent)"; ssh-add`}
+					p.inv.refuse(&configError{err: errors.New("--forward-agent: there is no ssh-agent (SSH_AUTH_SOCK is not set)"), hint: `start one: eval "$(ssh-agent)"; ssh-add`}, "forward-agent")
 				}
 			}
 			if s.view.Mode() == ui.JSON {
-				return usagef("multihost ssh: --output=json: the bytes are those of the worker; for an answer as data: multihost exec")
+				p.inv.refuse(usagef("multihost ssh: --output=json: the bytes are those of the worker; for an answer as data: multihost exec"), "output")
 			}
 			d, err := s.workers(p, c)
 			if err != nil {
@@ -68,42 +65,40 @@ var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
 // loginTo reads which worker is meant. The name of a slice, which gcloud takes,
 // stands for its only worker.
-func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers, err error) {
+func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 	if words := p.inv.positionals; len(words) > 1 && !p.inv.dashed {
 		line := []string{"multihost", "ssh", words[0]}
 		if prefix, typed := p.inv.values["tpu-prefix"]; typed {
 			line = append(line, "--tpu-prefix="+prefix)
 		}
 		line = append(append(line, "--"), words[1:]...)
-		return w, &usageError{err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
-			hint: "what is to run there comes after --: " + sshfan.CommandLine(line...)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
+			hint: "what is to run there comes after --: " + sshfan.CommandLine(line...)}, positional)
 	}
-	name, err := p.oneArgument("multihost ssh", "worker")
-	if err != nil {
-		return w, err
-	}
-	if _, err := slicesOf(c); err != nil {
-		return w, err
-	}
+	name := p.oneArgument("multihost ssh", "worker")
 	only, wrong := tpu.ParsePattern(name)
 	_, prefixed := s.typed["tpu-prefix"]
-	switch slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name); {
-	case slice && prefixed:
-		return w, &usageError{err: wrong, hint: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}
-	case slice:
+	slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name)
+	hint := hintOf(wrong)
+	if login, rest, at := strings.Cut(name, "@"); at {
+		hint = "the login is a flag: " + sshfan.CommandLine("multihost", "ssh", rest, "--user="+login)
+	}
+	switch {
+	case slice && !prefixed:
 		w.Prefix = name
-		only, err = tpu.ParsePattern("all")
-	case wrong != nil:
-		hint := hintOf(wrong)
-		if login, rest, at := strings.Cut(name, "@"); at {
-			hint = "the login is a flag: " + sshfan.CommandLine("multihost", "ssh", rest, "--user="+login)
-		}
-		return w, &usageError{err: wrong, hint: hint}
+		only, _ = tpu.ParsePattern("all")
+		p.slicesOf(c)
+	case slice:
+		p.inv.refuse(&usageError{err: wrong, hint: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}, positional)
+		p.slicesOf(c)
 	default:
-		w, err = p.namedWorkers(s, c)
+		if wrong != nil {
+			p.inv.refuse(&usageError{err: wrong, hint: hint}, positional)
+		}
+		w = p.namedWorkers(s, c)
 	}
 	w.Only, w.Partial = only, c.Bool("allow-partial")
-	return w, err
+	return w
 }
 
 // console is what a login has on this side: the terminal, or the standard

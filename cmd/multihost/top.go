@@ -27,16 +27,12 @@ cells; s, b and n sort the list by speed, by steps behind and by name. Without
 colour (NO_COLOR) nothing is missing. --output=json gives one look, and ends.`,
 		Flags: trainingFlags(),
 		Action: func(c *cli.Context) error {
-			name, dir, o, err := p.trainingOptions(c, "multihost top")
-			if err != nil {
-				return err
-			}
-			mode, err := p.viewMode(c)
-			if err != nil {
+			name, dir, o := p.trainingOptions(c, "multihost top")
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			r := job.OpenReview(dir, name, o)
-			if mode == ui.JSON {
+			if p.viewMode(c) == ui.JSON {
 				return p.topOnce(c, r, name)
 			}
 			if term, _ := p.lookup("TERM"); !ui.IsTerminal(p.stdout) || term == "" || term == "dumb" {

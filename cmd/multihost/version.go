@@ -33,19 +33,10 @@ func (p *program) versionCommand() *cli.Command {
 		Name:  "version",
 		Usage: "print the version",
 		Action: func(c *cli.Context) error {
-			if err := p.noArguments("multihost version"); err != nil {
-				return err
-			}
-			mode, err := p.viewMode(c)
-			if err != nil {
-				return err
-			}
-			view := p.newView(mode, c)
-			defer view.Close()
-			view.Emit(event.Result{Name: "version", Text: versionText() + "\n", Data: map[string]string{
+			p.noArguments("multihost version")
+			return p.show(c, event.Result{Name: "version", Text: versionText() + "\n", Data: map[string]string{
 				"version": version(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 			}})
-			return nil
 		},
 	}, exitOK, exitUsage)
 }

@@ -29,25 +29,24 @@ func generationFlag() cli.Flag {
 }
 
 // generation reads --tpu-type; it may be empty.
-func generation(c *cli.Context, catalogue *xla.Catalogue) (string, error) {
+func (p *program) generation(c *cli.Context, catalogue *xla.Catalogue) string {
 	text := c.String("tpu-type")
 	if text == "" {
-		return "", nil
+		return ""
 	}
 	g, err := catalogue.Generation(text)
 	if err != nil {
-		return "", &usageError{err: fmt.Errorf("--tpu-type: %w", err), hint: hintOf(err)}
+		p.inv.refuse(&usageError{err: fmt.Errorf("--tpu-type: %w", err), hint: hintOf(err)}, "tpu-type")
 	}
-	return g, nil
+	return g
 }
 
 // show prints one result; the commands of xla need no session.
 func (p *program) show(c *cli.Context, r event.Result) error {
-	mode, err := p.viewMode(c)
+	view, err := p.bareView(c)
 	if err != nil {
 		return err
 	}
-	view := p.newView(mode, c)
 	defer view.Close()
 	view.Emit(r)
 	return nil
@@ -71,17 +70,14 @@ A type with a ? is read off the uses of a flag that no document describes.`,
 			catalogue := xla.Load()
 			flags := catalogue.Flags()
 			if len(p.inv.positionals) > 0 || p.inv.dashed {
-				name, err := p.oneArgument("multihost xla flags", "name")
-				if err != nil {
-					return err
-				}
+				name := p.oneArgument("multihost xla flags", "name")
 				f, err := catalogue.Lookup(name)
 				if err == nil {
 					return p.show(c, event.Result{Name: "xla_flag", Text: flagText(f), Data: f})
 				}
 				flags = slices.DeleteFunc(flags, func(f xla.Flag) bool { return !strings.Contains(f.Name, strings.ToLower(name)) })
 				if len(flags) == 0 {
-					return asNameError(err)
+					p.inv.refuse(asNameError(err), positional)
 				}
 			}
 			var b strings.Builder
@@ -159,24 +155,21 @@ Presets whose source has a fault are corrected; the original is shown with them.
 		Flags: []cli.Flag{generationFlag()},
 		Action: func(c *cli.Context) error {
 			catalogue := xla.Load()
-			g, err := generation(c, catalogue)
-			if err != nil {
-				return err
-			}
+			g := p.generation(c, catalogue)
 			if len(p.inv.positionals) == 0 && !p.inv.dashed {
 				list := presetsOf(catalogue, g)
 				return p.show(c, event.Result{Name: "xla_presets", Text: list.text(g), Data: list})
 			}
-			name, err := p.oneArgument("multihost xla presets", "name")
-			if err != nil {
-				return err
-			}
+			name := p.oneArgument("multihost xla presets", "name")
 			if group, err := catalogue.Group(name); err == nil {
 				return p.show(c, event.Result{Name: "xla_group", Text: groupText(catalogue, group, g), Data: group})
 			}
 			preset, err := catalogue.Preset(name, g)
 			if err != nil {
-				return asNameError(err)
+				p.inv.refuse(asNameError(err), positional)
+			}
+			if err := p.ready(c); err != nil {
+				return err
 			}
 			return p.show(c, event.Result{Name: "xla_preset", Text: presetText(catalogue, preset), Data: preset})
 		},
@@ -378,11 +371,11 @@ the catalogue, so that it is an error only with --strict.`,
 		Action: func(c *cli.Context) error {
 			words := append(slices.Clone(p.inv.positionals), p.inv.argv...)
 			if len(words) == 0 {
-				return &usageError{err: fmt.Errorf("multihost xla check needs the flags"), hint: "type: multihost xla check 'FLAGS'"}
+				p.inv.refuse(&usageError{err: fmt.Errorf("multihost xla check needs the flags"), hint: "type: multihost xla check 'FLAGS'"}, positional)
 			}
 			catalogue := xla.Load()
-			g, err := generation(c, catalogue)
-			if err != nil {
+			g := p.generation(c, catalogue)
+			if err := p.ready(c); err != nil {
 				return err
 			}
 			r := checkResult{Flags: strings.Join(words, " "), Generation: g, Variable: xla.LibtpuInitArgs}

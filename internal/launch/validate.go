@@ -54,14 +54,8 @@ func (s Spec) Validate() error {
 		}
 	}
 	for _, v := range s.Env {
-		if err := checkVar(v.Name); err != nil {
+		if err := v.Validate(); err != nil {
 			return err
-		}
-		if strings.ContainsRune(v.Value, 0) {
-			return badInput("", "environment variable %q: a NUL byte cannot be part of a value", v.Name)
-		}
-		if most := LongestWord - len(v.Name) - len("=") - 1; len(v.Value) > most {
-			return badInput("put the text into a file of the shipped directory", "environment variable %q: its value has %d bytes, Linux takes %d", v.Name, len(v.Value), most)
 		}
 		total += len(v.Name) + len(v.Value) + 2
 	}
@@ -80,6 +74,21 @@ func (s Spec) Validate() error {
 		if err := checkVar(name); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Validate reports why no command can be started with the variable. The error is
+// an *InputError.
+func (v EnvVar) Validate() error {
+	if err := checkVar(v.Name); err != nil {
+		return err
+	}
+	if strings.ContainsRune(v.Value, 0) {
+		return badInput("", "environment variable %q: a NUL byte cannot be part of a value", v.Name)
+	}
+	if most := LongestWord - len(v.Name) - len("=") - 1; len(v.Value) > most {
+		return badInput("put the text into a file of the shipped directory", "environment variable %q: its value has %d bytes, Linux takes %d", v.Name, len(v.Value), most)
 	}
 	return nil
 }

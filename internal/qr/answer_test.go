@@ -56,7 +56,10 @@ func FuzzGcloudFlags(f *testing.F) {
 		err := flags.Extra(args)
 		r := Request{}
 		if err == nil {
-			r, err = flags.Request()
+			var wrong []*FlagError
+			if r, wrong = flags.Request(); len(wrong) > 0 {
+				err = wrong[0]
+			}
 		}
 		if err != nil && err.Error() == "" {
 			t.Error("an error without words")

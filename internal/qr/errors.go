@@ -22,7 +22,26 @@ const NotFound = "NOT_FOUND"
 // An InvalidError lists everything that is wrong with a Request.
 type InvalidError struct {
 	ID       string
-	Problems []error
+	Problems []*FlagError
+}
+
+// IDFlag is how a FlagError calls the ID of a request, which no flag sets.
+const IDFlag = "id"
+
+// A FlagError is what is wrong with some flags of a FlagReader, or with what they
+// set in a Request. It would not be if one of the flags had another value.
+type FlagError struct {
+	Flags []string // without dashes; IDFlag may be among them
+	Err   error
+}
+
+func (e *FlagError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the error without flags.
+func (e *FlagError) Unwrap() error { return e.Err }
+
+func wrongf(flags, format string, args ...any) *FlagError {
+	return &FlagError{strings.Fields(flags), fmt.Errorf(format, args...)}
 }
 
 func (e *InvalidError) Error() string {
@@ -34,7 +53,13 @@ func (e *InvalidError) Error() string {
 }
 
 // Unwrap gives the single problems.
-func (e *InvalidError) Unwrap() []error { return e.Problems }
+func (e *InvalidError) Unwrap() []error {
+	all := make([]error, len(e.Problems))
+	for i, p := range e.Problems {
+		all[i] = p
+	}
+	return all
+}
 
 // Hint is the first hint that a problem has.
 func (e *InvalidError) Hint() string {

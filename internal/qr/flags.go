@@ -63,8 +63,9 @@ func (p *FlagReader) Set(name, value string) error {
 	if flag.Bool && value == "false" { // it leaves the choice open
 		return nil
 	}
-	p.given[name] = true
-	return flag.set(p, name, value)
+	err := flag.set(p, name, value)
+	p.given[name] = err == nil
+	return err
 }
 
 // Extra adds flags of gcloud from one string, split into words as a shell would.
@@ -83,23 +84,22 @@ func (p *FlagReader) Extra(args string) error {
 	return nil
 }
 
-// Request returns the request that all flags together make.
-func (p *FlagReader) Request() (Request, error) {
+// Request returns the request that all flags together make, and all that is wrong
+// with flags beside each other.
+func (p *FlagReader) Request() (r Request, wrong []*FlagError) {
 	for _, pair := range exclusive {
 		if p.given[pair[0]] && p.given[pair[1]] {
-			return Request{}, fmt.Errorf("--%s and --%s exclude each other: give one of them", pair[0], pair[1])
+			wrong = append(wrong, &FlagError{pair[:], fmt.Errorf("--%s and --%s exclude each other: give one of them", pair[0], pair[1])})
 		}
 	}
-	if err := p.finishType(); err != nil {
-		return Request{}, err
-	}
+	wrong = appendError(wrong, p.finishType(), "type", "topology")
 	if err := p.finishTier(); err != nil {
-		return Request{}, err
+		wrong = append(wrong, err)
 	}
 	if p.host != "" {
 		p.request.Reservation = p.host + "/reservations/-"
 	}
-	return p.request, nil
+	return p.request, wrong
 }
 
 // exclusive are the flags that gcloud takes one of.
@@ -252,7 +252,7 @@ func strictBool(name, value string) (string, error) {
 }
 
 // finishTier finds the one tier that is asked for.
-func (p *FlagReader) finishTier() error {
+func (p *FlagReader) finishTier() *FlagError {
 	if p.given["min-duration"] && len(p.tiers) == 0 { // as gcloud has it
 		p.tiers = []askedTier{{"--min-duration", Guaranteed}}
 	}
@@ -264,7 +264,9 @@ func (p *FlagReader) finishTier() error {
 		tier, ok := bothTiers(p.request.Tier, asked.tier)
 		if !ok {
 			other := slices.IndexFunc(p.tiers, func(a askedTier) bool { return a.tier == p.request.Tier })
-			return fmt.Errorf("%s and %s exclude each other: a request has one capacity tier", p.tiers[other].flag, asked.flag)
+			name := func(flag string) string { name, _, _ := strings.Cut(flag[len("--"):], "="); return name }
+			return &FlagError{[]string{name(p.tiers[other].flag), name(asked.flag)},
+				fmt.Errorf("%s and %s exclude each other: a request has one capacity tier", p.tiers[other].flag, asked.flag)}
 		}
 		p.request.Tier = tier
 	}
@@ -541,7 +543,7 @@ func (p *FlagReader) metadata(name, value string) error {
 	if err != nil {
 		return err
 	}
-	return merge("metadata", &p.request.Metadata, pairs)
+	return p.addMetadata("metadata", pairs)
 }
 
 func (p *FlagReader) metadataFromFile(name, value string) error {
@@ -553,7 +555,16 @@ func (p *FlagReader) metadataFromFile(name, value string) error {
 	if err != nil {
 		return fmt.Errorf("--metadata-from-file: %w", err)
 	}
-	return merge("metadata-from-file", &p.request.Metadata, pairs)
+	return p.addMetadata("metadata-from-file", pairs)
+}
+
+func (p *FlagReader) addMetadata(flag string, pairs map[string]string) error {
+	for _, key := range sortedKeys(pairs) {
+		if err := checkMetadata(key, pairs[key]); err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	return merge(flag, &p.request.Metadata, pairs)
 }
 
 // ReadMetadataFiles returns the contents of the files, by metadata key.

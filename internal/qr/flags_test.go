@@ -21,11 +21,12 @@ func extra(args string, r *qr.Request) error {
 	if err := flags.Extra(args); err != nil {
 		return err
 	}
-	got, err := flags.Request()
-	if err == nil {
-		*r = got
+	got, wrong := flags.Request()
+	if len(wrong) > 0 {
+		return wrong[0]
 	}
-	return err
+	*r = got
+	return nil
 }
 
 func TestGcloudFlagsBecomeTheRequest(t *testing.T) {

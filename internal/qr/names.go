@@ -76,12 +76,8 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// checkPrefix checks a node prefix: the names prefix-0 … prefix-(count-1) must
-// be legal too.
+// checkPrefix checks the names prefix-0 … prefix-(count-1) of a legal prefix.
 func checkPrefix(prefix string, count int) error {
-	if err := checkName("node prefix", prefix); err != nil {
-		return err
-	}
 	last := prefix + "-" + strconv.Itoa(count-1)
 	if len(last) > maxName {
 		return fmt.Errorf("node prefix %q is too long: the last slice would be %q with %d characters, at most %d are allowed",
