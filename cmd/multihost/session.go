@@ -61,10 +61,6 @@ type session struct {
 
 // open reads the configuration and starts the view. It calls no API.
 func (p *program) open(c *cli.Context) (*session, error) {
-	if p.home == "" {
-		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
-	}
-	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
 	mode, err := p.viewMode(c)
 	if err != nil {
 		return nil, err
@@ -74,7 +70,16 @@ func (p *program) open(c *cli.Context) (*session, error) {
 			return nil, err
 		}
 	}
-	s.view = p.newView(mode, c)
+	return p.openOn(c, p.newView(mode, c))
+}
+
+// openOn is open with a view.
+func (p *program) openOn(c *cli.Context, view *ui.Renderer) (*session, error) {
+	s := &session{view: view, lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
+	if p.home == "" {
+		s.closeView()
+		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
+	}
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
 	p.inv.tellFile(s.view)
@@ -309,7 +314,7 @@ func (s *session) hostList(p *program, c *cli.Context) (job.HostList, error) {
 
 // namesRun reports whether the command's word is the name of a run.
 func namesRun(inv *invocation) bool {
-	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop"}, inv.path[0])
+	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop", "top"}, inv.path[0])
 }
 
 // zoneless reports whether the command works on a project without a zone.
