@@ -158,7 +158,7 @@ func TestScripts(t *testing.T) {
 // the others would only take time.
 var raced = []string{
 	"cp", "ctrl_c", "exec", "iap", "job_detached", "job_preempted", "job_twice", "logs_verify", "metrics", "run_cut_and_resume",
-	"run_detach_logs_stop", "run_relay", "run_runner_killed", "run_second_interrupt", "ssh", "top", "unreachable",
+	"run_detach_logs_stop", "run_relay", "run_runner_killed", "run_second_interrupt", "ssh", "top", "top_detached", "unreachable",
 }
 
 // stories are the files of the scripts to run.

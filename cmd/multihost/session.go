@@ -62,14 +62,19 @@ type session struct {
 // open reads the configuration and starts the view. It calls no API. What is wrong
 // with its flags is told by ready.
 func (p *program) open(c *cli.Context) (*session, error) {
-	if p.home == "" {
-		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
-	}
-	s := &session{lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
 	if v := c.String("stream"); v != "" {
 		p.inv.oneOf("stream", v, "first", "all", "none")
 	}
-	s.view = p.newView(p.viewMode(c), c)
+	return p.openOn(c, p.newView(p.viewMode(c), c))
+}
+
+// openOn is open with a view.
+func (p *program) openOn(c *cli.Context, view *ui.Renderer) (*session, error) {
+	s := &session{view: view, lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
+	if p.home == "" {
+		s.closeView()
+		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
+	}
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
 	if len(p.inv.objections) == 0 {
@@ -289,7 +294,7 @@ func (s *session) hostList(p *program, c *cli.Context) (list job.HostList) {
 
 // namesRun reports whether the command's word is the name of a run.
 func namesRun(inv *invocation) bool {
-	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop"}, inv.path[0])
+	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop", "top"}, inv.path[0])
 }
 
 // zoneless reports whether the command works on a project without a zone.

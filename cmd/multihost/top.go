@@ -2,6 +2,9 @@ package main
 
 import (
 	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
 
 	"github.com/urfave/cli/v2"
 
@@ -18,33 +21,84 @@ func (p *program) topCommand() *cli.Command {
 		Name:      "top",
 		Usage:     "watch the workers of a run on the terminal: who is at which step, who is slow",
 		ArgsUsage: "RUN",
-		Description: `Shows a cell for each worker and a list of the slowest, from the logs and the
-journal that this machine has of the run; nothing is asked of workers. While a
-run goes on, some command must bring its logs here: multihost run or attach.
+		Description: `Shows a cell for each worker and a list of the slowest. While multihost run, job or
+attach follows the run on this machine, that is from the logs and the journal that
+they keep here. Else top reads the logs where they are, from where the local ones
+end: on the workers, or in the bucket of a job without runner. It writes no log,
+changes nothing on the workers and stops nobody; a worker that cannot be reached is
+shown so and tried on.
 
 Keys: q or Ctrl-C ends the view, never the run; arrows and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
 colour (NO_COLOR) nothing is missing. --output=json gives one look, and ends.`,
-		Flags: trainingFlags(),
+		Flags: flags(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: func(c *cli.Context) error {
 			name, dir, o := p.trainingOptions(c, "multihost top")
 			if err := p.ready(c); err != nil {
 				return err
 			}
+			out := &lookout{p: p, c: c}
+			defer out.close()
 			r := job.OpenReview(dir, name, o)
+			defer r.Close()
+			far := job.Far{Deps: out.deps, Prefix: c.String("tpu-prefix"), Clock: gcp.SystemClock}
 			if p.viewMode(c) == ui.JSON {
+				if err := r.Fetch(c.Context, far); err != nil {
+					return err
+				}
 				return p.topOnce(c, r, name)
 			}
 			if term, _ := p.lookup("TERM"); !ui.IsTerminal(p.stdout) || term == "" || term == "dumb" {
-				return &usageError{err: errors.New("multihost top needs a terminal that can be drawn on"), hint: "without one, type: multihost metrics " + name}
+				return &usageError{err: errors.New("multihost top needs a terminal that can be drawn on"), hint: "without one, type: multihost metrics " + name + "; or multihost top " + name + " --output=json"}
 			}
+			if err := r.Follow(c.Context, far); err != nil {
+				return err
+			}
+			out.drawn.Store(true)
 			return ui.Top(c.Context, ui.TopOptions{Color: p.color(p.stdout), Source: func() (ui.TopState, error) {
 				now := gcp.SystemClock.Now()
 				l, err := r.Look(metrics.View{}, now)
-				return ui.TopState{Run: name, Document: l.Document, Story: l.Story, Ended: l.Ended, Now: now}, err
+				return ui.TopState{Run: name, Document: l.Document, Story: l.Story, Ended: l.Ended, Now: now, Away: l.Away, Notices: l.Notices}, err
 			}})
 		},
-	}, exitOK, exitUsage, exitIO, exitConfig)
+	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
+}
+
+// A lookout is how workers are reached for a view of the whole terminal: nothing is
+// printed, and once the view is drawn nothing can be asked.
+type lookout struct {
+	p     *program
+	c     *cli.Context
+	s     *session // nil before the first need
+	drawn atomic.Bool
+}
+
+func (l *lookout) deps() (*job.Deps, error) {
+	quiet := &program{stdin: l.p.stdin, stdout: io.Discard, stderr: l.p.stderr, lookup: l.p.lookup, home: l.p.home, dir: l.p.dir, inv: l.p.inv, leave: l.p.leave}
+	if l.drawn.Load() {
+		quiet.stdin, quiet.stderr = strings.NewReader(""), io.Discard
+	}
+	if l.s == nil {
+		view := ui.New(ui.Options{Mode: ui.Quiet, Stdout: io.Discard, Stderr: io.Discard})
+		s, err := quiet.openOn(l.c, view)
+		if err != nil {
+			return nil, err
+		}
+		l.s = s
+	}
+	d, err := l.s.workers(quiet, l.c)
+	if err == nil { // it is used while the view is drawn
+		d.Access.Passphrase = func(path string) (string, error) {
+			return ui.ReadPassphrase(l.c.Context, strings.NewReader(""), io.Discard, path)
+		}
+	}
+	return d, err
+}
+
+func (l *lookout) close() {
+	if l.s != nil {
+		l.s.close()
+	}
 }
 
 // topLook is one look of top, for programs.
@@ -52,8 +106,9 @@ type topLook struct {
 	Run     string            `json:"run"`
 	State   string            `json:"state"` // starting, running, succeeded, failed, …
 	Text    string            `json:"text"`
-	Ended   bool              `json:"ended"`   // nothing more will come
-	Metrics *metrics.Document `json:"metrics"` // null while there are no logs
+	Ended   bool              `json:"ended"`             // nothing more will come
+	Notices []string          `json:"notices,omitempty"` // what keeps the look from being up to date: workers out of reach, …
+	Metrics *metrics.Document `json:"metrics"`           // null while there are no logs
 }
 
 func (p *program) topOnce(c *cli.Context, r *job.Review, name string) error {
@@ -72,5 +127,5 @@ func (p *program) topOnce(c *cli.Context, r *job.Review, name string) error {
 		}
 	}
 	v := l.Story.Verdict(known, now)
-	return p.show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Metrics: l.Document}})
+	return p.show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Notices: l.Notices, Metrics: l.Document}})
 }

@@ -7,6 +7,12 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// shareLock waits for a lock of a file that others may share, which ends when it is
+// closed.
+func shareLock(f *os.File) error {
+	return windows.LockFileEx(windows.Handle(f.Fd()), 0, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1})
+}
+
 // tryLock takes the lock of a file, which ends when it is closed. taken is that
 // another process has it. What is locked is a byte far behind the end, for what
 // is locked cannot be read.

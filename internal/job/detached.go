@@ -402,7 +402,7 @@ func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) 
 		return rec, fmt.Errorf("list slices in %q: %w", r.Zone, err)
 	}
 	for _, name := range r.desc.Nodes {
-		slice := RecordedSlice{Name: name, Workers: r.desc.Workers}
+		slice := RecordedSlice{Name: name, Workers: r.desc.Workers, Type: r.desc.Type}
 		for _, n := range nodes {
 			if ok, _ := n.Ready(); ok && n.Name == name && n.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run) {
 				slice.UID = n.UID
@@ -431,6 +431,7 @@ func (r *detachedRun) pause(ctx context.Context) error {
 // attach follows the run to its end: over SSH while its workers can be reached,
 // else from the bucket, whose logs are up to a minute old.
 func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, error) {
+	r.comeTo(r.desc.Run)
 	begin, told := r.Clock.Now(), ""
 	followed := -1 // the attempt that was followed over SSH as far as that went
 	var out Outcome
@@ -459,13 +460,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			event.Notef(r.Sink, event.Info, "", "%s", text)
 			r.warnRights(state)
 		}
-		running := 0
-		for _, w := range state.Seen {
-			if w.Phase == "running" && w.Attempt == state.Attempt {
-				running++
-			}
-		}
-		if followed != state.Attempt && running == total && !state.Over(r.desc) {
+		if followed != state.Attempt && r.running(state) == total && !state.Over(r.desc) {
 			followed = state.Attempt
 			out, sum, err = r.attachOver(ctx, rec, o)
 			clear(shown)
@@ -506,6 +501,17 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			return Outcome{Started: true}, err
 		}
 	}
+}
+
+// running is on how many workers the newest attempt runs.
+func (r *detachedRun) running(state detach.State) int {
+	n := 0
+	for _, w := range state.Seen {
+		if w.Phase == "running" && w.Attempt == state.Attempt {
+			n++
+		}
+	}
+	return n
 }
 
 func interruptedOr(ctx context.Context, err error) error {
@@ -692,6 +698,17 @@ func (l *localLog) Write(p []byte) (int, error) {
 
 // conclude says how the run ended, from what the workers wrote.
 func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time) (Outcome, error) {
+	sum := r.judge(rec, state, begin)
+	rec.Ended, rec.Code = true, sum.ExitCode
+	if err := rec.save(r.StateDir); err != nil {
+		event.Notef(r.Sink, event.Warn, "", "%v", err)
+	}
+	r.Sink.Emit(sum)
+	return Outcome{Code: sum.ExitCode, Started: true}, nil
+}
+
+// judge tells how the run ended on each worker, and is its summary.
+func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) event.Summary {
 	for _, e := range state.Ended {
 		r.Sink.Emit(event.WorkerDone{Slice: e.Worker.Slice, Worker: e.Worker.Worker, Code: e.Code, Signal: e.Signal, Reason: e.Reason, End: e.At})
 	}
@@ -720,12 +737,7 @@ func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time)
 		r.sayExcused(&sum, tpu.Fold(excused))
 	}
 	r.sayBackground(&sum, state)
-	rec.Ended, rec.Code = true, sum.ExitCode
-	if err := rec.save(r.StateDir); err != nil {
-		event.Notef(r.Sink, event.Warn, "", "%v", err)
-	}
-	r.Sink.Emit(sum)
-	return Outcome{Code: sum.ExitCode, Started: true}, nil
+	return sum
 }
 
 // sayBackground says what the workers have told of processes that the command left.

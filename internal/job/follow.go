@@ -38,6 +38,10 @@ type following struct {
 	attached bool       // this command did not start the run: an interrupt leaves it running
 	wraps    [][]string // per worker: words before the command, where this command started it
 
+	// reads takes the output of each worker in place of its log file. Such a following
+	// changes nothing, neither on the workers nor on this machine, and stops nobody.
+	reads []*readLog
+
 	begin    time.Time
 	ends     []ending
 	outages  []outage
@@ -130,8 +134,10 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	n := len(f.team.ids)
-	f.ends = make([]ending, n)
-	f.outages, f.stirred = make([]outage, n), make(chan struct{}, 1)
+	f.ends, f.stirred = make([]ending, n), make(chan struct{}, 1)
+	if f.outages == nil {
+		f.outages = make([]outage, n)
+	}
 	f.window = launch.NewWindow(followWindow, n)
 	f.watcher = newWatcher(f, f.watching)
 	defer func() {
@@ -179,7 +185,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		deadline = f.Clock.After(f.timeout)
 	}
 	begin := func(reason string, cause error) {
-		if stop == nil {
+		if stop == nil && f.reads == nil {
 			stop = f.beginStop(ctx, reason, cause)
 			stopped = stop.done
 		}
@@ -240,6 +246,10 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			interrupted = nil
 			cause := context.Cause(ctx)
 			var in *Interrupted
+			if f.reads != nil {
+				leave()
+				return nil, cause
+			}
 			if !errors.As(cause, &in) && f.attached || in != nil && in.detaches(!f.attached) {
 				leave()
 				event.Notef(f.Sink, event.Info, "follow it with: multihost attach "+f.ref.Run+"; end it with: multihost stop "+f.ref.Run,
@@ -354,6 +364,11 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 // followWorker copies the worker's output into its log file and to the view
 // until the command has ended.
 func (f *following) followWorker(ctx context.Context, i int) ending {
+	workerCtx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	if f.reads != nil {
+		return f.readWorker(ctx, workerCtx, giveUp, i)
+	}
 	log := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
 	steps := f.watcher.collector.Stream(i)
 	defer steps.Finish()
@@ -361,14 +376,34 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if err := f.watcher.catchUp(i, f.rec.logPath(f.team.ids[i]), log.size); err != nil {
 		event.Notef(f.Sink, event.Warn, "", "the training steps that %s printed before are not known: %v", f.team.ids[i], err)
 	}
-	workerCtx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
+	exit, err := f.stream(workerCtx, giveUp, i, log.size, log, log.cutThere)
+	var part *partLog
+	if err == nil && log.broken { // now, since the worker may be gone a moment later
+		part = f.mend(workerCtx, i, log)
+	}
+	log.close()
+	behind := 0
+	if err == nil && f.rec.Bucket == "" { // else the worker does it itself, and tells it in the bucket
+		behind = f.sweep(workerCtx, i)
+	}
+	e := f.endingOf(ctx, workerCtx, i, exit, err)
+	if e.err == nil {
+		e.part, e.behind, e.tail = part, behind, exit.Code != 0 && leaves(exit, lastLines(log.path, 20, nil))
+	}
+	return e
+}
+
+// stream writes a worker's output from an offset on to w until the command has
+// ended, and keeps the worker's outage up to date.
+func (f *following) stream(workerCtx context.Context, giveUp context.CancelCauseFunc, i int, from int64, w io.Writer, shorter func(*launch.TruncatedError)) (launch.Exit, error) {
 	id := f.team.ids[i]
-	exit, err := launch.Follow(workerCtx, f.team.conns[i], f.ref, log.size, log, launch.FollowOptions{
+	defer f.outages[i].over()
+	return launch.Follow(workerCtx, f.team.conns[i], f.ref, from, w, launch.FollowOptions{
+		Look:   f.reads != nil,
 		Window: f.window, QuietAfter: f.patience.Quiet,
 		Lost:    func(err error, _ int64) { f.outages[i].lost(f, i, giveUp, err) },
 		Found:   func() { f.outages[i].back(f) },
-		Shorter: log.cutThere,
+		Shorter: shorter,
 		LowDisk: func(d launch.Disk) { f.lowDisks.add(id, d) },
 		Quiet: func(s launch.Silence) {
 			f.quiet(id, s)
@@ -380,16 +415,10 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 			event.Notef(f.Sink, event.Warn, "", "the output of %s has reached %s (--max-log): the command goes on, more is not kept", id, event.Bytes(limit))
 		},
 	})
-	f.outages[i].over()
-	var part *partLog
-	if err == nil && log.broken { // now, since the worker may be gone a moment later
-		part = f.mend(workerCtx, i, log)
-	}
-	log.close()
-	behind := 0
-	if err == nil && f.rec.Bucket == "" { // else the worker does it itself, and tells it in the bucket
-		behind = f.sweep(workerCtx, i)
-	}
+}
+
+// endingOf is the end of a worker that was followed under workerCtx, a part of ctx.
+func (f *following) endingOf(ctx, workerCtx context.Context, i int, exit launch.Exit, err error) ending {
 	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
 		return ending{err: err, at: f.Clock.Now()}
 	}
@@ -405,8 +434,20 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw it
 		at = f.Clock.Now()
 	}
-	tail := exit.Code != 0 && leaves(exit, lastLines(log.path, 20, nil))
-	return ending{known: true, exit: exit, part: part, at: at, tail: tail, behind: behind}
+	return ending{known: true, exit: exit, at: at}
+}
+
+// readWorker is followWorker for who only reads.
+func (f *following) readWorker(ctx, workerCtx context.Context, giveUp context.CancelCauseFunc, i int) ending {
+	if f.team.isAway(i) {
+		f.outages[i].lost(f, i, giveUp, f.team.away[i])
+	}
+	log := f.reads[i]
+	at := log.offset()
+	exit, err := f.stream(workerCtx, giveUp, i, at, log.from(at), nil)
+	e := f.endingOf(ctx, workerCtx, i, exit, err)
+	e.tail = e.err == nil && exit.Code != 0 && leaves(exit, log.lastLines(20))
+	return e
 }
 
 // followWindow bounds the bytes that are on their way from all workers.
@@ -594,6 +635,20 @@ func (f *following) away() bool {
 	return false
 }
 
+// outOfReach tells which workers cannot be followed now, and why.
+func (f *following) outOfReach() map[tpu.WorkerID]string {
+	away := map[tpu.WorkerID]string{}
+	for i := range f.outages {
+		o := &f.outages[i]
+		o.mu.Lock()
+		if o.giveUp != nil {
+			away[f.team.ids[i]] = o.cause
+		}
+		o.mu.Unlock()
+	}
+	return away
+}
+
 func (o *outage) over() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -745,10 +800,19 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	f.lowDisks.tell(f.Sink, outputDisk)
 	f.tellDropped()
 	code, first := f.verdict()
+	if f.reads == nil {
+		f.keepEnd(stop, code)
+	}
+	sum, cause := f.judge(stop, code, first)
+	f.sum = &sum
+	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
+}
+
+// keepEnd keeps in the record how the run ended.
+func (f *following) keepEnd(stop *stopping, code int) {
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
-	part := f.partly() != nil
-	f.rec.Cut = part
+	f.rec.Cut = f.partly() != nil
 	for _, e := range f.ends {
 		// Of a job without runner whose slices are gone, the bucket tells.
 		if e.err != nil && (!errors.Is(e.err, errSliceGone) || f.rec.Bucket != "") {
@@ -758,6 +822,10 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	if err := f.rec.save(f.StateDir); err != nil {
 		event.Notef(f.Sink, event.Warn, "", "%v", err)
 	}
+}
+
+// judge is the summary of the run, and the error that it ends with.
+func (f *following) judge(stop *stopping, code, first int) (event.Summary, error) {
 	sum := event.Summary{
 		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
 		LogDir: f.rec.LogDir, Training: f.watcher.summary(), Phases: f.watch.times, Skew: f.skew,
@@ -796,15 +864,14 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	behind, where := f.leftBehind()
 	f.sayLeftBehind(&sum, behind, where, backgroundCure)
-	if part {
+	if f.partly() != nil {
 		f.sayPart(&sum)
 	}
 	cause := stop.end(code)
 	if cause != nil && f.ExitStatus != nil {
 		sum.ExitCode = f.ExitStatus(cause)
 	}
-	f.sum = &sum
-	return Outcome{Code: code, Started: true, PartLogs: part}, cause
+	return sum, cause
 }
 
 // tellBinding says of a command that was killed for want of memory while it was
@@ -1050,6 +1117,11 @@ func lastLines(path string, n int, secrets [][]byte) []string {
 			data = data[min(len(secrets[0]), len(data)):]
 		}
 	}
+	return endOfText(data, n, secrets)
+}
+
+// endOfText is the last n lines of a text, secrets masked.
+func endOfText(data []byte, n int, secrets [][]byte) []string {
 	whole := masker{words: secrets}
 	lines := strings.Split(string(whole.mask(data, false)), "\n")
 	return lines[max(0, len(lines)-n):]

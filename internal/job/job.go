@@ -96,8 +96,9 @@ type Deps struct {
 	OpenBucket        func(ctx context.Context, bucket, dir string) (*detach.Bucket, error)
 	Bucket, BucketDir string
 
-	route route
-	stand stand
+	route   route
+	stand   stand
+	present *presence // nil: this command brings no logs
 
 	// Checked is called before the first request, when all was checked that needs
 	// none. It may be nil.

@@ -65,6 +65,13 @@ type RecordedAttempt struct {
 	Cut     bool      `json:"cut,omitempty"` // as of the Record
 }
 
+// over reports whether the run has ended, was followed to its end, and is not to be
+// started again.
+func (r *Record) over() bool {
+	last := len(r.Attempts) - 1
+	return r.Ended && (last < 0 || !r.Attempts[last].Again)
+}
+
 // beginAttempt adds the attempt that the record is about. One that is taken
 // over has been added before.
 func (r *Record) beginAttempt(now time.Time) {
@@ -137,6 +144,7 @@ func recordPath(stateDir, run string) string {
 // openJournal lets the journal of a run begin. A run without one is none the
 // worse.
 func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
+	d.comeTo(run)
 	var secrets []string
 	for _, w := range maskedWords(env) {
 		secrets = append(secrets, string(w))
@@ -152,6 +160,7 @@ func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
 
 // closeJournal ends the journal of a run with how the command that kept it ends.
 func (d *Deps) closeJournal(out Outcome, err error) {
+	d.leaveRun()
 	end := journal.End{ExitCode: out.Status(), Detached: out.Detached}
 	if err != nil {
 		end.Error = err.Error()

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"multihost/internal/event"
@@ -32,6 +34,7 @@ type Training struct {
 	stateDir, run string
 	o             TrainingOptions
 	rec           *Record // nil: only a directory is known
+	far           *Record // as the workers tell the run, where they were asked
 	kind          tpu.Type
 	past          []metrics.Attempt // attempts before the newest, read once
 	newest        *attemptLogs
@@ -43,8 +46,70 @@ type attemptLogs struct {
 	dir       string
 	ids       []tpu.WorkerID
 	collector *metrics.Collector
-	offsets   []int64
+	logs      []*readLog // as ids
 	finished  bool
+}
+
+// A readLog is how far the log of one worker was read, from wherever that was: the
+// local file and the worker's have the same bytes, and each is taken once.
+type readLog struct {
+	mu     sync.Mutex // guards what follows
+	at     int64
+	stream *metrics.Stream
+	end    []byte // the last of what was read
+}
+
+// readEnd is how much of a log is kept to see how it ends.
+const readEnd = 4 << 10
+
+func (l *readLog) offset() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
+}
+
+// take reads p, the bytes of the log from an offset on, as far as they are new.
+func (l *readLog) take(offset int64, p []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.at - offset; known >= int64(len(p)) {
+		return
+	} else if known > 0 {
+		p = p[known:]
+	}
+	_, _ = l.stream.Write(p) // never fails
+	l.at += int64(len(p))
+	l.end = append(l.end, p[max(0, len(p)-readEnd):]...)
+	if len(l.end) > 2*readEnd {
+		l.end = append(l.end[:0], l.end[len(l.end)-readEnd:]...)
+	}
+}
+
+func (l *readLog) finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stream.Finish()
+}
+
+// lastLines are the last n lines that were read.
+func (l *readLog) lastLines(n int) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return endOfText(bytes.TrimRight(l.end, "\n"), n, nil)
+}
+
+// from takes the bytes of the log from an offset on.
+func (l *readLog) from(offset int64) io.Writer { return &readFurther{l, offset} }
+
+type readFurther struct {
+	log *readLog
+	at  int64
+}
+
+func (r *readFurther) Write(p []byte) (int, error) {
+	r.log.take(r.at, p)
+	r.at += int64(len(p))
+	return len(p), nil
 }
 
 // OpenTraining finds the logs of a run on this machine. It reads none of them
@@ -62,18 +127,66 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 		}
 		t.rec = rec
 	}
-	name := o.Type
+	if o.Type != "" {
+		if _, err := tpu.ParseType(o.Type); err != nil {
+			return nil, &Error{Stage: StageInput, Err: err}
+		}
+	}
+	t.kind = t.typeOfSlice()
+	return t, nil
+}
+
+// typeOfSlice is the accelerator type, the zero Type when nobody has told it yet.
+func (t *Training) typeOfSlice() tpu.Type {
+	name := t.o.Type
 	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
 		name = t.rec.Slices[0].Type
 	}
-	if name != "" {
-		kind, err := tpu.ParseType(name)
-		if err != nil && o.Type != "" {
-			return nil, &Error{Stage: StageInput, Err: err}
-		}
-		t.kind = kind
+	kind, _ := tpu.ParseType(name)
+	return kind
+}
+
+// takeUp has the logs of the attempt that rec is about be read from elsewhere, too,
+// those of all its workers, and returns them as they were read so far, by worker.
+// What this machine has of them is read first.
+func (t *Training) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
+	t.far = rec
+	if _, err := t.Update(); err != nil {
+		return nil, err
 	}
-	return t, nil
+	a := t.newest
+	if a.number != rec.Attempt {
+		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("attempt %d of run %q is read, its workers know attempt %d", a.number, t.run, rec.Attempt)}
+	}
+	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // it began with the logs of some
+		t.newest = &attemptLogs{number: a.number, dir: a.dir}
+		if _, err := t.newest.read(t); err != nil {
+			return nil, err
+		}
+	}
+	logs := map[tpu.WorkerID]*readLog{}
+	for i, id := range t.newest.ids {
+		logs[id] = t.newest.logs[i]
+	}
+	return logs, nil
+}
+
+// latest is what is known of the run: here, in a record that may be nil, and where it
+// runs.
+func (t *Training) latest(here *Record) *Record {
+	far := t.far
+	switch {
+	case far == nil, here != nil && (here.Attempt > far.Attempt || here.Attempt == far.Attempt && here.Ended):
+		return here
+	case here == nil:
+		return far
+	}
+	both := *far
+	both.Attempts = here.Attempts
+	if here.Attempt == far.Attempt {
+		both.LogDir = here.LogDir
+	}
+	return &both
 }
 
 // Ended reports whether the run had ended when Update last looked, and was
@@ -82,8 +195,7 @@ func (t *Training) Ended() bool {
 	if t.rec == nil {
 		return true
 	}
-	last := len(t.rec.Attempts) - 1
-	return t.rec.Ended && (last < 0 || !t.rec.Attempts[last].Again)
+	return t.rec.over()
 }
 
 // Latest is the newest step of the newest attempt, false before there is one.
@@ -102,9 +214,12 @@ func (t *Training) Update() (changed bool, err error) {
 		if err != nil {
 			return false, &Error{Stage: StageLocal, Err: err}
 		}
-		if rec != nil {
-			changed = rec.Ended != t.rec.Ended || rec.Attempt != t.rec.Attempt
+		if rec = t.latest(rec); rec != nil {
+			changed = t.rec == nil || rec.Ended != t.rec.Ended || rec.Attempt != t.rec.Attempt
 			t.rec = rec
+			if t.newest == nil {
+				t.kind = t.typeOfSlice()
+			}
 		}
 	}
 	dirs := t.attemptDirs()
@@ -142,13 +257,13 @@ func (t *Training) noLogs() error {
 	if t.o.LogDir != "" {
 		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has no logs of workers (output_slice_0000_worker_0000.txt, …)", t.o.LogDir)}
 	}
-	return &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no logs of run %q", t.run), Advice: "bring them here with: multihost attach " + t.run}
+	return &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no logs of run %q", t.run), Advice: "bring them here with: multihost attach " + t.run + "; look at them where they are with: multihost top " + t.run}
 }
 
 // attemptDirs finds the directories that have logs, oldest attempt first.
 func (t *Training) attemptDirs() []*attemptLogs {
 	if t.o.LogDir != "" {
-		return haveLogs(&attemptLogs{number: 1, dir: t.o.LogDir})
+		return t.haveLogs(&attemptLogs{number: 1, dir: t.o.LogDir})
 	}
 	var all []*attemptLogs
 	for _, a := range t.rec.Attempts {
@@ -160,11 +275,15 @@ func (t *Training) attemptDirs() []*attemptLogs {
 	if t.o.Attempt > 0 {
 		all = slices.DeleteFunc(all, func(a *attemptLogs) bool { return a.number != t.o.Attempt })
 	}
-	return haveLogs(all...)
+	return t.haveLogs(all...)
 }
 
-func haveLogs(all ...*attemptLogs) []*attemptLogs {
+// haveLogs are those attempts whose logs are here, or are read from elsewhere.
+func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
+		if t.far != nil && t.far.Attempt == a.number {
+			return false
+		}
 		names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
 		return len(names) == 0
 	})
@@ -196,13 +315,16 @@ func (a *attemptLogs) workers(rec *Record) []tpu.WorkerID {
 func (a *attemptLogs) read(t *Training) (grown bool, err error) {
 	if a.collector == nil {
 		a.ids = a.workers(t.rec)
-		a.offsets = make([]int64, len(a.ids))
 		a.collector = metrics.NewCollector(metrics.Options{Workers: a.ids, Type: t.kind, Pattern: t.o.Pattern, Skip: t.o.Skip})
+		a.logs = make([]*readLog, len(a.ids))
+		for i := range a.logs {
+			a.logs[i] = &readLog{stream: a.collector.Stream(i)}
+		}
 	}
 	buffer := make([]byte, 1<<20)
 	for i, id := range a.ids {
-		n, err := readFrom(logPath(a.dir, id), a.offsets[i], a.collector.Stream(i), buffer)
-		a.offsets[i] += n
+		offset := a.logs[i].offset()
+		n, err := readFrom(logPath(a.dir, id), offset, a.logs[i].from(offset), buffer)
 		grown = grown || n > 0
 		if err != nil {
 			return grown, &Error{Stage: StageLocal, Text: err.Error(), Err: err}
@@ -234,8 +356,8 @@ func (a *attemptLogs) close() {
 		return
 	}
 	a.finished = true
-	for i := range a.ids {
-		a.collector.Stream(i).Finish()
+	for _, l := range a.logs {
+		l.finish()
 	}
 }
 

@@ -221,6 +221,11 @@ func (t *teller) begin(w *writer, ev event.Attempt) {
 		a.Attempt = ev
 	}
 	a.End = nil // somebody sees it again
+	for _, o := range t.writers {
+		if o.attempt == a && o.waiting != nil {
+			o.waiting.End = nil
+		}
+	}
 	if !slices.Contains(a.Commands, w.command) {
 		a.Commands = append(a.Commands, w.command)
 	}

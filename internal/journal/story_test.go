@@ -130,6 +130,16 @@ func TestStories(t *testing.T) {
 			b summary 1
 			b end`,
 			[]string{"1 of run+attach: run=started connect=done run=done, summary of 1, ended"}},
+		"an attach to a run that was left": {`
+			a begin run
+			a attempt 1
+			a start run
+			a done run
+			a end
+			b begin attach
+			b attempt 1
+			b start run`,
+			[]string{"1 of run+attach: run=done run=started"}},
 		"what comes between two attempts is how the second was reached; what comes after the last is its own": {`
 			a begin job
 			a start provision

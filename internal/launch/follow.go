@@ -16,6 +16,10 @@ import (
 
 // FollowOptions are optional.
 type FollowOptions struct {
+	// Look changes nothing on the worker: an end that nobody saw is not recorded
+	// there, and is an Exit that is Lost all the same.
+	Look bool
+
 	// Lost is told of each trouble that keeps the output from being followed, with
 	// the offset at which following goes on: the connection is lost, the login runs
 	// no command, or the answer makes no sense. Follow tries again.
@@ -160,6 +164,16 @@ func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) 
 	return p.count, err
 }
 
+// Peek is ReadLog that changes nothing on the worker, as Look does not, and tells
+// how the command ended; nil: it has not, as far as the worker knows.
+func Peek(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
+	if err := ref.check(); err != nil {
+		return 0, nil, err
+	}
+	p, err := stream(ctx, r, ref, offset, "read", w, nil, FollowOptions{Look: true})
+	return p.count, p.exit, err
+}
+
 // piece is what one exec of follow.sh brought.
 type piece struct {
 	count int64
@@ -238,7 +252,11 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	}
 	args := append([]string{nonce}, ref.args()...)
 	args = append(args, strconv.FormatInt(offset, 10), mode)
+	if opts.Look {
+		args = append(args, "look")
+	}
 	cmd := followScript.Cmd(orders, args...)
+	cmd.ReadOnly = opts.Look
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
 	p := piece{}
@@ -263,6 +281,9 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	all := append(records[:len(records):len(records)], errs.Records()...)
 	state := parseState(ref, all)
 	p.phase, p.exit = state.Phase, state.Exit
+	if p.phase == Lost && p.exit == nil {
+		p.exit = &Exit{Code: 255, Lost: true, Reason: "nobody saw it end"}
+	}
 	if p.phase == Aborted {
 		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrNotStarted)
 	}

@@ -1,16 +1,18 @@
 #!/bin/bash
-# follow: RUN ATTEMPT OFFSET follow|read. After the line "stream SIZE", stdout
-# carries the bytes of output.log from OFFSET and nothing else. To follow, each
-# line of stdin asks for a number of bytes, which are sent as they come; then the
-# size is said on stderr, and the next line is awaited. When all is sent, the
-# state goes to stderr.
+# follow: RUN ATTEMPT OFFSET follow|read [look]. After the line "stream SIZE",
+# stdout carries the bytes of output.log from OFFSET and nothing else. To follow,
+# each line of stdin asks for a number of bytes, which are sent as they come; then
+# the size is said on stderr, and the next line is awaited. When all is sent, the
+# state goes to stderr. With look nothing is recorded.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
   local run=$1 attempt=$2 offset=$3 mode=$4 dir want=0 job='' part status
+  see=settle
+  if [[ ${5-} == look ]]; then see=look; fi
   enter
   dir=$home/.multihost/runs/$run/$attempt
-  settle "$dir"
+  "$see" "$dir"
   if [[ $phase == unknown ]]; then
     say unknown
     return
@@ -24,7 +26,7 @@ main() {
   say stream "$REPLY"
   if [[ $mode == read ]]; then
     copy "$((REPLY - offset))"
-    settle "$dir"
+    "$see" "$dir"
     tell "$run" "$attempt" "$dir" >&2
     return
   fi
@@ -147,7 +149,7 @@ finish() {
     if alive "$pid" "$start" "$sup_boot"; then break; fi
     doze 0.05
   done
-  settle "$dir"
+  "$see" "$dir"
   tell "$run" "$attempt" "$dir" >&2
   say end >&2
 }

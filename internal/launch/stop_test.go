@@ -297,6 +297,17 @@ func TestARebootIsALostRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.setBoot("boot-2")
+	looked := FollowOptions{Look: true}
+	seen := &strings.Builder{}
+	if exit, err := Follow(t.Context(), l, s.Ref(), 0, seen, looked); err != nil || !exit.Lost || seen.String() != "out\n" {
+		t.Errorf("follow that looks: %q, %+v, %v", seen, exit, err)
+	}
+	if n, exit, err := Peek(t.Context(), l, s.Ref(), 1, seen); err != nil || n != 3 || exit == nil || !exit.Lost {
+		t.Errorf("peek: %d, %+v, %v", n, exit, err)
+	}
+	if _, err := os.Stat(filepath.Join(l.dir(s.Ref()), "exit")); err == nil {
+		t.Error("who only looks has recorded an end")
+	}
 	infos, err := List(t.Context(), l)
 	if err != nil || len(infos) != 1 || infos[0].Phase != Lost || infos[0].Owner != "ann@laptop" || !infos[0].Mine {
 		t.Errorf("list: %+v, %v", infos, err)

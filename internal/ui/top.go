@@ -10,6 +10,7 @@ import (
 
 	"multihost/internal/journal"
 	"multihost/internal/metrics"
+	"multihost/internal/tpu"
 )
 
 // A TopState is what Top shows of a run at one moment.
@@ -19,6 +20,11 @@ type TopState struct {
 	Story    *journal.Story    // never nil
 	Ended    bool              // nothing more will come
 	Now      time.Time
+
+	// Away are the workers that cannot be reached, though only they could tell how
+	// they are. Notices are lines about what keeps the view from being up to date.
+	Away    map[tpu.WorkerID]string
+	Notices []string
 }
 
 // TopOptions configure Top. Source is required.

@@ -94,6 +94,24 @@ func TestTopShowsEachWorkerByAStateOfItsOwn(t *testing.T) {
 	}
 }
 
+func TestTopShowsWhoIsOutOfReachUntilItsEndIsKnown(t *testing.T) {
+	t.Parallel()
+	s := topRun(t, 2, 2, hundred, event.WorkerDone{Slice: 1, Worker: 1, Code: 3})
+	gone := "slice \"t-1\" is gone"
+	s.Away = map[tpu.WorkerID]string{{Worker: 1}: "connection refused", {Slice: 1, Worker: 1}: gone}
+	s.Notices = []string{"out of reach: s0w1: connection refused"}
+	v := topView{state: s}
+	got := screenText(v.lines(120, 24))
+	for _, want := range []string{"s0   o?  s1   ox", "\nout of reach: s0w1: connection refused\n", "out of reach: connection refused", "exit code 3"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the view does not say %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, gone) {
+		t.Errorf("a worker that has ended is shown as out of reach:\n%s", got)
+	}
+}
+
 // TestTopFitsEveryTerminal lays out for every size, and looks at the width of
 // each line and at their number.
 func TestTopFitsEveryTerminal(t *testing.T) {

@@ -63,6 +63,7 @@ type topWorker struct {
 	text   string // its state
 	behind int64  // steps
 	slow   bool
+	away   string    // why it cannot be reached; "" when it can, or need not
 	end    time.Time // zero while it is not known
 }
 
@@ -160,6 +161,7 @@ func (t *topView) head(width int) []topLine {
 	if a := t.state.Story.Newest(); a != nil && a.Summary != nil && a.Summary.FirstFail != "" {
 		warnings = append([]string{"first failure: " + a.Summary.FirstFail}, warnings...)
 	}
+	warnings = append(slices.Clone(t.state.Notices), warnings...)
 	for i, w := range warnings {
 		if i == 3 {
 			lines = append(lines, topLine{{topText(fmt.Sprintf("… and %d more", len(warnings)-i), width), lookWarn}})
@@ -171,7 +173,7 @@ func (t *topView) head(width int) []topLine {
 }
 
 func (t *topView) foot(width int) topLine {
-	legend := "o in step  2-9 steps behind  S slow  . no step yet  + ended well  x failed  - stopped"
+	legend := "o in step  2-9 steps behind  S slow  . no step yet  ? out of reach  + ended well  x failed  - stopped"
 	keys := "q quit  sort: s speed, b behind, n name"
 	if textWidth(legend)+3+textWidth(keys) <= width {
 		return topLine{{legend + "   ", lookDim}, {keys, lookPlain}}
@@ -210,6 +212,7 @@ func (t *topView) workers() []topWorker {
 		if f.Steps > 0 {
 			w.behind = max(0, front-f.Last.Step)
 		}
+		w.away = t.state.Away[id]
 		w.sign, w.look, w.text = w.state(attempt)
 		if attempt != nil {
 			w.end = attempt.Ends[id].End
@@ -234,6 +237,8 @@ func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text s
 		}
 	}
 	switch {
+	case w.away != "":
+		return "?", lookWarn, "out of reach: " + w.away
 	case w.run.Steps == 0:
 		return ".", lookDim, "no step yet"
 	case w.slow:
