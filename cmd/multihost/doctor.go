@@ -91,6 +91,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 	if err != nil {
 		return o, err
 	}
+	s.tellLogin()
 	if _, typed := s.typed["connect-timeout"]; !typed {
 		d.Access.RetryFor, d.Access.ConnectTimeout = doctorPatience, min(d.Access.ConnectTimeout, doctorPatience)
 	}

@@ -56,6 +56,7 @@ type session struct {
 	leave    <-chan struct{}
 	typed    map[string]string // flags on the command line
 
+	loginNote    string // which login was taken, and why
 	endQuestions func() // takes back a question that is open: the view waits for it
 }
 
@@ -430,6 +431,7 @@ func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
 	if s.unset != nil {
 		return s.unset
 	}
+	s.tellLogin()
 	d.Access.Identity, err = s.identity(p, c)
 	return err
 }
@@ -444,14 +446,14 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	if c.Int("max-dials") < 1 {
 		p.inv.refuse(usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials")), "max-dials")
 	}
-	login, note := c.String("user"), ""
+	login := c.String("user")
 	switch {
 	case login != "" && !legalLogin.MatchString(login):
 		p.inv.refuse(usagef("--user=%s: no login is called that on Linux", login), "user")
 	case login == "root":
 		p.inv.refuse(&usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}, "user")
 	case login == "":
-		login, note = config.LocalUser(s.lookup, s.account)
+		login, s.loginNote = config.LocalUser(s.lookup, s.account)
 	}
 	var port int
 	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
@@ -469,13 +471,14 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
 	}
 	s.way(p, c, &d.Access)
-	if err := p.ready(c); err != nil {
-		return nil, err
+	return d, p.ready(c)
+}
+
+// tellLogin says which login is taken where that may surprise.
+func (s *session) tellLogin() {
+	if s.loginNote != "" {
+		s.view.Emit(event.Note{Level: event.Info, Text: s.loginNote})
 	}
-	if note != "" {
-		s.view.Emit(event.Note{Level: event.Info, Text: note})
-	}
-	return d, nil
 }
 
 // way reads how workers are reached.
