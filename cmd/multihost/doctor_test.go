@@ -301,7 +301,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 		}, args: second,
 		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s0w0 the API does not tell the keys`,
 	}, {
-		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=1s"), status: 69,
+		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=5s"), status: 69,
 		check: doctor.CheckSSH, level: doctor.Error, says: "^s1w0 connect.*refused",
 	}, {
 		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: []string{"--tpu-prefix=t-0"}, status: 76,
