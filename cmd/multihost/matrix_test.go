@@ -92,6 +92,7 @@ type cell struct {
 	dir     string
 	kill    func()
 	signal  func()
+	told    func(event.Note) // of what the runner says; nil: nobody
 
 	struck  sync.Once
 	over    chan struct{} // closed when the fault has struck
@@ -389,7 +390,7 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 	o := job.JobOptions{
 		Request: qr.Request{ID: "m", NodeCount: 2, NodePrefix: "m", Type: ty, Tier: qr.Spot},
 		Run: job.RunOptions{Prefix: "m", Run: "m", UseExisting: false, Dir: filepath.Join(dir, "src"), Script: "train", Preflight: "apply",
-			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute}},
+			NUMA: preflight.NUMAOff, FailFast: true, Grace: 100 * time.Millisecond, SyncTimeout: time.Minute, StartLimit: 20 * time.Second, Patience: job.Patience{Lost: 10 * time.Minute, Log: 10 * time.Minute}},
 		Budget: job.Budget{Preemptions: -1},
 	}
 	os.MkdirAll(o.Run.Dir, 0o700)
@@ -404,6 +405,10 @@ func matrixJob(dir string, access job.Access) job.JobOptions {
 func (c *cell) hear(e event.Event, story *lockedText) {
 	fmt.Fprintf(story, "%6.2f s %T %+v\n", time.Since(c.begin).Seconds(), e, e)
 	switch e := e.(type) {
+	case event.Note:
+		if c.told != nil {
+			c.told(e)
+		}
 	case event.Release:
 		c.starts.Add(1)
 	case event.Phase:

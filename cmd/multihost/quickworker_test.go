@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -123,6 +124,7 @@ type quickVM struct {
 	conns    map[net.Conn]bool
 	down     chan struct{} // closed when it goes down
 	silent   bool          // until the next boot it answers nobody
+	unread   chan struct{} // until it is closed no log is read to its end; nil: each is
 	runs     map[string]*quickRun
 	synced   map[string]string // digest of the code, by run
 	wg       sync.WaitGroup
@@ -487,12 +489,14 @@ func (vm *quickVM) follow(args []string, ch ssh.Channel, say func(w io.Writer, f
 		io.Copy(io.Discard, ch)
 		close(gone)
 	}()
-	select {
-	case <-r.over:
-	case <-down:
-		return 1
-	case <-gone:
-		return 0
+	for _, end := range []func() <-chan struct{}{func() <-chan struct{} { return r.over }, vm.readable} {
+		select {
+		case <-end():
+		case <-down:
+			return 1
+		case <-gone:
+			return 0
+		}
 	}
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -500,6 +504,26 @@ func (vm *quickVM) follow(args []string, ch ssh.Channel, say func(w io.Writer, f
 	say(ch.Stderr(), "exit size 0")
 	say(ch.Stderr(), "end")
 	return 0
+}
+
+// readable is closed when logs are read to their end.
+func (vm *quickVM) readable() <-chan struct{} {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	if vm.unread == nil {
+		return atOnce
+	}
+	return vm.unread
+}
+
+// fails ends what runs there as a command that has failed.
+func (vm *quickVM) fails(code int) {
+	vm.mu.Lock()
+	runs := slices.Collect(maps.Values(vm.runs))
+	vm.mu.Unlock()
+	for _, r := range runs {
+		vm.end(r, code, "")
+	}
 }
 
 func (vm *quickVM) stop(args []string, say sayer) {

@@ -47,6 +47,7 @@ type following struct {
 	outages  []outage
 	stirred  chan struct{} // of one: outages have changed
 	lowDisks lowDisks
+	logsBy   time.Time // until then logs that are not whole here are waited for; zero: none was yet
 	window   *launch.Window
 	sum      *event.Summary // of an end that was seen, for the caller to emit
 	watcher  *watcher
@@ -174,12 +175,11 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	}
 
 	var (
-		stop      *stopping
-		stopped   chan error
-		deadline  <-chan time.Time
-		overdue   <-chan time.Time
-		readUntil time.Time
-		doubt     <-chan time.Time
+		stop     *stopping
+		stopped  chan error
+		deadline <-chan time.Time
+		overdue  <-chan time.Time
+		doubt    <-chan time.Time
 	)
 	if f.timeout > 0 {
 		deadline = f.Clock.After(f.timeout)
@@ -264,13 +264,9 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			if stop.err != nil {
 				leave()
 			}
-			readUntil = f.Clock.Now().Add(unreadPause)
-			if interrupted != nil { // else whoever stopped it wants the end
-				readUntil = readUntil.Add(f.patience.Log)
-			}
 			overdue = f.Clock.After(unreadPause)
 		case <-overdue:
-			if left := readUntil.Sub(f.Clock.Now()); left > 0 {
+			if left := f.logsLeft(); left > 0 && interrupted != nil { // whoever interrupts wants the end
 				event.Notef(f.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", f.unfinished(), asTyped(f.patience.Log))
 				overdue = f.Clock.After(min(left, time.Minute))
 				continue

@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"multihost/internal/event"
@@ -30,30 +32,50 @@ const (
 	wholeLongest = 15 * time.Second
 )
 
-// bringLogs waits until the logs of a command that has ended are whole here, for as
-// long as --log-timeout says: the workers may be deleted after that. An interrupt
-// ends the wait.
+// logsLeft is how long logs that are not whole here are still waited for: from the
+// first call on as long as --log-timeout says, for whatever reason they are not.
+func (f *following) logsLeft() time.Duration {
+	now := f.Clock.Now()
+	if f.logsBy.IsZero() {
+		f.logsBy = now.Add(f.patience.Log)
+	}
+	return f.logsBy.Sub(now)
+}
+
+// bringLogs waits until the logs of a command that has ended are whole here: the
+// workers may be deleted after that. An interrupt ends the wait.
 func (f *following) bringLogs(ctx context.Context) {
-	if f.partly() == nil || f.patience.Log <= 0 || ctx.Err() != nil {
+	if f.partly() == nil || ctx.Err() != nil {
 		return
 	}
-	_ = f.watch.phase("logs", func() (string, error) { // what is missing is told by the summary
-		over := f.Clock.After(f.patience.Log)
+	left := f.logsLeft()
+	if left <= 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	group.Go(func() {
+		select {
+		case <-f.Clock.After(left):
+		case <-f.Leave:
+		case <-ctx.Done():
+		}
+		cancel()
+	})
+	_ = f.watch.phase("logs", func() (string, error) { // the summary tells what is missing
 		pause := wholePause
 		var told time.Time
 		for {
 			if now := f.Clock.Now(); told.IsZero() || now.Sub(told) >= time.Minute {
 				told = now
-				event.Notef(f.Sink, event.Warn, "free some space for "+f.rec.LogDir, "%s: waiting up to %s (--log-timeout) for the rest: %s", f.sayPartly(), asTyped(f.patience.Log), f.whyPartly())
+				event.Notef(f.Sink, event.Warn, f.room(), "%s: waiting up to %s (--log-timeout) for the rest: %s", f.sayPartly(), asTyped(f.patience.Log), f.whyPartly())
 			}
 			select {
 			case <-f.Clock.After(pause):
-			case <-over:
-				return "", errPartly
 			case <-ctx.Done():
-				return "", context.Cause(ctx)
-			case <-f.Leave:
-				return "", errPartly
+				return "", ctx.Err()
 			}
 			pause = min(2*pause, wholeLongest)
 			f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
@@ -69,14 +91,18 @@ func (f *following) bringLogs(ctx context.Context) {
 	})
 }
 
-// errPartly ends the wait for logs that have not come.
-var errPartly = errors.New("not whole")
-
 // bringRest brings what is missing of the log of a worker; nil when it is whole.
 func (f *following) bringRest(ctx context.Context, i int) *partLog {
 	log := &logFile{run: f.ref.Run, id: f.team.ids[i], path: f.rec.logPath(f.team.ids[i]), sink: f.Sink}
 	defer log.close()
-	return f.mend(ctx, i, log)
+	before, part := f.ends[i].part, f.mend(ctx, i, log)
+	if part != nil && ctx.Err() != nil { // the end of the wait is no reason
+		part.err = before.err
+	}
+	if part != nil {
+		part.written = max(part.written, before.written)
+	}
+	return part
 }
 
 // mend brings the rest of a log that the disk here had no room for; nil when it is
@@ -132,15 +158,15 @@ func (f *following) sayPartly() string {
 		p := f.ends[i].part
 		ids, have, written, known = append(ids, f.team.ids[i]), have+p.have, written+p.written, known && p.written > 0
 	}
-	of := "more"
+	much := fmt.Sprintf("%d bytes, of how many is not known", have)
 	if known {
-		of = fmt.Sprint(written)
+		much = fmt.Sprintf("%d of %d bytes", have, written)
 	}
 	logs := "the log of " + tpu.Fold(ids) + " is"
 	if len(ids) > 1 {
 		logs = "the logs of " + tpu.Fold(ids) + " are"
 	}
-	return fmt.Sprintf("%s not whole here: %d of %s bytes", logs, have, of)
+	return fmt.Sprintf("%s not whole here: %s", logs, much)
 }
 
 // whyPartly says why, once for each reason.
@@ -159,6 +185,16 @@ func (f *following) whyPartly() string {
 	return strings.Join(why, "; ")
 }
 
+// room is what to do where a disk here is full; "" where none is.
+func (f *following) room() string {
+	for _, i := range f.partly() {
+		if err := f.ends[i].part.err; errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return "free some space for " + f.rec.LogDir
+		}
+	}
+	return ""
+}
+
 // partLogCode is the status of a run that succeeded and whose logs are not whole
 // here: sysexits' EX_IOERR.
 const partLogCode = 74
@@ -166,7 +202,10 @@ const partLogCode = 74
 // sayPart has the summary say which logs are not whole here. A success is none then.
 func (f *following) sayPart(sum *event.Summary) {
 	sum.Text += "; " + f.sayPartly() + " (" + f.whyPartly() + ")"
-	again := "free some space for " + f.rec.LogDir + ", then: multihost attach " + f.ref.Run
+	again := "bring the rest with: multihost attach " + f.ref.Run
+	if room := f.room(); room != "" {
+		again = room + ", then " + again
+	}
 	if sum.OK {
 		sum.OK, sum.ExitCode, sum.Next = false, partLogCode, again
 		return
