@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,7 +33,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		}
 		terms, known := lease.ReadTerms(res.Metadata())
 		goes := func(begun bool) string {
-			if !known {
+			if !known { // a runner may have armed a lease all the same
 				return "not known here"
 			}
 			return whenGone(terms, begun, d.age(res.CreateTime))
@@ -41,7 +42,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		for i := range seen {
 			if qr.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
 				listed = true
-				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), goes(true)
+				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), cmp.Or(seen[i].Gone, goes(true))
 			}
 		}
 		if listed {
@@ -82,8 +83,11 @@ func whenGone(t lease.Terms, begun bool, age time.Duration) string {
 	switch {
 	case begun && t.Lease > 0:
 		text = asTyped(t.Lease) + " after its end"
-		if t.KeepOnFailure && t.KeepFor == 0 {
-			text += ", kept after a failure"
+		switch {
+		case t.KeepOnFailure && t.KeepFor == 0:
+			text += ", never after a failure"
+		case t.KeepOnFailure:
+			text += ", " + asTyped(t.KeepFor) + " after a failure"
 		}
 	case !begun && t.Adopt > 0:
 		text = asTyped(t.Adopt) + " after its boot"
@@ -105,7 +109,13 @@ func (d *Deps) waitingRequest(ctx context.Context, run string) (qr.Resource, boo
 		return qr.Resource{}, false
 	}
 	res, err := d.Queue.Get(ctx, run)
-	return res, err == nil && res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(run) && res.ReadySlices() == 0
+	return res, err == nil && res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(run) && res.ReadySlices() == 0 && allAsked(res)
+}
+
+// allAsked reports whether a resource has no slice on which a command may live
+// though its workers cannot be asked: each is ready, or is being made, or gone.
+func allAsked(res qr.Resource) bool {
+	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s qr.SliceState) bool { return !s.Ready && s.State != "CREATING" })
 }
 
 // stopRequest deletes the queued resource of a job whose command has not begun, or

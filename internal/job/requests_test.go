@@ -20,7 +20,8 @@ func TestWhenGone(t *testing.T) {
 		{lease.Terms{Adopt: 30 * time.Minute}, true, "never by itself"},
 		{lease.Terms{Adopt: 30 * time.Minute, Lease: time.Hour}, false, "30m after its boot"},
 		{lease.Terms{Adopt: 30 * time.Minute, Lease: time.Hour}, true, "1h after its end"},
-		{lease.Terms{Lease: time.Hour, KeepOnFailure: true}, true, "1h after its end, kept after a failure"},
+		{lease.Terms{Lease: time.Hour, KeepOnFailure: true}, true, "1h after its end, never after a failure"},
+		{lease.Terms{Lease: time.Hour, KeepOnFailure: true, KeepFor: 2 * time.Hour}, true, "1h after its end, 2h after a failure"},
 		{lease.Terms{Lease: time.Hour, TTL: 3 * time.Hour}, true, "1h after its end, at the latest in 2h00m"},
 		{lease.Terms{TTL: 3 * time.Hour}, true, "in 2h00m"},
 		{lease.Terms{TTL: time.Minute}, true, "in 0 s"},
@@ -47,6 +48,30 @@ func TestWaitsFor(t *testing.T) {
 	} {
 		if got := waitsFor(res); got != want {
 			t.Errorf("%+v: %q, want %q", res, got, want)
+		}
+	}
+}
+
+func TestWhoseWorkersWereAllAsked(t *testing.T) {
+	t.Parallel()
+	state := func(states ...string) (res qr.Resource) {
+		for _, s := range states {
+			res.Slices = append(res.Slices, qr.SliceState{State: s, Ready: s == "READY"})
+		}
+		return res
+	}
+	for _, row := range []struct {
+		res  qr.Resource
+		want bool
+	}{
+		{state(), true},
+		{state("CREATING", "READY"), true},
+		{state("READY", "REPAIRING"), false}, // a command may live there
+		{state("RESTARTING"), false},
+		{qr.Resource{State: "SUSPENDED", Slices: state("PREEMPTED").Slices}, true},
+	} {
+		if got := allAsked(row.res); got != row.want {
+			t.Errorf("%+v: %t", row.res, got)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		row.age = f.info.Age()
 		seen = append(seen, row)
 	}
-	if len(only) == 0 {
+	if len(only) == 0 { // else slices are chosen, and a request need not have any
 		var err error
 		seen, err = d.withRequests(ctx, prefix, seen, found)
 		surveyErr = errors.Join(surveyErr, err)
@@ -576,7 +576,7 @@ func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duratio
 	}
 	rec, err := d.locate(ctx, name, prefix)
 	var idle *notBegunError
-	if errors.As(err, &idle) && idle.res.JobMade() && prefix == "" {
+	if errors.As(err, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
 		return d.stopRequest(ctx, name, idle.res)
 	}
 	if err != nil {
