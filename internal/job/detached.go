@@ -194,7 +194,7 @@ func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, e
 		mode = preflight.Check
 	}
 	files["unpack"] = []byte(codesync.Unpack())
-	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, Slices: o.Request.NodeCount, ExpectChips: o.Request.Type.ChipsPerWorker()}))
+	files["preflight"] = []byte(preflight.Kit(preflight.Options{Mode: mode, Platform: r.o.Platform, Install: r.o.Install, BetweenSlices: mtuBetween(o.Request.NodeCount), ExpectChips: o.Request.Type.ChipsPerWorker()}))
 	return files, nil
 }
 

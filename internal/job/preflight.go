@@ -166,10 +166,18 @@ func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
 	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
 		return
 	}
-	if mtu := d.readMTU(ctx, name); mtu > 0 && mtu < preflight.LargestMTU {
+	if mtu := d.readMTU(ctx, name); mtu > 0 && mtu < mtuBetween(r.NodeCount) {
 		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
-			name, mtu, r.NodeCount, preflight.LargestMTU)
+			name, mtu, r.NodeCount, mtuBetween(r.NodeCount))
 	}
+}
+
+// mtuBetween is the MTU that so many slices want between them; 0: any.
+func mtuBetween(slices int) int {
+	if slices < 2 {
+		return 0
+	}
+	return network.DefaultMTU
 }
 
 // mtuCure is how slices get large packets instead of those of a network.
@@ -186,12 +194,12 @@ func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflig
 	if o.Check {
 		opts.Mode = preflight.Check
 	}
-	if !d.onHosts() {
-		opts.Slices = len(t.slices)
-	}
 	if d.onHosts() {
 		opts.ExpectChips = preflight.NoDevices
-	} else if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
+		return opts
+	}
+	opts.BetweenSlices = mtuBetween(len(t.slices))
+	if ty, err := tpu.ParseType(t.slice(i).Type); err == nil {
 		opts.ExpectChips = ty.ChipsPerWorker()
 	}
 	return opts

@@ -71,9 +71,10 @@ type Options struct {
 	Install bool
 	// ExpectMTU is the MTU of the network; 0 means that it is unknown and only read.
 	ExpectMTU int
-	// Slices is the number of slices that train together: more than one want
-	// LargestMTU, whatever the network has.
-	Slices int
+	// BetweenSlices is the MTU that slices which train together want between them,
+	// whatever the network has; 0 for one slice, whose gradients have links of their
+	// own.
+	BetweenSlices int
 	// ExpectChips is the number of TPU devices of a worker; 0 means at least
 	// one, NoDevices that devices are not looked at.
 	ExpectChips int
@@ -93,9 +94,6 @@ const (
 // NotAsWanted is the reason of a setting that a check finds otherwise and that
 // could be set.
 const NotAsWanted = "not as wanted"
-
-// LargestMTU is the largest MTU of a VPC network, which slices want between them.
-const LargestMTU = 8896
 
 // Severity says what an outcome means for a run.
 type Severity int

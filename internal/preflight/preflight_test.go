@@ -392,22 +392,22 @@ func TestStories(t *testing.T) {
 		},
 		"one slice takes the mtu that its network has": {
 			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
-			options: Options{ExpectMTU: 1460, Slices: 1},
+			options: Options{ExpectMTU: 1460},
 		},
 		"two slices want 8896 on a network with less": {
 			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
-			options: Options{ExpectMTU: 1460, Slices: 2},
+			options: Options{ExpectMTU: 1460, BetweenSlices: 8896},
 			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460; between slices 8896 is wanted)"},
 		},
 		"two slices want 8896 on a network that nobody may read": {
 			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
-			options: Options{Slices: 2},
+			options: Options{BetweenSlices: 8896},
 			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460; between slices 8896 is wanted)"},
 		},
-		"two slices on a network with 8896": {options: Options{ExpectMTU: 8896, Slices: 2}},
+		"two slices on a network with 8896": {options: Options{ExpectMTU: 8896, BetweenSlices: 8896}},
 		"an interface with less than the network of two slices": {
 			prepare: func(h *host) { h.write("sys/class/net/ens8/mtu", "1460") },
-			options: Options{ExpectMTU: 8896, Slices: 2},
+			options: Options{ExpectMTU: 8896, BetweenSlices: 8896},
 			differs: map[string]string{"mtu": "failed: 1460 -> 1460 (ens8 has mtu 1460, its network 8896)"},
 		},
 		"no devices": {

@@ -98,7 +98,7 @@ func Settings() []Setting {
 func (s Setting) want(o Options) string {
 	switch {
 	case s.Kind == MTU && o.betweenSlices():
-		return strconv.Itoa(LargestMTU)
+		return strconv.Itoa(o.BetweenSlices)
 	case s.Kind == MTU && o.ExpectMTU > 0:
 		return strconv.Itoa(o.ExpectMTU)
 	case s.Kind == Devices && o.ExpectChips == NoDevices:
@@ -120,9 +120,8 @@ func (s Setting) key(o Options) string {
 }
 
 // betweenSlices reports whether slices train together on a network that is not
-// known to have the MTU for it. One slice has links of its own for its gradients:
-// its interfaces need what their network has, no more.
-func (o Options) betweenSlices() bool { return o.Slices > 1 && o.ExpectMTU < LargestMTU }
+// known to have the MTU for it.
+func (o Options) betweenSlices() bool { return o.BetweenSlices > o.ExpectMTU }
 
 // arguments are the arguments of the script: mode, platform, install, and four
 // words for each row of the table.
