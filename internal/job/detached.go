@@ -978,11 +978,24 @@ func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen,
 // away before they could tell how it ended.
 const stoppedState = "stopped"
 
+// whenGone says when the workers delete the slices.
+func (r *detachedRun) whenGone() string {
+	switch {
+	case r.desc.Keep == detach.KeepAlways:
+		return "never by itself"
+	case r.desc.Keep == detach.KeepOnFailure && r.desc.KeepFor == 0:
+		return "at its end, never after a failure"
+	case r.desc.Keep == detach.KeepOnFailure:
+		return "at its end, " + asTyped(time.Duration(r.desc.KeepFor*float64(time.Second))) + " after a failure"
+	}
+	return "at its end"
+}
+
 // row is the run in a list: what the bucket says, or the queued resource while
 // no worker has reported and when no worker is there any more.
 func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.desc.Run, Attempt: max(1, state.Attempt), Owner: r.desc.Owner, Created: r.desc.Created, Slices: r.desc.Nodes, Command: r.desc.Command,
-		age: r.Clock.Now().Sub(r.desc.Created)}
+		goes: r.whenGone(), age: r.Clock.Now().Sub(r.desc.Created)}
 	switch first := state.Blame(); {
 	case state.Over(r.desc) && first != nil:
 		row.State = fmt.Sprintf("exit code %d", first.Code)

@@ -42,7 +42,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		for i := range seen {
 			if qr.LabelValue(seen[i].Run) == label && (len(seen[i].Slices) == 0 || overlap(seen[i].Slices, res.Nodes)) {
 				listed = true
-				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), cmp.Or(seen[i].Gone, goes(true))
+				seen[i].Hourly, seen[i].Gone = hourly(res, d.Zone), cmp.Or(seen[i].goes, goes(true))
 			}
 		}
 		if listed {

@@ -36,7 +36,8 @@ type Seen struct {
 	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices that a job has made
 	Gone    string    `json:"gone,omitempty"`         // when those go where nobody goes on with the job, in words
 
-	age time.Duration // by the worker's clock
+	age  time.Duration // by the worker's clock
+	goes string        // Gone, as far as there are slices; empty: the request tells
 }
 
 // List asks worker 0 of every ready slice, or of those that prefix names, with these
