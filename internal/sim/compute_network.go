@@ -67,9 +67,7 @@ func (s *Server) ensureNetwork(id string) {
 		s.putNetwork(&s.state, &computepb.Network{
 			Name: proto.String(id), AutoCreateSubnetworks: proto.Bool(true), Mtu: proto.Int32(maxMTU),
 		}).ready = true
-		if id == LargePackets {
-			s.addDefaultRules(&s.state, id)
-		}
+		s.addDefaultRules(&s.state, id)
 	}
 }
 

@@ -21,13 +21,12 @@ type SliceSpec struct {
 	Foreign bool
 	// Network is the one they are on. When empty, one slice is on "default" and
 	// several are on LargePackets. One that does not exist is made, with the
-	// largest MTU there is.
+	// largest MTU there is and the rules of "default".
 	Network string
 }
 
 // LargePackets is the network of several slices that exist from the start. Its
-// MTU is 8896, as slices want between them; that of "default" is 1460. It has the
-// rules of "default".
+// MTU is 8896, as slices want between them; that of "default" is 1460.
 const LargePackets = "mtu8896"
 
 // String is the text form that ParseSlices reads.
