@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/xml"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,13 +68,15 @@ func timeless(picture string) []string {
 // slices, and returns what stands there at its end, with colours as escapes.
 func recordSession(t *testing.T, command string) string {
 	tmux := testkit.Need(t, "tmux")
-	dir, err := os.MkdirTemp("/tmp", "mh")
-	testkit.Must(t, err)
+	// A name of one length: where the program breaks its lines depends on it.
+	dir := fmt.Sprintf("/tmp/mh%010d", rand.Uint32())
+	testkit.Must(t, os.Mkdir(dir, 0o700))
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	home, project := filepath.Join(dir, "ann"), filepath.Join(dir, "ann", "project")
 	testkit.Must(t, os.CopyFS(project, os.DirFS("testdata/docs")))
 	cfg := sim.Config{Dir: filepath.Join(dir, "sim"), Step: 10 * time.Millisecond}
 	testkit.Must(t, os.Mkdir(cfg.Dir, 0o700))
+	var err error
 	cfg.Slices, err = sim.ParseSlices("t:2xv5litepod-16")
 	testkit.Must(t, err)
 	server, err := sim.Start(context.Background(), cfg)
