@@ -444,12 +444,14 @@ kill -ABRT $$; }`, func(o *job.JobOptions, do *job.DetachOptions) {
 func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
-		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec sleep 973.25' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *job.DetachOptions) { o.Keep = true }, sim.Config{})
+		// The workers of the other backend are on this machine, too: each has a sleep of its own.
+		sleep := "sleep 973." + strconv.Itoa(len(backend))
+		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec `+sleep+`' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *job.DetachOptions) { o.Keep = true }, sim.Config{})
 		s := w.until("the end", ended(1))
 		if n, on := s.LeftBehind(); n != 1 || len(on) != 1 || s.Blame() != nil {
 			t.Errorf("got %+v", s.Ended)
 		}
-		if out, err := exec.Command("pgrep", "-f", "^sleep 973[.]25$").Output(); err == nil {
+		if out, err := exec.Command("pgrep", "-f", "^"+sleep+"$").Output(); err == nil {
 			t.Errorf("it lives on: %s", out)
 		}
 	})
