@@ -716,10 +716,7 @@ func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) ev
 		Phases: []event.PhaseTime{{Name: "follow", Elapsed: r.Clock.Now().Sub(begin)}}}
 	sum.Text = fmt.Sprintf("run %s succeeded on %s", r.desc.Run, onAll(len(state.Ended)))
 	if first := state.Blame(); first != nil {
-		how := fmt.Sprintf("exit code %d", first.Code)
-		if first.Signal != "" {
-			how = "killed by SIG" + first.Signal
-		}
+		how := endText(*first)
 		sum.OK, sum.ExitCode, sum.CommandCode = false, first.Code, first.Code
 		if first.Reason != "" {
 			sum.Text = fmt.Sprintf("run %s did not end by itself on %s: %s", r.desc.Run, first.Worker, first.Reason)
@@ -738,6 +735,11 @@ func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) ev
 	}
 	r.sayBackground(&sum, state)
 	return sum
+}
+
+// endText says in a few words how the command ended on a worker, as launch.Exit does.
+func endText(e detach.End) string {
+	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
 // sayBackground says what the workers have told of processes that the command left.
@@ -997,6 +999,8 @@ func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.desc.Run, Attempt: max(1, state.Attempt), Owner: r.desc.Owner, Created: r.desc.Created, Slices: r.desc.Nodes, Command: r.desc.Command,
 		goes: r.whenGone(), age: r.Clock.Now().Sub(r.desc.Created)}
 	switch first := state.Blame(); {
+	case state.Over(r.desc) && first != nil && first.Reason == "" && len(state.Ended) > 1:
+		row.State = fmt.Sprintf("failed: %s was first, %s", first.Worker, endText(*first))
 	case state.Over(r.desc) && first != nil:
 		row.State = fmt.Sprintf("exit code %d", first.Code)
 	case state.Over(r.desc):

@@ -104,7 +104,7 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	}
 	f.Sink.Emit(end)
 	f.bringLogs(ctx)
-	return f.conclude(stop)
+	return f.conclude(ctx, stop)
 }
 
 // failFastReason names no worker: which one failed first is known by the clocks when
@@ -792,7 +792,7 @@ func (f *following) tellDropped() {
 }
 
 // conclude says how the run ended and decides the exit status.
-func (f *following) conclude(stop *stopping) (Outcome, error) {
+func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, error) {
 	f.lowDisks.tell(f.Sink, outputDisk)
 	f.tellDropped()
 	code, first := f.verdict()
@@ -801,7 +801,21 @@ func (f *following) conclude(stop *stopping) (Outcome, error) {
 	}
 	sum, cause := f.judge(stop, code, first)
 	f.sum = &sum
+	if f.reads == nil && first >= 0 && f.ends[first].known && f.ends[first].exit.Reason == "" && len(f.ends) > 1 {
+		f.keepVerdict(ctx, fmt.Sprintf("%s was first, %s", f.team.ids[first], f.ends[first].text()))
+	}
 	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
+}
+
+// keepVerdict tells those workers that ps asks how the attempt ended as a whole. Whom
+// it does not reach tells how the command ended there.
+func (f *following) keepVerdict(ctx context.Context, text string) {
+	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		if f.team.ids[i].Worker != 0 || f.team.isAway(i) {
+			return nil
+		}
+		return launch.KeepVerdict(ctx, f.team.conns[i], f.ref, text)
+	})
 }
 
 // keepEnd keeps in the record how the run ended.

@@ -52,7 +52,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 			Hourly: hourly(res, d.Zone), Gone: goes(false), age: d.age(res.CreateTime)}
 		if at := slices.IndexFunc(found, func(f foundRun) bool { return qr.LabelValue(f.info.Run) == label && f.info.Exit != nil }); at >= 0 {
 			info := found[at].info
-			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+info.Exit.String(), goes(true)
+			row.Run, row.Attempt, row.Owner, row.Command, row.State, row.Gone = info.Run, info.Attempt, info.Owner, info.Command, "kept: "+found[at].ended(), goes(true)
 			row.Created, row.age = info.Armed, info.Age()
 		}
 		seen = append(seen, row)

@@ -63,7 +63,7 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		}
 		row := Seen{Run: f.info.Run, Attempt: f.info.Attempt, State: string(f.info.Phase), Owner: f.info.Owner, Created: f.info.Armed, Command: f.info.Command}
 		if f.info.Exit != nil {
-			row.State = f.info.Exit.String()
+			row.State = f.ended()
 		}
 		for _, id := range f.workers {
 			row.Slices = append(row.Slices, ready[id.Slice].Name)
@@ -107,7 +107,16 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 type foundRun struct {
 	info    launch.Info // of a worker on which it runs, else where it is to start, else of the first
 	workers []tpu.WorkerID
-	broken  int // workers on which it was stopped, or nobody saw its end
+	verdict string // how it ended on all workers, "" where none of these was told
+	broken  int    // workers on which it was stopped, or nobody saw its end
+}
+
+// ended is how the run has ended: as its runner told it, else on one worker.
+func (f foundRun) ended() string {
+	if f.verdict != "" {
+		return "failed: " + f.verdict
+	}
+	return f.info.Exit.String()
 }
 
 // stoppable refuses a run of another login: its processes are not ours to end,
@@ -175,6 +184,7 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 				found[at].info = info
 			}
 			found[at].workers = append(found[at].workers, t.ids[i])
+			found[at].verdict = cmp.Or(found[at].verdict, info.Verdict)
 			if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
 				found[at].broken++
 			}
@@ -369,7 +379,7 @@ func choose(match []foundRun) (f foundRun, other *foundRun) {
 func (f foundRun) text(all []tpu.Slice) string {
 	state := string(f.info.Phase)
 	if f.info.Exit != nil {
-		state = f.info.Exit.String()
+		state = f.ended()
 	}
 	return fmt.Sprintf("attempt %d of %s on %s (%s)", f.info.Attempt, f.info.Owner, sliceNames(all, f), state)
 }

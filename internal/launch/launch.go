@@ -286,6 +286,7 @@ type Info struct {
 	PID        int
 	Supervisor int
 	Exit       *Exit
+	Verdict    string // how the attempt ended on all workers; "" where nobody has told the worker
 }
 
 // Age is how long ago the run was armed, by the worker's own clock.

@@ -48,12 +48,14 @@ read_meta() {
 }
 
 print() {
+  local verdict
   tell "$entry_run" "$entry_attempt" "$entry_dir"
   say mine "$mine"
   say login "$entry_login"
   say owner "$entry_owner"
   say command "$entry_command"
   if [[ $entry_venv == 1 ]]; then say venv 1; fi
+  if ((mine)) && { read -r verdict <"$entry_dir/verdict"; } 2>/dev/null; then say verdict "$verdict"; fi
 }
 
 main "$@"

@@ -45,6 +45,8 @@ var (
 	execText string
 	//go:embed venv.sh
 	venvText string
+	//go:embed verdict.sh
+	verdictText string
 	//go:embed list.sh
 	listText string
 )
@@ -68,6 +70,7 @@ var (
 	listScript    = operation("list", listText)
 	execScript    = operation("exec", execText)
 	venvScript    = operation("venv", venvText)
+	verdictScript = operation("verdict", verdictText)
 )
 
 func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }

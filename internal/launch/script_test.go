@@ -22,6 +22,7 @@ func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	for name, p := range map[string]*sshfan.Program{
 		"arm": armScript, "release": releaseScript, "status": statusScript, "follow": followScript, "stop": stopScript,
 		"free": freeScript, "list": listScript, "digest": digestScript, "tail": tailScript, "dump": dumpScript, "exec": execScript,
+		"verdict": verdictScript,
 	} {
 		scripts[name] = p.Text()
 		if n := len(p.Cmd(nil).Whole().Line); n > 1250 {

@@ -370,3 +370,24 @@ func TestStatusOfAWorkerWithoutRuns(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 }
+
+// How the run ended as a whole is what only its runner knows: a worker tells it once it
+// has been told.
+func TestAVerdictIsKept(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	ref := Ref{Run: "r", Attempt: 1}
+	if err := KeepVerdict(t.Context(), l, ref, "too early"); !errors.Is(err, ErrUnknownRun) {
+		t.Errorf("of a run that is not there: %v", err)
+	}
+	if _, exit := complete(t, l, spec("r", "exit 3")); exit.Code != 3 {
+		t.Fatalf("%+v", exit)
+	}
+	for _, text := range []string{"one", "s1w2 was first, exit code 1"} {
+		testkit.Must(t, KeepVerdict(t.Context(), l, ref, text))
+	}
+	infos, err := List(t.Context(), l)
+	if err != nil || len(infos) != 1 || infos[0].Verdict != "s1w2 was first, exit code 1" {
+		t.Errorf("%+v, %v", infos, err)
+	}
+}
