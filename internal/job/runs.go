@@ -36,6 +36,11 @@ type Seen struct {
 	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices that a job has made
 	Gone    string    `json:"gone,omitempty"`         // when those go where nobody goes on with the job, in words
 
+	// Followed is whether a command follows the output, wherever it runs; nil where
+	// that is not known: of runs of other logins and without runner, and of those
+	// that have not begun or have ended.
+	Followed *bool `json:"followed,omitempty"`
+
 	age  time.Duration // by the worker's clock
 	goes string        // Gone, as far as there are slices; empty: the request tells
 }
@@ -64,6 +69,9 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		row := Seen{Run: f.info.Run, Attempt: f.info.Attempt, State: string(f.info.Phase), Owner: f.info.Owner, Created: f.info.Armed, Command: f.info.Command}
 		if f.info.Exit != nil {
 			row.State = f.ended()
+		}
+		if f.info.Phase == launch.Running && f.info.Mine {
+			row.Followed = &f.followed
 		}
 		for _, id := range f.workers {
 			row.Slices = append(row.Slices, ready[id.Slice].Name)
@@ -94,7 +102,11 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 			if s.Gone != "" {
 				cost = price(s.Hourly)
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, s.State, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
+			state := s.State
+			if s.Followed != nil && !*s.Followed {
+				state += ", not followed"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
 				cost, cmp.Or(s.Gone, "-"), s.Command)
 		}
 		w.Flush()
@@ -105,10 +117,11 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 
 // foundRun is one run as the workers of a team know it.
 type foundRun struct {
-	info    launch.Info // of a worker on which it runs, else where it is to start, else of the first
-	workers []tpu.WorkerID
-	verdict string // how it ended on all workers, "" where none of these was told
-	broken  int    // workers on which it was stopped, or nobody saw its end
+	info     launch.Info // of a worker on which it runs, else where it is to start, else of the first
+	workers  []tpu.WorkerID
+	followed bool   // somebody follows its output
+	verdict  string // how it ended on all workers, "" where none of these was told
+	broken   int    // workers on which it was stopped, or nobody saw its end
 }
 
 // ended is how the run has ended: as its runner told it, else on one worker.
@@ -184,6 +197,7 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 				found[at].info = info
 			}
 			found[at].workers = append(found[at].workers, t.ids[i])
+			found[at].followed = found[at].followed || info.Followers > 0
 			found[at].verdict = cmp.Or(found[at].verdict, info.Verdict)
 			if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
 				found[at].broken++

@@ -30,6 +30,7 @@ main() {
     tell "$run" "$attempt" "$dir" >&2
     return
   fi
+  if [[ $see == settle ]]; then be_there; fi
   # The end of stdin is the end of the connection, or the wish to end: whoever
   # waits for output, here or in a tool, would not see it.
   want=''
@@ -56,6 +57,14 @@ main() {
   done
   if [[ $job ]]; then kill "$job" 2>/dev/null; fi
 }
+
+# be_there lets followers_of find us, until we end.
+be_there() {
+  local stale=()
+  followers_of "$dir"
+  if ((${#stale[@]})); then rm -f -- "${stale[@]}"; fi
+  start_of $$ && printf '%s %s %s\n' $$ "$REPLY" "$boot" >"$dir/follower.$$"
+} 2>/dev/null
 
 # copy BYTES of those that are there.
 copy() {

@@ -151,6 +151,18 @@ dropped_of() {
   REPLY=$((size + REPLY))
 }
 
+# followers_of DIR: how many follow the output of the attempt. The files of those that
+# have ended are added to the array stale.
+followers_of() {
+  local file p began at count=0
+  for file in "$1"/follower.[0-9]*; do
+    p=0
+    { read -r p began at <"$file"; } 2>/dev/null || continue
+    if alive "$p" "$began" "$at"; then count=$((count + 1)); else stale+=("$file"); fi
+  done
+  REPLY=$count
+}
+
 # disk_of PATH: blocks that are free and that there are, and bytes of a block.
 disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 

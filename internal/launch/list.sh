@@ -49,12 +49,18 @@ read_meta() {
 
 print() {
   local verdict
+  # shellcheck disable=SC2034 # followers_of adds to it
+  local stale=()
   tell "$entry_run" "$entry_attempt" "$entry_dir"
   say mine "$mine"
   say login "$entry_login"
   say owner "$entry_owner"
   say command "$entry_command"
   if [[ $entry_venv == 1 ]]; then say venv 1; fi
+  if ((mine)); then
+    followers_of "$entry_dir"
+    say followers "$REPLY"
+  fi
   if ((mine)) && { read -r verdict <"$entry_dir/verdict"; } 2>/dev/null; then say verdict "$verdict"; fi
 }
 

@@ -201,6 +201,8 @@ func (b *builder) take(rec sshfan.Record) bool {
 		i.Command = sshfan.Clean(rec.Rest, 500)
 	case "venv":
 		i.Venv = rec.Rest == "1"
+	case "followers":
+		i.Followers = int(min(number(rec.Rest), 1<<20))
 	case "verdict":
 		i.Verdict = sshfan.Clean(rec.Rest, 200)
 	default:
