@@ -862,6 +862,8 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	case first >= 0 && f.ends[first].exit.Reason != "" && !f.ends[first].exit.Lost:
 		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
 		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.ref.Run, f.ends[first].exit.Reason)
+	case first >= 0 && f.sliceGone(first):
+		sum.Text = fmt.Sprintf("run %s failed: %s", f.ref.Run, f.ends[first].text())
 	case first >= 0 && f.ends[first].fate() == fateLost:
 		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.ref.Run, f.team.ids[first], f.ends[first].text(), f.left())
 		sum.Next = "follow it again with: multihost attach " + f.ref.Run + "; end it with: multihost stop " + f.ref.Run
@@ -882,6 +884,11 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 		sum.ExitCode = f.ExitStatus(cause)
 	}
 	return sum, cause
+}
+
+// sliceGone reports whether the end on a worker is that its slice was taken away.
+func (f *following) sliceGone(i int) bool {
+	return i >= 0 && i < len(f.ends) && errors.Is(f.ends[i].err, errSliceGone)
 }
 
 // tellBinding says of a command that was killed for want of memory while it was
