@@ -495,7 +495,7 @@ const Down = "down"
 // A Seen is the last that a worker said of itself.
 type Seen struct {
 	Worker    tpu.WorkerID
-	Phase     string // boot, preflight, start, running, ended, failed, deleting, kept, left or Down
+	Phase     string // boot, preflight, start, running, logs, ended, failed, deleting, kept, left or Down
 	Attempt   int
 	At        time.Time // by the clock of Cloud Storage
 	MayDelete string    // "yes", "no: …" or "unknown: …"

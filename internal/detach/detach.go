@@ -89,8 +89,11 @@ type Job struct {
 
 	Every    time.Duration // between two looks at the log; 1 min
 	Patience time.Duration // until a fetch is given up; 10 min
-	Stale    time.Duration // until a silent worker counts as dead; 30 min
-	TTL      time.Duration // from Requested to the deletion; 0: none
+	// LogTimeout is how long a bucket is waited for that does not take the log of a
+	// command that has ended; 30 min. Then the slices stay for as long as Stale.
+	LogTimeout time.Duration
+	Stale      time.Duration // until a silent worker counts as dead; 30 min
+	TTL        time.Duration // from Requested to the deletion; 0: none
 	// Requested is when the slices were asked for; zero or later than the first
 	// boot of a worker: that counts.
 	Requested time.Time
@@ -229,7 +232,7 @@ func (j Job) text() string {
 		{"slices", strconv.Itoa(len(j.Nodes))}, {"workers", strconv.Itoa(j.Workers)}, {"nodes", strings.Join(j.Nodes, " ")}, {"login", j.Login},
 		{"bucket", j.Bucket}, {"prefix", j.prefix()}, {"claim", j.claim}, {"kit_sum", j.kitSum}, {"code_sum", j.codeSum},
 		{"storage", j.Storage + "/storage/v1"}, {"upload", j.Storage + "/upload/storage/v1"}, {"tpu", j.TPU + "/v2alpha1"}, {"secretmanager", j.SecretManager + "/v1"},
-		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)},
+		{"period", seconds(every, 0)}, {"look", seconds(min(every, 20*time.Second), 0)}, {"patience", seconds(j.Patience, 10*time.Minute)}, {"log_timeout", seconds(j.LogTimeout, 30*time.Minute)},
 		{"stale", seconds(j.Stale, 30*time.Minute)}, {"ttl", seconds(j.TTL, 0)}, {"requested", requested},
 		{"keep", string(keep)}, {"keep_for", seconds(j.KeepFor, 0)}, {"grace", strconv.FormatInt(j.Grace.Milliseconds(), 10)}, {"timeout", seconds(j.Timeout, 0)},
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"maxtext", yes[j.MaxText]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},

@@ -31,14 +31,15 @@ state='' scratch=''
 run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
-period=60 look=20 patience=600 stale=1800 ttl=0 requested=0 keep=never keep_for=0
+period=60 look=20 patience=600 log_timeout=1800 stale=1800 ttl=0 requested=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off adopt=no venv=no maxtext=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
 tail_words='' # empty: nothing is excused (--strict-exit)
 
 # How the attempt ended here: its status, whether the bucket has it, and what the
-# others are to be told if it failed, or why all are to stop; why another one does
-# not begin; with what the machine took it away.
-end_code='' end_told='' failure='' stop_untold='' not_begun='' not_again='' stopping='' rebooted=''
+# others are to be told if it failed, or why all are to stop; why the bucket does not
+# have its whole log; why another one does not begin; with what the machine took it
+# away.
+end_code='' end_told='' unsent='' unsent_told='' failure='' stop_untold='' not_begun='' not_again='' stopping='' rebooted=''
 
 main() {
   local since waiting=''
@@ -100,7 +101,7 @@ read_job() {
   while IFS='=' read -r key value; do
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
-        storage | upload | tpu | secretmanager | period | look | patience | stale | ttl | requested | keep | keep_for | \
+        storage | upload | tpu | secretmanager | period | look | patience | log_timeout | stale | ttl | requested | keep | keep_for | \
         preflight | kill_stale | numa | adopt | venv | maxtext | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
         printf -v "$key" '%s' "$value" ;;
     esac
@@ -178,7 +179,7 @@ patiently() {
       why="tried for $patience s; $why"
       return 1
     fi
-    if [[ $why != "$said" && ${phase-} =~ ^(boot|preflight)$ ]]; then
+    if [[ $why != "$said" && ${phase-} =~ ^(boot|preflight|logs)$ ]]; then
       said=$why last=$status
       report "$phase" "waiting: $why"
       why=$said status=$last
@@ -1043,7 +1044,7 @@ finish() {
   local exit_file=$runs/$attempt/exit reason lost behind=0
   if [[ ${gave_up-} == "$attempt" ]]; then return; fi
   if [[ $is =~ ^(exited|lost)$ && ! $rebooted && ! $not_again ]]; then sweep; fi
-  patiently send_log || note "the log could not be sent: $why"
+  bring_log
   if [[ -s $exit_file ]]; then entry code "$exit_file"; else REPLY=; fi
   if [[ ! $REPLY =~ ^[0-9]{1,3}$ ]]; then
     give_up 70 "${missing:-the record of the attempt is gone from this worker}"
@@ -1083,6 +1084,33 @@ finish() {
   if [[ $cloud_logging == yes ]]; then agent_end "$reason"; fi
   patiently tell_end
   report_end "$reason"
+}
+
+# bring_log brings the rest of the log into the bucket. One that refuses it is waited
+# for, $log_timeout seconds long: with the slices goes the only copy. Where the machine
+# has taken the command away, the next attempt does not wait for that.
+bring_log() {
+  local patience=$patience
+  unsent='' unsent_told=''
+  if send_log; then return; fi
+  if [[ ! $rebooted && ! $not_again ]]; then
+    patience=$log_timeout
+    report logs "the command has ended; waiting up to $log_timeout s (--log-timeout) for the bucket to take its log: $why"
+  fi
+  # shellcheck disable=SC2154 # patiently sets why
+  patiently send_log || unsent=$why
+  if [[ $unsent ]]; then note "the log could not be sent: $unsent"; fi
+}
+
+# bring_unsent tries again to bring what bring_log could not.
+bring_unsent() {
+  local why
+  if [[ ! $unsent ]] || ! send_log; then return; fi
+  unsent=''
+  if [[ $unsent_told ]]; then
+    object "control/unsent-$attempt-$me"
+    api DELETE "$REPLY" || : # it holds nobody up for longer than $stale seconds
+  fi
 }
 
 # sweep ends what the command has left in the background, and sets behind to how many
@@ -1187,6 +1215,10 @@ tell_end() {
     store_text "control/failed-$attempt" "$failure" ifGenerationMatch=0 || [[ $status == 412 ]] || return
     failure=''
   fi
+  if [[ $unsent && ! $unsent_told ]]; then
+    store_text "control/unsent-$attempt-$me" "$unsent" || return
+    unsent_told=yes
+  fi
   if [[ ! $end_told ]]; then
     store "ended/$attempt/$me.$end_code" "$scratch/exit" || return
     end_told=yes
@@ -1224,6 +1256,7 @@ rest() {
   now
   since=$REPLY
   while :; do
+    bring_unsent
     if [[ ! $end_told || $failure || $stop_untold ]]; then tell_end; fi
     wanted_attempt
     if another_wanted; then return 0; fi
@@ -1232,7 +1265,7 @@ rest() {
       teardown "the time to live of $ttl s (--ttl) is over"
       return 1
     fi
-    if all_ended && wanted_attempt; then
+    if all_ended && wanted_attempt && find_unsent; then
       now
       since=$REPLY
       # Who was rebooted has told of the next attempt before the end of this one.
@@ -1240,7 +1273,7 @@ rest() {
       if kept; then
         if [[ $phase != kept ]]; then report kept "$why"; fi
         # Only the time can still end it.
-        if ((ttl == 0)) && [[ $keep == always || $keep_for == 0 && $judged == "$attempt" ]]; then return 1; fi
+        if ((ttl == 0)) && [[ ! $unsent ]] && [[ $keep == always || $keep_for == 0 && $judged == "$attempt" ]]; then return 1; fi
       else
         take_turn
         if wanted_attempt; then
@@ -1279,6 +1312,8 @@ another_wanted() {
 kept() {
   why=--keep
   if [[ $keep == always ]]; then return 0; fi
+  why=$part_logs
+  if [[ $why ]]; then return 0; fi
   why='the run failed (--keep-on-failure)'
   if [[ $keep != on-failure ]] || ((failures == 0)) || all_excused; then return 1; fi
   now
@@ -1291,6 +1326,18 @@ kept() {
     fi
   fi
   ((keep_for == 0 || REPLY - kept_since < keep_for))
+}
+
+# find_unsent has part_logs name a worker whose log is not whole in the bucket, and that
+# has told so no longer than $stale seconds ago; empty: there is none.
+find_unsent() {
+  local name
+  part_logs=''
+  api GET "$storage/b/$bucket/o?maxResults=1&prefix=${prefix//\//%2F}control%2Funsent-$attempt-" -D "$scratch/headers" || return
+  if [[ ! $reply =~ \"name\":\ *\"[^\"]*/control/unsent-[0-9]+-(s[0-9]+w[0-9]+)\" ]]; then return 0; fi
+  name=${BASH_REMATCH[1]}
+  age
+  if ((REPLY < stale)); then part_logs="the log of $name is not whole in the bucket"; fi
 }
 
 # all_excused: all that has failed in this attempt is a training's tail. It is judged
@@ -1367,9 +1414,14 @@ all_ended() {
 # age_of NAME: how many seconds ago the object was written, by the clock of the
 # service alone: those of two workers need not agree.
 age_of() {
-  local updated date
   object "$1"
   api GET "$REPLY" -D "$scratch/headers" || return
+  age
+}
+
+# age is that of the object that the last answer is about.
+age() {
+  local updated date
   value_of updated
   updated=$(date -d "${REPLY:-none}" +%s 2>/dev/null)
   header date

@@ -608,6 +608,7 @@ teardown() { echo "deleted at $clock: $1"; }
 store() { return 1; }
 fetch() { status=404; return 1; }
 wanted_attempt() { wanted=1; }
+find_unsent() { part_logs=''; }
 `+code+`
 if rest; then echo "attempt $next is wanted"; fi`)
 }
@@ -1483,5 +1484,66 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	}
 	if runs, err := b.Runs(t.Context()); err != nil || !slices.Equal(runs, []string{"r"}) {
 		t.Errorf("got %v, %v", runs, err)
+	}
+}
+
+// A bucket that refuses the log of a command that has ended is waited for, and then
+// its slices stay a while: what is on the worker is the only copy. A bucket that takes
+// it at last ends the wait.
+func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ code, want string }{
+		"it never takes any":    {"", "1000 logs; 2771 unsent; 2771 ended; kept; 4571 deleted\n"},
+		"it takes it soon":      {"takes=1100", "1000 logs; 1121 ended; 1121 deleted\n"},
+		"it takes it late":      {"takes=3000", "1000 logs; 2771 unsent; 2771 ended; kept; 3011 whole; 3011 deleted\n"},
+		"it takes nothing":      {"takes=9000 refuses=9000", "1000 logs; unreadable; 5142 deleted\n"},
+		"it takes all again":    {"takes=4000 refuses=4000", "1000 logs; 4002 ended; 4002 deleted\n"},
+		"the machine went down": {"rebooted='it was rebooted'", "1571 unsent; 1571 ended; kept; 3371 deleted\n"},
+	} {
+		got := inWorkerScript(t, `
+run=r prefix=r/ storage=S upload=U bucket=b me=s0w0 index=0 total=1 slices=1 workers=1 attempt=1 is=exited runs=$root/runs state=$root first_boot=1000 born=1000 reported=0
+mkdir -p "$runs/1"; clock=1000 takes=99999 refuses=0 marked='' look=20 phase=running
+play_clock
+: >"$runs/1/stop" # nothing is swept
+printf 'code=0\nend=1000000000000\nsize=9\nlost=0\nreason=\n' >"$runs/1/exit"
+sweep() { :; }
+note_skew() { :; }
+wanted_attempt() { wanted=1 status=200; ((clock >= refuses)) || { status=403 why=refused; return 1; }; }
+send_log() { ((clock >= takes)) || { status=403 why=refused; return 1; }; if [[ $marked ]]; then said "whole"; fi; }
+note() { :; }
+said() { printf '%s; ' "$clock $1"; }
+report() {
+  case $1 in
+    logs) [[ $phase == logs ]] || said logs ;;
+    kept) [[ $phase == kept ]] || printf 'kept; ' ;;
+  esac
+  phase=$1 detail=$2
+}
+teardown() { if [[ $1 == *'could not be read'* ]]; then printf 'unreadable; '; fi; echo "$clock deleted"; }
+store() {
+  ((clock >= refuses)) || { status=403 why=refused; return 1; }
+  case $1 in
+    control/unsent-1-s0w0) marked=$clock; said unsent ;;
+    ended/1/s0w0.*) said ended; ended=yes ;;
+  esac
+}
+api() {
+  ((clock >= refuses)) || { status=403 why=refused; return 1; }
+  status=200 reply='{}'
+  case "$1 $2" in
+    DELETE*) marked='' ;;
+    *unsent*) if [[ $marked ]]; then
+      printf 'Date: %(%FT%T)T\r\n' "$clock" >"$scratch/headers"
+      printf -v reply '{"items": [{"name": "r/control/unsent-1-s0w0", "updated": "%(%FT%T)T"}]}' "$marked"
+    fi ;;
+    *ended*) if [[ ${ended-} ]]; then reply='{"items": [{"name": "r/ended/1/s0w0.0"}]}'; fi ;;
+  esac
+}
+`+c.code+`
+finish >"$scratch/said"; rest >>"$scratch/said"
+cat "$scratch/said"`)
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
 	}
 }

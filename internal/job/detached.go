@@ -135,6 +135,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
 	j.Patience, j.Stale = do.Patience, do.Stale
+	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // 0 is its default there
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Adopt = o.Run.Adopt
@@ -437,6 +438,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 	var out Outcome
 	var sum *event.Summary // of that attempt
 	shown, shownOf := map[tpu.WorkerID]int64{}, 0
+	var logsBy limit // of the wait for logs that are not whole
 	total := len(r.desc.IDs())
 	o.StrictExit = o.StrictExit || r.desc.StrictExit
 	for {
@@ -484,6 +486,23 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 		if err := r.bringLogs(ctx, rec, shown); err != nil {
 			return Outcome{}, interruptedOr(ctx, err)
 		}
+		if part := r.partly(rec, state); part != "" && state.Over(r.desc) && !logsBy.over(r.Clock.Now(), o.Patience.Log) && r.exists(ctx) {
+			if followed != state.Attempt {
+				followed = state.Attempt
+				if out, sum, err = r.attachOver(ctx, rec, o); err == nil {
+					clear(shown)
+					continue
+				}
+				sum = nil
+			}
+			if logsBy.tell(r.Clock.Now()) {
+				event.Notef(r.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, asTyped(o.Patience.Log))
+			}
+			if err := r.pause(ctx); err != nil {
+				return Outcome{Started: true}, err
+			}
+			continue
+		}
 		if state.Over(r.desc) {
 			defer r.sayKept(ctx, state) // after the summary
 			if sum != nil && followed == state.Attempt && sum.OK == (state.Blame() == nil) {
@@ -491,7 +510,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 				r.Sink.Emit(*sum)
 				return out, nil
 			}
-			return r.conclude(rec, state, begin)
+			return r.conclude(ctx, rec, state, begin)
 		}
 		if err := r.stillThere(ctx, state); err != nil {
 			_ = r.bringLogs(ctx, rec, shown) // machines that were told to end have brought their last words meanwhile
@@ -697,14 +716,75 @@ func (l *localLog) Write(p []byte) (int, error) {
 }
 
 // conclude says how the run ended, from what the workers wrote.
-func (r *detachedRun) conclude(rec *Record, state detach.State, begin time.Time) (Outcome, error) {
+func (r *detachedRun) conclude(ctx context.Context, rec *Record, state detach.State, begin time.Time) (Outcome, error) {
 	sum := r.judge(rec, state, begin)
-	rec.Ended, rec.Code = true, sum.ExitCode
+	part := r.partly(rec, state)
+	if part != "" {
+		r.sayPart(ctx, &sum, part)
+	}
+	rec.Ended, rec.Code, rec.Cut = true, sum.ExitCode, part != ""
 	if err := rec.save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
 	}
 	r.Sink.Emit(sum)
-	return Outcome{Code: sum.ExitCode, Started: true}, nil
+	return Outcome{Code: sum.CommandCode, Started: true, PartLogs: part != ""}, nil
+}
+
+// partly says which logs are not whole here, though their workers have ended; "" when
+// all are.
+func (r *detachedRun) partly(rec *Record, state detach.State) string {
+	var ids []tpu.WorkerID
+	var have, written int64
+	for _, e := range state.Ended {
+		var size int64
+		if info, err := os.Stat(rec.logPath(e.Worker)); err == nil {
+			size = info.Size()
+		}
+		if size < e.LogSize {
+			ids, have, written = append(ids, e.Worker), have+size, written+e.LogSize
+		}
+	}
+	if len(ids) == 0 {
+		return ""
+	}
+	return partText(ids, have, written)
+}
+
+// sayPart has the summary say which logs are not whole here. A success is none then.
+func (r *detachedRun) sayPart(ctx context.Context, sum *event.Summary, part string) {
+	sum.Text += "; " + part
+	if !sum.OK {
+		return
+	}
+	sum.OK, sum.ExitCode, sum.Next = false, partLogCode, "its slices are gone, and with them the rest"
+	if r.exists(ctx) {
+		sum.Next = "bring the rest with: multihost attach " + r.desc.Run
+	}
+}
+
+// exists reports whether the queued resource of the run is there, as far as is known.
+func (r *detachedRun) exists(ctx context.Context) bool {
+	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
+}
+
+// A limit is a wait that ends some time after it began, and is told each minute.
+type limit struct{ begun, told time.Time }
+
+// over begins the wait with the first call.
+func (l *limit) over(now time.Time, after time.Duration) bool {
+	if l.begun.IsZero() {
+		l.begun = now
+	}
+	return now.Sub(l.begun) >= after
+}
+
+func (l *limit) tell(now time.Time) bool {
+	if !l.told.IsZero() && now.Sub(l.told) < time.Minute {
+		return false
+	}
+	l.told = now
+	return true
 }
 
 // judge tells how the run ended on each worker, and is its summary.

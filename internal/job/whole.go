@@ -158,8 +158,17 @@ func (f *following) sayPartly() string {
 		p := f.ends[i].part
 		ids, have, written, known = append(ids, f.team.ids[i]), have+p.have, written+p.written, known && p.written > 0
 	}
+	if !known {
+		written = 0
+	}
+	return partText(ids, have, written)
+}
+
+// partText says of which workers the log is not whole here. written is 0 where that is
+// not known.
+func partText(ids []tpu.WorkerID, have, written int64) string {
 	much := fmt.Sprintf("%d bytes, of how many is not known", have)
-	if known {
+	if written > 0 {
 		much = fmt.Sprintf("%d of %d bytes", have, written)
 	}
 	logs := "the log of " + tpu.Fold(ids) + " is"
