@@ -1088,16 +1088,17 @@ finish() {
 
 # bring_log brings the rest of the log into the bucket. One that refuses it is waited
 # for, $log_timeout seconds long: with the slices goes the only copy. Where the machine
-# has taken the command away, the next attempt does not wait for that.
+# has taken the command away, or others have begun the next attempt, that one is not
+# kept waiting.
 bring_log() {
-  local patience=$patience
+  local patience=$patience cause
   unsent='' unsent_told=''
   if send_log; then return; fi
-  if [[ ! $rebooted && ! $not_again ]]; then
+  cause=$why
+  if [[ ! $rebooted && ! $not_again ]] && ! { wanted_attempt && ((wanted > attempt)); }; then
     patience=$log_timeout
-    report logs "the command has ended; waiting up to $log_timeout s (--log-timeout) for the bucket to take its log: $why"
+    report logs "the command has ended; waiting up to $log_timeout s (--log-timeout) for the bucket to take its log: $cause"
   fi
-  # shellcheck disable=SC2154 # patiently sets why
   patiently send_log || unsent=$why
   if [[ $unsent ]]; then note "the log could not be sent: $unsent"; fi
 }

@@ -1493,12 +1493,13 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ code, want string }{
-		"it never takes any":    {"", "1000 logs; 2771 unsent; 2771 ended; kept; 4571 deleted\n"},
-		"it takes it soon":      {"takes=1100", "1000 logs; 1121 ended; 1121 deleted\n"},
-		"it takes it late":      {"takes=3000", "1000 logs; 2771 unsent; 2771 ended; kept; 3011 whole; 3011 deleted\n"},
-		"it takes nothing":      {"takes=9000 refuses=9000", "1000 logs; unreadable; 5142 deleted\n"},
-		"it takes all again":    {"takes=4000 refuses=4000", "1000 logs; 4002 ended; 4002 deleted\n"},
-		"the machine went down": {"rebooted='it was rebooted'", "1571 unsent; 1571 ended; kept; 3371 deleted\n"},
+		"it never takes any":      {"", "1000 logs; 2771 unsent; 2771 ended; kept; 4571 deleted\n"},
+		"it takes it soon":        {"takes=1100", "1000 logs; 1121 ended; 1121 deleted\n"},
+		"it takes it late":        {"takes=3000", "1000 logs; 2771 unsent; 2771 ended; kept; 3011 whole; 3011 deleted\n"},
+		"it takes nothing":        {"takes=9000 refuses=9000", "1000 logs; unreadable; 5142 deleted\n"},
+		"it takes all again":      {"takes=4000 refuses=4000", "1000 logs; 4002 ended; 4002 deleted\n"},
+		"others have begun again": {"wanted_attempt() { wanted=2; }", "1571 unsent; 1571 ended; next\n"},
+		"the machine went down":   {"rebooted='it was rebooted'", "1571 unsent; 1571 ended; kept; 3371 deleted\n"},
 	} {
 		got := inWorkerScript(t, `
 run=r prefix=r/ storage=S upload=U bucket=b me=s0w0 index=0 total=1 slices=1 workers=1 attempt=1 is=exited runs=$root/runs state=$root first_boot=1000 born=1000 reported=0
@@ -1540,7 +1541,8 @@ api() {
   esac
 }
 `+c.code+`
-finish >"$scratch/said"; rest >>"$scratch/said"
+finish >"$scratch/said"
+if rest >>"$scratch/said"; then echo next >>"$scratch/said"; fi
 cat "$scratch/said"`)
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)

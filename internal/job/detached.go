@@ -522,11 +522,12 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 	}
 }
 
-// running is on how many workers the newest attempt runs.
+// running is on how many workers the newest attempt runs, or has ended with a log that
+// the bucket does not take.
 func (r *detachedRun) running(state detach.State) int {
 	n := 0
 	for _, w := range state.Seen {
-		if w.Phase == "running" && w.Attempt == state.Attempt {
+		if (w.Phase == "running" || w.Phase == "logs") && w.Attempt == state.Attempt {
 			n++
 		}
 	}
