@@ -157,6 +157,15 @@ func stepAfter(e ending) step {
 	return stepNone
 }
 
+// stopReason is why the others are stopped when the command has ended on one worker:
+// somebody has ordered that, who may be on another machine, or it has failed.
+func (e ending) stopReason() string {
+	if e.err == nil && e.exit.Reason != "" && !e.exit.Lost {
+		return e.exit.Reason
+	}
+	return failFastReason
+}
+
 // A lostError is why a worker is given up. What runs there is not touched.
 type lostError struct {
 	trouble trouble

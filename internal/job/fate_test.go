@@ -150,3 +150,21 @@ func TestALogThatCannotBeOpenedCostsNoRun(t *testing.T) {
 	}
 	log.close()
 }
+
+// A stop that was ordered, here or elsewhere, is not told as a failure of the worker that
+// was the first to end.
+func TestAStopThatWasOrderedIsNoFailure(t *testing.T) {
+	t.Parallel()
+	for want, e := range map[string]ending{
+		"multihost stop by bob@desk": {known: true, exit: launch.Exit{Code: 143, Signal: "TERM", Reason: "multihost stop by bob@desk"}},
+		failFastReason:               {known: true, exit: launch.Exit{Code: 1}},
+	} {
+		if got := e.stopReason(); got != want {
+			t.Errorf("%+v: %q, want %q", e.exit, got, want)
+		}
+	}
+	lost := ending{known: true, exit: launch.Exit{Code: 255, Lost: true, Reason: "the worker was rebooted"}}
+	if got := lost.stopReason(); got != failFastReason {
+		t.Errorf("of a reboot: %q", got)
+	}
+}

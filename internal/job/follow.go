@@ -211,7 +211,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 				case !f.strict && e.tail && !f.ends[0].known:
 					doubt = f.Clock.After(tailDoubt) // worker 0 may have succeeded before
 				default:
-					begin(failFastReason, nil)
+					begin(e.stopReason(), nil)
 				}
 			case stepLeave:
 				if stop == nil { // else it is being stopped, and proven to be
