@@ -1334,9 +1334,10 @@ kept() {
 find_unsent() {
   local name
   part_logs=''
-  api GET "$storage/b/$bucket/o?maxResults=1&prefix=${prefix//\//%2F}control%2Funsent-$attempt-" -D "$scratch/headers" || return
+  api GET "$storage/b/$bucket/o?prefix=${prefix//\//%2F}control%2Funsent-$attempt-" -D "$scratch/headers" || return
   if [[ ! $reply =~ \"name\":\ *\"[^\"]*/control/unsent-[0-9]+-(s[0-9]+w[0-9]+)\" ]]; then return 0; fi
   name=${BASH_REMATCH[1]}
+  reply=$(printf '%s\n' "$reply" | grep -o '"updated": *"[^"]*"' | sort | tail -n 1) # the newest
   age
   if ((REPLY < stale)); then part_logs="the log of $name is not whole in the bucket"; fi
 }

@@ -1549,3 +1549,23 @@ cat "$scratch/said"`)
 		}
 	}
 }
+
+// Of several workers whose logs are not whole in the bucket the one that has told so last
+// decides how long the slices stay.
+func TestTheLastOfTheLogsThatAreNotWholeKeepsTheSlices(t *testing.T) {
+	t.Parallel()
+	got := inWorkerScript(t, `
+storage=S bucket=b prefix=r/ attempt=1 stale=1800
+api() {
+  status=200 reply='{"items": [
+    {"name": "r/control/unsent-1-s0w0", "updated": "2026-11-30T01:00:00.5Z"},
+    {"name": "r/control/unsent-1-s0w1", "updated": "2026-11-30T01:20:00.1Z"}]}'
+  printf 'Date: %s\r\n' "$date" >"$scratch/headers"
+}
+for date in 'Mon, 30 Nov 2026 01:21:00 GMT' 'Mon, 30 Nov 2026 01:49:00 GMT' 'Mon, 30 Nov 2026 01:51:00 GMT'; do
+  find_unsent; echo "${part_logs:+stays}"
+done`)
+	if want := "stays\nstays\n\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
