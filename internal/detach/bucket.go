@@ -506,8 +506,9 @@ type Seen struct {
 type State struct {
 	Attempt  int // the newest that any worker began; 0: none has begun
 	Seen     []Seen
-	Ended    []End  // of that attempt, ordered by worker
-	Stopping string // why it is to end
+	Ended    []End          // of that attempt, ordered by worker
+	Stopping string         // why it is to end
+	Unsent   []tpu.WorkerID // of that attempt, whose whole log the bucket has not taken: their slices stay for a while
 	// StrictExit has Excused and Blame excuse nothing. Whoever reads the state sets it.
 	StrictExit bool
 
@@ -605,6 +606,7 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	prefix := prefixOf(b.dir, run)
 	ends := map[int]map[tpu.WorkerID]string{}
 	var workers []*storage.Object
+	unsent := map[int][]tpu.WorkerID{}
 	stop := false
 	for _, dir := range []string{"ended/", "workers/", "control/"} {
 		err := b.list(ctx, prefix+dir, "", func(page *storage.Objects) {
@@ -625,6 +627,9 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 					s.begun = max(s.begun, attempt)
 				case "control/":
 					stop = stop || name == "control/stop"
+					if attempt, id, ok := parseUnsent(name); ok {
+						unsent[attempt] = append(unsent[attempt], id)
+					}
 				}
 			}
 		})
@@ -665,6 +670,8 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 		s.begun = max(s.begun, w.Attempt)
 	}
 	s.Attempt = max(s.begun, s.announced)
+	s.Unsent = unsent[s.Attempt]
+	slices.SortFunc(s.Unsent, tpu.CompareWorkers)
 	group, reading = errgroup.WithContext(ctx)
 	group.SetLimit(readers)
 	for id, name := range ends[s.Attempt] {
@@ -730,6 +737,18 @@ func parseEnd(name string) (attempt int, id tpu.WorkerID, ok bool) {
 	}
 	id, err = tpu.ParseWorkerID(worker)
 	return attempt, id, err == nil
+}
+
+// parseUnsent reads control/unsent-N-sSwW.
+func parseUnsent(name string) (attempt int, id tpu.WorkerID, ok bool) {
+	name, ok = strings.CutPrefix(name, "control/unsent-")
+	number, worker, _ := strings.Cut(name, "-")
+	attempt, err := strconv.Atoi(number)
+	if err != nil {
+		return 0, id, false
+	}
+	id, err = tpu.ParseWorkerID(worker)
+	return attempt, id, ok && err == nil
 }
 
 func parseExit(id tpu.WorkerID, name, text string) End {

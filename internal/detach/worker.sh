@@ -12,7 +12,8 @@
 # time: a lock lets one of them live, and what was done is not done twice.
 #
 # No loop here waits for something without a limit but for the metadata server,
-# the end of the command, and for the queued resource to be gone; no secret is in
+# the end of the command, the queued resource to be gone, and with --keep the bucket
+# to take the whole log; no secret is in
 # an argument, a file that stays, or the output. vm.sh of package gcp stands before
 # it.
 set -u

@@ -192,7 +192,8 @@ func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
 	if r.follow != nil && r.follow.sum != nil {
 		sum := r.follow.sum
 		if f != nil && f.lost() {
-			if _, first := r.follow.verdict(); r.follow.sliceGone(first) { // else it is told twice
+			_, first := r.follow.verdict()
+			if first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone) { // else it is told twice
 				sum.Text = fmt.Sprintf("run %s failed: %s", sum.Run, f.Error())
 			} else {
 				sum.Text += "; " + f.Error()

@@ -438,7 +438,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 	var out Outcome
 	var sum *event.Summary // of that attempt
 	shown, shownOf := map[tpu.WorkerID]int64{}, 0
-	var logsBy limit // of the wait for logs that are not whole
+	var logs logWait
 	total := len(r.desc.IDs())
 	o.StrictExit = o.StrictExit || r.desc.StrictExit
 	for {
@@ -486,7 +486,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 		if err := r.bringLogs(ctx, rec, shown); err != nil {
 			return Outcome{}, interruptedOr(ctx, err)
 		}
-		if part := r.partly(rec, state); part != "" && state.Over(r.desc) && !logsBy.over(r.Clock.Now(), o.Patience.Log) && r.exists(ctx) {
+		if part := r.partly(rec, state); state.Over(r.desc) && part != "" && r.exists(ctx) {
 			if followed != state.Attempt {
 				followed = state.Attempt
 				if out, sum, err = r.attachOver(ctx, rec, o); err == nil {
@@ -495,13 +495,15 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 				}
 				sum = nil
 			}
-			if logsBy.tell(r.Clock.Now()) {
-				event.Notef(r.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, asTyped(o.Patience.Log))
+			if logs.left(r.Clock.Now(), o.Patience.Log) > 0 {
+				if logs.due(r.Clock.Now()) {
+					event.Notef(r.Sink, event.Warn, "", "%s: waiting up to %s (--log-timeout) for the bucket to have the rest", part, asTyped(o.Patience.Log))
+				}
+				if err := r.pause(ctx); err != nil {
+					return Outcome{Started: true}, err
+				}
+				continue
 			}
-			if err := r.pause(ctx); err != nil {
-				return Outcome{Started: true}, err
-			}
-			continue
 		}
 		if state.Over(r.desc) {
 			defer r.sayKept(ctx, state) // after the summary
@@ -643,6 +645,8 @@ func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
 		if r.desc.KeepFor > 0 {
 			why += "=" + asTyped(time.Duration(r.desc.KeepFor*float64(time.Second)))
 		}
+	case len(state.Unsent) > 0:
+		why = "the bucket has not taken the whole log of " + tpu.Fold(state.Unsent)
 	default:
 		return false
 	}
@@ -767,25 +771,6 @@ func (r *detachedRun) sayPart(ctx context.Context, sum *event.Summary, part stri
 func (r *detachedRun) exists(ctx context.Context) bool {
 	res, err := r.Queue.Get(ctx, r.desc.Resource)
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
-}
-
-// A limit is a wait that ends some time after it began, and is told each minute.
-type limit struct{ begun, told time.Time }
-
-// over begins the wait with the first call.
-func (l *limit) over(now time.Time, after time.Duration) bool {
-	if l.begun.IsZero() {
-		l.begun = now
-	}
-	return now.Sub(l.begun) >= after
-}
-
-func (l *limit) tell(now time.Time) bool {
-	if !l.told.IsZero() && now.Sub(l.told) < time.Minute {
-		return false
-	}
-	l.told = now
-	return true
 }
 
 // judge tells how the run ended on each worker, and is its summary.

@@ -47,7 +47,7 @@ type following struct {
 	outages  []outage
 	stirred  chan struct{} // of one: outages have changed
 	lowDisks lowDisks
-	logsBy   time.Time // until then logs that are not whole here are waited for; zero: none was yet
+	logs     logWait
 	window   *launch.Window
 	sum      *event.Summary // of an end that was seen, for the caller to emit
 	watcher  *watcher
@@ -802,7 +802,7 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 	sum, cause := f.judge(stop, code, first)
 	f.sum = &sum
 	if f.reads == nil && first >= 0 && f.ends[first].known && f.ends[first].exit.Reason == "" && len(f.ends) > 1 {
-		f.keepVerdict(ctx, fmt.Sprintf("%s was first, %s", f.team.ids[first], f.ends[first].text()))
+		f.keepVerdict(ctx, f.blame(first))
 	}
 	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
 }
@@ -862,13 +862,11 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	case first >= 0 && f.ends[first].exit.Reason != "" && !f.ends[first].exit.Lost:
 		sum.FirstFail, sum.LastLines, sum.Next = "", nil, ""
 		sum.Text = fmt.Sprintf("run %s was stopped: %s", f.ref.Run, f.ends[first].exit.Reason)
-	case first >= 0 && f.sliceGone(first):
-		sum.Text = fmt.Sprintf("run %s failed: %s", f.ref.Run, f.ends[first].text())
 	case first >= 0 && f.ends[first].fate() == fateLost:
 		sum.Text = fmt.Sprintf("run %s: %s is lost, %s; the command was not touched and may go on on %s", f.ref.Run, f.team.ids[first], f.ends[first].text(), f.left())
 		sum.Next = "follow it again with: multihost attach " + f.ref.Run + "; end it with: multihost stop " + f.ref.Run
 	case first >= 0:
-		sum.Text = fmt.Sprintf("run %s failed: %s was first, %s", f.ref.Run, f.team.ids[first], f.ends[first].text())
+		sum.Text = fmt.Sprintf("run %s failed: %s", f.ref.Run, f.blame(first))
 	case f.failedWorkers() != "":
 		f.sayExcused(&sum, f.failedWorkers())
 	default:
@@ -886,9 +884,13 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	return sum, cause
 }
 
-// sliceGone reports whether the end on a worker is that its slice was taken away.
-func (f *following) sliceGone(i int) bool {
-	return i >= 0 && i < len(f.ends) && errors.Is(f.ends[i].err, errSliceGone)
+// blame says which end decided how the run ended: that of a slice, or of a worker.
+func (f *following) blame(first int) string {
+	e := f.ends[first]
+	if errors.Is(e.err, errSliceGone) {
+		return e.text()
+	}
+	return fmt.Sprintf("%s was first, %s", f.team.ids[first], e.text())
 }
 
 // tellBinding says of a command that was killed for want of memory while it was

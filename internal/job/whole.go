@@ -32,15 +32,31 @@ const (
 	wholeLongest = 15 * time.Second
 )
 
-// logsLeft is how long logs that are not whole here are still waited for: from the
-// first call on as long as --log-timeout says, for whatever reason they are not.
-func (f *following) logsLeft() time.Duration {
-	now := f.Clock.Now()
-	if f.logsBy.IsZero() {
-		f.logsBy = now.Add(f.patience.Log)
-	}
-	return f.logsBy.Sub(now)
+// A logWait is a wait for logs that are not whole here, for whatever reason.
+type logWait struct {
+	by   time.Time // its end; zero: it has not begun
+	told time.Time
 }
+
+// left is how long is still waited: from the first call on as long as --log-timeout
+// says.
+func (w *logWait) left(now time.Time, timeout time.Duration) time.Duration {
+	if w.by.IsZero() {
+		w.by = now.Add(timeout)
+	}
+	return w.by.Sub(now)
+}
+
+// due reports once a minute that the wait is to be told.
+func (w *logWait) due(now time.Time) bool {
+	if !w.told.IsZero() && now.Sub(w.told) < time.Minute {
+		return false
+	}
+	w.told = now
+	return true
+}
+
+func (f *following) logsLeft() time.Duration { return f.logs.left(f.Clock.Now(), f.patience.Log) }
 
 // bringLogs waits until the logs of a command that has ended are whole here: the
 // workers may be deleted after that. An interrupt ends the wait.
@@ -66,10 +82,8 @@ func (f *following) bringLogs(ctx context.Context) {
 	})
 	_ = f.watch.phase("logs", func() (string, error) { // the summary tells what is missing
 		pause := wholePause
-		var told time.Time
 		for {
-			if now := f.Clock.Now(); told.IsZero() || now.Sub(told) >= time.Minute {
-				told = now
+			if f.logs.due(f.Clock.Now()) {
 				event.Notef(f.Sink, event.Warn, f.room(), "%s: waiting up to %s (--log-timeout) for the rest: %s", f.sayPartly(), asTyped(f.patience.Log), f.whyPartly())
 			}
 			select {
