@@ -25,8 +25,8 @@ func (p *program) psCommand() *cli.Command {
 		Name:  "ps",
 		Usage: "list the runs on the slices",
 		Description: `Asks worker 0 of every ready slice which runs live there, from whichever machine
-they were started, and the API which jobs wait for slices, boot, or have ended
-and are kept. Of a job it says what its slices cost an hour, and when they go
+they were started, and which of them no command follows, and the API which jobs
+wait for slices, boot, or have ended and are kept. Of a job it says what its slices cost an hour, and when they go
 where nobody goes on with it.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), slicesFlag(),

@@ -286,7 +286,7 @@ type Info struct {
 	PID        int
 	Supervisor int
 	Exit       *Exit
-	Followers  int    // who follow its output on this worker, without FollowOptions.Look; of runs of the login that asks
+	Followers  int    // who follow its output on this worker, without FollowOptions.Look; of running ones of the login that asks
 	Verdict    string // how the attempt ended on all workers; "" where nobody has told the worker
 }
 

@@ -57,7 +57,7 @@ print() {
   say owner "$entry_owner"
   say command "$entry_command"
   if [[ $entry_venv == 1 ]]; then say venv 1; fi
-  if ((mine)); then
+  if ((mine)) && [[ $phase == running ]]; then
     followers_of "$entry_dir"
     say followers "$REPLY"
   fi
