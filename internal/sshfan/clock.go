@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// clockScript says which scripts the worker keeps and answers every line of its
-// input with the worker's time. The marks tell an answer from what a ~/.bashrc
-// prints. One perl tells all times, where there is one (it is essential in Debian
+// kitScript tells the hashes of the scripts that the worker keeps, and
+// clockScript answers every line of its input with the worker's time. The marks
+// tell an answer from what a ~/.bashrc prints. One perl tells all times, where there is one (it is essential in Debian
 // and Ubuntu): half of what it takes to start a process for each would be the
 // error of what is measured, tens of milliseconds on a busy worker.
 const (
+	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(sha256sum -- * 2>/dev/null); `
 	clockScript = `unset TMOUT POSIXLY_CORRECT PERL5OPT PERL5LIB; ` +
-		`cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: *; ` +
 		`perl -MTime::HiRes=time -e '$| = 1; printf "multihost-clock:%.0f000\n", 1e6 * time while <STDIN>' 2>/dev/null || ` +
 		`while read -r _; do date +multihost-clock:%s%N; done`
 	clockMark   = "multihost-clock:"
@@ -37,14 +37,14 @@ const (
 // before is ErrConnectionLost: its shell is known to run commands.
 func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 	limit, silent := c.fleet.cfg.ShellTimeout, errSilentShell
+	m := &measurement{conn: c}
 	c.mu.Lock()
-	if c.greeted {
+	if m.first = !c.greeted; c.greeted {
 		silent = fmt.Errorf("%w: no answer within %s", ErrConnectionLost, limit)
 	}
 	c.mu.Unlock()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
-	m := &measurement{conn: c}
 	offset, err := m.run(limited)
 	if err != nil {
 		if told := m.explain(err); told != nil {
@@ -70,6 +70,7 @@ const mostGreeting = 64 << 10
 // measurement is one session of clockScript.
 type measurement struct {
 	conn   *Conn
+	first  bool      // of this connection
 	errs   lastWords // of the standard error
 	out    lastWords // what was no answer
 	status Status    // when the session has ended by itself
@@ -78,7 +79,11 @@ type measurement struct {
 
 func (m *measurement) run(ctx context.Context) (offset time.Duration, err error) {
 	answers, out := io.Pipe()
-	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", clockScript), Stdout: out, Stderr: &m.errs, ReadOnly: true})
+	script := clockScript
+	if m.first {
+		script = kitScript + script
+	}
+	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", script), Stdout: out, Stderr: &m.errs, ReadOnly: true})
 	if err != nil {
 		return 0, err
 	}
@@ -218,8 +223,8 @@ func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 			_, _ = m.out.Write([]byte(line)) // it never fails
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
 		}
-		if _, names, found := strings.Cut(line, kitMark); found {
-			m.conn.foundKit(names)
+		if _, sums, found := strings.Cut(line, kitMark); found {
+			m.conn.foundKit(sums)
 			continue
 		}
 		_, digits, found := strings.Cut(strings.TrimSpace(line), clockMark)

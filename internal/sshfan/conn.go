@@ -24,12 +24,12 @@ type Conn struct {
 
 	mu      sync.Mutex
 	closed  bool
-	link    *link         // the last connection, alive or not
-	dialing *dialing      // the attempt under way, or nil
-	trusted ssh.PublicKey // host key that this Conn has verified before
-	offset  time.Duration // see ClockOffset
-	greeted bool          // its clock was measured once: its login runs commands
-	kit     string        // names of the scripts that the worker keeps, a space before each
+	link    *link           // the last connection, alive or not
+	dialing *dialing        // the attempt under way, or nil
+	trusted ssh.PublicKey   // host key that this Conn has verified before
+	offset  time.Duration   // see ClockOffset
+	greeted bool            // its clock was measured once: its login runs commands
+	kit     map[string]bool // by SHA-256, the scripts that the worker keeps
 
 	lacking map[*Program]bool // those that it was believed to keep, and lacked
 }

@@ -16,10 +16,11 @@ import (
 )
 
 // A Program is a bash script for workers. It is sent to a worker once, which
-// keeps it under ~/.multihost/kit; later commands, also of other runners, name it
-// by its SHA-256, and what is kept there runs only while it has that: a run that
-// finds all as it should be sends a few hundred bytes an operation in place of
-// twenty thousand.
+// keeps it under ~/.multihost/kit. Later commands, also of other runners, name it
+// by its SHA-256. A runner uses what a worker keeps only if its hash was right when
+// the runner connected, and a command runs it only if it still has its length. A
+// run that finds everything in place sends a few hundred bytes an operation in
+// place of twenty thousand, and no command starts a process to hash its script.
 //
 // A worker that does not keep it (a full disk, a home that cannot be written,
 // somebody who cleans up) is sent it again, which costs a round trip, and from
@@ -152,9 +153,6 @@ const (
 	tornStatus  = 74 // the script did not arrive whole
 )
 
-// kitName is the name of the script in the worker's kit.
-func (p *Program) kitName() string { return p.digest()[:16] }
-
 // ErrProgramGone is the error of a command that was not run, since somebody has
 // removed the kit of the worker's login meanwhile, and whose input cannot be
 // read again. Later tries on that Conn send the script.
@@ -167,7 +165,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 		input := &replay{r: cmd.Stdin}
 		said := &firstWords{w: cmd.Stderr}
 		named := cmd
-		named.Line, named.Stderr = s.line(0, s.digest()), said
+		named.Line, named.Stderr = s.line(-len(s.text()), s.digest()), said
 		if cmd.Stdin != nil {
 			named.Stdin = input.reader()
 		}
@@ -199,7 +197,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 func (c *Conn) keeps(p *Program) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.lacking[p] && strings.Contains(c.kit, p.kitName())
+	return !c.lacking[p] && c.kit[p.digest()]
 }
 
 // noteSent notes that the worker was sent the script. That it has kept it is seen
@@ -207,9 +205,10 @@ func (c *Conn) keeps(p *Program) bool {
 func (c *Conn) noteSent(p *Program) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !strings.Contains(c.kit, p.kitName()) {
-		c.kit += " " + p.kitName()
+	if c.kit == nil {
+		c.kit = make(map[string]bool)
 	}
+	c.kit[p.digest()] = true
 }
 
 // noteLacking notes that the worker does not keep the script, however often it is
@@ -224,17 +223,22 @@ func (c *Conn) noteLacking(p *Program) {
 }
 
 // mostKit bounds what is remembered of a worker's kit: it keeps 100 scripts.
-const mostKit = 4 << 10
+const mostKit = 100
 
-// foundKit notes what the worker says that its kit has. That it has them is
-// seen when they are used.
-func (c *Conn) foundKit(names string) {
-	if len(names) > mostKit {
-		return
+// foundKit notes which scripts the worker keeps. sums is what sha256sum prints of
+// them, on one line. A script whose name is not the beginning of its hash is none
+// of ours any more.
+func (c *Conn) foundKit(sums string) {
+	words := strings.Fields(sums)
+	kit := make(map[string]bool)
+	for i := 0; i+1 < len(words) && len(kit) < mostKit; i += 2 {
+		if sum, name := words[i], words[i+1]; len(sum) == 2*sha256.Size && name == sum[:16] {
+			kit[sum] = true
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.kit = " " + strings.Join(strings.Fields(names), " ")
+	c.kit = kit
 }
 
 // A replay reads an input that may have to be read once more from its beginning.

@@ -110,6 +110,30 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 	}
 }
 
+// A script that was altered and kept its length is found when a runner connects.
+func TestAnAlteredKitIsSentAnew(t *testing.T) {
+	testkit.NoLeaks(t)
+	w := simworker.Start(t, simworker.Config{})
+	testkit.Must(t, os.MkdirAll(kitOf(w), 0o700))
+	p := bulky(t, 3000)
+	evil := "touch ~/evil; exit 7"
+	evil += strings.Repeat(" ", len(p.Text())-len(evil))
+	path := filepath.Join(kitOf(w), fmt.Sprintf("%x", sha256.Sum256([]byte(p.Text())))[:16])
+	testkit.Must(t, os.WriteFile(path, []byte(evil), 0o600))
+	c := w.Conns[0]
+	if _, err := c.MeasureClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var m meter
+	m.ran(t, c, p, "input")
+	if _, err := os.Stat(filepath.Join(w.Root, "home/tester/evil")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what somebody has put into the kit was run: %v", err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != p.Text() {
+		t.Errorf("the kit is not as it should be again: %v", err)
+	}
+}
+
 func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
