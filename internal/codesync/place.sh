@@ -6,8 +6,10 @@
 # is_ours: $state/place has the inode of the directory and when it was made. The
 # latter decides where the file system tells it, since an inode is soon used again.
 # Both outlive a reboot and a copy of the disk, which the number of a device does not.
+# $REPLY is both as they are now.
 is_ours() {
 	local inode='' made='' written had_inode='' had_made='' last=0
+	REPLY=''
 	{
 		read -r inode made _
 		while read -r _ _ written; do
@@ -15,6 +17,7 @@ is_ours() {
 		done
 	} < <(stat -L --printf='%i %.9W %Y\n' -- "$dir" "$state/digest" "$state/fingerprint" "$state/manifest" 2>/dev/null)
 	[[ $inode ]] || return 1
+	REPLY="$inode $made"
 	[[ $made =~ ^[1-9][0-9]*\. ]] || made=''
 	if ! { read -r had_inode had_made _ <"$state/place"; } 2>/dev/null; then
 		# Earlier versions wrote down what they had brought, and had made the directory
@@ -51,7 +54,7 @@ foreign() {
 # take_place makes the directory, which is ours from then on. What is interrupted
 # before it is written down leaves an empty one.
 take_place() {
-	mkdir -p -- "$dir" || return
+	[[ -d $dir ]] || mkdir -p -- "$dir" || return
 	! is_ours || [[ ! -s $state/place ]] || return 0
-	stat -L --printf='%i %.9W\n' -- "$dir" >"$state/place.new" && mv -f -- "$state/place.new" "$state/place"
+	[[ $REPLY ]] && printf '%s\n' "$REPLY" >"$state/place.new" && mv -f -- "$state/place.new" "$state/place"
 }

@@ -28,6 +28,8 @@ export LC_ALL=C
 unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
 # What has arrived whole is kept when the connection ends.
 trap '' PIPE HUP
+# The last part of a pipeline is no process of its own.
+shopt -s lastpipe
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
 owner=${7-} adopt=${8-} form=${9-} token=${10-} size=${11-} serve=${12-} peer_host=${13-} peer_port=${14-} peer_user=${15-} peer_key=${16-}
@@ -40,8 +42,8 @@ die() {
 
 [[ -n $HOME && -d $HOME ]] || die "the login has no home directory"
 [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "bad run name"
-cd -- "$HOME" || die "cannot enter the home directory"
-home=$(pwd -P)
+cd -P -- "$HOME" || die "cannot enter the home directory"
+home=$PWD
 dir=$home/$run
 state=$home/.multihost/sync/$run
 store=$home/.multihost/store/sha256
@@ -57,6 +59,30 @@ clean_up() {
 }
 trap clean_up EXIT
 
+# with_names COMMAND...: runs it with the elements of $names as further arguments, if
+# there are any. A few go with one process; xargs would be two more, and the greater
+# part of the time of a small sync is the start of processes.
+names=() few=100
+with_names() {
+	if ((${#names[@]} > few)); then
+		printf '%s\0' "${names[@]}" | xargs -0 -r "$@"
+	elif ((${#names[@]} > 0)); then
+		"$@" "${names[@]}"
+	fi
+}
+
+# with_names_of FILE COMMAND...: the same with the names in a file, each ended by NUL.
+with_names_of() {
+	local file=$1
+	shift
+	mapfile -d '' -t -n $((few + 1)) names <"$file" || return
+	if ((${#names[@]} > few)); then
+		xargs -0 -r -a "$file" "$@"
+	else
+		with_names "$@"
+	fi
+}
+
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
 # changes when the entry is changed, replaced or given another mode: nothing can set
 # ctime back. A directory's line changes only when it is another directory or has
@@ -64,8 +90,8 @@ trap clean_up EXIT
 look_at_all() (
 	status=0
 	cd -- "$dir" 2>/dev/null || exit
-	xargs -0 -r -a "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
-	xargs -0 -r -a "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
+	with_names_of "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
+	with_names_of "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
 	exit "$status"
 )
 
@@ -87,7 +113,7 @@ last_run() {
 
 prepare() {
 	if [[ ! -d $state || ! -d $store || ! -d $incoming ]]; then
-		mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
+		[[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
 		(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
 	fi
 	# One sync at a time into a run directory; a broken one may take a moment to end.
@@ -100,14 +126,14 @@ prepare() {
 # take_manifest PIECE...: a number of new bytes, or OFFSET+LENGTH of the manifest
 # of the run $token. None: all is new.
 take_manifest() {
-	local sum piece old=$home/.multihost/sync/$token/manifest
-	gzip -dc | if (($# == 0)); then cat; else
-		for piece; do
-			case $piece in
-			*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" 2>/dev/null | head -c "${piece#*+}" ;;
-			*) head -c "$piece" ;;
-			esac
-		done
+	local sum
+	if (($# == 0)); then
+		gzip -dc
+	elif [[ " $* " =~ \ [0-9]+\  ]]; then
+		gzip -dc | put_together "$@"
+	else
+		while IFS= read -r -d '' sum; do :; done # nothing is new
+		put_together "$@"
 	fi >"$manifest" || die "cannot write ~/.multihost/sync/$run"
 	read -r sum _ < <(sha256sum <"$manifest")
 	if [[ $sum != "$digest" ]]; then
@@ -116,15 +142,27 @@ take_manifest() {
 	fi
 }
 
-# hash_all: a line "HASH", two characters, "NAME" for each name, ended by NUL, of
-# a content. openssl is eight times as fast as coreutils where the processor
-# helps.
-hash_all() {
-	if command -v openssl >/dev/null; then
-		xargs -0 -r openssl dgst -sha256 -r
-	else
-		xargs -0 -r sha256sum --
-	fi
+# put_together PIECE...: writes them; the new bytes are on stdin.
+put_together() {
+	local piece old=$home/.multihost/sync/$token/manifest
+	for piece; do
+		case $piece in
+		0+*) head -c "${piece#*+}" -- "$old" ;;
+		*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" | head -c "${piece#*+}" ;;
+		*) head -c "$piece" ;;
+		esac 2>/dev/null
+	done
+}
+
+# hash_in DIRECTORY: a line "HASH", two characters, "NAME" for each of $names, which
+# are contents there. openssl is eight times as fast as coreutils where the processor
+# helps. It is for a process of its own.
+hash_in() {
+	local -a command=(sha256sum --)
+	! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
+	cd -- "$1" || exit
+	((${#names[@]} == 0 || ${#names[@]} > few)) || exec "${command[@]}" "${names[@]}"
+	with_names "${command[@]}"
 }
 
 # sum_of NUMBER...: $REPLY is their sum. A crash may have left anything else in a file.
@@ -140,28 +178,32 @@ sum_of() {
 declare -A proven=() # what has come and was hashed just now
 receive_contents() {
 	local in sum name prefix tar_failed='' unzip=''
-	local -a sizes=()
+	local -a there=() whole=()
 	local -A prefixes=()
 	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
 	[[ $form == plain ]] || unzip=z
 	# -m: the store is pruned by age, which begins now. -b: 64 KiB at a time.
 	tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
+	mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
+	names=("${there[@]#* }")
 	while read -r sum name; do
 		name=${name#\*}
 		name=${name#./}
 		if [[ $sum == "$name" && $name =~ ^[0-9a-f]{64}$ ]]; then
 			prefixes[${name:0:2}]=1 proven[$name]=1
-		else
-			rm -f -- "$in/$name"
+			whole+=("$in/$name" "$store/${name:0:2}/$name")
 		fi
-	done < <(cd "$in" && find . -maxdepth 1 -type f -print0 | hash_all)
+	done < <(hash_in "$in")
 	# Counted before it is stored, so that prune never knows of less than is there.
-	mapfile -t sizes < <(find "$in" -type f -printf '%s\n')
-	sum_of "${sizes[@]}"
+	sum_of "${there[@]%% *}"
 	printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
+	names=()
 	for prefix in "${!prefixes[@]}"; do
-		{ [[ -d $store/$prefix ]] || mkdir -p "$store/$prefix"; } && mv -f -t "$store/$prefix" -- "$in/$prefix"* || tar_failed=yes
+		[[ -d $store/$prefix ]] || names+=("$store/$prefix")
 	done
+	with_names mkdir -p -- || tar_failed=yes
+	names=("${whole[@]}")
+	rename_names || tar_failed=yes
 	rm -rf -- "$in"
 	if [[ -n $tar_failed ]]; then
 		[[ ! -s $spool/said ]] || cat -- "$spool/said" >&2
@@ -262,9 +304,10 @@ read_manifest() {
 # manifest says, and $old those of the earlier sync that the manifest may lack, six
 # elements each. After a sync that came to its end these are the entries that differ
 # between both manifests or that somebody touched since; otherwise they are all.
-old=()
+old=() all_used=''
 find_work() {
 	find_differences && return
+	all_used=yes # by tell_missing
 	old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
 	read_manifest "$manifest"
 	read_old
@@ -342,7 +385,8 @@ find_contents() {
 tell_missing() {
 	find_contents
 	# What is used stays in the store.
-	((${#here[@]} == 0)) || printf '%s\0' "${here[@]}" | xargs -0 -r touch -c --
+	names=("${here[@]}")
+	with_names touch -c --
 	((${#missing[@]} > 0)) || return 0
 	local relays=''
 	[[ $step != plan ]] || ! can_fetch || relays=' relays'
@@ -397,7 +441,8 @@ remove_gone() {
 	local i path
 	find_gone
 	removed=${#gone[@]}
-	((removed == 0)) || printf '%s\0' "${gone[@]}" | xargs -0 -r rm -f -- || die "cannot remove files of the earlier sync"
+	names=("${gone[@]}")
+	with_names rm -f -- || die "cannot remove files of the earlier sync"
 	# The deepest first. What the run put into them keeps them.
 	for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
 		path=${gone_dirs[i]}
@@ -408,7 +453,7 @@ remove_gone() {
 
 make_directories() {
 	local i path
-	local -a make=()
+	names=()
 	for i in "${!kinds[@]}"; do
 		[[ ${kinds[i]} == d ]] || continue
 		path=$dir/${paths[i]}
@@ -416,25 +461,24 @@ make_directories() {
 		if [[ -L $path || -e $path && ! -d $path ]]; then
 			rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
 		fi
-		[[ -d $path ]] || make+=("$path")
+		[[ -d $path ]] || names+=("$path")
 	done
-	((${#make[@]} == 0)) || printf '%s\0' "${make[@]}" | xargs -0 -r mkdir -p -- || die "cannot make directories in ~/$run"
+	with_names mkdir -p -- || die "cannot make directories in ~/$run"
 }
 
 # find_changed: $changed are the indices of files whose content is not there.
 changed=()
 find_changed() {
 	local i line
-	local -a there=()
 	local -A sums=()
-	changed=()
+	changed=() names=()
 	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == f && -f $dir/${paths[i]} && ! -L $dir/${paths[i]} ]] && there+=("${paths[i]}")
+		[[ ${kinds[i]} == f && -f $dir/${paths[i]} && ! -L $dir/${paths[i]} ]] && names+=("${paths[i]}")
 	done
-	if ((${#there[@]} > 0)); then
+	if ((${#names[@]} > 0)); then
 		while IFS= read -r -d '' line; do
 			sums["${line:66}"]=${line:0:64}
-		done < <(cd -- "$dir" && printf '%s\0' "${there[@]}" | xargs -0 -r sha256sum -z -- 2>/dev/null)
+		done < <(cd -- "$dir" && with_names sha256sum -z -- 2>/dev/null)
 	fi
 	for i in "${!kinds[@]}"; do
 		[[ ${kinds[i]} == f ]] || continue
@@ -466,39 +510,53 @@ place_files() {
 			again+=("$blob" "$stage/${staged[i]}")
 		fi
 	done
-	printf '%s\0' "${plain[@]}" | xargs -0 -r cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
+	names=("${plain[@]}")
+	with_names cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
 	if ((${#again[@]} > 0)); then
 		printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || die "cannot copy to ~/$run"
 	fi
-	while read -r line; do
-		i=${line:66:64}
-		if [[ ${line:0:64} != "$i" ]]; then
-			blob "$i"
-			rm -f -- "$blob"
-			spoilt=yes
-		fi
-	done < <(cd "$stage" && for i in "${changed[@]}"; do
-		[[ ${proven[${hashes[i]}]-} ]] || printf '%s\0' "${staged[i]}"
-	done | hash_all)
+	names=()
+	for i in "${changed[@]}"; do
+		[[ ${proven[${hashes[i]}]-} ]] || names+=("${staged[i]}")
+	done
+	if ((${#names[@]} > 0)); then
+		while read -r line; do
+			i=${line:66:64}
+			if [[ ${line:0:64} != "$i" ]]; then
+				blob "$i"
+				rm -f -- "$blob"
+				spoilt=yes
+			fi
+		done < <(hash_in "$stage")
+	fi
 	[[ -z $spoilt ]] || tell_missing
 	set_modes "$stage" "${changed[@]}"
+	names=()
 	for i in "${changed[@]}"; do
-		printf '%s\0' "$stage/${staged[i]}" "$dir/${paths[i]}"
-	done | rename_all || die "cannot write to ~/$run"
+		names+=("$stage/${staged[i]}" "$dir/${paths[i]}")
+	done
+	rename_names || die "cannot write to ~/$run"
 	rm -rf -- "$stage"
 	stage=''
 }
 
-# rename_all: OLD and NEW names on stdin by turns, each ended by NUL. mv would be a
-# process for each file, which perl, of every Debian, is for all of them. What
-# lies on another file system, in a directory that is a mount, is for mv.
-rename_all() {
-	if command -v perl >/dev/null; then
-		perl -e '$/ = "\0"; while (defined($old = <STDIN>)) {
-			chomp($old, $new = <STDIN>);
-			rename($old, $new) || $!{EXDEV} && !system("mv", "-fT", "--", $old, $new) || die "rename to $new: $!\n" }'
+# rename_names: $names are OLD and NEW by turns. mv would be a process for each file,
+# which perl, of every Debian, is for all of them. What lies on another file system, in
+# a directory that is a mount, is for mv.
+rename_names() {
+	# shellcheck disable=SC2016 # for perl
+	local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
+		while (defined($old = $arguments ? shift : <STDIN>)) {
+			chomp($old, $new = $arguments ? shift : <STDIN>);
+			rename($old, $new) || $!{EXDEV} && !system("mv", "-fT", "--", $old, $new) || die "rename to $new: $!\n" }')
+	if ((${#names[@]} == 0)); then
+		return
+	elif ! command -v perl >/dev/null; then
+		printf '%s\0' "${names[@]}" | xargs -0 -r -n 2 -P 8 mv -fT --
+	elif ((${#names[@]} > few)); then
+		printf '%s\0' "${names[@]}" | "${command[@]}"
 	else
-		xargs -0 -r -n 2 -P 8 mv -fT --
+		"${command[@]}" -- "${names[@]}"
 	fi
 }
 
@@ -512,10 +570,12 @@ set_modes() {
 		have[${modes[i]}]=1
 	done
 	for mode in "${!have[@]}"; do
+		names=()
 		for i; do
 			[[ ${modes[i]} == "$mode" ]] || continue
-			if [[ $where == "$dir" ]]; then printf '%s\0' "$dir/${paths[i]}"; else printf '%s\0' "$where/${staged[i]}"; fi
-		done | xargs -0 -r chmod "$mode" -- || die "cannot set modes in ~/$run"
+			if [[ $where == "$dir" ]]; then names+=("$dir/${paths[i]}"); else names+=("$where/${staged[i]}"); fi
+		done
+		with_names chmod "$mode" -- || die "cannot set modes in ~/$run"
 	done
 }
 
@@ -544,8 +604,9 @@ lives() {
 	[[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
 }
 
-# refuse_in_use: a run of that name has started, or is about to, with what lies here.
-refuse_in_use() {
+# in_use: a run of that name has started, or is about to, with what lies here; $REPLY
+# is who started it.
+in_use() {
 	local path sup start boot pid begun line who
 	for path in "$home/.multihost/runs/$run"/*/supervisor; do
 		path=${path%/*} sup='' start='' boot='' pid='' begun='' who=''
@@ -556,10 +617,15 @@ refuse_in_use() {
 		while IFS= read -r line; do
 			[[ $line != owner=* ]] || who=${line#*=}
 		done 2>/dev/null <"$path/meta"
-		say "busy $who"
-		exit 1
+		REPLY=$who
+		return 0
 	done
-	return 0
+	return 1
+}
+
+refuse_in_use() {
+	say "busy $REPLY"
+	exit 1
 }
 
 # refuse_foreign ADOPT: what the user has at ~/RUN is left alone. Only a directory
@@ -581,15 +647,15 @@ fill() {
 	refuse_foreign "$adopt"
 	find_work
 	tell_missing
-	refuse_in_use
+	! in_use || refuse_in_use
 	# From here on the directory is neither the old nor the new one. A run that is
 	# armed from now on sees that; one that was armed before is seen here.
 	{ IFS= read -r was <"$state/digest"; } 2>/dev/null
 	[[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
-	(refuse_in_use) || {
+	if in_use; then
 		[[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
-		exit 1
-	}
+		refuse_in_use
+	fi
 	take_place || die "cannot write ~/$run"
 	# Were we stopped now, both its old and its new files would be ours to
 	# remove by the next sync.
@@ -621,15 +687,20 @@ fill() {
 
 # finish: writes down what the directory holds; the digest last.
 finish() {
+	local file
 	if ! { mv -f -- "$manifest" "$state/manifest" &&
-		sed -z -n '/^d$/{n;n;n;n;p;n;d};n;n;n;n;n' -- "$state/manifest" >"$state/directories" &&
-		sed -z -n '/^d$/{n;n;n;n;n;d};n;n;n;n;p;n' -- "$state/manifest" >"$state/paths" &&
+		(cd -- "$state" && exec sed -z -n -e '/^d$/{n;n;n;n;w directories' -e 'n;d};n;n;n;n;w paths' -e n -- manifest) &&
 		look_at_all >"$state/seen" &&
 		printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
 		mv -f -- "$state/digest.new" "$state/digest"; }; then
 		die "cannot write ~/.multihost/sync/$run"
 	fi
-	rm -f -- "$state"/manifest.?* "$state"/work.* # also those of a sync that was killed
+	# Also those of a sync that was killed.
+	names=()
+	for file in "$state"/manifest.?* "$state"/work.*; do
+		[[ ! -e $file ]] || names+=("$file")
+	done
+	with_names rm -f --
 	keep_used
 }
 
@@ -642,8 +713,9 @@ keep_used() {
 	sum_of "$at"
 	at=$REPLY
 	((now - at >= 86400 || now < at)) || return 0
-	sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
-		(cd -- "$store" && xargs -0 -r touch -c --) && printf '%s\n' "$now" >"$state/used"
+	[[ $all_used ]] || sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
+		(cd -- "$store" && xargs -0 -r touch -c --) || return 0
+	printf '%s\n' "$now" >"$state/used"
 }
 
 # must_prune: $pruned says when and how much prune last left in the store, $grown how
