@@ -10,7 +10,7 @@
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
   local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor='' synced=''
-  local -a words vars fields
+  local -a words vars lines=()
   shift 2
   mask=$(umask)
   umask 077
@@ -28,13 +28,9 @@ main() {
   if [[ -e $dir || -L $dir ]]; then error=$(exec rm -rf -- "$dir" 2>&1) || fail "$error"; fi
   error=$(exec mkdir -p -- "$dir" 2>&1) || fail "$error"
   say boot "$boot"
-  disk_of "$home"
-  say disk output "$REPLY"
-  split "$(exec stat -c %d -- "$index" "$home")"
-  if [[ ${fields[0]-} != "${fields[1]-}" ]]; then
-    disk_of "$index"
-    say disk tmp "$REPLY"
-  fi
+  mapfile -t lines < <(exec stat -f -c '%t:%i:%b:%S %a %b %S' -- "$home" "$index" 2>/dev/null)
+  say disk output "${lines[0]#* }"
+  if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
   if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
@@ -82,8 +78,8 @@ abandon() { # DIR TEXT
 # survey RUN ATTEMPT DIR PYTHON CODE: what the command will meet, as far as it can
 # be told at once. Nothing is imported: jax would take the TPU.
 survey() {
-  local run=$1 attempt=$2 dir=$3 python=${4/#"~/"/"$HOME/"} code=$5 line text status
-  local -a lines environment through_env
+  local run=$1 attempt=$2 dir=$3 python=${4/#"~/"/"$HOME/"} code=$5 text status
+  local -a environment through_env
   cd -- "$HOME" || return
   cd -- "${words[0]}" 2>/dev/null || :
   text=$(
@@ -92,10 +88,11 @@ survey() {
   )
   status=$?
   if ((status == 127 || status == 126)); then say version python none; fi
-  if ((status == 0)); then
-    mapfile -t lines < <(printf '%s\n' "$text")
-    for line in "${lines[@]}"; do say version "$line"; done
-  fi
+  while ((status == 0)) && [[ $text ]]; do
+    say version "${text%%$'\n'*}"
+    text=${text#"${text%%$'\n'*}"}
+    text=${text#$'\n'}
+  done
   if ((code)); then
     text=$(timeout -k 1 5 bash --norc --noprofile -p -c "$code_digest" 2>/dev/null) && say version code "${text:0:12}"
   fi
@@ -190,28 +187,43 @@ no_secret() { # DIR NAME STATUS TEXT
 # exit.new is written full now, so that the end can be recorded on a full disk.
 unpack() {
   local dir=$1 file
-  local -a files=(meta argv env script limit secrets) want=() have
   shift
   printf '%s\n' "$text_lib" "$text_supervise" >"$dir/supervise" || return
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
   printf '%s\n' "$text_processes" >"$dir/processes" || return
   printf '%s\0' "${mh_login[@]}" >"$dir/login" || return
-  for file in "${files[@]}"; do
-    : >"$dir/$file" || return
-    if ((${1-0})); then head -c "$1" >"$dir/$file" || return; fi
-    want+=("${1-0}")
-    shift
-  done
   # Nothing is done for a part: no secret is read, no version told.
-  mapfile -t have < <(cd -- "$dir" && stat -c %s -- "${files[@]}")
-  if [[ ${have[*]} != "${want[*]}" ]]; then
-    echo 'the files did not arrive whole'
-    return 1
-  fi
+  for file in meta argv env script limit secrets; do
+    received "$dir/$file" "${1-0}" || return
+    if (($#)); then shift; fi
+  done
   for file in output.log dropped lost relay; do
     : >"$dir/$file" || return
   done
   printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" "$dir/output" || return
+}
+
+# received FILE SIZE writes the next bytes of stdin to the file. Few are read without
+# a process.
+received() {
+  local word='' got=0
+  : >"$1" || return
+  if (($2 > 4096)); then
+    head -c "$2" >"$1" || return
+    size_of "$1"
+    got=$REPLY
+  fi
+  while ((got < $2)) && IFS= read -r -d '' -n $(($2 - got)) word; do
+    printf %s "$word" || return
+    got=$((got + ${#word}))
+    if ((got == $2)); then break; fi
+    printf '\0' || return # it ended the word
+    got=$((got + 1))
+  done >>"$1"
+  if ((got != $2)); then
+    echo 'the files did not arrive whole'
+    return 1
+  fi
 }
 
 busy() {

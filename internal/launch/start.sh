@@ -79,8 +79,12 @@ refuse() {
 }
 
 limit_files() {
-  local soft
-  soft=$(ulimit -Sn)
+  local soft fields line
+  while read -r line; do
+    if [[ $line == 'Max open files '* ]]; then split "$line"; fi
+  done 2>/dev/null </proc/self/limits
+  soft=${fields[3]-}
+  if [[ ! $soft ]]; then soft=$(ulimit -Sn); fi
   if [[ $soft == unlimited ]] || ((soft >= 100000)); then return; fi
   ulimit -Sn 100000 2>/dev/null || ulimit -Sn hard
 }

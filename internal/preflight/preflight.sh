@@ -100,8 +100,8 @@ tell() {
 
 have() { type -P "$1" >/dev/null; }
 
-# bounded COMMAND...: no single command may hold up the rest.
-bounded() { timeout -k 5 20 "$@" </dev/null; }
+# $(bounded COMMAND...): no single command may hold up the rest.
+bounded() { exec timeout -k 5 20 "$@" </dev/null; }
 
 # attempt COMMAND...: runs it; on failure $why is the cause in few words.
 why=
