@@ -86,14 +86,14 @@ with_names_of() {
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
 # changes when the entry is changed, replaced or given another mode: nothing can set
 # ctime back. A directory's line changes only when it is another directory or has
-# another mode, since a run may put files into it.
-look_at_all() (
-	status=0
+# another mode, since a run may put files into it. It is for a process of its own.
+look_at_all() {
+	local status=0
 	cd -- "$dir" 2>/dev/null || exit
 	with_names_of "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
 	with_names_of "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
-	exit "$status"
-)
+	return "$status"
+}
 
 check() {
 	local have=''
@@ -690,7 +690,7 @@ finish() {
 	local file
 	if ! { mv -f -- "$manifest" "$state/manifest" &&
 		(cd -- "$state" && exec sed -z -n -e '/^d$/{n;n;n;n;w directories' -e 'n;d};n;n;n;n;w paths' -e n -- manifest) &&
-		look_at_all >"$state/seen" &&
+		(look_at_all) >"$state/seen" &&
 		printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
 		mv -f -- "$state/digest.new" "$state/digest"; }; then
 		die "cannot write ~/.multihost/sync/$run"

@@ -12,7 +12,10 @@ main() {
   local run=$1 attempt=$2 python=${9-} code=${10-0} mask dir entry line order error surveyor='' synced=''
   local -a words vars lines=()
   shift 2
-  mask=$(umask)
+  while read -r line mask; do
+    if [[ $line == Umask: ]]; then break; fi
+  done 2>/dev/null </proc/self/status
+  mask=${mask:-$(umask)}
   umask 077
   enter
   dir=$home/.multihost/runs/$run/$attempt

@@ -403,6 +403,7 @@ prune() {
   disk_of "$1"
   split "$REPLY 0 0"
   if ((fields[0] * 10 < fields[1])); then keep=3; fi
+  if ((!late && ${#attempts[@]} <= keep)); then return; fi
   while read -r armed path; do
     seen=$((seen + 1))
     if ((seen <= keep && armed > eldest)); then continue; fi

@@ -3,19 +3,19 @@
 # are the script, compressed. The worker keeps it from then on, unless DIGEST is "-".
 # -SIZE means the script that is kept: it must have that length, and the runner has
 # compared its hash when it connected (see clock.go). environment.sh stands before
-# this. Comments stay here: the rest is a part of each command line.
+# this. Whoever reads a script while it is written finds another length, and sends it.
+# Comments stay here: the rest is a part of each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2 > 0)); then
   s=$(head -c "$2" | gzip -dc) || exit 74
-  [[ $3 == - ]] || (
-    cd "${1%/*}" || { mkdir -p ~/.multihost && umask 077 && mkdir -p "${1%/*}" && cd "${1%/*}"; } || exit
-    umask 077
-    { printf %s "$s" >"new.$$" && mv -f "new.$$" "$1"; } || rm -f "new.$$"
-    set -- *
+  [[ $3 == - ]] || {
+    [[ -d ${1%/*} ]] || { mkdir -p "${1%/kit/*}" && mkdir -m 700 "${1%/*}"; }
+    printf %s "$s" >"$1" || rm -f "$1"
+    k=("${1%/*}"/*)
     # shellcheck disable=SC2012 # names are hexadecimal
-    (($# < 100)) || ls -t | tail -n +50 | xargs rm -f
-  ) </dev/null >/dev/null 2>&1
+    ((${#k[@]} < 100)) || (cd "${1%/*}" && ls -t | tail -n +50 | xargs rm -f)
+  } </dev/null >/dev/null 2>&1
 else
   { IFS= read -r -d '' s <"$1"; } 2>/dev/null
   ((${#s} == -$2)) || {
