@@ -8,6 +8,10 @@ FUZZTIME   ?= 10s
 LIMIT      ?= 80m
 # RUN names the tests of `make race`; none: all.
 RUN        ?=
+# RERUN is of how many failed tests, and the tests around them, `make test` tries each
+# once more, alone, and says so. More of them fail at once. None: no test is tried twice.
+RERUN      ?=
+GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
@@ -22,11 +26,17 @@ build: ## build bin/multihost
 	@mkdir -p bin
 	go build -buildvcs=false -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
 
-demo: build tools ## train on 2 slices × 4 workers of the simulator
+demo: build ## train on 2 slices × 4 workers of the simulator
 	./examples/demo.sh
 
 test: tools ## run every test that this machine can run
+ifeq ($(RERUN),)
 	go test -timeout $(LIMIT) $(PACKAGES)
+else
+	go run $(GOTESTSUM) --format standard-quiet --rerun-fails=1 --rerun-fails-max-failures=$(RERUN) \
+		--packages='$(PACKAGES)' -- -timeout $(LIMIT)
+endif
+	@./.ci/tools missing
 
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
