@@ -15,7 +15,7 @@ main() {
   while read -r line mask; do
     if [[ $line == Umask: ]]; then break; fi
   done 2>/dev/null </proc/self/status
-  mask=${mask:-$(umask)}
+  if [[ $line != Umask: ]]; then mask=$(umask); fi
   umask 077
   enter
   dir=$home/.multihost/runs/$run/$attempt

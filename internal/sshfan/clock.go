@@ -14,9 +14,10 @@ import (
 
 // kitScript tells the hashes of the scripts that the worker keeps, and
 // clockScript answers every line of its input with the worker's time. The marks
-// tell an answer from what a ~/.bashrc prints. One perl tells all times, where there is one (it is essential in Debian
-// and Ubuntu): half of what it takes to start a process for each would be the
-// error of what is measured, tens of milliseconds on a busy worker.
+// tell an answer from what a ~/.bashrc prints. One perl tells all times, where there
+// is one (it is essential in Debian and Ubuntu): half of what it takes to start a
+// process for each would be the error of what is measured, tens of milliseconds on a
+// busy worker.
 const (
 	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(sha256sum -- * 2>/dev/null); `
 	clockScript = `unset TMOUT POSIXLY_CORRECT PERL5OPT PERL5LIB; ` +

@@ -231,7 +231,7 @@ const mostKit = 100
 func (c *Conn) foundKit(sums string) {
 	words := strings.Fields(sums)
 	kit := make(map[string]bool)
-	for i := 0; i+1 < len(words) && len(kit) < mostKit; i += 2 {
+	for i := 0; i+1 < len(words) && len(kit) < mostKit; i++ {
 		if sum, name := words[i], words[i+1]; len(sum) == 2*sha256.Size && name == sum[:16] {
 			kit[sum] = true
 		}
