@@ -28,7 +28,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Bucket is where a job is kept. It is safe for concurrent use.
+// A Bucket is the directory of a bucket where jobs are kept. It is safe for concurrent
+// use.
 type Bucket struct {
 	gcp  *gcp.Client
 	svc  *storage.Service
@@ -36,7 +37,7 @@ type Bucket struct {
 	dir  string
 }
 
-// Open returns the place DIR in a bucket. It calls no API.
+// Open returns the Bucket for directory dir of a bucket. It calls no API.
 func Open(ctx context.Context, c *gcp.Client, bucket, dir string) (*Bucket, error) {
 	bucket, dir, err := CleanBucket(bucket, dir)
 	if err != nil {
@@ -54,16 +55,16 @@ func Open(ctx context.Context, c *gcp.Client, bucket, dir string) (*Bucket, erro
 	return &Bucket{gcp: c, svc: svc, name: bucket, dir: dir}, nil
 }
 
-// Name is the bucket's name, Dir the directory in it.
+// Name returns the bucket's name.
 func (b *Bucket) Name() string { return b.name }
 
-// Dir is the directory of the jobs in the bucket; "" is its root.
+// Dir returns the directory of the jobs in the bucket; "" is its root.
 func (b *Bucket) Dir() string { return b.dir }
 
-// URL is where the objects of a run are, for people.
+// URL returns the place of a run's objects, for people.
 func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefixOf(b.dir, run) }
 
-// Objects are the names, below URL, of what Create makes.
+// Objects returns the names, below URL, of the objects that Create makes.
 func (b *Bucket) Objects(j Job) []string {
 	names := []string{"run.json", j.object("kit.tar.gz")}
 	if j.codeSum != "none" {
@@ -72,11 +73,11 @@ func (b *Bucket) Objects(j Job) []string {
 	return names
 }
 
-// ErrNoRun says that the bucket has no such run.
+// ErrNoRun means that the bucket has no such run.
 var ErrNoRun = errors.New("no such run in the bucket")
 
-// An ExistsError says that the name of a run is taken, or that another start of
-// the run has taken the place of this one.
+// An ExistsError says that the name of a run is taken, or that another start of the run
+// has replaced this one.
 type ExistsError struct{ URL, Owner string }
 
 func (e *ExistsError) Error() string {
@@ -87,16 +88,15 @@ func (e *ExistsError) Error() string {
 	return text
 }
 
-// Create uploads what the workers of a start need, the kit's files and the code
-// that write writes, if it is not nil, and then makes it the start that counts: in
-// place of the earlier one, or as the first of its run where that is nil. Of
-// several who do so at the same time one succeeds, the others get an
-// *ExistsError. What it uploads has names of its own, so whoever reads what an
-// earlier start has uploaded is not disturbed. It completes j.
+// Create uploads what the workers of a start need: the kit's files, and the code that
+// write writes, if write is not nil. It then makes this start the current one by writing
+// run.json. It replaces earlier, or is the first start of the run if earlier is nil. Of
+// several concurrent calls one succeeds and the others get an *ExistsError. The uploads
+// have names of their own, so they do not disturb readers of an earlier start's uploads.
+// Create completes j.
 //
-// A client that only reads makes nothing and answers with a *gcp.ReadOnlyError.
-// After another error nothing of this start is left in the bucket, unless the
-// error says so.
+// A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
+// error nothing of this start is left in the bucket, unless the error says so.
 func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error, earlier *Earlier) (err error) {
 	d.Claim = d.Created.UTC().Format("20060102t150405z-") + strings.ToLower(rand.Text()[:10])
 	text, err := d.encode()
@@ -133,7 +133,7 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 	}
 	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &generation)
 	if statusCode(err) == http.StatusPreconditionFailed {
-		return b.Holds(ctx, *j) // perhaps by a try of ours whose answer was lost
+		return b.Holds(ctx, *j) // perhaps an earlier try of ours succeeded and its answer was lost
 	}
 	return err
 }
@@ -152,7 +152,7 @@ func (j *Job) foreseeCode(write func(io.Writer) error) error {
 	return err
 }
 
-// Holds is an *ExistsError when another start counts than that of j.
+// Holds returns an *ExistsError if another start than that of j is the current one.
 func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	d, err := b.Describe(ctx, j.Run)
 	if err == nil && d.Claim != j.claim || errors.Is(err, ErrNoRun) {
@@ -161,8 +161,9 @@ func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	return err
 }
 
-// Withdraw removes what Create has uploaded, and all that there is of the run
-// where it was its first start. What another start has put in its place stays.
+// Withdraw removes what Create has uploaded. With first, the start was the run's first,
+// and Withdraw removes everything of the run. It leaves what another start has put in its
+// place.
 func (b *Bucket) Withdraw(ctx context.Context, j Job, first bool) error {
 	err := b.withdraw(ctx, j, first)
 	if err != nil {
@@ -193,7 +194,8 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 		if err != nil {
 			return err
 		}
-		// It goes first: another start that has come between is known by it.
+		// run.json is removed first: if another start has replaced it meanwhile, this
+		// fails.
 		if err := b.remove(ctx, description); err != nil {
 			if statusCode(err) != http.StatusPreconditionFailed {
 				return err
@@ -208,8 +210,8 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 	return nil
 }
 
-// remove deletes objects as they were listed: those that have been written since
-// stay, which is an error with the status of a failed precondition.
+// remove deletes objects in the version that was listed. Objects written since then stay;
+// the error then has the status of a failed precondition.
 func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err error) {
 	for _, o := range objects {
 		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, o.Name), func(ctx context.Context) error {
@@ -222,14 +224,14 @@ func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err err
 	return err
 }
 
-// An Earlier is a run as a start of the same name finds it.
+// An Earlier is an existing run as a new start of the same name finds it.
 type Earlier struct {
 	Description
 	State      State
 	generation int64 // of run.json
 }
 
-// Earlier reads what there is of a run; nil when there is none.
+// Earlier reads what the bucket has of a run; nil when it has no such run.
 func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	e, name := &Earlier{}, prefixOf(b.dir, run)+"run.json"
 	err := b.list(ctx, name, "", func(page *storage.Objects) {
@@ -249,9 +251,9 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	return e, err
 }
 
-// Ended says how the run has come to its end by itself or by its user's wish. It is
-// "" when it has not: it goes on, it was never begun, or its workers were taken away
-// or kept from running the command.
+// Ended says how the run has ended by itself or because its user stopped it. It returns
+// "" otherwise: the run goes on, it was never begun, or its workers were taken away or
+// kept from running the command.
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
@@ -271,20 +273,20 @@ func (e *Earlier) Ended() string {
 	return ""
 }
 
-// Next is the number of the attempt with which the run goes on.
+// Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {
 	begin, last := max(1, e.Attempt), e.State.begun
-	// What the start has announced itself was perhaps begun by nobody.
+	// An attempt that the start itself announced may never have begun on any worker.
 	if e.State.announced > begin {
 		last = max(last, e.State.announced)
 	}
 	return max(begin, last+1)
 }
 
-// Renew readies the bucket for the workers of a start that goes on with an
-// attempt, after those of the earlier one are gone: what they said of themselves
-// would count as the silence of their successors. It is an *ExistsError when
-// another start counts.
+// Renew prepares the bucket for the workers of a start that continues with an attempt,
+// after the workers of the earlier start are gone. It removes their reports: the new
+// workers would count as silent for as long as these are old. It returns an *ExistsError
+// if another start is the current one.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
@@ -302,12 +304,13 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 			return err
 		}
 	}
-	// While this start counts nobody else's workers come: what was listed is old.
+	// While this start is the current one, no other start's workers come: the listed
+	// reports are old.
 	if err := b.Holds(ctx, j); err != nil {
 		return err
 	}
 	err := b.remove(ctx, reports)
-	if err != nil || attempt == 1 { // with which workers begin by themselves
+	if err != nil || attempt == 1 { // workers begin with attempt 1 by themselves
 		return err
 	}
 	number := strconv.Itoa(attempt)
@@ -316,7 +319,7 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 		if err := b.Holds(ctx, j); err != nil {
 			return err
 		}
-		// Perhaps by a try of ours whose answer was lost.
+		// Perhaps an earlier try of ours succeeded and its answer was lost.
 		if there, readErr := b.read(ctx, j.prefix()+"control/attempt", 0); readErr == nil && strings.TrimSpace(string(there)) == number {
 			return nil
 		}
@@ -324,8 +327,8 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	return err
 }
 
-// upload streams what write writes into an object, and returns its SHA-256. It is
-// not tried again as a whole: Google's client resumes it piece by piece.
+// upload streams what write writes into an object, and returns its SHA-256. It does not
+// retry the upload as a whole: Google's client resumes it piece by piece.
 func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Writer) error) (string, error) {
 	r, w := io.Pipe()
 	hash := sha256.New()
@@ -347,8 +350,8 @@ func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Wri
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// put makes one small object; generation is the one that it must have, 0 that
-// there must be none.
+// put writes one small object. generation, if not nil, is the generation that the
+// existing object must have; 0 means that there must be none.
 func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
@@ -359,13 +362,14 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 		if generation != nil {
 			call.IfGenerationMatch(*generation)
 		}
-		// Each upload has a buffer as large as a piece, 16 MB unless told otherwise.
+		// Each upload allocates a buffer of one piece, 16 MB by default.
 		_, err := call.Media(r, googleapi.ContentType("text/plain"), googleapi.ChunkSize(googleapi.MinUploadChunkSize)).Context(ctx).Do()
 		return err
 	})
 }
 
-// read returns a small object, or a range of one from offset on.
+// read returns a small object, or what an object has from offset on, at most maxPiece
+// bytes.
 func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -384,10 +388,10 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 	return data, err
 }
 
-// maxPiece is how much of a log is read at once.
+// maxPiece is how many bytes of a log are read at once.
 const maxPiece = 32 << 20
 
-// list calls f for every object whose name begins with prefix.
+// list calls f for each page of the objects whose names begin with prefix.
 func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page *storage.Objects)) error {
 	token := ""
 	for {
@@ -406,8 +410,9 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 	}
 }
 
-// Keeps tells for how long the bucket keeps, and bills, an object that was
-// overwritten, as a log is by every upload; 0 for nothing.
+// Keeps returns for how long the bucket keeps, and bills, an overwritten object (every
+// upload of a log overwrites one); 0 means not at all. versions reports whether the
+// bucket keeps old versions.
 func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
 	err = b.gcp.Do(ctx, "read bucket "+b.name, func(ctx context.Context) error {
 		is, err := b.svc.Buckets.Get(b.name).Context(ctx).Do()
@@ -423,7 +428,7 @@ func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions
 	return softDeleted, versions, err
 }
 
-// Runs are the directories in the bucket that may be runs.
+// Runs returns the names of the directories in the bucket that may be runs.
 func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	prefix := b.dir
 	if prefix != "" {
@@ -440,8 +445,8 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	return runs, err
 }
 
-// Describe reads what a run is; ErrNoRun when it is not there. What it returns
-// has been checked: whoever may write to the bucket, each worker too, could have
+// Describe reads run.json of a run; the error is ErrNoRun when there is none. It checks
+// the content, because anybody who may write to the bucket, each worker too, could have
 // made it.
 func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
 	var d Description
@@ -477,22 +482,22 @@ func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 // An End is how the newest attempt ended on one worker.
 type End struct {
 	Worker  tpu.WorkerID
-	Code    int // never 0 where the end is not known
+	Code    int // never 0 if the end is not known
 	Signal  string
-	At      time.Time // worker's clock, corrected by that of Cloud Storage where it is another one
+	At      time.Time // by the worker's clock, corrected if it differs from that of Cloud Storage
 	LogSize int64
-	Reason  string // why it was stopped, or did not come to start
-	Tail    bool   // it looks like a training's tail: see State.Excused
-	Behind  int    // processes that the command left in the background and that were ended
+	Reason  string // why the command was stopped or did not start
+	Tail    bool   // the end looks like a training's tail: see State.Excused
+	Behind  int    // number of processes that the command left in the background and that were ended
 
 	rough bool // At was corrected, by whole seconds
 }
 
-// Down is the phase of a worker whose machine was told to end. The detail is why:
-// "preempted", "maintenance of its host", or "told to end" where that is not known.
+// Down is the phase of a worker whose machine was told to end. The detail is the reason:
+// "preempted", "maintenance of its host", or "told to end" if it is not known.
 const Down = "down"
 
-// A Seen is the last that a worker said of itself.
+// A Seen is the last report of a worker about itself.
 type Seen struct {
 	Worker    tpu.WorkerID
 	Phase     string // boot, preflight, start, running, logs, ended, failed, deleting, kept, left or Down
@@ -504,32 +509,33 @@ type Seen struct {
 
 // A State is what the bucket knows of a run.
 type State struct {
-	Attempt  int // the newest that any worker began; 0: none has begun
+	Attempt  int // the newest attempt that any worker began; 0: none has begun
 	Seen     []Seen
-	Ended    []End          // of that attempt, ordered by worker
-	Stopping string         // why it is to end
-	Unsent   []tpu.WorkerID // of that attempt, whose whole log the bucket has not taken: their slices stay for a while
-	// StrictExit has Excused and Blame excuse nothing. Whoever reads the state sets it.
+	Ended    []End          // ends of that attempt, ordered by worker
+	Stopping string         // why the run is to end
+	Unsent   []tpu.WorkerID // workers whose whole log of that attempt the bucket does not have: their slices stay for a while
+	// StrictExit makes Excused and Blame excuse nothing. The reader of the state sets it.
 	StrictExit bool
 
-	begun, announced int // the newest that a worker has told of, and that of control/attempt
+	begun, announced int // the newest attempt that a worker has reported, and the attempt in control/attempt
 }
 
 // Over reports whether the newest attempt has ended on every worker of d.
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
-// FailFast is why workers stop the command when another worker has failed. It names
-// none: which one was first is known when all have ended.
+// FailFast is the reason with which workers stop the command after another worker has
+// failed. It names no worker: which one failed first is known only when all have ended.
 const FailFast = "fail-fast: a worker failed"
 
-// ExcuseWindow is how long after worker 0's success the others may still fail in
-// leaving: their runtime loses its leader.
+// ExcuseWindow is how long after worker 0's success the others may fail while they exit,
+// because their runtime loses its leader.
 const ExcuseWindow = time.Minute
 
-// Excused are the workers whose failure is only the tail of a training that worker 0
-// has ended with success: death by SIGABRT, or with the distributed runtime's own
-// words, within ExcuseWindow after it. Where a worker was stopped, or an end is not
-// known, nobody is excused. It counts once the attempt has ended on every worker.
+// Excused returns the workers whose failure is only the tail of a training that worker 0
+// has ended with success: a death by SIGABRT, or the distributed runtime's own words in
+// the output, within ExcuseWindow after that success. If a worker was stopped or an end
+// is not known, no worker is excused. The result is valid once the attempt has ended on
+// every worker.
 func (s State) Excused() []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for i, excused := range s.excused() {
@@ -540,7 +546,7 @@ func (s State) Excused() []tpu.WorkerID {
 	return ids
 }
 
-// excused tells of each end whether it is excused.
+// excused reports for each end whether it is excused.
 func (s State) excused() []bool {
 	out := make([]bool, len(s.Ended))
 	lead := slices.IndexFunc(s.Ended, func(e End) bool { return e.Worker == tpu.WorkerID{} && e.Code == 0 && !e.At.IsZero() })
@@ -558,7 +564,7 @@ func (s State) excused() []bool {
 	return out
 }
 
-// LeftBehind is how many processes the command had left in the background when it
+// LeftBehind returns how many processes the command had left in the background when it
 // ended by itself, and on which workers.
 func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	for _, e := range s.Ended {
@@ -569,9 +575,9 @@ func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	return n, ids
 }
 
-// Blame is the end that decides how the run ended: the earliest failure of one that
-// nobody stopped, else of one that others did not stop, else of any. It is nil when
-// every worker ended with 0 or is excused.
+// Blame returns the end that decides how the run ended: the earliest failure of a worker
+// that was not stopped; else the earliest of one that fail-fast did not stop; else the
+// earliest of all. It is nil when every worker ended with 0 or is excused.
 func (s State) Blame() *End {
 	excused := s.excused()
 	var first *End
@@ -596,11 +602,10 @@ func (s State) Blame() *End {
 	return first
 }
 
-// readers bounds the objects that are read at one time.
+// readers is how many objects are read concurrently.
 const readers = 32
 
-// State reads how a run stands. What workers wrote while it was read may be
-// missing.
+// State reads the state of a run. It may miss what workers write while it reads.
 func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	var s State
 	prefix := prefixOf(b.dir, run)
@@ -724,7 +729,7 @@ func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
 	return s, nil
 }
 
-// parseEnd reads ended/N/sSwW.CODE.
+// parseEnd parses ended/N/sSwW.CODE.
 func parseEnd(name string) (attempt int, id tpu.WorkerID, ok bool) {
 	parts := strings.Split(name, "/")
 	if len(parts) != 3 {
@@ -739,7 +744,7 @@ func parseEnd(name string) (attempt int, id tpu.WorkerID, ok bool) {
 	return attempt, id, err == nil
 }
 
-// parseUnsent reads control/unsent-N-sSwW.
+// parseUnsent parses control/unsent-N-sSwW.
 func parseUnsent(name string) (attempt int, id tpu.WorkerID, ok bool) {
 	name, ok = strings.CutPrefix(name, "control/unsent-")
 	number, worker, _ := strings.Cut(name, "-")
@@ -792,7 +797,7 @@ func parseExit(id tpu.WorkerID, name, text string) End {
 	return e
 }
 
-// lostCode is the code of a worker whose end is not known, as over SSH.
+// lostCode is the exit code of a worker whose end is not known, the same as over SSH.
 const lostCode = 69
 
 func fields(text string) map[string]string {
@@ -804,8 +809,8 @@ func fields(text string) map[string]string {
 	return m
 }
 
-// Log writes to w what the bucket has of a worker's log from offset on, and
-// returns how many bytes that were. A log that is not there yet has none.
+// Log writes to w what the bucket has of a worker's log from offset on, and returns the
+// number of bytes. A log that does not exist yet is empty.
 func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset int64, w io.Writer) (int64, error) {
 	total := int64(0)
 	for {

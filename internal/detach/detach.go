@@ -1,13 +1,12 @@
-// Package detach has a job live without the machine that it was started from.
+// Package detach starts jobs that run without the machine that started them.
 //
-// What it hides: a bucket that holds what the job is and what becomes of it, and
-// one script (worker.sh) that every worker runs at each boot. The script fetches
-// the job with the worker's own token, has the command run by the supervisor
-// that a runner would use (package launch, as a kit), brings the log and the end
-// of each worker into the bucket, begins a new attempt after a reboot, and
-// deletes the queued resource when every worker has ended. A machine that is told
-// to end runs it, too, and leaves its last words. No worker is special:
-// whichever lives does what is to be done.
+// It hides two things: a bucket that holds the job and its progress, and one script
+// (worker.sh) that every worker runs at each boot. The script fetches the job with the
+// worker's own token, and starts the command under the supervisor that a runner would use
+// (package launch, packed as a kit). It stores the worker's log and end in the bucket,
+// begins a new attempt after a reboot, and deletes the queued resource when every worker
+// has ended. A machine that is told to end runs the script too, which then stores a last
+// report. No worker is special: any worker that is alive does what has to be done.
 //
 // In the bucket, below [DIR/]RUN/:
 //
@@ -16,19 +15,20 @@
 //	starts/ID/script_dir_zip_RUN.tar.gz    the code
 //	main_command_log_slice_S_worker_W      the log of each worker, at every moment a prefix
 //	attempt-N/main_command_log_…           the same of a later attempt
-//	workers/sSwW                           where each worker is, once a minute and when its machine ends
+//	workers/sSwW                           each worker's report, once a minute and when its machine ends
 //	ended/N/sSwW.CODE                      how attempt N ended there
 //	control/attempt                        the newest attempt that any worker began
 //	control/stop                           why the run is to end
 //	control/failed-N                       that a worker failed in attempt N, so the others are to stop
+//	control/unsent-N-sSwW                  why the bucket does not have this worker's whole log of attempt N
 //
-// A run whose slices were taken away is started again under its name: as another
-// start, with files of its own below starts/, which run.json names once they are
-// there. Whoever replaces run.json does so on condition that it is the one that he
-// has read, so of two one is told. What each start does afterwards to what is
-// there is bound to what it has read, too.
+// A run whose slices were taken away is started again under its name, as another start
+// with its own files below starts/. When they are uploaded, run.json is replaced and
+// names them. A start replaces run.json only if it is still the version that the start
+// has read, so of two concurrent starts one gets an error. Later changes by a start are
+// conditional on what it has read too.
 //
-// No secret is in any of them.
+// No object contains a secret.
 package detach
 
 import (
@@ -61,59 +61,58 @@ const (
 	jobKey      = "multihost-job"
 )
 
-// Keep says when the queued resource is left at the end.
+// Keep says when the queued resource is left at the end of the run.
 type Keep string
 
-// When it is left.
+// When the queued resource is left.
 const (
 	KeepNever     Keep = "never"
 	KeepOnFailure Keep = "on-failure"
 	KeepAlways    Keep = "always"
 )
 
-// A Job is what its workers are told. The zero value of a duration is the
-// default named.
+// A Job is what its workers are told. A zero duration means the default that is named.
 type Job struct {
 	Run      string
 	Project  string
 	Zone     string
 	Resource string // queued resource that the workers belong to
-	Label    string // KEY=VALUE on its slices that proves that it is of this run
+	Label    string // label KEY=VALUE on its slices that proves that the resource belongs to this run
 	Nodes    []string
-	Workers  int // of each slice
+	Workers  int // workers of each slice
 	Login    string
 
 	Bucket, Dir string
 
 	Storage, TPU, SecretManager string // roots of the APIs, without version
 
-	Every    time.Duration // between two looks at the log; 1 min
-	Patience time.Duration // until a fetch is given up; 10 min
-	// LogTimeout is how long a bucket is waited for that does not take the log of a
-	// command that has ended; 30 min. Then the slices stay for as long as Stale.
+	Every    time.Duration // between two uploads of the log; 1 min
+	Patience time.Duration // how long a fetch is retried; 10 min
+	// LogTimeout is how long a worker whose command has ended waits while the bucket does
+	// not take its log; 30 min. After that the slices stay for as long as Stale.
 	LogTimeout time.Duration
-	Stale      time.Duration // until a silent worker counts as dead; 30 min
-	TTL        time.Duration // from Requested to the deletion; 0: none
-	// Requested is when the slices were asked for; zero or later than the first
-	// boot of a worker: that counts.
+	Stale      time.Duration // until a worker without reports counts as dead; 30 min
+	TTL        time.Duration // from Requested to the deletion; 0: no limit
+	// Requested is when the slices were requested. If it is zero or later than a worker's
+	// first boot, that boot counts instead.
 	Requested time.Time
 	Keep      Keep
-	KeepFor   time.Duration // of KeepOnFailure; 0: until somebody deletes it
-	Grace     time.Duration // between TERM and KILL
-	Timeout   time.Duration // of the command; 0: none
+	KeepFor   time.Duration // for KeepOnFailure; 0: until somebody deletes the resource
+	Grace     time.Duration // time between TERM and KILL
+	Timeout   time.Duration // time limit of the command; 0: none
 
 	Preflight    string // apply, require, check or off
-	KillStale    string // orphans or all: who is ended that holds the TPU; orphans
-	NUMA         string // bind or preferred where there are two nodes and numactl; off
+	KillStale    string // orphans or all: which processes holding the TPU are ended; orphans
+	NUMA         string // bind or preferred, if there are two nodes and numactl; off
 	Adopt        bool   // take over a directory that no run made
 	Venv         bool   // run the command in a Python virtual environment
-	MaxText      bool   // give it the variables that MaxText's multihost_job.py sets
+	MaxText      bool   // give the command the variables that MaxText's multihost_job.py sets
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
-	// TailWords is an extended regular expression: with it, or a death by SIGABRT, a
-	// command ends that only follows worker 0, which has succeeded. Empty: nothing is
-	// excused.
+	// TailWords is an extended regular expression for the end of the output. A worker's
+	// failure is excused if its output matches, or it died by SIGABRT, shortly after
+	// worker 0 has succeeded. Empty: nothing is excused.
 	TailWords string
 
 	claim, kitSum, codeSum string
@@ -125,8 +124,8 @@ type Secret struct{ Name, Project, ID, Version string }
 
 var secretRef = regexp.MustCompile(`^sm://([a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]+)/([A-Za-z0-9_-]{1,255})(?:/([0-9]+|latest|[A-Za-z][A-Za-z0-9_-]*))?$`)
 
-// ParseSecret reads NAME=sm://PROJECT/SECRET[/VERSION]; without a version it is
-// the latest.
+// ParseSecret parses NAME=sm://PROJECT/SECRET[/VERSION]. Without a version it uses the
+// latest.
 func ParseSecret(text string) (Secret, error) {
 	name, ref, _ := strings.Cut(text, "=")
 	m := secretRef.FindStringSubmatch(ref)
@@ -151,8 +150,8 @@ var (
 	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
 )
 
-// CleanBucket brings --bucket-name and --bucket-dir to the form of Job: without
-// gs:// and without slashes around.
+// CleanBucket returns --bucket-name and --bucket-dir in the form that Job needs: without
+// gs:// and without slashes at either end.
 func CleanBucket(bucket, dir string) (string, string, error) {
 	bucket, inside, _ := strings.Cut(strings.TrimPrefix(bucket, "gs://"), "/")
 	dir = strings.Trim(strings.Trim(inside, "/")+"/"+strings.Trim(dir, "/"), "/")
@@ -165,7 +164,7 @@ func CleanBucket(bucket, dir string) (string, string, error) {
 	return bucket, dir, nil
 }
 
-// prefix is what the names of the job's objects begin with.
+// prefix returns the prefix of the names of the job's objects.
 func (j Job) prefix() string { return prefixOf(j.Dir, j.Run) }
 
 func prefixOf(dir, run string) string {
@@ -175,24 +174,25 @@ func prefixOf(dir, run string) string {
 	return dir + run + "/"
 }
 
-// CodeObject is the name of the packed code, as MaxText's job script had it.
+// CodeObject returns the name of the packed code, the same as in MaxText's job script.
 func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
 
-// object is the name of what is only for the workers of this start.
+// object returns the name of an object that only the workers of this start use.
 func (j Job) object(name string) string { return "starts/" + j.claim + "/" + name }
 
-// Metadata is what the slices of the job need in their metadata.
+// Metadata returns the metadata that the slices of the job need.
 func (j Job) Metadata() map[string]string {
 	return map[string]string{
 		startupKey: gcp.VMScript + workerScript,
-		// The same again, 40 of the 256 KB that a value may have: the guest agent
-		// gives no arguments, and with half a minute left nothing is to be fetched.
+		// The same script again; it uses less than 60 of the 256 KB that a value may have. The
+		// guest agent passes no arguments, and with half a minute left the script should
+		// not have to be fetched.
 		shutdownKey: gcp.VMScript + "set -- --going\n" + workerScript,
 		jobKey:      j.text(),
 	}
 }
 
-// CheckMetadata refuses metadata that uses the keys of Metadata already.
+// CheckMetadata returns an error if the metadata already uses a key of Metadata.
 func CheckMetadata(m map[string]string) error {
 	for _, key := range []string{startupKey, shutdownKey, jobKey} {
 		if m[key] != "" {
@@ -202,7 +202,7 @@ func CheckMetadata(m map[string]string) error {
 	return nil
 }
 
-// text is the job as worker.sh reads it.
+// text returns the job in the format that worker.sh reads.
 func (j Job) text() string {
 	seconds := func(d, otherwise time.Duration) string {
 		if d == 0 {
@@ -247,7 +247,7 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// pack makes kit.tar.gz of its files.
+// pack returns kit.tar.gz with the files, and its SHA-256.
 func pack(files map[string][]byte) ([]byte, string, error) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
@@ -270,8 +270,8 @@ func pack(files map[string][]byte) ([]byte, string, error) {
 	return b.Bytes(), hex.EncodeToString(sum[:]), nil
 }
 
-// A Description is run.json: what everybody who finds the job in the bucket
-// needs to know of it.
+// A Description is the content of run.json: what everybody who finds the job in the
+// bucket needs to know about it.
 type Description struct {
 	Run         string    `json:"run"`
 	Project     string    `json:"project"`
@@ -286,20 +286,20 @@ type Description struct {
 	Command     string    `json:"command"` // first line, secrets masked
 	Environment []string  `json:"environment,omitempty"`
 	Every       float64   `json:"seconds_between_uploads"`
-	Keep        Keep      `json:"keep,omitempty"`            // as in Job
-	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // as in Job
-	StrictExit  bool      `json:"strict_exit,omitempty"`     // nothing is excused
+	Keep        Keep      `json:"keep,omitempty"`            // see Job
+	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // see Job
+	StrictExit  bool      `json:"strict_exit,omitempty"`     // no failure is excused
 	Claim       string    `json:"claim,omitempty"`           // name of the start
-	Attempt     int       `json:"attempt,omitempty"`         // that the start begins with
+	Attempt     int       `json:"attempt,omitempty"`         // the attempt that the start begins with
 
-	// What the command is, and its environment, as digests: a run goes on only as
-	// what it was.
+	// Digests of the command and its environment: a run can continue only with the same
+	// command and environment.
 	CommandSum string `json:"command_sha256,omitempty"`
 	EnvSum     string `json:"environment_sha256,omitempty"`
-	Venv       string `json:"venv,omitempty"` // true or false; older starts do not tell
+	Venv       string `json:"venv,omitempty"` // true or false; older starts do not have it
 }
 
-// What a job may have at most; the largest slice has some thousand workers.
+// The most that a job may have; the largest slice has some thousand workers.
 const (
 	maxNodes   = 4096
 	maxWorkers = 1 << 16 // of all slices
@@ -311,7 +311,8 @@ var (
 	loginName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 )
 
-// check reports what cannot be of the run: names become paths and logins.
+// check returns an error if the description cannot belong to the run: names in it become
+// paths and logins.
 func (d Description) check(run string) error {
 	switch {
 	case d.Run != run:
@@ -333,7 +334,7 @@ func (d Description) check(run string) error {
 	return nil
 }
 
-// IDs are the workers of the job, in order.
+// IDs returns the workers of the job, in order.
 func (d Description) IDs() []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for s := range d.Nodes {
@@ -346,7 +347,7 @@ func (d Description) IDs() []tpu.WorkerID {
 
 func (d Description) encode() ([]byte, error) { return json.MarshalIndent(d, "", "  ") }
 
-// LogObject is the name of the log of one worker.
+// LogObject returns the name of the object with one worker's log.
 func LogObject(id tpu.WorkerID, attempt int) string {
 	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", id.Slice, id.Worker)
 	if attempt > 1 {

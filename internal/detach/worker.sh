@@ -1,53 +1,58 @@
 # shellcheck shell=bash
-# The startup script of a job's workers. Root runs it at every boot.
-# With --going it is their shutdown script: see going.
+# This is the startup script of a job's workers. Root runs it at every boot. With --going
+# it is their shutdown script: see going.
 #
-# Nobody else is needed: it fetches what the job is from the bucket, prepares the
-# worker, hands the command to the same supervisor that a runner would use,
-# brings its log and its end into the bucket, and deletes the queued resource
-# once every worker has ended.
+# It needs nobody else. It fetches the description of the job and its files, prepares the
+# worker, starts the command under the supervisor that a runner would use, stores the log
+# and the end in the bucket, and deletes the queued resource once every worker has ended.
 #
-# What the job is comes from the instance attribute multihost-job, or from the
-# file named by the first argument: lines KEY=VALUE. It may be run again at any
-# time: a lock lets one of them live, and what was done is not done twice.
+# It reads the description of the job from the instance attribute multihost-job, or from
+# the file named by the first argument: lines KEY=VALUE. It may be started again at any
+# time: a lock lets only one instance run, and finished steps are not repeated.
 #
-# No loop here waits for something without a limit but for the metadata server,
-# the end of the command, the queued resource to be gone, and with --keep the bucket
-# to take the whole log; no secret is in
-# an argument, a file that stays, or the output. vm.sh of package gcp stands before
-# it.
+# Every wait in a loop here has a limit, except for the metadata server, the end of the
+# command, the deletion of the queued resource, and, with --keep, for the bucket to take
+# the whole log. No secret is in an argument, a file that stays, or the output. vm.sh of
+# package gcp stands before this script.
 set -u
 export LC_ALL=C
 umask 022
 # shellcheck disable=SC2034 # vm.sh reads it
-call_limit=600 # large logs
+call_limit=600 # enough for large logs
 root=${MULTIHOST_ROOT_TMP-}
 nonce=mhjob$$
 
-# What has to outlast a reboot is in $state; the rest is in $scratch, in memory. So a
-# command that fills the disk keeps nobody from telling how it ended.
+# Files that must survive a reboot are in $state. All others are in $scratch, in memory,
+# so a command that fills the disk does not keep a worker from reporting how it ended.
 state='' scratch=''
 
-# What read_job sets when the job says so.
+# Values that read_job sets if the job has them.
 run='' project='' zone='' resource='' label=''
 bucket='' prefix='' claim='' kit_sum='' code_sum='' slices=1 workers=1 nodes='' login=''
 storage='' upload='' tpu='' secretmanager=''
 period=60 look=20 patience=600 log_timeout=1800 stale=1800 ttl=0 requested=0 keep=never keep_for=0
 preflight=apply kill_stale=orphans numa=off adopt=no venv=no maxtext=no fail_fast=yes grace=30000 timeout=0 cloud_logging=no secrets=''
-tail_words='' # empty: nothing is excused (--strict-exit)
+tail_words='' # empty: no failure is excused (--strict-exit)
 
-# How the attempt ended here: its status, whether the bucket has it, and what the
-# others are to be told if it failed, or why all are to stop; why the bucket does not
-# have its whole log; why another one does not begin; with what the machine took it
-# away.
+# State of the attempt and of its end on this worker:
+#   end_code     exit code
+#   end_told     whether the bucket has the end
+#   unsent       why the bucket does not have the whole log
+#   unsent_told  whether control/unsent-... says so
+#   failure      the reason that the other workers still have to be told if it failed
+#   stop_untold  why all workers are to stop, if they still have to be told
+#   not_begun    why the next attempt does not begin
+#   not_again    the stop that keeps the next attempt from beginning after a reboot
+#   stopping     why the command is being stopped
+#   rebooted     how the machine ended the attempt
 end_code='' end_told='' unsent='' unsent_told='' failure='' stop_untold='' not_begun='' not_again='' stopping='' rebooted=''
 
 main() {
   local since waiting=''
-  # Whoever reads what is printed here may end before us: systemd ends the guest
-  # agent's runner of scripts when its package is upgraded, and when the kernel kills
-  # any process of that service, as of the command, for want of memory. A handler,
-  # not '': that would be inherited.
+  # The reader of our output may end before us. systemd ends the guest agent's runner of
+  # scripts when its package is upgraded, and when the kernel kills any process of that
+  # service, such as the command, for want of memory. This is a handler and not '',
+  # because '' would be inherited.
   trap : PIPE
   if [[ ${1-} == --going ]]; then
     going
@@ -55,8 +60,8 @@ main() {
   fi
   now
   since=$REPLY
-  # Who gets nothing from its metadata server has no token either and can do
-  # nothing but ask again: if it left, nobody might delete the slices.
+  # A worker that gets nothing from its metadata server has no token either. It can only
+  # ask again: if it left, no worker might delete the slices.
   until read_job "${1-}" && identify; do
     if [[ ${1-} ]]; then exit 1; fi
     if [[ $waiting != "$why" ]]; then note "waiting: $why"; fi
@@ -67,11 +72,11 @@ main() {
   state=${HOME:-/root}/.multihost-job/$run scratch=$root/run/multihost-job/$run
   (umask 077 && mkdir -p -- "$state" "$scratch") || exit 1
   exec 8>"$state/lock"
-  flock -n 8 || exit 0 # another one lives
+  flock -n 8 || exit 0 # another instance is running
   date +%s >>"$state/boots"
   read -r first_boot <"$state/boots"
-  # The time to live counts from the request, unless the clock of who made it was
-  # ahead of this one.
+  # The time to live counts from the request, unless the clock of the requesting machine
+  # was ahead of this one.
   born=$first_boot
   if ((requested > 0 && requested < born)); then born=$requested; fi
   rm -rf -- "$scratch/secrets" "$scratch/attempt" "$state/down"
@@ -81,11 +86,12 @@ main() {
   detached
 }
 
-# note is for the serial console and the journal, where startup scripts print.
+# note TEXT...: prints to the serial console and the journal, where the output of startup
+# scripts goes.
 note() { printf 'multihost: %s\n' "$*" 2>/dev/null || :; }
 
-# remember NAME TEXT has the file of that name say so, over reboots. One that does is
-# not written again: the disk may be full by then.
+# remember NAME TEXT: writes TEXT to that file in $state, to survive reboots. It does not
+# write the same text again: the disk may be full by then.
 remember() {
   [[ -s $state/$1 && $(<"$state/$1") == "$2" ]] || printf '%s\n' "$2" >"$state/$1"
 }
@@ -111,7 +117,7 @@ read_job() {
   [[ $run =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]
 }
 
-# if_any PATH: a value of the metadata server, empty where it has none.
+# if_any PATH: prints a value of the metadata server, nothing if it has none.
 if_any() {
   local value
   if value=$(instance "$1"); then
@@ -121,8 +127,8 @@ if_any() {
   [[ $value == *"error: 404"* ]]
 }
 
-# identify: which worker of the job this is, and where. A guess would make two
-# workers one.
+# identify: finds out which worker of the job this is, and where. It never guesses: a
+# wrong guess would give two workers one identity.
 identify() {
   local env line id endpoints
   why="the metadata server does not tell which worker this is"
@@ -147,7 +153,7 @@ identify() {
   index=$((slice * workers + worker)) total=$((slices * workers))
 }
 
-# header NAME: of the last answer whose headers were asked for.
+# header NAME: sets REPLY to this header of the last answer whose headers were stored.
 header() {
   local name value
   REPLY=
@@ -156,7 +162,7 @@ header() {
   done <"$scratch/headers"
 }
 
-# entry KEY FILE: the value in a file of lines KEY=VALUE.
+# entry KEY FILE: sets REPLY to the value in a file of lines KEY=VALUE.
 entry() {
   local line
   REPLY=
@@ -165,10 +171,10 @@ entry() {
   done <"$2"
 }
 
-# patiently COMMAND…: again and again, until it succeeds or $patience seconds
-# have passed. A right that was given a minute ago is not known everywhere yet,
-# so a refusal is tried again like an outage. Whoever looks sees before the command
-# what is waited for. The time to live goes on meanwhile.
+# patiently COMMAND...: repeats the command until it succeeds or $patience seconds have
+# passed. It retries a refusal like an outage, because a right that was given a minute ago
+# is not known everywhere yet. Before the command starts, it reports what the worker waits
+# for. The time to live ends the wait too.
 patiently() {
   local end pause=1 said='' last
   now
@@ -190,7 +196,7 @@ patiently() {
   done
 }
 
-object() { # NAME: its address
+object() { # NAME: sets REPLY to the URL of the object
   REPLY=$prefix$1
   REPLY=$storage/b/$bucket/o/${REPLY//\//%2F}
 }
@@ -211,7 +217,7 @@ fetch() { # NAME FILE
   return 1
 }
 
-# store NAME FILE [PRECONDITION]: the file becomes the object.
+# store NAME FILE [PRECONDITION]: writes the file to the object.
 store() {
   REPLY=$prefix$1
   api POST "$upload/b/$bucket/o?uploadType=media&name=${REPLY//\//%2F}${3+&$3}" -T "$2" -H 'Content-Type: text/plain' -H 'Expect:'
@@ -222,15 +228,15 @@ store_text() { # NAME TEXT [PRECONDITION]
   store "$1" "$scratch/text" "${@:3}"
 }
 
-# no_room: what is only a part of what it should be goes nowhere.
+# no_room: fails, so that an incomplete file is not uploaded.
 no_room() {
   status=000 why="cannot write below $scratch"
   return 1
 }
 
-# report PHASE TEXT: where this worker is, for whoever looks: into the bucket,
-# and as a guest attribute, which can be read when the bucket cannot. What the
-# shutdown script reports is the last word.
+# report PHASE TEXT: reports the state of this worker, in the bucket and as a guest
+# attribute, which can be read when the bucket cannot. The shutdown script's report is the
+# last one.
 report() {
   phase=$1 detail=$2
   now
@@ -248,16 +254,16 @@ report() {
   } 7>"${scratch%/going}/telling"
 }
 
-# The shutdown script may take so many seconds. Compute Engine gives a machine 30
-# when it is preempted and more at all other ends, and the rest of the machine has
-# to end in them, too.
+# The shutdown script may take this many seconds. Compute Engine gives a machine 30 when
+# it is preempted, and more in all other cases; the rest of the machine has to end in them
+# too.
 going_limit=20
 
-# going is what the guest agent runs when the machine is told to end: it says so
-# and brings what is not in the bucket of the log. It ends nothing.
+# going: the guest agent runs it when the machine is told to end. It reports that, and
+# sends the rest of the log to the bucket. It ends no process.
 going() {
   local work limit
-  set -m # each in a process group of its own
+  set -m # each job in a process group of its own
   last_words 8<&- &
   work=$!
   {
@@ -266,13 +272,13 @@ going() {
   } 2>/dev/null &
   limit=$!
   set +m
-  wait "$work" 2>/dev/null # not -n, which forgets who has ended before
-  disown -a # without a word of who is killed
+  wait "$work" 2>/dev/null # not -n, which forgets jobs that have ended before
+  disown -a # bash then prints nothing about the killed job
   kill -s KILL -- "-$limit" 2>/dev/null
 }
 
-# last_words does with few processes what is to be done: all others on the machine
-# are about to end, too.
+# last_words: does the work of going with few processes, because all others on the machine
+# are about to end too.
 last_words() {
   local dir path tries
   # shellcheck disable=SC2034 # vm.sh reads it
@@ -286,12 +292,12 @@ last_words() {
   fi
   for path in "$dir"/told.*; do
     if [[ -e $path ]] && ((${path##*.} >= attempt)); then
-      : >"$dir/down" # it ended before, with its whole log; another may be about to begin
+      : >"$dir/down" # the attempt ended before, with its whole log; another may be about to begin
       return
     fi
   done
   if [[ ! -s $runs/$attempt/exit ]]; then
-    # From here on an end is none of the command's own.
+    # An end from here on is not the command's own.
     printf '\n' >"$dir/down.$attempt"
     : >"$dir/down"
   fi
@@ -310,7 +316,7 @@ last_words() {
   wait
 }
 
-# tell_down says why the machine ends, as far as the metadata server tells.
+# tell_down: reports why the machine ends, if the metadata server says so.
 tell_down() {
   local cause='' tries
   {
@@ -329,8 +335,8 @@ tell_down() {
   done
 }
 
-# going_down: the machine was told to end. One that lives on nevertheless for
-# three minutes is none that ends.
+# going_down: succeeds if the machine was told to end. If the machine still runs three
+# minutes later, it does not count as ending.
 going_down() {
   local since
   [[ -e $state/down ]] && since=$(stat -c %Y -- "$state/down") || return
@@ -341,13 +347,13 @@ going_down() {
   return 1
 }
 
-# hold keeps an end from being told while the machine goes down: it is the
-# machine's.
+# hold: delays the report of an end while the machine goes down, because the machine has
+# caused that end.
 hold() {
   while going_down; do sleep "$look"; done
 }
 
-# test_right finds out whether this worker may delete the queued resource.
+# test_right: finds out whether this worker may delete the queued resource.
 test_right() {
   queued=$tpu/projects/$project/locations/$zone/queuedResources/$resource
   right=yes
@@ -359,10 +365,10 @@ test_right() {
   remember right "$right"
 }
 
-# await_login SECONDS: the guest agent makes the login of ssh-keys some time
-# after the boot. Without it root has to do.
-# Whoever it was at the first boot stays it: the run is in that home. So there is
-# no other for it later, only a longer wait.
+# await_login: waits for the login of ssh-keys, which the guest agent makes some time
+# after the boot. If it does not come, the command runs as root. After a reboot the
+# command runs as the same user as before, because the run is in that user's home: then
+# there is no other login, only a longer wait.
 await_login() {
   local end keys limit=120
   if [[ -s $state/login ]]; then
@@ -393,15 +399,15 @@ await_login() {
   remember runs "$runs"
 }
 
-# make_home: a login of OS Login is known to the worker at once, but only the first
-# one by SSH makes its home.
+# make_home: makes the login's home. A worker knows a login of OS Login at once, but only
+# the first SSH login makes its home.
 make_home() {
   mkhomedir_helper "$login" || install -d -o "$login" -g "$(id -g "$login")" -- "$home"
 } >/dev/null 2>&1
 
-# as_login SECONDS COMMAND…: as ssh would run it: not with what sudo says of
-# itself, nor in our locale. After so many seconds it is killed: a home that hangs
-# must not keep a worker from its end.
+# as_login SECONDS COMMAND...: runs a command as ssh would, without the variables that
+# sudo sets and without our locale. It kills the command after that many seconds: a home
+# that hangs must not keep a worker from its end.
 as_login() {
   local -a who=(env -u LC_ALL)
   if [[ $login == root ]]; then
@@ -412,9 +418,9 @@ as_login() {
   timeout -k 10 "$1" "${who[@]}" "${@:2}" 8<&-
 }
 
-# op SCRIPT ARG…: one operation of the supervisor's scripts, as the login; its
-# answer is in $scratch/answer. What comes on stdin follows the script. All of them
-# are short, but for the grace time and $op_limit.
+# op SCRIPT ARG...: runs one operation of the supervisor's scripts as the login, and
+# stores its answer in $scratch/answer. Our stdin is appended to the script. Apart from
+# the grace time and $op_limit, all of them are short.
 op_limit=120
 op() {
   local name=$1 size
@@ -424,7 +430,7 @@ op() {
     as_login "$((grace / 1000 + op_limit))" bash --norc --noprofile -p -c "$(<"$scratch/kit/bootstrap")" "multihost-$name" "$size" "$nonce" "$@" >"$scratch/answer" 2>"$scratch/error"
 }
 
-answer() { # WORD: the rest of the last line that begins with it
+answer() { # WORD: sets REPLY to the rest of the last line that begins with WORD
   local line found=1
   REPLY=
   while IFS= read -r line; do
@@ -435,9 +441,9 @@ answer() { # WORD: the rest of the last line that begins with it
   return "$found"
 }
 
-# look_at ATTEMPT: what became of it, in $is: unknown, starting, running, exited,
-# lost or aborted. An end that nobody saw is recorded by looking. Fails when the
-# look itself did.
+# look_at ATTEMPT: sets $is to the state of the attempt: unknown, starting, running,
+# exited, lost or aborted. The look itself records an end that nobody saw. Fails if the
+# look failed.
 look_at() {
   op status "$run" "$1" </dev/null
   is=unknown
@@ -484,7 +490,8 @@ prepare_job() {
   await_login
 }
 
-# prepare_kit takes what an earlier boot fetched, if it is whole.
+# prepare_kit: unpacks the kit. It uses the one that an earlier boot fetched, if that is
+# whole.
 prepare_kit() {
   if ! kit_fits; then patiently fetch "starts/$claim/kit.tar.gz" "$state/kit.tar.gz" || return; fi
   why="kit.tar.gz is not what the job was started with"
@@ -495,10 +502,11 @@ prepare_kit() {
 
 kit_fits() { [[ -s $state/kit.tar.gz && $(sha256sum <"$state/kit.tar.gz") == "$kit_sum"* ]]; }
 
-# find_attempt: the newest attempt on this worker, and what became of it. One
-# that a reboot ended is told to the others, and the next one begins. They hear
-# of the next one first: whoever sees that all have ended one, and of no newer
-# one, deletes the queued resource. What had ended before is no reason for another.
+# find_attempt: finds the newest attempt on this worker and its state. If a reboot ended
+# that attempt, it tells the others so and begins the next one. It announces the next
+# attempt first: a worker that sees that all have ended one attempt, and sees no newer
+# one, deletes the queued resource. An attempt that had ended before the reboot does not
+# cause another one.
 find_attempt() {
   local quick=no
   newest_attempt
@@ -545,11 +553,10 @@ find_attempt() {
   esac
 }
 
-# first_attempt: with which attempt a worker without a record begins, in $attempt. A
-# new slice of a run that has lost its first ones must not begin again at 1. And
-# what the bucket has of this worker in that attempt is in $here: begun where it has
-# a log, ended where it has its end, too. Then the disk is another one, as after a
-# repair.
+# first_attempt: sets $attempt to the attempt with which a worker without a record begins.
+# A new slice of a run that has lost its first slices must not begin again at 1. It sets
+# $here to what the bucket has of this worker in that attempt: begun if it has a log,
+# ended if it has the end too. Then the disk is a new one, as after a repair.
 first_attempt() {
   here=''
   wanted_attempt || return
@@ -565,8 +572,8 @@ first_attempt() {
   if [[ $reply == *'"name"'* ]]; then here=ended; fi
 }
 
-# lose_disk ends the attempt that is lost with the disk as a reboot does, and has the
-# next one begin.
+# lose_disk: ends the attempt that was lost with the disk, as after a reboot, and makes
+# the next one begin.
 lose_disk() {
   local lost=$attempt
   attempt=$((lost + 1))
@@ -582,8 +589,8 @@ lose_disk() {
   attempt=$next end_told=''
 }
 
-# has_ended: the others were told how the newest attempt ended on this worker,
-# one that was given up without a record, too.
+# has_ended: succeeds if the others were told how the newest attempt ended on this worker,
+# even if it was given up without a record.
 has_ended() {
   local path told=0
   for path in "$state"/told.*; do
@@ -597,12 +604,13 @@ has_ended() {
   report_end "$REPLY"
 }
 
-# was_stopping: the reboot came in the way of an end that was to be the last.
+# was_stopping: succeeds if the reboot interrupted a stop after which no attempt was to
+# follow. REPLY is the reason of the stop.
 was_stopping() {
   ((wanted <= attempt)) && [[ -s $runs/$attempt/stop ]] && IFS= read -r REPLY <"$runs/$attempt/stop"
 }
 
-# newest_attempt: the newest that this worker has a record of, in $newest.
+# newest_attempt: sets $newest to the newest attempt that this worker has a record of.
 newest_attempt() {
   local path
   newest=0
@@ -613,11 +621,11 @@ newest_attempt() {
   done
 }
 
-# went_down: the machine took the attempt away, whatever its record says; $rebooted
-# is the reason then. Either its shutdown script has said so before the end; or
-# nobody told of the end in the boot that it was in, for the machine ended, too,
-# and it was that of a supervisor that was killed or a command that had TERM, as
-# all processes have at the end of a machine.
+# went_down: succeeds, with the reason in $rebooted, if the end of the machine ended the
+# attempt, whatever the record says. There are two signs. Either the shutdown script noted
+# it before the end. Or nobody reported the end in the same boot, because the machine
+# ended too, and the supervisor was killed or the command died by TERM, which all
+# processes get when a machine ends.
 went_down() {
   local exit_file=$runs/$attempt/exit boot='' own='' cause=''
   if [[ $is != exited && $is != lost || -e $state/told.$attempt || ! -s $exit_file ]]; then return 1; fi
@@ -636,7 +644,8 @@ went_down() {
   rebooted="the worker was rebooted${cause:+: $cause}"
 }
 
-# quick_deaths: the last three attempts ended with a reboot within a minute.
+# quick_deaths: succeeds if each of the last three attempts ended with a reboot within a
+# minute.
 quick_deaths() {
   local i started seen
   for ((i = attempt - 1; i > attempt - 4; i--)); do
@@ -647,8 +656,8 @@ quick_deaths() {
   done 2>/dev/null
 }
 
-# wanted_attempt: the attempt that the workers have agreed on; the highest that
-# anybody began. Fails when that cannot be read.
+# wanted_attempt: sets $wanted to the attempt that the workers have agreed on: the highest
+# that any worker began. Fails if it cannot be read.
 wanted_attempt() {
   local read=no
   wanted=0 wanted_generation=0
@@ -670,7 +679,7 @@ wanted_attempt() {
   [[ $read == yes ]]
 }
 
-# announce tells the other workers that a new attempt has begun.
+# announce: tells the other workers that a new attempt has begun.
 announce() {
   wanted_attempt || return
   if ((wanted >= attempt)); then
@@ -680,7 +689,7 @@ announce() {
   store_text control/attempt "$attempt" "ifGenerationMatch=$wanted_generation"
 }
 
-# begin does what a runner does before a command runs, and starts it.
+# begin: does what a runner does before a command runs, and starts it.
 begin() {
   local text
   if stop_before; then return; fi
@@ -711,7 +720,8 @@ begin() {
   is=exited
 }
 
-# stop_before: it is to stop, so it does not begin.
+# stop_before: succeeds, and gives the attempt up, if the run is to stop before the
+# attempt begins.
 stop_before() {
   if expired; then
     stop_untold=$REPLY
@@ -722,8 +732,8 @@ stop_before() {
   is=exited
 }
 
-# asked WHAT: whether control/WHAT is in the bucket, and the reason that it gives,
-# in REPLY. One without a reason counts, too.
+# asked WHAT: succeeds if control/WHAT is in the bucket, with its reason in REPLY. An
+# object without a reason counts too.
 asked() {
   fetch "control/$1" "$scratch/asked" || return
   REPLY=
@@ -731,14 +741,14 @@ asked() {
   REPLY=${REPLY:-control/$1 is in the bucket}
 }
 
-# expired: the time to live is over; REPLY says so.
+# expired: succeeds if the time to live is over; REPLY says so.
 expired() {
   now
   ((ttl && REPLY - born >= ttl)) || return
   REPLY="the time to live of $ttl s (--ttl) is over"
 }
 
-# prepare sets $code and $why when it fails.
+# prepare: prepares the worker for the command. If it fails, it sets $code and $why.
 prepare() {
   local line name want outcome reason pid user command
   code=76 numa_nodes=0 numactl=no
@@ -759,7 +769,7 @@ prepare() {
           if [[ $name == numactl ]]; then numactl=$want; fi
           ;;
       esac
-    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$scratch/preflight" | tr '\t' '\037') # a tab would take empty fields with it
+    done < <(sed -n 's/^multihost-preflight 1\t\(result\|info\)\t/\1\t/p' "$scratch/preflight" | tr '\t' '\037') # read would merge the tabs around empty fields
     if [[ $preflight != check ]] && ! grep -q "^multihost-preflight 1.end" "$scratch/preflight"; then
       why="preflight did not end: $(tail -n 1 "$scratch/preflight")"
       return 1
@@ -780,8 +790,8 @@ prepare() {
   fetch_secrets
 }
 
-# unpack_code fills the run's directory once: what a command wrote over it must
-# be there after a reboot.
+# unpack_code: unpacks the code into the run's directory, only once: files that a command
+# changed there must survive a reboot.
 unpack_code() {
   local mark=$state/unpacked
   [[ $code_sum == none || -e $mark && $(<"$mark") == "$code_sum" ]] && return
@@ -800,7 +810,7 @@ unpack_code() {
   printf '%s\n' "$code_sum" >"$mark"
 }
 
-# make_venv: as a runner does, by launch.MakeVenv.
+# make_venv: makes the virtual environment as a runner does with launch.MakeVenv.
 make_venv() {
   local op_limit=1920
   op venv "$run" </dev/null
@@ -818,11 +828,12 @@ make_venv() {
   return 1
 }
 
-# read_secret URL: that there is none is an answer.
+# read_secret URL: reads a secret. It also succeeds if the secret does not exist, so that
+# patiently does not retry.
 read_secret() { api GET "$1" || [[ $status == 404 ]]; }
 
-# fetch_secrets has NAME=VALUE of every secret in $scratch/secrets, each ended by
-# a NUL, for as long as it takes to start the command.
+# fetch_secrets: writes NAME=VALUE of every secret to $scratch/secrets, each followed by a
+# NUL. The file exists only until the command is started.
 fetch_secrets() {
   local item ref owner name version decoded count=0
   (umask 077; : >"$scratch/secrets")
@@ -843,7 +854,7 @@ fetch_secrets() {
       printf '\0'
     } >>"$scratch/secrets"
     count=$((count + 1))
-    # One NUL more than secrets means that there is one in a value.
+    # A NUL more than there are secrets means that a value contains one.
     if [[ ! $REPLY || $decoded != 0 ]] || (($(tr -cd '\0' <"$scratch/secrets" | wc -c) != count)); then
       rm -f -- "$scratch/secrets"
       why="read secret $ref: the answer has no value that fits into a variable"
@@ -852,8 +863,8 @@ fetch_secrets() {
   done
 }
 
-# arm hands the command to a supervisor of the login, as launch.Arm does over
-# SSH: the files of the attempt follow the script on stdin, then the word go.
+# arm: gives the command to a supervisor of the login, as launch.Arm does over SSH: the
+# files of the attempt follow the script on stdin, then the word go.
 arm() {
   local kit=$scratch/kit dir=$scratch/attempt
   local -a files sizes words wrap
@@ -885,9 +896,9 @@ wrap_words() {
   esac
 }
 
-# variables: what the command of this worker finds besides the user's own.
-# MEGASCALE variables would override the metadata of a job of several slices,
-# and one slice must have none.
+# variables: prints the variables that this worker's command gets besides the user's own.
+# A name without a value is unset: MEGASCALE variables would override the metadata of a
+# job of several slices, and a job of one slice must have none.
 variables() {
   printf '%s\0' MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID MEGASCALE_PORT \
     "MULTIHOST_SLICE_ID=$slice" "MULTIHOST_NUM_SLICES=$slices" "MULTIHOST_WORKER_ID=$worker" "MULTIHOST_NUM_WORKERS=$workers" \
@@ -901,8 +912,9 @@ variables() {
   fi
 }
 
-# attend stays with the command until it has ended. What cannot be looked at is
-# taken as running for a time; $missing says why it was left otherwise.
+# attend: watches the command until it has ended. If it cannot look at the command, it
+# assumes for $patience seconds that the command runs. If it returns without an end,
+# $missing says why.
 attend() {
   local sent=0 begun=0 blind=0
   missing='' stopping=''
@@ -933,7 +945,7 @@ attend() {
       { read -r _ _ begun _ <"$runs/$attempt/started"; } 2>/dev/null
       begun=$((${begun:-0} / 1000000000))
     fi
-    now # what was sent has taken its time, and REPLY
+    now # sending takes time and overwrites REPLY
     if [[ $stopping ]]; then
       if ((REPLY - stop_since >= grace / 1000 + patience)) || overdue; then
         missing="the command survives SIGKILL; it was stopped for: $stopping"
@@ -942,8 +954,8 @@ attend() {
       if ((REPLY - stop_asked >= 60)); then ask_to_stop; fi
       tell_stop
     elif expired; then
-      # Clocks differ. The others end now, too: they might be deleted in the middle
-      # otherwise.
+      # Clocks differ, so the others are told to end now too: otherwise their slices might
+      # be deleted while their command runs.
       stop_untold=$REPLY
       stop_it "$REPLY"
       tell_stop
@@ -961,7 +973,8 @@ attend() {
   done
 }
 
-# overdue: the time to live is over, and that to stop the command too.
+# overdue: succeeds if the time to live is over, and the time to stop the command after it
+# too.
 overdue() {
   now
   ((ttl && REPLY - born >= ttl + grace / 1000 + 60))
@@ -981,10 +994,10 @@ ask_to_stop() {
   op stop "$run" "$attempt" "$grace" "$stopping" </dev/null
 }
 
-# send_log makes the bucket's copy of the log equal to the worker's. The copy is
-# at every moment a prefix of it: a piece is appended by composing, on condition
-# that nobody else has done so; the shutdown script, beside which the other may
-# still live, has pieces of its own.
+# send_log: makes the bucket's copy of the log equal to the worker's. At every moment the
+# copy is a prefix of the log. A piece is appended by composing, on condition that nobody
+# else has appended meanwhile. The shutdown script, which may run beside the startup
+# script, uses piece objects of its own.
 piece=67108864 part=part
 send_log() {
   local file=$runs/$attempt/output.log size have generation tries=0 sent
@@ -1032,15 +1045,15 @@ log_name() {
   if ((attempt > 1)); then REPLY=attempt-$attempt/$REPLY; fi
 }
 
-# Names of the ends of this attempt that are failures, below ended/N/.
+# Names, below ended/N/, of the ends of this attempt that are failures.
 failed=()
 
-# Why the command is stopped where another worker has failed. It names no worker:
-# which one failed first is known by the clocks when all have ended.
+# The reason with which the command is stopped after another worker has failed. It names
+# no worker: which one failed first is known from the clocks when all have ended.
 fail_fast_reason='fail-fast: a worker failed'
 
-# finish records how the attempt ended on this worker, after its log. The status
-# is in the name, so that one list tells how a run ended.
+# finish: stores how the attempt ended on this worker, after its log. The exit code is in
+# the object's name, so one list call shows how a run ended.
 finish() {
   local exit_file=$runs/$attempt/exit reason lost behind=0
   if [[ ${gave_up-} == "$attempt" ]]; then return; fi
@@ -1058,10 +1071,11 @@ finish() {
   lost=$REPLY
   entry reason "$exit_file"
   reason=$REPLY
-  if [[ $lost == 1 && $end_code == 0 ]]; then end_code=255; fi # nobody has seen it: that is no success
+  if [[ $lost == 1 && $end_code == 0 ]]; then end_code=255; fi # nobody saw the end, so it is no success
   if [[ $rebooted ]]; then end_code=255 reason=$rebooted; fi
   if [[ $not_begun ]]; then reason="${reason:+$reason, and }$not_begun"; fi
-  # After a reboot it would have begun again: what ends it is the stop.
+  # Without the stop, another attempt would have begun after the reboot: so the stop is
+  # what ends the run.
   if [[ $not_again ]]; then end_code=143 reason="$not_again; $reason"; fi
   if [[ $rebooted || $not_begun || $not_again ]]; then
     {
@@ -1071,7 +1085,7 @@ finish() {
   fi
   if ((behind)) && [[ ! $reason && $lost != 1 ]]; then printf 'behind=%s\n' "$behind" >>"$scratch/exit"; fi
   note_skew
-  # Who was stopped, or rebooted, has not failed.
+  # A worker that was stopped or rebooted has not failed.
   if [[ $not_begun ]]; then
     failure=$fail_fast_reason
   elif ((end_code)) && [[ ! -s $runs/$attempt/stop && $reason != *rebooted* ]]; then
@@ -1087,10 +1101,10 @@ finish() {
   report_end "$reason"
 }
 
-# bring_log brings the rest of the log into the bucket. One that refuses it is waited
-# for, $log_timeout seconds long: with the slices goes the only copy. Where the machine
-# has taken the command away, or others have begun the next attempt, that one is not
-# kept waiting.
+# bring_log: sends the rest of the log to the bucket. While the bucket refuses it,
+# bring_log retries for $log_timeout seconds, because deleting the slices deletes the only
+# copy. If the machine ended the command, or others have begun the next attempt, it waits
+# only $patience seconds, so as not to delay that attempt.
 bring_log() {
   local patience=$patience cause
   unsent='' unsent_told=''
@@ -1104,28 +1118,28 @@ bring_log() {
   if [[ $unsent ]]; then note "the log could not be sent: $unsent"; fi
 }
 
-# bring_unsent tries again to bring what bring_log could not.
+# bring_unsent: tries again to send the log that bring_log could not send.
 bring_unsent() {
   local why
   if [[ ! $unsent ]] || ! send_log; then return; fi
   unsent=''
   if [[ $unsent_told ]]; then
     object "control/unsent-$attempt-$me"
-    api DELETE "$REPLY" || : # it holds nobody up for longer than $stale seconds
+    api DELETE "$REPLY" || : # the object delays the deletion by no more than $stale seconds
   fi
 }
 
-# sweep ends what the command has left in the background, and sets behind to how many
-# processes that were.
+# sweep: ends the processes that the command has left in the background, and sets behind
+# to their number.
 sweep() {
   op stop "$run" "$attempt" "$grace" 'left behind by the command' </dev/null
   if answer counts; then behind=${REPLY%% *}; fi
   if ((behind)); then note "ended $behind processes that the command had left in the background"; fi
 }
 
-# note_skew notes how far the clock of this worker is ahead of that of Cloud Storage,
-# in seconds, where that is more than what an answer leaves in doubt: ends of two
-# workers are compared.
+# note_skew: notes in $scratch/exit how many seconds the clock of this worker is ahead of
+# that of Cloud Storage, if that is more than the time of the request leaves uncertain. It
+# is needed to compare the ends of two workers.
 note_skew() {
   local before date
   rm -f -- "$scratch/headers"
@@ -1143,10 +1157,10 @@ note_skew() {
   fi
 }
 
-# is_tail: the end looks like a training's tail: a death by SIGABRT, of the command or
-# of what its shell ran, or the distributed runtime's own words at the end of the
-# output. An end that is not known, or that we or the kernel's want of memory brought
-# about, is none.
+# is_tail: succeeds if the end looks like a training's tail: a death by SIGABRT, of the
+# command or of a program that its shell ran, or the distributed runtime's own words at
+# the end of the output. An end that is not known, or that was caused by us or by the
+# kernel for want of memory, is none.
 is_tail() {
   local key
   if [[ ! $tail_words || $me == s0w0 ]]; then return 1; fi
@@ -1158,8 +1172,8 @@ is_tail() {
   [[ $REPLY == ABRT || $end_code == 134 ]] || tail -n 20 -- "$runs/$attempt/output.log" 2>/dev/null | grep -a -q -E -e "$tail_words"
 }
 
-# await_lead waits for up to a minute for the end of worker 0: the ends of two workers
-# come in any order. It succeeds when that excuses the end here.
+# await_lead: waits up to a minute for the end of worker 0, because the ends of two
+# workers come in any order. Succeeds if worker 0's end excuses the end here.
 await_lead() {
   local end
   now
@@ -1180,8 +1194,8 @@ await_lead() {
   done
 }
 
-# excused FILE: the end in it is the tail of a training that worker 0, whose end is in
-# $scratch/lead, has ended with success: it came within a minute after that.
+# excused FILE: succeeds if the end in FILE is the tail of a training that worker 0 (whose
+# end is in $scratch/lead) has ended with success: it came within a minute after that.
 excused() {
   local end after slack=0
   entry tail "$1"
@@ -1193,8 +1207,9 @@ excused() {
   ((after >= -slack * 1000000000 && after < 60000000000))
 }
 
-# end_of FILE: when that end was, in nanoseconds, by the clock of Cloud Storage where
-# the worker's is another one. That tells whole seconds, which is in slack.
+# end_of FILE: sets REPLY to the time of that end in nanoseconds, corrected to the clock
+# of Cloud Storage if the worker's differs. The correction is exact only to seconds;
+# $slack allows for that.
 end_of() {
   local at
   entry lost "$1"
@@ -1209,8 +1224,8 @@ end_of() {
 
 report_end() { report ended "attempt $attempt, exit code $end_code${1:+ ($1)}"; }
 
-# tell_end stores how the attempt ended here, what of it the bucket has not yet.
-# A reboot takes what the end says for the whole, so it comes last.
+# tell_end: stores what the bucket does not yet have of how the attempt ended here. The
+# end itself comes last: after a reboot, an end that was stored counts as complete.
 tell_end() {
   tell_stop || return
   if [[ $failure ]]; then
@@ -1224,19 +1239,20 @@ tell_end() {
   if [[ ! $end_told ]]; then
     store "ended/$attempt/$me.$end_code" "$scratch/exit" || return
     end_told=yes
-    # An empty one has room on a full disk.
+    # An empty file fits on a full disk.
     cp -- "$scratch/exit" "$state/told.$attempt" 2>/dev/null || : >"$state/told.$attempt"
   fi
 }
 
-# tell_stop tells the other workers of a stop that began here.
+# tell_stop: tells the other workers of a stop that began here.
 tell_stop() {
   if [[ ! $stop_untold ]]; then return 0; fi
   store_text control/stop "$stop_untold" ifGenerationMatch=0 || [[ $status == 412 ]] || return
   stop_untold=''
 }
 
-# give_up CODE WHY: the attempt did not come to run the command.
+# give_up CODE WHY: stores that the attempt ended before its command could run or be
+# followed to its end.
 give_up() {
   hold
   gave_up=$attempt
@@ -1244,15 +1260,15 @@ give_up() {
   printf 'code=%s\nsignal=\nend=%s000000000\nsize=0\noom=0\nlost=0\ndropped=0\nreason=%s\n' "$1" "$REPLY" "${2//$'\n'/ }" >"$scratch/exit"
   note_skew
   end_code=$1 end_told='' failure=''
-  if (($1 != 143)); then failure=$fail_fast_reason; fi # who is stopped has not failed
+  if (($1 != 143)); then failure=$fail_fast_reason; fi # a worker that is stopped has not failed
   if [[ $cloud_logging == yes ]]; then agent_end "$2"; fi
   tell_end
   report failed "$2"
 }
 
-# rest is what a worker does when its command has ended: it waits for the others,
-# and deletes the queued resource when there is nothing more to wait for.
-# Succeeds when another attempt is wanted, in $next.
+# rest: is called after the command has ended. It waits for the other workers, and deletes
+# the queued resource when there is nothing more to wait for. Succeeds if another attempt
+# is wanted, in $next.
 rest() {
   local since limit
   now
@@ -1270,11 +1286,11 @@ rest() {
     if all_ended && wanted_attempt && find_unsent; then
       now
       since=$REPLY
-      # Who was rebooted has told of the next attempt before the end of this one.
+      # A rebooted worker announces the next attempt before it stores the end of this one.
       if another_wanted; then return 0; fi
       if kept; then
         if [[ $phase != kept ]]; then report kept "$why"; fi
-        # Only the time can still end it.
+        # Only the time to live can end it now.
         if ((ttl == 0)) && [[ ! $unsent ]] && [[ $keep == always || $keep_for == 0 && $judged == "$attempt" ]]; then return 1; fi
       else
         take_turn
@@ -1302,15 +1318,16 @@ rest() {
   done
 }
 
-# another_wanted: the others have begun a newer attempt, which is then $next. If
-# the run is to stop, begin gives it up: those who run it are not to be deleted
-# before they have ended it.
+# another_wanted: succeeds if the others have begun a newer attempt, and sets $next to it.
+# This holds even if the run is to stop; begin then gives that attempt up. So the slices
+# are not deleted before the workers that run it have ended it.
 another_wanted() {
   next=$wanted
   ((wanted > attempt)) && [[ $is == exited || $is == lost ]]
 }
 
-# kept: the queued resource is to stay though every worker has ended; $why says so.
+# kept: succeeds if the queued resource is to stay though every worker has ended; $why
+# says why.
 kept() {
   why=--keep
   if [[ $keep == always ]]; then return 0; fi
@@ -1324,14 +1341,14 @@ kept() {
     if [[ -s $state/kept.$attempt ]]; then
       read -r kept_since <"$state/kept.$attempt"
     else
-      printf '%s\n' "$REPLY" >"$state/kept.$attempt" 2>/dev/null # it outlasts a reboot
+      printf '%s\n' "$REPLY" >"$state/kept.$attempt" 2>/dev/null # to survive a reboot
     fi
   fi
   ((keep_for == 0 || REPLY - kept_since < keep_for))
 }
 
-# find_unsent has part_logs name a worker whose log is not whole in the bucket, and that
-# has told so no longer than $stale seconds ago; empty: there is none.
+# find_unsent: sets part_logs to a text that names a worker whose log is not whole in the
+# bucket, if one has reported that within the last $stale seconds; otherwise to nothing.
 find_unsent() {
   local name
   part_logs=''
@@ -1343,8 +1360,8 @@ find_unsent() {
   if ((REPLY < stale)); then part_logs="the log of $name is not whole in the bucket"; fi
 }
 
-# all_excused: all that has failed in this attempt is a training's tail. It is judged
-# once; $judged is the attempt of the verdict.
+# all_excused: succeeds if every failure in this attempt is a training's tail. It decides
+# once for an attempt; $judged is the attempt that $verdict is about.
 judged='' verdict=''
 all_excused() {
   local name
@@ -1354,7 +1371,7 @@ all_excused() {
   fi
   verdict=excused
   if ((${#failed[@]} != failures)); then
-    verdict=failed # one of them has told nothing
+    verdict=failed # one of them has not reported its end
   elif ! fetch "ended/$attempt/s0w0.0" "$scratch/lead"; then
     [[ $status == 404 ]] || return
     verdict=failed
@@ -1371,12 +1388,13 @@ all_excused() {
   [[ $verdict == excused ]]
 }
 
-# take_turn has one request do as a rule, though every worker deletes.
+# take_turn: waits for a time that depends on the worker. Every worker deletes, but then
+# usually a single request suffices.
 take_turn() { sleep "$((index < 30 ? index : 30))"; }
 
-# all_ended: every worker has ended the attempt, or is dead: said nothing for
-# $stale seconds. failures is how many did not end well, failed which of those have
-# told of it.
+# all_ended: succeeds if every worker has ended the attempt or is dead, which means that
+# it has reported nothing for $stale seconds. It sets failures to the number of workers
+# that did not end well, and failed to those of them that have reported their end.
 all_ended() {
   local token='' text name ended=0 s w
   local -A seen=()
@@ -1401,7 +1419,7 @@ all_ended() {
       if [[ ${seen[s${s}w$w]-} ]]; then continue; fi
       if ! age_of "workers/s${s}w$w"; then
         [[ $status == 404 ]] || return
-        now # it has never said anything
+        now # it has never reported
         REPLY=$((REPLY - first_boot))
       fi
       if ((REPLY < stale)); then
@@ -1414,15 +1432,15 @@ all_ended() {
   return 0
 }
 
-# age_of NAME: how many seconds ago the object was written, by the clock of the
-# service alone: those of two workers need not agree.
+# age_of NAME: sets REPLY to how many seconds ago the object was written. It uses only the
+# service's clock, because the clocks of two workers may differ.
 age_of() {
   object "$1"
   api GET "$REPLY" -D "$scratch/headers" || return
   age
 }
 
-# age is that of the object that the last answer is about.
+# age: sets REPLY to the age, in seconds, of the object in the last answer.
 age() {
   local updated date
   value_of updated
@@ -1433,8 +1451,9 @@ age() {
   if [[ $updated && $date ]]; then REPLY=$((date - updated)); fi
 }
 
-# teardown WHY: deletes the queued resource that this worker belongs to. It ends
-# with the worker, or when the queued resource is another's.
+# teardown WHY: deletes the queued resource that this worker belongs to. It repeats the
+# request until the worker itself is gone. It returns if the queued resource is another
+# run's.
 teardown() {
   local tries
   report deleting "$1"
@@ -1445,20 +1464,20 @@ teardown() {
     fi
     if [[ $status == 403 ]]; then right="no: $why"; fi
     report deleting "$1${why:+; $why}"
-    # Somebody may give the right, or the service come back, days later.
+    # Somebody may grant the right, or the service may recover, days later.
     sleep "$((tries < 60 ? look * 3 : 600))"
   done
 }
 
-# agent_log gives the log of the attempt a name that tells its worker.
+# agent_log: links the log of the attempt under a name that contains the worker.
 agent_log() {
   local dir=$root/var/log/multihost/$run
   log_name
   mkdir -p -- "$dir" && ln -sfn -- "$runs/$attempt/output.log" "$dir/${REPLY//\//_}"
 }
 
-# agent_end REASON: a file beside the logs says how the attempt ended, since they
-# are the command's alone.
+# agent_end REASON: writes how the attempt ended to a file beside the logs, because the
+# logs have only the command's output.
 agent_end() {
   local dir=$root/var/log/multihost/$run
   mkdir -p -- "$dir" &&
@@ -1466,8 +1485,8 @@ agent_end() {
       "$attempt" "$slice" "$worker" "$(date -u +%FT%TZ)" "$end_code" "${1:+: ${1//$'\n'/ }}" >>"$dir/ends_slice_${slice}_worker_$worker"
 }
 
-# ops_agent has Google's Ops Agent send the command's log to Cloud Logging. Its
-# configuration is written whole: a section that is there twice makes it invalid.
+# ops_agent: makes Google's Ops Agent send the command's log to Cloud Logging. It replaces
+# the whole configuration: a section that occurs twice makes it invalid.
 ops_agent() {
   local config=$root/etc/google-cloud-ops-agent/config.yaml tries=0 file
   if ! systemctl cat google-cloud-ops-agent >/dev/null 2>&1; then

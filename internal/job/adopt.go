@@ -14,35 +14,36 @@ import (
 	"multihost/internal/tpu"
 )
 
-// adoption keeps the lease of slices that are there while others are waited for.
-// The zero value holds none. It may be used from several goroutines.
+// adoption keeps the lease of slices that exist while the job waits for others. The
+// zero value holds none. It is safe for concurrent use.
 type adoption struct {
 	mu     sync.Mutex
-	slices map[string]tpu.Slice // that exist, by name
-	stop   map[string]func()    // by UID, of slices on which every worker answers: ends the renewals and the connections
+	slices map[string]tpu.Slice // slices that exist, by name
+	stop   map[string]func()    // by UID, for slices on which every worker answers: ends the renewals and the connections
 
-	lives bool // the command of this run, on some worker
-	asked bool // some worker has said whether it lives there
+	lives bool // the command of this run is running on some worker
+	asked bool // some worker has said whether the command is running there
 }
 
-// mayLive reports whether a command that an earlier runner has started may live
-// on the slices: while no worker has said that none does.
+// mayLive reports whether a command of an earlier runner may be running on the slices:
+// a worker has said so, or none has answered yet.
 func (q *queued) mayLive() bool {
 	q.held.mu.Lock()
 	defer q.held.mu.Unlock()
 	return q.inherited && !q.worked && (q.held.lives || !q.held.asked)
 }
 
-// commandLives reports whether a worker has said that the command of this run
-// lives there, since the slices were last waited for.
+// commandLives reports whether a worker has said, since the slices were last waited
+// for, that the command of this run is running there.
 func (q *queued) commandLives() bool {
 	q.held.mu.Lock()
 	defer q.held.mu.Unlock()
 	return q.held.lives
 }
 
-// leaves says why a job that ends before it has taken over what an earlier runner
-// left must not delete it; "" when it may. Only a choice ends a command.
+// leaves says why a job that ends before it has taken over the queued resource of an
+// earlier runner must not delete it; "" if it may. Only the user's choice or the end of
+// the time to live ends a running command.
 func (q *queued) leaves(state string, err error) string {
 	var in *Interrupted
 	life := qr.LifeOf(state)
@@ -59,8 +60,9 @@ func (q *queued) leaves(state string, err error) string {
 	return ""
 }
 
-// bootLimit is how long the workers of slices that exist may take to answer. A
-// command that may live on them is waited for as one that is followed.
+// bootLimit is how long the workers of existing slices may take to answer. If a command
+// may be running on them, the job waits as long as for the lost worker of a followed
+// run.
 func (q *queued) bootLimit() time.Duration {
 	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost
 	if !q.mayLive() {
@@ -72,7 +74,7 @@ func (q *queued) bootLimit() time.Duration {
 	return max(limit, lost)
 }
 
-// ask finds out whether the command of this run lives on the workers of t.
+// ask finds out whether the command of this run is running on the workers of t.
 func (q *queued) ask(ctx context.Context, t *team) {
 	runs, errs := t.runs(ctx)
 	lives := slices.ContainsFunc(runs, func(f foundRun) bool {
@@ -85,15 +87,16 @@ func (q *queued) ask(ctx context.Context, t *team) {
 	q.held.asked = q.held.asked || answered
 }
 
-// forget has an attempt whose slices were used before look at them anew: a command
-// that could not be reached for long enough has been judged lost.
+// forget makes an attempt whose slices were used look at them again: if the command
+// could not be reached for long enough, it counts as lost.
 func (a *adoption) forget(used bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.lives = a.lives && !used
 }
 
-// release ends what keeps the lease. The slices may be gone after that.
+// release ends the renewals and the connections that keep the lease. The slices may be
+// deleted after that.
 func (a *adoption) release() {
 	a.mu.Lock()
 	stop := a.stop
@@ -104,13 +107,14 @@ func (a *adoption) release() {
 	}
 }
 
-// adoptRound is how long a worker is tried before those of its slice that answer
-// are told that a runner lives: --lease is a minute at least.
+// adoptRound is how long the connection to a worker is tried before the workers of its
+// slice that answer are told that a runner exists. It must be short, because --lease
+// may be as short as a minute.
 const adoptRound = 30 * time.Second
 
-// adopt reports whether every worker of a slice answers, as Probe does. Each that
-// does is told at once that a runner has come: the others may take longer than
-// --lease. When all answer, that is renewed until release is called.
+// adopt reports whether every worker of a slice answers, as Probe does. It tells each
+// worker that answers at once that a runner has come, because the others may take
+// longer than --lease. If all answer, it renews the lease until release is called.
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	q.nowBilled(s)
 	if !q.ours || !q.terms.On() {
@@ -122,7 +126,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	if err != nil {
 		return err
 	}
-	// What fails here is said when the run's own connections are made.
+	// Errors here are reported when the run makes its own connections.
 	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		_, err := lease.Adopt(ctx, t.conns[i], q.terms)
 		return err
@@ -133,7 +137,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	if len(failed) > 0 {
 		t.close()
 		if q.commandLives() {
-			return nil // it is taken over on the workers that answer
+			return nil // the command is taken over on the workers that answer
 		}
 		ids := sel.Workers()
 		errs := make([]error, len(ids))
@@ -162,8 +166,8 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	return nil
 }
 
-// ifLeft says what becomes of a request that is left before the command has
-// started.
+// ifLeft says what happens to the requested slices if this process is left before the
+// command has started.
 func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
@@ -175,7 +179,7 @@ func (q *queued) ifLeft() string {
 	return text + "its slices delete themselves " + asTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
-// nowBilled notes that a slice exists, for who asks what an interrupt means.
+// nowBilled records that a slice exists, for the Ctrl-C prompt.
 func (q *queued) nowBilled(s tpu.Slice) {
 	q.held.mu.Lock()
 	if q.held.slices == nil {

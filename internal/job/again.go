@@ -13,9 +13,10 @@ import (
 	"multihost/internal/qr"
 )
 
-// lookBack decides about a run of this name that is in the bucket: it goes on when
-// its slices are gone, or were never made, before its end. It is refused when it has
-// ended, lives, is another's, or was started as something else.
+// lookBack decides about a run of this name that is in the bucket. The run continues if
+// its slices are gone, or were never created, before it ended. lookBack returns an
+// error if the run has ended, is still running, belongs to another user, or was started
+// with other options.
 func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
 	was, err := r.bucket.Earlier(ctx, r.job.Run)
 	if was == nil || err != nil {
@@ -35,8 +36,8 @@ func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
 	if how := was.Ended(); how != "" {
 		return refuse(another+"; its logs: multihost logs "+r.job.Run, "%s", how)
 	}
-	// Read after the bucket: who is seen there was of this queued resource, or of one
-	// before it.
+	// Read the queued resource after the bucket: then the workers seen in the bucket
+	// belonged to this queued resource or to an earlier one.
 	res, err := r.Queue.Get(ctx, request.ID)
 	gone := gcp.ClassOf(err) == gcp.NotFound
 	switch {
@@ -60,7 +61,7 @@ func (r *departure) lookBack(ctx context.Context, request qr.Request) error {
 	return nil
 }
 
-// loss is what became of the slices of the earlier start.
+// loss says what happened to the slices of the earlier start.
 func (r *departure) loss() string {
 	if r.lost.State == "" {
 		return fmt.Sprintf("queued resource %s is gone", r.job.Resource)
@@ -68,9 +69,9 @@ func (r *departure) loss() string {
 	return fmt.Sprintf("queued resource %s is %s", r.lost.ID, r.lost.State)
 }
 
-// differs says in what an earlier run of this name is another one than the one that
-// is asked for, by flags. A run may go on in another tier or network, with another
-// time to live and other code; what its checkpoint depends on has to be the same.
+// differs names the flags in which an earlier run of this name differs from the
+// requested one. A run may continue in another tier or network, with another time to
+// live and other code. What its checkpoint depends on must be the same.
 func (r *departure) differs(was detach.Description) (diffs []string) {
 	text := func(flag, has, asked string) {
 		if has != asked {
@@ -96,9 +97,9 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 	return diffs
 }
 
-// clear takes away what is left of an earlier start: its dead queued resource, and
-// what would mislead the workers of this one. It goes no further when yet another
-// start counts.
+// clear deletes what is left of an earlier start: its dead queued resource, and the
+// objects that would mislead the workers of this start. It stops with an error if yet
+// another start has become the one that counts.
 func (r *departure) clear(ctx context.Context) error {
 	if r.earlier == nil {
 		return nil
@@ -121,7 +122,7 @@ func (r *departure) clear(ctx context.Context) error {
 	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
 }
 
-// overtaken says that another start of the run counts, where err is that.
+// overtaken turns err into advice if it says that another start of the run counts.
 func (r *departure) overtaken(err error) error {
 	var other *detach.ExistsError
 	if !errors.As(err, &other) {
@@ -130,26 +131,26 @@ func (r *departure) overtaken(err error) error {
 	return &Error{Stage: StageInput, Err: err, Advice: "that one goes on: follow it with: multihost attach " + r.job.Run + "; or choose another --run-name or --bucket-dir"}
 }
 
-// owns reports whether a queued resource is of a run of this name.
+// owns reports whether a queued resource belongs to a run of this name.
 func (r *departure) owns(res qr.Resource) bool {
 	return res.Labels[qr.LabelRun] == qr.LabelValue(r.job.Run)
 }
 
-// userOf is the user of an owner, USER@MACHINE: he may type the command again
-// elsewhere.
+// userOf returns the user of an owner, USER@MACHINE. The user may repeat the command on
+// another machine.
 func userOf(owner string) string {
 	user, _, _ := strings.Cut(owner, "@")
 	return user
 }
 
-// digest is one of several texts.
+// digest returns one hash of several texts.
 func digest(texts []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
 	return hex.EncodeToString(sum[:])
 }
 
-// goesOn is what to type of a run that has lost its slices for good, before what
-// else may be typed; nothing where it is not to go on.
+// goesOn returns advice for a run that has lost its slices for good: how to continue
+// it. It comes before other advice. It is "" if the run was told to stop.
 func (r *detachedRun) goesOn(state detach.State) string {
 	if state.Stopping != "" {
 		return ""

@@ -17,13 +17,14 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A ground is where the attempts of a run take place: slices that are there, or
-// slices that are made and made again.
+// A ground provides the slices of a run's attempts: either slices that exist, or slices
+// that the job creates and creates again.
 type ground interface {
-	// ready returns the slices when every worker can be tried. after is the
-	// failure that a next attempt has been paid for; nil the first time.
+	// ready returns the slices once a connection to every worker can be tried. after is
+	// the failure for which the next attempt has been paid; it is nil the first time.
 	ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error)
-	// look says what has become of the slices; reach what their workers said.
+	// look says what happened to the slices. reach says whether the workers of a slice
+	// answer.
 	look(ctx context.Context, used []tpu.Slice, reach func(slice string) qr.Reach) (qr.Decision, error)
 }
 
@@ -45,7 +46,7 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 			return r.finish(out, err, f)
 		}
 		after = f
-		if r.follow != nil { // else the last one that was followed may still go on
+		if r.follow != nil { // otherwise the last attempt that was followed may still be running
 			r.cutOff = r.follow.cutOff()
 		}
 		pause := books.pause()
@@ -57,8 +58,8 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 	}
 }
 
-// attemptOn makes one attempt, from slices that can be tried to the end of the
-// command.
+// attemptOn makes one attempt: it waits for usable slices, connects to their workers,
+// runs the command and follows it to its end.
 func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Failure) (Outcome, error) {
 	r.follow, r.rec, r.regained = nil, nil, false
 	pay := func(f *Failure) error {
@@ -69,7 +70,7 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 	}
 	sel, err := g.ready(ctx, pay, after)
 	switch {
-	case err != nil && ctx.Err() == nil && r.guard.expired(r.Clock.Now()): // by the workers
+	case err != nil && ctx.Err() == nil && r.guard.expired(r.Clock.Now()): // the workers delete the slices
 		return Outcome{}, expiry(r.guard.terms.TTL)
 	case err != nil:
 		return Outcome{}, &unready{err}
@@ -86,8 +87,9 @@ func (r *run) attemptOn(ctx context.Context, g ground, books *ledger, after *Fai
 	return r.onTeam(ctx)
 }
 
-// connectSome connects to the workers that answer, to take over what lives on
-// them. The others are named, and connected to when they are back.
+// connectSome connects to the workers that answer, in order to take over the command
+// that runs on them. It warns about the other workers and names them; they are
+// connected to when they are back.
 func (r *run) connectSome(ctx context.Context, sel tpu.Selection) (t *team, err error) {
 	err = r.watch.phase("connect", func() (string, error) {
 		if t, err = r.dialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
@@ -112,8 +114,8 @@ func (r *run) connectSome(ctx context.Context, sel tpu.Selection) (t *team, err 
 	return t, nil
 }
 
-// unready is the end of a run because its slices could not be had. What could
-// be done about them was done.
+// An unready error ends a run because its slices could not be had. The ground has
+// already tried what could be done about it.
 type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
@@ -126,7 +128,7 @@ func (r *run) leaveTeam() {
 	}
 }
 
-// wait lets d pass before the next attempt.
+// wait waits for d before the next attempt. It returns the cause when ctx has ended.
 func (r *run) wait(ctx context.Context, d time.Duration) error {
 	if d > 0 {
 		select {
@@ -149,8 +151,8 @@ func (r *run) next(ctx context.Context, books *ledger, f *Failure) bool {
 	return true
 }
 
-// sayEnd tells the world how the attempt ended, if it began, and else what is
-// tried again.
+// sayEnd reports how the attempt ended, if it started; otherwise it reports only that
+// another attempt follows, and why.
 func (r *run) sayEnd(out Outcome, f *Failure, again bool) {
 	next := r.refusal
 	if again {
@@ -179,21 +181,21 @@ func (r *run) sayEnd(out Outcome, f *Failure, again bool) {
 	}
 }
 
-// finish is the end of the last attempt. Its summary names the cause, where
-// that is not the command, and why nothing more was tried.
+// finish ends the last attempt. Where the command is not the cause, the summary names
+// the cause and the reason why nothing more was tried.
 func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
 	var raised *Failure
 	if err == nil && f != nil && out.Started && f.lost() {
 		out.Code = lostCode
 	}
 	if err == nil && f != nil && f.Cause == UserStop {
-		err = f.Err // an interrupt while it was judged
+		err = f.Err // an interrupt while judge was deciding
 	}
 	if r.follow != nil && r.follow.sum != nil {
 		sum := r.follow.sum
 		if f != nil && f.lost() {
 			_, first := r.follow.verdict()
-			if first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone) { // else it is told twice
+			if first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone) { // otherwise the cause would appear twice
 				sum.Text = fmt.Sprintf("run %s failed: %s", sum.Run, f.Error())
 			} else {
 				sum.Text += "; " + f.Error()
@@ -213,15 +215,15 @@ func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
 	return out, err
 }
 
-// lost reports whether f is a loss that the command is not to blame for.
+// lost reports whether f is a loss for which the command is not to blame.
 func (f *Failure) lost() bool {
 	return f.Cause == Preempted || f.Cause == Maintenance || f.Cause == Infrastructure
 }
 
-// judge says why an attempt ended without success; nil when it succeeded or
-// goes on without us. It asks the cloud, and where something may have been
-// taken away it waits until the cloud's state has settled: the first sign of a
-// preemption is a command that fails.
+// judge says why an attempt ended without success. It returns nil if the attempt
+// succeeded or goes on without this process. It asks the cloud. If slices may have been
+// taken away, it waits until the cloud's state has settled, because a preemption first
+// shows as a command that fails.
 func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Failure {
 	f := &Failure{Code: out.Code, Err: err}
 	if out.Started && r.follow != nil {
@@ -254,10 +256,10 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 		f.Cause, f.Why = Refused, sign.why
 	default:
 		f.Cause, f.Why = r.settle(ctx, g, sign)
-		if f.Cause == Application && sign.final { // nothing was taken away: it stays a mistake
+		if f.Cause == Application && sign.final { // nothing was taken away, so it remains a mistake
 			f.Cause = Refused
 		}
-		if ctx.Err() != nil { // it was not waited for
+		if ctx.Err() != nil { // the wait was cut short
 			f.Err = context.Cause(ctx)
 			f.Cause, f.Why = UserStop, f.Err.Error()
 		}
@@ -270,9 +272,9 @@ func isStage(err error, stage Stage) bool {
 	return errors.As(err, &e) && e.Stage == stage
 }
 
-// mayBeLoss reports whether an error that came before the command, and that says
-// nothing of a loss, may be one all the same: what a worker says while its slice
-// is taken away can be anything. A mistake of the user's is none.
+// mayBeLoss reports whether an error from before the start of the command may be a loss
+// although it shows no sign of one: a worker can report any error while its slice is
+// being taken away. A mistake of the user cannot be a loss.
 func (r *run) mayBeLoss(err error) bool {
 	var e *Error
 	var busy *launch.BusyError
@@ -286,12 +288,12 @@ func (r *run) mayBeLoss(err error) bool {
 	return false
 }
 
-// signs are what the workers themselves show of why an attempt failed.
+// signs are what the workers show about why an attempt failed.
 type signs struct {
-	stopped bool // by somebody, not by us
-	final   bool // a mistake, which stays one
+	stopped bool // by somebody else
+	final   bool // a mistake; another attempt would fail in the same way
 	lost    bool // a worker could not be reached, or was rebooted
-	killed  bool // a command was ended by a signal that is not ours
+	killed  bool // a command was ended by a signal that multihost did not send
 	why     string
 }
 
@@ -310,15 +312,15 @@ func (r *run) signs(err error) signs {
 	}
 	for _, end := range f.ends {
 		s.lost = s.lost || end.err != nil && end.known || end.exit.Lost
-		// What a VM that is taken away does to its processes.
+		// A VM that is being taken away ends its processes like this.
 		s.killed = s.killed || (end.exit.Signal == "TERM" || end.exit.Signal == "KILL") && end.exit.Reason == "" && !end.exit.OOM
 	}
 	return s
 }
 
-// lostContact reports whether an error that came before the command says that
-// something could not be reached any more that had been, or was rebooted, rather
-// than that it refused.
+// lostContact reports whether an error from before the start of the command says that
+// something that had been reachable could not be reached any more, or was rebooted. It
+// returns false if it refused instead.
 func lostContact(err error) bool {
 	var many *Error
 	if errors.As(err, &many) {
@@ -333,10 +335,10 @@ func lostContact(err error) bool {
 	}
 	var secret *launch.SecretError
 	if errors.As(err, &secret) && (secret.Status >= http.StatusInternalServerError || secret.Status == http.StatusTooManyRequests) {
-		return true // Secret Manager is away, for longer than the worker asks
+		return true // Secret Manager has been unavailable for longer than the worker retries
 	}
 	switch gcp.ClassOf(err) {
-	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice is not there, or the API is away
+	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice does not exist, or the API is unavailable
 		return true
 	}
 	for _, sign := range []error{errRebooted, sshfan.ErrConnectionLost, sshfan.ErrSilent, sshfan.ErrNoStatus, codesync.ErrStalled} {
@@ -348,17 +350,17 @@ func lostContact(err error) bool {
 }
 
 const (
-	// settleLimit is how long the cloud may take to say that it took a slice
-	// away. VMs are told up to half a minute before they are stopped, and the
-	// API shows it after that.
+	// settleLimit is how long the cloud may take to report that it took a slice away.
+	// VMs are notified up to half a minute before they are stopped, and the API shows
+	// it after that.
 	settleLimit = time.Minute
 	settlePause = 2 * time.Second
-	// answerLimit is how long a worker may take to say that it is there.
+	// answerLimit is how long a worker may take to answer.
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what became of the slices. Where the workers give no
-// sign of a loss and all of them answer, one look is enough.
+// settle asks the cloud what happened to the slices. If the workers show no sign of a
+// loss and all of them answer, one answer of the cloud is enough.
 func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
@@ -395,7 +397,7 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 	}
 }
 
-// reach asks every worker of the team whether it is there.
+// reach asks every worker of the team whether it answers.
 func (r *run) reach(ctx context.Context) func(slice string) qr.Reach {
 	if r.team == nil {
 		return func(string) qr.Reach { return qr.Silent }
@@ -418,8 +420,8 @@ func (r *run) reach(ctx context.Context) func(slice string) qr.Reach {
 	return func(slice string) qr.Reach { return reached[slice] }
 }
 
-// standing is the ground of Run: slices that somebody else made and that stay
-// what they are.
+// standing is the ground of Run. It provides slices that somebody else created and that
+// are not created again.
 type standing struct {
 	*Deps
 	watch   *stopwatch
@@ -429,8 +431,7 @@ type standing struct {
 	found   tpu.Selection
 }
 
-// returnLimit is how long slices that exist may take to be READY again after a
-// loss.
+// returnLimit is how long existing slices may take to be READY again after a loss.
 const returnLimit = 15 * time.Minute
 
 func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Failure) (_ tpu.Selection, err error) {
@@ -461,7 +462,8 @@ func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Fai
 	}
 }
 
-// absent says why the slices cannot be used now; the error that they never can.
+// absent says why the slices cannot be used now, or "". The error says that they can
+// never be used again.
 func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	for i, have := range s.found.Slices {
 		if gone := lostSlice(nodes, have); gone != "" {
@@ -489,13 +491,13 @@ func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string
 	return lookAt(nodes, used, reach), nil
 }
 
-// lookAt is what the API's list says of the slices of an attempt.
+// lookAt decides what happened to the slices of an attempt, given the API's list.
 func lookAt(nodes, used []tpu.Slice, reach func(string) qr.Reach) qr.Decision {
 	return qr.Decide(qr.Sight{State: "ACTIVE", Existed: true, Slices: sights(nodes, used, reach)})
 }
 
-// sights are the slices of an attempt as they are now. One of the same name
-// with another id is another slice.
+// sights returns the slices of an attempt in their present state. A slice of the same
+// name with another id is another slice.
 func sights(nodes, used []tpu.Slice, reach func(string) qr.Reach) []qr.SliceSight {
 	all := make([]qr.SliceSight, len(used))
 	for i, s := range used {

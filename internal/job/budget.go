@@ -10,20 +10,20 @@ import (
 // A Cause is what ended an attempt.
 type Cause string
 
-// The causes. The first three are nobody's fault; Application and Stall are the
-// command's own; after UserStop and Refused nothing is tried again.
+// The causes. The first three are nobody's fault. Application and Stall are failures of
+// the command. After UserStop and Refused, nothing is tried again.
 const (
 	Preempted      Cause = Cause(qr.Preempted)
 	Maintenance    Cause = Cause(qr.Maintenance)
-	Infrastructure Cause = Cause(qr.Infrastructure) // a host lost, SSH gone
+	Infrastructure Cause = Cause(qr.Infrastructure) // a host was lost, or SSH stopped working
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"
-	Refused        Cause = "refused" // what no repetition changes: a busy worker, a full disk, a wrong key
+	Refused        Cause = "refused" // another attempt would fail in the same way: a busy worker, a full disk, a wrong key
 )
 
-// A Failure is an attempt that ended without success, and why. What follows a
-// run may end it with a Failure of its own: put it in as the cause of a stop.
+// A Failure says that an attempt ended without success, and why. A part that watches a
+// run may end it with a Failure as the cause of the stop.
 type Failure struct {
 	Cause Cause
 	Why   string        // one clause: "slice t-1 is PREEMPTED"
@@ -44,8 +44,8 @@ func (f *Failure) Unwrap() error { return f.Err }
 
 // Budget is how many further attempts a run may make.
 type Budget struct {
-	Restarts    int // after failures of the command itself
-	Preemptions int // after losses that it is not to blame for; negative: no limit
+	Restarts    int // after failures of the command
+	Preemptions int // after losses for which the command is not to blame; negative: no limit
 }
 
 const (
@@ -56,14 +56,15 @@ const (
 	maxQuick = 3
 )
 
-// A ledger keeps what of a budget was spent.
+// A ledger counts how much of a budget was spent.
 type ledger struct {
 	Budget
 	restarts, preemptions int
 	quick                 int // failures within seconds of the start, in a row
 }
 
-// spend pays for one more attempt after f. A refusal says why there is none.
+// spend pays for one more attempt after f. refusal says why there is none; "" if it is
+// paid.
 func (l *ledger) spend(f *Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {
@@ -91,11 +92,11 @@ func (l *ledger) spend(f *Failure) (refusal string) {
 	return "nothing is tried again"
 }
 
-// refund takes back what the last loss has cost: nothing was lost.
+// refund returns what the last loss cost, because nothing was lost after all.
 func (l *ledger) refund() { l.preemptions-- }
 
-// countQuick keeps count of quick failures. A preemption says nothing about
-// what it cut short.
+// countQuick counts quick failures. A preemption does not count, because it says
+// nothing about the attempt that it cut short.
 func (l *ledger) countQuick(f *Failure) {
 	switch {
 	case f.Cause == Preempted || f.Cause == Maintenance:
@@ -113,7 +114,7 @@ func spent(flag string, n int) string {
 	return fmt.Sprintf("no further attempt: %s=%d are used up", flag, n)
 }
 
-// count says for people which further attempt this is.
+// count describes, for people, which further attempt this is.
 func (l *ledger) count(f *Failure) string {
 	used, limit, what := l.preemptions, l.Preemptions, "loss"
 	if f.Cause == Application || f.Cause == Stall {
@@ -125,8 +126,8 @@ func (l *ledger) count(f *Failure) string {
 	return fmt.Sprintf("%s %d of %d", what, used, limit)
 }
 
-// pause is how long to wait before the next attempt: what failed at once is not
-// hammered at.
+// pause is how long to wait before the next attempt. After quick failures the pause
+// grows, so that they are not repeated at once.
 func (l *ledger) pause() time.Duration {
 	if l.quick == 0 {
 		return 0

@@ -12,12 +12,12 @@ import (
 	"multihost/internal/event"
 )
 
-// A capture keeps the beginning and the end of a stream, and the digest of all of
-// it: two streams of equal keys are equal.
+// A capture keeps the beginning and the end of a stream, and the digest of the whole
+// stream. Two streams with equal keys are equal.
 type capture struct {
-	limit int // of head and of tail
+	limit int // of each of head and tail
 	head  []byte
-	tail  []byte // a ring, once it is full
+	tail  []byte // a ring once it is full
 	at    int    // of the oldest byte in the ring
 	size  int64
 	sum   hash.Hash
@@ -53,10 +53,10 @@ func (c *capture) Write(p []byte) (int, error) {
 
 func (c *capture) key() string { return fmt.Sprint(c.size, " ", string(c.sum.Sum(nil))) }
 
-// cut is how many bytes in the middle were not kept.
+// cut returns how many bytes in the middle were not kept.
 func (c *capture) cut() int64 { return c.size - int64(len(c.head)) - int64(len(c.tail)) }
 
-// text is what was kept, with a line where something was cut.
+// text returns what was kept, with a line where something was cut.
 func (c *capture) text() string {
 	end := string(c.tail[c.at:]) + string(c.tail[:c.at])
 	if c.cut() == 0 {
@@ -65,12 +65,12 @@ func (c *capture) text() string {
 	return string(c.head) + fmt.Sprintf("\n… %s are not shown; --log-dir=DIR keeps all of it …\n", event.Bytes(c.cut())) + end
 }
 
-// ExecOutput is output in JSON: Text, or Base64 where it is no UTF-8.
+// ExecOutput is output in JSON: Text, or Base64 if it is not UTF-8.
 type ExecOutput struct {
 	Text   string `json:"text,omitempty"`
 	Base64 []byte `json:"base64,omitempty"`
 	Bytes  int64  `json:"bytes"`         // that the worker wrote
-	Cut    int64  `json:"cut,omitempty"` // bytes of it that are left out in the middle
+	Cut    int64  `json:"cut,omitempty"` // bytes that are left out in the middle
 }
 
 func (c *capture) output() ExecOutput {
@@ -84,10 +84,11 @@ func (c *capture) output() ExecOutput {
 	return o
 }
 
-// changes are the lines in which c differs from another output, with + and - in
-// front; nil where they are not much less than the output, or not all is known.
+// changes returns the lines in which c differs from another output, with + and - in
+// front. It returns nil if they are not much fewer than the lines of the output, or if
+// either output was cut.
 func (c *capture) changes(from *capture) []string {
-	const fewest = 4 // lines of an output that is worth it
+	const fewest = 4 // shorter outputs are not worth it
 	if c == from || c.cut() > 0 || from.cut() > 0 {
 		return nil
 	}
@@ -98,7 +99,8 @@ func (c *capture) changes(from *capture) []string {
 	}
 	var changes []string
 	for i, line := range strings.Split(string(diff.Diff("", []byte(from.text()), "", []byte(text))), "\n") {
-		// Three lines are a head; context begins with a space, places with @.
+		// The first three lines are the header. Context lines begin with a space,
+		// positions with @.
 		if i > 2 && line != "" && (line[0] == '+' || line[0] == '-') {
 			changes = append(changes, line[:1]+" "+line[1:])
 		}

@@ -7,10 +7,10 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// checkInput refuses what is known to be wrong before the first request: what the
-// workers could not start, a directory that cannot be read, a place that takes no
-// logs. Slices cost money from the moment they exist. accelerator is their type
-// where it is known, else "".
+// checkInput finds errors before the first request: what the workers could not start, a
+// directory that cannot be read, a log directory that cannot be written. Slices cost
+// money from the moment they exist. accelerator is their type if it is known, otherwise
+// "".
 func (r *run) checkInput(ctx context.Context, accelerator string) error {
 	if err := r.checkCommand(); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (r *run) checkInput(ctx context.Context, accelerator string) error {
 	return nil
 }
 
-// checkCommand has package launch look at the command as far as it is known.
+// checkCommand makes package launch validate the command as far as it is known.
 func (r *run) checkCommand() error {
 	s := launch.Spec{
 		Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, MaxLog: r.o.MaxLog,
@@ -53,7 +53,7 @@ func (r *run) checkCommand() error {
 	return nil
 }
 
-// checked tells that all is well as far as it can be known without a request.
+// checked reports that everything is right as far as can be known without a request.
 func (r *run) checked() {
 	if r.Checked != nil {
 		r.Checked()

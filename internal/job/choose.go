@@ -10,19 +10,19 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Workers says on which workers a command of everyday works: exec, ssh, cp.
+// Workers selects the workers of a command such as exec, ssh or cp.
 type Workers struct {
 	Prefix  string      // of the slices
-	Slices  tpu.Numbers // of those, the ones with these numbers in their names
-	Partial bool        // those of slices that are ready will do
+	Slices  tpu.Numbers // only the slices with these numbers in their names
+	Partial bool        // accept that only some slices are ready, and use those
 	Only    tpu.Pattern
 	Except  tpu.Pattern
 }
 
-// choose finds the workers that w means. Unlike a run, what works on workers one
-// by one keeps the numbers of the slices whatever state they are in, and looks
-// also at a worker of a slice that is not healthy. That slices are missing or
-// not ready is an error only where all workers were asked for.
+// choose returns the workers that w selects. A run numbers its slices anew; choose
+// keeps their numbers whatever state they are in, and includes the workers of slices
+// that are not healthy. Missing or unready slices are an error only if all workers were
+// asked for.
 func (d *Deps) choose(ctx context.Context, watch *stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.phase("discover", func() (string, error) {
 		nodes, err := d.Cloud.Slices(ctx)
@@ -63,8 +63,8 @@ func (d *Deps) choose(ctx context.Context, watch *stopwatch, w Workers) (sel tpu
 	return sel, ids, err
 }
 
-// call connects to the workers that w means. Those that are not reached are in
-// failed; that it is nobody is an error. The caller closes the team.
+// call connects to the workers that w selects. failed holds the workers that could not
+// be reached; if none could, that is an error. The caller closes the team.
 func (d *Deps) call(ctx context.Context, watch *stopwatch, w Workers) (t *team, failed map[tpu.WorkerID]error, err error) {
 	sel, ids, err := d.choose(ctx, watch, w)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *Deps) reachSome(ctx context.Context, watch *stopwatch, sel tpu.Selectio
 	return t, failed, err
 }
 
-// failures is workersError of the errors of some workers among ids.
+// failures is workersError for the errors of some workers among ids.
 func failures(stage Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
 	errs := make([]error, len(ids))
 	for i, id := range ids {

@@ -16,9 +16,9 @@ import (
 	"multihost/internal/launch"
 )
 
-// claim makes this process the only runner of a job on this machine, until
-// release is called or the process ends, however it does. Two of them would both
-// start the next attempt, and both delete the slices.
+// claim makes this process the only runner of a job on this machine until release is
+// called or the process ends in any way. Two runners would both start the next attempt
+// and both delete the slices.
 func (d *Deps) claim(job string) (release func(), err error) {
 	path := filepath.Join(d.StateDir, "runners", job)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -42,7 +42,7 @@ func (d *Deps) claim(job string) (release func(), err error) {
 		}
 		mine, err := file.Stat()
 		there, statErr := os.Stat(path)
-		if err != nil || statErr != nil || !os.SameFile(mine, there) { // its last owner has just removed it
+		if err != nil || statErr != nil || !os.SameFile(mine, there) { // its last owner has just removed the file
 			file.Close()
 			continue
 		}
@@ -59,8 +59,8 @@ func (d *Deps) claim(job string) (release func(), err error) {
 // errStarting says that another runner of the job is just starting its command.
 var errStarting = errors.New("another runner starts it at this moment")
 
-// raced reports whether an attempt was not started because another runner of
-// the same job, on another machine, was first on some worker.
+// raced reports whether an attempt was not started because another runner of the same
+// job, on another machine, was first on some worker.
 func (r *run) raced(err error) bool {
 	var busy *launch.BusyError
 	var code *launch.CodeError
@@ -69,12 +69,12 @@ func (r *run) raced(err error) bool {
 		errors.As(err, &code) || errors.As(err, &inUse)
 }
 
-// maxRaces is how often two runners may hinder each other before what is in the
-// way is taken for the rest of a runner that has died.
+// maxRaces is how often two runners may hinder each other. After that, the obstacle
+// counts as a remnant of a runner that has died.
 const maxRaces = 8
 
-// yield lets another runner of the job go first, for a time that is not the
-// other's.
+// yield waits so that another runner of the job can go first. The time is random, so
+// that two runners do not wait equally long.
 func (r *run) yield(ctx context.Context) error {
 	if r.races == 0 {
 		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.o.Run)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareLock waits for a lock of a file that others may share, which ends when it is
-// closed.
+// shareLock waits for a lock on a file that others may share. Closing the file releases
+// it.
 func shareLock(f *os.File) error {
 	for {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); !errors.Is(err, unix.EINTR) {
@@ -19,8 +19,8 @@ func shareLock(f *os.File) error {
 	}
 }
 
-// tryLock takes the lock of a file, which ends when it is closed. taken is that
-// another process has it.
+// tryLock takes the exclusive lock on a file without waiting. Closing the file releases
+// it. taken reports that another process has the lock.
 func tryLock(f *os.File) (taken bool, err error) {
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	return errors.Is(err, unix.EWOULDBLOCK), err

@@ -13,14 +13,14 @@ import (
 	"multihost/internal/transfer"
 )
 
-// CopyOptions is files that are copied to workers or from them.
+// CopyOptions selects files to copy to workers or from them.
 type CopyOptions struct {
 	Workers
-	Sources []string // here, or there when they are fetched
+	Sources []string // on this machine for CopyTo, on the workers for CopyFrom
 	Dest    string
 }
 
-// Copied is what was copied to or from one worker.
+// Copied says what was copied to or from one worker.
 type Copied struct {
 	Worker string `json:"worker"`
 	Dest   string `json:"dest"`
@@ -29,11 +29,11 @@ type Copied struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// copyAtOnce bounds the transfers under way: more of them only share the link of
-// this machine.
+// copyAtOnce limits the simultaneous transfers: more of them would only share the link
+// of this machine.
 const copyAtOnce = 64
 
-// copyEach has f copy to or from each worker of t, copyAtOnce at once.
+// copyEach calls f for each worker of t, at most copyAtOnce at once.
 func (t *team) copyEach(ctx context.Context, f func(i int) error) []error {
 	slots := make(chan struct{}, copyAtOnce)
 	return t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
@@ -47,17 +47,17 @@ func (t *team) copyEach(ctx context.Context, f func(i int) error) []error {
 	})
 }
 
-// forWorker puts the numbers of a worker into a local name.
+// forWorker replaces {slice} and {worker} in a local name by the worker's numbers.
 func forWorker(text string, id tpu.WorkerID) string {
 	return strings.NewReplacer("{slice}", strconv.Itoa(id.Slice), "{worker}", strconv.Itoa(id.Worker)).Replace(text)
 }
 
-// hasNumbers reports whether a local name has numbers of a worker in it.
+// hasNumbers reports whether a local name contains {slice} or {worker}.
 func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1, Worker: 1}) != text }
 
-// CopyTo copies files of this machine to workers. Nothing is put into place on
-// any of them unless all of it has arrived on every one. {slice} and {worker} in
-// a source are the numbers of each worker.
+// CopyTo copies files of this machine to workers. No worker gets a file in its place
+// before everything has arrived on every worker. {slice} and {worker} in a source stand
+// for the numbers of each worker.
 func (d *Deps) CopyTo(ctx context.Context, o CopyOptions) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, ids, err := d.choose(ctx, &watch, o.Workers)
@@ -116,7 +116,7 @@ func (d *Deps) CopyTo(ctx context.Context, o CopyOptions) error {
 	})
 }
 
-// pack reads what each worker is to get, and equal things once.
+// pack reads the files for each worker. Workers with the same sources share one parcel.
 func (d *Deps) pack(ctx context.Context, sources []string, ids []tpu.WorkerID) ([]*transfer.Parcel, error) {
 	parcels := make([]*transfer.Parcel, len(ids))
 	seen := map[string]*transfer.Parcel{}
@@ -151,10 +151,10 @@ func (d *Deps) tellLeftOut(worker string, names []string) {
 	event.Notef(d.Sink, event.Warn, "", "%s%q%s left out: neither file, directory nor link", worker, shown, more)
 }
 
-// CopyFrom fetches files of workers to this machine. {slice} and {worker} in the
-// name here are the numbers of each worker; without them what comes from several
-// workers goes into a directory for each, named as the worker is. What fails on
-// one worker leaves the others alone; the error names those that failed.
+// CopyFrom fetches files of workers to this machine. {slice} and {worker} in the local
+// name stand for the numbers of each worker. Without them, files from several workers
+// go into one directory for each, named after the worker. A failure on one worker does
+// not affect the others; the error names the workers that failed.
 func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
 	if err := transfer.Asked(o.Sources); err != nil {
 		return &Error{Stage: StageInput, Err: err}
@@ -222,7 +222,7 @@ func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
 	})
 }
 
-// fetchAll fetches from all workers of the team, a bounded number at once.
+// fetchAll fetches from all workers of the team, at most copyAtOnce at once.
 func (d *Deps) fetchAll(ctx context.Context, t *team, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := newWaiting(d, "copy", t.ids)
 	got := make([]transfer.Fetched, len(t.ids))
@@ -234,7 +234,8 @@ func (d *Deps) fetchAll(ctx context.Context, t *team, sources []string, places m
 	return got, errs
 }
 
-// placesFor says where the files of each worker go; no two to one place.
+// placesFor says where the files of each worker go. It returns an error if two workers
+// would use one place.
 func placesFor(o CopyOptions, ids []tpu.WorkerID) (map[tpu.WorkerID]transfer.Place, error) {
 	places := make(map[tpu.WorkerID]transfer.Place, len(ids))
 	whose := map[string]tpu.WorkerID{}

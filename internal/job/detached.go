@@ -25,7 +25,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// DetachOptions are what a job without runner has besides.
+// DetachOptions are the additional options of a job without a runner.
 type DetachOptions struct {
 	Bucket, Dir  string
 	Roots        gcp.Roots
@@ -35,11 +35,12 @@ type DetachOptions struct {
 	CloudLogging bool
 }
 
-// Detach starts a job that lives without this machine: it puts what the workers
-// need into the bucket and asks for the slices. A run of that name that has lost
-// its slices goes on with the next attempt. When it returns without error the
-// queued resource exists and the rest is the workers' business. After an error
-// neither it nor anything of this start in the bucket is left, unless that is said.
+// Detach starts a job that does not need this machine any more: it puts what the
+// workers need into the bucket and requests the slices. If a run of that name has lost
+// its slices, it continues with the next attempt. When Detach returns without error,
+// the queued resource exists and the workers do the rest. After an error, neither the
+// queued resource nor anything of this start in the bucket is left, unless Detach
+// reports it.
 func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outcome, error) {
 	r, err := d.prepareDetached(ctx, o, do)
 	if err != nil {
@@ -59,7 +60,8 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	if err := r.clear(ctx); err != nil {
 		return Outcome{}, err
 	}
-	// Who is killed before the answer has come finds the run by its name.
+	// If this process is killed before the answer arrives, the user can find the run by
+	// its name.
 	forget, err := r.record().saveAhead(d.StateDir)
 	if err != nil {
 		event.Notef(d.Sink, event.Warn, "", "the record of the job cannot be kept: %v", err)
@@ -75,8 +77,8 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	return Outcome{Started: true, Detached: true}, nil
 }
 
-// A departure is the start of a job without runner: what it will put into the
-// bucket and ask for.
+// A departure is the start of a job without a runner: what it will put into the bucket
+// and request.
 type departure struct {
 	*run
 	bucket *detach.Bucket
@@ -84,12 +86,12 @@ type departure struct {
 	desc   detach.Description
 	kit    map[string][]byte
 
-	earlier *detach.Earlier // the run that is to go on; nil: there is none of this name
-	lost    qr.Resource     // what is left of its queued resource
+	earlier *detach.Earlier // the run that is to continue; nil: there is none of this name
+	lost    qr.Resource     // what is left of the earlier run's queued resource
 }
 
-// prepareDetached makes all that a job without runner is started with. Nothing is
-// changed. The caller closes the run.
+// prepareDetached makes everything that a job without a runner is started with. It
+// changes nothing. The caller closes the run.
 func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptions) (_ *departure, err error) {
 	if err := detach.CheckMetadata(o.Request.Metadata); err != nil {
 		return nil, &Error{Stage: StageInput, Err: err}
@@ -119,7 +121,7 @@ func (d *Deps) prepareDetached(ctx context.Context, o JobOptions, do DetachOptio
 	return r, r.lookBack(ctx, o.Request)
 }
 
-// record is what this machine keeps of the job.
+// record returns the local record of the job.
 func (r *departure) record() *Record {
 	return &Record{Run: r.job.Run, Attempt: r.desc.Attempt, Project: r.Project, Zone: r.Zone, Prefix: r.job.Resource, Login: r.job.Login, Owner: r.Owner,
 		Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()), LogDir: recordDir(r.StateDir, r.job.Run, r.desc.Attempt),
@@ -135,7 +137,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 		Bucket: bucket.Name(), Dir: bucket.Dir(), Every: do.Every,
 	}
 	j.Patience, j.Stale = do.Patience, do.Stale
-	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // 0 is its default there
+	j.LogTimeout = max(o.Run.Patience.Log, time.Second) // there, 0 means the default
 	j.Grace, j.Timeout, j.FailFast = o.Run.Grace, o.Run.Timeout, o.Run.FailFast
 	j.Preflight, j.KillStale, j.NUMA = o.Run.Preflight, string(o.Run.KillStale), "off"
 	j.Adopt = o.Run.Adopt
@@ -176,7 +178,7 @@ func (d *Deps) detachedJob(o JobOptions, do DetachOptions, bucket *detach.Bucket
 	return j, desc
 }
 
-// makeKit returns what workers without a runner start the command with.
+// makeKit returns the files with which workers start the command without a runner.
 func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, error) {
 	env := launchEnv(slices.Concat(r.o.Env, flags))
 	k, err := launch.Spec{Run: r.o.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.o.Run, Argv: r.o.Argv, Script: r.o.Script, Env: env, MaxLog: r.o.MaxLog, Venv: r.o.Venv}.Kit()
@@ -199,7 +201,7 @@ func (r *run) makeKit(o JobOptions, flags []config.EnvVar) (map[string][]byte, e
 	return files, nil
 }
 
-// secretError refuses a secret of this machine for a job that has none.
+// secretError refuses a secret of this machine: a job without a runner cannot take it.
 type secretError struct{ name string }
 
 func (e *secretError) Error() string {
@@ -223,7 +225,7 @@ func (r *departure) upload(ctx context.Context) error {
 	})
 }
 
-// put uploads what the workers need and makes this the start that counts.
+// put uploads what the workers need and makes this start the one that counts.
 func (r *departure) put(ctx context.Context) error {
 	var write func(io.Writer) error
 	if r.tree != nil {
@@ -232,8 +234,8 @@ func (r *departure) put(ctx context.Context) error {
 	return r.overtaken(r.bucket.Create(ctx, &r.job, r.desc, r.kit, write, r.earlier))
 }
 
-// request asks for the slices; on failure the bucket is as it was before, or it is
-// said what is left.
+// request requests the slices. On failure the bucket is as it was before, or request
+// reports what is left. left says that the queued resource may still exist.
 func (r *departure) request(ctx context.Context, request qr.Request) (left bool, err error) {
 	id := request.ID
 	err = r.watch.phase("request", func() (string, error) {
@@ -241,7 +243,7 @@ func (r *departure) request(ctx context.Context, request qr.Request) (left bool,
 		if err != nil {
 			clean, cancel := r.detached(ctx, time.Minute)
 			defer cancel()
-			if made { // its workers need the bucket, so it goes first
+			if made { // its workers need the bucket, so delete it first
 				if _, failed := r.Queue.Delete(clean, id, qr.DeleteOptions{Force: true, OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
 					event.Notef(r.Sink, event.Warn, deleteHint(id, r.Deps), "queued resource %s may exist and go on by itself, with its files in %s: %v", id, r.bucket.URL(r.job.Run), failed)
@@ -258,7 +260,7 @@ func (r *departure) request(ctx context.Context, request qr.Request) (left bool,
 	return left, err
 }
 
-// create asks for the slices, unless another start counts meanwhile.
+// create requests the slices, unless another start has become the one that counts.
 func (r *departure) create(ctx context.Context, request qr.Request) (made bool, err error) {
 	if !r.ReadOnly {
 		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
@@ -276,7 +278,7 @@ func (r *departure) create(ctx context.Context, request qr.Request) (made bool, 
 	return made, err
 }
 
-// withMetadata is the request with what its workers have to know.
+// withMetadata returns the request with the metadata that its workers need.
 func (r *departure) withMetadata(request qr.Request) qr.Request {
 	metadata := maps.Clone(r.job.Metadata())
 	for k, v := range request.Metadata {
@@ -288,7 +290,7 @@ func (r *departure) withMetadata(request qr.Request) qr.Request {
 	return request
 }
 
-// sayDetached tells where to look from now on.
+// sayDetached tells the user how to follow and end the job.
 func (d *Deps) sayDetached(bucket *detach.Bucket, j detach.Job) {
 	elsewhere := fmt.Sprintf("from another machine add --bucket-name=%s --project=%s --zone=%s", bucket.Name(), d.Project, d.Zone)
 	if bucket.Dir() != "" {
@@ -301,9 +303,9 @@ func (d *Deps) sayDetached(bucket *detach.Bucket, j detach.Job) {
 	}
 }
 
-// warnOfCopies says that the bucket keeps what is overwritten: a log that grows for a
-// month is there ten thousand times. Who may not read that of the bucket is told
-// nothing.
+// warnOfCopies warns if the bucket keeps copies of overwritten objects: a log that
+// grows for a month would be stored ten thousand times. A user without the right to
+// read that setting gets no warning.
 func (d *Deps) warnOfCopies(ctx context.Context, bucket *detach.Bucket) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), warnLimit)
 	defer cancel()
@@ -319,7 +321,7 @@ func (d *Deps) warnOfCopies(ctx context.Context, bucket *detach.Bucket) {
 		"bucket %s keeps and bills a copy of each log from before every upload, %s", bucket.Name(), keeps)
 }
 
-// afterwards is what the workers of a job without runner do when all of them have
+// afterwards says what the workers of a job without a runner do when all of them have
 // ended.
 func afterwards(j detach.Job) string {
 	switch {
@@ -333,7 +335,7 @@ func afterwards(j detach.Job) string {
 	return "delete queued resource " + j.Resource
 }
 
-// links are pages of Google's console about the job.
+// links returns pages of Google's console about the job.
 func links(bucket *detach.Bucket, j detach.Job) [][2]string {
 	const console = "https://console.cloud.google.com/"
 	project := "project=" + url.QueryEscape(j.Project)
@@ -350,18 +352,19 @@ func links(bucket *detach.Bucket, j detach.Job) [][2]string {
 		[2]string{"Cloud Logging, worker 0 of slice 0", query(filter + fmt.Sprintf(" AND\nlabels.\"agent.googleapis.com/log_file_path\"=\"/var/log/multihost/%s/%s\"", j.Run, detach.LogObject(tpu.WorkerID{}, 1)))})
 }
 
-// A detachedRun is a job without runner, as its bucket tells it.
+// A detachedRun is a job without a runner, as its bucket describes it.
 type detachedRun struct {
 	*Deps
 	bucket *detach.Bucket
 	desc   detach.Description
 }
 
-// errElsewhere says that a run is of another project or zone than the command.
+// errElsewhere says that a run belongs to another project or zone than the command.
 var errElsewhere = errors.New("started in another project or zone")
 
-// detachedRun finds a job without runner by its name: in the bucket that the
-// user names, or that this machine's record names. It is nil for other runs.
+// detachedRun finds a job without a runner by its name: in the bucket that the user
+// names, otherwise in the one that this machine's record names. It returns nil for
+// other runs.
 func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, error) {
 	if d.OpenBucket == nil {
 		return nil, nil // hosts that no cloud knows
@@ -392,8 +395,8 @@ func (d *Deps) detachedRun(ctx context.Context, name string) (*detachedRun, erro
 	return &detachedRun{d, b, desc}, nil
 }
 
-// record is what this machine would know of the run if it had started it: its
-// slices as they are now.
+// record returns the record that this machine would have if it had started the run. Its
+// slices are those that exist now.
 func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) {
 	rec := &Record{Run: r.desc.Run, Attempt: max(1, attempt), Project: r.desc.Project, Zone: r.desc.Zone, Prefix: r.desc.Resource, Login: r.desc.Login,
 		Owner: r.desc.Owner, Created: r.desc.Created, Command: r.desc.Command, Workers: len(r.desc.IDs()),
@@ -414,7 +417,7 @@ func (r *detachedRun) record(ctx context.Context, attempt int) (*Record, error) 
 	return rec, nil
 }
 
-// pace is the pause between two looks at the bucket.
+// pace is the pause between two reads of the bucket.
 func (r *detachedRun) pace() time.Duration {
 	every := time.Duration(r.desc.Every * float64(time.Second))
 	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
@@ -430,11 +433,11 @@ func (r *detachedRun) pause(ctx context.Context) error {
 }
 
 // attach follows the run to its end: over SSH while its workers can be reached,
-// else from the bucket, whose logs are up to a minute old.
+// otherwise from the bucket, whose logs are up to desc.Every old.
 func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, error) {
 	r.comeTo(r.desc.Run)
 	begin, told := r.Clock.Now(), ""
-	followed := -1 // the attempt that was followed over SSH as far as that went
+	followed := -1 // the attempt that was followed over SSH as far as possible
 	var out Outcome
 	var sum *event.Summary // of that attempt
 	shown, shownOf := map[tpu.WorkerID]int64{}, 0
@@ -473,7 +476,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 				return out, err
 			}
 			if err == nil {
-				continue // the bucket tells whether that was the end, or another attempt comes
+				continue // the bucket says whether that was the end or another attempt follows
 			}
 			sum = nil
 			event.Notef(r.Sink, event.Warn, "", "cannot follow over SSH (%v): following from the bucket, up to %s late", err, event.Age(time.Duration(r.desc.Every)*time.Second))
@@ -515,7 +518,7 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 			return r.conclude(ctx, rec, state, begin)
 		}
 		if err := r.stillThere(ctx, state); err != nil {
-			_ = r.bringLogs(ctx, rec, shown) // machines that were told to end have brought their last words meanwhile
+			_ = r.bringLogs(ctx, rec, shown) // workers that were told to shut down have uploaded their last output meanwhile
 			return Outcome{}, interruptedOr(ctx, err)
 		}
 		if err := r.pause(ctx); err != nil {
@@ -524,8 +527,8 @@ func (r *detachedRun) attach(ctx context.Context, o AttachOptions) (Outcome, err
 	}
 }
 
-// running is on how many workers the newest attempt runs, or has ended with a log that
-// the bucket does not take.
+// running counts the workers on which the newest attempt is running, or has ended with
+// a log that the bucket has not accepted completely.
 func (r *detachedRun) running(state detach.State) int {
 	n := 0
 	for _, w := range state.Seen {
@@ -543,7 +546,7 @@ func interruptedOr(ctx context.Context, err error) error {
 	return err
 }
 
-// stillThere is an error when nobody is left who could bring the run to an end.
+// stillThere returns an error if no worker is left that could bring the run to an end.
 func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Queue.Get(ctx, r.desc.Resource)
 	switch {
@@ -568,8 +571,8 @@ func (r *detachedRun) stillThere(ctx context.Context, state detach.State) error 
 	return nil
 }
 
-// wentDown is what workers said when their machines were told to end, after a
-// queued resource's state: " (s1w[0-3] preempted)", or nothing.
+// wentDown returns what workers reported when their machines were told to shut down, to
+// follow a queued resource's state: " (s1w[0-3] preempted)", or "".
 func wentDown(state detach.State) string {
 	workers := map[string][]tpu.WorkerID{}
 	for _, w := range state.Seen {
@@ -587,7 +590,7 @@ func wentDown(state detach.State) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// summary is where the run stands, in a sentence.
+// summary describes the run's progress in a sentence.
 func (r *detachedRun) summary(state detach.State) string {
 	total := len(r.desc.IDs())
 	if state.Over(r.desc) {
@@ -621,7 +624,7 @@ func (r *detachedRun) summary(state detach.State) string {
 	return fmt.Sprintf("run %s, attempt %d: %s", r.desc.Run, max(1, state.Attempt), strings.Join(parts, ", "))
 }
 
-// warnRights says that the workers cannot tear down by themselves.
+// warnRights warns if no worker may delete the queued resource.
 func (r *detachedRun) warnRights(state detach.State) {
 	for _, w := range state.Seen {
 		if w.MayDelete == "yes" || w.MayDelete == "" {
@@ -633,8 +636,8 @@ func (r *detachedRun) warnRights(state detach.State) {
 	}
 }
 
-// sayKept says of a run that is over that its queued resource stays, and reports
-// whether it was to.
+// sayKept reports, for a run that has ended, that its queued resource stays. It returns
+// whether the resource was to stay.
 func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
 	why := ""
 	switch {
@@ -656,8 +659,8 @@ func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
 	return true
 }
 
-// bringLogs makes the local logs equal to the bucket's, and shows what is new to
-// the one who attaches: shown is how far that is, of workers seen before.
+// bringLogs makes the local logs equal to the bucket's and shows what is new to the
+// user who attaches. shown holds how far each worker's log has been shown.
 func (r *detachedRun) bringLogs(ctx context.Context, rec *Record, shown map[tpu.WorkerID]int64) error {
 	ids := r.desc.IDs()
 	errs := make([]error, len(ids))
@@ -683,9 +686,9 @@ func (r *detachedRun) bringLogs(ctx context.Context, rec *Record, shown map[tpu.
 	return workersError(StageFollow, ids, errs)
 }
 
-// bringLog brings what a worker's log has from an offset on, -1 being the end of
-// the local one, and returns where it is then. Others may do so at the same time:
-// everything is written where it belongs.
+// bringLog copies a worker's log from an offset on and returns the offset of its end.
+// Offset -1 means the end of the local log. Several processes may do so at the same
+// time: each writes every byte at its own offset.
 func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID, from int64) (int64, error) {
 	file, err := os.OpenFile(rec.logPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -703,7 +706,7 @@ func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID
 	return from + n, err
 }
 
-// A localLog is a log that is written from an offset on and shown.
+// A localLog is a log that is written from an offset on and shown at the same time.
 type localLog struct {
 	sink event.Sink
 	file *os.File
@@ -720,7 +723,7 @@ func (l *localLog) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// conclude says how the run ended, from what the workers wrote.
+// conclude reports how the run ended, from what the workers wrote.
 func (r *detachedRun) conclude(ctx context.Context, rec *Record, state detach.State, begin time.Time) (Outcome, error) {
 	sum := r.judge(rec, state, begin)
 	part := r.partly(rec, state)
@@ -735,8 +738,8 @@ func (r *detachedRun) conclude(ctx context.Context, rec *Record, state detach.St
 	return Outcome{Code: sum.CommandCode, Started: true, PartLogs: part != ""}, nil
 }
 
-// partly says which logs are not whole here, though their workers have ended; "" when
-// all are.
+// partly says which logs are incomplete here although their workers have ended; "" if
+// none is.
 func (r *detachedRun) partly(rec *Record, state detach.State) string {
 	var ids []tpu.WorkerID
 	var have, written int64
@@ -755,7 +758,8 @@ func (r *detachedRun) partly(rec *Record, state detach.State) string {
 	return partText(ids, have, written)
 }
 
-// sayPart has the summary say which logs are not whole here. A success is none then.
+// sayPart makes the summary say which logs are incomplete here. A success then becomes
+// a failure.
 func (r *detachedRun) sayPart(ctx context.Context, sum *event.Summary, part string) {
 	sum.Text += "; " + part
 	if !sum.OK {
@@ -767,13 +771,14 @@ func (r *detachedRun) sayPart(ctx context.Context, sum *event.Summary, part stri
 	}
 }
 
-// exists reports whether the queued resource of the run is there, as far as is known.
+// exists reports whether the queued resource of the run exists. It returns true if that
+// is not known.
 func (r *detachedRun) exists(ctx context.Context) bool {
 	res, err := r.Queue.Get(ctx, r.desc.Resource)
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
 }
 
-// judge tells how the run ended on each worker, and is its summary.
+// judge reports how the run ended on each worker and returns its summary.
 func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) event.Summary {
 	for _, e := range state.Ended {
 		r.Sink.Emit(event.WorkerDone{Slice: e.Worker.Slice, Worker: e.Worker.Worker, Code: e.Code, Signal: e.Signal, Reason: e.Reason, End: e.At})
@@ -792,7 +797,7 @@ func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) ev
 		}
 		sum.LastLines = lastLines(rec.logPath(first.Worker), 20, nil)
 		sum.Next = "multihost logs " + r.desc.Run + " --worker=" + first.Worker.String()
-		if len(sum.LastLines) == 0 { // as of a command that was never started
+		if len(sum.LastLines) == 0 { // for example because the command was never started
 			sum.Next = "nothing was written there; once that is mended, type the job again with another --run-name"
 		}
 	}
@@ -803,19 +808,21 @@ func (r *detachedRun) judge(rec *Record, state detach.State, begin time.Time) ev
 	return sum
 }
 
-// endText says in a few words how the command ended on a worker, as launch.Exit does.
+// endText describes in a few words how the command ended on a worker, as launch.Exit
+// does.
 func endText(e detach.End) string {
 	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
-// sayBackground says what the workers have told of processes that the command left.
+// sayBackground reports the processes that the command left, as the workers have
+// counted them.
 func (r *detachedRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
 	r.sayLeftBehind(sum, processes, ids, backgroundCureDetached)
 }
 
-// logs writes one worker's log to w: from the worker while it can be reached,
-// else from the bucket.
+// logs writes one worker's log to w: from the worker while it can be reached, otherwise
+// from the bucket.
 func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error {
 	state, err := r.bucket.State(ctx, r.desc.Run)
 	if err != nil {
@@ -850,7 +857,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error
 			return err
 		}
 		if err := r.stillThere(ctx, state); err != nil {
-			_, _ = r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted) // its last words
+			_, _ = r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted) // its last output
 			return interruptedOr(ctx, err)
 		}
 		if state, err = r.bucket.State(ctx, r.desc.Run); err != nil {
@@ -859,8 +866,8 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error
 	}
 }
 
-// endedOn reports whether nothing is added to the log of a worker any more: the
-// end is written after the log.
+// endedOn reports whether a worker's log will not grow any more: the end is written
+// after the log.
 func (r *detachedRun) endedOn(state detach.State, id tpu.WorkerID, attempt int) bool {
 	if attempt < state.Attempt {
 		return true
@@ -873,7 +880,7 @@ func (r *detachedRun) endedOn(state detach.State, id tpu.WorkerID, attempt int) 
 	return false
 }
 
-// counter counts what was written, so that another source can go on from there.
+// counter counts the bytes written, so that another source can continue from there.
 type counter struct {
 	w   io.Writer
 	n   int64
@@ -887,9 +894,10 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// stop ends the run for good: the bucket tells all workers, and those that can
-// be reached are told at once. It returns when every worker has ended, or when
-// there is none: then nobody else deletes the queued resource, and it does.
+// stop ends the run for good: the bucket tells all workers, and stop tells those at
+// once that can be reached. It returns when every worker has ended, or when no worker
+// has reported yet. If the queued resource has no workers, nobody else deletes it, so
+// stop does.
 func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 	watch, later := stopwatch{sink: r.Sink, clock: r.Clock}, false
 	err := watch.phase("stop", func() (string, error) {
@@ -947,7 +955,7 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 	return err
 }
 
-// forget has ps not ask any more for a run that was stopped.
+// forget makes ps stop asking for a run that was stopped.
 func (r *detachedRun) forget() {
 	rec, err := loadRecord(r.StateDir, r.desc.Run)
 	if err == nil && rec != nil && rec.Bucket == r.bucket.Name() && rec.BucketDir == r.bucket.Dir() {
@@ -959,8 +967,8 @@ func (r *detachedRun) forget() {
 	}
 }
 
-// withoutWorkers are the states of a queued resource that has no slices: a word
-// that is not known is none of them.
+// withoutWorkers are the states in which a queued resource certainly has no VMs; an
+// unknown state is assumed to have some.
 var withoutWorkers = []string{"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"}
 
 // withdraw deletes the queued resource of a run that has no workers.
@@ -972,13 +980,13 @@ func (r *detachedRun) withdraw(ctx context.Context, res qr.Resource) (string, er
 	return fmt.Sprintf("run %s: no worker was there, and queued resource %s, which was %s, is deleted", r.desc.Run, res.ID, res.State), nil
 }
 
-// owns reports whether a queued resource of the run's name is the run's.
+// owns reports whether a queued resource with the run's name belongs to the run.
 func (r *detachedRun) owns(res qr.Resource) bool {
 	return res.Labels[qr.LabelRun] == qr.LabelValue(r.desc.Run)
 }
 
-// detachedRows are the jobs without runner: those in the bucket that the user
-// names, else those that this machine has a record of in this zone.
+// detachedRows returns the jobs without a runner: those in the bucket that the user
+// names, otherwise those in this zone that this machine has a record of.
 func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 	var names []string
 	if d.Bucket != "" {
@@ -1002,9 +1010,9 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 		row, err := d.detachedRow(ctx, name, ended)
 		switch {
 		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
-			// The bucket may be of many zones, and hold other things.
+			// The bucket may be used for many zones and hold other objects.
 		case errors.Is(err, detach.ErrNoRun) && d.noneLeft(ctx, name):
-			// Somebody has tidied the bucket up.
+			// Somebody has cleaned up the bucket.
 		case err != nil: // say so, show the rest
 			errs = append(errs, err)
 		case row != nil:
@@ -1014,8 +1022,8 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 	return rows, errors.Join(errs...)
 }
 
-// noneLeft reports whether the cloud has nothing of a run that this machine has a
-// record of.
+// noneLeft reports whether the cloud has no queued resource of a run that this machine
+// has a record of.
 func (d *Deps) noneLeft(ctx context.Context, name string) bool {
 	rec, err := loadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -1025,7 +1033,7 @@ func (d *Deps) noneLeft(ctx context.Context, name string) bool {
 	return gcp.ClassOf(err) == gcp.NotFound
 }
 
-// detachedRow is nil for what is not to be shown.
+// detachedRow returns nil for a run that is not to be shown.
 func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen, error) {
 	r, err := d.detachedRun(ctx, name)
 	if err != nil || r == nil {
@@ -1042,8 +1050,8 @@ func (d *Deps) detachedRow(ctx context.Context, name string, ended bool) (*Seen,
 	return &row, nil
 }
 
-// stoppedState is that of a run whose workers, if there were any, were taken
-// away before they could tell how it ended.
+// stoppedState is the state of a stopped run whose workers, if there were any, were
+// taken away before they could report how it ended.
 const stoppedState = "stopped"
 
 // whenGone says when the workers delete the slices.
@@ -1059,8 +1067,8 @@ func (r *detachedRun) whenGone() string {
 	return "at its end"
 }
 
-// row is the run in a list: what the bucket says, or the queued resource while
-// no worker has reported and when no worker is there any more.
+// row returns the run as a list shows it: from the bucket, or from the queued resource
+// if no worker has reported yet or no worker is left.
 func (r *detachedRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.desc.Run, Attempt: max(1, state.Attempt), Owner: r.desc.Owner, Created: r.desc.Created, Slices: r.desc.Nodes, Command: r.desc.Command,
 		goes: r.whenGone(), age: r.Clock.Now().Sub(r.desc.Created)}

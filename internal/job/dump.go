@@ -14,10 +14,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// dumpLimit bounds how long one worker may take to tell its stacks.
+// dumpLimit limits how long one worker may take to return its stacks.
 const dumpLimit = time.Minute
 
-// A Dumped is where the processes of a run stand on one worker.
+// A Dumped holds the stacks of a run's processes on one worker.
 type Dumped struct {
 	Worker string         `json:"worker"`
 	File   string         `json:"file,omitempty"`
@@ -25,10 +25,9 @@ type Dumped struct {
 	Error  string         `json:"error,omitempty"`
 }
 
-// Dump collects the stacks of a run's processes on all its workers, keeps them
-// as a file for each worker below the run's log directory, and emits them
-// folded as a Result. The run goes on. The error names the workers that told
-// none.
+// Dump collects the stacks of a run's processes on all its workers, writes one file for
+// each worker below the run's log directory, and emits the folded stacks as a Result.
+// The run continues. The error names the workers that returned none.
 func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	rec, err := d.locate(ctx, name, prefix)
@@ -53,8 +52,8 @@ func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 	return d.dump(ctx, t, rec, nil)
 }
 
-// dump is Dump on a team that is connected. A process that is asked by a signal
-// may print more than its stack, so secrets are masked.
+// dump is Dump on a connected team. A process that dumps its stacks on a signal may
+// print more than those, so secrets are masked.
 func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte) error {
 	dir := filepath.Join(rec.LogDir, "stacks-"+d.Clock.Now().UTC().Format("20060102T150405Z"))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -106,7 +105,7 @@ func stackText(all []launch.Stack) []byte {
 	return []byte(b.String())
 }
 
-// mostFolded is how many places the folded view shows; the files have all.
+// mostFolded is how many places the folded view shows; the files contain all.
 const mostFolded = 20
 
 func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {
@@ -130,13 +129,14 @@ func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {
 	return b.String()
 }
 
-// beginDump collects the stacks of a run that stands still, once at a time.
+// beginDump collects the stacks of a run that has stalled. It does nothing while an
+// earlier dump is in progress.
 func (w *watcher) beginDump(ctx context.Context) {
 	if w.dumping != nil {
 		select {
 		case <-w.dumping:
 		default:
-			return // the last one is still under way
+			return // the last one is still in progress
 		}
 	}
 	w.dumping = make(chan struct{})
@@ -149,7 +149,7 @@ func (w *watcher) beginDump(ctx context.Context) {
 	}()
 }
 
-// close waits for a dump under way, which the end of its context ends.
+// close waits for a dump in progress. The dump ends when its context ends.
 func (w *watcher) close() {
 	if w.dumping != nil {
 		<-w.dumping

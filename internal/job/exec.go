@@ -17,44 +17,44 @@ import (
 	"multihost/internal/tpu"
 )
 
-// ExecOptions is a quick command on workers.
+// ExecOptions describes a quick command on workers.
 type ExecOptions struct {
 	Workers
 	Argv    []string
 	Sudo    bool
 	Grace   time.Duration // between TERM and KILL when it is stopped
-	Timeout time.Duration // 0 is none
-	LogDir  string        // where each worker's whole output is kept; "": nowhere
+	Timeout time.Duration // 0: no limit
+	LogDir  string        // where each worker's complete output is kept; "": nowhere
 
-	// Stdout and Stderr take the output of a single worker as it comes. Nil: it
-	// is shown at the end, as that of several.
+	// Stdout and Stderr receive the output of a single worker as it arrives. If nil, it
+	// is shown at the end, like that of several workers.
 	Stdout, Stderr io.Writer
 }
 
-// An ExecResult is what became of the command on one worker.
+// An ExecResult says how the command ended on one worker.
 type ExecResult struct {
 	Worker  string        `json:"worker"`
-	Code    int           `json:"code"` // exit code; 128+n for signal n; of no meaning beside an error
+	Code    int           `json:"code"` // exit code; 128+n for signal n; meaningless if there is an error
 	Error   string        `json:"error,omitempty"`
 	Stdout  ExecOutput    `json:"stdout"`
 	Stderr  ExecOutput    `json:"stderr"`
 	Elapsed time.Duration `json:"elapsed_ns"`
 }
 
-// An ExecSummary folds what was equal.
+// An ExecSummary groups workers with equal output or equal endings.
 type ExecSummary struct {
 	Workers string       `json:"workers"`
-	Failed  int          `json:"failed"` // workers with an error or another code than 0
+	Failed  int          `json:"failed"` // workers with an error or an exit code other than 0
 	Stdout  []ExecFolded `json:"stdout"` // most workers first
 	Stderr  []ExecFolded `json:"stderr"`
 	Endings []ExecFolded `json:"endings"`
 }
 
-// ExecFolded is workers of which something was equal.
+// ExecFolded is a group of workers for which something was equal.
 type ExecFolded struct {
 	Workers string `json:"workers"` // folded; the first has the bytes
 	Count   int    `json:"count"`
-	What    string `json:"what"` // "exit code 3"; of output how much it was
+	What    string `json:"what"` // "exit code 3"; for output, its size
 }
 
 // executed is one worker's part of an Exec.
@@ -62,25 +62,25 @@ type executed struct {
 	id        tpu.WorkerID
 	end       launch.ExecEnd
 	err       error
-	over      time.Time // zero while it is not
+	over      time.Time // zero until it has ended
 	elapsed   time.Duration
 	out, err2 *capture // of stdout and stderr
 	log       *os.File
 	logErr    error
 }
 
-// execMemory bounds what is kept of the output of all workers together, and
-// execMost of one.
+// execMemory limits what is kept of the output of all workers together, and execMost
+// what is kept of one worker's.
 const (
 	execMemory = 128 << 20
 	execMost   = 4 << 20
 )
 
-// Exec runs a command on the workers that o names, all at once, bound to this
-// call: when ctx ends nothing of it is left on any worker, or the error names
-// those where that is not sure. Equal outputs are shown once. A command that
-// fails is an Outcome with the status of the first worker to fail, by time;
-// one that is not reached has failed first.
+// Exec runs a command on the workers that o selects, on all at once, and only as long
+// as this call: when ctx ends, nothing of the command is left on any worker, or the
+// error names the workers for which that is not certain. Equal outputs are shown once.
+// A command that fails is an Outcome with the status of the first worker to fail, by
+// time. A worker that could not be reached counts as the first to fail.
 func (d *Deps) Exec(ctx context.Context, o ExecOptions) (Outcome, error) {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	t, failed, err := d.call(ctx, &watch, o.Workers)
@@ -126,7 +126,7 @@ func missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
 	return ids
 }
 
-// openExec makes what takes the output of each worker.
+// openExec creates what receives the output of each worker.
 func openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 	limit := min(execMost, max(execMemory/len(ids), 32<<10))
 	all := make([]*executed, len(ids))
@@ -152,13 +152,13 @@ func openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 func closeExec(all []*executed) {
 	for _, e := range all {
 		if e.log != nil {
-			_ = e.log.Close() // what was not written was said
+			_ = e.log.Close() // write errors were reported before
 		}
 	}
 }
 
-// tee is a writer to w, which may be nil, to the capture and to the log file.
-// The log must not end the command when its disk is full.
+// tee returns a writer to w, which may be nil, to the capture and to the log file. A
+// full disk under the log must not end the command.
 func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 	return writerFunc(func(p []byte) (int, error) {
 		if c != nil {
@@ -192,7 +192,7 @@ func (d *Deps) execAll(ctx context.Context, t *team, all []*executed, o ExecOpti
 
 func (d *Deps) execOn(ctx context.Context, t *team, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
 	begin := d.Clock.Now()
-	// One writer at a time: both go to one log file.
+	// One writer at a time, because both write to one log file.
 	var turn sync.Mutex
 	locked := func(w io.Writer) io.Writer {
 		return writerFunc(func(p []byte) (int, error) {
@@ -207,7 +207,7 @@ func (d *Deps) execOn(ctx context.Context, t *team, i int, e *executed, o ExecOp
 	e.elapsed = e.over.Sub(begin)
 }
 
-// ending is how it ended, in words that are equal where it was equal.
+// ending describes how the command ended; equal endings have equal texts.
 func (e *executed) ending() string {
 	switch {
 	case e.err != nil && e.end.Stopped:
@@ -228,7 +228,7 @@ func (e *executed) result() ExecResult {
 	return r
 }
 
-// judgeExec turns what became of the command into how the program ends.
+// judgeExec derives the outcome of Exec from the workers' results.
 func (d *Deps) judgeExec(ctx context.Context, all []*executed, unreached error) (Outcome, error) {
 	ids, errs := make([]tpu.WorkerID, len(all)), make([]error, len(all))
 	held := []tpu.WorkerID{}
@@ -279,8 +279,8 @@ func compareBool(a, b bool) int {
 	return -1
 }
 
-// showExec shows what the workers said, equal answers once: what they printed as
-// the result, what they complained of and how they ended beside it.
+// showExec shows the workers' answers, equal ones once: stdout as the result, and
+// stderr and the endings as separate messages.
 func (d *Deps) showExec(all []*executed) {
 	outs := foldExec(all, func(e *executed) string { return e.out.key() })
 	errs := foldExec(all, func(e *executed) string { return e.err2.key() })
@@ -312,7 +312,7 @@ func (d *Deps) showExec(all []*executed) {
 func outSize(e *executed) string { return event.Bytes(e.out.size) }
 func errSize(e *executed) string { return event.Bytes(e.err2.size) }
 
-// foldExec collects the workers of equal keys, those of most workers first.
+// foldExec groups workers with equal keys; the largest group comes first.
 func foldExec(all []*executed, key func(*executed) string) (groups [][]*executed) {
 	index := map[string]int{}
 	for _, e := range all {
@@ -345,7 +345,7 @@ func folded(groups [][]*executed, what func(*executed) string) []ExecFolded {
 	return all
 }
 
-// headOf names workers: s[0-1]w[0-3] (8).
+// headOf names the workers of a group: s[0-1]w[0-3] (8).
 func headOf(group []*executed) string {
 	text := tpu.Fold(idsOf(group))
 	if len(group) > 1 {
@@ -354,7 +354,7 @@ func headOf(group []*executed) string {
 	return text
 }
 
-// endingsText says how the command ended everywhere.
+// endingsText describes how the command ended on all workers.
 func endingsText(all []*executed) string {
 	var parts []string
 	for _, g := range foldExec(all, (*executed).ending) {
@@ -366,8 +366,8 @@ func endingsText(all []*executed) string {
 	return strings.Join(parts, "; ")
 }
 
-// outText is the outputs for people. Most workers come first; of the others only
-// what differs is shown where that is less.
+// outText formats the outputs for people. The output of most workers comes first. Of
+// the other outputs it shows only the differences, if those are shorter.
 func outText(groups [][]*executed, of func(*executed) *capture) string {
 	if len(groups) == 1 && of(groups[0][0]).size == 0 {
 		return ""
@@ -400,7 +400,7 @@ func outText(groups [][]*executed, of func(*executed) *capture) string {
 	return b.String()
 }
 
-// waiting shows for whom is waited, at most ten times a second.
+// waiting shows which workers are still awaited, at most ten times a second.
 type waiting struct {
 	d     *Deps
 	phase string
@@ -411,7 +411,7 @@ type waiting struct {
 	count int
 	shown time.Time
 	begin time.Time
-	bytes int64 // that were copied
+	bytes int64 // copied so far
 	all   int64
 }
 
@@ -429,7 +429,7 @@ func (w *waiting) done(i int) {
 	w.show(w.count == len(w.ids))
 }
 
-// copied counts bytes, and expected those that are to come.
+// copied adds to the bytes copied, and expected to the bytes to copy.
 func (w *waiting) copied(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -443,7 +443,8 @@ func (w *waiting) expected(n int64) {
 	w.all += n
 }
 
-// show tells how it stands, at most ten times a second. The caller holds mu.
+// show emits the progress, at most ten times a second unless now is set. The caller
+// holds mu.
 func (w *waiting) show(now bool) {
 	at := w.d.Clock.Now()
 	if !now && at.Sub(w.shown) < 100*time.Millisecond {
@@ -463,7 +464,7 @@ func (w *waiting) show(now bool) {
 	w.d.Sink.Emit(e)
 }
 
-// tailText is what is shown of complaints: their end says most.
+// tailText returns what is shown of stderr: its end, which says most.
 func (c *capture) tailText() string {
 	const most = 16 << 10
 	text := c.text()

@@ -19,24 +19,25 @@ import (
 type fate string
 
 const (
-	// fateRetry: the output is asked for again. The command is not touched.
+	// fateRetry: the output is requested again. The command is not touched.
 	fateRetry fate = "retry"
-	// fateLost: nobody asks any more. The command is not touched and may go on.
+	// fateLost: the worker is no longer followed. The command is not touched and may
+	// still be running.
 	fateLost fate = "lost"
 	// fateEnded: the command has ended on the worker.
 	fateEnded fate = "ended"
 )
 
-// evidence is what is known of the command on one worker.
+// evidence is what is known about the command on one worker.
 type evidence struct {
 	recorded bool          // its supervisor has recorded the end
 	gone     bool          // the API says that its slice is gone or was taken away
-	trouble  trouble       // why it cannot be followed; "" when it is
-	away     time.Duration // for how long that has been so
+	trouble  trouble       // why the worker cannot be followed; "" if it is followed
+	away     time.Duration // how long it has not been followed
 }
 
-// fateOf decides about one worker. Only what its supervisor has recorded, or the
-// cloud about its slice, says that the command has ended; trouble of ours never
+// fateOf decides about one worker. Only the record of its supervisor, or the cloud's
+// report about its slice, means that the command has ended; a failure on our side never
 // does. limit is --lost-timeout, 0 for none.
 func fateOf(e evidence, limit time.Duration) fate {
 	switch {
@@ -55,13 +56,13 @@ type trouble string
 
 const (
 	noTrouble  trouble = ""
-	connection trouble = "connection" // it cannot be connected to, or the connection broke
-	noAnswer   trouble = "no answer"  // its login runs no command, or what it answers makes no sense
-	ourLogin   trouble = "our login"  // our credentials have ended: that tells nothing of the worker
-	strange    trouble = "strange"    // asked for the first time, it says that the command was never started there
+	connection trouble = "connection" // the connection cannot be made, or it broke
+	noAnswer   trouble = "no answer"  // the login runs no command, or its answer makes no sense
+	ourLogin   trouble = "our login"  // our credentials have expired; that says nothing about the worker
+	strange    trouble = "strange"    // the first answer of the worker says that the command was never started there
 )
 
-// troubleOf tells the kind of an error that launch.Follow tells, or ends with.
+// troubleOf returns the kind of an error that launch.Follow reports or ends with.
 func troubleOf(err error) trouble {
 	var refused *launch.RemoteError
 	var connect *sshfan.ConnectError
@@ -79,8 +80,8 @@ func troubleOf(err error) trouble {
 	return connection
 }
 
-// text is what is said of workers, whose names %s stands for: why they cannot be
-// followed, for how long if that was said before, and what happens next.
+// text is the message about workers that cannot be followed; it has %s for their names.
+// It says why, what happens next and, if the trouble was reported before, for how long.
 func (t trouble) text(cause string, away, limit time.Duration) string {
 	cause = strings.ReplaceAll(cause, "%", "%%")
 	text, again := "cannot follow %s", "trying again"
@@ -102,51 +103,49 @@ func (t trouble) text(cause string, away, limit time.Duration) string {
 	return text
 }
 
-// runtimeWords are what the distributed runtime itself prints when it ends a process
-// since others have left. grep -E on workers reads it, too.
+// runtimeWords match what the distributed runtime itself prints when it ends a process
+// because other processes have left. grep -E on the workers uses them, too.
 const runtimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordination_service|[Cc]oordination agent|[Ss]hutdown barrier`
 
 var runtimeSays = regexp.MustCompile(runtimeWords)
 
-// leaves reports whether an end looks like a training's tail: a death by SIGABRT, of
-// the command or of what its shell ran, or the runtime's own words at the end of the
-// output.
+// leaves reports whether an end looks like a training's tail: the command, or what its
+// shell ran, died by SIGABRT, or the runtime's own words are at the end of the output.
 func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }
 
 // excused reports whether a failure is only the tail of a training that worker 0 has
-// ended with success. Times are by corrected clocks. An end that is not known, or
-// that we or the kernel's want of memory brought about, is not excused.
+// ended with success. Times are by corrected clocks. An end is not excused if it is not
+// known, or if multihost or a lack of memory caused it.
 func excused(e, lead ending) bool {
 	known := func(e ending) bool { return e.known && e.err == nil && !e.exit.Lost && e.exit.Reason == "" }
 	after := e.at.Sub(lead.at)
 	return known(lead) && !lead.failed() && known(e) && e.tail && !e.exit.OOM && after >= 0 && after < detach.ExcuseWindow
 }
 
-// A step is what one worker's end means for the others while fail-fast holds.
+// A step is what the end of one worker means for the others with fail-fast.
 type step string
 
 const (
 	stepNone  step = "none"
-	stepStop  step = "stop all"  // the command has failed there: it is stopped everywhere
-	stepLeave step = "leave all" // the worker is lost: the run is left as it is
+	stepStop  step = "stop all"  // the command has failed there, so it is stopped everywhere
+	stepLeave step = "leave all" // the worker is lost, so the run is left as it is
 )
 
-// stepAfter is the one place that lets the end of one worker stop the command on
-// all. Besides it, a followed command is stopped by nothing but a choice of the
-// user: Ctrl-C or a signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or
-// restart (which does not count the time in which a worker could not be
-// followed), and multihost stop. These errors of ours have led to a stop, and must
-// not:
+// stepAfter is the only place where the end of one worker can stop the command on all.
+// Apart from that, only a choice of the user stops a followed command: Ctrl-C or a
+// signal (--on-interrupt), --timeout, --ttl, --on-stall=stop or restart (which does not
+// count the time during which a worker could not be followed), and multihost stop. The
+// following errors on our side have led to a stop, and must not:
 //
 //   - following: the connection, the login's start-up files, a process limit, an
 //     answer that is cut or makes no sense, another host key, a flood;
 //   - the worker's files: a log that became shorter, a record that cannot be read;
 //   - this machine: a log file that cannot be opened or written;
 //   - asking: the state of a silent run, its stacks, what it left behind, its clock
-//     when a living run is taken over;
-//   - a worker that was lost (--lost-timeout): the others go on without us.
+//     when a running command is taken over;
+//   - a worker that was lost (--lost-timeout): the others continue without this runner.
 func stepAfter(e ending) step {
 	switch {
 	case e.fate() == fateLost:
@@ -157,8 +156,8 @@ func stepAfter(e ending) step {
 	return stepNone
 }
 
-// stopReason is why the others are stopped when the command has ended on one worker:
-// somebody has ordered that, who may be on another machine, or it has failed.
+// stopReason says why the others are stopped when the command has ended on one worker:
+// somebody ordered that, possibly from another machine, or the command has failed.
 func (e ending) stopReason() string {
 	if e.err == nil && e.exit.Reason != "" && !e.exit.Lost {
 		return e.exit.Reason
@@ -166,7 +165,7 @@ func (e ending) stopReason() string {
 	return failFastReason
 }
 
-// A lostError is why a worker is given up. What runs there is not touched.
+// A lostError says why a worker is given up. What is running there is not touched.
 type lostError struct {
 	trouble trouble
 	limit   time.Duration

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// following is a started run whose output is brought home until it ends.
+// A following is a started run whose output is copied to this machine until it ends.
 type following struct {
 	*Deps
 	team  *team
@@ -34,22 +34,23 @@ type following struct {
 	strict   bool
 	watching WatchOptions
 	patience Patience
-	secrets  [][]byte   // masked in what is shown of the output, never in its files
-	attached bool       // this command did not start the run: an interrupt leaves it running
-	wraps    [][]string // per worker: words before the command, where this command started it
+	secrets  [][]byte   // masked in the output that is shown, never in its files
+	attached bool       // this command did not start the run, so an interrupt leaves it running
+	wraps    [][]string // per worker: words before the command, if this command started it
 
-	// reads takes the output of each worker in place of its log file. Such a following
-	// changes nothing, neither on the workers nor on this machine, and stops nobody.
+	// reads, if set, takes the output of each worker in place of its log file. Such a
+	// following changes nothing, neither on the workers nor on this machine, and stops
+	// nobody.
 	reads []*readLog
 
 	begin    time.Time
 	ends     []ending
 	outages  []outage
-	stirred  chan struct{} // of one: outages have changed
+	stirred  chan struct{} // holds one token when outages have changed
 	lowDisks lowDisks
 	logs     logWait
 	window   *launch.Window
-	sum      *event.Summary // of an end that was seen, for the caller to emit
+	sum      *event.Summary // of an end that this process saw, for the caller to emit
 	watcher  *watcher
 }
 
@@ -57,14 +58,14 @@ type following struct {
 type ending struct {
 	known  bool
 	exit   launch.Exit
-	tail   bool      // it looks like a training's tail: see leaves
-	behind int       // processes that the command left behind and that were ended
-	part   *partLog  // of its log only the beginning is here; nil: all of it
-	err    error     // it could not be learned
-	at     time.Time // by the worker's clock, corrected to the runner's
+	tail   bool      // it looks like a training's tail, see leaves
+	behind int       // processes that the command left behind and that were then killed
+	part   *partLog  // set when only the beginning of the log is here; nil: all of it
+	err    error     // why the end could not be learned
+	at     time.Time // by the worker's clock, corrected to the runner's clock
 }
 
-// fate is what has become of the worker when nobody follows it any more.
+// fate decides about a worker that is no longer followed.
 func (e ending) fate() fate {
 	if !e.known {
 		return fateRetry
@@ -74,11 +75,11 @@ func (e ending) fate() fate {
 
 func (e ending) failed() bool { return e.err != nil || e.exit.Code != 0 || e.exit.Lost }
 
-// stopping is a stop of all workers under way.
+// stopping is a stop of all workers in progress.
 type stopping struct {
 	reason string
-	cause  error // why, for the caller: *Interrupted, a timeout; nil is fail-fast
-	err    error // where it could not be proven
+	cause  error // why, for the caller: *Interrupted or a timeout; nil means fail-fast
+	err    error // set if it could not be proven that all have stopped
 	done   chan error
 }
 
@@ -107,16 +108,16 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	return f.conclude(ctx, stop)
 }
 
-// failFastReason names no worker: which one failed first is known by the clocks when
-// all have ended, and said by the summary.
+// failFastReason names no worker: only the clocks show which one failed first, once all
+// have ended. The summary names it.
 const failFastReason = detach.FailFast
 
-// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker
-// has failed as in a training's tail: the ends of two workers come in any order.
+// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker has
+// failed as in a training's tail. The ends of two workers arrive in any order.
 const tailDoubt = 3 * time.Second
 
-// unreadPause is how long the end of a log may take to come when the command is
-// proven gone, before that is said.
+// unreadPause is how long the end of a log may take to arrive after the command is
+// proven gone, before that is reported.
 const unreadPause = 30 * time.Second
 
 // endOf is the end of the command on one worker.
@@ -125,12 +126,12 @@ type endOf struct {
 	ending
 }
 
-// untilEnd waits until the command has ended on every worker, as far as that
-// can be learned. It starts at most one stop of all of them: at the first
-// failure, at the deadline or when ctx ends. The error says that the command
-// was left while it may still run.
+// untilEnd waits until the command has ended on every worker, as far as that can be
+// learned. It starts at most one stop of all workers: at the first failure, at the
+// deadline or when ctx ends. An error means that the command was left and may still be
+// running.
 func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
-	// Following outlives ctx: what the command prints while it is being stopped
+	// Following outlives ctx, because what the command prints while it is being stopped
 	// is part of its log.
 	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -154,14 +155,14 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 		open--
 		f.ends[e.worker] = e.ending
 	}
-	leave := func() { // gives up following the workers that have not ended
+	leave := func() { // stops following the workers that have not ended
 		cancel()
 		for open > 0 {
 			take(<-ended)
 		}
 	}
 
-	unread := func() { // … of a command that is proven gone
+	unread := func() { // leaves the workers of a command that is proven gone; their logs stay incomplete
 		var open []int
 		for i, e := range f.ends {
 			if !e.known {
@@ -198,7 +199,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 	for open > 0 || stopped != nil {
 		select {
 		case e := <-ended:
-			f.tellOutages() // those come first
+			f.tellOutages() // outages are reported before the end of a worker
 			take(e)
 			f.workerEnded(e)
 			if !f.failFast || open == 0 {
@@ -214,7 +215,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 					begin(e.stopReason(), nil)
 				}
 			case stepLeave:
-				if stop == nil { // else it is being stopped, and proven to be
+				if stop == nil { // a stop in progress proves the end itself
 					leave()
 					return nil, nil
 				}
@@ -266,7 +267,7 @@ func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
 			}
 			overdue = f.Clock.After(unreadPause)
 		case <-overdue:
-			if left := f.logsLeft(); left > 0 && interrupted != nil { // whoever interrupts wants the end
+			if left := f.logsLeft(); left > 0 && interrupted != nil { // a user who interrupts does not want to wait
 				event.Notef(f.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", f.unfinished(), asTyped(f.patience.Log))
 				overdue = f.Clock.After(min(left, time.Minute))
 				continue
@@ -307,7 +308,7 @@ func (f *following) workerEnded(e endOf) {
 	f.Sink.Emit(event.Progress{Phase: "run", Done: count, Total: len(f.ends), Waiting: f.unfinished(), Elapsed: f.Clock.Now().Sub(f.begin)})
 }
 
-// unfinished folds the workers whose end is not known.
+// unfinished names the workers whose end is not known.
 func (f *following) unfinished() string {
 	var open []tpu.WorkerID
 	for i, e := range f.ends {
@@ -318,7 +319,7 @@ func (f *following) unfinished() string {
 	return tpu.Fold(open)
 }
 
-// left folds the workers on which the command may go on.
+// left names the workers on which the command may still be running.
 func (f *following) left() string {
 	var ids []tpu.WorkerID
 	for i, e := range f.ends {
@@ -329,8 +330,8 @@ func (f *following) left() string {
 	return tpu.Fold(ids)
 }
 
-// cutOff reports whether all that is known of the command's end is that its
-// workers could not be reached: it may go on there.
+// cutOff reports whether workers could not be reached and no failure of the command is
+// known: it may still be running there.
 func (f *following) cutOff() bool {
 	away := false
 	for _, e := range f.ends {
@@ -357,8 +358,8 @@ func (f *following) beginStop(ctx context.Context, reason string, cause error) *
 	return s
 }
 
-// followWorker copies the worker's output into its log file and to the view
-// until the command has ended.
+// followWorker copies the worker's output to its log file and to the view until the
+// command has ended.
 func (f *following) followWorker(ctx context.Context, i int) ending {
 	workerCtx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -379,7 +380,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	}
 	log.close()
 	behind := 0
-	if err == nil && f.rec.Bucket == "" { // else the worker does it itself, and tells it in the bucket
+	if err == nil && f.rec.Bucket == "" { // with a bucket, the worker does this itself and reports it in the bucket
 		behind = f.sweep(workerCtx, i)
 	}
 	e := f.endingOf(ctx, workerCtx, i, exit, err)
@@ -389,8 +390,8 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 	return e
 }
 
-// stream writes a worker's output from an offset on to w until the command has
-// ended, and keeps the worker's outage up to date.
+// stream writes a worker's output, from an offset on, to w until the command has ended.
+// It keeps the worker's outage up to date.
 func (f *following) stream(workerCtx context.Context, giveUp context.CancelCauseFunc, i int, from int64, w io.Writer, shorter func(*launch.TruncatedError)) (launch.Exit, error) {
 	id := f.team.ids[i]
 	defer f.outages[i].over()
@@ -413,27 +414,28 @@ func (f *following) stream(workerCtx context.Context, giveUp context.CancelCause
 	})
 }
 
-// endingOf is the end of a worker that was followed under workerCtx, a part of ctx.
+// endingOf returns the end of a worker that was followed under workerCtx, a child of
+// ctx.
 func (f *following) endingOf(ctx, workerCtx context.Context, i int, exit launch.Exit, err error) ending {
-	if ctx.Err() != nil && err != nil { // not the worker's fault: nobody waits any longer
+	if ctx.Err() != nil && err != nil { // not the worker's fault: following was given up
 		return ending{err: err, at: f.Clock.Now()}
 	}
 	if cause := context.Cause(workerCtx); err != nil && cause != nil {
 		err = cause
-	} else if err != nil { // its first answer
+	} else if err != nil { // the worker's first answer was an error
 		err = &lostError{trouble: strange, err: err}
 	}
 	if err != nil {
 		return ending{known: true, err: err, at: f.Clock.Now()}
 	}
 	at := exit.End.Add(-f.team.conns[i].ClockOffset())
-	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw it
+	if exit.Lost || exit.End.IsZero() { // nobody on the worker saw the end
 		at = f.Clock.Now()
 	}
 	return ending{known: true, exit: exit, at: at}
 }
 
-// readWorker is followWorker for who only reads.
+// readWorker is followWorker for a following that only reads.
 func (f *following) readWorker(ctx, workerCtx context.Context, giveUp context.CancelCauseFunc, i int) ending {
 	if f.team.isAway(i) {
 		f.outages[i].lost(f, i, giveUp, f.team.away[i])
@@ -446,7 +448,7 @@ func (f *following) readWorker(ctx, workerCtx context.Context, giveUp context.Ca
 	return e
 }
 
-// followWindow bounds the bytes that are on their way from all workers.
+// followWindow limits the bytes in transit from all workers together.
 const followWindow = 128 << 20
 
 func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
@@ -463,8 +465,8 @@ func (f *following) quiet(id tpu.WorkerID, s launch.Silence) {
 	}
 }
 
-// sweep ends what the command left behind on a worker when it ended, and says
-// what holds the TPU still.
+// sweep stops what the command left behind on a worker, and reports what still holds
+// the TPU. It returns how many processes it found.
 func (f *following) sweep(ctx context.Context, i int) (ended int) {
 	id := f.team.ids[i]
 	rep, err := launch.Sweep(ctx, f.team.conns[i], f.ref, launch.StopOptions{Grace: f.grace, Reason: "left behind by the command"})
@@ -480,8 +482,8 @@ func (f *following) sweep(ctx context.Context, i int) (ended int) {
 	return rep.Found
 }
 
-// leftBehind counts the processes that the command had left in the background when
-// it ended by itself, and on which workers.
+// leftBehind counts the processes that the command had left in the background when it
+// ended by itself, and returns the workers they were on.
 func (f *following) leftBehind() (n int, ids []tpu.WorkerID) {
 	for i, e := range f.ends {
 		if e.behind > 0 && e.exit.Reason == "" {
@@ -492,29 +494,30 @@ func (f *following) leftBehind() (n int, ids []tpu.WorkerID) {
 }
 
 const (
-	// outageLook is how often the cloud is asked about slices with lost workers …
+	// outageLook is how often the cloud is asked about slices with lost workers.
 	outageLook = 10 * time.Second
-	// … and longestLook when it does not answer: each try is said.
+	// longestLook limits the pause while the cloud does not answer: each try is
+	// reported.
 	longestLook = 2 * time.Minute
 )
 
-// errSliceGone marks the end of a worker whose slice the API reports gone or
-// taken away: nothing of the command can run there.
+// errSliceGone marks the end of a worker whose slice the API reports as gone or taken
+// away. Nothing of the command can be running there.
 var errSliceGone = errors.New("nothing runs there any more")
 
 // outage is the time during which one worker cannot be reached.
 type outage struct {
 	mu     sync.Mutex
 	giveUp context.CancelCauseFunc // nil: no outage
-	begin  time.Time               // when it counts from
+	begin  time.Time               // start of the time that counts towards the limit
 	kind   trouble                 // of the last failed try
-	cause  string                  // of that, for people
-	gone   bool                    // its slice is
+	cause  string                  // of the last failed try, for people
+	gone   bool                    // the worker's slice is gone
 
-	said      time.Time // when it was said last
-	saidKind  trouble   // as what
-	told      bool      // this outage was
-	recovered bool      // it is over, which was not said yet
+	said      time.Time // when it was last reported
+	saidKind  trouble   // the kind that was then reported
+	told      bool      // this outage was reported
+	recovered bool      // it is over, and that was not reported yet
 }
 
 func (o *outage) isGone() bool {
@@ -523,14 +526,14 @@ func (o *outage) isGone() bool {
 	return o.gone
 }
 
-// lost is told of every failed try.
+// lost records a failed try to follow the worker.
 func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := f.Clock.Now()
 	if o.giveUp == nil {
 		o.begin = now
-		if o.recovered { // it was not away for as long as it takes to say so
+		if o.recovered { // the recovery was too short to be reported
 			o.recovered, o.told = false, true
 		}
 		f.stir()
@@ -549,7 +552,7 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 	}
 }
 
-// back is told when the worker is followed, or followed again.
+// back records that the worker is followed, or followed again.
 func (o *outage) back(f *following) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -561,11 +564,11 @@ func (o *outage) back(f *following) {
 	f.stir()
 }
 
-// outagePause is how long is waited for other workers before an outage, or its
-// end, is said: what takes away many is said once.
+// outagePause delays reporting an outage, or its end, so that workers lost together are
+// reported in one line.
 const outagePause = 300 * time.Millisecond
 
-// stir has the outages be told after outagePause.
+// stir causes the outages to be reported after outagePause.
 func (f *following) stir() {
 	select {
 	case f.stirred <- struct{}{}:
@@ -573,9 +576,9 @@ func (f *following) stir() {
 	}
 }
 
-// tellOutages says which workers cannot be followed since the last time, and which
-// are followed again. Where one outage follows the other, it is said once a
-// minute; a long one is said again each time that it has doubled.
+// tellOutages reports which workers have become impossible to follow since the last
+// report, and which are followed again. Repeated outages of a worker are reported at
+// most once a minute. A long outage is reported again each time its length has doubled.
 func (f *following) tellOutages() {
 	var back []tpu.WorkerID
 	var texts []string
@@ -591,7 +594,7 @@ func (f *following) tellOutages() {
 		case o.giveUp == nil:
 		case !o.told && (o.said.IsZero() || now.Sub(o.said) > time.Minute):
 			text = o.kind.text(o.cause, 0, limit)
-		case o.told && o.kind != o.saidKind: // it has turned into another trouble
+		case o.told && o.kind != o.saidKind: // the kind of trouble has changed
 			text = o.kind.text(o.cause, 0, limit)
 		case o.told && now.Sub(o.said) >= max(away/2, time.Minute):
 			text = o.kind.text(o.cause, away, limit)
@@ -631,7 +634,7 @@ func (f *following) away() bool {
 	return false
 }
 
-// outOfReach tells which workers cannot be followed now, and why.
+// outOfReach returns the workers that cannot be followed now, with the cause.
 func (f *following) outOfReach() map[tpu.WorkerID]string {
 	away := map[tpu.WorkerID]string{}
 	for i := range f.outages {
@@ -651,9 +654,9 @@ func (o *outage) over() {
 	o.giveUp = nil
 }
 
-// lookAtOutages asks the cloud, by one call for all, whether the slices of lost
-// workers are still there, and gives up the workers of those that are not. It
-// returns the pause before the next look, after one of pause.
+// lookAtOutages asks the cloud, by one call for all, whether the slices of lost workers
+// still exist. It gives up the workers whose slices do not. It returns the pause before
+// the next look; pause is the one before this look.
 func (f *following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	var lost []int
 	for i := range f.outages {
@@ -672,7 +675,7 @@ func (f *following) lookAtOutages(ctx context.Context, pause time.Duration) time
 	nodes, err := f.Cloud.Slices(ctx)
 	if err != nil {
 		f.offline(lost, err)
-		if limit := f.patience.Lost; limit > 0 { // it must not pass between two looks
+		if limit := f.patience.Lost; limit > 0 { // the limit must not pass between two looks
 			return min(2*pause, longestLook, max(limit/2, outageLook))
 		}
 		return min(2*pause, longestLook)
@@ -690,8 +693,9 @@ func (f *following) lookAtOutages(ctx context.Context, pause time.Duration) time
 	return outageLook
 }
 
-// offline takes an outage of all workers that the API shares for one of this
-// machine's network: no worker is lost for that, and what runs there goes on.
+// offline handles an outage of all workers at a time when the API cannot be reached
+// either. It blames this machine's network: the outages count from now, so no worker is
+// lost for it and what runs there goes on.
 func (f *following) offline(lost []int, err error) {
 	open := 0
 	for _, e := range f.ends {
@@ -700,7 +704,7 @@ func (f *following) offline(lost []int, err error) {
 		}
 	}
 	switch gcp.ClassOf(err) {
-	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // that is an answer
+	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // the API has answered
 		return
 	}
 	if len(lost) < open {
@@ -729,15 +733,15 @@ func lostSlice(nodes []tpu.Slice, s tpu.Slice) string {
 	return fmt.Sprintf("slice %q is gone", s.Name)
 }
 
-// lowDisks gathers the workers with little free space, to say it once of all of
-// them and never again of one. The zero value is ready; it may be used by many
-// goroutines.
+// lowDisks gathers the workers with little free space, to report them in one line and
+// each worker only once. The zero value is ready for use. It is safe for concurrent
+// use.
 type lowDisks struct {
 	mu    sync.Mutex
 	known map[tpu.WorkerID]bool
-	fresh []tpu.WorkerID // not yet told
-	least launch.Disk    // of those
-	on    tpu.WorkerID   // whose that is
+	fresh []tpu.WorkerID // not yet reported
+	least launch.Disk    // of the fresh workers
+	on    tpu.WorkerID   // the worker that has it
 }
 
 func (l *lowDisks) add(id tpu.WorkerID, d launch.Disk) {
@@ -756,7 +760,7 @@ func (l *lowDisks) add(id tpu.WorkerID, d launch.Disk) {
 	l.fresh = append(l.fresh, id)
 }
 
-// What the low disks are for, and what becomes of it.
+// What a low disk is used for, and what happens when it is full.
 const (
 	outputDisk = "where the output is kept; when less than a fiftieth is, it is kept no more, and the run goes on"
 	tmpDisk    = "in /tmp; a command that writes there fails when it is full"
@@ -777,7 +781,7 @@ func (l *lowDisks) tell(sink event.Sink, what string) {
 	event.Notef(sink, event.Warn, diskCure, "%s: %s %s", tpu.Fold(fresh), much, what)
 }
 
-// tellDropped says of which workers the log is not all that the command printed.
+// tellDropped reports the workers whose log does not hold all that the command printed.
 func (f *following) tellDropped() {
 	var ids []tpu.WorkerID
 	var most int64
@@ -791,7 +795,7 @@ func (f *following) tellDropped() {
 	}
 }
 
-// conclude says how the run ended and decides the exit status.
+// conclude reports how the run ended and decides the exit status.
 func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, error) {
 	f.lowDisks.tell(f.Sink, outputDisk)
 	f.tellDropped()
@@ -807,8 +811,8 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
 }
 
-// keepVerdict tells those workers that ps asks how the attempt ended as a whole. Whom
-// it does not reach tells how the command ended there.
+// keepVerdict stores how the attempt ended as a whole on worker 0 of each slice, which
+// ps asks. A worker that it does not reach reports how the command ended there.
 func (f *following) keepVerdict(ctx context.Context, text string) {
 	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		if f.team.ids[i].Worker != 0 || f.team.isAway(i) {
@@ -818,13 +822,13 @@ func (f *following) keepVerdict(ctx context.Context, text string) {
 	})
 }
 
-// keepEnd keeps in the record how the run ended.
+// keepEnd records how the run ended.
 func (f *following) keepEnd(stop *stopping, code int) {
 	unknown := f.unfinished()
 	f.rec.Ended, f.rec.Code = unknown == "" && (stop == nil || stop.err == nil), code
 	f.rec.Cut = f.partly() != nil
 	for _, e := range f.ends {
-		// Of a job without runner whose slices are gone, the bucket tells.
+		// If the slices of a job without a runner are gone, the bucket knows the end.
 		if e.err != nil && (!errors.Is(e.err, errSliceGone) || f.rec.Bucket != "") {
 			f.rec.Ended = false
 		}
@@ -834,7 +838,7 @@ func (f *following) keepEnd(stop *stopping, code int) {
 	}
 }
 
-// judge is the summary of the run, and the error that it ends with.
+// judge returns the summary of the run and the error that the run ends with.
 func (f *following) judge(stop *stopping, code, first int) (event.Summary, error) {
 	sum := event.Summary{
 		Run: f.ref.Run, Attempt: f.ref.Attempt, OK: code == 0, ExitCode: code, CommandCode: code,
@@ -850,7 +854,7 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	switch {
 	case stop != nil && stop.err != nil:
 		sum.OK = false
-		if !f.ends[max(first, 0)].known { // it was left, which is no failure of its own
+		if !f.ends[max(first, 0)].known { // the worker was left, which is no failure of its own
 			sum.FirstFail, sum.LastLines = "", nil
 		}
 		sum.Text = fmt.Sprintf("run %s: %s", f.ref.Run, stop.err)
@@ -884,7 +888,7 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	return sum, cause
 }
 
-// blame says which end decided how the run ended: that of a slice, or of a worker.
+// blame says which end decided how the run ended: that of a slice or that of a worker.
 func (f *following) blame(first int) string {
 	e := f.ends[first]
 	if errors.Is(e.err, errSliceGone) {
@@ -893,8 +897,8 @@ func (f *following) blame(first int) string {
 	return fmt.Sprintf("%s was first, %s", f.team.ids[first], e.text())
 }
 
-// tellBinding says of a command that was killed for want of memory while it was
-// bound to the memory of one NUMA node that the other half was free.
+// tellBinding warns when the command was killed for lack of memory while it was bound
+// to one NUMA node: the other half of the memory was not used.
 func (f *following) tellBinding(first int) {
 	if first < 0 || first >= len(f.wraps) || !f.ends[first].exit.OOM || !slices.Contains(f.wraps[first], "--membind=0") {
 		return
@@ -903,8 +907,9 @@ func (f *following) tellBinding(first int) {
 		"the command on %s was killed for want of memory while it was bound to that of NUMA node 0, half of the worker's", f.team.ids[first])
 }
 
-// end is the error that a stopped run ends with: why it was stopped, and that it
-// may still run somewhere. A command's own failure goes before the latter.
+// end returns the error that a stopped run ends with: why it was stopped, and that it
+// may still be running somewhere. After fail-fast it is nil if the command failed: then
+// the command's own failure counts.
 func (s *stopping) end(code int) error {
 	switch {
 	case s == nil:
@@ -917,14 +922,14 @@ func (s *stopping) end(code int) error {
 	return errors.Join(s.cause, s.err)
 }
 
-// backgroundCure is what to do about a command that leaves its work in the background.
+// Advice about a command that leaves its work in the background.
 const (
 	backgroundCure         = foregroundCure + "; what leaves a run going on without this machine is --detach"
 	foregroundCure         = "keep the training in the foreground, without nohup, & and tmux new -d"
 	backgroundCureDetached = foregroundCure + ": the job goes on without this machine"
 )
 
-// sayExcused has the summary of a run that succeeded name the workers whose failure
+// sayExcused makes the summary of a run that succeeded name the workers whose failure
 // was excused.
 func (d *Deps) sayExcused(sum *event.Summary, workers string) {
 	sum.Text = fmt.Sprintf("run %s completed; unclean exit on %s after worker 0 had succeeded", sum.Run, workers)
@@ -932,8 +937,8 @@ func (d *Deps) sayExcused(sum *event.Summary, workers string) {
 		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or by words of the distributed runtime: taken for the training's tail", workers)
 }
 
-// sayLeftBehind makes what the command left in the background the headline of the
-// summary.
+// sayLeftBehind makes the processes that the command left in the background the
+// headline of the summary.
 func (d *Deps) sayLeftBehind(sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
 	if processes == 0 {
 		return
@@ -947,11 +952,11 @@ func (d *Deps) sayLeftBehind(sum *event.Summary, processes int, ids []tpu.Worker
 	}
 }
 
-// verdict returns the exit status and the index of the first worker to fail,
-// -1 when none did. A worker that we stopped is not to blame for its end.
+// verdict returns the exit status and the index of the first worker to fail, or -1 if
+// none failed. A worker that was stopped by multihost is not blamed for its end.
 //
-// It is 0 only if every worker ended with 0, or its failure is excused, which holds
-// only while nobody was stopped and every end is known.
+// The status is 0 only if every worker ended with 0 or its failure is excused. Failures
+// are excused only if nobody was stopped and every end is known.
 func (f *following) verdict() (code, first int) {
 	excuse := !f.strict && !f.anyStopped() && !slices.ContainsFunc(f.ends, func(e ending) bool { return !e.known })
 	bad := func(e ending) bool { return e.failed() && !(excuse && excused(e, f.ends[0])) }
@@ -968,7 +973,7 @@ func (f *following) verdict() (code, first int) {
 	return 0, -1
 }
 
-// anyStopped reports whether we ended the command on some worker.
+// anyStopped reports whether multihost stopped the command on some worker.
 func (f *following) anyStopped() bool {
 	return slices.ContainsFunc(f.ends, func(e ending) bool { return e.exit.Reason != "" && !e.exit.Lost })
 }
@@ -990,8 +995,8 @@ func (f *following) failedWorkers() string {
 	return tpu.Fold(ids)
 }
 
-// lostCode is the code of a worker whose end could not be learned: sysexits'
-// EX_UNAVAILABLE.
+// lostCode is the exit status for a worker whose end could not be learned:
+// EX_UNAVAILABLE of sysexits.
 const lostCode = 69
 
 func (e ending) code() int {
@@ -1009,7 +1014,7 @@ func (e ending) text() string {
 	return e.exit.String()
 }
 
-// resultOrder lists the workers by when their command ended.
+// resultOrder lists the workers by the time when their command ended.
 func resultOrder(ends []ending) []int {
 	order := make([]int, len(ends))
 	for i := range order {
@@ -1019,14 +1024,14 @@ func resultOrder(ends []ending) []int {
 	return order
 }
 
-// logFile is the local copy of one worker's output. It is at every moment a
-// prefix of the worker's file. When the disk takes no more, the view goes on
-// and the file stays the prefix it was, until the command has ended.
+// logFile is the local copy of one worker's output. It is a prefix of the worker's file
+// at every moment. If the local disk is full, the view continues and the file remains a
+// prefix until the command has ended.
 type logFile struct {
 	run    string
 	id     tpu.WorkerID
 	path   string
-	file   *os.File // nil: it cannot be opened
+	file   *os.File // nil: it could not be opened
 	size   int64
 	sink   event.Sink
 	steps  io.Writer // reads the training steps; nil: nobody does
@@ -1034,8 +1039,8 @@ type logFile struct {
 	broken bool
 }
 
-// openLog opens the local copy to go on with it. That it cannot be opened is said,
-// and does not touch the run.
+// openLog opens the local copy to continue it. Failing to open it is reported and does
+// not affect the run.
 func openLog(rec *Record, id tpu.WorkerID, sink event.Sink, secrets [][]byte) *logFile {
 	l := &logFile{run: rec.Run, id: id, path: rec.logPath(id), sink: sink, view: masker{words: secrets}}
 	if err := l.open(); err != nil {
@@ -1063,7 +1068,7 @@ func (l *logFile) open() error {
 	return nil
 }
 
-// cutThere says that the worker's file is shorter than this copy.
+// cutThere reports that the worker's file is shorter than this copy.
 func (l *logFile) cutThere(e *launch.TruncatedError) {
 	there := ""
 	if e.Size >= 0 {
@@ -1107,9 +1112,10 @@ func (l *logFile) close() {
 	}
 }
 
-// lastLines returns the last n lines of a file, secrets masked, reading at most
-// its last 64 KiB. A line that begins before them is left out unless it is the
-// only one: it may begin in the middle of a secret.
+// lastLines returns the last n lines of a file with secrets masked. It reads at most
+// the last 64 KiB. It drops a line that begins before them, because what remains of it
+// may begin in the middle of a secret. If that line is the only one, it drops only as
+// many bytes as the longest secret has.
 func lastLines(path string, n int, secrets [][]byte) []string {
 	file, err := os.Open(path)
 	if err != nil {
@@ -1139,7 +1145,7 @@ func lastLines(path string, n int, secrets [][]byte) []string {
 	return endOfText(data, n, secrets)
 }
 
-// endOfText is the last n lines of a text, secrets masked.
+// endOfText returns the last n lines of a text with secrets masked.
 func endOfText(data []byte, n int, secrets [][]byte) []string {
 	whole := masker{words: secrets}
 	lines := strings.Split(string(whole.mask(data, false)), "\n")

@@ -22,11 +22,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// minIdle is how long slices must have been without a run before they are taken
-// for left: a job that has just made its slices has not started yet.
+// minIdle is how long slices must have been without a run before they count as left
+// over: a job that has just created its slices has not started its command yet.
 const minIdle = 30 * time.Minute
 
-// Inventory lists what multihost made. *qr.Client and *network.Client are it.
+// Inventory and NetworkInventory list what multihost created. *qr.Client and
+// *network.Client implement them.
 type (
 	Inventory interface {
 		List(ctx context.Context) ([]qr.Resource, error)
@@ -37,17 +38,17 @@ type (
 	}
 )
 
-// GCOptions say which leftovers are looked for.
+// GCOptions selects the leftovers to look for.
 type GCOptions struct {
 	Resources Inventory
-	Networks  NetworkInventory // nil: networks are not looked at
-	User      string           // whose; "" is everybody's
-	Prefix    string           // of the names
+	Networks  NetworkInventory // nil: no networks are listed
+	User      string           // the user they belong to; "": all users
+	Prefix    string           // of their names
 	OlderThan time.Duration
-	Look      bool // log in to slices, to see whether a run lives there
+	Look      bool // log in to slices to see whether a run is active there
 }
 
-// A Leftover is something that a run made and that may be of no more use.
+// A Leftover is something that a run created and that may no longer be needed.
 type Leftover struct {
 	Kind     string        `json:"kind"` // "queued resource" or "network"
 	Name     string        `json:"name"`
@@ -59,15 +60,15 @@ type Leftover struct {
 	Type     string        `json:"accelerator_type,omitempty"`
 	Slices   int           `json:"slices,omitempty"` // that exist
 	Tier     string        `json:"tier,omitempty"`
-	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it is left; null: unknown
-	Useless  bool          `json:"useless"`      // it is known to be of no more use: gc --delete deletes it
+	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it exists; null: unknown
+	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
 	Evidence string        `json:"evidence"`     // how that was decided
 
 	res qr.Resource
 }
 
-// Leftovers lists what runs left in the zone, and networks of the project. It
-// changes nothing.
+// Leftovers lists what runs left behind in the zone, and the networks of the project
+// that no TPU uses. It changes nothing.
 func (d *Deps) Leftovers(ctx context.Context, o GCOptions) ([]Leftover, error) {
 	all, err := o.Resources.List(ctx)
 	if err != nil {
@@ -116,7 +117,7 @@ func (d *Deps) age(created time.Time) time.Duration {
 	return d.Clock.Now().Sub(created)
 }
 
-// hourly is what the slices of a resource cost now; nil where no price is known.
+// hourly returns what the slices of a resource cost now; nil if a price is unknown.
 func hourly(res qr.Resource, zone string) *float64 {
 	total := 0.0
 	for range res.Slices {
@@ -129,8 +130,8 @@ func hourly(res qr.Resource, zone string) *float64 {
 	return &total
 }
 
-// lookForRuns logs in to worker 0 of the slices of every resource that has some,
-// and decides whether they are idle. A slice that does not answer may be busy.
+// lookForRuns logs in to worker 0 of the slices of every resource that has some, and
+// decides whether they are idle. A slice that does not answer may be busy.
 func (d *Deps) lookForRuns(ctx context.Context, left []Leftover, olderThan time.Duration) error {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -175,9 +176,9 @@ func (d *Deps) lookForRuns(ctx context.Context, left []Leftover, olderThan time.
 	return nil
 }
 
-// holders looks on worker 0 of every slice, whose Index is its place in ready,
-// for processes that use the TPU: not everybody starts them with multihost. A
-// text says who, or why that is not known; "" is nobody.
+// holders looks on worker 0 of every slice for processes that use the TPU, because not
+// everybody starts them with multihost. The Index of a slice is its place in ready. A
+// text of the result says who uses the TPU, or why that is not known; "" means nobody.
 func (d *Deps) holders(ctx context.Context, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {
@@ -206,10 +207,10 @@ func (d *Deps) holders(ctx context.Context, ready []tpu.Slice) []string {
 	return held
 }
 
-// idle decides whether nothing runs on the slices of a resource, and since long
-// enough.
+// idle decides whether nothing is running on the slices of a resource, and whether that
+// has been so for long enough.
 func (d *Deps) idle(l Leftover, name string, ready []tpu.Slice, found []foundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
-	var since time.Time // the last moment at which something is known to have happened
+	var since time.Time // the last known moment of activity
 	mine := func(index int) bool { return ready[index].QueuedResource == name }
 	for i, s := range ready {
 		if mine(i) {
@@ -257,8 +258,9 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// unusedNetworks lists the networks that multihost made and no TPU uses. They
-// bear no user's name, so they are useless only for who asks for everybody's.
+// unusedNetworks lists the networks that multihost created and no TPU uses. Networks
+// carry no user label, so they count as useless only if everybody's are asked for or a
+// name prefix is given.
 func (d *Deps) unusedNetworks(ctx context.Context, o GCOptions) ([]Leftover, error) {
 	all, err := o.Networks.Owned(ctx)
 	if err != nil {
@@ -280,8 +282,8 @@ func (d *Deps) unusedNetworks(ctx context.Context, o GCOptions) ([]Leftover, err
 	return left, nil
 }
 
-// Collect deletes useless leftovers. Before each deletion the real state is
-// read: what has changed since it was listed stays.
+// Collect deletes useless leftovers. It reads the real state before each deletion and
+// keeps what has changed since it was listed.
 func (d *Deps) Collect(ctx context.Context, o GCOptions, left []Leftover) error {
 	errs := make([]error, len(left))
 	var group errgroup.Group
@@ -301,7 +303,7 @@ func (d *Deps) Collect(ctx context.Context, o GCOptions, left []Leftover) error 
 
 func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
 	if l.Kind == "network" {
-		_, err := o.Networks.Delete(ctx, l.Name) // reads whose it is and who uses it
+		_, err := o.Networks.Delete(ctx, l.Name) // Delete reads whose it is and who uses it
 		return err
 	}
 	now, err := d.Queue.Get(ctx, l.Name)
@@ -327,7 +329,7 @@ func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {
 	return err
 }
 
-// LeftoverTable is the list for people.
+// LeftoverTable formats the list for people.
 func LeftoverTable(left []Leftover) string {
 	if len(left) == 0 {
 		return "nothing is left\n"
@@ -359,20 +361,20 @@ func price(hourly *float64) string {
 	return event.Dollars(*hourly)
 }
 
-// warnLimit bounds the look for leftovers that a command makes on the side.
+// warnLimit limits the search for leftovers that runs beside a command.
 const warnLimit = 10 * time.Second
 
-// WarnOfLeftovers looks, beside what a command does, for leftovers of user's
-// runs, and says in one line what it finds. The resource called except is the
-// command's own. It never fails and never delays: the caller calls wait at the
-// end, which gives up what is not done.
+// WarnOfLeftovers searches, beside the command, for leftovers of user's runs and
+// reports them in one line. The resource named except belongs to the command itself. It
+// never fails and never delays the command: the caller calls wait at the end, which
+// cancels a search that is not done.
 func (d *Deps) WarnOfLeftovers(ctx context.Context, inventory Inventory, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), warnLimit)
 	var done sync.WaitGroup
 	done.Go(func() {
 		all, err := inventory.List(ctx)
 		if err != nil {
-			return // an extra: what the command itself asks tells of errors
+			return // the warning is an extra; the command's own requests report errors
 		}
 		if text := d.leftoverWarning(all, user, except); text != "" && ctx.Err() == nil {
 			event.Notef(d.Sink, event.Warn, "multihost gc", "%s", text)
@@ -423,15 +425,16 @@ func (d *Deps) leftoverWarning(all []qr.Resource, user, except string) string {
 	return "left of your earlier runs: " + strings.Join(parts, "; ")
 }
 
-// lastRunEnded is when the last run on the slices of a resource ended, as this
-// machine's records tell; zero when they know of none, or of one that lives.
+// lastRunEnded returns when the last run on the slices of a resource ended, according
+// to this machine's records. It is zero if they know of none, or of one that has not
+// ended.
 func (d *Deps) lastRunEnded(res qr.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {
 		names[s.Name] = true
 	}
 	var ended time.Time
-	entries, _ := os.ReadDir(filepath.Join(d.StateDir, "runs")) // none: no records
+	entries, _ := os.ReadDir(filepath.Join(d.StateDir, "runs")) // an error means that there are no records
 	for _, e := range entries {
 		rec, err := loadRecord(d.StateDir, e.Name())
 		if err != nil || rec == nil || rec.Project != d.Project || rec.Zone != d.Zone || rec.Created.Before(res.CreateTime) ||

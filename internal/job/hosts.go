@@ -15,18 +15,18 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A HostList is machines that no cloud API knows, in worker order: the one
+// A HostList lists machines that no cloud API knows, in worker order. They are the one
 // slice of a run with --hosts. It implements Cloud.
 type HostList []HostAddress
 
 // HostAddress is one machine of a HostList.
 type HostAddress struct {
-	Login string // "" is everybody's
+	Login string // "": the login of all hosts
 	Name  string // host name or IP address
-	Port  int    // 0 is everybody's
+	Port  int    // 0: the port of all hosts
 }
 
-// HostsPrefix is the name of the one slice that a HostList stands for.
+// HostsPrefix is the name of the one slice that a HostList represents.
 const HostsPrefix = "hosts"
 
 // ParseHosts reads [user@]host[:port] words, separated by commas.
@@ -36,7 +36,7 @@ func ParseHosts(text string) (HostList, error) {
 	return list, err
 }
 
-// add appends the hosts in text. seen are those that the list has.
+// add appends the hosts in text. seen holds the hosts that the list has already.
 func (l *HostList) add(text string, seen map[HostAddress]bool) error {
 	for word := range strings.SplitSeq(text, ",") {
 		h, err := parseHost(strings.TrimSpace(word))
@@ -81,12 +81,12 @@ func parseHost(word string) (HostAddress, error) {
 	return h, nil
 }
 
-// hostsLimit is far above a list of all machines that one run can have.
+// hostsLimit is far above the size of a list of all machines that one run can have.
 const hostsLimit = 4 << 20
 
-// ReadHosts reads a file with one host a line, or some with commas between them;
-// # begins a comment. Errors are those of config.ReadText, and a
-// *config.FileError that names the line.
+// ReadHosts reads a file with one host a line, or several separated by commas; # begins
+// a comment. Errors are those of config.ReadText, and a *config.FileError that names
+// the line.
 func ReadHosts(ctx context.Context, path string) (HostList, error) {
 	text, err := config.ReadText(ctx, path, hostsLimit)
 	if err != nil {
@@ -111,7 +111,7 @@ func ReadHosts(ctx context.Context, path string) (HostList, error) {
 	return list, nil
 }
 
-// String is the form that ParseHosts reads.
+// String returns the form that ParseHosts reads.
 func (l HostList) String() string {
 	words := make([]string, len(l))
 	for i, h := range l {
@@ -135,23 +135,23 @@ func (l HostList) Slices(context.Context) ([]tpu.Slice, error) {
 	return []tpu.Slice{s}, nil
 }
 
-// DoubtHostKeys implements Cloud: there is nothing to doubt.
+// DoubtHostKeys implements Cloud. It returns false: no other keys can be asked for.
 func (HostList) DoubtHostKeys(tpu.Slice, int) bool { return false }
 
-// KeepHostKeys implements Cloud: there is nothing to keep.
+// KeepHostKeys implements Cloud. There is nothing to keep.
 func (HostList) KeepHostKeys() error { return nil }
 
-// HostKeys implements Cloud: nobody vouches for the keys of these machines.
+// HostKeys implements Cloud. No API knows the keys of these machines.
 func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, error) {
 	return nil, "", qr.ErrNoGuestAttributes
 }
 
-// Login implements Cloud: the key has to be on the machines already.
+// Login implements Cloud. The key must be on the machines already.
 func (HostList) Login(_ context.Context, _ tpu.Slice, login, _ string, _ qr.OSLoginOptions) (string, bool, error) {
 	return login, false, nil
 }
 
-// onHosts reports whether the run works on a HostList.
+// onHosts reports whether the slices are those of a HostList.
 func (d *Deps) onHosts() bool {
 	_, ok := d.Cloud.(HostList)
 	return ok

@@ -19,16 +19,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An intent is all that an attempt will do, decided by reading and before
-// anything is changed. A run carries it out and a dry run shows it: neither has
-// another source of what it does.
+// An intent is the decision about all that an attempt will do. It is made by reading
+// only, before anything is changed. A run carries it out and a dry run shows it;
+// neither has another source for what it does.
 type intent struct {
 	attempt int
-	living  *foundRun  // an attempt of this run that is taken over; nothing below is done then
-	evict   []eviction // runs that hold the workers, stopped first
+	living  *foundRun  // an attempt of this run that is taken over; if set, nothing below is done
+	evict   []eviction // runs on the workers that are stopped first
 
 	record   *Record
-	env      []config.EnvVar // the user's own and the compiler's flags
+	env      []config.EnvVar // the user's own variables and the compiler's flags
 	commands []launch.Spec   // by worker; without the words that bind to a NUMA node
 	targets  []codesync.Target
 	tune     bool // the preflight is done
@@ -36,14 +36,14 @@ type intent struct {
 	free     launch.FreeOptions
 }
 
-// An eviction is the stop of a run that holds the workers.
+// An eviction is the stop of a run that occupies the workers.
 type eviction struct {
 	foundRun
 	reason string
 }
 
-// decide makes the intent of the next attempt on the team. A team that nobody is
-// connected to, since its workers do not exist yet, knows no runs.
+// decide makes the intent of the next attempt on the team. If the workers do not exist
+// yet, the team has no connections, and decide assumes that no runs exist.
 func (r *run) decide(ctx context.Context) (*intent, error) {
 	in := &intent{attempt: r.nextAttempt()}
 	if r.team.fleet != nil {
@@ -86,11 +86,11 @@ func (r *run) decide(ctx context.Context) (*intent, error) {
 	return in, nil
 }
 
-// runsOfAll are the runs that the workers know. The workers are not read at one
-// moment: another runner may start its command on all of them in between, and
-// the attempt then looks as if it had lost the workers that were read first. It
-// runs on none before it is on all, so what a reading that begins after it was
-// seen to run does not find on a worker is not there.
+// runsOfAll returns the runs that the workers know. It does not read all workers at one
+// moment: another runner may start its command on all of them in between, and the
+// attempt then looks as if it had lost the workers that were read first. An attempt
+// runs on no worker before it is prepared on all. So runsOfAll reads again after it has
+// seen the attempt running: if a worker still does not have it, it is missing there.
 func (r *run) runsOfAll(ctx context.Context) ([]foundRun, error) {
 	for seen := !r.adopts; ; seen = true {
 		runs, errs := r.team.runs(ctx)
@@ -118,16 +118,17 @@ func (r *run) nextAttempt() int {
 	return max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
 }
 
-// settleWith decides about the runs that the workers know: which one is taken
-// over, which ones are stopped, and the number of this attempt. It refuses to
-// work beside a run that lives on these workers, unless asked to stop it.
+// settleWith decides about the runs that the workers know: which one is taken over,
+// which ones are stopped, and which number this attempt gets. It returns an error if
+// another run is active on these workers. It stops that run instead if the user asked
+// for it, or if it is what is left of an earlier attempt of this runner's own run.
 func (r *run) settleWith(in *intent, runs []foundRun) error {
 	for _, found := range runs {
 		own := found.info.Ref.Run == r.o.Run
 		if own {
 			in.attempt = max(in.attempt, found.info.Ref.Attempt+1)
 		}
-		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not this runner's own
+		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not started by this runner
 		regained := r.cutOff && found.info.Ref.Attempt == r.begunLast && found.broken == 0
 		if own && (r.adopts && newer || regained) && r.unseen(found) {
 			differs := r.sameCommand(found)
@@ -146,7 +147,7 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 		switch {
 		case own && r.o.Replace && r.tried == 0:
 		case own && found.info.Mine && (r.tried > 0 || r.adopts):
-			// It lost some of its workers: what is left of it cannot go on.
+			// It lost some of its workers, so the rest of it cannot continue.
 			reason = "a new attempt begins"
 		case !r.o.Replace:
 			return busy(found, "")
@@ -160,7 +161,7 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 }
 
 // unseen reports whether an attempt of this run is on all workers that answer and
-// nobody has seen its end: it lives, or it ended while no runner was there.
+// nobody has seen its end: it is still running, or it ended while no runner was there.
 func (r *run) unseen(found foundRun) bool {
 	if !found.info.Mine || len(found.workers) < r.team.reached() {
 		return false
@@ -172,7 +173,7 @@ func (r *run) unseen(found foundRun) bool {
 	return err == nil && rec != nil && !rec.Ended && rec.Attempt == found.info.Ref.Attempt && found.info.Phase == launch.Exited
 }
 
-// sameCommand refuses to take over what runs another command.
+// sameCommand returns an error if the attempt that was found runs another command.
 func (r *run) sameCommand(found foundRun) error {
 	want := launch.Spec{Argv: r.o.Argv, Script: r.o.Script, Env: launchEnv(r.o.Env)}.Title()
 	asked := want
@@ -200,7 +201,7 @@ func busy(found foundRun, differs string) error {
 	}
 }
 
-// compilerFlags puts the asked-for flags into the environment of the command.
+// compilerFlags adds the requested compiler flags to the environment of the command.
 func (r *run) compilerFlags(in *intent) error {
 	vars, err := r.xlaFlags(r.team.slices[0].Type)
 	in.env = append(in.env, r.o.Env...)
@@ -208,7 +209,7 @@ func (r *run) compilerFlags(in *intent) error {
 	return err
 }
 
-// relayAddress is where the other workers reach worker i.
+// relayAddress returns the address at which other workers reach worker i.
 func (r *run) relayAddress(i int) string {
 	host := r.team.address(i)
 	if host == "" {
@@ -221,7 +222,7 @@ func (r *run) relayAddress(i int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// command is what is started on worker i.
+// command returns what is started on worker i.
 func (r *run) command(in *intent, i int) launch.Spec {
 	set, unset := r.environment(i)
 	s := launch.Spec{
@@ -244,7 +245,7 @@ func (r *run) command(in *intent, i int) launch.Spec {
 	return s
 }
 
-// launchEnv is an environment in the words of package launch.
+// launchEnv converts an environment to the type of package launch.
 func launchEnv(vars []config.EnvVar) []launch.EnvVar {
 	env := make([]launch.EnvVar, len(vars))
 	for i, v := range vars {
@@ -253,13 +254,13 @@ func launchEnv(vars []config.EnvVar) []launch.EnvVar {
 	return env
 }
 
-// environment is what the command of worker i finds besides the user's own
-// variables, and what must not be inherited.
+// environment returns the variables that the command of worker i gets besides the
+// user's own, and the names of those that it must not inherit.
 //
-// The MEGASCALE variables name the slices to each other. Slices of one
-// multi-node queued resource have them in their metadata, and a variable would
-// override it, so inherited ones are removed; slices made apart, and a part of
-// a queued resource, need all four set; a single slice must have none.
+// The MEGASCALE variables tell each slice about the others. Slices of one multi-node
+// queued resource have them in their metadata. A variable would override the metadata,
+// so inherited ones are removed. Slices that were created separately, and a part of a
+// queued resource, need all four set. A single slice must have none.
 func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
 	id, s := r.team.ids[i], r.team.slice(i)
 	coordinator := r.team.address(0)
@@ -275,14 +276,14 @@ func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
 	add("MULTIHOST_LOCAL_ID", "0")
 	add("MULTIHOST_COORDINATOR_IP", coordinator)
 	add("MULTIHOST_WORKER_IP", r.team.address(i))
-	if r.o.MaxText { // as its startup script takes them from the metadata
+	if r.o.MaxText { // MaxText's startup script takes them from the metadata
 		add("SLICE_ID", num(id.Slice))
 		add("WORKER_ID", num(id.Worker))
 		add("NODE_ID", s.Name)
 		add("ZONE", r.Zone)
 		add("PROJECT", r.Project)
 	}
-	if r.onHosts() { // no metadata tells JAX who is who
+	if r.onHosts() { // no metadata tells JAX which process it is
 		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(jaxPort)))
 		add("JAX_NUM_PROCESSES", num(len(r.team.ids)*per))
 		add("JAX_PROCESS_ID", num(i*per))
@@ -297,9 +298,9 @@ func (r *run) environment(i int) (set []config.EnvVar, unset []string) {
 	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
 }
 
-// oneQueuedResource reports whether the slices are exactly those of one
-// multi-node queued resource, so that their metadata is right. The last number
-// in the names tells whether a partial set lost a member.
+// oneQueuedResource reports whether the slices are exactly those of one multi-node
+// queued resource, so that their metadata is right. The last number in each name shows
+// whether a slice before it is missing.
 func (r *run) oneQueuedResource() bool {
 	for i, s := range r.team.slices {
 		if !s.MultiSlice || s.QueuedResource != r.team.slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
@@ -309,7 +310,8 @@ func (r *run) oneQueuedResource() bool {
 	return !r.o.AllowPartial && r.o.Slices == nil
 }
 
-// newRecord is the record of an attempt, with those before it. Nothing is made.
+// newRecord returns the record of an attempt together with those before it. It changes
+// no file.
 func (r *run) newRecord(attempt int) (*Record, error) {
 	rec := &Record{
 		Run: r.o.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.o.Prefix,
@@ -341,14 +343,15 @@ func (d *Deps) hostsText() string {
 	return hosts.String()
 }
 
-// folderCheck finds out whether there is the folder of --use-existing-folder: a
-// misspelt name would run the command in an empty directory.
+// folderCheck returns the command that tests whether the folder of
+// --use-existing-folder exists. Without it, a misspelt name would run the command in an
+// empty directory.
 func folderCheck(run string) sshfan.Cmd {
 	return sshfan.Cmd{Line: "test -d " + sshfan.Quote(run), ReadOnly: true}
 }
 
-// expected are the slices that a request will make, as far as that is known
-// before.
+// expected returns the slices that a request will create, as far as they are known
+// beforehand.
 func expected(o qr.Request, project, zone string) []tpu.Slice {
 	all := make([]tpu.Slice, len(o.NodeNames()))
 	for i, name := range o.NodeNames() {

@@ -1,12 +1,11 @@
-// Package job composes the other packages into what a user asks for: Run puts
-// a command on every worker of slices that exist, Job provisions the slices
-// first and tears them down after, and Preflight, List, Logs, Attach and Stop
-// work on what is there.
+// Package job combines the other packages into what a user asks for. Run starts a
+// command on every worker of slices that exist. Job creates the slices first and
+// deletes them afterwards. Preflight, List, Logs, Attach and Stop work on runs and
+// slices that exist.
 //
-// Two rules hold everywhere in it. All or none: the command starts on no
-// worker before every worker is connected, synced, tuned and armed. And the
-// workers and the cloud hold the truth: what is kept locally (the run's record
-// and its logs) only saves looking.
+// Two rules hold everywhere in it. All or none: the command starts on no worker before
+// every worker is connected, synced, tuned and armed. The workers and the cloud hold
+// the truth: local files (the run's record and its logs) only save requests.
 package job
 
 import (
@@ -28,21 +27,22 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Cloud is what a run needs to know of the slices. *qr.Client implements it.
+// Cloud is what a run needs to know about the slices. *qr.Client implements it.
 type Cloud interface {
 	Slices(ctx context.Context) ([]tpu.Slice, error)
-	// HostKeys may tell what it was told before, until DoubtHostKeys says that a
-	// worker has other keys; that reports whether asking again is of use.
-	// KeepHostKeys keeps the answers for the next command.
+	// HostKeys may return an earlier answer until DoubtHostKeys says that a worker has
+	// other keys. DoubtHostKeys reports whether asking again can help. KeepHostKeys
+	// stores the answers for the next command.
 	HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error)
 	DoubtHostKeys(s tpu.Slice, worker int) bool
 	KeepHostKeys() error
-	// Login makes sure that the workers of s let publicKey in, and tells as whom.
+	// Login makes sure that the workers of s accept publicKey, and returns the login to
+	// use.
 	Login(ctx context.Context, s tpu.Slice, login, publicKey string, o qr.OSLoginOptions) (user string, changed bool, err error)
 }
 
-// Queue makes and deletes slices. *qr.Client implements it; a second provider
-// needs these five.
+// Queue creates and deletes slices. *qr.Client implements it; a second provider needs
+// these five methods.
 type Queue interface {
 	Get(ctx context.Context, id string) (qr.Resource, error)
 	Create(ctx context.Context, r qr.Request) (res qr.Resource, created bool, err error)
@@ -51,14 +51,14 @@ type Queue interface {
 	Delete(ctx context.Context, id string, o qr.DeleteOptions) (deleted bool, err error)
 }
 
-// Networks makes the network of a job. *network.Client implements it.
+// Networks creates the network of a job. *network.Client implements it.
 type Networks interface {
 	Plan(ctx context.Context, o network.Options) (network.Plan, error)
 	Apply(ctx context.Context, p network.Plan) error
 	Show(ctx context.Context, name string) (network.Info, error)
 }
 
-// Deps is what the package works with.
+// Deps holds what the package works with.
 type Deps struct {
 	Cloud    Cloud
 	Queue    Queue
@@ -66,69 +66,69 @@ type Deps struct {
 	Project  string
 	Zone     string
 	Access   Access
-	// Logins, by slice name, are as whom to log in; keys are then left as they
-	// are. Nil: keys are sent, and the cloud tells as whom.
+	// Logins holds, by slice name, the login to use; the keys on the workers are then
+	// left as they are. Nil: keys are sent, and the cloud says which login to use.
 	Logins   map[string]string
 	Sink     event.Sink
-	Journal  *journal.Journal // part of Sink; opened by what starts or follows a run; nil: none is kept
+	Journal  *journal.Journal // part of Sink; whatever starts or follows a run opens it; nil: no journal is kept
 	Clock    gcp.Clock
 	StateDir string // holds runs/<run>/run.json and, by default, the logs
 	Owner    string // "user@machine" of the runner, written into every run
 
-	// ReadOnly says that nothing may be changed: Cloud, Queue and Networks refuse
-	// it with a *gcp.ReadOnlyError, and so do the connections to workers and what
-	// is kept below StateDir. For PlanRun, PlanJob and PlanDetach.
+	// ReadOnly forbids every change: Cloud, Queue and Networks refuse a change with a
+	// *gcp.ReadOnlyError, and so do the connections to workers and the files below
+	// StateDir. For PlanRun, PlanJob and PlanDetach.
 	ReadOnly bool
 
-	// ExitStatus is the status that an error ends the program with, for the
-	// summary of a run.
+	// ExitStatus returns the exit status of the program for an error, for the summary
+	// of a run.
 	ExitStatus func(error) int
 
-	// CtrlC is what an interrupt does, for the line that says so; empty: as
+	// CtrlC is what an interrupt does, for the message that says so. Empty: like
 	// Interrupted without an Answer.
 	CtrlC Answer
 
-	Roots gcp.Roots // of the APIs that workers call by themselves
+	Roots gcp.Roots // of the APIs that workers call themselves
 
-	// OpenBucket opens the bucket of jobs without runner. Bucket and BucketDir
-	// are where the user says that the named run is; empty: where this machine's
-	// record of it says.
+	// OpenBucket opens the bucket of jobs without a runner. Bucket and BucketDir are
+	// where the user says that the named run is. Empty: where this machine's record of
+	// the run says.
 	OpenBucket        func(ctx context.Context, bucket, dir string) (*detach.Bucket, error)
 	Bucket, BucketDir string
 
 	route   route
 	stand   stand
-	present *presence // nil: this command brings no logs
+	present *presence // nil: this command copies no logs
 
-	// Checked is called before the first request, when all was checked that needs
-	// none. It may be nil.
+	// Checked is called before the first request, after all checks that need none. It
+	// may be nil.
 	Checked func()
 
-	// Leave is closed when the user wants out at once: nothing more is waited
-	// for, and what may still run or exist is said.
+	// Leave is closed when the user wants to leave at once: nothing more is waited for,
+	// and what may still be running or exist is reported.
 	Leave <-chan struct{}
 }
 
-// Interrupted is the cause of a context that a signal ended.
+// Interrupted is the cause of a context that was ended by a signal.
 type Interrupted struct {
 	Signal os.Signal
-	Answer Answer // what is to become of what runs
+	Answer Answer // what happens to whatever is running
 }
 
 // An Answer says what an interrupt means.
 type Answer string
 
-// The answers. Without one SIGHUP detaches, as does every signal of a command
-// that has not started the run itself; the others stop.
+// The answers. Without one, SIGHUP detaches, and so does every signal to a command that
+// did not start the run itself. The other signals stop the run.
 const (
-	Ask      Answer = "ask"      // never of an Interrupted: the user is asked first
-	Continue Answer = "continue" // never of an Interrupted: nothing happened
-	Stop     Answer = "stop"     // the command on all workers, and delete what was made for it
-	Detach   Answer = "detach"   // leave the command running, and what was made for it
+	Ask      Answer = "ask"      // never in an Interrupted: the user is asked first
+	Continue Answer = "continue" // never in an Interrupted: nothing happens
+	Stop     Answer = "stop"     // stop the command on all workers and delete what was created for it
+	Detach   Answer = "detach"   // leave the command running, and what was created for it
 )
 
-// detaches reports whether what runs is to be left; ours says that this command
-// has started it.
+// detaches reports whether the run is to be left running. ours says that this command
+// started it.
 func (e *Interrupted) detaches(ours bool) bool {
 	if e.Answer != "" {
 		return e.Answer == Detach
@@ -136,7 +136,7 @@ func (e *Interrupted) detaches(ours bool) bool {
 	return !ours || e.Signal == syscall.SIGHUP
 }
 
-// whatCtrlCDoes says what an interrupt will do to a run that goes on.
+// whatCtrlCDoes says what an interrupt will do to a run that is going on.
 func (d *Deps) whatCtrlCDoes(ours bool) string {
 	switch {
 	case d.CtrlC == Ask:
@@ -176,7 +176,7 @@ const (
 	StageSync      Stage = "sync"
 	StageFolder    Stage = "use existing folder"
 	StagePreflight Stage = "preflight"
-	StageSettings  Stage = "preflight settings" // done, and not as it must be
+	StageSettings  Stage = "preflight settings" // it was done, but the settings are not as required
 	StageVenv      Stage = "virtual environment"
 	StageFree      Stage = "free the TPU"
 	StageSkew      Stage = "skew" // workers differ
@@ -200,8 +200,8 @@ type Error struct {
 	Err    error  // the cause, or the first worker's
 	Advice string
 
-	each []error // of the workers that failed
-	lost bool    // it says that workers are not there, whatever Err says
+	each []error // errors of the workers that failed
+	lost bool    // workers are unreachable or gone, whatever Err says
 }
 
 func (e *Error) Error() string {
@@ -218,7 +218,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Hint is what to do next.
+// Hint says what to do next.
 func (e *Error) Hint() string {
 	if e.Advice != "" {
 		return e.Advice
@@ -230,14 +230,13 @@ func (e *Error) Hint() string {
 	return ""
 }
 
-// settled is an error whose advice no longer holds: what it speaks of has been
-// taken away since.
+// settled is an error whose advice no longer holds: the slices that it is about have
+// been deleted since.
 type settled struct{ error }
 
 func (e settled) Unwrap() error { return e.error }
 
-// Hint hides the hints of the wrapped error, but for one that holds without what
-// was taken away.
+// Hint hides the hints of the wrapped error, except one that holds without the slices.
 func (e settled) Hint() string {
 	var hinted interface{ HintWhenGone() string }
 	if errors.As(e.error, &hinted) {
@@ -246,9 +245,9 @@ func (e settled) Hint() string {
 	return ""
 }
 
-// workersError folds the failures of single workers into one error of a
-// stage: equal causes are one clause with their workers folded, the first
-// worker's cause first. errs is aligned with ids; nil entries are successes.
+// workersError combines the failures of single workers into one error of a stage.
+// Workers with equal causes share one clause; the first worker's cause comes first.
+// errs is aligned with ids; nil entries are successes.
 func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	if len(each) == 0 {
@@ -272,15 +271,15 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 }
 
-// failureGroup is the workers that failed for one cause.
+// failureGroup holds the workers that failed for one cause.
 type failureGroup struct {
 	cause   string
 	first   error
 	workers []tpu.WorkerID
 }
 
-// String is the cause; of a single worker with what is known of it alone, such as
-// its address.
+// String returns the cause. For a single worker it includes what is known only about
+// that worker, such as its address.
 func (g failureGroup) String() string {
 	if len(g.workers) == 1 {
 		return strings.TrimPrefix(g.first.Error(), g.workers[0].String()+": ")
@@ -288,7 +287,7 @@ func (g failureGroup) String() string {
 	return g.cause
 }
 
-// groupErrors collects the workers that failed for one cause, causes in order of
+// groupErrors groups the workers by the cause of their failure, causes in order of
 // appearance.
 func groupErrors(ids []tpu.WorkerID, errs []error) (groups []failureGroup) {
 	index := map[string]int{}
@@ -308,9 +307,9 @@ func groupErrors(ids []tpu.WorkerID, errs []error) (groups []failureGroup) {
 	return groups
 }
 
-// causeText is the error without the parts that differ from worker to worker,
-// so that equal causes read equal. Errors that have more of those than the
-// worker's name say so with a method Cause() string.
+// causeText returns the error without the parts that differ between workers, so that
+// equal causes have equal texts. An error with more such parts than the worker's name
+// has a method Cause() string that returns its text without them.
 func causeText(err error, id tpu.WorkerID) string {
 	text := err.Error()
 	var cause interface {
@@ -324,12 +323,12 @@ func causeText(err error, id tpu.WorkerID) string {
 	return strings.ReplaceAll(text, " on "+id.String()+":", ":")
 }
 
-// diskCure is what to do about a worker's disk that is full, or soon is.
+// diskCure is the advice about a worker's disk that is full or nearly full.
 const diskCure = "free some space on the worker: df -h ~ /tmp shows where; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
 
-// cure is what to do about troubles of a worker's system that any stage may meet.
-// They are known by the words of the system, in whatever of our scripts said
-// them; "" is for all others.
+// cure returns advice about problems of a worker's system that may occur in any stage.
+// It recognizes them by the system's own words, whichever script reported them. It
+// returns "" for all others.
 func cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
 	for _, c := range []struct{ words, cure string }{
@@ -348,14 +347,14 @@ func cure(text string) string {
 	return ""
 }
 
-// stopwatch emits the phases of a command and keeps their times.
+// stopwatch emits the phases of a command and records their times.
 type stopwatch struct {
 	sink  event.Sink
 	clock gcp.Clock
 	times []event.PhaseTime
 }
 
-// span runs f, whose package shows its own phases, and keeps its time.
+// span runs f, which emits its own phases, and records its time.
 func (w *stopwatch) span(name string, f func() error) error {
 	begin := w.clock.Now()
 	err := f()
@@ -363,7 +362,7 @@ func (w *stopwatch) span(name string, f func() error) error {
 	return err
 }
 
-// add counts the time of a phase; attempts go through the same phases again.
+// add adds to the time of a phase, because several attempts go through the same phases.
 func (w *stopwatch) add(name string, elapsed time.Duration) {
 	for i := range w.times {
 		if w.times[i].Name == name {
@@ -389,9 +388,9 @@ func (w *stopwatch) phase(name string, f func() (string, error)) error {
 	return nil
 }
 
-// detached returns a context for work that must go on although ctx has ended:
-// stopping the workers, tearing down. It ends when the user wants out at once
-// or after limit.
+// detached returns a context for work that must continue although ctx has ended, such
+// as stopping the workers and deleting slices. It ends after limit, or when the user
+// wants to leave at once.
 func (d *Deps) detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	stop := make(chan struct{})

@@ -14,8 +14,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// leaseTerms are what the workers of a job are told, so that they delete the
-// queued resource when nobody else does.
+// leaseTerms returns what the workers of a job are told, so that they delete the queued
+// resource when nobody else does.
 func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
@@ -23,13 +23,13 @@ func (d *Deps) leaseTerms(o JobOptions) lease.Terms {
 		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: max(1, o.Request.NodeCount) * o.Request.Type.Workers,
 		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
 	}
-	if o.Keep { // at the end of the job; the time to live holds all the same
+	if o.Keep { // the slices stay at the end of the job; TTL still holds
 		t.Lease = 0
 	}
 	return t
 }
 
-// bootAllowance is how long after the boot of the first worker the last one may
+// bootAllowance returns how long after the boot of the first worker the last one may
 // answer. Without limits it is a day.
 func bootAllowance(o JobOptions) time.Duration {
 	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
@@ -38,28 +38,28 @@ func bootAllowance(o JobOptions) time.Duration {
 	return o.ProvisionLimit + o.BootLimit
 }
 
-// A guard keeps the lease of a job's slices, from this machine's side.
+// A guard is this machine's part of the lease of a job's slices.
 type guard struct {
 	terms   lease.Terms
 	boot    time.Duration // how long the slices of a next attempt may take to answer
-	foreign bool          // the slices have another startup script: who is rebooted is not watched
-	holds   bool          // on some worker
+	foreign bool          // the slices have another startup script, so a rebooted worker does not watch
+	holds   bool          // some worker may delete the slices
 
 	stop func() // ends the renewals to the team; nil: there are none
-	told string // what was said of the workers' rights
+	told string // the messages about the workers' rights so far
 
-	expires time.Time // when the time to live of the slices is over; zero: never
+	expires time.Time // when the time to live of the slices ends; zero: never
 }
 
-// armLease has every worker watch over the slices, and tells before the command
-// starts which of them may not delete them. What fails here ends no run: it is
-// for the day on which this machine dies.
+// armLease makes every worker a lease holder and warns, before the command starts,
+// about workers that may not delete the slices. A failure here ends no run, because the
+// lease matters only if this machine dies.
 func (r *run) armLease(ctx context.Context) error {
 	if r.lease != nil {
 		if now := r.lease(); r.guard == nil || now == nil {
 			r.guard = now
 		} else {
-			r.guard.terms = now.terms // the slices may be others
+			r.guard.terms = now.terms // the slices may have been replaced
 		}
 	}
 	g := r.guard
@@ -104,8 +104,7 @@ func (r *run) armLease(ctx context.Context) error {
 	return nil
 }
 
-// tellLease says what the lease is worth, once for each thing that there is to
-// say.
+// tellLease reports what the lease can do. It gives each message only once.
 func (r *run) tellLease(errs, rights, apart []error, id string) {
 	g, b := r.guard, &strings.Builder{}
 	tell := func(level event.Level, hint, format string, args ...any) {
@@ -151,7 +150,7 @@ func refused(err error) bool {
 	return errors.As(err, &e) && (e.Status == 401 || e.Status == 403)
 }
 
-// rightCure is what gives a worker the right that it lacks.
+// rightCure returns the command or flag that gives a worker the right that it lacks.
 func rightCure(err error, project string) string {
 	var e *lease.RightError
 	switch {
@@ -165,9 +164,9 @@ func rightCure(err error, project string) string {
 	return ""
 }
 
-// renewals has the lease be renewed on every worker of t until stop is called,
-// on each by itself: one that is away keeps no other from it. A worker that was
-// rebooted, or whose watch was killed, is armed again.
+// renewals renews the lease on every worker of t until stop is called. Each worker is
+// renewed independently, so that one that is unreachable does not delay another. A
+// worker that was rebooted, or whose watch process was killed, is armed again.
 func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
@@ -179,7 +178,7 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 				case <-ctx.Done():
 					return nil
 				}
-				// What fails is tried again in the next round.
+				// A failure is tried again in the next round.
 				if held, err := t.renewOne(ctx, i, terms.Run, 0); err == nil && !held.Watched {
 					_, _ = lease.Arm(ctx, t.conns[i], terms)
 				}
@@ -192,7 +191,7 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 	}
 }
 
-// renewLimit bounds one renewal: a worker that is away is renewed next time.
+// renewLimit limits one renewal; an unreachable worker is renewed in the next round.
 const renewLimit = 30 * time.Second
 
 func (t *team) renewOne(ctx context.Context, i int, run string, silent time.Duration) (lease.Held, error) {
@@ -201,8 +200,9 @@ func (t *team) renewOne(ctx context.Context, i int, run string, silent time.Dura
 	return lease.Renew(ctx, t.conns[i], run, silent)
 }
 
-// renew renews the lease of a run on all workers that can be reached, for at
-// least the time that nobody will be heard of. It returns what they know of it.
+// renew renews the lease of a run on all workers that can be reached, for at least
+// silent, the time without further renewals. It returns what the workers know about the
+// lease.
 func (t *team) renew(ctx context.Context, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.ids))
 	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
@@ -212,9 +212,8 @@ func (t *team) renew(ctx context.Context, run string, silent time.Duration) []le
 	return all
 }
 
-// leaveLease ends the renewals. silent is for how long nobody will be there
-// before the next attempt, whose slices may have to be made first; negative: no
-// other follows.
+// leaveLease ends the renewals. silent is how long no renewal will come before the next
+// attempt, whose slices may have to be created first; negative: no attempt follows.
 func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	if r.guard == nil || r.guard.stop == nil {
 		return
@@ -228,7 +227,8 @@ func (r *run) leaveLease(ctx context.Context, silent time.Duration) {
 	}
 }
 
-// errExpired is the cause of a context that the end of the slices' life has ended.
+// errExpired is the cause of a context that ended because the slices' time to live is
+// over.
 var errExpired = errors.New("the time to live of the slices is over")
 
 func expiry(ttl time.Duration) error {
@@ -248,9 +248,9 @@ func (r *run) untilExpiry(ctx context.Context) (_ context.Context, over func()) 
 	return r.until(ctx, r.guard.expires, r.guard.terms.TTL)
 }
 
-// until returns a context that ends at expires, the end of the time to live ttl,
-// with expiry as its cause; a zero time is never. over ends it earlier, and has to
-// be called.
+// until returns a context that ends at expires, the end of the time to live ttl, with
+// expiry as its cause. A zero expires means never. over ends the context earlier; the
+// caller must call it.
 func (d *Deps) until(ctx context.Context, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
 	if expires.IsZero() {
 		return ctx, func() {}
@@ -271,8 +271,8 @@ func (d *Deps) until(ctx context.Context, expires time.Time, ttl time.Duration) 
 	}
 }
 
-// whoDeletes says what the workers will do about a queued resource that this
-// machine leaves; "" when they will do nothing.
+// whoDeletes says what the workers will do about a queued resource that this machine
+// leaves; "" if they will do nothing.
 func (g *guard) whoDeletes() string {
 	if g == nil || !g.holds {
 		return ""
@@ -280,7 +280,7 @@ func (g *guard) whoDeletes() string {
 	return leaseText(lease.Held{Watched: true, Lease: g.terms.Lease, TTL: g.terms.TTL, KeepOnFailure: g.terms.KeepOnFailure, KeepFor: g.terms.KeepFor})
 }
 
-// leaseText says what workers that hold a lease will do; "" when they do nothing.
+// leaseText says what workers that hold a lease will do; "" if they will do nothing.
 func leaseText(h lease.Held) string {
 	text := ""
 	switch {
@@ -305,8 +305,8 @@ func leaseText(h lease.Held) string {
 	return text
 }
 
-// attachLease renews the leases that the workers of t hold for a run, until stop
-// is called, which returns them by the queued resource.
+// attachLease renews the leases that the workers of t hold for a run until stop is
+// called. stop returns these leases by the name of the queued resource.
 func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func() map[string]lease.Held) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	held := t.heldBy(t.renew(ctx, run, 0))
@@ -337,7 +337,7 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 	}
 }
 
-// looks asks the workers what they hold for a run.
+// looks asks the workers which lease they hold for a run.
 func (t *team) looks(ctx context.Context, run string) []lease.Held {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit/3)
 	defer cancel()
@@ -349,7 +349,7 @@ func (t *team) looks(ctx context.Context, run string) []lease.Held {
 	return all
 }
 
-// asTyped writes a limit as people type it: 30m, 2h, 1h30m.
+// asTyped formats a limit as people type it: 30m, 2h, 1h30m.
 func asTyped(d time.Duration) string {
 	text := d.String()
 	for _, end := range []string{"m0s", "h0m"} {
@@ -360,8 +360,8 @@ func asTyped(d time.Duration) string {
 	return text
 }
 
-// heldBy are the leases by the names of the queued resources. leases are aligned
-// with the workers of t.
+// heldBy returns the leases by the name of the queued resource. leases are aligned with
+// the workers of t.
 func (t *team) heldBy(leases []lease.Held) map[string]lease.Held {
 	held := map[string]lease.Held{}
 	for i, h := range leases {
@@ -372,8 +372,8 @@ func (t *team) heldBy(leases []lease.Held) map[string]lease.Held {
 	return held
 }
 
-// sayBilled says of slices that a job made for this run that they stay, or who
-// deletes them. Whoever attaches to a run or stops it may not know that.
+// sayBilled warns that slices which a job made for this run stay and are billed, or
+// says who deletes them. A user who attaches to a run or stops it may not know that.
 func (d *Deps) sayBilled(ctx context.Context, run string, all []tpu.Slice, held map[string]lease.Held) {
 	if d.Queue == nil {
 		return

@@ -4,5 +4,5 @@ package job
 
 import "golang.org/x/sys/unix"
 
-// mayWrite is the error with which files in a directory could not be made.
+// mayWrite returns an error if the process may not create files in a directory.
 func mayWrite(dir string) error { return unix.Access(dir, unix.W_OK|unix.X_OK) }

@@ -9,13 +9,13 @@ import (
 	"multihost/internal/config"
 )
 
-// shortestMasked is the length from which secret values are masked in output:
-// the bytes of shorter ones are found in ordinary words.
+// shortestMasked is the shortest length of a secret value that is masked in output: the
+// bytes of shorter values occur in ordinary words.
 const shortestMasked = 8
 
-// maskedWords are what is masked in the output of a command: the lines of its
-// secret values, longest first. Programs print a key of several lines line by
-// line, and a value that came from a file without the newline at its end.
+// maskedWords returns what is masked in the output of a command: the lines of its
+// secret values, longest first. Programs print a key of several lines line by line, and
+// print a value from a file without the newline at its end.
 func maskedWords(env []config.EnvVar) [][]byte {
 	var words [][]byte
 	for _, v := range env {
@@ -32,10 +32,10 @@ func maskedWords(env []config.EnvVar) [][]byte {
 	return slices.CompactFunc(words, bytes.Equal)
 }
 
-// masked stands for a secret.
+// masked replaces a secret.
 const masked = "***"
 
-// maskSecrets replaces the secret values of env in what was typed.
+// maskSecrets replaces the secret values of env in text that was typed.
 func maskSecrets(text string, env []config.EnvVar) string {
 	for _, v := range env {
 		if v.Secret && v.Value != "" {
@@ -45,22 +45,22 @@ func maskSecrets(text string, env []config.EnvVar) string {
 	return text
 }
 
-// A masker replaces words in a stream, whatever the borders of its chunks. No
-// word has a newline, so no whole line is ever held back.
+// A masker replaces words in a stream, wherever the borders of its chunks are. No word
+// has a newline, so a whole line is never held back.
 type masker struct {
 	words [][]byte // longest first, none empty
 	held  []byte   // may be the beginning of a word
 	out   []byte
 }
 
-// next returns what can be shown of the stream once p has come. It is valid
+// next adds p to the stream and returns what can be shown of it. The result is valid
 // until the next call.
 func (m *masker) next(p []byte) []byte { return m.mask(p, true) }
 
 // rest returns what was held back, at the end of the stream.
 func (m *masker) rest() []byte { return m.mask(nil, false) }
 
-// mask is next, and rest when no more is to come.
+// mask is next with more set, and rest without.
 func (m *masker) mask(p []byte, more bool) []byte {
 	if len(m.words) == 0 {
 		return p
@@ -86,8 +86,8 @@ func (m *masker) mask(p []byte, more bool) []byte {
 	}
 }
 
-// find returns the first word of text that begins before limit, of those that
-// begin there the longest.
+// find returns the first word of text that begins before limit. If several begin at the
+// same place, it returns the longest.
 func (m *masker) find(text []byte, limit int) (at, size int) {
 	at = limit
 	for _, w := range m.words {
@@ -98,8 +98,7 @@ func (m *masker) find(text []byte, limit int) (at, size int) {
 	return at, size
 }
 
-// mayBegin returns where the end of text begins that may be the beginning of a
-// word.
+// mayBegin returns the index from which the end of text may be the beginning of a word.
 func (m *masker) mayBegin(text []byte) int {
 	from := max(0, len(text)-len(m.words[0])+1)
 	for i := from; i < len(text); i++ {

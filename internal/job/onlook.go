@@ -18,45 +18,45 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Far says how a Review reads what no command brings to this machine.
+// Far tells a Review how to read logs that no command brings to this machine.
 type Far struct {
-	// Deps makes what workers are reached with, at the first need; the Review owns it
-	// from then on. An error is why they cannot be reached: they are asked for again
-	// later.
+	// Deps returns the Deps used to reach the workers. It is called when they are first
+	// needed, and the Review owns the result. An error says why the workers cannot be
+	// reached; Deps is called again later.
 	Deps   func() (*Deps, error)
-	Prefix string // of the slices to look at, as of AttachOptions
+	Prefix string // name prefix of the slices to look at, as in AttachOptions
 	Clock  gcp.Clock
 }
 
-// An onlooker reads the logs of a run on its workers, or in its bucket, into a
-// Review. It changes nothing there and stops nobody.
+// An onlooker reads the logs of a run into a Review, from its workers or its bucket. It
+// changes nothing there and stops no process.
 type onlooker struct {
 	far    Far
 	review *Review
 	deps   *Deps
-	once   bool // reads what there is now, and does not wait for more
+	once   bool // reads what exists now and does not wait for more
 
 	mu        sync.Mutex // guards what follows
 	entries   []journal.Entry
 	following *following
-	told      int                     // the attempt whose start entries tells; 0: none
+	told      int                     // the attempt whose start is in entries; 0: none
 	over      int                     // the attempt whose end was seen; 0: none
-	gone      map[tpu.WorkerID]string // workers whose slices are
-	trouble   string                  // why nothing is read now
-	aside     string                  // what else is to be known
+	gone      map[tpu.WorkerID]string // workers whose slices are gone, and why
+	trouble   string                  // why nothing can be read now
+	aside     string                  // another notice for the user
 }
 
-// A place is where the logs of a run are read.
+// A place says where to read the logs of a run.
 type place string
 
 const (
-	placeHere  place = "here"  // a command brings them, or nothing more comes
+	placeHere  place = "here"  // on this machine: a command brings them, or no more will come
 	placeThere place = "there" // on the workers, or in the bucket
 )
 
-// placeOf decides by this machine's record of the run, nil for none, by whether a
-// command brings its logs here, and by the attempt whose end was seen where it ran, 0
-// for none.
+// placeOf decides where to read the logs. rec is this machine's record of the run, or
+// nil; brought says that a command brings the logs here; over is the attempt whose end
+// was seen where it ran, or 0.
 func placeOf(rec *Record, brought bool, over int) place {
 	switch {
 	case brought, rec == nil && over > 0, rec != nil && over >= rec.Attempt, rec != nil && rec.over():
@@ -65,21 +65,21 @@ func placeOf(rec *Record, brought bool, over int) place {
 	return placeThere
 }
 
-// firstReach is how long a worker may take to answer before it is shown as out of
-// reach; it is tried on.
+// firstReach is how long a worker may take to answer before it is shown as out of reach.
+// The onlooker keeps trying to reach it.
 const firstReach = 10 * time.Second
 
 // Pauses of an onlooker.
 const (
-	onlookPause = time.Second // between two looks whether a command brings the logs
+	onlookPause = time.Second // between two checks for a command that brings the logs
 	longestRest = 30 * time.Second
 )
 
-// place is where the logs are to be read now.
+// place returns where to read the logs now.
 func (o *onlooker) place() place {
 	rec, err := loadRecord(o.review.stateDir, o.review.run)
 	if err != nil {
-		return placeHere // the Review says why
+		return placeHere // the Review reports the error
 	}
 	o.mu.Lock()
 	over := o.over
@@ -87,7 +87,7 @@ func (o *onlooker) place() place {
 	return placeOf(rec, someoneAt(o.review.stateDir, o.review.run), over)
 }
 
-// open makes what workers are reached with.
+// open returns the Deps for reaching the workers and creates them on the first call.
 func (o *onlooker) open() (*Deps, error) {
 	if o.deps != nil {
 		return o.deps, nil
@@ -101,8 +101,8 @@ func (o *onlooker) open() (*Deps, error) {
 	return d, nil
 }
 
-// find looks for the run where it may be: rec is of one on workers, in is one in a
-// bucket.
+// find looks for the run where it may be. It returns rec for a run on workers, or in for
+// a run in a bucket.
 func (o *onlooker) find(ctx context.Context) (rec *Record, in *detachedRun, err error) {
 	d, err := o.open()
 	if err != nil {
@@ -115,7 +115,7 @@ func (o *onlooker) find(ctx context.Context) (rec *Record, in *detachedRun, err 
 	return rec, nil, err
 }
 
-// keepOn reads until ctx ends, where it is to be read.
+// keepOn reads until ctx ends, whenever the logs are to be read where the run is.
 func (o *onlooker) keepOn(ctx context.Context) {
 	rest := onlookPause
 	for {
@@ -142,7 +142,7 @@ func (o *onlooker) keepOn(ctx context.Context) {
 	}
 }
 
-// read reads there until the run has ended, or a command brings its logs here.
+// read reads where the run is, until the run has ended or a command brings its logs here.
 func (o *onlooker) read(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -167,8 +167,8 @@ func (o *onlooker) read(ctx context.Context) error {
 	return err
 }
 
-// giveWay ends the reading when a command brings the logs here. Twice in a row: one
-// that only asks looks the same for a moment.
+// giveWay ends the reading when a command brings the logs here. It waits until two checks
+// in a row find one, because a command that only checks looks the same for a moment.
 func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	for seen := 0; seen < 2; {
 		select {
@@ -183,8 +183,8 @@ func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	cancel()
 }
 
-// overSSH reads on the workers until the command has ended on all, which sum tells.
-// Workers that cannot be reached are waited for, unless a bucket has their logs.
+// overSSH reads on the workers until the command has ended on all of them; sum then says
+// how. It waits for workers that cannot be reached, unless a bucket has their logs.
 func (o *onlooker) overSSH(ctx context.Context, d *Deps, rec *Record) (sum *event.Summary, err error) {
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
@@ -223,7 +223,7 @@ func (o *onlooker) overSSH(ctx context.Context, d *Deps, rec *Record) (sum *even
 	return f.sum, err
 }
 
-// readOnce reads what the workers have now. sum is of a run that has ended on all of
+// readOnce reads what the workers have now. sum is nil unless the run has ended on all of
 // them.
 func (f *following) readOnce(ctx context.Context) (sum *event.Summary) {
 	f.ends = make([]ending, len(f.team.ids))
@@ -260,11 +260,11 @@ func (f *following) readOnce(ctx context.Context) (sum *event.Summary) {
 	return &s
 }
 
-// readBy reads what a job without runner prints: over SSH while all its workers can
-// be reached, else from the bucket.
+// readBy reads the output of a job without runner: over SSH while all its workers can be
+// reached, otherwise from the bucket.
 func (r *detachedRun) readBy(ctx context.Context, o *onlooker) error {
 	begin := r.Clock.Now()
-	followed := -1 // the attempt that was, over SSH
+	followed := -1 // the attempt that was followed over SSH
 	for {
 		state, err := r.bucket.State(ctx, r.desc.Run)
 		if err != nil {
@@ -279,7 +279,7 @@ func (r *detachedRun) readBy(ctx context.Context, o *onlooker) error {
 		if followed != state.Attempt && r.running(state) == len(ids) && !state.Over(r.desc) {
 			followed = state.Attempt
 			o.mention("")
-			_, err := o.overSSH(ctx, r.Deps, rec) // the bucket tells whether that was the end
+			_, err := o.overSSH(ctx, r.Deps, rec) // the bucket says whether the run has ended
 			if ctx.Err() != nil || err == nil && o.once {
 				return err
 			}
@@ -314,7 +314,7 @@ func (r *detachedRun) readBy(ctx context.Context, o *onlooker) error {
 			return nil
 		}
 		if err := r.stillThere(ctx, state); err != nil {
-			_ = r.readLogs(ctx, rec.Attempt, logs) // their last words
+			_ = r.readLogs(ctx, rec.Attempt, logs) // what the workers wrote last
 			return err
 		}
 		if err := r.pause(ctx); err != nil {
@@ -323,7 +323,7 @@ func (r *detachedRun) readBy(ctx context.Context, o *onlooker) error {
 	}
 }
 
-// readLogs reads what the bucket has of the logs.
+// readLogs reads the logs as far as the bucket has them.
 func (r *detachedRun) readLogs(ctx context.Context, attempt int, logs map[tpu.WorkerID]*readLog) error {
 	ids := r.desc.IDs()
 	errs := make([]error, len(ids))
@@ -344,7 +344,8 @@ func (r *detachedRun) readLogs(ctx context.Context, attempt int, logs map[tpu.Wo
 	return workersError(StageFollow, ids, errs)
 }
 
-// takeUp is Training.takeUp for the Review, which may have had nothing to read.
+// takeUp is Training.takeUp for the Review. The Review may have no Training yet; takeUp
+// then makes one.
 func (o *onlooker) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
 	r := o.review
 	r.mu.Lock()
@@ -355,7 +356,8 @@ func (o *onlooker) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
 	return r.training.takeUp(rec)
 }
 
-// tellStart tells the attempt that is read as its journal would. It may be repeated.
+// tellStart adds the entries that the journal would have for the start of the attempt.
+// Repeated calls for one attempt add nothing.
 func (o *onlooker) tellStart(rec *Record, ids []tpu.WorkerID) {
 	o.mu.Lock()
 	told := o.told
@@ -379,7 +381,7 @@ func (o *onlooker) tellStart(rec *Record, ids []tpu.WorkerID) {
 	}
 }
 
-// end tells how the run has ended.
+// end adds the entries for the end of the run and marks the Training's record as ended.
 func (o *onlooker) end(sum event.Summary) {
 	now := o.far.Clock.Now()
 	o.enter(now, sum)
@@ -394,8 +396,8 @@ func (o *onlooker) end(sum event.Summary) {
 	o.over = far.Attempt
 }
 
-// note takes what a following says: how the command ended on the workers. The rest is
-// for who follows.
+// note keeps the WorkerDone events of a following: how the command ended on the workers.
+// The other events are only for a command that follows the run.
 func (o *onlooker) note(e event.Event) {
 	if done, ok := e.(event.WorkerDone); ok {
 		o.enter(o.far.Clock.Now(), done)
@@ -414,7 +416,7 @@ func (o *onlooker) joins(f *following) {
 	o.following = f
 }
 
-// tellGone keeps the workers whose slices are gone.
+// tellGone records the workers whose slices are gone.
 func (o *onlooker) tellGone(rec *Record, gone []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -428,15 +430,15 @@ func (o *onlooker) tellGone(rec *Record, gone []string) {
 	}
 }
 
-// forget begins a new reading.
+// forget clears the results of the last reading before a new one begins.
 func (o *onlooker) forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.entries, o.told, o.gone, o.trouble, o.aside = nil, 0, nil, "", ""
 }
 
-// settle ends a reading: the journal tells the rest, but for an end that only we have
-// seen.
+// settle ends a reading. It drops the entries, because the journal has them from now on;
+// it keeps them when only the onlooker has seen the run's end.
 func (o *onlooker) settle() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -461,7 +463,8 @@ func (o *onlooker) mention(text string) {
 	o.aside = text
 }
 
-// sees is what is known there at this moment.
+// sees returns what is known now from where the run is: journal entries, the workers out
+// of reach with the cause, and notices. o may be nil.
 func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string, notices []string) {
 	if o == nil {
 		return nil, nil, nil
@@ -484,7 +487,8 @@ func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string
 	return slices.Clone(o.entries), away, append(notices, foldAway(away)...)
 }
 
-// foldAway says which workers are out of reach, those of one cause together.
+// foldAway returns one line for each cause, with the workers that are out of reach
+// because of it.
 func foldAway(away map[tpu.WorkerID]string) []string {
 	byCause := map[string][]tpu.WorkerID{}
 	for _, id := range slices.SortedFunc(maps.Keys(away), tpu.CompareWorkers) {

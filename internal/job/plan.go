@@ -19,12 +19,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// planVersion is the version of the document that a Plan is in JSON. It changes
-// when a field changes its meaning or goes away.
+// planVersion is the version of a Plan's JSON document. It changes when a field changes
+// its meaning or goes away.
 const planVersion = 1
 
-// A Plan is what a command would do, in the order of its fields. Secrets are
-// masked. String is the plan for people.
+// A Plan says what a command would do, in the order of its fields. Secrets are masked.
+// String returns the plan as text for people.
 type Plan struct {
 	Version int    `json:"version"`
 	Command string `json:"command"` // "run", "job" or "job --detach"
@@ -33,16 +33,16 @@ type Plan struct {
 	Project string `json:"project,omitempty"`
 	Zone    string `json:"zone,omitempty"`
 
-	Network  *network.Plan   `json:"network,omitempty"` // of --network-create
+	Network  *network.Plan   `json:"network,omitempty"` // from --network-create
 	Resource *ResourceChange `json:"queued_resource,omitempty"`
 	Upload   *Upload         `json:"upload,omitempty"` // of a job without runner
 	Slices   []PlannedSlice  `json:"slices"`
 
 	Login Login  `json:"login"`
-	Asked bool   `json:"workers_asked"`       // the workers were asked what they have and lack
+	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
 	Why   string `json:"not_asked,omitempty"` // why they were not
 
-	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // it is followed, or left running; nothing is sent, set or started
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // a run that is followed or left running; nothing is sent, set or started
 	Stops     []RunOnWorkers `json:"stops"`
 
 	Files     *Files          `json:"files,omitempty"` // absent: an existing folder is used
@@ -57,27 +57,27 @@ type Plan struct {
 	Cost   CostPlan `json:"cost"`
 }
 
-// What becomes of a queued resource.
+// What a command does with a queued resource.
 const (
 	ResourceCreate   = "create"
-	ResourceUse      = "use"      // it is there and what is asked for
-	ResourceRecreate = "recreate" // it is deleted first, or being deleted
+	ResourceUse      = "use"      // it exists and matches the request
+	ResourceRecreate = "recreate" // it is deleted first, or is already being deleted
 	ResourceReset    = "reset"    // its VMs are rebooted
 )
 
-// ResourceChange is what becomes of the queued resource of a job.
+// ResourceChange says what a job does with its queued resource.
 type ResourceChange struct {
 	ID      string          `json:"id"`
 	Do      string          `json:"do"`
-	State   string          `json:"state,omitempty"` // of the one that is there
-	Owner   string          `json:"owner,omitempty"` // of it
+	State   string          `json:"state,omitempty"` // state of the existing one
+	Owner   string          `json:"owner,omitempty"` // owner of the existing one
 	Why     string          `json:"why,omitempty"`
 	Tier    string          `json:"tier"`
-	Request json.RawMessage `json:"request,omitempty"` // body, as it would be sent
-	Gcloud  string          `json:"gcloud,omitempty"`  // the equal command line
+	Request json.RawMessage `json:"request,omitempty"` // request body as it would be sent
+	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
 }
 
-// Upload is what is put into the bucket of a job without runner.
+// Upload says what a job without runner puts into its bucket.
 type Upload struct {
 	URL     string   `json:"url"`
 	Objects []string `json:"objects"`
@@ -90,20 +90,20 @@ type PlannedSlice struct {
 	Topology string `json:"topology,omitempty"`
 	Workers  int    `json:"workers"`
 	Network  string `json:"network,omitempty"`
-	State    string `json:"state"` // the API's word, or "to be made"
+	State    string `json:"state"` // state as the API names it, or "to be made"
 }
 
-// Login says how workers are reached.
+// Login says how the workers are reached.
 type Login struct {
 	User string `json:"user"`
-	Key  string `json:"key"`            // the public key; empty: it would be made
+	Key  string `json:"key"`            // the public key; empty: the key would be made
 	File string `json:"file"`           // of the private key
 	Adds string `json:"adds,omitempty"` // where the key would be added
 	Way  Way    `json:"way"`
 	Jump string `json:"jump,omitempty"`
 }
 
-// RunOnWorkers is a run that lives on the workers.
+// RunOnWorkers is a run that is active on the workers.
 type RunOnWorkers struct {
 	Run     string `json:"run"`
 	Attempt int    `json:"attempt"`
@@ -113,7 +113,7 @@ type RunOnWorkers struct {
 	Why     string `json:"why,omitempty"`
 }
 
-// Files is what is sent.
+// Files says what is sent to the workers.
 type Files struct {
 	Dir     string   `json:"dir"`
 	To      string   `json:"to"` // directory on each worker
@@ -123,12 +123,12 @@ type Files struct {
 	Ignored []string `json:"ignored"`
 }
 
-// PreflightPlan is what becomes of the settings.
+// PreflightPlan says what happens to the settings of the workers.
 type PreflightPlan struct {
 	Mode     string          `json:"mode"` // apply, require, check or off
 	Platform string          `json:"platform"`
 	Install  bool            `json:"install"`
-	Changes  []SettingChange `json:"changes"`         // of the workers that were asked
+	Changes  []SettingChange `json:"changes"`         // on the workers that were asked
 	Notes    []string        `json:"notes,omitempty"` // about NUMA binding
 }
 
@@ -141,7 +141,7 @@ type SettingChange struct {
 	Reason  string `json:"reason,omitempty"` // why it would stay as it is
 }
 
-// FreePlan is who would be stopped to free the TPU.
+// FreePlan lists the processes that would be stopped to free the TPU.
 type FreePlan struct {
 	Policy  string    `json:"policy"`
 	Stopped []Stopped `json:"stopped"`
@@ -155,17 +155,17 @@ type Stopped struct {
 	Command string `json:"command"`
 }
 
-// StartPlan is what is started.
+// StartPlan says what is started on the workers.
 type StartPlan struct {
 	Script    string   `json:"script,omitempty"`
 	Argv      []string `json:"argv,omitempty"`
 	Directory string   `json:"directory"` // on the worker
 	Unset     []string `json:"unset"`
-	Venv      string   `json:"venv,omitempty"` // on the worker; made unless it is there
+	Venv      string   `json:"venv,omitempty"` // directory on the worker; made if it does not exist
 	Processes int      `json:"processes_per_worker"`
 }
 
-// PlannedWorker is what is done on one worker.
+// PlannedWorker says what is done on one worker.
 type PlannedWorker struct {
 	Worker  string            `json:"worker"`
 	Slice   string            `json:"slice"`
@@ -174,14 +174,14 @@ type PlannedWorker struct {
 	Env     map[string]string `json:"env"`
 	Wrap    []string          `json:"wrap,omitempty"` // words before the command
 
-	// Where the workers were asked:
+	// Set only when the workers were asked:
 	Files   *int   `json:"new_files,omitempty"`
 	Bytes   *int64 `json:"new_bytes,omitempty"`
 	Removed *int   `json:"removed_files,omitempty"`
 }
 
-// Limits are how long everything may take, and what is tried again. 0 is no
-// limit of a time.
+// Limits says how long everything may take, and how often a failed run is started again.
+// A time of 0 means no limit.
 type Limits struct {
 	Queue       time.Duration `json:"queue_ns,omitempty"`
 	Provision   time.Duration `json:"provision_ns,omitempty"`
@@ -199,30 +199,29 @@ type Limits struct {
 	Lease       time.Duration `json:"lease_ns,omitempty"`
 }
 
-// LogPlan is where the output goes.
+// LogPlan says where the output goes.
 type LogPlan struct {
 	Dir    string   `json:"dir"`
 	Files  []string `json:"files"`
 	Remote string   `json:"on_workers"`
 }
 
-// EndPlan is what is deleted in the end.
+// EndPlan says what is deleted at the end.
 type EndPlan struct {
 	Deletes string        `json:"deletes,omitempty"` // the queued resource
-	Keeps   string        `json:"keeps,omitempty"`   // why one stays
+	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
 	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
 }
 
-// CostPlan is what the slices cost while they are there.
+// CostPlan says what the slices cost while they exist.
 type CostPlan struct {
 	Hourly *float64 `json:"usd_per_hour"` // null: unknown
 	Tier   string   `json:"tier"`
 	Source string   `json:"source"`
 }
 
-// PlanRun returns what Run would do. Nothing is changed: the Deps must be those
-// of a dry run (ReadOnly). An error is what Run would fail with before it changes
-// anything.
+// PlanRun returns what Run would do and changes nothing. The Deps must be those of a dry
+// run (ReadOnly). An error is the one that Run would return before it changes anything.
 func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
 	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
 	defer r.close()
@@ -239,7 +238,7 @@ func (d *Deps) PlanRun(ctx context.Context, o RunOptions) (Plan, error) {
 	return p, r.foresee(ctx, &p, sel, "")
 }
 
-// PlanJob returns what Job would do, under the conditions of PlanRun.
+// PlanJob returns what Job would do. The conditions of PlanRun apply.
 func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
 	defer r.close()
@@ -265,7 +264,7 @@ func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	return p, r.foresee(ctx, &p, tpu.Selection{Slices: ready}, "")
 }
 
-// PlanDetach returns what Detach would do, under the conditions of PlanRun.
+// PlanDetach returns what Detach would do. The conditions of PlanRun apply.
 func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (Plan, error) {
 	r, err := d.prepareDetached(ctx, o, do)
 	if err != nil {
@@ -295,7 +294,7 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 	return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")
 }
 
-// errNotRefused says that a dry run was given clients that change something.
+// errNotRefused reports that a dry run was given clients that can change something.
 var errNotRefused = errors.New("a dry run had clients that change something")
 
 func (p *Plan) planJob(o JobOptions, ours bool) {
@@ -318,8 +317,8 @@ func (p *Plan) planJob(o JobOptions, ours bool) {
 	}
 }
 
-// foresee says what create and what follows would do to the resource, and
-// returns its slices where they can be tried now.
+// foresee adds to the plan what create and the steps after it would do to the queued
+// resource. It returns the resource's slices if they are all ready now.
 func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err error) {
 	res, _, err := q.create(ctx)
 	var refused *gcp.ReadOnlyError
@@ -356,8 +355,8 @@ func (q *queued) foresee(ctx context.Context, p *Plan) (ready []tpu.Slice, err e
 	return ready, nil
 }
 
-// foreseeRepair says what act would do about a resource that is there and of no
-// use. The error is the one that the job would end with.
+// foreseeRepair adds to the plan what act would do about a queued resource that exists
+// but is of no use. An error is the one that the job would end with.
 func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)
 	if !known {
@@ -387,8 +386,8 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, ca
 	return nil
 }
 
-// resourceChange is what becomes of a queued resource. refused, where there is
-// one, is the request that makes it.
+// resourceChange describes what is done with a queued resource. refused, if not nil, is
+// the refused request that would have made it.
 func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks())}
 	if res.State != "" && len(res.Nodes) > 0 {
@@ -398,7 +397,7 @@ func (d *Deps) resourceChange(do string, res qr.Resource, request qr.Request, re
 	case refused != nil:
 		c.Request = json.RawMessage(refused.Body)
 	case do == ResourceRecreate:
-		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone, d.Clock.Now())) // it has nothing that JSON has not
+		c.Request, _ = json.Marshal(request.Body(d.Project, d.Zone, d.Clock.Now())) // every value in it can be encoded as JSON
 	}
 	if c.Request != nil {
 		c.Gcloud = request.Gcloud(d.Project, d.Zone)
@@ -416,8 +415,8 @@ func (r *run) newPlan(command string) Plan {
 	}
 }
 
-// foresee completes the plan with what would be done on the workers of sel. Those
-// that exist are asked what they have; absent says why they are not there.
+// foresee adds to the plan what would be done on the workers of sel. It asks existing
+// workers what they have; absent, if not empty, says why the workers cannot be asked.
 func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent string) error {
 	r.used = sel.Slices
 	p.Login = r.planLogin(ctx, sel, absent)
@@ -468,12 +467,12 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 		return err
 	}
 	if len(in.evict) > 0 {
-		return nil // who holds the TPU then is not known now
+		return nil // it is not known now what will hold the TPU then
 	}
 	return r.foreseeFree(ctx, p, in)
 }
 
-// where names the place that a refused request would have added a key to.
+// where returns the place to which a refused request would have added a key.
 func where(refused *gcp.ReadOnlyError) string {
 	if refused.Method == "PATCH" {
 		return "the metadata of the slices"
@@ -497,7 +496,7 @@ func (r *run) planLogin(ctx context.Context, sel tpu.Selection, absent string) L
 	return l
 }
 
-// describe fills in what is decided without the workers.
+// describe fills in what is decided without asking the workers.
 func (p *Plan) describe(r *run, in *intent) {
 	p.Attempt = in.attempt
 	tier := onDemand
@@ -543,8 +542,8 @@ func (p *Plan) describe(r *run, in *intent) {
 		p.Preflight = &PreflightPlan{Mode: r.o.Preflight, Platform: string(in.tuning.Platform), Install: in.tuning.Install, Changes: []SettingChange{}}
 	}
 	p.Free = FreePlan{Policy: string(in.free.Policy), Stopped: []Stopped{}}
-	// What was typed is masked with the environment that was: that of the intent
-	// is empty where an attempt is taken over.
+	// The user's words are masked with the secrets of the user's environment: the
+	// intent's environment is empty when an attempt is taken over.
 	p.Start = StartPlan{Script: maskSecrets(r.o.Script, r.o.Env), Directory: "~/" + r.o.Run, Unset: in.commands[0].Unset, Processes: max(1, r.o.Processes)}
 	if r.o.Venv {
 		p.Start.Venv = "~/" + launch.VenvDir(r.o.Run)
@@ -579,15 +578,14 @@ func (p *Plan) describe(r *run, in *intent) {
 	}
 }
 
-// onDemand is the tier of slices of which it is not known: no other one costs
-// more.
+// onDemand is the tier assumed for slices of an unknown tier: no other tier costs more.
 const onDemand = string(qr.OnDemand)
 
 func runOnWorkers(f foundRun, why string) RunOnWorkers {
 	return RunOnWorkers{Run: f.info.Run, Attempt: f.info.Attempt, Owner: f.info.Owner, Workers: tpu.Fold(f.workers), Command: f.info.Command, Why: why}
 }
 
-// foreseeSync asks every worker what it lacks.
+// foreseeSync asks every worker which files it lacks.
 func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
 	return r.watch.phase("sync", func() (string, error) {
 		all := make([]codesync.Forecast, len(in.targets))
@@ -642,7 +640,8 @@ func (r *run) foreseePreflight(ctx context.Context, p *Plan, in *intent) error {
 	})
 }
 
-// applied is a report of a check as it will be when what can be set is set.
+// applied returns the report of a check as it will be after everything that can be set is
+// set.
 func (o PreflightOptions) applied(rep preflight.Report) preflight.Report {
 	if o.Check {
 		return rep
@@ -651,8 +650,8 @@ func (o PreflightOptions) applied(rep preflight.Report) preflight.Report {
 	return rep
 }
 
-// settingChanges are the settings that are not as wanted. Those of which a check
-// gives another reason cannot be set.
+// settingChanges returns the settings that are not as wanted. A setting for which the
+// check gives another reason cannot be set.
 func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool) []SettingChange {
 	all := []SettingChange{}
 	for _, row := range preflight.Rows(ids, reports) {
@@ -670,7 +669,7 @@ func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool
 	return all
 }
 
-// foreseeFree looks who holds the TPU.
+// foreseeFree finds out which processes hold the TPU.
 func (r *run) foreseeFree(ctx context.Context, p *Plan, in *intent) error {
 	return r.watch.phase("free", func() (string, error) {
 		o := in.free

@@ -14,9 +14,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// String is the plan for people: one line for each thing that would be done, in
-// that order, with a sign in front: + makes or sends, - ends or deletes, ~
-// changes, = uses what is there.
+// String returns the plan as text for people: one line for each thing that would be done,
+// in that order, with a sign in front: + makes or sends, - ends or deletes, ~ changes, =
+// uses what exists.
 func (p Plan) String() string {
 	t := &planText{}
 	where := ""
@@ -35,7 +35,7 @@ func (p Plan) String() string {
 	return t.b.String()
 }
 
-// planText collects the lines.
+// planText collects the lines of the text.
 type planText struct{ b strings.Builder }
 
 const planLabel = 10 // width of the labels
@@ -44,7 +44,7 @@ func (t *planText) line(sign, label, format string, args ...any) {
 	fmt.Fprintf(&t.b, "%s %-*s %s\n", sign, planLabel, label, fmt.Sprintf(format, args...))
 }
 
-// more goes on with the line before.
+// more adds a line that continues the one before.
 func (t *planText) more(format string, args ...any) {
 	fmt.Fprintf(&t.b, "%*s %s\n", planLabel+2, "", fmt.Sprintf(format, args...))
 }
@@ -242,13 +242,13 @@ func (p Plan) tellFiles(t *planText) {
 	}
 }
 
-// A planGroup is the workers of which the same is to be said.
+// A planGroup is the workers that share one text.
 type planGroup struct {
 	text    string
 	workers []tpu.WorkerID
 }
 
-// groups folds what text says of each worker.
+// groups groups the workers by what text returns for them.
 func (p Plan) groups(text func(PlannedWorker) string) []planGroup {
 	var all []planGroup
 	for i, id := range p.ids() {
@@ -396,8 +396,8 @@ func orUnlimited(d time.Duration) string {
 	return event.Duration(d)
 }
 
-// tellEnvironment lists the variables: what all workers share as it is, else the
-// first and the last value.
+// tellEnvironment lists the variables: the value that all workers share, otherwise the
+// first and the last worker's value.
 func (p Plan) tellEnvironment(t *planText) {
 	t.b.WriteString("\nenvironment of the command\n")
 	names := map[string]bool{}
@@ -433,17 +433,17 @@ func (p Plan) tellRequest(t *planText) {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("  ", "  ")
-	_ = enc.Encode(shortened(body, &long)) // it came from JSON
+	_ = enc.Encode(shortened(body, &long)) // cannot fail: body was decoded from JSON
 	fmt.Fprintf(&t.b, "\nrequest of queued resource %s\n  %s", p.Resource.ID, b.String())
 	if !long {
 		fmt.Fprintf(&t.b, "\nthe same with gcloud\n  %s\n", p.Resource.Gcloud)
 	}
 }
 
-// longest is how much of a value of the request people are shown.
+// longest is the length in bytes up to which a text in the request is shown to people.
 const longest = 400
 
-// shortened cuts the long texts in a value of JSON.
+// shortened replaces the long texts in a JSON value, and sets cut if there were any.
 func shortened(v any, cut *bool) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -19,13 +19,13 @@ import (
 type PreflightOptions struct {
 	Check    bool // only read
 	Require  bool // every failed setting is an error
-	Ignore   bool // report nothing: only facts about the worker are wanted
+	Ignore   bool // report nothing: the caller only wants facts about the worker
 	Platform preflight.Platform
 	Install  bool
-	Slices   tpu.Numbers // of the family, the ones with these numbers in their names
+	Slices   tpu.Numbers // only the slices of the family with these numbers in their names
 }
 
-// Preflight tunes or checks every worker of the slices that prefix names.
+// Preflight tunes or checks every worker of the slices whose names match prefix.
 func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o PreflightOptions) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	t, err := d.reach(ctx, &watch, prefix, o.Slices, partial, nil)
@@ -46,7 +46,8 @@ func (d *Deps) Preflight(ctx context.Context, prefix string, partial bool, o Pre
 	return err
 }
 
-// reach discovers and connects, as every command does that works on slices.
+// reach discovers the slices and connects to their workers, as every command does that
+// works on slices.
 func (d *Deps) reach(ctx context.Context, watch *stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*team, error) {
 	sel, err := d.discoverPhase(ctx, watch, prefix, numbers, partial)
 	if err != nil {
@@ -96,8 +97,8 @@ func (d *Deps) readSettings(ctx context.Context, t *team, o PreflightOptions) ([
 	return reports, workersError(StagePreflight, t.ids, errs)
 }
 
-// preflightAll runs the preflight on every worker and judges how it ended.
-// Reports are returned beside an error that says that some setting must not be so.
+// preflightAll runs the preflight on every worker and judges the reports. When the error
+// says that a setting must not be as it is, the reports are returned with it.
 func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o PreflightOptions) ([]preflight.Report, error) {
 	reports, err := d.readSettings(ctx, t, o)
 	if err != nil {
@@ -129,9 +130,8 @@ func (d *Deps) preflightAll(ctx context.Context, t *team, prefix string, o Prefl
 	return reports, nil
 }
 
-// networkMTU is the MTU that the interfaces of the workers ought to have, or 0
-// where it cannot be learned: reading a network takes a permission that running
-// does not.
+// networkMTU returns the MTU that the interfaces of the workers should have, or 0 if it
+// cannot be learned: reading a network needs a permission that running does not need.
 func (d *Deps) networkMTU(ctx context.Context, t *team) int {
 	name := t.slices[0].Network
 	if name == "" || d.Networks == nil {
@@ -140,28 +140,28 @@ func (d *Deps) networkMTU(ctx context.Context, t *team) int {
 	return d.readMTU(ctx, name)
 }
 
-// mtuLimit bounds how long a network is asked for its MTU, which is an extra.
+// mtuLimit bounds the time to read a network's MTU, which is optional.
 const mtuLimit = 20 * time.Second
 
 func (d *Deps) readMTU(ctx context.Context, name string) int {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
 	info, err := d.Networks.Show(ctx, name)
-	if info.MTU == 0 && err != nil { // else its rules alone are not to be read
+	if info.MTU == 0 && err != nil { // with an MTU, only the network's rules could not be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 	}
 	return info.MTU
 }
 
-// WarnOfMTU says before several slices are asked for that their network has small
-// packets: machines take the MTU when they are made. Where the network cannot be
-// read, the preflight says it later.
+// WarnOfMTU warns, before several slices are requested, that the MTU of their network is
+// small: machines take the MTU when they are made. If the network cannot be read, the
+// preflight warns later.
 func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
 	name := r.Network
 	if name == "" && r.Subnetwork == "" {
 		name = "default"
 	}
-	// A network of another project is for its owners to read.
+	// The owners of another project's network may read it; this user need not be able to.
 	name = strings.TrimPrefix(name, "projects/"+d.Project+"/global/networks/")
 	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
 		return
@@ -172,7 +172,7 @@ func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
 	}
 }
 
-// mtuBetween is the MTU that so many slices want between them; 0: any.
+// mtuBetween returns the MTU that this many slices want between them; 0: any.
 func mtuBetween(slices int) int {
 	if slices < 2 {
 		return 0
@@ -180,7 +180,8 @@ func mtuBetween(slices int) int {
 	return network.DefaultMTU
 }
 
-// mtuCure is how slices get large packets instead of those of a network.
+// mtuCure returns advice on how the slices can get a larger MTU than that of the network
+// name.
 func mtuCure(name string) string {
 	if name == network.DefaultName {
 		return fmt.Sprintf("while no TPU is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)
@@ -205,7 +206,8 @@ func (d *Deps) preflightFor(t *team, i int, o PreflightOptions, mtu int) preflig
 	return opts
 }
 
-// fatal says which settings of a worker must not be as they are, or nil.
+// fatal returns an error that names the settings of a worker that must not be as they
+// are, or nil.
 func fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil

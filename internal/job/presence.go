@@ -7,8 +7,8 @@ import (
 	"multihost/internal/event"
 )
 
-// A presence is the sign for other commands on this machine that a command is at a
-// run and brings its logs here. It ends with the process, however that ends.
+// A presence is a lock that tells other commands on this machine that a command brings
+// the logs of a run here. It ends with the process, however the process ends.
 type presence struct {
 	run  string
 	file *os.File
@@ -18,7 +18,8 @@ func presencePath(stateDir, run string) string {
 	return filepath.Join(RunDir(stateDir, run), "present")
 }
 
-// comeTo makes this command present at a run until leaveRun. It may be repeated.
+// comeTo makes this command present at a run until leaveRun. Repeated calls for one run
+// do nothing.
 func (d *Deps) comeTo(run string) {
 	if d.present != nil && d.present.run == run {
 		return
@@ -35,7 +36,7 @@ func (d *Deps) comeTo(run string) {
 			file.Close()
 		}
 	}
-	if err != nil { // who looks on reads from the workers then, and no byte twice
+	if err != nil { // an onlooker then reads from the workers too, and takes no byte twice
 		event.Notef(d.Sink, event.Debug, "", "lock %s: %v", path, err)
 		return
 	}
@@ -50,8 +51,8 @@ func (d *Deps) leaveRun() {
 	}
 }
 
-// someoneAt reports whether a command on this machine brings the logs of a run here.
-// It may take another one that asks at the same moment for such a command.
+// someoneAt reports whether a command on this machine brings the logs of a run here. A
+// false positive is possible: another command that calls someoneAt at the same moment.
 func someoneAt(stateDir, run string) bool {
 	file, err := os.OpenFile(presencePath(stateDir, run), os.O_RDWR, 0)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// JobOptions is a run on slices that are made for it and deleted after it.
+// JobOptions describes a run on slices that are created for it and deleted after it.
 type JobOptions struct {
 	Request qr.Request
 	Network *network.Options // to create first; nil: none
@@ -24,23 +24,23 @@ type JobOptions struct {
 
 	Budget Budget
 
-	TTL time.Duration // from the request of the slices to their deletion, whatever runs; 0: none
+	TTL time.Duration // from the request of the slices to their deletion, whatever is running; 0: no limit
 
-	// Lease is how long after the end of the command, or after their boot while no
-	// runner has come, the workers delete the slices by themselves while nobody is
-	// attached; 0: never.
+	// Lease is how long the workers wait before they delete the slices themselves. The
+	// time counts from the end of the command, or from their boot if no runner has
+	// come, and only while nobody is attached; 0: never.
 	Lease time.Duration
 
-	Keep          bool          // leave the slices when the run is over
-	KeepOnFailure bool          // leave them when it failed …
-	KeepFor       time.Duration // … for so long, then delete; 0 is until the user deletes them
+	Keep          bool          // leave the slices when the run has ended
+	KeepOnFailure bool          // leave them if the run failed
+	KeepFor       time.Duration // with KeepOnFailure: delete them after this time; 0: only the user deletes them
 }
 
-// Job provisions slices, runs the command on them and tears them down. Slices
-// that are taken away are made again and the command is started again on them,
-// as far as the budget goes. What an earlier runner of the same job made is
-// taken over: the queued resource, and the command where it lives. What is left
-// behind is said in the last lines.
+// Job creates slices, runs the command on them and deletes them. If slices are taken
+// away, it creates them again and starts the command again, as far as the budget
+// allows. It takes over what an earlier runner of the same job left: the queued
+// resource, and the command if it is still running. The last lines name what is left
+// behind.
 func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
 	release, err := d.claim(o.Run.Run)
@@ -88,8 +88,8 @@ func (r *run) makeNetwork(ctx context.Context, o *network.Options) error {
 	})
 }
 
-// planNetwork says what has to be made for the network of a job; nil where none
-// is to be.
+// planNetwork returns what has to be created for the network of a job; nil if the job
+// creates none.
 func (d *Deps) planNetwork(ctx context.Context, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil
@@ -112,20 +112,20 @@ func (d *Deps) Probe(ctx context.Context, s tpu.Slice) error {
 	return nil
 }
 
-// teardownLimit bounds the deletion of a queued resource with its nodes, which
-// takes minutes on the real service.
+// teardownLimit limits the deletion of a queued resource with its nodes, which takes
+// minutes on the real service.
 const teardownLimit = 20 * time.Minute
 
-// teardownPatience is how long a job waits at its end for the API, and for the
-// user to log in again: over a long weekend.
+// teardownPatience is how long a job waits at its end for the API, and for the user to
+// log in again. It spans a long weekend.
 const teardownPatience = 4 * 24 * time.Hour
 
-// notOurs adds to the end of a job whose queued resource is another's to delete
-// that it stays and is billed.
+// notOurs ends a job whose queued resource another job or user has to delete. It warns
+// that the resource stays and is billed.
 func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why string) error {
 	var conflict *qr.ConflictError
 	if errors.As(runErr, &conflict) {
-		return runErr // it is somebody else's, and was not used
+		return runErr // it belongs to somebody else and was not used
 	}
 	look, cancel := d.detached(ctx, time.Minute)
 	defer cancel()
@@ -133,19 +133,19 @@ func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why stri
 	switch {
 	case err == nil:
 		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing())
-	case gcp.ClassOf(err) != gcp.NotFound: // the answer to a request of ours may be lost
+	case gcp.ClassOf(err) != gcp.NotFound: // the answer to our own request may have been lost
 		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", o.Request.ID, err)
 	}
 	return runErr
 }
 
-// afterRun deletes the slices of a job, or says why they stay and how to
-// delete them. The real state is read before anything is deleted.
+// afterRun deletes the slices of a job, or reports why they stay and how to delete
+// them. It reads the real state before it deletes anything.
 func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, runErr error) (Outcome, error) {
 	o := q.o
 	id := o.Request.ID
-	// A login that has ended is waited for here, and an API that is away, since
-	// nobody else deletes what is billed.
+	// Wait here for an expired login and for an unavailable API, because nobody else
+	// deletes what is billed.
 	look, cancel := d.detached(ctx, teardownPatience)
 	var res qr.Resource
 	err := d.outlast(look, func() (err error) {
@@ -181,7 +181,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
 		return out, runErr
 	}
-	// The limit is the deletion's own; the context only ends it for good.
+	// Limit limits the deletion itself; the context is only a backstop.
 	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
 	defer cancel()
 	err = d.outlast(cleanup, func() error {
@@ -194,15 +194,15 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			Advice: deleteHint(id, d)})
 	}
 	event.Notef(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
-	var secret *launch.SecretError // of a project, not of the slices
+	var secret *launch.SecretError // its cause is in the project, not in the slices
 	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
 		runErr = settled{runErr}
 	}
 	return out, runErr
 }
 
-// keep says why the slices are left, or "" when they are to be deleted now. It
-// waits while failed slices are kept for a time.
+// keep says why the slices are left, or "" if they are to be deleted now. It waits
+// while failed slices are kept for a limited time.
 func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runErr error) string {
 	var in *Interrupted
 	switch {
@@ -218,7 +218,7 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 		return in.Error() + ", the run goes on"
 	case errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ": the same command goes on with it"
-	case in != nil: // a stop is no failure to look at
+	case in != nil: // a stop is no failure to look into
 		return ""
 	case !o.KeepOnFailure || runErr == nil && out.Code == 0:
 		return ""
@@ -234,8 +234,8 @@ func deleteHint(id string, d *Deps) string {
 	return fmt.Sprintf("delete it with: multihost qr delete %s --force --project=%s --zone=%s", id, d.Project, d.Zone)
 }
 
-// holdFor keeps failed slices for a look at them and says why they are to stay
-// for longer: "" when they are to be deleted. An interrupt ends the wait.
+// holdFor keeps failed slices so that the user can look at them. It returns why they
+// are to stay longer, or "" if they are to be deleted. An interrupt ends the wait.
 func (d *Deps) holdFor(ctx context.Context, r *run, limit time.Duration, id string) string {
 	until := d.Clock.Now().Add(limit)
 	cost := ""

@@ -14,41 +14,42 @@ import (
 	"multihost/internal/tpu"
 )
 
-// queued is the ground of Job: slices of a queued resource that is asked for,
-// and asked for again when it is lost.
+// queued is the ground of Job. It requests a queued resource for the slices, and
+// requests it again when it is lost.
 type queued struct {
 	*Deps
 	o     JobOptions
 	watch *stopwatch
-	terms lease.Terms // what the workers of the slices that are asked for are told
+	terms lease.Terms // what the workers of the requested slices are told
 	held  adoption
 
 	there  bool // the resource is known to exist
-	ours   bool // a job of this name made it: this one, or an earlier runner of it
-	made   bool // this one did
+	ours   bool // a job of this name made it: this process or an earlier runner of it
+	made   bool // this process made it
 	worked bool // every worker has answered once
 
-	// inherited: the resource was there when this job was typed. A command of an
-	// earlier runner may live on it until its workers have said that none does.
+	// inherited: the resource existed when this process started. A command of an
+	// earlier runner may be running on it until its workers have said that none does.
 	inherited bool
 
 	resets  int // since its workers last answered
-	remakes int // the same, for failures that nothing pays for
-	starved int // refusals for want of capacity, in a row
+	remakes int // the same, for failures that no budget pays for
+	starved int // refusals for lack of capacity, in a row
 	settles time.Time
-	asked   time.Time // when the resource was
+	asked   time.Time // when the resource was requested
 }
 
 const (
-	// maxRemakes bounds how often what does not come up is made again.
+	// maxRemakes limits how often a resource that does not come up is created again.
 	maxRemakes = 3
-	// suspendLimit is how long SUSPENDING may last before it is not waited for.
+	// suspendLimit is how long SUSPENDING may last before the job stops waiting for it
+	// to end.
 	suspendLimit = 10 * time.Minute
 	suspendPause = 5 * time.Second
 )
 
-// ready makes the slices what they have to be, step by step: it waits, looks at
-// what came of it, and does what qr.Decide says.
+// ready brings the slices into a usable state step by step: it waits, reads the result
+// and does what qr.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error) {
 	paid := after != nil
 	q.held.forget(q.worked)
@@ -91,7 +92,7 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 	}
 }
 
-// wait asks for the resource if need be and waits for its slices.
+// wait requests the resource if need be and waits for its slices.
 func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if !q.there {
 		if err := q.request(ctx); err != nil {
@@ -134,7 +135,7 @@ func (q *queued) request(ctx context.Context) error {
 	})
 }
 
-// create asks for the resource and keeps whose it is.
+// create requests the resource and records whose it is.
 func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err error) {
 	q.terms.Asked = q.Clock.Now()
 	q.o.Request.OwnMetadata = q.terms.Metadata(q.o.Request.Metadata)
@@ -153,10 +154,10 @@ func (q *queued) create(ctx context.Context) (res qr.Resource, created bool, err
 	return res, created, err
 }
 
-// askAgain says after how long a resource is asked for again that the API did
-// not take: at once nothing can be said against it but for the moment. A job that
-// has had one outlives an API that is away; quota is given back a while after
-// what used it has gone. 0 is never.
+// askAgain returns how long to wait before repeating a create request that failed for a
+// temporary reason; 0 means give up. A job that has had a resource waits for an API
+// that is unavailable. It also waits for quota, which is given back some time after the
+// resource that used it is gone.
 func (q *queued) askAgain(err error) time.Duration {
 	if q.there || !q.ours {
 		return 0
@@ -170,9 +171,9 @@ func (q *queued) askAgain(err error) time.Duration {
 	return 0
 }
 
-// starve is how long to wait for capacity that was refused; 0: it is not waited
-// for. A job that has never run is told at once; one that has lost its slices
-// waits for the next ones as long as it would in the queue.
+// starve returns how long to wait after capacity was refused; 0 means do not wait. A
+// job that has never run reports the refusal at once. A job that has lost its slices
+// waits for the next ones as long as it would wait in the queue.
 func (q *queued) starve() time.Duration {
 	if !q.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
 		return 0
@@ -181,8 +182,8 @@ func (q *queued) starve() time.Duration {
 	return min(time.Minute<<min(q.starved-1, 4), 10*time.Minute)
 }
 
-// diagnose reads the real state after a wait that failed and decides about it.
-// It knows nothing of failures that are not about the resource.
+// diagnose reads the real state after a wait that failed and decides what to do. known
+// is false for failures that are not about the resource.
 func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, known bool) {
 	var state *qr.StateError
 	var late *qr.DeadlineError
@@ -207,7 +208,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 			case slices.Contains(late.Silent, name):
 				return qr.Silent
 			}
-			return qr.Answers // it was waited for as well
+			return qr.Answers // the wait covered this slice as well
 		})
 	}
 	sight.Resets = q.resets
@@ -215,9 +216,9 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 	return qr.Decide(sight), true
 }
 
-// overdue reports whether a limit that has passed was that of what the resource
-// is now. It may have got on since, and nothing is known of the time for which
-// the API was away: only the queue needs no look to be too long.
+// overdue reports whether the limit that expired belongs to the resource's present
+// state. The resource may have progressed since, and nothing is known about the time
+// during which the API was unreachable. Only the limit of the queue counts such time.
 func overdue(late *qr.DeadlineError, state string) bool {
 	if late == nil {
 		return false
@@ -229,7 +230,7 @@ func overdue(late *qr.DeadlineError, state string) bool {
 	return late.State == state
 }
 
-// suspendingFor is how long the resource has been SUSPENDING.
+// suspendingFor returns how long the resource has been SUSPENDING.
 func (q *queued) suspendingFor(state string) time.Duration {
 	switch {
 	case state != "SUSPENDING":
@@ -241,8 +242,8 @@ func (q *queued) suspendingFor(state string) time.Duration {
 	return q.Clock.Now().Sub(q.settles)
 }
 
-// act takes the step that was decided. An error ends the run: cause is why the
-// wait failed, pay pays for what was taken away.
+// act takes the step that was decided. An error ends the run: cause is why the wait
+// failed, pay charges a loss to the budget.
 func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
 	switch {
 	case d.Loss == qr.Removed, d.Step == qr.StepGiveUp:
@@ -250,7 +251,7 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 	case d.Step == qr.StepWait:
 		return q.pause(ctx, suspendPause)
 	case d.Step == qr.StepReset:
-		if q.mayLive() { // a reboot may end a command: that is paid for as its loss
+		if q.mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {
 				return err
 			}
@@ -261,16 +262,16 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil { // it may be taken away at this moment; what it is now decides what comes next
+		if err != nil { // it may be being taken away; its next state decides what to do
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v", err)
 		}
 	case d.Step == qr.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
-	return nil // it has come right meanwhile
+	return nil // the resource has recovered meanwhile
 }
 
-// remake deletes the resource, so that it is asked for anew.
+// remake deletes the resource, so that the next wait requests it again.
 func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
 	wait, err := q.mayRemake(d, cause, pay)
 	if err != nil {
@@ -287,7 +288,7 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 		if !q.worked || !errors.As(err, &late) {
 			break
 		}
-		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // ending would leave it, too
+		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // ending the job would leave the resource, too
 	}
 	if err != nil {
 		return err
@@ -298,8 +299,7 @@ func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay fun
 	return q.pause(ctx, wait)
 }
 
-// begunBefore has the next request wait no longer for its time than the first
-// one would have.
+// begunBefore reduces valid-after of the next request by the time already waited.
 func (q *queued) begunBefore() {
 	r, now := &q.o.Request, q.Clock.Now()
 	if r.ValidAfterDuration != 0 {
@@ -310,8 +310,8 @@ func (q *queued) begunBefore() {
 	}
 }
 
-// mayRemake says how long to wait before the resource is asked for again, or
-// why it is not.
+// mayRemake returns how long to wait before the resource is requested again, or an
+// error if it is not.
 func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error) (wait time.Duration, err error) {
 	if d.Loss == qr.Preempted || d.Loss == qr.Maintenance {
 		return 0, pay(&Failure{Cause: Cause(d.Loss), Why: d.Why, Err: cause})
@@ -332,8 +332,8 @@ func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error)
 	return 0, nil
 }
 
-// outlast repeats call while the API is away, as long as that may be: there are
-// slices behind it that have been paid for.
+// outlast repeats call while the API is unavailable, without a limit of its own,
+// because the slices concerned have been paid for.
 func (d *Deps) outlast(ctx context.Context, call func() error) error {
 	for {
 		err := call()
@@ -347,7 +347,7 @@ func (d *Deps) outlast(ctx context.Context, call func() error) error {
 	}
 }
 
-// awayPause comes after the two minutes for which each call is tried anyway.
+// awayPause follows the two minutes for which each call is retried anyway.
 const awayPause = 15 * time.Second
 
 func (q *queued) pause(ctx context.Context, d time.Duration) error {
@@ -360,8 +360,8 @@ func (q *queued) pause(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// look waits for an API that is away: neither can the next slices be had without
-// it, nor can these be deleted.
+// look waits for an API that is unavailable: without it, the next slices cannot be
+// requested and the present ones cannot be deleted.
 func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (d qr.Decision, err error) {
 	err = q.outlast(ctx, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)

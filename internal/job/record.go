@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Record is what the runner keeps of a run, so that ps, logs, attach and
-// stop find it by its name. It is a cache: the workers hold the truth.
+// A Record is what the runner stores about a run on this machine, so that ps, logs,
+// attach and stop find the run by its name. It is a cache: the workers hold the truth.
 type Record struct {
 	Run     string          `json:"run"`
 	Attempt int             `json:"attempt"`
@@ -36,20 +36,20 @@ type Record struct {
 	LogDir  string          `json:"log_dir"`
 	Ended   bool            `json:"ended,omitempty"`
 	Code    int             `json:"exit_code,omitempty"`
-	Cut     bool            `json:"cut,omitempty"` // the disk here took only the beginning of some log
+	Cut     bool            `json:"cut,omitempty"` // some log here has only its beginning, because the disk took no more
 
-	// SecretEnv names the variables of the command whose values are masked where
-	// its output is shown. The values are nowhere.
+	// SecretEnv names the command's variables whose values are masked where its output is
+	// shown. The values are stored nowhere.
 	SecretEnv []string `json:"secret_env,omitempty"`
 
-	// KeepGoing says that a failure on one worker stops no other: --fail-fast=false,
-	// or a job without runner, whose workers stop each other.
+	// KeepGoing says that a failure on one worker does not make the runner stop the
+	// others: --fail-fast=false, or a job without runner, whose workers stop each other.
 	KeepGoing bool `json:"keep_going,omitempty"`
 
 	Bucket    string `json:"bucket,omitempty"` // of a job without runner
 	BucketDir string `json:"bucket_dir,omitempty"`
 
-	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one is Attempt
+	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 }
 
 // A RecordedAttempt is one start of the command of a run.
@@ -62,18 +62,18 @@ type RecordedAttempt struct {
 	Code    int       `json:"exit_code,omitempty"`
 	Again   bool      `json:"again,omitempty"` // another attempt was to follow
 	LogDir  string    `json:"log_dir"`
-	Cut     bool      `json:"cut,omitempty"` // as of the Record
+	Cut     bool      `json:"cut,omitempty"` // as in Record
 }
 
-// over reports whether the run has ended, was followed to its end, and is not to be
+// over reports whether the run has ended, was followed to its end, and will not be
 // started again.
 func (r *Record) over() bool {
 	last := len(r.Attempts) - 1
 	return r.Ended && (last < 0 || !r.Attempts[last].Again)
 }
 
-// beginAttempt adds the attempt that the record is about. One that is taken
-// over has been added before.
+// beginAttempt adds the record's current attempt to Attempts. An attempt that this
+// command takes over is there already and is not added again.
 func (r *Record) beginAttempt(now time.Time) {
 	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt {
 		return
@@ -87,8 +87,9 @@ func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
 	last.Cut = r.Cut
 }
 
-// logDirOf is where the local logs of an attempt are, "" when it is not known
-// here, and whether its end was seen here, so that nothing will be added to them.
+// logDirOf returns the directory of an attempt's local logs, "" if this machine does not
+// know it. ended reports whether the attempt's end was seen here and its logs are whole,
+// so that nothing will be added to them.
 func (r *Record) logDirOf(attempt int) (dir string, ended bool) {
 	if attempt == r.Attempt {
 		return r.LogDir, r.Ended && !r.Cut
@@ -101,12 +102,12 @@ func (r *Record) logDirOf(attempt int) (dir string, ended bool) {
 	return "", false
 }
 
-// A RecordedSlice is one slice of a run; its place in the record is its number.
+// A RecordedSlice is one slice of a run; its index in the record is its number.
 type RecordedSlice struct {
 	Name    string `json:"name"`
 	UID     string `json:"uid"`
 	Workers int    `json:"workers"`
-	Type    string `json:"type,omitempty"` // accelerator type, where the cloud tells it
+	Type    string `json:"type,omitempty"` // accelerator type, if the cloud tells it
 }
 
 func recordSlices(all []tpu.Slice) []RecordedSlice {
@@ -117,8 +118,8 @@ func recordSlices(all []tpu.Slice) []RecordedSlice {
 	return slices
 }
 
-// RecordedWorkers is how many workers each slice of a run has, by this machine's
-// record of it; none when there is no record.
+// RecordedWorkers returns how many workers each slice of a run has, from this machine's
+// record of the run; nil when there is no record.
 func RecordedWorkers(stateDir, run string) ([]int, error) {
 	rec, err := loadRecord(stateDir, run)
 	if err != nil || rec == nil {
@@ -131,8 +132,7 @@ func RecordedWorkers(stateDir, run string) ([]int, error) {
 	return counts, nil
 }
 
-// RunDir is where this machine keeps what it knows of a run: its record and
-// its journal.
+// RunDir returns the directory where this machine keeps a run's record and journal.
 func RunDir(stateDir, run string) string {
 	return filepath.Join(stateDir, "runs", run)
 }
@@ -141,8 +141,8 @@ func recordPath(stateDir, run string) string {
 	return filepath.Join(RunDir(stateDir, run), "run.json")
 }
 
-// openJournal lets the journal of a run begin. A run without one is none the
-// worse.
+// openJournal starts the run's journal. Failing to open it does not affect the run; the
+// user is warned.
 func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
 	d.comeTo(run)
 	var secrets []string
@@ -158,7 +158,7 @@ func (d *Deps) openJournal(run, command string, env []config.EnvVar) {
 	}
 }
 
-// closeJournal ends the journal of a run with how the command that kept it ends.
+// closeJournal ends the journal of a run with the outcome of this command.
 func (d *Deps) closeJournal(out Outcome, err error) {
 	d.leaveRun()
 	end := journal.End{ExitCode: out.Status(), Detached: out.Detached}
@@ -171,12 +171,13 @@ func (d *Deps) closeJournal(out Outcome, err error) {
 	d.Journal.Close(end)
 }
 
-// recordDir is where the logs of a run go unless the user says otherwise.
+// recordDir returns the directory for the logs of a run, unless the user names another.
 func recordDir(stateDir, run string, attempt int) string {
 	return attemptDir(RunDir(stateDir, run), attempt)
 }
 
-// attemptDir keeps the logs of a later attempt apart from the first one's.
+// attemptDir returns the directory for an attempt's logs: dir for the first attempt, a
+// subdirectory for later ones.
 func attemptDir(dir string, attempt int) string {
 	if attempt <= 1 {
 		return dir
@@ -184,7 +185,7 @@ func attemptDir(dir string, attempt int) string {
 	return filepath.Join(dir, "attempt-"+strconv.Itoa(attempt))
 }
 
-// save writes the record so that a reader sees the old or the new one whole.
+// save writes the record atomically: a reader sees either the old or the new one whole.
 func (r *Record) save(stateDir string) error {
 	path := recordPath(stateDir, r.Run)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -201,8 +202,8 @@ func (r *Record) save(stateDir string) error {
 	return os.Rename(tmp, path)
 }
 
-// saveAhead is save before what the record is about is sure: undo, never nil,
-// brings back what was there.
+// saveAhead saves the record before it is certain that its content comes true. undo,
+// never nil, restores the old record.
 func (r *Record) saveAhead(stateDir string) (undo func(), err error) {
 	old, err := loadRecord(stateDir, r.Run)
 	if err == nil {
@@ -219,7 +220,7 @@ func (r *Record) saveAhead(stateDir string) (undo func(), err error) {
 
 // loadRecord returns the record of a run, or nil when this machine has none.
 func loadRecord(stateDir, run string) (*Record, error) {
-	if err := config.CheckRunName(run); err != nil { // it is a part of the path
+	if err := config.CheckRunName(run); err != nil { // the name is part of the path
 		return nil, &Error{Stage: StageInput, Text: err.Error(), Err: err, Advice: "list the runs with: multihost ps --all"}
 	}
 	data, err := os.ReadFile(recordPath(stateDir, run))
@@ -236,8 +237,9 @@ func loadRecord(stateDir, run string) (*Record, error) {
 	return &r, nil
 }
 
-// localRecords are the records that this machine keeps, by name. What cannot be
-// read is left out: it says so when it is asked for by its name.
+// localRecords returns the records on this machine, sorted by name. It leaves out a
+// record that cannot be read: the user sees the error when asking for the run by its
+// name.
 func localRecords(stateDir string) []*Record {
 	paths, _ := filepath.Glob(recordPath(stateDir, "*"))
 	var all []*Record
@@ -267,7 +269,7 @@ func lastLocalAttempt(stateDir, run string) int {
 	return r.Attempt
 }
 
-// checkLogDir says what makeLogDir would say, and makes nothing.
+// checkLogDir returns the error that makeLogDir would return, and makes nothing.
 func (r *Record) checkLogDir() error {
 	dir := r.LogDir
 	for {
@@ -292,7 +294,7 @@ func (r *Record) checkLogDir() error {
 	}
 }
 
-// elsewhere is what to do about a place that takes no logs.
+// elsewhere is the advice about a directory that takes no logs.
 const elsewhere = "choose another place with --log-dir=DIR, or with --state-dir=DIR for records and logs"
 
 // makeLogDir makes the log directory and proves that it takes files.
@@ -308,7 +310,8 @@ func (r *Record) makeLogDir() error {
 	return os.Remove(probe.Name())
 }
 
-// unused refuses a log directory that has logs in it: they would be mixed up.
+// unused returns an error if the log directory has logs in it: the logs of two runs would
+// be mixed.
 func (r *Record) unused() error {
 	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
 		return &Error{Stage: StageInput, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
@@ -316,7 +319,7 @@ func (r *Record) unused() error {
 	return nil
 }
 
-// attempt is the event that says which attempt this is.
+// attempt returns the event that describes the record's attempt.
 func (r *Record) attempt() event.Attempt {
 	e := event.Attempt{Run: r.Run, Attempt: r.Attempt, Command: r.Command, Begin: r.Created, Workers: r.Workers, LogDir: r.LogDir}
 	for _, s := range r.Slices {
@@ -325,7 +328,7 @@ func (r *Record) attempt() event.Attempt {
 	return e
 }
 
-// logPath is the local log file of one worker.
+// logPath returns the path of one worker's local log file.
 func (r *Record) logPath(id tpu.WorkerID) string { return logPath(r.LogDir, id) }
 
 // logPath names the log of a worker as MaxText's runner does.

@@ -13,10 +13,9 @@ import (
 	"multihost/internal/qr"
 )
 
-// withRequests adds to the runs that workers tell what the API knows of the queued
-// resources that were made for them, and the jobs of which no worker tells: they
-// wait, boot, or have ended and are kept. found are the runs that workers know,
-// those that have ended too.
+// withRequests adds what the API knows about queued resources to the runs that workers
+// report. It also adds the jobs that no worker reports: they wait, boot, or have ended
+// and are kept. found are the runs that workers know, including ended ones.
 func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, found []foundRun) ([]Seen, error) {
 	inventory, ok := d.Queue.(Inventory)
 	if !ok || d.onHosts() {
@@ -33,7 +32,7 @@ func (d *Deps) withRequests(ctx context.Context, prefix string, seen []Seen, fou
 		}
 		terms, known := lease.ReadTerms(res.Metadata())
 		goes := func(begun bool) string {
-			if !known { // a runner may have armed a lease all the same
+			if !known { // a runner may still have armed a lease
 				return "not known here"
 			}
 			return whenGone(terms, begun, d.age(res.CreateTime))
@@ -64,7 +63,7 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// waitsFor is the state of a job whose command has not begun.
+// waitsFor returns the state, in words, of a job whose command has not begun.
 func waitsFor(res qr.Resource) string {
 	switch ready := res.ReadySlices(); {
 	case res.Dead():
@@ -77,7 +76,8 @@ func waitsFor(res qr.Resource) string {
 	return "ready, no command"
 }
 
-// whenGone says when the slices of a job go where nobody goes on with it.
+// whenGone says when the slices of a job are deleted if no runner continues the job.
+// begun says that the command has begun.
 func whenGone(t lease.Terms, begun bool, age time.Duration) string {
 	text := "never by itself"
 	switch {
@@ -102,8 +102,8 @@ func whenGone(t lease.Terms, begun bool, age time.Duration) string {
 	return text
 }
 
-// waitingRequest is the queued resource of a job that was made for run and on which
-// no worker is ready; false: there is none.
+// waitingRequest returns the queued resource that was made for the job run and on which
+// no worker is ready; false if there is none.
 func (d *Deps) waitingRequest(ctx context.Context, run string) (qr.Resource, bool) {
 	if d.Queue == nil || d.onHosts() {
 		return qr.Resource{}, false
@@ -112,14 +112,14 @@ func (d *Deps) waitingRequest(ctx context.Context, run string) (qr.Resource, boo
 	return res, err == nil && res.JobMade() && res.Labels[qr.LabelRun] == qr.LabelValue(run) && res.ReadySlices() == 0 && allAsked(res)
 }
 
-// allAsked reports whether a resource has no slice on which a command may live
-// though its workers cannot be asked: each is ready, or is being made, or gone.
+// allAsked reports whether the resource has no slice that may run a command although its
+// workers cannot be asked: each slice is ready, being made, or gone.
 func allAsked(res qr.Resource) bool {
 	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s qr.SliceState) bool { return !s.Ready && s.State != "CREATING" })
 }
 
-// stopRequest deletes the queued resource of a job whose command has not begun, or
-// whose slices are gone.
+// stopRequest deletes the queued resource of a job whose command has not begun or whose
+// slices are gone.
 func (d *Deps) stopRequest(ctx context.Context, run string, res qr.Resource) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	return watch.phase("delete", func() (string, error) {

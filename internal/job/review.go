@@ -12,10 +12,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Review is what is known of a run, while it goes on and after it: the figures of
-// its training, from its logs, and its story, from its journal. It reads what this
-// machine has of them, and asks no cloud and no worker unless it is told how: see
-// Follow.
+// A Review is what is known of a run, while it goes on and after it: the training figures
+// from its logs, and its story from its journal. It reads what this machine has of them.
+// It asks the cloud or the workers only when Follow or Fetch tells it how.
 type Review struct {
 	stateDir, run string
 	o             TrainingOptions
@@ -23,7 +22,7 @@ type Review struct {
 	mu       sync.Mutex // guards training
 	training *Training
 
-	far   *onlooker // nil: nobody is asked
+	far   *onlooker // nil: only this machine's files are read
 	end   context.CancelFunc
 	group sync.WaitGroup
 }
@@ -31,33 +30,34 @@ type Review struct {
 // A Look is what a Review has found.
 type Look struct {
 	Document *metrics.Document // nil while there are no logs
-	Story    *journal.Story    // never nil; empty where there is no journal
-	// Ended says that nothing more will come: the run is over and so is what
+	Story    *journal.Story    // never nil; empty if there is no journal
+	// Ended says that nothing more will come: the run is over, and so is the command that
 	// followed it.
 	Ended bool
 
-	// Away are the workers that cannot be reached now where they would have to be
-	// asked, and why. Notices say so of all, and what else keeps the logs from
-	// being read, in a line each.
+	// Away has the workers that the Review would have to ask but cannot reach now, and
+	// why. Notices has one line for each reason why logs cannot be read, those of Away
+	// included.
 	Away    map[tpu.WorkerID]string
 	Notices []string
 }
 
-// OpenReview makes a Review that has not looked yet.
+// OpenReview returns a Review that has read nothing yet.
 func OpenReview(stateDir, run string, o TrainingOptions) *Review {
 	return &Review{stateDir: stateDir, run: run, o: o}
 }
 
-// Follow has the Review read the logs where they are, on the workers or in the bucket
-// of a job without runner, whenever no command brings them to this machine, until
-// Close. Nothing is changed there and nobody is stopped. Trouble on the way is told
-// by Look; it is an error when nothing here and nothing there knows the run.
+// Follow makes the Review read the logs where the run is, on the workers or in the bucket
+// of a job without runner, whenever no command brings them to this machine. It reads
+// until Close. It changes nothing there and stops no process. Look reports trouble on the
+// way; Follow returns an error when neither this machine nor the workers or the bucket
+// know the run.
 func (r *Review) Follow(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, false); err != nil || r.far == nil {
 		return err
 	}
 	if r.far.place() == placeThere {
-		if _, err := r.far.open(); err != nil { // tried again later; now the user can be asked
+		if _, err := r.far.open(); err != nil { // open is tried again later; the first try is here because the user can be asked now
 			r.far.say(err.Error())
 		}
 	}
@@ -81,9 +81,9 @@ func (r *Review) Fetch(ctx context.Context, far Far) error {
 	return nil
 }
 
-// turnTo finds out that there is such a run.
+// turnTo sets r.far and checks that the run exists.
 func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
-	if r.o.LogDir != "" { // somebody else's logs
+	if r.o.LogDir != "" { // a directory of logs was named: there is no run to ask
 		return nil
 	}
 	r.far = &onlooker{far: far, review: r, once: once}
@@ -95,7 +95,7 @@ func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
 		return nil
 	}
 	if entries, err := journal.Read(RunDir(r.stateDir, r.run)); err != nil || len(entries) > 0 {
-		return nil // Look tells
+		return nil // Look has something to show
 	}
 	if _, _, err := r.far.find(gcp.Unattended(ctx)); err != nil {
 		if ctx.Err() != nil {
@@ -106,7 +106,7 @@ func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
 	return nil
 }
 
-// Close ends what Follow has begun. The Review may be looked at on.
+// Close ends what Follow has begun. Look may still be called.
 func (r *Review) Close() {
 	if r.end != nil {
 		r.end()
@@ -114,11 +114,12 @@ func (r *Review) Close() {
 	r.group.Wait()
 }
 
-// Look reads what is new on this machine, and takes what was read elsewhere. It is an
-// error when there is neither a record of the run nor a journal, and nobody is asked.
+// Look reads what is new on this machine and adds what was read where the run is. It is
+// an error when this machine has neither a record of the run nor a journal and only this
+// machine is read.
 func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 	var entries []journal.Entry
-	if r.o.LogDir == "" { // else they are somebody else's logs
+	if r.o.LogDir == "" { // with LogDir, the journal is not about these logs
 		var err error
 		if entries, err = journal.Read(RunDir(r.stateDir, r.run)); err != nil {
 			return Look{Story: &journal.Story{}}, &Error{Stage: StageLocal, Err: err}
@@ -135,7 +136,7 @@ func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 			if err != nil {
 				return look, &Error{Stage: StageLocal, Err: err}
 			}
-			if rec == nil { // it has not come so far yet, or never will
+			if rec == nil { // the run has not got that far yet, or never will
 				a := look.Story.Newest()
 				look.Ended = r.far == nil && a != nil && a.End != nil
 				return look, nil
@@ -146,7 +147,7 @@ func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 			return look, err
 		}
 	}
-	var none *Error // no logs yet, or none ever: the story is told all the same
+	var none *Error // an Error at StageInput: no logs yet, or none ever; the story is shown all the same
 	if _, err := r.training.Update(); err != nil && !((len(entries) > 0 || r.far != nil) && errors.As(err, &none) && none.Stage == StageInput) {
 		return look, err
 	}

@@ -7,23 +7,23 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A roster is what the API last said about all slices. Workers that are dialled
-// again at the same time, after an outage all of them, share one list call.
+// A roster caches the API's last answer about all slices, so that workers that are dialed
+// again at the same time (after an outage, all of them) share one list call.
 type roster struct {
-	turn  chan struct{} // held by who asks, or looks
-	at    time.Time     // when it was asked
+	turn  chan struct{} // held while asking the API or reading the answer
+	at    time.Time     // when the API was asked
 	slice map[string]tpu.Slice
 	err   error
 }
 
-// rosterAge is how long an answer holds. A VM that reboots to another address is
-// tried again for minutes.
+// rosterAge is how long an answer is valid. A VM that reboots with another address is
+// dialed again for minutes, so an old answer does no harm.
 const rosterAge = 5 * time.Second
 
 func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
-// lookUp returns a slice as the API has it now, or a little earlier; false says
-// that it is not there or that the API does not answer.
+// lookUp returns a slice as the API has it now, or had it up to rosterAge ago. It returns
+// false if the slice does not exist or the API does not answer.
 func (r *roster) lookUp(ctx context.Context, d *Deps, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:
@@ -34,7 +34,7 @@ func (r *roster) lookUp(ctx context.Context, d *Deps, name string) (tpu.Slice, b
 	if r.at.IsZero() || d.Clock.Now().Sub(r.at) >= rosterAge {
 		all, err := d.Cloud.Slices(ctx)
 		if ctx.Err() != nil {
-			return tpu.Slice{}, false // the next one asks
+			return tpu.Slice{}, false // the next caller asks
 		}
 		r.at, r.err, r.slice = d.Clock.Now(), err, make(map[string]tpu.Slice, len(all))
 		for _, s := range all {

@@ -18,27 +18,27 @@ import (
 	"multihost/internal/tpu"
 )
 
-// RunOptions is one invocation of a command on slices that exist.
+// RunOptions describes one invocation of a command on slices that exist.
 type RunOptions struct {
 	Prefix       string
-	Slices       tpu.Numbers // of the family, the ones with these numbers in their names; they are numbered anew
+	Slices       tpu.Numbers // only the slices of the family whose names have these numbers; they are numbered anew
 	AllowPartial bool
 	Run          string // name; also the working directory below the login's home
 
 	Dir         string // local directory to ship
-	Home        string // the user's home, not shipped by accident
+	Home        string // the user's home directory, so that it is not shipped by accident
 	UseExisting bool   // ship nothing, use the working directory as it is
-	Adopt       bool   // sync into a directory that no sync made
+	Adopt       bool   // sync into a directory that was not created by a sync
 	NoIgnore    bool
 	SyncTimeout time.Duration  // longest time without progress of one worker's copy
 	Relay       codesync.Relay // whether workers pass files on to each other
-	RelayFanout int            // how many of them get the files from here; 0: one of each slice
+	RelayFanout int            // how many workers get the files from this machine; 0: one of each slice
 
 	Script  string   // exactly one of Script and Argv
 	Argv    []string // run without a shell
 	Env     []config.EnvVar
-	Venv    bool // in a Python virtual environment of the run
-	MaxText bool // it finds the variables that MaxText's multihost_job.py sets
+	Venv    bool // run in a Python virtual environment of the run
+	MaxText bool // set the variables that MaxText's multihost_job.py sets
 
 	XLAPresets, XLAFlags []string // see internal/xla
 
@@ -50,50 +50,49 @@ type RunOptions struct {
 
 	Secrets []detach.Secret // read by the workers themselves
 
-	LogDir     string // "" is below Deps.StateDir
+	LogDir     string // "": below Deps.StateDir
 	Detach     bool
-	Processes  int           // of the command on each worker; 0 and 1 are one
-	Timeout    time.Duration // of the command, from its start; 0 is none
+	Processes  int           // of the command on each worker; 0 and 1 both mean one
+	Timeout    time.Duration // of the command, from its start; 0: no limit
 	FailFast   bool
 	Grace      time.Duration     // between TERM and KILL
-	Replace    bool              // stop a run that lives on these slices
-	MaxLog     int64             // bytes of output that a worker keeps; 0 is the default, -1 no limit
+	Replace    bool              // stop a run that is active on these slices
+	MaxLog     int64             // bytes of output that a worker keeps; 0: the default, -1: no limit
 	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
 	StrictExit bool
 	Watch      WatchOptions
 	Patience   Patience
 
-	StartLimit  time.Duration // from the first supervisor to the last start; 0 is none
-	MaxRestarts int           // further attempts of Run; see Job for its own
+	StartLimit  time.Duration // from the first supervisor to the last start; 0: no limit
+	MaxRestarts int           // how many further attempts Run may make; Job has its own budget
 }
 
-// Patience is how long a worker of a started run may be away or silent. 0 is no
-// limit, and never.
+// Patience is how long a worker of a started run may be unreachable or silent. 0 means
+// no limit for Lost, no wait for Log and no report for Quiet.
 type Patience struct {
-	// Lost is how long a worker that cannot be reached is waited for before the
-	// run has failed. A VM that reboots or migrates is back within minutes; a
-	// network that is away for longer leaves the command running, and attach
-	// finds it again.
+	// Lost is how long the run waits for a worker that cannot be reached before it
+	// counts as failed. A VM that reboots or migrates is back within minutes. If a
+	// network is down for longer, the command keeps running and attach finds it again.
 	Lost time.Duration
 
-	// Log is how long is waited, when the command has ended, for logs that are not
-	// whole here; 0 is not at all.
+	// Log is how long the run waits, after the command has ended, for logs that are not
+	// complete here; 0: it does not wait.
 	Log time.Duration
 
-	// Quiet is how long a worker may print nothing before that is said, and said
-	// again. Compilation of large models is silent for ten minutes at most.
+	// Quiet is how long a worker may print nothing before that is reported, and then
+	// reported again. Compiling a large model is silent for ten minutes at most.
 	Quiet time.Duration
 }
 
-// Outcome is how a run ended when it ran at all.
+// Outcome says how a run ended if its command was started.
 type Outcome struct {
 	Code     int // of the command
 	Started  bool
 	Detached bool
-	PartLogs bool // logs of it are whole on its workers only
+	PartLogs bool // some logs are complete only on the workers
 }
 
-// Status is the status to exit with.
+// Status returns the exit status of this process.
 func (o Outcome) Status() int {
 	if o.Code == 0 && o.PartLogs {
 		return partLogCode
@@ -101,11 +100,10 @@ func (o Outcome) Status() int {
 	return o.Code
 }
 
-// Run puts the command on every worker of the slices that o.Prefix names,
-// follows it to its end and reports. A command that fails is an Outcome, not
-// an error. When ctx ends with cause *Interrupted, the command is stopped on
-// every worker and proven gone, except for SIGHUP, which detaches; the error
-// is then that cause.
+// Run starts the command on every worker of the slices that o.Prefix names, follows it
+// to its end and reports. A command that fails is an Outcome, not an error. When ctx
+// ends with cause *Interrupted, Run stops the command on every worker, proves that it
+// is gone, and returns that cause as the error. SIGHUP is the exception: it detaches.
 func (d *Deps) Run(ctx context.Context, o RunOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
 	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
@@ -113,7 +111,7 @@ func (d *Deps) Run(ctx context.Context, o RunOptions) (out Outcome, err error) {
 	return r.do(ctx)
 }
 
-// close ends the connections and drops the packed files of the sync.
+// close ends the connections and deletes the packed files of the sync.
 func (r *run) close() {
 	r.leaveTeam()
 	if r.tree != nil {
@@ -121,7 +119,7 @@ func (r *run) close() {
 	}
 }
 
-// run is one invocation under way.
+// run is one invocation in progress.
 type run struct {
 	*Deps
 	o       RunOptions
@@ -132,37 +130,37 @@ type run struct {
 	intent  *intent
 	wraps   [][]string    // per worker: numactl words before the command
 	venvs   []launch.Venv // per worker, with RunOptions.Venv
-	boots   []string      // per worker: id of the boot that the preflight tuned; "" when it did not
+	boots   []string      // per worker: id of the boot that the preflight tuned; "" if it tuned nothing
 	started []launch.Started
 	skew    time.Duration
-	flags   *[]config.EnvVar // what carries the compiler's flags; nil: not asked yet
+	flags   *[]config.EnvVar // the variables that carry the compiler's flags; nil: not determined yet
 
-	// Of the attempt under way or just over:
+	// Of the present or the last attempt:
 	used    []tpu.Slice // the slices that it was to run on
-	rec     *Record     // nil before it has one
-	follow  *following  // nil before the command was started
-	vigil   *vigil      // while the workers are prepared
+	rec     *Record     // nil until the attempt has one
+	follow  *following  // nil until the command is started
+	vigil   *vigil      // set while the workers are prepared
 	refusal string      // why no further attempt follows
 	count   string      // which further attempt follows
 
 	tried     int  // attempts that were started or taken over
 	begunLast int  // number of the last of them
-	number    int  // of the attempt that comes, where a bucket knows it; 0: it does not
-	patient   bool // further attempts may follow, so that their cause matters
-	adopts    bool // a living attempt of this run is taken over, not refused
+	number    int  // number of the next attempt if a bucket knows it; otherwise 0
+	patient   bool // further attempts may follow, so the cause of a failure matters
+	adopts    bool // an attempt of this run that is still running is taken over, not refused
 	races     int  // how often in a row another runner of this run was first
-	cutOff    bool // the last attempt was given up since it could not be reached: it may go on
-	regained  bool // the attempt under way is that one
+	cutOff    bool // the last attempt was given up because it could not be reached; it may still be running
+	regained  bool // the present attempt is the one that was given up
 
-	// missing reports whether the command may live on slices of which not every
-	// worker answers: then it is taken over on those that do. nil: never.
+	// missing reports whether the command may be running on slices of which some
+	// workers do not answer. It is then taken over on the workers that do. nil: never.
 	missing func() bool
 
-	lease func() *guard // of slices that a job of this run made; nil, or returning nil, for others
-	guard *guard        // the same, once the slices are there
+	lease func() *guard // of slices that a job of this run made; nil, or returning nil, for other slices
+	guard *guard        // the result of lease once the slices exist
 }
 
-// errRebooted is the error of a worker whose settings are gone again.
+// errRebooted is the error of a worker that lost the settings of the preflight.
 var errRebooted = errors.New("it was rebooted after the preflight, and its settings are the defaults again; nothing was started")
 
 func (r *run) do(ctx context.Context) (Outcome, error) {
@@ -173,13 +171,13 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 	return r.attempts(ctx, r.standing(), Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
 }
 
-// standing are the slices that Run works on.
+// standing returns the slices that Run works on.
 func (r *run) standing() *standing {
 	return &standing{Deps: r.Deps, watch: &r.watch, prefix: r.o.Prefix, numbers: r.o.Slices, partial: r.o.AllowPartial}
 }
 
-// onTeam runs the command on the connected workers, or follows it where another
-// runner of the same job was first.
+// onTeam runs the command on the connected workers. If another runner of the same job
+// was first, it follows that runner's command.
 func (r *run) onTeam(ctx context.Context) (Outcome, error) {
 	for r.races = 0; ; r.races++ {
 		out, err := r.tryTeam(ctx)
@@ -208,7 +206,7 @@ func (r *run) tryTeam(ctx context.Context) (Outcome, error) {
 // carryOut does what was decided.
 func (r *run) carryOut(ctx context.Context, in *intent) (Outcome, error) {
 	r.intent, r.attempt = in, in.attempt
-	if in.living == nil && r.team.away != nil { // what lived there has ended meanwhile
+	if in.living == nil && r.team.away != nil { // the command that ran there has ended meanwhile
 		return Outcome{}, workersError(StageConnect, r.team.ids, r.team.away)
 	}
 	for _, e := range in.evict {
@@ -232,14 +230,14 @@ func (r *run) carryOut(ctx context.Context, in *intent) (Outcome, error) {
 	return r.followed(ctx)
 }
 
-// leaveRunning is the end of a command that was to be started and not followed.
+// leaveRunning ends a run with --detach once its command has started.
 func (r *run) leaveRunning() Outcome {
 	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.o.Run+"; end it with: multihost stop "+r.o.Run,
 		"run %s goes on without this machine on %s", r.o.Run, tpu.Fold(r.team.ids))
 	return Outcome{Started: true, Detached: true}
 }
 
-// prepare brings every worker from a connection to a command that runs.
+// prepare prepares every worker over its connection and starts the command there.
 func (r *run) prepare(ctx context.Context) error {
 	ctx, over := r.keepVigil(ctx)
 	defer over()
@@ -248,8 +246,8 @@ func (r *run) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	// A runner that is killed during the start leaves a record, for some workers
-	// may have started.
+	// The record is saved before the start: if this runner is killed during the start,
+	// some workers may already have started the command.
 	undo, err := r.intent.record.saveAhead(r.StateDir)
 	if err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
@@ -261,7 +259,7 @@ func (r *run) prepare(ctx context.Context) error {
 	return err
 }
 
-// begun says and records that the attempt runs.
+// begun counts and records the attempt as started.
 func (r *run) begun() {
 	r.rec = r.intent.record
 	r.tried, r.begunLast = r.tried+1, r.attempt
@@ -284,15 +282,17 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	return r.follow.do(ctx)
 }
 
-// stays reports whether an attempt of an earlier runner is as a detached run is to
-// be. One that has ended is not: its end and its slices are seen to.
+// stays reports whether --detach was given and the attempt found on the workers is
+// still running; it is then left alone. An attempt that has ended is followed, so that
+// its end and its slices are taken care of.
 func (r *run) stays(living *foundRun) bool { return r.o.Detach && living.info.Alive() }
 
-// takeOver follows an attempt that an earlier runner of this run has started
-// and that was not seen to its end; one that stays is left as it is.
+// takeOver follows an attempt that an earlier runner of this run started and did not
+// see end. If stays reports true, it leaves the attempt running.
 func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
-	// One that does not answer now keeps the offset that was measured when it was
-	// connected to: the command that runs there must not be given up for it.
+	// A worker that does not answer now keeps the clock offset that was measured when
+	// it was connected to: the command that runs there must not be given up because of
+	// that.
 	r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if r.team.isAway(i) {
 			return nil
@@ -322,8 +322,8 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	return r.followed(ctx)
 }
 
-// scan reads the directory before anything is asked of the cloud: a local
-// mistake must cost nothing.
+// scan reads the directory before anything is asked of the cloud, so that a local
+// mistake costs nothing.
 func (r *run) scan(ctx context.Context) error {
 	if r.o.UseExisting {
 		return nil
@@ -355,7 +355,7 @@ func describe(sel tpu.Selection) string {
 	return fmt.Sprintf("%s%s: %s %s", strings.Join(names, ", "), kind, event.Count(len(workers), "worker"), tpu.Fold(workers))
 }
 
-// evict stops a run that holds the workers.
+// evict stops a run that occupies the workers.
 func (r *run) evict(ctx context.Context, e eviction) error {
 	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", e.info.Ref.Label(), e.info.Owner, e.reason)
 	stopCtx, cancel := r.detached(ctx, r.o.Grace+2*time.Minute)
@@ -363,8 +363,9 @@ func (r *run) evict(ctx context.Context, e eviction) error {
 	return r.team.stopAll(stopCtx, r.Sink, e.info.Ref, r.o.Grace, e.reason, nil)
 }
 
-// failed turns the per-worker errors of a stage into one error; the end of ctx
-// comes before whatever it made the workers say.
+// failed turns the per-worker errors of a stage into one error. If ctx has ended, it
+// returns the cause of that instead, because the workers' errors may only follow from
+// it.
 func (r *run) failed(ctx context.Context, stage Stage, errs []error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -385,7 +386,7 @@ func (r *run) sync(ctx context.Context) error {
 	})
 }
 
-// synced is what the sync has cost, in words.
+// synced describes what the sync sent.
 func (r *run) synced(reports []codesync.Report) string {
 	var sent, uploaded int64
 	var files, relayed int
@@ -407,7 +408,7 @@ func (r *run) synced(reports []codesync.Report) string {
 	return text
 }
 
-// checkFolder refuses --use-existing-folder where there is none.
+// checkFolder returns an error if the folder of --use-existing-folder does not exist.
 func (r *run) checkFolder(ctx context.Context) error {
 	errs := r.team.each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		status, err := r.team.conns[i].Run(ctx, folderCheck(r.o.Run))
@@ -446,8 +447,8 @@ func (r *run) preflight(ctx context.Context) error {
 	})
 }
 
-// makeVenvs makes the virtual environment of the run on every worker, unless an
-// earlier attempt has made it.
+// makeVenvs creates the run's virtual environment on every worker, unless an earlier
+// attempt created it.
 func (r *run) makeVenvs(ctx context.Context) error {
 	if !r.o.Venv {
 		return nil
@@ -467,7 +468,8 @@ func (r *run) makeVenvs(ctx context.Context) error {
 	})
 }
 
-// adviseOnVenv adds what to do about workers that lack a package for it.
+// adviseOnVenv adds advice to the error of workers on which the virtual environment
+// cannot be created, for example because a package is missing.
 func (r *run) adviseOnVenv(err error) error {
 	var refused *launch.VenvError
 	var e *Error
@@ -480,13 +482,13 @@ func (r *run) adviseOnVenv(err error) error {
 	return err
 }
 
-// bindNUMA finds the words that bind the command of each worker to a NUMA node.
-// The notes say what was decided.
+// bindNUMA determines the words that bind each worker's command to a NUMA node. The
+// notes describe what was decided.
 func (r *run) bindNUMA(reports []preflight.Report) (notes []string, err error) {
 	for i := range r.team.ids {
 		ty, err := tpu.ParseType(r.team.slice(i).Type)
 		if err != nil {
-			ty = tpu.Type{} // a type newer than our table has no NUMA rule
+			ty = tpu.Type{} // a type that is newer than our table has no NUMA rule
 		}
 		wrap, text, err := preflight.NUMAWrap(r.o.NUMA, ty.Generation, reports[i])
 		if err != nil {
@@ -534,9 +536,10 @@ func (r *run) free(ctx context.Context) error {
 	})
 }
 
-// startMoment is when n workers are to start that get the order at now: late
-// enough that the orders have come by then, over ways of different length. One
-// alone has nobody to wait for, and starts whatever its clock says.
+// startMoment returns when n workers are to start if the order is sent at now. The
+// moment is late enough for every order to arrive, although some connections are slower
+// than others. A single worker need not wait for others: the zero time makes it start
+// at once, whatever its clock says.
 func startMoment(now time.Time, n int) time.Time {
 	if n == 1 {
 		return time.Time{}
@@ -544,9 +547,9 @@ func startMoment(now time.Time, n int) time.Time {
 	return now.Add(min(100*time.Millisecond+time.Duration(n)*time.Millisecond, 2*time.Second))
 }
 
-// start arms the supervisors of all workers and then releases them by one write
-// each, for the same moment. Unless all are released, none is left running; left
-// reports that this is not sure.
+// start prepares a supervisor on every worker and then releases each by one write, all
+// for the same moment. If not all are released, start leaves none running; left reports
+// that this is not certain.
 func (r *run) start(ctx context.Context) (left bool, err error) {
 	if r.o.StartLimit > 0 {
 		late := &Error{Stage: StageStart, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.o.StartLimit), Err: context.DeadlineExceeded, lost: true}
@@ -558,7 +561,8 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 		n := len(r.team.ids)
 		armed := make([]*launch.Armed, n)
 		errs := r.team.each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
-			// Once more, since the clock of a VM that has just booted is set.
+			// Measure once more, because a VM that has just booted may still set its
+			// clock.
 			err := again(ctx, r.Sink, r.team.ids[i].String(), "start", func() error {
 				_, err := r.team.conns[i].MeasureClock(ctx)
 				return err
@@ -583,7 +587,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 		}
 		room := r.tellDisks(armed)
 		r.started = make([]launch.Started, n)
-		// A worker that goes away at this moment may have started the command.
+		// A worker whose connection drops now may have started the command.
 		limited, cancel := context.WithTimeoutCause(ctx, r.Access.RetryFor+time.Minute, errors.New("it went away at the start and did not come back"))
 		defer cancel()
 		if n > 1 {
@@ -592,7 +596,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 				return nil
 			})
 		}
-		at := startMoment(time.Now(), n) // of the clock by which theirs were measured
+		at := startMoment(time.Now(), n) // by this clock, against which the workers' clocks were measured
 		errs = r.team.each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			r.started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err
@@ -610,8 +614,8 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 	return left, err
 }
 
-// released says when the command started where, by the workers' clocks as they
-// were measured against the runner's, and sets the skew.
+// released reports when the command started on each worker and sets the skew. The times
+// are from the workers' clocks, corrected to the runner's.
 func (r *run) released(armed []*launch.Armed) event.Release {
 	at := make([]time.Time, len(r.started))
 	for i, s := range r.started {
@@ -650,8 +654,8 @@ func (r *run) tellDisks(armed []*launch.Armed) string {
 	return fmt.Sprintf("; at least %s free for output", event.Bytes(least.Free))
 }
 
-// abort takes back every armed supervisor; nothing was started by them. The
-// error names the workers where that is not sure.
+// abort cancels every armed supervisor; they have started nothing. The error names the
+// workers where it is not certain that the supervisor is gone.
 func (r *run) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.detached(ctx, 30*time.Second)
 	defer cancel()
@@ -666,7 +670,7 @@ func (r *run) abort(ctx context.Context, armed []*launch.Armed) error {
 
 func (r *run) ref() launch.Ref { return launch.Ref{Run: r.o.Run, Attempt: r.attempt} }
 
-// stored are the secrets that the workers read.
+// stored returns the secrets that the workers read themselves.
 func (r *run) stored() []launch.StoredSecret {
 	all := make([]launch.StoredSecret, len(r.o.Secrets))
 	for i, s := range r.o.Secrets {
@@ -675,7 +679,8 @@ func (r *run) stored() []launch.StoredSecret {
 	return all
 }
 
-// sayUnmasked says which values are shown when the command prints them.
+// sayUnmasked warns that secrets which the workers read from Secret Manager are shown
+// if the command prints them, because this machine does not know their values.
 func (r *run) sayUnmasked() {
 	if len(r.o.Secrets) == 0 {
 		return
@@ -687,26 +692,25 @@ func (r *run) sayUnmasked() {
 	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
 }
 
-// bound is the command of worker i, on the NUMA node that the preflight found and
-// in the virtual environment that was made.
+// bound returns the command of worker i, bound to the NUMA node that the preflight
+// found and in the virtual environment that was created.
 func (r *run) bound(i int) launch.Spec {
 	s := r.intent.commands[i]
 	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])
 	if r.o.Venv {
-		s.Env = append(r.venvs[i].Env(), s.Env...) // what the user wants of PATH is last
+		s.Env = append(r.venvs[i].Env(), s.Env...) // the user's own PATH goes last and wins
 	}
 	return s
 }
 
-// reachIn is how long a worker that is to be stopped is tried to be reached:
-// whoever stops waits hardly longer for those that are away than for those that
-// are there.
+// reachIn limits how long a stop tries to reach a worker, so that unreachable workers
+// barely delay it.
 func reachIn(grace time.Duration) time.Duration { return grace + 5*time.Second }
 
-// stopAll ends a run on every worker and proves it. The error names the
-// workers on which it may still run.
+// stopAll stops a run on every worker and proves that it is gone. The error names the
+// workers on which it may still be running.
 //
-// A worker for which gone reports true is left out: its slice is not there any
+// It skips a worker for which gone reports true, because its slice does not exist any
 // more. gone may be nil.
 func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string, gone func(i int) bool) error {
 	errs := t.each(ctx, sink, "stop", func(ctx context.Context, i int) error {
@@ -731,24 +735,24 @@ func mayStillRun(err error, run string) error {
 	return err
 }
 
-// probeLogDir finds out early what openRecord would refuse later, when slices
-// have been made and paid for.
+// probeLogDir detects early what openRecord would refuse later, after slices have been
+// created and paid for.
 func (r *run) probeLogDir() error {
 	rec := &Record{LogDir: recordDir(r.StateDir, r.o.Run, 1)}
 	if r.o.LogDir != "" {
 		rec.LogDir = attemptDir(r.o.LogDir, r.nextAttempt())
 	}
 	err := rec.checkLogDir()
-	if err == nil && r.adopts && !r.ReadOnly { // a job, whose slices cost money from here on
+	if err == nil && r.adopts && !r.ReadOnly { // a job: its slices cost money from here on
 		err = rec.makeLogDir()
 	}
-	if err == nil && r.adopts && r.o.LogDir != "" { // else the workers tell which attempt it is
+	if err == nil && r.adopts && r.o.LogDir != "" { // otherwise only the workers can tell which attempt it is
 		err = rec.unused()
 	}
 	return err
 }
 
-// openRecord makes the log directory and says where the logs will be, before
+// openRecord creates the log directory and reports where the logs will be, before
 // anything can fail on the workers.
 func (r *run) openRecord() error {
 	rec := r.intent.record
@@ -771,7 +775,8 @@ func (r *run) openRecord() error {
 	return nil
 }
 
-// commandText is the command for people and records, secrets masked.
+// commandText returns the command as shown to people and written to records: its first
+// line, with secrets masked.
 func commandText(o RunOptions) string {
 	text := o.Script
 	if len(o.Argv) > 0 {

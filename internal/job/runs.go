@@ -24,7 +24,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Seen is a run as the workers tell it.
+// A Seen is a run as the workers report it.
 type Seen struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
@@ -33,20 +33,21 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
-	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices that a job has made
-	Gone    string    `json:"gone,omitempty"`         // when those go where nobody goes on with the job, in words
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, for a run that a job has made slices for
+	Gone    string    `json:"gone,omitempty"`         // when those slices are deleted if no runner continues the job, in words
 
-	// Followed is whether a command follows the output, wherever it runs; nil where
-	// that is not known: of runs of other logins and without runner, and of those
-	// that have not begun or have ended.
+	// Followed says whether a command follows the output, on any machine. It is nil when
+	// that is not known: for runs of other logins, runs without runner, and runs that
+	// have not begun or have ended.
 	Followed *bool `json:"followed,omitempty"`
 
 	age  time.Duration // by the worker's clock
-	goes string        // Gone, as far as there are slices; empty: the request tells
+	goes string        // value for Gone where slices exist; empty: computed from the queued resource
 }
 
-// List asks worker 0 of every ready slice, or of those that prefix names, with these
-// numbers in their names, which runs it knows, and emits them as a Result.
+// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
+// Result. prefix and only limit it to slices with that name prefix and these numbers in
+// their names.
 func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
@@ -79,7 +80,7 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		row.age = f.info.Age()
 		seen = append(seen, row)
 	}
-	if len(only) == 0 { // else slices are chosen, and a request need not have any
+	if len(only) == 0 { // with chosen slices, requests are left out: a request need not have slices
 		var err error
 		seen, err = d.withRequests(ctx, prefix, seen, found)
 		surveyErr = errors.Join(surveyErr, err)
@@ -117,14 +118,15 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 
 // foundRun is one run as the workers of a team know it.
 type foundRun struct {
-	info     launch.Info // of a worker on which it runs, else where it is to start, else of the first
+	info     launch.Info // from a worker that runs it, else from one that is to start it, else from the first
 	workers  []tpu.WorkerID
-	followed bool   // somebody follows its output
-	verdict  string // how it ended on all workers, "" where none of these was told
-	broken   int    // workers on which it was stopped, or nobody saw its end
+	followed bool   // a command follows its output
+	verdict  string // how the run ended on all workers; "" if no worker was told
+	broken   int    // number of workers on which it was stopped, or where nobody saw its end
 }
 
-// ended is how the run has ended: as its runner told it, else on one worker.
+// ended returns how the run has ended: the verdict of its runner, otherwise the exit on
+// one worker.
 func (f foundRun) ended() string {
 	if f.verdict != "" {
 		return "failed: " + f.verdict
@@ -132,8 +134,8 @@ func (f foundRun) ended() string {
 	return f.info.Exit.String()
 }
 
-// stoppable refuses a run of another login: its processes are not ours to end,
-// and the worker would not even tell whether they have ended.
+// stoppable returns an error for a run of another login: this login may not end its
+// processes, and the worker would not even report whether they have ended.
 func (f foundRun) stoppable() error {
 	if f.info.Mine {
 		return nil
@@ -141,7 +143,7 @@ func (f foundRun) stoppable() error {
 	return f.ofAnother(StageStop, "stop it as that login: multihost stop "+f.info.Run+" --user="+sshfan.Quote(f.info.Login))
 }
 
-// ofAnother says that a run is not this login's.
+// ofAnother returns the error that the run belongs to another login.
 func (f foundRun) ofAnother(stage Stage, advice string) error {
 	does := "runs"
 	if !f.info.Alive() {
@@ -150,9 +152,8 @@ func (f foundRun) ofAnother(stage Stage, advice string) error {
 	return &Error{Stage: stage, Text: fmt.Sprintf("run %q of %s %s as login %q", f.info.Run, f.info.Owner, does, f.info.Login), Advice: advice}
 }
 
-// runs asks every worker of the team which runs it knows. Runs that only share
-// a name are kept apart. The newest comes first. A worker that is away is not
-// asked.
+// runs asks every worker of the team which runs it knows. It skips workers that are away.
+// Different runs with the same name stay separate. The newest run comes first.
 func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	list := launch.List
 	if t.readOnly {
@@ -178,11 +179,12 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	var found []foundRun
 	for i, list := range lists {
 		for _, info := range list {
-			// Workers are armed within seconds, but never at one moment.
+			// The workers of a run are armed within seconds of each other, but never at
+			// one moment.
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
 			for _, side := range []int64{-1, 1} {
-				if !ok { // they are on both sides of a boundary
+				if !ok { // the workers' times may lie on both sides of a boundary
 					beside := key
 					beside.minute += side
 					at, ok = index[beside]
@@ -210,7 +212,8 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 	return found, errs
 }
 
-// rank orders what workers say of one run: the liveliest speaks for all.
+// rank orders the reports of the workers about one run: the report of the most active
+// worker ranks highest and stands for the run.
 func rank(info launch.Info) int {
 	switch {
 	case info.Phase == launch.Running:
@@ -221,10 +224,9 @@ func rank(info launch.Info) int {
 	return 0
 }
 
-// survey asks worker 0 of every ready slice, or of those that prefix names,
-// which runs it knows; those of runs that were seen elsewhere need not be asked.
-// The error may come with what the others said: some slices were not asked, and
-// nothing is known of them.
+// survey asks worker 0 of every ready slice, or of those that prefix and only choose,
+// which runs it knows. It does not ask the slices of runs in seen. An error may come with
+// the other slices' answers: some slices were not asked, and nothing is known of them.
 func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen []Seen) ([]tpu.Slice, []foundRun, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -255,9 +257,9 @@ func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen
 	return ready, found, err
 }
 
-// ask asks worker 0 of every slice, whose Index is its place in ready, which
-// runs it knows. asked tells of each slice whether it answered. The error may
-// come with what others said.
+// ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
+// be its position in ready. asked says for each slice whether it answered. An error may
+// come with the other slices' answers.
 func (d *Deps) ask(ctx context.Context, ready []tpu.Slice) (found []foundRun, asked []bool, err error) {
 	asked = make([]bool, len(ready))
 	t, failed, err := d.dial(ctx, tpu.Selection{Slices: ready}, func(id tpu.WorkerID) bool { return id.Worker == 0 }, false)
@@ -278,8 +280,8 @@ func (d *Deps) ask(ctx context.Context, ready []tpu.Slice) (found []foundRun, as
 	return found, asked, workersError(StageSurvey, ids, silent)
 }
 
-// locate finds a run by its name: from the record that this machine keeps of
-// it, else by asking the slices.
+// locate finds a run by its name: in this machine's records, otherwise by asking the
+// slices.
 func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error) {
 	rec, err := loadRecord(d.StateDir, name)
 	if err != nil {
@@ -336,9 +338,9 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 	return rec, nil
 }
 
-// notBegun is the error about a job of which there is nothing but its queued
-// resource: it waits, or its runner went while it did. It is nil where there is
-// none.
+// notBegun returns the error about a job of which only the queued resource exists: the
+// job waits, or its runner ended while it waited. It returns nil if there is no such
+// resource.
 func (d *Deps) notBegun(ctx context.Context, name string) error {
 	if d.Queue == nil {
 		return nil
@@ -351,8 +353,7 @@ func (d *Deps) notBegun(ctx context.Context, name string) error {
 		Advice: "typing the same job again goes on with it; " + deleteHint(res.ID, d)}}
 }
 
-// notBegunError is about a run that no worker knows, and that a queued resource was
-// made for.
+// notBegunError says that no worker knows the run, but a queued resource was made for it.
 type notBegunError struct {
 	res qr.Resource
 	err *Error
@@ -361,9 +362,10 @@ type notBegunError struct {
 func (e *notBegunError) Error() string { return e.err.Error() }
 func (e *notBegunError) Unwrap() error { return e.err }
 
-// choose returns which of the runs of one name is meant: the living one, else
-// the newest. other is one that it may be taken for by mistake: that lives, too,
-// or is elsewhere. An attempt's number decides nothing: one worker can claim any.
+// choose returns the run that is meant among runs of one name: the active one, otherwise
+// the newest. other is a run that could be meant instead: another active one, or one on
+// other workers. The number of an attempt decides nothing, because one worker can claim
+// any.
 func choose(match []foundRun) (f foundRun, other *foundRun) {
 	at := max(0, slices.IndexFunc(match, func(f foundRun) bool { return f.info.Alive() }))
 	f = match[at]
@@ -380,8 +382,10 @@ func choose(match []foundRun) (f foundRun, other *foundRun) {
 				known++
 			}
 		}
-		// What a run with fewer slices has replaced is its past; but not when the
-		// one that is on fewer has ended, for then neither is there.
+		// A run whose workers are a subset of f's is an earlier run that f replaced. If f
+		// shares only some of them, the other run used more slices; that is f's past only
+		// while f is active. If f has ended too, neither is active and either may be
+		// meant.
 		if known == 0 || known < len(o.workers) && !f.info.Alive() {
 			return f, &match[i]
 		}
@@ -389,7 +393,7 @@ func choose(match []foundRun) (f foundRun, other *foundRun) {
 	return f, nil
 }
 
-// text names a found run for people.
+// text describes a found run for people.
 func (f foundRun) text(all []tpu.Slice) string {
 	state := string(f.info.Phase)
 	if f.info.Exit != nil {
@@ -406,8 +410,8 @@ func sliceNames(all []tpu.Slice, f foundRun) string {
 	return strings.Join(names, ", ")
 }
 
-// recorded is the selection that a record stands for, with its slice numbers.
-// A slice that is not there any more has no workers in it, and is named in gone.
+// recorded returns the selection for a record, with the record's slice numbers. A slice
+// that no longer exists has no workers in sel, and gone has its name.
 func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, gone []string, err error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -429,21 +433,21 @@ func (d *Deps) recorded(ctx context.Context, rec *Record) (sel tpu.Selection, go
 	return sel, gone, nil
 }
 
-// AttachOptions say which run is meant and how it is followed.
+// AttachOptions say how to find the run and how to follow it.
 type AttachOptions struct {
-	Prefix     string // of the slices to look at; "" is all
+	Prefix     string // name prefix of the slices to look at; "" is all
 	Grace      time.Duration
 	StrictExit bool
 	Patience   Patience
 	Watch      WatchOptions
 
-	// Secret tells the value of a variable of this machine's environment: those
-	// that were secret when the run was started are masked in what is shown.
+	// Secret returns the value of a variable in this machine's environment. The variables
+	// that were secret when the run was started are masked in the output shown.
 	Secret func(name string) (value string, ok bool)
 }
 
-// secrets are the variables of the run whose values are masked, and the names
-// of those whose values are not known here.
+// secrets returns the variables of the run whose values are masked, and the names of
+// those whose values are not known here.
 func (o AttachOptions) secrets(rec *Record) (known []config.EnvVar, unknown []string) {
 	for _, name := range rec.SecretEnv {
 		if value, ok := o.Secret(name); ok {
@@ -455,8 +459,8 @@ func (o AttachOptions) secrets(rec *Record) (known []config.EnvVar, unknown []st
 	return known, unknown
 }
 
-// Attach follows a run that was started elsewhere or before, to its end. An
-// interrupt leaves the run going.
+// Attach follows to its end a run that was started before, here or elsewhere. An
+// interrupt does not stop the run.
 func (d *Deps) Attach(ctx context.Context, name string, o AttachOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
 	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
@@ -472,7 +476,7 @@ func (d *Deps) Attach(ctx context.Context, name string, o AttachOptions) (out Ou
 	return d.attachTo(ctx, rec, o)
 }
 
-// attachTo follows what a record is about over SSH, and sums it up.
+// attachTo follows the run of a record over SSH and emits its summary.
 func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (Outcome, error) {
 	out, sum, err := d.attachOver(ctx, rec, o)
 	if sum != nil {
@@ -481,8 +485,8 @@ func (d *Deps) attachTo(ctx context.Context, rec *Record, o AttachOptions) (Outc
 	return out, err
 }
 
-// attachOver follows what a record is about over SSH. sum, where there is one,
-// is for the caller to emit.
+// attachOver follows the run of a record over SSH. It does not emit sum; the caller does,
+// unless sum is nil.
 func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (out Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
@@ -502,7 +506,7 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	if err != nil {
 		return Outcome{}, nil, err
 	}
-	if rec.Bucket == "" { // else the workers need no lease to delete the slices
+	if rec.Bucket == "" { // with a bucket, the workers need no lease to delete the slices
 		held := d.attachLease(ctx, t, name)
 		defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
 	}
@@ -517,22 +521,22 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	d.openJournal(rec.Run, "attach", secrets)
 	d.Sink.Emit(rec.attempt())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.whatCtrlCDoes(false))
-	partly := d.sayUnstarted(t, known, rec) // where it runs, that is no failure to stop it for
+	partly := d.sayUnstarted(t, known, rec) // a run that started on only some workers is not stopped as failed
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: !rec.KeepGoing && !partly && lives, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
 		secrets: maskedWords(secrets)}
 	out, err = f.do(ctx)
 	if f.sum != nil && len(unknown) > 0 {
-		f.sum.LastLines = nil // they would be kept in the journal
+		f.sum.LastLines = nil // they would be kept in the journal unmasked
 	}
 	return out, f.sum, err
 }
 
-// newestAttempt corrects a record that is older than what the workers run: the
-// same name may have been started again from another machine. It returns the
-// workers that know the attempt, all of them when none does, and whether it may
-// live on any. The error says that it is another login's, whose files are not
-// ours to read.
+// newestAttempt updates a record that is older than the attempt on the workers: another
+// machine may have started the same name again. It returns the workers that know the
+// attempt (all of them when none does), and whether the attempt may be active on any. It
+// is an error if the attempt belongs to another login, whose files this login may not
+// read.
 func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.runs(ctx)
 	answered := 0
@@ -545,7 +549,7 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 		if f.info.Run != rec.Run || f.info.Attempt <= rec.Attempt {
 			continue
 		}
-		if !f.info.Mine || len(f.workers) < answered { // a start that was cut short, or somebody's word
+		if !f.info.Mine || len(f.workers) < answered { // a start that was interrupted, or a false claim by one worker
 			event.Notef(d.Sink, event.Warn, "multihost stop "+rec.Run+" ends it", "only %s knows an attempt %d of run %s: it is left alone",
 				tpu.Fold(f.workers), f.info.Attempt, rec.Run)
 			continue
@@ -553,7 +557,7 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 		rec.Attempt, rec.Owner, rec.Command, rec.Ended = f.info.Attempt, f.info.Owner, f.info.Command, false
 		rec.LogDir = recordDir(d.StateDir, rec.Run, rec.Attempt)
 	}
-	for i, err := range errs { // whoever did not answer may know it
+	for i, err := range errs { // a worker that did not answer may know it
 		if err != nil {
 			known, lives = append(known, t.ids[i]), true
 		}
@@ -577,9 +581,8 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 	return known, lives, nil
 }
 
-// sayUnstarted names the workers of a run on which it was never started, since
-// its runner was killed in the middle of the start. It reports whether there are
-// any.
+// sayUnstarted warns about the workers on which the run was never started because its
+// runner was killed during the start. It reports whether there are any.
 func (d *Deps) sayUnstarted(t *team, known []tpu.WorkerID, rec *Record) bool {
 	unstarted := slices.DeleteFunc(slices.Clone(t.ids), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
 	if len(unstarted) == 0 {
@@ -590,8 +593,8 @@ func (d *Deps) sayUnstarted(t *team, known []tpu.WorkerID, rec *Record) bool {
 	return true
 }
 
-// Stop ends every living attempt of a run on every worker and proves it. It may
-// be repeated.
+// Stop ends every active attempt of a run on every worker and verifies that no process is
+// left. It may be repeated.
 func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duration) error {
 	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
 		if err != nil {
@@ -610,7 +613,7 @@ func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duratio
 	return d.stopOn(ctx, rec, grace)
 }
 
-// stopOn ends over SSH what a record is about.
+// stopOn ends the run of a record over SSH.
 func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) error {
 	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
@@ -649,8 +652,8 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 	})
 }
 
-// stopNamed stops what lives under a name on the workers of the team. What one
-// of them refuses does not keep the others from being stopped.
+// stopNamed stops the active runs of a name on the workers of the team. If one cannot be
+// stopped, the others are stopped all the same.
 func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) error {
 	found, errs := t.runs(ctx)
 	stopped := map[launch.Ref]bool{}
@@ -668,7 +671,7 @@ func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.D
 			refused = append(refused, err)
 		}
 	}
-	if len(stopped) == 0 { // else a worker that did not answer then has answered now
+	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
 		refused = append(refused, mayStillRun(workersError(StageStop, t.ids, errs), name))
 	}
 	return errors.Join(refused...)
@@ -677,13 +680,14 @@ func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.D
 // LogOptions say which log to read.
 type LogOptions struct {
 	Worker  tpu.WorkerID
-	Attempt int // 0 is the newest
+	Attempt int // 0 is the newest attempt
 	Follow  bool
-	Lost    time.Duration // how long the worker may not be followed; 0: no limit
+	Lost    time.Duration // how long the worker may stay unreachable; 0: no limit
 }
 
-// Logs writes the log of one worker of a run to w: the local copy when it is
-// whole, else what the worker has, followed to the end if asked to.
+// Logs writes the log of one worker of a run to w, as far as the worker has it. With
+// o.Follow it follows the log to its end. If the worker's slice is gone, Logs writes this
+// machine's copy. See LocalLog for a copy that is whole.
 func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io.Writer) error {
 	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
 		if err != nil {
@@ -698,7 +702,7 @@ func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io
 	return d.logsOf(ctx, rec, o, w)
 }
 
-// logsOf reads from the workers what a record is about.
+// logsOf is Logs for the run of a record.
 func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Writer) error {
 	name := rec.Run
 	sel, gone, err := d.recorded(ctx, rec)
@@ -742,10 +746,10 @@ func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Write
 	return err
 }
 
-// sayLosses says once why the worker that is followed cannot be followed, and when
-// it can be again. It gives up after o.Lost.
+// sayLosses returns options that warn once when the worker cannot be followed, and report
+// when it can be again. After o.Lost, giveUp is called.
 func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
-	var since time.Time // both are called by the goroutine that follows
+	var since time.Time // Lost and Found are called by the goroutine that follows
 	return launch.FollowOptions{
 		Lost: func(err error, _ int64) {
 			t, now := troubleOf(err), d.Clock.Now()
@@ -766,18 +770,17 @@ func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.Fo
 	}
 }
 
-// A Verified is how the local log of one worker compares with the worker's.
+// A Verified compares the local log of one worker with the worker's own.
 type Verified struct {
 	Worker string `json:"worker"`
-	Bytes  int64  `json:"bytes"`  // of the local file
-	Remote int64  `json:"remote"` // of the worker's
-	Same   bool   `json:"same"`   // whole and equal
-	Prefix bool   `json:"prefix"` // equal as far as it goes
+	Bytes  int64  `json:"bytes"`  // bytes in the local file
+	Remote int64  `json:"remote"` // bytes in the worker's file
+	Same   bool   `json:"same"`   // the local file is whole and equal
+	Prefix bool   `json:"prefix"` // the local file is equal as far as it goes
 }
 
-// Verify compares the local log of every worker of a run with the worker's own
-// by their SHA-256, and emits the result. The error says that one is not whole
-// and equal.
+// Verify compares the local log of every worker of a run with the worker's own by
+// SHA-256, and emits the result. It returns an error if any log is not whole and equal.
 func (d *Deps) Verify(ctx context.Context, name, prefix string) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	rec, err := d.locate(ctx, name, prefix)
@@ -846,9 +849,9 @@ func fileDigest(path string) (sum string, size int64, err error) {
 	return hex.EncodeToString(hash.Sum(nil)), size, err
 }
 
-// LocalLog writes this machine's copy of a log to w when nothing can be added
-// to it: the attempt has ended and was followed to its end, as far as its worker
-// could be reached. It reports whether it did.
+// LocalLog writes this machine's copy of a log to w if nothing can be added to it: the
+// attempt has ended and was followed to its end, as far as its worker could be reached.
+// It reports whether it did so.
 func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
 	rec, err := loadRecord(stateDir, name)
 	if err != nil || rec == nil {
@@ -860,8 +863,8 @@ func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
 	return rec.writeLocal(o, w)
 }
 
-// writeLocal writes this machine's copy of a log to w and reports whether there
-// is one.
+// writeLocal writes this machine's copy of a log to w, if there is one. found reports
+// whether there is.
 func (r *Record) writeLocal(o LogOptions, w io.Writer) (found bool, err error) {
 	dir, _ := r.logDirOf(cmp.Or(o.Attempt, r.Attempt))
 	if dir == "" {

@@ -15,26 +15,26 @@ import (
 // ShellOptions is a login to one worker.
 type ShellOptions struct {
 	Workers
-	Argv        []string // run without a shell of ours; empty: the login shell
-	AgentSocket string   // of the agent that may be used there; "": none
+	Argv        []string // run without a shell of multihost's; empty: the login shell
+	AgentSocket string   // socket of the agent that the worker may use; "": none
 
-	// Open is called when the worker is reached.
+	// Open is called after the worker is reached.
 	Open func(ctx context.Context) (*Console, error)
 }
 
-// A Console is what a login has on this side.
+// A Console is the local side of a login.
 type Console struct {
-	Terminal       *sshfan.Terminal // nil: none is asked for
+	Terminal       *sshfan.Terminal // nil: no terminal is requested
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	Close          func() error // gives it back; a Read of a terminal ends then
+	Close          func() error // restores the terminal; a pending Read of it ends then
 }
 
-// codeLeft is the status of a login that the user left by "~.", as ssh's.
+// codeLeft is the exit code when the user leaves the login with "~.", as ssh's.
 const codeLeft = 255
 
-// Shell logs in to the one worker that o names, and returns with the status of
-// what ran there. The console is given back whatever happens.
+// Shell logs in to the one worker that o names and returns the status of what ran there.
+// It always closes the console.
 func (d *Deps) Shell(ctx context.Context, o ShellOptions) (Outcome, error) {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, ids, err := d.choose(ctx, &watch, o.Workers)
@@ -83,7 +83,7 @@ func (d *Deps) shell(ctx context.Context, conn *sshfan.Conn, o ShellOptions, c *
 	left := false
 	typing.Go(func() {
 		if _, err := io.Copy(s.Stdin, c.Stdin); err == nil {
-			left = true // nothing more can be typed: the user wants out
+			left = true // the input has ended: the user wants to leave
 			s.Close()
 		}
 	})

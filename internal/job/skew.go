@@ -14,31 +14,32 @@ import (
 	"multihost/internal/tpu"
 )
 
-// SkewMode says what it means that workers differ in what the command will meet.
+// SkewMode says what happens if workers have different versions or code.
 type SkewMode string
 
-// The modes. The zero value looks at nothing, as SkewOff.
+// The modes. The zero value compares nothing, like SkewOff.
 const (
 	SkewCheck SkewMode = "check" // nothing is started
 	SkewWarn  SkewMode = "warn"
 	SkewOff   SkewMode = "off"
 )
 
-// A Skew is something that is not the same on all workers.
+// A Skew is one thing that is not the same on all workers.
 type Skew struct {
 	What   string      `json:"what"` // python, jax, jaxlib, libtpu, code
 	Values []SkewValue `json:"values"`
 }
 
-// SkewValue is what some workers have, those of most workers first.
+// SkewValue is a value and the workers that have it. In a Skew, the value of most
+// workers comes first.
 type SkewValue struct {
 	Value   string `json:"value"`
 	Workers string `json:"workers"` // folded
 	Count   int    `json:"count"`
 }
 
-// checkSkew compares what the workers that are armed have told of themselves.
-// A worker that could not tell is not compared.
+// checkSkew compares what the armed workers reported about themselves. A value that a
+// worker could not report is not compared.
 func (r *run) checkSkew(armed []*launch.Armed) error {
 	if r.o.Skew != SkewCheck && r.o.Skew != SkewWarn {
 		return nil
@@ -64,7 +65,8 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 	return nil
 }
 
-// workersFlag names the workers of prefix, or the hosts, for another command.
+// workersFlag returns the flag that selects the workers of prefix, or the hosts, for
+// another command.
 func (d *Deps) workersFlag(prefix string) string {
 	if d.onHosts() {
 		return "--hosts=" + sshfan.Quote(d.hostsText())
@@ -72,7 +74,7 @@ func (d *Deps) workersFlag(prefix string) string {
 	return "--tpu-prefix=" + prefix
 }
 
-// pythonFromHome is the interpreter as it is called in the home directory.
+// pythonFromHome returns the interpreter as a path from the home directory.
 func (r *run) pythonFromHome() string {
 	python := pythonOf(r.o.Argv, r.o.Script)
 	if strings.Contains(python, "/") && !strings.HasPrefix(python, "/") && !strings.HasPrefix(python, "~/") {
@@ -140,7 +142,7 @@ var (
 	named      = regexp.MustCompile(`(?:^|[\s;&|("'=])((?:[^\s;&|'"()$=]*/)?python[0-9.]*)(?:[\s;&|)"']|$)`)
 )
 
-// pythonOf is the interpreter that a command uses, as far as its text tells: one
+// pythonOf returns the interpreter that a command uses, as far as its text shows: one
 // that it calls, that of an environment that it activates, or python3.
 func pythonOf(argv []string, script string) string {
 	if len(argv) > 0 {
@@ -152,7 +154,7 @@ func pythonOf(argv []string, script string) string {
 				break
 			}
 		}
-		script = strings.Join(argv, "\n") // as of bash -c
+		script = strings.Join(argv, "\n") // as with bash -c
 	}
 	script = strings.NewReplacer("${HOME}/", "~/", "$HOME/", "~/").Replace(script)
 	if m := activated.FindStringSubmatch(script); m != nil {

@@ -9,24 +9,25 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Stand is where a run stands, for who has to decide what an interrupt means.
+// A Stand is a snapshot of the run's status for the Ctrl-C prompt.
 type Stand struct {
 	Run      string
-	Running  string    // the workers on which the command runs, folded; empty: it does not
-	Kept     time.Time // until when failed slices are kept for a look; zero: they are not
-	Ours     bool      // this command has started it, and would stop it
+	Running  string    // the workers on which the command runs, folded; empty: it runs on none
+	Kept     time.Time // until when failed slices are kept for a look; zero: they are not kept
+	Ours     bool      // this command has started the run, and would stop it
 	Resource string    // queued resource that is deleted at the end of this command; empty: none
-	Billed   string    // what is billed for it, in words; empty: nothing yet
-	Lease    string    // what its workers do about it by themselves, in words; empty: nothing
-	Earlier  bool      // an earlier runner made the resource: its command may run on it already
-	Waiting  string    // what becomes of it where nobody goes on with it before the command has started, in words
+	Billed   string    // what is billed for the run, in words; empty: nothing yet
+	Lease    string    // what the run's workers do about the slices by themselves, in words; empty: nothing
+	Earlier  bool      // an earlier runner made the resource: the command may run on it already
+	Waiting  string    // what happens to the resource if no runner continues before the command has started, in words
 }
 
-// Started reports whether there is a command, or what it left, to decide about.
+// Started reports whether the command runs, or failed slices are kept, so that there is
+// something to decide about.
 func (s Stand) Started() bool { return s.Running != "" || !s.Kept.IsZero() }
 
-// Second is what a second interrupt means while the question about the first one
-// is open: a command that runs goes on, a request with nothing on it is deleted.
+// Second returns what a second interrupt means while the prompt for the first one is
+// open: a running command continues; a queued resource on which nothing runs is deleted.
 func (s Stand) Second() Answer {
 	if s.Started() || s.Earlier {
 		return Detach
@@ -34,13 +35,13 @@ func (s Stand) Second() Answer {
 	return Stop
 }
 
-// stand keeps the Stand of a command.
+// stand holds the Stand of a command.
 type stand struct {
 	mu sync.Mutex // guards at
 	at Stand
 }
 
-// Stand returns where the run stands now. It may be asked at any time.
+// Stand returns the current status of the run. It is safe for concurrent use.
 func (d *Deps) Stand() Stand {
 	d.stand.mu.Lock()
 	defer d.stand.mu.Unlock()
@@ -53,7 +54,7 @@ func (d *Deps) setStand(change func(*Stand)) {
 	change(&d.stand.at)
 }
 
-// runs notes that the command runs on the team, until over is called.
+// runs records that the command runs on the team, until over is called.
 func (f *following) runs() (over func()) {
 	f.setStand(func(s *Stand) {
 		s.Run, s.Running, s.Ours = f.ref.Run, tpu.Fold(f.team.ids), !f.attached
@@ -62,16 +63,17 @@ func (f *following) runs() (over func()) {
 	return func() { f.setStand(func(s *Stand) { s.Running = "" }) }
 }
 
-// holds notes that this command will delete a queued resource at its end, and
-// what becomes of it where it is left before the command has started.
+// holds records that this command will delete the queued resource id at its end. waiting
+// says what happens to the resource if the command is left before the run's command has
+// started.
 func (d *Deps) holds(run, id, waiting string, earlier bool) {
 	d.setStand(func(s *Stand) {
 		s.Run, s.Resource, s.Waiting, s.Earlier, s.Ours = run, id, waiting, earlier, true
 	})
 }
 
-// billed says what slices cost, in words. The tier is not known here, so the
-// price is that of on-demand capacity, which no other exceeds.
+// billed returns what slices cost, in words. The tier is not known here, so the price is
+// that of on-demand capacity, which no other tier exceeds.
 func billed(all []tpu.Slice) string {
 	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
 		return ""

@@ -22,19 +22,19 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Access is how workers are reached.
+// Access says how workers are reached.
 type Access struct {
 	Login          string
 	OSLogin        qr.OSLoginOptions
 	AgentSocket    string
-	Identity       *sshfan.Identity // nil in a dry run: it is to be made
-	KeyFile        string           // where it is from
+	Identity       *sshfan.Identity // nil in a dry run if the key does not exist yet
+	KeyFile        string           // file of the Identity
 	KnownHosts     string           // file of pinned host keys
 	Port           int              // SSH port, 22
-	Way            Way              // by which address; "" is Auto
+	Way            Way              // which address to use; "" is Auto
 	Jump           []sshfan.JumpHost
 	SSHConfig      *sshfan.SSHConfig
-	UserKnownHosts []string    // where bastions are looked up
+	UserKnownHosts []string    // files with the host keys of bastions
 	IAP            *sshfan.IAP // nil: no tunnel
 	Passphrase     func(path string) (string, error)
 	ConnectTimeout time.Duration
@@ -42,20 +42,20 @@ type Access struct {
 	MaxDials       int
 }
 
-// authRetry is how long a slice that is READY may refuse our key: its agent
-// fetches new keys within seconds. After that the key is wrong.
+// authRetry is how long a slice that is READY may refuse our key. Its agent fetches new
+// keys within seconds; after authRetry the key counts as wrong.
 const authRetry = 45 * time.Second
 
-// team is the workers of a run with a standing connection to each. Its slices
-// are aligned: ids[i] is reached by conns[i]. Index i is the process number.
+// team is the workers of a run with an open connection to each. ids[i] is reached by
+// conns[i]. Index i is the process number.
 type team struct {
 	slices []tpu.Slice
 	ids    []tpu.WorkerID
 	conns  []*sshfan.Conn
-	fleet  *sshfan.Fleet // nil: nobody is connected
+	fleet  *sshfan.Fleet // nil: no worker is connected
 
-	// away holds, aligned with ids, why a worker could not be reached when the team
-	// was made; its connection is opened when it is used. nil: all were reached.
+	// away[i] says why worker ids[i] could not be reached when the team was made; its
+	// connection is opened when it is used. nil: all were reached.
 	away []error
 
 	readOnly bool // the fleet only reads
@@ -64,7 +64,7 @@ type team struct {
 // isAway reports whether worker i could not be reached when the team was made.
 func (t *team) isAway(i int) bool { return t.away != nil && t.away[i] != nil }
 
-// reached is how many workers were reached when the team was made.
+// reached returns how many workers were reached when the team was made.
 func (t *team) reached() int {
 	n := len(t.ids)
 	for i := range t.ids {
@@ -87,8 +87,8 @@ func (t *team) slice(i int) tpu.Slice { return t.slices[t.ids[i].Slice] }
 // address returns the worker's address inside the network.
 func (t *team) address(i int) string { return t.slice(i).Workers[t.ids[i].Worker].Internal }
 
-// each calls f for every worker at once and waits for all. No bound: what f
-// does on one worker may need all the others. Progress of the phase is shown.
+// each calls f for every worker concurrently, without a limit, and waits for all: f on
+// one worker may need all the others. It shows the progress of the phase.
 func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.ids))
 	var done atomic.Int64
@@ -105,7 +105,8 @@ func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(c
 	return errs
 }
 
-// discover finds the slices that prefix means and refuses a set in doubt.
+// discover finds the slices that prefix names. It returns an error if the set may be
+// incomplete or wrong, unless partial allows it.
 func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -115,7 +116,7 @@ func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, pa
 	if err != nil {
 		return sel, err
 	}
-	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: are these all of it?
+	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family: check that the set is complete
 		if missing := d.missingFromQueue(ctx, sel); missing != "" {
 			sel.Problems = append(sel.Problems, missing)
 		}
@@ -140,8 +141,8 @@ func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, pa
 	}
 }
 
-// missingFromQueue asks the queued resource how many slices there ought to be:
-// a gap at the end of the family does not show in the names.
+// missingFromQueue asks the queued resource how many slices there should be: a gap at the
+// end of the family does not show in the names.
 func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.Queue == nil {
 		return ""
@@ -153,8 +154,8 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	return fmt.Sprintf("queued resource %q has %d slices, only %d are here", res.ID, res.NodeCount, len(sel.Slices))
 }
 
-// connect opens one connection to every worker of sel. only, when not nil,
-// narrows it to some workers. Whatever fails, no connection is left open.
+// connect opens one connection to every worker of sel. only, if not nil, limits it to
+// some workers. After an error no connection stays open.
 func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*team, error) {
 	t, failed, err := d.dial(ctx, sel, only, true)
 	if err != nil {
@@ -175,10 +176,10 @@ func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	return nil, workersError(StageConnect, ids, errs)
 }
 
-// dial is connect for callers that can work with some of the workers: the team
-// has those that were reached, failed says why the others were not. With
-// sendKeys, the user's key is put into the slices' metadata first; without, only
-// once a worker has refused it.
+// dial is connect for callers that can work with some of the workers: the team has the
+// workers that were reached, and failed says why the others were not. With sendKeys, the
+// user's key is added to the slices' metadata first; without, only after a worker has
+// refused it.
 func (d *Deps) dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*team, map[tpu.WorkerID]error, error) {
 	return d.dialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
 }
@@ -202,10 +203,10 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	return reached, failed, nil
 }
 
-// dialAll is dialFor that keeps the workers that were not reached in the team.
+// dialAll is dialFor, but keeps the workers that were not reached in the team.
 func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*team, error) {
 	var err error
-	logins := map[string]string{} // by slice name, where it is not everybody's
+	logins := map[string]string{} // by slice name, where it differs from Access.Login
 	if sendKeys {
 		if logins, _, err = d.sendKeys(ctx, sel.Slices); err != nil {
 			return nil, err
@@ -214,10 +215,10 @@ func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	way := d.way(ctx, sel)
 	refusal := min(retryFor, authRetry)
 	if !sendKeys {
-		refusal = time.Millisecond // the first refusal is the sign to send the key
+		refusal = time.Millisecond // the first refusal means that the key must be sent
 	}
 	sshConfig := d.Access.SSHConfig
-	if way == IAP { // addresses are names of VMs then, and no rule for hosts is meant for them
+	if way == IAP { // the addresses are then names of VMs, which no Host rule is meant for
 		sshConfig = nil
 	}
 	roster := newRoster()
@@ -293,14 +294,14 @@ func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	return t, nil
 }
 
-// shellLimit bounds how long a login may take to run a first command.
+// shellLimit is how long a login may take to run its first command.
 const shellLimit = 30 * time.Second
 
-// mostTries is how often something is begun during which the connection breaks.
+// mostTries is how often a step is tried if the connection breaks during it.
 const mostTries = 3
 
-// again does what may be done twice once more when the connection breaks during
-// it, and says so.
+// again runs an idempotent f again when the connection breaks while it runs, and logs
+// each retry. It runs f at most mostTries times.
 func again(ctx context.Context, sink event.Sink, worker, during string, f func() error) error {
 	for n := 1; ; n++ {
 		err := f()
@@ -311,7 +312,7 @@ func again(ctx context.Context, sink event.Sink, worker, during string, f func()
 	}
 }
 
-// lostText is why the connection was lost.
+// lostText returns why the connection was lost.
 func lostText(err error) string {
 	text := err.Error()
 	if _, why, found := strings.Cut(text, sshfan.ErrConnectionLost.Error()+": "); found {
@@ -320,9 +321,9 @@ func lostText(err error) string {
 	return text
 }
 
-// greet runs a first command on every worker that was connected to: it measures
-// the clocks, and finds the logins that let us in and run nothing before anything
-// was done anywhere. What fails becomes the worker's error.
+// greet runs a first command on every connected worker. This measures the clocks. It also
+// finds logins that accept us but run nothing, before anything is done on any worker. A
+// failure becomes the worker's error.
 func greet(ctx context.Context, conns []*sshfan.Conn, errs []error) {
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -339,14 +340,14 @@ func greet(ctx context.Context, conns []*sshfan.Conn, errs []error) {
 	wg.Wait()
 }
 
-// clockLimit is how far a worker's clock may be off before that is said.
+// clockLimit is how far a worker's clock may be off before a warning is shown.
 const clockLimit = 10 * time.Second
 
-// tellClocks says whose clock is off, for certificates and tokens are refused
-// then. What multihost shows is corrected.
+// tellClocks warns about workers whose clock is off, because certificates and tokens are
+// refused then. multihost corrects the times that it shows.
 func (t *team) tellClocks(sink event.Sink) {
 	type group struct {
-		offset  time.Duration // of the first
+		offset  time.Duration // offset of the first worker
 		workers []tpu.WorkerID
 	}
 	var groups []*group
@@ -376,10 +377,10 @@ func (t *team) tellClocks(sink event.Sink) {
 	}
 }
 
-// pin names the machine that a host key belongs to: never an address, which
-// may be another machine's tomorrow.
+// pin names the machine that a host key belongs to. It never uses a cloud worker's
+// address, which may belong to another machine tomorrow.
 func pin(s tpu.Slice, id tpu.WorkerID) string {
-	if s.UID == "" { // a host that no cloud knows has nothing but its name
+	if s.UID == "" { // a host that no cloud knows has nothing but its address
 		w := s.Workers[id.Worker]
 		return "host/" + net.JoinHostPort(w.Internal, strconv.Itoa(w.Port))
 	}
@@ -409,8 +410,8 @@ func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster 
 	return host
 }
 
-// addresses answers with the address known from discovery the first time and
-// asks the API on every later dial: an address can change when a VM reboots.
+// addresses returns a function that returns the address from discovery the first time. On
+// every later dial it asks the API, because an address can change when a VM reboots.
 func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
@@ -430,8 +431,8 @@ func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) 
 	}
 }
 
-// sendKeys makes the user's public key known to every slice and returns as whom
-// to log in, by slice name.
+// sendKeys adds the user's public key to every slice that lacks it. It returns the login
+// to use, by slice name, and whether it changed anything.
 func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string]string, changed bool, err error) {
 	if d.Logins != nil {
 		return d.Logins, false, nil
@@ -442,7 +443,7 @@ func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string
 	group.SetLimit(16)
 	for _, s := range all {
 		if len(s.Workers) == 0 {
-			continue // gone: there is nothing to log in to
+			continue // the slice is gone: there is nothing to log in to
 		}
 		group.Go(func() error {
 			user, wrote, err := d.Cloud.Login(ctx, s, d.Access.Login, d.Access.Identity.PublicKey(), d.Access.OSLogin)
@@ -462,8 +463,8 @@ func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string
 	return logins, changed, err
 }
 
-// unlisted are the slices without the keys that they were listed with, so that
-// these are read again.
+// unlisted returns the slices without the keys from the list call, so that the keys are
+// read again.
 func unlisted(all []tpu.Slice) []tpu.Slice {
 	all = slices.Clone(all)
 	for i := range all {

@@ -18,23 +18,23 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TrainingOptions say how the logs of a run are read.
+// TrainingOptions say how to read the logs of a run.
 type TrainingOptions struct {
-	LogDir  string           // logs that no record tells of; the name of the run may then be anything
-	Type    string           // accelerator type of a slice, for MFU; "" is what the record says
+	LogDir  string           // directory of logs without a record; the name of the run may then be anything
+	Type    string           // accelerator type of a slice, for MFU; "" takes it from the record
 	Pattern *metrics.Pattern // nil reads MaxText's step lines
 	Skip    int              // see metrics.Options
-	Attempt int              // only this one; 0 is all
-	Compare string           // published figures beside it, one that metrics.CheckPublished accepts; "" is none
+	Attempt int              // only this attempt; 0 is all
+	Compare string           // published figures to compare with, a name that metrics.CheckPublished accepts; "" is none
 }
 
-// A Training is the training steps of a run, read from the log files that this
-// machine has of it. No cloud and no worker is asked.
+// A Training is the training steps of a run, read from the run's log files on this
+// machine. It asks no cloud and no worker.
 type Training struct {
 	stateDir, run string
 	o             TrainingOptions
 	rec           *Record // nil: only a directory is known
-	far           *Record // as the workers tell the run, where they were asked
+	far           *Record // the run as the workers report it, if they were asked
 	kind          tpu.Type
 	past          []metrics.Attempt // attempts before the newest, read once
 	newest        *attemptLogs
@@ -46,20 +46,20 @@ type attemptLogs struct {
 	dir       string
 	ids       []tpu.WorkerID
 	collector *metrics.Collector
-	logs      []*readLog // as ids
+	logs      []*readLog // in the order of ids
 	finished  bool
 }
 
-// A readLog is how far the log of one worker was read, from wherever that was: the
-// local file and the worker's have the same bytes, and each is taken once.
+// A readLog holds how far the log of one worker was read. The local file and the worker's
+// log have the same bytes, so each byte is taken once, from whichever is read first.
 type readLog struct {
 	mu     sync.Mutex // guards what follows
 	at     int64
 	stream *metrics.Stream
-	end    []byte // the last of what was read
+	end    []byte // the last bytes that were read
 }
 
-// readEnd is how much of a log is kept to see how it ends.
+// readEnd is how many bytes of a log's end are kept.
 const readEnd = 4 << 10
 
 func (l *readLog) offset() int64 {
@@ -68,7 +68,8 @@ func (l *readLog) offset() int64 {
 	return l.at
 }
 
-// take reads p, the bytes of the log from an offset on, as far as they are new.
+// take reads p, the bytes of the log from offset on, and skips those that were read
+// before.
 func (l *readLog) take(offset int64, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,14 +92,14 @@ func (l *readLog) finish() {
 	l.stream.Finish()
 }
 
-// lastLines are the last n lines that were read.
+// lastLines returns the last n lines that were read.
 func (l *readLog) lastLines(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return endOfText(bytes.TrimRight(l.end, "\n"), n, nil)
 }
 
-// from takes the bytes of the log from an offset on.
+// from returns a writer that takes the bytes of the log from offset on.
 func (l *readLog) from(offset int64) io.Writer { return &readFurther{l, offset} }
 
 type readFurther struct {
@@ -112,8 +113,8 @@ func (r *readFurther) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// OpenTraining finds the logs of a run on this machine. It reads none of them
-// yet: see Update.
+// OpenTraining finds the logs of a run on this machine. It does not read them; Update
+// does.
 func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	t := &Training{stateDir: stateDir, run: run, o: o}
 	if o.LogDir == "" {
@@ -136,7 +137,7 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	return t, nil
 }
 
-// typeOfSlice is the accelerator type, the zero Type when nobody has told it yet.
+// typeOfSlice returns the accelerator type, or the zero Type if it is not known yet.
 func (t *Training) typeOfSlice() tpu.Type {
 	name := t.o.Type
 	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
@@ -146,9 +147,9 @@ func (t *Training) typeOfSlice() tpu.Type {
 	return kind
 }
 
-// takeUp has the logs of the attempt that rec is about be read from elsewhere, too,
-// those of all its workers, and returns them as they were read so far, by worker.
-// What this machine has of them is read first.
+// takeUp prepares the logs of rec's attempt to be read from elsewhere too, for all its
+// workers. It first reads what this machine has of them, and returns the logs as read so
+// far, by worker.
 func (t *Training) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
 	t.far = rec
 	if _, err := t.Update(); err != nil {
@@ -158,7 +159,7 @@ func (t *Training) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
 	if a.number != rec.Attempt {
 		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("attempt %d of run %q is read, its workers know attempt %d", a.number, t.run, rec.Attempt)}
 	}
-	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // it began with the logs of some
+	if a.finished || !slices.Equal(a.ids, a.workers(t.rec)) { // it was read with the logs of only some workers
 		t.newest = &attemptLogs{number: a.number, dir: a.dir}
 		if _, err := t.newest.read(t); err != nil {
 			return nil, err
@@ -171,8 +172,8 @@ func (t *Training) takeUp(rec *Record) (map[tpu.WorkerID]*readLog, error) {
 	return logs, nil
 }
 
-// latest is what is known of the run: here, in a record that may be nil, and where it
-// runs.
+// latest returns the newest record of the run: the one on this machine (here, which may
+// be nil) or the one from where the run is.
 func (t *Training) latest(here *Record) *Record {
 	far := t.far
 	switch {
@@ -189,8 +190,8 @@ func (t *Training) latest(here *Record) *Record {
 	return &both
 }
 
-// Ended reports whether the run had ended when Update last looked, and was
-// followed to its end by this machine.
+// Ended reports whether, when Update last looked, the run had ended and this machine had
+// followed it to its end.
 func (t *Training) Ended() bool {
 	if t.rec == nil {
 		return true
@@ -198,7 +199,7 @@ func (t *Training) Ended() bool {
 	return t.rec.over()
 }
 
-// Latest is the newest step of the newest attempt, false before there is one.
+// Latest returns the newest step of the newest attempt, and false before there is one.
 func (t *Training) Latest() (metrics.Sample, bool) {
 	if t.newest == nil {
 		return metrics.Sample{}, false
@@ -206,8 +207,8 @@ func (t *Training) Latest() (metrics.Sample, bool) {
 	return t.newest.collector.Latest()
 }
 
-// Update reads what the log files have grown by, and reports whether there was
-// anything new. An attempt that has begun since is taken up.
+// Update reads what was added to the log files, and reports whether there was anything
+// new. It moves on to a newer attempt when one has begun.
 func (t *Training) Update() (changed bool, err error) {
 	if t.o.LogDir == "" {
 		rec, err := loadRecord(t.stateDir, t.run)
@@ -230,7 +231,7 @@ func (t *Training) Update() (changed bool, err error) {
 		if t.newest != nil && d.number <= t.newest.number {
 			continue
 		}
-		if t.newest != nil { // a later one has begun: it is complete
+		if t.newest != nil { // a later attempt has begun: this one is complete
 			if _, err := t.newest.read(t); err != nil {
 				return changed, err
 			}
@@ -250,7 +251,7 @@ func (t *Training) Update() (changed bool, err error) {
 	return changed, nil
 }
 
-// pastPoints is how detailed the series of attempts before the newest are.
+// pastPoints is how many points a series of an attempt before the newest has at most.
 const pastPoints = 256
 
 func (t *Training) noLogs() error {
@@ -260,7 +261,7 @@ func (t *Training) noLogs() error {
 	return &Error{Stage: StageInput, Text: fmt.Sprintf("this machine has no logs of run %q", t.run), Advice: "bring them here with: multihost attach " + t.run + "; look at them where they are with: multihost top " + t.run}
 }
 
-// attemptDirs finds the directories that have logs, oldest attempt first.
+// attemptDirs finds the attempts that have logs, oldest first.
 func (t *Training) attemptDirs() []*attemptLogs {
 	if t.o.LogDir != "" {
 		return t.haveLogs(&attemptLogs{number: 1, dir: t.o.LogDir})
@@ -278,7 +279,7 @@ func (t *Training) attemptDirs() []*attemptLogs {
 	return t.haveLogs(all...)
 }
 
-// haveLogs are those attempts whose logs are here, or are read from elsewhere.
+// haveLogs returns the attempts whose logs are here or are read from elsewhere.
 func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
 		if t.far != nil && t.far.Attempt == a.number {
@@ -289,8 +290,8 @@ func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	})
 }
 
-// workers lists whose logs the directory has, and of the recorded attempt also
-// those whose logs have yet to come.
+// workers lists the workers whose logs the directory has. For the recorded attempt it
+// also lists the workers whose logs have yet to come.
 func (a *attemptLogs) workers(rec *Record) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
@@ -311,7 +312,7 @@ func (a *attemptLogs) workers(rec *Record) []tpu.WorkerID {
 	return slices.Compact(ids)
 }
 
-// read takes what the files have grown by.
+// read reads what was added to the files.
 func (a *attemptLogs) read(t *Training) (grown bool, err error) {
 	if a.collector == nil {
 		a.ids = a.workers(t.rec)
@@ -333,7 +334,8 @@ func (a *attemptLogs) read(t *Training) (grown bool, err error) {
 	return grown, nil
 }
 
-// readFrom copies a file from offset to w; one that is not there yet is empty.
+// readFrom copies a file from offset to w. A file that does not exist yet counts as
+// empty.
 func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -346,11 +348,11 @@ func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, err
 	if _, err := file.Seek(offset, io.SeekStart); err != nil {
 		return 0, err
 	}
-	// The wrapper keeps io.CopyBuffer from another way than the buffer.
+	// The wrapper makes io.CopyBuffer use the buffer: it hides os.File's WriteTo.
 	return io.CopyBuffer(w, struct{ io.Reader }{file}, buffer)
 }
 
-// close says that the files will not grow any more.
+// close marks the attempt as finished: its files will not grow any more.
 func (a *attemptLogs) close() {
 	if a.finished || a.collector == nil {
 		return
@@ -394,7 +396,7 @@ func (t *Training) attempt(a *attemptLogs, v metrics.View) metrics.Attempt {
 	return at
 }
 
-// Document is what has been read so far.
+// Document returns what has been read so far.
 func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	d := metrics.NewDocument(t.run, t.kind, now)
 	if t.rec != nil {
@@ -406,13 +408,13 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	}
 	t.addStalls(&d)
 	if t.o.Compare != "" {
-		_ = d.SetComparison(t.o.Compare) // what was not published is not compared
+		_ = d.SetComparison(t.o.Compare) // figures that were not published are not compared
 	}
 	return d
 }
 
-// addStalls puts in when the run stood still, which no log shows: its journal
-// has it. A journal that cannot be read has nothing to add.
+// addStalls adds the times when the run made no progress. No log shows them; the run's
+// journal has them. A journal that cannot be read adds nothing.
 func (t *Training) addStalls(d *metrics.Document) {
 	if t.rec == nil {
 		return

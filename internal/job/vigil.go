@@ -7,16 +7,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A vigil looks after the slices of a team while its workers are prepared: a
-// worker that is gone would else be waited for as long as one that is slow.
+// A vigil watches the slices of a team while its workers are prepared. Without it, the
+// run would wait for a worker that is gone as long as for one that is slow.
 type vigil struct {
 	mu   sync.Mutex
 	gone map[string]bool // names of slices
 	done chan struct{}
 }
 
-// keepVigil returns a context that ends, with the slice as its cause, when the
-// API says that a slice of the team is gone or was taken away. over ends it.
+// keepVigil returns a context that ends when the API says that a slice of the team is
+// gone or was taken away; the cause names the slice. over ends the watch.
 func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	v := &vigil{gone: map[string]bool{}, done: make(chan struct{})}
@@ -31,7 +31,7 @@ func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 			}
 			nodes, err := r.Cloud.Slices(ctx)
 			if err != nil {
-				continue // the API is away; the workers may be there
+				continue // the API is unavailable; the workers may still be there
 			}
 			if why := v.look(nodes, r.team.slices); why != "" {
 				cancel(&Error{Stage: StageConnect, Text: why, lost: true})
@@ -44,7 +44,7 @@ func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 	}
 }
 
-// look notes the slices that are gone and says why the first one is.
+// look records the slices that are gone and says why the first one is; "" if none is.
 func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -7,9 +7,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Visit is connections to workers for a look at them. Close it.
+// A Visit holds connections to workers for a look at them. The caller must Close it.
 type Visit struct {
-	Way     Way // by which address they were reached
+	Way     Way // by which address the workers were reached
 	Workers []Visited
 
 	fleet *sshfan.Fleet
@@ -18,12 +18,12 @@ type Visit struct {
 // Visited is one worker of a Visit.
 type Visited struct {
 	ID   tpu.WorkerID
-	Conn *sshfan.Conn // nil where Err is not
+	Conn *sshfan.Conn // nil if Err is not nil
 	Err  error
 }
 
-// Visit connects to those workers of sel that only likes; nil likes all. What
-// fails for single workers is in the result. The order is that of sel.
+// Visit connects to the workers of sel that only accepts; nil accepts all. Errors of
+// single workers are in the result, which has the order of sel.
 func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
 	t, failed, err := d.dial(ctx, sel, only, true)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"multihost/internal/tpu"
 )
 
-// OnStall says what is done about a run whose training stands still.
+// OnStall says what happens to a run whose training has stalled.
 type OnStall string
 
-// The choices for OnStall. All of them say that it stands still and who stopped
+// The choices for OnStall. Each of them reports the stall and which worker stopped
 // first.
 const (
-	StallReport  OnStall = "report"  // nothing more
-	StallDump    OnStall = "dump"    // collect the stacks of all workers, too
+	StallReport  OnStall = "report"  // nothing else
+	StallDump    OnStall = "dump"    // also collect the stacks of all workers
 	StallRestart OnStall = "restart" // stop the attempt; the next one begins
 	StallStop    OnStall = "stop"    // stop the run
 )
@@ -27,20 +27,20 @@ const (
 // WatchOptions say how the training of a run is watched.
 type WatchOptions struct {
 	Pattern      *metrics.Pattern // of step lines; nil reads MaxText's
-	StallTimeout time.Duration    // 0 is a multiple of the step time, negative is never
+	StallTimeout time.Duration    // 0: a multiple of the step time; negative: never
 	OnStall      OnStall          // "" is StallReport
 }
 
-// trainingEvery is the pace of the status line and of looking for stalls.
+// trainingEvery is the interval of the status line and of the check for stalls.
 const trainingEvery = time.Second
 
-// watcher reads the training steps of a run that is followed.
+// watcher reads the training steps of a followed run.
 type watcher struct {
 	f         *following
 	o         WatchOptions
 	collector *metrics.Collector
 	shown     metrics.Sample
-	dumping   chan struct{} // closed when the last dump is done; nil: there was none
+	dumping   chan struct{} // closed when the last dump is done; nil if there was none
 }
 
 func newWatcher(f *following, o WatchOptions) *watcher {
@@ -50,7 +50,8 @@ func newWatcher(f *following, o WatchOptions) *watcher {
 	})}
 }
 
-// catchUp reads what an earlier command has brought home of a worker's log.
+// catchUp reads the part of a worker's log that an earlier command copied to this
+// machine.
 func (w *watcher) catchUp(i int, path string, size int64) error {
 	if size == 0 {
 		return nil
@@ -64,8 +65,8 @@ func (w *watcher) catchUp(i int, path string, size int64) error {
 	return err
 }
 
-// look shows the newest step. The error is why the command must be stopped: it
-// stands still, and the user wants that.
+// look shows the newest step and reports stalls. An error means that the command must
+// be stopped: the training has stalled, and the user chose to stop it then.
 func (w *watcher) look(ctx context.Context) error {
 	if last, ok := w.collector.Latest(); ok && (w.shown.At == nil || last.Step != w.shown.Step || !last.At.Equal(*w.shown.At)) {
 		w.shown = last
@@ -74,7 +75,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if w.o.StallTimeout < 0 {
 		return nil
 	}
-	if w.f.away() { // steps that cannot be seen are not steps that are not made
+	if w.f.away() { // steps may be made although they cannot be seen
 		w.collector.Blind(w.f.Clock.Now())
 	}
 	s, change := w.collector.LookForStall(w.f.Clock.Now(), w.o.StallTimeout)
@@ -98,7 +99,7 @@ func (w *watcher) look(ctx context.Context) error {
 	return nil
 }
 
-// TrainingEvent is a step as an event.
+// TrainingEvent converts a step to an event.
 func TrainingEvent(s metrics.Sample) event.Training {
 	known := func(n metrics.Number) float64 {
 		if !n.Known() {
@@ -113,8 +114,8 @@ func TrainingEvent(s metrics.Sample) event.Training {
 	return e
 }
 
-// summary is what the end of a run says about its training; nothing when it
-// was none.
+// summary returns what the end of a run reports about its training; nil if there were
+// no steps.
 func (w *watcher) summary() []string {
 	a := w.collector.Attempt(metrics.View{})
 	if a.Steps == 0 {
@@ -123,7 +124,7 @@ func (w *watcher) summary() []string {
 	return append([]string{a.Summary()}, a.Warnings()...)
 }
 
-// stallEnd is why an attempt is stopped whose training stands still.
+// stallEnd returns the error with which a stalled attempt is stopped.
 func (w *watcher) stallEnd(s metrics.Stall) error {
 	err := &Error{Stage: StageStall, Text: s.Text + "; the command was stopped"}
 	if w.o.OnStall == StallRestart {

@@ -14,11 +14,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Way is by which address workers are reached.
+// Way says by which address the workers are reached.
 type Way string
 
-// The ways. Auto takes the external address when it answers, else a tunnel
-// through Identity-Aware Proxy; through a bastion it takes the internal one.
+// Auto takes the external address if it answers, otherwise a tunnel through
+// Identity-Aware Proxy. With a bastion it takes the internal address.
 const (
 	Auto     Way = "auto"
 	Internal Way = "internal"
@@ -26,19 +26,19 @@ const (
 	IAP      Way = "iap"
 )
 
-// reachPatience is how long an external address may take to answer before the
-// tunnel is taken: a firewall drops silently, and nobody waits long for that.
+// reachPatience is how long an external address may take to answer before the tunnel is
+// used. A firewall drops packets silently, and users do not wait long for that.
 const reachPatience = 5 * time.Second
 
-// route is the way that one command takes, chosen once.
+// route holds the way that a command has chosen; it is chosen once.
 type route struct {
 	mu     sync.Mutex
 	chosen Way
 }
 
-// way chooses how the workers of sel are reached and says so where it was not
-// asked for. Nothing is kept while the first worker is not reached: a VM that
-// boots must not decide for good.
+// way chooses how to reach the workers of sel, and logs the choice of a tunnel that the
+// user did not ask for. It stores no choice while the first worker does not answer: a VM
+// that is still booting must not decide for the whole command.
 func (d *Deps) way(ctx context.Context, sel tpu.Selection) Way {
 	asked := d.Access.Way
 	switch {
@@ -56,7 +56,7 @@ func (d *Deps) way(ctx context.Context, sel tpu.Selection) Way {
 	}
 	at := slices.IndexFunc(sel.Slices, func(s tpu.Slice) bool { return len(s.Workers) > 0 })
 	if at < 0 {
-		return Internal // nobody to reach
+		return Internal // no worker to reach
 	}
 	name, first := sel.Slices[at].Name, sel.Slices[at].Workers[0]
 	if first.External != "" {
@@ -78,8 +78,8 @@ func (d *Deps) way(ctx context.Context, sel tpu.Selection) Way {
 	return IAP
 }
 
-// address is where worker id of s is dialed. Through Identity-Aware Proxy that
-// is the name of its VM, which dial understands.
+// address returns the address to dial for worker id of s. For Identity-Aware Proxy that
+// is the name of its VM, which dialer understands.
 func (d *Deps) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerID) (string, error) {
 	w := s.Workers[id.Worker]
 	host := ""
@@ -106,7 +106,7 @@ func (d *Deps) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerI
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
-// dialer opens the connections that SSH runs over; nil is plain TCP.
+// dialer returns the function that opens the connections under SSH; nil means plain TCP.
 func (d *Deps) dialer(way Way) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	if way != IAP {
 		return nil

@@ -18,28 +18,29 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A partLog is a log of which only the beginning is here.
+// A partLog is a log of which only the beginning is on this machine.
 type partLog struct {
-	have    int64 // bytes
-	written int64 // bytes that the worker has; 0 when it could not be asked
+	have    int64 // bytes on this machine
+	written int64 // bytes that the worker has; 0 if it could not be asked
 	err     error // why the rest is not here
 }
 
 const (
-	// wholePause is the first pause between two tries to bring the rest of logs …
+	// wholePause is the first pause between two tries to fetch the rest of the logs.
 	wholePause = 2 * time.Second
-	// … and wholeLongest the longest one: somebody frees space, and waits for it.
+	// wholeLongest is the longest such pause: somebody may be freeing space and waiting
+	// for the retry.
 	wholeLongest = 15 * time.Second
 )
 
-// A logWait is a wait for logs that are not whole here, for whatever reason.
+// A logWait is a wait for logs that are not whole here, for any reason.
 type logWait struct {
-	by   time.Time // its end; zero: it has not begun
+	by   time.Time // end of the wait; zero: it has not begun
 	told time.Time
 }
 
-// left is how long is still waited: from the first call on as long as --log-timeout
-// says.
+// left returns how much longer to wait. The wait begins with the first call and lasts
+// timeout (--log-timeout).
 func (w *logWait) left(now time.Time, timeout time.Duration) time.Duration {
 	if w.by.IsZero() {
 		w.by = now.Add(timeout)
@@ -47,7 +48,7 @@ func (w *logWait) left(now time.Time, timeout time.Duration) time.Duration {
 	return w.by.Sub(now)
 }
 
-// due reports once a minute that the wait is to be told.
+// due reports, once a minute, that the user should be told about the wait.
 func (w *logWait) due(now time.Time) bool {
 	if !w.told.IsZero() && now.Sub(w.told) < time.Minute {
 		return false
@@ -58,8 +59,8 @@ func (w *logWait) due(now time.Time) bool {
 
 func (f *following) logsLeft() time.Duration { return f.logs.left(f.Clock.Now(), f.patience.Log) }
 
-// bringLogs waits until the logs of a command that has ended are whole here: the
-// workers may be deleted after that. An interrupt ends the wait.
+// bringLogs waits until the logs of an ended command are whole here, because the workers
+// may be deleted after that. An interrupt ends the wait.
 func (f *following) bringLogs(ctx context.Context) {
 	if f.partly() == nil || ctx.Err() != nil {
 		return
@@ -80,7 +81,7 @@ func (f *following) bringLogs(ctx context.Context) {
 		}
 		cancel()
 	})
-	_ = f.watch.phase("logs", func() (string, error) { // the summary tells what is missing
+	_ = f.watch.phase("logs", func() (string, error) { // the summary says what is missing
 		pause := wholePause
 		for {
 			if f.logs.due(f.Clock.Now()) {
@@ -105,12 +106,13 @@ func (f *following) bringLogs(ctx context.Context) {
 	})
 }
 
-// bringRest brings what is missing of the log of a worker; nil when it is whole.
+// bringRest fetches what is missing of worker i's log. It returns nil when the log is
+// whole.
 func (f *following) bringRest(ctx context.Context, i int) *partLog {
 	log := &logFile{run: f.ref.Run, id: f.team.ids[i], path: f.rec.logPath(f.team.ids[i]), sink: f.Sink}
 	defer log.close()
 	before, part := f.ends[i].part, f.mend(ctx, i, log)
-	if part != nil && ctx.Err() != nil { // the end of the wait is no reason
+	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
 		part.err = before.err
 	}
 	if part != nil {
@@ -119,8 +121,8 @@ func (f *following) bringRest(ctx context.Context, i int) *partLog {
 	return part
 }
 
-// mend brings the rest of a log that the disk here had no room for; nil when it is
-// whole.
+// mend fetches the rest of a log that the disk here had no room for. It returns nil when
+// the log is whole.
 func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
 	err := log.open()
 	if err == nil {
@@ -141,7 +143,7 @@ func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
 	return part
 }
 
-// unreadLog is the log of a worker that could not be read to its end.
+// unreadLog returns the partLog of a worker whose log could not be read to its end.
 func (f *following) unreadLog(i int) *partLog {
 	part := &partLog{err: errors.New("the worker could not be read to its end")}
 	if e := f.ends[i].err; e != nil && !errors.Is(e, context.Canceled) {
@@ -153,7 +155,7 @@ func (f *following) unreadLog(i int) *partLog {
 	return part
 }
 
-// partly lists the workers whose log is not whole here.
+// partly lists the workers whose logs are not whole here.
 func (f *following) partly() (workers []int) {
 	for i, e := range f.ends {
 		if e.part != nil {
@@ -163,7 +165,8 @@ func (f *following) partly() (workers []int) {
 	return workers
 }
 
-// sayPartly says of which workers the log is not whole here, and how much of it is.
+// sayPartly returns text that names the workers whose logs are not whole here, and how
+// much of the logs is.
 func (f *following) sayPartly() string {
 	var ids []tpu.WorkerID
 	var have, written int64
@@ -178,8 +181,8 @@ func (f *following) sayPartly() string {
 	return partText(ids, have, written)
 }
 
-// partText says of which workers the log is not whole here. written is 0 where that is
-// not known.
+// partText returns text that names the workers whose logs are not whole here. written is
+// 0 if it is not known.
 func partText(ids []tpu.WorkerID, have, written int64) string {
 	much := fmt.Sprintf("%d bytes, of how many is not known", have)
 	if written > 0 {
@@ -192,13 +195,13 @@ func partText(ids []tpu.WorkerID, have, written int64) string {
 	return fmt.Sprintf("%s not whole here: %s", logs, much)
 }
 
-// whyPartly says why, once for each reason.
+// whyPartly returns the reasons why logs are not whole, each once.
 func (f *following) whyPartly() string {
 	var why []string
 	for _, i := range f.partly() {
 		err := f.ends[i].part.err
 		var local *fs.PathError
-		if errors.As(err, &local) { // its path has the worker's name in it
+		if errors.As(err, &local) { // its path contains the worker's name, so equal reasons would differ
 			err = local.Err
 		}
 		if text := causeText(err, f.team.ids[i]); !slices.Contains(why, text) {
@@ -208,7 +211,7 @@ func (f *following) whyPartly() string {
 	return strings.Join(why, "; ")
 }
 
-// room is what to do where a disk here is full; "" where none is.
+// room returns advice if a local disk is full; otherwise "".
 func (f *following) room() string {
 	for _, i := range f.partly() {
 		if err := f.ends[i].part.err; errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
@@ -218,11 +221,12 @@ func (f *following) room() string {
 	return ""
 }
 
-// partLogCode is the status of a run that succeeded and whose logs are not whole
-// here: sysexits' EX_IOERR.
+// partLogCode is the exit code of a run that succeeded but whose logs are not whole here:
+// EX_IOERR of sysexits.
 const partLogCode = 74
 
-// sayPart has the summary say which logs are not whole here. A success is none then.
+// sayPart adds to the summary which logs are not whole here. A success becomes a failure
+// then.
 func (f *following) sayPart(sum *event.Summary) {
 	sum.Text += "; " + f.sayPartly() + " (" + f.whyPartly() + ")"
 	again := "bring the rest with: multihost attach " + f.ref.Run

@@ -12,9 +12,9 @@ import (
 	"multihost/internal/xla"
 )
 
-// xlaFlags returns the variables that carry the asked-for presets and flags on
-// slices of an accelerator type. The first time it says what looks wrong in what
-// the user has there already.
+// xlaFlags returns the variables that carry the requested presets and flags on slices of
+// an accelerator type. The first call warns about what looks wrong in the user's own
+// flags.
 func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	if r.flags != nil {
 		return *r.flags, nil
@@ -59,9 +59,9 @@ func (r *run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	return vars, nil
 }
 
-// secretFlags are the words, and the halves of NAME=VALUE, of the user's secret
-// variables among vars: these are made of them, word by word. Longer ones come
-// first.
+// secretFlags returns the words, and the halves of NAME=VALUE words, of the user's secret
+// variables whose names are in vars: the values of vars are built from these words.
+// Longer words come first.
 func (r *run) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
 	for _, v := range r.o.Env {
@@ -86,8 +86,8 @@ func (r *run) commandForScan() string {
 	return strings.Join(r.o.Argv, " ")
 }
 
-// files is where the scripts that the command names are read; nil when they are
-// not on this machine.
+// files returns where to read the scripts that the command names; nil if they are not on
+// this machine.
 func (r *run) files() fs.FS {
 	if r.o.Dir == "" {
 		return nil
