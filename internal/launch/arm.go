@@ -17,15 +17,15 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// Started is a command that runs.
+// Started is a command that has started.
 type Started struct {
 	PID int
-	At  time.Time // worker clock, when the process that is now the command had nothing more to wait for
+	At  time.Time // worker clock, when the waiting process stopped waiting and became the command
 }
 
 // Armed is a supervisor that waits on the worker for the order to start. It
-// holds one session of the connection. Exactly one of Release and Abort must be
-// called.
+// holds one session of the connection. The caller must call exactly one of
+// Release (or ReleaseAt) and Abort.
 type Armed struct {
 	ref     Ref
 	runner  Runner
@@ -35,20 +35,21 @@ type Armed struct {
 
 	offset time.Duration // of the worker's clock
 
-	boot  string             // set by Arm, as disks
-	disks map[string]Disk    // by what is kept on them
-	found map[string]string  // versions
-	words chan sshfan.Record // of the worker; buffered for all that it can say
-	done  chan struct{}      // closed when the exec has ended; then the rest is set
+	boot  string             // set by Arm, as disks and found are
+	disks map[string]Disk    // key: what the disk holds, "output" or "tmp"
+	found map[string]string  // versions; key: an entry of surveyed
+	words chan sshfan.Record // the worker's answer; the buffer has room for all of it
+	done  chan struct{}      // closed when the exec has ended; err is set before
 	err   error
 	once  sync.Once
 }
 
-// Arm writes what is needed to start spec to the worker and has a supervisor
-// wait there. It takes the worker's lock: *BusyError tells who has it,
-// ErrAlreadyStarted that this attempt ran before, *CodeError that another run has
-// changed what lies in its directory. When the connection is lost or
-// Abort is called before Release, the worker is as it was before.
+// Arm writes the files of spec to the worker and starts a supervisor that waits
+// there for Release. It takes the worker's lock. It returns *BusyError when another
+// run holds the lock, ErrAlreadyStarted when this attempt was started before, and
+// *CodeError when another run has changed the code in the run's directory. When the
+// connection is lost or Abort is called before Release, nothing of the attempt stays
+// on the worker.
 //
 // The session outlives ctx: it ends with Release, Abort or the connection.
 func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
@@ -99,25 +100,26 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	return a, nil
 }
 
-// BootID is the id of the worker's boot as its kernel tells it.
+// BootID returns the boot id that the worker's kernel reports.
 func (a *Armed) BootID() string { return a.boot }
 
-// Disk is the disk that the output of the command will be kept on.
+// Disk returns the disk that will hold the output of the command.
 func (a *Armed) Disk() Disk { return a.disks["output"] }
 
-// Tmp is the disk of /tmp, or zero when it is that of the output.
+// Tmp returns the disk of /tmp, or zero when Disk is the same disk.
 func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
 
-// mostWords is more than a supervisor says before and after its start. They are
-// kept for every worker at once, so there is no room for what no worker says.
+// mostWords is more records than a supervisor ever sends. Every worker has a buffer
+// of this size at the same time, so it is kept small.
 const mostWords = 64
 
-// surveyed is what a worker may tell the version of.
+// surveyed are the things whose version a worker may report.
 var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
 
-// Versions are those of python, jax, jaxlib and libtpu that Spec.Python has, of
-// the packages "none" where it has none, and the digest of the code. What could
-// not be told at once, or was not asked for, is not there.
+// Versions returns the versions of python, jax, jaxlib and libtpu that Spec.Python
+// finds, and the digest of the code under "code". A package that is not installed
+// has the version "none". What the worker could not determine in time, or what
+// Spec does not ask for, is missing.
 func (a *Armed) Versions() map[string]string {
 	all := maps.Clone(a.found)
 	if python, known := all["python"]; known && python != "none" {
@@ -131,14 +133,15 @@ func (a *Armed) Versions() map[string]string {
 func (a *Armed) hear(r sshfan.Record) (done bool) {
 	select {
 	case a.words <- r:
-	default: // no worker of ours says so much
+	default: // a correct worker never sends so many records
 	}
 	return false
 }
 
-// ready waits for the supervisor.
+// ready waits until the supervisor is armed, and reads what the worker reports
+// before that.
 func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error {
-	var there, owner string // the digest of the code that is there, and who brought it
+	var there, owner string // digest of the code on the worker, and who synced it
 	for {
 		rec, err := a.word(ctx)
 		switch {
@@ -180,7 +183,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 	}
 }
 
-// busy makes the error that names who holds the worker.
+// busy returns the error that names the run that holds the worker.
 func (a *Armed) busy(rec sshfan.Record, records []sshfan.Record) error {
 	e := &BusyError{Worker: a.runner.Name()}
 	records = append([]sshfan.Record{{Word: "now", Rest: rec.Rest}}, records...)
@@ -190,7 +193,7 @@ func (a *Armed) busy(rec sshfan.Record, records []sshfan.Record) error {
 	return e
 }
 
-// unread makes the error of a secret that the worker could not read.
+// unread returns the error for a secret that the worker could not read.
 func (a *Armed) unread(rec sshfan.Record) error {
 	f := rec.Fields(4)
 	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: sshfan.Clean(f[3], 400)}
@@ -202,7 +205,9 @@ func (a *Armed) unread(rec sshfan.Record) error {
 	return e
 }
 
-// word is the next thing that the worker says.
+// word returns the worker's next record. It fails with the cause of ctx, with the
+// error of the session, or with io.ErrUnexpectedEOF when the session has ended
+// without one.
 func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
 	select {
 	case rec := <-a.words:
@@ -227,7 +232,7 @@ func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
 	}
 }
 
-// finish ends the session and waits for it.
+// finish ends the session and waits for its end.
 func (a *Armed) finish(cause error) {
 	a.once.Do(func() {
 		a.order.Close()
@@ -236,22 +241,22 @@ func (a *Armed) finish(cause error) {
 	})
 }
 
-// releaseLimit bounds how long a supervisor may take to answer "go" on a
-// connection that seems to live before the worker is asked on another way.
+// releaseLimit limits how long a supervisor may take to answer "go" on a connection
+// that seems to live. After that, Release asks the worker over another session.
 const releaseLimit = 30 * time.Second
 
-// Release has the supervisor start the command at once, with one write. When the
-// connection is lost before the answer, the worker is asked again, until ctx
-// ends: the command is started once, or ErrNotStarted says that it never will
-// be. Release returns with the session ended.
+// Release orders the supervisor, with one write, to start the command at once. When
+// the connection is lost before the answer, Release asks the worker again until ctx
+// ends. The command is started once, or ErrNotStarted says that it never will be.
+// The session has ended when Release returns.
 func (a *Armed) Release(ctx context.Context) (Started, error) {
 	return a.ReleaseAt(ctx, time.Time{})
 }
 
 // MeasureClock measures the worker's clock against ours for ReleaseAt, over the
-// session that stands: some round trips of which the fastest counts, at a moment
-// at which the worker does nothing else. One that does not answer keeps the offset
-// that its Runner tells. It is called at most once, and not beside Release.
+// open session, while the worker does nothing else. It makes a few round trips and
+// uses the fastest. When the worker does not answer, the offset that the Runner
+// reported stays. Call MeasureClock at most once, and not concurrently with Release.
 func (a *Armed) MeasureClock(ctx context.Context) {
 	const rounds, limit = 4, 20 * time.Second
 	ctx, stop := context.WithTimeout(ctx, limit)
@@ -268,7 +273,7 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 			return
 		}
 		if rec.Word != "clock" {
-			a.hear(rec) // Release waits for it
+			a.hear(rec) // put it back: Release waits for it
 			return
 		}
 		if told := instant(rec.Rest); !told.IsZero() && (best == 0 || trip < best) {
@@ -277,12 +282,13 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 	}
 }
 
-// ClockOffset is the worker's clock minus ours.
+// ClockOffset returns the worker's clock minus ours.
 func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
-// ReleaseAt is Release at a moment of our clock that lies at most 5 s ahead, as
-// far as the worker's clock is known. A worker that gets the order later, or whose
-// clock says that the moment is farther away, starts at once.
+// ReleaseAt is Release with a start time by our clock, at most 5 s ahead. ClockOffset
+// translates the time to the worker's clock. A worker that gets the order after that
+// time, or whose clock says that it is more than 5 s away, starts at once. A zero at
+// means at once.
 func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 	order := "go\n"
 	if !at.IsZero() {
@@ -293,7 +299,7 @@ func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 		started, err := a.answered(wait)
 		stop()
 		if err == nil {
-			// The far side ends by itself now.
+			// The script on the worker ends by itself now.
 			a.order.Close()
 			select {
 			case <-a.done:
@@ -312,14 +318,13 @@ func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 			return Started{}, fmt.Errorf("release %q on %s: %w", a.ref.Label(), a.runner.Name(), context.Cause(ctx))
 		}
 	}
-	// Ask before the old session is ended: as long as it stands, the supervisor
-	// waits.
+	// Ask before the old session ends: as long as it is open, the supervisor waits.
 	started, err := a.ask(ctx)
 	a.finish(err)
 	return started, err
 }
 
-// answered waits for the supervisor's answer to "go" on the standing session.
+// answered waits for the supervisor's answer to "go" on the open session.
 func (a *Armed) answered(ctx context.Context) (Started, error) {
 	for {
 		rec, err := a.word(ctx)
@@ -337,11 +342,11 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 	}
 }
 
-// mostAsks is how often release.sh, which waits 10 s itself, is asked: a worker
-// that is out of breath may take that long to start a command.
+// mostAsks limits how often ask runs release.sh, which itself waits 10 s: an
+// overloaded worker may take that long to start a command.
 const mostAsks = 6
 
-// ask learns over another session what became of the order, and repeats it.
+// ask repeats the order over another session and returns what became of it.
 func (a *Armed) ask(ctx context.Context) (Started, error) {
 	for n := 1; ; n++ {
 		records, err := persist(ctx, func() ([]sshfan.Record, error) {
@@ -363,16 +368,17 @@ func (a *Armed) ask(ctx context.Context) (Started, error) {
 	}
 }
 
-// abortLimit bounds how long Abort waits on the standing session; abortGrace is
-// for a command that runs all the same, since only the answer to its release was
-// lost.
+// abortLimit limits how long Abort waits on the open session. abortGrace is the
+// grace time for a command that runs nevertheless, because only the answer to its
+// release was lost.
 const (
 	abortLimit = 5 * time.Second
 	abortGrace = 10 * time.Second
 )
 
-// Abort has the supervisor leave without having started anything, and waits
-// until the worker is as it was before Arm. Lost connections are made again.
+// Abort ends the supervisor before it starts the command, and waits until nothing
+// of the attempt is left on the worker. When the session is lost or does not answer
+// within abortLimit, Abort calls Stop, which connects again.
 func (a *Armed) Abort(ctx context.Context) error {
 	a.order.Close()
 	wait, stop := context.WithTimeout(ctx, abortLimit)
@@ -402,7 +408,7 @@ func (a *Armed) Abort(ctx context.Context) error {
 	return nil
 }
 
-// files are the files of the attempt, in the order of unpack in arm.sh.
+// files returns the files of the attempt, in the order of unpack in arm.sh.
 func (s Spec) files() [][]byte {
 	workDir := s.WorkDir
 	if workDir == "" {
@@ -470,14 +476,14 @@ func (s Spec) masked(text string) string {
 	return text
 }
 
-// Title is the command as workers show it: its first line, secrets masked, at
-// most 200 bytes.
+// Title returns the command as workers show it: its first line, with secrets
+// masked, at most 200 bytes.
 func (s Spec) Title() string {
 	text := s.masked(s.Script)
 	if text == "" {
 		words := make([]string, len(s.Argv))
 		for i, w := range s.Argv {
-			words[i] = s.masked(w) // before it is quoted, which alters it
+			words[i] = s.masked(w) // before quoting, because quoting may change the secret's text
 		}
 		text = sshfan.Quote(words...)
 	}

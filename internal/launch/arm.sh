@@ -1,11 +1,11 @@
 #!/bin/bash
 # arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the
-# payload that follows on stdin, and has a supervisor wait for the line "go" or
-# "go TIME" there; see start.sh. Before that, lines "clock" are answered with our
-# time. Anything else, or the end of stdin, leaves nothing behind. The texts of the
-# supervisor's scripts are in variables. With PYTHON it tells, meanwhile, the
-# versions that this interpreter has; with CODE=1 also the digest of the code that
-# is there.
+# payload that follows on stdin to files, and starts a supervisor. Then it reads
+# lines from stdin: it answers "clock" with the worker's time, and passes "go" or
+# "go TIME" on to the supervisor; see start.sh. After any other line, or the end of
+# stdin, nothing is left behind. The texts of the supervisor's scripts are in
+# variables. With PYTHON, arm reports meanwhile the versions that this interpreter
+# finds; with CODE=1 also the digest of the code in the command's directory.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
@@ -22,7 +22,7 @@ main() {
   entry=$index/$UID-$run-$attempt.run
   prepare_index
   exec 9<"$index/lock" || fail "open $index/lock"
-  # The short wait lets a run that is just ending let go.
+  # A run that is just ending needs a moment to release the lock.
   error=$(exec flock -w 0.3 9 2>&1) || if (($? == 1)); then busy; else fail "lock $index/lock: ${error:-flock fails}"; fi
   if [[ -e $dir/started ]]; then
     say already
@@ -39,14 +39,15 @@ main() {
 
   if [[ $python ]]; then
     mapfile -d '' -t words <"$dir/argv"
-    mapfile -d '' -t vars <"$dir/env" # which is removed when it was read there
+    mapfile -d '' -t vars <"$dir/env" # now: it is removed once start.sh has read it
     survey "$run" "$attempt" "$dir" "$python" "$code" 9<&- &
     surveyor=$!
   fi
-  # The supervisor reads its order from a FIFO that we hold open for writing: it
-  # sees the end of the FIFO when we die, and a later connection can still give
-  # the order when this one is lost in the middle of it. exec, because bash
-  # starts a background child with SIGINT ignored, and exec undoes that.
+  # The supervisor reads its order from a FIFO that this script holds open for
+  # writing. When this script dies, the supervisor sees the end of the FIFO. When
+  # the connection breaks in the middle of the order, a later connection can still
+  # give it. exec, because bash starts a background child with SIGINT ignored, and
+  # exec undoes that.
   exec 4<>"$dir/control"
   exec 8< <(exec setsid --fork bash --norc --noprofile -p "$dir/supervise" \
     "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" </dev/null 2>>"$dir/supervisor.log")
@@ -54,8 +55,8 @@ main() {
   IFS= read -r line <&8 ||
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
   if [[ $surveyor ]]; then wait "$surveyor"; fi
-  # Whose code is there. A sync that comes later finds the supervisor, and changes
-  # nothing.
+  # Report whose code is in the directory. A sync that begins later finds the
+  # supervisor and changes nothing.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
   say synced "$synced"
   printf '%s\n' "$line"
@@ -67,7 +68,8 @@ main() {
       say clock "$REPLY"
     fi
   done
-  # Open until the command has started: its end would be a word to who waits.
+  # After "go", keep the FIFO open until the command has started: start.sh would take
+  # the end of the FIFO for a word.
   if [[ $order == go || $order == "go "* ]]; then printf '%s\n' "$order" >&4; else exec 4>&-; fi
   while IFS= read -r line <&8; do printf '%s\n' "$line"; done
 }
@@ -78,8 +80,8 @@ abandon() { # DIR TEXT
   fail "$2"
 }
 
-# survey RUN ATTEMPT DIR PYTHON CODE: what the command will meet, as far as it can
-# be told at once. Nothing is imported: jax would take the TPU.
+# survey RUN ATTEMPT DIR PYTHON CODE reports the versions that the command will find,
+# each within 5 s or not at all. It imports no package: jax would take the TPU.
 survey() {
   local run=$1 attempt=$2 dir=$3 python=${4/#"~/"/"$HOME/"} code=$5 text status
   local -a environment through_env
@@ -101,8 +103,8 @@ survey() {
   fi
 }
 
-# The names of the directories in which packages are recorded tell their versions:
-# importlib.metadata, which reads them too, takes twice the time.
+# The names of the packages' metadata directories contain the versions.
+# importlib.metadata reads these directories too, but takes twice the time.
 versions='
 import os, sys
 print("python", sys.version.split()[0])
@@ -144,9 +146,9 @@ prepare_index() {
   [[ -r $index/lock && ! -L $index/lock ]] || fail "${error:-read $index/lock: it is no readable file}"
 }
 
-# secrets DIR reads the values that the file of that name asks for, lines NAME
-# ADDRESS, with the VM's own token, and adds them to the environment of the command,
-# which is removed when the command has read it. They are on no command line.
+# secrets DIR reads the secrets that DIR/secrets lists, in lines NAME ADDRESS, with
+# the VM's own token. It appends their values to DIR/env, which is removed once
+# start.sh has read it. No value is on a command line.
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
   local name url token reply status data nuls=0
@@ -165,7 +167,7 @@ secrets() {
     data=
     if [[ $reply =~ \"data\":\ *\"([^\"]+)\" ]]; then data=${BASH_REMATCH[1]}; fi
     nuls=$((nuls + 1))
-    # One NUL more says that there is one in the value.
+    # A wrong count of NULs means that the value contains one.
     if ! {
       printf '%s=' "$name"
       printf %s "$data" | base64 -d && printf '\0'
@@ -185,9 +187,9 @@ no_secret() { # DIR NAME STATUS TEXT
   exit 1
 }
 
-# unpack DIR SIZES...: the files of the attempt, in the order in which they come.
-# Those that only a runner sends are last.
-# exit.new is written full now, so that the end can be recorded on a full disk.
+# unpack DIR SIZES... writes the files of the attempt, in the order in which they
+# come. Files that only a runner sends are last. exit.new gets its full size now, so
+# that the end of the command can be recorded on a full disk.
 unpack() {
   local dir=$1 file
   shift
@@ -195,7 +197,7 @@ unpack() {
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
   printf '%s\n' "$text_processes" >"$dir/processes" || return
   printf '%s\0' "${mh_login[@]}" >"$dir/login" || return
-  # Nothing is done for a part: no secret is read, no version told.
+  # If a file is incomplete, unpack fails before a secret or a version is read.
   for file in meta argv env script limit secrets; do
     received "$dir/$file" "${1-0}" || return
     if (($#)); then shift; fi
@@ -206,8 +208,8 @@ unpack() {
   printf '%4000s\n' '' >"$dir/exit.new" && mkfifo -- "$dir/control" "$dir/output" || return
 }
 
-# received FILE SIZE writes the next bytes of stdin to the file. Few are read without
-# a process.
+# received FILE SIZE writes the next SIZE bytes of stdin to FILE. Up to 4096 bytes
+# are read without starting a process.
 received() {
   local word='' got=0
   : >"$1" || return
@@ -220,7 +222,7 @@ received() {
     printf %s "$word" || return
     got=$((got + ${#word}))
     if ((got == $2)); then break; fi
-    printf '\0' || return # it ended the word
+    printf '\0' || return # the NUL that ended the word
     got=$((got + 1))
   done >>"$1"
   if ((got != $2)); then

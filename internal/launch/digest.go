@@ -12,14 +12,14 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// digestLimit is the time in which a slow disk reads the largest log.
+// digestLimit is long enough for a slow disk to read the largest log.
 const digestLimit = time.Hour
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Digest returns the SHA-256, in hexadecimal, of the first size bytes of the log
-// on the worker, or of all of it when it is shorter or size is negative; n is of
-// how many bytes. It reads the log there and takes the time of that.
+// Digest returns the SHA-256, in hexadecimal, of the first n bytes of the log on the
+// worker. n is size, or the length of the log when that is shorter or size is
+// negative. The worker reads the log for it, which takes time for a large one.
 func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n int64, err error) {
 	if err := ref.check(); err != nil {
 		return "", 0, err
@@ -41,8 +41,8 @@ func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n i
 	return "", 0, &RemoteError{Worker: r.Name(), Op: "digest", Text: "no digest in the answer"}
 }
 
-// ReadTail returns the last n bytes that the command wrote, at most 64 KiB. They
-// are there also when Spec.MaxLog has kept them out of the log.
+// ReadTail returns the last n bytes that the command wrote, at most 64 KiB. It also
+// finds bytes that Spec.MaxLog has kept out of the log.
 func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 	if err := ref.check(); err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
 	return raw.Bytes(), nil
 }
 
-// A bounded writer fails when more comes than was asked for.
+// A bounded writer fails when it gets more than room bytes.
 type bounded struct {
 	w    io.Writer
 	room int

@@ -1,6 +1,6 @@
 #!/bin/bash
-# digest: RUN ATTEMPT SIZE. The SHA-256 of the first SIZE bytes of the output, or
-# of all that is there.
+# digest: RUN ATTEMPT SIZE. Reports the SHA-256 of the first SIZE bytes of the log, or
+# of the whole log when it is shorter or SIZE is negative.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {

@@ -11,17 +11,17 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// StackMethod says how a stack was learned.
+// StackMethod says how a stack was read.
 type StackMethod string
 
 // The methods, best first.
 const (
-	BySpy    StackMethod = "py-spy"  // read from the memory of a Python process
-	BySignal StackMethod = "SIGUSR1" // printed by the process into its log: faulthandler
-	ByKernel StackMethod = "kernel"  // only what each thread waits for
+	BySpy    StackMethod = "py-spy"  // py-spy reads the memory of a Python process
+	BySignal StackMethod = "SIGUSR1" // the process prints its stack into its log (faulthandler)
+	ByKernel StackMethod = "kernel"  // the kernel tells only what each thread waits for
 )
 
-// A Stack is where one process of a run stands.
+// A Stack shows what one process of a run is executing.
 type Stack struct {
 	PID     int         `json:"pid"`
 	Command string      `json:"command"`
@@ -31,16 +31,16 @@ type Stack struct {
 
 // DumpOptions are optional.
 type DumpOptions struct {
-	// Wait is how long a process is waited for that was asked by a signal; 0 is
-	// 5 s.
+	// Wait limits how long a process may take to print its stack after SIGUSR1; 0
+	// means 5 s.
 	Wait time.Duration
 }
 
-// Dump tells where the living processes of the run stand, those with the most
-// memory first. Python processes are read by py-spy where it is installed, else
-// asked by SIGUSR1 if they catch it: a process that does not is never sent it.
-// Of all others the kernel's view is told. The run goes on. An attempt that does
-// not run has no stacks; its phase says why.
+// Dump returns the stacks of the run's living processes, those with the most memory
+// first. py-spy reads Python processes where it is installed; without it, Python
+// processes that catch SIGUSR1 are sent it. A process that does not catch SIGUSR1 is
+// never sent it. For all others, Dump returns the kernel's view. The run goes on.
+// An attempt that does not run has no stacks; the returned phase says why.
 func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
 	if err := ref.check(); err != nil {
 		return nil, Unknown, err
@@ -70,17 +70,17 @@ func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Ph
 	return stacks, parseState(ref, records).Phase, nil
 }
 
-// A FoldedStack is a thread that stands at the same place in several processes.
+// A FoldedStack is one stack that one or more threads share, over all workers.
 type FoldedStack struct {
-	Workers []int    `json:"workers"` // indices into what FoldStacks was given, in order, each once
+	Workers []int    `json:"workers"` // indices into the argument of FoldStacks, ascending, each once
 	Threads int      `json:"threads"`
 	Lines   []string `json:"lines"`
 }
 
-// FoldStacks joins the threads that stand at the same place, over all workers:
-// all[i] is what Dump told of worker i. What differs by nature (numbers of
-// threads and processes, addresses) is left out. Places that few workers share
-// come first: the one that waits elsewhere is the one to look at.
+// FoldStacks groups the threads that have the same stack, over all workers: all[i]
+// is what Dump returned for worker i. It ignores what always differs: numbers of
+// threads and processes, and addresses. Stacks that few workers share come first,
+// because a worker that waits elsewhere than the others is the one to look at.
 func FoldStacks(all [][]Stack) []FoldedStack {
 	index := map[string]int{}
 	var folded []FoldedStack
@@ -111,8 +111,9 @@ var (
 	varying    = regexp.MustCompile(`0x[0-9a-fA-F]+|\b(?:Thread|Process|pid) \d+\b`)
 )
 
-// threads splits the lines of a process at the heads of its threads. Lines
-// before the first head say nothing of a place, unless there is no head at all.
+// threads splits the lines of a process at the header lines of its threads. It drops
+// lines before the first header, which belong to no stack, unless there is no header
+// at all.
 func threads(lines []string) [][]string {
 	var all [][]string
 	headed := slices.ContainsFunc(lines, threadHead.MatchString)
@@ -139,7 +140,7 @@ func threads(lines []string) [][]string {
 	return all
 }
 
-// String names the stack in one line.
+// String describes the stack in one line.
 func (s Stack) String() string {
 	return fmt.Sprintf("process %d by %s: %s", s.PID, s.Method, s.Command)
 }

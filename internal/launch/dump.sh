@@ -1,7 +1,7 @@
 #!/bin/bash
-# dump: RUN ATTEMPT WAIT_MS. Tells where the processes of a living run stand.
-# No process is touched but by py-spy, which reads its memory, and by SIGUSR1
-# where it catches that signal: uncaught it would kill.
+# dump: RUN ATTEMPT WAIT_MS. Reports the stacks of the processes of a living run.
+# It touches a process only with py-spy, which reads the memory, or with SIGUSR1 if
+# the process catches that signal: an uncaught SIGUSR1 would kill it.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -13,7 +13,7 @@ main() {
   tell "$run" "$attempt" "$dir"
   if [[ $phase != running ]]; then return; fi
   processes "$dir"
-  # A trainer has the most memory; what it started stands behind it.
+  # Sorted by memory: a trainer has the most, so it comes before its child processes.
   while read -r _ p; do
     if ((shown++ == most)); then break; fi
     if is_python "$p" && { by_spy "$p" || by_signal "$p" "$dir" "$wait"; }; then continue; fi
@@ -21,7 +21,8 @@ main() {
   done < <(for p in "${pids[@]}"; do printf '%s %s\n' "$(memory "$p")" "$p"; done | sort -rn)
 }
 
-# Loaders of data are as many as a machine has cores; they all look the same.
+# A run may have as many data loaders as the machine has cores, all with the same
+# stack, so only this many processes are shown.
 most=16
 
 memory() { # PID: resident pages
@@ -42,7 +43,8 @@ head_of() { # PID METHOD
   say stack "$1" "$2" "${args:0:300}"
 }
 
-# lines: of the stack, from stdin. The home is not the same on every worker.
+# lines reports the lines of a stack from stdin. It writes the home directory, which
+# is not the same on every worker, as "~".
 lines() {
   local line n=0
   while IFS= read -r line && ((n++ < 2000)); do
@@ -51,8 +53,8 @@ lines() {
   done
 }
 
-# by_spy PID: py-spy of the PATH, of the login or of the program's own virtual
-# environment.
+# by_spy PID reads the stack with py-spy: from the PATH, from the login's
+# ~/.local/bin or from the virtual environment of the process.
 by_spy() {
   local spy='' at text
   for at in "$(command -v py-spy)" "$home/.local/bin/py-spy" "$(virtual "$1")/bin/py-spy"; do
@@ -72,8 +74,9 @@ virtual() { # PID: its VIRTUAL_ENV
   done < <("${as_root[@]}" cat "/proc/$1/environ" 2>/dev/null)
 }
 
-# by_signal PID DIR WAIT_MS: what the process writes into its log after SIGUSR1.
-# Others may write there, too; what comes within the wait is taken for its own.
+# by_signal PID DIR WAIT_MS sends SIGUSR1 and reports what the process writes into
+# the log. Other processes may write there, too; all output within the wait counts as
+# the stack.
 by_signal() {
   local caught=0 from size before=-1 quiet=0 word value limit
   while read -r word value; do
@@ -99,7 +102,7 @@ by_signal() {
   lines < <(tail -c +$((from + 1)) -- "$2/output.log" | head -c 262144)
 }
 
-# by_kernel PID: what each of its threads waits for.
+# by_kernel PID reports what each thread of the process waits for.
 by_kernel() {
   local task name wchan fields
   head_of "$1" kernel

@@ -8,22 +8,22 @@ import (
 )
 
 var (
-	// ErrAlreadyStarted is returned by Arm when the run and attempt was started before.
+	// ErrAlreadyStarted: Arm returns it when this attempt of the run was started before.
 	ErrAlreadyStarted = errors.New("was started before")
-	// ErrNotStarted is returned by Release when the command was not started and will not be.
+	// ErrNotStarted: Release returns it when the command was not started and never will be.
 	ErrNotStarted = errors.New("was not started")
 	// ErrUnknownRun is returned when the worker knows no such run.
 	ErrUnknownRun = errors.New("no such run on this worker")
-	// ErrStillRuns is returned by Sweep when the run has not ended.
+	// ErrStillRuns: Sweep returns it when the run has not ended.
 	ErrStillRuns = errors.New("still runs")
-	// ErrTruncated is matched by a *TruncatedError.
+	// ErrTruncated: every *TruncatedError matches it.
 	ErrTruncated = errors.New("output on the worker is shorter than what was already received")
 )
 
 // BusyError says that another run lives on the worker.
 type BusyError struct {
 	Worker string
-	Info   Info // zero when who it is could not be told
+	Info   Info // of the other run; zero when the worker could not tell
 }
 
 // Error implements error.
@@ -39,7 +39,7 @@ func (e *BusyError) Error() string {
 		e.Worker, e.Info.Run, who, e.Info.Login, e.Info.Age().Round(time.Second))
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *BusyError) Hint() string {
 	if e.Info.Run == "" {
 		return "multihost ps shows who runs there"
@@ -59,22 +59,22 @@ func (e *startedError) Error() string {
 
 func (e *startedError) Unwrap() error { return ErrAlreadyStarted }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *startedError) Hint() string {
 	return "another run of that name was faster: multihost attach " + e.ref.Run + " follows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// CodeError says that another run of the same name has brought other code into the
-// directory of this one, after this one's own. Nothing was started.
+// CodeError says that another run of the same name has synced other code into this
+// run's directory after this run synced its own. Nothing was started.
 type CodeError struct {
 	Worker, Run string
-	Owner       string // of the other run; "" while it brings its code
+	Owner       string // of the other run; "" while its sync still goes on
 }
 
 // Error implements error.
 func (e *CodeError) Error() string { return e.Worker + ": " + e.Cause() }
 
-// Cause is the error without the worker's name.
+// Cause returns the error without the worker's name.
 func (e *CodeError) Cause() string {
 	if e.Owner == "" {
 		return fmt.Sprintf("another run called %q is bringing its code into ~/%s", e.Run, e.Run)
@@ -82,7 +82,7 @@ func (e *CodeError) Cause() string {
 	return fmt.Sprintf("another run called %q, of %s, has brought its code into ~/%s after this one", e.Run, e.Owner, e.Run)
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *CodeError) Hint() string {
 	return "multihost ps shows whether it lives; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
@@ -92,7 +92,7 @@ func (e *CodeError) Hint() string {
 // somebody cut the file. The received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
-	Offset, Size int64 // received, and there: -1 is not known yet
+	Offset, Size int64 // bytes received, and bytes on the worker; Size -1: not known yet
 }
 
 // Error implements error.
@@ -106,10 +106,10 @@ func (e *TruncatedError) Error() string {
 // Is makes errors.Is(err, ErrTruncated) true.
 func (e *TruncatedError) Is(target error) bool { return target == ErrTruncated }
 
-// RemoteError is what a worker said about an operation that it could not do.
+// RemoteError is a worker's report that it could not do an operation.
 type RemoteError struct {
 	Worker, Op, Text string
-	Silent           bool // it said nothing that makes sense: its shell, not our script, ended
+	Silent           bool // no usable answer came: the login's shell ended, not our script
 }
 
 // Error implements error.
@@ -117,14 +117,14 @@ func (e *RemoteError) Error() string {
 	return fmt.Sprintf("%s on %s: %s", e.Op, e.Worker, e.Text)
 }
 
-// Cause is the error without the worker's name.
+// Cause returns the error without the worker's name.
 func (e *RemoteError) Cause() string { return e.Op + ": " + e.Text }
 
-// SecretError is a secret that a worker could not read. Nothing was started.
+// SecretError says that a worker could not read a secret. Nothing was started.
 type SecretError struct {
 	Worker  string
-	Secret  StoredSecret // zero when it had not come so far
-	Status  int          // of HTTP; 0: there was no answer, or none of use
+	Secret  StoredSecret // zero when the worker failed before it asked for a secret
+	Status  int          // HTTP status; 0: there was no answer, or no usable one
 	Account string       // service account of the worker; "" when it is not known
 	Text    string
 }
@@ -132,7 +132,7 @@ type SecretError struct {
 // Error implements error.
 func (e *SecretError) Error() string { return e.Worker + ": " + e.Cause() }
 
-// Cause is the error without the worker's name.
+// Cause returns the error without the worker's name.
 func (e *SecretError) Cause() string {
 	what := "secrets"
 	if e.Secret.Name != "" {
@@ -144,7 +144,7 @@ func (e *SecretError) Cause() string {
 	return fmt.Sprintf("read %s: HTTP status %d: %s", what, e.Status, e.Text)
 }
 
-// Hint is the command to type.
+// Hint returns the command to type; "" when there is none.
 func (e *SecretError) Hint() string {
 	s := e.Secret
 	switch {
@@ -164,7 +164,7 @@ func (e *SecretError) Hint() string {
 	return ""
 }
 
-// HoldersError says who holds the TPU of a worker and was not stopped.
+// HoldersError names the processes that hold the TPU of a worker and were not stopped.
 type HoldersError struct {
 	Worker  string
 	Holders []Process
@@ -190,7 +190,7 @@ func (e *HoldersError) Error() string {
 	return b.String()
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *HoldersError) Hint() string {
 	for _, p := range e.Holders {
 		switch {
@@ -203,7 +203,7 @@ func (e *HoldersError) Hint() string {
 	return "--kill-stale=all stops them"
 }
 
-// containerStop is the command line that stops the container of the process.
+// containerStop returns the command line that stops the container of the process.
 func (p Process) containerStop() string {
 	switch p.Engine {
 	case "libpod":

@@ -20,8 +20,7 @@ type ExecSpec struct {
 	Sudo  bool          // run it as root
 	Grace time.Duration // between TERM and KILL when it is stopped; 0 is none
 
-	// Leave, when it is closed, ends the wait for a command that is being
-	// stopped. May be nil.
+	// Leave may be nil. Closing it ends the wait for a command that is being stopped.
 	Leave <-chan struct{}
 }
 
@@ -29,15 +28,15 @@ type ExecSpec struct {
 type ExecEnd struct {
 	Code    int  // exit code; 128+n when a signal ended it
 	Stopped bool // it was ended because the context had ended; nothing of it is left
-	Held    bool // it has ended, but a process that it left behind held its output, of which the rest is not awaited
+	Held    bool // it ended, but a process that it left behind kept its output open; Exec did not wait for the rest
 }
 
-// heldLimit is how long the output of a command that has ended may be held open
-// in silence by what it left behind.
+// heldLimit limits how long processes left behind by an ended command may hold its
+// output open without writing to it.
 const heldLimit = 5 * time.Second
 
-// longestExec is the most that the words of a command may take: Linux limits one
-// of them to 128 KiB.
+// longestExec limits the size of all words of a command together. Linux limits a
+// single word to 128 KiB.
 const longestExec = 1 << 20
 
 var (
@@ -45,17 +44,17 @@ var (
 	errNotProven = errors.New("it may still be running: its end was not told")
 )
 
-// Exec runs a command in the home directory of the login, with what it writes
-// copied to stdout and stderr as it comes and nothing to read, and waits for its
-// end. What start-up files of the login print is in neither.
+// Exec runs a command in the home directory of the login and waits for its end. It
+// copies the command's output to stdout and stderr as it comes, without what the
+// login's start-up files print. The command's standard input is empty.
 //
-// The command belongs to this call, and not to the worker as that of Arm: when
-// ctx ends, when the connection is lost and when this program dies, every
-// process of it is ended, with TERM, the grace time and KILL: its session, what
-// carries a mark of its own in its environment, and the descendants of both.
-// Exec returns the cause of ctx then, with ExecEnd.Stopped when the worker has
-// said that nothing is left. What the command leaves behind when it ends by
-// itself is left alone.
+// The command belongs to this call, not to the worker as the command of Arm does.
+// When ctx ends, the connection is lost or this program dies, the worker ends every
+// process of the command with TERM, the grace time and KILL: its session, the
+// processes that carry its mark in their environment, and the descendants of both.
+// When ctx has ended, Exec returns its cause, and ExecEnd.Stopped if the worker
+// confirmed that nothing is left. Processes that the command leaves behind when it
+// ends by itself are left alone.
 func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
 	words, err := spec.words()
 	if err != nil {
@@ -78,7 +77,7 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	errs := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
 	defer e.stop()
 
-	// KILL gets 10 s of the worker's time, and the answer some of ours.
+	// 15 s: the worker allows 10 s for KILL, and the answer takes some time.
 	unwatch := context.AfterFunc(ctx, func() {
 		hand.Close()
 		limit := time.NewTimer(spec.Grace + 15*time.Second)
@@ -124,7 +123,7 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	return ExecEnd{}, fmt.Errorf("exec on %s: %w", r.Name(), errNotProven)
 }
 
-// words are those of the command, a NUL behind each.
+// words returns the words of the command, each followed by a NUL.
 func (s ExecSpec) words() (string, error) {
 	if len(s.Argv) == 0 {
 		return "", errors.New("exec: no command")
@@ -150,13 +149,13 @@ type execution struct {
 	hand   io.Closer // of the leash
 
 	mu        sync.Mutex // guards what follows
-	told      bool       // the worker has told the end
+	told      bool       // the worker has reported the end
 	result    ExecEnd
 	survivors int
-	timer     *time.Timer // to the end of the patience with those who hold the output
+	timer     *time.Timer // cancels the exec heldLimit after the end or the last output
 }
 
-// tell takes what the worker says about the end.
+// tell takes the worker's record about the end of the command.
 func (e *execution) tell(line string) {
 	rec, ok := sshfan.ParseRecord(line, e.nonce)
 	if !ok || rec.Word != "exit" {
@@ -165,7 +164,7 @@ func (e *execution) tell(line string) {
 	f := rec.Fields(3)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.hand.Close() // nothing more is said there, and a read of it would be waited for
+	e.hand.Close() // nothing more is sent to the worker; Run would wait for a pending read of it
 	if e.survivors = int(number(f[1])); e.survivors > 0 || e.told {
 		return
 	}
@@ -174,7 +173,7 @@ func (e *execution) tell(line string) {
 	e.timer = time.AfterFunc(heldLimit, func() { e.cancel(errHeld) })
 }
 
-// heard is told of output.
+// heard restarts the timer when output came.
 func (e *execution) heard(int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -197,13 +196,14 @@ func (e *execution) stop() {
 	}
 }
 
-// A trailer passes bytes on until a mark, and tells the line that begins with it.
+// A trailer passes bytes on to raw until the mark, and calls tell with the line that
+// begins with the mark.
 type trailer struct {
 	mark []byte
 	raw  io.Writer
 	tell func(line string)
 
-	held []byte // may be the beginning of the mark
+	held []byte // not yet passed on: may be the beginning of the mark
 	line []byte
 	seen bool
 }
@@ -238,10 +238,10 @@ func (t *trailer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// maxTold is the most that is kept of the line with the mark.
+// maxTold limits how many bytes of the line with the mark are kept.
 const maxTold = 4 << 10
 
-// beginning is how many bytes at the end of text are the beginning of mark.
+// beginning returns how many bytes at the end of text are the beginning of mark.
 func beginning(text, mark []byte) int {
 	for n := min(len(text), len(mark)-1); n > 0; n-- {
 		if bytes.HasPrefix(mark, text[len(text)-n:]) {

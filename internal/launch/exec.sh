@@ -1,8 +1,9 @@
 #!/bin/bash
-# exec: GRACE_MS SUDO SIZE. Runs the command whose words, each with a NUL behind
-# it, follow in SIZE bytes on stdin, if all of them come. After the line "stream" on both outputs they
-# are the command's; how it ended is said on stderr, behind its own bytes. The
-# command does not outlive stdin: at the end of that, all its processes are ended.
+# exec: GRACE_MS SUDO SIZE. Runs a command. Its words, each followed by a NUL, come in
+# SIZE bytes on stdin; nothing runs unless all of them come. After the line "stream"
+# on stdout and on stderr, both carry the command's output; the last line of stderr
+# reports how the command ended. The command does not outlive stdin: at the end of
+# stdin, all its processes are ended.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
@@ -20,10 +21,10 @@ main() {
   if ((sudo)); then elevate; fi
   say stream
   say stream >&2
-  # Not a job in the background, in which bash ignores SIGINT, but a process
-  # substitution. It leads no group, so that setsid need not fork. It waits for a
-  # line: one that ends while bash is still writing down that it exists is waited
-  # for without an end (bash 5.2, on a busy machine).
+  # A process substitution, not a background job, because in a background job bash
+  # ignores SIGINT. It leads no process group, so setsid need not fork. It waits for a
+  # line before it starts: if it ended before bash has recorded it, bash 5.2 would
+  # wait for it forever (seen on a busy machine).
   exec 4>&1 5>&2
   exec 6> >(
     read -r || exit
@@ -36,7 +37,7 @@ main() {
   echo >&6
   exec >/dev/null 2>&1 4>&- 6>&-
   trap 'stopped=1' TERM HUP
-  # Once more, for a signal that comes right before "wait" does not end that.
+  # Repeat the signal: one that comes right before "wait" does not end the wait.
   {
     while IFS= read -r _; do :; done
     while kill -s TERM $$; do sleep 0.2; done
@@ -51,16 +52,16 @@ main() {
   return "$code"
 }
 
-# whole: the connection was not lost in the middle of the words, which would be
-# another command.
+# whole succeeds if all words came. When the connection breaks in the middle of them,
+# the rest would be a different command.
 whole() {
-  local LC_ALL=C word have=0 # in which lengths are bytes
+  local LC_ALL=C word have=0 # with LC_ALL=C lengths are in bytes
   for word in "${words[@]}"; do ((have += ${#word} + 1)); done
   ((have == size))
 }
 
-# elevate makes root run the command, also where we are root: its environment is
-# that of sudo then, wherever it runs.
+# elevate makes root run the command, through sudo even where we are root: so the
+# environment of the command is that of sudo on every worker that has sudo.
 elevate() {
   local error
   if type -P sudo >/dev/null; then
@@ -72,9 +73,9 @@ elevate() {
   fi
 }
 
-# find_bound: the processes of the command, in the array pids: its session, as
-# long as its number is not another's; those that carry its mark; and the
-# descendants of both.
+# find_bound puts the processes of the command into the array pids: its session,
+# unless another process now has that number; those that carry its mark in their
+# environment; and the descendants of both.
 find_bound() {
   local leader=$pid path p parent session state
   local -A ours=() parents=()

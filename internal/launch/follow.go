@@ -16,55 +16,55 @@ import (
 
 // FollowOptions are optional.
 type FollowOptions struct {
-	// Look changes nothing on the worker: an end that nobody saw is not recorded
-	// there, and is an Exit that is Lost all the same.
+	// Look makes Follow change nothing on the worker. An end that nobody saw is not
+	// recorded there, but Follow still returns an Exit that is Lost.
 	Look bool
 
-	// Lost is told of each trouble that keeps the output from being followed, with
-	// the offset at which following goes on: the connection is lost, the login runs
-	// no command, or the answer makes no sense. Follow tries again.
+	// Lost is called for each problem that interrupts following, with the offset at
+	// which following goes on: the connection is lost, the login runs no command, or
+	// the answer makes no sense. Follow tries again.
 	Lost func(err error, offset int64)
 
-	// Found is told when output or the end of the command can be waited for on the
-	// worker: the first time, and each time after Lost.
+	// Found is called when following works: the worker sends output, or waits for it or
+	// for the end of the command. It is called again after each Lost, and may be called
+	// in between.
 	Found func()
 
-	// Shorter is told when the output on the worker is shorter than what was
-	// received. What was received stays as it is; Follow goes on with what the
-	// worker writes from then on, so nothing is written twice.
+	// Shorter is called when the output on the worker is shorter than what was
+	// received. The received bytes stay; Follow goes on with what the worker writes
+	// from then on, so it writes nothing twice.
 	Shorter func(*TruncatedError)
 
-	// Full is told when a command that still runs has reached the limit of its
-	// log: nothing but its end is to come. It may be told again after a loss.
+	// Full is called when a command that still runs has reached the limit of its log:
+	// only its end is to come. It may be called again after a loss.
 	Full func(limit int64)
 
-	// LowDisk is told once when output arrives while the disk that it is kept on
-	// is low.
+	// LowDisk is called once, when output arrives while the disk that holds it is low.
 	LowDisk func(Disk)
 
-	// Window is what this Follow shares with those of other workers. Nil means
-	// a window of its own.
+	// Window is shared with the Follow calls for other workers. Nil means a window of
+	// its own.
 	Window *Window
 
-	// Quiet is told when no output has come for QuietAfter, and again each time
-	// that as much has passed. Without both, nobody asks.
+	// Quiet is called when no output has come for QuietAfter, and again each time
+	// that as much time has passed. Unless both are set, the worker is not asked.
 	Quiet      func(Silence)
 	QuietAfter time.Duration
 }
 
 // Follow writes the command's output to w from byte offset until the command
-// has ended and its last byte was written, and returns how it ended. Every byte
-// is written once and in order. It may begin before the command starts and after
-// it has ended.
+// has ended and its last byte is written, and returns how it ended. It writes every
+// byte once and in order. It may begin before the command starts or after it has
+// ended.
 //
-// Whatever goes wrong in between, Follow tells Lost and tries again, at the next
-// byte, until ctx ends: trouble in following says nothing about the command. Only
-// these end it before the command has: the end of ctx or of the connection by us,
-// an error of w, and a worker whose very first answer is that it does not know the
-// run or did not start it. The command is not touched then.
+// When something goes wrong in between, Follow calls Lost and tries again, at the
+// next byte, until ctx ends: a problem in following says nothing about the command.
+// Follow returns before the command has ended only when ctx ends, we close the
+// connection, w fails, or the worker's very first answer is that it does not know
+// the run or did not start it. The command is not touched then.
 //
-// No more is on its way from the worker than w has taken and Window allows: a
-// slow w holds up the sending of output, never the command.
+// The worker sends no more than Window allows beyond what w has taken: a slow w
+// delays the sending of output, never the command.
 func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err
@@ -78,7 +78,7 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	defer watch.stop()
 	w = watch.start(ctx, w)
 	const firstPause = 100 * time.Millisecond
-	var heard atomic.Bool // the worker has told of the run
+	var heard atomic.Bool // the worker has answered that it knows the run
 	found := opts.Found
 	opts.Found = func() {
 		heard.Store(true)
@@ -88,7 +88,7 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	}
 	var (
 		wait    = firstPause
-		shorter = false // this was told, and the worker has not yet been asked how short
+		shorter = false // Shorter was called, and the size on the worker is not yet known
 		idle    = 0     // streams in a row that brought nothing
 	)
 	for {
@@ -112,8 +112,8 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 				offset = short.Size
 			}
 		case err == nil && p.phase == Unknown:
-			// A stream that was killed there has not told the state of the run. That
-			// may happen by itself.
+			// follow.sh was killed on the worker before it reported the state of the
+			// run. That may happen by itself.
 			if idle >= 3 {
 				err = &RemoteError{Worker: r.Name(), Op: "follow", Text: "the answer does not tell the state of the run"}
 			}
@@ -126,7 +126,7 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 			return *p.exit, nil
 		}
 		if err == nil && idle <= 1 {
-			continue // it ended between two looks
+			continue // the run may have ended between two looks at its state: ask again at once
 		}
 		if err != nil && short == nil && opts.Lost != nil {
 			opts.Lost(err, offset)
@@ -141,9 +141,9 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	}
 }
 
-// ends reports whether err ends Follow. That a worker does not know a run of which
-// it has told before, or denies its start, is trouble like any other: somebody
-// removed its files, or they could not be read.
+// ends reports whether err ends Follow. When the worker has known the run before,
+// ErrUnknownRun and ErrNotStarted do not end it: somebody removed the run's files, or
+// they could not be read.
 func ends(err error, heard bool) bool {
 	var write *writeError
 	switch {
@@ -155,7 +155,8 @@ func ends(err error, heard bool) bool {
 	return false
 }
 
-// ReadLog writes the output that is there now, from offset, to w.
+// ReadLog writes the output that the worker has now, from offset, to w and returns
+// the number of bytes.
 func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil {
 		return 0, err
@@ -164,8 +165,8 @@ func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) 
 	return p.count, err
 }
 
-// Peek is ReadLog that changes nothing on the worker, as Look does not, and tells
-// how the command ended; nil: it has not, as far as the worker knows.
+// Peek is ReadLog that changes nothing on the worker (as FollowOptions.Look). It also
+// returns how the command ended; nil means that, as far as the worker knows, it has not.
 func Peek(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
 	if err := ref.check(); err != nil {
 		return 0, nil, err
@@ -174,7 +175,7 @@ func Peek(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (in
 	return p.count, p.exit, err
 }
 
-// piece is what one exec of follow.sh brought.
+// piece is the result of one exec of follow.sh.
 type piece struct {
 	count int64
 	phase Phase
@@ -214,7 +215,7 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 			}
 			return false
 		}
-		// There is a size for each piece of a log of any length.
+		// Drop the frequent records: a long log brings a "size" for each piece, without limit.
 		errs.Next = func(rec sshfan.Record) (done bool) {
 			switch rec.Word {
 			case "waiting":
@@ -240,8 +241,8 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 			return false
 		}
 	}
-	// tail begins again at the first byte of a file that became shorter: close
-	// the gate as soon as it says so.
+	// When a file becomes shorter, tail starts again at its first byte: close the gate
+	// as soon as tail says so.
 	var truncated atomic.Bool
 	errs.Stray = func(line string) {
 		if strings.Contains(line, "file truncated") {
@@ -307,9 +308,9 @@ type writeError struct{ error }
 
 func (e *writeError) Unwrap() error { return e.error }
 
-// persist repeats try until it succeeds or fails for another reason than the
-// connection, with pauses that grow to 5 s. The connection itself redials with
-// patience of its own.
+// persist repeats try until it succeeds, ctx ends or an error comes that trying again
+// cannot cure (see mayAnswer), with pauses that grow to 5 s. The connection itself
+// redials within limits of its own.
 func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	for wait := 100 * time.Millisecond; ; wait = min(wait*2, 5*time.Second) {
 		v, err := try()
@@ -322,8 +323,9 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	}
 }
 
-// mayAnswer reports whether a worker that has failed to answer may still do so:
-// after everything but a refusal in its own words and another host key.
+// mayAnswer reports whether a worker that failed with err may still answer later. It
+// may not after a refusal in the words of our script, another host key, a flood of
+// output or the close of the connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError
 	var key *sshfan.HostKeyError

@@ -1,9 +1,9 @@
 #!/bin/bash
 # follow: RUN ATTEMPT OFFSET follow|read [look]. After the line "stream SIZE",
-# stdout carries the bytes of output.log from OFFSET and nothing else. To follow,
-# each line of stdin asks for a number of bytes, which are sent as they come; then
-# the size is said on stderr, and the next line is awaited. When all is sent, the
-# state goes to stderr. With look nothing is recorded.
+# stdout carries the bytes of output.log from OFFSET and nothing else. With "follow",
+# each line of stdin asks for a number of bytes. They are sent as they come; then the
+# size of the log goes to stderr, and the next line is read. When everything is sent,
+# the state goes to stderr. With look nothing is recorded.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -31,8 +31,8 @@ main() {
     return
   fi
   if [[ $see == settle ]]; then be_there; fi
-  # The end of stdin is the end of the connection, or the wish to end: whoever
-  # waits for output, here or in a tool, would not see it.
+  # stdin ends when the connection ends or the caller wants no more. Only this loop
+  # reads stdin, because a process that waits for output would not notice its end.
   want=''
   while :; do
     part=''
@@ -40,8 +40,8 @@ main() {
     status=$?
     want+=$part
     if ((status > 128)); then
-      # A piece that could start no process has ended and said nothing. Our end
-      # says it: the caller tries again.
+      # A piece that could not start a process has ended without a report. When this
+      # script then ends, the caller notices and tries again.
       if [[ $job ]] && ! start_of "$job"; then
         wait "$job" || return
         job=''
@@ -58,7 +58,7 @@ main() {
   if [[ $job ]]; then kill "$job" 2>/dev/null; fi
 }
 
-# be_there lets followers_of find us, until we end.
+# be_there writes the file by which followers_of counts this script while it lives.
 be_there() {
   local stale=()
   followers_of "$dir"
@@ -66,19 +66,19 @@ be_there() {
   start_of $$ && printf '%s %s %s\n' $$ "$REPLY" "$boot" >"$dir/follower.$$"
 } 2>/dev/null
 
-# copy BYTES of those that are there.
+# copy BYTES sends bytes that are already in the log, from offset on.
 copy() {
   if (($1 == 0)); then return; fi
   dd if="$dir/output.log" bs=1M iflag=skip_bytes,count_bytes skip="$offset" count="$1" status=none
 }
 
-# piece BYTES, as they come, until the run has ended or its log is full.
+# piece BYTES sends bytes as they come, until the run has ended or its log is full.
 piece() {
   local want=$1 room watched source='' sink='' whole=1 status
   trap 'kill $source $sink 2>/dev/null; exit' TERM
   look "$dir"
   log_size "$dir"
-  if ((REPLY < offset)); then # somebody cut it
+  if ((REPLY < offset)); then # somebody cut the log
     say truncated "$REPLY" >&2
     finish
     return
@@ -98,14 +98,14 @@ piece() {
     if ((room > 0)); then
       exec 6< <(LC_ALL=C exec tail -c +$((offset + 1)) -f -s 0.2 --pid="$watched" -- "$dir/output.log")
       source=$!
-      # Not buffered: a line is seen when it is printed.
+      # Not buffered, so that a line is sent when it is printed.
       stdbuf -o0 head -c "$room" <&6 &
       sink=$!
       exec 6<&-
       say waiting >&2
       wait "$sink" || whole=0
-      # All was sent if the reader had to be ended by us or by the closed pipe. If
-      # the run has ended, it may have done so by itself: then the caller counts.
+      # If our kill or the closed pipe ended the reader, all bytes were sent. A reader
+      # also ends by itself when the run has ended: then the caller counts the bytes.
       kill "$source" 2>/dev/null || whole=0
       wait "$source"
       status=$?
@@ -114,7 +114,7 @@ piece() {
         return
       fi
     fi
-    if ((room < want)); then # nothing more than the end is to come
+    if ((room < want)); then # the log is full: only the end of the run is to come
       say full "$((offset + room))" >&2
       exec 6< <(exec tail -f -s 0.2 --pid="$watched" /dev/null)
       source=$!
@@ -136,9 +136,9 @@ piece() {
   say disk "$REPLY" >&2
 }
 
-# lasting: the process whose end is that of the run: the one whose end the
-# supervisor collects, because a supervisor that ended stays visible until
-# process 1 collects it.
+# lasting answers in REPLY with the process whose end is the end of the run. That is
+# the process that the supervisor waits for, if it is known: an ended supervisor
+# itself stays visible until process 1 collects it.
 lasting() {
   if ((!waiter)); then
     REPLY=$sup
@@ -149,7 +149,7 @@ lasting() {
   fi
 }
 
-# finish waits until the end is recorded, and tells it.
+# finish waits until the end is recorded, and reports it.
 finish() {
   local i
   for ((i = 0; i < 100; i++)); do

@@ -1,7 +1,7 @@
 #!/bin/bash
-# free: check|orphans|all GRACE_MS LOOK. Who holds the TPU; ends those that the
-# policy names, and removes the lock file once nobody holds a device. With LOOK 1
-# it says whom it would end, and does nothing.
+# free: check|orphans|all GRACE_MS LOOK. Reports the processes that hold the TPU, ends
+# those that the policy names, and removes the lock file once no process holds a
+# device. With LOOK 1 it only reports which processes it would end.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -20,7 +20,7 @@ main() {
       show stopped "$p" "${holding[$p]}"
     fi
   done
-  # Nobody is ended for nothing: not while somebody else keeps the device.
+  # End no process in vain: if one that may not be ended keeps a device, end none.
   if [[ $policy != check ]] && ((!look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace" find_endable
     holders
@@ -39,8 +39,8 @@ main() {
   fi
 }
 
-# may_end PID: a process of a run that lives is never ended, one of an ended run
-# of this login always.
+# may_end PID succeeds if the policy lets us end the process. A process of a living
+# run is never ended, one of an ended run of this login always.
 may_end() {
   run_dir "$1"
   if [[ $REPLY == */.multihost/runs/*/* ]]; then
@@ -48,7 +48,7 @@ may_end() {
     if run_lives "$of"; then return 1; fi
     if [[ $of == "$home"/.multihost/runs/* ]]; then return 0; fi
   elif ! start_of "$1"; then
-    return 0 # it ended while we looked, and belongs to nobody
+    return 0 # it ended while we looked
   fi
   [[ $policy == all ]]
 }

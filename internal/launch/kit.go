@@ -6,35 +6,36 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// bootstrap reads the script from stdin and runs it, if it is whole. The
-// script is not on the command line: that would show in every process list and
-// has to pass the login shell, which need not be bash.
+// bootstrap returns bash code that reads a script from stdin and runs it if it is
+// whole. The script is not on the command line, because every process list shows
+// that, and the login shell, which may not be bash, parses it.
 func bootstrap() string {
 	return sshfan.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
 }
 
-// A Kit is what starts a command on a worker to which nobody is connected: the
-// files of an attempt, in the order of KitFiles, and the scripts of the
+// A Kit holds what a worker needs to start a command when no runner is connected:
+// the files of an attempt, in the order of KitFiles, and the scripts of the
 // operations on it. Bootstrap runs a script that it reads from stdin:
 //
 //	{ cat status; } | bash --norc --noprofile -p -c BOOTSTRAP multihost-status SIZE NONCE RUN ATTEMPT
 //
-// For "arm" the arguments go on with the sizes of the files, and stdin with the
-// files and the line "go"; see arm.sh. What was started so is a run like any
-// other: Follow, Status, List and Stop work on it.
+// For "arm", the sizes of the files follow the arguments, and the files and the line
+// "go" follow the script on stdin; see arm.sh. The result is a run like any other:
+// Follow, Status, List and Stop work on it.
 type Kit struct {
 	Bootstrap string
 	Scripts   map[string]string // arm, status, stop, free, venv
 	Files     map[string][]byte
 }
 
-// KitFiles are the names of a Kit's files, in the order in which arm takes them.
+// KitFiles returns the names of a Kit's files, in the order in which arm takes them.
 func KitFiles() []string {
 	return []string{"meta", "argv", "env", "script", "limit"}
 }
 
-// Kit returns what starts s anywhere. The attempt is chosen where it is started.
-// A secret value is an error: a kit is kept where others read it.
+// Kit returns the Kit for s. Whoever starts it chooses the attempt. A secret value
+// is an error, because a kit is kept where others can read it. A stored secret is an
+// error too: whoever uses the kit has to read those.
 func (s Spec) Kit() (Kit, error) {
 	if err := s.Validate(); err != nil {
 		return Kit{}, err

@@ -1,31 +1,31 @@
 // Package launch starts a command on a worker so that it belongs to the worker
-// and not to the connection, and follows, asks about, stops and clears what was
-// started.
+// and not to the connection. It also follows the command, reports its state, stops it
+// and cleans up after it.
 //
 // What it hides: on the worker a small supervisor (one embedded bash script,
 // in a session of its own) owns the command (in a second session) and the
-// worker's exclusive lock, and records how the command ended. The output of the
-// command is one pipe, as over ssh, so that it may open /dev/stderr; a relay
+// worker's exclusive lock, and records how the command ended. The command's output
+// goes into one pipe, as over ssh, so that it may open /dev/stderr; a relay process
 // beside the supervisor moves it to a file. The promises are
 //
 //   - a command is started at most once for each [Ref], whatever happens to
-//     the connection and at whatever moment;
-//   - what the command wrote before it ended is in its log when its end is told;
+//     the connection and whenever;
+//   - what the command wrote before it ended is in its log when its end is reported;
 //     what its background processes write later is added to the log, and
 //     [Follow] writes what is there when it looks;
-//   - neither a full disk nor the death of the supervisor or of the relay takes
-//     the output from under the command; up to 8 KiB in the hands of a relay
-//     that is killed, or whose write fails, are lost;
+//   - neither a full disk nor the death of the supervisor or of the relay breaks
+//     the command's output; up to 8 KiB are lost when a relay is killed or its
+//     write fails;
 //   - a lost connection never touches a command that was started, and nothing
 //     is started when the connection is lost before [Armed.Release];
-//   - at most one run lives on a worker ([BusyError]), whoever logged in;
-//   - what reaches the program is what was given, byte for byte;
+//   - at most one run lives on a worker ([BusyError]), whatever login started it;
+//   - the program receives the arguments and variables byte for byte as given;
 //   - no part of the command's environment, script or arguments is on a
-//     command line before the command itself runs, and on disk only in files
-//     of mode 0600 (the environment is removed as soon as it was read).
+//     command line before the command itself runs, and on disk they are only in
+//     files of mode 0600 (the environment's file is removed once it was read).
 //
-// Arming and releasing are separate so that a caller can arm every worker
-// first, and release them all by one write each, at once or for one moment (ReleaseAt):
+// Arming and releasing are separate so that a caller can first arm every worker and
+// then release them all with one write each, at once or for one moment (ReleaseAt):
 //
 //	armed, err := launch.Arm(ctx, conn, spec)
 //	…
@@ -35,10 +35,10 @@
 // The functions are safe for concurrent use, also for the same run, also from
 // several machines.
 //
-// What is kept on the worker: the end of each run prunes those of the same
-// login that ended. The 20 newest attempts stay, if they were armed within the
-// last 30 days; the 3 newest while less than a tenth of the disk is free. A
-// living run always stays.
+// What is kept on the worker: when a run ends, its supervisor prunes the ended
+// attempts of the same login. The 20 newest attempts stay if they were armed within
+// the last 30 days; only the 3 newest while less than a tenth of the disk is free.
+// A living run always stays.
 package launch
 
 import (
@@ -53,9 +53,9 @@ import (
 
 // A Runner runs commands on one worker. *sshfan.Conn is one.
 //
-// Run returns once the command has ended and all its output was written, or
-// with an error when how it ended could not be learned. It must return when
-// the connection is lost even though cmd.Stdin may never end.
+// Run returns once the command has ended and all its output was written. It returns
+// an error when it cannot learn how the command ended. It must return when the
+// connection is lost, even though cmd.Stdin may never end.
 type Runner interface {
 	Name() string
 	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
@@ -69,7 +69,7 @@ type Ref struct {
 	Attempt int
 }
 
-// Label is the reference for people: "train-1 (attempt 2)".
+// Label returns the reference as people read it: "train-1 (attempt 2)".
 func (r Ref) Label() string {
 	if r.Attempt <= 1 {
 		return r.Run
@@ -99,10 +99,10 @@ type EnvVar struct {
 }
 
 // A StoredSecret is a variable whose value the worker reads from Secret Manager
-// with its own token. The value is in no file that stays and known to nobody here.
+// with its own token. No lasting file holds the value, and this program never sees it.
 type StoredSecret struct {
 	Name                 string
-	Root                 string // of the API, without version
+	Root                 string // URL of the API, without its version
 	Project, ID, Version string
 }
 
@@ -121,51 +121,51 @@ type Spec struct {
 	WorkDir string
 
 	// Argv is the program and its arguments; Script is a bash script. Exactly
-	// one of both is set.
+	// one of the two is set.
 	Argv   []string
 	Script string
 
-	// Env is set, in order, after the variables named by Unset were removed.
+	// Env is set, in order, after the variables that Unset names were removed.
 	Env   []EnvVar
 	Unset []string
 
-	// Stored are variables that are set after those of Env and whose values the
-	// worker reads itself, right before the command starts.
+	// Stored are variables that are set after those of Env. The worker reads their
+	// values itself during Arm, shortly before the command starts.
 	Stored []StoredSecret
 
 	// Wrap is put before the command: {"numactl", "--membind=0"}.
 	Wrap []string
 
-	// Processes, when it is more than 1, is how many processes of the command run,
-	// numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID and from
-	// 0 in MULTIHOST_LOCAL_ID. When one fails the others are ended, with Grace
-	// between TERM and KILL. How the first that failed ended is how the command
-	// ended.
+	// Processes, when it is more than 1, is how many processes of the command run.
+	// They are numbered from FirstProcess in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID,
+	// and from 0 in MULTIHOST_LOCAL_ID. When one fails, the others are ended, with
+	// Grace between TERM and KILL. The wait status of the first that failed is that
+	// of the command.
 	Processes    int
 	FirstProcess int
 	Grace        time.Duration
 
-	// MaxLog is how many bytes of the command's output are its log; 0 means
-	// DefaultMaxLog, a negative number all. What the command writes beyond is
+	// MaxLog limits the log to this many bytes of the command's output; 0 means
+	// DefaultMaxLog, a negative number means no limit. Output beyond the limit is
 	// counted in Exit.Dropped and not kept, except for the last 64 KiB (see
 	// ReadTail). The command does not notice. On a disk that is nearly full
-	// (less than 2 % or 1 GB free) the log takes 1 MiB more; what is beyond that
-	// is dropped until the disk is freed, and then the log goes on.
+	// (less than 2 % or 1 GB free) the log takes 1 MiB more; output beyond that
+	// is dropped until space is freed, and then the log goes on.
 	MaxLog int64
 
-	// Python is an interpreter, as the command finds it in its directory and
-	// environment, whose version and packages Armed.Versions tells; "" asks
-	// nothing. Code asks for a digest of the code in the directory, too.
+	// Python is an interpreter whose version and packages Armed.Versions returns. It
+	// is looked up in the command's directory and environment; "" asks nothing. Code
+	// asks for a digest of the code in the directory, too.
 	Python string
 	Code   bool
 
-	// Venv says that the command runs in the virtual environment of MakeVenv. It is
-	// only told to whoever asks for the runs of the worker: the variables are in Env.
+	// Venv says that the command runs in the virtual environment of MakeVenv. It only
+	// sets Info.Venv: the variables are in Env.
 	Venv bool
 
-	// Synced is the digest that package codesync gave to what it has brought into
-	// the directory of the run; "" when it has brought nothing. The command is
-	// not started where something else lies there.
+	// Synced is the digest that package codesync gave to the code that it synced into
+	// the run's directory; "" when it synced nothing. Where the directory holds
+	// something else, the command is not started.
 	Synced string
 }
 
@@ -175,18 +175,18 @@ const DefaultMaxLog = 20_000_000_000
 // Ref returns the reference of the command.
 func (s Spec) Ref() Ref { return Ref{s.Run, s.Attempt} }
 
-// Environment is what the command finds set on the worker besides what the login
-// has: as start.sh sets it, later ones winning. The home directory is "~" in it.
+// Environment returns the variables that start.sh sets in addition to the login's.
+// Later entries override earlier ones. The home directory is "~" in it.
 func (s Spec) Environment() []EnvVar {
 	return append([]EnvVar{
-		{Name: "PYTHONUNBUFFERED", Value: "1"}, // unless the login has another
+		{Name: "PYTHONUNBUFFERED", Value: "1"}, // unless the login sets another value
 		{Name: "MULTIHOST_RUN", Value: s.Run},
 		{Name: "MULTIHOST_ATTEMPT", Value: strconv.Itoa(s.Attempt)},
 		{Name: "MULTIHOST_RUN_DIR", Value: fmt.Sprintf("~/.multihost/runs/%s/%d", s.Run, s.Attempt)},
 	}, s.Env...)
 }
 
-// Phase is where a command is in its life.
+// Phase is the state of a command.
 type Phase string
 
 // The phases of a command.
@@ -199,7 +199,7 @@ const (
 	Lost     Phase = "lost"    // nobody saw how it ended: a reboot, or the supervisor was killed
 )
 
-// Ended reports whether nothing of the command's own process is left.
+// Ended reports whether the command's own process is gone or never started.
 func (p Phase) Ended() bool { return p == Exited || p == Aborted || p == Lost }
 
 // Exit is how a command ended.
@@ -210,12 +210,12 @@ type Exit struct {
 	LogSize int64     // bytes of its log when it ended
 	Dropped int64     // bytes of output that are not in its log: see Spec.MaxLog
 	Reason  string    // who stopped it and why; "" when it ended by itself
-	OOM     bool      // the kernel killed it, or a process of it, for want of memory
+	OOM     bool      // the kernel killed it, or one of its processes, for lack of memory
 	Lost    bool      // nobody saw how it ended; Code is 255
 	Process string    // of several processes, the MULTIHOST_LOCAL_ID of the first that failed
 }
 
-// String says it in a few words: "exit code 1", "killed by SIGKILL".
+// String describes the end in a few words: "exit code 1", "killed by SIGKILL".
 func (e Exit) String() string {
 	var s string
 	switch {
@@ -249,33 +249,33 @@ type State struct {
 	Supervised bool          // the supervisor lives
 	Armed      time.Time     // worker clock
 	Started    time.Time     // worker clock; zero before the start
-	Now        time.Time     // worker clock when it answered
+	Now        time.Time     // worker clock at the time of the answer
 	LogSize    int64         // bytes of its log now
 	LogTime    time.Time     // worker clock of the last output
 	LogLimit   int64         // bytes that its log can grow to; -1 when there is no limit
-	Dropped    int64         // bytes of output that are not in it
-	Disk       Disk          // that the output is kept on
+	Dropped    int64         // bytes of output that are not in its log
+	Disk       Disk          // the disk that holds the output
 	Left       int           // processes of the run that are alive
 	CPU        time.Duration // processor time that they and their ended children have used
 	Exit       *Exit         // set when Phase is Exited or Lost
 }
 
-// A Disk of a worker, as those may use it who are not root. The zero Disk is one
-// of which nothing is known.
+// A Disk is the space of a worker's disk that users other than root may use. The zero
+// Disk means that nothing is known of it.
 type Disk struct {
 	Free, Size int64 // bytes
 }
 
-// Low reports whether less than a tenth of the disk is free. Output is kept until
-// less than a fiftieth, or 1 GB, is.
+// Low reports whether less than a tenth of the disk is free. Output is still kept
+// until less than a fiftieth, or less than 1 GB, is free.
 func (d Disk) Low() bool { return d.Size > 0 && d.Free < d.Size/10 }
 
 // Info is a run in the list of a worker.
 type Info struct {
 	Ref
 	Phase      Phase
-	Mine       bool   // of the login that asks
-	Login      string // that runs it on the worker
+	Mine       bool   // the run belongs to the login that asks
+	Login      string // the login that runs it on the worker
 	Owner      string // Spec.Owner
 	Dir        string // attempt directory
 	Command    string // first line, secrets masked
@@ -286,17 +286,17 @@ type Info struct {
 	PID        int
 	Supervisor int
 	Exit       *Exit
-	Followers  int    // who follow its output on this worker, without FollowOptions.Look; of running ones of the login that asks
-	Verdict    string // how the attempt ended on all workers; "" where nobody has told the worker
+	Followers  int    // how many follow its output here without FollowOptions.Look; only for Mine and Running
+	Verdict    string // how the attempt ended on all workers; "" where KeepVerdict was not called
 }
 
-// Age is how long ago the run was armed, by the worker's own clock.
+// Age returns how long ago the run was armed, by the worker's own clock.
 func (i Info) Age() time.Duration { return i.Now.Sub(i.Armed) }
 
 // Alive reports whether the run holds the worker.
 func (i Info) Alive() bool { return i.Phase == Starting || i.Phase == Running }
 
-// Process is a process on a worker, for people.
+// Process describes a process on a worker for people.
 type Process struct {
 	PID       int
 	User      string
@@ -304,20 +304,20 @@ type Process struct {
 	Command   string
 	Container string // id of the container that it runs in, or ""
 	Engine    string // of the container: "docker", "libpod" (podman), "containerd", …
-	Run       Ref    // the run of ours that it belongs to, or zero
+	Run       Ref    // the multihost run that it belongs to, or zero
 	RunAlive  bool   // that run still lives
-	Mine      bool   // of the login that asks
+	Mine      bool   // it belongs to the login that asks
 	Device    string
 }
 
 // StopReport is what Stop did on one worker.
 type StopReport struct {
-	Phase     Phase // afterwards
+	Phase     Phase // after the stop
 	Found     int   // processes that were signalled
-	Killed    int   // of them, those that needed SIGKILL
+	Killed    int   // how many of them needed SIGKILL
 	Survivors []Process
-	Devices   []Process // who holds a TPU device now, whoever it is
-	Blind     string    // why we are not root, so that holders of other users are not seen; "" when we are
+	Devices   []Process // all processes that hold a TPU device now, of any user
+	Blind     string    // why root is not available, so that holders of other users are not seen; "" when it is
 	Exit      *Exit
 }
 

@@ -1,21 +1,21 @@
 #!/bin/bash
-# Words shared by the scripts of this directory. It is sent in front of each of
-# them; their first argument is the word that marks their answers.
+# Functions shared by the scripts of this directory. This text is sent in front of
+# each of them. Their first argument is the nonce that marks the lines of their answers.
 #
-# The environment is our own: see environment.sh of package sshfan. The command
-# gets that of the login back, by login_environment.
+# The scripts run in an environment of our own: see environment.sh of package sshfan.
+# The command gets the login's environment back: see inherit and become.
 #
 # shellcheck disable=SC2034,SC2154 # functions answer in variables that the scripts read, and read theirs
 set -u
 nonce=$1
 shift
 
-# index is readable by every login of the worker: one file for each run, and the
-# lock that the living run holds.
+# index is a directory that every login of the worker can read. It holds one file for
+# each attempt, and the lock that the living run holds.
 index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 
-# say prints one line of the answer. Whatever start-up files of the login shell
-# print does not begin with the nonce.
+# say prints one line of the answer. It begins with the nonce; lines that start-up
+# files of the login shell print do not.
 say() { printf '%s %s\n' "$nonce" "$*"; }
 
 fail() {
@@ -23,8 +23,8 @@ fail() {
   exit 1
 }
 
-# The following functions answer in REPLY, which costs no process. Where one is
-# needed, $(exec PROGRAM) costs one less than $(PROGRAM).
+# The following functions answer in REPLY, because that starts no process. Where a
+# program is needed, $(exec PROGRAM) starts one process less than $(PROGRAM).
 
 now() { REPLY=${EPOCHREALTIME/[.,]/}000; } # nanoseconds
 
@@ -33,8 +33,8 @@ boot_id() {
   { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
 }
 
-# split TEXT: its words, in the array fields. Not by a here-string, for which
-# bash may need a file in /tmp, and /tmp may be full.
+# split TEXT puts the words of TEXT into the array fields. It uses no here-string: bash
+# may need a file in /tmp for one, and /tmp may be full.
 split() {
   local - IFS=$' \t\n'
   set -f
@@ -42,8 +42,8 @@ split() {
   fields=($1)
 }
 
-# stat_of PID: the fields of /proc/PID/stat from the state on, in the array
-# fields. Fails when it is dead.
+# stat_of PID puts the fields of /proc/PID/stat, from the state on, into the array
+# fields. Fails when the process is dead.
 stat_of() {
   local stat=''
   { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
@@ -52,8 +52,9 @@ stat_of() {
   [[ ${fields[0]} != [ZX] ]]
 }
 
-# start_of PID: when the process was started, in ticks, which with the boot id
-# tells it from a later process of the same number. Fails when it is dead.
+# start_of PID answers with the start time of the process in ticks. Together with the
+# boot id, it distinguishes the process from a later one of the same number. Fails
+# when the process is dead.
 start_of() {
   local fields
   REPLY=
@@ -61,7 +62,7 @@ start_of() {
   REPLY=${fields[19]}
 }
 
-# cgroup_of PID: its control group in the unified hierarchy.
+# cgroup_of PID answers with the control group of the process in the unified hierarchy.
 cgroup_of() {
   local line
   REPLY=
@@ -70,12 +71,12 @@ cgroup_of() {
   done 2>/dev/null <"/proc/$1/cgroup"
 }
 
-# alive PID START BOOT
+# alive PID START BOOT succeeds if the process that was started then still lives.
 alive() {
   [[ ${3:--} == "$boot" ]] && start_of "$1" && [[ $REPLY == "$2" ]]
 }
 
-# enter makes $home and $boot known.
+# enter goes to the home directory and sets $home and $boot.
 enter() {
   cd -P -- "${HOME:?}" 2>/dev/null || fail "home directory ${HOME-} cannot be entered"
   home=$PWD
@@ -83,8 +84,9 @@ enter() {
   boot=${REPLY:-none}
 }
 
-# look DIR reads the state of an attempt into phase and the variables below.
-# The supervisor is looked at before its exit file: it writes the file first.
+# look DIR reads the state of an attempt into phase and the variables below. It looks
+# at the supervisor before the exit file, because a supervisor writes that file before
+# it ends.
 look() {
   local dir=$1 key value
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
@@ -114,7 +116,7 @@ look() {
   fi
 }
 
-# tell RUN ATTEMPT DIR: the state that look found, as lines of the answer.
+# tell RUN ATTEMPT DIR prints the state that look found, as lines of the answer.
 tell() {
   local line
   say run "$1" "$2"
@@ -127,13 +129,13 @@ tell() {
 
 size_of() {
   REPLY=0
-  [[ -s $1 ]] || return 0 # most are empty, and that costs no process
+  [[ -s $1 ]] || return 0 # most files are empty, and this test starts no process
   REPLY=$(exec stat -c %s -- "$1" 2>/dev/null) || REPLY=0
 }
 
 log_size() { size_of "$1/output.log"; }
 
-# limit_of DIR: how large its log can become.
+# limit_of DIR answers with the most bytes that the log may have.
 limit_of() {
   local text=
   { read -r text <"$1/limit"; } 2>/dev/null
@@ -142,7 +144,7 @@ limit_of() {
 
 no_limit=4000000000000000000
 
-# dropped_of DIR: how many bytes of the output are not in its log.
+# dropped_of DIR answers with the number of output bytes that are not in the log.
 dropped_of() {
   local size
   size_of "$1/dropped"
@@ -151,8 +153,8 @@ dropped_of() {
   REPLY=$((size + REPLY))
 }
 
-# followers_of DIR: how many follow the output of the attempt. The files of those that
-# have ended are added to the array stale.
+# followers_of DIR answers with the number of processes that follow the output of the
+# attempt. It adds the files of followers that have ended to the array stale.
 followers_of() {
   local file p began at count=0
   for file in "$1"/follower.[0-9]*; do
@@ -163,10 +165,11 @@ followers_of() {
   REPLY=$count
 }
 
-# disk_of PATH: blocks that are free and that there are, and bytes of a block.
+# disk_of PATH answers with the free blocks, all blocks and the bytes of a block.
 disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 
-# doze SECONDS, without a process: nothing ever comes out of this pipe.
+# doze SECONDS sleeps without starting a process: it reads from a pipe into which
+# nothing is ever written.
 doze() {
   if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<> <(:); } 2>/dev/null; then
     sleep "$1"
@@ -175,10 +178,10 @@ doze() {
   fi
 }
 
-# mark_lost DIR WHY records that nobody saw the end, unless an end is recorded.
+# mark_lost DIR WHY records that nobody saw the end, unless an end is already recorded.
 mark_lost() {
   local size
-  # What the command wrote may still be on its way.
+  # Wait for the relay: it may still move output of the command to the log.
   flock -s -w 2 "$1/relay" true 2>/dev/null
   log_size "$1"
   size=$REPLY
@@ -191,7 +194,7 @@ mark_lost() {
   } 2>/dev/null
 }
 
-# settle DIR is look, and records the end of a run that nobody saw.
+# settle DIR is look that also records an end that nobody saw.
 settle() {
   local why='the supervisor was killed'
   look "$1"
@@ -203,18 +206,18 @@ settle() {
   fi
 }
 
-# processes DIR: the living processes of the run that look found, in the array
+# processes DIR puts the living processes of the run that look found into the array
 # pids:
 #
-#   - its session. The session counts also when its leader is dead, for it keeps
-#     its number as long as it has members; but not when the number has come to
-#     another process, or the machine was rebooted;
-#   - those whose environment names its directory;
-#   - those whose output is its pipe;
-#   - those that lost their parent in the control group of the SSH session that
-#     started it, while no other run lives on the worker; but not its relay,
-#     which reads the pipe and ends by itself, nor the watch of package lease,
-#     which outlives it;
+#   - its session. The session counts even when its leader is dead, because it keeps
+#     its number as long as it has members. It does not count when another process
+#     has got the number, or the machine was rebooted;
+#   - processes whose environment names the run's directory;
+#   - processes whose output is the run's pipe;
+#   - processes that lost their parent in the control group of the SSH session that
+#     started the run, while no other run lives on the worker. The relay of the run
+#     is not among them: it reads the pipe and ends by itself. Neither is the watch
+#     of package lease, which outlives the run;
 #   - the descendants of all these.
 processes() {
   local leader=$pid dir=$1 scope='' path target p parent session state
@@ -228,7 +231,7 @@ processes() {
   if [[ $sup_boot != "$boot" ]]; then
     scope=
   elif [[ $scope && $phase != running && $phase != starting ]]; then
-    # Nobody else's run lives when the lock is free.
+    # When the lock is free, no other run lives.
     { flock -s -n 7; } 7<"$index/lock" 2>/dev/null || scope=
   fi
   while IFS= read -r path; do
@@ -263,8 +266,9 @@ processes() {
   kin
 }
 
-# kin adds to the map ours the descendants of those in it, by the map parents,
-# and makes the array pids of them all; never ourselves or who started us.
+# kin adds the descendants of the processes in the map ours to that map, by the map
+# parents, and sets the array pids to all of them, except this process and its
+# ancestors.
 kin() {
   local p more=1
   while ((more)); do
@@ -284,8 +288,9 @@ kin() {
   pids=("${!ours[@]}")
 }
 
-# cpu_time: what the processes in pids and their ended children have used, in
-# milliseconds. A tick of /proc is a hundredth of a second on every Linux.
+# cpu_time answers with the processor time, in milliseconds, that the processes in pids
+# and their ended children have used. A tick of /proc is a hundredth of a second on
+# every Linux.
 cpu_time() {
   local fields p sum=0
   for p in "${pids[@]}"; do
@@ -299,9 +304,10 @@ send() { # SIGNAL PID
   start_of "$2" && sudo -n kill -s "$1" "$2" 2>/dev/null
 }
 
-# end_all GRACE_MS FIND: TERM, the grace time, KILL, until FIND, which fills
-# pids, finds none, at most 10 s longer. Leaves the survivors in pids. The
-# pauses grow; the costly FIND runs again only when the known ones are gone.
+# end_all GRACE_MS FIND ends processes with TERM, the grace time and KILL, until FIND,
+# which fills pids, finds none, but at most 10 s after KILL. It leaves the survivors in
+# pids. Its pauses grow. FIND is costly, so it runs again only when the processes that
+# it found are gone or a limit has passed.
 end_all() {
   local signal=TERM limit pause=20 p gone
   local -A done_to=()
@@ -317,7 +323,7 @@ end_all() {
       if [[ $signal == KILL ]]; then killed=$((killed + 1)); fi
       done_to[$p]=$signal
       send "$signal" "$p"
-      send CONT "$p" # a stopped process takes its signal when it goes on
+      send CONT "$p" # a stopped process gets TERM only when it goes on
     done
     gone=0
     while ((!gone)); do
@@ -338,9 +344,9 @@ end_all() {
   done
 }
 
-# devices: the TPU device files of the worker, in the array device_files. Where
-# the system tells the vendor and it is not Google, the device is not ours to
-# look at. The control node /dev/vfio/vfio is nobody's device.
+# devices puts the TPU device files of the worker into the array device_files. It skips
+# a device if the system reports a vendor other than Google. The control node
+# /dev/vfio/vfio is no device.
 devices() {
   local root=${MULTIHOST_ROOT_DEV-}/dev file
   device_files=()
@@ -367,15 +373,15 @@ may_be_tpu() {
   ((!known))
 }
 
-# privileged makes as_root the words in front of a command that needs root, and
-# blind the reason why there are none to be had.
+# privileged sets as_root to the words to put in front of a command that needs root. If
+# root is not available, it sets blind to the reason.
 privileged() {
   local error
   as_root=() blind=
   if ((EUID == 0)); then return; fi
   if ! type -P sudo >/dev/null; then
     blind='sudo is not installed'
-  elif error=$(timeout -k 1 20 sudo -n true 2>&1); then # it may wait for a name server
+  elif error=$(timeout -k 1 20 sudo -n true 2>&1); then # sudo may wait for a name server
     as_root=(sudo -n)
   else
     error=${error##*$'\n'}
@@ -383,8 +389,9 @@ privileged() {
   fi
 }
 
-# holders: who has a TPU device open, or mapped after it closed it, in the map
-# holding from pid to device; never ourselves or who started us.
+# holders sets the map holding, from pid to device, to the processes that have a TPU
+# device open, or still mapped after they closed it. It leaves out this process and its
+# ancestors.
 holders() {
   local file line path target pid devices=${MULTIHOST_ROOT_DEV-}/dev
   local -a fields patterns=()
@@ -417,8 +424,8 @@ holders() {
   )
 }
 
-# run_dir PID: the attempt directory that the process belongs to, by its
-# environment or its output.
+# run_dir PID answers with the attempt directory that the process belongs to, by its
+# environment or its output; empty if there is none.
 run_dir() {
   local entry fd
   REPLY=
@@ -439,7 +446,7 @@ run_dir() {
   done
 }
 
-# run_lives DIR, whoever's it is.
+# run_lives DIR succeeds if the attempt lives, whatever login it belongs to.
 run_lives() {
   local file key value lives=0
   if [[ $1 == "$home"/.multihost/runs/* ]]; then
@@ -457,8 +464,8 @@ run_lives() {
   ((lives))
 }
 
-# look_entry FILE is look for a file of the index: all that is known of another
-# login's run.
+# look_entry FILE is look for a file of the index, which holds all that is known of
+# another login's run.
 look_entry() {
   local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
@@ -500,7 +507,7 @@ look_entry() {
   fi
 }
 
-# show WORD PID DEVICE: a process for people.
+# show WORD PID DEVICE prints a line of the answer that describes a process for people.
 show() {
   local uid age user args dir ref=- attempt=0 lives=0 mine=0 container=- text
   read -r uid age user args < <(LC_ALL=C.UTF-8 ps -ww -o uid= -o etimes= -o user:32= -o args= -p "$2" 2>/dev/null) || return
@@ -518,17 +525,18 @@ show() {
   say "$1" "$2" "$mine" "$age" "$user" "$container" "$ref" "$attempt" "$lives" "${3:--}" "${args:0:300}"
 }
 
-# inherit makes the array environment of what the login has, by mh_login: NAME=VALUE
-# for a variable to set, NAME for one to unset. In the array through_env are the
-# words for env(1), which sets what bash does not let go of; no value of a user is
-# among them. Of variables that change how bash works the last are set last.
+# inherit fills the array environment with the login's variables from mh_login:
+# NAME=VALUE for a variable to set, NAME for one to unset. It fills the array
+# through_env with words for env(1), which sets the variables that bash does not let
+# scripts change; these words, which go on a command line, contain no value of a user.
+# Variables that change how bash works come last.
 inherit() {
   local entry level='' path='' more where=PWD
   local -a late=()
   environment=(TMPDIR OLDPWD SHLVL LC_ALL) through_env=()
   for entry in "${mh_login[@]}"; do
     case ${entry%%=*} in
-      '' | _ | "$entry" | [0-9]* | *[!0-9A-Za-z_]*) ;; # bash hands it on, or sets it
+      '' | _ | "$entry" | [0-9]* | *[!0-9A-Za-z_]*) ;; # bash passes it on, or sets it
       PWD) where=PWD= ;;
       UID | EUID | PPID | SHELLOPTS | BASHOPTS | BASH_VERSINFO) through_env+=("$entry") ;;
       SHLVL) level=${entry#*=} ;;
@@ -552,28 +560,29 @@ inherit() {
   environment+=("PATH=$path" "$where" "${late[@]}")
 }
 
-# become COMMAND... is exec in the environment that the array of that name has.
-# Nothing of ours has a name while it is set: the login may use any. unset first,
-# because bash gives some names a life of their own (SECONDS, RANDOM) until they
-# are unset.
+# become COMMAND... is exec with the variables of the array environment. While it sets
+# them it uses no variable of its own, because the login may use any name. It unsets
+# each name first, because bash treats some names (SECONDS, RANDOM) specially until
+# they are unset.
 become() {
   set -- "${environment[@]}" -- "$@"
   while [[ $1 != -- ]]; do
     if [[ $1 == PWD= ]]; then
-      export PWD # where we are
+      export PWD # the current directory
     else
       unset -v "${1%%=*}"
       # shellcheck disable=SC2163 # NAME=VALUE is meant
       if [[ $1 == *=* ]]; then export "$1"; fi
     fi
     shift
-  done 2>/dev/null # bash complains of locales that the worker lacks
+  done 2>/dev/null # bash complains about locales that the worker lacks
   shift
   exec -- "$@"
 }
 
-# inherit_run RUN ATTEMPT DIR: the environment of a run's command: that of the
-# login, the variables to unset, those to set, from the array vars.
+# inherit_run RUN ATTEMPT DIR fills the array environment for a run's command: first
+# the login's variables, then those of the run, then the array vars, which holds the
+# variables to unset and to set.
 inherit_run() {
   local entry buffered=PYTHONUNBUFFERED=1
   inherit

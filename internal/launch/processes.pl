@@ -1,8 +1,8 @@
 # processes: COUNT FIRST GRACE_MS COMMAND...
 #
-# Runs COUNT processes of the command, and ends when all have ended; or, when one
-# has failed, after it has ended the others with TERM, the grace time and KILL. Its
-# own wait status is that of the first that failed, and the file "failed" in the
+# Runs COUNT processes of the command and ends when all have ended. When one fails, it
+# ends the others with TERM, the grace time and KILL, and then ends itself. Its own
+# wait status is that of the first that failed, and the file "failed" in the
 # directory of the attempt has the number and the pid of that one. Process i has
 # MULTIHOST_LOCAL_ID=i, and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
 #
@@ -22,8 +22,9 @@ my %env;
 	}
 }
 
-# A stop signals each process by itself, and limits its time; this one has to see
-# how they end. A handler, since an ignored signal would stay ignored in the command.
+# multihost's stop signals each process itself and limits the time; this program must
+# survive to see how they end. It uses handlers, because an ignored signal would stay
+# ignored in the command.
 my $stopped;
 my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;
@@ -50,7 +51,7 @@ for my $i (0 .. $count - 1) {
 		print STDERR "$command[0]: $!\n";
 		exec '/bin/sh', '-c', 'exit "$1"', 'sh', $! + 0 == 2 ? 127 : 126;
 	}
-	setpgrp($pid, $pid); # both do: neither may go on before
+	setpgrp($pid, $pid); # parent and child both do it, so that neither goes on before it is done
 	$local{$pid} = $i;
 	$alive{$pid} = 1;
 }
@@ -75,7 +76,7 @@ if (defined $status && !$stopped) {
 		next if $left <= 0;
 		for my $group (@groups) {
 			kill $signal, -$group;
-			kill 'CONT', -$group; # a stopped process takes its signal when it goes on
+			kill 'CONT', -$group; # a stopped process gets TERM only when it goes on
 		}
 		while (1) {
 			1 while waitpid(-1, 1) > 0;

@@ -1,6 +1,6 @@
 #!/bin/bash
-# release: RUN ATTEMPT. Repeats the word "go" that a lost connection may have
-# swallowed. Who waits for a moment by then starts at once.
+# release: RUN ATTEMPT. Repeats the word "go", which a lost connection may have
+# swallowed. A start.sh that waits for the TIME of an earlier "go" starts at once.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -9,7 +9,7 @@ main() {
   dir=$home/.multihost/runs/$1/$2
   look "$dir"
   if [[ $phase == starting && -p $dir/control ]]; then
-    # Opened for both, a FIFO without a reader does not block us.
+    # Opened for reading and writing, a FIFO without a reader does not block us.
     { exec 4<>"$dir/control" && printf 'go\n' >&4; } 2>/dev/null
     for ((i = 0; i < 100; i++)); do
       look "$dir"

@@ -53,8 +53,7 @@ var (
 
 // The operations on a worker.
 var (
-	// arm writes the scripts of the supervisor, which have the library before
-	// them, too.
+	// arm also writes the scripts of the supervisor, each with the library in front.
 	armScript = sshfan.NewProgram("arm",
 		"text_lib="+sshfan.Quote(libText), "text_supervise="+sshfan.Quote(superviseText), "text_start="+sshfan.Quote(startText),
 		"text_processes="+sshfan.Quote(processesText),
@@ -75,18 +74,18 @@ var (
 
 func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }
 
-// input is the standard input of an exec that goes on after the script: a
-// transport that has lost its connection can end a Read under way by Close.
+// input is the standard input that follows the script of an exec. When the connection
+// is lost, the transport calls Close to end a Read under way.
 type input struct {
 	io.Reader
 	io.Closer
 }
 
-// answerLimit bounds how long a worker may take to answer once it has the
-// script: they all end within seconds unless its disk or its sudo hangs.
+// answerLimit limits how long a worker may take to answer once it has the script:
+// all scripts end within seconds unless its disk or its sudo hangs.
 const answerLimit = 2 * time.Minute
 
-// A noAnswerError is the cause of an exec that was given up.
+// A noAnswerError is the cause of an exec that was given up after it began.
 type noAnswerError struct{ limit time.Duration }
 
 func (e noAnswerError) Error() string {
@@ -98,9 +97,10 @@ type notReachedError struct{ limit time.Duration }
 
 func (e notReachedError) Error() string { return fmt.Sprintf("not reached within %s", e.limit) }
 
-// limited is the standard input of an exec, which it gives up by cancel when it has
-// not ended within limit of its first read. Making a connection comes before and
-// has deadlines of its own, unless reach is set. The caller stops it.
+// limited is the standard input of an exec. It cancels the exec when that has not
+// ended within limit of the first read. Connecting happens before the first read and
+// has deadlines of its own; reach, when set, limits the time until the first read,
+// too. The caller must call stop.
 type limited struct {
 	io.Reader
 	limit  time.Duration
@@ -124,7 +124,7 @@ func (l *limited) Read(p []byte) (int, error) {
 	return l.Reader.Read(p)
 }
 
-// begin sets the limit of the answer, once; 0 is none.
+// begin starts the limit for the answer, once; 0 means no limit.
 func (l *limited) begin(limit time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,8 +154,8 @@ func call(ctx context.Context, r Runner, op string, script *sshfan.Program, args
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
-// callWithin is call with other limits: for the answer, and for reaching the
-// worker, where 0 is none.
+// callWithin is call with other limits: limit for the answer, and reach for reaching
+// the worker; reach 0 means no limit.
 func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op string, script *sshfan.Program, args ...string) ([]sshfan.Record, error) {
 	out := &sshfan.Answer{Nonce: sshfan.NewNonce()}
 	errs := &sshfan.Answer{Nonce: out.Nonce}
@@ -185,7 +185,7 @@ func checkAnswer(worker, op string, out, errs *sshfan.Answer, status sshfan.Stat
 	return records, nil
 }
 
-// silence says why a script may have answered nothing.
+// silence returns a text that says why a script may have answered nothing.
 func silence(status sshfan.Status, stderr, stdout string) string {
 	text := fmt.Sprintf("no answer (exit code %d)", status.Code)
 	if status.Signal != "" {
@@ -217,11 +217,11 @@ func instant(s string) time.Time {
 	return time.Time{}
 }
 
-// errLate is returned to a copy that outlives its exec.
+// errLate is returned to a copy that still writes after its exec has ended.
 var errLate = errors.New("write after the end of the exec")
 
-// gate lets bytes through to w until it is closed, and counts them. A transport
-// that still copies after its Run has returned cannot disturb the order.
+// gate passes bytes on to w until it is closed, and counts them. So a transport that
+// still copies after its Run has returned cannot disturb the order of bytes.
 type gate struct {
 	mu     sync.Mutex
 	w      io.Writer
@@ -229,7 +229,7 @@ type gate struct {
 	count  int64
 	err    error       // of w
 	broken func()      // called once when w fails
-	wrote  func(int64) // optional: told how many bytes w took
+	wrote  func(int64) // optional: called with the number of bytes that w took
 }
 
 func (g *gate) Write(p []byte) (int, error) {

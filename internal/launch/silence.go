@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Silence is what the worker says of a command that has printed nothing for a
-// while.
+// Silence is the worker's report on a command that has printed nothing for a while.
 type Silence struct {
-	Since time.Duration // for how long
+	Since time.Duration // since the last output
 	State State
-	// CPU is how many processors the run has used on average since it was last
-	// looked at: 0.98 is "98 %". -1 when that is not known.
+	// CPU is how many processors the run has used on average since the previous
+	// Status: 0.98 is "98 %". -1 when that is not known.
 	CPU float64
 	Err error // the worker could not be asked; State is zero then
 }
 
-// listener watches for a command that falls silent. Half way it looks once, so
-// that it can tell at the end what the command did meanwhile.
+// listener reports when a command is silent. It asks for the status also after half
+// of QuietAfter, so that its report can say how much processor time the command used
+// meanwhile.
 type listener struct {
 	r    Runner
 	ref  Ref
@@ -27,10 +27,10 @@ type listener struct {
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	heard  chan struct{} // holds one when output came
+	heard  chan struct{} // buffer of one: full when output came
 }
 
-// start returns w with an ear.
+// start starts the listener and returns w wrapped so that the listener notices output.
 func (s *listener) start(ctx context.Context, w io.Writer) io.Writer {
 	if s.opts.Quiet == nil || s.opts.QuietAfter <= 0 {
 		return w
@@ -90,7 +90,8 @@ func (s *listener) watch(ctx context.Context) {
 	}
 }
 
-// cpuSince is how many processors the run has used since the earlier state.
+// cpuSince returns how many processors the run has used on average since the earlier
+// state; -1 when that is not known.
 func (s State) cpuSince(earlier State) float64 {
 	d := s.Now.Sub(earlier.Now)
 	if earlier.Now.IsZero() || s.Now.IsZero() || d <= 0 {

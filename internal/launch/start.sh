@@ -1,7 +1,7 @@
 #!/bin/bash
-# start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go
-# TIME" on descriptor 3, for that time by our clock (in nanoseconds), and becomes
-# the command, in the session that the supervisor made for it. Says on stdout that
+# start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go TIME"
+# on descriptor 3, then for TIME by the worker's clock (in nanoseconds), and becomes
+# the command, in the session that the supervisor made for it. Reports on stdout that
 # it is ready and that it starts, or why it cannot. The output of the command is
 # the pipe on descriptor 6.
 #
@@ -17,7 +17,7 @@ main() {
   umask "$mask"
   cd -- "$HOME" || refuse "enter $HOME"
   split "${words[1]}"
-  processes=("${fields[@]:1}") # how many, the number of the first, the grace time
+  processes=("${fields[@]:1}") # their count, the number of the first, the grace time
   if [[ ${fields[0]} == script ]]; then words+=(bash "$dir/script"); fi
   if ((${#processes[@]})) && ! type -P perl >/dev/null; then refuse 'start several processes: perl is not installed'; fi
   inherit_run "$run" "$attempt" "$dir"
@@ -25,7 +25,7 @@ main() {
   limit_files
   start_of $$
   start=$REPLY
-  # All that can be done before the order is: from there on every step is skew.
+  # Do everything possible before the order comes: every step after it adds start skew.
   if cd -- "${words[0]}" 2>/dev/null; then
     there=1
     share
@@ -40,7 +40,7 @@ main() {
     echo aborted
     exit
   fi
-  # Nobody would record the end.
+  # Without a supervisor nobody would record the end.
   if ! start_of "$sup" || [[ $REPLY != "$sup_start" ]]; then refuse 'go on without a supervisor'; fi
   if ((!there)); then
     mkdir -p -- "${words[0]}" || refuse "make ${words[0]}"
@@ -52,14 +52,15 @@ main() {
   become "${words[@]:2}" </dev/null >&6 2>&6 6>&-
 }
 
-# share puts the environment of the command on descriptor 8, for several processes.
+# share puts the environment of the command on descriptor 8, for processes.pl.
 share() {
   if ((${#processes[@]})); then exec 8< <(become cat /proc/self/environ </dev/null 2>/dev/null 6>&-); fi
 }
 
-# await TIME, unless it is so far away that a clock must be wrong; or for another
-# word, which may be "abort". Nothing is done meanwhile: where workers share a
-# machine, what one does is in the way of the orders to the others.
+# await TIME waits until TIME, or until another word comes, which may be "abort". It
+# does not wait if TIME is more than 5 s away: then a clock must be wrong. It does
+# nothing else meanwhile: where workers share a machine, work of one delays the orders
+# to the others.
 await() {
   local left word=''
   now
@@ -89,8 +90,8 @@ limit_files() {
   ulimit -Sn 100000 2>/dev/null || ulimit -Sn hard
 }
 
-# record: -C fails when the file is there, so that a second start is impossible
-# whatever went wrong before.
+# record writes the file "started". With -C the write fails if the file exists, so a
+# second start is impossible, whatever went wrong before.
 record() {
   local line
   line="$$ $start $at $PPID"

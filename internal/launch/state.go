@@ -12,8 +12,8 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// Status asks the worker about one attempt. An end that nobody saw (a reboot,
-// a supervisor that was killed) is recorded on the worker by asking.
+// Status asks the worker for the state of one attempt. When nobody saw the end (a
+// reboot, a killed supervisor), Status records it on the worker as lost.
 func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 	if err := ref.check(); err != nil {
 		return State{}, err
@@ -25,7 +25,7 @@ func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 	return parseState(ref, records), nil
 }
 
-// parseState reads the answer of status and release, which is about one run.
+// parseState reads an answer about one attempt, as status.sh and release.sh give it.
 func parseState(ref Ref, records []sshfan.Record) State {
 	s := State{Ref: ref, Phase: Unknown, LogLimit: -1}
 	var b builder
@@ -50,7 +50,7 @@ func parseState(ref Ref, records []sshfan.Record) State {
 	}
 	for _, i := range b.infos {
 		if i.Ref != ref {
-			continue // the worker was not asked about it
+			continue // nobody asked the worker about it
 		}
 		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor
 		s.Supervised, s.Armed, s.Started, s.Exit = i.supervised, i.Armed, i.Started, i.Exit
@@ -59,10 +59,10 @@ func parseState(ref Ref, records []sshfan.Record) State {
 	return s
 }
 
-// parseDisk reads "FREE ALL SIZE": blocks, and the bytes of one.
+// parseDisk reads "FREE ALL SIZE": free blocks, all blocks, and bytes of a block.
 func parseDisk(text string) Disk {
 	f := sshfan.Record{Rest: text}.Fields(3)
-	const most = 1 << 40 // blocks: no product overflows
+	const most = 1 << 40 // blocks: limited so that no product overflows
 	size := min(number(f[2]), 1<<22)
 	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
 }
@@ -80,14 +80,14 @@ func seconds(s string) time.Time {
 // List returns the runs that the worker knows: of every login as far as they
 // can be read, alive and ended, oldest first.
 //
-// An end that nobody saw is recorded on the worker by asking, as by Status.
+// Like Status, List records an end that nobody saw.
 func List(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, r) }
 
 // Look is List without recording anything: a run whose end nobody saw is Lost and
 // has no Exit.
 func Look(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
 
-// reading is a Runner for what changes nothing on the worker.
+// reading is a Runner for operations that change nothing on the worker.
 type reading struct{ Runner }
 
 func (r reading) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
@@ -111,7 +111,7 @@ func parseInfos(records []sshfan.Record) []Info {
 	infos := make([]Info, 0, len(b.infos))
 	for _, i := range b.infos {
 		if i.check() != nil {
-			continue // not from us
+			continue // our script never reports such a name or attempt
 		}
 		i.Now = b.now
 		infos = append(infos, i.Info)
@@ -137,7 +137,7 @@ type builtInfo struct {
 	Info
 	supervised bool
 	coded      bool // the record of the end has an exit code
-	lost       bool // the record of the end says so
+	lost       bool // the record of the end says that it was lost
 }
 
 // builder gathers the records that describe runs.
@@ -146,7 +146,8 @@ type builder struct {
 	now   time.Time
 }
 
-// take reports whether the record was about a run.
+// take adds a record that describes a run, or the worker's time. It reports whether
+// the record was one of these.
 func (b *builder) take(rec sshfan.Record) bool {
 	switch rec.Word {
 	case "now":
@@ -189,7 +190,7 @@ func (b *builder) take(rec sshfan.Record) bool {
 			i.Exit.set(f[0], f[1])
 		}
 		if i.Exit.Lost = i.lost || !i.coded; !i.coded {
-			i.Exit.Code = 255 // a status that is not known is no success
+			i.Exit.Code = 255 // an unknown exit code does not count as success
 		}
 	case "mine":
 		i.Mine = rec.Rest == "1"

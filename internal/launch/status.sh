@@ -1,5 +1,5 @@
 #!/bin/bash
-# status: RUN ATTEMPT. What is known of one attempt.
+# status: RUN ATTEMPT. Reports what is known of one attempt.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {

@@ -12,17 +12,17 @@ import (
 // StopOptions are optional.
 type StopOptions struct {
 	Grace  time.Duration // between TERM and KILL; 0 is none
-	Reach  time.Duration // how long the worker may take to be reached; 0 is as the connection says
+	Reach  time.Duration // limit for reaching the worker; 0: the connection's own limits
 	Reason string        // who stops it and why: "fail-fast by ann@laptop"
 }
 
-// Stop ends every process of the run on the worker: its session, everything
-// whose environment names the run or whose output is its pipe, what lost its
-// parent in the control group of the SSH session that started it, and the
-// descendants of them all, with TERM, the grace time and KILL, at most 10 s
-// beyond the grace time. It may be repeated and may
-// run at the same time as others: the first reason is the one that is kept. What
-// is left is in the report; nothing of an unknown or an ended run is an error.
+// Stop ends every process of the run on the worker: its session, the processes
+// whose environment names the run or whose output is its pipe, those that lost their
+// parent in the control group of the SSH session that started the run, and the
+// descendants of them all. It sends TERM, waits for the grace time, sends KILL, and
+// waits at most 10 s more. Stop may be repeated, and several may run at the same time:
+// the worker keeps the first reason. The report holds the processes that are left. An
+// unknown or an ended run is no error.
 func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -34,9 +34,10 @@ func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport,
 	return stop(ctx, r, ref, opts, reason)
 }
 
-// Sweep ends what a run that has ended left behind on the worker, as Stop does,
-// and tells who holds the TPU then. It costs one look at the process table when
-// nothing is left. ErrStillRuns says that the run lives: it is not touched.
+// Sweep ends the processes that an ended run left behind on the worker, as Stop does,
+// and reports who holds the TPU afterwards. When nothing is left, it costs one look at
+// the process table. When the run still lives, Sweep does not touch it and returns
+// ErrStillRuns.
 func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -79,30 +80,31 @@ type FreePolicy string
 
 // The policies of FreeTPU. None of them ends a process of a run that lives.
 const (
-	FreeOrphans FreePolicy = "orphans" // what is left of this login's own ended runs
+	FreeOrphans FreePolicy = "orphans" // processes left by this login's own ended runs
 	FreeAll     FreePolicy = "all"     // other users' and containers' processes too
-	FreeCheck   FreePolicy = "check"   // nobody's: only look
+	FreeCheck   FreePolicy = "check"   // none: only look
 )
 
 // FreeOptions are optional.
 type FreeOptions struct {
 	Policy FreePolicy    // empty means FreeOrphans
 	Grace  time.Duration // as in StopOptions
-	Look   bool          // end nobody: FreeReport.Stopped is who would be ended
+	Look   bool          // end no process: FreeReport.Stopped holds those that would be ended
 }
 
 // FreeReport is what FreeTPU did on one worker.
 type FreeReport struct {
 	Devices     int       // TPU device files on the worker
-	Blind       string    // why we are not root, so that holders of other users are not seen; "" when we are
-	Stopped     []Process // who was ended
+	Blind       string    // why root is not available, so that holders of other users are not seen; "" when it is
+	Stopped     []Process // processes that were ended
 	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
 }
 
-// FreeTPU makes the TPU of the worker free: holders of its device files, by an
-// open descriptor or a mapping, are found in /proc, those that the policy allows are ended (TERM, the grace time,
-// KILL), and libtpu's lock file is removed once nobody holds a device. If anybody
-// is left who may not be ended, nobody is, and *HoldersError names them.
+// FreeTPU makes the TPU of the worker free. It finds in /proc the processes that have
+// a TPU device file open or mapped, ends them with TERM, the grace time and KILL, and
+// removes libtpu's lock file once no process holds a device. If the policy does not
+// allow to end one of them, FreeTPU ends none, and *HoldersError names those that
+// keep the device.
 func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error) {
 	if opts.Policy == "" {
 		opts.Policy = FreeOrphans

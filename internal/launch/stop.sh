@@ -1,6 +1,6 @@
 #!/bin/bash
-# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run; without a
-# reason only what an ended run left behind.
+# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run; with an empty
+# REASON only the processes that an ended run left behind.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -14,7 +14,8 @@ main() {
     return
   fi
   if [[ $phase == starting ]]; then
-    # Ours is heard before a "go", or while the moment that came with it is awaited.
+    # start.sh hears "abort" if it comes before "go", or while start.sh waits for the
+    # TIME of "go TIME".
     { exec 4<>"$dir/control" && printf 'abort\n' >&4; } 2>/dev/null
     for ((i = 0; i < 100; i++)); do
       look "$dir"
@@ -29,7 +30,8 @@ main() {
   if [[ $phase == running ]]; then
     (
       set -C
-      # An empty file would say that somebody else was first.
+      # Remove the file if the reason cannot be written: an empty one would mean that
+      # another stop was first.
       : >"$dir/stop" && { printf '%s\n' "$reason" >>"$dir/stop" || rm -f -- "$dir/stop"; }
     ) 2>/dev/null
   fi
@@ -45,7 +47,7 @@ main() {
       done
     fi
   fi
-  settle "$dir" # show looked at other runs
+  settle "$dir" # again, because show has read the state of other runs
   tell "$run" "$attempt" "$dir"
   devices
   holders

@@ -1,7 +1,7 @@
 #!/bin/bash
-# supervise: RUN ATTEMPT DIR ENTRY UMASK. Makes a session in which start.sh waits
-# for "go" on the FIFO and becomes the command, waits for its end, and records how
-# it ended. Holds the worker's lock on descriptor 9 meanwhile.
+# supervise: RUN ATTEMPT DIR ENTRY UMASK. Makes a session in which start.sh waits for
+# "go" on the FIFO and becomes the command. Waits for the end of the command and
+# records how it ended. Holds the worker's lock on descriptor 9 meanwhile.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -28,19 +28,20 @@ main() {
   kills=$REPLY
   pipe || give_up failed "open $dir/output"
   start_relay
-  # The command's own process waits for the order, with all that takes time behind
-  # it: from the order to the command it is one wake-up, on all workers alike.
+  # The process that waits for the order has finished all slow work and then becomes
+  # the command: from the order to the command it is one wake-up, on all workers alike.
   #
-  # setsid has the wait status of the command, and tells a death by signal from an
-  # exit with 128+n, which $? of a shell does not; see keep_relay. It keeps the lock
-  # too: it is released only when both we and the command are gone.
+  # setsid gets the wait status of the command and distinguishes a death by signal from
+  # an exit with 128+n, which $? of a shell does not; see keep_relay. setsid also holds
+  # the lock, so the lock is released only when both this supervisor and the command
+  # are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
     "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>&1 7<&-)
   waiter=$!
   exec 3<&- 6>&-
   hear
   if [[ $word == ready ]]; then
-    rm -f -- "$dir/env" "$dir/login" "$dir/output" # they were read and opened
+    rm -f -- "$dir/env" "$dir/login" "$dir/output" # start.sh and pipe are done with them
     say armed $$ "$at"
     hear
   fi
@@ -49,7 +50,7 @@ main() {
   split "$started"
   pid=${fields[0]} start=${fields[1]} at=${fields[2]}
   say started "$pid" "$at"
-  exec >/dev/null # the connection is free to end
+  exec >/dev/null # so that the connection can end
   note "started=$started"
 
   keep_relay
@@ -61,7 +62,7 @@ main() {
     code=$((128 + signal))
     name=$(kill -l "$signal")
   elif ((code > 128)) && alive "$pid" "$start" "$boot"; then
-    # Somebody killed the process that waits for the command.
+    # The command still lives: somebody killed the process that waits for it.
     tail -f --pid="$pid" /dev/null
     now
     at=$REPLY code=255 lost=1
@@ -76,7 +77,7 @@ main() {
   size=$REPLY
   dropped_of "$dir"
   dropped=$REPLY
-  exec 9<&- # before the end is seen: who sees it may start the next run at once
+  exec 9<&- # before the end is visible: whoever sees it may start the next run at once
   printf 'code=%s\nsignal=%s\nend=%s\nsize=%s\noom=%s\nlost=%s\ndropped=%s\nprocess=%s\nreason=%s\n' \
     "$code" "$name" "$at" "$size" "$oom" "$lost" "$dropped" "$process" "$reason" 1<>"$dir/exit.new"
   mv -n -- "$dir/exit.new" "$dir/exit"
@@ -85,18 +86,18 @@ main() {
   prune "${dir%/*/*}"
 }
 
-# pipe makes the pipe that is the output of the command, as over ssh: 6 is its
-# end to write to, 7 the one to read from. We keep 7, so that the command can
-# write on while a relay is replaced by another.
+# pipe makes the pipe for the command's output, as over ssh: descriptor 6 is its write
+# end, 7 its read end. The supervisor keeps 7, so that the command can go on writing
+# while another relay replaces one that died.
 pipe() {
-  exec 8<>"$dir/output" || return # opened for both, it waits for nobody
+  exec 8<>"$dir/output" || return # opened for reading and writing, it does not block
   exec 6>"$dir/output"
   exec 7<"$dir/output"
   exec 8<&-
 }
 
-# hear reads the next word of start.sh, and what follows it. What programs say of
-# the machine as they start (a broken /etc/ld.so.preload) is none.
+# hear reads the next word of start.sh, and the text after it. It skips messages that
+# programs print about the machine as they start (a broken /etc/ld.so.preload).
 hear() {
   while read -r word started <&5; do
     case $word in
@@ -106,12 +107,12 @@ hear() {
   word='' started=''
 }
 
-# keep_relay has a relay live until the command has ended, which ends the pipe
-# from the waiter. The waiter holds the pipe of the output too: no relay sees the
-# end of that before.
+# keep_relay keeps a relay alive until the command has ended, which ends the pipe from
+# the waiter (descriptor 5). The waiter also holds the pipe of the command's output, so
+# no relay sees the end of that pipe earlier.
 #
-# Since the start nobody but the waiter has its pipe. It is setsid in our own
-# environment, and says one thing only: that the wait status is that of a signal.
+# Since the start, only the waiter has the write end of its pipe. The waiter is setsid
+# in our own environment, and prints only one thing: that a signal ended the command.
 keep_relay() {
   local status
   while :; do
@@ -126,9 +127,9 @@ keep_relay() {
   forget_order
 }
 
-# forget_order removes what the order came by. Not at once: a process for that
-# would be in the way of commands that are about to start beside us, where one
-# machine has several workers.
+# forget_order removes the FIFO that the order came through. keep_relay calls it some
+# time after the start: where one machine has several workers, starting rm at once
+# would delay the other commands that are about to start.
 forget_order() {
   if [[ -p $dir/control ]]; then rm -f -- "$dir/control"; fi
 }
@@ -138,10 +139,10 @@ start_relay() {
   relay=$!
 }
 
-# drain waits until what the command wrote is in the log: until the relay has
-# read the end of the pipe; or, while others hold the pipe, until the pipe is
-# empty and nothing of it in the hands of the relay, or more has come than was in
-# it; at most 5 s without a byte.
+# drain waits until the command's output is in the log: until the relay has read the
+# end of the pipe. While other processes hold the pipe, it waits until the pipe is
+# empty and the relay has written everything, or until more bytes have come than were
+# in the pipe. It gives up after 5 s without a byte.
 drain() {
   local first last end idle=0 looks=0
   output_size
@@ -153,7 +154,8 @@ drain() {
       if wait "$relay"; then return; fi
       start_relay # somebody killed it
     fi
-    # Mostly it has just read the end of the pipe. To look closer takes processes.
+    # Usually the relay has just read the end of the pipe and is about to end. Looking
+    # closer starts processes, so only wait at first.
     if ((++looks <= 5)); then
       doze 0.01
       continue
@@ -173,7 +175,7 @@ drain() {
   done
 }
 
-most_in_pipe=1200000 # 1 MiB, if the command made it so large, and what is in hand
+most_in_pipe=1200000 # 1 MiB, if the command made the pipe that large, and a buffer of relay
 
 output_size() {
   local size
@@ -183,8 +185,8 @@ output_size() {
   REPLY=$((size + REPLY))
 }
 
-# drained: nothing is in the pipe, and whoever reads it sleeps. A write to a disk
-# is another kind of sleep, D.
+# drained succeeds if the pipe is empty and the program that reads it sleeps (state S).
+# While it writes to a disk its state is D.
 drained() {
   local state name found=0
   if read -r -t 0 -u 7 _; then return 1; fi
@@ -196,28 +198,29 @@ drained() {
   ((found))
 }
 
-# The disk is low when no more is free than this, or a fiftieth of it.
+# The disk is low when less than this, or less than a fiftieth of it, is free.
 low_bytes=1000000000
-# What the log still takes of a low disk, and what is dropped at a time.
+# Bytes that the log still takes on a low disk, and that are dropped at a time.
 small_piece=1048576
-# What the log takes of the disk at a time.
+# The most bytes that the log reserves at a time.
 large_piece=16777216
-# What is kept of the end of what is dropped: the last words of a command are
-# worth more than all before.
+# Bytes that are kept of the end of the dropped output: the last output of a command
+# is worth more than all before it.
 tail_bytes=65536
 
-# relay moves what comes out of the pipe to the log, until the end of the pipe.
-# It is a process of its own, and in the session of the supervisor: it is there
-# as long as anybody can write, whatever becomes of the command, its supervisor,
-# the connection or the disk.
+# relay moves output from the pipe to the log until the end of the pipe. It is a
+# process of its own in the session of the supervisor: it lives as long as any process
+# can write to the pipe, whatever happens to the command, its supervisor, the
+# connection or the disk.
 #
-# The log takes the disk in pieces, reserved before they are filled. So a disk
-# that others fill is known when there is room yet; then, and beyond the limit,
-# is the output dropped and counted, piece by piece.
+# relay reserves disk space for the log in pieces before it fills them. So it notices
+# that others fill the disk while there is still room. Then, and beyond the limit of
+# the log, it drops the output and counts it, piece by piece.
 relay() {
   local most limit size free low piece ended=0
   trap '' HUP INT QUIT PIPE TERM USR1 USR2
-  # When a relay is killed, what it has started goes on to fill its piece.
+  # Take a lock: when a relay is killed, the program that it started goes on to fill its
+  # piece, and the next relay has to wait for it.
   exec 8>>"$dir/relay"
   flock 8
   limit_of "$dir"
@@ -238,36 +241,37 @@ relay() {
     if ((piece <= 0)) || ! fill "$dir/output.log" "$piece" 0; then drop; fi
   done
   log_size "$dir"
-  truncate --size="$REPLY" -- "$dir/output.log" # gives back what is reserved
+  truncate --size="$REPLY" -- "$dir/output.log" # gives back the reserved space
 }
 
-# disk: how much of it is free, and how little is low.
+# disk sets free to the free bytes of the disk, and low to the bytes below which the
+# disk is low.
 disk() {
   local fields
   disk_of "$dir"
   split "$REPLY 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
-  if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # it does not tell
+  if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # the size is not known
 }
 
-# fill FILE BYTES SECONDS moves as many from the pipe to the end of the file.
-# Fails when there is no room.
+# fill FILE BYTES SECONDS moves BYTES bytes from the pipe to the end of FILE, and takes
+# at most SECONDS (0: no limit). Fails when there is no room.
 fill() {
   local before status
   size_of "$1"
   before=$REPLY
-  # Not every file system can reserve.
+  # Not every file system can reserve space.
   fallocate --keep-size --offset "$before" --length "$2" -- "$1" || ((free > low)) || return
-  # Not buffered: a line is in the log when it is printed.
+  # Not buffered, so that a line is in the log when it is printed.
   take "$3" stdbuf -o0 head -c "$2" >>"$1"
   status=$?
   size_of "$1"
   if ((status == 0 && REPLY < before + $2)); then ended=1; fi
-  ((status == 0 || status > 128)) # or it was ended
+  ((status == 0 || status > 128)) # above 128: take or somebody else ended it
 }
 
-# take SECONDS COMMAND, which is ended after that time; 0 is for ever.
+# take SECONDS COMMAND runs the command, and kills it after SECONDS; 0 means no limit.
 take() {
   if (($1)); then
     timeout -s KILL "$@"
@@ -276,9 +280,9 @@ take() {
   fi
 }
 
-# drop takes a piece of the output and counts it, by the size of a file without
-# contents: of "dropped", but for its end, or of "lost" when the disk is full. On
-# a low disk it looks again after a while, for the disk may be free then.
+# drop takes a piece of the output and counts it by the size of a sparse file: of
+# "dropped", whose last tail_bytes are kept, or of "lost" when the disk is full. On a
+# low disk it returns after 2 s, because there may be space again then.
 drop() {
   local patience=0 count status
   if ((limit < most || size < limit)); then patience=2; fi
@@ -297,18 +301,19 @@ drop() {
   )
   status=$?
   if ((status == 0 && count < small_piece)); then ended=1; fi
-  if ((status > 0 && status <= 128)); then sleep 1; fi # no program can be started
+  if ((status > 0 && status <= 128)); then sleep 1; fi # a program could not be started
   truncate --size="+${count:-0}" -- "$dir/lost"
 }
 
-# note appends lines to our file of the index, which every login can read.
+# note appends lines to this run's file in the index, which every login can read.
 note() {
   umask 022
   printf '%s\n' "$@" >>"$entry" 2>/dev/null
   umask 077
 }
 
-# attend PID: its status in code. A signal to us ends bash's wait early.
+# attend PID waits for the process and sets code to its exit status. A signal to the
+# supervisor ends bash's wait early, so attend waits again.
 attend() {
   local status
   code=
@@ -316,16 +321,17 @@ attend() {
     poked=
     wait "$1" 2>/dev/null
     status=$?
-    if ((status == 127)) && [[ $code ]]; then return; fi # it was collected before
+    if ((status == 127)) && [[ $code ]]; then return; fi # the previous wait has collected it
     code=$status
     if [[ ! $poked ]] || ((code <= 128)); then return; fi
   done
 }
 
-# give_up WORD TEXT: nothing was started; nothing is left.
+# give_up WORD TEXT removes all files of an attempt that did not start its command,
+# reports WORD and TEXT, and exits.
 give_up() {
   exec 6>&-
-  if [[ $relay ]]; then wait "$relay"; fi # it writes there
+  if [[ $relay ]]; then wait "$relay"; fi # the relay writes into the directory
   rm -rf -- "$dir" "$entry"
   rmdir -- "${dir%/*}" 2>/dev/null
   exec 9<&-
@@ -333,16 +339,16 @@ give_up() {
   exit 0
 }
 
-# scope records the control group of the SSH session that we are in, which a
-# process cannot leave by cleaning its environment and leaving its session.
+# scope records the control group of the SSH session that the supervisor runs in. A
+# process that clears its environment and leaves its session is still in that group.
 scope() {
   cgroup_of $$
   scope=$REPLY
   if [[ $scope == */session-*.scope ]]; then printf '%s\n' "$scope" >"$dir/scope"; fi
 }
 
-# oom_kills: how many processes the kernel has killed for want of memory in that
-# control group.
+# oom_kills answers with the number of processes that the kernel has killed for lack of
+# memory in that control group.
 oom_kills() {
   local line key value
   REPLY=0
@@ -353,9 +359,9 @@ oom_kills() {
   done <"$line"
 }
 
-# out_of_memory: the kernel killed a process of the run for want of memory, by
-# the count of its control group or, where nobody counts and the command was
-# killed, by the kernel's log. There a record is
+# out_of_memory succeeds if the kernel killed a process of the run for lack of memory.
+# It compares the count of the control group. If that has not grown and SIGKILL ended
+# the command, it reads the kernel's log. A record there is
 # "6,1234,98765432,-;Out of memory: Killed process 42 (python) ..." with
 # microseconds since the start of the machine; a tick is a hundredth of a second.
 out_of_memory() {
@@ -375,7 +381,8 @@ out_of_memory() {
   return 1
 }
 
-# kernel_log: each read of the device is one record; it ends with an error.
+# kernel_log prints the kernel's log. Each read of the device returns one record; dd
+# ends with an error after the last.
 kernel_log() {
   local -a reader=(dd if="${MULTIHOST_ROOT_DEV-}/dev/kmsg" iflag=nonblock bs=8192 status=none)
   if [[ ! -e ${MULTIHOST_ROOT_DEV-}/dev/kmsg ]]; then return; fi
@@ -384,8 +391,8 @@ kernel_log() {
 }
 
 # prune RUNS removes this login's ended attempts that have 20 newer ones or were
-# armed more than 30 days ago; while less than a tenth of the disk is free, those
-# that have 3 newer ones.
+# armed more than 30 days ago. While less than a tenth of the disk is free, it already
+# removes those that have 3 newer ones.
 prune() {
   local old seen=0 armed path eldest keep=20 fields late=0
   local -a attempts=()
@@ -394,7 +401,7 @@ prune() {
   for path in "$1"/*/*; do
     armed=
     { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
-    # The next run may be about to be armed.
+    # The next run may just be arming, without a supervisor file: use the directory's time.
     if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
     if ((${armed:=0} <= eldest)); then late=1; fi
     attempts+=("$armed $path")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# tail: RUN ATTEMPT BYTES. After the line "stream", stdout carries the last bytes
-# that the command wrote, also those that are not in its log any more.
+# tail: RUN ATTEMPT BYTES. After the line "stream", stdout carries the last BYTES bytes
+# that the command wrote, including those that were dropped from its log.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -15,7 +15,7 @@ main() {
   size_of "$dir/dropped"
   more=$REPLY
   say stream
-  if ((more > 65536)); then # nothing is left of what was before
+  if ((more > 65536)); then # between the log and the last 64 KiB, bytes are missing
     tail -c "$((bytes < 65536 ? bytes : 65536))" -- "$dir/dropped"
   elif ((more >= bytes)); then
     tail -c "$bytes" -- "$dir/dropped"

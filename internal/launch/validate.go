@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// An InputError is a command or an environment that no worker can start.
+// An InputError says why no worker can start a command or use an environment.
 type InputError struct {
 	text, hint string
 }
 
 func (e *InputError) Error() string { return e.text }
 
-// Hint says what to type instead; "" when the error says it.
+// Hint returns what to type instead; "" when the error itself says it.
 func (e *InputError) Hint() string { return e.hint }
 
 func badInput(hint, format string, args ...any) error {
@@ -22,15 +22,15 @@ func badInput(hint, format string, args ...any) error {
 
 const (
 	// LongestWord is MAX_ARG_STRLEN of Linux, 32 pages: the longest argument and the
-	// longest NAME=VALUE, with the NUL that ends it.
+	// longest NAME=VALUE, each with the NUL that ends it.
 	LongestWord = 128 << 10
-	// mostBytes is what Linux takes for all arguments and variables of a program
-	// together, whatever the limit of its stack: three quarters of 8 MiB.
+	// mostBytes is the most that Linux accepts for all arguments and variables of a
+	// program together, whatever its stack limit is: three quarters of 8 MiB.
 	mostBytes = 6 << 20
 )
 
-// Validate reports the first thing that no worker could do. It needs no worker,
-// so callers ask it before they ask for one.
+// Validate returns an *InputError for the first part of s that no worker could
+// start. It needs no worker, so callers can call it before they request one.
 func (s Spec) Validate() error {
 	if err := s.Ref().check(); err != nil {
 		return badInput("", "%v", err)
@@ -78,8 +78,7 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Validate reports why no command can be started with the variable. The error is
-// an *InputError.
+// Validate returns an *InputError when no command can be started with the variable.
 func (v EnvVar) Validate() error {
 	if err := checkVar(v.Name); err != nil {
 		return err
@@ -95,14 +94,14 @@ func (v EnvVar) Validate() error {
 
 var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// shellOwns are variables to which bash, which starts the command, gives a value
-// of its own or none: what the user wants there does not reach the command.
+// shellOwns are variables that bash, which starts the command, sets or unsets itself:
+// a value from the user does not reach the command.
 var shellOwns = map[string]bool{
 	"BASHOPTS": true, "BASH_ARGC": true, "BASH_ARGV": true, "BASH_LINENO": true, "BASH_SOURCE": true, "BASH_VERSINFO": true,
 	"EUID": true, "PIPESTATUS": true, "PPID": true, "SHELLOPTS": true, "SHLVL": true, "UID": true, "_": true,
 }
 
-// checkVar refuses names that bash cannot export, or that it or start.sh sets.
+// checkVar refuses names that bash cannot export, and names that bash or start.sh sets.
 func checkVar(name string) error {
 	switch {
 	case shellOwns[name]:

@@ -11,27 +11,30 @@ import (
 // A Venv is the Python virtual environment of a run on one worker.
 type Venv struct {
 	Dir  string
-	Path string // PATH of a command that uses it
+	Path string // PATH for a command that uses it
 }
 
-// VenvDir is where the virtual environment of a run is, below the home directory.
+// VenvDir returns the directory of a run's virtual environment, relative to the home
+// directory.
 func VenvDir(run string) string { return ".multihost/venv/" + run }
 
 // VenvUnset are the variables that a command in a virtual environment must not
 // inherit.
 var VenvUnset = []string{"PYTHONHOME"}
 
-// Env is what a command needs to use it.
+// Env returns the variables that a command needs to use it.
 func (v Venv) Env() []EnvVar {
 	return []EnvVar{{Name: "VIRTUAL_ENV", Value: v.Dir}, {Name: "PATH", Value: v.Path}}
 }
 
-// venvLimit is what venv.sh takes at most: it waits for another one that makes the
-// same, and both ways to make it have a limit of their own.
+// venvLimit is the longest that venv.sh takes: it waits up to 10 minutes for another
+// venv.sh that holds the lock, and each of the two ways to make the environment is
+// limited to 10 minutes.
 const venvLimit = 32 * time.Minute
 
-// MakeVenv makes the virtual environment of a run unless it is there whole. One that
-// was cut off is made anew. It is a *VenvError when the worker cannot make one.
+// MakeVenv makes the virtual environment of a run unless a complete one exists. An
+// incomplete one is made anew. The error is a *VenvError when the worker cannot make
+// one.
 func MakeVenv(ctx context.Context, r Runner, run string) (Venv, error) {
 	if err := config.CheckRunName(run); err != nil {
 		return Venv{}, err
@@ -58,16 +61,16 @@ func MakeVenv(ctx context.Context, r Runner, run string) (Venv, error) {
 	return v, nil
 }
 
-// VenvError is why a worker cannot make a virtual environment.
+// VenvError says why a worker cannot make a virtual environment.
 type VenvError struct {
 	Worker, Text string
-	Package      string // that is to be installed; "" when that is not why
+	Package      string // the package that is missing; "" when that is not the reason
 }
 
 // Error implements error.
 func (e *VenvError) Error() string { return e.Worker + ": " + e.Cause() }
 
-// Cause is the error without the worker's name.
+// Cause returns the error without the worker's name.
 func (e *VenvError) Cause() string {
 	text := "make a virtual environment (--venv): "
 	if e.Package != "" {

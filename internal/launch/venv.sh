@@ -1,8 +1,8 @@
 #!/bin/bash
 # venv: RUN. Makes the Python virtual environment of a run, ~/.multihost/venv/RUN,
-# unless it is there whole, and tells where it is and the PATH of a command that
-# uses it. The file .whole in it says that it was made to the end: what a reboot
-# has cut off has no pip, and is made anew.
+# unless a complete one exists. Reports its directory and the PATH for a command that
+# uses it. The file .whole in it says that it is complete. One that a reboot
+# interrupted has no pip; it is made anew.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets what is not read and set here
 main() {
@@ -11,11 +11,11 @@ main() {
   enter
   dir=$home/.multihost/venv/$run
   inherit
-  # It would lead python to the libraries of another one.
+  # PYTHONHOME would lead python to the libraries of another interpreter.
   environment+=(PYTHONHOME)
   error=$(exec mkdir -p -- "${dir%/*}" 2>&1) || fail "$error"
   { exec 9>"${dir%/*}/.lock"; } 2>/dev/null || fail "write ${dir%/*}/.lock"
-  # Who makes it goes on when its connection is lost, and keeps the lock until then.
+  # A venv.sh whose connection is lost goes on and keeps the lock until it is done.
   error=$(exec flock -w 600 9 2>&1) || fail "lock ${dir%/*}/.lock: ${error:-another one has been made there for 10 minutes}"
   if [[ ! -e $dir/.whole || ! -x $dir/bin/python ]]; then
     forget_old
@@ -27,7 +27,7 @@ main() {
   say venv "$dir"
 }
 
-# make: images of TPU VMs have venv or virtualenv, some neither.
+# make tries venv and then virtualenv: images of TPU VMs have one of them, some neither.
 make() {
   local first second status missing=-
   first=$(python -m venv --clear "$dir" 2>&1)
@@ -40,7 +40,8 @@ make() {
     elif [[ $first == *"ensurepip is not"* || $first == *"No module named"* ]]; then
       missing=python3-venv
     fi
-    # Debian's many words about ensurepip end with a path.
+    # Debian's long message about ensurepip ends with a path, so its last line says
+    # nothing.
     if [[ $first == *"ensurepip is not"* ]]; then first='ensurepip is not available'; fi
     say refused "$missing" "python3 -m venv: ${first##*$'\n'}; python3 -m virtualenv: ${second##*$'\n'}"
     exit 1
@@ -48,11 +49,12 @@ make() {
   : >"$dir/.whole" || fail "write $dir/.whole"
 }
 
-# python ARG...: with the login's environment, in which the command's own python3
-# is the first, too.
+# python ARG... runs python3 with the login's environment, so it is the same python3
+# that a command would find first.
 python() (become timeout -k 10 600 python3 "$@" </dev/null)
 
-# forget_old removes what runs have used of which nothing else is left here.
+# forget_old removes virtual environments that are more than 30 days old and whose run
+# has no other files left on this worker.
 forget_old() {
   local file old
   while IFS= read -r -d '' file; do

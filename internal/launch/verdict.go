@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// verdictLimit is how long a worker may take to keep a verdict.
+// verdictLimit limits how long reaching a worker may take, and its answer as well.
 const verdictLimit = 10 * time.Second
 
-// KeepVerdict keeps on the worker, in one line, how an ended attempt ended as a whole:
-// List tells it as Info.Verdict. A worker that is not reached within 10 s is given up.
+// KeepVerdict writes to the worker, in one line, how an ended attempt ended on all
+// workers. List returns it as Info.Verdict. KeepVerdict gives up a worker that it
+// cannot reach within 10 s.
 func KeepVerdict(ctx context.Context, r Runner, ref Ref, text string) error {
 	if err := ref.check(); err != nil {
 		return err

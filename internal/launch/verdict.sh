@@ -1,6 +1,6 @@
 #!/bin/bash
-# verdict: RUN ATTEMPT TEXT. Keeps how the attempt ended as a whole, which one worker
-# does not know by itself.
+# verdict: RUN ATTEMPT TEXT. Stores TEXT, which says how the attempt ended on all
+# workers; a worker does not know that by itself.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {

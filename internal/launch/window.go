@@ -6,37 +6,37 @@ import (
 	"sync"
 )
 
-// An SSH channel of x/crypto lets the far side send 2 MiB that nobody has read
-// yet, and no option changes that: 2048 workers that print while the local disk
-// is slow would fill 4 GiB. So the worker sends only what it was asked for, and
-// it is asked for more when that has been written.
+// An SSH channel of x/crypto lets the worker send 2 MiB that nobody has read yet,
+// and no option changes that: 2048 workers that print while the local disk is slow
+// would fill 4 GiB. So the worker sends only as many bytes as follow asks for, and
+// follow asks for more when those are written.
 
-// A Window bounds how many bytes are on their way from the workers, sent and not
-// yet written, over all the Follow calls that share it.
+// A Window limits how many bytes the workers have sent that are not yet written,
+// over all the Follow calls that share it.
 type Window struct {
 	base int64 // of each follower, always
 
 	mu   sync.Mutex
-	free int64 // for those that have much to catch up with
+	free int64 // for followers that are far behind
 }
 
-// Bytes of a piece. A piece costs a round trip, and the worker a few processes;
-// more than the channel holds is of no use.
+// Sizes of a piece in bytes. A piece costs a round trip, and a few processes on the
+// worker; a piece larger than the channel's 2 MiB has no advantage.
 const (
 	minPiece = 1 << 10
 	midPiece = 64 << 10
 	maxPiece = 2 << 20
 )
 
-// NewWindow returns a window of total bytes for so many followers. Each always
-// has a share of its own, at least 1 KiB, so that none waits for another; half
-// of the window or more goes to those with the most to send.
+// NewWindow returns a window of total bytes for that many followers. Each follower
+// always has a share of its own, at least 1 KiB, so that none waits for another. The
+// rest, usually half of the window or more, goes to workers that have much to send.
 func NewWindow(total int64, followers int) *Window {
 	base := min(max(total/2/int64(max(followers, 1)), minPiece), midPiece)
 	return &Window{base: base, free: max(total-base*int64(followers), 0)}
 }
 
-// join makes a follower of the window; of nil, one with a window of its own.
+// join returns a new follower of the window. A nil w gives it a window of its own.
 func (w *Window) join() *ration {
 	if w == nil {
 		w = NewWindow(midPiece+maxPiece, 1)
@@ -44,7 +44,7 @@ func (w *Window) join() *ration {
 	return &ration{window: w}
 }
 
-// take returns how many of n bytes the caller may use until it puts them back.
+// take returns how many of n bytes the caller may use until it returns them with put.
 func (w *Window) take(n int64) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -59,19 +59,19 @@ func (w *Window) put(n int64) {
 	w.free += n
 }
 
-// A ration is one follower's part of a window. It asks for the next piece when
-// the last one was written and the worker has told how much more there is. More
-// than the base is asked for only of what is there: it comes at once, so nobody
-// who is silent keeps it.
+// A ration is one follower's part of a window. It asks for the next piece when the
+// last one is written and the worker has reported how large the log is. It asks for
+// more than the base only when the log already holds those bytes: they come at once,
+// so a silent worker never keeps a part of the shared window.
 type ration struct {
 	window *Window
 
 	mu     sync.Mutex
 	orders *orders // of the stream under way
 	offset int64   // written up to here
-	asked  int64   // of the piece under way, not yet written
-	extra  int64   // taken from the window for it
-	told   bool    // the worker has told the size since the piece was asked for
+	asked  int64   // bytes of the current piece that are not yet written
+	extra  int64   // bytes taken from the window for the current piece
+	told   bool    // the worker has reported the log's size since the piece was asked for
 	there  int64   // that size
 }
 
@@ -81,7 +81,7 @@ func (r *ration) begin(o *orders, offset int64) {
 	r.orders, r.offset, r.asked, r.told = o, offset, 0, false
 }
 
-// end gives back what the stream has taken.
+// end gives back the bytes that the stream has taken from the window.
 func (r *ration) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,7 +118,7 @@ func (r *ration) next() {
 }
 
 // orders is the standard input of follow.sh: numbers, one a line. Writing to it
-// never blocks, because it is written to where output is read.
+// never blocks, because the goroutine that reads output writes to it.
 type orders struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -139,7 +139,7 @@ func (o *orders) ask(n int64) {
 	o.cond.Signal()
 }
 
-// Close is the end of the input, now or once all was read.
+// Close ends the input once everything in it was read.
 func (o *orders) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

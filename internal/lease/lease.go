@@ -1,32 +1,32 @@
-// Package lease has the workers of a job delete its slices when the machine
-// that the job was started from is not heard of any more.
+// Package lease makes the workers of a job delete its slices when they no longer
+// hear from the machine that started the job.
 //
-// What it hides: one script (watch.sh) that lives on every worker beyond any
-// connection. It comes there as the startup script of the slices, so that it is
-// there before any runner was and after a reboot, and by [Arm] over SSH, which
-// also holds where somebody else's startup script is. With the VM's own token
+// What it hides: one script (watch.sh) that runs on every worker, independent of any
+// connection. It gets there as the startup script of the slices, so that it runs
+// before the first runner connects and after a reboot. [Arm] also starts it over SSH,
+// which works where the slices have another startup script. With the VM's own token
 // it deletes the queued resource when
 //
-//   - no runner has come to a worker within a time of its boot, to none of them;
+//   - no runner has come to any worker within a given time of its boot;
 //   - nobody has renewed the lease for its time, and for as long no command has
 //     run on this worker nor, by their guest attributes, on any other; or
 //   - the time to live of the slices is over, whatever runs.
 //
 // The promises are
 //
-//   - a queued resource is read before it is deleted, and one that does not bear
-//     the label of the run is left alone;
-//   - while a command runs anywhere, the lease ends nothing, however old it is;
-//     whether it runs is asked of the worker, not of the runner;
-//   - what cannot be learned ends nothing: where workers cannot tell each other
-//     (Armed.Apart), or one has never told anything, only the time to live is
-//     heeded;
-//   - whoever renews it does, as whatever login, from whatever machine: its terms
-//     are kept on the workers.
+//   - the watch reads a queued resource before it deletes it, and leaves it alone if
+//     it does not have the label of the run;
+//   - while a command runs anywhere, an expired lease deletes nothing, however old it
+//     is. The worker decides whether a command runs, not the runner;
+//   - uncertainty deletes nothing: when workers cannot tell each other whether their
+//     commands run (Armed.Apart), or one has never reported, only the time to live
+//     counts;
+//   - any login may renew the lease from any machine: its terms are kept on the
+//     workers.
 //
-// A worker that has said nothing for half an hour counts as ended. Where somebody
-// else's startup script is, a worker that was rebooted is not watched until a
-// runner arms it again; the others are, and any of them deletes for all.
+// A worker that has reported nothing for half an hour counts as ended. Where the
+// slices have another startup script, a rebooted worker is not watched until a runner
+// arms it again; the other workers are, and any of them deletes for all.
 package lease
 
 import (
@@ -48,7 +48,7 @@ var watchScript string
 
 var watchProgram = sshfan.NewProgram("lease", gcp.VMScript, watchScript)
 
-// Metadata keys that the slices' startup script needs.
+// Metadata keys: the slices' startup script, and the terms that it reads.
 const (
 	startupKey = "startup-script"
 	termsKey   = "multihost-lease"
@@ -60,37 +60,38 @@ type Runner interface {
 	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
 }
 
-// Terms are what the workers are told. Times are rounded up to seconds.
+// Terms are the settings of the lease that the workers get. Times are rounded up to
+// seconds.
 type Terms struct {
 	Run      string
-	Resource string // address of the queued resource: root of the API, version and name
-	Label    string // KEY=VALUE on its slices that proves that it is of this run
-	Nodes    []string
-	Workers  int // of all slices
+	Resource string   // address of the queued resource: root of the API, version and name
+	Label    string   // KEY=VALUE on its slices, which proves that it belongs to this run
+	Nodes    []string // the names of the slices
+	Workers  int      // number of workers in all slices
 
-	// Adopt is how long after its boot a worker waits for a runner to come for the
-	// first time, by Arm; 0: for ever. A worker to which one has come never counts
-	// it again, also after a reboot.
+	// Adopt is how long after its boot a worker waits for the first runner, which comes
+	// by the function Arm or Adopt; 0: without limit. Once a runner has come to a
+	// worker, this limit no longer applies there, not even after a reboot.
 	Adopt time.Duration
-	// Lease is how long nobody may renew, once the command has ended; 0: for ever.
+	// Lease is the longest time without renewal once the command has ended; 0: no limit.
 	Lease time.Duration
 
 	TTL   time.Duration // from Asked to the deletion, whatever runs; 0: none
-	Asked time.Time     // when the request was made; zero or later than the first boot: that counts
+	Asked time.Time     // when the request was made; if zero or later than the first boot, TTL starts at that boot
 	Grace time.Duration // between the end of TTL and the deletion, for a command that runs
 
-	KeepOnFailure bool          // leave the slices when the command did not succeed here …
-	KeepFor       time.Duration // … for so long; 0 is for ever
+	KeepOnFailure bool          // keep the slices when the command did not succeed here …
+	KeepFor       time.Duration // … for this long; 0: without limit
 }
 
-// On reports whether the terms ask for anything.
+// On reports whether the terms have any limit.
 func (t Terms) On() bool { return t.Adopt > 0 || t.Lasting() }
 
-// Lasting reports whether the terms ask for anything once a runner has come.
+// Lasting reports whether the terms have any limit once a runner has come.
 func (t Terms) Lasting() bool { return t.Lease > 0 || t.TTL > 0 }
 
-// Every is the time between two renewals. Three may go astray before a runner
-// counts as gone.
+// Every returns the time between two renewals. A runner counts as gone only after
+// three renewals in a row are missing.
 func (t Terms) Every() time.Duration {
 	every := 5 * time.Minute
 	for _, d := range []time.Duration{t.Adopt, t.Lease, t.TTL} {
@@ -101,8 +102,9 @@ func (t Terms) Every() time.Duration {
 	return every
 }
 
-// Metadata is what the slices need in their metadata; nil when the keys are
-// taken in m already, and then only Arm brings the watch to the workers.
+// Metadata returns the entries that the slices need in their metadata. It returns nil
+// when the terms have no limit, and when m already has a startup script or terms; then
+// only Arm brings the watch to the workers.
 func (t Terms) Metadata(m map[string]string) map[string]string {
 	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
 		return nil
@@ -110,7 +112,7 @@ func (t Terms) Metadata(m map[string]string) map[string]string {
 	return map[string]string{startupKey: watchProgram.Text(), termsKey: t.text()}
 }
 
-// text is the terms as watch.sh reads them.
+// text returns the terms as watch.sh reads them.
 func (t Terms) text() string {
 	seconds := func(d time.Duration) string {
 		return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
@@ -140,9 +142,9 @@ func (t Terms) text() string {
 	return b.String()
 }
 
-// ReadTerms reads what Metadata has put into the metadata of slices, as far as it
-// says when they go: Adopt, Lease, TTL, KeepOnFailure and KeepFor. It reports whether
-// there is anything.
+// ReadTerms reads the terms that Metadata has put into the metadata of slices, but
+// only those that say when the slices are deleted: Adopt, Lease, TTL, KeepOnFailure
+// and KeepFor. ok reports whether m contains terms.
 func ReadTerms(m map[string]string) (t Terms, ok bool) {
 	for line := range strings.Lines(m[termsKey]) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
@@ -164,33 +166,33 @@ func ReadTerms(m map[string]string) (t Terms, ok bool) {
 
 // Held is what a worker knows of the lease of a run.
 type Held struct {
-	Watched bool          // a watch lives there, and somebody has told it the terms since the boot
+	Watched bool          // a watch runs there, and a runner has given it the terms since the boot
 	Lease   time.Duration // as in Terms
 	TTL     time.Duration
-	Age     time.Duration // since the request, as far as that is known, by the worker's clock
+	Age     time.Duration // since the request, or since the first boot when that is not known; by the worker's clock
 
 	KeepOnFailure bool
 	KeepFor       time.Duration
 }
 
-// Armed is what a worker says when it was armed.
+// Armed is a worker's answer to Arm.
 type Armed struct {
 	Held
-	Right error  // *RightError: it may not delete the queued resource; nil: it may
-	Apart string // why it cannot tell the others whether its command runs; "" when it can
+	Right error  // nil: the worker may delete the queued resource; *RightError: it may not
+	Apart string // why it cannot tell the other workers whether its command runs; "" when it can
 }
 
-// A RightError is a worker that may not delete its queued resource.
+// A RightError says that a worker may not delete its queued resource, and why.
 type RightError struct {
-	Status  int    // of HTTP; 0: no answer
+	Status  int    // HTTP status; 0: no answer
 	Account string // service account of the worker; "" when it is not known
 	Text    string
 }
 
 func (e *RightError) Error() string { return e.Text }
 
-// Arm has a watch with these terms live on the worker, and finds out what it may
-// do. It may be repeated: one watch lives, and the last terms hold.
+// Arm starts a watch with these terms on the worker, and finds out what the worker may
+// do. It may be repeated: a single watch runs, and the last terms count.
 func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
 	records, err := call(ctx, r, t.text()+"end\n", "arm")
 	if err != nil {
@@ -214,19 +216,19 @@ func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
 	return a, nil
 }
 
-// Adopt is Arm by a runner that waits for other workers: it tells the worker that
-// somebody lives, and examines nothing.
+// Adopt is Arm by a runner that still waits for other workers: it tells the worker
+// that the runner lives, and does not examine what the worker may do.
 func Adopt(ctx context.Context, r Runner, t Terms) (Held, error) {
 	records, err := call(ctx, r, t.text()+"end\n", "adopt")
 	return held(records), err
 }
 
-// account is what may stand in a command to type.
+// account matches the account names that are safe in a command to type.
 var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
 
-// Renew tells the worker that somebody lives, and may be silent for the given
-// time, or for the lease when that is longer. Where nobody has armed the worker
-// since its boot, it does nothing.
+// Renew tells the worker that the runner lives and may be silent for the given time,
+// or for the lease when that is longer. If nobody has armed the worker since its boot,
+// Renew changes nothing.
 func Renew(ctx context.Context, r Runner, run string, silent time.Duration) (Held, error) {
 	records, err := call(ctx, r, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
 	return held(records), err
@@ -258,10 +260,12 @@ func number(s string) int64 {
 
 func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33)) * time.Second }
 
-// answerLimit: a worker asks two servers that may be slow.
+// answerLimit limits how long a worker may take to answer. It asks two servers that
+// may be slow.
 const answerLimit = time.Minute
 
-// call runs one operation of the script and returns the words of its answer.
+// call runs one operation of the script and returns the words of each line of its
+// answer.
 func call(ctx context.Context, r Runner, stdin, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, fmt.Errorf("no answer within %s", answerLimit))
 	defer cancel()

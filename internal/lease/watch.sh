@@ -1,27 +1,27 @@
 # shellcheck shell=bash
-# The watch over the slices of a job whose runner may die. One lives on every
-# worker, beyond any connection. With the VM's own token it deletes the queued
-# resource when no runner has come to any worker, when nobody has renewed the
-# lease and the command has ended on every worker, or when the time to live of the
-# slices is over.
+# The watch deletes the slices of a job whose runner has died. One watch runs on every
+# worker, independent of any connection. With the VM's own token it deletes the queued
+# resource when no runner has come to any worker, when nobody has renewed the lease
+# and the command has ended on every worker, or when the time to live of the slices
+# is over.
 #
 #   (no argument)         the startup script of the slices: root runs it at every
 #                         boot. The terms are in the attribute multihost-lease
-#   NONCE arm             from a runner over SSH; the terms are on stdin, and the
-#                         line "end" behind them
-#   NONCE adopt           the same, without a look at what this worker may do
-#   NONCE renew RUN HOLD  the same, later: the runner lives, and may be silent for
-#                         HOLD seconds
-#   NONCE look RUN        only tells
+#   NONCE arm             from a runner over SSH; stdin has the terms and then the
+#                         line "end"
+#   NONCE adopt           as arm, but does not examine what this worker may do
+#   NONCE renew RUN HOLD  from a runner, later: it lives, and may be silent for HOLD
+#                         seconds
+#   NONCE look RUN        only reports
 #   - watch RUN           the watch itself
 #
-# The lease is a file of the login that renews it: whenever it changes, somebody
-# lives. Its lines are the terms, which hold from then on, for after a reboot too.
-# Every login can write one, so nothing in it is evaluated, it names no file, and
-# what is kept of it is what was understood.
+# The lease is a file of the login that renews it: when it changes, a runner lives.
+# Its lines are the terms, which count from then on, also after a reboot. Every login
+# can write such a file. So this script never evaluates its contents, takes no file
+# name from it, and keeps only the values that it understands.
 #
-# No secret is in an argument, a file or the output. vm.sh of package gcp stands
-# before it.
+# No secret is in an argument, a file or the output. vm.sh of package gcp is sent in
+# front of this text.
 #
 # shellcheck disable=SC2154 # vm.sh sets what is not set here
 set -u
@@ -31,16 +31,16 @@ index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 own=${HOME:-/root}/.multihost/lease
 nonce=${1--} run=''
 
-# What terms set. Times are in seconds; 0 is never.
+# The function terms sets these. Times are in seconds; 0 means never.
 resource='' label='' nodes='' total=1
-adopt=0   # from the boot until a runner comes for the first time
-lease=0   # from the last renewal, and from the end of the command
-fresh=0   # so old is the newest renewal of a runner that lives
-hold=0    # the runner said that it would be silent for so long
-ttl=0     # from the request
+adopt=0   # limit from the boot until a runner comes for the first time
+lease=0   # limit from the last renewal, and from the end of the command
+fresh=0   # a runner whose newest renewal is older than this is gone
+hold=0    # the runner announced that it may be silent for this long
+ttl=0     # limit from the request
 asked=0   # when the request was made, in seconds since 1970; 0: not known
 grace=0 keep=never keep_for=0 look=20
-adopted=no # yes for good once a runner has come, or a command has run here
+adopted=no # yes, permanently, once a runner has come or a command has run here
 
 main() {
   case ${2-boot} in
@@ -61,8 +61,8 @@ fail() {
 
 note() { printf '%(%FT%TZ)T multihost: %s\n' -1 "$*"; }
 
-# Both answer in REPLY. Waits go by the time since the boot, which no clock that
-# is set can change.
+# now and uptime answer in REPLY. Waits use the time since the boot, because setting
+# the clock does not change it.
 now() { printf -v REPLY '%(%s)T' -1; }
 uptime() {
   read -r REPLY _ </proc/uptime
@@ -71,7 +71,7 @@ uptime() {
 
 is_run() { [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; }
 
-# terms reads lines KEY=VALUE from stdin. The run is taken where none is known.
+# terms reads lines KEY=VALUE from stdin. It sets the run only if none is known.
 terms() {
   local key value
   while IFS='=' read -r key value; do
@@ -87,8 +87,8 @@ terms() {
   if ((look < 1)); then look=1; fi
 }
 
-# save keeps the terms for after a reboot. A watch and what a runner asks for may do
-# so at the same time: each writes a file of its own.
+# save stores the terms for after a reboot. A watch and an operation of a runner may
+# save at the same time, so each writes a file of its own and renames it.
 save() {
   local key
   { for key in run resource label nodes total adopt lease fresh hold ttl asked grace keep keep_for look adopted; do
@@ -96,7 +96,8 @@ save() {
   done >"$own/$run.terms.$BASHPID" && mv -f -- "$own/$run.terms.$BASHPID" "$own/$run.terms"; } 2>/dev/null
 }
 
-# Startup scripts have to end.
+# boot is the startup script. Startup scripts have to end, so it starts the watch as a
+# process of its own.
 boot() {
   local text
   text=$(instance attributes/multihost-lease) || {
@@ -106,7 +107,8 @@ boot() {
   terms < <(printf '%s\n' "$text")
   is_run "$run" || exit 1
   prepare
-  # What a runner said counts more: before the reboot, or since it over SSH.
+  # Terms from a runner override those of the metadata, whether it gave them before the
+  # reboot or, over SSH, since then.
   newest
   if [[ $REPLY ]]; then
     terms < <(head -c 65536 -- "$REPLY")
@@ -119,7 +121,7 @@ boot() {
 arm() { # arm or adopt
   local text
   text=$(head -c 65536)
-  # Half of them are other terms.
+  # Incomplete terms would be different terms.
   [[ $text == *$'\n'end ]] || fail 'the terms did not arrive whole'
   text=${text%$'\n'end}
   terms < <(printf '%s\n' "$text")
@@ -128,7 +130,7 @@ arm() { # arm or adopt
   write_lease "$text"
   adopted=yes
   save || fail "write $own/$run.terms"
-  # Where nothing is to be watched any more, the watch of the boot ends by itself.
+  # If there is no limit to watch any more, the watch that boot started ends by itself.
   # shellcheck disable=SC2154 # the bootstrap of package sshfan has our text there
   if ((lease || ttl)); then start "$s"; fi
   if [[ $1 == adopt ]]; then
@@ -140,8 +142,8 @@ arm() { # arm or adopt
   tell "$run"
 }
 
-# prepare makes the directories: that of all logins, as package launch has it, and
-# our own.
+# prepare makes the directories: the one that all logins share, as package launch
+# makes it, and our own.
 prepare() {
   local error=''
   if [[ ! -d $index ]]; then error=$(mkdir -m 1777 -- "$index" 2>&1); fi
@@ -149,7 +151,7 @@ prepare() {
   error=$(umask 077 && mkdir -p -- "$own" 2>&1) || fail "$error"
 }
 
-# start TEXT has a watch live, which runs that text.
+# start TEXT starts a watch that runs TEXT, unless a watch already lives.
 start() {
   local file=$own/$run.sh tries
   if watched; then return; fi
@@ -163,8 +165,9 @@ start() {
   fail "the watch did not start: $(tail -n 1 "$own/$run.log")"
 }
 
-# watched: a watch lives, whoever runs it. It holds the lock of the file in REPLY,
-# where its process and the first boot are.
+# watched succeeds if a watch lives, whatever login runs it. The watch holds the lock
+# of the file that watched answers in REPLY; the file names its process and the time
+# of the first boot.
 watched() {
   for REPLY in "$index/$run.watch."[0-9]*; do
     if [[ -s $REPLY && ! -L $REPLY ]] && ! is_free "$REPLY"; then return 0; fi
@@ -172,12 +175,14 @@ watched() {
   return 1
 }
 
-# is_free FILE: nobody holds its lock. It is opened here, since flock would make a
-# file that is not there, and the kernel lets nobody do that to another login's in
-# a directory of all.
+# is_free FILE succeeds if no process holds the lock of FILE. The shell opens the file,
+# because flock would open it with O_CREAT: that would create a missing file, and the
+# kernel refuses O_CREAT for another login's file in a sticky directory that all can
+# write.
 is_free() { { flock -s -n 7; } 7<"$1" 2>/dev/null; }
 
-# write_lease TEXT: whoever reads it sees the old one or the new one.
+# write_lease TEXT replaces this login's lease file. Renaming makes sure that a reader
+# sees either the old text or the new one.
 write_lease() {
   local error new=$index/.$run.lease.$UID.$BASHPID
   error=$({ printf '%s\n' "$1" >"$new" && mv -f -- "$new" "$index/$run.lease.$UID"; } 2>&1) ||
@@ -192,7 +197,7 @@ renew() {
   tell "$run"
 }
 
-# tell says what holds here, and whether a watch lives.
+# tell RUN reports the terms that count here, and whether a watch lives.
 tell() {
   local file text born=0
   run=$1
@@ -212,14 +217,16 @@ tell() {
   say lease "$text" "$lease" "$ttl" "$((now - REPLY))" "$keep" "$keep_for"
 }
 
-# begin: when the time to live begins, in REPLY: at the request, as far as the
-# clock of who made it was not ahead of this one.
+# begin answers in REPLY with the start of the time to live: the time of the request,
+# or the first boot when that time is not known or later (then the clock of the runner
+# was ahead of this one).
 begin() {
   REPLY=$born
   if ((asked > 0 && asked < born)); then REPLY=$asked; fi
 }
 
-# newest: the lease file that was written last.
+# newest answers in REPLY with the lease file that was written last; empty: there is
+# none.
 newest() {
   local file
   REPLY=
@@ -228,9 +235,9 @@ newest() {
   done
 }
 
-# test_right says whether this worker may delete the queued resource.
+# test_right reports whether this worker may delete the queued resource.
 test_right() {
-  local account pause=$((RANDOM % (2 * total))) # milliseconds: thousands ask at the same moment
+  local account pause=$((RANDOM % (2 * total))) # milliseconds, because thousands of workers ask at once
   sleep "$((pause / 1000)).$(printf %03d "$((pause % 1000))")"
   if may_delete "$resource" --retry 3; then
     say right yes
@@ -255,7 +262,7 @@ watch() {
   [[ $born =~ ^[1-9][0-9]{0,11}$ ]] || exit 1
   exec 8>>"$index/$run.watch.$UID" || exit 1
   flock -w 5 8 || exit 0
-  # Which process this is, is for package launch: it is none of the run.
+  # package launch reads which process this is, so that it does not stop it with the run.
   start_time
   printf '%s %s %s\n' "$$" "$REPLY" "$born" >"$index/$run.watch.$UID" || exit 1
   if [[ -s $own/$run.terms ]]; then terms <"$own/$run.terms"; fi
@@ -267,7 +274,7 @@ watch() {
     up=$REPLY
     refresh
     observe
-    # The lease file stays: it tells a watch that starts later that a runner came.
+    # The lease file stays: it tells a later watch that a runner has come.
     if ((lease == 0 && ttl == 0)) && [[ $adopt == 0 || $adopted == yes ]]; then
       state=kept
       share
@@ -290,7 +297,8 @@ start_time() {
   REPLY=${20}
 }
 
-# refresh: has anybody renewed the lease?
+# refresh reads the newest lease file if anybody has renewed the lease since the last
+# call.
 refresh() {
   local -a files=("$index/$run.lease."[0-9]*)
   local sight=''
@@ -304,10 +312,12 @@ refresh() {
   save
 }
 
-# observe sets state: running while the command of any run lives on this worker,
-# for it holds the worker's lock; succeeded or failed when it has ended; awaited
-# while a runner that lives has not started it, and else none: no runner is there,
-# or the worker was rebooted.
+# observe sets state:
+#
+#   - running: the worker's lock is held, so the command of some run lives here;
+#   - succeeded, failed: the command of our run has ended;
+#   - awaited: a living runner has not started the command yet;
+#   - none: otherwise. There is no runner, or the worker was rebooted.
 observe() {
   if [[ -e $index/lock ]] && ! is_free "$index/lock"; then
     state=running idle=$up adopted=yes
@@ -325,7 +335,8 @@ observe() {
   if [[ $entry ]]; then adopted=yes; fi
 }
 
-# entry: the file of the newest attempt of our run in the index, and what it tells.
+# entry sets entry to the file of the newest attempt of our run in the index, and code
+# and pid to what that file says; each is empty or 0 if not known.
 entry() {
   local file key value newest=0
   entry='' code='' pid=0
@@ -343,15 +354,16 @@ entry() {
   done <"$entry"
 }
 
-# share tells the other workers.
+# share writes the state into the guest attributes for the other workers: when it has
+# changed, and every 10 minutes.
 share() {
   if ((total < 2)) || [[ $state == "$told" ]] && ((up - told_at < 600)); then return; fi
   now
   if attribute lease "run=$run state=$state at=$REPLY"; then told=$state told_at=$up; fi
 }
 
-# due: as far as this worker can tell, the queued resource is to be deleted now,
-# for $why.
+# due succeeds if, as far as this worker can tell, the queued resource is to be deleted
+# now. It sets why to the reason.
 due() {
   local quiet=$((up - renewed)) limit=$((lease > hold ? lease : hold)) over
   begin
@@ -359,13 +371,13 @@ due() {
   now
   if ((ttl && REPLY >= over)); then
     why="the time to live of $ttl s (--ttl) is over"
-    # A runner that lives stops the command and tears down by itself.
+    # A living runner stops the command and deletes the slices itself.
     if [[ $state == running ]]; then
       if ((quiet > fresh || REPLY >= over + grace)); then stop_command; fi
       last_moment
       return
     fi
-    # Before a runner has come there is nobody to wait for.
+    # If no runner has come, there is none to wait for.
     if [[ $adopted == no ]]; then return 0; fi
     ((quiet > fresh || REPLY >= over + grace + 60))
     return
@@ -384,7 +396,8 @@ due() {
   ((quiet >= limit && up - idle >= limit))
 }
 
-# last_moment: commands have had their time to end by themselves.
+# last_moment succeeds if the time to live, the grace time and 30 s more are over, so
+# that commands have had time to end by themselves.
 last_moment() {
   local over
   begin
@@ -393,8 +406,9 @@ last_moment() {
   ((REPLY >= over + grace + 30))
 }
 
-# stop_command asks the command to end by itself, once; the end of its VM does the
-# rest. Processes of whoever wrote that they are the run's, and of nobody else.
+# stop_command sends TERM to the command once; the deletion of its VM does the rest. It
+# signals only processes of the login that wrote the entry, because any login can write
+# one.
 stop_command() {
   if [[ $stopped ]]; then return; fi
   stopped=yes
@@ -403,10 +417,10 @@ stop_command() {
   if [[ $entry ]] && ((pid > 1)); then pkill -TERM -s "$pid" -u "$(stat -c %u -- "$entry")"; fi
 }
 
-# others_ended: on every other worker the command has ended too, or it has said
-# nothing for half an hour. Their state is in guest attributes; a worker that has
-# none is not known to have ended. Only the time to live waits no longer than the
-# grace for that.
+# others_ended succeeds if every other worker reports that its command has ended, or
+# has reported nothing for half an hour. The workers' states are in guest attributes. A
+# worker without any is not known to have ended. When the time to live is over, the
+# watch waits for this no longer than last_moment.
 others_ended() {
   local node text spoke expected over='' said="run=$run state=([a-z]+) at=([0-9]{1,11})" body='{"queryPath":"multihost/lease"}'
   local -a all
@@ -433,7 +447,7 @@ others_ended() {
     text=$reply spoke=0
     while [[ $text =~ $said ]]; do
       text=${text#*"${BASH_REMATCH[0]}"} spoke=$((spoke + 1))
-      # What a run keeps is kept although its watch tells nothing more.
+      # "kept" counts at any age, because that worker's watch has ended.
       if [[ ${BASH_REMATCH[1]} == kept && ! $over ]]; then return 1; fi
       if ((REPLY - 10#${BASH_REMATCH[2]} > 1800)); then continue; fi
       case ${BASH_REMATCH[1]} in
@@ -443,7 +457,7 @@ others_ended() {
           if [[ ! $over && $adopted == yes && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
       esac
     done
-    # Nothing was started where no runner has come: only what says otherwise counts.
+    # If no runner has come here, nothing was started: missing reports do not matter.
     if ((spoke < expected)) && [[ $adopted == yes ]]; then
       unknown "slice $node: $spoke of $expected workers have told"
       return 1
@@ -451,16 +465,18 @@ others_ended() {
   done
 }
 
-# unknown TEXT: it is not known whether the command runs elsewhere.
+# unknown TEXT logs that it is not known whether the command runs elsewhere. Unless the
+# time to live is over, it puts off the next try.
 unknown() {
   note "not deleted: whether the command runs is not known of $1"
   if [[ ! $over ]]; then later; fi
 }
 
-# delete asks for the deletion. Every worker does, in turns, so that one request
-# does as a rule. Fails when the queued resource is another's.
+# delete asks the API for the deletion. Every worker does so, at a random time, so that
+# usually a single request is made. Fails when the queued resource belongs to another
+# run.
 delete() {
-  # The first of many within a second or two, the last within minutes.
+  # The first of many workers asks within a second or two, the last within minutes.
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
   uptime
   up=$REPLY
@@ -476,7 +492,8 @@ delete() {
   later
 }
 
-# later: somebody may give the right, or the service come back, days later.
+# later sets the time of the next try: a missing permission may be granted, or the
+# service may work again, even after days.
 later() {
   tries=$((tries + 1))
   again=$((up + (tries < 20 ? look * 3 : 600)))
