@@ -14,20 +14,20 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A worker can log in to another one on our behalf, with Cmd.LoginTo: sshd gives
-// the command an SSH_AUTH_SOCK that leads here, to an agent which answers three
-// messages and signs one login. No key leaves this process.
+// With Cmd.LoginTo a worker can log in to another worker on our behalf. sshd gives the
+// command an SSH_AUTH_SOCK that leads to an agent in this process. The agent answers
+// three messages and signs one login. No key leaves this process.
 //
-// What it signs is bound twice (session-bind@openssh.com, OpenSSH 8.9 and later).
-// The client that asks must first prove, by the signature of a host key over the
-// session's id, whom it is connected to; that must be the worker we named, by the
-// key that we have verified ourselves. And what it wants signed must be a login of
-// that session, as that worker's user. Whoever gets hold of the socket gains no
-// more than what the command was meant to do, and nothing once it is over: a
-// command with LoginTo has a connection of its own, which ends with it.
+// Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later).
+// First, the client must prove which host it is connected to, by a host key's signature
+// over the session id. That key must be the one that we have verified ourselves for the
+// worker in LoginTo. Second, the data to sign must be a login in that session, as that
+// worker's user. So a process that gets hold of the socket can do only what the command
+// was meant to do, and nothing after the command has ended: a command with LoginTo has
+// its own connection, which ends with it.
 
-// HostKey is the host key that the worker has proven to have, in
-// authorized_keys form, or "" before the first connection.
+// HostKey returns the host key that the worker has proven to have, in authorized_keys
+// form, or "" before the first connection.
 func (c *Conn) HostKey() string {
 	if key := c.verified(); key != nil {
 		return authorizedKey(key)
@@ -35,7 +35,7 @@ func (c *Conn) HostKey() string {
 	return ""
 }
 
-// User is the name that we are logged in as.
+// User returns the name that we log in as.
 func (c *Conn) User() string { return c.host.User }
 
 func (c *Conn) verified() ssh.PublicKey {
@@ -44,8 +44,8 @@ func (c *Conn) verified() ssh.PublicKey {
 	return c.trusted
 }
 
-// startApart starts cmd over a connection of its own, on which the worker may
-// ask for signatures, and which ends with the command.
+// startApart starts cmd over a connection of its own. On this connection the worker may
+// ask for signatures. The connection ends with the command.
 func (c *Conn) startApart(ctx context.Context, cmd Cmd) (*Session, error) {
 	to := cmd.LoginTo
 	hostKey := to.verified()
@@ -63,11 +63,12 @@ func (c *Conn) startApart(ctx context.Context, cmd Cmd) (*Session, error) {
 	return c.begin(ctx, s)
 }
 
-// passToAgent carries one client of a forwarded agent to the agent itself.
+// passToAgent copies data between one client of a forwarded agent and the agent at
+// socket.
 func passToAgent(rw io.ReadWriteCloser, socket string) {
 	agent, err := net.Dial("unix", socket)
 	if err != nil {
-		return // it has ended meanwhile: the client sees an agent that does
+		return // the agent has ended meanwhile; the caller closes the client's connection
 	}
 	asked := make(chan struct{})
 	go func() {
@@ -80,7 +81,7 @@ func passToAgent(rw io.ReadWriteCloser, socket string) {
 	<-asked
 }
 
-// A loan is the right to one login.
+// A loan permits one login.
 type loan struct {
 	keys    []ssh.Signer
 	user    string
@@ -90,7 +91,7 @@ type loan struct {
 	taken bool // a session was bound
 }
 
-// take binds the loan to a session; it can be bound once.
+// take binds the loan to a session. It fails if the loan was bound before.
 func (o *loan) take() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -101,8 +102,8 @@ func (o *loan) take() error {
 	return nil
 }
 
-// Messages of the agent protocol (draft-ietf-sshm-ssh-agent), and the limit that
-// ssh-agent has for their length.
+// Messages of the agent protocol (draft-ietf-sshm-ssh-agent), and ssh-agent's limit on
+// their length.
 const (
 	agentFailure    = 5
 	agentSuccess    = 6
@@ -113,7 +114,7 @@ const (
 	agentMessage = 256 << 10
 )
 
-// serve answers what one client on the worker asks, until it hangs up.
+// serve answers the requests of one client on the worker until the client hangs up.
 func (o *loan) serve(rw io.ReadWriter) {
 	v := visit{loan: o}
 	for {
@@ -127,7 +128,7 @@ func (o *loan) serve(rw io.ReadWriter) {
 		}
 		answer, err := v.answer(msg)
 		if err != nil {
-			answer = []byte{agentFailure} // the protocol has no words for why
+			answer = []byte{agentFailure} // the protocol cannot carry a reason
 		}
 		packet := append(binary.BigEndian.AppendUint32(nil, uint32(len(answer))), answer...)
 		if _, err := rw.Write(packet); err != nil {
@@ -136,7 +137,7 @@ func (o *loan) serve(rw io.ReadWriter) {
 	}
 }
 
-// A visit is one client of the agent, which is bound to one session.
+// A visit is one client of the agent. It is bound to one session.
 type visit struct {
 	loan    *loan
 	session []byte // nil until bound
@@ -154,7 +155,8 @@ func (v *visit) answer(msg []byte) ([]byte, error) {
 	return nil, fmt.Errorf("message %d is not served", msg[0])
 }
 
-// bind takes the proof of whom the client is connected to.
+// bind checks the client's proof of which host it is connected to, and binds the visit
+// to that session.
 func (v *visit) bind(msg []byte) error {
 	var ext struct {
 		Name       string `sshtype:"27"`
@@ -190,7 +192,7 @@ func (v *visit) bind(msg []byte) error {
 	return nil
 }
 
-// identities lists our public keys to who has said where it is.
+// identities lists our public keys. It lists none to a client that is not bound.
 func (v *visit) identities() []byte {
 	answer := struct {
 		Keys uint32 `sshtype:"12"`
@@ -236,8 +238,8 @@ func (v *visit) sign(msg []byte) ([]byte, error) {
 	return nil, errors.New("no such key")
 }
 
-// isLogin checks that data is what RFC 4252 §7 has a client sign, for the bound
-// session, user and key.
+// isLogin checks that data is the login request that a client signs by RFC 4252 §7, for
+// the bound session, user and key.
 func (v *visit) isLogin(key, data []byte) error {
 	var login struct {
 		Session   []byte
@@ -277,8 +279,8 @@ func (v *visit) isLogin(key, data []byte) error {
 	return nil
 }
 
-// signAs signs with the algorithm that the flags of the request ask for. RSA
-// with SHA-1 is not served.
+// signAs signs with the algorithm that the flags of the request select. It refuses RSA
+// with SHA-1.
 func signAs(key ssh.Signer, data []byte, flags uint32) (*ssh.Signature, error) {
 	const sha256, sha512 = 2, 4
 	algorithm := ""

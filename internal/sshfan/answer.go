@@ -10,9 +10,9 @@ import (
 	"sync"
 )
 
-// NewNonce makes the word that marks the lines of one answer, so that what a
-// login's start-up files print is never taken for one. Like all that is given to a
-// script it can be seen by everybody on the worker.
+// NewNonce returns a random word that marks the lines of one answer, so that output of a
+// login's start-up files is never taken for an answer. Everybody on the worker can see
+// it, like every argument of a script.
 func NewNonce() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
@@ -22,8 +22,8 @@ func NewNonce() string {
 // A Record is one line of a worker's answer: a word and the rest.
 type Record struct{ Word, Rest string }
 
-// Fields returns the rest as n words; the last one is what remains. Missing ones
-// are empty: a worker's answer is not trusted to be complete.
+// Fields splits the rest into n words; the last word is the remainder. Missing words are
+// empty, since a worker's answer may be incomplete.
 func (r Record) Fields(n int) []string {
 	f := strings.SplitN(r.Rest, " ", n)
 	for len(f) < n {
@@ -33,26 +33,27 @@ func (r Record) Fields(n int) []string {
 }
 
 const (
-	maxLine   = 16 << 10 // of an answer
-	maxNoise  = 16 << 10 // that is kept of what is none
-	maxAnswer = 4 << 20  // of one command: a list of many runs
+	maxLine   = 16 << 10 // bytes of one line of an answer
+	maxNoise  = 16 << 10 // bytes kept of lines that are no records
+	maxAnswer = 4 << 20  // bytes of one command's answer: a list of many runs
 )
 
-// ErrFlood ends a command whose answer has no end: nobody waits for it, and
-// nothing of it is kept.
+// ErrFlood ends the session of a command whose answer is longer than maxAnswer, so that
+// nobody waits for an endless answer.
 var ErrFlood = fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
 
-// An Answer parses what a script of ours prints, as it arrives: lines in which a
-// word follows the nonce. Others are kept only as far as they help to tell what
-// went wrong. It is written to by one command, and may be asked meanwhile.
+// An Answer parses the output of one of our scripts as it arrives. A line in which a
+// word follows the nonce is a record. Other lines are kept only as far as they help to
+// explain a failure. One command writes to an Answer; its methods may be called
+// meanwhile.
 type Answer struct {
 	Nonce string
-	Next  func(Record) (done bool) // optional: hears every record; one that it is done with is not kept
-	Stray func(string)             // optional: hears every other line
+	Next  func(Record) (done bool) // optional: receives every record; the record is not kept if it returns true
+	Stray func(string)             // optional: receives every other line
 
 	mu      sync.Mutex
 	line    []byte
-	size    int // of what came, without the records that Next was done with
+	size    int // bytes received, without the records for which Next returned true
 	noise   []byte
 	records []Record
 }
@@ -102,9 +103,11 @@ func (a *Answer) take(line string) {
 	a.records = append(a.records, r)
 }
 
-// ParseRecord reads one line; ok says that the nonce is in it.
+// ParseRecord reads one line. ok reports whether the line has the nonce and a word after
+// it.
 func ParseRecord(line, nonce string) (r Record, ok bool) {
-	// Start-up files may print without a newline at the end.
+	// The nonce may stand within the line: start-up files may print text without a final
+	// newline.
 	_, text, found := strings.Cut(line, nonce+" ")
 	if !found {
 		return Record{}, false
@@ -113,14 +116,14 @@ func ParseRecord(line, nonce string) (r Record, ok bool) {
 	return Record{word, rest}, word != ""
 }
 
-// Records are the records that were kept.
+// Records returns the records that were kept.
 func (a *Answer) Records() []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.records
 }
 
-// Failure is the text of the first record "error", fit for a message; "" when
+// Failure returns the text of the first record "error", fit for a message, or "" when
 // there is none.
 func (a *Answer) Failure() string {
 	for _, r := range a.Records() {
@@ -131,22 +134,22 @@ func (a *Answer) Failure() string {
 	return ""
 }
 
-// Noise are the lines that were no records, the last one perhaps in part.
+// Noise returns the lines that were no records. The last one may be incomplete.
 func (a *Answer) Noise() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return strings.Split(strings.TrimSpace(string(a.noise)+string(a.line)), "\n")
 }
 
-// Trouble is the last line that was no record, fit for a message; "" when there
+// Trouble returns the last line that was no record, fit for a message, or "" when there
 // was none.
 func (a *Answer) Trouble() string {
 	lines := a.Noise()
 	return Clean(lines[len(lines)-1], 300)
 }
 
-// A Stream takes an answer until the record "stream", and gives every byte after
-// it to Raw.
+// A Stream parses an answer up to the record "stream", and writes every byte after it to
+// Raw.
 type Stream struct {
 	Answer
 	Raw       io.Writer
@@ -182,8 +185,8 @@ func (a *Answer) last() Record {
 	return a.records[len(a.records)-1]
 }
 
-// Clean makes text of a worker fit for one line of a message: no control
-// characters, no more than limit bytes and a mark, valid UTF-8.
+// Clean makes text from a worker fit for one line of a message: valid UTF-8, no control
+// characters, at most limit bytes and an ellipsis.
 func Clean(s string, limit int) string {
 	if len(s) > limit {
 		s = s[:limit] + "…"

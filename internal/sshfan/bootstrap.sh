@@ -1,10 +1,11 @@
 #!/bin/bash
-# SIZE DIGEST ARGUMENTS... Runs the script that has that SHA-256. SIZE bytes of stdin
-# are the script, compressed. The worker keeps it from then on, unless DIGEST is "-".
-# -SIZE means the script that is kept: it must have that length, and the runner has
-# compared its hash when it connected (see clock.go). environment.sh stands before
-# this. A script that is kept already is not written again: another runner may be
-# reading it. Comments stay here: the rest is a part of each command line.
+# SIZE DIGEST ARGUMENTS... Runs the script with the SHA-256 DIGEST. If SIZE is positive,
+# the first SIZE bytes of stdin are the script, compressed. The worker keeps that script,
+# unless DIGEST is "-". If SIZE is negative, the kept script is run. It must have the
+# length -SIZE; the runner compared its hash when it connected (see clock.go).
+# environment.sh runs before this script. A script that is kept already is not written
+# again, because another runner may be reading it. Put comments here only: the rest is
+# part of each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2 > 0)); then

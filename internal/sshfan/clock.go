@@ -12,12 +12,11 @@ import (
 	"time"
 )
 
-// kitScript tells the hashes of the scripts that the worker keeps, and
-// clockScript answers every line of its input with the worker's time. The marks
-// tell an answer from what a ~/.bashrc prints. One perl tells all times, where there
-// is one (it is essential in Debian and Ubuntu): half of what it takes to start a
-// process for each would be the error of what is measured, tens of milliseconds on a
-// busy worker.
+// kitScript prints the hashes of the scripts that the worker keeps. clockScript answers
+// every line of its input with the worker's time. The marks tell an answer from the
+// output of a ~/.bashrc. Where perl exists (it is essential in Debian and Ubuntu), one
+// perl process prints all times. A process for each time would add half of its start-up
+// time to the error of the measurement: tens of milliseconds on a busy worker.
 const (
 	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(sha256sum -- * 2>/dev/null); `
 	clockScript = `unset TMOUT POSIXLY_CORRECT PERL5OPT PERL5LIB; ` +
@@ -29,13 +28,13 @@ const (
 )
 
 // MeasureClock measures the worker's clock against ours, keeps the result for
-// ClockOffset and returns it. It takes one session and three round trips, of
-// which the fastest counts; the error is at most half of that round trip.
+// ClockOffset and returns it. It takes one session and three round trips. The fastest
+// round trip counts; the error is at most half of it.
 //
-// It is also the proof that the login can run commands: a login shell or a
-// start-up file of it that ends, or runs nothing within Config.ShellTimeout, is a
-// *ConnectError of StageShell. One that is silent so long when it has answered
-// before is ErrConnectionLost: its shell is known to run commands.
+// It also proves that the login can run commands. If the login shell or one of its
+// start-up files ends, prints too much, or runs nothing within Config.ShellTimeout, the
+// error is a *ConnectError of StageShell. If a login that has answered before is silent
+// that long, the error is ErrConnectionLost, since its shell is known to run commands.
 func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 	limit, silent := c.fleet.cfg.ShellTimeout, errSilentShell
 	m := &measurement{conn: c}
@@ -65,16 +64,17 @@ var (
 	errLoudShell   = fmt.Errorf("the login's start-up files write more than %d KiB", mostGreeting>>10)
 )
 
-// mostGreeting is how much a login may say besides the answers of clockScript.
+// mostGreeting bounds the bytes on the standard output of one session of clockScript.
+// The answers are short, so only start-up files can exceed it.
 const mostGreeting = 64 << 10
 
 // measurement is one session of clockScript.
 type measurement struct {
 	conn   *Conn
-	first  bool      // of this connection
-	errs   lastWords // of the standard error
-	out    lastWords // what was no answer
-	status Status    // when the session has ended by itself
+	first  bool      // no measurement of this Conn has succeeded yet
+	errs   lastWords // last line of the standard error
+	out    lastWords // last line of the standard output that was no answer
+	status Status    // set when the session has ended by itself
 	began  bool      // an answer has come
 }
 
@@ -117,7 +117,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	for round := range clockRounds {
 		sent := clock.Now()
 		if _, err := io.WriteString(s.Stdin, "\n"); err != nil {
-			// Why is known by who waits for the session.
+			// The end of the session gives the reason, and read returns it.
 			if _, told := m.read(lines); told != nil {
 				err = told
 			}
@@ -136,8 +136,8 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	return offset, nil
 }
 
-// explain makes the error of a login shell that ran no command, or nil when it
-// is something else that failed.
+// explain returns the error for a login shell that ran no command, or nil when something
+// else failed.
 func (m *measurement) explain(err error) *ConnectError {
 	said := m.errs.String()
 	if said == "" {
@@ -176,10 +176,10 @@ func (m *measurement) explain(err error) *ConnectError {
 	return e
 }
 
-// lastWords keeps the last line with text of what is written to it.
+// lastWords is a writer that keeps the last line that is not blank.
 type lastWords struct {
 	mu   sync.Mutex
-	line []byte // the one under way
+	line []byte // the line being written
 	last string
 }
 
@@ -216,7 +216,8 @@ func (w *lastWords) String() string {
 
 var errNoClock = errors.New("worker's answer has no time")
 
-// read reads lines up to the next answer of clockScript.
+// read reads lines up to the next answer of clockScript and returns its time. It records
+// the answer of kitScript.
 func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 	for {
 		line, err := r.ReadString('\n')

@@ -15,9 +15,9 @@ import (
 	"multihost/internal/event"
 )
 
-// A Conn is the connection to one worker. It outlives the network connection
-// under it: when that has died, the next Run or Start opens another. Its
-// methods are safe for concurrent use.
+// A Conn is the connection to one worker. It outlives the network connection under it:
+// when that has ended, the next Run or Start opens another. Its methods are safe for
+// concurrent use.
 type Conn struct {
 	fleet *Fleet
 	host  Host
@@ -28,10 +28,10 @@ type Conn struct {
 	dialing *dialing        // the attempt under way, or nil
 	trusted ssh.PublicKey   // host key that this Conn has verified before
 	offset  time.Duration   // see ClockOffset
-	greeted bool            // its clock was measured once: its login runs commands
-	kit     map[string]bool // by SHA-256, the scripts that the worker keeps
+	greeted bool            // MeasureClock has succeeded once: the login runs commands
+	kit     map[string]bool // SHA-256 hashes of the scripts that the worker keeps
 
-	lacking map[*Program]bool // those that it was believed to keep, and lacked
+	lacking map[*Program]bool // scripts that were missing although kit listed them
 }
 
 // dialing is an attempt to connect that several callers may wait for.
@@ -39,7 +39,7 @@ type dialing struct {
 	done chan struct{}
 	link *link
 	err  error
-	left bool // the caller that made it gave up: its error is not ours
+	left bool // the ctx of the caller that made it has ended; the others ignore its error
 }
 
 func newConn(f *Fleet, host Host) *Conn {
@@ -63,9 +63,9 @@ func (c *Conn) Close() {
 	}
 }
 
-// live returns a connection that works as far as is known, connecting anew if
-// needed. Callers that come while one is being opened wait for that one. A
-// non-nil trouble is told every failed try.
+// live returns a connection that is not known to be broken, and opens a new one if
+// needed. Callers that come while one is being opened wait for it. If trouble is not
+// nil, it is called with the error of every failed try.
 func (c *Conn) live(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
 	for {
 		c.mu.Lock()
@@ -98,7 +98,7 @@ func (c *Conn) live(ctx context.Context, trouble func(*ConnectError)) (*link, er
 	}
 }
 
-// lead carries out an attempt on behalf of everybody who waits for it.
+// lead makes the attempt d for all callers that wait for it.
 func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*ConnectError)) {
 	l, err := c.connect(ctx, trouble)
 	if l != nil && trouble == nil {
@@ -121,37 +121,38 @@ func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*ConnectError)
 	close(d.done)
 }
 
-// fail makes the error of a step of this connection.
+// fail returns the error for a failed step of this connection.
 func (c *Conn) fail(stage Stage, addr string, err error) *ConnectError {
 	return &ConnectError{Host: c.host.Name, User: c.host.User, Stage: stage, Addr: addr, Err: err}
 }
 
-// A link is one authenticated network connection. It ends once and for all.
+// A link is one authenticated network connection. Once it has ended it is never used
+// again.
 type link struct {
 	fleet *Fleet
 	conn  ssh.Conn
 	sock  *socket
 
 	gone   chan struct{} // closed when the connection has ended
-	reason error         // why; to be read after gone
+	reason error         // why; read only after gone is closed
 
 	mu    sync.Mutex
 	cause error // why we ended it, if we did
 
-	quiet   int         // ticks without a byte; belongs to keepAlive
+	quiet   int         // ticks without a byte; used by keepAlive only
 	probing atomic.Bool // a keepalive is unanswered
 
-	agent atomic.Pointer[agentServer] // nil as a rule
+	agent atomic.Pointer[agentServer] // usually nil
 }
 
 // An agentServer answers one client of a forwarded agent.
 type agentServer func(io.ReadWriteCloser)
 
-// lend lets the worker use an agent from now on.
+// lend lets the worker use the agent from now on.
 func (l *link) lend(serve agentServer) { l.agent.Store(&serve) }
 
-// serve answers what the worker asks of us, which is nothing that we grant but
-// an agent that was lent, and notices the end of the connection.
+// serve answers requests of the worker and notices the end of the connection. It refuses
+// everything except the use of an agent that was lent.
 func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	for chans != nil || reqs != nil {
 		select {
@@ -164,7 +165,7 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 				l.fleet.spawn(func() { l.serveAgent(*serve, ch) })
 				continue
 			}
-			// An error here is the end of the connection, seen below.
+			// An error here means that the connection has ended, which is handled below.
 			_ = ch.Reject(ssh.Prohibited, "not offered")
 		case req, ok := <-reqs:
 			if !ok {
@@ -189,29 +190,30 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	close(l.gone)
 }
 
-// serveAgent is one client's connection to the agent that was lent.
+// serveAgent handles one client's connection to the agent that was lent.
 func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	ch, reqs, err := nc.Accept()
 	if err != nil {
-		return // the end of the connection
+		return // the connection has ended
 	}
 	l.fleet.spawn(func() { ssh.DiscardRequests(reqs) })
 	serve(ch)
 	_ = ch.Close()
 }
 
-// end closes the connection because of cause. Sessions see it as lost.
+// end closes the connection and records cause as the reason, unless there is one
+// already. Sessions end with ErrConnectionLost.
 func (l *link) end(cause error) {
 	l.mu.Lock()
 	if l.cause == nil {
 		l.cause = cause
 	}
 	l.mu.Unlock()
-	// The reason of the end is cause, not what closing says.
+	// The error of closing does not matter: the reason is cause.
 	_ = l.conn.Close()
 }
 
-// ended reports whether the connection is known to be of no use any more.
+// ended reports whether the connection is known to be unusable.
 func (l *link) ended() bool {
 	select {
 	case <-l.gone:
@@ -221,7 +223,7 @@ func (l *link) ended() bool {
 	}
 }
 
-// lost is the error of a command that was under way when the link ended.
+// lost returns the error for a command that was running when the link ended.
 func (l *link) lost(name string) error {
 	<-l.gone
 	if l.reason == nil {
@@ -230,29 +232,30 @@ func (l *link) lost(name string) error {
 	return fmt.Errorf("run on %s: %w: %w", name, ErrConnectionLost, l.reason)
 }
 
-// answers asks the worker for a sign of life and waits for it. It reports
-// false when the connection ends instead, which keepAlive sees to.
+// answers sends a keepalive and waits for the reply. It returns false when the
+// connection ends first. keepAlive ends a connection that stays silent.
 func (l *link) answers() bool {
 	_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
 	return err == nil
 }
 
-// socket notes the signs of life and death of a network connection. A flag
-// that keepAlive resets is cheaper than asking for the time at every read.
+// socket records whether a network connection delivers bytes and whether it is broken. A
+// flag that keepAlive resets is cheaper than reading the clock at every Read.
 type socket struct {
 	net.Conn
 	heard  atomic.Bool
 	broken atomic.Bool
-	full   atomic.Bool // first is
+	full   atomic.Bool // first is full
 
 	mu    sync.Mutex
-	first []byte // what the other side said, up to mostFirst bytes
+	first []byte // first bytes from the other side, up to mostFirst
 }
 
-// mostFirst is more than servers say that will not speak SSH with us.
+// mostFirst bounds the bytes kept of what the other side sends first. A server that
+// refuses to speak SSH with us sends less.
 const mostFirst = 256
 
-// greeting is the line that came in place of an SSH version, or "".
+// greeting returns the line that came in place of an SSH version, or "".
 func (s *socket) greeting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,14 +296,13 @@ func (s *socket) Close() error {
 	return s.Conn.Close()
 }
 
-// keepAlive looks at every connection four times per KeepAlive. It counts
-// looks, not time: a process that was stopped, or starved, for a minute comes
-// back to connections that had no chance to show life and must not be given up
-// for that.
+// keepAlive checks every connection four times per KeepAlive. It counts checks, not
+// time: when this process was stopped or starved for a minute, its connections had no
+// chance to show life, and must not be given up for that.
 const (
 	looks     = 4
 	probeAt   = looks
-	giveUpAt  = 3*looks - 1 // with the look before the first: within 3 KeepAlive
+	giveUpAt  = 3*looks - 1 // with the interval before the first look: within 3 KeepAlive
 	leastLook = time.Millisecond
 )
 
@@ -326,8 +328,8 @@ func (f *Fleet) keepAlive() {
 	}
 }
 
-// look probes a connection that has been silent and gives up one that stays
-// so. Both may block on the network and get a goroutine of their own.
+// look probes a silent connection, and gives it up when it stays silent. Both may block
+// on the network, so each runs in its own goroutine.
 func (f *Fleet) look(l *link) {
 	if l.sock.heard.Swap(false) {
 		l.quiet = 0
@@ -346,7 +348,8 @@ func (f *Fleet) look(l *link) {
 	}
 }
 
-// adopt makes a fresh connection one of the Fleet's.
+// adopt adds a new connection to the Fleet and serves it. It fails with ErrClosed when
+// the Fleet is closed.
 func (f *Fleet) adopt(l *link, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -362,8 +365,8 @@ func (f *Fleet) adopt(l *link, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Req
 	return nil
 }
 
-// ClockOffset is the worker's clock minus ours as MeasureClock last found it,
-// and 0 before.
+// ClockOffset returns the worker's clock minus ours as MeasureClock last found it, and 0
+// before.
 func (c *Conn) ClockOffset() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

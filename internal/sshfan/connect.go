@@ -18,9 +18,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Waits between two tries of one worker grow from firstWait by a half each
-// time up to mostWait, and vary by half to both sides, so that 2048 workers
-// turned away together do not come back together.
+// The wait between two tries of one worker starts at firstWait and grows by a half each
+// time up to mostWait. Each wait varies at random by half in both directions, so that
+// 2048 workers that were refused together are not tried again together.
 const (
 	firstWait = 250 * time.Millisecond
 	mostWait  = 5 * time.Second
@@ -34,17 +34,17 @@ func jittered(try int) time.Duration {
 	return d/2 + rand.N(d)
 }
 
-// connect opens a link, trying again while that can help.
+// connect opens a link. It tries again as long as that can help.
 func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
-	doubted := false      // its remembered keys were, once
-	var refused time.Time // when the key was refused first, since when it always was
+	doubted := false      // doubtful was true once
+	var refused time.Time // when the current series of refused keys began; zero: there is none
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)
 		if failure == nil {
 			if trouble == nil {
-				c.fleet.tellTrust() // Connect does it once for all hosts
+				c.fleet.tellTrust() // Open does it once for all hosts
 			}
 			return l, nil
 		}
@@ -81,15 +81,15 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 	}
 }
 
-// doubtful reports whether a key was refused because of what is only remembered
-// of the worker's keys.
+// doubtful reports whether the worker's host key was refused and Host.Keys may give
+// another answer when asked again, because its last answer was a remembered one.
 func (c *Conn) doubtful(failure *ConnectError) bool {
 	var keyErr *HostKeyError
 	return c.host.Doubt != nil && errors.As(failure, &keyErr) && c.host.Doubt()
 }
 
-// givenUp is the error of a worker that was tried for long enough. Only now can
-// a key that is refused for good be told from a VM that boots: both refuse it.
+// givenUp returns the error for a worker that was tried until the limit. Only now is it
+// clear that a key is refused for good: a VM that boots refuses it, too.
 func (c *Conn) givenUp(failure *ConnectError, after time.Duration) *ConnectError {
 	if !errors.Is(failure, ErrKeyRefused) {
 		return failure
@@ -103,16 +103,17 @@ func (c *Conn) givenUp(failure *ConnectError, after time.Duration) *ConnectError
 	return &told
 }
 
-// interrupted is the error of a connect that was given up between two tries:
-// what the last one met is the only thing known about the worker.
+// interrupted returns the error for a connect that was stopped between two tries. It
+// includes the error of the last try, which is the only thing known about the worker.
 func (e *ConnectError) interrupted(cause error) *ConnectError {
 	told := *e
 	told.Err = fmt.Errorf("%w (before: %w)", cause, e.Err)
 	return &told
 }
 
-// try makes one connection: who is it, where is it, then dial, handshake and
-// login under one deadline while holding one of MaxDials tokens.
+// try makes one attempt to connect. It looks up the host keys and the address, then
+// dials, does the handshake and logs in. The last three share one deadline and hold one
+// of MaxDials tokens.
 func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -155,17 +156,18 @@ func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	return c.login(ctx, raw, addr, trust)
 }
 
-// known is what is known of the worker besides its own failure.
+// known returns what is known of the worker besides its own failure.
 func (c *Conn) known() known {
 	_, reached := c.fleet.reached.Load(c.host.Slice)
 	return known{cloud: c.host.Cloud, reached: reached}
 }
 
-// enter waits until a further handshake may begin, here and at the bastion.
+// enter waits until another handshake may begin, here and at the bastion via. The caller
+// calls leave after the handshake.
 func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 	turns := []chan struct{}{f.dials}
 	if via != nil {
-		// The bastion's turn first: it is the rarer one.
+		// Take the bastion's turn first: it is the scarcer one.
 		turns = []chan struct{}{via.turns, f.dials}
 	}
 	for i, turn := range turns {
@@ -197,7 +199,8 @@ func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, erro
 	return f.cfg.Dial(ctx, "tcp", addr)
 }
 
-// check refuses what no try can mend.
+// check returns a permanent error for a host whose address, login name or pin cannot be
+// used.
 func (c *Conn) check() *ConnectError {
 	switch {
 	case c.host.Addr == nil:
@@ -225,8 +228,8 @@ func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trus
 	return l, nil
 }
 
-// login runs the SSH handshake and authentication over raw, which it owns, and
-// tells the stage at which it failed. The end of ctx closes raw:
+// login runs the SSH handshake and authentication over raw, which it owns. With an error
+// it returns the stage that failed. The end of ctx closes raw, because
 // ssh.ClientConfig.Timeout covers the TCP connect only.
 func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, Stage, error) {
 	sock := &socket{Conn: raw}
@@ -266,16 +269,16 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	return l, "", nil
 }
 
-// A loginWatch notes what tells one refused login from another.
+// A loginWatch records what distinguishes one refused login from another.
 type loginWatch struct {
-	asked  atomic.Bool // the server takes keys for this login
-	signed atomic.Bool // the server wants our signature: it knows the key
+	asked  atomic.Bool // the server accepts keys for this login
+	signed atomic.Bool // the server wants our signature, so it knows the key
 
 	mu   sync.Mutex
-	said string // by the server, before it let us in or did not
+	said string // banners of the server, up to mostSaid bytes
 }
 
-// mostSaid bounds what a server may say before the login.
+// mostSaid bounds the text that is kept of a server's banners.
 const mostSaid = 4 << 10
 
 func (w *loginWatch) banner(text string) error {
@@ -309,7 +312,7 @@ func (s watchedSigner) SignWithAlgorithm(rand io.Reader, data []byte, algorithm 
 	return s.AlgorithmSigner.SignWithAlgorithm(rand, data, algorithm)
 }
 
-// explain finds the stage at which the handshake or the login failed.
+// explain returns the stage at which the handshake or the login failed, and the reason.
 func (w *loginWatch) explain(trust *trust, err error) (Stage, error) {
 	verified, mismatch := trust.outcome()
 	w.mu.Lock()
@@ -321,13 +324,13 @@ func (w *loginWatch) explain(trust *trust, err error) (Stage, error) {
 	case verified == nil:
 		return StageHandshake, err
 	case strings.Contains(said, "pam_nologin") || strings.Contains(said, "System is booting up"):
-		// sshd of a VM without all of its services accepts the key, says this
-		// and hangs up.
+		// While services of a VM still start, its sshd accepts the key, says this and
+		// hangs up.
 		return StageAuth, fmt.Errorf("%w: %q", ErrBooting, said)
 	case cutOff(err):
 		return StageHandshake, err
 	case w.signed.Load() && strings.HasSuffix(err.Error(), "attempted methods [none], no supported methods remain"):
-		// The key has succeeded, and is not enough.
+		// The server accepts the key, but wants more than that.
 		return StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
 	case w.signed.Load():
 		return StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
@@ -344,8 +347,8 @@ func bareLogin(err error) string {
 	return strings.TrimPrefix(err.Error(), "ssh: handshake failed: ssh: ")
 }
 
-// cutOff tells a connection that broke during the login from a login that was
-// refused, for which x/crypto/ssh has no typed error.
+// cutOff reports whether the connection broke during the login. x/crypto/ssh has no
+// typed error that tells this from a refused login.
 func cutOff(err error) bool {
 	var netErr *net.OpError
 	var errno syscall.Errno
@@ -379,20 +382,20 @@ func ciphers() []string {
 	}
 }
 
-// permanentError marks a failure that trying again cannot mend.
+// permanentError marks a failure that another try cannot fix.
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error   { return e.error }
 func (e permanentError) Permanent() bool { return true }
 
-// noAnswerError is the cause of a try that took too long.
+// noAnswerError is the cause when a try took too long.
 type noAnswerError time.Duration
 
 func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", time.Duration(e)) }
 func (e noAnswerError) Timeout() bool { return true }
 
-// permanent reports whether there is no use in trying again. Errors of
-// Host.Addr and Host.Keys say so with a method Permanent() bool.
+// permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys
+// declare this with a method Permanent() bool.
 func permanent(e *ConnectError) bool {
 	var p interface{ Permanent() bool }
 	var keyErr *HostKeyError
@@ -411,8 +414,9 @@ func permanent(e *ConnectError) bool {
 	return errors.Is(err, ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
-// explain makes the error of a failed step, preferring why we stopped to what
-// the step said about being stopped, and adds the likely cause as a hint.
+// explain returns the error for a failed step, with the likely cause as a hint. If we
+// stopped the step ourselves, the error is our reason, not what the step returned for
+// being stopped.
 func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error) *ConnectError {
 	var keyErr *HostKeyError
 	var jump *JumpError
@@ -420,7 +424,7 @@ func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error)
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
 		err = ErrClosed
-	case errors.As(err, &jump): // tells at whom the time was spent
+	case errors.As(err, &jump): // it names the bastion that took the time
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
@@ -429,7 +433,7 @@ func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error)
 	return e
 }
 
-// A reworded error has a text that says more.
+// A reworded error has a more useful text than the error it wraps.
 type reworded struct {
 	error
 	text string
@@ -438,8 +442,8 @@ type reworded struct {
 func (e reworded) Error() string { return e.text }
 func (e reworded) Unwrap() error { return e.error }
 
-// plain rewords errors whose text says little, or says again the addresses of
-// both sides and what was tried.
+// plain rewords errors whose text says little, or repeats both addresses and the
+// operation.
 func plain(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {
@@ -457,7 +461,7 @@ func plain(err error) error {
 		return err
 	case errors.As(err, &negotiation):
 		offered := slices.DeleteFunc(slices.Clone(negotiation.RequestedAlgorithms), func(name string) bool {
-			return strings.HasPrefix(name, "kex-strict-") || strings.HasPrefix(name, "ext-info-") // marks, no algorithms
+			return strings.HasPrefix(name, "kex-strict-") || strings.HasPrefix(name, "ext-info-") // flags, not algorithms
 		})
 		return reworded{err, fmt.Sprintf("no common algorithm for %s; it offers only %s", negotiation.What, strings.Join(offered, ", "))}
 	case errors.Is(err, io.EOF):

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Gives a script of ours an environment of its own: the variables listed below,
-# TMPDIR, and LC_ALL=C, whatever start-up files of the login export. The options
-# --norc, --noprofile and -p of bash keep start-up files, and functions and
-# options of the environment out; this removes the rest, and starts no process.
+# Gives a script of ours an environment of its own: the variables listed below, TMPDIR,
+# and LC_ALL=C, whatever start-up files of the login export. The bash options --norc,
+# --noprofile and -p keep out start-up files, and functions and options of the
+# environment. This script removes the rest, and starts no process.
 #
-# The array mh_login keeps what the login has, as NAME=VALUE, for the command of
-# a user. Names that are no identifiers, such as those of exported functions,
-# cannot be removed: bash with -p passes them on and does not read them.
+# The array mh_login keeps the environment of the login, as NAME=VALUE, for the command
+# of a user. Names that are no identifiers, such as those of exported functions, cannot
+# be removed. bash with -p does not read them, but passes them on.
 #
 # What stays, and why:
 #   HOME USER LOGNAME    who the login is
@@ -15,9 +15,9 @@
 #   GCE_METADATA_HOST    where the metadata server is
 #   MULTIHOST_ROOT_*     where /proc, /sys, /dev and /tmp are
 #   *_proxy *_PROXY      the way to Google's APIs
-#   MULTIHOST_KEEP       names of further variables, separated by spaces, without
-#                        which the programs of this machine do not run
-# Variables that bash itself keeps up to date are only not exported.
+#   MULTIHOST_KEEP       names of further variables, separated by spaces, that the
+#                        programs of this machine need
+# Variables that bash itself keeps up to date stay, but are not exported.
 #
 # shellcheck disable=SC2163 # the names are meant
 set +o posix

@@ -7,9 +7,9 @@ import (
 )
 
 var (
-	// ErrConnectionLost reports that the connection ended while a command was
-	// under way. The command may still run on the worker: ask the worker, do
-	// not start it again. Only with a *ConnectError it was not started.
+	// ErrConnectionLost reports that the connection ended while a command was running.
+	// The command may still run on the worker: ask the worker, do not start it again. If
+	// the error is also a *ConnectError, the command was not started.
 	ErrConnectionLost = errors.New("connection lost")
 
 	// ErrNoStatus reports that the worker closed the session of a command
@@ -17,56 +17,56 @@ var (
 	// does so when the login shell was never started.
 	ErrNoStatus = errors.New("worker sent no exit status")
 
-	// ErrSilent is the cause of a connection that was given up because the
-	// worker answered no keepalive.
+	// ErrSilent is the reason when a connection was given up because the worker answered
+	// no keepalive.
 	ErrSilent = errors.New("worker does not answer keepalives")
 
-	// ErrNoHostKeys is what Host.Keys returns when the API knows no host keys
-	// of a worker: its pin is used, else the first key is trusted.
+	// ErrNoHostKeys is the error of Host.Keys when the API knows no host keys of a
+	// worker. Its pin is used then. Without a pin, the first key is trusted.
 	ErrNoHostKeys = errors.New("host keys unknown to the API")
 
-	// ErrKeyRefused reports that a worker, reached and verified, refuses our
-	// key for the login name. A VM that boots does so, too, for some seconds.
+	// ErrKeyRefused reports that a worker, reached and verified, refuses our key for the
+	// login name. A VM that boots also does so, for some seconds.
 	ErrKeyRefused = errors.New("key refused")
 
-	// ErrBooting reports a worker that is up and lets nobody but root in yet.
+	// ErrBooting reports a worker that is up but lets in only root so far.
 	ErrBooting = errors.New("VM is still booting")
 
-	// ErrLoginRefused reports a worker that knows our key and refuses the login
-	// all the same.
+	// ErrLoginRefused reports a worker that knows our key but refuses the login.
 	ErrLoginRefused = errors.New("login refused, though the key is known")
 
 	// ErrTooManySessions reports that sshd refused a further session on the
 	// connection (MaxSessions) for several seconds.
 	ErrTooManySessions = errors.New("worker refuses further sessions (MaxSessions of its sshd)")
 
-	// ErrNoAgent reports an sshd that forwards no agents (AllowAgentForwarding),
-	// which Cmd.LoginTo needs.
+	// ErrNoAgent reports an sshd that forwards no agents (AllowAgentForwarding).
+	// Cmd.LoginTo and Cmd.AgentSocket need that.
 	ErrNoAgent = errors.New("sshd forwards no agent for this login")
 
-	// ErrReadOnly reports a command that may change something on the worker,
-	// given to a Fleet that only reads (Config.ReadOnly). It was not sent.
+	// ErrReadOnly reports a command that may change the worker, given to a Fleet with
+	// Config.ReadOnly. The command was not sent.
 	ErrReadOnly = errors.New("it may change the worker, and this is a dry run")
 
 	// ErrClosed reports the use of a Fleet or Conn after its Close.
 	ErrClosed = errors.New("connection closed by us")
 )
 
-// A Stage is the step of getting in at which a worker failed.
+// A Stage is the step at which connecting to a worker, or starting a command there,
+// failed.
 type Stage string
 
 // The stages, in order.
 const (
-	StageJump      Stage = "jump"      // getting into a bastion on the way
+	StageJump      Stage = "jump"      // connecting and logging in to a bastion
 	StageDial      Stage = "dial"      // address lookup and TCP connect
 	StageHandshake Stage = "handshake" // version and key exchange
-	StageHostKey   Stage = "hostkey"   // who the worker is
-	StageAuth      Stage = "auth"      // who we are
+	StageHostKey   Stage = "hostkey"   // verifying the worker
+	StageAuth      Stage = "auth"      // our login
 	StageExec      Stage = "exec"      // opening a session and starting a command
-	StageShell     Stage = "shell"     // the login shell running it
+	StageShell     Stage = "shell"     // running the command in the login shell
 )
 
-// ConnectError is why a worker could not be reached or refused to start a
+// ConnectError reports that a worker could not be reached, or refused to start a
 // command. Nothing was started on the worker.
 type ConnectError struct {
 	Host  string // Host.Name: "s0w3"
@@ -79,8 +79,8 @@ type ConnectError struct {
 	hint string
 }
 
-// Cause is the error without what differs from worker to worker: its name, its
-// address and how often it was tried.
+// Cause returns the text of the error without the parts that differ between workers:
+// name, address and number of tries.
 func (e *ConnectError) Cause() string {
 	told := *e
 	told.Host, told.Addr, told.Tries = "", "", 0
@@ -126,18 +126,18 @@ func (e *ConnectError) Hint() string {
 	return e.hint
 }
 
-// HostKeyError reports a machine that is not who it should be: it showed
-// another host key than the known one.
+// HostKeyError reports that a machine may not be the expected one: its host key is not
+// the known one.
 type HostKeyError struct {
 	Host    string   // Host.Name
 	Pin     string   // Host.Pin
-	Source  string   // who knows the keys: "the cloud's API" or the known hosts file
+	Source  string   // where the known keys are from: "the cloud's API", a file or a connection
 	Known   []string // "ssh-ed25519 SHA256:…"
-	Offered string   // the same form
+	Offered string   // in the same form
 	Accept  string   // command that accepts the new key, or empty
 
 	Confirmed    bool // the API knows the offered key
-	Contradicted bool // the API knows others
+	Contradicted bool // the API knows other keys only
 }
 
 func (e *HostKeyError) Error() string {
@@ -164,8 +164,8 @@ func (e *HostKeyError) Hint() string {
 	}
 }
 
-// KnownHostsError reports a known hosts file that cannot be read. Going on
-// without it would trust anybody in the place of a known worker.
+// KnownHostsError reports a known hosts file that cannot be read. Without the file, any
+// machine would be trusted in place of a known worker.
 type KnownHostsError struct {
 	Path string
 	Line int // 0: the file as a whole

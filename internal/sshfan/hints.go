@@ -10,19 +10,19 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Hints name a cause only where the error proves it. Where it proves none, they
-// name the place that tells it: sshd says to its log what it says to no client.
+// A hint names a cause only if the error proves it. Otherwise it names the place to
+// look: sshd logs reasons that it sends to no client.
 const seeLog = "why is in sshd's log on the worker: sudo journalctl -u ssh -n 20"
 
-// known is what a hint may build on besides the error.
+// known is what a hint may use besides the error.
 type known struct {
 	cloud bool // the worker is a VM of the cloud
-	// reached: workers of its slice, behind the same firewall rules, were reached
-	// from here.
+	// reached: a worker of its slice, behind the same firewall rules, was reached from
+	// here.
 	reached bool
 }
 
-// hintOf is what follows from the error of a worker, and what to type; or "".
+// hintOf returns what follows from the error of a worker, and what to type, or "".
 func hintOf(e *ConnectError, k known) string {
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
@@ -61,8 +61,9 @@ func hintOf(e *ConnectError, k known) string {
 	return ""
 }
 
-// unanswered reports that a worker's address gave no answer, by whatever way it
-// was tried: what a missing firewall rule, and a machine that is off, look like.
+// unanswered reports whether a worker's address gave no answer, directly, through a
+// bastion or through IAP. A missing firewall rule and a machine that is off both look
+// like this.
 func unanswered(err error, stage Stage, timedOut bool) bool {
 	var forward *ForwardError
 	var relay *IAPError
@@ -77,7 +78,7 @@ func unanswered(err error, stage Stage, timedOut bool) bool {
 	return timedOut || errors.Is(err, errNoHost)
 }
 
-// handshakeHint is what follows from a handshake that failed.
+// handshakeHint returns the hint for a failed handshake.
 func handshakeHint(err error) string {
 	var negotiation *ssh.AlgorithmNegotiationError
 	var said *greetingError
@@ -95,8 +96,8 @@ func handshakeHint(err error) string {
 	}
 }
 
-// negotiationHint is about two sides that have no algorithm in common. The
-// setting is that of sshd.
+// negotiationHint returns the hint for two sides that have no algorithm in common. It
+// names the setting of sshd.
 func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 	setting := ""
 	switch {
@@ -115,9 +116,10 @@ func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 	return fmt.Sprintf("let sshd there offer one of ours too, such as %s: %[2]s in /etc/ssh/sshd_config; what it offers now: sudo sshd -T | grep -i %[2]s", e.SupportedAlgorithms[0], setting)
 }
 
-// refusedKeyHint is about a login that was refused for long enough. A key that is
-// not known, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms look the same from
-// here, so where none is proven it names them all and the log that tells.
+// refusedKeyHint returns the hint for a login that was refused until the limit. An
+// unknown key, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms look the same from
+// here. If none is proven, the hint names the possible ones and the log that shows which
+// it is.
 func refusedKeyHint(err error, user, key string, metadata, othersIn bool) string {
 	var reason *keyRefusal
 	switch {
@@ -135,7 +137,7 @@ func refusedKeyHint(err error, user, key string, metadata, othersIn bool) string
 	return fmt.Sprintf("is the key %s in the authorized_keys of %q there? if it is, sshd refuses the login (DenyUsers, AllowUsers) or the kind of key (PubkeyAcceptedAlgorithms); %s", key, user, seeLog)
 }
 
-// What is known of a key that was refused, besides that it was.
+// Known reasons for a refused key.
 const (
 	tooManyKeys = "too many keys were refused on one connection"
 	noKeys      = "sshd takes no keys for this login"
@@ -147,12 +149,12 @@ type keyRefusal struct{ text string }
 func (e *keyRefusal) Error() string { return ErrKeyRefused.Error() + ": " + e.text }
 func (e *keyRefusal) Unwrap() error { return ErrKeyRefused }
 
-// errMoreThanKey reports an sshd that has taken the key and wants a password or
-// the like, too.
+// errMoreThanKey reports an sshd that has accepted the key but also wants a password or
+// the like.
 var errMoreThanKey = errors.New("sshd wants more than a key: AuthenticationMethods")
 
-// A greetingError is a server that said something else in place of its SSH
-// version, and hung up.
+// A greetingError reports a server that sent something else instead of its SSH version,
+// and hung up.
 type greetingError struct {
 	text string
 	err  error
@@ -163,8 +165,8 @@ func (e *greetingError) Error() string {
 }
 func (e *greetingError) Unwrap() error { return e.err }
 
-// unansweredHint is about packets that nobody answers, which is what Google's
-// firewall does with those that no rule lets in.
+// unansweredHint returns the hint for packets that get no answer. Google's firewall
+// drops packets that no rule lets in.
 func unansweredHint(addr string, cloud bool) string {
 	host, port, err := net.SplitHostPort(addr)
 	ip, ipErr := netip.ParseAddr(host)

@@ -17,25 +17,25 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// trust is what is known about the host key of a worker before one try, and
-// what the try found.
+// trust holds what is known about the host key of a worker before one try, and what the
+// try found.
 //
-// A key must satisfy all that is known: it is the pinned one, if one is pinned,
-// and one of the API's, if the API knows any. That the API knows a new key of
-// the same machine does not replace the pin: a machine that was made anew has a
-// new Pin, and one that was not has no reason to change its key unseen.
+// A key must match everything that is known. If a key is pinned, it must be the pinned
+// one; if the API knows keys, it must be one of them. A new key that the API knows for
+// the same machine does not replace the pin: a machine that was made anew has a new Pin,
+// and any other machine has no reason to change its key unseen.
 type trust struct {
 	host       Host
-	pinned     ssh.PublicKey // nil: never met
-	pinnedIn   string        // where
+	pinned     ssh.PublicKey // nil: none is pinned
+	pinnedIn   string        // where pinned is from
 	listed     []ssh.PublicKey
-	listedIn   string // who lists them
+	listedIn   string // where listed is from
 	remembered bool   // pinned is the key of an earlier connection of this Conn
 	accept     string
-	revoked    func(ssh.PublicKey) error // nil: no key is
+	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil: no key is revoked
 
-	// x/crypto/ssh verifies in a goroutine of its own, and again at every key
-	// exchange that a long connection makes.
+	// x/crypto/ssh verifies in its own goroutine, and again at every later key exchange
+	// of a long connection.
 	mu       sync.Mutex
 	offered  ssh.PublicKey // the verified key
 	mismatch error
@@ -43,8 +43,8 @@ type trust struct {
 
 const apiSource = "the cloud's API"
 
-// trust finds out which host keys the worker may show: the one that this Conn
-// has verified before, else the pinned one and those of the API, else any.
+// trust returns which host keys the worker may show: the one that this Conn has verified
+// before, else the pinned one and those of the API, else any.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: apiSource}
 	c.mu.Lock()
@@ -71,7 +71,7 @@ func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	return t, nil
 }
 
-// accept is what the user types to accept a changed key.
+// accept returns the command with which the user accepts a changed key, or "".
 func (f *Fleet) accept(name, pin string) string {
 	if f.cfg.AcceptCommand != nil {
 		if command := f.cfg.AcceptCommand(name); command != "" {
@@ -84,8 +84,8 @@ func (f *Fleet) accept(name, pin string) string {
 	return "sed -E -i " + Quote(`\,^`+regexp.QuoteMeta(pin)+` ,d`, f.pins.path)
 }
 
-// verify checks the key that the worker shows. Whatever is known, a connection
-// keeps the key that it has begun with.
+// verify checks the key that the worker shows. Within one connection, the key may never
+// change.
 func (t *trust) verify(key ssh.PublicKey) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,8 +128,7 @@ func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey)
 	return e
 }
 
-// outcome is what verify has found so far: the verified key, or why there is
-// none.
+// outcome returns what verify has found so far: the verified key, or why there is none.
 func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,9 +138,9 @@ func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 // firstUse reports whether nothing was known.
 func (t *trust) firstUse() bool { return t.pinned == nil && len(t.listed) == 0 }
 
-// algorithms lists the host key algorithms to ask for: first those of known
-// keys, so that a worker with several keys shows one that can be verified;
-// ed25519 before the others, which cost two to six times its CPU.
+// algorithms lists the host key algorithms to ask for. Those of known keys come first,
+// so that a worker with several keys shows one that can be verified. Otherwise ed25519
+// comes first: the others cost two to six times its CPU.
 func (t *trust) algorithms() []string {
 	all := []string{
 		ssh.KeyAlgoED25519,
@@ -170,9 +169,9 @@ func rank(known bool) int {
 	return 1
 }
 
-// remember keeps the key that a completed login has shown. A key is pinned
-// only then: whoever refuses our login may be another machine that got the
-// worker's address.
+// remember keeps the key that the worker has shown in a completed login. A key is pinned
+// only then: a machine that refuses our login may be another one that got the worker's
+// address.
 func (c *Conn) remember(t *trust) {
 	key, _ := t.outcome()
 	c.mu.Lock()
@@ -181,7 +180,8 @@ func (c *Conn) remember(t *trust) {
 	c.fleet.pin(t, key)
 }
 
-// pin writes down a key that was met for the first time.
+// pin adds a key to the pins if none was pinned before. The next flush writes it to the
+// file.
 func (f *Fleet) pin(t *trust, key ssh.PublicKey) {
 	if t.pinned != nil {
 		return
@@ -213,30 +213,29 @@ func fingerprint(key ssh.PublicKey) string {
 	return key.Type() + " " + ssh.FingerprintSHA256(key)
 }
 
-// pins is the known hosts file: who is known by which host key. It is ours
-// alone, since ssh's own is keyed by address, and a TPU VM's address is soon
-// another machine's. It has one line per identity,
+// pins is the known hosts file, which maps identities to host keys. multihost has a file
+// of its own, because ssh's file is keyed by address, and the address of a TPU VM soon
+// belongs to another machine. The file has one line per identity,
 //
 //	<pin> <key type> <base64 key>
 //
-// besides empty lines and comments, which begin with '#'. It is replaced as a
-// whole by rename, under a lock that several processes of multihost share.
-// A line that cannot be read is an error: skipping it would turn a known
-// worker into one that is trusted on first use.
+// besides empty lines and comments, which begin with '#'. A change replaces the whole
+// file by rename, under a lock that all multihost processes share. A line that cannot be
+// read is an error: if it were skipped, a known worker would be trusted on first use.
 type pins struct {
 	path string // empty: not kept in a file
 
 	mu    sync.Mutex
 	keys  map[string]ssh.PublicKey
-	fresh map[string]bool // pins that flush has not tried to write; true: proven by the API
-	own   map[string]bool // pins that are not in the file, or not yet
-	read  fs.FileInfo     // of the file that keys were read from; nil: there was none
+	fresh map[string]bool // pins that flush has not tried to write; true: the API has the key
+	own   map[string]bool // pins of this process that flush has not written to the file
+	read  fs.FileInfo     // the file that keys were read from; nil: there was none
 }
 
 const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
 
-// CheckHostKeys reports whether a file of pinned host keys can be read, as New
-// would: a *KnownHostsError. One that is not there is made later.
+// CheckHostKeys checks that a file of pinned host keys can be read, as New does. The
+// error is a *KnownHostsError. A missing file is no error: it is made later.
 func CheckHostKeys(path string) error {
 	_, err := loadPins(path)
 	return err
@@ -250,8 +249,8 @@ func loadPins(path string) (*pins, error) {
 	return p, nil
 }
 
-// load reads the file, if it is another one than was read last. Pins that it does
-// not have yet stay.
+// load reads the file if it has changed since the last read. Pins that the file does not
+// have yet stay.
 func (p *pins) load() error {
 	if p.path == "" {
 		return nil
@@ -284,7 +283,7 @@ func (p *pins) load() error {
 	return nil
 }
 
-// parsePin reads one line of the file; an empty one or a comment has no key.
+// parsePin reads one line of the file. The key of an empty line or a comment is nil.
 func parsePin(line string) (string, ssh.PublicKey, error) {
 	line = strings.TrimSpace(line)
 	if line == "" || strings.HasPrefix(line, "#") {
@@ -312,12 +311,12 @@ func formatPin(pin string, key ssh.PublicKey) string {
 	return pin + " " + key.Type() + " " + base64.StdEncoding.EncodeToString(key.Marshal()) + "\n"
 }
 
-// validPin reports whether a pin can stand in the file.
+// validPin reports whether the file can hold the pin.
 func validPin(pin string) bool {
 	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
 }
 
-// name is what errors call the pins.
+// name returns what errors call the pins.
 func (p *pins) name() string {
 	if p.path == "" {
 		return "the known hosts file"
@@ -325,8 +324,9 @@ func (p *pins) name() string {
 	return p.path
 }
 
-// get is the key of a pin as the file has it now: a person may forget a key while
-// a command waits for the worker. A file that cannot be read any more changes nothing.
+// get returns the key of a pin as the file has it now, or nil. It reads the file again,
+// because a person may remove a key while a command waits for the worker. If the file
+// cannot be read any more, the keys stay as they were.
 func (p *pins) get(pin string) ssh.PublicKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -341,7 +341,7 @@ func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
 	p.fresh[pin], p.own[pin] = proven, true
 }
 
-// flush adds the new pins to the file, once for many workers.
+// flush writes the new pins to the file, those of many workers at once.
 func (p *pins) flush() error {
 	p.mu.Lock()
 	fresh := p.fresh
@@ -361,8 +361,9 @@ func (p *pins) flush() error {
 			if err != nil || key == nil || keys[pin] == nil {
 				continue
 			}
-			// Another process may have met the worker meanwhile: what it
-			// trusted on first use is worth as much as what we did.
+			// Another process may have pinned the worker meanwhile. Our key replaces the
+			// one that it wrote only if the API has ours: two keys trusted on first use
+			// are worth the same.
 			if fresh[pin] {
 				lines[i] = formatPin(pin, keys[pin])
 			}
@@ -398,10 +399,9 @@ func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
 	}
 }
 
-// ForgetHostKeys removes pins from the known hosts file, which is how a changed
-// host key is accepted: the worker is then a new one. A pin that ends with "/"
-// stands for all that begin with it, such as all workers of a node. It returns
-// how many were removed.
+// ForgetHostKeys removes pins from the known hosts file and returns how many it removed.
+// This is how a changed host key is accepted: the worker then counts as a new one. A pin
+// that ends with "/" stands for all that begin with it, such as all workers of a node.
 func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -421,8 +421,8 @@ func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	return removed, err
 }
 
-// rewritePins replaces the lines of the file, each with its newline, by what
-// change makes of them.
+// rewritePins passes the lines of the file to change, each with its newline, and writes
+// the lines that change returns in their place.
 func rewritePins(path string, change func([]string) []string) (err error) {
 	defer func() {
 		if err != nil {
@@ -432,7 +432,7 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// The file itself is replaced, so the lock is one beside it.
+	// The file itself is replaced, so the lock is another file beside it.
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -456,8 +456,8 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 	return replaceFile(path, []byte(strings.Join(lines, "")), 0o600)
 }
 
-// replaceFile writes a file so that it is at every moment the old or the new
-// one.
+// replaceFile writes a file. At every moment the path has the whole old or the whole new
+// file.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {

@@ -23,27 +23,27 @@ import (
 	"github.com/coder/websocket"
 )
 
-// IAP opens TCP connections to instances that have no external address, through
-// Google's Identity-Aware Proxy. Only Project is required. Its methods are safe
-// for concurrent use; its fields are not changed after the first Dial.
+// IAP opens TCP connections to instances that have no external address, through Google's
+// Identity-Aware Proxy. Only Project is required. Its methods are safe for concurrent
+// use. Do not change its fields after the first Dial.
 //
-// A tunnel outlives the WebSocket that carries it. Each side counts the bytes
-// of both directions and keeps what the other has not confirmed; when the
-// WebSocket breaks, a new one takes up at the confirmed byte. So a connection
-// through a tunnel loses and repeats nothing when the laptop changes its
-// network, and only what a reconnect cannot mend ends it.
+// A tunnel outlives the WebSocket that carries it. Each side counts the bytes of both
+// directions and keeps the bytes that the other side has not confirmed. When the
+// WebSocket breaks, a new one continues at the confirmed byte. So a connection through a
+// tunnel loses and repeats nothing when the laptop changes its network. A tunnel ends
+// only when a reconnect cannot help.
 //
 // An idle tunnel costs three goroutines.
 type IAP struct {
-	// Endpoint is where the relay is. Empty: wss://tunnel.cloudproxy.app/v4.
+	// Endpoint is the URL of the relay. Empty: wss://tunnel.cloudproxy.app/v4.
 	Endpoint string
 
-	// Project has the instances.
+	// Project is the project of the instances.
 	Project string
 
-	// Token tells an access token of the scope cloud-platform. It is asked at
-	// every connect and reconnect, since a tunnel lives longer than a token. It
-	// must return when its context ends. Nil: no token is sent.
+	// Token returns an access token of the scope cloud-platform. It is called at every
+	// connect and reconnect, since a tunnel lives longer than a token. It must return
+	// when its context ends. Nil: no token is sent.
 	Token func(ctx context.Context) (string, error)
 
 	// HTTPClient makes the WebSocket handshakes. Default: http.DefaultClient.
@@ -52,7 +52,7 @@ type IAP struct {
 	// Clock paces reconnects. Default: the system's.
 	Clock Clock
 
-	openLimit time.Duration // default iapOpenLimit; tests are in a hurry
+	openLimit time.Duration // default iapOpenLimit; tests set a shorter one
 }
 
 const (
@@ -64,43 +64,43 @@ const (
 	// relay's own connect to the instance. gcloud waits as long.
 	iapOpenLimit = 60 * time.Second
 
-	// iapReconnectLimit is how long a broken tunnel is mended, as with gcloud.
+	// iapReconnectLimit is how long a broken tunnel tries to reconnect, as with gcloud.
 	// sshfan's keepalives give up much earlier.
 	iapReconnectLimit = 15 * time.Minute
 
-	// iapStallLimit is how long the relay may be silent after we sent bytes
-	// before its WebSocket counts as dead: a path that vanished without a
-	// reset would otherwise go unnoticed for minutes. It is longer than
-	// Config.KeepAlive, whose answers are the sign of life of an idle SSH
-	// connection, and together with iapStallCheck shorter than three of them,
-	// so that a new WebSocket is there before the connection is given up. A
-	// protocol that never answers pays one needless reconnect.
+	// iapStallLimit is how long the relay may be silent after we sent bytes before its
+	// WebSocket counts as dead. Without this limit, a path that vanished without a reset
+	// would go unnoticed for minutes. The limit is longer than Config.KeepAlive, because
+	// the answers to keepalives are the sign of life of an idle SSH connection. Together
+	// with iapStallCheck it is shorter than three KeepAlive, so that a new WebSocket
+	// exists before the connection is given up. A protocol that never answers pays one
+	// needless reconnect.
 	iapStallLimit = 15 * time.Second
 	iapStallCheck = 5 * time.Second
 
-	// iapSettled is the age from which on a WebSocket counts as proof that the
-	// relay works, though no byte passed.
+	// iapSettled is the age at which a WebSocket proves that the relay works, even if no
+	// byte passed.
 	iapSettled = 30 * time.Second
 
-	// iapLinger bounds how long Close pushes out what was written.
+	// iapLinger bounds how long Close sends the rest of what was written.
 	iapLinger = 2 * time.Second
 
-	// iapGoodbye is how long Close then waits for the relay to answer the close
-	// frame, without which it would keep the worker's side open. The frame is
-	// on its way by then; the wait is for what the relay still sends, which
-	// would have our kernel reset the connection.
+	// iapGoodbye is how long Close then waits for the relay to answer the close frame.
+	// Without that frame the relay would keep the worker's side open. The frame is on
+	// its way when the wait begins. During the wait we receive what the relay still
+	// sends; otherwise it would make our kernel reset the connection.
 	iapGoodbye = 100 * time.Millisecond
 
-	// iapSendWindow bounds the bytes kept for sending again: 7 MB/s at a round
+	// iapSendWindow bounds the bytes kept for sending again. It allows 7 MB/s at a round
 	// trip of 150 ms. Writers wait while it is full.
 	iapSendWindow = 1 << 20
 
-	// iapReadWindow bounds the bytes that wait for Read. Flow control is the
-	// relay's own window, since we acknowledge what was read, not what
-	// arrived; this bound holds against a relay without one. It is generous
-	// because acknowledgements queue behind data: with a full window both
-	// ways, and a reader that waits for its own Write as x/crypto/ssh's may,
-	// stopping to receive would be a deadlock.
+	// iapReadWindow bounds the bytes that wait for Read. The relay's own window controls
+	// the flow, since we acknowledge bytes when they are read, not when they arrive.
+	// This bound protects against a relay without a window. It is generous because
+	// acknowledgements queue behind data: when both windows are full and the reader
+	// waits for its own Write, as x/crypto/ssh's may, a tunnel that stops receiving
+	// would deadlock.
 	iapReadWindow = 4 << 20
 
 	// iapAckAfter is how many bytes are read before they are acknowledged.
@@ -110,16 +110,16 @@ const (
 	iapKeepBuffer = 64 << 10
 )
 
-// Dial connects to a port of an instance's network interface, such as "nic0",
-// or "" for that. It ends when ctx does; once it has returned, ctx means
-// nothing to the connection. Its error is an *IAPError. The connection owns
-// its goroutines; Close ends them.
+// Dial connects to a port of an instance's network interface, such as "nic0"; "" means
+// "nic0". Dial ends when ctx does. After Dial has returned, ctx does not affect the
+// connection. The error is an *IAPError. The connection owns its goroutines; Close ends
+// them.
 //
-// Write returns when the bytes are in the window of bytes that the relay has
-// not confirmed. Read tells io.EOF when the instance closed the connection in
-// good order and else a *net.OpError with an *IAPError. Close takes a round
-// trip or a tenth of a second, and up to two seconds while there are bytes that
-// were written and not sent: close many connections at once, not in turn.
+// Write returns when the bytes are in the window of bytes that the relay has not
+// confirmed. Read returns io.EOF when the instance closed the connection in good order,
+// and a *net.OpError with an *IAPError when the tunnel broke. Close takes a round trip
+// or a tenth of a second, and up to two seconds while bytes that were written are not
+// yet sent. So close many connections at once, not in turn.
 func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
 	if nic == "" {
 		nic = "nic0"
@@ -160,8 +160,8 @@ type iapAddr string
 func (a iapAddr) Network() string { return "iap" }
 func (a iapAddr) String() string  { return string(a) }
 
-// iapConn is a tunnel. Offsets count from the first byte of its direction, as
-// the relay does.
+// iapConn is a tunnel. Offsets count from the first byte of their direction, as the
+// relay's do.
 type iapConn struct {
 	iap    *IAP
 	target iapTarget
@@ -175,12 +175,12 @@ type iapConn struct {
 	writing sync.Mutex // one Write at a time, so that two never mix
 
 	mu      sync.Mutex
-	changed sync.Cond // of anything below
+	changed sync.Cond // signals a change of anything below
 	closed  bool      // by Close
 	up      bool      // a WebSocket is being served
 	err     error     // why the tunnel ended; io.EOF: in good order
 	local   net.Addr
-	sid     []byte // names the tunnel at a reconnect
+	sid     []byte // identifies the tunnel at a reconnect
 
 	inbox    iapBuffer // received and not read
 	received uint64    // offset of inbox's end
@@ -189,17 +189,17 @@ type iapConn struct {
 	outbox    iapBuffer // written and not confirmed
 	confirmed uint64    // offset of outbox's start
 	sent      uint64    // offset of what this WebSocket sends next
-	sentMost  uint64    // the furthest that sent ever was
+	sentMost  uint64    // the highest value that sent ever had
 
-	waiting  time.Time // since when what was sent met silence; zero: it does not
-	opened   time.Time // when this WebSocket was
-	progress bool      // the tunnel got ahead on this WebSocket
+	waiting  time.Time // when we first sent data after the relay's last frame; zero: not yet
+	opened   time.Time // when this WebSocket was opened
+	progress bool      // the tunnel has advanced on this WebSocket
 
 	readDeadline, writeDeadline iapDeadline
 
-	// Of run only.
+	// Used by run only.
 	tries       int       // reconnects since the last progress
-	brokenSince time.Time // the break that they try to mend
+	brokenSince time.Time // when the break began that they try to repair
 }
 
 // run keeps the tunnel alive until it ends.
@@ -214,7 +214,7 @@ func (c *iapConn) run(ws *websocket.Conn) {
 	}
 }
 
-// end is the end of the tunnel. What was received can still be read.
+// end ends the tunnel because of err. Bytes that were received can still be read.
 func (c *iapConn) end(err error) {
 	c.cancel(err)
 	c.mu.Lock()
@@ -232,8 +232,7 @@ func (c *iapConn) serve(ws *websocket.Conn) error {
 	wg.Go(func() { cancel(c.receive(ctx, ws)) })
 	wg.Go(func() { c.watch(ctx, cancel) })
 	if err := c.send(ctx, ws, cancel); err != nil && ctx.Err() == nil {
-		// A relay that hangs up says why before it does: give the receiver
-		// time to find that.
+		// A relay says why before it hangs up: give the receiver time to read that.
 		select {
 		case <-ctx.Done():
 		case <-c.clock.After(time.Second):
@@ -246,8 +245,8 @@ func (c *iapConn) serve(ws *websocket.Conn) error {
 	return context.Cause(ctx)
 }
 
-// send writes data and acknowledgements to ws until ctx ends or ws breaks. When
-// the tunnel is closed it sends what is left and takes leave of the relay.
+// send writes data and acknowledgements to ws until ctx ends or ws breaks. When the
+// tunnel is closed, send sends what is left and closes ws in good order.
 func (c *iapConn) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
 	defer context.AfterFunc(ctx, c.wake)()
 	var frame []byte
@@ -266,8 +265,9 @@ func (c *iapConn) send(ctx context.Context, ws *websocket.Conn, cancel context.C
 	}
 }
 
-// takeLeave closes ws in good order. The end of ctx, which is the receiver's,
-// cuts that short: the WebSocket library itself would wait for ten seconds.
+// takeLeave closes ws in good order. After iapGoodbye it ends ctx, the receiver's
+// context, which cuts the wait short: the WebSocket library itself would wait for ten
+// seconds.
 func (c *iapConn) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -282,8 +282,8 @@ func (c *iapConn) takeLeave(ctx context.Context, ws *websocket.Conn, cancel cont
 	wg.Wait()
 }
 
-// nextFrame waits until there is something to send, and appends it to buf.
-// Nothing: ctx has ended or the tunnel is closed and all is sent.
+// nextFrame waits until there is something to send, and appends it to buf. It appends
+// nothing when ctx has ended, or when the tunnel is closed and everything is sent.
 func (c *iapConn) nextFrame(ctx context.Context, buf []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -325,7 +325,7 @@ func (c *iapConn) receive(ctx context.Context, ws *websocket.Conn) error {
 	}
 }
 
-// take does what a received frame says. It waits while too much is unread.
+// take handles a received frame. It waits while too much is unread.
 func (c *iapConn) take(ctx context.Context, f relayFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -350,19 +350,18 @@ func (c *iapConn) take(ctx context.Context, f relayFrame) error {
 	case relaySID, relayReconnected:
 		return protocolError("greeted twice")
 	}
-	// Tags that we do not know are left alone, as gcloud does.
+	// Unknown tags are ignored, as in gcloud.
 	c.changed.Broadcast()
 	return nil
 }
 
-// confirm forgets the bytes up to offset upTo, which the relay has. c.mu is
-// held.
+// confirm drops the bytes up to offset upTo, which the relay has. c.mu is held.
 func (c *iapConn) confirm(upTo uint64) error {
 	switch {
 	case upTo > c.sentMost:
 		return protocolError(fmt.Sprintf("confirmed %d bytes of %d", upTo, c.sentMost))
 	case upTo <= c.confirmed:
-		return nil // late; it takes nothing back
+		return nil // a late confirmation changes nothing
 	}
 	c.outbox.drop(int(upTo - c.confirmed))
 	c.confirmed = upTo
@@ -371,7 +370,7 @@ func (c *iapConn) confirm(upTo uint64) error {
 	return nil
 }
 
-// watch ends ws, by cancel, when it is silent for too long.
+// watch calls cancel, which ends ws, when the relay is silent for too long.
 func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		select {
@@ -380,7 +379,7 @@ func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-c.clock.After(iapStallCheck):
 		}
 		c.mu.Lock()
-		// With a full inbox it is we who do not listen.
+		// While the inbox is full, we are the side that does not receive.
 		stalled := !c.waiting.IsZero() && c.inbox.len() < iapReadWindow &&
 			c.clock.Now().Sub(c.waiting) >= iapStallLimit
 		c.mu.Unlock()
@@ -391,8 +390,8 @@ func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// reconnect opens a new WebSocket in the place of the one that cause broke.
-// Without one it returns why the tunnel ended.
+// reconnect opens a new WebSocket in place of the one that cause broke. If that fails,
+// it returns a nil WebSocket and why the tunnel ended.
 func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
 	now := c.clock.Now()
 	c.mu.Lock()
@@ -432,9 +431,10 @@ func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
 	}
 }
 
-// reconnectWait is the pause before a reconnect: at first just long enough that
-// the tunnels of 2048 workers, all cut by one restart of a relay, do not come
-// back in one moment; then 1 s growing by a half to 20 s, each half random.
+// reconnectWait returns the pause before a reconnect. The first pause is just long
+// enough that the tunnels of 2048 workers, all cut by one restart of a relay, do not
+// reconnect in one moment. Later pauses start at 1 s and grow by a half to 20 s; half of
+// each is random.
 func reconnectWait(tries int) time.Duration {
 	if tries == 0 {
 		return rand.N(250 * time.Millisecond)
@@ -446,8 +446,8 @@ func reconnectWait(tries int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// open makes a WebSocket for the tunnel, new or known to the relay by its sid.
-// Its error is an *IAPError.
+// open opens a WebSocket for the tunnel, which is new or known to the relay by its sid.
+// The error is an *IAPError.
 func (c *iapConn) open(ctx context.Context) (*websocket.Conn, error) {
 	limit := c.iap.openLimit
 	if limit <= 0 {
@@ -485,7 +485,7 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 	if c.iap.HTTPClient != nil {
 		client = c.iap.HTTPClient
 	}
-	// A redirect leads to a page to log in on: it is the relay's refusal.
+	// A redirect leads to a login page: the relay has refused us.
 	here := *client
 	here.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
@@ -509,7 +509,7 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// address is the URL for a new tunnel or, when there is a sid, for its next
+// address returns the URL for a new tunnel or, when there is a sid, for its next
 // WebSocket.
 func (c *iapConn) address() (string, error) {
 	if c.iap.Project == "" || c.target.zone == "" || c.target.instance == "" {
@@ -541,8 +541,8 @@ func (c *iapConn) address() (string, error) {
 	return u.String(), nil
 }
 
-// greet waits for the frame with which the relay opens a WebSocket, and has
-// everything sent again that the relay does not confirm in it.
+// greet waits for the frame with which the relay opens a WebSocket. Everything that this
+// frame does not confirm is sent again.
 func (c *iapConn) greet(ctx context.Context, ws *websocket.Conn) error {
 	var buf []byte
 	for {
@@ -559,7 +559,8 @@ func (c *iapConn) greet(ctx context.Context, ws *websocket.Conn) error {
 	}
 }
 
-// greeted takes a frame that arrived before or as the greeting. c.mu is held.
+// greeted handles a frame that arrived before or as the greeting, and reports whether it
+// is the greeting. c.mu is held.
 func (c *iapConn) greeted(f relayFrame) (bool, error) {
 	wasNew := c.sid == nil
 	switch {
@@ -654,8 +655,8 @@ func (c *iapConn) Write(p []byte) (int, error) {
 	}
 }
 
-// Close implements net.Conn. When it returns, nothing of the tunnel runs any
-// more. Closing twice is no error.
+// Close implements net.Conn. When it returns, all goroutines of the tunnel have ended.
+// Closing twice is no error.
 func (c *iapConn) Close() error {
 	c.mu.Lock()
 	first, up := !c.closed, c.up
@@ -731,8 +732,8 @@ func (b *iapBuffer) drop(n int) {
 	}
 }
 
-// iapDeadline is a point of the system's time, which net.Conn means, whatever
-// Clock there is.
+// iapDeadline is a deadline in the system's time, as net.Conn requires, even if
+// IAP.Clock tells another time.
 type iapDeadline struct {
 	timer   *time.Timer
 	expired bool
@@ -779,11 +780,11 @@ func (c *iapConn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "iap", Addr: c.RemoteAddr(), Err: err}
 }
 
-// The frames of the SSH relay protocol, version 4: one in each binary message,
-// a tag of two bytes and what belongs to it, most significant byte first.
+// The frames of the SSH relay protocol, version 4. Each binary message holds one frame:
+// a tag of two bytes, then the fields of that tag, most significant byte first.
 const (
 	relaySID         = 0x0001 // u32 length, session id: a new tunnel is open
-	relayReconnected = 0x0002 // u64: the relay has so many of our bytes
+	relayReconnected = 0x0002 // u64: how many of our bytes the relay has
 	relayData        = 0x0004 // u32 length, bytes
 	relayAck         = 0x0007 // u64, as relayReconnected
 
@@ -791,29 +792,30 @@ const (
 	relayMaxMessage = 64 << 10 // more than any relay has a reason to send
 )
 
-// relayFrame is a received frame: data is the session id or the bytes and
-// belongs to the buffer it was read into, count is the number.
+// relayFrame is a received frame. data is the session id or the bytes, and belongs to
+// the buffer that it was read into. count is the number.
 type relayFrame struct {
 	tag   uint16
 	data  []byte
 	count uint64
 }
 
-// errShortFrame is a frame that is cut off. It is what a connection that broke
-// in the middle of a message looks like: the WebSocket library takes the end of
-// the connection between two fragments, or two reads, for that of the message.
+// errShortFrame reports a frame that is cut off. A connection that breaks in the middle
+// of a message looks like this: the WebSocket library takes the end of the connection
+// between two fragments, or two reads, for the end of the message.
 var errShortFrame = errors.New("incomplete frame from the relay")
 
-// errRelaySilent is the cause of a WebSocket that was given up.
+// errRelaySilent is the reason when a WebSocket was given up because the relay was
+// silent.
 var errRelaySilent = errors.New("relay does not answer")
 
-// protocolError is a relay that does what the protocol forbids.
+// protocolError reports a relay that violates the protocol.
 type protocolError string
 
 func (e protocolError) Error() string { return "relay broke the protocol: it " + string(e) }
 
-// parseRelayFrame reads a frame. Bytes behind it are ignored, as is what
-// belongs to an unknown tag.
+// parseRelayFrame reads a frame. It ignores bytes behind the frame, and everything that
+// follows an unknown tag.
 func parseRelayFrame(msg []byte) (relayFrame, error) {
 	if len(msg) < 2 {
 		return relayFrame{}, errShortFrame
@@ -881,8 +883,8 @@ func readRelayFrame(ctx context.Context, ws *websocket.Conn, buf *[]byte) (relay
 	}
 }
 
-// IAPError is why a tunnel could not be opened or ended. At most one of Code
-// and HTTP is not zero.
+// IAPError reports why a tunnel could not be opened, or why it ended. At most one of
+// Code and HTTP is not zero.
 type IAPError struct {
 	Project, Zone, Instance string
 	Port                    int
@@ -905,8 +907,8 @@ func (e *IAPError) Error() string {
 
 func (e *IAPError) Unwrap() error { return e.Err }
 
-// explain makes the error of a tunnel that could not be opened or broke: the
-// relay's word where there is one, else why we stopped, else what happened.
+// explain returns the error of a tunnel that could not be opened or broke. It is the
+// relay's reason if there is one, else why we stopped, else err.
 func (c *iapConn) explain(ctx context.Context, err error) *IAPError {
 	var told *IAPError
 	var closed websocket.CloseError
@@ -919,7 +921,7 @@ func (c *iapConn) explain(ctx context.Context, err error) *IAPError {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case errors.As(err, &inURL):
-		err = inURL.Err // the URL has the session's secret id
+		err = inURL.Err // the URL contains the session's secret id
 	}
 	return c.newError(0, 0, err)
 }
@@ -931,7 +933,7 @@ func (c *iapConn) newError(code, status int, err error) *IAPError {
 	}
 }
 
-// closedWith is the error of a WebSocket that the relay closed.
+// closedWith returns the error for a WebSocket that the relay closed.
 func (c *iapConn) closedWith(e websocket.CloseError) *IAPError {
 	code := int(e.Code)
 	err := errors.New(iapCodeText(code))
@@ -945,9 +947,10 @@ func (c *iapConn) closedWith(e websocket.CloseError) *IAPError {
 	return c.newError(code, 0, err)
 }
 
-// refused is the error of a handshake that was answered with something else.
+// refused returns the error for a handshake that the relay answered with another HTTP
+// status.
 func (c *iapConn) refused(resp *http.Response) *IAPError {
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // what there is
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // the part that arrived is enough
 	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
 	if reason == "" {
 		reason = strings.ToLower(http.StatusText(resp.StatusCode))
@@ -955,11 +958,11 @@ func (c *iapConn) refused(resp *http.Response) *IAPError {
 	return c.newError(0, resp.StatusCode, errors.New(reason))
 }
 
-// htmlTag matches a tag and what is no text between two: errors of Google's
-// front ends are pages.
+// htmlTag matches a tag, and a style, script or title element with its content: errors
+// of Google's front ends are pages.
 var htmlTag = regexp.MustCompile(`(?s)<(style|script|title).*?</(style|script|title)>|<[^>]*>`)
 
-// oneLine makes a line of at most 200 bytes of a remote text.
+// oneLine turns a remote text into one line of at most 200 bytes and an ellipsis.
 func oneLine(s string) string {
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r)
@@ -970,8 +973,8 @@ func oneLine(s string) string {
 	return s
 }
 
-// The codes with which the relay closes a WebSocket, of those that mean
-// something to a user.
+// The codes with which the relay closes a WebSocket, as far as they mean something to a
+// user.
 const (
 	iapSIDUnknown        = 4001
 	iapSIDInUse          = 4002
@@ -985,7 +988,7 @@ const (
 	iapRewindFailed      = 4074
 )
 
-// iapCodeText says what the codes mean, for a relay that gives no reason.
+// iapCodeText returns what a code means, for a relay that gives no reason.
 func iapCodeText(code int) string {
 	switch code {
 	case iapSIDUnknown:
@@ -1050,7 +1053,7 @@ func (e *IAPError) hintInstance() string {
 		e.Project, e.Instance, e.Zone)
 }
 
-// Permanent reports whether there is no use in dialing again.
+// Permanent reports whether dialing again is useless.
 func (e *IAPError) Permanent() bool {
 	switch e.HTTP {
 	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden:
@@ -1060,8 +1063,9 @@ func (e *IAPError) Permanent() bool {
 	return e.Code == iapNotAuthorized || errors.As(e.Err, &p) && p.Permanent()
 }
 
-// mendable reports whether a reconnect can help. All that is no word of the
-// relay is a broken path.
+// mendable reports whether a reconnect can help. Except for protocol violations and
+// permanent errors, an error without the relay's HTTP status or code means a broken
+// path, which a reconnect can repair.
 func (e *IAPError) mendable() bool {
 	var protocol protocolError
 	var permanent permanentError
@@ -1069,7 +1073,7 @@ func (e *IAPError) mendable() bool {
 	case errors.As(e.Err, &protocol), errors.As(e.Err, &permanent):
 		return false
 	case e.HTTP != 0:
-		// 401: the token may have run out on the way; the next is a new one.
+		// 401: the token may have expired on the way; the next try gets a new one.
 		return e.HTTP >= 500 || e.HTTP == http.StatusTooManyRequests || e.HTTP == http.StatusRequestTimeout ||
 			e.HTTP == http.StatusUnauthorized
 	case e.Code == 0:
@@ -1080,7 +1084,7 @@ func (e *IAPError) mendable() bool {
 		websocket.StatusServiceRestart, websocket.StatusTryAgainLater, websocket.StatusBadGateway,
 		// Until the relay notices that the old WebSocket is dead:
 		iapSIDInUse,
-		// A new token is all it wants:
+		// The relay only wants a new token:
 		iapReauthenticate:
 		return true
 	}

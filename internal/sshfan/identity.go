@@ -20,8 +20,8 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 )
 
-// An Identity is the key, or the keys, that we log in with. It is safe for
-// concurrent use: 2048 logins sign on all cores.
+// An Identity holds the key or keys that we log in with. It is safe for concurrent use:
+// 2048 logins sign on all cores.
 type Identity struct {
 	signers []ssh.Signer
 	agent   io.Closer // nil unless the keys are held by an agent
@@ -30,7 +30,7 @@ type Identity struct {
 // IdentityError reports a private key that cannot be used.
 type IdentityError struct {
 	Path      string
-	PublicKey string // of an encrypted key that tells it, in authorized_keys form
+	PublicKey string // of an encrypted key, if known, in authorized_keys form
 	Err       error
 
 	hint string
@@ -45,19 +45,19 @@ func (e *IdentityError) Unwrap() error { return e.Err }
 // Hint says what to type, or is empty.
 func (e *IdentityError) Hint() string { return e.hint }
 
-// What is wrong with a private key besides what the file system says.
+// Problems of a private key, besides those that the file system reports.
 var (
-	// ErrPassphrase: the key is encrypted and the passphrase is unknown or
-	// wrong. The agent may hold it: see LoadAgentIdentity.
+	// ErrPassphrase reports that the key is encrypted and the passphrase is unknown or
+	// wrong. An agent may hold the key: see LoadAgentIdentity.
 	ErrPassphrase = errors.New("key is protected by a passphrase")
 
-	// ErrExposed: others can read the key.
+	// ErrExposed reports that other users can read the key.
 	ErrExposed = errors.New("private key can be read by others")
 )
 
-// LoadIdentity reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM
-// form). passphrase is asked at most once, for an encrypted key only; nil means
-// that there is nobody to ask. The error is an *IdentityError.
+// LoadIdentity reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It
+// calls passphrase at most once, and for an encrypted key only; nil means that there is
+// nobody to ask. The error is an *IdentityError.
 func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, error) {
 	fail := func(err error, hint string) (*Identity, error) {
 		return nil, &IdentityError{Path: path, Err: err, hint: hint}
@@ -104,7 +104,8 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 	return newIdentity(path, key)
 }
 
-// unlock decrypts a private key with the passphrase that is asked for.
+// unlock decrypts a private key with the passphrase that the function passphrase
+// returns.
 func unlock(path string, data []byte, locked *ssh.PassphraseMissingError, passphrase func() (string, error)) (*Identity, error) {
 	e := &IdentityError{
 		Path: path,
@@ -145,7 +146,7 @@ func newIdentity(path string, key any) (*Identity, error) {
 	return &Identity{signers: []ssh.Signer{signer}}, nil
 }
 
-// bare drops the path that IdentityError says already.
+// bare drops the path from err, because the caller's error names it already.
 func bare(err error) error {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
@@ -154,10 +155,10 @@ func bare(err error) error {
 	return err
 }
 
-// CreateIdentity makes an ed25519 key at path, with mode 0600, and the public
-// key beside it at path.pub, in a directory that is made with mode 0700. It
-// never replaces a key: if another process makes one at the same time, there
-// is one key and the later call returns an error that is fs.ErrExist.
+// CreateIdentity makes an ed25519 key at path, with mode 0600, and puts the public key
+// beside it at path.pub. A missing directory is made with mode 0700. CreateIdentity
+// never replaces a key: if another process makes one at the same time, one key remains
+// and the later call returns an error that is fs.ErrExist.
 func CreateIdentity(path string) (*Identity, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -170,9 +171,9 @@ func CreateIdentity(path string) (*Identity, error) {
 	return newIdentity(path, key)
 }
 
-// EnsureIdentity returns what load loads from path, and makes a key there when
-// there is none; made says that it did. Of several processes at the same time
-// one makes it and all return that one.
+// EnsureIdentity returns the key that load reads from path. If there is none, it makes
+// one, and made is true. If several processes do this at the same time, one makes the
+// key and all return that one.
 func EnsureIdentity(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
 	if id, err = load(); !errors.Is(err, fs.ErrNotExist) {
 		return id, false, err
@@ -219,8 +220,8 @@ func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
 	return replaceFile(path+".pub", []byte(public), 0o644)
 }
 
-// ownName is user@host for the comment of a key: it tells people whose key it
-// is and has no other meaning.
+// ownName returns user@host for the comment of a key. The comment tells people whose key
+// it is, and has no other meaning.
 func ownName() string {
 	login, host := "multihost", "localhost"
 	if u, err := user.Current(); err == nil && u.Username != "" {
@@ -232,14 +233,14 @@ func ownName() string {
 	return strings.Join(strings.Fields(login+"@"+host), "_")
 }
 
-// agentKeys is how many keys of an agent are offered: sshd closes the
-// connection after six refused ones (MaxAuthTries).
+// agentKeys is how many keys of an agent are offered. sshd closes the connection after
+// it has refused six keys (MaxAuthTries).
 const agentKeys = 5
 
-// LoadAgentIdentity uses the keys that an ssh-agent holds at a Unix socket, or at
-// a named pipe of Windows.
-// publicKey, in authorized_keys form, chooses one; empty takes them all, up to
-// five, ed25519 first. The caller closes the Identity after the Fleet.
+// LoadAgentIdentity uses the keys of an ssh-agent that listens on a Unix socket or a
+// named pipe of Windows. publicKey, in authorized_keys form, chooses one key. If it is
+// empty, all keys are used, up to five, ed25519 first. The caller closes the Identity
+// after the Fleet.
 func LoadAgentIdentity(socket, publicKey string) (*Identity, error) {
 	conn, err := dialAgent(socket)
 	if err != nil {
@@ -285,11 +286,12 @@ func (id *Identity) Close() error {
 	return id.agent.Close()
 }
 
-// PublicKey is the public key in authorized_keys form without a comment:
-// "ssh-ed25519 AAAA…". Of several keys it is the first.
+// PublicKey returns the public key in authorized_keys form without a comment:
+// "ssh-ed25519 AAAA…". Of several keys it returns the first.
 func (id *Identity) PublicKey() string { return authorizedKey(id.signers[0].PublicKey()) }
 
-// Fingerprint names the key as ssh-keygen -l does: "ssh-ed25519 SHA256:…".
+// Fingerprint returns the type of each key and the fingerprint that ssh-keygen -l shows:
+// "ssh-ed25519 SHA256:…".
 func (id *Identity) Fingerprint() string {
 	names := make([]string, len(id.signers))
 	for i, s := range id.signers {

@@ -22,22 +22,22 @@ import (
 
 // A JumpHost is a bastion.
 type JumpHost struct {
-	Addr string // host:port, as the machine before it on the way resolves it
+	Addr string // host:port, as the machine that dials it resolves it
 	User string
 
-	// IdentityFiles are private keys that are tried before the Fleet's. Those
-	// that do not exist are skipped.
+	// IdentityFiles are private keys that are tried before the Fleet's. Missing files
+	// are skipped.
 	IdentityFiles []string
 
 	// KnownHosts replace Config.UserKnownHosts, if not nil.
 	KnownHosts []string
 
-	// KnownAs is the name that KnownHosts have it under; empty means Addr.
+	// KnownAs is the name of the bastion in KnownHosts; empty means Addr.
 	KnownAs string
 }
 
-// JumpError is why a bastion cannot be passed. Every worker behind it fails
-// for the same reason.
+// JumpError reports why a bastion cannot be used. Every worker behind it fails for the
+// same reason.
 type JumpError struct {
 	Addr  string // of the bastion
 	User  string
@@ -68,20 +68,19 @@ func (e *JumpError) Unwrap() error { return e.Err }
 // Hint says what the likely cause is, or is empty.
 func (e *JumpError) Hint() string { return e.hint }
 
-// Permanent reports that the bastion is not asked again.
+// Permanent reports whether the bastion is not tried again.
 func (e *JumpError) Permanent() bool { return e.final }
 
-// ForwardError is what a bastion, reached, says about the way from it to a
-// worker.
+// ForwardError reports that a bastion was reached but could not connect to a worker.
 type ForwardError struct {
 	Bastion    string
-	Said       string // by its sshd: "Connection refused"
-	Prohibited bool   // it does not forward, or not to there
+	Said       string // the words of its sshd, such as "Connection refused"
+	Prohibited bool   // it forwards nothing, or not to that address
 
 	addr string // of the worker
 }
 
-// unanswered reports that the worker did not answer the bastion.
+// unanswered reports whether the worker did not answer the bastion.
 func (e *ForwardError) unanswered() bool {
 	said := strings.ToLower(e.Said)
 	return !e.Prohibited && (strings.Contains(said, "timed out") || strings.Contains(said, "no route to host"))
@@ -94,7 +93,7 @@ func (e *ForwardError) Error() string {
 	return fmt.Sprintf("bastion %s cannot reach it: %s", e.Bastion, e.Said)
 }
 
-// Permanent reports a refusal that no other try changes.
+// Permanent reports whether another try would be refused, too.
 func (e *ForwardError) Permanent() bool { return e.Prohibited }
 
 // Hint says what the likely cause is.
@@ -114,15 +113,15 @@ func (e *ForwardError) Hint() string {
 		}
 		return "the machine is off, is in a network that the bastion does not reach, or no firewall rule lets tcp:" + port + " in from the bastion"
 	}
-	return "" // the bastion's own trouble, in its own words
+	return "" // the bastion's own problem; Said has its words
 }
 
-// jumpTurns bounds the handshakes under way through one bastion. sshd begins to
-// drop connections that are not logged in at ten (MaxStartups 10:30:100).
+// jumpTurns bounds the handshakes under way through one bastion. sshd begins to drop
+// connections when ten are not logged in yet (MaxStartups 10:30:100).
 const jumpTurns = 8
 
-// A hop is a bastion with the one connection to it that everything behind it
-// shares. It is opened when it is needed first, and anew when it has died.
+// A hop is a bastion with the one connection to it, which everything behind it shares.
+// The connection is opened at its first use, and again after it has ended.
 type hop struct {
 	fleet  *Fleet
 	to     JumpHost
@@ -132,9 +131,9 @@ type hop struct {
 	mu      sync.Mutex
 	link    *link
 	dialing *hopDial
-	fails   int       // in a row
-	rest    time.Time // no attempt before
-	broken  error     // for good
+	fails   int       // failed attempts in a row
+	rest    time.Time // no attempt before this time
+	broken  error     // permanent failure: no attempt any more
 }
 
 // A hopDial is an attempt that several callers wait for.
@@ -144,8 +143,8 @@ type hopDial struct {
 	err  error
 }
 
-// chain returns the last of the hops to pass, nil if there are none. Workers
-// with the same way share its connections.
+// chain returns the last of the hops to pass, or nil if there are none. Workers with the
+// same way share its connections.
 func (f *Fleet) chain(jumps []JumpHost) *hop {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +162,8 @@ func (f *Fleet) chain(jumps []JumpHost) *hop {
 	return last
 }
 
-// route tells how to reach the address of a worker.
+// route returns the address to dial for the address of a worker, and the last bastion on
+// the way, or nil.
 func (f *Fleet) route(addr string) (string, *hop, error) {
 	jumps := f.cfg.Jump
 	if f.cfg.SSHConfig != nil {
@@ -179,8 +179,8 @@ func (f *Fleet) route(addr string) (string, *hop, error) {
 	return addr, f.chain(jumps), nil
 }
 
-// dial opens a connection from the bastion to addr. The error is a *JumpError
-// when the bastion itself is the trouble.
+// dial opens a connection from the bastion to addr. The error is a *JumpError when the
+// bastion itself fails.
 func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 	l, err := h.live(ctx)
 	if err != nil {
@@ -206,7 +206,7 @@ func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 }
 
-// plainText makes what another machine says one printable line.
+// plainText turns the words of another machine into one printable line.
 func plainText(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
@@ -218,8 +218,9 @@ func plainText(s string) string {
 	return strings.TrimSpace(s[:min(len(s), most)])
 }
 
-// open asks the bastion for a connection. A bastion may take minutes to find
-// that nobody answers there, and cannot be told to stop.
+// open asks the bastion for a connection. A bastion may take minutes to find that nobody
+// answers at addr, and cannot be told to stop. So open returns when ctx ends, and closes
+// a connection that comes later.
 func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, error) {
 	host, portText, err := net.SplitHostPort(addr)
 	port, portErr := strconv.ParseUint(portText, 10, 16)
@@ -263,9 +264,9 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 	}
 }
 
-// tunnel makes a channel a net.Conn. A channel by itself ends only when the
-// bastion agrees; a worker behind one that has stopped answering must be given
-// up without it.
+// tunnel makes a net.Conn of a channel. A channel by itself ends only when the bastion
+// agrees. A worker behind a bastion that has stopped answering must be given up without
+// that.
 func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	near, far := net.Pipe()
 	in := f.spawn(func() {
@@ -298,8 +299,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	d := h.dialing
 	if d == nil {
 		d = &hopDial{done: make(chan struct{})}
-		// The attempt is nobody's own: a worker that is given up meanwhile
-		// must not end it for the others.
+		// The attempt belongs to no caller: when one worker is given up, the attempt
+		// must go on for the others.
 		if !h.fleet.spawn(func() { h.lead(d) }) {
 			h.mu.Unlock()
 			return nil, ErrClosed
@@ -315,8 +316,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	}
 }
 
-// lead carries out an attempt. However many workers ask, a bastion that fails
-// is asked again at the pace of one client: more would be taken for an attack.
+// lead makes the attempt d. However many workers wait, a bastion that fails is tried
+// again at the pace of one client: more tries would look like an attack.
 func (h *hop) lead(d *hopDial) {
 	clock := h.fleet.cfg.Clock
 	h.mu.Lock()
@@ -346,9 +347,9 @@ func (h *hop) lead(d *hopDial) {
 	close(d.done)
 }
 
-// connect makes one attempt to get into the bastion.
+// connect makes one attempt to log in to the bastion.
 func (h *hop) connect() (*link, *JumpError) {
-	// Before the clock starts: somebody may have to type a passphrase.
+	// This comes before the timeout starts: somebody may have to type a passphrase.
 	keys, skipped := h.fleet.keyring.offer(h.to.IdentityFiles, h.fleet.cfg.Identity.signers)
 
 	limit := h.fleet.cfg.ConnectTimeout
@@ -379,7 +380,7 @@ func (h *hop) connect() (*link, *JumpError) {
 	return l, nil
 }
 
-// fail makes the error of an attempt.
+// fail returns the error for a failed attempt.
 func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	var keyErr *HostKeyError
 	var timeout interface{ Timeout() bool }
@@ -396,8 +397,8 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	case errors.Is(err, errMoreThanKey):
 		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, ErrKeyRefused), errors.Is(err, ErrLoginRefused):
-		// A bastion runs already: what it refuses now it refuses later. This is
-		// not ErrKeyRefused, which is about the keys of workers.
+		// A bastion is already up: it will refuse later what it refuses now. The error
+		// is not ErrKeyRefused, which is about the keys of workers.
 		e.Err = errors.New("it accepts none of our keys")
 		e.final = true
 	case stage == StageHostKey:
@@ -420,10 +421,11 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	return e
 }
 
-// atBastion is a hint about a worker's sshd, said of a bastion's.
+// atBastion rewords a hint about a worker's sshd for a bastion's sshd.
 func atBastion(hint string) string { return strings.Replace(hint, "the worker", "the bastion", 1) }
 
-// refused tells which keys a bastion has refused, and which it has not seen.
+// refused adds to the error which keys the bastion has refused, and which file was left
+// out.
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
 	for i, k := range keys {
@@ -436,7 +438,7 @@ func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	}
 }
 
-// trust finds out which host keys the bastion may show: those of the user's own
+// trust returns which host keys the bastion may show: those of the user's own
 // known_hosts, else the pinned one, else any.
 func (h *hop) trust() (*trust, error) {
 	f := h.fleet
@@ -472,7 +474,7 @@ func (h *hop) trust() (*trust, error) {
 	return t, nil
 }
 
-// remember pins a bastion that nobody knew, and says so.
+// remember pins the key of a bastion that was unknown, and warns about it.
 func (h *hop) remember(t *trust) {
 	if !t.firstUse() {
 		return
@@ -483,9 +485,9 @@ func (h *hop) remember(t *trust) {
 		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, fingerprint(key))
 }
 
-// lookUpKnownHosts returns the host keys that ssh's own files have for a
-// machine, and a function that finds revoked ones. Certificate authorities are
-// not among the keys.
+// lookUpKnownHosts returns the host keys that ssh's own files have for a machine, and a
+// function that returns an error for a revoked key. Keys of certificate authorities are
+// left out.
 func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, revoked func(ssh.PublicKey) error, err error) {
 	files = slices.DeleteFunc(slices.Clone(files), func(path string) bool {
 		_, err := os.Stat(path)
@@ -498,7 +500,7 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	if err != nil {
 		return nil, nil, permanentError{fmt.Errorf("read known hosts: %w", err)}
 	}
-	// The package tells what it knows only to those who offer a wrong key.
+	// The package names the known keys only in its error for a wrong key.
 	wrong, err := ssh.NewPublicKey(make(ed25519.PublicKey, ed25519.PublicKeySize))
 	if err != nil {
 		return nil, nil, err
@@ -517,8 +519,8 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	return slices.DeleteFunc(keyErr.Want, isAuthority), revoked, nil
 }
 
-// isAuthority reports whether a line of a known_hosts file is about the
-// authority that signs host keys.
+// isAuthority reports whether a line of a known_hosts file is for an authority that
+// signs host keys.
 func isAuthority(k knownhosts.KnownKey) bool {
 	data, err := os.ReadFile(k.Filename)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A keyring has the keys for bastions. Each is loaded, and its passphrase asked
-// for, at most once.
+// A keyring holds the keys for bastions. It loads each key, and asks for its passphrase,
+// at most once.
 type keyring struct {
 	socket string // of the agent; empty: there is none
 	ask    func(path string) (string, error)
@@ -18,20 +18,20 @@ type keyring struct {
 	mu      sync.Mutex // held while asking: one question at a time
 	loaded  map[string]keyFile
 	agents  []*Identity
-	others  []ssh.Signer // all that the agent holds
+	others  []ssh.Signer // what rest has found in the agent
 	gotThem bool
 }
 
-// A keyFile is what became of a private key. A file that does not exist is
-// neither.
+// A keyFile is the result of loading a private key: signers or an error. Both are nil if
+// the file does not exist.
 type keyFile struct {
 	signers []ssh.Signer
 	err     error
 }
 
-// offer lists what to log in with: the keys of files, our own, then what else
-// the agent holds, at most as many as sshd takes. skipped tells a file that
-// could not be used.
+// offer returns the keys to log in with: the keys of files, our own, then the other keys
+// of the agent, at most as many as sshd takes. skipped is the error of a file that could
+// not be used.
 func (k *keyring) offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -59,8 +59,8 @@ func (k *keyring) offer(files []string, own []ssh.Signer) (keys []ssh.Signer, sk
 	return keys, skipped
 }
 
-// load reads a private key. One that is locked is looked for in the agent
-// before anybody is asked for its passphrase.
+// load reads a private key. If the key is encrypted, load looks for it in the agent
+// before it asks for the passphrase.
 func (k *keyring) load(path string) keyFile {
 	id, err := LoadIdentity(path, nil)
 	var locked *IdentityError
@@ -84,13 +84,13 @@ func (k *keyring) load(path string) keyFile {
 	return keyFile{signers: id.signers}
 }
 
-// rest are all keys of the agent.
+// rest returns the keys of the agent. It asks the agent once.
 func (k *keyring) rest() []ssh.Signer {
 	if k.gotThem || k.socket == "" {
 		return k.others
 	}
 	k.gotThem = true
-	// An agent that does not answer is as good as none: ssh says nothing, too.
+	// An agent that does not answer counts as none, without a message, as in ssh.
 	if held, err := LoadAgentIdentity(k.socket, ""); err == nil {
 		k.agents = append(k.agents, held)
 		k.others = held.signers

@@ -6,8 +6,8 @@ import (
 	"multihost/internal/event"
 )
 
-// Every worker takes a socket and, while it is followed, a log file; the rest
-// of the program takes some tens.
+// Every worker takes a socket and, while its log is followed, a log file. The rest of
+// the program takes some tens of files.
 const (
 	filesPerHost = 2
 	filesBesides = 64
@@ -22,15 +22,14 @@ func (e *DescriptorError) Error() string {
 	return fmt.Sprintf("%d workers need %d open files, %d are allowed", e.Hosts, e.Need, e.Limit)
 }
 
-// Hint says what to type in the shell that starts multihost. It is the hard
-// limit that is too low, which only root raises.
+// Hint returns what to type in the shell that starts multihost. The hard limit is too
+// low, which only root can raise.
 func (e *DescriptorError) Hint() string {
 	return fmt.Sprintf("sudo prlimit --pid $$ --nofile=%d", e.Need)
 }
 
-// RaiseFileLimit raises the soft limit of open files as far as hosts workers
-// need and the hard limit allows. The error is a *DescriptorError when that is
-// too little.
+// RaiseFileLimit raises the soft limit of open files to what hosts workers need, or as
+// far as the hard limit allows. If that is too little, the error is a *DescriptorError.
 func RaiseFileLimit(hosts int) error {
 	need := uint64(filesPerHost*hosts + filesBesides)
 	limit, err := raiseFileLimit(need)
@@ -43,8 +42,8 @@ func RaiseFileLimit(hosts int) error {
 	return nil
 }
 
-// warnDescriptors raises the limit of open files and says when it is too low:
-// the connections beyond it fail, those below work.
+// warnDescriptors raises the limit of open files and warns when it is still too low.
+// Connections beyond the limit fail; those below it work.
 func (f *Fleet) warnDescriptors(hosts int) {
 	err := RaiseFileLimit(hosts)
 	if err == nil {
@@ -57,13 +56,13 @@ func (f *Fleet) warnDescriptors(hosts int) {
 	f.cfg.Sink.Emit(note)
 }
 
-// manyHosts is the number of workers from which on the cost of an RSA key is
-// worth a word: a quarter of a second of CPU.
+// manyHosts is the number of workers above which the cost of an RSA key is worth a note:
+// a quarter of a second of CPU.
 const manyHosts = 64
 
-// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a
-// signature; ed25519: 0.03 ms). A signature is of one connection's key exchange,
-// so that one for all workers is no login.
+// warnSlowKey notes once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a signature;
+// ed25519: 0.03 ms). A signature covers the key exchange of one connection, so one
+// signature cannot serve all workers.
 func (f *Fleet) warnSlowKey(hosts int) {
 	if hosts <= manyHosts || !f.cfg.Identity.slow() || f.toldSlow.Swap(true) {
 		return

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What this system calls failures of connections.
+// This system's errors for connections that fail.
 const (
 	errRefused      = syscall.ECONNREFUSED
 	errNoHost       = syscall.EHOSTUNREACH
@@ -20,13 +20,13 @@ const (
 	errTooManyFiles = syscall.EMFILE
 )
 
-// ownFailures are failures of this machine, which trying again does not mend.
+// ownFailures returns failures of this machine that another try cannot fix.
 func ownFailures() []error {
 	return []error{syscall.EMFILE, syscall.ENFILE, syscall.EACCES, syscall.EPERM, syscall.EAFNOSUPPORT}
 }
 
-// raiseFileLimit raises the soft limit of open files to need, or as far as the
-// hard limit allows, and returns what it is now.
+// raiseFileLimit raises the soft limit of open files to need, or as far as the hard
+// limit allows, and returns the limit that is then in force.
 func raiseFileLimit(need uint64) (uint64, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -42,15 +42,14 @@ func raiseFileLimit(need uint64) (uint64, error) {
 	return limit.Cur, nil
 }
 
-// lockFile waits until no other process has the lock of the file; closing the
-// file gives it back.
+// lockFile waits for the exclusive lock of the file. Closing the file releases it.
 func lockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX) }
 
-// exposed reports whether a private key of that mode can be read by others.
+// exposed reports whether other users can read a private key of that mode.
 func exposed(mode fs.FileMode) bool { return mode&0o077 != 0 }
 
 func dialAgent(socket string) (io.ReadWriteCloser, error) { return net.Dial("unix", socket) }
 
-// DefaultAgent is where an agent is asked for keys when the environment names
-// none; "" is nowhere.
+// DefaultAgent returns where to ask an agent for keys when the environment names none;
+// "" means nowhere.
 func DefaultAgent() string { return "" }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// What this system calls failures of connections.
+// This system's errors for connections that fail.
 const (
 	errRefused      = windows.WSAECONNREFUSED
 	errNoHost       = windows.WSAEHOSTUNREACH
@@ -19,7 +19,7 @@ const (
 	errTooManyFiles = windows.WSAEMFILE
 )
 
-// ownFailures are failures of this machine, which trying again does not mend.
+// ownFailures returns failures of this machine that another try cannot fix.
 func ownFailures() []error {
 	return []error{windows.WSAEMFILE, windows.WSAEACCES, windows.WSAEAFNOSUPPORT, windows.ERROR_TOO_MANY_OPEN_FILES}
 }
@@ -27,21 +27,20 @@ func ownFailures() []error {
 // raiseFileLimit has nothing to raise: a process may have 16 million handles.
 func raiseFileLimit(uint64) (uint64, error) { return math.MaxInt, nil }
 
-// lockFile waits until no other process has the lock of the file; closing the
-// file gives it back.
+// lockFile waits for the exclusive lock of the file. Closing the file releases it.
 func lockFile(f *os.File) error {
 	return windows.LockFileEx(windows.Handle(f.Fd()), windows.LOCKFILE_EXCLUSIVE_LOCK, 0, 1, 0, &windows.Overlapped{})
 }
 
-// exposed cannot tell: who may read a file is in its access control list, which
-// the mode does not show. A profile directory is its owner's alone.
+// exposed always returns false: the access control list of a file says who may read it,
+// and the mode does not show that. A profile directory is open to its owner only.
 func exposed(fs.FileMode) bool { return false }
 
 // agentPipe is where the agent of OpenSSH for Windows listens.
 const agentPipe = `\\.\pipe\openssh-ssh-agent`
 
-// dialAgent opens a named pipe as the file that it is: the agent's client never
-// reads and writes at once, which such a file would not bear.
+// dialAgent opens a named pipe as a file. Such a file does not allow a read and a write
+// at the same time; the agent's client never does both at once.
 func dialAgent(socket string) (io.ReadWriteCloser, error) {
 	if strings.HasPrefix(socket, `\\.\pipe\`) {
 		return os.OpenFile(socket, os.O_RDWR, 0)
@@ -49,8 +48,8 @@ func dialAgent(socket string) (io.ReadWriteCloser, error) {
 	return net.Dial("unix", socket)
 }
 
-// DefaultAgent is where an agent is asked for keys when the environment names
-// none: the pipe of OpenSSH's agent where that service runs, else "".
+// DefaultAgent returns where to ask an agent for keys when the environment names none:
+// the pipe of OpenSSH's agent if that service runs, else "".
 func DefaultAgent() string {
 	pipe, err := os.OpenFile(agentPipe, os.O_RDWR, 0)
 	if err != nil {

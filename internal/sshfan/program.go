@@ -15,16 +15,17 @@ import (
 	"sync"
 )
 
-// A Program is a bash script for workers. It is sent to a worker once, which
-// keeps it under ~/.multihost/kit. Later commands, also of other runners, name it
-// by its SHA-256. A runner uses what a worker keeps only if its hash was right when
-// the runner connected, and a command runs it only if it still has its length. A
-// run that finds everything in place sends a few hundred bytes an operation in
-// place of twenty thousand, and no command starts a process to hash its script.
+// A Program is a bash script for workers. A worker receives it once and keeps it under
+// ~/.multihost/kit. Later commands, also those of other runners, name it by its SHA-256.
+// A runner uses a kept script only if its hash was right when the runner connected. A
+// command runs it only if it still has its length. A run that finds everything in place
+// sends a few hundred bytes an operation instead of twenty thousand, and no command
+// starts a process to hash its script.
 //
-// A worker that does not keep it (a full disk, a home that cannot be written,
-// somebody who cleans up) is sent it again, which costs a round trip, and from
-// then on with each command of that Conn: most of them would lack it again.
+// If a worker does not keep the script (a full disk, a home that cannot be written,
+// somebody who cleans up), the script is sent again, which costs a round trip. From then
+// on, that Conn sends the script with each command, because most commands would find it
+// missing again.
 type Program struct {
 	name  string
 	parts []string
@@ -46,25 +47,25 @@ func NewProgram(name string, parts ...string) *Program {
 	})
 	p.packed = sync.OnceValue(func() []byte {
 		var b bytes.Buffer
-		z, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is known
-		_, _ = io.WriteString(z, p.text())                    // to memory
+		z, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is valid
+		_, _ = io.WriteString(z, p.text())                    // writing to memory does not fail
 		_ = z.Close()
 		return b.Bytes()
 	})
 	return p
 }
 
-// Text is the script.
+// Text returns the script.
 func (p *Program) Text() string { return p.text() }
 
-// Cmd is the command that runs the script with args; stdin is the script's own
-// standard input, or nil. Run sends what the worker lacks.
+// Cmd returns the command that runs the script with args. stdin is the script's own
+// standard input, or nil. Run sends the script if the worker lacks it.
 func (p *Program) Cmd(stdin io.Reader, args ...string) Cmd {
 	return Cmd{Stdin: stdin, program: &programCall{p, args}}
 }
 
-// Whole is the command with all in Line and Stdin, for whoever runs it without a
-// Conn. The worker keeps the script unless the command is ReadOnly.
+// Whole returns the command with the script in Line and Stdin, for callers that run it
+// without a Conn. The worker keeps the script unless the command is ReadOnly.
 func (c Cmd) Whole() Cmd { return c.whole(!c.ReadOnly) }
 
 func (c Cmd) whole(keep bool) Cmd {
@@ -80,10 +81,10 @@ func (c Cmd) whole(keep bool) Cmd {
 	return c
 }
 
-// unkept is the digest of a script that the worker does not keep.
+// unkept is the digest that tells bootstrap.sh not to keep the script.
 const unkept = "-"
 
-// A programCall is what a Cmd was made of.
+// A programCall is the Program and the arguments that a Cmd was made of.
 type programCall struct {
 	*Program
 	args []string
@@ -93,7 +94,8 @@ func (c *programCall) line(size int, digest string) string {
 	return bash(bootstrap(), "multihost-"+c.name, append([]string{strconv.Itoa(size), digest}, c.args...))
 }
 
-// ahead is an input that has the script before it.
+// ahead returns a reader of the compressed script and then input. It can be closed if
+// input can.
 func (p *Program) ahead(input io.Reader) io.Reader {
 	script := bytes.NewReader(p.packed())
 	if input == nil {
@@ -117,15 +119,15 @@ var (
 )
 
 // OwnEnvironment returns the beginning of every script of ours that a login shell
-// starts. It removes from the environment what start-up files of the login
-// export, but for a fixed list, and sets LC_ALL=C; environment.sh has the reasons.
-// The bash that runs it must have the options of [Bash].
+// starts. It removes from the environment what start-up files of the login export,
+// except for a fixed list, and sets LC_ALL=C; environment.sh has the reasons. The bash
+// that runs it must have the options of [Bash].
 var OwnEnvironment = sync.OnceValue(func() string { return withoutComments(environmentFile) })
 
-// bootstrap is the program of bootstrap.sh.
+// bootstrap returns the text of environment.sh and bootstrap.sh, without comments.
 var bootstrap = sync.OnceValue(func() string { return OwnEnvironment() + withoutComments(bootstrapFile) })
 
-// withoutComments is a script without what is for people.
+// withoutComments returns a script without comment lines, empty lines and indentation.
 func withoutComments(script string) string {
 	var b strings.Builder
 	for line := range strings.Lines(script) {
@@ -148,17 +150,17 @@ func bash(script, name string, args []string) string {
 }
 
 const (
-	lacksStatus = 83 // of bootstrap.sh, with the text
+	lacksStatus = 83 // exit status of bootstrap.sh when the script is missing; lacksText comes with it
 	lacksText   = "multihost-kit: lacks "
-	tornStatus  = 74 // the script did not arrive whole
+	tornStatus  = 74 // exit status of bootstrap.sh when the script did not arrive whole
 )
 
-// ErrProgramGone is the error of a command that was not run, since somebody has
-// removed the kit of the worker's login meanwhile, and whose input cannot be
-// read again. Later tries on that Conn send the script.
+// ErrProgramGone reports a command that was not run, because somebody has removed the
+// kit of the worker's login, and whose input cannot be read again. Later tries on that
+// Conn send the script.
 var ErrProgramGone = errors.New("~/.multihost/kit was removed on the worker")
 
-// runProgram is Run for programs.
+// runProgram is Run for commands made by Program.Cmd.
 func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 	s := cmd.program
 	if c.keeps(s.Program) {
@@ -200,8 +202,8 @@ func (c *Conn) keeps(p *Program) bool {
 	return !c.lacking[p] && c.kit[p.digest()]
 }
 
-// noteSent notes that the worker was sent the script. That it has kept it is seen
-// when it is used.
+// noteSent records that the worker was sent the script. Whether the worker has kept it
+// shows at the next use.
 func (c *Conn) noteSent(p *Program) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,8 +213,9 @@ func (c *Conn) noteSent(p *Program) {
 	c.kit[p.digest()] = true
 }
 
-// noteLacking notes that the worker does not keep the script, however often it is
-// sent: an input that cannot be read again would fail every second time.
+// noteLacking records that the worker lacked a script that it should keep. From then on
+// each command sends the script. Otherwise a command whose input cannot be read again
+// would fail every second time.
 func (c *Conn) noteLacking(p *Program) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,12 +225,12 @@ func (c *Conn) noteLacking(p *Program) {
 	c.lacking[p] = true
 }
 
-// mostKit bounds what is remembered of a worker's kit: it keeps 100 scripts.
+// mostKit bounds the hashes that a Conn remembers. A worker keeps at most 100 scripts.
 const mostKit = 100
 
-// foundKit notes which scripts the worker keeps. sums is what sha256sum prints of
-// them, on one line. A script whose name is not the beginning of its hash is none
-// of ours any more.
+// foundKit records which scripts the worker keeps. sums is the output of sha256sum for
+// them, on one line. A script whose name is not the beginning of its hash is ignored: it
+// is no longer ours.
 func (c *Conn) foundKit(sums string) {
 	words := strings.Fields(sums)
 	kit := make(map[string]bool)
@@ -241,22 +244,23 @@ func (c *Conn) foundKit(sums string) {
 	c.kit = kit
 }
 
-// A replay reads an input that may have to be read once more from its beginning.
+// A replay wraps an input that may have to be read again from its beginning.
 type replay struct {
 	r    io.Reader
-	turn sync.Mutex // held by who reads r, which may take for ever
+	turn sync.Mutex // held while reading r, which may block for ever
 
 	mu   sync.Mutex
 	kept []byte
 	err  error
-	over bool // more has come than is kept
+	over bool // r has delivered more than mostReplayed bytes; none are kept
 }
 
-// mostReplayed is more than any operation sends before the worker answers, but
-// for contents of files, whose script was used just before.
+// mostReplayed is more than any operation sends before the worker answers. Only contents
+// of files are longer, and the script that takes them was used just before.
 const mostReplayed = 16 << 10
 
-// reader returns a reader of the whole input, or nil when that cannot be.
+// reader returns a reader of the whole input, or nil when the beginning is no longer
+// kept.
 func (p *replay) reader() io.Reader {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,7 +282,8 @@ func (r *replayReader) Read(b []byte) (int, error) {
 	p := r.of
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	// A Read of the session before, which was under way, has brought it.
+	// The previous session may have had a Read under way, which has delivered bytes
+	// meanwhile.
 	if n, err := r.known(b); n > 0 || err != nil {
 		return n, err
 	}
@@ -294,7 +299,7 @@ func (r *replayReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// known is what has been read before.
+// known returns what has been read before: bytes, or the error of the last Read.
 func (r *replayReader) known(b []byte) (int, error) {
 	p := r.of
 	p.mu.Lock()
@@ -307,7 +312,7 @@ func (r *replayReader) known(b []byte) (int, error) {
 	return 0, p.err
 }
 
-// firstWords passes on what is written and keeps the beginning.
+// firstWords is a writer that passes everything on to w and keeps the beginning.
 type firstWords struct {
 	w    io.Writer // may be nil
 	text []byte

@@ -2,15 +2,15 @@ package sshfan
 
 import "strings"
 
-// Quote joins args into one line of POSIX shell words: a shell that reads the
-// line sees exactly args, byte for byte, whatever they contain. Arguments made
-// of plain characters only are left as they are, so that command lines stay
-// readable; everything else is put between single quotes, which every POSIX
-// shell, bash, and csh-free login shell treats alike.
+// Quote joins args into one line of POSIX shell words: a shell that reads the line sees
+// exactly args, byte for byte, whatever they contain. Arguments made of plain characters
+// only are left as they are, so that command lines stay readable. Everything else is put
+// between single quotes, which all POSIX shells, bash among them, treat alike (csh does
+// not).
 //
-// A NUL byte cannot be part of an argument of a Unix program and cannot pass a
-// command line: Quote keeps it and the worker's shell drops it or cuts there.
-// Check for NUL where arguments come in.
+// A NUL byte cannot be part of an argument of a Unix program and cannot pass a command
+// line: Quote keeps it and the worker's shell drops it or cuts there. Check for NUL
+// where arguments come in.
 //
 // Quote is the only place of the project where a shell word is built.
 func Quote(args ...string) string {
@@ -24,8 +24,8 @@ func Quote(args ...string) string {
 	return b.String()
 }
 
-// CommandLine joins words for a person to paste into a shell. It is Quote, except
-// that of a word --flag=value only the value is quoted, as people write it.
+// CommandLine joins words for a person to paste into a shell. It works like Quote, but
+// in a word --flag=value it quotes only the value, as people write it.
 func CommandLine(words ...string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -39,10 +39,10 @@ func CommandLine(words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// Script is the command line that runs the text of a script under shell with
-// args as its positional parameters. The script travels within the command
-// line, so it must stay well below the 128 KiB that Linux allows for one
-// argument; its own $0 is the shell's name.
+// Script returns the command line that runs the text of a script under shell with args
+// as its positional parameters. The script travels within the command line, so it must
+// stay well below the 128 KiB that Linux allows for one argument; its own $0 is the
+// shell's name.
 func Script(shell, script string, args ...string) string {
 	return Quote(append([]string{shell, "-c", script, shell}, args...)...)
 }
@@ -65,14 +65,15 @@ func quoteWord(b *strings.Builder, word string) {
 	b.WriteByte('\'')
 }
 
-// plainStart keeps a word from being read as an assignment or a tilde prefix:
-// "A=1" as the first word of a line would be an assignment, not a command.
+// plainStart reports whether no shell reads the word as an assignment: "A=1" as the
+// first word of a line would be an assignment, not a command.
 func plainStart(word string) bool {
 	return !strings.Contains(word, "=")
 }
 
-// needsQuotes lists what is safe, not what is dangerous: shells differ in the
-// characters that they treat specially, and agree on these.
+// needsQuotes reports whether a word with r must be quoted. It lists the safe
+// characters, not the dangerous ones: shells differ in the characters that they treat
+// specially, and agree on these.
 func needsQuotes(r rune) bool {
 	switch {
 	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// NoAddressError reports a worker that lacks the kind of address by which it
-// is to be reached. Return it from Host.Addr.
+// NoAddressError reports a worker that lacks the wanted kind of address. Return it from
+// Host.Addr.
 type NoAddressError struct {
 	Worker string // "s0w3"
 	Kind   string // "external" or "internal"
@@ -22,7 +22,7 @@ func (e *NoAddressError) Error() string {
 	return fmt.Sprintf("%s has no %s address", e.Worker, e.Kind)
 }
 
-// Permanent reports that waiting gives the worker no such address.
+// Permanent returns true: waiting does not give the worker such an address.
 func (e *NoAddressError) Permanent() bool { return true }
 
 // Hint says what to type.
@@ -64,20 +64,18 @@ func (e *UnreachableError) Hint() string {
 // A Dialer opens connections, as Config.Dial does.
 type Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Reachable tells which of several addresses (host:port) of one worker is
-// reached from here, by its index. Try it on one worker and use the same kind
-// of address for all.
+// Reachable finds which of several addresses (host:port) of one worker can be reached
+// from here, and returns its index. Try it on one worker and use the same kind of
+// address for all.
 //
-// All are tried at once, each for at most patience. An address counts when an
-// SSH server answers there, so that another machine that has the same internal
-// address in another network is not taken for it by its open port alone; who
-// it is, Connect verifies. The first in the order of addrs wins, if it answers
-// within the patience. Where none answers, one that refuses the connection
-// counts: there is a way to it, and the VM boots. Otherwise the error is an
-// *UnreachableError, or the cause of ctx.
+// All addresses are tried at once, each for at most patience. An address counts if an
+// SSH server answers there. An open port alone proves nothing: another machine may have
+// the same internal address in another network. Connect verifies the identity later. Of
+// the addresses that answer within the patience, the first in the order of addrs wins.
+// If none answers, the first that refuses the connection wins: it can be reached, and
+// the VM boots. Otherwise the error is an *UnreachableError, or the cause of ctx.
 //
-// dial is how Config.Dial opens connections; nil means TCP. An empty address
-// is skipped.
+// dial is how Config.Dial opens connections; nil means TCP. An empty address is skipped.
 func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs ...string) (int, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -93,8 +91,8 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	}
 	found := -1
 	for i := range addrs {
-		// Those in front are waited for; once one has answered, the others are
-		// cut short and only their end is waited for.
+		// Wait for the answers in order. Once one address has answered, cancel ends the
+		// other tries, and this loop only waits for their end.
 		causes[i] = <-answers[i]
 		if causes[i] == nil && found < 0 {
 			found = i
@@ -115,7 +113,7 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	return -1, &UnreachableError{Addrs: addrs, Causes: causes}
 }
 
-// greets reports whether an SSH server is at addr.
+// greets returns nil if an SSH server answers at addr, and else why not.
 func greets(ctx context.Context, dial Dialer, addr string) error {
 	if addr == "" {
 		return errors.New("no such address")

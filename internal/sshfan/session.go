@@ -14,66 +14,68 @@ import (
 
 // A Cmd is a command to run on a worker.
 type Cmd struct {
-	// Line is the command line, exactly as the login shell gets it. Build it
-	// with Quote; empty is the login shell itself. Commands that are scripts are
-	// made by Program.Cmd.
+	// Line is the command line, exactly as the login shell gets it. Build it with Quote.
+	// Empty means the login shell itself. Program.Cmd makes the commands that are
+	// scripts.
 	Line string
 
-	// Terminal gives the command a terminal on the worker: what it shows goes to
-	// Stdout, what is read from its input is what was typed. Nil: none.
+	// Terminal gives the command a pty on the worker: Stdout receives its output, and
+	// its input is the keyboard. Nil: none.
 	Terminal *Terminal
 
-	// AgentSocket is that of an ssh-agent which the command may use, and root of
-	// the worker with it, as long as the connection lasts. Empty: none.
+	// AgentSocket is the socket of an ssh-agent here that the command may use. root of
+	// the worker can use it, too, as long as the connection lasts. Empty: none.
 	AgentSocket string
 
-	// Stdin is copied to the command's standard input, which is then closed.
-	// Nil: Run closes it at once, Start leaves it to Session.Stdin. A Read
-	// that blocks past the end of the command is abandoned after a second.
+	// Stdin is copied to the command's standard input, which is then closed. Nil: Run
+	// closes the input at once, Start leaves it to Session.Stdin. A Read that blocks
+	// past the end of the command is abandoned after a second.
 	Stdin io.Reader
 
-	// Stdout and Stderr take the command's output; nil drops it. Each is
-	// written by one goroutine at a time, both by the same when they are
-	// equal, and never after Run or Wait has returned. A slow writer holds up
-	// this command alone (sshd stops it once the window of 2 MiB is full); a
-	// writer that fails ends the session with its error.
+	// Stdout and Stderr receive the command's output; nil drops it. Only one goroutine
+	// at a time writes to each of them, and to both if they are equal. Nothing is
+	// written after Run or Wait has returned. A slow writer delays only this command
+	// (sshd stops it once the window of 2 MiB is full). A writer that fails ends the
+	// session with its error.
 	Stdout, Stderr io.Writer
 
-	// LoginTo lets the command log in to that worker once, as its user, with
-	// the ssh of the worker that it runs on (OpenSSH 8.9 or later; StageExec fails
-	// where sshd does not forward agents). Such a command has a connection of its
-	// own, which is closed when it ends, and the login with it.
+	// LoginTo lets the command log in to that worker once, as its user. The command uses
+	// the ssh of the worker that it runs on (OpenSSH 8.9 or later). It fails at
+	// StageExec if sshd does not forward agents. Such a command has a connection of its
+	// own. When the command ends, the connection is closed, and the permission to log in
+	// ends.
 	LoginTo *Conn
 
-	// ReadOnly says that the command changes nothing on the worker: the only
-	// ones that a Fleet with Config.ReadOnly runs. Another Fleet may have the
-	// worker keep the script of a Program all the same.
+	// ReadOnly says that the command changes nothing on the worker. A Fleet with
+	// Config.ReadOnly runs only such commands. On another Fleet the worker may still
+	// keep the script of a Program.
 	ReadOnly bool
 
-	program *programCall // in place of Line, or nil
+	program *programCall // instead of Line, or nil
 }
 
-// A Terminal is the user's, as the command's own shall be.
+// A Terminal describes the user's terminal, so that the command gets one like it.
 type Terminal struct {
 	Type    string                     // TERM
-	Size    func() (columns, rows int) // asked at the start and whenever Resized tells
+	Size    func() (columns, rows int) // called at the start and for each value from Resized
 	Resized <-chan struct{}            // may be nil
 }
 
 // A Status is how a command ended.
 type Status struct {
 	Code   int    // exit code; 128+n for a death by signal n
-	Signal string // "KILL" when the command died by a signal, else empty; "UNKNOWN" for one that SSH has no name for
+	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for one that SSH has no name for
 }
 
-// Run runs a command and waits for its end. A command that fails has a Status
-// and no error; an error means that its end could not be learnt.
+// Run runs a command and waits for its end. If the command fails, Run returns its Status
+// and no error. An error means that the end of the command is not known.
 //
-//   - *ConnectError: it was not started.
-//   - ErrConnectionLost: it may have been started and may still run. With a
-//     non-zero Status, too, if only the rest of the output is missing.
-//   - The cause of ctx: the session was closed because ctx ended. That does
-//     not end the command on the worker.
+//   - *ConnectError: the command was not started.
+//   - ErrConnectionLost: the command may have been started and may still run. If the
+//     Status is not zero, the command has ended, and only the rest of the output is
+//     missing.
+//   - The cause of ctx: the session was closed because ctx ended. That does not end the
+//     command on the worker.
 //   - ErrNoStatus, or an error of Cmd's reader or writers.
 func (c *Conn) Run(ctx context.Context, cmd Cmd) (Status, error) {
 	if cmd.program != nil {
@@ -96,12 +98,12 @@ func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
 	return c.start(ctx, cmd.whole(!c.fleet.cfg.ReadOnly), false)
 }
 
-// errUnsent is the end of a link before the command was sent over it: the one
-// case in which a command can be given to another link.
+// errUnsent reports that a link ended before the command was sent over it. Only then can
+// the command be given to another link.
 var errUnsent = fmt.Errorf("%w before the command was sent", ErrConnectionLost)
 
-// redials is how often a start is moved to a new connection. A connection that
-// breaks three times in a row at the same point is no accident.
+// redials is how often start tries a new connection. A connection that breaks three
+// times in a row at the same point is no accident.
 const redials = 2
 
 func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, error) {
@@ -126,7 +128,7 @@ func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, e
 	}
 }
 
-// begin runs a session up to where the worker has taken its command.
+// begin runs a session until the worker has accepted its command.
 func (c *Conn) begin(ctx context.Context, s *Session) (*Session, error) {
 	if !c.fleet.spawn(s.serve) {
 		return nil, c.fail(StageExec, "", ErrClosed)
@@ -149,8 +151,8 @@ func (c *Conn) begin(ctx context.Context, s *Session) (*Session, error) {
 
 // A Session is a running command. Its methods are safe for concurrent use.
 type Session struct {
-	// Stdin writes to the command's standard input; closing it is the end of
-	// the input. When Cmd.Stdin is set it refuses writes.
+	// Stdin writes to the command's standard input; closing it ends the input. If
+	// Cmd.Stdin is set, Stdin refuses writes.
 	Stdin io.WriteCloser
 
 	conn       *Conn
@@ -162,16 +164,16 @@ type Session struct {
 	in         *intake
 	unwatch    func() bool // stops watching the context
 
-	opened  chan struct{} // closed when the worker took the command, or did not
-	openErr error         // which of both; to be read after opened
+	opened  chan struct{} // closed when the worker has accepted or refused the command
+	openErr error         // nil: accepted; read only after opened is closed
 	done    chan struct{} // closed when the session is over
-	status  Status        // to be read after done
-	err     error         // to be read after done
+	status  Status        // read only after done is closed
+	err     error         // read only after done is closed
 
 	mu      sync.Mutex
 	ch      ssh.Channel   // nil until open
 	aborted chan struct{} // closed when we end the session
-	cause   error         // why; to be read after aborted
+	cause   error         // why; read only after aborted is closed
 }
 
 func newSession(c *Conn, l *link, cmd Cmd, closeStdin bool) *Session {
@@ -206,7 +208,7 @@ func (s *Session) Wait() (Status, error) {
 	case <-s.aborted:
 		select {
 		case <-s.done:
-			// Both at once: how the command ended is worth more.
+			// Both have happened: how the command ended is worth more.
 		default:
 			s.shutGates()
 			return Status{}, s.cause
@@ -228,8 +230,9 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// abort ends the session on our side and asks the worker to end it on its. It
-// does not block: on a stalled connection even asking may.
+// abort ends the session on our side and asks the worker to end it on its side. It does
+// not block: it asks in another goroutine, because even that may block on a stalled
+// connection.
 func (s *Session) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,8 +250,7 @@ func (s *Session) abort(cause error) {
 	}
 }
 
-// shutGates makes sure that the caller's writers and reader are not touched
-// any more.
+// shutGates makes sure that the caller's writers and reader are not used any more.
 func (s *Session) shutGates() {
 	s.out.shut()
 	s.errs.shut()
@@ -260,7 +262,7 @@ func (s *Session) shutGates() {
 	}
 }
 
-// serve is the life of a session, from opening its channel to its end.
+// serve runs a session from the opening of its channel to its end.
 func (s *Session) serve() {
 	defer close(s.done)
 	if s.apart {
@@ -282,8 +284,8 @@ func (s *Session) serve() {
 	}
 	close(s.opened)
 	end := follow(reqs)
-	// Now the channel is closed: output ends with what has arrived, input has
-	// nowhere to go.
+	// The channel is closed now. The output ends with what has arrived, and the command
+	// takes no more input.
 	copies.Wait()
 	if s.in != nil {
 		s.in.shut()
@@ -291,8 +293,8 @@ func (s *Session) serve() {
 	s.status, s.err = s.judge(end)
 }
 
-// sessionPatience is how long a session that sshd refuses is asked for again:
-// it counts sessions of commands that have just ended.
+// sessionPatience is how long open repeats its request when sshd refuses the session.
+// sshd also counts sessions of commands that have just ended.
 const sessionPatience = 5 * time.Second
 
 // open opens the channel of the session.
@@ -306,7 +308,7 @@ func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 		}
 		var refused *ssh.OpenChannelError
 		if !errors.As(err, &refused) {
-			// The link ends by itself or is of no use: do not meet it again.
+			// The link has ended or is unusable: end it, so that it is not used again.
 			s.link.end(err)
 			<-s.link.gone
 			return nil, nil, s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", errUnsent, s.link.reason))
@@ -329,8 +331,8 @@ func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 	}
 }
 
-// register makes the channel known to abort, or gives it back if the session
-// was ended meanwhile.
+// register makes the channel known to abort. If the session was ended meanwhile,
+// register closes the channel.
 func (s *Session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -396,7 +398,7 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	return nil
 }
 
-// furnish asks for the agent and the terminal of the command.
+// furnish requests the agent and the terminal of the command.
 func (s *Session) furnish(ch ssh.Channel) error {
 	if socket := s.cmd.AgentSocket; socket != "" {
 		s.link.lend(func(rw io.ReadWriteCloser) { passToAgent(rw, socket) })
@@ -409,7 +411,7 @@ func (s *Session) furnish(ch ssh.Channel) error {
 	}
 	if t := s.cmd.Terminal; t != nil {
 		columns, rows := t.Size()
-		const noModes = "\x00" // the worker's own
+		const noModes = "\x00" // keep the worker's own terminal modes
 		ok, err := ch.SendRequest("pty-req", true, ssh.Marshal(struct {
 			Type                         string
 			Columns, Rows, Width, Height uint32
@@ -442,8 +444,8 @@ func (s *Session) resize(ch ssh.Channel, t *Terminal) {
 	}
 }
 
-// unanswered tells why a command that was sent was not acknowledged: the
-// connection or only the channel is gone.
+// unanswered returns the error for a command that was sent and got no answer:
+// ErrNoStatus if only the channel is gone, ErrConnectionLost if the connection is.
 func (s *Session) unanswered() error {
 	if !s.link.sock.broken.Load() && s.link.answers() {
 		return fmt.Errorf("run on %s: %w", s.conn.host.Name, ErrNoStatus)
@@ -497,7 +499,7 @@ func (s *Session) judge(end ending) (Status, error) {
 	}
 	switch {
 	case s.link.sock.broken.Load():
-		// Also with a known status: sshd sends it when the command has ended,
+		// The status may be known here, too: sshd sends it when the command has ended,
 		// which may be before the last of its output.
 		return end.Status, s.link.lost(s.conn.host.Name)
 	case end.known:
@@ -530,8 +532,8 @@ const (
 	bigBuffer   = 32 << 10
 )
 
-// A copyBuffer is what a stream is copied through: small while little comes at
-// a time, so that a session that waits holds next to nothing.
+// A copyBuffer is the buffer for copying a stream. It is small while little arrives at a
+// time, so that a session that waits holds next to nothing.
 type copyBuffer struct {
 	pool  *sync.Pool // of *[bigBuffer]byte
 	small []byte
@@ -549,7 +551,7 @@ func (b *copyBuffer) bytes() []byte {
 	return b.small
 }
 
-// adapt chooses the size for the next read after one that has brought n bytes.
+// adapt chooses the size for the next read, after a read of n bytes.
 func (b *copyBuffer) adapt(n int) {
 	switch {
 	case b.big == nil && n == len(b.small):
@@ -581,7 +583,7 @@ func (s *Session) pump(r io.Reader, w *gate) {
 			}
 		}
 		if err != nil {
-			return // io.EOF: the channel knows no other
+			return // io.EOF: the channel has no other error
 		}
 		buf.adapt(n)
 	}
@@ -596,7 +598,7 @@ func (s *Session) feed(ch ssh.Channel, in *intake) {
 		n, err := in.read(buf.bytes())
 		if n > 0 {
 			if _, werr := ch.Write(buf.bytes()[:n]); werr != nil {
-				return // the command is over or the connection is: serve sees it
+				return // the command or the connection has ended; serve handles that
 			}
 		}
 		switch {
@@ -608,8 +610,8 @@ func (s *Session) feed(ch ssh.Channel, in *intake) {
 		case errors.Is(err, errShut):
 			return
 		default:
-			// Not closed, but cut: the command must not take half of its
-			// input for all of it. All that can be done is to say so.
+			// Do not close the input: the command must not take half of it for all of
+			// it. End the session with an error instead.
 			s.abort(fmt.Errorf("read input for %s: %w", s.conn.host.Name, err))
 			return
 		}
@@ -618,8 +620,8 @@ func (s *Session) feed(ch ssh.Channel, in *intake) {
 
 var errShut = errors.New("session is over")
 
-// A gate is a writer that can be shut for good. The lock is held while writing:
-// that nothing is being written when shut returns is its purpose.
+// A gate is a writer that can be shut for good. It holds the lock while it writes, so
+// that nothing is being written when shut returns.
 type gate struct {
 	mu     sync.Mutex
 	w      io.Writer
@@ -649,8 +651,8 @@ func (g *gate) shut() {
 	g.closed = true
 }
 
-// sameWriter compares two writers, of which one may be of a type that cannot
-// be compared.
+// sameWriter reports whether two writers are equal. It returns false for types that
+// cannot be compared.
 func sameWriter(a, b io.Writer) (same bool) {
 	defer func() {
 		if recover() != nil {
@@ -681,9 +683,9 @@ func (in *intake) read(p []byte) (int, error) {
 	}
 }
 
-// stdinGrace is how long a Read under way is waited for at the end. Readers of
-// files and memory need none of it; one that waits for a person must not hang
-// the end of a command that did not want its input.
+// stdinGrace is how long shut waits for a Read under way. Readers of files and memory
+// need none of it. A reader that waits for a person must not delay the end of a command
+// that did not want its input.
 const stdinGrace = time.Second
 
 func (in *intake) shut() {
@@ -722,7 +724,8 @@ func (w stdin) Close() error {
 	return w.explain(err)
 }
 
-// explain says what x/crypto/ssh calls io.EOF.
+// explain replaces an error of x/crypto/ssh, which is io.EOF, by one that says what
+// happened.
 func (w stdin) explain(err error) error {
 	switch {
 	case err == nil:

@@ -13,9 +13,9 @@ import (
 	"github.com/kevinburke/ssh_config"
 )
 
-// SSHConfig is a configuration file of ssh, of which these words are read:
-// Host, Include, HostName, User, Port, IdentityFile, ProxyJump,
-// UserKnownHostsFile and HostKeyAlias. It is safe for concurrent use.
+// SSHConfig is a configuration file of ssh. It uses these keywords: Host, Include,
+// HostName, User, Port, IdentityFile, ProxyJump, UserKnownHostsFile and HostKeyAlias. It
+// is safe for concurrent use.
 type SSHConfig struct {
 	path, home, login string
 	file              *ssh_config.Config
@@ -24,7 +24,7 @@ type SSHConfig struct {
 // SSHConfigError reports a configuration file of ssh that cannot be used.
 type SSHConfigError struct {
 	Path string
-	Host string // to which it applies; empty: the file as a whole
+	Host string // host that the error is about; empty: the file as a whole
 	Err  error
 }
 
@@ -37,9 +37,8 @@ func (e *SSHConfigError) Error() string {
 
 func (e *SSHConfigError) Unwrap() error { return e.Err }
 
-// LoadSSHConfig reads a configuration file of ssh. home is what ~ stands for,
-// login the user on bastions for which nothing names another. The error is an
-// *SSHConfigError.
+// LoadSSHConfig reads a configuration file of ssh. home replaces ~, and login is the
+// user on bastions when nothing names another. The error is an *SSHConfigError.
 func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -52,19 +51,18 @@ func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	return &SSHConfig{path: path, home: home, login: login, file: file}, nil
 }
 
-// HostSettings is what a configuration says about one host. What it does not
-// say is empty.
+// HostSettings holds what a configuration says about one host. Other settings are empty.
 type HostSettings struct {
 	HostName       string
 	User           string
 	Port           string
 	IdentityFiles  []string
-	ProxyJump      string // "none" is empty
+	ProxyJump      string // empty for "none"
 	UserKnownHosts []string
 	HostKeyAlias   string
 }
 
-// Settings looks up a host by the name, or address, that it is called by.
+// Settings looks up a host by the name or address that the caller uses for it.
 func (c *SSHConfig) Settings(host string) (HostSettings, error) {
 	fail := func(err error) (HostSettings, error) {
 		return HostSettings{}, &SSHConfigError{Path: c.path, Host: host, Err: err}
@@ -115,7 +113,7 @@ func (c *SSHConfig) Settings(host string) (HostSettings, error) {
 	return s, nil
 }
 
-// expand replaces ~ and the tokens that file names may have.
+// expand replaces ~ and the % tokens of a file name.
 func (c *SSHConfig) expand(path, host string, s HostSettings) string {
 	name, user, port := s.HostName, s.User, s.Port
 	if name == "" {
@@ -134,7 +132,7 @@ func (c *SSHConfig) expand(path, host string, s HostSettings) string {
 	return path
 }
 
-// reach tells where a worker's address leads and through which bastions.
+// reach returns the address to dial for a worker's address, and the bastions on the way.
 func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -151,16 +149,16 @@ func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	if s.HostName != "" {
 		host = s.HostName
 	}
-	if s.Port != "" && port == "22" { // another one was asked for
+	if s.Port != "" && port == "22" { // any other port was asked for and stays
 		port = s.Port
 	}
 	return net.JoinHostPort(host, port), jumps, nil
 }
 
 // ParseJump reads the bastions on the way to the workers in the form of ssh -J,
-// "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user where
-// neither spec nor config names one. config, which may be nil, tells more of
-// each, including a bastion before the first.
+// "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user where neither
+// spec nor config names one. config may be nil; otherwise its settings for each bastion
+// apply, including a bastion before the first.
 func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	jumps, err := parseJump(spec, login, config, 0)
 	if err != nil {
@@ -169,7 +167,7 @@ func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	return jumps, nil
 }
 
-// mostJumps bounds bastions in front of bastions, which may be a circle.
+// mostJumps bounds the bastions in front of other bastions, which may form a circle.
 const mostJumps = 8
 
 func parseJump(spec, login string, config *SSHConfig, depth int) ([]JumpHost, error) {
@@ -214,7 +212,7 @@ func parseJump(spec, login string, config *SSHConfig, depth int) ([]JumpHost, er
 	return jumps, nil
 }
 
-// splitJump takes one bastion apart.
+// splitJump splits one bastion of a list into its parts.
 func splitJump(word string) (user, host, port string, err error) {
 	rest := strings.TrimPrefix(word, "ssh://")
 	if i := strings.LastIndex(rest, "@"); i >= 0 {

@@ -1,35 +1,34 @@
-// Package sshfan is the SSH engine: one connection to every worker, opened
-// once, used for every phase of a run.
+// Package sshfan is the SSH engine. It opens one connection to every worker, once, and
+// uses it for every phase of a run.
 //
-// What it hides and promises:
+// What it promises:
 //
-//   - Handshakes under way are bounded (Config.MaxDials), open sessions never:
-//     a collective program needs all of its workers at once, and a bound on
-//     sessions would deadlock it.
-//   - A worker that answers late, not at all, or with a refused key (a VM that
-//     boots) is tried again with jitter until Config.RetryFor has passed, and
-//     holds up nobody else. Every try ends within Config.ConnectTimeout: TCP
-//     connect, key exchange and login together, so a host that accepts TCP and
-//     then says nothing cannot hang a run.
-//   - Who a worker is, is always verified, by keys from the API and by the pin
-//     of an earlier connection, or, when there is neither, by trust on first
-//     use, which is said. A key that differs from the pin stops the connection,
-//     whatever the API says. There is no switch that turns this off.
-//   - Bastions are passed over one connection each, which all workers share,
-//     with few handshakes at once. They are verified by ssh's known_hosts.
-//   - A dead peer is noticed within three keepalive intervals. A command that
-//     is under way then ends with ErrConnectionLost: it may still run on the
-//     worker, and sshfan never runs a command a second time. The next Run or
-//     Start connects anew, with the address asked for again.
-//   - Ending a session does not end the remote process (sshd leaves it
-//     running): stopping a command is the business of a command on the worker.
+//   - Config.MaxDials bounds the handshakes under way. Nothing bounds the open sessions:
+//     a collective program needs all of its workers at once, so a bound would deadlock
+//     it.
+//   - A worker that answers late, not at all, or with a refused key (a VM that boots) is
+//     tried again with jitter until Config.RetryFor has passed. It delays no other
+//     worker. Every try ends within Config.ConnectTimeout. That covers TCP connect, key
+//     exchange and login together, so a host that accepts TCP and then says nothing
+//     cannot hang a run.
+//   - The identity of a worker is always verified, by keys from the API and by the pin
+//     of an earlier connection. If there is neither, the key is trusted on first use,
+//     with a warning. A key that differs from the pin stops the connection, whatever the
+//     API says. No switch turns this off.
+//   - All workers share one connection to each bastion, with few handshakes at once.
+//     Bastions are verified by ssh's known_hosts.
+//   - A dead peer is noticed within three keepalive intervals. A running command then
+//     ends with ErrConnectionLost: it may still run on the worker, and sshfan never runs
+//     a command a second time. The next Run or Start asks for the address again and
+//     connects anew.
+//   - The end of a session does not end the remote process (sshd leaves it running). To
+//     stop a command, run another command on the worker.
 //
-// An idle connection costs four goroutines: three within x/crypto/ssh (packet
-// reader, key exchange, multiplexer) and one that serves what the worker asks
-// of us and notices the end. A running session adds three: its requests, its
-// standard output, its standard error; a fourth while Cmd.Stdin is copied.
-// Behind a bastion a connection costs three more. One goroutine per Fleet keeps
-// all connections alive.
+// An idle connection costs four goroutines: three within x/crypto/ssh (packet reader,
+// key exchange, multiplexer) and one that serves the worker's requests and notices the
+// end. A running session adds three, for its requests, its standard output and its
+// standard error, and a fourth while Cmd.Stdin is copied. Behind a bastion a connection
+// costs three more. One goroutine per Fleet keeps all connections alive.
 package sshfan
 
 import (
@@ -56,64 +55,64 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// A Host is one worker as sshfan sees it: where it is, who it is, and as whom
-// to log in.
+// A Host is one worker as sshfan sees it: its address, its identity and the login name.
 type Host struct {
-	// Name is how the worker is called in errors and events: "s0w3".
+	// Name is the name of the worker in errors and events: "s0w3".
 	Name string
 
-	// Addr tells host:port. It is asked before every try, since an address
-	// may change when a VM is restarted.
+	// Addr returns host:port. It is called before every try, since an address may change
+	// when a VM is restarted.
 	Addr func(ctx context.Context) (hostport string, err error)
 
 	// User is the login name. It is never "root".
 	User string
 
 	// Pin is the identity that the worker's host key belongs to, such as
-	// "<node uid>/<worker number>": the same machine, the same Pin, whatever
-	// its address. It has no white space.
+	// "<node uid>/<worker number>". The same machine always has the same Pin, whatever
+	// its address. A Pin has no white space.
 	Pin string
 
-	// Keys tells the host keys that the cloud's API knows, in authorized_keys
-	// form ("ssh-ed25519 AAAA…"). The worker must show one of them and, if one
-	// is pinned, that one: a changed key stops with a HostKeyError even when
-	// the API knows it. Nil or ErrNoHostKeys means that the API knows none; any
-	// other error is tried again.
+	// Keys returns the host keys that the cloud's API knows, in authorized_keys form
+	// ("ssh-ed25519 AAAA…"). The worker must show one of them. If a key is pinned, the
+	// worker must show that one: a changed key stops with a HostKeyError even when the
+	// API knows it. Nil or ErrNoHostKeys means that the API knows none. After any other
+	// error the worker is tried again.
 	Keys func(ctx context.Context) ([]string, error)
 
-	// Doubt is told that the worker has shown a key that is not known, and
-	// reports whether Keys, asked again, may tell something else, because its
-	// answer was a remembered one. The worker is then tried once more. May be nil.
+	// Doubt is called when the worker has shown an unknown host key. It reports whether
+	// Keys may return something else when asked again, because its last answer was a
+	// remembered one. The worker is then tried once more. May be nil.
 	Doubt func() bool
 
-	// Cloud: the worker is a VM of the cloud, whose metadata bring it keys and
-	// whose firewall rules let connections in.
+	// Cloud means that the worker is a VM of the cloud: it gets its keys from its
+	// metadata, and firewall rules of the cloud let connections in.
 	Cloud bool
 
-	// Slice has the same firewall rules for all of its workers: that one is reached
-	// proves the rules. "" is for hosts that nothing is known of.
+	// Slice names the worker's slice. All workers of a slice have the same firewall
+	// rules, so a connection to one of them proves the rules. "" means that nothing is
+	// known of the host.
 	Slice string
 }
 
 // Config is what a Fleet needs. Only Identity has no default.
 type Config struct {
-	// Identity logs in. It must stay open as long as the Fleet.
+	// Identity holds the keys that we log in with. It must stay open as long as the
+	// Fleet.
 	Identity *Identity
 
 	// KnownHosts is the file with the pins (see pins). It is made when
 	// needed. Empty: pins are remembered by this Fleet only.
 	KnownHosts string
 
-	// ReadOnly runs only commands that change nothing (Cmd.ReadOnly), and writes
-	// no pins.
+	// ReadOnly makes the Fleet run only commands that change nothing (Cmd.ReadOnly), and
+	// write no pins.
 	ReadOnly bool
 
-	// MaxDials bounds the connections that are being opened and not yet
-	// logged in. Default 512: at a 50 ms round trip 256 take a fifth longer and
-	// 64 three times as long, and without a bound 2048 peak at twice the memory
-	// and gain nothing.
-	// Of these at most 8 go through one bastion, of which those beyond its
-	// MaxStartups would be dropped.
+	// MaxDials bounds the connections that are being opened and not yet logged in.
+	// Default 512. At a 50 ms round trip, 256 take a fifth longer and 64 three times as
+	// long. Without a bound, 2048 workers need twice the peak memory and gain nothing.
+	// At most 8 of these connections go through one bastion, which would drop those
+	// beyond its MaxStartups.
 	MaxDials int
 
 	// Jump are the bastions on the way to every worker, in the order in which
@@ -125,17 +124,18 @@ type Config struct {
 	// and ProxyJump. May be nil.
 	SSHConfig *SSHConfig
 
-	// UserKnownHosts are known_hosts files of ssh, in which bastions are looked
-	// up. One that is in none of them is trusted on first use, which is said,
-	// and pinned under "jump/<host:port>". Files that do not exist are skipped.
+	// UserKnownHosts are known_hosts files of ssh, in which bastions are looked up. A
+	// bastion that is in none of them is trusted on first use, with a warning, and
+	// pinned under "jump/<host:port>". Missing files are skipped.
 	UserKnownHosts []string
 
-	// Passphrase is asked for the passphrase of a key that SSHConfig names for
-	// a bastion, once a key. Nil: such keys are left out.
+	// Passphrase returns the passphrase of a key that SSHConfig names for a bastion. It
+	// is called at most once per key. Nil: encrypted keys that no agent holds are left
+	// out.
 	Passphrase func(path string) (string, error)
 
-	// AgentSocket is that of an ssh-agent whose keys are offered to bastions,
-	// too. Empty: none is asked.
+	// AgentSocket is the socket of an ssh-agent whose keys are offered to bastions, too.
+	// Empty: none is asked.
 	AgentSocket string
 
 	// ConnectTimeout bounds one try: TCP connect, handshake and login.
@@ -146,35 +146,34 @@ type Config struct {
 	// default 2 min. Every worker gets at least one whole try.
 	RetryFor time.Duration
 
-	// AuthRetryFor is how long a worker may refuse our key, counted from the
-	// first time, which a VM does until its agent has fetched the keys. After
-	// that the key is the wrong one. Default: RetryFor.
+	// AuthRetryFor is how long a worker may refuse our key, counted from the first
+	// refusal. A VM refuses it until its agent has fetched the keys. After that time,
+	// the key counts as wrong. Default: RetryFor.
 	AuthRetryFor time.Duration
 
-	// KeepAlive is the time of silence after which a worker is asked for a
-	// sign of life. After three times that the connection is given up.
-	// Default 10 s.
+	// KeepAlive is the time of silence after which a worker is sent a keepalive. After
+	// three times that, the connection is given up. Default 10 s.
 	KeepAlive time.Duration
 
 	// ShellTimeout bounds how long a login may take to run a first command (see
-	// Conn.MeasureClock). Start-up files that load an environment from a busy
-	// disk take seconds; one that waits for somebody to type takes for ever.
-	// Default 30 s.
+	// Conn.MeasureClock). Start-up files that load an environment from a busy disk take
+	// seconds. A start-up file that waits for somebody to type takes for ever. Default
+	// 30 s.
 	ShellTimeout time.Duration
 
 	// Dial opens the connection that SSH runs over. Default: TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Fold writes the hosts that are still waited for, given by their index
-	// in Connect's argument, for event.Progress. Default: the first five names
-	// and the number of the others.
+	// Fold formats the hosts that Connect still waits for, given by their index in its
+	// argument, for event.Progress. Default: the first five names and the number of the
+	// others.
 	Fold func(waiting []int) string
 
-	// AcceptCommand is the command line with which the user accepts the
-	// changed host key of the named worker.
+	// AcceptCommand returns the command line with which the user accepts the changed
+	// host key of the named worker.
 	AcceptCommand func(name string) string
 
-	// Sink receives progress and notes. Default: nobody.
+	// Sink receives progress and notes. Default: they are dropped.
 	Sink event.Sink
 
 	// Clock paces retries and keepalives. Default: the system's.
@@ -198,11 +197,11 @@ type Fleet struct {
 	closed    bool
 	ticking   bool // keepAlive runs
 	links     map[*link]struct{}
-	firstUse  []string // hosts trusted on first use and not yet told
+	firstUse  []string // hosts trusted on first use and not yet reported
 	toldTrust bool
 	hops      map[string]*hop // bastions, by the way to them
 
-	letIn    atomic.Int32 // logins to workers that went well
+	letIn    atomic.Int32 // successful logins to workers
 	reached  sync.Map     // Host.Slice of every worker that a connection was made to
 	toldSlow atomic.Bool
 }
@@ -260,13 +259,13 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Connect connects to all hosts at once and returns when every one of them is
-// connected or given up. Both results have the length of hosts and the same
-// order: a Conn is nil where its error is not. The error is a *ConnectError.
-// When ctx ends, what is not yet connected fails with its cause at once.
+// Connect connects to all hosts at once and returns when every one of them is connected
+// or given up. Both results have the length and the order of hosts: a Conn is nil where
+// its error is not. The error is a *ConnectError. When ctx ends, the hosts that are not
+// yet connected fail at once with the cause of ctx.
 //
-// Connections stay open, also those of a Connect that failed for some hosts,
-// until Conn.Close or Fleet.Close.
+// Connections stay open until Conn.Close or Fleet.Close, even if Connect failed for some
+// hosts.
 func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns, errs := f.Open(ctx, hosts)
 	for i := range conns {
@@ -277,8 +276,8 @@ func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	return conns, errs
 }
 
-// Open is Connect that returns a Conn for every host: that of one with an error
-// connects when it is next used, as one does whose connection was lost.
+// Open is like Connect, but returns a Conn for every host. The Conn of a host with an
+// error connects at its next use, as a Conn does after a lost connection.
 func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns := make([]*Conn, len(hosts))
 	errs := make([]error, len(hosts))
@@ -306,10 +305,9 @@ func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	return conns, errs
 }
 
-// Close closes every connection, ends every session with ErrConnectionLost and
-// returns when nothing of the Fleet runs any more, which includes a Write or
-// Read of a Cmd's writers and reader that is under way. It does not stop
-// commands on the workers.
+// Close closes every connection and ends every session with ErrConnectionLost. It
+// returns when all goroutines of the Fleet have ended. That includes a Write or Read
+// under way of a Cmd's writers and reader. It does not stop commands on the workers.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -339,8 +337,8 @@ func (f *Fleet) spawn(fn func()) bool {
 	return true
 }
 
-// tellTrust says once per Fleet that workers were trusted on first use, and
-// writes the pins down.
+// tellTrust warns once per Fleet that workers were trusted on first use. Unless the
+// Fleet is ReadOnly, it also writes the pins to the file.
 func (f *Fleet) tellTrust() {
 	f.mu.Lock()
 	firstUse := f.firstUse
@@ -361,7 +359,7 @@ func (f *Fleet) tellTrust() {
 	}
 }
 
-// progress tells who is still being connected to.
+// progress reports which hosts are still being connected.
 type progress struct {
 	fleet    *Fleet
 	hosts    []Host
@@ -378,13 +376,13 @@ func newProgress(f *Fleet, hosts []Host) *progress {
 	}
 }
 
-// trouble returns the function that is told the failed tries of host i.
+// trouble returns a function that records the last failed try of host i.
 func (p *progress) trouble(i int) func(*ConnectError) {
 	return func(err *ConnectError) { p.troubles[i].Store(err) }
 }
 
-// The pace of Progress events: often enough to look alive, rarely enough to
-// cost nothing with 2048 hosts, for each event lists who is waited for.
+// The pace of Progress events: often enough to look alive, rarely enough to cost nothing
+// with 2048 hosts, because each event lists the waiting hosts.
 const (
 	progressEvery = 100 * time.Millisecond
 	progressIdle  = time.Second

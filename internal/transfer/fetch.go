@@ -30,12 +30,12 @@ var getScript = sshfan.NewProgram("get", getText)
 
 // Place is where files go on this machine.
 type Place struct {
-	Dir  string // the directory; it is made when it is not there
-	Name string // that the one file gets; "" keeps the names
+	Dir  string // the directory; it is made when missing
+	Name string // name for the one file; "" keeps the names
 }
 
-// PlaceFor is the place that dest means: a directory when it ends with a slash, is
-// one, or into says so.
+// PlaceFor returns the place that dest means. dest is a directory if it ends with a
+// slash, if it is one already, or if into is true.
 func PlaceFor(dest string, into bool) Place {
 	if info, err := os.Stat(dest); into || strings.HasSuffix(dest, "/") || err == nil && info.IsDir() {
 		return Place{Dir: filepath.Clean(dest)}
@@ -43,22 +43,22 @@ func PlaceFor(dest string, into bool) Place {
 	return Place{Dir: filepath.Dir(dest), Name: filepath.Base(dest)}
 }
 
-// Fetched is what came from a worker.
+// Fetched describes what came from a worker.
 type Fetched struct {
 	Files   int
 	Bytes   int64    // of contents
-	LeftOut []string // what is neither file, directory nor link
-	Changed bool     // something was written to while it was read there
+	LeftOut []string // names that are neither file, directory nor link
+	Changed bool     // a file was written to while it was read there
 }
 
-// Progress is told how a Fetch goes on. Any of it may be nil.
+// Progress follows a Fetch. Each function may be nil.
 type Progress struct {
-	Size  func(n int64) // the bytes that will come, about
-	Moved func(n int64) // bytes of contents that have come
+	Size  func(n int64) // an estimate of the bytes that will come
+	Moved func(n int64) // bytes of contents that have just come
 }
 
-// Asked checks what is asked for of a worker: each path must end with a name, or
-// a pattern of names as shells have it.
+// Asked checks the paths to copy from a worker: each must end with a name, or with a
+// shell pattern of names.
 func Asked(paths []string) error {
 	for _, p := range paths {
 		name := path.Base(strings.TrimRight(p, "/"))
@@ -72,10 +72,10 @@ func Asked(paths []string) error {
 	return nil
 }
 
-// Fetch copies files of a worker to a place here; the paths are relative to the
-// home directory, absolute, or with "~/", and may be patterns. When it fails,
-// nothing is there but what was before; when it fails at the very end, each file
-// is either the earlier or the new one.
+// Fetch copies files of a worker to a place here. The paths are relative to the home
+// directory, absolute, or begin with "~/"; they may be patterns. If Fetch fails, nothing
+// here has changed, except at the very end: then each file is either the earlier or the
+// new one.
 func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Progress) (Fetched, error) {
 	if err := Asked(paths); err != nil {
 		return Fetched{}, err
@@ -97,7 +97,8 @@ func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Pro
 	return st.got, nil
 }
 
-// receive has the worker send, and compares the digest of all that came.
+// receive makes the worker send the files, and compares the digest of everything that
+// came. changed reports that a file changed while the worker read it.
 func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress Progress) (changed bool, err error) {
 	nonce := sshfan.NewNonce()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -167,18 +168,18 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 
 var errStopped = errors.New("what comes cannot be taken")
 
-// complaints are the lines that are no answer, and no remarks.
+// complaints returns the lines that are no answer, without the harmless remarks of tar.
 func complaints(errs *sshfan.Answer) []string {
 	return slices.DeleteFunc(errs.Noise(), func(line string) bool {
 		return line == "" || strings.HasSuffix(line, ": socket ignored") || strings.Contains(line, "Removing leading")
 	})
 }
 
-// An archived writer passes on the bytes of an archive and has their digest.
+// An archived writer passes on the bytes of an archive and computes their digest.
 type archived struct {
 	w       io.Writer
 	sum     hash.Hash
-	stopped bool // by who reads them
+	stopped bool // w takes no more bytes
 }
 
 func (a *archived) Write(p []byte) (int, error) {
@@ -188,22 +189,22 @@ func (a *archived) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A stage is the directory in which files lie until all have come. Everything is
-// done below root, the nearest directory that there was: no name and no link can
-// lead out of it.
+// A stage is the directory in which files lie until all have come. All work happens
+// below root, the nearest directory that already existed: no name and no link can lead
+// out of it.
 type stage struct {
 	root     *os.Root
 	dir      string // name of the stage in root
 	to       string // directory of the place in root
-	name     string // that the one file gets, or ""
+	name     string // name for the one file, or ""
 	wanted   []string
 	progress moved
 
 	got    Fetched
-	tops   []string // names at the top
+	tops   []string // top-level names that have come
 	known  map[string]bool
 	dirs   []tar.Header
-	joined map[string]bool // directories of the stage that were there already
+	joined map[string]bool // directories that existed at the place already
 }
 
 func openStage(to Place) (*stage, error) {
@@ -237,7 +238,7 @@ func openStage(to Place) (*stage, error) {
 	return &stage{root: root, dir: filepath.Base(dir), to: rel, name: to.Name, joined: make(map[string]bool), known: make(map[string]bool)}, nil
 }
 
-// close removes what has not come to its place.
+// close removes what is not in place.
 func (st *stage) close() {
 	_ = st.root.RemoveAll(st.dir)
 	_ = st.root.Close()
@@ -252,7 +253,7 @@ func (st *stage) unpack(ctx context.Context, r io.Reader) error {
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, io.EOF) {
-			_, err := io.Copy(io.Discard, r) // what fills the last block
+			_, err := io.Copy(io.Discard, r) // the padding of the last block
 			return err
 		}
 		if err != nil {
@@ -302,7 +303,7 @@ func (st *stage) take(h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// within makes the directories above a file, none of which may be a link.
+// within makes the directories above a file. None of them may be a link.
 func (st *stage) within(at string) error {
 	dir := filepath.Dir(at)
 	if err := st.root.MkdirAll(dir, 0o700); err != nil {
@@ -325,7 +326,7 @@ func (st *stage) isDir(at string) error {
 	return err
 }
 
-// asked reports whether a name at the top is one that was asked for.
+// asked reports whether a top-level name was asked for.
 func (st *stage) asked(name string) bool {
 	return slices.ContainsFunc(st.wanted, func(p string) bool {
 		pattern := path.Base(strings.TrimRight(p, "/"))
@@ -375,8 +376,8 @@ func (st *stage) put() error {
 	return st.finish()
 }
 
-// place moves from, in the stage, to its place: a directory joins the one that is
-// there, everything else takes the place of what is there, at once.
+// place moves from, a name in the stage, to its place. A directory is merged into one
+// that is there. Everything else replaces what is there, at once.
 func (st *stage) place(from, to string) error {
 	at := filepath.Join(st.dir, from)
 	info, err := st.root.Lstat(at)
@@ -417,8 +418,7 @@ func (st *stage) place(from, to string) error {
 	return st.root.Rename(at, to)
 }
 
-// finish gives the directories that are new their modes and times, the inner ones
-// first.
+// finish sets the modes and times of the new directories, the inner ones first.
 func (st *stage) finish() error {
 	for _, h := range slices.Backward(st.dirs) {
 		if st.joined[h.Name] {

@@ -1,7 +1,7 @@
 #!/bin/bash
-# get: NONCE PATH... After the line "stream BYTES", of which the number is an
-# estimate, stdout is a tar archive of the files; then stderr has the digest of the
-# archive and the status of tar, behind what tar complains of.
+# get: NONCE PATH... Sends files. After the line "stream BYTES", whose number is an
+# estimate, stdout is a tar archive of the files. Then stderr has the complaints of tar,
+# if any, and after them the status of tar and the digest of the archive.
 set -u -o pipefail
 export LC_ALL=C
 nonce=$1
@@ -48,7 +48,7 @@ main() {
   say sent "$status" "${sum%% *}" >&2
 }
 
-# matches PATTERN: in the array matched.
+# matches PATTERN: sets the array matched to the names that match.
 matches() {
   local IFS=
   shopt -s nullglob

@@ -1,11 +1,12 @@
 #!/bin/bash
-# put: NONCE DEST MANY. Takes files as a tar archive on stdin, in pieces of which
-# each is a line with its number of bytes and the bytes, the last one of 0 bytes;
-# says the digest of what has arrived; and puts it into place when the line "put"
-# follows. Until then it lies in one directory of its own beside that place, which
-# is removed at the end of stdin, and whatever else happens.
+# put: NONCE DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a
+# line with its number of bytes, and the bytes; the last piece has 0 bytes. The script
+# prints the digest of what has arrived, and puts it into place when the line "put"
+# follows. Until then the files lie in one directory of their own beside that place. The
+# script removes that directory at the end of stdin, and when it ends for any other
+# reason.
 #
-# MANY=1: DEST is a directory, also when it is not there yet.
+# MANY=1: DEST is a directory, even if it does not exist yet.
 set -u -o pipefail
 export LC_ALL=C
 nonce=$1 dest=$2 many=$3 stage=''
@@ -58,7 +59,7 @@ main() {
   say put
 }
 
-# pieces: the archive, whole or not at all.
+# pieces: prints the archive. It fails unless the archive is whole.
 pieces() {
   local n
   while IFS= read -r n && [[ $n =~ ^[0-9]{1,9}$ ]]; do
@@ -68,7 +69,8 @@ pieces() {
   return 1
 }
 
-# digest: of all names and kinds, the targets of links and the contents.
+# digest: prints the digest of all names and kinds, the targets of links and the
+# contents.
 digest() {
   cd -- "$stage" || return
   {
@@ -77,7 +79,8 @@ digest() {
   } | sha256sum
 }
 
-# put_all: to where it belongs; while dry is 1, only whether that can be.
+# put_all: moves everything to its place. If dry is 1, it only checks whether that is
+# possible.
 put_all() {
   local entry name
   if ((dry)); then
@@ -90,8 +93,8 @@ put_all() {
   done
 }
 
-# place FROM TO: a directory joins the one that is there, everything else takes
-# the place of what is there, at once.
+# place FROM TO: merges a directory into the one that is there. Everything else replaces
+# what is there, at once. If dry is 1, it only checks.
 place() {
   local entry
   if [[ -d $1 && ! -L $1 && -d $2 ]]; then
@@ -118,7 +121,8 @@ place() {
   fi
 }
 
-# chmod_move: a directory without the right to write cannot get another parent.
+# chmod_move FROM TO: moves a directory. Without the right to write it could not get
+# another parent, so chmod_move grants that right for the move.
 chmod_move() {
   local mode
   mode=$(stat -c %a -- "$1") && chmod u+w -- "$1" && mv -fT -- "$1" "$2" && chmod "$mode" -- "$2"

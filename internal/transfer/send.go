@@ -27,13 +27,12 @@ var putText string
 
 var putScript = sshfan.NewProgram("put", putText)
 
-// A Parcel is files of this machine that are to be sent. It is safe for
-// concurrent use.
+// A Parcel is a set of files of this machine to send. It is safe for concurrent use.
 type Parcel struct {
-	Names   []string // under which they arrive
+	Names   []string // names under which they arrive
 	Size    int64    // bytes of contents
 	Files   int
-	LeftOut []string // what is neither file, directory nor link
+	LeftOut []string // names that are neither file, directory nor link
 
 	items  []item
 	digest string
@@ -41,14 +40,14 @@ type Parcel struct {
 
 // item is one file, directory or link.
 type item struct {
-	path string // here
+	path string // on this machine
 	name string // in the parcel
 	info fs.FileInfo
 	link string
 }
 
-// Pack reads what is to be sent: the files and directories named. A file that
-// changes afterwards is an error of Send.
+// Pack reads the files and directories to send. If a file changes afterwards, Send
+// fails.
 func Pack(ctx context.Context, sources []string) (*Parcel, error) {
 	p := &Parcel{}
 	for _, source := range sources {
@@ -60,7 +59,7 @@ func Pack(ctx context.Context, sources []string) (*Parcel, error) {
 		if name == "/" || name == "." {
 			return nil, fmt.Errorf("copy %q: it has no name", source)
 		}
-		if strings.HasSuffix(source, "/") { // what a link leads to
+		if strings.HasSuffix(source, "/") { // send what a link leads to
 			if whole, err = filepath.EvalSymlinks(whole); err != nil {
 				return nil, fmt.Errorf("copy %q: %w", source, bare(err))
 			}
@@ -166,22 +165,23 @@ func sumOf(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Sent is a parcel that has arrived on a worker, and is not yet in place. Exactly
-// one of Put and Drop must be called.
+// Sent is a parcel that has arrived on a worker and is not yet in place. The caller must
+// call exactly one of Put and Drop.
 type Sent struct {
 	orders *io.PipeWriter
 	over   chan struct{}
-	err    error // to be read after over
-	done   bool  // the same
+	err    error // read only after over is closed
+	done   bool  // the worker has reported that the files are in place
 }
 
-// Send sends the parcel to a worker, to dest there: relative to the home
-// directory, absolute, or with "~/". With into, and when dest ends with a slash or
-// is a directory, the files go into it under their names; else the one file of the
-// parcel gets the name dest. progress is told the bytes of contents that went.
+// Send sends the parcel to dest on a worker: relative to the home directory, absolute,
+// or with "~/". The files go into dest under their names if into is true, if dest ends
+// with a slash or is a directory, or if the parcel has several names. Otherwise the one
+// file gets the name dest. progress is called with the bytes of contents as they are
+// sent.
 //
-// The end of ctx ends Send; Put and Drop must be called with what Send returns.
-// The error may be a *WorkerError.
+// The end of ctx ends Send; it does not affect what Send has returned. The caller must
+// call Put or Drop on that. The error may be a *WorkerError.
 func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, progress func(n int64)) (*Sent, error) {
 	many := "0"
 	if into || len(p.Names) != 1 {
@@ -191,7 +191,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 	unwatch := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	in, orders := io.Pipe()
 	s := &Sent{orders: orders, over: make(chan struct{})}
-	words := make(chan string, 8) // for all that a worker of ours says
+	words := make(chan string, 8) // room for every answer of our script
 	answer := &sshfan.Answer{Nonce: sshfan.NewNonce(), Next: func(r sshfan.Record) bool {
 		select {
 		case words <- r.Word + " " + r.Rest:
@@ -199,7 +199,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 		}
 		if r.Word == "put" {
 			s.done = true
-			orders.Close() // no read of it shall be waited for
+			orders.Close() // otherwise the session would wait for a read of it
 		}
 		return false
 	}}
@@ -228,14 +228,14 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 			return nil, context.Cause(ctx)
 		}
 		if errors.Is(err, io.ErrClosedPipe) && s.err != nil {
-			err = s.err // the worker knows better
+			err = s.err // the worker's error says more
 		}
 		return nil, err
 	}
 	return s, nil
 }
 
-// stream writes the archive and compares what has arrived.
+// stream writes the archive and compares the digest of what has arrived.
 func (p *Parcel) stream(ctx context.Context, s *Sent, words <-chan string, progress moved) error {
 	if word, err := s.word(ctx, words); err != nil || word != "ready " {
 		return cmpOr(err, &WorkerError{"answer not understood: " + sshfan.Clean(word, 500)})
@@ -299,7 +299,7 @@ func (it item) write(ctx context.Context, archive *tar.Writer, progress moved) e
 	return err
 }
 
-// counted tells how much was read.
+// counted is a reader that reports how much was read.
 type counted struct {
 	r        io.Reader
 	progress moved
@@ -311,7 +311,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// word waits for what the worker says next.
+// word waits for the worker's next answer.
 func (s *Sent) word(ctx context.Context, words <-chan string) (string, error) {
 	select {
 	case w := <-words:
@@ -334,7 +334,7 @@ func (s *Sent) word(ctx context.Context, words <-chan string) (string, error) {
 	}
 }
 
-// Put puts what has arrived into place.
+// Put moves what has arrived into place.
 func (s *Sent) Put() error {
 	if _, err := io.WriteString(s.orders, "put\n"); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return err
@@ -343,18 +343,18 @@ func (s *Sent) Put() error {
 	return s.err
 }
 
-// Drop removes what has arrived, and waits for it unless the connection is lost.
+// Drop removes what has arrived. It waits for that unless the connection is lost.
 func (s *Sent) Drop() {
 	s.orders.Close()
 	<-s.over
 }
 
-// pieces writes an archive of unknown length: each piece has a line with its
-// length before it.
+// pieces writes an archive of unknown length in pieces. Before each piece comes a line
+// with its length.
 type pieces struct {
 	w    io.Writer
 	buf  []byte
-	lent *[]byte // what buf is made of, from buffers; nil before the first byte
+	lent *[]byte // the pooled buffer that buf uses; nil before the first byte
 }
 
 const pieceSize = 1 << 20

@@ -1,21 +1,20 @@
-// Package transfer copies files between this machine and a worker, as a tar
-// archive over the connection that there is: a worker needs nothing but a shell
-// and tar.
+// Package transfer copies files between this machine and a worker, as a tar archive over
+// the existing connection. A worker needs only bash, tar and the usual GNU tools.
 //
 // What it promises, in both directions:
 //
-//   - Nothing is put into place that has not arrived whole and been compared by
-//     digest: until then it lies in a directory of its own, beside its place and
-//     on the same file system, and is removed when anything goes wrong, on a
-//     worker also when the connection is lost or this program dies.
-//   - Each file takes the place of an earlier one at once, by a rename; a
-//     directory joins the one that is there.
-//   - Modes, times of modification, symbolic links, empty directories and names
-//     of any bytes are kept. Owners and set-user-id bits are not; what is neither
-//     file, directory nor link is left out, which is said.
-//   - A worker can write nowhere but below the names that it was asked for: names
-//     with "..", absolute ones and others than those asked for are errors, and
-//     links, which may lead anywhere, are never followed.
+//   - Nothing is put into place before everything has arrived whole and its digest was
+//     compared. Until then it lies in a directory of its own, beside its place and on
+//     the same file system. That directory is removed when anything goes wrong. On a
+//     worker this also holds when the connection is lost or this program dies.
+//   - A rename puts each file in the place of an earlier one at once. A directory is
+//     merged into the one that is there.
+//   - Modes, times of modification, symbolic links, empty directories and names of any
+//     bytes are kept. Owners and set-user-id bits are not. Anything that is neither
+//     file, directory nor link is left out and reported.
+//   - A worker can write only below the names that it was asked for. Names with "..",
+//     absolute names and names that were not asked for are errors. Links, which may lead
+//     anywhere, are never followed.
 package transfer
 
 import (
@@ -31,14 +30,14 @@ type Runner interface {
 	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
 }
 
-// A WorkerError is what a worker said about files that it could not take or
-// give.
+// A WorkerError reports that a worker could not take or give files, or that its answer
+// was refused.
 type WorkerError struct{ Text string }
 
 func (e *WorkerError) Error() string { return e.Text }
 
-// trouble is why the worker did not do what it was asked for: what it says itself,
-// on one of its outputs, else the last line that was no answer.
+// trouble returns why the worker failed: its own report, on one of its outputs, else the
+// last line that was no answer.
 func trouble(errs, out *sshfan.Answer) error {
 	for _, from := range []*sshfan.Answer{out, errs} {
 		if failed := from.Failure(); failed != "" {
@@ -53,7 +52,8 @@ func trouble(errs, out *sshfan.Answer) error {
 	return &WorkerError{"no answer"}
 }
 
-// moved tells bytes that were copied; nil tells nobody.
+// moved is called with the number of bytes that were just copied. A nil moved is
+// allowed.
 type moved func(n int64)
 
 func (m moved) add(n int) {
