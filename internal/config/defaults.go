@@ -18,15 +18,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The files that give flags their defaults: one of a project, found in the
-// working directory or above it, and one of the user.
+// The files with defaults for flags: one of the project, in the working directory or
+// above it, and one of the user.
 const (
 	ProjectFile = "multihost.yaml"
 	userFile    = "config.yaml"
 )
 
-// UserFile is the path of the user's own file of defaults:
-// $XDG_CONFIG_HOME/multihost/config.yaml, else below ~/.config.
+// UserFile returns the path of the user's file of defaults:
+// $XDG_CONFIG_HOME/multihost/config.yaml, else ~/.config/multihost/config.yaml.
 func UserFile(lookup Lookup, home string) string {
 	dir := get(lookup, "XDG_CONFIG_HOME")
 	if !filepath.IsAbs(dir) {
@@ -35,10 +35,10 @@ func UserFile(lookup Lookup, home string) string {
 	return filepath.Join(dir, "multihost", userFile)
 }
 
-// A Kind is what a flag takes, in words that complete "takes".
+// A Kind says which values a flag takes, in words that follow "takes".
 type Kind string
 
-// The kinds of flags. An Optional one is a switch that may carry a text.
+// The kinds of flags. An Optional flag is a switch that may have a text as its value.
 const (
 	Text     Kind = "a text"
 	Bool     Kind = "true or false"
@@ -49,8 +49,8 @@ const (
 	Optional Kind = "true, false or a text"
 )
 
-// Check reports why text is no value of that kind. What a text or a list has to
-// look like is not its business.
+// Check returns an error if text is no value of the kind. It accepts any value of the
+// kinds Text, List and Optional.
 func (k Kind) Check(text string) error {
 	var err error
 	switch k {
@@ -71,36 +71,36 @@ func (k Kind) Check(text string) error {
 	return nil
 }
 
-// A Flag is a flag of a command, as far as files of defaults are concerned.
+// A Flag holds what files of defaults need to know about a flag of a command.
 type Flag struct {
-	Names []string // its own, then other spellings
+	Names []string // its name, then other spellings
 	Kind  Kind
-	// Paths rewrites the local files that a value names, each by place; nil: a
-	// value names none.
+	// Paths replaces each local path in a value by the result of place; nil: values
+	// have no paths.
 	Paths func(value string, place func(path string) (string, error)) (string, error)
-	// Private says why only the user's own file may set the flag; "": any may.
+	// Private says why only the user's own file may set the flag; "": any file may.
 	Private string
-	// Never says why no file may set it; "": files may.
+	// Never says why no file may set the flag; "": files may.
 	Never string
 }
 
-// Named reports whether key is a spelling of the flag: one of its names, of
-// which those in lower case may be written with underscores.
+// Named reports whether key is one of the flag's names. A name in lower case may be
+// written with underscores.
 func (f Flag) Named(key string) bool {
 	return slices.Contains(f.Names, key) || key == strings.ToLower(key) && slices.Contains(f.Names, strings.ReplaceAll(key, "_", "-"))
 }
 
-// A Command is a command of the program with all the flags that it takes, also
-// those of every command.
+// A Command is a command of the program with all its flags, including those that every
+// command has.
 type Command struct {
 	Path  string // "run", "qr create"
 	Flags []Flag
 }
 
-// Layer says what kind of place a value came from.
+// Layer is the kind of source that a value came from.
 type Layer string
 
-// The layers of values, the first that has one wins.
+// The layers of values. The first layer that has a value wins.
 const (
 	CommandLine  Layer = "command line"
 	Environment  Layer = "environment"
@@ -110,24 +110,24 @@ const (
 	BuiltIn      Layer = "built-in default"
 )
 
-// FlagVariable is the environment variable that sets a flag.
+// FlagVariable returns the name of the environment variable that sets a flag.
 func FlagVariable(flag string) string {
 	return "MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// A Source is where a value came from.
+// A Source says where a value came from.
 type Source struct {
 	Layer    Layer  `json:"layer"`
-	Variable string `json:"variable,omitempty"` // of the environment
+	Variable string `json:"variable,omitempty"` // environment variable
 	File     string `json:"file,omitempty"`
 	Line     int    `json:"line,omitempty"`
 	Column   int    `json:"column,omitempty"`
-	Profile  string `json:"profile,omitempty"` // in whose part of the file; "": in none's
-	Section  string `json:"section,omitempty"` // of which command; "": for every one
-	Text     string `json:"text,omitempty"`    // of gcloud: the place in its words
+	Profile  string `json:"profile,omitempty"` // whose part of the file it is in; "": no profile's
+	Section  string `json:"section,omitempty"` // command that it is for; "": every command
+	Text     string `json:"text,omitempty"`    // for gcloud: the source in words
 }
 
-// String is the place as an error begins with it.
+// String returns the source in the form in which an error begins with it.
 func (s Source) String() string {
 	switch {
 	case s.Variable != "":
@@ -140,30 +140,30 @@ func (s Source) String() string {
 	return string(s.Layer)
 }
 
-// A Setting is a value for a flag and its source. A list has any number of
-// values, everything else one.
+// A Setting is a value for a flag and its source. A List has any number of values,
+// every other kind has one.
 type Setting struct {
 	Values []string
 	Source Source
 }
 
-// DefaultsOptions say which files to read and what may stand in them.
+// DefaultsOptions say which files to read and what they may set.
 type DefaultsOptions struct {
 	Lookup Lookup
 	Home   string
-	Dir    string // where the search for the project file begins; "": there is none
-	// Named is a file to read in place of the project file that would be found.
-	// It is trusted like the user's own. "none" means that no file is read.
+	Dir    string // where the search for the project file begins; "": no search
+	// Named is a file to read instead of the project file. It is trusted like the
+	// user's own file. "none" means that no file is read.
 	Named    string
-	Profile  string // "": what a file says
+	Profile  string // "": the profile that a file asks for
 	Commands []Command
 }
 
-// Defaults are what the files say. A nil *Defaults says nothing.
+// Defaults holds the settings of the files. A nil *Defaults has no settings.
 type Defaults struct {
-	Project, User string // paths of the files that were read; "": there is none
-	Profile       string // in force; "": none
-	ProfileSource Source // zero when it was asked for in the options
+	Project, User string // paths of the files that were read; "": no such file
+	Profile       string // the active profile; "": none
+	ProfileSource Source // zero if the options asked for the profile
 	files         []*defaultsFile
 }
 
@@ -176,21 +176,21 @@ type defaultsFile struct {
 	commands []Command
 	settings []setting
 	profiles map[string]bool
-	profile  Setting // the one that it asks for
+	profile  Setting // the profile that it asks for
 	faults   []error
 }
 
-// setting is a line of a file. Commands may have flags of one name and of several
-// kinds: it counts for those of its kind.
+// setting is a line of a file. Flags of several commands may share a name but not the
+// kind; the setting applies only to flags of its kind.
 type setting struct {
 	key  string
 	kind Kind
 	Setting
 }
 
-// LoadDefaults finds and reads the files. Files that are missing say nothing.
-// Errors are *FileError, all that a file has joined; an unknown profile is a
-// *ProfileError.
+// LoadDefaults finds and reads the files. A missing file is no error, unless
+// o.Named names it. Errors are *FileError, and LoadDefaults joins all errors of a file.
+// An unknown profile is a *ProfileError.
 func LoadDefaults(o DefaultsOptions) (*Defaults, error) {
 	d := &Defaults{}
 	if o.Named == "none" {
@@ -258,7 +258,7 @@ func (d *Defaults) chooseProfile(asked string) error {
 	return &ProfileError{Name: d.Profile, Known: slices.Compact(known), Source: d.ProfileSource}
 }
 
-// Profiles are the names of all profiles, sorted.
+// Profiles returns the names of all profiles, sorted.
 func (d *Defaults) Profiles() []string {
 	var names []string
 	if d != nil {
@@ -272,9 +272,9 @@ func (d *Defaults) Profiles() []string {
 	return slices.Compact(names)
 }
 
-// Find returns what the files say about a flag of a command, the one that
-// counts first: the project's file before the user's; in a file the profile
-// before the rest, and there a command's section before what is said for all.
+// Find returns the settings of a flag of a command; the first one counts. The project's
+// file comes before the user's. In a file, the active profile comes before the rest. In
+// each of these, a command's section comes before settings for all commands.
 func (d *Defaults) Find(command string, f Flag) []Setting {
 	if d == nil {
 		return nil
@@ -301,16 +301,17 @@ func weight(s Source) int {
 	return w
 }
 
-// within reports whether a command is the one of a section, or below it.
+// within reports whether a section applies to a command: it names the command or a
+// group that contains it, or it is empty.
 func within(command, section string) bool {
 	return section == "" || command == section || strings.HasPrefix(command, section+" ")
 }
 
-// A ProfileError names a profile that no file has.
+// A ProfileError says that no file has a profile of this name.
 type ProfileError struct {
 	Name   string
 	Known  []string
-	Source Source // zero: it was asked for
+	Source Source // zero: the options asked for it
 }
 
 func (e *ProfileError) Error() string {
@@ -321,7 +322,7 @@ func (e *ProfileError) Error() string {
 	return text
 }
 
-// Hint names the profiles that there are.
+// Hint names the profiles that exist.
 func (e *ProfileError) Hint() string {
 	if len(e.Known) == 0 {
 		return "profiles are made below profiles: in multihost.yaml or in the user's file; see multihost config show"
@@ -332,8 +333,8 @@ func (e *ProfileError) Hint() string {
 	return "use one of: " + strings.Join(e.Known, ", ")
 }
 
-// findUp returns the project file of dir or of the nearest directory above it,
-// "" when there is none.
+// findUp returns the project file of dir or of the nearest directory above it, "" if
+// there is none.
 func findUp(dir string) (string, error) {
 	for {
 		path := filepath.Join(dir, ProjectFile)
@@ -356,11 +357,11 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// defaultsLimit is far above what anybody writes by hand.
+// defaultsLimit is far above the size of any file that is written by hand.
 const defaultsLimit = 1 << 20
 
-// readDefaults reads a file that only those may have written who may decide
-// what this user's commands do, when check is set.
+// readDefaults reads a file. With check, it refuses a file that other users may have
+// written, because the file decides what this user's commands do.
 func readDefaults(path string, check bool) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // a pipe would block
 		return nil, &FileError{Path: path, Err: errors.New("it is no file")}
@@ -390,8 +391,8 @@ func readDefaults(path string, check bool) ([]byte, error) {
 	return data, nil
 }
 
-// yamlLine is how the YAML library tells where a text is no YAML; it has no
-// type for it.
+// yamlLine matches the YAML library's text for invalid YAML, which has the line. The
+// library has no error type for it.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
 func (f *defaultsFile) parse(data []byte) error {
@@ -428,12 +429,12 @@ func (f *defaultsFile) fault(n *yaml.Node, format string, args ...any) {
 	f.faults = append(f.faults, f.at(n, format, args...))
 }
 
-// mapping reads the settings of a mapping: those of a section, of a profile, or
-// of the file.
+// mapping reads the settings of a mapping, which is a section, a profile or the whole
+// file.
 func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 	n = resolve(n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return // all of it is commented out
+		return // the user commented everything out
 	}
 	if n.Kind != yaml.MappingNode {
 		f.fault(n, "want lines of the form name: value")
@@ -459,7 +460,7 @@ func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 			f.readProfile(key, value)
 		case value.Kind == yaml.MappingNode:
 			f.section(key, value, profile, section)
-		case value.Tag == "!!null" && section == "" && len(f.flagsOf(name)) > 0: // all of it is commented out
+		case value.Tag == "!!null" && section == "" && len(f.flagsOf(name)) > 0: // the user commented the section out
 		default:
 			f.flag(key, value, profile, section)
 		}
@@ -467,7 +468,7 @@ func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 	f.twice(seen, section)
 }
 
-// resolve follows an alias to what it stands for.
+// resolve returns the node that an alias stands for, or n if it is no alias.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -475,8 +476,8 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// profileName is strict since shells complete these names: one that means
-// something to a shell would be run by who only pressed Tab.
+// profileName is strict because shells complete these names. A name with a special
+// meaning to the shell could run something when the user only pressed Tab.
 var profileName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 func (f *defaultsFile) readProfiles(n *yaml.Node) {
@@ -518,7 +519,7 @@ func (f *defaultsFile) source(n *yaml.Node, profile, section string) Source {
 	return Source{Layer: f.layer, File: f.path, Line: n.Line, Column: n.Column, Profile: profile, Section: section}
 }
 
-// section reads the settings of one command or of a group of them.
+// section reads the settings of one command or of a group of commands.
 func (f *defaultsFile) section(key, value *yaml.Node, profile, outer string) {
 	path := strings.Join(strings.Fields(key.Value), " ")
 	whole := strings.TrimSpace(outer + " " + path)
@@ -538,7 +539,7 @@ func (f *defaultsFile) section(key, value *yaml.Node, profile, outer string) {
 	}
 }
 
-// flagsOf are the flags of all commands of a section.
+// flagsOf returns the flags of all commands of a section.
 func (f *defaultsFile) flagsOf(section string) []Flag {
 	var all []Flag
 	for _, c := range f.commands {
@@ -549,9 +550,10 @@ func (f *defaultsFile) flagsOf(section string) []Flag {
 	return all
 }
 
-// find are the flags that a key means in a section, one of each command.
+// find returns the flags that a key means in a section: one for each command that has
+// it.
 func (f *defaultsFile) find(key, section string) []Flag {
-	if len(key) < 2 { // -f is for typing
+	if len(key) < 2 { // one-letter names such as -f are for the command line only
 		return nil
 	}
 	return slices.DeleteFunc(f.flagsOf(section), func(flag Flag) bool { return !flag.Named(key) })
@@ -575,7 +577,7 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 	}
 	kinds := map[Kind]bool{}
 	if !slices.ContainsFunc(flags, func(flag Flag) bool { return accepts(flag.Kind, value) }) {
-		f.values(key, value, flags[0]) // tells what is wrong
+		f.values(key, value, flags[0]) // records what is wrong
 		return
 	}
 	for _, flag := range flags {
@@ -589,7 +591,7 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 	}
 }
 
-// accepts reports whether a flag of that kind can be set to a node.
+// accepts reports whether a flag of the kind can have the value of n.
 func accepts(kind Kind, n *yaml.Node) bool {
 	if n.Kind == yaml.SequenceNode {
 		return kind == List
@@ -597,7 +599,8 @@ func accepts(kind Kind, n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && wrongType(n, kind) == ""
 }
 
-// values reads what a flag is set to.
+// values reads the values of a flag. It records a fault and returns ok false if they do
+// not fit.
 func (f *defaultsFile) values(key, n *yaml.Node, flag Flag) (values []string, ok bool) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
@@ -630,7 +633,8 @@ func (f *defaultsFile) values(key, n *yaml.Node, flag Flag) (values []string, ok
 	return values, true
 }
 
-// wrongType says what a scalar is when a flag of that kind cannot be set to it.
+// wrongType describes a scalar that a flag of the kind cannot have as its value. It
+// returns "" if the flag can.
 func wrongType(n *yaml.Node, kind Kind) string {
 	plain := n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
 	quoted := fmt.Sprintf("%q", n.Value)
@@ -666,10 +670,10 @@ func wrongType(n *yaml.Node, kind Kind) string {
 	return ""
 }
 
-// place makes a path of a value that of a file: relative to the directory of
-// the file of defaults, ~/ is the home. What a project's file names has to be
-// in the directory of that file: a directory that somebody got from elsewhere
-// must not make a command read or write other files.
+// place returns the full path for a path in a value. A relative path is relative to the
+// directory of the file of defaults; ~/ is the home. A project's file may only name
+// paths in its own directory, because a directory from somebody else must not make a
+// command read or write other files.
 func (f *defaultsFile) place(path string) (string, error) {
 	if path == "" || path == "-" {
 		return path, nil
@@ -686,8 +690,8 @@ func (f *defaultsFile) place(path string) (string, error) {
 	return whole, nil
 }
 
-// below reports whether path is dir or in it, also when symbolic links are
-// followed as far as there are files.
+// below reports whether path is dir or in it, both before and after symbolic links are
+// resolved. It resolves the part of the path that exists.
 func below(dir, path string) bool {
 	inside := func(dir, path string) bool {
 		rel, err := filepath.Rel(dir, path)
@@ -710,7 +714,7 @@ func below(dir, path string) bool {
 	return true
 }
 
-// twice finds flags that two keys of one mapping set for one command.
+// twice records a fault if two keys of one mapping set the same flag of one command.
 func (f *defaultsFile) twice(seen map[string]*yaml.Node, section string) {
 	for _, c := range f.commands {
 		if !within(c.Path, section) {
@@ -733,7 +737,7 @@ func (f *defaultsFile) twice(seen map[string]*yaml.Node, section string) {
 	}
 }
 
-// spellings are what a key for a flag could have been meant to be.
+// spellings returns the names of flags that the user could have meant by key.
 func (f *defaultsFile) spellings(key, section string) []string {
 	var names []string
 	for _, flag := range f.flagsOf(section) {
@@ -746,8 +750,8 @@ func (f *defaultsFile) spellings(key, section string) []string {
 	return names
 }
 
-// unknown reports a key that means nothing in a section, and which of names was
-// meant perhaps.
+// unknown records a fault for a key that has no meaning in a section. It suggests the
+// one of names that the user probably meant.
 func (f *defaultsFile) unknown(key *yaml.Node, section string, names []string) {
 	what := "is neither a flag nor a command"
 	if section != "" {
@@ -756,7 +760,7 @@ func (f *defaultsFile) unknown(key *yaml.Node, section string, names []string) {
 	name := strings.TrimLeft(key.Value, "-")
 	text := fmt.Sprintf("%q %s", key.Value, what)
 	switch s := tpu.Suggest(name, names); {
-	case len(f.find(name, section)) > 0: // written with its dashes
+	case len(f.find(name, section)) > 0: // the user wrote the leading dashes
 		text += fmt.Sprintf(": write it without dashes, %s", name)
 	case s != "":
 		text += fmt.Sprintf(": did you mean %s?", s)

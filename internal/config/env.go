@@ -12,15 +12,15 @@ import (
 type EnvVar struct {
 	Name  string
 	Value string
-	// Secret values are masked wherever multihost prints them. Only SecretEnv
-	// sets it.
+	// Secret says that multihost masks the value wherever it prints it. Only
+	// SecretEnv sets it.
 	Secret bool
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// checkEnv reports why name and value cannot be an environment variable.
-// Values never appear in the text: they may be secrets.
+// checkEnv returns an error if name and value cannot be an environment variable. The
+// error never contains the value, which may be a secret.
 func checkEnv(name, value string) error {
 	switch {
 	case name == "":
@@ -33,9 +33,9 @@ func checkEnv(name, value string) error {
 	return nil
 }
 
-// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value
-// is everything after the first "=", taken literally. Order is kept and a name
-// may come twice; the last one wins where they are applied.
+// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is
+// everything after the first "=", taken literally. ParseEnvAssignments keeps the order.
+// A name may occur twice; the last value wins when the variables are applied.
 func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, a := range assignments {
@@ -51,8 +51,9 @@ func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// SecretEnv takes the variables called names from this machine's environment.
-// One that is not set is an error: an empty secret would fail far away.
+// SecretEnv reads the variables called names from this machine's environment. A
+// variable that is not set is an error, because an empty secret would only fail later
+// on the workers.
 func SecretEnv(lookup Lookup, names []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, name := range names {
@@ -80,15 +81,14 @@ const envFileLimit = 1 << 20
 //
 //	# a comment; blank lines are skipped
 //	NAME=value            the value ends at the end of the line or at " #"
-//	export NAME=value     "export" is allowed and means nothing
-//	NAME='a $literal'     nothing is special in single quotes
+//	export NAME=value     "export" is allowed and has no effect
+//	NAME='a $literal'     no character is special in single quotes
 //	NAME="two\nlines"     \n \t \r \" \\ and \$ are escapes in double quotes
 //
-// Blanks around an unquoted value are dropped. Quoted values may span lines;
-// after the closing quote only a comment may follow. There is no expansion of
-// variables or commands. A line may end in CR LF and the file begin with a
-// byte order mark. Errors are those of ReadText, and *FileError with the line,
-// never with the value.
+// Blanks around an unquoted value are dropped. Quoted values may span lines; only a
+// comment may follow the closing quote. Variables and commands are not expanded. A line
+// may end in CR LF, and the file may begin with a byte order mark. Errors are those of
+// ReadText, and *FileError with the line, never with the value.
 func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	data, err := ReadText(ctx, path, envFileLimit)
 	if err != nil {
@@ -101,8 +101,8 @@ func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// parseEnv parses the text of an environment file. On an error line is where
-// the faulty assignment begins.
+// parseEnv parses the text of an environment file. With an error, it returns the line
+// in which the faulty assignment begins.
 func parseEnv(text string) (vars []EnvVar, line int, err error) {
 	rest := text
 	next := 1
@@ -119,8 +119,8 @@ func parseEnv(text string) (vars []EnvVar, line int, err error) {
 		if !ok {
 			return nil, line, errors.New("want NAME=VALUE")
 		}
-		// The value starts behind the first "=" of this line, and a quoted one
-		// may run over the line's end.
+		// The value starts after the first "=" of this line. A quoted value may
+		// extend past the end of the line.
 		start := strings.IndexByte(rest, '=') + 1
 		value, used, err := envValue(rest[start:])
 		if err != nil {
@@ -143,7 +143,7 @@ func nameOr(name string) string {
 	return name
 }
 
-// cutLine splits s behind its first line end, which it drops.
+// cutLine splits s after its first line and drops the line end.
 func cutLine(s string) (line, rest string) {
 	line, rest, _ = strings.Cut(s, "\n")
 	return strings.TrimSuffix(line, "\r"), rest
@@ -157,8 +157,8 @@ func assignedName(line string) (name string, ok bool) {
 	return name, ok
 }
 
-// envValue reads the value at the begin of s. used is how much of s belongs
-// to it, its line end included.
+// envValue reads the value at the start of s. used is how many bytes of s belong to
+// it, its line end included.
 func envValue(s string) (value string, used int, err error) {
 	lead := len(s) - len(strings.TrimLeft(s, " \t"))
 	body := s[lead:]
@@ -189,7 +189,7 @@ func envValue(s string) (value string, used int, err error) {
 	return value, len(s) - len(rest), nil
 }
 
-// doubleQuoted reads the quoted string that s begins with.
+// doubleQuoted reads the quoted string at the start of s.
 func doubleQuoted(s string) (value string, used int, err error) {
 	var b strings.Builder
 	for i := 1; i < len(s); i++ {
@@ -207,7 +207,7 @@ func doubleQuoted(s string) (value string, used int, err error) {
 				b.WriteByte('\r')
 			case '"', '\\', '$':
 				b.WriteByte(s[i])
-			default: // no escape: both characters are meant
+			default: // no escape: keep both characters
 				b.WriteByte('\\')
 				b.WriteByte(s[i])
 			}

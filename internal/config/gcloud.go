@@ -1,6 +1,6 @@
-// Package config turns what surrounds a command (gcloud's configuration files,
-// the environment, flags given as text) into checked values. It makes no call
-// to any API and reads the environment only through a Lookup.
+// Package config reads gcloud's configuration files, files of defaults, the environment
+// and flags given as text, and returns checked values. It makes no API call and reads
+// the environment only through a Lookup.
 package config
 
 import (
@@ -20,8 +20,8 @@ import (
 // A Lookup finds an environment variable, as os.LookupEnv does.
 type Lookup func(key string) (string, bool)
 
-// Gcloud is what multihost takes from gcloud's configuration. A field that
-// nobody set is empty.
+// Gcloud holds the settings that multihost takes from gcloud's configuration. A field
+// that is not set is empty.
 type Gcloud struct {
 	Account string
 	Project string
@@ -44,12 +44,12 @@ type Gcloud struct {
 
 	// Configuration is the name of the active configuration, "NONE" for none.
 	Configuration string
-	// Source says for each field that is set, by its Go name, where the value
-	// came from: "CLOUDSDK_CORE_PROJECT", or a file and section.
+	// Source maps the Go name of each field that is set to where its value came
+	// from: "CLOUDSDK_CORE_PROJECT", a file and section, or a flag.
 	Source map[string]string
 }
 
-// property is one setting of gcloud that multihost honours.
+// property is one setting of gcloud that multihost uses.
 type property struct {
 	field         string // Go name in Gcloud
 	section, name string // in gcloud's files; CLOUDSDK_<SECTION>_<NAME> in the environment
@@ -75,22 +75,21 @@ func properties() []property {
 	}
 }
 
-// env is the name of the environment variable that overrides p.
+// env returns the name of the environment variable that overrides p.
 func (p property) env() string {
 	return "CLOUDSDK_" + strings.ToUpper(p.section) + "_" + strings.ToUpper(p.name)
 }
 
-// LoadGcloud reads gcloud's configuration as gcloud does: an environment
-// variable CLOUDSDK_<SECTION>_<NAME> wins over the active configuration, which
-// wins over the file properties beside it and then that of the installation
-// (CLOUDSDK_ROOT_DIR). configurationFlag names the configuration to use; when
-// it is empty CLOUDSDK_ACTIVE_CONFIG_NAME does, then the file active_config.
-// "NONE" means no configuration file at all.
+// LoadGcloud reads gcloud's configuration as gcloud does. In order of precedence it
+// uses: an environment variable CLOUDSDK_<SECTION>_<NAME>, the active configuration, the
+// file properties in gcloud's directory, and the one of the installation
+// (CLOUDSDK_ROOT_DIR). configurationFlag names the active configuration. If it is empty,
+// CLOUDSDK_ACTIVE_CONFIG_NAME names it, then the file active_config. "NONE" means no
+// configuration.
 //
-// gcloud itself need not be installed, and a directory that is missing means
-// that nothing is set. A configuration that was named and does not exist, or
-// a file that cannot be read or parsed, is an error. Empty values count as not
-// set.
+// gcloud need not be installed. If its directory is missing, nothing is set. It is an
+// error if a configuration that was named does not exist, or if a file cannot be read or
+// parsed. Empty values count as not set.
 func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
 	g := Gcloud{Source: map[string]string{}}
 	dir := gcloudDir(lookup, home)
@@ -116,8 +115,8 @@ func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
 	return g, nil
 }
 
-// Override sets field, by its Go name, from a flag. An empty value leaves what
-// is there.
+// Override sets field, given by its Go name, from a flag. An empty value changes
+// nothing.
 func (g *Gcloud) Override(field, flag, value string) error {
 	if value == "" {
 		return nil
@@ -146,7 +145,7 @@ func (g *Gcloud) set(field, value, source string) error {
 	return nil
 }
 
-// text is where a setting of that type is kept, nil for another.
+// text returns a pointer to the field if it is a string, else nil.
 func (g *Gcloud) text(field string) *string {
 	return map[string]*string{
 		"Account":                 &g.Account,
@@ -166,8 +165,8 @@ func (g *Gcloud) text(field string) *string {
 	}[field]
 }
 
-// gcloudBool parses the forms that gcloud accepts in its own settings, which
-// are more than those of our flags.
+// gcloudBool parses the forms that gcloud accepts in its settings. Our flags accept
+// fewer.
 func gcloudBool(value string) (bool, error) {
 	switch strings.ToLower(value) {
 	case "true", "1", "on", "yes", "y":
@@ -188,8 +187,8 @@ func gcloudDir(lookup Lookup, home string) string {
 	return filepath.Join(home, ".config", "gcloud")
 }
 
-// get is the value of an environment variable; one that is empty counts as
-// not set.
+// get returns the value of an environment variable, "" if it is not set: empty counts
+// as not set.
 func get(lookup Lookup, key string) string {
 	v, _ := lookup(key)
 	return v
@@ -197,8 +196,8 @@ func get(lookup Lookup, key string) string {
 
 var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
 
-// activeName is the name of the configuration to read; named reports that
-// somebody asked for it, so that it has to exist.
+// activeName returns the name of the configuration to read. named means that a flag or
+// variable asked for it, so that it has to exist.
 func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
 	asked, by := flag, "--configuration"
 	if asked == "" {
@@ -217,14 +216,14 @@ func activeName(lookup Lookup, dir, flag string) (name string, named bool, err e
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", false, fileError(filepath.Join(dir, "active_config"), err)
 	}
-	// gcloud falls back to "default" when the file holds no legal name.
+	// gcloud falls back to "default" if the file does not contain a legal name.
 	if name := strings.TrimSpace(string(data)); name == "NONE" || configurationName.MatchString(name) {
 		return name, false, nil
 	}
 	return "default", false, nil
 }
 
-// configFile is one parsed file, the most important first in a list.
+// configFile is one parsed file. In a list, files that take precedence come first.
 type configFile struct {
 	path string
 	ini  *ini.File
@@ -234,7 +233,7 @@ func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFi
 	var paths []string
 	if name != "NONE" {
 		path := filepath.Join(dir, "configurations", "config_"+name)
-		// The configuration "default" is in use before its file is made.
+		// gcloud uses the configuration "default" before its file exists.
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && named && name != "default" {
 			return nil, &ConfigurationError{Name: name, Known: knownConfigurations(dir)}
 		}
@@ -258,9 +257,8 @@ func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFi
 	return files, nil
 }
 
-// parseFile reads a file as Python's configparser does, which gcloud uses:
-// quotes and # are part of a value, a line that begins with blanks continues
-// the one before.
+// parseFile reads a file as Python's configparser does, which gcloud uses: quotes and #
+// are part of a value, and a line that begins with blanks continues the line before.
 func parseFile(path string) (*ini.File, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -288,7 +286,7 @@ func (p property) find(lookup Lookup, files []configFile) (value, source string)
 		if err != nil || !section.HasKey(p.name) {
 			continue
 		}
-		// configparser doubles % when it writes.
+		// gcloud's configparser writes % as %%.
 		v := strings.TrimSpace(strings.ReplaceAll(section.Key(p.name).Value(), "%%", "%"))
 		if v != "" {
 			return v, fmt.Sprintf("%s [%s] %s", f.path, p.section, p.name)
@@ -297,7 +295,7 @@ func (p property) find(lookup Lookup, files []configFile) (value, source string)
 	return "", ""
 }
 
-// GcloudConfigurations are the names of gcloud's configurations, sorted.
+// GcloudConfigurations returns the names of gcloud's configurations, sorted.
 func GcloudConfigurations(lookup Lookup, home string) []string {
 	return knownConfigurations(gcloudDir(lookup, home))
 }
@@ -312,21 +310,21 @@ func knownConfigurations(dir string) []string {
 	return names
 }
 
-// A FileError is a file that cannot be read or does not hold what it should.
+// A FileError says that a file cannot be read or has a fault in its contents.
 type FileError struct {
 	Path string
-	Line int // where, from 1; 0 when no line is to blame
-	// Column is where in the line, from 1; 0 when that is not known.
+	Line int // from 1; 0: the fault has no line
+	// Column is the place in the line, from 1; 0: unknown.
 	Column int
 	Err    error
 	Advice string // what to type, or ""
 }
 
-// fileError is the *FileError of a failure to read path.
+// fileError returns the *FileError of a failure to read path.
 func fileError(path string, err error) *FileError {
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
-		err = perr.Err // Path says the rest
+		err = perr.Err // FileError has the path already
 	}
 	return &FileError{Path: path, Err: err}
 }
@@ -341,16 +339,16 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("read %q: %v", e.Path, e.Err)
 }
 
-// Hint is what to type, or "".
+// Hint returns what to type, or "".
 func (e *FileError) Hint() string { return e.Advice }
 
 // Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// A ConfigurationError names a gcloud configuration that does not exist.
+// A ConfigurationError says that a gcloud configuration does not exist.
 type ConfigurationError struct {
 	Name  string
-	Known []string // those that do, sorted
+	Known []string // those that exist, sorted
 }
 
 func (e *ConfigurationError) Error() string {

@@ -4,6 +4,6 @@ package config
 
 import "io/fs"
 
-// writtenByOthers knows nothing of the access lists of such systems: a project
-// file of theirs is held in check by what it may set.
+// writtenByOthers always returns nil: it does not know the access lists of these
+// systems. There, only the list of flags that a project file may set protects the user.
 func writtenByOthers(fs.FileInfo) error { return nil }

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// writtenByOthers reports that somebody else than this user and root may have
-// written a file: whoever can write it decides what is run.
+// writtenByOthers returns an error if the file belongs to a user other than this one
+// and root, or if every user may write it: the writer of the file decides what is run.
 func writtenByOthers(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// ReadText reads a whole file of UTF-8 text, without its byte order mark. Errors
-// are *FileError; the cause of ctx is returned as it is. A named pipe may have no
-// writer for ever: when ctx ends, the program is expected to end, since the read
-// itself cannot be taken back.
+// ReadText reads a whole file of UTF-8 text, at most limit bytes, without its byte order
+// mark. Errors are *FileError. When ctx ends, ReadText returns its cause, but the read
+// goes on: it cannot be cancelled, and a named pipe may never get a writer. ReadText
+// therefore expects the program to end when ctx ends.
 func ReadText(ctx context.Context, path string, limit int) (string, error) {
 	type answer struct {
 		text string

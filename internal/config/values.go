@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// ParseBool parses the value of the string flag name, strictly: true or false
-// in any case. Anything else, "1" and "yes" included, is an error that says
-// what to type: a boolean that is read wrong here changes what is billed.
+// ParseBool parses the value of the string flag name. It accepts only true and false,
+// in any case. Anything else, including "1" and "yes", is an error that says what to
+// type, because a misread boolean can change what is billed.
 func ParseBool(name, value string) (bool, error) {
 	switch strings.ToLower(value) {
 	case "true":
@@ -32,7 +32,7 @@ var (
 	regionPattern = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+$`)
 )
 
-// CheckZone reports whether zone is written as Google writes zones. It does
+// CheckZone returns an error if zone does not have the form of Google's zones. It does
 // not know which zones exist.
 func CheckZone(zone string) error {
 	switch {
@@ -48,7 +48,8 @@ func CheckZone(zone string) error {
 
 var projectPattern = regexp.MustCompile(`^([a-z][a-z0-9.-]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$|^[0-9]+$`)
 
-// CheckProject reports whether project is written as a project id or number.
+// CheckProject returns an error if project does not have the form of a project id or
+// number.
 func CheckProject(project string) error {
 	switch {
 	case project == "":
@@ -61,13 +62,13 @@ func CheckProject(project string) error {
 
 var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// MaxRunName is how many bytes the name of a run may have: each worker has a file
-// UID-RUN-ATTEMPT.run, and the name of a file has at most 255 bytes. What the
-// name is used for besides may allow less: a queued resource has 63.
+// MaxRunName is the maximum length of a run's name in bytes. Each worker has a file
+// UID-RUN-ATTEMPT.run, and a file name has at most 255 bytes. Other uses of the name
+// may allow less: the name of a queued resource has at most 63.
 const MaxRunName = 255 - len("4294967295-") - len("-1000000000.run")
 
-// CheckRunName reports whether s can name a run: it becomes a directory in
-// the login's home on every worker.
+// CheckRunName returns an error if s cannot be the name of a run. The name becomes a
+// directory in the login's home on every worker.
 func CheckRunName(s string) error {
 	switch {
 	case s == "":
@@ -80,10 +81,10 @@ func CheckRunName(s string) error {
 	return fmt.Errorf("run name %q: want letters, digits, dots, underscores and dashes, beginning with a letter or digit", s)
 }
 
-// RunName makes a name for a run of user: "ada-20260102-150405-ab3f". It is
-// legal as a queued resource id, with room for a slice number, and as a
-// directory. now is taken as it is, in its own time zone; rnd gives the last
-// part, which keeps two runs of one second apart.
+// RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is
+// legal as a queued resource id, with room for a slice number, and as a directory. The
+// time is now in its own time zone. The last part is random, from rnd, so that two runs
+// of the same second get different names.
 func RunName(user string, now time.Time, rnd io.Reader) string {
 	var b [2]byte
 	if _, err := io.ReadFull(rnd, b[:]); err != nil {
@@ -98,8 +99,8 @@ func RunName(user string, now time.Time, rnd io.Reader) string {
 	return fmt.Sprintf("%s-%s-%s", name, now.Format("20060102-150405"), hex.EncodeToString(b[:]))
 }
 
-// legalise lower-cases s and puts a dash in place of every rune that is not a
-// letter a-z, a digit or a dash.
+// legalise converts s to lower case and replaces every rune that is no letter a-z, no
+// digit and no dash by a dash.
 func legalise(s string) string {
 	return strings.Map(func(r rune) rune {
 		if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') {
@@ -109,14 +110,14 @@ func legalise(s string) string {
 	}, strings.ToLower(s))
 }
 
-// loginFallback is used when neither this machine nor the account gives a
-// name that may be used on workers.
+// loginFallback is the login if neither this machine nor the account has a name that
+// can be used on workers.
 const loginFallback = "multihost"
 
-// LocalUser is the login name to use on workers when none is asked for: this
-// machine's login made legal. It is never root, whose logins images refuse:
-// root becomes the local part of account, else "multihost". note is a sentence
-// for the user when the name is not simply the local one, else empty.
+// LocalUser returns the default login name on workers: this machine's login in a legal
+// form. It is never root, because the workers' images refuse root logins. For root it
+// returns the local part of account, else "multihost". note is a sentence for the user
+// if the name differs from the local one, else empty.
 func LocalUser(lookup Lookup, account string) (login, note string) {
 	local := get(lookup, "USER")
 	for _, key := range []string{"LOGNAME", "USERNAME"} {
@@ -124,7 +125,7 @@ func LocalUser(lookup Lookup, account string) (login, note string) {
 			local = get(lookup, key)
 		}
 	}
-	// Windows says DOMAIN\name.
+	// On Windows the name may be DOMAIN\name.
 	local = local[strings.LastIndexByte(local, '\\')+1:]
 	if local != "root" {
 		if login := legalLogin(local); login == local && login != "" {
@@ -145,8 +146,8 @@ func LocalUser(lookup Lookup, account string) (login, note string) {
 	return login, fmt.Sprintf("login name on workers: %q (%s; --user changes it)", login, why)
 }
 
-// legalLogin makes s a name that useradd accepts, or empty when nothing of it
-// is left.
+// legalLogin turns s into a name that useradd accepts. It returns "" if s has no letter
+// a-z and no digit.
 func legalLogin(s string) string {
 	var b strings.Builder
 	letters := false
@@ -166,24 +167,24 @@ func legalLogin(s string) string {
 	}
 	out := b.String()
 	if c := out[0]; c != '_' && (c < 'a' || c > 'z') {
-		out = "g" + out // what gcloud puts in front, so both make one user
+		out = "g" + out // gcloud's prefix, so that both use the same login
 	}
 	return out[:min(len(out), 32)]
 }
 
-// StateDir is where multihost keeps its logs and records:
+// StateDir returns the directory of multihost's logs and records:
 // $XDG_STATE_HOME/multihost, else ~/.local/state/multihost.
 func StateDir(lookup Lookup, home string) string {
-	// The XDG specification says that relative paths are to be ignored.
+	// The XDG specification requires that relative paths are ignored.
 	if dir := get(lookup, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "multihost")
 	}
 	return filepath.Join(home, ".local", "state", "multihost")
 }
 
-// RuntimeDir is where the sockets and records of running things live:
-// $XDG_RUNTIME_DIR/multihost, else a directory of this user's own below
-// $TMPDIR or /tmp. Its maker has to give it mode 0700.
+// RuntimeDir returns the directory of the sockets and records of running processes:
+// $XDG_RUNTIME_DIR/multihost, else a directory of this user below $TMPDIR or /tmp. The
+// caller that creates it must give it mode 0700.
 func RuntimeDir(lookup Lookup) string {
 	if dir := get(lookup, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "multihost")

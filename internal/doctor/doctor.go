@@ -1,10 +1,10 @@
-// Package doctor examines everything that a run depends on, from the
-// credentials on this machine to the paths between workers, and says of each
-// whether it is as it must be and with which command it is cured.
+// Package doctor checks everything that a run depends on, from the credentials on this
+// machine to the paths between workers. It reports for each whether it is right, and the
+// command that corrects it.
 //
-// Examining changes nothing, neither in the cloud nor on workers. All checks
-// that do not need one another run at once, each within a limit, and one that
-// cannot be made says why and keeps no other from being made.
+// The checks change nothing, neither in the cloud nor on workers. Checks that do not
+// depend on each other run at the same time, each within a time limit. A check that
+// cannot be made reports why and does not prevent the others.
 package doctor
 
 import (
@@ -25,7 +25,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Level is how bad a finding is.
+// A Level says how bad a finding is.
 type Level string
 
 // The levels.
@@ -33,7 +33,7 @@ const (
 	OK      Level = "ok"
 	Warning Level = "warning" // a run works, but slower or less safely, or not in every way
 	Error   Level = "error"   // a run cannot work
-	Unknown Level = "unknown" // it could not be checked; the text says why
+	Unknown Level = "unknown" // the check could not be made; the text says why
 )
 
 // The checks, in the order in which they are shown.
@@ -63,7 +63,7 @@ const (
 	CheckPorts       = "ports"
 )
 
-// groups are the headings under which checks are shown.
+// groups are the headings under which the checks are shown.
 var groups = []struct {
 	name   string
 	checks []string
@@ -84,69 +84,71 @@ type Finding struct {
 	Text    string `json:"text"`
 	Cure    string `json:"cure,omitempty"` // the command to type
 	Advice  string `json:"advice,omitempty"`
-	Fixable bool   `json:"fixable,omitempty"` // --fix does it
+	Fixable bool   `json:"fixable,omitempty"` // --fix can correct it
 
 	count int
 	fix   func(ctx context.Context) error
 }
 
-// A Report is what an examination found, in the order of the checks.
+// A Report holds the findings of an examination, in the order of the checks.
 type Report struct {
 	Findings []Finding `json:"findings"`
-	Fixed    []string  `json:"fixed,omitempty"` // what was done, in words
+	Fixed    []string  `json:"fixed,omitempty"` // what --fix corrected, in words
 	OK       int       `json:"ok"`
 	Warnings int       `json:"warnings"`
 	Errors   int       `json:"errors"`
 	Unknown  int       `json:"unknown"`
 }
 
-// A Setting is a value that the configuration gave, and where it came from.
+// A Setting is a value of the configuration and where it came from.
 type Setting struct{ Value, Source string }
 
-// Options say what to examine. What is nil or empty is left out.
+// Options say what to examine. Checks whose options are nil or empty are left out.
 type Options struct {
 	Project, Zone Setting
-	Account       string // of the configuration; "": whose the credentials are
+	Account       string // of the configuration; "": the account of the credentials
 
 	Cloud    *gcp.Client // nil: there is no project
 	Queue    *qr.Client
 	Networks *network.Client
-	Hosts    job.HostList // machines in place of slices
+	Hosts    job.HostList // machines instead of slices
 
 	Prefix  string      // of slices to examine; "": none
-	Slices  tpu.Numbers // of those, the ones with these numbers in their names
-	Network string      // "": that of the slices, else network.DefaultName
-	Type    tpu.Type    // of slices that are wanted; zero: no quota is asked about
-	Count   int         // of them
+	Slices  tpu.Numbers // only the slices with these numbers in their names
+	Network string      // "": the network of the slices, else network.DefaultName
+	Type    tpu.Type    // of the slices that are wanted; zero: the quota is not checked
+	Count   int         // number of slices that are wanted
 
 	Login   string // on workers
 	OSLogin qr.OSLoginOptions
 	Way     job.Way
-	Jump    bool // through a bastion
+	Jump    bool // connect through a bastion
 	KeyPath string
-	// Key loads the SSH key; fs.ErrNotExist says that there is none. MakeKey
-	// makes it; nil: the user has named a file that is not ours to make.
+	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey
+	// makes one. It is nil if the user named a key file, which we do not make.
 	Key     func() (*sshfan.Identity, error)
 	MakeKey func() error
-	// Visit connects to workers. Without Fix it writes nothing anywhere: no pins of
-	// host keys here, no scripts there.
+	// Visit connects to workers. Without Fix it writes nothing: neither host key
+	// pins on this machine nor scripts on workers.
 	Visit func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error)
 
-	Again []string // flags of this command that commands to type need, too
-	Fix   bool     // do what is safe: see Finding.Fixable
+	Again []string // flags of this command that commands to type need too
+	Fix   bool     // make the safe corrections: see Finding.Fixable
 	Sink  event.Sink
 	Clock gcp.Clock
 }
 
-// checkLimit bounds what one question to an API may take. Without it an API
-// that is away would hold each check for minutes.
+// checkLimit limits the time of the API calls of one check. Without it, an API that does
+// not answer would block each check for minutes.
 const checkLimit = 30 * time.Second
 
-// rounds bounds the examinations with Fix: a fix may bring up the next one (a
-// key that was made has still to be sent).
+// rounds limits the number of examinations with Fix. One correction may make another one
+// necessary: a new key must still be sent to the workers.
 const rounds = 4
 
-// Examine does it. The error is the cause of ctx; everything else is a finding.
+// Examine makes all checks. With o.Fix, it also makes the corrections that findings offer
+// and then checks again. It returns an error only when ctx ends: the cause of ctx.
+// Everything else is a finding.
 func Examine(ctx context.Context, o Options) (Report, error) {
 	ctx = gcp.Unattended(ctx)
 	tried := map[string]bool{}
@@ -171,7 +173,8 @@ func Examine(ctx context.Context, o Options) (Report, error) {
 	}
 }
 
-// fixAll does what findings offer, each once, and returns what went well.
+// fixAll makes the corrections that findings offer, each one once, and returns those that
+// succeeded. tried has the corrections of earlier rounds.
 func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]bool) (done []string) {
 	for _, f := range r.Findings {
 		key := f.Check + "\x00" + f.Text
@@ -189,16 +192,16 @@ func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]boo
 	return done
 }
 
-// An examination is one round.
+// An examination is one round of checks.
 type examination struct {
 	Options
 
 	mu       sync.Mutex // guards findings
 	findings []Finding
 
-	key     *sshfan.Identity // nil: there is none to use
-	account string           // whose the credentials are; "": not known
-	denied  bool             // there are no credentials: nobody asks an API
+	key     *sshfan.Identity // nil: there is no usable key
+	account string           // of the credentials; "": not known
+	denied  bool             // there are no valid credentials: no check calls an API
 	sel     tpu.Selection
 }
 
@@ -217,9 +220,9 @@ func (e *examination) unknown(check, format string, args ...any) {
 	e.add(Finding{Check: check, Level: Unknown, Text: "not checked: " + fmt.Sprintf(format, args...)})
 }
 
-// fail adds what became of a question to an API that was not answered. That of a
-// caller who may not ask, or of an API that is not enabled, is no finding of its
-// own: the checks of APIs and permissions tell of it.
+// fail adds the finding for a failed API call. It is only Unknown if the caller lacks a
+// permission or the API is not enabled, because the checks of APIs and permissions report
+// these errors. It is also Unknown if the API did not answer within checkLimit.
 func (e *examination) fail(check string, err error) {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission:
@@ -253,8 +256,8 @@ func (e *examination) run(ctx context.Context) {
 	all.Wait()
 }
 
-// viaIAP reports whether workers are reached through Identity-Aware Proxy: that
-// was asked for, or they have no external addresses.
+// viaIAP reports whether workers are reached through Identity-Aware Proxy: the options
+// ask for it, or the workers have no external addresses.
 func (e *examination) viaIAP() bool {
 	if e.Way != job.Auto || len(e.sel.Slices) == 0 {
 		return e.Way == job.IAP
@@ -269,7 +272,7 @@ func (e *examination) bounded(ctx context.Context, check func(ctx context.Contex
 	check(ctx)
 }
 
-// report brings the findings into the order of the checks.
+// report sorts the findings in the order of the checks and counts them.
 func (e *examination) report() Report {
 	order := map[string]int{}
 	for _, g := range groups {
@@ -303,8 +306,8 @@ func (e *examination) report() Report {
 	return r
 }
 
-// String is the report for people: a line for each finding, and under it what
-// cures it.
+// String returns the report for people: a line for each finding, and under it the
+// command that corrects it.
 func (r Report) String() string {
 	var b strings.Builder
 	heading := ""
@@ -354,12 +357,12 @@ func groupOf(check string) string {
 	return ""
 }
 
-// command is a command line of multihost with the flags that this one was given.
+// command returns a command line of multihost with the flags in Options.Again.
 func (e *examination) command(words ...string) string {
 	return sshfan.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
 }
 
-// doctorAgain is this command with --fix.
+// doctorAgain returns the command line of this command with --fix.
 func (e *examination) doctorAgain() string {
 	words := []string{"doctor", "--fix"}
 	if e.Prefix != "" {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Tells what is installed on a worker, and what room its disks have. It changes
+# Prints what is installed on a worker, and the free space of its disks. It changes
 # nothing and needs no rights.
 #
 # Answer on stdout: lines "multihost-doctor 1", a key and a value, separated by
@@ -16,15 +16,15 @@ say() {
 
 have() { type -P "$1" >/dev/null; }
 
-# room KEY PATH: free and all bytes of the disk that holds it.
+# room KEY PATH: prints the free bytes and the size in bytes of the disk of PATH.
 room() {
 	local free all size
 	read -r free all size < <(stat -f -c '%a %b %S' -- "$2" 2>/dev/null)
 	[[ -n $size ]] && say "$1" "$((free * size)) $((all * size))"
 }
 
-# versions: of the packages that training stands on, as they are recorded; to
-# import them would take the TPU.
+# versions: prints the versions of the packages that training needs, from their
+# metadata. To import the packages would take the TPU.
 versions() {
 	have python3 || return
 	timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null

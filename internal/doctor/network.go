@@ -14,9 +14,9 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// portNames are what workers listen on for each other: libtpu and JAX, whose
-// coordinator was at 8476 before jax 0.8.1 and is at 8482 since; and the
-// coordinator between slices.
+// portNames are the ports on which workers listen for each other: those of libtpu and
+// JAX, and that of the coordinator between slices. JAX's coordinator uses 8476 before jax
+// 0.8.1 and 8482 since then.
 var portNames = []struct {
 	first, last int
 	name        string
@@ -25,8 +25,8 @@ var portNames = []struct {
 	{8470, 8482, "libtpu and JAX"},
 }
 
-// checkNetwork looks at the network of the slices, or at the one that slices
-// would be made on.
+// checkNetwork checks the network of the slices, or the network that new slices would
+// use.
 func (e *examination) checkNetwork(ctx context.Context) {
 	name := e.Network
 	if name == "" && len(e.sel.Slices) > 0 {
@@ -52,8 +52,8 @@ func (e *examination) checkNetwork(ctx context.Context) {
 	e.checkWorkerRules(ctx, info, tags)
 }
 
-// tags are the different sets of network tags of the slices; without slices one
-// empty set.
+// tags returns the different sets of network tags of the slices. Without slices, it
+// returns one empty set.
 func (e *examination) tags() [][]string {
 	sets := [][]string{}
 	for _, s := range e.sel.Slices {
@@ -88,7 +88,7 @@ func (e *examination) checkMTU(ctx context.Context, info network.Info) {
 	e.add(f)
 }
 
-// checkSSHRule tells from where the rules let somebody reach tcp:22.
+// checkSSHRule reports from where the rules allow connections to tcp:22.
 func (e *examination) checkSSHRule(info network.Info, tags [][]string) {
 	iap := netip.MustParsePrefix(network.IAPRange)
 	for _, set := range tags {
@@ -123,9 +123,9 @@ func (e *examination) checkSSHRule(info network.Info, tags [][]string) {
 	e.ok(CheckSSHRule, "tcp:22 is open to %s", strings.Join(names, ", "))
 }
 
-// addRule adds the finding that a rule is missing, with the rule as cure. One
-// that denies what is wanted is overruled by a smaller priority, which takes
-// nothing away that others made.
+// addRule adds the finding that a rule is missing, with the rule as the cure. If an
+// existing rule denies the traffic, the new rule gets a smaller priority number and
+// overrules it, so that nobody's rule has to be deleted.
 func (e *examination) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
 	rule.Name = freeName(info, strings.TrimSuffix(info.Name[:min(len(info.Name), 50)], "-")+suffix)
 	f := Finding{Check: check, Level: level, Text: text}
@@ -138,7 +138,7 @@ func (e *examination) addRule(check string, level Level, text string, info netwo
 			e.add(f)
 			return
 		}
-		// What somebody denies on purpose is not opened without being asked.
+		// Somebody may deny this on purpose, so --fix does not open it.
 		f.Advice = "if that is not meant:"
 		f.Cure = e.again(rule.Command())
 		e.add(f)
@@ -152,7 +152,7 @@ func (e *examination) addRule(check string, level Level, text string, info netwo
 	e.add(f)
 }
 
-// freeName is name, or with a number behind it where a rule is called so.
+// freeName returns name, with a number appended if a rule of that name exists.
 func freeName(info network.Info, name string) string {
 	free := name
 	for n := 2; slices.ContainsFunc(info.Firewalls, func(r network.FirewallRule) bool { return r.Name == free }); n++ {
@@ -161,12 +161,12 @@ func freeName(info network.Info, name string) string {
 	return free
 }
 
-// again is a command line with the flags that this one was given.
+// again returns a command line with the flags in Options.Again appended.
 func (e *examination) again(line string) string {
 	return strings.TrimSpace(line + " " + sshfan.CommandLine(e.Again...))
 }
 
-// checkWorkerRules proves that machines of the subnetwork may reach each other.
+// checkWorkerRules checks that the rules let machines of the subnetwork reach each other.
 func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, tags [][]string) {
 	if e.Zone.Value == "" {
 		e.unknown(CheckWorkerRules, "without a zone it is not known which subnetwork workers are in")
@@ -215,9 +215,9 @@ func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, t
 	e.addRule(CheckWorkerRules, Error, fmt.Sprintf("workers in %s cannot reach each other on %s", join(ranges), strings.Join(order, ", ")), info, rule, "-internal", closed[order[0]])
 }
 
-// freeRange is one for another subnetwork of a network: those of one network may
-// not overlap, nor lie in what an auto-mode network keeps for regions to come,
-// 10.128.0.0/9.
+// freeRange returns a range for another subnetwork of a network. Ranges of one network
+// must not overlap. They must also be outside 10.128.0.0/9, which an auto mode network
+// reserves for future regions.
 func freeRange(taken map[string][]netip.Prefix) netip.Prefix {
 	var free netip.Prefix
 	for n := range 1 << 11 { // the /20s of 10.0.0.0/9

@@ -19,21 +19,21 @@ import (
 //go:embed pair.sh
 var pairScript string
 
-// probePorts are those that are connected to: the coordinators between slices
-// and of JAX, before and since its version 0.8.1.
+// probePorts are the ports that the probes connect to: those of the coordinator between
+// slices, and of JAX's coordinator before and since version 0.8.1.
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
-// connectLimit bounds one connection or packet between workers, and pairLimit
-// the whole of it; what listens on a worker ends after it by itself. holdLimit
-// bounds how long the ports are held, which a run that starts meanwhile needs.
+// connectLimit limits one connection or packet between workers, and pairLimit the whole
+// check; the listener on a worker ends by itself after pairLimit. holdLimit limits how
+// long the listener keeps the ports open, because a run that starts meanwhile needs them.
 const (
 	connectLimit = 5 * time.Second
 	holdLimit    = 10 * time.Second
 	pairLimit    = 60 * time.Second
 )
 
-// checkPairs proves the paths that workers need to each other: from every one to
-// the coordinator s0w0, and from each slice to the next.
+// checkPairs tests the paths that workers need: from every worker to the coordinator
+// s0w0, and from each slice to the next.
 func (e *examination) checkPairs(ctx context.Context, all []*seen) {
 	if len(all) < 2 {
 		return
@@ -65,21 +65,21 @@ func (e *examination) checkPairs(ctx context.Context, all []*seen) {
 	e.judgePackets(all, sizes)
 }
 
-// address is where other workers reach this one.
+// address returns the address at which other workers reach this one.
 func (e *examination) address(s *seen) string {
 	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
 }
 
-// A heard is what listens on the coordinator.
+// A heard says what listens on the coordinator.
 type heard struct {
-	ports []string // that something listens on, ours or a run's
+	ports []string // ports on which our listener or another process listens
 	why   string   // why nothing can listen
-	early string   // why it did not listen until all had connected, or ""
+	early string   // why the listener closed the ports before all had connected, or ""
 }
 
-// listen has the coordinator listen until letGo, which tells why it ended before,
-// if it did; what it has besides the ports ends with stop, which leaves nothing
-// behind.
+// listen starts the listener on the coordinator. letGo makes it close the ports and
+// returns why it had closed them earlier, or "". stop ends the listener with everything
+// that listen started, and leaves nothing behind.
 func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
@@ -113,7 +113,7 @@ func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func(
 		return early
 	}
 	stop = func() {
-		_ = session.Stdin.Close() // its end is what the listener waits for
+		_ = session.Stdin.Close() // the listener ends when its input ends
 		<-ended
 		reading.Wait()
 	}
@@ -127,14 +127,15 @@ func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func(
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
-// busy is why nothing listens where a run needs the ports, or may in a moment.
+// busy returns why there is no listener on a worker where a run needs the ports, or may
+// need them in a moment.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 
-// mostLine is far above what the listener says in a line, or a login's start-up
-// files before it.
+// mostLine is far above the length of any line of the listener, or of a line that the
+// login's start-up files print before it.
 const mostLine = 1 << 20
 
-// readHeard reads the answer of the listener on a worker up to where it listens.
+// readHeard reads the listener's output up to the line that says that it is ready.
 func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 	for lines.Scan() {
 		switch f := fields(lines.Bytes()); {
@@ -144,7 +145,7 @@ func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 		case f[0] == "listening" && len(f) == 2:
 			h.ports = append(h.ports, f[1])
 		case f[0] == "taken" && len(f) == 3 && f[1] != "" && strings.Contains(f[2], "in use"):
-			h.ports = append(h.ports, f[1]) // somebody else answers there
+			h.ports = append(h.ports, f[1]) // another process answers there
 		case f[0] == "taken" && len(f) == 3:
 			h.why = fmt.Sprintf("%s: %s", id, f[2])
 		case f[0] == "ready":
@@ -161,8 +162,8 @@ func readHeard(lines *bufio.Scanner, id tpu.WorkerID) (h heard) {
 	return h
 }
 
-// readClosed reads on to where the listener has let go of the ports, and returns
-// why it did before it was told to.
+// readClosed reads the listener's output up to the line that says that it closed the
+// ports. It returns why the listener did so before it was told to, or "".
 func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
 	for lines.Scan() {
 		f := fields(lines.Bytes())
@@ -183,7 +184,7 @@ func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
 	return fmt.Sprintf("%s: what listened there has ended", id)
 }
 
-// targets are what worker i is to reach, in the words of the script.
+// targets returns the targets that worker i has to reach, as arguments of the script.
 func (e *examination) targets(all []*seen, i int, h heard) []string {
 	var words []string
 	if i > 0 {
@@ -193,16 +194,16 @@ func (e *examination) targets(all []*seen, i int, h heard) []string {
 		}
 		words = append(words, word)
 	}
-	// The ring of slices, or of the workers of one, proves the paths that do not
-	// touch the coordinator.
+	// A ring of slices, or of the workers of a single slice, tests paths without the
+	// coordinator.
 	if next := e.next(all, i); next > 0 {
 		words = append(words, "next="+e.address(all[next]))
 	}
 	return words
 }
 
-// next is the worker of the same number in the next slice, or the next worker of
-// a lone slice.
+// next returns the index of the worker with the same number in the next slice, or of the
+// next worker if there is only one slice.
 func (e *examination) next(all []*seen, i int) int {
 	count := len(e.sel.Slices)
 	if count == 1 {
@@ -218,7 +219,7 @@ func (e *examination) next(all []*seen, i int) int {
 	return 0
 }
 
-// probed is what one worker found.
+// probed holds the results of one worker's probes.
 type probed struct {
 	ports map[string]string   // by port: ok, refused, timeout, …
 	sizes map[string][]string // by target: ok | small MTU | lost | silent | unknown WHY
@@ -226,7 +227,7 @@ type probed struct {
 	err   error
 }
 
-// probe sends packets of that size from one worker to targets, or with 0 connects
+// probe sends packets of size bytes from one worker to targets. With size 0, it connects
 // to their ports.
 func (e *examination) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
 	if len(targets) == 0 {
@@ -255,8 +256,8 @@ func (e *examination) probe(ctx context.Context, s *seen, size int, targets []st
 	return p
 }
 
-// mtu is what a packet of this worker may have: that of its network, else that
-// of its interface; 0 where neither is known.
+// mtu returns the largest packet size of this worker: the MTU of its network, else of its
+// interface. It is 0 if neither is known.
 func (s *seen) mtu() int {
 	r, _ := s.setting("mtu")
 	for _, text := range []string{r.Want, r.Before} {
@@ -313,8 +314,8 @@ func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []pr
 	}
 }
 
-// showFilters lists what may drop packets on a worker, with the tools that are
-// there.
+// showFilters lists everything that may drop packets on a worker, with the tools that are
+// installed.
 const showFilters = `for c in "nft list ruleset" "iptables -S" "ip rule" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
 
 func (e *examination) judgePackets(all []*seen, results []probed) {

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 #
-# Proves paths between workers. It changes nothing, needs no rights, and leaves
-# nothing behind: what listens ends with its standard input, and in any case
-# after LIMIT seconds.
+# Tests paths between workers. It changes nothing, needs no rights, and leaves
+# nothing behind: the listener ends when its standard input ends, and after LIMIT
+# seconds at the latest.
 #
 #   listen ADDRESS HOLD LIMIT PORT...
-#                                    accepts and closes connections, sends back
-#                                    what it gets by UDP on the first port
+#                                    accepts and closes connections, and sends UDP
+#                                    packets to the first port back
 #   probe LIMIT SIZE TARGET...       each TARGET is NAME=ADDRESS[:PORT,PORT...];
-#                                    a packet of SIZE bytes that must not be
-#                                    fragmented is sent there; with SIZE 0 the
-#                                    ports are connected to
+#                                    sends a packet of SIZE bytes there that must
+#                                    not be fragmented; with SIZE 0 it connects to
+#                                    the ports instead
 #
-# The ports are those that a run listens on. So they are not touched while one
-# holds the lock of the worker, and are let go of with the first line of input,
-# once a run takes the lock, and after HOLD seconds. UDP, which no run uses there,
-# stays.
+# A run listens on the same ports. The listener therefore does not open them while
+# a run holds the lock of the worker. It closes them at the first line of input,
+# when a run takes the lock, or after HOLD seconds. The UDP port stays open, because
+# no run uses UDP there.
 #
 # Answer on stdout: lines "multihost-doctor 1" and words, separated by tabs:
 #   busy | listening PORT | taken PORT REASON | ready
@@ -113,8 +113,8 @@ while time.monotonic() < begin + limit:
             pass
 '
 
-# sender sends a UDP packet that must not be fragmented, and waits for it to come
-# back. 10 and 2 are Linux for IP_MTU_DISCOVER and IP_PMTUDISC_DO, 14 for IP_MTU.
+# sender sends a UDP packet that must not be fragmented, and waits until it comes
+# back. In Linux, 10 is IP_MTU_DISCOVER, 2 is IP_PMTUDISC_DO, and 14 is IP_MTU.
 sender='
 import errno, socket, sys
 
@@ -161,7 +161,8 @@ connect() {
 	esac
 }
 
-# ping_size NAME ADDRESS: fails where ping cannot tell.
+# ping_size NAME ADDRESS: tests the packet size with ping. It fails if ping gives no
+# result.
 ping_size() {
 	local out
 	have ping || return 1
@@ -222,7 +223,7 @@ shift
 case $role in
 listen)
 	if have python3; then
-		# The lock of package launch is looked at, never made.
+		# The listener only reads the lock of package launch and never creates it.
 		exec python3 -I -S -u -c "$listener" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
 	fi
 	say taken "" "python3 is not installed"

@@ -39,8 +39,7 @@ func (e *examination) checkKey() {
 	e.add(f)
 }
 
-// checkSettings tells project and zone with where they are from, and proves the
-// credentials.
+// checkSettings reports project and zone with their sources, and checks the credentials.
 func (e *examination) checkSettings(ctx context.Context) {
 	if e.Hosts != nil {
 		return
@@ -87,7 +86,7 @@ func (e *examination) checkSettings(ctx context.Context) {
 	e.ok(CheckCredentials, "%s", text)
 }
 
-// typed is the command in a hint that ends with one.
+// typed returns the gcloud command at the end of a hint, or "".
 func typed(hint string) string {
 	if at := strings.Index(hint, "gcloud "); at >= 0 {
 		command, _, _ := strings.Cut(hint[at:], " (")
@@ -96,14 +95,14 @@ func typed(hint string) string {
 	return ""
 }
 
-// An api is one that commands need.
+// An api is an API that commands need.
 type api struct {
 	name, use string
-	level     Level // when it is not enabled
+	level     Level // of the finding if it is not enabled
 }
 
-// apis are those that this user's commands need. That of Cloud Quotas is only
-// doctor's.
+// apis returns the APIs that this user's commands need. Cloud Quotas is not among them,
+// because only doctor uses it.
 func (e *examination) apis() []api {
 	list := []api{
 		{"tpu.googleapis.com", "every command", Error},
@@ -143,7 +142,8 @@ func (e *examination) apiMissing(a api) {
 		Cure: sshfan.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
-// askAPIs finds out by a call of each API what Service Usage does not tell.
+// askAPIs finds out with a call of each API whether it is enabled, if Service Usage does
+// not answer. why is the error of Service Usage.
 func (e *examination) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
 	_, calls["tpu.googleapis.com"] = e.Queue.Slices(ctx)
@@ -161,7 +161,7 @@ func (e *examination) askAPIs(ctx context.Context, why error) {
 	}
 }
 
-// A permission and what cannot be done without it.
+// A permission is a permission that commands need, and what needs it.
 type permission struct {
 	name, use string
 	level     Level
@@ -235,7 +235,7 @@ func (e *examination) checkPermissions(ctx context.Context) {
 	}
 }
 
-// grant is the command that gives the caller a role.
+// grant returns the command that gives the caller a role.
 func (e *examination) grant(role string) string {
 	kind := "user:"
 	if strings.HasSuffix(e.account, "gserviceaccount.com") {
@@ -248,7 +248,8 @@ func (e *examination) grant(role string) string {
 	return fmt.Sprintf("gcloud projects add-iam-policy-binding %s %s --role=%s", e.Project.Value, member, role)
 }
 
-// findSlices lists the slices that the prefix names.
+// findSlices finds the slices that the prefix names, or the hosts. It returns false if
+// there are no slices to examine.
 func (e *examination) findSlices(ctx context.Context) bool {
 	if e.Hosts != nil {
 		all, _ := e.Hosts.Slices(ctx) // it never fails
@@ -309,12 +310,10 @@ func (e *examination) checkHealth(ctx context.Context) {
 	e.ok(CheckSlices, "%s: %s × %s, %s, all READY", shown, event.Count(len(names), "slice"), first.Type, event.Count(len(e.sel.Workers()), "worker"))
 }
 
-// quotaTiers are the words by which quotas of the TPU API differ in what they
-// are for.
+// quotaTiers maps words in the ids of the TPU API's quotas to the tiers they are for.
 var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserved", "reserved"}, {"", "on demand"}}
 
-// checkQuota compares what the quotas of a type allow with what is wanted and
-// what is held.
+// checkQuota compares the quotas of a type with what is wanted and what is in use.
 func (e *examination) checkQuota(ctx context.Context) {
 	if e.Type.Name == "" {
 		return
@@ -359,8 +358,8 @@ type quotaRow struct {
 	limit           int64
 }
 
-// quotaFor reports whether a quota of the TPU API, by its id, limits slices of a
-// type, and of which tier.
+// quotaFor reports whether the quota of the TPU API with this id limits slices of a
+// type, and for which tier.
 func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	family := map[string]string{"v2": "TPUV2s", "v3": "TPUV3s", "v4": "TPUV4s", "v5e": "TPUV5s", "v5p": "TPUV5P", "v6e": "TPUV6E"}[t.Generation.Name]
 	if family == "" || !strings.HasPrefix(id, family) || !strings.Contains(id, "PerProject") {
@@ -368,11 +367,11 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	}
 	kind, _, _ := strings.Cut(strings.TrimPrefix(id, family), "PerProject")
 	switch t.Generation.Name {
-	case "v2", "v3": // slices of one machine are counted apart
+	case "v2", "v3": // slices of one machine have a quota of their own
 		if strings.Contains(kind, "Pod") != (t.Workers > 1) {
 			return "", false
 		}
-	case "v5e": // as are small ones, which may be for serving
+	case "v5e": // so do small slices, which may be for serving
 		if !strings.Contains(kind, "Litepod") || strings.Contains(kind, "Serving") && t.Chips > 8 {
 			return "", false
 		}
@@ -389,8 +388,8 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	return tier, true
 }
 
-// held is what the project's slices and requests of the generation take of the
-// quotas in the zone, by tier, and which of the requests are of no more use.
+// held returns how much of the zone's quotas the project's slices and queued resources of
+// the generation use, by tier. dead are the queued resources that are FAILED or SUSPENDED.
 func (e *examination) held(ctx context.Context) (byTier map[string]int64, dead []qr.Resource, err error) {
 	all, err := e.Queue.List(ctx)
 	if err != nil {

@@ -25,35 +25,35 @@ import (
 //go:embed facts.sh
 var factsScript string
 
-// What is more than this is said.
+// Values beyond these limits are reported.
 const (
-	clockLimit = 10 * time.Second // certificates and tokens are refused then
+	clockLimit = 10 * time.Second // clock offset at which certificates and tokens are refused
 	slowTrip   = time.Second
-	scarce     = 10 // an nth of a disk
+	scarce     = 10 // less than 1/scarce of a disk is free
 )
 
-// lookLimit bounds what the looks at one worker may take: Python reads its
-// packages from a disk that may be busy.
+// lookLimit limits the time of all checks on one worker. It is long because Python reads
+// its packages from a disk that may be busy.
 const lookLimit = 90 * time.Second
 
-// A seen is what was seen of one worker.
+// A seen holds the results of the checks on one worker.
 type seen struct {
 	id   tpu.WorkerID
 	conn *sshfan.Conn
 
-	trip     time.Duration // of one command
+	trip     time.Duration // time that one command takes
 	offset   time.Duration // of the clock
 	facts    map[string]string
 	tools    []string
 	report   preflight.Report
 	holders  []launch.Process
-	wrongMTU bool // of the interface, which is said
+	wrongMTU bool // the interface has a wrong MTU, which is reported
 
-	blind string // why holders of other users are not seen
+	blind string // why processes of other users cannot be seen
 	errs  map[string]error
 }
 
-// A finder collects workers under the text of what was found on them.
+// A finder collects workers by the text of their finding.
 type finder struct {
 	texts []string
 	at    map[string][]tpu.WorkerID
@@ -81,12 +81,12 @@ func (e *examination) emit(f *finder, check string, level Level, cure func(text 
 	}
 }
 
-// fine adds the line of a check that found nothing.
+// fine adds the finding of a check that passed.
 func (e *examination) fine(check string, ids []tpu.WorkerID, format string, args ...any) {
 	e.add(Finding{Check: check, Level: OK, Workers: tpu.Fold(ids), count: len(ids), Text: fmt.Sprintf(format, args...)})
 }
 
-// target names the slices, or the machines, in commands to type.
+// target returns the flag that names the slices or the machines, for commands to type.
 func (e *examination) target() string {
 	if e.Hosts != nil {
 		return "--hosts=" + e.Hosts.String()
@@ -94,7 +94,7 @@ func (e *examination) target() string {
 	return "--tpu-prefix=" + e.Prefix
 }
 
-// exec is the command that runs words on some of the workers.
+// exec returns the command that runs words on some of the workers.
 func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) string {
 	line := []string{"multihost", "exec", e.target()}
 	if len(ids) < len(e.sel.Workers()) {
@@ -107,7 +107,7 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 	return sshfan.CommandLine(append(line, "--")...) + " " + sshfan.CommandLine(words...)
 }
 
-// checkWorkers logs in to the workers and looks at them.
+// checkWorkers logs in to the workers and checks them.
 func (e *examination) checkWorkers(ctx context.Context) {
 	if e.key == nil {
 		e.unknown(CheckSSH, "without an SSH key nobody is let in")
@@ -144,8 +144,8 @@ func (e *examination) checkWorkers(ctx context.Context) {
 	e.checkPairs(ctx, all)
 }
 
-// checkLogin says how the key reaches the workers. It returns as whom to log in
-// to each slice, by name, and the slices that let us in.
+// checkLogin reports whether and how the workers accept the key. It returns the login
+// for each slice, by the slice's name, and the indexes of the slices that accept the key.
 func (e *examination) checkLogin(ctx context.Context) (logins map[string]string, open map[int]bool) {
 	logins, open = map[string]string{}, map[int]bool{}
 	if e.Hosts != nil {
@@ -200,7 +200,7 @@ func (e *examination) checkLogin(ctx context.Context) (logins map[string]string,
 	return logins, open
 }
 
-// hint is the advice of an error, if it has any.
+// hint returns the hint of an error, or "".
 func hint(err error) string {
 	var hinted interface{ Hint() string }
 	if errors.As(err, &hinted) {
@@ -209,7 +209,7 @@ func hint(err error) string {
 	return ""
 }
 
-// look asks all workers that were reached at once.
+// look examines all workers that were reached, at the same time.
 func (e *examination) look(ctx context.Context, visit *job.Visit) []*seen {
 	var all []*seen
 	for _, w := range visit.Workers {
@@ -230,7 +230,7 @@ func (e *examination) look(ctx context.Context, visit *job.Visit) []*seen {
 	return all
 }
 
-// expectedMTU is that of the network of the slices, or 0 where it is not known.
+// expectedMTU returns the MTU of the slices' network, or 0 if it is not known.
 func (e *examination) expectedMTU(ctx context.Context) int {
 	if e.Networks == nil || len(e.sel.Slices) == 0 || e.sel.Slices[0].Network == "" {
 		return 0
@@ -239,7 +239,7 @@ func (e *examination) expectedMTU(ctx context.Context) int {
 	defer cancel()
 	info, err := e.Networks.Show(ctx, e.sel.Slices[0].Network)
 	if err != nil {
-		return 0 // the check of the network tells
+		return 0 // checkNetwork reports the error
 	}
 	return info.MTU
 }
@@ -252,7 +252,7 @@ func (e *examination) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
 	return o
 }
 
-// examine asks one worker. What it does not tell is in s.errs.
+// examine makes the checks of one worker. Errors of single checks are in s.errs.
 func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	begin := time.Now()
 	_, err := s.conn.Run(ctx, sshfan.Cmd{Line: "true", ReadOnly: true})
@@ -277,14 +277,13 @@ func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	s.errs[CheckVersions], s.errs[CheckSettings], s.errs[CheckHolders] = facts, settings, holders
 }
 
-// marker begins the lines of the scripts' answers.
+// marker is the start of each line of the scripts' answers.
 const marker = "multihost-doctor 1\t"
 
-// mostAnswer bounds what is kept of an answer; nothing of more is looked at.
+// mostAnswer limits the bytes of an answer. A longer answer is an error.
 const mostAnswer = 1 << 20
 
-// answer keeps the first bytes that are written to it and fails when there is no
-// end of them.
+// answer keeps what is written to it. A write beyond mostAnswer bytes fails.
 type answer struct {
 	bytes.Buffer
 }
@@ -296,8 +295,8 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.Buffer.Write(p)
 }
 
-// lines are the fields of the script's lines; what start-up files print is left
-// out. Whole reports the last line of an answer that is whole.
+// lines returns the fields of the script's lines. It leaves out what start-up files
+// print. whole reports whether the answer is complete, so that it has its last line.
 func (a *answer) lines() (all [][]string, whole bool) {
 	for line := range bytes.Lines(a.Bytes()) {
 		switch f := fields(line); {
@@ -311,7 +310,7 @@ func (a *answer) lines() (all [][]string, whole bool) {
 	return all, false
 }
 
-// fields are those of one line, or nil where it is none of a script's.
+// fields returns the fields of one line, or nil if the line is not from a script.
 func fields(line []byte) []string {
 	_, text, found := strings.Cut(strings.ToValidUTF8(string(line), "\uFFFD"), marker)
 	if !found {
@@ -344,7 +343,7 @@ func readFacts(ctx context.Context, conn *sshfan.Conn) (facts map[string]string,
 	return facts, tools, nil
 }
 
-// judgeSSH tells who was reached, and how far they are.
+// judgeSSH reports which workers were reached, and how long a command takes there.
 func (e *examination) judgeSSH(visit *job.Visit, all []*seen) {
 	failed := &finder{}
 	cures := map[string]error{}
@@ -398,7 +397,7 @@ func (e *examination) judgeSSH(visit *job.Visit, all []*seen) {
 	e.add(f)
 }
 
-// cause is an error without what differs from worker to worker.
+// cause returns the text of an error without the parts that differ between workers.
 func cause(err error) string {
 	var told interface{ Cause() string }
 	if errors.As(err, &told) {
@@ -418,7 +417,7 @@ func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err err
 		f.fix = func(ctx context.Context) error {
 			var errs []error
 			for _, s := range e.sel.Slices {
-				s.Metadata = nil // read again what another writer may have changed
+				s.Metadata = nil // read it again: another writer may have changed it
 				_, _, err := e.Queue.Login(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
 				errs = append(errs, err)
 			}
@@ -428,7 +427,7 @@ func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err err
 	return f
 }
 
-// checkHostKeys says of whose host keys the API tells.
+// checkHostKeys reports for which workers the API gives the host keys.
 func (e *examination) checkHostKeys(ctx context.Context, all []*seen) {
 	if e.Hosts != nil {
 		e.fine(CheckHostKeys, idsOf(all), "not other ones than earlier commands have pinned; nobody vouches for machines that no cloud knows, so the first command that connects pins what it meets")
@@ -491,7 +490,7 @@ func (e *examination) judgeClocks(all []*seen) {
 	everybody := len(off.texts) == 1 && len(fine) == 0 && len(all) > 1
 	e.emit(off, CheckClock, Warning, func(_ string, ids []tpu.WorkerID) string {
 		if everybody {
-			return "sudo systemctl restart chrony" // this machine is the odd one
+			return "sudo systemctl restart chrony" // the clock of this machine is wrong
 		}
 		return e.exec(ids, true, "systemctl", "restart", "chrony")
 	})
@@ -589,7 +588,7 @@ func (e *examination) judgeHolders(all []*seen) {
 	}
 }
 
-// killHolders ends who has a TPU device open, with nothing but a shell.
+// killHolders kills every process that has a TPU device open. It needs only a shell.
 const killHolders = `for f in /proc/[0-9]*/fd/*; do case $(readlink "$f") in /dev/accel[0-9]*|/dev/vfio/[0-9]*) f=${f#/proc/}; kill "${f%%/*}";; esac; done`
 
 func short(command string) string {
@@ -633,7 +632,7 @@ func (e *examination) judgeSettings(all []*seen) {
 		}
 	}
 	e.emit(unknown, CheckSettings, Unknown, nil)
-	// They are set at every start, so that they are not yet is as it should be.
+	// Every start sets them, so it is fine that they are not set yet.
 	e.emit(wrong, CheckSettings, OK, nil)
 	if len(wrong.texts) == 0 && len(fine) > 0 {
 		e.fine(CheckSettings, fine, "as training wants them")
@@ -645,7 +644,8 @@ func (e *examination) judgeSettings(all []*seen) {
 	}
 }
 
-// mtuWrong is a worker whose interface has another MTU than its network.
+// mtuWrong adds the finding for a worker whose interface does not have the MTU of its
+// network.
 func (e *examination) mtuWrong(s *seen, r preflight.Result) {
 	device, rest, _ := strings.Cut(r.Reason, " has mtu ")
 	if rest == "" || strings.ContainsAny(device, " /") {
@@ -687,7 +687,8 @@ func (e *examination) judgeDisks(all []*seen) {
 		if strings.Contains(text, "/tmp") {
 			return e.exec(ids, false, "bash", "-c", "df -h /tmp; du -xsh /tmp/* | sort -h | tail")
 		}
-		// What is kept to send less is the only thing there that is ours.
+		// The store only saves transfers, so it can be deleted. The rest of the home
+		// is not ours to delete.
 		return e.exec(ids, false, "bash", "-c", "rm -rf ~/.multihost/store; df -h ~; du -xsh ~/* | sort -h | tail")
 	})
 	if len(fine) > 0 {
@@ -695,7 +696,7 @@ func (e *examination) judgeDisks(all []*seen) {
 	}
 }
 
-// room reads "FREE SIZE", in bytes.
+// room parses "FREE SIZE", in bytes.
 func room(text string) (free, size int64) {
 	a, b, _ := strings.Cut(text, " ")
 	free, err1 := strconv.ParseInt(a, 10, 64)
@@ -706,7 +707,7 @@ func room(text string) (free, size int64) {
 	return free, size
 }
 
-// shown are the facts that ought to be alike everywhere.
+// shown are the facts that should be the same on all workers.
 var shown = []string{"kernel", "python", "jax", "jaxlib", "libtpu", "libtpu-nightly"}
 
 func (e *examination) judgeVersions(all []*seen) {
@@ -750,8 +751,8 @@ func (e *examination) judgeVersions(all []*seen) {
 	}
 }
 
-// unlike is a version that differs. The one that most workers have is taken for
-// the right one.
+// unlike adds the finding for a version that differs between workers. It takes the
+// version of most workers as the right one.
 func (e *examination) unlike(name string, values *finder) {
 	most := values.texts[0]
 	var parts []string

@@ -20,15 +20,15 @@ import (
 
 const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
 
-// A CredentialsError says that there are no credentials, or that those there
-// are cannot be used any more. Another try with the same credentials is of no
-// use, but a later call looks for them again.
+// A CredentialsError says that there are no credentials, or that they can no longer
+// be used. A retry with the same credentials does not help, but a later call looks
+// for credentials again.
 type CredentialsError struct {
 	Err     error
-	Expired bool // there are credentials, and they were refused
+	Expired bool // there are credentials, but they were refused
 	File    string
 
-	remedy string // what renews them, where that is known
+	remedy string // what renews them, or empty
 }
 
 func (e *CredentialsError) Error() string {
@@ -44,7 +44,7 @@ func (e *CredentialsError) Error() string {
 // Unwrap returns the cause.
 func (e *CredentialsError) Unwrap() error { return e.Err }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *CredentialsError) Hint() string {
 	switch {
 	case e.File != "":
@@ -57,9 +57,9 @@ func (e *CredentialsError) Hint() string {
 	return "log in with: gcloud auth application-default login (or pass a token with --access-token-file)"
 }
 
-// tokens hands out access tokens. It keeps no token source over time: each
-// refresh starts from the credentials as they are then, with the context of
-// the request that needs it, so that it can be cancelled and sees a new login.
+// tokens provides access tokens. It keeps no token source: each refresh reads the
+// current credentials, with the context of the request that needs the token. So a
+// refresh can be cancelled and sees a new login.
 type tokens struct {
 	cfg Config
 	// adc finds application default credentials; tests replace it.
@@ -77,12 +77,13 @@ func newTokens(cfg Config) *tokens {
 	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
 }
 
-// early is how long before its end a token is not used any more: longer than a
-// request takes to arrive, shorter than what any issuer refreshes at.
+// early is how long before its expiry a token is no longer used. It is longer than a
+// request takes to arrive, and shorter than the time before expiry at which any
+// issuer refreshes.
 const early = time.Minute
 
-// token returns a usable access token and the quota project of the
-// credentials. Only one request refreshes at a time; the others wait for it.
+// token returns a valid access token and the quota project of the credentials. Only
+// one request refreshes at a time; the others wait for it.
 func (t *tokens) token(ctx context.Context) (token, quota string, err error) {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)
@@ -152,13 +153,13 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 	return token, quota, nil
 }
 
-// gcloudTokenLife is how long a token of gcloud is used before it is asked
-// again. gcloud does not say when its token ends, only that it lives for at
-// least five minutes more.
+// gcloudTokenLife is how long a token of gcloud is used before gcloud is asked again.
+// gcloud does not say when its token expires, only that it is valid for at least five
+// more minutes.
 const gcloudTokenLife = 4 * time.Minute
 
-// source finds where tokens come from: the token file, application default
-// credentials, gcloud's own login; and what renews them.
+// source returns the first source of tokens that exists: the token file, application
+// default credentials, gcloud's own login. It also returns what renews them.
 func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remedy string, err error) {
 	if t.cfg.AccessTokenFile != "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)
@@ -191,8 +192,8 @@ func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remed
 	}), "", remedyGcloud, nil
 }
 
-// describe says in words where tokens come from now, and whose they are where
-// that is written in the credentials.
+// describe returns in words where tokens come from now, and their account if the
+// credentials name it.
 func (t *tokens) describe(ctx context.Context) (source, account string) {
 	if t.cfg.AccessTokenFile != "" {
 		return "access token in " + t.cfg.AccessTokenFile, ""
@@ -208,7 +209,7 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 		Type  string `json:"type"`
 		Email string `json:"client_email"`
 	}
-	_ = json.Unmarshal(creds.JSON, &f) // what gives tokens can be read
+	_ = json.Unmarshal(creds.JSON, &f) // credentials that were found are valid JSON
 	source = "application default credentials"
 	if t.cfg.CredentialsFile != "" {
 		source += " in " + t.cfg.CredentialsFile
@@ -219,8 +220,8 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 	return source, f.Email
 }
 
-// lastRemedy is what renews the credentials that were last found; empty before
-// any were.
+// lastRemedy returns what renews the credentials that were last found. It is empty
+// before any were found.
 func (t *tokens) lastRemedy() string {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		return remedyFile(t.cfg.AccessTokenFile)
@@ -230,8 +231,8 @@ func (t *tokens) lastRemedy() string {
 	return t.remedy
 }
 
-// refreshError tells credentials that were refused from a token server that
-// could not be reached: only the second is worth another try.
+// refreshError returns a *tokenServerError if the token server could not be reached,
+// and a *CredentialsError if it refused the credentials. Only the first is retried.
 func refreshError(ctx context.Context, err error, remedy string) error {
 	if ctx.Err() != nil {
 		return stoppedBy(ctx)
@@ -252,8 +253,8 @@ type tokenServerError struct{ err error }
 func (e *tokenServerError) Error() string { return "reach token server: " + oneLine(e.err.Error()) }
 func (e *tokenServerError) Unwrap() error { return e.err }
 
-// CheckTokenFile reports whether a file has an access token in it, as a
-// *CredentialsError where it has none. Whether the token is accepted is not asked.
+// CheckTokenFile returns a *CredentialsError if a file does not contain an access
+// token. It does not check whether the APIs accept the token.
 func CheckTokenFile(path string) error {
 	_, err := readTokenFile(path)
 	return err
@@ -264,7 +265,7 @@ func readTokenFile(path string) (string, error) {
 	if err != nil {
 		var perr *os.PathError
 		if errors.As(err, &perr) {
-			err = perr.Err // the message names the file already
+			err = perr.Err // the message names the file itself
 		}
 		return "", &CredentialsError{Err: err, File: path}
 	}
@@ -275,7 +276,7 @@ func readTokenFile(path string) (string, error) {
 	return token, nil
 }
 
-// quotaProject is the quota_project_id of a credentials file, or empty.
+// quotaProject returns the quota_project_id of a credentials file, or "".
 func quotaProject(file []byte) string {
 	var f struct {
 		QuotaProject string `json:"quota_project_id"`
@@ -286,8 +287,8 @@ func quotaProject(file []byte) string {
 	return f.QuotaProject
 }
 
-// authTransport adds credentials to requests, and tries a request once more
-// with a new token when the server refuses the one it has.
+// authTransport adds credentials to requests. If the server refuses the token, it
+// repeats the request once with a new token.
 type authTransport struct {
 	base         http.RoundTripper
 	tokens       *tokens
@@ -295,7 +296,7 @@ type authTransport struct {
 	quotaProject string
 }
 
-// CloseIdleConnections is what http.Client calls.
+// CloseIdleConnections is for http.Client, which calls it.
 func (t *authTransport) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

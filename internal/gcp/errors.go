@@ -19,7 +19,7 @@ import (
 	"google.golang.org/api/googleapi"
 )
 
-// A Class is what a failure means to the one who has to act on it.
+// A Class says what kind of failure an error is, for code that has to act on it.
 type Class int
 
 // The classes of failures.
@@ -33,8 +33,8 @@ const (
 	Capacity              // Google has no machines now; waiting may help
 	Invalid               // the request is wrong
 	Conflict              // the resource is in use or in another state
-	Unavailable           // the API, or the way to it, does not work now; includes rate limits
-	Timeout               // no answer in time: what was asked for may have happened
+	Unavailable           // the API or the network to it fails now; includes rate limits
+	Timeout               // no answer in time; the request may have had its effect
 )
 
 var classNames = [...]string{
@@ -58,8 +58,8 @@ func (c Class) String() string {
 	return classNames[c]
 }
 
-// An Error is a call that failed, told in one line. The client library's error
-// is inside it.
+// An Error is a failed call, described in one line. It wraps the client library's
+// error.
 type Error struct {
 	What       string        // the work: `create network "mtu9k"`
 	Class      Class         //
@@ -69,7 +69,7 @@ type Error struct {
 	Message    string        // the API's message, one line, with its EID
 	Tries      int           // how often it was tried
 	RetryAfter time.Duration // what the server asked to wait, 0 if it did not
-	Lapsed     bool          // the credentials were refused, and had worked before
+	Lapsed     bool          // the credentials were refused but had worked before
 
 	err error
 }
@@ -96,17 +96,17 @@ func (e *Error) Error() string {
 // Unwrap returns the client library's error.
 func (e *Error) Unwrap() error { return e.err }
 
-// ErrPartial says that the API could not reach all of what it was to list: what is
-// not in the list may be there all the same.
+// ErrPartial says that the API could not reach everything that it had to list. Items
+// that are missing from the list may still exist.
 var ErrPartial = errors.New("the API could not list everything")
 
-// An OperationError is a long-running operation that ended with an error.
+// An OperationError is the error with which a long-running operation ended.
 type OperationError struct {
 	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0 when it gives none)
 	Status  string // "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", …
 	Reason  string // machine-readable reason of the details, or empty
 	Message string // one line
-	Target  string // what it worked on
+	Target  string // the resource that it worked on
 }
 
 func (e *OperationError) Error() string {
@@ -126,8 +126,8 @@ func (e *OperationError) Error() string {
 	return fmt.Sprintf("%s (%s)", msg, strings.Join(marks, ", "))
 }
 
-// newError makes an *Error of what a client library returned. An error that
-// no server sent keeps its own text.
+// newError makes an *Error from the error of a client library. An error that no
+// server sent keeps its own text.
 func newError(what string, err error, tries int) *Error {
 	e := &Error{What: what, Class: ClassOf(err), Tries: tries, err: err}
 	if a, ok := readAnswer(err); ok {
@@ -148,8 +148,7 @@ func asError(err error) (e *Error, ok bool) {
 	return e, ok
 }
 
-// transportMessage leaves out the "Get https://…: " of net/http where the
-// cause says it all.
+// transportMessage returns the text of err without the "Get https://…: " of net/http.
 func transportMessage(err error) string {
 	var ce *CredentialsError
 	if errors.As(err, &ce) {
@@ -169,10 +168,10 @@ func transportMessage(err error) string {
 	return err.Error()
 }
 
-// ClassOf says what err means. It understands the errors of both Google client
-// libraries, *Error, *OperationError, *CredentialsError, broken connections
-// and ended contexts, wrapped or not. An error in the chain that has a Class
-// method speaks for itself.
+// ClassOf returns the class of err. It knows the errors of both Google client
+// libraries, *Error, *OperationError, *CredentialsError, broken connections and ended
+// contexts, wrapped or not. If an error in the chain has a Class method, ClassOf
+// returns its result.
 func ClassOf(err error) Class {
 	if err == nil {
 		return Unknown
@@ -213,7 +212,7 @@ func ClassOf(err error) Class {
 func retryable(err error) bool {
 	var oe *OperationError
 	if errors.As(err, &oe) {
-		return false // the operation is over; what it was for must be asked for anew
+		return false // the operation has ended; only a new request can help
 	}
 	if a, ok := readAnswer(err); ok {
 		return a.retryable()
@@ -221,14 +220,15 @@ func retryable(err error) bool {
 	if errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial) {
 		return true
 	}
-	// Nothing listens on this very machine: waiting does not start it.
+	// Nothing listens at this port of this machine, and waiting does not start it.
 	if loopback(err) && errors.Is(err, errRefused) {
 		return false
 	}
 	return brokenConnection(err)
 }
 
-// brokenConnection reports failures between the two ends that may pass.
+// brokenConnection reports whether err is a failure of the connection that may be
+// temporary.
 func brokenConnection(err error) bool {
 	var (
 		ce *CredentialsError
@@ -253,7 +253,7 @@ func brokenConnection(err error) bool {
 	if errors.As(err, &ne) && ne.Timeout() && !errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
-	// net/http gives these no type.
+	// net/http has no types for these errors.
 	var ue *url.Error
 	if errors.As(err, &ue) {
 		text := ue.Err.Error()
@@ -265,8 +265,8 @@ func brokenConnection(err error) bool {
 	return false
 }
 
-// strangeServer reports that somebody else answers in the place of an API: what
-// is between is set up wrongly, or wants to be logged in to first.
+// strangeServer reports whether another server answered in place of the API. Then a
+// proxy is set up wrongly, or the network wants a login first.
 func strangeServer(err error) bool {
 	var (
 		cert    *tls.CertificateVerificationError
@@ -285,18 +285,17 @@ func loopback(err error) bool {
 	return ok && addr.IP.IsLoopback()
 }
 
-// answer is the server's refusal, taken apart.
+// answer holds the parts of an error that a server sent.
 type answer struct {
 	http    int
 	status  string
 	reason  string
 	message string
-	// waits reports that the server said when to come back.
+	// waits says that the server asked for a pause before a retry.
 	waits bool
 }
 
-// readAnswer takes the server's answer out of err; ok is false when no server
-// answered.
+// readAnswer returns the server's answer in err. ok is false if no server answered.
 func readAnswer(err error) (a answer, ok bool) {
 	var ge *googleapi.Error
 	if errors.As(err, &ge) {
@@ -332,8 +331,8 @@ func httpAnswer(ge *googleapi.Error) answer {
 
 var statusField = regexp.MustCompile(`"status"\s*:\s*"([A-Z_]+)"`)
 
-// bodyStatus is the "status" word of an error body, which googleapi.Error
-// does not carry.
+// bodyStatus returns the "status" of an error body, which googleapi.Error does not
+// have.
 func bodyStatus(body string) string {
 	if m := statusField.FindStringSubmatch(body); m != nil {
 		return m[1]
@@ -343,8 +342,8 @@ func bodyStatus(body string) string {
 
 var markup = regexp.MustCompile(`(?s)<(style|script)\b.*?</(style|script)>|<[^>]*>`)
 
-// bodyText makes one short line of a body that is no API error: the page of a
-// proxy or of a load balancer.
+// bodyText returns one short line for a body that is no API error, such as the page
+// of a proxy or of a load balancer.
 func bodyText(ge *googleapi.Error) string {
 	text := oneLine(markup.ReplaceAllString(ge.Body, " "))
 	if r := []rune(text); len(r) > 200 {
@@ -356,8 +355,8 @@ func bodyText(ge *googleapi.Error) string {
 	return text
 }
 
-// readDetails returns the reason of the first ErrorInfo, and message with what
-// the details add to it: field violations, quota violations.
+// readDetails returns the reason of the first ErrorInfo. It also returns message with
+// the texts that the details add: violations of fields, quotas and preconditions.
 func readDetails(details []any, message string) (reason, text string) {
 	text = message
 	add := func(s string) {
@@ -402,7 +401,7 @@ func readDetails(details []any, message string) (reason, text string) {
 	return reason, text
 }
 
-// detailType is "ErrorInfo" for "type.googleapis.com/google.rpc.ErrorInfo".
+// detailType returns "ErrorInfo" for "type.googleapis.com/google.rpc.ErrorInfo".
 func detailType(m map[string]any) string {
 	t, _ := m["@type"].(string)
 	if i := strings.LastIndexByte(t, '.'); i >= 0 {
@@ -422,9 +421,9 @@ func mapsOf(v any) []map[string]any {
 	return out
 }
 
-// Google tells three things apart by text only that share code 8 and 429: a
-// limit per minute, a limit on how much there may be, and no machines. These
-// expressions are pinned to real messages by TestForeignTexts.
+// Three failures share code 8 and 429: a limit per minute, a limit on the amount, and
+// no free machines. Only Google's texts tell them apart. TestForeignTexts checks these
+// expressions against real messages.
 var (
 	capacityText = regexp.MustCompile(`(?i)no more capacity|insufficient (reserved )?capacity|not enough (resources|capacity)|stockout|does not have enough resources`)
 	rateText     = regexp.MustCompile(`(?i)per (minute|second|100 seconds)|rate limit|too many requests|requests per`)
@@ -480,7 +479,7 @@ func (a answer) class() Class {
 	case code == http.StatusPreconditionFailed:
 		return Conflict
 	case code == http.StatusTooManyRequests:
-		return Quota // not rateLimited: a limit on how much there may be
+		return Quota // not rateLimited: a limit on the amount
 	case code == http.StatusRequestTimeout, code == http.StatusGatewayTimeout:
 		return Timeout
 	case code == http.StatusNotImplemented:
@@ -496,8 +495,8 @@ func (a answer) class() Class {
 	return Unknown
 }
 
-// rateLimited reports a limit on requests per time, as opposed to one on how
-// much there may be.
+// rateLimited reports whether a limit on requests per time was exceeded, and not a
+// limit on the amount.
 func (a answer) rateLimited() bool {
 	if isRateReason(a.reason) {
 		return true
@@ -523,7 +522,7 @@ func (a answer) retryable() bool {
 	return false
 }
 
-// rpcClass is the class of a google.rpc code, given by its name.
+// rpcClass returns the class of a google.rpc code, given by name.
 func rpcClass(status, message string) Class {
 	switch status {
 	case "NOT_FOUND":
@@ -551,8 +550,8 @@ func rpcClass(status, message string) Class {
 	return Unknown
 }
 
-// class reads Status first: Compute gives words there that say more than the
-// code, and often no code at all.
+// class looks at Status before the code: Compute's statuses say more than its codes,
+// and it often gives no code.
 func (e *OperationError) class() Class {
 	if capacityText.MatchString(e.Message) {
 		return Capacity
@@ -584,7 +583,7 @@ func (e *OperationError) class() Class {
 	return Unknown
 }
 
-// rpcName is the name of a google.rpc code as the REST APIs write it.
+// rpcName returns the name of a google.rpc code, as the REST APIs write it.
 func rpcName(code int) string {
 	names := [...]string{
 		"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -598,5 +597,5 @@ func rpcName(code int) string {
 	return names[code]
 }
 
-// oneLine folds white space, line ends included, into single spaces.
+// oneLine replaces each run of white space, line ends included, by one space.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

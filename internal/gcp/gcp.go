@@ -1,11 +1,10 @@
-// Package gcp is how multihost talks to Google Cloud: credentials, endpoints,
-// what an error means, which failures are tried again and how long-running
-// operations are waited for. The packages that know a service (network, qr)
-// build on it and hold no retry loop of their own.
+// Package gcp handles all calls to Google Cloud: credentials, endpoints, the meaning
+// of errors, retries, and waits for long-running operations. The packages for single
+// services (network, qr) build on it and have no retry loop of their own.
 //
-// Everything goes through one HTTP client per Client. It asks for a token at
-// each request, so a login that ran out during a wait of hours and was renewed
-// in another terminal is picked up without a restart.
+// A Client sends everything through one HTTP client, which gets a token for each
+// request. If a login expires during a wait of hours and the user renews it in
+// another terminal, the Client uses the new login without a restart.
 //
 //	c := gcp.New(gcp.Config{Project: "p", Zone: "us-central2-b"})
 //	svc, err := c.TPU(ctx)
@@ -32,20 +31,19 @@ import (
 	"multihost/internal/event"
 )
 
-// Config says which project and zone to work in, and how to reach and
-// authenticate to Google's APIs. The zero value of every field means what its
-// comment says.
+// Config says which project and zone to work in, and how to reach Google's APIs and
+// authenticate to them. Each field's comment says what its zero value means.
 type Config struct {
 	Project string
 	Zone    string
 
-	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form
-	// that gcloud's api_endpoint_overrides have: the TPU base has no version
-	// ("http://127.0.0.1:8080/"), the Compute base ends in /compute/v1/. A
-	// version too many or too few is put right. Empty: Google's.
+	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form of
+	// gcloud's api_endpoint_overrides: the TPU base has no version
+	// ("http://127.0.0.1:8080/"), the Compute base ends in /compute/v1/. An
+	// extra or missing version does no harm. Empty: Google's.
 	TPUEndpoint     string
 	ComputeEndpoint string
-	// OSLoginEndpoint does the same for OS Login, without a version.
+	// OSLoginEndpoint is the same for OS Login, without a version.
 	OSLoginEndpoint string
 
 	// StorageEndpoint ends in /storage/v1/, SecretManagerEndpoint has no version.
@@ -57,24 +55,26 @@ type Config struct {
 	ResourceManagerEndpoint string
 	QuotasEndpoint          string
 
-	// ReadOnly refuses every request that could change something, with a
-	// *ReadOnlyError that says what it was.
+	// ReadOnly refuses every request that could change something with a
+	// *ReadOnlyError, which has the request.
 	ReadOnly bool
 
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool
-	// AccessTokenFile holds an access token; it is read again at each request.
+	// AccessTokenFile is a file with an access token. It is read again at each
+	// request; with Impersonate, at each refresh.
 	AccessTokenFile string
 	// CredentialsFile is the name of the file with application default
-	// credentials, for what the user is told to type. May be empty.
+	// credentials, for hints. May be empty.
 	CredentialsFile string
-	// GcloudToken is asked for an access token when there are no application
-	// default credentials. May be nil.
+	// GcloudToken returns an access token. It is called if there are no
+	// application default credentials. May be nil.
 	GcloudToken func(ctx context.Context) (string, error)
-	// Impersonate is the service account to act as, reached with the
-	// credentials above. Empty: none.
+	// Impersonate is the service account to act as, by means of the credentials
+	// above. Empty: none.
 	Impersonate string
-	// QuotaProject is billed for the calls. Empty: what the credentials say.
+	// QuotaProject is the project that the calls are billed to. Empty: the
+	// credentials' quota project.
 	QuotaProject string
 
 	// Transport carries the requests. Nil: the network.
@@ -84,8 +84,8 @@ type Config struct {
 	Clock     Clock         // nil: SystemClock
 	Sink      event.Sink    // nil: event.Discard
 	MaxRetry  time.Duration // how long Do keeps trying; 0: 2 minutes
-	// LoginWait is how long Do waits for new credentials when those that had
-	// worked are refused. 0: it does not wait.
+	// LoginWait is how long Do waits for new credentials after credentials that
+	// had worked are refused. 0: it does not wait.
 	LoginWait time.Duration
 }
 
@@ -102,8 +102,7 @@ type Client struct {
 	tpuErr  error
 }
 
-// New returns a Client for cfg. It does no I/O: credentials are looked for at
-// the first call.
+// New returns a Client for cfg. It does no I/O: the first call looks for credentials.
 func New(cfg Config) *Client {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "multihost"
@@ -119,8 +118,8 @@ func New(cfg Config) *Client {
 	}
 	if cfg.Transport == nil {
 		base := http.DefaultTransport.(*http.Transport).Clone()
-		// A server that accepts a request and never answers must not hold a wait
-		// for ever; no call of these APIs takes a minute to begin its answer.
+		// A server that accepts a request and never answers must not block a wait
+		// for ever. No call of these APIs takes a minute to begin its answer.
 		base.ResponseHeaderTimeout = time.Minute
 		cfg.Transport = base
 	}
@@ -137,11 +136,11 @@ func New(cfg Config) *Client {
 	return &Client{cfg: cfg, tokens: tokens, login: &login{cfg: cfg}, http: &http.Client{Transport: transport}}
 }
 
-// Close drops idle connections. The client can be used again after it.
+// Close closes idle connections. The Client can still be used afterwards.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Token returns an access token for services that are not called through this
-// package, such as the IAP relay; empty when requests go without credentials.
+// package, such as the IAP relay. It is empty if Config.DisableAuth is set.
 func (c *Client) Token(ctx context.Context) (string, error) {
 	if c.cfg.DisableAuth {
 		return "", nil
@@ -153,20 +152,20 @@ func (c *Client) Token(ctx context.Context) (string, error) {
 	return token, err
 }
 
-// Project is the project that calls are made in.
+// Project returns the project of Config.
 func (c *Client) Project() string { return c.cfg.Project }
 
-// Zone is the zone that calls are made in.
+// Zone returns the zone of Config.
 func (c *Client) Zone() string { return c.cfg.Zone }
 
-// Clock is the clock that waits go by.
+// Clock returns the clock that waits use.
 func (c *Client) Clock() Clock { return c.cfg.Clock }
 
-// Sink takes the events of calls.
+// Sink returns the sink for the events of calls.
 func (c *Client) Sink() event.Sink { return c.cfg.Sink }
 
-// TPU returns the client of the Cloud TPU API, made at the first call. It does
-// not retry: wrap each call in Do.
+// TPU returns the client of the Cloud TPU API, which its first call makes. The client
+// does not retry: wrap each of its calls in Do.
 func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
 	c.tpuOnce.Do(func() {
 		opts := []option.ClientOption{option.WithHTTPClient(c.http)}
@@ -203,8 +202,9 @@ func (c *Client) ComputeOptions(context.Context) ([]option.ClientOption, error) 
 	return opts, nil
 }
 
-// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and
-// for asking whose the credentials are. Wrap each call in Do.
+// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and for
+// google.golang.org/api/oauth2/v2, which tells the account of the credentials. Wrap
+// each call in Do.
 func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if c.cfg.OSLoginEndpoint != "" {
@@ -217,7 +217,7 @@ func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	return opts, nil
 }
 
-// Google's own addresses of the APIs that workers call by themselves.
+// Google's own addresses of the APIs that workers call themselves.
 const (
 	storageRoot       = "https://storage.googleapis.com"
 	tpuRoot           = "https://tpu.googleapis.com"
@@ -236,13 +236,13 @@ func (c *Client) StorageOptions() ([]option.ClientOption, error) {
 	}, nil
 }
 
-// Roots are where APIs are, without version and without a slash at the end.
+// Roots are addresses of APIs, without a version and without a slash at the end.
 type Roots struct{ TPU, Storage, SecretManager string }
 
-// Roots tells where the APIs are that workers call by themselves.
+// Roots returns the addresses of the APIs that workers call themselves.
 func (c *Client) Roots() (Roots, error) { return c.cfg.Roots() }
 
-// Roots tells where the APIs are that workers call by themselves.
+// Roots returns the addresses of the APIs that workers call themselves.
 func (c Config) Roots() (Roots, error) {
 	r := Roots{TPU: tpuRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
 	for _, o := range []struct {
@@ -263,19 +263,19 @@ func (c Config) Roots() (Roots, error) {
 	return r, nil
 }
 
-// NoRetry is the option for calls of cloud.google.com/go/compute/apiv1 that
-// leaves trying again to Do. By themselves those clients repeat reads on 503
-// and 504 for up to ten minutes, unseen; and setting a client's CallOptions
-// field does not change that: its REST half has a copy.
+// NoRetry returns the option for calls of cloud.google.com/go/compute/apiv1 that
+// leaves retries to Do. Without it, those clients silently repeat reads on 503 and
+// 504 for up to ten minutes. Setting a client's CallOptions field does not change
+// that, because its REST half has a copy.
 func NoRetry() gax.CallOption {
 	return gax.WithRetry(func() gax.Retryer { return nil })
 }
 
-// apiPath is what an endpoint override may carry after the host root.
+// apiPath matches the API path and version at the end of an endpoint override.
 var apiPath = regexp.MustCompile(`/(compute/)?(v1|v2|v2alpha1|beta|alpha)$`)
 
-// endpointRoot brings an endpoint override to scheme, host and any leading
-// path, without version and without a slash at the end.
+// endpointRoot reduces an endpoint override to scheme, host and any leading path,
+// without a version and without a slash at the end.
 func endpointRoot(api, raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Hint says in one sentence what the user can do about err, with the command
-// to type where there is one. It is empty when there is nothing useful to say.
-// An error in the chain that has a Hint method speaks for itself.
+// Hint returns one sentence on what the user can do about err, with the command to
+// type if there is one. It is empty if there is nothing useful to say. If an error in
+// the chain has a Hint method that returns text, that text is the hint.
 func Hint(err error) string {
 	if err == nil {
 		return ""
@@ -43,7 +43,7 @@ func Hint(err error) string {
 	return ""
 }
 
-// facts is what hints are made of.
+// facts holds the parts of an error that hints use.
 type facts struct {
 	what, reason, message string
 	http                  int
@@ -76,8 +76,8 @@ var (
 	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
 )
 
-// permissionHint names the missing permission and, where one role is known to
-// hold it, the role.
+// permissionHint names the missing permission, and the role that has it if one is
+// known.
 func permissionHint(f facts) string {
 	switch {
 	case f.reason == "LOCATION_POLICY_VIOLATED" || notGenerally.MatchString(f.message):
@@ -109,7 +109,7 @@ func permissionHint(f facts) string {
 	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin)"
 }
 
-// roleFor is the smallest usual role that holds a permission, or empty.
+// roleFor returns the smallest usual role that has a permission, or "".
 func roleFor(permission string) string {
 	switch {
 	case strings.HasPrefix(permission, "tpu."):
@@ -134,15 +134,15 @@ func roleFor(permission string) string {
 	return ""
 }
 
-// The forms in which the APIs name a quota: the TPU API's two, Compute's one.
+// The forms in which the APIs name a quota: two of the TPU API, one of Compute.
 var quotaForms = []*regexp.Regexp{
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exhausted\. Limit:? (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 	regexp.MustCompile(`Quota limit '(?P<metric>[^']+)' has been exceeded\. Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exceeded\.\s+Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 }
 
-// QuotaOf reads which quota a message of the APIs is about, what it allows and
-// where.
+// QuotaOf returns the quota that an API's message is about, its limit and where the
+// limit applies. ok is false if the message names no quota.
 func QuotaOf(message string) (metric, limit, where string, ok bool) {
 	for _, form := range quotaForms {
 		m := form.FindStringSubmatch(oneLine(message))
@@ -191,8 +191,8 @@ func invalidHint(message string) string {
 	return ""
 }
 
-// asked reports whether err came of a request to the API. A deadline or a broken
-// connection alone may be anything's.
+// asked reports whether err came from a request to the API. A deadline or a broken
+// connection alone may come from anything.
 func asked(err error) bool {
 	var call *Error
 	var operation *OperationError
@@ -204,7 +204,7 @@ func unavailableHint(err error, f facts) string {
 	var op *net.OpError
 	switch {
 	case !asked(err):
-		return "" // something else took too long, or broke
+		return "" // something else timed out or broke
 	case errors.As(err, &op) && op.Op == "proxyconnect":
 		return "the proxy that HTTPS_PROXY or HTTP_PROXY names does not answer"
 	case loopback(err) && errors.Is(err, errRefused):

@@ -9,28 +9,28 @@ import (
 	"multihost/internal/event"
 )
 
-// loginPause is the pause between two looks for new credentials. They cost a
+// loginPause is the pause between two checks for new credentials. A check costs the
 // read of a file or one request to a token server.
 var loginPause = Backoff{First: time.Second, Max: 10 * time.Second, Factor: 1.5}
 
-// A login is whether the credentials of a Client work, as its calls have
-// shown. It says once that they do not any more, and once that they do again.
+// A login tracks whether the credentials of a Client work, from the results of its
+// calls. It reports once when they stop working, and once when they work again.
 type login struct {
 	cfg Config
 
 	mu     sync.Mutex // guards the fields below
 	worked bool
-	ended  time.Time // when they ceased to; zero: they work
+	ended  time.Time // when they stopped working; zero: they have not stopped
 }
 
-// hasWorked reports whether a call was ever let in.
+// hasWorked reports whether the credentials of a call were ever accepted.
 func (l *login) hasWorked() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.worked
 }
 
-// works notes that a call was let in.
+// works records that the credentials of a call were accepted.
 func (l *login) works() {
 	l.mu.Lock()
 	ended := l.ended
@@ -41,9 +41,9 @@ func (l *login) works() {
 	}
 }
 
-// ceased notes that a call was refused for want of credentials, and reports
-// whether earlier ones had been let in: then the login has ended, and the user
-// can renew it while this program runs.
+// ceased records that a call failed because its credentials were refused or missing.
+// It reports whether they were accepted before: then the login has expired, and the
+// user can renew it while this program runs.
 func (l *login) ceased(err error, remedy string) bool {
 	l.mu.Lock()
 	worked, first := l.worked, l.ended.IsZero()
@@ -60,21 +60,21 @@ func (l *login) ceased(err error, remedy string) bool {
 
 type unattended struct{}
 
-// Unattended returns a context with which Do does not wait for a new login: for
-// loops that have a limit of their own and ask again themselves.
+// Unattended returns a context with which Do does not wait for a new login. It is for
+// loops that have their own limit and retry themselves.
 func Unattended(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unattended{}, true)
 }
 
-// Lapsed reports an error of credentials that had worked before: they may be
-// renewed while the program runs, and another try is of use then.
+// Lapsed reports whether err means that credentials that had worked before were
+// refused. The user may renew them while the program runs, so a retry can succeed.
 func Lapsed(err error) bool {
 	e, ok := asError(err)
 	return ok && e.Lapsed
 }
 
-// remedyOf is the one command that renews credentials of a file, by what kind
-// they are.
+// remedyOf returns the command that renews the credentials of a file. It depends on
+// their type.
 func remedyOf(file string, content []byte) string {
 	var f struct {
 		Type  string `json:"type"`
@@ -92,7 +92,7 @@ func remedyOf(file string, content []byte) string {
 	return remedyUser
 }
 
-// What renews the credentials of each source but files.
+// How to renew the credentials of each source that is no file.
 const (
 	remedyUser     = "log in again, in another terminal if this one is busy: gcloud auth application-default login"
 	remedyGcloud   = "log in again, in another terminal if this one is busy: gcloud auth login"

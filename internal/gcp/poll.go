@@ -9,7 +9,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A Clock is what waits go by; tests put their own in its place.
+// A Clock gives the time to waits; tests use their own.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -23,8 +23,8 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Backoff is a growing pause: First, then each time Factor times longer, at
-// most Max. The zero value of a field means: First 100 ms, Max 5 s, Factor 1.5.
+// Backoff is a growing pause. It starts with First and gets Factor times longer each
+// time, up to Max. Zero values mean: First 100 ms, Max 5 s, Factor 1.5.
 type Backoff struct {
 	First, Max time.Duration
 	Factor     float64
@@ -43,14 +43,14 @@ func (b Backoff) withDefaults() Backoff {
 	return b
 }
 
-// next is the pause after one of d.
+// next returns the pause that follows a pause of d.
 func (b Backoff) next(d time.Duration) time.Duration {
 	return min(time.Duration(float64(d)*b.Factor), b.Max)
 }
 
-// Poll calls check at once and then after each pause of policy until it is
-// done or fails. When ctx ends, Poll returns its cause and does not call check
-// again. A nil clock is the SystemClock.
+// Poll calls check at once and then after each pause of policy, until check is done
+// or fails. When ctx ends, Poll returns its cause and does not call check again. A
+// nil clock means SystemClock.
 func Poll(ctx context.Context, clock Clock, policy Backoff, check func(ctx context.Context) (done bool, err error)) error {
 	if clock == nil {
 		clock = SystemClock
@@ -69,7 +69,7 @@ func Poll(ctx context.Context, clock Clock, policy Backoff, check func(ctx conte
 	}
 }
 
-// sleep waits for d on clock, or returns why ctx ended.
+// sleep waits for d on clock. If ctx ends first, it returns the cause.
 func sleep(ctx context.Context, clock Clock, d time.Duration) error {
 	select {
 	case <-clock.After(d):
@@ -79,8 +79,8 @@ func sleep(ctx context.Context, clock Clock, d time.Duration) error {
 	}
 }
 
-// stoppedBy is the error of a context that has ended: it reads as the cause
-// and matches both the cause and context.Canceled or DeadlineExceeded.
+// stoppedBy returns the error of a context that has ended. It has the text of the
+// cause, and matches the cause as well as context.Canceled or DeadlineExceeded.
 func stoppedBy(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if cause == ctx.Err() {
@@ -94,10 +94,9 @@ type stopped struct{ cause, err error }
 func (s *stopped) Error() string   { return s.cause.Error() }
 func (s *stopped) Unwrap() []error { return []error{s.cause, s.err} }
 
-// WaitTPU polls a long-running operation of the TPU API until it is done and
-// returns it. An operation that ended with an error is an *OperationError.
-// what names the work in errors: `create queued resource "q7"`. There is no
-// limit but that of ctx.
+// WaitTPU polls a long-running operation of the TPU API until it is done and returns
+// it. If the operation ended with an error, WaitTPU returns an *OperationError. what
+// names the work in errors: `create queued resource "q7"`. Only ctx limits the wait.
 func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string) (*tpuapi.Operation, error) {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -105,7 +104,7 @@ func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string)
 	}
 	asked := false
 	err = Poll(ctx, c.cfg.Clock, Backoff{}, func(ctx context.Context) (bool, error) {
-		// The operation that the first call answered with may be done already.
+		// The operation that the caller passed may be done already.
 		if !asked {
 			asked = true
 			return op.Done, nil
@@ -133,8 +132,8 @@ func tpuOperationError(op *tpuapi.Operation) *OperationError {
 	var meta struct {
 		Target string `json:"target"`
 	}
-	// Metadata only adds the name of the target; an odd one is no reason to
-	// hide the error itself.
+	// Metadata only adds the name of the target. If it cannot be read, the error
+	// itself is still returned.
 	_ = json.Unmarshal(op.Metadata, &meta)
 	e := &OperationError{
 		Code:    int(op.Error.Code),

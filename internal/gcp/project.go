@@ -18,13 +18,12 @@ import (
 	"google.golang.org/api/serviceusage/v1"
 )
 
-// quotaHeader names the project that a call is counted for. The APIs of this
-// file refuse a person's credentials without one; where the credentials have a
-// quota project of their own, that is sent in its place.
+// quotaHeader names the project whose quota a call counts against. The APIs of this
+// file refuse a person's credentials without it. If Config or the credentials have a
+// quota project, authTransport sends that one instead.
 const quotaHeader = "X-Goog-User-Project"
 
-// projectOptions are the options for a client of an API that is about the
-// project itself.
+// projectOptions returns the options for a client of an API about the project itself.
 func (c *Client) projectOptions(api, endpoint string) ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if endpoint != "" {
@@ -37,7 +36,7 @@ func (c *Client) projectOptions(api, endpoint string) ([]option.ClientOption, er
 	return opts, nil
 }
 
-// Enabled tells of each named API, such as tpu.googleapis.com, whether it is
+// Enabled reports for each named API, such as tpu.googleapis.com, whether it is
 // enabled in the project.
 func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, error) {
 	opts, err := c.projectOptions("Service Usage", c.cfg.ServiceUsageEndpoint)
@@ -70,9 +69,9 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	return enabled, nil
 }
 
-// Lacking returns those of the permissions, at most 100, that the caller does
-// not have in the project as a whole. One may still have them on a single
-// resource of it.
+// Lacking returns those of the permissions that the caller does not have in the
+// project as a whole. The caller may still have them on single resources of the
+// project. permissions has at most 100 entries.
 func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
 	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
 	if err != nil {
@@ -105,28 +104,28 @@ func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, e
 	return lacking, nil
 }
 
-// RoleFor is the smallest usual role that holds a permission, or "" where none
-// is known.
+// RoleFor returns the smallest usual role that has a permission, or "" if none is
+// known.
 func RoleFor(permission string) string { return roleFor(permission) }
 
-// A QuotaInfo is one limit of an API, in the forms that Cloud Quotas has for it.
+// A QuotaInfo is one quota of an API, as Cloud Quotas describes it.
 type QuotaInfo struct {
-	ID     string // as errors of the API name it: TPUV6EPerProjectPerZoneForTPUAPI
+	ID     string // as in errors of the API: TPUV6EPerProjectPerZoneForTPUAPI
 	Limits []QuotaLimit
 }
 
-// A QuotaLimit is what a quota allows somewhere.
+// A QuotaLimit is the limit of a quota in some places.
 type QuotaLimit struct {
-	Dimensions map[string]string // zone or region; empty: where nothing else holds
-	Locations  []string          // that it holds for
+	Dimensions map[string]string // zone or region; empty: where no other limit applies
+	Locations  []string          // to which it applies
 	Value      int64             // -1: no limit
 }
 
-// Unlimited is the value of a quota that sets no limit.
+// Unlimited is the Value of a quota without a limit.
 const Unlimited = -1
 
-// In is what the quota allows in a zone, and for which dimension ("zone=Z",
-// "region=R" or "") it says so. A quota that says nothing of the zone is not ok.
+// In returns the limit of the quota in a zone, and its dimension: "zone=Z" or
+// "region=R". ok is false if no limit of the quota applies to the zone.
 func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
 	region := zone[:max(0, strings.LastIndexByte(zone, '-'))]
 	for _, place := range []struct{ key, name string }{{"zone", zone}, {"region", region}} {
@@ -149,15 +148,15 @@ func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
 	return 0, "", false
 }
 
-// quotasRoot is Google's address of Cloud Quotas, of which google.golang.org/api
-// has no client.
+// quotasRoot is Google's address of Cloud Quotas. google.golang.org/api has no client
+// for it.
 const quotasRoot = "https://cloudquotas.googleapis.com"
 
-// mostQuotas bounds an answer about the quotas of one API.
+// mostQuotas limits the bytes of an answer about the quotas of one API.
 const mostQuotas = 32 << 20
 
-// Quotas returns the quotas of an API, such as tpu.googleapis.com. It tells
-// limits, not what of them is used.
+// Quotas returns the quotas of an API, such as tpu.googleapis.com. It returns the
+// limits, not the usage.
 func (c *Client) Quotas(ctx context.Context, api string) ([]QuotaInfo, error) {
 	root := quotasRoot
 	if c.cfg.QuotasEndpoint != "" {
@@ -195,7 +194,7 @@ type quotaWire struct {
 	DimensionsInfos []struct {
 		Dimensions map[string]string `json:"dimensions"`
 		Details    struct {
-			Value string `json:"value"` // missing where there is no limit of its own
+			Value string `json:"value"` // missing if these dimensions have no limit of their own
 		} `json:"details"`
 		ApplicableLocations []string `json:"applicableLocations"`
 	} `json:"dimensionsInfos"`
@@ -213,7 +212,7 @@ func (i quotaWire) quota() QuotaInfo {
 	return q
 }
 
-// getJSON reads one answer into v.
+// getJSON gets address and decodes the answer into v.
 func (c *Client) getJSON(ctx context.Context, address string, v any) (err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -231,15 +230,15 @@ func (c *Client) getJSON(ctx context.Context, address string, v any) (err error)
 	return json.NewDecoder(io.LimitReader(resp.Body, mostQuotas)).Decode(v)
 }
 
-// An Identity says with which credentials calls are made.
+// An Identity describes the credentials that calls use.
 type Identity struct {
 	Source       string // where they come from, in words
-	Account      string // whose they are; empty where they do not tell
-	QuotaProject string // that calls are counted for; empty: what the API chooses
+	Account      string // of the credentials; empty if they do not tell
+	QuotaProject string // project that calls count for; empty: the API chooses
 }
 
-// Identify finds the credentials, proves that they give a token, and asks whose
-// they are. An error says that calls cannot be made with them.
+// Identify finds the credentials, checks that they give a token, and reads their
+// account. An error means that calls cannot be made with them.
 func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	var id Identity
 	if c.cfg.DisableAuth {
@@ -265,11 +264,11 @@ func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	if ClassOf(err) == Unauthenticated && !c.cfg.DisableAuth {
 		return id, err
 	}
-	id.Account = email // a token without the scope for it does not tell
+	id.Account = email // empty for a token without the scope for it
 	return id, nil
 }
 
-// Email asks whose the credentials are. It is an error when they do not tell.
+// Email returns the account of the credentials. It is an error if they do not tell.
 func (c *Client) Email(ctx context.Context) (string, error) {
 	opts, err := c.OSLoginOptions()
 	if err != nil {

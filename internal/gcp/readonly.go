@@ -9,7 +9,7 @@ import (
 )
 
 // A ReadOnlyError is a request that a Client with Config.ReadOnly did not send,
-// since it would have changed something. It is never tried again.
+// because it could have changed something. It is never retried.
 type ReadOnlyError struct {
 	Method string
 	URL    string
@@ -20,14 +20,14 @@ func (e *ReadOnlyError) Error() string {
 	return fmt.Sprintf("%s %s was not sent: it changes something, and this is a dry run", e.Method, e.URL)
 }
 
-// reads are the ends of the paths that are read with POST. Every other request
-// that is not GET or HEAD may change something.
+// reads lists the path suffixes of POST requests that only read. Every other request
+// but GET and HEAD may change something.
 var reads = []string{":getGuestAttributes", ":testIamPermissions", "/testIamPermissions"}
 
-// readOnly lets only requests through that change nothing.
+// readOnly sends only requests that change nothing.
 type readOnly struct{ base http.RoundTripper }
 
-// CloseIdleConnections is what http.Client calls.
+// CloseIdleConnections is for http.Client, which calls it.
 func (t readOnly) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

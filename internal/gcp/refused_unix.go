@@ -4,5 +4,5 @@ package gcp
 
 import "syscall"
 
-// errRefused means that nothing listens there.
+// errRefused is the error of a connection to a port on which nothing listens.
 const errRefused = syscall.ECONNREFUSED

@@ -2,5 +2,5 @@ package gcp
 
 import "golang.org/x/sys/windows"
 
-// errRefused means that nothing listens there.
+// errRefused is the error of a connection to a port on which nothing listens.
 const errRefused = windows.WSAECONNREFUSED

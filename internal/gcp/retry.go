@@ -15,29 +15,28 @@ import (
 	"multihost/internal/event"
 )
 
-// tryLimit bounds one try of a call: an answer that stops half-way would else
-// hold it for ever. The longest legitimate call of these APIs, a list page of
+// tryLimit limits one try of a call. Without it, an answer that stops half-way would
+// block the call for ever. The longest legitimate call of these APIs, a list page of
 // a large project, takes a few seconds.
 const tryLimit = 90 * time.Second
 
 // retryPause is the pause between tries, before jitter.
 var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, Factor: 2}
 
-// Do runs call, which makes one request, and tries it again while the failure
-// is one that goes away by itself: rate limits (429), 500, 502, 503, 504,
-// 408, connections that break or time out, and resources that the API says
-// are not ready yet. Pauses grow, are jittered, and are never shorter than the
-// server's Retry-After. It gives up when Config.MaxRetry would be passed.
+// Do runs call, which makes one request. It retries failures that go away by
+// themselves: rate limits (429), 500, 502, 503, 504, 408, connections that break or
+// time out, and resources that the API says are not ready yet. Pauses grow, have
+// jitter, and are never shorter than the server's Retry-After. Do gives up when the
+// next pause would exceed Config.MaxRetry.
 //
-// When credentials are refused that had worked before, Do says so once with the
-// command that renews them, and tries again for up to Config.LoginWait; see
-// Unattended.
+// If credentials that had worked before are refused, Do reports it once, with the
+// command that renews them, and retries for up to Config.LoginWait; see Unattended.
 //
-// what names the work in errors and events: `create network "mtu9k"`. A
-// failure of the API is an *Error around the client library's own error.
-// When ctx ends Do returns its cause at once; call is not run again and no
-// retry is said. A call that changes something must be safe to repeat: give it
-// a request id that stays the same over the tries.
+// what names the work in errors and events: `create network "mtu9k"`. A failure of
+// the API is an *Error that wraps the client library's own error. When ctx ends, Do
+// returns its cause at once; it does not run call again and reports no retry. A call
+// that changes something must be safe to repeat: give it a request id that stays the
+// same over the tries.
 func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	start := c.cfg.Clock.Now()
 	pause := retryPause.First
@@ -63,10 +62,10 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
 				return prefix(what, err)
 			}
-			start = c.cfg.Clock.Now() // the API itself is not at fault
+			start = c.cfg.Clock.Now() // time without a login does not count
 			continue
 		}
-		if strangeServer(err) && c.login.hasWorked() { // a laptop has come to a network that wants a login
+		if strangeServer(err) && c.login.hasWorked() { // a laptop is now in a network with a login page
 			e.Class = Unavailable
 		} else if !retryable(err) {
 			return e
@@ -87,11 +86,11 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 	}
 }
 
-// refused reports a call that failed for want of credentials, and keeps the
-// state of the login.
+// refused reports whether a call failed because its credentials were refused or
+// missing. It updates the state of the login.
 func (c *Client) refused(e *Error) bool {
 	if e.Class != Unauthenticated {
-		if e.HTTP != 0 { // an answer that only a caller who was let in gets
+		if e.HTTP != 0 { // the API gives this answer only to valid credentials
 			c.login.works()
 		}
 		return false
@@ -100,8 +99,7 @@ func (c *Client) refused(e *Error) bool {
 	return true
 }
 
-// remedy is the command that renews the credentials which err says were
-// refused.
+// remedy returns the command that renews the credentials that err is about.
 func (c *Client) remedy(err error) string {
 	var ce *CredentialsError
 	if errors.As(err, &ce) {
@@ -116,8 +114,8 @@ type loginWait struct {
 	pause time.Duration
 }
 
-// next is the pause before the next try; ok is false when the wait is over or
-// must not begin.
+// next returns the pause before the next try. ok is false if the wait is over or must
+// not begin.
 func (w *loginWait) next(ctx context.Context, cfg Config) (pause time.Duration, ok bool) {
 	now := cfg.Clock.Now()
 	if w.begin.IsZero() {
@@ -140,8 +138,8 @@ func (c *Client) try(ctx context.Context, call func(ctx context.Context) error) 
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
-// sayRetry keeps the first two retries quiet: they are everyday, and usually
-// over before a reader has seen the line.
+// sayRetry reports a retry. The first two are only debug messages, because they are
+// common and usually over before anybody has read the line.
 func (c *Client) sayRetry(e *Error, try int, delay time.Duration) {
 	level := event.Debug
 	if try >= 3 {
@@ -150,13 +148,13 @@ func (c *Client) sayRetry(e *Error, try int, delay time.Duration) {
 	event.Notef(c.cfg.Sink, level, "", "%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond))
 }
 
-// jitter returns between half of d and d, so that many clients that failed
-// together do not come back together.
+// jitter returns a random time between half of d and d, so that clients that failed
+// at the same moment do not retry at the same moment.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// retryAfter is how long the server asked to wait, or 0.
+// retryAfter returns how long the server asked to wait, or 0.
 func retryAfter(err error, now time.Time) time.Duration {
 	var ge *googleapi.Error
 	if !errors.As(err, &ge) {

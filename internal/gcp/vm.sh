@@ -1,19 +1,19 @@
 #!/bin/bash
-# What scripts on a VM ask of Google with the VM's own token: the metadata server,
-# the APIs, and the deletion of the queued resource that it belongs to. It stands
-# before the script that uses it.
+# Functions for scripts on a VM: they read the metadata server, call Google's APIs
+# with the VM's own token, and delete the queued resource that the VM belongs to.
+# This file is prepended to the script that uses it.
 #
-# A failed call leaves its HTTP status in $status, 000 when there was no answer,
-# and words for people in $why. No token is in an argument, a file or an answer.
+# A failed call leaves its HTTP status in $status (000 if there was no answer) and
+# a text for people in $why. No token appears in an argument, a file or an answer.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
-call_limit=60 # seconds that a call of an API may take
-call_pause=60 # and how many of them nothing may come or go
-held='' # the token of all calls, where one is held
+call_limit=60 # seconds that an API call may take
+call_pause=60 # seconds that a call may last without any data sent or received
+held='' # a fixed token for all calls; empty: use that of the VM
 reply='' status='' why=''
 
-# instance PATH: a value of the metadata server, or why there is none. Only the
-# last try may print errors: those of tries that a later one made up for must not
-# get into the value.
+# instance PATH: prints a value of the metadata server. If it fails, it prints the
+# error and returns 1. Only the last try may print errors: the errors of tries before
+# a successful one must not get into the value.
 instance() {
   local value
   value=$(curl -s -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1") ||
@@ -24,15 +24,15 @@ instance() {
   printf '%s' "$value"
 }
 
-# attribute KEY TEXT: a guest attribute of this worker, which others can read.
+# attribute KEY TEXT: sets a guest attribute of this worker, which others can read.
 attribute() {
   status=$(curl -sS -o /dev/null -w '%{http_code}' --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "$2" \
     "$metadata/guest-attributes/multihost/$1" 2>/dev/null)
   [[ $status == 2?? ]]
 }
 
-# access_token: the VM's, in REPLY. It is asked for anew each time, for it ends
-# some time, unless one is held.
+# access_token: puts the VM's token, or $held if set, into REPLY. It asks for a new
+# token each time, because tokens expire.
 access_token() {
   REPLY=$held
   if [[ $REPLY ]]; then return 0; fi
@@ -44,8 +44,9 @@ access_token() {
   REPLY=${BASH_REMATCH[1]}
 }
 
-# api METHOD URL CURL-ARGS...: the answer is in $reply, unless -o says where. The
-# token goes to curl on stdin, for arguments can be read by everybody.
+# api METHOD URL CURL-ARGS...: calls an API and puts the answer into $reply, unless
+# CURL-ARGS has -o. The token goes to curl on stdin, because every user of the VM
+# can read arguments.
 api() {
   local method=$1 url=$2 REPLY
   shift 2
@@ -56,7 +57,8 @@ api() {
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
       curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time "$call_limit" --speed-limit 1 --speed-time "$call_pause" "$@" "$url" 2>&1
   ); then
-    # Also when the answer broke off after its status: half of one is none.
+    # This includes an answer that broke off after its status: half of an answer
+    # counts as none.
     why='no answer'
     if [[ $reply =~ curl:\ [^$'\n']* ]]; then why="no answer: ${BASH_REMATCH[0]:0:200}"; fi
     reply=''
@@ -68,7 +70,7 @@ api() {
   return 1
 }
 
-# explain ANSWER: why a call failed, from what came with its status.
+# explain ANSWER: sets $why from $status and the answer of a failed call.
 explain() {
   local text=$1
   if [[ $text =~ \"message\":\ *\"([^\"]+)\" ]]; then text=${BASH_REMATCH[1]}; fi
@@ -76,23 +78,23 @@ explain() {
   why="HTTP status $status: ${text//[$'\n\r']/ }"
 }
 
-# value_of KEY: the first of that name in $reply.
+# value_of KEY: puts the first value of KEY in $reply into REPLY.
 value_of() {
   REPLY=
   [[ $reply =~ \"$1\":\ *\"?([^\",}]*) ]] && REPLY=${BASH_REMATCH[1]}
 }
 
-# may_delete URL CURL-ARGS...: whether this VM may delete that queued resource. It
-# asks to delete one that does not exist: who may is told that it is not there,
-# who may not is refused.
+# may_delete URL CURL-ARGS...: succeeds if this VM may delete that queued resource.
+# It asks to delete one that does not exist: a caller with the permission gets 404,
+# any other caller is refused.
 may_delete() {
   api DELETE "${1%/*}/multihost-probe-$(cksum <<<"$1" | cut -d " " -f 1)" "${@:2}" || [[ $status == 404 ]]
 }
 
-# delete_queued URL LABEL: asks for the deletion of a queued resource, after a look
-# at what it is: nothing is deleted unread. Fails when it does not bear the label,
-# KEY=VALUE; then it is another's. $why is empty unless something else kept it
-# from being deleted: it may be tried again.
+# delete_queued URL LABEL: reads a queued resource and then requests its deletion.
+# It never deletes a resource that it could not read. It fails if the resource does
+# not have LABEL (KEY=VALUE): then it belongs to another run. If it succeeds, $why
+# is empty, or says why the deletion was not requested; the caller may try again.
 delete_queued() {
   why=''
   if ! api GET "$1" || [[ $reply != *'"name":'* ]]; then

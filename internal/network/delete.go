@@ -21,12 +21,12 @@ type Deletion struct {
 	Firewalls []string `json:"firewalls"`
 }
 
-// Delete removes the network called name and its firewall rules, rules first.
-// A network that does not exist is a success. It refuses, before it changes
-// anything, when the network is not ours (*NotOursError), has rules that are
-// not (*ForeignRulesError) or is used by TPUs (*InUseError). What else uses
-// the network only the API knows: when it refuses, the rules that were removed
-// are put back, so that what uses the network goes on working.
+// Delete deletes the network called name and its firewall rules, the rules first. If
+// the network does not exist, that is a success. Delete changes nothing and returns an
+// error if multihost did not create the network (*NotOursError) or one of its rules
+// (*ForeignRulesError), or if TPUs use it (*InUseError). Only the API knows other
+// users of the network. If the API refuses because of them, Delete puts the deleted
+// rules back, so that those users go on working, and returns an *InUseError.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -48,8 +48,8 @@ func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	return d, err
 }
 
-// PlanDelete says what Delete would remove, and refuses what it refuses. It only
-// reads.
+// PlanDelete returns what Delete would delete, and the same errors before a change. It
+// only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -63,13 +63,13 @@ func (c *Client) PlanDelete(ctx context.Context, name string) (Deletion, error) 
 	return d, nil
 }
 
-// sayAbsent says that there is nothing to delete.
+// sayAbsent reports that there is nothing to delete.
 func (c *Client) sayAbsent(kind, name string) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "%s %q does not exist: nothing to delete", kind, name)
 }
 
-// planDelete returns the rules to remove before the network: nil when there is
-// no network, empty when it has no rules.
+// planDelete returns the rules to delete before the network. They are nil if there is
+// no network, and empty if it has no rules.
 func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Firewall, error) {
 	if err := checkName("network", name, 63); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 	return err
 }
 
-// restore puts back rules that were removed for a network that stays.
+// restore creates the removed rules again, for a network that could not be deleted.
 func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) error {
 	for _, fw := range removed {
 		fw = proto.CloneOf(fw)
@@ -169,7 +169,7 @@ func (c *Client) deleteNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// deleteFirewall removes a rule and reports whether it was there.
+// deleteFirewall deletes a rule and reports whether it existed.
 func (c *Client) deleteFirewall(ctx context.Context, name string) (bool, error) {
 	api, err := c.clients(ctx)
 	if err != nil {
@@ -190,9 +190,9 @@ func (c *Client) deleteFirewall(ctx context.Context, name string) (bool, error) 
 	return err == nil, err
 }
 
-// tpuUsers names the TPU nodes, and the queued resources without nodes yet,
-// that use the network, over all zones. Deleting the rules of a network under
-// a running job would cut its workers off from each other before the API
+// tpuUsers returns the TPU nodes of all zones that use the network, and the queued
+// resources that do not have their nodes yet. Delete needs it, because without the
+// rules of the network the workers of a running job lose each other before the API
 // refuses to delete the network itself.
 func (c *Client) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
@@ -227,7 +227,8 @@ func (c *Client) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.NotFound, gcp.Invalid:
 		// A project without the TPU API, or a login without rights on it, may
-		// still manage networks. The API itself refuses to delete one in use.
+		// still manage networks. The Compute API refuses to delete a network in
+		// use.
 		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
 		return users, nil
 	}
@@ -248,9 +249,9 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 	})
 }
 
-// waitsForNetwork reports a request that will make nodes on the network. One
-// that failed or was suspended makes none any more; one that is active is
-// told by its nodes.
+// waitsForNetwork reports whether a queued resource will make nodes on the network. One
+// that failed or was suspended makes no more nodes. An active one has its nodes, which
+// tpuUsers lists.
 func waitsForNetwork(q *tpuapi.QueuedResource, name string) bool {
 	if q.Tpu == nil || q.State == nil || !slices.Contains([]string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"}, q.State.State) {
 		return false
@@ -258,7 +259,7 @@ func waitsForNetwork(q *tpuapi.QueuedResource, name string) bool {
 	return slices.ContainsFunc(q.Tpu.NodeSpec, func(s *tpuapi.NodeSpec) bool { return s != nil && usesNetwork(s.Node, name) })
 }
 
-// userOf makes "TPU node t-0 (us-central2-b)" of
+// userOf returns "TPU node t-0 (us-central2-b)" for
 // projects/p/locations/us-central2-b/nodes/t-0.
 func userOf(kind, resource string) string {
 	parts := strings.Split(resource, "/")

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// A Difference is one property of a resource that is not as wanted.
+// A Difference is one property in which a resource differs from the wanted one.
 type Difference struct {
 	Field string `json:"field"`
 	Have  string `json:"have"`
@@ -28,8 +28,8 @@ func describe(diffs []Difference) string {
 	return strings.Join(parts, "; ")
 }
 
-// A MismatchError is a resource that exists and is not as wanted. Nothing was
-// changed.
+// A MismatchError says that a resource exists but differs from the wanted one. Nothing
+// was changed.
 type MismatchError struct {
 	Resource    string // "network" or "firewall rule"
 	Name        string
@@ -37,17 +37,18 @@ type MismatchError struct {
 	Differences []Difference
 
 	project string
-	rule    FirewallRule // that was wanted; zero for a network
+	rule    FirewallRule // the wanted rule; zero for a network
 }
 
 func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
-// Hint says how to get what is wanted, and how to take what is there.
+// Hint says how to get the wanted resource, and for a network how to use the existing
+// one.
 func (e *MismatchError) Hint() string {
 	if e.Resource != "network" {
 		remove := "multihost network firewall delete " + e.Name
@@ -71,9 +72,10 @@ func (e *MismatchError) Hint() string {
 	return hint
 }
 
-// beside is the command that makes the wanted rule under another name, for those
-// whom the rule that is there does not let in yet; "" where it lets all in, and
-// where it denies: of two rules that match, the one that denies wins.
+// beside returns the command that creates the wanted rule under another name, for the
+// source ranges that the existing rule does not allow yet. It is "" if the existing
+// rule allows all of them, or if it denies: of two rules that match, the one that
+// denies wins.
 func (e *MismatchError) beside() string {
 	if slices.ContainsFunc(e.Differences, func(d Difference) bool { return d.Field == "action" }) {
 		return ""
@@ -96,8 +98,8 @@ func (e *MismatchError) beside() string {
 	return sshfan.CommandLine(words...)
 }
 
-// missingRanges are the wanted source ranges that the rule lacks; all of them
-// where it differs in more than that.
+// missingRanges returns the wanted source ranges that the existing rule lacks. If the
+// rule also differs in something else, it returns all wanted ranges.
 func (e *MismatchError) missingRanges() []string {
 	if len(e.Differences) != 1 || e.Differences[0].Field != "source ranges" {
 		return e.rule.SourceRanges
@@ -107,7 +109,7 @@ func (e *MismatchError) missingRanges() []string {
 	return slices.DeleteFunc(strings.Split(d.Want, ","), func(r string) bool { return slices.Contains(have, r) })
 }
 
-// takeFlags are the flags with which a network is wanted as it is.
+// takeFlags returns the flags that ask for the network as it exists.
 func (e *MismatchError) takeFlags() string {
 	var flags []string
 	for _, d := range e.Differences {
@@ -123,21 +125,21 @@ func (e *MismatchError) takeFlags() string {
 	return strings.Join(flags, " ")
 }
 
-// A MissingError is a network that does not exist where one is needed.
+// A MissingError says that a needed network does not exist.
 type MissingError struct{ Network string }
 
 func (e *MissingError) Error() string { return fmt.Sprintf("network %q: not found", e.Network) }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
-// Hint is the command that makes it.
+// Hint returns the command that creates it.
 func (e *MissingError) Hint() string {
 	return "create it with: multihost network create " + e.Network
 }
 
-// A NotOursError is a resource that multihost did not make and so does not
-// delete.
+// A NotOursError says that a resource was not deleted because multihost did not create
+// it.
 type NotOursError struct {
 	Resource    string // "network" or "firewall rule"
 	Name        string
@@ -150,10 +152,10 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete %s %q: not made by multihost (its description is %q)", e.Resource, e.Name, e.Description)
 }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
-// Hint is gcloud's command for it.
+// Hint returns gcloud's command that deletes it.
 func (e *NotOursError) Hint() string {
 	kind := "networks"
 	if e.Resource != "network" {
@@ -162,8 +164,8 @@ func (e *NotOursError) Hint() string {
 	return "if it is yours to delete: " + sshfan.CommandLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
 }
 
-// A ForeignRulesError is a network of ours with firewall rules that somebody
-// else made. Nothing was deleted.
+// A ForeignRulesError says that a network of ours has firewall rules that multihost did
+// not create. Nothing was deleted.
 type ForeignRulesError struct {
 	Network string
 	Rules   []string
@@ -175,22 +177,22 @@ func (e *ForeignRulesError) Error() string {
 	return fmt.Sprintf("delete network %q: it has firewall rules that multihost did not make: %s", e.Network, strings.Join(e.Rules, ", "))
 }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
 
-// Hint is the command that removes the rules.
+// Hint returns the command that deletes the rules.
 func (e *ForeignRulesError) Hint() string {
 	words := append([]string{"gcloud", "compute", "firewall-rules", "delete"}, e.Rules...)
 	return "somebody may need them; if not: " + sshfan.CommandLine(append(words, "--project="+e.project)...)
 }
 
-// An InUseError is a network that something uses and that so cannot be
-// deleted or changed.
+// An InUseError says that a network cannot be deleted or changed because something
+// uses it.
 type InUseError struct {
 	Network string
-	Verb    string   // what cannot be done; "" is delete
+	Verb    string   // the action that is not possible; "": delete
 	Users   []string // "TPU node t-0 (us-central2-b)"
-	Err     error    // the API's answer; nil when it was found before asking
+	Err     error    // the API's answer; nil if the API was not asked
 }
 
 func (e *InUseError) Error() string {
@@ -204,7 +206,7 @@ func (e *InUseError) Error() string {
 // Unwrap returns the API's answer.
 func (e *InUseError) Unwrap() error { return e.Err }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *InUseError) Class() gcp.Class { return gcp.Conflict }
 
 // Hint says what to delete first.
@@ -217,8 +219,8 @@ func (e *InUseError) Hint() string {
 	return "delete what uses it first, then the network again"
 }
 
-// A SlowOperationError is an operation that did not end in time. Whether it
-// will succeed is unknown.
+// A SlowOperationError says that an operation did not end in time. It may still
+// succeed.
 type SlowOperationError struct {
 	What      string
 	Operation string
@@ -231,10 +233,10 @@ func (e *SlowOperationError) Error() string {
 	return fmt.Sprintf("%s: operation %s still runs after %v", e.What, e.Operation, e.Limit)
 }
 
-// Class implements the interface that gcp.ClassOf asks.
+// Class implements the interface that gcp.ClassOf uses.
 func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
 
-// Hint is the command that shows the operation.
+// Hint returns the command that shows the operation.
 func (e *SlowOperationError) Hint() string {
 	return "it goes on without multihost; look at it with: " +
 		sshfan.CommandLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
@@ -246,8 +248,8 @@ var (
 	projectText  = regexp.MustCompile(`(?i)'projects/[^/']+' was not found|project .* (not found|does not exist)`)
 )
 
-// notReady reports that a change came too early: what it builds on is still
-// being made.
+// notReady reports whether a change failed because the resource that it needs is not
+// ready yet.
 func notReady(err error) bool {
 	var op *gcp.OperationError
 	if errors.As(err, &op) {
@@ -257,8 +259,8 @@ func notReady(err error) bool {
 	return errors.As(err, &e) && e.HTTP == 400 && (e.Reason == "resourceNotReady" || notReadyText.MatchString(e.Message))
 }
 
-// inUse reports whether err says that something uses the resource, and what,
-// as far as the message tells.
+// inUse reports whether err says that something uses the resource. users are those
+// that the message names.
 func inUse(err error) (users []string, ok bool) {
 	var op *gcp.OperationError
 	var e *gcp.Error
@@ -278,7 +280,7 @@ func inUse(err error) (users []string, ok bool) {
 	return users, true
 }
 
-// userName makes "instance vm-1 (us-central2-b)" of
+// userName returns "instance vm-1 (us-central2-b)" for
 // projects/p/zones/us-central2-b/instances/vm-1.
 func userName(resource string) string {
 	parts := strings.Split(resource, "/")
@@ -293,7 +295,8 @@ func userName(resource string) string {
 	return name
 }
 
-// missingProject tells a project that does not exist from a resource in it.
+// missingProject reports whether err means that the project does not exist, and not
+// only a resource in it.
 func missingProject(err error) bool {
 	return err != nil && projectText.MatchString(err.Error())
 }

@@ -16,30 +16,30 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// defaultPriority is the API's for a rule that asks for none.
+// defaultPriority is the API's priority for a rule without one.
 const defaultPriority = 1000
 
-// A FirewallRule lets traffic in (or out) on one network.
+// A FirewallRule allows or denies incoming or outgoing traffic of one network.
 type FirewallRule struct {
 	Name    string `json:"name"`
 	Network string `json:"network"`
-	// Allow holds what passes, as gcloud's --allow takes it: "tcp",
-	// "tcp:22", "udp:1-1000", "all"; one element may hold several, with
-	// commas.
+	// Allow lists the traffic that may pass, in the form of gcloud's --allow:
+	// "tcp", "tcp:22", "udp:1-1000", "all". One element may hold several,
+	// separated by commas.
 	Allow []string `json:"allow"`
-	// SourceRanges of an ingress rule. None, and no SourceTags on a rule that
-	// exists: anywhere.
+	// SourceRanges of an ingress rule. If there are none and no SourceTags,
+	// traffic may come from anywhere.
 	SourceRanges []string `json:"source_ranges,omitempty"`
 	TargetTags   []string `json:"target_tags,omitempty"`
 	Priority     int      `json:"priority,omitempty"`  // 0: 1000
 	Direction    string   `json:"direction,omitempty"` // INGRESS when empty; or EGRESS
 
-	// What only rules that exist can have.
-	Denies     bool     `json:"denies,omitempty"` // the rule denies what Allow holds
+	// The fields below are for existing rules only.
+	Denies     bool     `json:"denies,omitempty"` // the rule denies the traffic in Allow
 	Disabled   bool     `json:"disabled,omitempty"`
 	SourceTags []string `json:"source_tags,omitempty"`
-	Limited    bool     `json:"limited,omitempty"` // to service accounts or destinations
-	Owned      bool     `json:"owned"`             // carries our mark
+	Limited    bool     `json:"limited,omitempty"` // applies only to service accounts or destinations
+	Owned      bool     `json:"owned"`             // has our mark
 }
 
 func (r FirewallRule) withDefaults() FirewallRule {
@@ -99,7 +99,7 @@ func (r FirewallRule) Validate() error {
 	return nil
 }
 
-// allowed is one protocol with its ports; no ports means all.
+// allowed is one protocol and its ports; no ports means all ports.
 type allowed struct {
 	protocol string
 	ports    []string
@@ -110,7 +110,7 @@ var (
 	portPattern     = regexp.MustCompile(`^([0-9]{1,5})(?:-([0-9]{1,5}))?$`)
 )
 
-// parseAllow reads the elements of --allow.
+// parseAllow parses the elements of --allow.
 func parseAllow(list []string) ([]allowed, error) {
 	var out []allowed
 	for _, element := range list {
@@ -157,7 +157,7 @@ func parseAllowed(word string) (allowed, error) {
 	return a, nil
 }
 
-// exposes reports whether the rule lets the whole internet in.
+// exposes reports whether the rule allows traffic from the whole internet.
 func (r FirewallRule) exposes() bool {
 	if r.Direction != "INGRESS" {
 		return false
@@ -173,8 +173,8 @@ func (r FirewallRule) exposes() bool {
 	return false
 }
 
-// body is the rule as the Compute API wants it. What is not asked for is left
-// to the API, as gcloud leaves it.
+// body returns the rule in the form of the Compute API. It leaves out default values,
+// as gcloud does.
 func (r FirewallRule) body(project string) *computepb.Firewall {
 	fw := &computepb.Firewall{
 		Name:        proto.String(r.Name),
@@ -199,7 +199,7 @@ func (r FirewallRule) body(project string) *computepb.Firewall {
 	return fw
 }
 
-// gcloud is the command line of gcloud that makes the same rule.
+// gcloud returns the command line of gcloud that creates the same rule.
 func (r FirewallRule) gcloud(project string) string {
 	words := []string{
 		"gcloud", "compute", "firewall-rules", "create", r.Name,
@@ -222,7 +222,7 @@ func (r FirewallRule) gcloud(project string) string {
 	return sshfan.CommandLine(append(words, "--description="+firewallMark(r.Network))...)
 }
 
-// ruleOf reads a rule that exists.
+// ruleOf converts an existing rule.
 func ruleOf(fw *computepb.Firewall) FirewallRule {
 	r := FirewallRule{
 		Name:         fw.GetName(),
@@ -263,8 +263,8 @@ func words(protocol string, ports []string) []string {
 	return out
 }
 
-// differences compares a rule that exists with the one that is wanted; both
-// have their defaults. Order and spelling do not count.
+// differences compares an existing rule with the wanted one. Both must have their
+// defaults set. Order and spelling do not count.
 func differences(have, want FirewallRule) []Difference {
 	var out []Difference
 	compare := func(field, h, w string) {
@@ -324,7 +324,7 @@ func canonicalRanges(r FirewallRule) string {
 	return canonicalSet(list)
 }
 
-// PlanFirewall says what CreateFirewall would do. It only reads.
+// PlanFirewall returns what CreateFirewall would do. It only reads.
 func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, error) {
 	if err := rule.Validate(); err != nil {
 		return Plan{}, err
@@ -345,9 +345,9 @@ func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, err
 	return Plan{Actions: []Action{c.planRule(rule, rules)}}, nil
 }
 
-// CreateFirewall makes one rule, and reports whether it did: a rule that is
-// there and equal is left alone. A rule without source ranges lets the whole
-// internet in, as gcloud's does; that is said as a warning.
+// CreateFirewall creates one rule and reports whether it had to: it leaves an equal
+// rule alone. A rule without source ranges allows the whole internet, as in gcloud;
+// CreateFirewall warns about it.
 func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created bool, err error) {
 	plan, err := c.PlanFirewall(ctx, rule)
 	if err != nil {
@@ -356,8 +356,8 @@ func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created
 	return plan.Changes() > 0, c.Apply(ctx, plan)
 }
 
-// DeleteFirewall removes one rule that this package made, and reports whether
-// it was there.
+// DeleteFirewall deletes one rule that this package created, and reports whether it
+// existed. For any other rule it returns a *NotOursError.
 func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool, err error) {
 	if err := checkName("firewall rule", name, 63); err != nil {
 		return false, err
@@ -376,8 +376,8 @@ func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool,
 	return c.deleteFirewall(ctx, name)
 }
 
-// ShowFirewalls returns the rules of network, or those of all networks when it
-// is empty, sorted by network and name.
+// ShowFirewalls returns the rules of network, or of all networks if network is empty,
+// sorted by network and name.
 func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallRule, error) {
 	all, err := c.listFirewalls(ctx)
 	if err != nil {
@@ -398,8 +398,8 @@ func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallR
 	return out, nil
 }
 
-// warnExposed says what it means that a rule is open to everybody. flag is the
-// one that narrows it.
+// warnExposed warns if a rule is open to the whole internet. flag is the flag that
+// limits the sources.
 func (c *Client) warnExposed(r FirewallRule, flag string) {
 	if !r.exposes() {
 		return
@@ -412,7 +412,7 @@ func lastPart(resource string) string {
 	return resource[strings.LastIndexByte(resource, '/')+1:]
 }
 
-// getFirewall returns the rule called name, or nil when there is none.
+// getFirewall returns the rule called name, or nil if there is none.
 func (c *Client) getFirewall(ctx context.Context, name string) (*computepb.Firewall, error) {
 	api, err := c.clients(ctx)
 	if err != nil {

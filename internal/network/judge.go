@@ -18,32 +18,32 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// Traffic is what wants to reach a machine of a network.
+// Traffic describes traffic to a machine of a network.
 type Traffic struct {
-	From     netip.Prefix // all of it
-	FromTags []string     // network tags of the machines that send
+	From     netip.Prefix // the traffic comes from all of these addresses
+	FromTags []string     // network tags of the sending machines
 	Protocol string       // tcp, udp or icmp
 	Port     int          // of tcp and udp
-	Tags     []string     // network tags of the machine
+	Tags     []string     // network tags of the receiving machine
 }
 
-// A Verdict is what the rules of a network do with traffic.
+// A Verdict says what the rules of a network do with traffic.
 type Verdict struct {
 	Allowed bool
-	Rule    *FirewallRule // that decides; nil: none does, and what no rule allows is denied
+	Rule    *FirewallRule // the rule that decides; nil: no rule matches, so the traffic is denied
 }
 
-// Judge says what the rules, which are those of one network, do with traffic
-// that comes in. A rule that denies a part of it denies it. Hierarchical and
-// network firewall policies are not seen, and rules for service accounts or
-// destinations are left out: which machines they are for is not known here.
+// Judge returns what the rules of one network do with incoming traffic. A rule that
+// denies part of the traffic counts as denying all of it. Judge does not know
+// hierarchical and network firewall policies. It leaves out rules for service accounts
+// or destinations, because it does not know which machines they apply to.
 func Judge(rules []FirewallRule, t Traffic) Verdict {
 	order := slices.Clone(rules)
 	slices.SortStableFunc(order, func(a, b FirewallRule) int {
 		if c := cmp.Compare(a.withDefaults().Priority, b.withDefaults().Priority); c != 0 {
 			return c
 		}
-		return cmp.Compare(action(b), action(a)) // deny comes first
+		return cmp.Compare(action(b), action(a)) // deny comes before allow
 	})
 	for i, r := range order {
 		if r.withDefaults().Direction == "INGRESS" && !r.Disabled && !r.Limited && r.comesFrom(t) && r.reaches(t) && r.carries(t.Protocol, t.Port) {
@@ -77,7 +77,7 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// numbers are what rules may call protocols instead of their names.
+// numbers maps the protocol numbers that rules may use to the names.
 var numbers = map[string]string{"1": "icmp", "6": "tcp", "17": "udp"}
 
 func (r FirewallRule) carries(protocol string, port int) bool {
@@ -101,8 +101,8 @@ func (r FirewallRule) carries(protocol string, port int) bool {
 	})
 }
 
-// Sources returns the ranges from which the rules let somebody reach a port of a
-// machine with these tags, widest first.
+// Sources returns the source ranges of the rules from which a port of a machine with
+// these tags can be reached, widest first.
 func Sources(rules []FirewallRule, protocol string, port int, tags []string) []netip.Prefix {
 	var found []netip.Prefix
 	for _, r := range rules {
@@ -160,13 +160,13 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 	return ranges, err
 }
 
-// Users names the TPU nodes and the queued resources of all zones that use a
-// network. What else uses it is not known.
+// Users returns the TPU nodes and the queued resources of all zones that use a network.
+// It does not know other users.
 func (c *Client) Users(ctx context.Context, name string) ([]string, error) {
 	return c.tpuUsers(ctx, name)
 }
 
-// Command is the command line of multihost that makes the rule.
+// Command returns the command line of multihost that creates the rule.
 func (r FirewallRule) Command() string {
 	words := []string{"multihost", "network", "firewall", "create", r.Name, "--network=" + r.Network, "--allow=" + strings.Join(r.Allow, ",")}
 	if len(r.SourceRanges) > 0 {

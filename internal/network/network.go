@@ -1,10 +1,10 @@
-// Package network makes, shows and removes the VPC network that TPU slices
-// talk over, and its firewall rules. Work is in two steps: Plan reads what is
-// there and says what would change, Apply does it. Applying the same options
-// twice changes nothing the second time.
+// Package network creates, shows and deletes the VPC network over which TPU slices
+// communicate, and its firewall rules. It works in two steps: Plan reads what exists
+// and says what would change, Apply makes the changes. Applying the same options twice
+// changes nothing the second time.
 //
-// What this package makes carries a mark in its description, and only what
-// carries the mark is ever deleted.
+// Everything that this package creates has a mark in its description. The package
+// deletes only what has the mark.
 package network
 
 import (
@@ -27,32 +27,32 @@ import (
 )
 
 const (
-	// DefaultName and DefaultMTU are those of MaxText's documents; 8896 is the
-	// largest MTU of a VPC network.
+	// DefaultName and DefaultMTU are the values in MaxText's documents; 8896 is
+	// the largest MTU of a VPC network.
 	DefaultName = "mtu9k"
 	DefaultMTU  = 8896
 	minMTU      = 1300
 	maxMTU      = 8896
-	// apiMTU is the MTU of a network that was made without asking for one.
+	// apiMTU is the MTU of a network that was created without a value for it.
 	apiMTU = 1460
 
-	// IAPRange is where connections through Identity-Aware Proxy come from.
+	// IAPRange is the source of connections through Identity-Aware Proxy.
 	IAPRange = "35.235.240.0/20"
-	// autoRange holds every subnetwork of an auto mode network.
+	// autoRange contains every subnetwork of an auto mode network.
 	autoRange = "10.128.0.0/9"
-	// legacyRange is what a legacy network gets when none is asked for.
+	// legacyRange is the range of a legacy network.
 	legacyRange = "10.240.0.0/16"
 	anywhere4   = "0.0.0.0/0"
 	anywhere6   = "::/0"
 
-	// mark begins the description of everything that this package makes.
+	// mark is the start of the description of everything that this package creates.
 	mark = "made by multihost"
 )
 
 // NoSSH as the only element of Options.SSHSourceRanges means no rule for SSH.
 const NoSSH = "none"
 
-// Options says which network to make. Zero values mean the defaults in the
+// Options describes the network to create. Zero values mean the defaults in the
 // comments.
 type Options struct {
 	Name        string // mtu9k
@@ -61,8 +61,9 @@ type Options struct {
 	RoutingMode string // regional; or global
 	// SSHSourceRanges may reach tcp:22. Default: IAPRange. {NoSSH}: nobody.
 	SSHSourceRanges []string
-	// InternalRanges may reach each other on tcp, udp and icmp. Default: the
-	// range of auto mode networks, 10.128.0.0/9; 10.0.0.0/8 in custom mode.
+	// InternalRanges may reach the machines on tcp, udp and icmp. Default: the
+	// range of auto mode networks, 10.128.0.0/9; 10.0.0.0/8 in custom mode;
+	// 10.240.0.0/16 in legacy mode.
 	InternalRanges []string
 	// AllPortsFrom may reach every port. Default: nobody.
 	AllPortsFrom []string
@@ -131,8 +132,7 @@ func checkMTU(mtu int) error {
 	return nil
 }
 
-// rules are the firewall rules that belong to the network of o, which has its
-// defaults.
+// rules returns the firewall rules for the network of o. o must have its defaults set.
 func (o Options) rules() []FirewallRule {
 	everything := []string{"tcp", "icmp", "udp"}
 	rules := []FirewallRule{{
@@ -154,7 +154,7 @@ func (o Options) rules() []FirewallRule {
 	return rules
 }
 
-// body is the network of o as the Compute API wants it.
+// body returns the network of o in the form of the Compute API.
 func (o Options) body() *computepb.Network {
 	n := &computepb.Network{
 		Name:        proto.String(o.Name),
@@ -173,7 +173,7 @@ func (o Options) body() *computepb.Network {
 	return n
 }
 
-// gcloud is the command line of gcloud that makes the same network.
+// gcloud returns the command line of gcloud that creates the same network.
 func (o Options) gcloud(project string) string {
 	words := []string{
 		"gcloud", "compute", "networks", "create", o.Name,
@@ -212,7 +212,7 @@ func checkName(kind, name string, limit int) error {
 	return nil
 }
 
-// parseRange reads a CIDR range, or one address as a range of its own.
+// parseRange parses a CIDR range, or a single address as a range of one address.
 func parseRange(s string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
@@ -227,9 +227,9 @@ func parseRange(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// SetMTU changes the MTU of a network that no TPU is on, and reports whether it
-// did. Other machines that are on it keep theirs until they boot again, and may
-// not reach those that have the new one.
+// SetMTU changes the MTU of a network and reports whether it did. If TPUs use the
+// network, it changes nothing and returns an *InUseError. Other running machines keep
+// the old MTU until they reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err
@@ -280,10 +280,10 @@ type Client struct {
 	err  error
 }
 
-// New returns a Client that works through g. It does no I/O.
+// New returns a Client that makes its calls through g. It does no I/O.
 func New(g *gcp.Client) *Client { return &Client{gcp: g} }
 
-// api is the three Compute clients that this package needs.
+// api holds the three Compute clients that this package needs.
 type api struct {
 	networks   *compute.NetworksClient
 	firewalls  *compute.FirewallsClient

@@ -13,16 +13,17 @@ import (
 	"multihost/internal/gcp"
 )
 
-// An Owned is a network that this package made.
+// An Owned is a network that this package created.
 type Owned struct {
 	Name      string
-	Created   time.Time // zero where the API does not say
-	Firewalls []string  // rules of it that this package made
+	Created   time.Time // zero: unknown
+	Firewalls []string  // its rules that this package created
 	Users     []string  // TPUs and queued resources that use it, in any zone
 }
 
-// Owned lists the networks of the project that this package made, by name.
-// What else than TPUs uses one, only the API knows when it is deleted.
+// Owned lists the networks of the project that this package created, sorted by name.
+// Users that are no TPUs are not listed: only the API knows them, when the network is
+// deleted.
 func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 	networks, err := c.listNetworks(ctx)
 	if err != nil {

@@ -21,8 +21,8 @@ type Verb string
 // The verbs of a plan.
 const (
 	Create   Verb = "create"
-	Keep     Verb = "keep"     // it is there and as wanted
-	Conflict Verb = "conflict" // it is there and different: the plan cannot be applied
+	Keep     Verb = "keep"     // the resource exists as wanted
+	Conflict Verb = "conflict" // the resource exists but differs: the plan cannot be applied
 )
 
 // An Action is one step of a Plan.
@@ -30,7 +30,7 @@ type Action struct {
 	Verb     Verb   `json:"verb"`
 	Resource string `json:"resource"` // "network" or "firewall"
 	Name     string `json:"name"`
-	Gcloud   string `json:"gcloud,omitempty"` // the equal gcloud command line of a create
+	Gcloud   string `json:"gcloud,omitempty"` // for a create, the same as a gcloud command line
 	Reason   string `json:"reason,omitempty"`
 
 	network  *computepb.Network
@@ -40,13 +40,14 @@ type Action struct {
 	conflict error
 }
 
-// A Plan is what would be done, in order. It holds for the moment it was made.
+// A Plan lists what would be done, in order. It is valid only at the time when it was
+// made.
 type Plan struct {
 	Actions []Action `json:"actions"`
 }
 
-// Err is the conflict of the plan with what exists, or nil. Several are
-// joined.
+// Err returns the conflict of the plan with existing resources, or nil. It joins
+// several conflicts.
 func (p Plan) Err() error {
 	var errs []error
 	for _, a := range p.Actions {
@@ -60,7 +61,7 @@ func (p Plan) Err() error {
 	return errors.Join(errs...)
 }
 
-// Changes is how many resources the plan would make.
+// Changes returns how many resources the plan would create.
 func (p Plan) Changes() int {
 	n := 0
 	for _, a := range p.Actions {
@@ -71,8 +72,8 @@ func (p Plan) Changes() int {
 	return n
 }
 
-// String is the plan for people: a line per resource, and under each that
-// would be made the equal gcloud command.
+// String returns the plan for people: one line per resource, and under each one to
+// create the same gcloud command.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, a := range p.Actions {
@@ -88,8 +89,8 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// Plan says what has to be made for o. It only reads. Conflicts with what
-// exists are in the plan, not in err.
+// Plan returns what has to be created for o. It only reads. Conflicts with existing
+// resources are in the plan, not in err.
 func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 	if err := o.Validate(); err != nil {
 		return Plan{}, err
@@ -146,8 +147,8 @@ func (c *Client) planNetwork(o Options, have *computepb.Network) Action {
 	return a
 }
 
-// planRule compares rule, which has its defaults, with the rules of the
-// project: their names are unique over all networks.
+// planRule compares rule with the rules of the project, whose names are unique over all
+// networks. rule must have its defaults set.
 func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Action {
 	a := Action{Resource: "firewall", Name: rule.Name, rule: rule}
 	for _, fw := range existing {
@@ -168,10 +169,10 @@ func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Act
 	return a
 }
 
-// Apply makes what plan says, the network before its rules, and waits until
-// each is there. A plan with a conflict changes nothing and returns plan.Err.
-// When it fails half-way, what was made stays and a new Plan goes on from
-// there.
+// Apply creates the resources of plan, the network before its rules, and waits until
+// each exists. If plan has a conflict, Apply changes nothing and returns plan.Err(). If
+// Apply fails half-way, the resources that it created stay, and a new Plan continues
+// from there.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
 		return err
@@ -197,7 +198,7 @@ func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	return err
 }
 
-// phase is the name under which this package tells its progress.
+// phase is the name of this package's phase in events.
 const phase = "network"
 
 func (c *Client) apply(ctx context.Context, plan Plan) (made []string, err error) {
@@ -226,7 +227,7 @@ func (c *Client) sayUnchanged(plan Plan) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: %s as wanted", strings.Join(names, ", "))
 }
 
-// sayHints says what a user will miss next on what plan has made.
+// sayHints reports what a user probably needs next for the resources that plan created.
 func (c *Client) sayHints(plan Plan) {
 	for _, a := range plan.Actions {
 		switch {
@@ -241,8 +242,8 @@ func (c *Client) sayHints(plan Plan) {
 	}
 }
 
-// createNetwork makes the network of a. One that appeared since the plan was
-// made is fine if it is equal.
+// createNetwork creates the network of a. If an equal network has appeared since the
+// plan was made, that is no error.
 func (c *Client) createNetwork(ctx context.Context, a Action) error {
 	api, err := c.clients(ctx)
 	if err != nil {
@@ -302,7 +303,7 @@ func (c *Client) insertFirewall(ctx context.Context, fw *computepb.Firewall) err
 	})
 }
 
-// getNetwork returns the network called name, or nil when there is none.
+// getNetwork returns the network called name, or nil if there is none.
 func (c *Client) getNetwork(ctx context.Context, name string) (*computepb.Network, error) {
 	api, err := c.clients(ctx)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"cloud.google.com/go/compute/apiv1/computepb"
 )
 
-// Info is a network that exists, with its firewall rules.
+// Info describes an existing network and its firewall rules.
 type Info struct {
 	Name        string         `json:"name"`
 	MTU         int            `json:"mtu"`
@@ -22,7 +22,7 @@ type Info struct {
 	Firewalls   []FirewallRule `json:"firewalls"`
 }
 
-// Show returns the network called name. One that does not exist is a
+// Show returns the network called name. If it does not exist, the error is a
 // *MissingError.
 func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	if err := checkName("network", name, 63); err != nil {
@@ -71,7 +71,8 @@ func infoOf(n *computepb.Network) Info {
 	return info
 }
 
-// subnetworkName makes "us-central2/mtu9k" of …/regions/us-central2/subnetworks/mtu9k.
+// subnetworkName returns "us-central2/mtu9k" for
+// …/regions/us-central2/subnetworks/mtu9k.
 func subnetworkName(link string) string {
 	parts := strings.Split(link, "/")
 	if len(parts) < 3 {
@@ -80,7 +81,7 @@ func subnetworkName(link string) string {
 	return parts[len(parts)-3] + "/" + parts[len(parts)-1]
 }
 
-// String is the network for people.
+// String returns the network as text for people.
 func (i Info) String() string {
 	var b strings.Builder
 	maker := "not made by multihost"
@@ -97,7 +98,7 @@ func (i Info) String() string {
 	return b.String()
 }
 
-// String is the rule in one line.
+// String returns the rule in one line.
 func (r FirewallRule) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s %s", r.Name, action(r), strings.Join(r.Allow, ","))

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// operationLimit is how long one change may take. Making an auto mode
+	// operationLimit is how long one change may take. Creating an auto mode
 	// network takes about 40 s, deleting it about 30 s.
 	operationLimit = 10 * time.Minute
-	// notReadyLimit is how long a change is asked for again because what it
-	// builds on is not ready yet.
+	// notReadyLimit is how long a change is retried because the network that it
+	// needs is not ready yet.
 	notReadyLimit = 2 * time.Minute
 )
 
@@ -26,9 +26,9 @@ const (
 // the same requestID.
 type sender func(ctx context.Context, requestID string) (*computepb.Operation, error)
 
-// change sends a request and waits for the end of its operation. Both may say
-// that the network is not ready yet; then the change is asked for anew, with a
-// new request id, since the old one stands for the operation that failed.
+// change sends a request and waits until its operation ends. Either may fail because
+// the network is not ready yet. change then sends the request again with a new request
+// id, because the old one stands for the operation that failed.
 func (c *Client) change(ctx context.Context, what, name string, send sender) error {
 	clock := c.gcp.Clock()
 	start := clock.Now()
@@ -49,9 +49,9 @@ func (c *Client) change(ctx context.Context, what, name string, send sender) err
 	})
 }
 
-// wait polls a global operation until it is done. It does not use the client
-// library's Wait, which returns nil for a failed operation that has no
-// httpErrorStatusCode, and whose first pause is a fixed second.
+// wait polls a global operation until it is done. It does not use the client library's
+// Wait, because that returns nil for a failed operation without httpErrorStatusCode,
+// and its first pause is always one second.
 func (c *Client) wait(ctx context.Context, op *computepb.Operation, what, name string, start time.Time) error {
 	api, err := c.clients(ctx)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *Client) wait(ctx context.Context, op *computepb.Operation, what, name s
 	return nil
 }
 
-// operationError is the failure of an operation that is done, or nil.
+// operationError returns the failure of an operation that is done, or nil.
 func operationError(op *computepb.Operation) *gcp.OperationError {
 	list := op.GetError().GetErrors()
 	code := int(op.GetHttpErrorStatusCode())

@@ -32,7 +32,7 @@ type Client struct {
 	saidOSLogin bool
 }
 
-// New returns a Client that speaks through c. It does no I/O.
+// New returns a Client that makes its calls through c. It does no I/O.
 func New(c *gcp.Client) *Client {
 	return &Client{gcp: c, attributes: semaphore.NewWeighted(attributeCalls)}
 }
@@ -46,7 +46,7 @@ func (c *Client) now() time.Time     { return c.gcp.Clock().Now() }
 func (c *Client) sink() event.Sink   { return c.gcp.Sink() }
 func (c *Client) emit(e event.Event) { c.gcp.Sink().Emit(e) }
 
-// sleep waits on the client's clock.
+// sleep waits for d on the client's clock. When ctx ends first, it returns its cause.
 func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -69,8 +69,8 @@ type Resource struct {
 	Network        string            `json:"network,omitempty"`
 	Subnetwork     string            `json:"subnetwork,omitempty"`
 	NodeCount      int               `json:"node_count"`
-	Nodes          []string          `json:"nodes"`  // names that its slices have or will have
-	Slices         []SliceState      `json:"slices"` // those that exist; Get and List fill it
+	Nodes          []string          `json:"nodes"`  // names of its slices, existing or not
+	Slices         []SliceState      `json:"slices"` // slices that exist; Get and List set it
 	Labels         map[string]string `json:"labels,omitempty"`
 	CreateTime     time.Time         `json:"create_time"`
 
@@ -86,10 +86,11 @@ type SliceState struct {
 	Ready   bool   `json:"ready"`
 }
 
-// Owner says in words whose the resource is, from its labels.
+// Owner returns the owner of the resource in words, from its labels.
 func (r Resource) Owner() string { return ownerOf(r.Labels) }
 
-// JobMade reports whether a job made the resource, to delete it at its end.
+// JobMade reports whether a job made the resource. Such a job deletes the resource
+// when it ends.
 func (r Resource) JobMade() bool { return r.Labels[LabelTool] == toolName && r.Labels[LabelJob] != "" }
 
 func ownerOf(labels map[string]string) string {
@@ -107,13 +108,14 @@ func ownerOf(labels map[string]string) string {
 	return "an unknown user of multihost"
 }
 
-// Made reports whether multihost made the resource; run and user are the values
-// of its labels, as LabelValue writes them.
+// Made reports whether multihost made the resource. run and user are the values of
+// its labels, in the form of LabelValue.
 func (r Resource) Made() (run, user string, ok bool) {
 	return r.Labels[LabelRun], r.Labels[LabelUser], r.Labels[LabelTool] == toolName
 }
 
-// Metadata is what was asked for its VMs, as far as the API tells it.
+// Metadata returns the metadata that was requested for its VMs, or nil if the API
+// did not return it.
 func (r Resource) Metadata() map[string]string {
 	if r.body == nil || r.body.Tpu == nil || len(r.body.Tpu.NodeSpec) == 0 || r.body.Tpu.NodeSpec[0].Node == nil {
 		return nil
@@ -121,7 +123,7 @@ func (r Resource) Metadata() map[string]string {
 	return r.body.Tpu.NodeSpec[0].Node.Metadata
 }
 
-// ReadySlices counts the slices that can take a run.
+// ReadySlices counts the slices that are ready for a run.
 func (r Resource) ReadySlices() int {
 	n := 0
 	for _, s := range r.Slices {
@@ -132,12 +134,12 @@ func (r Resource) ReadySlices() int {
 	return n
 }
 
-// Dead reports that the resource gives no slices any more and still counts
+// Dead reports whether the resource can give no more slices but still counts
 // against the quota.
 func (r Resource) Dead() bool { return r.State == "FAILED" || r.State == "SUSPENDED" }
 
-// Standing is the state with what it means for the bill, as the end of a
-// sentence about a resource that stays.
+// Standing returns the state and what it means for the bill. The text ends a
+// sentence about a resource that is not deleted.
 func (r Resource) Standing() string {
 	switch {
 	case r.Dead():
@@ -204,8 +206,8 @@ func tierOf(body *tpuapi.QueuedResource) Tier {
 	return OnDemand
 }
 
-// typeOf is the accelerator type of a node, which some requests give as chip
-// type and topology instead.
+// typeOf returns the accelerator type of a node. Some requests give chip type and
+// topology instead.
 func typeOf(n *tpuapi.Node) string {
 	if n.AcceleratorType != "" || n.AcceleratorConfig == nil {
 		return n.AcceleratorType
@@ -236,8 +238,8 @@ func (c *Client) read(ctx context.Context, id string) (Resource, error) {
 	return newResource(body), nil
 }
 
-// Get returns one queued resource with the states of its slices. An error of
-// class gcp.NotFound says that there is none.
+// Get returns one queued resource with the states of its slices. If there is none,
+// the error is of class gcp.NotFound.
 func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
 	r, err := c.read(ctx, id)
 	if err != nil {
@@ -251,11 +253,11 @@ func (c *Client) Get(ctx context.Context, id string) (Resource, error) {
 	return r, nil
 }
 
-// List returns all queued resources of the project and zone by name, with the
-// states of their slices.
+// List returns all queued resources of the project and zone, sorted by name, with
+// the states of their slices.
 func (c *Client) List(ctx context.Context) ([]Resource, error) { return c.ListPaged(ctx, pageSize) }
 
-// ListPaged is List with size resources a page.
+// ListPaged is List with pages of size resources.
 func (c *Client) ListPaged(ctx context.Context, size int64) ([]Resource, error) {
 	all, err := c.listResources(ctx, size)
 	if err != nil {
@@ -271,7 +273,7 @@ func (c *Client) ListPaged(ctx context.Context, size int64) ([]Resource, error) 
 	return all, nil
 }
 
-// URI is the address of a queued resource in the API.
+// URI returns the address of a queued resource in the API.
 func (c *Client) URI(ctx context.Context, id string) (string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -280,8 +282,8 @@ func (c *Client) URI(ctx context.Context, id string) (string, error) {
 	return svc.BasePath + "v2alpha1/" + c.qrName(id), nil
 }
 
-// IDs returns the names of all queued resources of the project and zone. It asks
-// for nothing else: the states of their slices are in List.
+// IDs returns the names of all queued resources of the project and zone. Unlike
+// List, it does not read the slices.
 func (c *Client) IDs(ctx context.Context) ([]string, error) {
 	all, err := c.listResources(ctx, pageSize)
 	ids := make([]string, len(all))
@@ -320,11 +322,11 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 	return all, nil
 }
 
-// pageSize is the largest that the API's lists give.
+// pageSize is the largest page that the API's lists return.
 const pageSize = 1000
 
-// whole refuses a list that leaves something out: what is not in it would be
-// taken for gone.
+// whole returns an error for an incomplete list: the caller would take anything
+// missing from it for deleted.
 func whole(unreachable []string) error {
 	if len(unreachable) == 0 {
 		return nil
@@ -333,7 +335,7 @@ func whole(unreachable []string) error {
 }
 
 // Slices returns all slices of the project and zone, whoever made them, in the
-// API's order and with Index -1. It takes one call a page, not one a slice.
+// API's order and with Index -1. It makes one call per page, not one per slice.
 func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -402,8 +404,8 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 		s.Network = lastPart(n.NetworkConfigs[0].Network)
 		interfaces = len(n.NetworkConfigs)
 	}
-	// A worker with several interfaces has as many endpoints, one after the
-	// other; the first one is the one to reach it by.
+	// A worker with several interfaces has one endpoint for each, one after the
+	// other. Its first endpoint is the one to connect to.
 	for i := 0; i < len(n.NetworkEndpoints); i += interfaces {
 		e := n.NetworkEndpoints[i]
 		w := tpu.Worker{Internal: e.IpAddress}
@@ -415,7 +417,7 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 	return s
 }
 
-// placeOf takes project and zone out of projects/P/locations/Z/….
+// placeOf returns the project and zone of a name projects/P/locations/Z/….
 func placeOf(name string) (project, zone string) {
 	parts := strings.Split(name, "/")
 	if len(parts) >= 4 && parts[0] == "projects" && parts[2] == "locations" {
@@ -424,9 +426,9 @@ func placeOf(name string) (project, zone string) {
 	return "", ""
 }
 
-// slicesOf returns those of nodes that belong to r, in the order of r.Nodes,
-// with their index in it. The names alone do not decide: a slice that another
-// queued resource made is never taken for one of r.
+// slicesOf returns the nodes that belong to r, in the order of r.Nodes, with Index
+// set to their index in it. The name alone does not decide: a slice that another
+// queued resource made never belongs to r.
 func slicesOf(r Resource, nodes []tpu.Slice) []tpu.Slice {
 	index := make(map[string]int, len(r.Nodes))
 	for i, name := range r.Nodes {

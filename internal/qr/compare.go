@@ -9,10 +9,10 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// differences says in what an existing queued resource is another one than the
-// one that would be asked for; none means that it can be taken for it. Fields
-// that the request leaves to the API's defaults, and those that change over
-// time (SSH keys, deadlines), do not count.
+// differences lists how an existing queued resource differs from asked. If there
+// are none, the existing one can be used instead. Fields that the request leaves to
+// the API's defaults do not count, nor do fields that change over time (SSH keys,
+// deadlines).
 func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked
 	want.Name = r.ID
@@ -37,8 +37,8 @@ func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []
 	return d
 }
 
-// sameTier takes the guaranteed tier for on-demand: it is what the service makes
-// of a request that names no tier.
+// sameTier returns on-demand for the guaranteed tier: the service reports a request
+// without a tier as guaranteed.
 func sameTier(t Tier) Tier {
 	if t == Guaranteed {
 		return OnDemand
@@ -102,7 +102,7 @@ func external(n *tpuapi.Node) bool {
 	return n.NetworkConfig != nil && n.NetworkConfig.EnableExternalIps
 }
 
-// interfaceNames are the networks of a node that has several interfaces.
+// interfaceNames returns the networks of a node that has several interfaces.
 func interfaceNames(n *tpuapi.Node) string {
 	var names []string
 	for _, i := range n.NetworkConfigs {
@@ -126,7 +126,7 @@ func diskNames(n *tpuapi.Node) string {
 	return strings.Join(slices.Sorted(maps.Keys(names)), ",")
 }
 
-// joinNames writes a list of names short: the first and the last of many.
+// joinNames joins names. Of more than four, it gives the first and the last only.
 func joinNames(names []string) string {
 	if len(names) <= 4 {
 		return strings.Join(names, ", ")

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// acceptLimit is how long Create waits for the create operation, which the
-	// API normally ends within seconds. What becomes of the request afterwards
-	// is for Wait to see.
+	// acceptLimit is how long Create waits for the create operation, which
+	// normally ends within seconds. Wait shows what becomes of the request after
+	// that.
 	acceptLimit = 2 * time.Minute
-	// lastReadLimit bounds the one read that is made after the caller's context
-	// has ended, to learn whether something was made.
+	// lastReadLimit limits the one read after the caller's context has ended,
+	// which finds out whether a resource was made.
 	lastReadLimit = 10 * time.Second
-	// recreateLimit is how long Create waits for an older resource of the same
-	// name that is being deleted.
+	// recreateLimit is how long Create waits until an older resource of the same
+	// name is deleted.
 	recreateLimit = 30 * time.Minute
 	maxRecreate   = 10
 )
@@ -30,32 +30,33 @@ const (
 // errInTheWay says that a resource of the same name is being deleted.
 var errInTheWay = errors.New("a queued resource of this name is being deleted")
 
-// Create asks for a queued resource. It does not wait for its slices.
+// Create requests a queued resource. It does not wait for its slices.
 //
-// It is safe to repeat: where a resource of that name exists already and is
-// what r asks for, with the same owner labels, it is returned with created
-// false. Another one is a *ConflictError and is left alone; one that is dead is
-// a *StateError. One that is being deleted is waited for, and r is created
-// afterwards.
+// Create is safe to repeat. If a resource of that name exists, is what r asks for
+// and has the same owner labels, Create returns it with created false. If it
+// differs from r, Create leaves it alone and returns a *ConflictError. If it is
+// FAILED, SUSPENDING or SUSPENDED, Create returns a *StateError. If it is being
+// deleted, Create waits until it is gone and then creates r.
 //
-// Where created is true the resource exists and is ours, even if err is not
-// nil: the caller has to delete it or to say that it exists.
+// If created is true, the resource is ours and exists, even if err is not nil: the
+// caller has to delete it or report that it exists.
 //
-// A client that only reads answers as it would, and with a *gcp.ReadOnlyError
-// where it would make the resource; res then tells of one that is in the way.
+// With a read-only client, Create returns what it would return otherwise, but a
+// *gcp.ReadOnlyError where it would make the resource. res then describes an older
+// resource of the name that is being deleted, if there is one.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, c.accepted)
 }
 
-// Submit is Create, but does not wait until the API has taken the request in:
-// that it refuses it is for a later look.
+// Submit is Create without the wait until the API accepts the request. A later read
+// shows whether the API refused it.
 func (c *Client) Submit(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, func(context.Context, Request, *tpuapi.Operation, string) (Resource, bool, error) {
 		return r.justMade(c.now()), true, nil
 	})
 }
 
-// A taking deals with the operation of a request that was sent.
+// A taking handles the operation of a request that was sent.
 type taking func(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error)
 
 func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resource, created bool, err error) {
@@ -85,8 +86,8 @@ func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resour
 	}
 }
 
-// explained adds to a refusal what is in the way, or where else to ask: which
-// zones have the type that this one does not, and what holds the quota.
+// explained adds to a refusal what prevents the request or where else to ask: which
+// other zones offer the type, or what uses the quota.
 func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	if err == nil {
 		return nil
@@ -136,9 +137,9 @@ func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resour
 	return Resource{}, false, err
 }
 
-// accepted waits until the API has taken the request in or refused it. The
-// operation is not the truth about the resource: it may hang while the resource
-// is long past it, so both are asked.
+// accepted waits until the API has accepted or refused the request, for at most
+// acceptLimit. It reads both the operation and the resource, because the operation
+// may hang long after the resource was accepted.
 func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -173,26 +174,26 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 	}
 	res, err := c.read(ctx, r.ID)
 	if err != nil && ctx.Err() == nil {
-		// The API accepted the request; that it cannot be read yet is for Wait.
+		// The API accepted the request. If it still cannot be read, Wait reports it.
 		res, err = r.justMade(start), nil
 	}
 	return res, true, err
 }
 
-// justMade is the resource that r makes, before the API tells of it.
+// justMade returns the resource that r makes, before the API reports it.
 func (r Request) justMade(at time.Time) Resource {
 	return Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
 		Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: at}
 }
 
-// afterFailure finds out whether a create that failed has left something.
+// afterFailure finds out whether a failed create left a resource.
 func (c *Client) afterFailure(ctx context.Context, r Request, cause error) (Resource, bool, error) {
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
 	if err != nil {
-		// After a failed operation nothing is left as a rule; but an interrupted
-		// wait after an accepted request leaves a resource.
+		// A failed operation normally leaves no resource, but an interrupted wait
+		// after an accepted request does.
 		return Resource{ID: r.ID}, ctx.Err() != nil && gcp.ClassOf(err) != gcp.NotFound, cause
 	}
 	return res, sameOwner(res, r), cause
@@ -203,13 +204,13 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// existing decides about a resource of the same name. repeated says that an
-// earlier try of this very call may have made it.
+// existing decides about an existing resource of the same name. repeated means that
+// an earlier try of the same call may have made it.
 func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedResource, repeated bool, cause error) (Resource, bool, error) {
 	res, err := c.read(ctx, r.ID)
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists:
-		return Resource{}, false, errInTheWay // it went in this moment
+		return Resource{}, false, errInTheWay // it was deleted just now
 	case err != nil && gcp.ClassOf(err) == gcp.NotFound:
 		return Resource{}, false, cause
 	case err != nil:
@@ -230,9 +231,9 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	return res, created, nil
 }
 
-// refused finds out what the API would have said to a request that was not sent.
-// Where it would have made the resource, now or when an older one is gone, that
-// is the refusal.
+// refused finds out how the API would have answered a request that was not sent. It
+// returns the refusal if the API would have made the resource, now or after an older
+// one is gone.
 func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedResource, refusal error) (Resource, bool, error) {
 	res, _, err := c.existing(ctx, r, body, false, refusal)
 	if errors.Is(err, errInTheWay) {
@@ -241,8 +242,7 @@ func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedReso
 	return res, false, err
 }
 
-// unanswered deals with a create whose answer never came: the resource may
-// exist.
+// unanswered handles a create request that got no answer: the resource may exist.
 func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedResource, cause error) (Resource, bool, error) {
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()
@@ -265,7 +265,7 @@ func stateError(r Resource) error {
 	return nil
 }
 
-// survivable reports failures of a read that a long wait outlives.
+// survivable reports whether a long wait goes on after a read failed with err.
 func survivable(err error) bool {
 	switch gcp.ClassOf(err) {
 	case gcp.Unavailable, gcp.Timeout:

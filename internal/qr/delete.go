@@ -14,31 +14,31 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// DefaultDeleteLimit is how long Delete waits where DeleteOptions give no limit.
+// DefaultDeleteLimit is how long Delete waits if DeleteOptions give no limit.
 const DefaultDeleteLimit = 30 * time.Minute
 
-// reissueAfter is how long a deletion may show no effect before it is asked
-// for once more.
+// reissueAfter is how long a deletion may show no effect before it is requested
+// again.
 const reissueAfter = 30 * time.Second
 
 // DeleteOptions say what may be deleted and how long it may take.
 type DeleteOptions struct {
-	// Force deletes the slices of the resource too. Without it a resource that
-	// has slices is left alone, with a *NodesError.
+	// Force deletes the slices of the resource too. Without it, Delete leaves a
+	// resource that has slices alone and returns a *NodesError.
 	Force bool
-	// OnlyRun, if not empty, deletes only what carries the label of this run;
-	// anything else is left alone, with an *OwnerError.
+	// OnlyRun, if not empty, allows only resources with the label of this run.
+	// Delete leaves any other alone and returns an *OwnerError.
 	OnlyRun string
-	// Async returns as soon as the API has taken the request.
+	// Async returns as soon as the API has accepted the request.
 	Async bool
 	Limit time.Duration // 0: DefaultDeleteLimit; negative: none
 	Poll  gcp.Backoff   // as in WaitOptions
 }
 
-// Delete deletes a queued resource and waits until it is gone. One that does
-// not exist is no error; deleted tells whether there was one. A deletion that
-// has no effect, as happens to resources that are FAILED or SUSPENDED, is asked
-// for again. A *DeadlineError says that it is not gone yet and what is left.
+// Delete deletes a queued resource and waits until it is gone. deleted reports
+// whether there was one; if there was none, that is no error. Delete repeats a
+// deletion that has no effect, which happens to FAILED and SUSPENDED resources. A
+// *DeadlineError means that the resource is not gone yet, and says what is left.
 func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (deleted bool, err error) {
 	res, err := c.Get(ctx, id)
 	switch {
@@ -66,7 +66,7 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 	err = c.awaitGone(ctx, wait)
 	if errors.Is(err, errNamesake) {
 		c.emit(event.Phase{Name: "delete", State: event.Done, Detail: err.Error(), Elapsed: c.now().Sub(start)})
-		return true, nil // slices of these names are the new one's
+		return true, nil // slices with these names belong to the new resource
 	}
 	if err != nil {
 		c.emit(event.Phase{Name: "delete", State: event.Failed, Detail: err.Error(), Elapsed: c.now().Sub(start)})
@@ -90,9 +90,9 @@ func mayDelete(res Resource, opts DeleteOptions) error {
 	return &NodesError{ID: res.ID, State: res.State, Nodes: names}
 }
 
-// leftovers is an error that names the slices that outlived their queued
-// resource: they are billed. A look that fails is an error too: it is not known
-// then that nothing is left.
+// leftovers returns an error that names the slices that outlived their queued
+// resource, because they are billed. If the slices cannot be read, that is an error
+// too, because some may be left.
 func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	nodes, err := c.Slices(ctx)
 	if err != nil {
@@ -110,7 +110,7 @@ func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	return &LeftoverError{ID: res.ID, Slices: left, zone: c.gcp.Zone()}
 }
 
-// requestDelete asks for the deletion. The answer NotFound is no error.
+// requestDelete requests the deletion. NotFound is no error.
 func (c *Client) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.Operation, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -128,34 +128,34 @@ func (c *Client) requestDelete(ctx context.Context, id string, force bool) (*tpu
 	return op, err
 }
 
-// A goneWait is a wait until a queued resource does not exist any more.
+// A goneWait is a wait until a queued resource no longer exists.
 type goneWait struct {
 	id    string
-	made  time.Time // that of the one that is to go; zero: of the first that is seen
+	made  time.Time // creation time of the resource; zero: that of the first one read
 	phase string    // for events and errors
 	limit time.Duration
 	poll  gcp.Backoff
-	issue bool // ask for the deletion, again where it has no effect
+	issue bool // request the deletion, again if it has no effect
 	force bool
 }
 
-// A deletion is what is known of the request to delete.
+// A deletion holds what is known about the request to delete.
 type deletion struct {
 	op     *tpuapi.Operation
 	issued time.Time // zero: not yet
 	failed error     // why the last request or operation failed
 }
 
-// errNamesake says that what was to go is gone, and another has its name.
+// errNamesake says that the resource is gone, and a new one has its name.
 var errNamesake = errors.New("gone; another one of this name has been made since")
 
-// awaitGone polls until the resource is not found, issuing the deletion where
-// the wait says so. One of the same name that was made since is left alone, with
+// awaitGone polls until the resource is not found. If wait.issue is set, it requests
+// the deletion. It leaves a newer resource of the same name alone and returns
 // errNamesake.
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
-	begin := start            // of the limit: not before a deletion was asked for
+	begin := start            // of the limit, which starts when the deletion is requested
 	pace := pacer{policy: pollDefaults(wait.poll)}
 	var del deletion
 	state := ""
@@ -179,8 +179,8 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			begin = c.now()
 		}
 		left := wait.limit - c.now().Sub(begin)
-		// The limit is looked at right after a read, so that the error tells the
-		// real state; but a deletion is asked for at least once.
+		// The limit is checked right after a read, so that the error gives the
+		// current state. But the deletion is requested at least once.
 		if wait.limit > 0 && left <= 0 && (!wait.issue || !del.issued.IsZero()) {
 			return goneDeadline(wait, res, err, del.failed)
 		}
@@ -219,11 +219,11 @@ func goneDeadline(wait goneWait, res Resource, readErr, failed error) error {
 	return e
 }
 
-// pushDeletion asks for the deletion, and again when an earlier one has ended
-// or shows no effect. Only an answer that no repetition can change is an error.
+// pushDeletion requests the deletion. It repeats the request when an earlier one has
+// failed or shows no effect. It returns only errors that a repetition cannot change.
 func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, del *deletion) error {
 	if res.State == "DELETING" && del.issued.IsZero() {
-		del.issued = c.now() // somebody else has asked already
+		del.issued = c.now() // somebody else requested it already
 		return nil
 	}
 	if !del.issued.IsZero() {
@@ -245,8 +245,8 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		case class == gcp.Conflict && !wait.force:
 			return &NodesError{ID: wait.id, State: res.State, Err: err}
 		case ctx.Err() != nil, survivable(err), class == gcp.Conflict:
-			// Another operation works on it, or the API does not answer: the next
-			// read tells more.
+			// Another operation is running on the resource, or the API does not
+			// answer. The next read tells more.
 			del.failed = err
 		default:
 			return err

@@ -15,28 +15,29 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A predicament is what is known of a queued resource that does not get on.
+// A predicament holds what is known about a queued resource that does not become
+// ready.
 type predicament struct {
 	res    Resource
 	zone   string
 	waited time.Duration
-	dead   []Resource // others, FAILED or SUSPENDED
-	others []Resource // that the zone has, the dead among them; nil where the API does not tell
+	dead   []Resource // those of others that are FAILED or SUSPENDED
+	others []Resource // other resources of the zone; nil if they could not be listed
 	offer  offer
 }
 
-// An offer is where the accelerator type can be had.
+// An offer says which zones offer the accelerator type.
 type offer struct {
-	known bool // the zone itself was asked
+	known bool // here is certain: the API answered for the zone itself
 	here  bool
-	zones []string // others that offer it; empty also where they could not be asked
+	zones []string // other zones that offer it; also empty if they could not be asked
 }
 
-// refusedType is the API's text for a type that a zone does not have.
+// refusedType matches the API's text for a type that a zone does not offer.
 var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
-// diagnose says in one sentence what is probably the matter, and what to type.
-// It is empty where nothing is known that the state does not say itself.
+// diagnose returns the probable reason in one sentence, and what to type. Both are
+// empty if nothing is known beyond the state.
 func (p predicament) diagnose() (text, command string) {
 	r := p.res
 	failed := r.State == "FAILED"
@@ -64,7 +65,7 @@ func (p predicament) diagnose() (text, command string) {
 	return "there is no free capacity for " + describe(r) + " yet" + p.elsewhere("; zones that offer the type too: "), p.wait()
 }
 
-// quota says which quota is too small and what holds it.
+// quota returns which quota is too small and what holds it, and what to type.
 func (p predicament) quota() (text, command string) {
 	text = "a quota of the project is used up"
 	if metric, limit, where, ok := gcp.QuotaOf(p.res.Failure); ok {
@@ -87,9 +88,9 @@ func (p predicament) quota() (text, command string) {
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
 
-// holders are the others that count against the quota of this one: of its
-// generation, and of spot capacity or not as it is. dead says that some of them give
-// no slices any more.
+// holders names the other resources that count against the same quota: those of the
+// same generation that are both preemptible or both not. held is what they hold of
+// it. dead reports whether some of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
 	if err != nil {
@@ -112,11 +113,12 @@ func (p predicament) holders() (held int, names string, dead bool) {
 	return held, foldMissing(texts), dead
 }
 
-// preemptible reports whether the tier has a quota of its own.
+// preemptible reports whether the tier counts against the quota of preemptible
+// capacity, which is a separate one.
 func (t Tier) preemptible() bool { return t == Spot || t == BestEffort }
 
-// units is what a request counts against its quota: TensorCores or chips, as
-// the number in the accelerator type does.
+// units returns how much of its quota a request uses, in the unit of the number in
+// the accelerator type: TensorCores or chips.
 func units(r Resource) int {
 	t, err := tpu.ParseType(r.Type)
 	if err != nil {
@@ -137,8 +139,9 @@ func (p predicament) deadNames() string {
 	return foldMissing(names)
 }
 
-// clear is what removes the dead ones: those of the same user together, one of
-// somebody else by its name.
+// clear returns the hint that removes the dead resources. If all belong to the same
+// user as this one, one command deletes them all; else the hint names the first one
+// that does not.
 func (p predicament) clear() string {
 	_, me, _ := p.res.Made()
 	for _, r := range p.dead {
@@ -149,7 +152,7 @@ func (p predicament) clear() string {
 	return "delete them: multihost gc --delete"
 }
 
-const maxZones = 4 // that a sentence names
+const maxZones = 4 // most zones that one sentence names
 
 func (p predicament) elsewhere(intro string) string {
 	if len(p.offer.zones) == 0 {
@@ -162,7 +165,7 @@ func (p predicament) elsewhere(intro string) string {
 	return intro + strings.Join(named, ", ") + more
 }
 
-// moveTo is how to ask in another zone.
+// moveTo returns the hint that asks for the resource in another zone.
 func (p predicament) moveTo() string {
 	remove := "multihost qr delete " + p.res.ID + " --force"
 	if len(p.offer.zones) == 0 {
@@ -171,8 +174,8 @@ func (p predicament) moveTo() string {
 	return "delete it, and repeat the command with --zone=" + p.offer.zones[0] + ": " + remove
 }
 
-// repeat is how to ask again once the resource is deleted, where the diagnosis
-// names other zones; else empty.
+// repeat returns how to ask again after the resource is deleted. It is empty unless
+// the diagnosis names other zones.
 func (p predicament) repeat() string {
 	text, _ := p.diagnose()
 	if others := p.elsewhere(""); others == "" || !strings.Contains(text, others) {
@@ -188,11 +191,10 @@ func (p predicament) wait() string {
 	return "another zone or tier may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
 }
 
-// inquiryLimit bounds what is asked for a diagnosis, which is an extra.
+// inquiryLimit limits the time of all calls for a diagnosis, which is optional.
 const inquiryLimit = 20 * time.Second
 
-// inquire finds out what a diagnosis needs. What the API does not tell stays
-// unknown.
+// inquire reads what a diagnosis needs. A call that fails leaves its part unknown.
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
@@ -202,7 +204,7 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 }
 
 // others lists the other queued resources, and those of them that are FAILED or
-// SUSPENDED; none where the API does not tell.
+// SUSPENDED. It returns none if the API call fails.
 func (c *Client) others(ctx context.Context, id string) (others, dead []Resource) {
 	all, err := c.listResources(ctx, pageSize)
 	if err != nil {
@@ -220,7 +222,7 @@ func (c *Client) others(ctx context.Context, id string) (others, dead []Resource
 	return others, dead
 }
 
-// offers asks which zones have an accelerator type.
+// offers asks the API which zones offer an accelerator type.
 func (c *Client) offers(ctx context.Context, accelerator string) offer {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -263,7 +265,7 @@ func (c *Client) offers(ctx context.Context, accelerator string) offer {
 			o.zones = append(o.zones, zone)
 		}
 	}
-	// A zone of the same region has the same storage and network near by.
+	// Zones of the same region come first: storage and network are close to them.
 	region := regionOf(c.gcp.Zone())
 	near := slices.DeleteFunc(slices.Clone(o.zones), func(z string) bool { return regionOf(z) != region })
 	far := slices.DeleteFunc(o.zones, func(z string) bool { return regionOf(z) == region })
@@ -271,7 +273,7 @@ func (c *Client) offers(ctx context.Context, accelerator string) offer {
 	return o
 }
 
-// regionOf is us-central2 for us-central2-b.
+// regionOf returns the region of a zone: us-central2 for us-central2-b.
 func regionOf(zone string) string {
 	if i := strings.LastIndexByte(zone, '-'); i > 0 {
 		return zone[:i]

@@ -1,13 +1,12 @@
-// Package qr hides the queued-resource half of the Cloud TPU API: what a
-// request may say, how it is created exactly once, how long one waits for it
-// and why the wait ended, and how it is deleted. It also reads the slices that
-// queued resources made, and puts SSH keys into them.
+// Package qr wraps the queued-resource part of the Cloud TPU API. It checks a
+// request, creates it exactly once, waits for it, says why a wait ended, and deletes
+// it. It also reads the slices that queued resources made, and adds SSH keys to them.
 //
-// The cloud holds the truth. Nothing here is remembered between calls except
-// the answer whether the project's own SSH keys already let a user in.
+// The cloud holds the state. Between calls, a Client keeps only the project's
+// metadata for logins (SSH keys and OS Login) and the workers' host keys.
 //
-// A Request is validated whole before the first call. Create may be repeated:
-// a request id makes the API recognise a repetition, and where it answers
-// "already exists" the resource is read and compared. Delete may be repeated
-// too: a resource that is gone counts as deleted.
+// Create checks the whole Request before its first call. Create may be repeated: a
+// request id lets the API recognise a repetition, and when the API answers "already
+// exists", Create reads and compares the resource. Delete may be repeated too: a
+// resource that is gone counts as deleted.
 package qr

@@ -9,17 +9,17 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Door is how the workers of a slice let a key in, as it stands.
+// A Door describes the present access of a key to the workers of a slice.
 type Door struct {
-	Login   string // as whom; of OS Login a name of its own
-	OSLogin bool   // keys of OS Login count, those in metadata do not
+	Login   string // user to log in as; OS Login has its own names
+	OSLogin bool   // OS Login is on: workers ignore keys in metadata
 	Account string // of OS Login
-	Open    bool   // the key is known
-	Place   string // where it is, or where Login would put it, in words
-	Blocked bool   // keys in the project's metadata do not count for the slice
+	Open    bool   // the workers accept the key
+	Place   string // where the key is, or where Login would put it, in words
+	Blocked bool   // the slice ignores keys in the project's metadata
 }
 
-// Door says what Login would do. It only reads.
+// Door returns what Login would find and do. It only reads.
 func (c *Client) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (Door, error) {
 	project := c.cachedProject(ctx)
 	blocked := strings.EqualFold(s.Metadata[blockProjectKeys], "true")

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A span is a duration as gcloud reads one. Years, months and days are counted
-// in the calendar when the span is added to a time.
+// A span is a duration in gcloud's sense. Years, months and days follow the calendar
+// when the span is added to a time.
 type span struct {
 	negative      bool
 	years, months int
@@ -25,9 +25,9 @@ const (
 	maxSpan = math.MaxInt64
 )
 
-// ParseDuration reads a duration as people and gcloud write it: "90m",
-// "1h30m", "2d", "1w", "3600s", or ISO 8601 ("PT36H", "P7D"). A number without
-// a unit is refused, since nobody can tell whether seconds or hours are meant.
+// ParseDuration parses a duration as people and gcloud write it: "90m", "1h30m",
+// "2d", "1w", "3600s", or ISO 8601 ("PT36H", "P7D"). A number without a unit is an
+// error, because it could mean seconds or hours.
 func ParseDuration(s string) (time.Duration, error) {
 	p, err := parseSpan(s)
 	if err == nil && p.negative {
@@ -39,7 +39,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	return time.Duration(math.Round(p.inDays()*day.Seconds()))*time.Second + p.clock, nil
 }
 
-// inDays is the part of the span that is counted in the calendar.
+// inDays returns the years, months and days of the span in days.
 func (p span) inDays() float64 { return (float64(p.years)+float64(p.months)/12)*year + p.days }
 
 var (
@@ -47,8 +47,8 @@ var (
 	spanPartRE = regexp.MustCompile(`([0-9]+(?:[.,][0-9]+)?)(MS|US|NS|[YMWDHS])|T`)
 )
 
-// parseSpan reads [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order.
-// M is months only after P and before T and any hours, minutes or seconds.
+// parseSpan parses [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order.
+// M means months only after P, and before T and any hours, minutes or seconds.
 func parseSpan(s string) (p span, err error) {
 	upper := strings.ToUpper(s)
 	if !spanRE.MatchString(upper) || strings.Count(upper, "T") > 1 || strings.HasSuffix(upper, "T") {
@@ -58,7 +58,7 @@ func parseSpan(s string) (p span, err error) {
 	inDay := !strings.Contains(upper, "P")
 	years, months := 0.0, 0.0
 	for _, part := range spanPartRE.FindAllStringSubmatch(upper, -1) {
-		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // nothing is read of a T
+		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // the part of a T is empty and gives 0
 		unit := part[2]
 		if unit == "M" && !inDay {
 			unit = "months"
@@ -97,7 +97,7 @@ var clockUnits = map[string]time.Duration{
 	"H": time.Hour, "M": time.Minute, "S": time.Second, "MS": time.Millisecond, "US": time.Microsecond, "NS": time.Nanosecond,
 }
 
-// after is the time that comes the span after t, in t's time zone.
+// after returns t plus the span, in t's time zone.
 func (p span) after(t time.Time) time.Time {
 	sign := 1
 	if p.negative {
@@ -108,9 +108,9 @@ func (p span) after(t time.Time) time.Time {
 	return t.Add(time.Duration(sign) * (p.clock + time.Duration(part*float64(day))))
 }
 
-// ParseTime reads a time as gcloud does: a date with or without a time of the
-// day and a zone, a time of today, or a duration from now, such as "+1h" or
-// "P1D". What names no zone is in that of now.
+// ParseTime parses a time as gcloud does: a date with or without a time of day and
+// a zone, a time of today, or a duration from now, such as "+1h" or "P1D". A time
+// without a zone is in the time zone of now.
 func ParseTime(s string, now time.Time) (time.Time, error) {
 	text := strings.TrimSpace(s)
 	if strings.HasPrefix(text, "+") || strings.HasPrefix(text, "-") || strings.HasPrefix(strings.ToUpper(text), "P") {
@@ -144,14 +144,14 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	case err != nil:
 	case p.inDays() > 0:
 		return p.after(now), nil
-	default: // gcloud takes "1h" for one o'clock
+	default: // gcloud reads "1h" as one o'clock
 		return time.Time{}, fmt.Errorf("parse time %q: write +%s for that long from now, or a time of the day such as 13:00", s, text)
 	}
 	return time.Time{}, fmt.Errorf("parse time %q: write a time such as 2026-01-31T12:00:00Z or a duration from now such as +1h", s)
 }
 
-// The parts of the layouts that ParseTime knows. Fractions of a second are read
-// without being in the layout.
+// The parts of the layouts that ParseTime knows. time.Parse accepts fractions of a
+// second even though no layout has them.
 var (
 	dateLayouts  = []string{"2006-01-02", "20060102", "2006/01/02", "Jan 2 2006", "2 Jan 2006", "Mon Jan 2 2006", ""}
 	clockLayouts = []string{"T15:04:05", "T15:04", " 15:04:05", " 15:04", "T150405", "T1504", "T15", " 3:04pm", " 3pm", ""}

@@ -11,9 +11,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// ErrNoGuestAttributes says that the API does not tell a worker's host keys:
-// guest attributes are switched off, not yet written, or not readable by this
-// account.
+// ErrNoGuestAttributes says that the API does not give a worker's host keys: guest
+// attributes are switched off, not written yet, or this account may not read them.
 var ErrNoGuestAttributes = errors.New("no host keys in guest attributes")
 
 // NotFound is the state of a StateError for a resource that does not exist.
@@ -25,11 +24,11 @@ type InvalidError struct {
 	Problems []*FlagError
 }
 
-// IDFlag is how a FlagError calls the ID of a request, which no flag sets.
+// IDFlag stands in a FlagError for the ID of a request, which no flag sets.
 const IDFlag = "id"
 
-// A FlagError is what is wrong with some flags of a FlagReader, or with what they
-// set in a Request. It would not be if one of the flags had another value.
+// A FlagError says what is wrong with some flags of a FlagReader, or with what they
+// set in a Request. Another value of one of the flags would avoid the error.
 type FlagError struct {
 	Flags []string // without dashes; IDFlag may be among them
 	Err   error
@@ -37,7 +36,7 @@ type FlagError struct {
 
 func (e *FlagError) Error() string { return e.Err.Error() }
 
-// Unwrap gives the error without flags.
+// Unwrap returns the error without the flags.
 func (e *FlagError) Unwrap() error { return e.Err }
 
 func wrongf(flags, format string, args ...any) *FlagError {
@@ -52,7 +51,7 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("check queued resource %q: %s", e.ID, strings.Join(texts, "; "))
 }
 
-// Unwrap gives the single problems.
+// Unwrap returns the single problems.
 func (e *InvalidError) Unwrap() []error {
 	all := make([]error, len(e.Problems))
 	for i, p := range e.Problems {
@@ -61,7 +60,7 @@ func (e *InvalidError) Unwrap() []error {
 	return all
 }
 
-// Hint is the first hint that a problem has.
+// Hint returns the first hint among the problems.
 func (e *InvalidError) Hint() string {
 	for _, p := range e.Problems {
 		var h interface{ Hint() string }
@@ -72,11 +71,11 @@ func (e *InvalidError) Hint() string {
 	return ""
 }
 
-// A ConflictError says that a queued resource of the asked name exists and is
-// another one. It was not touched.
+// A ConflictError says that a queued resource of the requested name exists but
+// differs from the request. Create did not touch it.
 type ConflictError struct {
 	ID          string
-	Owner       string   // "run r1 of ada", or what its labels do not say
+	Owner       string   // as Resource.Owner returns it: "run r1 of ada"
 	Differences []string // each "field: it has X, asked is Y"
 }
 
@@ -85,7 +84,7 @@ func (e *ConflictError) Error() string {
 		e.ID, e.Owner, strings.Join(e.Differences, "; "))
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *ConflictError) Hint() string {
 	return fmt.Sprintf("choose another name, or look at it with: multihost qr show %s", e.ID)
 }
@@ -100,7 +99,7 @@ func (e *OwnerError) Error() string {
 	return fmt.Sprintf("delete queued resource %q: it belongs to %s, not to run %s", e.ID, e.Owner, e.Want)
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *OwnerError) Hint() string {
 	return fmt.Sprintf("if it is to go all the same, type: multihost qr delete %s --force", e.ID)
 }
@@ -108,7 +107,7 @@ func (e *OwnerError) Hint() string {
 // A ZoneError says that a zone does not offer an accelerator type.
 type ZoneError struct {
 	Type, Zone string
-	Zones      []string // that do, as far as they could be asked; nearest first
+	Zones      []string // zones that do, of those that could be asked; nearest first
 	Err        error    // the API's refusal
 }
 
@@ -116,10 +115,10 @@ func (e *ZoneError) Error() string {
 	return e.Err.Error() + predicament{offer: offer{zones: e.Zones}}.elsewhere("; zones that offer "+e.Type+": ")
 }
 
-// Unwrap gives the API's refusal.
+// Unwrap returns the API's refusal.
 func (e *ZoneError) Unwrap() error { return e.Err }
 
-// Hint is what to type.
+// Hint returns what to type.
 func (e *ZoneError) Hint() string {
 	if len(e.Zones) > 0 {
 		return "repeat the command with --zone=" + e.Zones[0]
@@ -127,9 +126,9 @@ func (e *ZoneError) Hint() string {
 	return "see what the zone offers: gcloud compute tpus accelerator-types list --zone=" + e.Zone
 }
 
-// A QuotaError says that a queued resource was refused for a quota.
+// A QuotaError says that the API refused a queued resource because of a quota.
 type QuotaError struct {
-	Diagnosis string // which quota allows how much, what was asked for, and what holds some
+	Diagnosis string // the quota and its limit, what was asked for, and what uses some of it
 	Err       error  // the API's refusal
 
 	command string
@@ -137,19 +136,19 @@ type QuotaError struct {
 
 func (e *QuotaError) Error() string { return e.Err.Error() + "; " + e.Diagnosis }
 
-// Unwrap gives the API's refusal.
+// Unwrap returns the API's refusal.
 func (e *QuotaError) Unwrap() error { return e.Err }
 
-// Hint is what to type.
+// Hint returns what to type.
 func (e *QuotaError) Hint() string { return e.command }
 
-// A NodesError says that a queued resource was not deleted because slices of it
-// exist, or may come to exist, and force was not asked for.
+// A NodesError says that a queued resource was not deleted because it has slices, or
+// may get some, and Force was not set.
 type NodesError struct {
 	ID    string
 	State string
 	Nodes []string
-	Err   error // the API's refusal, where it was asked
+	Err   error // the API's refusal; nil if it was not asked
 }
 
 func (e *NodesError) Error() string {
@@ -163,10 +162,10 @@ func (e *NodesError) Error() string {
 	return text
 }
 
-// Unwrap gives the API's refusal.
+// Unwrap returns the API's refusal.
 func (e *NodesError) Unwrap() error { return e.Err }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *NodesError) Hint() string {
 	return fmt.Sprintf("delete its slices with it: multihost qr delete %s --force", e.ID)
 }
@@ -184,22 +183,22 @@ func (e *LeftoverError) Error() string {
 	return fmt.Sprintf("queued resource %q is gone, but slices of it still exist and are billed: %s", e.ID, strings.Join(e.Slices, ", "))
 }
 
-// Hint says how to delete them.
+// Hint returns the command that deletes the first of them.
 func (e *LeftoverError) Hint() string {
 	return "gcloud compute tpus tpu-vm delete " + e.Slices[0] + " --zone=" + e.zone
 }
 
-// A StateError says that a queued resource is in a state from which it does not
-// become ready by itself.
+// A StateError says that a queued resource is in a state in which it does not become
+// ready by itself.
 type StateError struct {
 	ID        string
 	State     string // FAILED, SUSPENDED, SUSPENDING, DELETING or NotFound
 	Initiator string // USER, SERVICE or empty
 	Detail    string // the API's own text, or empty
-	Diagnosis string // what is probably the matter, of one that FAILED; or empty
+	Diagnosis string // the probable reason of FAILED, or empty
 
-	command string // what to type about it
-	again   string // the same once it is deleted; or empty
+	command string // what to type
+	again   string // what to type after the resource is deleted, or empty
 }
 
 // NoCapacity reports whether the service gave capacity or quota as the reason.
@@ -246,7 +245,7 @@ func (e *StateError) by() string {
 	return ""
 }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *StateError) Hint() string {
 	switch e.State {
 	case NotFound:
@@ -260,23 +259,24 @@ func (e *StateError) Hint() string {
 	return fmt.Sprintf("it counts against the quota until it is deleted; type: multihost qr delete %s --force", e.ID)
 }
 
-// HintWhenGone is the command to type once the resource is deleted; or empty.
+// HintWhenGone returns the command to type after the resource is deleted, or "".
 func (e *StateError) HintWhenGone() string { return e.again }
 
-// A DeadlineError says that a phase of a wait took longer than its limit. What
-// it waited for goes on: State is what the API said after the limit had passed.
+// A DeadlineError says that a phase of a wait took longer than its limit. The
+// resource still exists or is still being deleted. State is what the API returned
+// after the limit had passed.
 type DeadlineError struct {
 	ID       string
 	Phase    string // "queue", "provision", "boot", "delete" or "create"
 	Limit    time.Duration
-	State    string // the API's word, NotFound, or "" when it could not be read
-	Detail   string // what is missing, or in the queue what is probably the matter
+	State    string // of the API, NotFound, or "" if it could not be read
+	Detail   string // what is missing; in the queue, the probable reason
 	Resource Resource
 	Slices   []tpu.Slice // known slices, ready or not
-	Silent   []string    // names of those that are READY and whose workers do not all answer
+	Silent   []string    // names of slices that are READY but whose workers do not all answer
 	Err      error       // why the state could not be read, or nil
 
-	again string // what to type once it is deleted; or empty
+	again string // what to type after the resource is deleted, or empty
 }
 
 func (e *DeadlineError) Error() string {
@@ -298,10 +298,10 @@ func (e *DeadlineError) Error() string {
 	return text
 }
 
-// Unwrap gives the reason why the state could not be read.
+// Unwrap returns the reason why the state could not be read.
 func (e *DeadlineError) Unwrap() error { return e.Err }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *DeadlineError) Hint() string {
 	if e.Phase == "delete" {
 		return "it may still be billed; ask again with: multihost qr delete " + e.ID + " --force"
@@ -309,5 +309,5 @@ func (e *DeadlineError) Hint() string {
 	return fmt.Sprintf("it still exists; wait on with: multihost qr wait %s; or remove it with: multihost qr delete %s --force", e.ID, e.ID)
 }
 
-// HintWhenGone is the command to type once the resource is deleted; or empty.
+// HintWhenGone returns the command to type after the resource is deleted, or "".
 func (e *DeadlineError) HintWhenGone() string { return e.again }

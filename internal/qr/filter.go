@@ -24,14 +24,15 @@ import (
 //	operand  = word | "(" word { word } ")"   the list with : and = only
 //	path     = name { "." name | "[" number "]" | "[]" }
 //
-// A path without an operator is a text that some field must hold. AND and OR in
-// one pair of parentheses are refused, as by gcloud, and so are its functions.
+// A path without an operator is a text that some field must contain. AND together
+// with OR in one pair of parentheses is an error, as in gcloud. The functions of
+// gcloud's language are not supported.
 type Filter struct {
 	text string
 	root condition
 }
 
-// A condition decides about one resource, in the form that JSON has in Go.
+// A condition reports whether it takes one resource, given as decoded JSON.
 type condition func(resource any) bool
 
 // A FilterError says what is wrong with a filter, and where.
@@ -45,13 +46,14 @@ func (e *FilterError) Error() string {
 	return fmt.Sprintf("parse filter %q: %s, at %q", e.Text, e.Problem, e.Text[e.At:])
 }
 
-// Hint is an example.
+// Hint returns an example.
 func (e *FilterError) Hint() string {
 	return `a filter is such as --filter="state.state=ACTIVE AND name:train"; put a value with spaces or parentheses into quotes`
 }
 
-// ParseFilter reads a filter. Times in it that name no zone are in that of now,
-// and durations are counted from it. The empty text takes everything.
+// ParseFilter parses a filter. Times without a zone are in the time zone of now,
+// and durations count from now. The empty text matches every resource. The error
+// is a *FilterError.
 func ParseFilter(text string, now time.Time) (Filter, error) {
 	p := &filterParser{text: text, now: now, groups: []string{""}}
 	f := Filter{text: text, root: func(any) bool { return true }}
@@ -66,10 +68,10 @@ func ParseFilter(text string, now time.Time) (Filter, error) {
 	return f, err
 }
 
-// Match reports whether the filter takes a resource.
+// Match reports whether the filter matches a resource.
 func (f Filter) Match(r Resource) bool { return f.root(r.fields()) }
 
-// fields is the resource as the API tells of it.
+// fields returns the resource as the API reports it, as decoded JSON.
 func (r Resource) fields() any {
 	text, err := json.Marshal(r.body)
 	if err != nil {
@@ -82,7 +84,7 @@ func (r Resource) fields() any {
 	return v
 }
 
-// maxNesting bounds the parentheses of a filter.
+// maxNesting limits how deep the parentheses of a filter may be nested.
 const maxNesting = 100
 
 type filterParser struct {
@@ -102,7 +104,7 @@ func (p *filterParser) space() {
 	p.at += len(p.text[p.at:]) - len(strings.TrimLeftFunc(p.text[p.at:], unicode.IsSpace))
 }
 
-// peek reports whether s is next.
+// peek reports whether s comes next.
 func (p *filterParser) peek(s string) bool { return strings.HasPrefix(p.text[p.at:], s) }
 
 func (p *filterParser) take(s string) bool {
@@ -113,7 +115,7 @@ func (p *filterParser) take(s string) bool {
 	return false
 }
 
-// word reports whether one of AND, OR and NOT is next.
+// word reports whether w, one of AND, OR and NOT, comes next.
 func (p *filterParser) word(w string) bool {
 	p.space()
 	rest, ok := strings.CutPrefix(p.text[p.at:], w)
@@ -143,7 +145,7 @@ func (p *filterParser) expr() (condition, error) {
 	return nil, err
 }
 
-// chain reads one or more parts with a word between them.
+// chain reads one or more parts that are joined by word, which is AND or OR.
 func (p *filterParser) chain(word string, part func() (condition, error)) (condition, error) {
 	left, err := part()
 	for err == nil && p.word(word) {
@@ -253,7 +255,7 @@ func (p *filterParser) comparison() (condition, error) {
 	return func(v any) bool { return test(lookUp(v, path)) }, nil
 }
 
-// operands reads what follows an operator.
+// operands reads the value, or the list of values, after an operator.
 func (p *filterParser) operands(operator string) ([]string, error) {
 	for _, w := range []string{"AND", "OR", "NOT"} {
 		if p.word(w) {
@@ -394,8 +396,8 @@ func pathText(path []step) string {
 	return b.String()
 }
 
-// lookUp follows a path; nil is what is not there. A name that is looked up in a
-// list is looked up in each of its items.
+// lookUp returns the value at a path, or nil if there is none. In a list, it looks
+// a name up in each item.
 func lookUp(v any, path []step) any {
 	for i, s := range path {
 		switch at := v.(type) {
@@ -455,7 +457,8 @@ func member(m map[string]any, name string) any {
 
 var camelRE = regexp.MustCompile(`_[a-z0-9]`)
 
-// anywhere takes a resource of which some field holds the text, in any case.
+// anywhere matches a resource if some field contains the text. Upper and lower case
+// count as the same.
 func anywhere(text string) condition {
 	text = strings.ToLower(text)
 	var holds condition
@@ -480,7 +483,7 @@ func anywhere(text string) condition {
 	return holds
 }
 
-// plainText is a value of JSON as a text.
+// plainText returns a decoded JSON value as text.
 func plainText(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -492,12 +495,12 @@ func plainText(v any) string {
 	case nil:
 		return ""
 	}
-	text, _ := json.Marshal(v) // it came out of JSON
+	text, _ := json.Marshal(v) // v was decoded from JSON, so it can be encoded
 	return string(text)
 }
 
-// comparisonOf makes the test of a field's value. Of a list, one item that passes
-// is enough, and so is one of several operands.
+// comparisonOf returns the test of a field's value. A list passes if one of its
+// items passes. With several operands, one that matches is enough.
 func comparisonOf(operator string, operands []string, now time.Time) (condition, error) {
 	var tests []condition
 	for _, operand := range operands {
@@ -539,8 +542,9 @@ func oneTest(operator, operand string, now time.Time) (condition, error) {
 	return ordered(operator, operand, now), nil
 }
 
-// has is the test of the operator ":": a text that holds the operand, in any
-// case, or begins or ends with it where it has a *. Of an object, keys count, too.
+// has is the test of the operator ":". A text passes if it contains the operand.
+// If the operand has a *, the text must begin with the part before the * and end
+// with the part after it. Case does not matter. In an object, keys count too.
 func has(operand string) condition {
 	lower := strings.ToLower(operand)
 	head, tail, star := strings.Cut(lower, "*")
@@ -559,7 +563,8 @@ func has(operand string) condition {
 	return func(v any) bool { return anyOf(v, fits) }
 }
 
-// same is the test of the operator "=": equal in any case, or as numbers or times.
+// same is the test of the operator "=": equal as numbers, as times, or as texts in
+// any case.
 func same(v any, operand string, now time.Time) bool {
 	return anyOf(v, func(v any) bool {
 		if v == nil {
@@ -589,7 +594,7 @@ func anyOf(v any, test condition) bool {
 	return false
 }
 
-// ordered is the test of <, <=, > and >=: of numbers, of times, or of texts.
+// ordered is the test of <, <=, > and >=. It compares numbers, times or texts.
 func ordered(operator, operand string, now time.Time) condition {
 	return func(v any) bool {
 		order := strings.Compare(plainText(v), operand)
@@ -646,7 +651,7 @@ func timeOf(v any) (time.Time, bool) {
 	if !timeRE.MatchString(text) {
 		return time.Time{}, false
 	}
-	t, err := ParseTime(text, time.Time{}) // those of the API have a zone
+	t, err := ParseTime(text, time.Time{}) // times of the API have a zone
 	return t, err == nil
 }
 
@@ -659,13 +664,13 @@ func times(v any, operand string, now time.Time) (a, b time.Time, ok bool) {
 	return a, b, err == nil
 }
 
-// A SortKey is one path of gcloud's --sort-by.
+// A SortKey is one path of --sort-by, as in gcloud.
 type SortKey struct {
 	path    []step
 	reverse bool
 }
 
-// ParseSortKeys reads PATH,~PATH,…; "~" sorts from the last to the first.
+// ParseSortKeys parses PATH,~PATH,…; "~" reverses the order.
 func ParseSortKeys(text string) ([]SortKey, error) {
 	var keys []SortKey
 	for _, word := range splitList(text) {
@@ -677,7 +682,7 @@ func ParseSortKeys(text string) ([]SortKey, error) {
 		}
 		for i := range path {
 			if path[i].kind == everyItem {
-				path[i] = step{kind: byNumber} // the first item, as gcloud has it
+				path[i] = step{kind: byNumber} // the first item, as in gcloud
 			}
 		}
 		keys = append(keys, SortKey{path, reverse})
@@ -685,7 +690,7 @@ func ParseSortKeys(text string) ([]SortKey, error) {
 	return keys, nil
 }
 
-// Sort sorts resources by keys, the first of which counts most.
+// Sort sorts resources by keys; the first key counts most.
 func Sort(list []Resource, keys []SortKey) {
 	fields := make(map[string]any, len(list))
 	for _, r := range list {

@@ -16,15 +16,15 @@ import (
 	"github.com/google/shlex"
 )
 
-// A FlagReader makes a request of flags: those of `gcloud alpha compute tpus
-// queued-resources create`, with gcloud's meaning, and --on-demand and
-// --flex-start. A flag that contradicts what the request already says, and a
-// malformed value, are errors that name the flag.
+// A FlagReader builds a request from flags. It knows the flags of `gcloud alpha
+// compute tpus queued-resources create`, with gcloud's meaning, and --on-demand and
+// --flex-start. A malformed value, or a flag that contradicts the request so far,
+// is an error that names the flag.
 type FlagReader struct {
 	request Request
 	now     time.Time
-	given   map[string]bool   // flags set, wherever they stand
-	seen    map[string]string // flag → value, of one place
+	given   map[string]bool   // flags set, by Set or Extra
+	seen    map[string]string // flag → value, since the last call of Extra began
 	tiers   []askedTier
 	kind    string // --type
 	shape   string // --topology
@@ -37,8 +37,8 @@ type askedTier struct {
 	tier Tier
 }
 
-// NewFlagReader begins with what r says. Times are relative to now, and in its
-// time zone where they name none.
+// NewFlagReader returns a FlagReader that starts with a copy of r. Times are relative
+// to now. A time without a zone is in the time zone of now.
 func NewFlagReader(r Request, now time.Time) *FlagReader {
 	p := &FlagReader{request: r.clone(), now: now, given: map[string]bool{}, seen: map[string]string{}}
 	if r.Tier != "" {
@@ -47,7 +47,7 @@ func NewFlagReader(r Request, now time.Time) *FlagReader {
 	return p
 }
 
-// Set adds one flag. The value of a flag that is Bool is true or false.
+// Set adds one flag. The value of a Bool flag is "true" or "false".
 func (p *FlagReader) Set(name, value string) error {
 	flag, ok := flagNamed(name)
 	if !ok {
@@ -60,7 +60,7 @@ func (p *FlagReader) Set(name, value string) error {
 		return nil
 	}
 	p.seen[name] = value
-	if flag.Bool && value == "false" { // it leaves the choice open
+	if flag.Bool && value == "false" { // false is the same as not set
 		return nil
 	}
 	err := flag.set(p, name, value)
@@ -68,8 +68,8 @@ func (p *FlagReader) Set(name, value string) error {
 	return err
 }
 
-// Extra adds flags of gcloud from one string, split into words as a shell would.
-// They may be written --flag=value or --flag value, with dashes or underscores.
+// Extra adds gcloud flags from one string, which it splits into words as a shell
+// does. They may be written --flag=value or --flag value, with dashes or underscores.
 func (p *FlagReader) Extra(args string) error {
 	words, err := shlex.Split(args)
 	if err != nil {
@@ -84,8 +84,8 @@ func (p *FlagReader) Extra(args string) error {
 	return nil
 }
 
-// Request returns the request that all flags together make, and all that is wrong
-// with flags beside each other.
+// Request returns the request that all flags together make, and every error in the
+// combination of flags.
 func (p *FlagReader) Request() (r Request, wrong []*FlagError) {
 	for _, pair := range exclusive {
 		if p.given[pair[0]] && p.given[pair[1]] {
@@ -102,7 +102,7 @@ func (p *FlagReader) Request() (r Request, wrong []*FlagError) {
 	return p.request, wrong
 }
 
-// exclusive are the flags that gcloud takes one of.
+// exclusive lists pairs of flags of which gcloud accepts only one.
 var exclusive = [][2]string{
 	{"node-id", "node-prefix"}, {"node-id", "workload-type"},
 	{"accelerator-type", "type"}, {"accelerator-type", "topology"},
@@ -126,9 +126,9 @@ func (r Request) clone() Request {
 // A Flag says what one flag does to a request.
 type Flag struct {
 	Name   string
-	Usage  string // in it the name of the value, in backquotes
-	Bool   bool   // it may stand alone
-	Repeat bool   // each occurrence adds one
+	Usage  string // has the name of the value in backquotes
+	Bool   bool   // the value may be left out
+	Repeat bool   // each occurrence adds a value
 
 	set func(p *FlagReader, name, value string) error
 }
@@ -142,7 +142,7 @@ func (p *FlagReader) next(words []string) ([]string, error) {
 	name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
 	name = strings.ReplaceAll(name, "_", "-")
 	if slices.Contains([]string{"async", "quiet", "q"}, name) {
-		return rest, nil // they only change how gcloud itself waits and asks
+		return rest, nil // they only change how gcloud itself waits and prompts
 	}
 	flag, negated, err := lookupFlag(name)
 	if err != nil {
@@ -202,18 +202,18 @@ func lookupFlag(name string) (flag Flag, negated bool, err error) {
 	return Flag{}, false, fmt.Errorf("unknown flag --%s", name)
 }
 
-// A RefusedFlag is the error for a flag of gcloud that multihost has not.
+// A RefusedFlag is the error for a gcloud flag that multihost does not support.
 type RefusedFlag struct{ name, reason, instead string }
 
 func (e *RefusedFlag) Error() string {
 	return fmt.Sprintf("--%s of gcloud is not supported: %s", e.name, e.reason)
 }
 
-// Hint is what to type instead.
+// Hint returns what to type instead.
 func (e *RefusedFlag) Hint() string { return e.instead }
 
-// Refused returns the error for a flag of gcloud that multihost has not, or nil
-// for every other one.
+// Refused returns the error for a gcloud flag that multihost does not support, or
+// nil for any other flag.
 func Refused(name string) *RefusedFlag {
 	for _, r := range refusedFlags {
 		if r.name == name || "no-"+r.name == name {
@@ -251,9 +251,9 @@ func strictBool(name, value string) (string, error) {
 	return "", fmt.Errorf("--%s=%s: write true or false", name, value)
 }
 
-// finishTier finds the one tier that is asked for.
+// finishTier sets the one tier that the flags ask for.
 func (p *FlagReader) finishTier() *FlagError {
-	if p.given["min-duration"] && len(p.tiers) == 0 { // as gcloud has it
+	if p.given["min-duration"] && len(p.tiers) == 0 { // as gcloud does
 		p.tiers = []askedTier{{"--min-duration", Guaranteed}}
 	}
 	for i, asked := range p.tiers {
@@ -273,8 +273,9 @@ func (p *FlagReader) finishTier() *FlagError {
 	return nil
 }
 
-// bothTiers is the tier that is meant by two. Reserved capacity is guaranteed,
-// and both are provisioned by the standard model, which alone is on demand.
+// bothTiers returns the tier that two flags together mean; false if they contradict
+// each other. Reserved capacity is guaranteed too, and both use the standard
+// provisioning model, which by itself means on-demand.
 func bothTiers(a, b Tier) (Tier, bool) {
 	order := []Tier{OnDemand, Guaranteed, Reserved}
 	i, j := slices.Index(order, a), slices.Index(order, b)
@@ -284,7 +285,7 @@ func bothTiers(a, b Tier) (Tier, bool) {
 	return order[max(i, j)], true
 }
 
-// finishType turns gcloud's --type and --topology into an accelerator type.
+// finishType turns --type and --topology into an accelerator type.
 func (p *FlagReader) finishType() error {
 	if p.kind == "" && p.shape == "" {
 		return nil
@@ -321,8 +322,8 @@ func contradiction(flag, value, ours, was string) error {
 	return fmt.Errorf("--%s=%s contradicts %s, which is %s", flag, value, ours, was)
 }
 
-// text makes a flag that sets one string of the request. ours names the flag of
-// this program that sets the same, where it has another name.
+// text returns a flag that sets one string of the request. ours names the flag of
+// this program that sets the same string, if its name differs.
 func text(name, usage, ours string, field func(*Request) *string) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		dst := field(&p.request)
@@ -390,8 +391,8 @@ func list(name, usage string, field func(*Request) *[]string) Flag {
 	}}
 }
 
-// reservationHost makes one of gcloud's flags that name who hosts a
-// reservation; the API's "-" then stands for any reservation there.
+// reservationHost returns one of gcloud's flags that name the host of a reservation.
+// The request then names "-", which means any reservation there.
 func reservationHost(name, usage, collection string) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *FlagReader, name, value string) error {
 		if was := p.host; was != "" && was != collection+"/"+value && strings.HasPrefix(was, collection) {
@@ -580,7 +581,7 @@ func ReadMetadataFiles(files map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-// ParseDict reads gcloud's KEY=VALUE[,KEY=VALUE…]; "^X^" in front makes X the
+// ParseDict parses gcloud's KEY=VALUE[,KEY=VALUE…]. A prefix "^X^" makes X the
 // separator instead of the comma.
 func ParseDict(value string) (map[string]string, error) {
 	out := map[string]string{}

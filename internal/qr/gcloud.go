@@ -9,7 +9,7 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// Gcloud returns the gcloud command line that asks for the same, quoted for a
+// Gcloud returns the gcloud command line that makes the same request, quoted for a
 // POSIX shell, for people who want to see or repeat it.
 func (r Request) Gcloud(project, zone string) string {
 	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", sshfan.Quote(r.ID)}
@@ -104,8 +104,8 @@ func (r Request) gcloudTier() []string {
 	return nil
 }
 
-// gcloudReservation writes the reservation so that gcloud sends what Body has:
-// it completes a bare name itself, and passes every other form on as it is.
+// gcloudReservation returns the reservation in the form for which gcloud sends the
+// same as Body: gcloud completes a bare name, and sends any other form unchanged.
 func (r Request) gcloudReservation(project, zone string) string {
 	if reservationRE.MatchString(r.Reservation) {
 		return r.Reservation
@@ -113,8 +113,8 @@ func (r Request) gcloudReservation(project, zone string) string {
 	return r.reservationName(project, zone)
 }
 
-// gcloudDict writes a map the way gcloud reads one. Where a value holds a comma
-// another separator is chosen and announced, as `gcloud topic escaping` has it.
+// gcloudDict returns a map in gcloud's form. If a key or value contains a comma, it
+// uses another separator and names it in a prefix (see `gcloud topic escaping`).
 func gcloudDict(m map[string]string) string {
 	pairs := make([]string, 0, len(m))
 	for _, k := range sortedKeys(m) {

@@ -14,16 +14,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A keyCache remembers the guest attributes of workers, so that 2048 workers cost
-// 2048 calls once and not at every command.
+// A keyCache stores the guest attributes of workers, so that 2048 workers cost 2048
+// calls once and not for every command.
 //
-// What is remembered belongs to one worker of one node: the id that the API gave
-// the node and the time it was made, both of which are others for a node that was
-// made anew under an old name. A VM that is repaired in place may have new keys
-// under them: whoever sees a key that is not among those remembered says so with
-// DoubtHostKeys and asks again. After keysFor an answer is not used any more.
+// An entry belongs to one worker of one node. The API's id and the creation time
+// identify the node: both differ for a new node under an old name. A VM that is
+// repaired in place keeps both but may have new keys: a caller that sees a key which
+// is not in the cache calls DoubtHostKeys and asks again. An entry expires after
+// keysFor.
 type keyCache struct {
-	path string // "" keeps nothing after the process
+	path string // "": the cache ends with the process
 
 	mu      sync.Mutex
 	loaded  bool
@@ -34,12 +34,12 @@ type keyCache struct {
 const (
 	keysFor        = 14 * 24 * time.Hour
 	keyCacheFormat = 1
-	// attributeCalls bounds the calls for guest attributes that are under way:
-	// thousands at once would only be turned away (429).
+	// attributeCalls limits the calls for guest attributes that run at once: the
+	// API would refuse thousands at once with status 429.
 	attributeCalls = 32
 )
 
-// knownKeys is one answer.
+// knownKeys is one answer of the API.
 type knownKeys struct {
 	Created  time.Time `json:"created"` // of the node
 	Asked    time.Time `json:"asked"`
@@ -52,18 +52,18 @@ type keyCacheFile struct {
 	Workers map[string]knownKeys `json:"workers"` // by node id and worker number
 }
 
-// CacheHostKeys has HostKeys remember its answers in the file at path, which may
-// not be there yet, once KeepHostKeys is called. A file that cannot be read is
-// begun anew: all it saves is calls.
+// CacheHostKeys makes HostKeys use the file at path as its cache; KeepHostKeys writes
+// it. The file need not exist. One that cannot be read is replaced: the cache only
+// saves calls.
 func (c *Client) CacheHostKeys(path string) { c.keys.path = path }
 
-// DoubtHostKeys forgets what HostKeys remembers of a worker, whose key was
-// another one. It reports whether asking again may tell something else.
+// DoubtHostKeys removes a worker from the cache because it showed another key. It
+// reports whether HostKeys may now return something else.
 func (c *Client) DoubtHostKeys(s tpu.Slice, worker int) bool {
 	return c.keys.forget(s, worker)
 }
 
-// KeepHostKeys writes what HostKeys has learnt to the file for the next command.
+// KeepHostKeys writes the cache of HostKeys to the file for the next command.
 func (c *Client) KeepHostKeys() error {
 	if err := c.keys.save(c.now()); err != nil {
 		return fmt.Errorf("keep host keys: %w", err)
@@ -119,8 +119,8 @@ func (k *keyCache) forget(s tpu.Slice, worker int) bool {
 	return known
 }
 
-// save replaces the file, without what is too old to be used. Of two processes
-// that do so at once the later one's answers stay.
+// save replaces the file and drops expired entries. If two processes save at the same
+// time, only the later one's entries remain.
 func (k *keyCache) save(now time.Time) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

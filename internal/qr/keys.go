@@ -23,8 +23,8 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// sshKeys is the metadata key under which Compute Engine VMs look for the keys
-// that may log in, one "login:type key comment" a line.
+// sshKeys is the metadata key under which Compute Engine VMs look for the SSH keys
+// that may log in. Each line is "login:type key comment".
 const sshKeys = "ssh-keys"
 
 const (
@@ -32,15 +32,15 @@ const (
 	enableOSLogin    = "enable-oslogin"
 )
 
-// HostKeys returns the SSH host keys of one worker as its guest attributes have
-// them, in the form of authorized_keys without a comment, and the name of its
-// VM. ErrNoGuestAttributes says that the API does not tell them.
+// HostKeys returns the SSH host keys of one worker from its guest attributes, in
+// the form of authorized_keys without a comment, and the name of its VM. The error
+// is ErrNoGuestAttributes if the API does not give the keys.
 //
-// It asks for one worker at a time: an answer about several does not say which
-// part belongs to which worker, and a worker without keys would shift the rest.
-// However many callers there are, few calls are under way at once; what was
-// answered before, also to an earlier command, is not asked again (see
-// CacheHostKeys).
+// HostKeys asks for one worker at a time: an answer about several does not say
+// which part belongs to which worker, and a worker without keys would shift the
+// rest. However many callers there are, at most attributeCalls calls run at once.
+// HostKeys does not ask again for an answer that it, or an earlier command, has
+// cached (see CacheHostKeys).
 func (c *Client) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if known, ok := c.keys.get(s, worker, c.now()); ok {
 		return known.Keys, known.Hostname, nil
@@ -80,8 +80,9 @@ func (c *Client) hostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []
 	})
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
-		// Switched off by an organization policy, or not supported by the node:
-		// the API has several words for it, and none helps to get the keys.
+		// An organization policy switches guest attributes off, or the node does not
+		// support them. The API has several errors for this; after none of them can
+		// the keys be had.
 		return nil, "", fmt.Errorf("%s: %w: %w", what, ErrNoGuestAttributes, err)
 	}
 	if err != nil {
@@ -109,8 +110,8 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 				found = append(found, item.Key+" "+value)
 			}
 		}
-		// A VM's name ends in its worker number. An answer about another worker
-		// must not become this one's identity.
+		// A VM's name ends in its worker number. The keys of another worker must not
+		// be taken for this one's.
 		if number, ok := workerOf(name); ok && number != worker {
 			continue
 		}
@@ -124,7 +125,7 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 }
 
 // isKeyOf reports whether value is the base64 form of an SSH public key of the
-// given algorithm: the wire form begins with the algorithm's name.
+// given algorithm. The decoded key begins with the algorithm's name.
 func isKeyOf(algorithm, value string) bool {
 	if !strings.HasPrefix(algorithm, "ssh-") && !strings.HasPrefix(algorithm, "ecdsa-") {
 		return false
@@ -137,7 +138,7 @@ func isKeyOf(algorithm, value string) bool {
 	return n == len(algorithm) && len(wire) > 4+n && bytes.Equal(wire[4:4+n], []byte(algorithm))
 }
 
-// keyRank puts the keys that a client prefers first.
+// keyRank sorts the keys that a client prefers first.
 func keyRank(key string) int {
 	switch {
 	case strings.HasPrefix(key, "ssh-ed25519 "):
@@ -148,7 +149,7 @@ func keyRank(key string) int {
 	return 2
 }
 
-// workerOf takes the worker number out of a VM name such as t1v-n-1a2b3c4d-w-7.
+// workerOf returns the worker number in a VM name such as t1v-n-1a2b3c4d-w-7.
 func workerOf(hostname string) (int, bool) {
 	name, _, _ := strings.Cut(hostname, ".")
 	i := strings.LastIndex(name, "-w-")
@@ -159,8 +160,8 @@ func workerOf(hostname string) (int, bool) {
 	return n, err == nil
 }
 
-// KeyEntry is the line of ssh-keys metadata that lets login in with publicKey,
-// which is "type base64" with or without a comment.
+// KeyEntry returns the line of ssh-keys metadata that allows login to log in with
+// publicKey, which is "type base64" with or without a comment.
 func KeyEntry(login, publicKey string) (string, error) {
 	fields := strings.Fields(publicKey)
 	switch {
@@ -175,17 +176,17 @@ func KeyEntry(login, publicKey string) (string, error) {
 const maxKeyTries = 8
 
 // EnsureKey makes sure that login can log in to every worker of a slice with
-// publicKey ("ssh-ed25519 AAAA…"). It does nothing where the project or the
-// slice lets the key in already; changed tells whether it wrote.
+// publicKey ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice
+// accepts the key already; changed reports whether it wrote.
 //
-// Node metadata can only be written whole, and the last writer wins: EnsureKey
-// keeps everything that it read, reads back what it wrote, and starts over when
-// its own entry was lost to another writer. A writer that read before and writes
-// after that look can still drop the entry, which no client can prevent: call
-// EnsureKey again when a login is refused.
+// Node metadata can only be written whole, and the last writer wins. EnsureKey
+// keeps everything that it read, reads back what it wrote, and starts over if
+// another writer removed its entry. A writer that read before EnsureKey wrote and
+// writes after EnsureKey's check can still remove the entry. No client can prevent
+// this: call EnsureKey again when a login is refused.
 //
-// A slice that came with the key in its Metadata is not read: 64 of them would be
-// 64 calls. To have it read, leave ssh-keys out of Metadata.
+// EnsureKey does not read a slice whose s.Metadata has the key: 64 slices would
+// take 64 calls. To force the read, leave ssh-keys out of Metadata.
 func (c *Client) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	entry, err := KeyEntry(login, publicKey)
 	if err != nil {
@@ -219,7 +220,7 @@ func (c *Client) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey st
 	return changed && err == nil, err
 }
 
-// letsIn reports whether entry is in the keys that the node's workers accept.
+// letsIn reports whether the node's workers accept the key of entry.
 func (c *Client) letsIn(node *tpuapi.Node, project projectMetadata, entry string) bool {
 	if hasEntry(node.Metadata[sshKeys], entry, c.now()) {
 		return true
@@ -241,8 +242,8 @@ func (c *Client) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
 	}
 }
 
-// addKey writes the node's metadata with one more entry. A conflict with
-// another update in flight is no error: the caller reads again.
+// addKey writes the node's metadata with one more entry. A conflict with another
+// update in progress is no error: addKey returns false and the caller reads again.
 func (c *Client) addKey(ctx context.Context, node *tpuapi.Node, entry string) (wrote bool, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -280,8 +281,8 @@ func appendLine(text, line string) string {
 	return text + line
 }
 
-// hasEntry reports whether ssh-keys metadata lets entry's key in as entry's
-// login, whatever the comments are, and not by a line that has expired.
+// hasEntry reports whether ssh-keys metadata accepts entry's key for entry's login.
+// It ignores comments, and lines that have expired.
 func hasEntry(metadata, entry string, now time.Time) bool {
 	login, key, _ := strings.Cut(entry, ":")
 	want := strings.Fields(key)
@@ -295,9 +296,9 @@ func hasEntry(metadata, entry string, now time.Time) bool {
 	return false
 }
 
-// expired reports whether the comment of a key is Google's expiring form,
+// expired reports whether the comment of a key has Google's expiring form,
 // google-ssh {"userName":"u","expireOn":"2026-01-02T03:04:05+0000"}, and its
-// time is over.
+// time has passed.
 func expired(comment []string, now time.Time) bool {
 	if len(comment) < 2 || comment[0] != "google-ssh" {
 		return false
@@ -316,15 +317,15 @@ func expired(comment []string, now time.Time) bool {
 	return false
 }
 
-// A projectMetadata is what the project's own metadata says about logins.
+// A projectMetadata holds what the project's metadata says about logins.
 type projectMetadata struct {
 	keys    string
 	osLogin string
 }
 
-// cachedProject reads the project's metadata once, also when many slices ask at
-// the same time: it only spares writes, so an old or missing answer does no
-// harm.
+// cachedProject reads the project's metadata once, even when many slices ask at the
+// same time. If the read fails, it returns empty metadata. An old or missing answer
+// does no harm to EnsureKey: the project's keys only save writes.
 func (c *Client) cachedProject(ctx context.Context) projectMetadata {
 	c.mu.Lock()
 	cached := c.project

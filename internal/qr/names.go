@@ -12,7 +12,7 @@ const (
 	LabelTool = "multihost-tool" // always "multihost"
 	LabelRun  = "multihost-run"  // LabelValue of the run's name
 	LabelUser = "multihost-user" // LabelValue of the user's login
-	LabelJob  = "multihost-job"  // LabelValue of the job that deletes it at its end
+	LabelJob  = "multihost-job"  // LabelValue of the job that deletes it when it ends
 )
 
 const (
@@ -28,10 +28,9 @@ var (
 	metaKeyRE    = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
 )
 
-// LabelValue returns s as a legal label value: lower case, every other
-// character than a-z, 0-9, '_' and '-' replaced by '-', at most 63 bytes. It is
-// the only way from a run or user name to a label, so that what is written and
-// what is searched for are the same.
+// LabelValue returns s as a legal label value: in lower case, with '-' in place of
+// every character but a-z, 0-9, '_' and '-', at most 63 bytes. All labels for runs
+// and users come from LabelValue, so that the labels written and searched for agree.
 func LabelValue(s string) string {
 	out := strings.Map(func(r rune) rune {
 		switch {
@@ -48,8 +47,8 @@ func LabelValue(s string) string {
 	return out
 }
 
-// OwnerLabels returns the labels that mark tool, run and user. An empty run or
-// user gives no label.
+// OwnerLabels returns the labels for tool, run and user. An empty run or user gets
+// no label.
 func OwnerLabels(run, user string) map[string]string {
 	labels := map[string]string{LabelTool: toolName}
 	if run != "" {
@@ -61,9 +60,8 @@ func OwnerLabels(run, user string) map[string]string {
 	return labels
 }
 
-// checkName checks a name that becomes part of VM and DNS names. The TPU API
-// alone allows more (^[A-Za-z0-9_.~+%-]+$), and refuses late what it then
-// cannot make.
+// checkName checks a name that becomes part of VM and DNS names. The TPU API itself
+// accepts more (^[A-Za-z0-9_.~+%-]+$), but fails later for names it cannot use.
 func checkName(what, name string) error {
 	switch {
 	case name == "":
@@ -86,5 +84,5 @@ func checkPrefix(prefix string, count int) error {
 	return nil
 }
 
-// lastPart returns what follows the last slash of a resource name or URL.
+// lastPart returns the part of a resource name or URL after the last slash.
 func lastPart(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

@@ -16,23 +16,23 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OSLoginOptions is what logging in needs where OS Login is on.
+// OSLoginOptions says how to log in when OS Login is on.
 type OSLoginOptions struct {
-	// Account is the address of the account whose keys are used. Empty: that
+	// Account is the address of the account whose keys count. Empty: the account
 	// of the credentials.
 	Account string
 
-	// KeyLife is how long an imported key is good for; 0 means 30 days. A key
-	// with less than half of it left is imported again, so that it outlives a
-	// long run.
+	// KeyLife is how long an imported key stays valid; 0 means 30 days. A key
+	// with less than half of KeyLife left is imported again, so that it outlives
+	// a long run.
 	KeyLife time.Duration
 }
 
 const defaultKeyLife = 30 * 24 * time.Hour
 
-// An OSLoginError says why OS Login does not take our key.
+// An OSLoginError says why OS Login does not accept our key.
 type OSLoginError struct {
-	Account string // empty: it is not known
+	Account string // empty: unknown
 	Err     error
 }
 
@@ -45,7 +45,7 @@ func (e *OSLoginError) Error() string {
 
 func (e *OSLoginError) Unwrap() error { return e.Err }
 
-// Hint is the command to type.
+// Hint returns the command to type.
 func (e *OSLoginError) Hint() string {
 	switch {
 	case profileFull(e.Err):
@@ -58,24 +58,25 @@ func (e *OSLoginError) Hint() string {
 	return gcp.Hint(e.Err)
 }
 
-// profileFull pins the text with which the API says that a profile has no room:
-// there is no code for it.
+// profileFull reports whether the API refused a key because the profile is full. It
+// looks for the API's text, as there is no error code for it.
 func profileFull(err error) bool {
 	var api *googleapi.Error
 	return errors.As(err, &api) && strings.Contains(api.Message, "profile size exceeds")
 }
 
-// Login makes sure that the workers of a slice let us in with publicKey, and
-// tells as whom: where OS Login is off that is login, by EnsureKey; where it is
-// on, a login of the account's profile, preferably the asked one, into which
-// the key is imported. changed tells whether anything was written.
+// Login makes sure that the workers of a slice accept publicKey, and returns the
+// user to log in as. If OS Login is off, user is login, and EnsureKey adds the key.
+// If OS Login is on, Login imports the key into the account's profile, and user is
+// a login of that profile, preferably login. changed reports whether Login wrote
+// anything.
 func (c *Client) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	if !usesOSLogin(s.Metadata, c.cachedProject(ctx)) {
 		changed, err = c.EnsureKey(ctx, s, login, publicKey)
 		return login, changed, err
 	}
-	// The profile is the same for all slices: those that ask at the same time
-	// share one answer, of which one may say that it changed something.
+	// The profile is the same for all slices. Callers that ask at the same time
+	// share one answer, and only one of them reports a change.
 	answer, err, _ := c.flight.Do("oslogin "+o.Account+" "+login+" "+publicKey, func() (any, error) {
 		return c.osLogin(ctx, login, publicKey, o)
 	})
@@ -86,8 +87,8 @@ func (c *Client) Login(ctx context.Context, s tpu.Slice, login, publicKey string
 	return result.user, result.imported.Swap(false), nil
 }
 
-// usesOSLogin reports whether the workers of a node ask OS Login for keys. What
-// the node says counts more than what the project says.
+// usesOSLogin reports whether the workers of a node ask OS Login for keys. The
+// node's metadata overrides the project's.
 func usesOSLogin(node map[string]string, project projectMetadata) bool {
 	value, ok := node[enableOSLogin]
 	if !ok {
@@ -126,8 +127,8 @@ func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 	return result, nil
 }
 
-// importedLogin brings the key into the profile of an account and chooses the
-// login.
+// importedLogin imports the key into the profile of an account, unless the profile
+// has it for long enough, and chooses the login.
 func (c *Client) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
@@ -176,7 +177,7 @@ func (c *Client) loginProfile(ctx context.Context, svc *oslogin.Service, account
 	return profile, err
 }
 
-// hasLoginKey reports whether a profile has the key for at least that long.
+// hasLoginKey reports whether a profile has the key for atLeast more time.
 func (c *Client) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
 	want := strings.Fields(publicKey)
 	end := c.now().Add(atLeast).UnixMicro()
@@ -189,8 +190,8 @@ func (c *Client) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast 
 	return false
 }
 
-// chooseLogin takes the asked login if the profile has it, else the primary
-// one, else the first.
+// chooseLogin returns login if the profile has it, else the primary one, else the
+// first one.
 func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	chosen := p.PosixAccounts[0].Username
 	for _, a := range p.PosixAccounts {
@@ -206,7 +207,7 @@ func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	return chosen
 }
 
-// sayOSLogin says once that the login is another than the asked one.
+// sayOSLogin reports once that the user differs from the requested login.
 func (c *Client) sayOSLogin(user, login string) {
 	c.mu.Lock()
 	said := c.saidOSLogin

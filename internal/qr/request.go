@@ -33,8 +33,8 @@ const (
 const MaxFlexStart = 7 * 24 * time.Hour
 
 const (
-	maxMetadataValue = 262144     // of one value, as Compute Engine documents it
-	maxMetadata      = 512 * 1024 // of all keys and values together
+	maxMetadataValue = 262144     // bytes of one value, as Compute Engine documents
+	maxMetadata      = 512 * 1024 // bytes of all keys and values together
 	maxLabels        = 64
 	maxTags          = 64
 	maxDescription   = 512
@@ -55,14 +55,14 @@ func Tiers() []Tier {
 	return []Tier{OnDemand, Spot, BestEffort, Guaranteed, Reserved, ReservationBound, FlexStart}
 }
 
-// A DataDisk is an existing disk that every worker gets.
+// A DataDisk is an existing disk that is attached to every worker.
 type DataDisk struct {
 	Source   string // projects/P/zones/Z/disks/D
 	ReadOnly bool
 }
 
-// ParseDataDisk reads "source=DISK[,mode=read-write|read-only]", as gcloud
-// does; the mode is read-write unless given.
+// ParseDataDisk parses "source=DISK[,mode=read-write|read-only]", as gcloud does.
+// The default mode is read-write.
 func ParseDataDisk(s string) (DataDisk, error) {
 	var d DataDisk
 	for field := range strings.SplitSeq(s, ",") {
@@ -100,10 +100,10 @@ func (d DataDisk) mode() string {
 // A BootDisk says how the workers' boot disks are encrypted.
 type BootDisk struct {
 	KMSKey       string // projects/P/locations/L/keyRings/R/cryptoKeys/K
-	Confidential bool   // it is made in confidential mode, which needs a key
+	Confidential bool   // use confidential mode, which needs a key
 }
 
-// ParseBootDisk reads "kms-key=KEY[,confidential-compute=true|false]", as gcloud
+// ParseBootDisk parses "kms-key=KEY[,confidential-compute=true|false]", as gcloud
 // does.
 func ParseBootDisk(s string) (BootDisk, error) {
 	var d BootDisk
@@ -127,8 +127,8 @@ type Interface struct {
 	ExternalIPs bool
 }
 
-// ParseInterface reads "network=N,subnetwork=S,external-ips=true|false", as
-// gcloud does.
+// ParseInterface parses "network=N,subnetwork=S,external-ips=true|false", as gcloud
+// does.
 func ParseInterface(s string) (Interface, error) {
 	var i Interface
 	err := eachKey(s, map[string]func(string) error{
@@ -145,7 +145,8 @@ func ParseInterface(s string) (Interface, error) {
 	return i, nil
 }
 
-// eachKey reads KEY=VALUE,… with the keys of set.
+// eachKey parses KEY=VALUE,… and calls the function of set for each key. A key that
+// set does not have is an error.
 func eachKey(s string, set map[string]func(value string) error) error {
 	pairs, err := ParseDict(s)
 	if err != nil {
@@ -172,8 +173,8 @@ func keyBool(value string) (bool, error) {
 	return false, fmt.Errorf("%q is neither true nor false", value)
 }
 
-// A Request is what one queued resource is asked for. The zero value of every
-// optional field is the API's default.
+// A Request describes one queued resource to create. The zero value of an optional
+// field means the API's default.
 type Request struct {
 	ID        string // name of the queued resource
 	NodeCount int    // number of slices, 1 or more
@@ -183,7 +184,7 @@ type Request struct {
 	NodePrefix string
 
 	Type           tpu.Type
-	ByTopology     bool   // the API is told kind of chip and topology, not the type's name
+	ByTopology     bool   // send the kind of chip and the topology instead of the type's name
 	RuntimeVersion string // "": the default of the type's generation
 	Description    string
 	WorkloadType   string // of several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
@@ -204,8 +205,8 @@ type Request struct {
 	Subnetwork  string
 	InternalIPs bool // no external addresses
 	CIDRBlock   string
-	// Interfaces, in place of the fields above but CIDRBlock, are those of every
-	// worker where it has several.
+	// Interfaces are the network interfaces of each worker, if it has several. They
+	// replace the fields above, except CIDRBlock.
 	Interfaces []Interface
 
 	ServiceAccount string
@@ -213,8 +214,9 @@ type Request struct {
 
 	Labels   map[string]string
 	Metadata map[string]string
-	// OwnMetadata is added to Metadata and is no part of what is asked for: a
-	// resource with other values under these keys, or without them, is the same.
+	// OwnMetadata is added to Metadata. It does not count when the request is
+	// compared with an existing resource, which may have other values under these
+	// keys, or none.
 	OwnMetadata map[string]string
 	Tags        []string
 	DataDisks   []DataDisk
@@ -234,8 +236,8 @@ func (r *Request) Mark(run, user string) {
 	r.Labels = labels
 }
 
-// MarkJob adds the label that says that the job of this run makes the resource
-// and deletes it.
+// MarkJob adds the label that says that the job of this run makes and deletes the
+// resource.
 func (r *Request) MarkJob(run string) {
 	labels := maps.Clone(r.Labels)
 	if labels == nil {
@@ -245,7 +247,7 @@ func (r *Request) MarkJob(run string) {
 	r.Labels = labels
 }
 
-// RunLabel returns the label of the run that Mark gave the slices.
+// RunLabel returns the run's label, which Mark set.
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
 // NodeNames returns the names of the slices that the request makes.
@@ -256,7 +258,8 @@ func (r Request) NodeNames() []string {
 	return expandPrefix(r.nodePrefix(), r.NodeCount)
 }
 
-// Asks is the kind of capacity that the request asks for.
+// Asks returns the tier that the request asks for; a reservation without a tier
+// means Reserved.
 func (r Request) Asks() Tier {
 	if r.Tier == "" && r.Reservation != "" {
 		return Reserved
@@ -286,7 +289,8 @@ func firstOf(a, b string) string {
 	return b
 }
 
-// Validate reports everything that is wrong with the request, without any call.
+// Validate returns an *InvalidError with everything that is wrong with the request,
+// or nil. It makes no API call.
 func (r Request) Validate() error {
 	problems := slices.Concat(r.checkNames(), r.checkType(), r.checkWorkload(), r.checkTier(), r.checkTimes(),
 		r.checkNetwork(), r.checkAnnotations(), r.checkDisks())
@@ -296,9 +300,8 @@ func (r Request) Validate() error {
 	return &InvalidError{ID: r.ID, Problems: problems}
 }
 
-// maxSlices keeps a count that was mistyped from being asked for: more than a
-// hundred times the slices of the largest published run, 32. The API's own limit
-// is the quota.
+// maxSlices stops mistyped counts. It is more than a hundred times the slices of the
+// largest published run, 32. The API's own limit is the quota.
 const maxSlices = 4096
 
 func (r Request) checkNames() (bad []*FlagError) {
@@ -427,7 +430,7 @@ func (r Request) checkTimes() (bad []*FlagError) {
 	if r.ValidUntilDuration != 0 && !r.ValidUntilTime.IsZero() {
 		bad = append(bad, wrongf("valid-until-duration valid-until-time", "valid-until is given both as a duration and as a time"))
 	}
-	// Of two ends of which one is a time, Create knows whether they are in order.
+	// If one end is a duration and the other a time, Create checks their order.
 	after, until := r.ValidAfterDuration, r.ValidUntilDuration
 	switch {
 	case after != 0 && until != 0 && until <= after:
@@ -528,7 +531,7 @@ func (r Request) checkDisks() (bad []*FlagError) {
 	return bad
 }
 
-// Body returns the request as the v2alpha1 API takes it when it is sent now.
+// Body returns the request in the form of the v2alpha1 API, to be sent at now.
 func (r Request) Body(project, zone string, now time.Time) *tpuapi.QueuedResource {
 	body := &tpuapi.QueuedResource{
 		Tpu:             &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{r.nodeSpec(project, zone)}},
@@ -590,7 +593,7 @@ func (r Request) node() *tpuapi.Node {
 		CidrBlock:       r.CIDRBlock,
 		NetworkConfig: &tpuapi.NetworkConfig{
 			Network: r.Network, Subnetwork: r.Subnetwork, EnableExternalIps: !r.InternalIPs,
-			// The API's default for an absent field is not stated anywhere.
+			// The API's default for an absent field is not documented.
 			ForceSendFields: []string{"EnableExternalIps"},
 		},
 		Labels:                maps.Clone(r.Labels),
@@ -631,7 +634,7 @@ func (r Request) node() *tpuapi.Node {
 	return node
 }
 
-// chipType is the API's name of the type's kind of chip.
+// chipType returns the API's name for the type's kind of chip.
 func chipType(t tpu.Type) string {
 	if t.Generation.Family == "v5litepod" {
 		return "V5LITE_POD"
@@ -639,8 +642,8 @@ func chipType(t tpu.Type) string {
 	return strings.ToUpper(t.Generation.Family)
 }
 
-// queueingPolicy says when slices may be made. The API has room for one
-// constraint, or for an interval of two times.
+// queueingPolicy returns when slices may be made. The API accepts one constraint, or
+// an interval of two times.
 func (r Request) queueingPolicy(now time.Time) *tpuapi.QueueingPolicy {
 	after, until := r.validAfter(now), r.validUntil(now)
 	switch {
@@ -663,12 +666,12 @@ func (r Request) queueingPolicy(now time.Time) *tpuapi.QueueingPolicy {
 	return policy
 }
 
-// validAfter is the earliest time for slices to be made; zero: any.
+// validAfter returns the earliest time at which slices may be made; zero: any.
 func (r Request) validAfter(now time.Time) time.Time {
 	return ofEither(r.ValidAfterTime, r.ValidAfterDuration, now)
 }
 
-// validUntil is the latest time for slices to be made; zero: any.
+// validUntil returns the latest time at which slices may be made; zero: any.
 func (r Request) validUntil(now time.Time) time.Time {
 	return ofEither(r.ValidUntilTime, r.ValidUntilDuration, now)
 }
@@ -680,7 +683,7 @@ func ofEither(t time.Time, d time.Duration, now time.Time) time.Time {
 	return t
 }
 
-// reservationName returns the reservation as the API wants it: in full.
+// reservationName returns the full name of the reservation, as the API requires.
 func (r Request) reservationName(project, zone string) string {
 	if m := reservationShortRE.FindStringSubmatch(r.Reservation); m != nil {
 		return m[1] + "/locations/" + zone + "/reservations/" + m[2]
@@ -691,7 +694,7 @@ func (r Request) reservationName(project, zone string) string {
 	return r.Reservation
 }
 
-// checkPlace checks what only the zone and the time of the request can decide.
+// checkPlace makes the checks that need the zone and the time of the request.
 func (r Request) checkPlace(zone string, now time.Time) error {
 	after, until := r.validAfter(now), r.validUntil(now)
 	if !after.IsZero() && !until.IsZero() && !until.After(after) {

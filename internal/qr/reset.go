@@ -11,14 +11,12 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// resetLimit is how long Reset waits for the VMs to be rebooted, which takes
-// minutes.
+// resetLimit is how long Reset waits for the VMs to reboot, which takes minutes.
 const resetLimit = 15 * time.Minute
 
-// Reset reboots the VMs of all slices of an ACTIVE queued resource and returns
-// when the API says that it has, or after 15 minutes. What became of them is
-// for Wait to see. Their disks and addresses stay; settings of the kernel and
-// every process are gone.
+// Reset reboots the VMs of all slices of an ACTIVE queued resource. It returns when
+// the API reports that it is done, or after 15 minutes; Wait shows whether the VMs
+// are ready. Their disks and addresses stay; kernel settings and processes are lost.
 func (c *Client) Reset(ctx context.Context, id string) error {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -39,7 +37,7 @@ func (c *Client) Reset(ctx context.Context, id string) error {
 	return nil
 }
 
-// SubmitReset is Reset, but returns as soon as the API has taken the request.
+// SubmitReset is Reset, but returns as soon as the API has accepted the request.
 func (c *Client) SubmitReset(ctx context.Context, id string) error {
 	svc, err := c.gcp.TPU(ctx)
 	if err == nil {

@@ -10,8 +10,8 @@ import (
 
 const scopePrefix = "https://www.googleapis.com/auth/"
 
-// scopeAliases are gcloud's short names of OAuth scopes, each with what follows
-// scopePrefix.
+// scopeAliases returns gcloud's short names of OAuth scopes. The values are the parts
+// of the scopes' URLs after scopePrefix.
 func scopeAliases() map[string][]string {
 	return map[string][]string{
 		"bigquery":              {"bigquery"},
@@ -42,7 +42,7 @@ func scopeAliases() map[string][]string {
 	}
 }
 
-// scopeURLs returns what one --scopes entry stands for.
+// scopeURLs returns the URLs that one --scopes entry stands for.
 func scopeURLs(s string) ([]string, error) {
 	if strings.HasPrefix(s, "https://") {
 		return []string{s}, nil
@@ -62,8 +62,8 @@ func scopeURLs(s string) ([]string, error) {
 	return urls, nil
 }
 
-// expandScopes returns the scopes as URLs, each once. Unknown ones, which
-// Validate refuses, are kept as they are.
+// expandScopes returns the scopes as URLs, each once. It keeps unknown ones, which
+// Validate refuses, unchanged.
 func expandScopes(scopes []string) []string {
 	var urls []string
 	for _, s := range scopes {

@@ -9,7 +9,8 @@ import (
 	"multihost/internal/event"
 )
 
-// Table returns a table of queued resources for people; empty text for none.
+// Table returns a table of queued resources for people. An empty list gives an empty
+// text.
 func Table(list []Resource, now time.Time) string {
 	if len(list) == 0 {
 		return ""
@@ -22,7 +23,8 @@ func Table(list []Resource, now time.Time) string {
 	})
 }
 
-// shortOwner is the user's name for a table, "-" where no label tells it.
+// shortOwner returns the user's name for a table, else the run's name. It is "-" if
+// no label has either.
 func (r Resource) shortOwner() string {
 	if r.Labels[LabelTool] != toolName {
 		return "-"
@@ -81,7 +83,7 @@ func age(t, now time.Time) string {
 	return event.Age(now.Sub(t))
 }
 
-// tabulate lines up the cells of rows in columns.
+// tabulate aligns the cells of the rows in columns.
 func tabulate(write func(row func(cells ...string))) string {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

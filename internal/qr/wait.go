@@ -22,38 +22,38 @@ const (
 	PhaseBoot      = "boot"      // ACTIVE, until every slice is READY and answers
 )
 
-// The limits of the phases where WaitOptions give none. Waiting for capacity
-// takes minutes to days; making and booting VMs takes minutes.
+// The default limits of the phases. Waiting for capacity takes minutes to days;
+// creating and booting VMs takes minutes.
 const (
 	DefaultProvisionLimit = time.Hour
 	DefaultBootLimit      = 30 * time.Minute
 )
 
-// NoLimit lets a phase last for as long as it does.
+// NoLimit switches the limit of a phase off.
 const NoLimit time.Duration = -1
 
 const (
-	probeRound    = 3 * time.Minute  // then the states are read again
-	earlyRound    = 45 * time.Second // the same, while other slices are being made
+	probeRound    = 3 * time.Minute  // longest round of probes; then the states are read again
+	earlyRound    = 45 * time.Second // the same, while other slices are being created
 	maxProbes     = 64               // slices probed at once
 	defaultAdvice = 3 * time.Minute
-	maxNamed      = 3 // slices that a sentence names one by one
+	maxNamed      = 3 // most slices that one sentence names
 )
 
 // WaitOptions say how long a wait may take and what "ready" means.
 type WaitOptions struct {
 	// The longest time in each phase. 0: no limit for the queue, the defaults
-	// above for the others. NoLimit, and whatever is negative: none.
+	// above for the others. NoLimit or any other negative value: no limit.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
-	// Probe says whether every worker of a slice answers. It is called for
+	// Probe returns nil if every worker of a slice answers. Wait calls it for
 	// slices that are READY, for several at once, and again after an error.
 	// nil: READY is enough.
 	Probe func(ctx context.Context, s tpu.Slice) error
 	// Poll is the pause between reads, which starts anew at each change of
 	// state. The zero value means 250 ms growing to 15 s.
 	Poll gcp.Backoff
-	// AdviceAfter is how long a phase lasts before a sentence says what may be
-	// the matter. 0: 3 minutes.
+	// AdviceAfter is how long a phase lasts before Wait reports the probable
+	// reason. 0: 3 minutes.
 	AdviceAfter time.Duration
 }
 
@@ -95,19 +95,19 @@ func (o WaitOptions) limit(phase string) time.Duration {
 }
 
 // Wait waits until every slice of the queued resource is ready: READY, healthy,
-// with its workers known and answering to opts.Probe. It returns the slices in
-// the order of their names' numbers, with Index set.
+// with its workers known and answering opts.Probe. It returns the slices in
+// the order of the numbers in their names, with Index set.
 //
-// It ends at once with a *StateError when the resource is FAILED, SUSPENDING,
-// SUSPENDED, DELETING or does not exist, and with a *DeadlineError when a phase
-// takes longer than its limit; nothing is deleted then. An API that does not
-// answer never ends it before the limit. When ctx ends, its cause is returned.
+// Wait returns a *StateError at once when the resource is FAILED, SUSPENDING,
+// SUSPENDED, DELETING or does not exist. It returns a *DeadlineError when a phase
+// takes longer than its limit; it deletes nothing. An API that does not answer
+// never ends the wait before the limit. When ctx ends, Wait returns its cause.
 func (c *Client) Wait(ctx context.Context, id string, opts WaitOptions) (Resource, []tpu.Slice, error) {
 	w := &waiter{c: c, id: id, opts: opts.withDefaults(), start: c.now(), probed: map[string]string{}, warned: map[string]bool{}}
 	w.pace = pacer{policy: w.opts.Poll}
 	w.enter(PhaseQueue)
 	for {
-		done, err := w.step(gcp.Unattended(ctx)) // it has limits of its own
+		done, err := w.step(gcp.Unattended(ctx)) // this loop has limits of its own
 		if err != nil {
 			w.leave(event.Failed, err.Error())
 			return w.res, w.slices, err
@@ -139,9 +139,9 @@ type waiter struct {
 	lost    error    // why the last read failed, or nil
 	slices  []tpu.Slice
 	missing []string // what is not ready, in words
-	silent  []string // slices that are READY and whose workers do not all answer
+	silent  []string // slices that are READY but whose workers do not all answer
 
-	silentHint string // of the first of them whose error has one
+	silentHint string // the first hint among the errors of the silent slices
 
 	probed map[string]string // slice name → UID that answered
 	warned map[string]bool
@@ -177,7 +177,7 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	return false, w.checkLimit(ctx)
 }
 
-// explained adds to a failure what is probably behind it.
+// explained adds the probable reason to the error of a FAILED resource.
 func (w *waiter) explained(ctx context.Context, err error) error {
 	var state *StateError
 	if errors.As(err, &state) && state.State == "FAILED" {
@@ -188,9 +188,9 @@ func (w *waiter) explained(ctx context.Context, err error) error {
 	return err
 }
 
-// outlive decides whether the wait goes on after a failed read: it does when
-// the API or the way to it is at fault, and when credentials ran out that have
-// worked before.
+// outlive decides whether the wait goes on after a failed read; it returns nil if
+// so. The wait goes on when the API or the network to it is at fault, and when
+// credentials that worked before have expired.
 func (w *waiter) outlive(ctx context.Context, err error) error {
 	switch class := gcp.ClassOf(err); {
 	case ctx.Err() != nil:
@@ -202,20 +202,21 @@ func (w *waiter) outlive(ctx context.Context, err error) error {
 		return err
 	}
 	w.lost = err
-	if !gcp.Lapsed(err) && w.once("unreadable") { // a lapsed login has been said already
+	if !gcp.Lapsed(err) && w.once("unreadable") { // the lapsed login was reported already
 		event.Notef(w.c.sink(), event.Warn, gcp.Hint(err), "the state of queued resource %q cannot be read, it is tried further: %v", w.id, err)
 	}
 	return nil
 }
 
-// once reports true the first time that it is asked about what.
+// once returns true on its first call for what, and false after that.
 func (w *waiter) once(what string) bool {
 	first := !w.warned[what]
 	w.warned[what] = true
 	return first
 }
 
-// observe takes in what was read: a new state is said, and may begin a phase.
+// observe stores the resource that was read. It reports a new state, which may
+// begin a phase.
 func (w *waiter) observe(res Resource) {
 	changed := !w.seen || res.State != w.res.State
 	w.res, w.seen = res, true
@@ -237,7 +238,7 @@ func (w *waiter) observe(res Resource) {
 	}
 }
 
-// describe says what is asked for: "2 x v4-16, spot".
+// describe returns the failure text, or else the request: "2 x v4-16, spot".
 func describe(r Resource) string {
 	if r.Failure != "" {
 		return r.Failure
@@ -267,7 +268,8 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 	return limit - w.c.now().Sub(w.phaseStart), limit > 0
 }
 
-// checkLimit runs right after a read, so that the error tells the real state.
+// checkLimit returns a *DeadlineError if the phase has lasted longer than its
+// limit. It runs right after a read, so that the error gives the current state.
 func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
@@ -287,8 +289,8 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	return e
 }
 
-// pause is the time until the next read: the growing pause, but not beyond the
-// limit of the phase.
+// pause returns the time until the next read: the growing pause, cut at the limit
+// of the phase.
 func (w *waiter) pause() time.Duration {
 	d := w.pace.next()
 	if left, limited := w.left(); limited {
@@ -344,8 +346,8 @@ func (w *waiter) look(ctx context.Context) error {
 			}
 		}
 	}
-	// Slices that are there early are probed too: whoever has asked for them may
-	// want to tell them so while others are still being made.
+	// Slices that are READY early are probed too: the user may want to know that
+	// they answer while others are still being created.
 	if texts := w.probe(ctx, unprobed); w.phase == PhaseBoot {
 		missing = append(missing, texts...)
 	} else {
@@ -359,8 +361,8 @@ func (w *waiter) look(ctx context.Context) error {
 	return nil
 }
 
-// checkWorkers warns when the API gives a slice another number of workers than
-// its type says: the API is right, but the user may not expect it.
+// checkWorkers warns when the number of workers that the API reports for a slice
+// is not that of its type. The API is right, but the user may not expect it.
 func (w *waiter) checkWorkers(s tpu.Slice) {
 	t, err := tpu.ParseType(s.Type)
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {
@@ -373,9 +375,9 @@ const probeFailed = ": READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks the slices whether their workers answer and returns those that do
-// not, in words. It takes at most a round, so that a resource that is deleted
-// meanwhile is noticed.
+// probe asks the slices whether their workers answer. It returns one text for each
+// slice whose workers do not all answer. It takes at most one round, so that Wait
+// notices a resource that is deleted meanwhile.
 func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 	if len(list) == 0 {
 		return nil
@@ -426,7 +428,8 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []string {
 	return missing
 }
 
-// advise says once a phase, after some time, what may be the matter.
+// advise reports the probable reason of a long phase, once a phase, after
+// opts.AdviceAfter.
 func (w *waiter) advise(ctx context.Context) {
 	if w.advised || w.c.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
 		return
@@ -449,13 +452,13 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 	return fmt.Sprintf("queued resource %q has been queued for %s in %s and is %s: %s", w.id, waited, w.c.gcp.Zone(), w.res.State, reason), hint
 }
 
-// bootHint is what the first slice that does not answer says itself.
+// bootHint returns the hint of the first silent slice that has one.
 func (w *waiter) bootHint() string {
 	return firstOf(w.silentHint, "see: multihost qr show "+w.id)
 }
 
-// A pacer gives growing pauses, spread a little so that many waiters do not
-// read in step.
+// A pacer gives growing pauses. It varies them a little at random, so that many
+// waiters do not read at the same moment.
 type pacer struct {
 	policy gcp.Backoff
 	last   time.Duration

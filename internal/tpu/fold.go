@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Fold writes a set of workers in the short form of the project: s0w3,
-// s0w[0-63], s[0-31]w[0-63]; slices with unlike workers are joined by commas.
-// Order and duplicates in the argument do not matter; the empty set is "".
+// Fold returns a set of workers in the short form of the project: s0w3, s0w[0-63],
+// s[0-31]w[0-63]. Slices with different workers are separated by commas. Order and
+// duplicates in the argument do not matter. The empty set is "".
 func Fold(workers []WorkerID) string {
 	bySlice := map[int][]int{}
 	for _, w := range workers {
@@ -37,7 +37,7 @@ func Fold(workers []WorkerID) string {
 	return strings.Join(parts, ",")
 }
 
-// ranges writes numbers as 3, [0-3] or [0,2-5].
+// ranges returns numbers in the form 3, [0-3] or [0,2-5].
 func ranges(numbers []int) string {
 	sorted := slices.Compact(slices.Sorted(slices.Values(numbers)))
 	if len(sorted) == 1 {

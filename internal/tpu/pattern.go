@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A Pattern names some of the workers of a run, in the words of which Fold
-// writes: s0w3, s0w*, s*w0, s[0-1]w[0-3,5], several of them with commas between,
-// or all. The zero Pattern names none.
+// A Pattern names some of the workers of a run. It is "all", or one or more terms
+// separated by commas: s0w3, s0w*, s*w0, s[0-1]w[0-3,5]. Every text that Fold returns
+// for workers is a pattern. The zero Pattern names no worker.
 type Pattern struct {
 	text  string
 	terms []term
@@ -24,7 +24,7 @@ type term struct {
 // Numbers is a set of numbers; nil is every number.
 type Numbers [][2]int
 
-// ParseNumbers reads 0,2-3.
+// ParseNumbers parses a list such as 0,2-3.
 func ParseNumbers(text string) (Numbers, error) {
 	n, ok := parseNumbers("[" + text + "]")
 	if !ok {
@@ -37,7 +37,7 @@ func (n Numbers) has(i int) bool {
 	return n == nil || slices.ContainsFunc(n, func(r [2]int) bool { return r[0] <= i && i <= r[1] })
 }
 
-// A PatternError says why a pattern does not name workers.
+// A PatternError says what is wrong with a pattern.
 type PatternError struct {
 	Text    string // the part that is wrong
 	Problem string
@@ -47,12 +47,12 @@ type PatternError struct {
 
 func (e *PatternError) Error() string { return fmt.Sprintf("workers %q: %s", e.Text, e.Problem) }
 
-// Hint says how workers are written, or which there are.
+// Hint says how workers are written, or which workers exist.
 func (e *PatternError) Hint() string { return e.hint }
 
 const patternForms = "workers are written s0w3, s0w*, s[0-1]w[0-3], several with commas between, or all"
 
-// ParsePattern reads a pattern. The error is a *PatternError.
+// ParsePattern parses a pattern. The error is a *PatternError.
 func ParsePattern(text string) (Pattern, error) {
 	p := Pattern{text: text}
 	for _, word := range splitTerms(text) {
@@ -65,7 +65,7 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// splitTerms cuts at commas that are in no brackets.
+// splitTerms splits text at commas outside brackets.
 func splitTerms(text string) []string {
 	var words []string
 	depth, begin := 0, 0
@@ -99,7 +99,7 @@ func parseTerm(word string) (term, bool) {
 	return t, okS && okW
 }
 
-// parseNumbers reads 3, * or [0-3,5].
+// parseNumbers parses 3, * or [0-3,5].
 func parseNumbers(text string) (Numbers, bool) {
 	if text == "*" {
 		return nil, true
@@ -127,22 +127,22 @@ func parseNumbers(text string) (Numbers, bool) {
 	return n, true
 }
 
-// String is the pattern as it was written.
+// String returns the pattern as it was written.
 func (p Pattern) String() string { return p.text }
 
-// IsZero reports whether the pattern names nobody.
+// IsZero reports whether the pattern names no worker.
 func (p Pattern) IsZero() bool { return len(p.terms) == 0 }
 
-// All reports whether every worker there may be is named.
+// All reports whether the pattern names every possible worker.
 func (p Pattern) All() bool {
 	return slices.ContainsFunc(p.terms, func(t term) bool { return t.slices == nil && t.workers == nil })
 }
 
 func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
 
-// Pick returns the workers among all that the pattern names, in the order of
-// all. A part of the pattern that names nobody is a *PatternError: a slip of the
-// fingers must not make a command do less, or more, than was meant.
+// Pick returns the workers among all that the pattern names, in the order of all. A
+// term that names none of them is a *PatternError, because a typing mistake must not
+// make a command act on fewer or more workers than the user meant.
 func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	for _, t := range p.terms {
 		if !slices.ContainsFunc(all, t.has) {
@@ -154,8 +154,8 @@ func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	}), nil
 }
 
-// Choose returns the workers among all that only names, all of them when it is
-// zero, without those that except names. That nobody is left is an error.
+// Choose returns the workers among all that only names, without those that except
+// names. A zero only names all of them. If no worker is left, that is a *PatternError.
 func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
 	chosen := slices.Clone(all)
 	if !only.IsZero() {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// prices has one line a generation and region: family, region, US dollars for a
-// chip and an hour on demand and on spot; "-" where the source has none. Where
-// the numbers are from is written in the file itself.
+// prices has one line for each generation and region: family, region, and the price in
+// US dollars per chip and hour, on demand and on spot; "-" if the source has no price.
+// The file itself names the source of the numbers.
 //
 //go:embed prices.txt
 var prices string
 
-// PriceSource says where HourlyPrice has its numbers from.
+// PriceSource names the source of HourlyPrice's numbers.
 const PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read 2026-11-28; spot prices change monthly"
 
-// HourlyPrice estimates what one slice of an accelerator type costs in a zone,
-// in US dollars an hour, before discounts. ok is false where no price is known.
+// HourlyPrice estimates the price of one slice of an accelerator type in a zone, in US
+// dollars per hour before discounts. ok is false if no price is known.
 func HourlyPrice(accelerator, zone string, spot bool) (usd float64, ok bool) {
 	t, err := ParseType(accelerator)
 	i := strings.LastIndexByte(zone, '-')

@@ -9,11 +9,11 @@ import (
 
 // A Selection is the set of slices that a run will use.
 type Selection struct {
-	Slices   []Slice  // numbered 0..n-1, by the number in their names
-	Problems []string // why this set is not what the prefix promised; empty: all is well
+	Slices   []Slice  // Index 0..n-1, in the order of the numbers in their names
+	Problems []string // how this set differs from what the prefix means; empty: it does not
 }
 
-// Workers lists all workers of the selection in order: process 0 first.
+// Workers returns all workers of the selection in order, process 0 first.
 func (s Selection) Workers() []WorkerID {
 	var all []WorkerID
 	for _, slice := range s.Slices {
@@ -24,17 +24,17 @@ func (s Selection) Workers() []WorkerID {
 	return all
 }
 
-// A NoSlicesError says that no slice fits a prefix.
+// A NoSlicesError says that no slice matches a prefix.
 type NoSlicesError struct {
 	Prefix  string
-	Present []string // names of the slices that are there
+	Present []string // names of the slices that exist
 }
 
 func (e *NoSlicesError) Error() string {
 	return fmt.Sprintf("find slices %q: no slice has that name, and none is named %s", e.Prefix, e.Prefix+"-<number>")
 }
 
-// Hint names what is there, or how to make slices.
+// Hint names the slices that exist, or the command that makes some.
 func (e *NoSlicesError) Hint() string {
 	if len(e.Present) == 0 {
 		return "there are no slices in this project and zone; make some with: multihost qr create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
@@ -61,24 +61,24 @@ func families(names []string) []string {
 	return all
 }
 
-// Select picks the slices that a prefix means out of all slices of a zone: the
-// one with exactly that name, else the family prefix-0, prefix-1, … compared
-// literally. A slice belongs to the family when it has the accelerator type
-// and the queued resource of its lowest-numbered member; one that only shares
-// the prefix is foreign.
+// Select chooses the slices that a prefix means among all slices of a zone: the one
+// with exactly that name, else the family prefix-0, prefix-1, …. It compares names
+// literally. A slice belongs to the family if it has the accelerator type of the
+// lowest-numbered member. If one of the two was made by a multi-node queued resource,
+// both must have the same queued resource. A slice that only shares the prefix is
+// foreign.
 //
-// With partial unset, every doubt is a problem: a gap in the numbers, foreign
-// slices, unlike worker counts, a slice that is not ready; Slices then holds
-// the whole family for display. With partial set, slices that are foreign or
-// not ready are left out (and still named in Problems), and the rest is
-// numbered anew from 0. The error is a *NoSlicesError.
+// Problems lists a gap in the numbers, foreign slices, different worker counts and
+// slices that are not ready. Foreign slices are never in Slices. With partial unset,
+// Slices has the whole family for display. With partial set, Select leaves out slices
+// that are not ready and numbers the rest from 0. The error is a *NoSlicesError.
 func Select(nodes []Slice, prefix string, partial bool) (Selection, error) {
 	return SelectNumbered(nodes, prefix, nil, partial)
 }
 
-// SelectNumbered is Select of those slices of a family that have the numbers
-// only in their names, numbered anew from 0; what the others are like does not
-// count. A number that no slice has is a *NumberError.
+// SelectNumbered is Select for the slices of a family whose names have the numbers of
+// only. It numbers them from 0 and ignores the other slices. A number that no slice has
+// is a *NumberError. A nil only means all slices.
 func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
 	var err error
 	if only != nil {
@@ -116,7 +116,7 @@ func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (S
 	return Selection{Slices: chosen, Problems: problems}, nil
 }
 
-// A NumberError says that a family has no slice of a number.
+// A NumberError says that a family has no slice with a number.
 type NumberError struct {
 	Prefix  string
 	Number  int      // -1: the prefix is the whole name of a slice
@@ -130,12 +130,12 @@ func (e *NumberError) Error() string {
 	return fmt.Sprintf("choose slices of %q: there is no slice %q", e.Prefix, e.Prefix+"-"+strconv.Itoa(e.Number))
 }
 
-// Hint names the slices that there are.
+// Hint names the slices that exist.
 func (e *NumberError) Hint() string {
 	return "the numbers are those in the slices' names: " + strings.Join(e.Present, ", ")
 }
 
-// numbered takes from the nodes those that are named prefix-N, with N in only.
+// numbered returns the nodes whose name is prefix-N with N in only.
 func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err error) {
 	var names []string
 	have := map[int]bool{}
@@ -153,7 +153,7 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 		}
 	}
 	if len(names) == 0 {
-		return nodes, nil // which is told as without numbers
+		return nodes, nil // the caller reports it as it does without numbers
 	}
 	slices.SortFunc(names, func(a, b string) int { return CompareNames(Slice{Name: a}, Slice{Name: b}) })
 	for _, r := range only {
@@ -166,8 +166,7 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 	return chosen, nil
 }
 
-// findFamily finds the slices of a prefix; with whole, numbers that are missing
-// are a problem.
+// findFamily returns the slices of a prefix. With whole, a missing number is a problem.
 func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, problems []string) {
 	type numbered struct {
 		Slice
@@ -217,9 +216,8 @@ func describeQR(s Slice) string {
 	return fmt.Sprintf("queued resource %q", s.QueuedResource)
 }
 
-// splitNumber cuts t-12 into t and 12. A number with a leading zero is no
-// slice number: the API never makes one, and t-1 and t-01 must not be taken
-// for the same place.
+// splitNumber splits t-12 into t and 12. A number with a leading zero is no slice
+// number: the API never makes one, and t-1 and t-01 must not count as the same slice.
 func splitNumber(name string) (base string, n int, ok bool) {
 	i := strings.LastIndexByte(name, '-')
 	if i <= 0 {
@@ -232,7 +230,7 @@ func splitNumber(name string) (base string, n int, ok bool) {
 	return name[:i], n, true
 }
 
-// CompareNames orders slices by name, numbers in the end of a name as numbers.
+// CompareNames orders slices by name. It compares numbers at the end of names as numbers.
 func CompareNames(a, b Slice) int {
 	baseA, numA, okA := splitNumber(a.Name)
 	baseB, numB, okB := splitNumber(b.Name)

@@ -1,6 +1,6 @@
-// Package tpu is the vocabulary of the project and its arithmetic: accelerator
-// types, slices, workers, how a set of workers is selected by name and how it
-// is written. It is pure: no I/O, standard library only.
+// Package tpu has the basic types of the project and their arithmetic: accelerator
+// types, slices and workers, and how a set of workers is selected by name and written.
+// It does no I/O and uses only the standard library.
 package tpu
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A WorkerID names one worker of a run: slice number and worker number, both
+// A WorkerID identifies one worker of a run by slice number and worker number, both
 // from 0. It is written s0w3.
 type WorkerID struct {
 	Slice, Worker int
@@ -26,10 +26,10 @@ func CompareWorkers(a, b WorkerID) int {
 type Slice struct {
 	Index   int    // number within the run, from 0
 	Name    string // node id, the last part of the resource name: "t-0"
-	UID     string // the API's unique id; another id under one name is another machine
+	UID     string // the API's unique id; a new id under the same name is a new machine
 	Project string
 	Zone    string
-	Created time.Time // when the API made it; zero where it does not say
+	Created time.Time // when the API made it; zero: unknown
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string
@@ -37,9 +37,9 @@ type Slice struct {
 	Health         string // HEALTHY, … or empty
 	HealthDetail   string
 	QueuedResource string   // id of the queued resource that made it, or empty
-	MultiSlice     bool     // made by one multi-node queued resource: carries MEGASCALE metadata
+	MultiSlice     bool     // made by one multi-node queued resource: has MEGASCALE metadata
 	Network        string   // network name
-	Tags           []string // network tags of its workers, which firewall rules go by
+	Tags           []string // network tags of its workers, which firewall rules use
 	Labels         map[string]string
 	Metadata       map[string]string
 
@@ -48,17 +48,17 @@ type Slice struct {
 
 // A Worker is one VM of a slice.
 type Worker struct {
-	Internal string // IP address inside the network; of a host without a cloud its name
+	Internal string // IP address inside the network; for a host outside the cloud its name
 	External string // external IP address, or empty
 
-	// Login and Port are this worker's own, where the user named hosts one by
-	// one; zero values mean what holds for all workers.
+	// Login and Port are for this worker only, if the user named the hosts one by
+	// one. Zero values mean the values for all workers.
 	Login string
 	Port  int
 }
 
-// Ready reports whether the slice can take a run: state READY, health fine,
-// workers known. If not, why says it in words.
+// Ready reports whether the slice is ready for a run: state READY, healthy, workers
+// known. If it is not, why gives the reason.
 func (s Slice) Ready() (ok bool, why string) {
 	switch {
 	case s.State != "READY":
@@ -75,13 +75,13 @@ func (s Slice) Ready() (ok bool, why string) {
 	return true, ""
 }
 
-// Healthy reports whether health, in the API's words, lets a slice be used. A
-// slice of which the API says nothing is taken for healthy.
+// Healthy reports whether a slice with this health, in the API's words, can be used. A
+// slice counts as healthy if the API reports nothing.
 func Healthy(health string) bool {
 	return health == "" || health == "HEALTHY" || health == "HEALTH_UNSPECIFIED"
 }
 
-// ParseWorkerID reads a worker in the form that String writes.
+// ParseWorkerID parses a worker in the form that String returns.
 func ParseWorkerID(text string) (WorkerID, error) {
 	var w WorkerID
 	if n, err := fmt.Sscanf(text, "s%dw%d", &w.Slice, &w.Worker); err != nil || n != 2 || w.Slice < 0 || w.Worker < 0 || w.String() != text {

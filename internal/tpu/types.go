@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// A Generation is one hardware generation and what holds for all its
-// accelerator types. Sources: the Cloud TPU documentation and MaxText (NUMA
-// rule: PREFLIGHT.md).
+// A Generation describes one hardware generation: facts that are true of all its
+// accelerator types. Sources: the Cloud TPU documentation and MaxText (NUMA rule:
+// PREFLIGHT.md).
 type Generation struct {
 	Name           string // "v5e"
-	Family         string // what its accelerator types begin with: "v5litepod"
-	CountsCores    bool   // N in the type counts TensorCores, two a chip; else chips
+	Family         string // first part of its accelerator types: "v5litepod"
+	CountsCores    bool   // N in the type counts TensorCores, two per chip; else chips
 	MultiSlice     bool   // several slices can form one run over the data-center network
 	NUMA           bool   // MaxText recommends binding the trainer to NUMA node 0
 	CloudAPI       bool   // served by the Cloud TPU API and its queued resources
 	VFIO           bool   // devices are /dev/vfio/N, else /dev/accelN
-	RuntimeVersion string // default runtime version, empty where none exists
+	RuntimeVersion string // default runtime version, or empty
 }
 
 // Generations returns all generations, oldest first.
@@ -36,7 +36,7 @@ func Generations() []Generation {
 	}
 }
 
-// A Type is an accelerator type: how large one slice is.
+// A Type is an accelerator type. It determines the size of one slice.
 type Type struct {
 	Name       string // the API's name: "v5litepod-16"
 	Generation Generation
@@ -45,11 +45,11 @@ type Type struct {
 	Topology   string
 }
 
-// ChipsPerWorker is the number of chips that one worker sees.
+// ChipsPerWorker returns the number of chips that one worker sees.
 func (t Type) ChipsPerWorker() int { return t.Chips / t.Workers }
 
-// Devices lists the TPU device files of one worker, the control node of vfio
-// included.
+// Devices returns the TPU device files of one worker, including the control node of
+// vfio.
 func (t Type) Devices() []string {
 	var paths []string
 	for i := range t.ChipsPerWorker() {
@@ -78,7 +78,7 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("parse accelerator type %q: no such type", e.Text)
 }
 
-// Hint is what to type instead.
+// Hint returns what to type instead.
 func (e *TypeError) Hint() string {
 	if len(e.Suggest) == 0 {
 		return "types look like v4-128, v5litepod-256, v5p-128 or v6e-256"
@@ -86,8 +86,8 @@ func (e *TypeError) Hint() string {
 	return "did you mean " + strings.Join(e.Suggest, " or ") + "?"
 }
 
-// ParseType reads an accelerator type in any case. MaxText's compile names
-// v5e-N are accepted for v5litepod-N. The error is a *TypeError.
+// ParseType parses an accelerator type in any case. It accepts MaxText's compile names
+// v5e-N for v5litepod-N. The error is a *TypeError.
 func ParseType(text string) (Type, error) {
 	name := strings.ToLower(strings.TrimSpace(text))
 	if rest, ok := strings.CutPrefix(name, "v5e-"); ok {
@@ -111,7 +111,7 @@ func ParseType(text string) (Type, error) {
 	return Type{}, &TypeError{Text: text, Suggest: nearest(name)}
 }
 
-// Types returns every known accelerator type, by generation and size.
+// Types returns every known accelerator type, sorted by generation and size.
 func Types() []Type {
 	var all []Type
 	for _, g := range Generations() {
@@ -127,8 +127,8 @@ func makeType(g Generation, e size) Type {
 	if g.CountsCores {
 		t.Chips = e.n / 2
 	}
-	// A VM holds four chips; the chip-counting generations also come as one VM
-	// of up to eight chips, and tpu7x as one VM of a single chip.
+	// A VM has four chips. Slices of up to eight chips of the generations that
+	// count chips are one VM, and so is a tpu7x slice of a single chip.
 	t.Workers = max(1, t.Chips/4)
 	if !g.CountsCores && t.Chips <= 8 {
 		t.Workers = 1
@@ -161,8 +161,8 @@ func sizes(family string) []size {
 	return nil
 }
 
-// nearest returns up to two types for a misspelt one: the sizes around the one
-// asked for when the family is right, else the closest spelling.
+// nearest returns up to two types for a misspelt one. If the family is right, they are
+// the sizes below and above the requested one, else the closest spelling.
 func nearest(name string) []string {
 	name = canonical(name)
 	family, rest, _ := strings.Cut(name, "-")
@@ -195,10 +195,10 @@ func nearest(name string) []string {
 	return []string{best}
 }
 
-// Suggest returns the candidate closest to word, or "" when none is close
-// enough to be what was meant. Names of one hardware generation are the same
-// word to it: v5e-16 is v5litepod-16, and trillium-16 is v6e-16. Of candidates
-// equally close so, the one that is spelled more like word is returned.
+// Suggest returns the candidate closest to word, or "" if none is close enough. It
+// treats the names of one hardware generation as the same word: v5e-16 is v5litepod-16,
+// and trillium-16 is v6e-16. Of equally close candidates, it returns the one whose
+// spelling is closer to word.
 func Suggest(word string, candidates []string) string {
 	best, score, spelled := "", max(2, len(word)/3)+1, 0
 	for _, c := range slices.Sorted(slices.Values(candidates)) {
@@ -211,15 +211,15 @@ func Suggest(word string, candidates []string) string {
 	return best
 }
 
-// aliases are names that people use for generations, longest first, with what
-// their accelerator types begin with.
+// aliases maps the names that people use for generations to the families of the types.
+// A name comes before the names that are prefixes of it.
 var aliases = [][2]string{
 	{"v5litepod", "v5litepod"}, {"v5lite", "v5litepod"}, {"v5e", "v5litepod"},
 	{"trillium", "v6e"}, {"v6e", "v6e"}, {"ironwood", "tpu7x"}, {"tpu7x", "tpu7x"}, {"v5p", "v5p"},
 }
 
-// canonical writes the generation that word begins with as the API does, and
-// the dash after it that is easily forgotten: v5e16, tpu-v5e-16.
+// canonical replaces the generation at the start of word by the API's name. It adds the
+// dash after it that is easily forgotten, and drops a leading "tpu-": v5e16, tpu-v5e-16.
 func canonical(word string) string {
 	word = strings.TrimPrefix(strings.ToLower(word), "tpu-")
 	for _, a := range aliases {

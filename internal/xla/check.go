@@ -10,8 +10,8 @@ import (
 // A Severity says how bad a finding is.
 type Severity string
 
-// The severities. An error ends the process at its start or does the opposite
-// of what was meant; a warning may cost speed; the rest is to know.
+// The severities. An Error ends the process at its start or does the opposite of what
+// was meant. A Warning may cost speed. Info is only good to know.
 const (
 	Error   Severity = "error"
 	Warning Severity = "warning"
@@ -23,29 +23,29 @@ const (
 	RuleDashes     = "dashes"      // not exactly two dashes
 	RuleNotAFlag   = "not-a-flag"  // a word that is no flag
 	RuleNoValue    = "no-value"    // a flag without a value
-	RuleValue      = "value"       // a value that the flag's type does not have
+	RuleValue      = "value"       // a value that does not fit the flag's type
 	RuleCommas     = "commas"      // flags separated by commas
-	RuleDuplicate  = "duplicate"   // a flag twice
-	RuleExclusive  = "exclusive"   // continuation fusion against SparseCore
+	RuleDuplicate  = "duplicate"   // a flag that occurs twice
+	RuleExclusive  = "exclusive"   // continuation fusion and SparseCore for the same collective
 	RulePlatform   = "platform"    // a flag of the other platform
-	RuleVMEM       = "vmem"        // more vector memory than there is
-	RuleRetired    = "retired"     // a name that should not be used any more
-	RuleSparseCore = "sparse-core" // SparseCore flags where there is none
-	RuleUnknown    = "unknown"     // a flag that the catalogue has not
+	RuleVMEM       = "vmem"        // more vector memory than the core has
+	RuleRetired    = "retired"     // a name that should no longer be used
+	RuleSparseCore = "sparse-core" // SparseCore flags on a generation without one
+	RuleUnknown    = "unknown"     // a flag that is not in the catalogue
 	RuleAdded      = "added"       // flags that JAX and MaxText add by themselves
-	RuleOverwrites = "overwrites"  // a script that throws the variable's value away
+	RuleOverwrites = "overwrites"  // a script that discards the variable's value
 	RuleGeneration = "generation"  // a preset for another generation
 	RuleKept       = "kept"        // a variable that the user has set already
 )
 
-// A Finding is one thing that a text of flags, or a script, does wrong.
+// A Finding is one remark about a text of flags or a script.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Rule     string   `json:"rule"`
 	Flag     string   `json:"flag,omitempty"` // the word as it was written
 	Text     string   `json:"text"`
-	Instead  string   `json:"instead,omitempty"` // what to type in place of the word
-	Where    string   `json:"where,omitempty"`   // "train.sh:12", of a script
+	Instead  string   `json:"instead,omitempty"` // what to type instead of the word
+	Where    string   `json:"where,omitempty"`   // for a script: "train.sh:12"
 }
 
 func (f Finding) String() string {
@@ -67,7 +67,7 @@ func (f Finding) String() string {
 	return b.String()
 }
 
-// Worst is the highest severity among findings, or "".
+// Worst returns the highest severity among findings, or "".
 func Worst(findings []Finding) Severity {
 	for _, s := range []Severity{Error, Warning, Info} {
 		if slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == s }) {
@@ -77,16 +77,17 @@ func Worst(findings []Finding) Severity {
 	return ""
 }
 
-// Check finds what is wrong with a text of flags, for LIBTPU_INIT_ARGS of a
-// generation or, with GPU, for XLA_FLAGS. The generation may be empty; then
-// what depends on it is not looked at. Findings come in the order of the text.
+// Check finds what is wrong with a text of flags, for LIBTPU_INIT_ARGS of a generation
+// or, with GPU, for XLA_FLAGS. If the generation is empty, Check skips the rules that
+// depend on it. Findings about single words come in the order of the text, before those
+// about several words.
 func (c *Catalogue) Check(text, generation string) []Finding {
 	l := lint{c: c, generation: generation, platform: platformOf(generation)}
 	l.run(text)
 	return l.findings
 }
 
-// Strict returns findings with each unknown flag as an error.
+// Strict returns findings in which each unknown flag is an error.
 func Strict(findings []Finding) []Finding {
 	strict := slices.Clone(findings)
 	for i := range strict {
@@ -97,11 +98,11 @@ func Strict(findings []Finding) []Finding {
 	return strict
 }
 
-// Correct returns the text with every error, every missing value, repeated
-// flag and renamed flag put right. What is only doubtful stays.
+// Correct returns the text with every error, missing value, repeated flag and renamed
+// flag corrected. It keeps words that are only doubtful.
 func (c *Catalogue) Correct(text, generation string) string {
-	// A repaired word can show another fault; each round repairs at least one
-	// of the few kinds that a word can have.
+	// A repaired word can have another fault. Each round repairs at least one of the
+	// few kinds of faults that a word can have.
 	for range 6 {
 		l := lint{c: c, generation: generation, platform: platformOf(generation)}
 		l.run(text)
@@ -121,7 +122,7 @@ type lint struct {
 	platform   Platform
 
 	words    []word
-	repair   []string // by word: what should stand there
+	repair   []string // for each word its correction; "": remove it
 	findings []Finding
 }
 
@@ -148,7 +149,7 @@ func (l *lint) find(s Severity, rule, flag, instead, format string, args ...any)
 	l.findings = append(l.findings, Finding{Severity: s, Rule: rule, Flag: flag, Instead: instead, Text: fmt.Sprintf(format, args...)})
 }
 
-// word looks at one word by itself.
+// word checks one word by itself.
 func (l *lint) word(i int, w word) {
 	switch {
 	case w.dashes == "":
@@ -228,7 +229,7 @@ func (l *lint) unknown(i int, w word) {
 	l.find(Info, RuleUnknown, w.text, "", "unknown: the catalogue does not have this flag, which may be newer")
 }
 
-// namedPlatform reads the platform off the name of a flag.
+// namedPlatform returns the platform that the name of a flag shows.
 func namedPlatform(name string) Platform {
 	switch {
 	case strings.HasPrefix(name, "xla_gpu_"):
@@ -261,7 +262,7 @@ func (l *lint) retired(i int, w word, f Flag) {
 		value = "off"
 	case pair:
 	case truth(w) == "false":
-		value = "" // off is the empty list
+		value = "" // the empty list means off
 	default:
 		l.find(Warning, RuleRetired, w.text, "--"+name+"=…", "retired: %s", f.Retired.Why)
 		return
@@ -270,7 +271,7 @@ func (l *lint) retired(i int, w word, f Flag) {
 	l.find(Warning, RuleRetired, w.text, l.repair[i], "retired: %s", f.Retired.Why)
 }
 
-// value compares a value with the type of its flag.
+// value checks a value against the type of its flag.
 func (l *lint) value(i int, w word, f Flag) {
 	boolean := f.Type == "bool" || f.Type == "tristate"
 	switch {
@@ -339,7 +340,7 @@ func (l *lint) vmem(w word) {
 	l.find(Warning, RuleVMEM, w.text, fmt.Sprintf("--%s=%d", vmemFlag, low.mib*1024), "%s", text)
 }
 
-// duplicates finds flags that are there twice; the last one counts.
+// duplicates finds flags that occur more than once; the last one counts.
 func (l *lint) duplicates() {
 	last := map[string]int{}
 	for i, w := range l.words {
@@ -358,7 +359,8 @@ func (l *lint) duplicates() {
 	}
 }
 
-// collectives that either continuation fusion or the SparseCore may carry.
+// collectives returns the collectives that either continuation fusion or the SparseCore
+// can carry out.
 func collectives() []string { return []string{"all_gather", "all_reduce", "reduce_scatter"} }
 
 const (
@@ -366,9 +368,9 @@ const (
 	offloadPrefix = "xla_tpu_enable_sparse_core_collective_offload_"
 )
 
-// exclusive finds collectives that both mechanisms should carry. Only one of
-// them may be on for one kind; which one to keep is what is recommended for
-// the generation.
+// exclusive finds collectives for which both mechanisms are on. Only one of them may be
+// on for one kind of collective. exclusive keeps the one that is recommended for the
+// generation.
 func (l *lint) exclusive() {
 	set := map[string]int{}
 	for i, w := range l.words {
@@ -396,8 +398,8 @@ func (l *lint) exclusive() {
 	}
 }
 
-// prefersSparseCore reports whether the guide recommends the SparseCore for
-// the generation.
+// prefersSparseCore reports whether the tuning guide recommends the SparseCore for the
+// generation.
 func (l *lint) prefersSparseCore() bool {
 	return slices.ContainsFunc(l.c.groups, func(g Group) bool {
 		return g.Recommended(l.generation) && strings.Contains(g.Name, "SPARSECORE")
@@ -425,7 +427,7 @@ func (l *lint) sparseCore() {
 	l.find(Warning, RuleSparseCore, found[0], "", "a flag of the SparseCore%s, which %s has no use for", more, l.generation)
 }
 
-// added says which flags come in without being asked for.
+// added reports the flags that JAX and MaxText add if the text does not have them.
 func (l *lint) added() {
 	if l.platform != PlatformTPU || len(l.words) == 0 {
 		return

@@ -9,21 +9,21 @@ import (
 
 // A Request says which flags a command should get.
 type Request struct {
-	User       func(name string) (value string, ok bool) // the environment that the command has without us
+	User       func(name string) (value string, ok bool) // the command's environment without multihost's variables
 	Presets    []string                                  // values of --xla-preset
 	Flags      []string                                  // values of --xla-flag, with or without dashes
 	Generation string                                    // of the workers; empty: unknown
-	Hosts      bool                                      // the workers are machines named one by one: they may be GPU hosts
+	Hosts      bool                                      // the user named the machines one by one: they may be GPU hosts
 }
 
-// An Environment is what a request comes to.
+// An Environment is the result of a Request.
 type Environment struct {
-	Vars     []Var     `json:"vars"` // to set; what the user had is in them
+	Vars     []Var     `json:"vars"` // variables to set; they include the user's flags
 	Report   Report    `json:"report"`
 	Findings []Finding `json:"findings,omitempty"`
 }
 
-// Lines tells what will be set, for people, before the start.
+// Lines returns what will be set, as lines for people to read before the start.
 func (e Environment) Lines() []string {
 	var lines []string
 	for _, v := range e.Vars {
@@ -35,7 +35,7 @@ func (e Environment) Lines() []string {
 	return lines
 }
 
-// A FlagError says that a value of --xla-flag is none.
+// A FlagError says that a value of --xla-flag is no valid flag.
 type FlagError struct {
 	Text    string
 	Finding Finding
@@ -45,7 +45,7 @@ func (e *FlagError) Error() string {
 	return fmt.Sprintf("read --xla-flag=%s: %s", e.Text, e.Finding.Text)
 }
 
-// Hint is what to type instead.
+// Hint returns what to type instead.
 func (e *FlagError) Hint() string {
 	if e.Finding.Instead == "" {
 		return "a flag is written NAME=VALUE; all that are known: multihost xla flags"
@@ -53,10 +53,10 @@ func (e *FlagError) Hint() string {
 	return "type: --xla-flag=" + strings.TrimPrefix(e.Finding.Instead, "--")
 }
 
-// CheckNames finds what a request names that is none on any worker, before the
-// workers are known: a preset, or a flag. A short name that several presets could
-// mean passes, since their generation may tell. The error is a *NameError,
-// *MismatchError or *FlagError.
+// CheckNames checks the presets and flags of a request before the workers are known. It
+// returns an error for a name that is invalid on every kind of worker. It accepts a short
+// name that several presets could mean, because the workers' generation may decide. The
+// error is a *NameError, *MismatchError or *FlagError.
 func (c *Catalogue) CheckNames(r Request) error {
 	for _, name := range splitNames(r.Presets) {
 		_, err := c.Expand([]string{name}, r.Generation)
@@ -69,12 +69,12 @@ func (c *Catalogue) CheckNames(r Request) error {
 	return err
 }
 
-// Environment returns the variables that carry presets and flags: for TPUs
-// LIBTPU_INIT_ARGS, for GPU hosts XLA_FLAGS, and those that groups set beside.
-// Flags that the user has in the variable are kept, later ones winning; other
-// variables that the user has set stay as they are, which is a finding.
-// Without presets and flags there are no variables, only what is wrong with
-// the user's own. The error is a *NameError, *MismatchError or *FlagError.
+// Environment returns the variables for presets and flags: LIBTPU_INIT_ARGS for TPUs,
+// XLA_FLAGS for GPU hosts, and the other variables that groups set. It keeps the flags
+// that the user has in the variable, but presets and flags override them. It does not
+// change another variable that the user has set; a different value there is a finding.
+// Without presets and flags it returns no variables, only findings about the user's own
+// flags. The error is a *NameError, *MismatchError or *FlagError.
 func (c *Catalogue) Environment(r Request) (Environment, error) {
 	user := r.User
 	if user == nil {
@@ -123,7 +123,8 @@ func (c *Catalogue) Environment(r Request) (Environment, error) {
 	return e, nil
 }
 
-// platform decides what the flags are for, where the presets do not.
+// platform sets the platform of the flags if the presets do not. It returns a
+// *MismatchError for GPU presets on workers that cannot be GPU hosts.
 func (c *Catalogue) platform(args *Args, r Request) error {
 	gpu := r.Generation == GPU
 	if args.Platform == "" {
@@ -147,8 +148,8 @@ func (c *Catalogue) platform(args *Args, r Request) error {
 	return nil
 }
 
-// extra reads the values of --xla-flag. What Check calls an error in them is
-// refused here, where it was typed.
+// extra parses the values of --xla-flag. An error that Check finds in one of them is a
+// *FlagError, which names the value that the user typed.
 func (c *Catalogue) extra(values []string, generation string) ([]string, error) {
 	var extra []string
 	for _, text := range values {
@@ -172,8 +173,8 @@ func (c *Catalogue) extra(values []string, generation string) ([]string, error) 
 	return extra, nil
 }
 
-// otherVariable looks at the variable that does not carry the platform's
-// flags for ones that belong here.
+// otherVariable finds flags that the user put into the variable of the other platform
+// but that belong into the variable name.
 func (c *Catalogue) otherVariable(user func(string) (string, bool), name string) []Finding {
 	other, p := XLAFlags, PlatformTPU
 	if name == XLAFlags {

@@ -7,26 +7,25 @@ import (
 
 // A Report says what Merge did.
 type Report struct {
-	Kept    []string `json:"kept,omitempty"`    // words of the user's that are there as they were
-	Added   []string `json:"added,omitempty"`   // words that came from presets and extra flags
+	Kept    []string `json:"kept,omitempty"`    // the user's words that are unchanged
+	Added   []string `json:"added,omitempty"`   // words from presets and extra flags
 	Changed []Change `json:"changed,omitempty"` // flags that were set twice with different values
 }
 
-// A Change is a flag of which a later word won over an earlier one.
+// A Change is a flag whose earlier word was replaced by a later one.
 type Change struct {
 	Flag string `json:"flag"`
 	From string `json:"from"` // the word that lost
 	To   string `json:"to"`   // the word that won
-	By   string `json:"by"`   // where it came from: a preset's name or --xla-flag
+	By   string `json:"by"`   // source of To: preset names or --xla-flag
 }
 
 func (c Change) String() string { return fmt.Sprintf("%s replaced by %s of %s", c.From, c.To, c.By) }
 
-// Merge puts presets and extra flags behind what the user has. Every flag is
-// there once, with the value of its last word, which is also the one that
-// libtpu would take; words that are no flags stay as they are. Without presets
-// and extra flags the text is the user's own. Extra flags may be written with
-// or without dashes.
+// Merge appends presets and extra flags to the user's text. The result has every flag
+// once, with the value of its last word, which is also the value that libtpu would use.
+// Words that are no flags stay unchanged. Without presets and extra flags Merge returns
+// the user's text. Extra flags may be written with or without dashes.
 func Merge(user string, preset Args, extra []string) (string, Report) {
 	var report Report
 	if len(preset.Flags) == 0 && len(extra) == 0 {
@@ -77,7 +76,7 @@ func Merge(user string, preset Args, extra []string) (string, Report) {
 	return join(words), report
 }
 
-// dashed gives a word the two dashes of a flag.
+// dashed returns the word with the two dashes of a flag.
 func dashed(w word) word {
 	if w.dashes == "--" || w.name == "" {
 		return w
@@ -85,13 +84,13 @@ func dashed(w word) word {
 	return parseWord("--" + strings.TrimLeft(w.text, dashes))
 }
 
-// sameValue compares values as libtpu reads them: booleans in any spelling.
+// sameValue compares values as libtpu does: all spellings of a boolean are equal.
 func sameValue(a, b word) bool {
 	return a.value == b.value && a.hasValue == b.hasValue || truth(a) != "" && truth(a) == truth(b)
 }
 
-// truth is "true" or "false" for a word with the value of a boolean, where no
-// value means true, and "" for any other.
+// truth returns "true" or "false" for a word with a boolean value, and "" for any other
+// word. A word without a value is true.
 func truth(w word) string {
 	if !w.hasValue {
 		return "true"

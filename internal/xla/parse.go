@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// block is a group, set or preset while its lines are read.
+// block is a group, set or preset whose lines are being read.
 type block struct {
 	head    string   // group, set or preset
-	name    string   // of a group or set: others may use it
+	name    string   // of a group or set, for use by others
 	group   Group    // the head of a group
 	presets []Preset // the heads of presets that share the body
 	begun   bool     // the body has begun
 
 	Body
-	original    []string // what the source has
-	groups      []string // used
+	original    []string // words of the source
+	groups      []string // groups that it uses
 	about, note string
 	on, best    []string
 	historical  bool
@@ -29,7 +29,7 @@ type tableReader struct {
 	open *block
 }
 
-// parse reads the format that catalogue.txt describes in its head.
+// parse parses the format that the head of catalogue.txt describes.
 func parse(text string) (*Catalogue, error) {
 	r := &tableReader{
 		c:    &Catalogue{aliases: map[string]string{}, vmem: map[string][]limit{}, byName: map[string]int{}},
@@ -186,7 +186,7 @@ func (r *tableReader) use(name string) error {
 		b.groups = append(b.groups, name)
 		return nil
 	}
-	// A set is part of the preset, so what is noted there holds here.
+	// A set becomes part of the preset, so its note applies to the preset too.
 	b.groups = append(b.groups, from.groups...)
 	if b.note == "" {
 		b.note = from.note
@@ -194,7 +194,7 @@ func (r *tableReader) use(name string) error {
 	return nil
 }
 
-// close ends the group, set or preset whose lines were read.
+// close finishes the group, set or preset whose lines were read.
 func (r *tableReader) close() {
 	b := r.open
 	if b == nil {
@@ -218,7 +218,7 @@ func (r *tableReader) close() {
 	}
 }
 
-// index notes for every flag where it is used.
+// index records for every flag which groups and presets use it.
 func (c *Catalogue) index() {
 	for _, g := range c.groups {
 		for _, name := range namesOf(g.Flags) {

@@ -10,31 +10,31 @@ import (
 )
 
 var (
-	// NAME= in shell, where a command or an assignment may begin, also inside
-	// the quotes of another shell.
+	// NAME= in shell, at a place where a command or an assignment may begin, also
+	// inside the quoted text of another shell.
 	shellAssignment = regexp.MustCompile(`(?m)(^|[\s;&|(){'"` + "`" + `])LIBTPU_INIT_ARGS(\+?=)`)
-	// The variable is taken away.
+	// The variable is unset.
 	shellUnset = regexp.MustCompile(`(?m)(^|[\s;&|(){'"])unset\s+(-v\s+)?LIBTPU_INIT_ARGS\b`)
-	// A test whether it is set, before an assignment that only then happens.
+	// A test whether the variable is set, before an assignment that depends on it.
 	shellGuard = regexp.MustCompile(`(-z|-n|-v)\s+"?(\$\{?)?LIBTPU_INIT_ARGS`)
-	// A use of the value that is there.
+	// A use of the variable's value.
 	shellUse = regexp.MustCompile(`\$(\{LIBTPU_INIT_ARGS[^A-Za-z0-9_]|LIBTPU_INIT_ARGS\b)`)
 
 	pythonAssignment = regexp.MustCompile(`environ\s*\[\s*["']LIBTPU_INIT_ARGS["']\s*\]\s*(\+?=)[^=]`)
 	pythonUse        = regexp.MustCompile(`(environ\s*(\.get\s*\(|\[)|getenv\s*\()\s*["']LIBTPU_INIT_ARGS["']`)
 )
 
-// unknownText stands for what a shell or Python would put in: the value of
-// another variable, the output of a command.
+// unknownText stands for text that a shell or Python would insert: the value of another
+// variable, or the output of a command.
 const unknownText = "\x00"
 
-// mostPlaces is how many assignments of one script are looked at.
+// mostPlaces is how many assignments of one script are checked.
 const mostPlaces = 50
 
-// ScanScript finds the places of a script that set LIBTPU_INIT_ARGS: what is
-// wrong with the flags, and whether it throws away the value that the variable
-// has already, which makes a preset useless. It reads shell, and Python where
-// the name ends in .py. The generation may be empty.
+// ScanScript finds the places in a script that set LIBTPU_INIT_ARGS. It returns what is
+// wrong with the flags, and whether the script discards the present value of the
+// variable, which makes a preset useless. The script is Python if its name ends in .py,
+// else shell. The generation may be empty.
 func (c *Catalogue) ScanScript(name, content, generation string) []Finding {
 	if strings.HasSuffix(name, ".py") {
 		return c.scanPython(name, content, generation)
@@ -76,7 +76,7 @@ func overwrites(where, instead, raw string) Finding {
 	return f
 }
 
-// scanText checks the flags of an assignment, as far as they are in sight.
+// scanText checks the flags of an assignment. It skips words with unknown text.
 func (c *Catalogue) scanText(text, generation, where string) []Finding {
 	words := slices.DeleteFunc(Words(text), func(w string) bool { return strings.Contains(w, unknownText) })
 	var findings []Finding
@@ -93,8 +93,7 @@ func place(name, content string, at int) string {
 	return name + ":" + strconv.Itoa(1+strings.Count(content[:at], "\n"))
 }
 
-// inComment reports whether a # of the same line, outside quotes, comes
-// before.
+// inComment reports whether the place at is behind a # of the same line outside quotes.
 func inComment(content string, at int) bool {
 	line := content[strings.LastIndexByte(content[:at], '\n')+1 : at]
 	var quote byte
@@ -113,8 +112,8 @@ func inComment(content string, at int) bool {
 	return false
 }
 
-// guarded reports whether the assignment, by the look of it, only happens when
-// the variable is empty: it is tested on the same line or the three before.
+// guarded reports whether the assignment probably happens only if the variable is empty:
+// the script tests the variable on the same line or one of the three lines before.
 func guarded(content string, at int) bool {
 	from := at
 	for range 4 {
@@ -128,8 +127,8 @@ func guarded(content string, at int) bool {
 	return shellGuard.MatchString(content[from:at])
 }
 
-// shellWord returns the word at the beginning of a shell text, as written. A
-// quote that was open before the word ends it.
+// shellWord returns the word at the start of a shell text, as written. open is a quote
+// that was opened before the word, or ""; its closing quote ends the word.
 func shellWord(text, open string) string {
 	var quote byte
 	escaped := strings.HasPrefix(text, `\"`) // a quoted value inside another quoted text
@@ -163,7 +162,7 @@ func shellWord(text, open string) string {
 	return text[:min(i, len(text))]
 }
 
-// matching returns how many bytes the bracket at the beginning of text spans.
+// matching returns how many bytes the bracket at the start of text spans.
 func matching(text string) int {
 	closing := byte(')')
 	if text[0] == '{' {
@@ -183,8 +182,8 @@ func matching(text string) int {
 	return len(text)
 }
 
-// plainText takes the quoting off a shell word and puts unknownText for what
-// the shell would put in. The text after :- in ${NAME:-text} is kept.
+// plainText removes the quotes of a shell word and writes unknownText for text that the
+// shell would insert. It keeps the text after :- in ${NAME:-text}.
 func plainText(raw string) string {
 	var b strings.Builder
 	var quote byte
@@ -222,8 +221,8 @@ func plainText(raw string) string {
 	return b.String()
 }
 
-// expansion reads what comes after a $: how many bytes it spans, and what is
-// known of its text.
+// expansion reads the text after a $. It returns how many bytes the expansion spans, and
+// what is known of its result.
 func expansion(text string) (int, string) {
 	switch {
 	case text[0] == '(':
@@ -264,8 +263,8 @@ func (c *Catalogue) scanPython(name, content, generation string) []Finding {
 	return findings
 }
 
-// pythonStatement returns the rest of a statement: to the end of the line, or
-// further while brackets are open.
+// pythonStatement returns the rest of a statement, up to the end of the line on which
+// all brackets are closed.
 func pythonStatement(text string) string {
 	depth := 0
 	var quote byte
@@ -304,20 +303,20 @@ func pythonText(statement string) string {
 	return b.String()
 }
 
-// A Scan says what the findings about a command are for.
+// A Scan says what ScanCommand knows about the command.
 type Scan struct {
 	Generation string // of the workers; empty: unknown
-	Given      bool   // the command's environment has LIBTPU_INIT_ARGS, by a preset or the user
+	Given      bool   // a preset or the user puts LIBTPU_INIT_ARGS into the environment
 }
 
-// ScanCommand looks for assignments to LIBTPU_INIT_ARGS in a command and in
-// the scripts that it names, as far as they are in files, which is the
-// directory that the command runs in; nil is none. That a script overwrites
-// the variable is only said where something would be lost.
+// ScanCommand looks for assignments to LIBTPU_INIT_ARGS in a command and in the scripts
+// that it names. files is the directory in which the command runs; scripts outside it
+// are skipped, and nil means no files. ScanCommand reports that a script overwrites the
+// variable only if s.Given, because otherwise nothing is lost.
 func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	findings := c.ScanScript("command", command, s.Generation)
 	seen := map[string]bool{}
-	// Launchers call launchers; more than a few are none that we know.
+	// Launchers call other launchers. No known launcher needs more than a few.
 	const most = 16
 	queue := ScriptNames(command)
 	for len(queue) > 0 && files != nil && len(seen) < most {
@@ -339,7 +338,7 @@ func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	return slices.DeleteFunc(findings, func(f Finding) bool { return f.Rule == RuleOverwrites && !s.Given })
 }
 
-// largestScript is the size above which a file is data and no launcher.
+// largestScript is the size above which a file counts as data, not as a launcher.
 const largestScript = 1 << 20
 
 func readScript(files fs.FS, name string) (string, bool) {
@@ -351,8 +350,8 @@ func readScript(files fs.FS, name string) (string, bool) {
 	return string(content), err == nil
 }
 
-// ScriptNames returns the relative paths of shell and Python scripts that a
-// shell text names, in its order.
+// ScriptNames returns the relative paths of the shell and Python scripts that a shell
+// text names, in the order of the text.
 func ScriptNames(text string) []string {
 	var names []string
 	runner := false // the word before runs a script

@@ -5,7 +5,7 @@ import "strings"
 // A word is one piece of a text of flags.
 type word struct {
 	text     string // as it was written
-	dashes   string // what it begins with: "--" where it is right
+	dashes   string // the dashes at its start: "--" if it is right
 	name     string
 	value    string // without quotes
 	hasValue bool
@@ -14,7 +14,7 @@ type word struct {
 // right reports whether the word has the form of a flag.
 func (w word) right() bool { return w.dashes == "--" && w.name != "" }
 
-// kinds of dashes that come from documents and word processors.
+// dashes are the kinds of dashes that occur in documents and word processors.
 const dashes = "-‐‑‒–—−"
 
 func parseWord(text string) word {
@@ -28,10 +28,9 @@ func parseWord(text string) word {
 	return w
 }
 
-// split cuts a text of flags at its blanks. As in XLA's own reader, a quote
-// right after = keeps blanks together; one that never ends is a plain
-// character. Joining the words with blanks gives a text that is cut the same
-// way.
+// split splits a text of flags at its blanks. As in XLA's own parser, quotes right after
+// = keep a value with blanks together, and a quote that is never closed is a plain
+// character. If the words are joined with blanks again, the text splits the same way.
 func split(text string) []word {
 	var words []word
 	for i := 0; i < len(text); {
@@ -66,7 +65,7 @@ func join(words []word) string {
 	return strings.Join(parts, " ")
 }
 
-// Words cuts a text of flags into its words.
+// Words splits a text of flags into its words.
 func Words(text string) []string {
 	var out []string
 	for _, w := range split(text) {

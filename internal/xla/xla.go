@@ -1,8 +1,8 @@
-// Package xla knows the compiler flags that decide how fast a training step
-// is: a catalogue of flags, the groups and presets that MaxText and Google's
-// recipes set, what is wrong with a text of flags, and how all of it becomes
-// the environment of a command. It is pure: no I/O but reading files handed
-// to it, and no state.
+// Package xla knows the compiler flags that decide how fast a training step is. It has a
+// catalogue of flags, and of the groups and presets that MaxText and Google's recipes
+// set. It finds what is wrong with a text of flags, and makes the environment of a
+// command from presets and flags. It has no state, and does no I/O except reading files
+// that it is given.
 package xla
 
 import (
@@ -15,16 +15,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Variables of the environment that carry flags.
+// Environment variables that contain flags.
 const (
-	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // read once, when libtpu is loaded
-	XLAFlags       = "XLA_FLAGS"        // read by XLA itself; on GPU hosts the place for flags
+	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads it once, when it is loaded
+	XLAFlags       = "XLA_FLAGS"        // XLA itself reads it; the variable for flags on GPU hosts
 )
 
-// GPU stands for a generation where workers are GPU hosts named one by one.
+// GPU takes the place of a generation if the workers are GPU hosts named one by one.
 const GPU = "gpu"
 
-// A Platform is what a flag is for.
+// A Platform is the kind of hardware that a flag is for.
 type Platform string
 
 // The platforms.
@@ -34,7 +34,7 @@ const (
 	PlatformAny Platform = "any"
 )
 
-// Variable is the environment variable that carries flags for the platform.
+// Variable returns the environment variable for the flags of the platform.
 func (p Platform) Variable() string {
 	if p == PlatformGPU {
 		return XLAFlags
@@ -46,7 +46,7 @@ func (p Platform) Variable() string {
 type Flag struct {
 	Name       string   `json:"name"`       // without dashes
 	Type       string   `json:"type"`       // bool, tristate, int, number, text, path, list
-	Documented bool     `json:"documented"` // else type and meaning are read off its name and uses
+	Documented bool     `json:"documented"` // false: type and meaning are guessed from its name and uses
 	Platform   Platform `json:"platform"`
 	Meaning    string   `json:"meaning"`
 	Retired    *Retired `json:"retired,omitempty"`
@@ -54,7 +54,7 @@ type Flag struct {
 	Presets    []string `json:"presets,omitempty"` // presets that set it
 }
 
-// Retired says what became of a flag.
+// Retired says why a flag should no longer be used, and what to use instead.
 type Retired struct {
 	Instead string `json:"instead,omitempty"` // NAME or NAME=VALUE; empty: nothing
 	Why     string `json:"why"`
@@ -73,40 +73,40 @@ type Group struct {
 	About      string   `json:"about"`
 	Note       string   `json:"note,omitempty"`
 	Source     string   `json:"source"`
-	On         []string `json:"on,omitempty"`          // generations that it is used on; none: any
-	Best       []string `json:"recommended,omitempty"` // generations that MaxText's tuning guide recommends it for
+	On         []string `json:"on,omitempty"`          // generations that use it; none: any
+	Best       []string `json:"recommended,omitempty"` // generations for which MaxText's tuning guide recommends it
 	Historical bool     `json:"historical,omitempty"`
-	Parameter  bool     `json:"parameter,omitempty"` // to be asked for as NAME=VALUE
+	Parameter  bool     `json:"parameter,omitempty"` // it is requested as NAME=VALUE
 	Body
 }
 
-// A Preset is what one launcher sets.
+// A Preset is the set of flags and variables of one launcher.
 type Preset struct {
 	Name       string   `json:"name"` // generation first: "v5e/128b"
 	Generation string   `json:"generation"`
 	Model      string   `json:"model"`
 	Source     string   `json:"source"`
 	Note       string   `json:"note,omitempty"`
-	Groups     []string `json:"groups,omitempty"` // that it is composed of
+	Groups     []string `json:"groups,omitempty"` // groups that it contains
 	Body
 }
 
-// A Body is what a group or a preset sets.
+// A Body has the flags and variables that a group or a preset sets.
 type Body struct {
 	Flags    []string `json:"flags"`
 	Env      []Var    `json:"env,omitempty"`
-	Original []string `json:"original,omitempty"` // words of the source, where they had to be corrected
+	Original []string `json:"original,omitempty"` // words of the source, if they were corrected
 	Faults   []string `json:"faults,omitempty"`   // what was wrong with them
 }
 
-// Corrected reports whether the source had faults that are put right here.
+// Corrected reports whether the source had faults, which Flags corrects.
 func (b Body) Corrected() bool { return len(b.Faults) > 0 }
 
 // Recommended reports whether the tuning guide recommends the group for the
 // generation.
 func (g Group) Recommended(generation string) bool { return slices.Contains(g.Best, generation) }
 
-// Fits reports whether the group is used on the generation, or on any.
+// Fits reports whether the group is for the generation, or for any.
 func (g Group) Fits(generation string) bool {
 	if generation == GPU || g.Platform == PlatformGPU {
 		return generation == GPU && g.Platform == PlatformGPU
@@ -114,8 +114,8 @@ func (g Group) Fits(generation string) bool {
 	return len(g.On) == 0 || slices.Contains(g.On, generation)
 }
 
-// A Catalogue is the table of flags, groups and presets. Its methods do not
-// change it and may be called at the same time.
+// A Catalogue is the table of flags, groups and presets. Its methods do not change it
+// and are safe for concurrent use.
 type Catalogue struct {
 	sources []string
 	aliases map[string]string  // older spelling of a generation → name
@@ -134,22 +134,22 @@ type limit struct {
 //go:embed catalogue.txt
 var catalogueText string
 
-// Load reads the catalogue that is part of the program.
+// Load returns the catalogue that is compiled into the program.
 func Load() *Catalogue {
 	c, err := parse(catalogueText)
 	if err != nil {
-		panic("xla: " + err.Error()) // the text is compiled in; a test reads it
+		panic("xla: " + err.Error()) // a test parses the embedded text
 	}
 	return c
 }
 
-// Sources says where the facts of the catalogue come from.
+// Sources returns the sources of the catalogue's facts.
 func (c *Catalogue) Sources() []string { return slices.Clone(c.sources) }
 
-// Flags returns all flags, by subject.
+// Flags returns all flags, grouped by subject.
 func (c *Catalogue) Flags() []Flag { return slices.Clone(c.flags) }
 
-// Groups returns all groups, those for use before those of earlier versions.
+// Groups returns all groups. Current groups come before those of earlier versions.
 func (c *Catalogue) Groups() []Group { return slices.Clone(c.groups) }
 
 // Presets returns all presets.
@@ -173,8 +173,8 @@ func (c *Catalogue) flag(name string) (Flag, bool) {
 	return c.flags[i], true
 }
 
-// nearFlag returns the flag that a misspelt name most likely means, or "". Flag
-// names are long and alike, so only one spot may differ.
+// nearFlag returns the flag that a misspelt name most likely means, or "". Flag names
+// are long and similar, so the name may differ in one place only.
 func (c *Catalogue) nearFlag(name string) string {
 	if len(name) < 4 || len(name) > 120 {
 		return ""
@@ -198,7 +198,7 @@ func (c *Catalogue) nearFlag(name string) string {
 	return s
 }
 
-// strip removes what two texts have in common at both ends.
+// strip removes the common start and the common end of two texts.
 func strip(a, b string) (string, string) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -209,9 +209,9 @@ func strip(a, b string) (string, string) {
 	return a, b
 }
 
-// Generation reads what names a generation: "v5e", an accelerator type such as
-// "v5litepod-256", an older spelling such as "trillium", or "gpu". The error
-// is a *tpu.TypeError.
+// Generation returns the generation that text names: "v5e", an accelerator type such as
+// "v5litepod-256", an older spelling such as "trillium", or "gpu". The error is a
+// *tpu.TypeError.
 func (c *Catalogue) Generation(text string) (string, error) {
 	name := strings.ToLower(strings.TrimSpace(text))
 	if g := c.generation(name); g != "" {
@@ -234,7 +234,8 @@ func (c *Catalogue) generation(name string) string {
 	return ""
 }
 
-// A NameError says that the catalogue has no flag, group or preset of a name.
+// A NameError says that the catalogue has no flag, group or preset of a name, or that a
+// short name could mean several.
 type NameError struct {
 	Kind    string // "flag" or "preset"
 	Name    string
@@ -249,7 +250,7 @@ func (e *NameError) Error() string {
 	return fmt.Sprintf("find XLA %s %q: the catalogue has no such %s", e.Kind, e.Name, e.Kind)
 }
 
-// Hint is what to type instead.
+// Hint returns what to type instead.
 func (e *NameError) Hint() string {
 	const most = 8
 	list := "multihost xla " + e.Kind + "s"
@@ -267,7 +268,7 @@ func (e *NameError) Hint() string {
 	return "all of them: " + list
 }
 
-// Args are the flags and variables that presets come to.
+// Args holds the flags and variables of presets.
 type Args struct {
 	Platform Platform `json:"platform"`
 	Names    []string `json:"presets"`
@@ -275,14 +276,14 @@ type Args struct {
 	Env      []Var    `json:"env,omitempty"`
 }
 
-// String is the text for LIBTPU_INIT_ARGS or XLA_FLAGS.
+// String returns the text for LIBTPU_INIT_ARGS or XLA_FLAGS.
 func (a Args) String() string { return strings.Join(a.Flags, " ") }
 
 // A MismatchError says that a preset is for another platform.
 type MismatchError struct {
 	Name     string
-	Platform Platform // that it is for
-	Target   Platform // that it was asked for
+	Platform Platform // of the preset
+	Target   Platform // of the workers or of the other presets
 }
 
 func (e *MismatchError) Error() string {
@@ -290,7 +291,7 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("use %q: it is for %s, not for %s", e.Name, where[e.Platform], where[e.Target])
 }
 
-// Hint says where it would fit.
+// Hint says for which workers the preset is, or what to leave out.
 func (e *MismatchError) Hint() string {
 	if e.Platform == PlatformGPU {
 		return "flags of GPUs are for machines named with --hosts, and not mixed with those of TPUs"
@@ -298,11 +299,11 @@ func (e *MismatchError) Hint() string {
 	return "leave it out, or leave the GPU presets and flags out"
 }
 
-// Expand returns the flags of presets and groups in the order given. A name is
-// that of a preset ("v5e/128b"), of a group ("CF_FOR_ALL_GATHER",
-// "CUSTOM_VMEM_LIMIT_FLAG=65536"), or the end of a preset's ("128b") where
-// only one fits the generation; several may be joined by commas. The
-// generation may be empty. The error is a *NameError or *MismatchError.
+// Expand returns the flags of presets and groups in the order given. A name is that of a
+// preset ("v5e/128b") or of a group ("CF_FOR_ALL_GATHER",
+// "CUSTOM_VMEM_LIMIT_FLAG=65536"). It may also be the end of a preset's name ("128b"),
+// if only one preset of the generation ends so. Several names may be joined by commas.
+// The generation may be empty. The error is a *NameError or *MismatchError.
 func (c *Catalogue) Expand(presets []string, generation string) (Args, error) {
 	var args Args
 	for _, name := range splitNames(presets) {
@@ -344,8 +345,8 @@ func platformOf(generation string) Platform {
 	return PlatformTPU
 }
 
-// Group finds a group by its name, in any case. One with a parameter needs
-// NAME=VALUE. The error is a *NameError.
+// Group finds a group by its name, in any case. NAME=VALUE sets the value of a group with
+// a parameter. The error is a *NameError.
 func (c *Catalogue) Group(name string) (Group, error) {
 	base, value, given := strings.Cut(name, "=")
 	for _, g := range c.groups {
@@ -361,7 +362,7 @@ func (c *Catalogue) Group(name string) (Group, error) {
 	return Group{}, &NameError{Kind: "preset", Name: name, Suggest: c.nearPreset(name)}
 }
 
-// parameter is what stands for the value in the flags of a group with one.
+// parameter is the placeholder for the value in the flags of a group with a parameter.
 const parameter = "VALUE"
 
 func substitute(flags []string, value string) []string {
@@ -374,8 +375,8 @@ func substitute(flags []string, value string) []string {
 	return out
 }
 
-// Preset finds a preset by its name, or by the end of its name where only one
-// of the generation has it. The error is a *NameError.
+// Preset finds a preset by its name, or by the end of its name if only one preset of the
+// generation ends so. The error is a *NameError.
 func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 	wanted := c.canonical(name)
 	if generation != "" && !strings.HasPrefix(wanted, generation+"/") {
@@ -412,8 +413,9 @@ func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 	return Preset{}, e
 }
 
-// canonical puts a preset's name into the catalogue's spelling: lower case,
-// the path of a launch script without its ends, today's generation.
+// canonical returns a preset's name in the catalogue's spelling: in lower case, with the
+// present name of the generation. Of the path of a launch script it drops the directories
+// up to the generation and the suffix .sh.
 func (c *Catalogue) canonical(name string) string {
 	name = strings.TrimSuffix(strings.ToLower(name), ".sh")
 	if _, rest, ok := strings.Cut(name, "maxtext/configs/"); ok {
