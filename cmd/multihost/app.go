@@ -69,7 +69,7 @@ func (p *program) commands() []*cli.Command {
 	}
 }
 
-// bare is multihost without a command.
+// bare is the action of multihost without a command.
 func (p *program) bare(c *cli.Context) error {
 	if c.Bool("version") {
 		fmt.Fprintln(p.stdout, versionText())
@@ -81,14 +81,14 @@ func (p *program) bare(c *cli.Context) error {
 	return cli.ShowAppHelp(c)
 }
 
-// plainNumber is what a unit can be put after.
+// plainNumber matches a number without a unit.
 var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 
-// asUsageError is for what package flag refuses, which arrange lets through to
-// it only where we are wrong.
+// asUsageError wraps an error of package flag. arrange rejects bad flags first, so
+// package flag fails only where arrange has a bug.
 func asUsageError(_ *cli.Context, err error, _ bool) error { return &usageError{err: err} }
 
-// wrongValue is the error of a value that is none of its flag's kind.
+// wrongValue returns the error for a value that does not have its flag's kind.
 func wrongValue(kind config.Kind, flag, value string) error {
 	switch {
 	case kind == config.Int && strings.Trim(value, "0123456789") == "" && value != "":
@@ -103,8 +103,8 @@ func wrongValue(kind config.Kind, flag, value string) error {
 	return &usageError{err: fmt.Errorf("%s=%s: it is no number", flag, value), hint: "numbers are written in digits: " + flag + "=0.5"}
 }
 
-// command completes a command: usage errors in our form, and the EXIT STATUS
-// section that lists the statuses it can end with.
+// command completes a command: usage errors in our form, and the EXIT STATUS section,
+// which lists the statuses that the command can end with.
 func command(c cli.Command, statuses ...int) *cli.Command {
 	c.OnUsageError = asUsageError
 	c.HideHelpCommand = true
@@ -128,10 +128,10 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 	return &c
 }
 
-// statusOfCommand stands in the list of statuses for the user's command's own.
+// statusOfCommand in a list of statuses means: the exit status of the user's command.
 const statusOfCommand = -1
 
-// group is a command that only holds others.
+// group returns a command that only holds other commands.
 func (p *program) group(c cli.Command) *cli.Command {
 	c.Action = func(ctx *cli.Context) error {
 		return cli.ShowSubcommandHelp(ctx)
@@ -139,21 +139,21 @@ func (p *program) group(c cli.Command) *cli.Command {
 	return command(c)
 }
 
-// ready ends the reading of flags, before anything is done: it is the error to
-// end with where something is wrong.
+// ready ends the reading of flags, before the command does anything. It returns the error
+// to end with if a flag or word is wrong.
 func (p *program) ready(c *cli.Context) error {
 	p.viewMode(c)
 	return p.inv.refusal()
 }
 
-// oneOf refuses a value of a flag that is none of those allowed.
+// oneOf refuses a value of a flag that is not one of the allowed values.
 func (inv *invocation) oneOf(flag, value string, allowed ...string) {
 	if last := len(allowed) - 1; !slices.Contains(allowed, value) {
 		inv.refuse(usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last]), flag)
 	}
 }
 
-// notNegative refuses values below 0 of flags that are numbers or times.
+// notNegative refuses values below 0 of flags that hold a number or a time.
 func (inv *invocation) notNegative(c *cli.Context, flags ...string) {
 	for _, flag := range flags {
 		n, d := c.Int(flag), c.Duration(flag)
@@ -163,7 +163,7 @@ func (inv *invocation) notNegative(c *cli.Context, flags ...string) {
 	}
 }
 
-// noArguments refuses words that a command has no use for.
+// noArguments refuses every word of the command with that name, also words after --.
 func (p *program) noArguments(name string) {
 	switch {
 	case len(p.inv.positionals) > 0:
@@ -173,7 +173,7 @@ func (p *program) noArguments(name string) {
 	}
 }
 
-// oneArgument returns the single word that a command takes.
+// oneArgument returns the single word that a command takes, and refuses none or several.
 func (p *program) oneArgument(name, what string) string {
 	switch {
 	case len(p.inv.positionals) == 0:

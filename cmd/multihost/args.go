@@ -15,10 +15,10 @@ import (
 
 // An invocation is a command line in canonical form.
 //
-// The flag package behind cli stops at the first positional, knows one
-// spelling rule for all flags and says nothing when two aliases of one flag
-// disagree. So the command line is put in order before cli sees it: every flag
-// as --name=value right after the command that owns it.
+// The flag package behind cli stops at the first positional, has one spelling rule for
+// all flags and does not report it when two aliases of one flag disagree. So arrange
+// rewrites the command line before cli sees it: every flag becomes --name=value right
+// after the command that owns it.
 type invocation struct {
 	args        []string                  // for cli.App.Run: program, global flags, command, its flags, …
 	positionals []string                  // words before --
@@ -26,28 +26,28 @@ type invocation struct {
 	dashed      bool                      // there was a --
 	path        []string                  // the command and its subcommand
 	set         map[string]string         // canonical flag → the spelling used
-	order       []string                  // canonical flags as they were typed, with positional and dashes, then those of layers below
-	objections  []objection               // what is wrong with values, as it was found
+	order       []string                  // canonical flags as typed, with positional and dashes; then flags set by lower layers
+	objections  []objection               // what is wrong with values, in the order found
 	values      map[string]string         // canonical flag → the value typed, the last one
-	from        map[string]config.Setting // canonical flag → what it was given that was not typed
+	from        map[string]config.Setting // canonical flag → the value that a layer gave it, if it was not typed
 	layers      layers
 }
 
-// What stands on a command line besides flags has these names in their order.
+// Names for the parts of a command line that are not flags, used in order.
 const (
 	positional = "WORD" // a word before --
-	dashes     = "--"   // with the words after it
+	dashes     = "--"   // -- and the words after it
 )
 
-// An objection is something wrong with values of flags.
+// An objection is something wrong with the values of flags.
 type objection struct {
 	err   error
-	flags []string // all that it depends on; that they are missing, where none of them is given
+	flags []string // all flags it depends on; if none is given, it is that they are missing
 }
 
-// refuse notes what is wrong, so that the rest of the line is looked at too; err
-// may be nil. What follows from a flag that is wrong by itself names that flag
-// too, and is noted after it.
+// refuse records what is wrong and lets the rest of the line be checked too; err may be
+// nil. An objection that follows from a flag that is wrong by itself must name that flag
+// too and be recorded after that flag's own objection.
 func (inv *invocation) refuse(err error, flags ...string) {
 	if err != nil {
 		inv.objections = append(inv.objections, objection{err, flags})
@@ -59,11 +59,11 @@ func (inv *invocation) refused(flags ...string) bool {
 	return slices.ContainsFunc(inv.objections, func(o objection) bool { return len(o.flags) == 1 && slices.Contains(flags, o.flags[0]) })
 }
 
-// refusal is the objection to tell, or nil.
+// refusal returns the objection to report, or nil.
 func (inv *invocation) refusal() error { return firstObjection(inv.order, inv.objections) }
 
-// firstObjection is the one that a reader of the command line, with its flags in
-// that order, comes to first.
+// firstObjection returns the objection that a reader of the command line, with its flags
+// in that order, meets first; nil if there is none.
 func firstObjection(order []string, all []objection) error {
 	if len(all) == 0 {
 		return nil
@@ -71,8 +71,8 @@ func firstObjection(order []string, all []objection) error {
 	return slices.MinFunc(all, func(a, b objection) int { return cmp.Compare(place(order, a.flags), place(order, b.flags)) }).err
 }
 
-// place is where in order something about several flags is found out: at the last
-// of them. Where none is given it is behind all.
+// place returns the position in order at which a problem with these flags shows: that of
+// the last of them. If none is given, it is behind all.
 func place(order, flags []string) int {
 	last := -1
 	for _, name := range flags {
@@ -84,13 +84,13 @@ func place(order, flags []string) int {
 	return last
 }
 
-// arrange reads argv (without the program name) for the commands of app.
-// Flags are accepted before and after positionals up to "--", global flags
-// also after the command. Upper-case names are MaxText's, case-sensitive, and
-// their booleans take a value as a word of its own; lower-case names may be
-// written with underscores as gcloud's are. Of a command that takes its words
-// verbatim, what is no flag of ours is a positional, dashes or not. A flag that is
-// not given takes its value from a layer below: see layers.
+// arrange reads argv (without the program name) for the commands of app. It accepts flags
+// before and after positionals up to "--", and global flags also after the command.
+// Upper-case names are MaxText's: they are case-sensitive, and their booleans take the
+// next word as value. Lower-case names may be written with underscores, as gcloud's. For
+// a command that takes its words verbatim, every word that is not one of our flags is a
+// positional, with or without dashes. A flag that is not given takes its value from a
+// layer below: see layers.
 func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 	inv := &invocation{set: map[string]string{}, values: map[string]string{}}
 	if len(argv) > 0 && argv[0] == "help" {
@@ -140,12 +140,12 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 		}
 		i += used - 1
 	}
-	if !help { // which is there where a file or a variable is wrong, too
+	if !help { // help works even if a file or a variable is wrong
 		files, err := p.loadFiles(app, inv)
 		inv.refuse(err, "config", "profile")
 		inv.fill(levels, layers{p.lookup, files})
 	}
-	if help || group { // which read no flags
+	if help || group { // these never call ready
 		if err := inv.refusal(); err != nil {
 			return nil, err
 		}
@@ -159,7 +159,7 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 	return inv, nil
 }
 
-// level is one command of the path with its flags and those given to it.
+// level is one command of the path, with its flags and the flags given to it.
 type level struct {
 	name     string
 	flags    []cli.Flag
@@ -167,15 +167,15 @@ type level struct {
 	verbatim bool
 }
 
-// takesVerbatim reports whether the command's words may begin with dashes
-// without being flags of ours. A command declares it, to its users too, with
-// an ArgsUsage in quotes: 'FLAGS'.
+// takesVerbatim reports whether the command's words may begin with dashes without being
+// flags of ours. A command declares this, also in its help, by an ArgsUsage in quotes:
+// 'FLAGS'.
 func takesVerbatim(c *cli.Command) bool { return strings.HasPrefix(c.ArgsUsage, "'") }
 
-// isGroup reports whether a command only holds others.
+// isGroup reports whether a command only holds other commands.
 func isGroup(c *cli.Command) bool { return len(c.Subcommands) > 0 && c.ArgsUsage == "" }
 
-// isFlag reports whether a word names a flag of ours.
+// isFlag reports whether a word names one of our flags.
 func isFlag(levels []*level, word string) bool {
 	name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-"), "=")
 	_, f := findFlag(levels, name)
@@ -185,8 +185,8 @@ func isFlag(levels []*level, word string) bool {
 	return f != nil
 }
 
-// inherit moves flags that were given before this command's name, and that it
-// knows too, from the outer command to this one.
+// inherit moves flags given before this command's name from the outer command to this
+// one, if this command knows them too.
 func (l *level) inherit(outer *level) {
 	outer.given = slices.DeleteFunc(outer.given, func(word string) bool {
 		name, _, _ := strings.Cut(strings.TrimPrefix(word, "--"), "=")
@@ -207,7 +207,7 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 	if flag == nil && name == strings.ToLower(name) {
 		lvl, flag = findFlag(levels, strings.ReplaceAll(name, "_", "-"))
 	}
-	if positive, negated := strings.CutPrefix(strings.ReplaceAll(name, "_", "-"), "no-"); flag == nil && negated { // as gcloud has it
+	if positive, negated := strings.CutPrefix(strings.ReplaceAll(name, "_", "-"), "no-"); flag == nil && negated { // gcloud's spelling
 		if lvl, flag = findFlag(levels, positive); flag != nil && isBool(flag) && !hasValue {
 			hasValue, value = true, "false"
 		} else {
@@ -263,7 +263,7 @@ func (inv *invocation) takeFlag(levels []*level, words []string) (int, error) {
 		}
 	}
 	inv.values[canonical] = value
-	if wrong != nil { // then the command reads on with the flag's default
+	if wrong != nil { // the command then reads the flag's default
 		inv.refuse(wrong, canonical)
 		return used, nil
 	}
@@ -296,7 +296,7 @@ func isBool(f cli.Flag) bool {
 	return ok
 }
 
-// isSwitch reports whether the flag may stand alone.
+// isSwitch reports whether the flag may be given without a value.
 func isSwitch(f cli.Flag) bool {
 	if g, ok := f.(*cli.GenericFlag); ok {
 		_, optional := g.Value.(*optionalValue)
@@ -361,8 +361,8 @@ func unknownCommand(levels []*level, commands []*cli.Command, word string) error
 	return err
 }
 
-// otherWords are what other tools call commands of ours, or where those stand
-// here, the likeliest first.
+// otherWords maps words of other tools to our commands or to their paths, the likeliest
+// first.
 var otherWords = map[string][]string{
 	"ls": {"list", "show", "qr list"}, "list": {"show", "qr list"}, "get": {"show", "qr show"}, "describe": {"show", "qr show"},
 	"rm": {"delete", "qr delete"}, "remove": {"delete", "qr delete"}, "delete": {"qr delete"}, "create": {"qr create"}, "wait": {"qr wait"}, "show": {"qr show"},
@@ -371,7 +371,7 @@ var otherWords = map[string][]string{
 	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
 }
 
-// knows reports whether commands has the one of that path.
+// knows reports whether commands contains the command of that path.
 func knows(commands []*cli.Command, path string) bool {
 	for word := range strings.FieldsSeq(path) {
 		c := findCommand(commands, word)
@@ -383,8 +383,8 @@ func knows(commands []*cli.Command, path string) bool {
 	return true
 }
 
-// optionalValue is the value of a flag that may stand alone or carry a value,
-// as --keep-on-failure or --keep-on-failure=2h.
+// optionalValue is the value of a flag that may be given with or without a value:
+// --keep-on-failure or --keep-on-failure=2h.
 type optionalValue struct {
 	text string
 	set  bool

@@ -27,9 +27,9 @@ import (
 	"multihost/internal/xla"
 )
 
-// Completion has two halves: a script for each shell, which hands over the words
-// that were typed, and this program, which answers. So what is completed is
-// always what this binary knows, and the scripts need not change with it.
+// Completion has two halves: a script for each shell, which passes on the words that were
+// typed, and this program, which answers. So completion always knows what this binary
+// knows, and the scripts need not change with it.
 
 var (
 	//go:embed completion/bash.sh
@@ -40,7 +40,7 @@ var (
 	fishCompletion string
 )
 
-// completionScripts are the scripts by shell.
+// completionScripts returns the scripts by shell.
 func completionScripts() map[string]string {
 	return map[string]string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
 }
@@ -71,19 +71,19 @@ How to have it in every shell is said at the begin of each script.`,
 	}, exitOK, exitUsage)
 }
 
-// completionScript is the answer of completion.
+// completionScript is the result of completion.
 type completionScript struct {
 	Shell  string `json:"shell"`
 	Script string `json:"script"`
 }
 
-// A candidate is what a word could become.
+// A candidate is a text that the current word can become.
 type candidate struct {
 	text  string
 	about string // a few words, or ""
 }
 
-// The kinds of answers: what the shell does after or instead of the candidates.
+// The kinds of answers tell the shell what to do after or instead of the candidates.
 const (
 	answerWords = "words" // a space follows the word
 	answerOpen  = "open"  // no space: the word goes on
@@ -91,8 +91,8 @@ const (
 	answerDirs  = "dirs"
 )
 
-// complete answers a script: a line with the kind, then a candidate a line. It
-// is silent about whatever goes wrong.
+// complete answers a completion script: it prints a line with the kind, then one
+// candidate per line. It ignores all errors.
 func (p *program) complete(ctx context.Context, argv []string) {
 	if len(argv) < 2 {
 		return
@@ -119,9 +119,9 @@ func (p *program) complete(ctx context.Context, argv []string) {
 	}
 }
 
-// plainWord is what a shell takes as it stands. Scripts put candidates into the
-// line unquoted, and a name can come from a file or directory of somebody else:
-// nobody who presses Tab is to find $(…) in the line.
+// plainWord matches words that a shell takes literally. The scripts insert candidates
+// unquoted, and a name can come from a file or directory of another user: pressing Tab
+// must never put $(…) into the line.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/=,@*+-]+$`)
 
 // keepOnly drops all characters of s that are not in set.
@@ -134,9 +134,8 @@ func keepOnly(s, set string) string {
 	}, s)
 }
 
-// splitLine splits the begin of a command line as a shell does, the last word
-// being the one under the cursor, perhaps with a quote still open. It has at
-// least two words.
+// splitLine splits the beginning of a command line as a shell does. The last word is the
+// one under the cursor; its quote may still be open. The result has at least two words.
 func splitLine(line string) []string {
 	words := []string{""}
 	var quote rune
@@ -171,17 +170,17 @@ func splitLine(line string) []string {
 // A query is a command line that is being completed.
 type query struct {
 	ctx     context.Context
-	p       *program // says nothing
-	words   []string // before the current one
+	p       *program // discards its output
+	words   []string // the words before the current one
 	current string
 
 	levels      []*level
 	commands    []*cli.Command
-	command     *cli.Command // the innermost
+	command     *cli.Command // the innermost command
 	positionals []string
 	path        string   // "qr show"
-	flag        cli.Flag // whose value the current word is
-	after       bool     // after --
+	flag        cli.Flag // the flag whose value is the current word, or nil
+	after       bool     // the current word is after --
 	given       map[string]bool
 }
 
@@ -252,7 +251,7 @@ func (q *query) answer() (kind string, list []candidate) {
 	return answerWords, list
 }
 
-// flags lists the flags that are not given yet, or may be given again.
+// flags lists the flags that are not given yet or may be repeated.
 func (q *query) flags() (kind string, list []candidate) {
 	upper := q.current != strings.ToLower(q.current)
 	seen := map[string]bool{}
@@ -284,7 +283,7 @@ func (q *query) flags() (kind string, list []candidate) {
 	return answerWords, list
 }
 
-// values completes the value of a flag; prefix stands before it in the word.
+// values completes the value of a flag; prefix is the part of the word before the value.
 func (q *query) values(f cli.Flag, prefix, value string) (kind string, list []candidate) {
 	name := f.Names()[0]
 	switch {
@@ -305,7 +304,7 @@ func (q *query) values(f cli.Flag, prefix, value string) (kind string, list []ca
 			list = append(list, candidate{word, ""})
 		}
 	}
-	if slices.Contains(commaFlags, name) { // the last of several
+	if slices.Contains(commaFlags, name) { // completes the last of several names
 		prefix += value[:strings.LastIndexByte(value, ',')+1]
 		kind = answerOpen
 	}
@@ -318,13 +317,13 @@ func (q *query) values(f cli.Flag, prefix, value string) (kind string, list []ca
 	return kind, list
 }
 
-// commaFlags take several names with commas between them.
+// commaFlags take several names, separated by commas.
 var commaFlags = []string{"xla-preset", "workers", "exclude-workers"}
 
 var enumerated = regexp.MustCompile(`^([a-z0-9-]+(?:, [a-z0-9-]+)*,? or [a-z0-9-]+)(?::| \()`)
 
-// enumeration is the list of words that a flag takes, where its help begins
-// with it: "auto, on or off: …".
+// enumeration returns the words that a flag takes if its help begins with them, as in
+// "auto, on or off: …".
 func enumeration(usage string) []string {
 	m := enumerated.FindStringSubmatch(regexp.MustCompile(` \([^)]*\)`).ReplaceAllString(usage, "") + " (")
 	if m == nil {
@@ -333,7 +332,7 @@ func enumeration(usage string) []string {
 	return strings.FieldsFunc(strings.ReplaceAll(m[1], " or ", " "), func(r rune) bool { return r == ' ' || r == ',' })
 }
 
-// flagValues complete the values of flags, those of positionalValues the words
+// flagValues completes the values of flags; positionalValues completes the words
 // of commands.
 var flagValues = map[string]func(q *query) []candidate{
 	"tpu-prefix":      (*query).prefixes,
@@ -357,7 +356,7 @@ var flagValues = map[string]func(q *query) []candidate{
 	"fault":           (*query).faults,
 }
 
-// positionalValues complete the words of commands.
+// positionalValues completes the words of commands.
 var positionalValues = map[string]func(q *query) []candidate{
 	"attach":         (*query).run,
 	"logs":           (*query).run,
@@ -381,7 +380,7 @@ var positionalValues = map[string]func(q *query) []candidate{
 	"preflight":      func(*query) []candidate { return plain([]string{"PLATFORM=gce", "PLATFORM=gke"}) },
 }
 
-// positionalFiles are commands whose words name files.
+// positionalFiles lists the commands whose words name files.
 var positionalFiles = map[string]string{"cp": answerFiles, "manual": answerDirs}
 
 func plain(texts []string) []candidate {
@@ -392,8 +391,8 @@ func plain(texts []string) []candidate {
 	return list
 }
 
-// setting is the value that a flag has, typed or not; "" where the line is not
-// understood.
+// setting returns the value that a flag has, typed or from a layer; "" if the command
+// line has an error.
 func (q *query) setting(flag string) string {
 	inv, err := q.p.arrange(q.p.app(), q.words)
 	if err != nil {
@@ -410,7 +409,7 @@ func (q *query) run() []candidate {
 	return q.runs()
 }
 
-// runs are the runs that this machine has records of, the newest first.
+// runs returns the runs that this machine has records of, the newest first.
 func (q *query) runs() []candidate {
 	dir := cmp.Or(q.setting("state-dir"), config.StateDir(q.p.lookup, q.p.home))
 	entries, _ := os.ReadDir(filepath.Join(dir, "runs"))
@@ -432,7 +431,7 @@ func (q *query) runs() []candidate {
 	return list
 }
 
-// chips are the kinds of chip that --type takes.
+// chips returns the kinds of chip that --type takes.
 func (q *query) chips() []candidate {
 	var list []candidate
 	for _, g := range tpu.Generations() {
@@ -443,7 +442,7 @@ func (q *query) chips() []candidate {
 	return list
 }
 
-// topologies are those of the kind of chip that is typed, or of any.
+// topologies returns the topologies of the kind of chip that is typed, or of any kind.
 func (q *query) topologies() []candidate {
 	kind := q.setting("type")
 	var list []candidate
@@ -479,8 +478,8 @@ func (q *query) runtimes() []candidate {
 	return list
 }
 
-// zones are those in which Google documents TPUs, with their generations. It is
-// for typing only: nothing is refused for not being here.
+// zones returns the zones in which Google documents TPUs, with their generations. The
+// list only helps to type: no zone is refused because it is missing here.
 func (q *query) zones() []candidate {
 	return []candidate{
 		{"asia-east1-c", "v2"}, {"asia-northeast1-b", "v6e"}, {"europe-west4-a", "v2, v3, v6e"}, {"europe-west4-b", "v5e, v5p"},
@@ -490,7 +489,7 @@ func (q *query) zones() []candidate {
 	}
 }
 
-// gcloudFor is gcloud's configuration by the name; it is only read from files.
+// gcloudFor returns the gcloud configuration of that name; it only reads files.
 func (q *query) gcloudFor(name string) config.Gcloud {
 	g, _ := config.LoadGcloud(q.p.lookup, q.p.home, name)
 	return g
@@ -563,7 +562,7 @@ func (q *query) flagNames() []candidate {
 	return list
 }
 
-// commandNames are the words of the commands, one by one.
+// commandNames returns the next words of a command's path.
 func (q *query) commandNames() []candidate {
 	commands := q.p.app().Commands
 	for _, word := range q.positionals {
@@ -588,7 +587,7 @@ func (q *query) faults() []candidate {
 	return list
 }
 
-// faultWords are the names of faults, then their arguments.
+// faultWords returns the names of faults, then the arguments of the named fault.
 func (q *query) faultWords() []candidate {
 	if len(q.positionals) == 0 {
 		return append(q.faults(), candidate{"clear", "take faults back"})
@@ -604,14 +603,14 @@ func (q *query) faultWords() []candidate {
 	return list
 }
 
-// namesFresh is how long the names that the API told are taken as they are.
+// namesFresh is how long names from the API are used again without asking.
 const namesFresh = time.Minute
 
-// namesLimit is how long the API may take to tell names: who waits for a key
-// stroke does not wait longer. Only tests, on machines under load, have another.
+// namesLimit limits the time that the API may take to return names: a user who has
+// pressed Tab does not wait longer. Only tests, on machines under load, change it.
 var namesLimit = 2 * time.Second
 
-// cloudNames are what the API knows under names, as kept between two key
+// cloudNames holds the names that the API knows, as they are kept between two key
 // strokes.
 type cloudNames struct {
 	Place  string         `json:"place"` // project, zone and endpoint
@@ -620,8 +619,8 @@ type cloudNames struct {
 	Queued []string       `json:"queued_resources"`
 }
 
-// cloud asks the API, or the answer of a moment ago. Where a simulator would
-// have to be started for it, there is nothing.
+// cloud returns the names from the API, or its answer of a moment ago. If a simulator
+// would have to be started for that, it returns none.
 func (q *query) cloud() (names cloudNames) {
 	app := q.p.app()
 	inv, err := q.p.arrange(app, q.words)
@@ -647,12 +646,12 @@ func (q *query) cloud() (names cloudNames) {
 		return err
 	}
 	q.p.inv = inv
-	_ = app.RunContext(q.ctx, append([]string{"multihost"}, inv.args...)) // silent: there are no names then
+	_ = app.RunContext(q.ctx, append([]string{"multihost"}, inv.args...)) // errors are ignored: there are no names then
 	return names
 }
 
-// prefixes are what --tpu-prefix can be: names of slices, and what several of
-// them begin with.
+// prefixes returns values for --tpu-prefix: names of slices, and what the names of
+// several slices begin with.
 func (q *query) prefixes() []candidate {
 	slicesOf := map[string]int{}
 	names := q.cloud().Slices
@@ -681,7 +680,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// queued are the queued resources, for the one word that names one.
+// queued returns the queued resources, for the one word that names one.
 func (q *query) queued() []candidate {
 	if len(q.positionals) > 0 {
 		return nil
@@ -689,8 +688,8 @@ func (q *query) queued() []candidate {
 	return plain(q.cloud().Queued)
 }
 
-// workers are those of the run that is named, or of the slices that --tpu-prefix
-// names.
+// workers returns the workers of the run that is named, or of the slices that
+// --tpu-prefix names.
 func (q *query) workers() []candidate {
 	var counts []int
 	if len(q.positionals) > 0 {
@@ -718,7 +717,8 @@ func (q *query) workers() []candidate {
 	return list
 }
 
-// cloudNames reads the names that the API knows.
+// cloudNames returns the names that the API knows: from the kept file if it is fresh, or
+// else from the API.
 func (s *session) cloudNames(ctx context.Context) (cloudNames, error) {
 	roots, err := s.cloud.Roots()
 	if err != nil {
@@ -745,7 +745,7 @@ func (s *session) cloudNames(ctx context.Context) (cloudNames, error) {
 		return names, err
 	}
 	if data, err := json.Marshal(names); err == nil && os.MkdirAll(s.stateDir, 0o700) == nil {
-		_ = writeWhole(path, data) // else the next time asks again
+		_ = writeWhole(path, data) // if it fails, the next key stroke asks the API again
 	}
 	return names, nil
 }

@@ -49,7 +49,7 @@ command before what stands there for all commands. See docs/configuration.md.
 	})
 }
 
-// shownConfig is the answer of config show.
+// shownConfig is the result of config show.
 type shownConfig struct {
 	Command     string        `json:"command,omitempty"`
 	ProjectFile string        `json:"project_file,omitempty"`
@@ -62,16 +62,16 @@ type shownConfig struct {
 	from        config.Source // of the profile
 }
 
-// shownFlag is one flag with the value that counts and those that do not.
+// shownFlag is one flag with the value in force and the values that it overrides.
 type shownFlag struct {
 	Flag     string   `json:"flag"`
-	Commands []string `json:"commands,omitempty"` // that it holds for; none: for all that take it
+	Commands []string `json:"commands,omitempty"` // commands with this value; empty: all that take it
 	shownValue
-	Beaten []shownValue `json:"beaten,omitempty"` // what it took the place of, the nearest first
+	Beaten []shownValue `json:"beaten,omitempty"` // overridden values, the nearest layer first
 }
 
 type shownValue struct {
-	Values []string      `json:"values"` // one, of a list any number
+	Values []string      `json:"values"` // one value; for a list any number
 	Source config.Source `json:"source"`
 }
 
@@ -149,7 +149,8 @@ func (p *program) configShow(c *cli.Context) error {
 // builtIn reports whether nothing set the flag.
 func (f shownFlag) builtIn() bool { return f.Source.Layer == config.BuiltIn && len(f.Beaten) == 0 }
 
-// add puts a flag of a command beside equal ones of others.
+// add adds a flag of command. If other commands have it with the same values, it adds
+// command to their entry.
 func (s *shownConfig) add(f shownFlag, command string) {
 	for i := range s.Flags {
 		if o := &s.Flags[i]; o.Flag == f.Flag && fmt.Sprint(o.shownValue, o.Beaten) == fmt.Sprint(f.shownValue, f.Beaten) {
@@ -161,7 +162,7 @@ func (s *shownConfig) add(f shownFlag, command string) {
 	s.Flags = append(s.Flags, f)
 }
 
-// valuesOf are the flags that a command would have if it were typed here.
+// valuesOf returns the flags that a command would have if it were typed here.
 func (p *program) valuesOf(app *cli.App, path string, configuration *string) ([]shownFlag, error) {
 	inv := &invocation{values: map[string]string{}}
 	for _, f := range app.Flags {
@@ -228,21 +229,22 @@ func defaultOf(f cli.Flag) string {
 	return strings.Trim(d.GetDefaultText(), `"`)
 }
 
-// gcloudValue is what gcloud's configuration says of a flag.
+// gcloudValue returns a flag's value in gcloud's configuration and where that comes from,
+// or "".
 func (p *program) gcloudValue(inv *invocation, flag string, configuration *string) (value, from string) {
 	field := gcloudFields[flag]
 	if field == "" {
 		return "", ""
 	}
 	g, err := p.loadGcloud(inv)
-	if err != nil { // which configShow has told
+	if err != nil { // configShow has reported it
 		return "", ""
 	}
 	*configuration = g.Configuration
 	return map[string]string{"Project": g.Project, "Zone": g.Zone, "AccessTokenFile": g.AccessTokenFile}[field], g.Source[field]
 }
 
-// loadGcloud reads the configuration of gcloud that a command would use.
+// loadGcloud reads the gcloud configuration that a command would use.
 func (p *program) loadGcloud(inv *invocation) (config.Gcloud, error) {
 	name := inv.values["configuration"]
 	if s := inv.from["configuration"]; name == "" && len(s.Values) > 0 {
@@ -251,7 +253,7 @@ func (p *program) loadGcloud(inv *invocation) (config.Gcloud, error) {
 	return config.LoadGcloud(p.lookup, p.home, name)
 }
 
-// gcloudFields are the flags for which gcloud's configuration has a value.
+// gcloudFields lists the flags for which gcloud's configuration has a value.
 var gcloudFields = map[string]string{"project": "Project", "zone": "Zone", "access-token-file": "AccessTokenFile"}
 
 func (s shownConfig) text(leaves int) string {
@@ -310,7 +312,7 @@ func sourceText(s config.Source) string {
 	return text
 }
 
-// commandsText names the commands that a line of config show is about.
+// commandsText names the commands that a line of config show covers.
 func commandsText(commands []string, leaves int) string {
 	const most = 3
 	switch n := len(commands); {
@@ -360,12 +362,12 @@ left as it is.`,
 	}, exitOK, exitUsage, exitIO)
 }
 
-// writtenFile is the answer of init.
+// writtenFile is the result of init.
 type writtenFile struct {
 	Path string `json:"path"`
 }
 
-// writeNew writes a file that is not there yet.
+// writeNew writes a new file. It is an error if the file exists.
 func writeNew(path, text string, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

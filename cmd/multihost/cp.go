@@ -51,7 +51,7 @@ of it has arrived on every one. From workers each stands for itself.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-// copyOptions reads which files are meant, and whether they go to workers.
+// copyOptions reads which files to copy, and whether they go to workers.
 func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up bool) {
 	o.Workers, o.Except = p.namedWorkers(s, c), p.parsePattern(c, "exclude-workers")
 	up, err := p.copiedFiles(&o)
@@ -59,13 +59,13 @@ func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up
 	return o, up
 }
 
-// copiedFiles reads the words of the command.
+// copiedFiles reads the sources and the destination from the words of the command.
 func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
 	words := slices.Concat(p.inv.positionals, p.inv.argv)
 	if len(words) < 2 {
 		return false, &usageError{err: errors.New("multihost cp needs a source and a destination"), hint: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
 	}
-	names := make([]string, len(words)) // of workers, "" for local
+	names := make([]string, len(words)) // the workers before each colon, "" for a local name
 	for i, w := range words {
 		if pattern, rest, ok := cutWorkers(w); ok {
 			names[i], words[i] = pattern, rest
@@ -95,10 +95,10 @@ func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
 	return up, err
 }
 
-// word is the i-th of the command line.
+// word returns the i-th word of the command line.
 func (p *program) word(i int) string { return slices.Concat(p.inv.positionals, p.inv.argv)[i] }
 
-// cutWorkers cuts s0w3:name into the workers and the name.
+// cutWorkers cuts s0w3:name into the workers and the name; ok is false for a local name.
 func cutWorkers(word string) (workers, name string, ok bool) {
 	workers, name, ok = strings.Cut(word, ":")
 	if !ok {

@@ -7,5 +7,6 @@ import (
 	"syscall"
 )
 
-// ownSession keeps a daemon from what happens to this terminal.
+// ownSession puts a daemon into its own session, so that signals of this terminal spare
+// it.
 func ownSession(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

@@ -2,6 +2,6 @@ package main
 
 import "os/exec"
 
-// ownSession has nothing to do: the only daemon is the simulator, which is not
-// there on Windows.
+// ownSession does nothing: the only daemon is the simulator, which does not exist on
+// Windows.
 func ownSession(*exec.Cmd) {}

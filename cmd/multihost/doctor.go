@@ -15,8 +15,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// doctorPatience is how long doctor waits for a worker to answer at all: it
-// looks at what is there, and waits for nothing to boot.
+// doctorPatience limits how long doctor waits for a worker's first answer: doctor
+// examines the present state and does not wait for a boot.
 const doctorPatience = 15 * time.Second
 
 func (p *program) doctorCommand() *cli.Command {
@@ -119,7 +119,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 	return o, nil
 }
 
-// doctorStatus is the status for the first error of a report.
+// doctorStatus returns the exit status for the first error of a report.
 func doctorStatus(r doctor.Report) int {
 	for _, f := range r.Findings {
 		if f.Level != doctor.Error {

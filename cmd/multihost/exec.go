@@ -15,7 +15,7 @@ import (
 	"multihost/internal/ui"
 )
 
-// workersFlags choose some of the workers of the slices.
+// workersFlags select some of the workers of the slices.
 func workersFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "workers", Usage: "only the workers that `PATTERN` names, as s0w3, s0w*, s[0-1]w[0-3], with commas between; default: all"},
@@ -23,7 +23,8 @@ func workersFlags() []cli.Flag {
 	}
 }
 
-// quickFlags are those of commands that somebody waits for.
+// quickFlags are the flags of commands whose user waits for the result: --connect-timeout
+// is 30 seconds.
 func quickFlags() []cli.Flag {
 	ssh := sshFlags()
 	for _, f := range ssh {
@@ -34,7 +35,7 @@ func quickFlags() []cli.Flag {
 	return flags(selectFlags(), hostFlags(), ssh)
 }
 
-// namedWorkers reads whose workers are meant.
+// namedWorkers reads which slices or hosts the command works on.
 func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers) {
 	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), p.slicesOf(c), c.Bool("allow-partial")
 	switch {
@@ -133,8 +134,8 @@ func (p *program) execOptions(s *session, c *cli.Context) job.ExecOptions {
 	return o
 }
 
-// refuseCommand refuses a command line on which there is nothing to run, or two
-// things; script is that of --command.
+// refuseCommand refuses a command line that has nothing to run, or both a script and
+// words after --, and reports whether it did. script is the value of --command.
 func (p *program) refuseCommand(script string) bool {
 	var err error
 	switch argv := p.inv.argv; {

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/xla"
 )
 
-// Exit statuses of multihost's own failures, after BSD's sysexits. A command's
-// failure is passed on as it is.
+// Exit statuses of multihost's own failures, after BSD's sysexits. The exit status of the
+// user's command is passed on unchanged.
 const (
 	exitOK          = 0
 	exitUsage       = 64
@@ -58,7 +58,7 @@ var exitTexts = map[int]string{
 	exitTerminate:   "ended by SIGTERM",
 }
 
-// usageError is a command line that cannot be carried out as typed.
+// usageError reports a command line that cannot be carried out as typed.
 type usageError struct {
 	err  error
 	hint string
@@ -72,7 +72,7 @@ func usagef(format string, args ...any) *usageError {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// configError is a setting that is missing or malformed.
+// configError reports a setting that is missing or malformed.
 type configError struct {
 	err  error
 	hint string
@@ -82,8 +82,7 @@ func (e *configError) Error() string { return e.err.Error() }
 func (e *configError) Unwrap() error { return e.err }
 func (e *configError) Hint() string  { return e.hint }
 
-// statusError carries an exit status that has been explained to the user
-// already.
+// statusError carries an exit status whose reason the user has already been shown.
 type statusError struct{ code int }
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
@@ -200,8 +199,8 @@ func exitCode(err error) int {
 	return exitInternal
 }
 
-// hintOf returns what the user should type next, a line for each part of a
-// joined error, or "". An error with a Hint method speaks for what it wraps.
+// hintOf returns what the user should type next, one line for each part of a joined
+// error, or "". The hint of an error also covers the errors that it wraps.
 func hintOf(err error) string {
 	var lines []string
 	var walk func(error)
@@ -226,7 +225,7 @@ func hintOf(err error) string {
 	walk(err)
 	var connect *sshfan.ConnectError
 	if errors.As(err, &connect) || errors.Is(err, sshfan.ErrConnectionLost) {
-		return strings.Join(lines, "\n") // a network's error, but not the API's
+		return strings.Join(lines, "\n") // a network error, but not the API's
 	}
 	if len(lines) == 0 && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))

@@ -40,7 +40,7 @@ func globalFlags() []cli.Flag {
 	}
 }
 
-// sshFlags say how workers are reached.
+// sshFlags set how workers are reached.
 func sshFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Category: catSSH, Usage: "same as --ip=internal: the runner is in the workers' network"},
@@ -57,7 +57,7 @@ func sshFlags() []cli.Flag {
 	}
 }
 
-// selectFlags say which slices a command works on.
+// selectFlags select the slices that a command works on.
 func selectFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "exact name of one slice, or `P` of the slices P-0, P-1, …"},
@@ -86,7 +86,7 @@ func (p *program) slicesOf(c *cli.Context) tpu.Numbers {
 	return numbers
 }
 
-// hostFlags name machines that no cloud API knows, in place of slices.
+// hostFlags name machines that no cloud API knows; they replace slices.
 func hostFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "hosts", Usage: "machines in place of slices, as `[USER@]HOST[:PORT],…`; order is worker number"},
@@ -106,7 +106,7 @@ func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }
 
-// patienceFlags say how long a worker of a run may be away or silent.
+// patienceFlags set how long a worker of a run may be away or silent.
 func patienceFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.DurationFlag{Name: "lost-timeout", Value: 10 * time.Minute, Usage: "longest `TIME` that the output of a worker is asked for again while it cannot be followed; then the run is given up with status 69 and left running; 0: no limit"},
@@ -115,7 +115,7 @@ func patienceFlags() []cli.Flag {
 	}
 }
 
-// commandFlags say what to run and how; run and job share them.
+// commandFlags set what to run and how; run and job share them.
 func commandFlags() []cli.Flag {
 	return flags(patienceFlags(), []cli.Flag{
 		dryRunFlag(),

@@ -80,8 +80,9 @@ Prices are ` + tpu.PriceSource + `.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// confirm asks a question that only y answers with yes. Without a terminal it
-// is an error: what cannot be taken back needs --yes.
+// confirm asks a yes-or-no question; only y means yes, other answers are an error.
+// Without a terminal it returns an error, because an irreversible action then needs
+// --yes.
 func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
 	in, ok := p.stdin.(*os.File)
 	if !ok || view.Mode() == ui.JSON || !ui.CanAsk(in, p.stderr) {
@@ -97,9 +98,9 @@ func (p *program) confirm(ctx context.Context, view *ui.Renderer, question strin
 	return nil
 }
 
-// warnOfLeftovers looks, beside a command that makes or uses slices, for what
-// earlier runs of the user left, once the command's input is found right. A
-// simulator of this command's own has none.
+// warnOfLeftovers looks for what earlier runs of the user left, while a command that
+// makes or uses slices does its work. The look starts when the command's input has been
+// checked; wait ends it. A simulator started for this command has no leftovers.
 func (p *program) warnOfLeftovers(s *session, c *cli.Context, d *job.Deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// deliberate is the least time between two signals that are two acts.
+	// deliberate is the shortest time between two signals that count as two user actions.
 	deliberate = time.Second
-	// leaveLimit is how long the program may take to end once the user wants
-	// out at once.
+	// leaveLimit is how long the program may take to exit once the user wants to leave at
+	// once.
 	leaveLimit = 5 * time.Second
 )
 
@@ -28,12 +28,12 @@ func interruptFlag(otherwise string) cli.Flag {
 	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); ask is " + otherwise + " where there is no terminal"}
 }
 
-// onInterrupt is what signals mean to the command under way. The zero value is
-// for commands that run nothing: every signal ends them.
+// onInterrupt says what signals do to the command under way. The zero value is for
+// commands that run nothing: every signal ends them.
 type onInterrupt struct {
 	mu     sync.Mutex                                                // guards the fields below
-	answer job.Answer                                                // to SIGINT and SIGTERM, without a question; empty: the command's own
-	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: nobody is asked
+	answer job.Answer                                                // to SIGINT and SIGTERM, without asking; empty: the command's default
+	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: never ask
 	second func() job.Answer                                         // to SIGINT while the question is open
 }
 
@@ -41,8 +41,8 @@ func (p *program) checkOnInterrupt(c *cli.Context) {
 	p.inv.oneOf("on-interrupt", c.String("on-interrupt"), "ask", string(job.Stop), string(job.Detach))
 }
 
-// onInterrupts makes signals mean what --on-interrupt says. The question is
-// only asked when there is something to decide about.
+// onInterrupts sets what signals do, from --on-interrupt. It asks only while a command
+// runs or a queued resource exists.
 func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) {
 	mode := c.String("on-interrupt")
 	p.interrupts.mu.Lock()
@@ -71,8 +71,8 @@ func (p *program) onInterrupts(s *session, c *cli.Context, d *job.Deps) {
 	p.interrupts.second = func() job.Answer { return d.Stand().Second() }
 }
 
-// askInterrupt asks what to do. A terminal that cannot be asked any more is no
-// reason to stop what runs.
+// askInterrupt asks the user what to do. If the terminal can no longer be asked, it
+// answers job.Detach: that is no reason to stop the run.
 func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stand) job.Answer {
 	keys := "dsc"
 	if !stand.Started() {
@@ -90,7 +90,7 @@ func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job
 	return job.Detach
 }
 
-// interruptQuestion says what is at stake and what each key does.
+// interruptQuestion returns a question that says what is at stake and what each key does.
 func interruptQuestion(st job.Stand) string {
 	var b strings.Builder
 	lease := ""
@@ -125,7 +125,7 @@ func interruptQuestion(st job.Stand) string {
 	return b.String()
 }
 
-// waitingQuestion is interruptQuestion before the command has started.
+// waitingQuestion is interruptQuestion for a job whose command has not started.
 func waitingQuestion(st job.Stand) string {
 	billed := "nothing is billed yet"
 	if st.Billed != "" {
@@ -143,7 +143,7 @@ func waitingQuestion(st job.Stand) string {
 		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, st.Waiting)
 }
 
-// decide says what a signal means when nobody is asked.
+// decide returns what a signal means when nobody is asked.
 func (o *onInterrupt) decide(sig os.Signal) *job.Interrupted {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,7 +154,7 @@ func (o *onInterrupt) decide(sig os.Signal) *job.Interrupted {
 	return in
 }
 
-// question returns what asks about a signal, or nil.
+// question returns the function that asks the user about a signal, or nil.
 func (o *onInterrupt) question(sig os.Signal) func(ctx context.Context) (job.Answer, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -164,17 +164,17 @@ func (o *onInterrupt) question(sig os.Signal) func(ctx context.Context) (job.Ans
 	return o.ask
 }
 
-// answerToSecond is the answer to a SIGINT that comes while the question is open.
+// answerToSecond returns the answer to a SIGINT that comes while the question is open.
 func (o *onInterrupt) answerToSecond() job.Answer {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.second()
 }
 
-// A question is one that waits for its answer.
+// A question has been asked and waits for its answer.
 type question struct {
 	cancel context.CancelFunc
-	reply  chan reply // has room for the one reply
+	reply  chan reply // buffers the one reply
 }
 
 type reply struct {
@@ -185,14 +185,14 @@ type reply struct {
 func pose(ask func(ctx context.Context) (job.Answer, bool)) *question {
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &question{cancel: cancel, reply: make(chan reply, 1)}
-	go func() { // ends with ctx at the latest; withdraw waits for it
+	go func() { // ends when ctx ends, if not before; withdraw waits for it
 		answer, asked := ask(ctx)
 		q.reply <- reply{answer, asked}
 	}()
 	return q
 }
 
-// withdraw takes the question back, and the terminal with it.
+// withdraw cancels the question and frees the terminal.
 func (q *question) withdraw() {
 	if q != nil {
 		q.cancel()
@@ -200,7 +200,7 @@ func (q *question) withdraw() {
 	}
 }
 
-// replies is where the answer comes; nil when there is no question.
+// replies returns the channel of the answer; nil if there is no question.
 func (q *question) replies() <-chan reply {
 	if q == nil {
 		return nil
@@ -208,11 +208,12 @@ func (q *question) replies() <-chan reply {
 	return q.reply
 }
 
-// watchSignals ends the returned context with an *job.Interrupted as cause when
-// SIGINT, SIGTERM or SIGHUP comes, or when the user who was asked about a SIGINT
-// says so; a second one while the question is open is job.Stand.Second. SIGHUP is none where
-// nohup started the program: it is to outlive the terminal then. It closes p.leave
-// at the next signal after that, unless that comes at once with the first.
+// watchSignals cancels the returned context with an *job.Interrupted as cause when
+// SIGINT, SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends
+// only when the answer says so; a second SIGINT while the question is open means
+// job.Stand.Second. It ignores SIGHUP if nohup started the program, which must then
+// outlive the terminal. The next signal after the end closes p.leave, unless it follows
+// the first at once.
 func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 4)
@@ -223,7 +224,7 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		var ended time.Time // when ctx was
+		var ended time.Time // when ctx ended
 		var gone <-chan time.Time
 		var open *question
 		var about os.Signal
@@ -248,8 +249,8 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 				case ended.IsZero():
 					end(p.interrupts.decide(sig))
 				case time.Since(ended) < deliberate:
-					// One act reaches us twice: timeout(1) signals its child
-					// and then the whole group.
+					// One user action can arrive as two signals: timeout(1) signals its
+					// child and then the whole group.
 				case gone == nil:
 					close(p.leave)
 					gone = time.After(leaveLimit)
@@ -263,7 +264,7 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 				if in.Answer != job.Continue {
 					end(in)
 				}
-			case <-gone: // something blocks that knows no context: a FIFO, a prompt
+			case <-gone: // something blocks without a context: a FIFO, a prompt
 				os.Exit(exitInterrupt)
 			case <-quit:
 				open.withdraw()

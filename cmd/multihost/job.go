@@ -76,7 +76,7 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 				return err
 			}
 			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
-			d.Bucket, d.BucketDir = "", "" // where the job goes, not where it is
+			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
 			if runnerless {
 				defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
@@ -122,12 +122,12 @@ func jobFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
 		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
 	)
-	return slices.DeleteFunc(all, func(f cli.Flag) bool { // slices are named by the run
+	return slices.DeleteFunc(all, func(f cli.Flag) bool { // the run names the slices
 		return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0])
 	})
 }
 
-// parseLimit reads a number from 0; unlimited is -1.
+// parseLimit reads a number that is 0 or more; unlimited is -1.
 func parseLimit(text string) (int, error) {
 	if text == "unlimited" {
 		return -1, nil
@@ -163,12 +163,12 @@ func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) job.DetachOptio
 	return do
 }
 
-// leastTerm is the shortest time after which workers may be told to delete the
-// slices of a runner that they do not hear of: one that is away for a moment
-// must not lose them. Scripts of tests have no minute.
+// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
+// runner that they do not hear from: a runner that is away for a moment must not lose
+// them. Tests shorten it, because their scripts cannot wait a minute.
 var leastTerm = time.Minute
 
-// asMaxText reports whether the job was typed as for multihost_job.py.
+// asMaxText reports whether the command line uses the flags of multihost_job.py.
 func (p *program) asMaxText() bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
 		if spelling := p.inv.set[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
@@ -231,8 +231,8 @@ func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
 	return o
 }
 
-// jobRequest builds the queued resource of a job. MaxText's own defaults hold
-// for those who type MaxText's own flags.
+// jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
+// typed MaxText's flags.
 func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request {
 	upper := p.asMaxText()
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
@@ -243,7 +243,7 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request 
 		p.inv.refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
 	}
 	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
-		r.Type, _ = tpu.ParseType("v4-8") // that is one
+		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
 	}
 	if r.NodeCount > 1 {
 		r.NodePrefix = run
@@ -258,8 +258,8 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request 
 	return r
 }
 
-// setKey puts the user's key into the request, so that the workers know it
-// from their first boot.
+// setKey puts the user's key into the request, so that the workers accept it from their
+// first boot.
 func setKey(r *qr.Request, login, publicKey string) {
 	metadata := map[string]string{}
 	for k, v := range r.Metadata {

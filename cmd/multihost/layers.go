@@ -14,18 +14,17 @@ import (
 	"multihost/internal/event"
 )
 
-// Flags that were not typed take their values from layers: the environment, the
-// project's file, the user's file. This is the only place that knows of it: it
-// adds the values to the command line before cli sees it, so commands read their
-// flags and need not care.
+// Flags that were not typed take their values from layers: the environment, the project's
+// file, the user's file. Only this file knows about layers: it adds the values to the
+// command line before cli sees it, so that commands just read their flags.
 
-// layers is where values of flags come from that were not typed.
+// layers holds the sources of values that were not typed.
 type layers struct {
 	lookup config.Lookup
 	files  *config.Defaults
 }
 
-// of returns what the layers say about a flag of a command; the first counts.
+// of returns what the layers say about a flag of a command; the first entry counts.
 func (l layers) of(command string, f cli.Flag) []config.Setting {
 	all := l.files.Find(command, fileFlag(f))
 	name := config.FlagVariable(f.Names()[0])
@@ -36,10 +35,10 @@ func (l layers) of(command string, f cli.Flag) []config.Setting {
 	return all
 }
 
-// privateFlags are not taken from the file of a project, which may come with a
-// directory that somebody else made: what they do is not about that directory.
-// They open a network, end what others run, delete, name an identity, or send
-// what is the user's elsewhere.
+// privateFlags are not read from a project's file, because it may come with a directory
+// that somebody else made. What these flags do is not about that directory: they open a
+// network, end other users' runs, delete, name an identity, or send the user's data
+// elsewhere.
 var privateFlags = map[string]string{
 	"access-token-file": "it says who you are",
 	"iap-endpoint":      "your access token is sent there",
@@ -70,19 +69,19 @@ var privateFlags = map[string]string{
 	"sudo":              "it makes you root on the workers",
 }
 
-// neverInFiles are flags that make no sense in a file.
+// neverInFiles lists the flags that make no sense in a file, and why.
 var neverInFiles = map[string]string{
 	"config":  "it names the file",
 	"profile": "the default profile stands at the top of a file, outside of sections and profiles",
 	"version": "it is a command",
 }
 
-// pathFlags name local files and directories. In a file they are relative to it.
+// pathFlags name local files and directories. In a file they are relative to that file.
 var pathFlags = []string{
 	"access-token-file", "env-file", "hosts-file", "identity-file", "known-hosts", "log-dir", "out", "script-dir", "sim-dir", "ssh-config", "state-dir",
 }
 
-// fileFlag describes a flag to the reader of files.
+// fileFlag describes a flag for package config, which reads the files.
 func fileFlag(f cli.Flag) config.Flag {
 	names := f.Names()
 	d := config.Flag{Names: names, Kind: kindOf(f), Private: privateFlags[names[0]], Never: neverInFiles[names[0]]}
@@ -95,13 +94,13 @@ func fileFlag(f cli.Flag) config.Flag {
 	return d
 }
 
-// placeEach places the files of KEY=FILE,….
+// placeEach places each file of KEY=FILE,….
 func placeEach(value string, place func(string) (string, error)) (string, error) {
 	pairs := strings.Split(value, ",")
 	for i, pair := range pairs {
 		key, path, ok := strings.Cut(pair, "=")
 		if !ok {
-			continue // the command says what it wants
+			continue // the command reports the error
 		}
 		path, err := place(path)
 		if err != nil {
@@ -132,7 +131,7 @@ func kindOf(f cli.Flag) config.Kind {
 	return config.Text
 }
 
-// fileCommands describes all commands to the reader of files.
+// fileCommands describes all commands for package config, which reads the files.
 func fileCommands(app *cli.App) []config.Command {
 	var global []config.Flag
 	for _, f := range app.Flags {
@@ -150,7 +149,7 @@ func fileCommands(app *cli.App) []config.Command {
 	return all
 }
 
-// walkCommands visits every command, groups too, with its path.
+// walkCommands visits every command, also groups, with its path.
 func walkCommands(commands []*cli.Command, outer string, visit func(path string, c *cli.Command)) {
 	for _, c := range commands {
 		path := strings.TrimSpace(outer + " " + c.Name)
@@ -159,7 +158,7 @@ func walkCommands(commands []*cli.Command, outer string, visit func(path string,
 	}
 }
 
-// fileless are commands that work also where a file is wrong.
+// fileless commands work even if a file is wrong.
 var fileless = []string{"init", "completion", "manual", "version"}
 
 // loadFiles reads the files that the command line asks for.
@@ -186,8 +185,8 @@ func (p *program) loadFiles(app *cli.App, inv *invocation) (*config.Defaults, er
 	return d, err
 }
 
-// global reads a flag before the files are: from the command line or the
-// environment, and says from where.
+// global reads a flag before the files are loaded, from the command line or the
+// environment, and returns where it found it.
 func (inv *invocation) global(name string, lookup config.Lookup) (value, from string) {
 	if value, ok := inv.values[name]; ok {
 		return value, "--" + name
@@ -197,9 +196,9 @@ func (inv *invocation) global(name string, lookup config.Lookup) (value, from st
 	return value, from
 }
 
-// alternatives are flags of which one takes the place of the others: where a
-// layer sets one, what layers below it say of the others is not meant. "--" are
-// the words after it.
+// alternatives are groups of flags that replace each other: if a layer sets one of them,
+// the values that lower layers have for the others are dropped. "--" stands for the words
+// after it.
 var alternatives = [][]string{
 	{"command", "--"},
 	{"tpu-prefix", "hosts", "hosts-file"},
@@ -214,17 +213,17 @@ var alternatives = [][]string{
 	{"notify", "notify-url"},
 }
 
-// belongsTo names the flag without which another one has no meaning.
+// belongsTo maps a flag to the flag without which it has no meaning.
 var belongsTo = map[string]string{"max-run-duration": "flex-start", "topology": "type"}
 
-// layerOrder is which layer counts before which.
+// layerOrder lists the layers, the one that overrides all others first.
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
 
-// fill gives the flags that were not typed the values that layers have for them.
+// fill gives flags that were not typed the values that the layers have for them.
 func (inv *invocation) fill(levels []*level, from layers) {
 	inv.layers, inv.from = from, map[string]config.Setting{}
 	command := strings.Join(inv.path, " ")
-	rank := map[string]int{} // by how many layers it is beaten
+	rank := map[string]int{} // the index in layerOrder of the layer that sets the flag
 	if inv.dashed && len(inv.argv) > 0 {
 		rank["--"] = 0
 	}
@@ -232,7 +231,7 @@ func (inv *invocation) fill(levels []*level, from layers) {
 		for _, f := range l.flags {
 			name := f.Names()[0]
 			if value, typed := inv.values[name]; typed {
-				if value != "false" { // else it leaves the choice open
+				if value != "false" { // false leaves the choice of an alternative open
 					rank[name] = 0
 				}
 				continue
@@ -271,7 +270,7 @@ func (inv *invocation) fill(levels []*level, from layers) {
 	slices.SortStableFunc(inv.order[typed:], func(a, b string) int { return cmp.Compare(layer(a), layer(b)) })
 }
 
-// choose drops the values that are beaten by an alternative of a higher layer.
+// choose drops values if a higher layer sets an alternative flag.
 func (inv *invocation) choose(rank map[string]int) {
 	for _, group := range alternatives {
 		best := len(layerOrder)
@@ -293,8 +292,8 @@ func (inv *invocation) choose(rank map[string]int) {
 	}
 }
 
-// value is what a flag was given, typed or not; of a list the values with commas
-// between them.
+// value returns the value of a flag, typed or from a layer; for a list from a layer, its
+// values separated by commas.
 func (inv *invocation) value(name string) string {
 	if v, typed := inv.values[name]; typed {
 		return v
@@ -302,8 +301,8 @@ func (inv *invocation) value(name string) string {
 	return strings.Join(inv.from[name].Values, ",")
 }
 
-// blame names the place that a value came from which an error is about, unless
-// it was typed. Errors know flags by name: as --name, or by name and value.
+// blame adds to an error about a value that was not typed the place where the value comes
+// from. An error is about a flag if it contains --name, or the name and the quoted value.
 func (inv *invocation) blame(err error) error {
 	if code := exitCode(err); inv == nil || code != exitUsage && code != exitConfig {
 		return err
@@ -326,7 +325,7 @@ func (inv *invocation) blame(err error) error {
 	return &placedError{place: strings.Join(at, ", "), err: err}
 }
 
-// placedError is an error about a value that was not typed, with its place.
+// placedError is an error about a value that was not typed, with the value's place.
 type placedError struct {
 	place string
 	err   error
@@ -335,8 +334,8 @@ type placedError struct {
 func (e *placedError) Error() string { return e.place + ": " + e.err.Error() }
 func (e *placedError) Unwrap() error { return e.err }
 
-// tellFile says which flags the file of a project sets: it counts because of the
-// directory that the user is in, which is easily overlooked.
+// tellFile reports which flags the project's file sets. The file counts only because of
+// the current directory, which is easily overlooked.
 func (inv *invocation) tellFile(sink event.Sink) {
 	var names []string
 	file := ""

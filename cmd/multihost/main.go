@@ -1,5 +1,5 @@
-// Command multihost takes Google Cloud TPU slices from nothing to a training
-// job on every worker and brings the logs back.
+// Command multihost makes Google Cloud TPU slices, runs a training job on every worker
+// and brings the logs back.
 package main
 
 import (
@@ -31,16 +31,17 @@ func main() {
 	os.Exit(status)
 }
 
-// leastHeap counts as heap and is never touched, so that it costs no memory: the
-// heap of a run of a few hundred workers grows to twice this before it is
-// collected. Without, that takes a seventh of such a run's CPU.
+// leastHeap is the size of an allocation that counts as heap but is never touched, so it
+// uses no memory. With it the heap of a run of a few hundred workers grows to twice this
+// size before it is collected. Without it, collecting takes a seventh of such a run's
+// CPU.
 const leastHeap = 48 << 20
 
-// mainStatus is the program without the exit, so that tests can run it as a
-// command of their own.
+// mainStatus is main without the exit, so that tests can run the program as a command of
+// their own.
 func mainStatus() int { return ownProgram().run(os.Args[1:]) }
 
-// ownProgram is this process as a program.
+// ownProgram returns the program with the streams and environment of this process.
 func ownProgram() *program {
 	p := &program{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
@@ -48,12 +49,12 @@ func ownProgram() *program {
 		leave:  make(chan struct{}),
 	}
 	p.home = homeDir()
-	p.dir, _ = os.Getwd() // of a directory that is gone nothing is known
+	p.dir, _ = os.Getwd() // fails if the directory was deleted
 	return p
 }
 
-// homeDir is the user's home, also where the environment names none, as in cron
-// and containers; "" when there is none.
+// homeDir returns the user's home directory, even if the environment has no HOME, as in
+// cron and containers; "" if there is none.
 func homeDir() string {
 	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
 		return home
@@ -64,8 +65,8 @@ func homeDir() string {
 	return ""
 }
 
-// lookupEnv is os.LookupEnv with a USER also where none is set, as in cron and
-// containers.
+// lookupEnv is os.LookupEnv, except that USER is the current user's name if it is not
+// set, as in cron and containers.
 func lookupEnv(key string) (string, bool) {
 	v, ok := os.LookupEnv(key)
 	if key == "USER" && v == "" {
@@ -76,25 +77,25 @@ func lookupEnv(key string) (string, bool) {
 	return v, ok
 }
 
-// program is one invocation of multihost with everything it has from outside.
+// program is one invocation of multihost with all that it gets from outside.
 type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	lookup         config.Lookup
 	home           string
-	dir            string // the working directory; "": not known
+	dir            string // the working directory; "": unknown
 
 	inv   *invocation
 	json  bool
-	leave chan struct{} // closed when the user wants out at once
+	leave chan struct{} // closed when the user wants to leave at once
 
 	interrupts onInterrupt
 }
 
 func (p *program) run(argv []string) int {
-	// A write to a closed pipe must be an error to handle, not the end: the
-	// view may go away while the run goes on. It is not ignored, because the programs
-	// that we start would ignore it, too.
+	// A write to a closed pipe must be an error to handle, not the end of the program:
+	// the reader of the output may go away while the run goes on. SIGPIPE is caught, not
+	// ignored, because the programs that we start would inherit that it is ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := p.watchSignals(context.Background())
 	defer stop()
@@ -112,7 +113,7 @@ func (p *program) run(argv []string) int {
 }
 
 func (p *program) dispatch(ctx context.Context, argv []string) error {
-	if len(argv) > 0 && argv[0] == "__complete" { // asked for by the scripts of completion
+	if len(argv) > 0 && argv[0] == "__complete" { // the completion scripts call this
 		p.complete(ctx, argv[1:])
 		return nil
 	}
@@ -123,9 +124,9 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 		return err
 	}
 	p.inv = inv
-	p.json = inv.value("output") == "json" // also of an error before anything is shown
+	p.json = inv.value("output") == "json" // also for an error before anything is shown
 	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))
-	var told *job.Error // says what may still run or exist: more than the cause does
+	var told *job.Error // says what may still run or exist, which the cause does not
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}

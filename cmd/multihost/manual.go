@@ -43,7 +43,8 @@ into, and makes it if need be:
 	}, exitOK, exitUsage, exitIO)
 }
 
-// walk visits the commands and all below them; path is what is typed.
+// walk visits the commands that are not hidden, with all below them; path is what users
+// type.
 func walk(commands []*cli.Command, parent string, visit func(path string, c *cli.Command)) {
 	for _, c := range commands {
 		if c.Hidden {
@@ -55,14 +56,14 @@ func walk(commands []*cli.Command, parent string, visit func(path string, c *cli
 	}
 }
 
-// flagRow is a flag as documents show it.
+// flagRow is a flag as the documents show it.
 type flagRow struct {
 	names           []string // with their dashes
-	value           string   // what stands for its value; "" for a switch
+	value           string   // the placeholder for its value; "" for a switch
 	usage, fallback string
 }
 
-// flagRows lists the flags that are shown.
+// flagRows lists the flags that are not hidden.
 func flagRows(flags []cli.Flag) []flagRow {
 	var rows []flagRow
 	for _, f := range flags {
@@ -93,13 +94,13 @@ func flagRows(flags []cli.Flag) []flagRow {
 	return rows
 }
 
-// writtenPages is the answer of manual.
+// writtenPages is the result of manual.
 type writtenPages struct {
 	Dir   string `json:"dir"`
 	Pages int    `json:"pages"`
 }
 
-// manualPages writes all commands as manual pages, by file name.
+// manualPages returns the manual pages of all commands, by file name.
 func manualPages(app *cli.App) map[string]string {
 	pages := map[string]string{"multihost.1": manualPage("multihost", app.Usage, "COMMAND [FLAG…]", app.Description, app.Flags, app.Commands)}
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
@@ -162,8 +163,8 @@ func manualPage(path, usage, words, description string, flags []cli.Flag, below 
 	return b.String()
 }
 
-// manualText writes a description: lines of capitals with a colon are headings,
-// indented lines stand as they are.
+// manualText writes a description. Lines in capitals that end with a colon are headings;
+// indented lines stay as they are.
 func manualText(b *strings.Builder, description string) {
 	if description == "" {
 		return
@@ -211,8 +212,8 @@ func manualText(b *strings.Builder, description string) {
 	enter(fresh)
 }
 
-// roff writes text so that no part of it is a command of the formatter, and in
-// ASCII, which every one reads.
+// roff escapes text so that no part of it is a command of the formatter, and writes it in
+// ASCII, which every formatter reads.
 func roff(text string) string {
 	var b strings.Builder
 	for i, r := range text {

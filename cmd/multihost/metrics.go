@@ -14,7 +14,7 @@ import (
 	"multihost/internal/metrics"
 )
 
-// watchFlags say how the training of a run is watched.
+// watchFlags set how the training of a run is watched.
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
 		patternFlag(),
@@ -57,11 +57,11 @@ func (p *program) watchOptions(c *cli.Context) job.WatchOptions {
 	return o
 }
 
-// trainingView is how much of the history --output=json and csv have, and
-// pages show.
+// trainingView limits how much of the history is in --output=json, in --output=csv and on
+// pages.
 var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
 
-// trainingFlags say how the logs of a run are read.
+// trainingFlags set how the logs of a run are read.
 func trainingFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
@@ -72,8 +72,8 @@ func trainingFlags() []cli.Flag {
 	}
 }
 
-// trainingOptions reads trainingFlags and the word of a command that names a
-// run; with --log-dir it may be left out.
+// trainingOptions reads trainingFlags and the name of the run, which may be left out with
+// --log-dir.
 func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir string, o job.TrainingOptions) {
 	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: p.pattern(c)}
 	run = o.LogDir
@@ -85,7 +85,7 @@ func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir
 	}
 	p.inv.notNegative(c, "skip-steps")
 	if o.Skip == 0 {
-		o.Skip = -1 // none, where 0 is the default
+		o.Skip = -1 // -1: skip none; 0 would mean the default
 	}
 	if o.Compare != "" {
 		if err := metrics.CheckPublished(o.Compare); err != nil {
@@ -124,7 +124,7 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)
 }
 
-// exitBelow is the status of a run that is slower than --fail-below allows.
+// exitBelow is the exit status if a run is slower than --fail-below allows.
 const exitBelow = exitFindings
 
 func (p *program) metrics(c *cli.Context) error {
@@ -161,7 +161,7 @@ func (p *program) metrics(c *cli.Context) error {
 	return below(c, view, &d)
 }
 
-// below is the verdict of --fail-below.
+// below returns the error of --fail-below if the run is too slow or cannot be compared.
 func below(c *cli.Context, sink event.Sink, d *metrics.Document) error {
 	if !c.IsSet("fail-below") {
 		return nil
@@ -171,21 +171,21 @@ func below(c *cli.Context, sink event.Sink, d *metrics.Document) error {
 	case !ratio.Known():
 		event.Notef(sink, event.Warn, "", "the run cannot be compared with %s, and so is not at %g of it", d.Compare.Preset, limit)
 		return &statusError{exitBelow}
-	case float64(ratio) < limit-1e-9: // 121.6 of 128 is 0.95
+	case float64(ratio) < limit-1e-9: // the margin makes 121.6 of 128 count as 0.95
 		event.Notef(sink, event.Warn, "", "the run is at %.3f of the published TFLOP/s of %s, below %g", float64(ratio), d.Compare.Preset, limit)
 		return &statusError{exitBelow}
 	}
 	return nil
 }
 
-// How often log files are looked at, and after how long it is said that they do
-// not grow.
+// followPace is how often log files are read. followQuiet is how long they may not grow
+// before that is reported.
 const (
 	followPace  = time.Second
 	followQuiet = 30 * time.Second
 )
 
-// followTraining shows each new step until the run has ended.
+// followTraining shows each new step until the run ends.
 func followTraining(c *cli.Context, t *job.Training, sink event.Sink, run string) error {
 	clock := gcp.SystemClock
 	shown, grown, told := int64(-1), clock.Now(), false

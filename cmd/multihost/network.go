@@ -10,8 +10,8 @@ import (
 	"multihost/internal/network"
 )
 
-// What multihost network create makes unless told otherwise: the network of
-// MaxText's documents, and SSH from Identity-Aware Proxy only.
+// Defaults of multihost network create: the network of MaxText's documents, and SSH from
+// Identity-Aware Proxy only.
 const (
 	defaultNetwork = "mtu9k"
 	defaultMTU     = 8896
@@ -54,7 +54,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			}
 			p.refuseNetwork(network.Options{Name: o.Name}, positional)
 			if p.inv.refused(positional) {
-				o.Name = "" // the ranges are looked at as those of a network that has a name
+				o.Name = "" // check the ranges as if the name were valid
 			}
 			p.refuseNetwork(network.Options{MTU: o.MTU}, "mtu")
 			p.refuseNetwork(network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
@@ -80,7 +80,7 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig)
 }
 
-// networkName is the word of a command, or what the network is called without.
+// networkName returns the word of a command, or the default network's name.
 func (p *program) networkName(command string) string {
 	if len(p.inv.positionals) == 0 {
 		return defaultNetwork
@@ -88,7 +88,8 @@ func (p *program) networkName(command string) string {
 	return p.oneArgument(command, "name")
 }
 
-// refuseNetwork refuses flags that have set all of o that is not the default.
+// refuseNetwork refuses o if it is not valid. flags must be the flags that set all fields
+// of o that do not have their defaults.
 func (p *program) refuseNetwork(o network.Options, flags ...string) {
 	if err := o.Validate(); err != nil {
 		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flags...)
@@ -149,7 +150,7 @@ func (p *program) networkDeleteCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-// networkDeletePlan says what network delete would delete.
+// networkDeletePlan shows what network delete would delete.
 func (s *session) networkDeletePlan(ctx context.Context, name string) error {
 	plan, err := s.networks.PlanDelete(ctx, name)
 	if err != nil {
@@ -202,7 +203,7 @@ func (p *program) firewallCommand() *cli.Command {
 						return err
 					}
 					deleted, err := s.networks.DeleteFirewall(c.Context, name)
-					if deleted { // else it has been said
+					if deleted { // if not, DeleteFirewall has reported it
 						event.Notef(s.view, event.Info, "", "deleted firewall rule %s", name)
 					}
 					return interruptible(c.Context, err)
@@ -212,7 +213,7 @@ func (p *program) firewallCommand() *cli.Command {
 	})
 }
 
-// refuseRule refuses what is wrong with the flags of a rule, each by itself.
+// refuseRule checks each flag of a rule by itself and refuses those that are wrong.
 func (p *program) refuseRule(rule network.FirewallRule) {
 	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
 	check := func(flag string, set func(r *network.FirewallRule)) {

@@ -13,7 +13,8 @@ import (
 	"multihost/internal/notify"
 )
 
-// notifyOptions say whom --notify and --notify-url name to be told of a run.
+// notifyOptions reads --notify and --notify-url, which say who gets the notifications
+// about a run.
 func (p *program) notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) notify.Options {
 	o := notify.Options{Run: run, Sink: s.sink, Clock: gcp.SystemClock}
 	if s.cloud != nil {
@@ -38,7 +39,7 @@ func (p *program) notifyOptions(s *session, c *cli.Context, run string, env []co
 	return o
 }
 
-// notified does work, which runs a command, and tells of its moments whom o names.
+// notified calls work, which runs a command, and sends the notifications that o asks for.
 func (p *program) notified(o notify.Options, d *job.Deps, work func() (job.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {
@@ -55,7 +56,7 @@ func (p *program) notified(o notify.Options, d *job.Deps, work func() (job.Outco
 	}
 	leave, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() { // ends with the notifier's Close below
+	go func() { // ends after the notifier's Close below
 		select {
 		case <-p.leave:
 			cancel()

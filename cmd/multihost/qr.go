@@ -41,8 +41,8 @@ func runtimeFlag() cli.Flag {
 	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the workers' image; default: that of the type"}
 }
 
-// requestFlags are the flags that describe a queued resource: gcloud's, by the
-// table of package qr, but for those that the command has itself.
+// requestFlags returns the flags that describe a queued resource: own, and those of
+// gcloud's flags in package qr's table that own does not have.
 func requestFlags(own ...cli.Flag) []cli.Flag {
 	all := slices.Clone(own)
 	for _, f := range qr.CreateFlags() {
@@ -60,7 +60,7 @@ func requestFlags(own ...cli.Flag) []cli.Flag {
 	return all
 }
 
-// readRequest adds the flags of requestFlags to r, and those of gcloud in extra.
+// readRequest adds to r the flags of requestFlags and gcloud's flags in extra.
 func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
@@ -70,7 +70,7 @@ func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Req
 		r.Type = t
 	}
 	reader := qr.NewFlagReader(r, time.Now())
-	all := qr.CreateFlags() // in the order of the line: the later of two contradicts the earlier
+	all := qr.CreateFlags() // in the order of the line: of two that contradict each other, the later is wrong
 	slices.SortStableFunc(all, func(a, b qr.Flag) int {
 		return cmp.Compare(place(p.inv.order, []string{a.Name}), place(p.inv.order, []string{b.Name}))
 	})
@@ -95,7 +95,7 @@ func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Req
 	whole, wrong := reader.Request()
 	for _, err := range wrong {
 		flags := p.ownFlags(c, err.Flags)
-		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(p.inv.order, name) }) { // both are given somewhere
+		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(p.inv.order, name) }) { // all flags of err are given, so this one is in extra
 			flags = append(flags, "cqr-extra-args")
 		}
 		p.inv.refuse(flagError(err), flags...)
@@ -106,8 +106,8 @@ func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Req
 	return whole
 }
 
-// refuseRequest tells all that is wrong with a request, unless it follows from a
-// flag that is refused already, that of the first flag of the line first.
+// refuseRequest refuses a request that is not valid. It lists the problems in the order
+// of their flags on the line, without those that follow from a flag refused already.
 func (p *program) refuseRequest(c *cli.Context, r qr.Request) {
 	var invalid *qr.InvalidError
 	if !errors.As(r.Validate(), &invalid) {
@@ -121,8 +121,8 @@ func (p *program) refuseRequest(c *cli.Context, r qr.Request) {
 	}
 }
 
-// ownFlags are the flags of this command for those of package qr. What stands
-// nowhere on the line can stand in --cqr-extra-args.
+// ownFlags maps flags of package qr to flags of this command. A flag of job that is
+// nowhere on the line may be in --cqr-extra-args.
 func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
 	id, job := positional, c.Command.Name == "job"
 	if job {
@@ -133,7 +133,7 @@ func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
 		switch {
 		case i >= 0:
 			name = c.Command.Flags[i].Names()[0]
-		case name == qr.IDFlag || job: // slices are named by the run
+		case name == qr.IDFlag || job: // the run names the slices
 			name = id
 		}
 		own = append(own, name)
@@ -144,7 +144,8 @@ func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
 	return own
 }
 
-// flagError is an error of a flag, or of the file that it names.
+// flagError returns a usage error; if a file that the flag names cannot be read, a
+// configuration error.
 func flagError(err error) error {
 	if file := (*fs.PathError)(nil); errors.As(err, &file) {
 		return &configError{err: err}
@@ -213,7 +214,7 @@ A request that exists with the same properties is taken as it is.`,
 			case created && c.Bool("async"):
 				s.view.Emit(event.Note{Level: event.Info, Text: "asked for queued resource " + res.ID,
 					Hint: "see whether the service takes it with: multihost qr show " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
-			case created: // else Create has said what was there
+			case created: // if not, Create has reported the existing one
 				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("created queued resource %s, state %s", res.ID, res.State),
 					Hint: "wait for it with: multihost qr wait " + res.ID + "; its slices are billed until: multihost qr delete " + res.ID + " --force"})
 			}
@@ -247,7 +248,7 @@ func waitFlags() []cli.Flag {
 	}
 }
 
-// waitLimits are the times of waitFlags in the words of package qr.
+// waitLimits reads waitFlags; a time of 0 becomes qr.NoLimit.
 func (p *program) waitLimits(c *cli.Context) (o qr.WaitOptions) {
 	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
 		p.inv.notNegative(c, name)
@@ -339,11 +340,11 @@ filtered, then cut off after --limit.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-// A choice is what of a list is shown, and in which order.
+// A choice says which part of a list is shown, and in which order.
 type choice struct {
 	filter qr.Filter
 	keys   []qr.SortKey
-	limit  int // -1: none
+	limit  int // -1: no limit
 }
 
 func (p *program) readChoice(c *cli.Context) (ch choice) {
@@ -424,7 +425,7 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			if async {
 				note = event.Note{Level: event.Info, Text: "queued resource " + id + " is being deleted", Hint: "see whether it is gone with: multihost qr show " + id + "; its slices are billed until then"}
 			}
-			if !deleted { // perhaps another one was meant, and is billed on
+			if !deleted { // the user may have meant another one, which is still billed
 				note = event.Note{Level: event.Warn, Text: "queued resource " + id + " is not there: nothing to delete", Hint: "what there is: multihost qr list"}
 			}
 			s.view.Emit(note)
@@ -466,8 +467,7 @@ until the next start or preflight applies them. The queued resource must be ACTI
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// missing says of a queued resource that there is none, in place of the API's
-// answer.
+// missing replaces the API's not-found error by one that names the queued resource.
 func missing(id string, err error) error {
 	if gcp.ClassOf(err) == gcp.NotFound {
 		return &qr.StateError{ID: id, State: qr.NotFound}
@@ -475,7 +475,7 @@ func missing(id string, err error) error {
 	return err
 }
 
-// qrResetPlan says what qr reset would reboot.
+// qrResetPlan shows what qr reset would reboot.
 func (s *session) qrResetPlan(ctx context.Context, id string) error {
 	res, err := s.queue.Get(ctx, id)
 	if err != nil {
@@ -493,7 +493,7 @@ func (s *session) qrResetPlan(ctx context.Context, id string) error {
 	return nil
 }
 
-// qrPlan shows what would become of a request.
+// qrPlan shows what qr create would create.
 func (s *session) qrPlan(ctx context.Context, r qr.Request) error {
 	res, _, err := s.queue.Create(ctx, r)
 	var refused *gcp.ReadOnlyError
@@ -518,7 +518,7 @@ func (s *session) qrPlan(ctx context.Context, r qr.Request) error {
 	return nil
 }
 
-// qrDeletePlan says what qr delete would delete.
+// qrDeletePlan shows what qr delete would delete.
 func (s *session) qrDeletePlan(ctx context.Context, id string, force bool) error {
 	deleted, err := s.queue.Delete(ctx, id, qr.DeleteOptions{Force: force, Async: true})
 	var refused *gcp.ReadOnlyError

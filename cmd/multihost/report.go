@@ -62,7 +62,7 @@ nothing is asked of workers or of the cloud.`,
 	}, exitOK, exitUsage, exitIO, exitConfig)
 }
 
-// look is a look at the run for a page.
+// look reads the run's state for a page; its bool reports whether the run has ended.
 func look(r *job.Review) (report.Input, bool, error) {
 	now := gcp.SystemClock.Now()
 	l, err := r.Look(trainingView, now)
@@ -93,15 +93,15 @@ func (p *program) writeReport(c *cli.Context, r *job.Review) error {
 	return p.show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{Path: whole, Bytes: page.Len()}})
 }
 
-// reportFile is the answer in JSON: the file that was written, or where the page
-// is served.
+// reportFile is the result in JSON: the written file, or the URL at which the page is
+// served.
 type reportFile struct {
 	Path  string `json:"path,omitempty"`
 	Bytes int    `json:"bytes,omitempty"`
 	URL   string `json:"url,omitempty"` // with --follow
 }
 
-// writeWhole replaces a file by data, so that nobody reads half of it.
+// writeWhole replaces a file at once, so that nobody reads half of it.
 func writeWhole(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

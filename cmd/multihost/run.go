@@ -82,7 +82,7 @@ leaves at once. Closing the terminal leaves it running: see multihost attach.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-// showPlan ends a dry run.
+// showPlan shows the plan of a dry run.
 func (s *session) showPlan(c *cli.Context, plan func() (job.Plan, error)) error {
 	made, err := plan()
 	if err != nil {
@@ -104,7 +104,7 @@ func (p *program) withSession(action func(s *session, c *cli.Context) error) cli
 	}
 }
 
-// outcome turns the end of a run into the end of the program.
+// outcome turns the result of a run into the error that sets the exit status.
 func outcome(out job.Outcome, err error) error {
 	if status := out.Status(); err == nil && status != 0 {
 		return &statusError{status}
@@ -112,7 +112,7 @@ func outcome(out job.Outcome, err error) error {
 	return err
 }
 
-// runOptions reads what run and job share.
+// runOptions reads the flags that run and job share.
 func (p *program) runOptions(s *session, c *cli.Context) job.RunOptions {
 	o := job.RunOptions{
 		Run:         c.String("run-name"),
@@ -190,10 +190,10 @@ func (p *program) runOptions(s *session, c *cli.Context) job.RunOptions {
 	return o
 }
 
-// checkXLA refuses presets and flags that are wrong whatever the workers are.
+// checkXLA refuses presets and flags that are wrong on any worker.
 func (p *program) checkXLA(c *cli.Context) {
 	generation := ""
-	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // of job
+	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // a flag of job
 		generation = ty.Generation.Name
 	}
 	check := func(r xla.Request, flags ...string) {
@@ -211,7 +211,7 @@ func (p *program) checkXLA(c *cli.Context) {
 	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
 }
 
-// strayWord is about a word that stands where a command to run may not.
+// strayWord returns the error for a word that is neither a flag nor after --.
 func (p *program) strayWord(word string) error {
 	hint := "quote the command: --command='…', or put its words after --"
 	switch word {
@@ -274,7 +274,7 @@ func (p *program) environment(s *session, c *cli.Context) (all []config.EnvVar) 
 	return all
 }
 
-// refuseVariable refuses a variable of a flag that the command cannot have.
+// refuseVariable refuses an environment variable that the command cannot have.
 func (p *program) refuseVariable(flag, name, value string) {
 	if strings.HasPrefix(name, "MULTIHOST_") {
 		p.inv.refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
@@ -284,7 +284,7 @@ func (p *program) refuseVariable(flag, name, value string) {
 	}
 }
 
-// storedSecrets are the secrets that workers read from Secret Manager.
+// storedSecrets returns the secrets that workers read from Secret Manager.
 func (p *program) storedSecrets(c *cli.Context) (all []detach.Secret) {
 	for _, text := range c.StringSlice("secret-env") {
 		if !strings.Contains(text, "=sm://") {
@@ -301,8 +301,8 @@ func (p *program) storedSecrets(c *cli.Context) (all []detach.Secret) {
 	return all
 }
 
-// interruptible gives a command that waits the cause of its context's end as
-// error instead of what the end made it say.
+// interruptible returns the cause of ctx's end in place of the error that the end made a
+// waiting command return. A *job.Error is kept beside the cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *job.Error
 	if err == nil || ctx.Err() == nil {

@@ -198,13 +198,13 @@ argument TPU=no does the same.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 }
 
-// preflightScript is the answer of preflight print.
+// preflightScript is the result of preflight print.
 type preflightScript struct {
 	Platform string `json:"platform"`
 	Script   string `json:"script"`
 }
 
-// platform reads the value of --platform, or the word that stands for it.
+// platform parses the value of --platform, or of the word PLATFORM=….
 func (p *program) platform(text, flag string) preflight.Platform {
 	on, err := preflight.ParsePlatform(text)
 	if err != nil {
@@ -251,10 +251,10 @@ func (p *program) preflight(s *session, c *cli.Context, check bool) error {
 	}))
 }
 
-// cutPlatform reads preflight.sh's way of naming the platform.
+// cutPlatform reads PLATFORM=…, the argument of preflight.sh.
 func cutPlatform(word string) (string, bool) { return strings.CutPrefix(word, "PLATFORM=") }
 
-// withoutPipe drops the error of a reader that has seen enough.
+// withoutPipe drops the error of a closed pipe: the reader has seen enough.
 func withoutPipe(err error) error {
 	if ui.IsClosedPipe(err) {
 		return nil

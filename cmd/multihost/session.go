@@ -34,34 +34,34 @@ import (
 	"multihost/internal/ui"
 )
 
-// session is what a command works with: the view, the cloud, the place of the
-// run records. close it when the command ends.
+// session holds what a command works with: the view, the cloud, the state directory. The
+// command calls close when it ends.
 type session struct {
 	view     *ui.Renderer
 	journal  *journal.Journal
 	sink     event.Sink  // the view and the journal
-	cloud    *gcp.Client // nil with hosts, and where unset says why
+	cloud    *gcp.Client // nil with hosts, or without a project: see unset
 	unset    error
 	roots    gcp.Roots
 	queue    *qr.Client
-	hosts    job.HostList // named with --hosts, in place of a cloud
+	hosts    job.HostList // set by --hosts or taken from the run's record, in place of a cloud
 	networks *network.Client
 	account  string
-	gcloud   config.Gcloud // as flags have changed it
+	gcloud   config.Gcloud // with the changes that flags made
 	stateDir string
-	dryRun   bool // nothing may be changed
+	dryRun   bool // change nothing
 	lookup   config.Lookup
 	sim      *sim.Server
 	simDir   string
 	leave    <-chan struct{}
-	typed    map[string]string // flags on the command line
+	typed    map[string]string // the flags on the command line
 
-	loginNote    string // which login was taken, and why
-	endQuestions func() // takes back a question that is open: the view waits for it
+	loginNote    string // which login is used, and why
+	endQuestions func() // cancels an open question: closing the view waits for it
 }
 
-// open reads the configuration and starts the view. It calls no API. What is wrong
-// with its flags is told by ready.
+// open reads the configuration and starts the view. It calls no API. ready reports what
+// is wrong with the flags.
 func (p *program) open(c *cli.Context) (*session, error) {
 	if v := c.String("stream"); v != "" {
 		p.inv.oneOf("stream", v, "first", "all", "none")
@@ -69,7 +69,7 @@ func (p *program) open(c *cli.Context) (*session, error) {
 	return p.openOn(c, p.newView(p.viewMode(c), c))
 }
 
-// openOn is open with a view.
+// openOn is open with an existing view.
 func (p *program) openOn(c *cli.Context, view *ui.Renderer) (*session, error) {
 	s := &session{view: view, lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
 	if p.home == "" {
@@ -106,8 +106,8 @@ func (s *session) close() {
 	s.closeView()
 }
 
-// closeView waits until everything is written, but not for a reader that
-// stands still when the user wants out.
+// closeView waits until all output is written. If the user wants to leave at once, it
+// does not wait for a reader that has stopped reading.
 func (s *session) closeView() {
 	done := make(chan struct{})
 	go func() {
@@ -138,10 +138,10 @@ func (p *program) viewMode(c *cli.Context) ui.Mode {
 	return ui.Auto
 }
 
-// color reports whether to write colours to w, by the conventions of no-color.org
-// and bixense.com/clicolors: NO_COLOR forbids them, CLICOLOR_FORCE wants them
-// also where there is no terminal, CLICOLOR=0 and TERM=dumb forbid the default,
-// which is colours on a terminal.
+// color reports whether to write colours to w, by the conventions of no-color.org and
+// bixense.com/clicolors: NO_COLOR forbids colours, CLICOLOR_FORCE forces them even
+// without a terminal, and CLICOLOR=0 and TERM=dumb turn off the default, which is colours
+// on a terminal.
 func (p *program) color(w io.Writer) bool {
 	is := func(name string) string {
 		v, _ := p.lookup(name)
@@ -158,8 +158,8 @@ func (p *program) color(w io.Writer) bool {
 	return ui.IsTerminal(w)
 }
 
-// width is how many columns messages may use, asked at each redraw: those of the
-// terminal, and not more than COLUMNS where that is set.
+// width returns a function that each redraw calls. It returns how many columns messages
+// may use: those of the terminal, but not more than COLUMNS if that is set.
 func (p *program) width() func() int {
 	text, _ := p.lookup("COLUMNS")
 	columns, err := strconv.Atoi(text)
@@ -228,7 +228,7 @@ func (s *session) fill(p *program, c *cli.Context) error {
 			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "zone")
 		}
 	}
-	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(p.inv) { // a slip is told also where no token is needed
+	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(p.inv) { // a typo is reported even if no token is needed
 		p.inv.refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
 	s.cloud = gcp.New(gcp.Config{
@@ -246,26 +246,26 @@ func (s *session) fill(p *program, c *cli.Context) error {
 	return nil
 }
 
-// quotaProject is the project that API calls are billed to, as Google's own
-// clients read it.
+// quotaProject returns the project that API calls are billed to, from the variable that
+// Google's own clients read.
 func quotaProject(lookup config.Lookup) string {
 	v, _ := lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
 	return v
 }
 
-// credentialsFile is the file of application default credentials that the user
-// chose, if any.
+// credentialsFile returns the file of application default credentials that the user
+// chose, or "".
 func credentialsFile(lookup config.Lookup) string {
 	v, _ := lookup("GOOGLE_APPLICATION_CREDENTIALS")
 	return v
 }
 
-// loginWait is how long a call waits for the user to log in again: a login that
-// ends on Friday evening is renewed on Monday.
+// loginWait is how long a call waits for the user to log in again: a login that expires
+// on Friday evening is renewed on Monday.
 const loginWait = 4 * 24 * time.Hour
 
-// hostList reads the machines that stand in place of slices: those named on the
-// command line, or those that the named run was started on.
+// hostList reads the machines that replace slices: those named on the command line, or
+// those on which the named run was started.
 func (s *session) hostList(p *program, c *cli.Context) (list job.HostList) {
 	text, path := c.String("hosts"), c.String("hosts-file")
 	var err error
@@ -303,18 +303,18 @@ func zoneless(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "network"
 }
 
-// readsFiles reports whether files of this machine may answer the command.
+// readsFiles reports whether files on this machine may answer the command.
 func readsFiles(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "logs"
 }
 
-// diagnoses reports whether the command itself says what is not set.
+// diagnoses reports whether the command itself reports missing settings.
 func diagnoses(inv *invocation) bool {
 	return len(inv.path) > 0 && inv.path[0] == "doctor"
 }
 
-// gcloudToken asks an installed gcloud for a token: the way in for those who
-// typed gcloud auth login and nothing else.
+// gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth
+// login and nothing else.
 func gcloudToken(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("gcloud")
 	if err != nil {
@@ -334,7 +334,7 @@ func gcloudToken(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// startSim starts the simulator, unless something is wrong already.
+// startSim starts the simulator, unless something has been refused already.
 func (s *session) startSim(p *program, c *cli.Context) error {
 	p.inv.refuse(simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
@@ -372,8 +372,8 @@ func (s *session) startSim(p *program, c *cli.Context) error {
 	return nil
 }
 
-// setting reads a flag that the simulator's environment may set after the
-// command line was read.
+// setting reads a flag that the simulator's environment may set after the command line
+// has been read.
 func (s *session) setting(c *cli.Context, flag string) string {
 	if _, typed := s.typed[flag]; typed {
 		return fmt.Sprint(c.Value(flag))
@@ -384,7 +384,7 @@ func (s *session) setting(c *cli.Context, flag string) string {
 	return fmt.Sprint(c.Value(flag))
 }
 
-// sourceOf says where the value of such a flag comes from.
+// sourceOf returns where the value of a flag read by setting comes from.
 func (s *session) sourceOf(inv *invocation, flag string) string {
 	if _, typed := s.typed[flag]; typed {
 		return "--" + flag
@@ -398,12 +398,12 @@ func (s *session) sourceOf(inv *invocation, flag string) string {
 	return "--" + flag
 }
 
-// deps builds what internal/job works with, for commands that touch no worker.
+// deps returns what internal/job works with, for commands that contact no worker.
 func (s *session) deps(p *program) *job.Deps {
 	if s.hosts != nil {
 		return &job.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
 	}
-	if s.cloud == nil { // doctor tells that there is no project
+	if s.cloud == nil { // doctor reports that there is no project
 		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
 	}
 	return &job.Deps{
@@ -416,7 +416,7 @@ func (s *session) deps(p *program) *job.Deps {
 	}
 }
 
-// workers is deps for commands that log in to workers.
+// workers is access and login: deps for commands that log in to workers.
 func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	p.inv.refuse(s.unset)
 	d, err := s.access(p, c)
@@ -426,7 +426,7 @@ func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
 	return d, s.login(p, c, d)
 }
 
-// login makes workers of what access gave.
+// login adds the user's key to d, which access returned.
 func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
 	if s.unset != nil {
 		return s.unset
@@ -436,7 +436,8 @@ func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
 	return err
 }
 
-// access is workers without a key. It is the last to read flags.
+// access returns deps for commands that reach workers, without a key. It reads the last
+// flags.
 func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	d := s.deps(p)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
@@ -474,14 +475,14 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	return d, p.ready(c)
 }
 
-// tellLogin says which login is taken where that may surprise.
+// tellLogin reports which login is used if that may surprise the user.
 func (s *session) tellLogin() {
 	if s.loginNote != "" {
 		s.view.Emit(event.Note{Level: event.Info, Text: s.loginNote})
 	}
 }
 
-// way reads how workers are reached.
+// way reads the flags that say how workers are reached.
 func (s *session) way(p *program, c *cli.Context, a *job.Access) {
 	text := c.String("ip")
 	p.inv.oneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP))
@@ -512,8 +513,8 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) {
 
 var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
-// identity loads the user's key, or makes gcloud's default one when there is
-// none. A dry run makes none and has none then.
+// identity loads the user's key, or makes gcloud's default key if there is none. A dry
+// run makes no key and then returns nil.
 func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
 	path, ours := s.keyPath(p, c)
 	load := func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }
@@ -537,15 +538,15 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 	return id, nil
 }
 
-// publicKey is the user's key as the workers are given it.
+// publicKey returns the user's key in the form that the workers are given.
 func publicKey(a job.Access) string {
-	if a.Identity == nil { // of a dry run
+	if a.Identity == nil { // in a dry run
 		return "(public key of " + a.KeyFile + ", to be made)"
 	}
 	return a.Identity.PublicKey()
 }
 
-// agent is where the user's ssh-agent listens, or "".
+// agent returns the socket of the user's ssh-agent, or "".
 func (s *session) agent() string {
 	if socket, _ := s.lookup("SSH_AUTH_SOCK"); socket != "" {
 		return socket
@@ -553,8 +554,8 @@ func (s *session) agent() string {
 	return sshfan.DefaultAgent()
 }
 
-// keyPath is the file of the user's key; ours says that it is made when it is
-// missing, for nobody has named it.
+// keyPath returns the file of the user's key. ours means that nobody named the file, so a
+// missing key is made.
 func (s *session) keyPath(p *program, c *cli.Context) (path string, ours bool) {
 	_, named := s.typed["identity-file"]
 	if path = s.setting(c, "identity-file"); path == "" {
@@ -563,7 +564,8 @@ func (s *session) keyPath(p *program, c *cli.Context) (path string, ours bool) {
 	return path, !named
 }
 
-// loadKey reads the user's key; an agent may hold one that has a passphrase.
+// loadKey reads the user's key. If it lacks the passphrase, it uses the key from the
+// agent, if the agent has it.
 func (s *session) loadKey(p *program, c *cli.Context, path string) (*sshfan.Identity, error) {
 	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) })
 	var locked *sshfan.IdentityError
@@ -573,7 +575,7 @@ func (s *session) loadKey(p *program, c *cli.Context, path string) (*sshfan.Iden
 	return id, err
 }
 
-// owner is who runs this, for the workers' records.
+// owner returns who runs this program, for the workers' records.
 func owner() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {

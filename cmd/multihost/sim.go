@@ -51,8 +51,8 @@ func (p *program) simDir(c *cli.Context) string {
 	return filepath.Join(config.RuntimeDir(p.lookup), "sim")
 }
 
-// simulatable refuses where there can be no simulated workers: they need /proc
-// and a whole network of loopback addresses.
+// simulatable returns an error on systems that cannot have simulated workers, because
+// these need /proc and a whole network of loopback addresses.
 func simulatable(system string) error {
 	if system == "linux" {
 		return nil
@@ -61,7 +61,7 @@ func simulatable(system string) error {
 		hint: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
 }
 
-// bareView is a view for commands that need no cloud.
+// bareView returns a view for commands that need no cloud.
 func (p *program) bareView(c *cli.Context) (*ui.Renderer, error) {
 	if err := p.ready(c); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (p *program) simUpCommand() *cli.Command {
 			dir := p.simDir(c)
 			cfg := p.simConfig(c, dir)
 			asked := 0
-			if _, typed := p.inv.values["ssh-port"]; typed { // multihost sim env exports the port of another simulator
+			if _, typed := p.inv.values["ssh-port"]; typed { // not the variable: multihost sim env exports the port of another simulator
 				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
 					p.inv.refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
 				}
@@ -134,8 +134,8 @@ func (p *program) simUpCommand() *cli.Command {
 	}, exitOK, exitUsage, exitIO)
 }
 
-// simConfig checks what was typed before anything is started, so that a daemon
-// need not tell.
+// simConfig checks the flags before anything is started, so that a daemon need not report
+// errors in them.
 func (p *program) simConfig(c *cli.Context, dir string) sim.Config {
 	p.inv.oneOf("backend", c.String("backend"), "process", "netns")
 	p.inv.notNegative(c, "quota")
@@ -157,16 +157,16 @@ func (p *program) simConfig(c *cli.Context, dir string) sim.Config {
 	return cfg
 }
 
-// gcloudPort is the port at which gcloud's ssh and scp look for workers.
+// gcloudPort is the port at which gcloud's ssh and scp connect to workers.
 const gcloudPort = 22
 
-// simPort is the port at which the workers are to answer: the one that is asked for,
-// or gcloud's; 0, a free one, where that cannot be had, and why.
+// simPort returns the port at which the workers answer: asked, or gcloud's port if asked
+// is 0. If gcloud's port cannot be used, it returns 0, for a free port, and why.
 func simPort(asked int, try func(port int) error) (port int, why, err error) {
 	port = cmp.Or(asked, gcloudPort)
 	why = try(port)
 	if errno := syscall.Errno(0); errors.As(why, &errno) {
-		why = errno // not with the address that was tried
+		why = errno // without the address that was tried
 	}
 	switch {
 	case why == nil:
@@ -210,8 +210,8 @@ func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
 	return server.Close()
 }
 
-// simBackground starts this program again as a daemon and waits until it has
-// said that it is ready or has ended.
+// simBackground starts this program again as a daemon and waits until it is ready or has
+// ended.
 func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -226,7 +226,7 @@ func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 		return err
 	}
 	defer log.Close()
-	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // its defaults are in what follows
+	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no file: the flags below hold its values
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Value(name)))
 	}
@@ -463,8 +463,8 @@ func (p *program) simDownCommand() *cli.Command {
 	}, exitOK, exitUsage)
 }
 
-// removeSim removes what a simulator that has ended kept in its directory, and
-// the directory itself unless something else is in it.
+// removeSim removes the files of a simulator that has ended, and its directory unless
+// something else is in it.
 func removeSim(dir string) error {
 	var err error
 	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "application_default_credentials.json", "sim.log"} {
@@ -474,10 +474,10 @@ func removeSim(dir string) error {
 	return err
 }
 
-// simTemp is what the directories of simulators started by --sim are called.
+// simTemp begins the names of the directories of simulators started by --sim.
 const simTemp = "multihost-sim-"
 
-// sweepSims removes what simulators of --sim left when they were killed.
+// sweepSims removes what killed simulators of --sim left, and counts them.
 func sweepSims() (swept int, err error) {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), simTemp+"*"))
 	for _, dir := range dirs {
@@ -493,7 +493,7 @@ func sweepSims() (swept int, err error) {
 	return swept, err
 }
 
-// The answers of the commands of sim, for programs.
+// The results of the sim commands in JSON.
 type (
 	simReady struct {
 		URL string `json:"url"`
@@ -514,8 +514,8 @@ type (
 	}
 )
 
-// said is the answer of a command that did something and has nothing to list: a
-// sentence for people, which may be empty, the result for programs.
+// said ends a command that did something and has nothing to list: it shows text, which
+// may be empty, to people, and r to programs.
 func (p *program) said(c *cli.Context, text string, r event.Result) error {
 	view, err := p.bareView(c)
 	if err != nil {

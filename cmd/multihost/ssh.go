@@ -60,11 +60,11 @@ logged in, and root of the worker with them.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-// sliceName is how slices are called; no pattern of workers is one.
+// sliceName matches the names of slices. It matches no pattern of workers.
 var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
-// loginTo reads which worker is meant. The name of a slice, which gcloud takes,
-// stands for its only worker.
+// loginTo reads which worker to log in to. The name of a slice, which gcloud takes,
+// stands for the slice's only worker.
 func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 	if words := p.inv.positionals; len(words) > 1 && !p.inv.dashed {
 		line := []string{"multihost", "ssh", words[0]}
@@ -101,8 +101,7 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 	return w
 }
 
-// console is what a login has on this side: the terminal, or the standard
-// streams.
+// console returns the local side of a login: the terminal, or the standard streams.
 func (p *program) console(ctx context.Context, s *session) (*job.Console, error) {
 	in, out, ok := ui.CanHandOver(p.stdin, p.stdout)
 	if !ok {

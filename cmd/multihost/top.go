@@ -64,12 +64,12 @@ colour (NO_COLOR) nothing is missing. --output=json gives one look, and ends.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }
 
-// A lookout is how workers are reached for a view of the whole terminal: nothing is
-// printed, and once the view is drawn nothing can be asked.
+// A lookout reaches workers for a view of the whole terminal: it prints nothing, and once
+// the view is drawn it asks nothing.
 type lookout struct {
 	p     *program
 	c     *cli.Context
-	s     *session // nil before the first need
+	s     *session // nil before it is first needed
 	drawn atomic.Bool
 }
 
@@ -87,7 +87,7 @@ func (l *lookout) deps() (*job.Deps, error) {
 		l.s = s
 	}
 	d, err := l.s.workers(quiet, l.c)
-	if err == nil { // it is used while the view is drawn
+	if err == nil { // d is used while the view is drawn, so it must not ask
 		d.Access.Passphrase = func(path string) (string, error) {
 			return ui.ReadPassphrase(l.c.Context, strings.NewReader(""), io.Discard, path)
 		}
@@ -101,13 +101,13 @@ func (l *lookout) close() {
 	}
 }
 
-// topLook is one look of top, for programs.
+// topLook is one look of top in JSON.
 type topLook struct {
 	Run     string            `json:"run"`
 	State   string            `json:"state"` // starting, running, succeeded, failed, …
 	Text    string            `json:"text"`
 	Ended   bool              `json:"ended"`             // nothing more will come
-	Notices []string          `json:"notices,omitempty"` // what keeps the look from being up to date: workers out of reach, …
+	Notices []string          `json:"notices,omitempty"` // why the look is not up to date: workers out of reach, …
 	Metrics *metrics.Document `json:"metrics"`           // null while there are no logs
 }
 

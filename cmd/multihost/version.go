@@ -10,8 +10,8 @@ import (
 	"multihost/internal/event"
 )
 
-// buildVersion is set by the Makefile with -ldflags; a plain go build leaves
-// it empty and the module's own stamp is used.
+// buildVersion is set by the Makefile with -ldflags. A plain go build leaves it empty,
+// and version then uses the module's own stamp.
 var buildVersion string
 
 func version() string {

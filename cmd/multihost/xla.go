@@ -11,7 +11,7 @@ import (
 	"multihost/internal/xla"
 )
 
-// exitFindings is the status of a check that found an error.
+// exitFindings is the exit status if a check found an error.
 const exitFindings = 1
 
 func (p *program) xlaCommand() *cli.Command {
@@ -28,7 +28,7 @@ func generationFlag() cli.Flag {
 	return &cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` such as v5litepod-16, its generation, or gpu"}
 }
 
-// generation reads --tpu-type; it may be empty.
+// generation reads --tpu-type, which may be empty.
 func (p *program) generation(c *cli.Context, catalogue *xla.Catalogue) string {
 	text := c.String("tpu-type")
 	if text == "" {
@@ -41,7 +41,7 @@ func (p *program) generation(c *cli.Context, catalogue *xla.Catalogue) string {
 	return g
 }
 
-// show prints one result; the commands of xla need no session.
+// show prints one result; it needs no session.
 func (p *program) show(c *cli.Context, r event.Result) error {
 	view, err := p.bareView(c)
 	if err != nil {
@@ -176,7 +176,7 @@ Presets whose source has a fault are corrected; the original is shown with them.
 	}, exitOK, exitUsage)
 }
 
-// presetList is what xla presets lists.
+// presetList is the result of xla presets.
 type presetList struct {
 	Generation  string       `json:"generation,omitempty"`
 	Recommended []string     `json:"recommended,omitempty"`
@@ -299,8 +299,8 @@ func presetText(catalogue *xla.Catalogue, p xla.Preset) string {
 	return b.String()
 }
 
-// bodyText shows flags and variables, and what the source had where it is
-// corrected: - marks its words that are left out, + those put in.
+// bodyText shows flags and variables. If they are corrected, it also shows the original
+// and marks the words: - for those left out, + for those put in.
 func bodyText(b *strings.Builder, body xla.Body, variable string) {
 	for _, f := range body.Faults {
 		fmt.Fprintf(b, "  %-12s %s\n", "corrected", f)
@@ -335,7 +335,7 @@ func bodyText(b *strings.Builder, body xla.Body, variable string) {
 	}
 }
 
-// findingsText shows findings, those that are only to know left out.
+// findingsText shows the findings, except those of severity Info.
 func findingsText(b *strings.Builder, findings []xla.Finding) {
 	for _, f := range findings {
 		if f.Severity != xla.Info {
@@ -344,14 +344,14 @@ func findingsText(b *strings.Builder, findings []xla.Finding) {
 	}
 }
 
-// checkResult is what xla check found.
+// checkResult is the result of xla check.
 type checkResult struct {
 	OK         bool          `json:"ok"` // no error
 	Flags      string        `json:"flags"`
 	Generation string        `json:"generation,omitempty"`
 	Variable   string        `json:"variable"`
 	Findings   []xla.Finding `json:"findings"`
-	Corrected  string        `json:"corrected,omitempty"` // all of it put right, where something was wrong
+	Corrected  string        `json:"corrected,omitempty"` // the corrected text, if something was wrong
 }
 
 func (p *program) xlaCheckCommand() *cli.Command {

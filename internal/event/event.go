@@ -1,6 +1,6 @@
-// Package event defines what multihost's logic tells the world. Packages emit
-// Events to a Sink and print nothing; internal/ui renders them for a terminal,
-// a pipe or a JSON reader.
+// Package event defines the events that multihost's logic reports. Packages emit Events
+// to a Sink and print nothing; internal/ui renders them for a terminal, a pipe or a JSON
+// reader.
 //
 // Every event is a plain value. A Sink must be safe for concurrent use and must
 // not block its caller on a slow reader longer than it takes to buffer the
@@ -11,13 +11,13 @@ import "time"
 
 // An Event is one of the concrete types of this package.
 type Event interface {
-	// Kind is the stable name of the event in JSON output.
+	// Kind returns the stable name of the event in JSON output.
 	Kind() string
 }
 
-// A Sink receives events. Emit is safe for concurrent use, keeps no reference
-// to byte slices in the event after it returns, and never fails: a view that
-// cannot be written is dropped by the view.
+// A Sink receives events. Emit is safe for concurrent use, keeps no reference to byte
+// slices in the event after it returns, and never fails: a sink drops what it cannot
+// write.
 type Sink interface {
 	Emit(Event)
 }
@@ -40,7 +40,7 @@ func Tee(sinks ...Sink) Sink {
 	})
 }
 
-// Level says how loud a Note is.
+// Level is the importance of a Note.
 type Level string
 
 // The levels of a Note.
@@ -58,7 +58,7 @@ type Note struct {
 	Hint  string `json:"hint,omitempty"`
 }
 
-// PhaseState tells where a phase is.
+// PhaseState is the state of a phase.
 type PhaseState string
 
 // The states of a Phase.
@@ -68,8 +68,8 @@ const (
 	Failed  PhaseState = "failed"
 )
 
-// Phase marks the begin and end of a step of a command: discover, connect,
-// sync, preflight, free, start, run, stop, teardown, queue, provision, …
+// Phase marks the beginning or the end of a step of a command: discover, connect, sync,
+// preflight, free, start, run, stop, teardown, queue, provision, …
 type Phase struct {
 	Name    string        `json:"name"`
 	State   PhaseState    `json:"state"`
@@ -87,14 +87,13 @@ type Progress struct {
 	Waiting string        `json:"waiting,omitempty"` // folded workers or a resource: "s0w[2-3]"
 	Detail  string        `json:"detail,omitempty"`  // "PROVISIONING", "1.2 MB of 4.0 MB"
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
-	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its begin; 0: none
-	Bytes   int64         `json:"bytes,omitempty"`    // that were copied, of All
+	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its beginning; 0: none
+	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
 }
 
-// Training is the newest step of a training run; it replaces the one before.
-// Figures that are 0 are not known. TFLOP/s and tokens/s are per device, MFU is
-// a fraction.
+// Training is the newest step of a training run; it replaces the previous one. A figure
+// of 0 is unknown. TFLOP/s and tokens/s are per device, MFU is a fraction.
 type Training struct {
 	Step        int64   `json:"step"`
 	StepSeconds float64 `json:"step_seconds,omitempty"`
@@ -104,8 +103,8 @@ type Training struct {
 	Loss        string  `json:"loss,omitempty"` // "3.21", or "NaN", "Inf", "-Inf"
 }
 
-// Stall says that no worker of a training run goes on to a further step, or
-// that they do again.
+// Stall reports that no worker of a training run makes further steps, or that they do so
+// again.
 type Stall struct {
 	Attempt int           `json:"attempt"`
 	Began   time.Time     `json:"began"` // the last step line
@@ -118,7 +117,7 @@ type Stall struct {
 	Hint    string        `json:"hint,omitempty"`
 }
 
-// State is a cloud resource that changed state.
+// State reports that a cloud resource has changed its state.
 type State struct {
 	Resource string        `json:"resource"` // "queued resource", "node", "network", "firewall"
 	Name     string        `json:"name"`
@@ -127,73 +126,73 @@ type State struct {
 	Elapsed  time.Duration `json:"elapsed_ns,omitempty"`
 }
 
-// Attempt says which attempt of a run the events that follow are of.
+// Attempt says which attempt of a run the following events belong to.
 type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // by the runner's clock; of an attempt that was joined its own begin
+	Begin   time.Time `json:"begin"`   // by the runner's clock; for an attempt that was joined, the attempt's own
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
 }
 
-// Release is the moment at which the command was started on all workers.
+// Release reports when the command was started on all workers.
 type Release struct {
 	Attempt int          `json:"attempt"`
 	First   time.Time    `json:"first"` // worker clock, corrected by the measured offset
 	Workers []ReleasedOn `json:"workers"`
 }
 
-// ReleasedOn is when the command was started on one worker.
+// ReleasedOn says when the command was started on one worker.
 type ReleasedOn struct {
 	Slice  int           `json:"slice"`
 	Worker int           `json:"worker"`
-	After  time.Duration `json:"after_ns"` // the first one's start, by corrected clocks
+	After  time.Duration `json:"after_ns"` // after the first worker's start, by corrected clocks
 }
 
-// Output is bytes that a worker's command wrote, in order, not split at lines.
-// Data is only valid during Emit.
+// Output is bytes that a worker's command wrote, in order and not split at lines. Data is
+// valid only during Emit.
 type Output struct {
 	Slice  int    `json:"slice"`
 	Worker int    `json:"worker"`
 	Data   []byte `json:"data"`
 }
 
-// WorkerDone is how the command ended on one worker.
+// WorkerDone reports how the command ended on one worker.
 type WorkerDone struct {
 	Slice  int       `json:"slice"`
 	Worker int       `json:"worker"`
 	Code   int       `json:"code"`             // exit code; 128+n for signal n
 	Signal string    `json:"signal,omitempty"` // "KILL" when the command died by a signal
 	Reason string    `json:"reason,omitempty"` // why we stopped it: "fail-fast", "interrupt", …
-	Error  string    `json:"error,omitempty"`  // why its end could not be learned; Code is then 69
+	Error  string    `json:"error,omitempty"`  // why it is unknown how the command ended; Code is then 69
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
-// AttemptEnd is how an attempt ended whose command was started, and what
+// AttemptEnd reports how an attempt ended whose command had been started, and what
 // follows.
 type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
-	OK      bool          `json:"ok"`              // every worker ended 0
+	OK      bool          `json:"ok"`              // every worker ended with 0
 	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
 	Code    int           `json:"code,omitempty"`  // of the first worker to fail
-	Elapsed time.Duration `json:"elapsed_ns"`      // that the command ran
+	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
 	Again   bool          `json:"again"`           // another attempt follows
 	Next    string        `json:"next,omitempty"`  // what is done about it, or why nothing is
 }
 
-// Result carries the data that a list or show command answers with. Text is
-// the rendering for people, Data the value for --output=json.
+// Result carries the answer of a list or show command. Text is for people, Data is the
+// value for --output=json.
 type Result struct {
 	Name string `json:"name"` // "queued_resources", "runs", "preflight", …
 	Text string `json:"-"`
 	Data any    `json:"data"`
 }
 
-// Summary is the end of a run.
+// Summary reports the end of a run.
 type Summary struct {
 	Run         string        `json:"run"`
 	Attempt     int           `json:"attempt"`
@@ -205,7 +204,7 @@ type Summary struct {
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
 	LeftBehind  int           `json:"left_behind,omitempty"` // processes that the command left in the background and that ended with it
 	LogDir      string        `json:"log_dir"`
-	Training    []string      `json:"training,omitempty"` // how fast it was and who lagged, one line each
+	Training    []string      `json:"training,omitempty"` // how fast it was and which workers lagged, one line each
 	Next        string        `json:"next,omitempty"`     // the command to type next; "": a default after a failure
 	Phases      []PhaseTime   `json:"phases"`
 	Skew        time.Duration `json:"start_skew_ns"`

@@ -18,7 +18,7 @@ func Notef(sink Sink, level Level, hint, format string, args ...any) {
 func Duration(d time.Duration) string {
 	switch {
 	case d < 0:
-		return "-" + Duration(-max(d, -math.MaxInt64)) // the least has no opposite
+		return "-" + Duration(-max(d, -math.MaxInt64)) // the smallest Duration cannot be negated
 	case d == 0:
 		return "0 s"
 	case d < time.Millisecond:
@@ -31,9 +31,9 @@ func Duration(d time.Duration) string {
 	return coarse(d)
 }
 
-// Age writes for how long something has lasted, or how long ago it was: as
-// Duration, in whole seconds, none of which has yet to pass. That text changes
-// once a second at most. The ages of what other clocks call the future are 0.
+// Age writes how long something has lasted or how long ago it was: like Duration, but in
+// whole seconds, rounded down, so that the text changes at most once a second. An age is
+// 0 if another clock puts the time in the future.
 func Age(d time.Duration) string {
 	return coarse(max(d, 0).Truncate(time.Second))
 }
@@ -68,7 +68,7 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f %cB", value, "kMGTPE"[unit])
 }
 
-// Dollars writes an amount of US dollars with the digits that an estimate has:
+// Dollars writes an amount of US dollars with as many digits as an estimate deserves:
 // $0.24, $38.40, $1240.
 func Dollars(usd float64) string {
 	if usd >= 1000 {

@@ -1,12 +1,11 @@
-// Package journal keeps what happened in a run: its events, but for the bytes
-// of its output, as one JSON line each in a file that only grows.
+// Package journal records the events of a run, except the bytes of its output, as one
+// JSON line each in a file that only grows.
 //
-// The file is a record for looking back, of all attempts and of every command
-// that followed the run; several may write it at once. A line is written by one
-// write when its event happens, so a command that dies loses nothing that it
-// emitted. Secrets are masked before they reach the file. The file stays below
-// MaxBytes: when it is nearly full only what the story cannot do without is
-// still written.
+// The file is a record for looking back at all attempts and at every command that
+// followed the run; several commands may write it at once. A line is written by one write
+// when its event happens, so a command that dies loses nothing that it emitted. Secrets
+// are masked before they reach the file. The file stays below MaxBytes: when it is nearly
+// full, only what the story cannot do without is still written.
 package journal
 
 import (
@@ -27,31 +26,31 @@ import (
 // Name is the name of the file in the directory of a run.
 const Name = "events.jsonl"
 
-// MaxBytes bounds the file of a run. 2048 workers that end are 0.3 MB, the
-// attempts of a month some more; the rest is for what goes wrong all the time.
+// MaxBytes limits the file of a run. The ends of 2048 workers take 0.3 MB, the attempts
+// of a month some more. The rest is for what goes wrong again and again.
 const MaxBytes = 16 << 20
 
 const (
 	version = 1
 
-	// reserve is what is left for phases, attempts and ends when notes have
-	// filled the file.
+	// reserve is the space left for phases, attempts and ends when notes have filled the
+	// file.
 	reserve = 2 << 20
 
-	// maxHeld bounds the events that wait for Open.
+	// maxHeld limits the number of events held until Open.
 	maxHeld = 1000
 
-	// maxLine bounds one event: a reader holds one line.
+	// maxLine limits the bytes of one event, because a reader holds one line.
 	maxLine = 1 << 20
 )
 
-// A Journal is an event.Sink that writes to a file once Open has named one.
-// Events before that are held, so that what led to a run is in its journal
-// and nothing is written for a run that never came to be. It is safe for
-// concurrent use; all methods of a nil Journal do nothing.
+// A Journal is an event.Sink that writes to a file once Open has named one. It holds
+// earlier events, so that the journal of a run also has what led to the run, and so that
+// nothing is written if no run comes to be. It is safe for concurrent use; all methods of
+// a nil Journal do nothing.
 type Journal struct {
 	now func() time.Time
-	by  string // tells the lines of this command from those of others
+	by  string // distinguishes the lines of this command from those of others
 
 	mu     sync.Mutex // guards what follows
 	held   []line
@@ -60,13 +59,13 @@ type Journal struct {
 	full   bool
 	masks  [][]byte
 	failed func(error)
-	fault  error // to be told to failed
+	fault  error // to be passed to failed
 }
 
 type line struct {
 	kind string
 	data []byte
-	body int // where the event's own fields begin, in which secrets are masked
+	body int // where the event's own fields begin; secrets are masked only there
 }
 
 // New returns a Journal whose lines carry the times of now.
@@ -76,13 +75,13 @@ func New(now func() time.Time) *Journal {
 	return &Journal{now: now, by: hex.EncodeToString(id[:])}
 }
 
-// Options say what Open writes to.
+// Options say where and what Open writes.
 type Options struct {
-	Dir     string   // of the run; made when missing
-	Command string   // of multihost that writes: run, job, attach
+	Dir     string   // directory of the run; made if it is missing
+	Command string   // the multihost command that writes: run, job, attach
 	Secrets []string // masked in everything written
-	// Failed is told once when the file cannot be written any more; the run is
-	// none the worse.
+	// Failed is called once if the file can no longer be written. The run is not
+	// affected.
 	Failed func(error)
 }
 
@@ -91,7 +90,7 @@ type Begin struct {
 	Command string `json:"command"`
 }
 
-// End is its last one.
+// End is the last line of every command that writes.
 type End struct {
 	Error    string `json:"error,omitempty"`
 	ExitCode int    `json:"exit_code"`
@@ -104,8 +103,8 @@ func (Begin) Kind() string { return "begin" }
 // Kind implements event.Event.
 func (End) Kind() string { return "end" }
 
-// Open makes the journal append to Name in o.Dir, beginning with what was held.
-// The caller closes it. A second Open has no effect.
+// Open makes the journal append to the file Name in o.Dir, beginning with the held
+// events. The caller closes the journal. A second Open has no effect.
 func (j *Journal) Open(o Options) error {
 	if j == nil {
 		return nil
@@ -128,7 +127,7 @@ func (j *Journal) Open(o Options) error {
 	}
 	j.file, j.failed = file, o.Failed
 	for _, s := range o.Secrets {
-		// Masked where it is written: inside a JSON string.
+		// Mask the secret as it is written: inside a JSON string.
 		if text, err := encode(s); err == nil && len(text) > 2 {
 			j.masks = append(j.masks, text[1:len(text)-1])
 		}
@@ -143,7 +142,7 @@ func (j *Journal) Open(o Options) error {
 	return nil
 }
 
-// mend ends a last line that a crash has cut and returns the size of the file.
+// mend ends a last line that a crash has cut off, and returns the size of the file.
 func mend(file *os.File) (int64, error) {
 	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil || size == 0 {
@@ -160,8 +159,8 @@ func mend(file *os.File) (int64, error) {
 	return size + 1, err
 }
 
-// Emit implements event.Sink. Output, Progress and Training, which say nothing once they
-// are past, and what is for debugging are not kept.
+// Emit implements event.Sink. It drops Output, Progress and Training events, which say
+// nothing once they are past, and notes of level Debug.
 func (j *Journal) Emit(e event.Event) {
 	if j == nil {
 		return
@@ -183,7 +182,7 @@ func (j *Journal) Emit(e event.Event) {
 	switch {
 	case j.file != nil:
 		j.write(l)
-	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // of a command without a run
+	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // a Result is then of a command without a run
 		j.held = append(j.held, l)
 	}
 }
@@ -206,7 +205,7 @@ func (j *Journal) Close(end End) {
 	j.file, j.held = nil, nil
 }
 
-// head is what every line begins with.
+// head is the beginning of every line.
 type head struct {
 	V    int       `json:"v"`
 	Time time.Time `json:"time"`
@@ -239,8 +238,8 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
-// masked replaces words in the string values of JSON without white space. Keys
-// and numbers stay: a secret of digits must not cost the line.
+// masked replaces words in the string values of JSON without white space. Keys and
+// numbers stay, so that a secret of digits cannot make the line invalid.
 func masked(text []byte, words [][]byte) []byte {
 	if len(words) == 0 {
 		return text
@@ -300,7 +299,7 @@ func (j *Journal) append(data []byte) {
 	j.file, j.fault = nil, fmt.Errorf("write the journal: %w", err)
 }
 
-// unlock tells what went wrong after the lock is gone: whoever is told may emit.
+// unlock unlocks j.mu and then reports a failed write, because the callback may emit.
 func (j *Journal) unlock() {
 	fault, failed := j.fault, j.failed
 	j.fault = nil

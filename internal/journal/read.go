@@ -17,17 +17,17 @@ import (
 // An Entry is one line of a journal.
 type Entry struct {
 	Time time.Time
-	By   string // the command that wrote it: equal for its lines only
+	By   string // the command that wrote it; only its own lines share the value
 	Kind string
 
-	// Event is the event as it was emitted, secrets masked; nil for a kind that
-	// this version does not know. The Data of a Result is a json.RawMessage.
+	// Event is the event as it was emitted, with secrets masked; nil for a kind that this
+	// version does not know. The Data of a Result is a json.RawMessage.
 	Event event.Event
 }
 
-// Read returns the entries of the journal in the directory of a run, in the
-// order in which they were written. A run without a journal has none. What is
-// no entry, such as a line that a crash has cut, is left out.
+// Read returns the entries of the journal in the directory of a run, in the order in
+// which they were written. A run without a journal has none. Lines that are not entries,
+// such as a line that a crash has cut off, are left out.
 func Read(dir string) ([]Entry, error) {
 	file, err := os.Open(filepath.Join(dir, Name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -37,7 +37,7 @@ func Read(dir string) ([]Entry, error) {
 		return nil, fmt.Errorf("read the journal: %w", err)
 	}
 	defer file.Close()
-	// Another version may have another bound; a file of this size is no journal.
+	// Another version may have another limit, but a file of this size is no journal.
 	limited := &io.LimitedReader{R: file, N: 4 * MaxBytes}
 	in := bufio.NewReaderSize(limited, 64<<10)
 	var all []Entry
@@ -57,7 +57,7 @@ func Read(dir string) ([]Entry, error) {
 	}
 }
 
-// readLine returns the next line, or what there is before the error; nil for one
+// readLine returns the next line, or the text before an error. It returns nil for a line
 // that is too long for an entry.
 func readLine(in *bufio.Reader) (line []byte, err error) {
 	long := false

@@ -10,22 +10,22 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Story is what the entries of a journal amount to.
+// A Story is the history of a run, made from the entries of its journal.
 type Story struct {
 	Run string
-	// Attempts are in the order of their numbers. What happened before any
-	// attempt came to be is told by one with the number 0.
+	// Attempts are in the order of their numbers. An attempt with number 0 holds what
+	// commands did that made no attempt.
 	Attempts []*Attempt
 	Last     time.Time // of the last entry
 }
 
-// An Attempt is one start of the command, with all that led to it and followed
-// from it, whichever commands of multihost saw it.
+// An Attempt is one start of the command, with all that led to it and followed from it,
+// as all multihost commands together saw it.
 type Attempt struct {
 	event.Attempt
-	Commands  []string // of multihost that saw it: run, job, attach
+	Commands  []string // the multihost commands that saw it: run, job, attach
 	Phases    []Phase  // by begin
-	Notes     []Note   // warnings and what else was said, by time
+	Notes     []Note   // warnings and other notes, by time
 	States    []State  // of cloud resources, by time
 	Release   *event.Release
 	Preflight json.RawMessage // rows of preflight, nil when it was not run
@@ -34,8 +34,8 @@ type Attempt struct {
 	Summary   *event.Summary // of the last attempt only
 	Over      time.Time      // when outcome or summary was made
 
-	// End is how the last command that saw the attempt ended, nil while one goes
-	// on, and of one that was killed.
+	// End is how the last command that saw the attempt ended; nil while a command goes
+	// on, and if it was killed.
 	End   *End
 	Ended time.Time
 }
@@ -62,7 +62,7 @@ type State struct {
 	event.State
 }
 
-// Newest is the last attempt, nil of an empty story.
+// Newest returns the last attempt, or nil if the story has none.
 func (s *Story) Newest() *Attempt {
 	if len(s.Attempts) == 0 {
 		return nil
@@ -70,7 +70,7 @@ func (s *Story) Newest() *Attempt {
 	return s.Attempts[len(s.Attempts)-1]
 }
 
-// Tell makes the story of the entries, which are in the order of Read.
+// Tell makes the story of entries that are in the order of Read.
 func Tell(entries []Entry) *Story {
 	t := teller{story: &Story{}, writers: map[string]*writer{}}
 	for _, e := range entries {
@@ -91,10 +91,11 @@ func Tell(entries []Entry) *Story {
 	return t.story
 }
 
-// Number is the number of the attempt, from 1.
+// Number returns the number of the attempt, from 1.
 func (a *Attempt) Number() int { return a.Attempt.Attempt }
 
-// Begins is when the attempt's first phase began, or it itself.
+// Begins returns the beginning of the attempt or of its first phase, whichever is
+// earlier.
 func (a *Attempt) Begins() time.Time {
 	if len(a.Phases) > 0 && (a.Begin.IsZero() || a.Phases[0].Begin.Before(a.Begin)) {
 		return a.Phases[0].Begin
@@ -102,30 +103,30 @@ func (a *Attempt) Begins() time.Time {
 	return a.Begin
 }
 
-// teller reads entries one by one.
+// teller reads entries one by one and builds a story.
 type teller struct {
 	story   *Story
 	writers map[string]*writer
 }
 
-// writer is one command of multihost that wrote.
+// writer is one multihost command that wrote entries.
 type writer struct {
 	command string
-	attempt *Attempt // that its events are of now
-	// waiting has what came before an attempt, or after the end of one: it is
-	// how the next one was reached, if there is a next one.
+	attempt *Attempt // the attempt that its events now belong to
+	// waiting holds what came before an attempt or after the end of one. If there is a
+	// next attempt, this is how it was reached.
 	waiting *Attempt
 }
 
-// wait keeps what comes for the next attempt.
+// wait makes w collect what follows for the next attempt.
 func (w *writer) wait() {
 	if w.waiting == nil {
 		w.waiting = &Attempt{}
 	}
 }
 
-// settle gives what waited for a next attempt to the last one; of a command that
-// made none, to attempt 0.
+// settle adds what waited for a next attempt to the last attempt of the command, or to
+// attempt 0 if the command made none.
 func (t *teller) settle(w *writer) {
 	if w.waiting == nil {
 		return
@@ -192,7 +193,7 @@ func (t *teller) take(e Entry) {
 		t.attempt(ev.Attempt).Release = &ev
 	case event.WorkerDone:
 		if id := (tpu.WorkerID{Slice: ev.Slice, Worker: ev.Worker}); w.attempt != nil {
-			// Of two that followed the run, the one that saw its end knows it.
+			// If two commands followed the run, the one that saw its end knows it.
 			if old, seen := w.attempt.Ends[id]; !seen || old.Error != "" {
 				w.attempt.Ends[id] = ev
 			}
@@ -220,7 +221,7 @@ func (t *teller) begin(w *writer, ev event.Attempt) {
 	if a.Run == "" || w.command != "attach" {
 		a.Attempt = ev
 	}
-	a.End = nil // somebody sees it again
+	a.End = nil // a command sees it again
 	for _, o := range t.writers {
 		if o.attempt == a && o.waiting != nil {
 			o.waiting.End = nil

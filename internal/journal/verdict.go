@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// RunState is where a run is, in the word that people read first.
+// RunState is the state of a run, in the word that people read first.
 type RunState string
 
 // The states.
@@ -17,32 +17,31 @@ const (
 	Unknown   RunState = "unknown"
 	Starting  RunState = "starting"
 	Running   RunState = "running"
-	Detached  RunState = "detached" // it goes on, and nobody here follows it
+	Detached  RunState = "detached" // it goes on, but no command here follows it
 	Left      RunState = "left"     // it may go on
 	Succeeded RunState = "succeeded"
 	Failed    RunState = "failed"
 	Stopped   RunState = "stopped" // by the user
 )
 
-// Live reports whether a command of multihost is at the run.
+// Live reports whether a multihost command follows the run.
 func (s RunState) Live() bool { return s == Starting || s == Running }
 
-// A Verdict is how a run ended, or how far it is.
+// A Verdict says how a run ended, or how far it is.
 type Verdict struct {
 	State RunState
 	Text  string
-	Also  string // what went wrong beside it, such as a teardown
+	Also  string // what else went wrong, such as a teardown
 }
 
-// A Known end is what the record of a run says, without its journal.
+// A Known is what the record of a run says about its end, without the journal.
 type Known struct {
 	Logs  bool // there are any
 	Ended bool
 	Code  int
 }
 
-// Verdict judges the newest attempt. What the story does not tell is taken from
-// what else is known.
+// Verdict judges the newest attempt. It uses known for what the story does not tell.
 func (s *Story) Verdict(known Known, now time.Time) Verdict {
 	a := s.Newest()
 	if a == nil {
@@ -79,7 +78,7 @@ func (a *Attempt) verdict(known Known, now time.Time) Verdict {
 	return Verdict{State: Running, Text: a.doing(now)}
 }
 
-// doing says at what the commands that follow the run are.
+// doing says which phase the commands that follow the run are in.
 func (a *Attempt) doing(now time.Time) string {
 	text := ""
 	for _, p := range a.Phases {
@@ -102,7 +101,7 @@ func (k Known) verdict() Verdict {
 	return Verdict{State: Succeeded, Text: "on all workers"}
 }
 
-// Ending is how the command ended on a worker, false while that is not known.
+// Ending returns how the command ended on a worker, or false if that is unknown.
 func (a *Attempt) Ending(id tpu.WorkerID) (Ending, bool) {
 	e, ok := a.Ends[id]
 	switch {

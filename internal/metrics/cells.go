@@ -2,8 +2,7 @@ package metrics
 
 import "strconv"
 
-// Cells is the figures of a worker as short texts for a table; "-" is what is
-// not known.
+// Cells holds the figures of a worker as short texts for a table; "-" means unknown.
 type Cells struct{ Step, StepTime, MFU, Loss string }
 
 // Cells returns the last step and loss, and the medians of step time and MFU.

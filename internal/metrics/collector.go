@@ -9,24 +9,24 @@ import (
 	"multihost/internal/tpu"
 )
 
-// DefaultSkip is how many first steps of a worker medians leave out. Step 0
+// DefaultSkip is the number of first steps of a worker that medians leave out. Step 0
 // compiles, and MaxText prints an absurdly small time for one of the next.
 const DefaultSkip = 3
 
 // Options configure a Collector.
 type Options struct {
-	// Workers is who prints, in the order of their streams.
+	// Workers are the workers that print, in the order of their streams.
 	Workers []tpu.WorkerID
-	// Type is the accelerator type of a slice; the zero Type is not known, and
-	// then MFU is not.
+	// Type is the accelerator type of a slice. The zero Type is unknown, and then MFU is
+	// unknown too.
 	Type tpu.Type
 	// Pattern reads the step lines; nil reads MaxText's.
 	Pattern *Pattern
-	// Skip is the number of first steps that medians leave out; 0 is
-	// DefaultSkip, negative is none.
+	// Skip is the number of first steps that medians leave out; 0 means DefaultSkip, a
+	// negative number means none.
 	Skip int
-	// Now is the clock of a run that is being watched. Without one, times are
-	// not known and nothing can stall.
+	// Now is the clock of a run that is being watched. Without it, times are unknown and
+	// nothing can stall.
 	Now func() time.Time
 }
 
@@ -35,17 +35,17 @@ type Options struct {
 type Collector struct {
 	o       Options
 	skip    int64
-	peak    float64 // per device; NaN unknown
+	peak    float64 // per device; NaN: unknown
 	streams []*Stream
 
 	mu       sync.Mutex // guards what follows; it is never held while a stream is locked
 	furthest Sample
-	reached  time.Time // when
+	reached  time.Time // when furthest was reached
 	any      bool
 	bad      *BadLoss
 	stalls   []Stall
 	heard    time.Time // when the last step line or evaluation was read
-	blind    time.Time // until when some could not be
+	blind    time.Time // the last time at which some worker's steps could not be read
 }
 
 // NewCollector returns a Collector that has read nothing.
@@ -70,8 +70,8 @@ func NewCollector(o Options) *Collector {
 // Stream returns the stream of Options.Workers[i].
 func (c *Collector) Stream(i int) *Stream { return c.streams[i] }
 
-// A Stream takes the output of one worker. It is an io.Writer that never fails,
-// for one goroutine at a time; the Collector may be asked meanwhile.
+// A Stream takes the output of one worker. It is an io.Writer that never fails, for one
+// goroutine at a time. The Collector's methods may be called meanwhile.
 type Stream struct {
 	c     *Collector
 	id    tpu.WorkerID
@@ -102,8 +102,8 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Finish takes a last line that nothing ended, and says that no more will come:
-// a worker that has ended does not stall.
+// Finish reads a last line without a newline and marks the stream as ended: a worker that
+// has ended does not stall.
 func (s *Stream) Finish() {
 	s.split.finish()
 	s.mu.Lock()
@@ -140,15 +140,15 @@ func (s *Stream) step(step Step) {
 		s.first = step.Number
 		s.counted = step.Number + s.c.skip
 	}
-	// Several processes of a worker may be one step apart; more is a return to
-	// a checkpoint, with a compilation of its own.
+	// Several processes of a worker may be one step apart. More is a return to a
+	// checkpoint, after which the command compiles again.
 	if s.steps > 0 && step.Number < s.last.Step-1 {
 		s.restarts++
 		s.first = min(s.first, step.Number)
 		s.counted = step.Number + s.c.skip
 	}
 	s.steps++
-	if step.Profiler { // it has no times: the last known ones stay
+	if step.Profiler { // it has no times: keep the last known ones
 		sample.StepSeconds, sample.TFLOPs, sample.MFU, sample.Tokens = s.last.StepSeconds, s.last.TFLOPs, s.last.MFU, s.last.Tokens
 	}
 	s.last, s.at = sample, now
@@ -189,8 +189,8 @@ func (c *Collector) stepped(id tpu.WorkerID, sample Sample, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.heard = now
-	// Of the workers that are furthest the first one speaks for the run; a
-	// return to a checkpoint is told by worker 0.
+	// Of the workers that are furthest ahead, the first one counts for the run. The first
+	// worker of all counts for a return to a checkpoint.
 	if !c.any || sample.Step > c.furthest.Step || id == c.o.Workers[0] && sample.Step < c.furthest.Step-1 {
 		c.furthest, c.reached, c.any = sample, now, true
 	}
@@ -203,15 +203,16 @@ func unknownSample() Sample {
 	return Sample{StepSeconds: Unknown, TFLOPs: Unknown, MFU: Unknown, Tokens: Unknown, Loss: Unknown}
 }
 
-// Latest is the newest step of the run, false before there is one. It is cheap.
+// Latest returns the newest step of the run, or false if there is none yet. It is cheap.
 func (c *Collector) Latest() (Sample, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.furthest.seen(c.reached), c.any
 }
 
-// seen is the sample with the time at which it was read, if that is known. It
-// is not kept in the sample: a pointer would cost an allocation each step.
+// seen returns the sample with the time at which it was read, if that is known. The
+// sample itself does not keep the time, because a pointer would cost an allocation each
+// step.
 func (s Sample) seen(at time.Time) Sample {
 	if !at.IsZero() {
 		s.At = &at
@@ -219,13 +220,13 @@ func (s Sample) seen(at time.Time) Sample {
 	return s
 }
 
-// View says how much of the history an Attempt shall have.
+// View says how much of the history an Attempt gets.
 type View struct {
-	Points       int // of the series of the run and its slices, at most; 0 is none
-	WorkerPoints int // of the series of each worker, at most; 0 is none
+	Points       int // of the series of the run and its slices, at most; 0 means none
+	WorkerPoints int // of the series of each worker, at most; 0 means none
 }
 
-// total gathers the figures of several workers.
+// total sums up the figures of several workers.
 type total struct {
 	steps, first            int64
 	evals, restarts         int
@@ -290,8 +291,8 @@ func median(seconds, tflops, tokens *digest, peak float64) Median {
 	return Median{Steps: seconds.n, StepSeconds: Number(seconds.median()), TFLOPs: Number(t), MFU: Number(t / peak), Tokens: Number(tokens.median())}
 }
 
-// Attempt is what has been read so far. The caller fills in what only the run
-// knows: number, directory, begin, end and the names of slices.
+// Attempt returns what has been read so far. The caller fills in what only the run knows:
+// number, directory, beginning, end and the names of slices.
 func (c *Collector) Attempt(v View) Attempt {
 	a := Attempt{Skipped: int(c.skip), MedianError: 0, Slices: []Slice{}, Stragglers: []Straggler{}, Stalls: []Stall{}}
 	bySlice := map[int]*total{}

@@ -7,13 +7,12 @@ import (
 )
 
 // digestMost is how many distinct values a digest keeps apart. MaxText prints
-// milliseconds, so that the step times of a run are far fewer.
+// milliseconds, so a run has far fewer distinct step times.
 const digestMost = 512
 
-// A digest counts values that are not negative, in bounded memory, for their
-// median. It is exact, to the precision of float32, as long as there are few
-// distinct values; then it drops low bits of all of them, until they are few
-// again.
+// A digest counts non-negative values in bounded memory, to find their median. It is
+// exact, to the precision of float32, as long as there are few distinct values. If there
+// are more, it drops low bits of all values until there are few again.
 type digest struct {
 	n      int64
 	shift  uint // bits of the float32 that are dropped
@@ -39,7 +38,7 @@ func (d *digest) add(v float64) {
 	}
 }
 
-// drop joins the values that differ in the lowest bits only.
+// drop joins the values that differ only in the bits that are dropped.
 func (d *digest) drop(shift uint) {
 	by := shift - d.shift
 	to := 0
@@ -55,7 +54,7 @@ func (d *digest) drop(shift uint) {
 	d.keys, d.counts, d.shift = d.keys[:to], d.counts[:to], shift
 }
 
-// merge adds what other counted. other may lose precision by it, never counts.
+// merge adds what other counted. Values may lose precision by it, but no count is lost.
 func (d *digest) merge(other *digest) {
 	if other.n == 0 {
 		return
@@ -89,8 +88,8 @@ func (d *digest) merge(other *digest) {
 	}
 }
 
-// median is the middle value, of an even number of values the mean of the two
-// in the middle; NaN of none.
+// median returns the middle value, or the mean of the two middle values of an even number
+// of values; NaN if there are none.
 func (d *digest) median() float64 {
 	if d.n == 0 {
 		return math.NaN()
@@ -98,7 +97,7 @@ func (d *digest) median() float64 {
 	return (d.rank((d.n-1)/2) + d.rank(d.n/2)) / 2
 }
 
-// rank is the value that r values are not above.
+// rank returns the value at index r of all values in ascending order.
 func (d *digest) rank(r int64) float64 {
 	for i, count := range d.counts {
 		if r -= int64(count); r < 0 {
@@ -108,8 +107,8 @@ func (d *digest) rank(r int64) float64 {
 	return math.NaN()
 }
 
-// value is the middle of what was joined into key, or the number that was
-// printed: 121.6, not the nearest float32.
+// value returns the middle of the values that are joined in key. If none are joined, it
+// returns the number that was printed: 121.6, not the nearest float32.
 func (d *digest) value(key uint32) float64 {
 	if d.shift > 0 {
 		return float64(math.Float32frombits(key<<d.shift + 1<<(d.shift-1)))
@@ -121,7 +120,8 @@ func (d *digest) value(key uint32) float64 {
 	return v
 }
 
-// precision bounds the relative error of the median; 0 while no bit is dropped.
+// precision returns a bound of the median's relative error; 0 as long as no bit is
+// dropped.
 func (d *digest) precision() float64 {
 	if d.shift == 0 {
 		return 0

@@ -1,11 +1,10 @@
-// Package metrics reads training steps out of what a command prints and says
-// how fast the training is: per worker, slice and run, beside published
-// figures, with who lags and who stopped.
+// Package metrics reads training steps out of what a command prints and reports how fast
+// the training is: per worker, slice and run, beside published figures, with the workers
+// that lag and the workers that stopped.
 //
-// It is pure: bytes and times go in, a Document comes out. Reading costs less
-// than a copy of the bytes, and memory is bounded whatever the number of steps:
-// a worker keeps at most seriesBuckets points of its history and digestMost
-// distinct values of each figure.
+// It is pure: bytes and times go in, a Document comes out. Reading costs less than a copy
+// of the bytes. Memory is bounded for any number of steps: a worker keeps at most
+// seriesBuckets points of its history and digestMost distinct values of each figure.
 //
 // Words and units are the same everywhere. A step time is in seconds. TFLOP/s
 // and tokens/s are per device, as MaxText prints them; a device is what JAX
@@ -21,16 +20,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// DocumentVersion is the version of Document as JSON. It grows when a field
-// changes its meaning or goes, not when one is added.
+// DocumentVersion is the version of Document as JSON. It grows when a field changes its
+// meaning or is removed, not when one is added.
 const DocumentVersion = 1
 
-// A Number is a figure that may be unknown, which is NaN in Go and null in
-// JSON. JSON has seven significant digits of it; infinities are null too, as
-// JSON has none.
+// A Number is a figure that may be unknown, which is NaN in Go and null in JSON. JSON has
+// seven significant digits of it. Infinities are null too, because JSON has none.
 type Number float64
 
-// Unknown is the Number that is not known.
+// Unknown is the unknown Number.
 var Unknown = Number(math.NaN())
 
 // Known reports whether the figure is known and finite.
@@ -59,29 +57,29 @@ func (n *Number) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// A Document is everything known about the training of one run. The metrics
-// command prints it, and the report page and the terminal view show it: no
-// figure is computed anywhere else.
+// A Document is everything known about the training of one run. The metrics command
+// prints it, and the report page and the terminal view show it. Figures are computed
+// nowhere else.
 type Document struct {
 	Version   int       `json:"version"`
 	Run       string    `json:"run"`
 	Command   string    `json:"command,omitempty"`
 	Generated time.Time `json:"generated"`
 
-	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; empty: not known, and so no MFU
+	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; empty: unknown, and so is MFU
 	Generation      string `json:"generation,omitempty"`       // "v5e"
 	// PeakTFLOPs is the bf16 peak of one device, which MFU is relative to.
 	PeakTFLOPs Number `json:"peak_tflops_per_device"`
 	PeakSource string `json:"peak_source,omitempty"`
 
-	// Attempts is every attempt that left logs on this machine, oldest first.
-	// The last one is the one to look at; only it has series of single workers.
+	// Attempts are all attempts that left logs on this machine, oldest first. The last
+	// one is the one to look at; only it has series of single workers.
 	Attempts []Attempt `json:"attempts"`
 
-	Compare *Comparison `json:"compare,omitempty"` // where a published figure was asked for
+	Compare *Comparison `json:"compare,omitempty"` // set if a published figure was asked for
 }
 
-// Newest returns the last attempt, nil when there is none.
+// Newest returns the last attempt, or nil if there is none.
 func (d *Document) Newest() *Attempt {
 	if len(d.Attempts) == 0 {
 		return nil
@@ -96,11 +94,11 @@ type Attempt struct {
 	Began    *time.Time `json:"began,omitempty"`
 	End      *time.Time `json:"end,omitempty"`
 	Ended    bool       `json:"ended"`               // nothing will be added to its logs
-	ExitCode *int       `json:"exit_code,omitempty"` // of the first worker to fail, when it ended
-	Cause    string     `json:"cause,omitempty"`     // why it ended, when that was no success
+	ExitCode *int       `json:"exit_code,omitempty"` // of the first worker to fail, if the attempt has ended
+	Cause    string     `json:"cause,omitempty"`     // why it ended, unless it succeeded
 
-	// Skipped is how many steps of each worker, from the first one it printed,
-	// are left out of medians: they contain compilation.
+	// Skipped is the number of steps of each worker, from the first one it printed, that
+	// medians leave out because they contain compilation.
 	Skipped int `json:"skipped_steps"`
 	// MedianError bounds the relative error of the medians below; 0 is exact.
 	MedianError Number `json:"median_error"`
@@ -110,11 +108,11 @@ type Attempt struct {
 
 	Stragglers []Straggler `json:"stragglers"`
 	Stalls     []Stall     `json:"stalls"`
-	// BadLoss is the first loss that is no finite number.
+	// BadLoss is the first loss that is not a finite number.
 	BadLoss *BadLoss `json:"bad_loss,omitempty"`
 }
 
-// Slice returns the slice with this number, nil when there is none.
+// Slice returns the slice with this number, or nil if there is none.
 func (a *Attempt) Slice(number int) *Slice {
 	for i := range a.Slices {
 		if a.Slices[i].Number == number {
@@ -124,16 +122,16 @@ func (a *Attempt) Slice(number int) *Slice {
 	return nil
 }
 
-// Figures is what is known of a worker, a slice or a whole run.
+// Figures holds what is known of a worker, a slice or a whole run.
 type Figures struct {
 	// Steps counts the step lines read, of all workers together.
 	Steps     int64 `json:"steps"`
 	FirstStep int64 `json:"first_step"` // meaningless while Steps is 0
-	// Last is the newest step: of a slice or a run that of the worker that is
-	// furthest.
+	// Last is the newest step; for a slice or a run, that of the worker that is furthest
+	// ahead.
 	Last Sample `json:"last"`
-	// Evaluations and Restarts count evaluations and returns to an earlier
-	// step, of the worker with the most of them.
+	// Evaluations and Restarts count evaluations and returns to an earlier step, for the
+	// worker with the most of them.
 	Evaluations int `json:"evaluations"`
 	Restarts    int `json:"restarts"`
 
@@ -158,7 +156,7 @@ type Worker struct {
 	LogBytes int64 `json:"log_bytes"` // read so far
 }
 
-// A Sample is the figures of one step.
+// A Sample holds the figures of one step.
 type Sample struct {
 	Step        int64  `json:"step"` // meaningless while Steps is 0
 	StepSeconds Number `json:"step_seconds"`
@@ -166,15 +164,15 @@ type Sample struct {
 	MFU         Number `json:"mfu"`
 	Tokens      Number `json:"tokens_per_second_per_device"`
 	Loss        Number `json:"loss"`
-	// LossText is "NaN", "Inf" or "-Inf" when the loss is that.
+	// LossText is "NaN", "Inf" or "-Inf" if the loss is that.
 	LossText string `json:"loss_text,omitempty"`
-	// At is when the line was read, where that was seen: nil from files.
+	// At is when the line was read, if that was seen; nil for lines from files.
 	At *time.Time `json:"at,omitempty"`
 }
 
-// A Median is the median of each figure, for itself, over the steps that
-// count: all but the skipped ones, those of the profiler and of a growing
-// batch. Of a slice or a run it is the median over the steps of all workers.
+// A Median holds the median of each figure, by itself, over the steps that count: all but
+// the skipped ones, those of the profiler and those of a growing batch. For a slice or a
+// run it is the median over the steps of all workers.
 type Median struct {
 	Steps       int64  `json:"steps"` // with a step time, of all workers together
 	StepSeconds Number `json:"step_seconds"`
@@ -183,11 +181,11 @@ type Median struct {
 	Tokens      Number `json:"tokens_per_second_per_device"`
 }
 
-// A Series is figures over steps, one column a figure; the columns have equal
-// lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The
-// mean of a point is over its steps, of a slice or a run over all workers; Min
-// and Max are over the same single steps, so that no outlier is lost however
-// much is joined. Skipped steps are in it.
+// A Series holds figures over steps, one column for each figure; the columns have equal
+// lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The mean of a
+// point is over its steps, for a slice or a run over all workers too. Min and Max are
+// over the same single steps, so that no outlier is lost, however many steps are joined.
+// Skipped steps are included.
 type Series struct {
 	StepsPerPoint int64    `json:"steps_per_point"`
 	Step          []int64  `json:"step"`
@@ -216,7 +214,7 @@ type Straggler struct {
 	Kind    StragglerKind `json:"kind"`
 	Name    string        `json:"name"` // a worker "s0w3", or all of a slice "s1w[0-63]"
 	Slice   int           `json:"slice"`
-	Worker  int           `json:"worker"`       // -1 is the whole slice
+	Worker  int           `json:"worker"`       // -1: the whole slice
 	Median  Number        `json:"step_seconds"` // its own
 	Others  Number        `json:"others_step_seconds"`
 	Ratio   Number        `json:"ratio"` // Median to Others
@@ -225,28 +223,27 @@ type Straggler struct {
 	Text    string        `json:"text"` // one line for people
 }
 
-// A Stall is a time in which no worker went on to a further step.
+// A Stall is a time in which no worker made a further step.
 type Stall struct {
 	Began time.Time     `json:"began"` // when the last step line was read
 	Seen  time.Time     `json:"seen"`  // when the limit had passed
 	Limit time.Duration `json:"limit_ns"`
-	// First names the workers that stopped first, folded, and Step the last
-	// step that they printed.
+	// First names the workers that stopped first, folded. Step is the last step that they
+	// printed.
 	First string     `json:"first"`
 	Step  int64      `json:"step"`
 	Ended *time.Time `json:"ended,omitempty"` // when steps went on, if they did
 	Text  string     `json:"text"`
 }
 
-// BadLoss says where the loss was no finite number for the first time.
+// BadLoss says where the loss was not a finite number for the first time.
 type BadLoss struct {
 	Step   int64  `json:"step"`
 	Worker string `json:"worker"`
 	Text   string `json:"text"` // "NaN", "Inf" or "-Inf"
 }
 
-// A Comparison puts a run beside what was published for the same model and
-// generation.
+// A Comparison compares a run with what was published for the same model and generation.
 type Comparison struct {
 	Preset string `json:"preset"` // "v5e/32b"
 	Model  string `json:"model"`
@@ -254,20 +251,19 @@ type Comparison struct {
 	Slices int    `json:"slices"`           // of the run
 	Source string `json:"source"`
 
-	// TFLOPs and MFU are the published figures for this number of
-	// slices; unknown where none was published.
+	// TFLOPs and MFU are the published figures for this number of slices; unknown if none
+	// were published.
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Ratio is the run's median TFLOP/s/device to the published one; unknown
-	// also where the run is on another generation.
+	// Ratio is the run's median TFLOP/s/device divided by the published one. It is
+	// unknown also if the run is on another generation.
 	Ratio Number `json:"ratio"`
-	// RunEfficiency is the run's median TFLOP/s/device relative to the
-	// published one of a single slice.
+	// RunEfficiency is the run's median TFLOP/s/device divided by the published one of a
+	// single slice.
 	RunEfficiency Number `json:"run_scaling_efficiency"`
-	// Rows is all that was published, by number of slices.
+	// Rows holds all published figures, by number of slices.
 	Rows []PublishedRow `json:"rows"`
-	// Note says what makes the two differ by nature, such as another slice
-	// size.
+	// Note says why the two differ by nature, such as another slice size.
 	Note string `json:"note,omitempty"`
 }
 
@@ -276,15 +272,14 @@ type PublishedRow struct {
 	Slices int    `json:"slices"`
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Efficiency is TFLOPs relative to one slice.
+	// Efficiency is TFLOPs divided by those of one slice.
 	Efficiency Number `json:"scaling_efficiency"`
-	// Ratio is the run's median TFLOP/s/device to this row's.
+	// Ratio is the run's median TFLOP/s/device divided by this row's.
 	Ratio Number `json:"ratio"`
 	Here  bool   `json:"here"` // the run has this number of slices
 }
 
-// NewDocument returns a document without attempts. The zero Type is one that is
-// not known.
+// NewDocument returns a document without attempts. The zero Type means an unknown type.
 func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 	d := Document{Version: DocumentVersion, Run: run, Generated: now.UTC(), PeakTFLOPs: Unknown, Attempts: []Attempt{},
 		AcceleratorType: kind.Name, Generation: kind.Generation.Name}

@@ -8,9 +8,9 @@ import (
 // any width shows fewer. With 64 bytes each, 2048 workers keep 34 MB.
 const seriesBuckets = 256
 
-// A bucket is what is kept of the steps that one point stands for.
+// A bucket holds what is kept of the steps that one point stands for.
 type bucket struct {
-	lines, timed, worked, fed, lossy, bad uint32 // lines; those with a time, TFLOP/s, tokens, a finite loss, another loss
+	lines, timed, worked, fed, lossy, bad uint32 // step lines; those with a time, TFLOP/s, tokens, a finite loss, another loss
 	seconds, tflops, tokens, loss         float64
 	min, max                              float32
 }
@@ -63,9 +63,9 @@ func (b *bucket) merge(o *bucket) {
 	b.loss += o.loss
 }
 
-// A history is the steps of a worker, joined to at most most points. Point i
-// stands for the steps (first+i)·width …, with a width that is a power of two:
-// histories of different workers have their borders in common.
+// A history holds the steps of a worker, joined to at most most points. Point i stands
+// for the steps from (first+i)·width on. width is a power of two, so that the points of
+// different workers have common borders.
 type history struct {
 	most    int
 	width   int64 // 0: nothing yet
@@ -73,7 +73,7 @@ type history struct {
 	buckets []bucket
 }
 
-// at is the bucket of a step, which is made when it is missing.
+// at returns the bucket of a step and makes it if it is missing.
 func (h *history) at(step int64) *bucket {
 	if h.width == 0 {
 		h.width, h.first = 1, step
@@ -104,7 +104,7 @@ func (h *history) at(step int64) *bucket {
 	}
 }
 
-// widen joins two points each.
+// widen joins the points in pairs.
 func (h *history) widen() {
 	if len(h.buckets) == 0 {
 		h.width *= 2
@@ -125,7 +125,7 @@ func (h *history) widen() {
 	h.buckets, h.first, h.width = h.buckets[:to+1], first, h.width*2
 }
 
-// merge adds the steps of another history. other is left as it is.
+// merge adds the steps of another history, which it does not change.
 func (h *history) merge(other *history) {
 	if other.width == 0 {
 		return
@@ -143,8 +143,8 @@ func (h *history) merge(other *history) {
 	}
 }
 
-// series is the history as columns, in at most points points; points without a
-// line are left out. nil when there is nothing.
+// series returns the history as columns with at most points points, without the points
+// that have no line; nil if the history is empty.
 func (h *history) series(points int, peak float64) *Series {
 	if h.width == 0 {
 		return nil

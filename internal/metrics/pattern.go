@@ -11,7 +11,7 @@ import (
 // A Pattern reads the step lines of a trainer that is not MaxText.
 type Pattern struct {
 	re     *regexp.Regexp
-	groups []int // by the order of groupNames; -1 is absent
+	groups []int // in the order of groupNames; -1: absent
 }
 
 // The groups that a pattern may name. step is required.
@@ -40,16 +40,15 @@ func (e *PatternError) Error() string {
 	return fmt.Sprintf("parse pattern of step lines %q: %s", e.Pattern, e.Why)
 }
 
-// Hint is what to type instead.
+// Hint says what to type instead.
 func (e *PatternError) Hint() string {
 	return "name the figures by groups, as in " + patternExample
 }
 
-// ParsePattern reads a regular expression in RE2 syntax with named groups:
-// step, and any of seconds, milliseconds, steps_per_second (the time of a step
-// in one of three ways), tflops (a second and device), tokens (a second and
-// device), mfu_percent and loss. It is searched for in every line. The error is
-// a *PatternError.
+// ParsePattern reads a regular expression in RE2 syntax with named groups: step, and any
+// of seconds, milliseconds, steps_per_second (the time of a step in one of three ways),
+// tflops (per second and device), tokens (per second and device), mfu_percent and loss.
+// The pattern is searched for in every line. The error is a *PatternError.
 func ParsePattern(text string) (*Pattern, error) {
 	re, err := regexp.Compile(text)
 	if err != nil {
@@ -93,7 +92,7 @@ func ParsePattern(text string) (*Pattern, error) {
 	return p, nil
 }
 
-// String is the text that ParsePattern read.
+// String returns the text that ParsePattern read.
 func (p *Pattern) String() string { return p.re.String() }
 
 func (p *Pattern) parse(line []byte) (Step, bool) {

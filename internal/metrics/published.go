@@ -46,7 +46,7 @@ var publishedFigures = sync.OnceValue(func() []published {
 	return all
 })
 
-// Published lists the names that Compare knows, in the order of the table.
+// Published returns the names that SetComparison knows, in the order of the table.
 func Published() []string {
 	var names []string
 	for _, p := range publishedFigures() {
@@ -64,10 +64,10 @@ func (e *UnpublishedError) Error() string {
 	return fmt.Sprintf("compare with %q: no figures of that name were published", e.Preset)
 }
 
-// Hint names what there is.
+// Hint lists the names that exist.
 func (e *UnpublishedError) Hint() string { return "there are " + strings.Join(Published(), ", ") }
 
-// CheckPublished returns an *UnpublishedError for a name that Compare does not
+// CheckPublished returns an *UnpublishedError for a name that SetComparison does not
 // know. Case does not matter.
 func CheckPublished(preset string) error {
 	if !slices.Contains(Published(), strings.ToLower(preset)) {
@@ -76,10 +76,9 @@ func CheckPublished(preset string) error {
 	return nil
 }
 
-// SetComparison puts the newest attempt of d beside what was published for
-// preset. Where the table has several slice sizes, that of the run is taken,
-// else the first one; what differs by nature is said in Note. The error is an
-// *UnpublishedError.
+// SetComparison compares the newest attempt of d with what was published for preset. If
+// the table has several slice sizes, it takes that of the run, or else the first one.
+// Note says what differs by nature. The error is an *UnpublishedError.
 func (d *Document) SetComparison(preset string) error {
 	if err := CheckPublished(preset); err != nil {
 		return err

@@ -9,13 +9,14 @@ import (
 	"multihost/internal/tpu"
 )
 
-// When a run stands still. A checkpoint or an evaluation takes minutes, too.
+// When a run stands still. The limits allow for a checkpoint or an evaluation, which
+// takes minutes, too.
 const (
 	stallSteps   = 10 // median step times
 	stallAtLeast = 10 * time.Minute
 )
 
-// A StallChange says what LookForStall found out.
+// A StallChange is what LookForStall found out.
 type StallChange int
 
 // The changes of a stall.
@@ -25,9 +26,9 @@ const (
 	StallEnded                    // steps go on again
 )
 
-// LookForStall finds out whether the workers that have not ended stand still:
-// whether no step line and no evaluation of any of them has been read for
-// limit. Zero is ten times the median step time, at least ten minutes. Nothing
+// LookForStall finds out whether the workers that have not ended stand still: whether no
+// step line and no evaluation of any of them has been read for limit. A limit of 0 means
+// ten times the longest median step time of a worker, at least ten minutes. Nothing
 // stalls before the first step, which compiles. The stall is also in Attempt.
 func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, StallChange) {
 	c.mu.Lock()
@@ -57,13 +58,13 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.heard.After(heard) {
-		return Stall{}, StallSame // just now
+		return Stall{}, StallSame // one was read just now
 	}
 	c.stalls = append(c.stalls, s)
 	return s, StallBegan
 }
 
-// Blind says that until now some worker's steps could not be read: this time counts
+// Blind records that until now some worker's steps could not be read. That time counts
 // for no stall.
 func (c *Collector) Blind(now time.Time) {
 	c.mu.Lock()
@@ -71,8 +72,8 @@ func (c *Collector) Blind(now time.Time) {
 	c.blind = now
 }
 
-// AddStall puts in a stall that was seen while the run was followed. The end of
-// one takes the place of its begin.
+// AddStall adds a stall that was seen while the run was followed. The report of its end
+// replaces the report of its beginning.
 func (a *Attempt) AddStall(s Stall) {
 	for i := range a.Stalls {
 		if a.Stalls[i].Began.Equal(s.Began) {
@@ -97,8 +98,9 @@ func (c *Collector) stallLimit() time.Duration {
 	return max(stallAtLeast, time.Duration(min(longest, 1e6)*stallSteps*float64(time.Second)))
 }
 
-// stall says who stopped first: of the workers that print steps and have not
-// ended those with the earliest last step.
+// stall returns a stall that names the workers that stopped first: of the workers that
+// print steps and have not ended, those with the earliest last step. It returns false if
+// there are none.
 func (c *Collector) stall(now, heard time.Time, limit time.Duration) (Stall, bool) {
 	var first []tpu.WorkerID
 	var lowest, highest int64

@@ -6,18 +6,18 @@ import (
 	"strconv"
 )
 
-// A Step is one step line. Figures that the line does not have are NaN.
+// A Step is one step line. Figures that the line does not contain are NaN.
 type Step struct {
 	Number  int64
 	Seconds float64
 	TFLOPs  float64 // per second and device
-	MFU     float64 // as the trainer says it; MaxText says none
+	MFU     float64 // as the trainer prints it; MaxText prints none
 	Tokens  float64 // per second and device
-	Loss    float64 // NaN and infinities are what the line says if HasLoss
+	Loss    float64 // if HasLoss, NaN and infinities are what the line says
 
 	HasLoss  bool
-	Profiler bool // the profiler started or stopped in it: not timed
-	Ramp     bool // of a batch that still grows: not comparable
+	Profiler bool // the profiler started or stopped in it, so it is not timed
+	Ramp     bool // its batch was still growing, so it is not comparable
 }
 
 func emptyStep() Step {
@@ -44,11 +44,11 @@ var (
 	nameEnd      = []byte(": ")
 )
 
-// Evaluations are announced in one of these ways, by period.
+// The lines that announce an evaluation, by period.
 var evalMarkers = [][]byte{[]byte("eval metrics after step: "), []byte("Completed eval after train step ")}
 
-// ParseStep reads MaxText's step line in all its shapes. It reports false for
-// every other line. It allocates nothing.
+// ParseStep reads MaxText's step line in all its forms. It returns false for every other
+// line. It does not allocate.
 func ParseStep(line []byte) (Step, bool) {
 	for rest := line; ; {
 		at := bytes.Index(rest, marker)
@@ -174,14 +174,14 @@ func leadingInt(b []byte) (n int64, digits int) {
 	return n, digits
 }
 
-// leadingFloat reads the number that b begins with, nan and inf among them;
-// what follows it is left alone: a unit, a comma, a bracket.
+// leadingFloat reads the number that b begins with, also nan and inf. It ignores what
+// follows: a unit, a comma, a bracket.
 func leadingFloat(b []byte) (float64, bool) {
 	end := 0
 	for end < len(b) && end < 32 && floatByte(b[end]) {
 		end++
 	}
-	for ; end > 0; end-- { // "1.5e" or "infer" have a number in front
+	for ; end > 0; end-- { // "1.5e" and "infer" begin with a number
 		if v, err := strconv.ParseFloat(string(b[:end]), 64); err == nil {
 			return v, true
 		} else if math.IsInf(v, 0) && b[end-1] >= '0' && b[end-1] <= '9' {
@@ -191,7 +191,7 @@ func leadingFloat(b []byte) (float64, bool) {
 	return 0, false
 }
 
-// floatByte reports whether c may be part of a decimal number or of nan, inf.
+// floatByte reports whether c can be part of a decimal number or of nan or inf.
 func floatByte(c byte) bool {
 	switch {
 	case c >= '0' && c <= '9', c == '.', c == '-', c == '+':

@@ -9,9 +9,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// When a worker or slice lags. Workers that train together wait for each other
-// in every step, so that their medians agree within a few per cent: half as
-// much again is no noise, except where steps take no time at all.
+// When a worker or slice lags. Workers that train together wait for each other in every
+// step, so their medians agree within a few per cent. Half as much again is not noise,
+// except where steps take hardly any time.
 const (
 	slowRatio   = 1.5
 	slowAtLeast = 0.010 // seconds above the others
@@ -20,9 +20,9 @@ const (
 	behindAtLeast = 10 // seconds of work, while the run is live
 )
 
-// stragglers names who lags in a: first slices of which all workers do, then
-// single workers, the worst first. While the run is live, being behind counts
-// only from behindAtLeast on: lines of different workers come at different times.
+// stragglers returns who lags in a: first the slices whose workers all lag, then single
+// workers, the worst first. While the run is live, being behind counts only from
+// behindAtLeast on, because lines of different workers arrive at different times.
 func stragglers(a *Attempt, live bool) []Straggler {
 	var found []Straggler
 	all := workerMedians(a)
@@ -61,7 +61,7 @@ func finite(n Number) float64 {
 	return float64(n)
 }
 
-// middle is the median of the known values, which it sorts.
+// middle returns the median of the known values; it changes the order of values.
 func middle(values []Number) Number {
 	values = slices.DeleteFunc(values, func(n Number) bool { return !n.Known() })
 	if len(values) == 0 {
@@ -88,7 +88,7 @@ func slowSlice(a *Attempt, s *Slice) (Straggler, bool) {
 	}
 	for i := range s.Workers {
 		if m := s.Workers[i].Median.StepSeconds; m.Known() && !slow(m, others) {
-			return Straggler{}, false // some of its workers are, and are named
+			return Straggler{}, false // only some of its workers are slow, and each is named
 		}
 	}
 	x := Straggler{Kind: SlowSteps, Name: s.fold(), Slice: s.Number, Worker: -1, Median: own, Others: others, Ratio: own / others,
@@ -115,8 +115,8 @@ func workerMedians(a *Attempt) []Number {
 	return slices.DeleteFunc(medians, func(n Number) bool { return !n.Known() })
 }
 
-// slowWorker compares a worker with the median over all workers, which one
-// straggler does not move. Of two workers the faster one is the measure.
+// slowWorker compares a worker with the median over all workers, which one straggler does
+// not move. If there are two workers, it compares with the faster one.
 func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	own, others := w.Median.StepSeconds, middle(all)
 	if len(all) == 2 {
@@ -131,7 +131,7 @@ func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	return x, true
 }
 
-// behind reports a worker whose last step is before the others'.
+// behind returns a worker whose last step is before the run's.
 func behind(a *Attempt, w *Worker, live bool) (Straggler, bool) {
 	missing := a.Last.Step - w.Last.Step
 	if w.Steps == 0 || missing < behindSteps {
@@ -146,7 +146,7 @@ func behind(a *Attempt, w *Worker, live bool) (Straggler, bool) {
 	return x, true
 }
 
-// joinBehind makes one straggler of a slice all of whose workers are behind.
+// joinBehind makes one straggler of a slice if all workers of the slice are behind.
 func joinBehind(a *Attempt, found []Straggler) []Straggler {
 	if len(a.Slices) < 2 {
 		return found

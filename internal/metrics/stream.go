@@ -2,33 +2,32 @@ package metrics
 
 import "bytes"
 
-// keepBytes is how much of an unfinished line is kept until its end comes. A
-// step line is a tenth of it; of a longer line the part from a possible marker
-// on is kept.
+// keepBytes is how many bytes of an unfinished line are kept until its end arrives. A
+// step line has a tenth of that. Of a longer line, the part from a possible marker on is
+// kept.
 const keepBytes = 4 << 10
 
 // splitter finds step lines in a stream of bytes that is cut anywhere.
 //
-// Nearly all bytes of a training log are not step lines. Chunks are therefore
-// not split into lines: the marker is searched for, and only lines that have it
-// are looked at.
+// Nearly all bytes of a training log are not step lines. So chunks are not split into
+// lines: splitter searches for the marker and reads only the lines that have it.
 type splitter struct {
 	pattern *Pattern // nil: MaxText's lines
-	partial []byte   // beginning of the line that no chunk has ended yet
+	partial []byte   // beginning of a line whose end has not arrived
 	step    func(Step)
 	eval    func()
 }
 
-// hint is in every line that could matter but those of the evaluations of old,
-// which have evalHead and evalTail. A rare letter that both have is what is
-// searched for: once, and twice as fast as "ompleted " would be.
+// hint is in every line that can matter, except the old evaluation lines, which have
+// evalHead and evalTail. The search is for a rare letter that both have: one search is
+// enough, and it is twice as fast as a search for "ompleted ".
 var (
 	hint     = []byte("pleted ")
 	evalHead = []byte("metrics after ste")
 	evalTail = []byte("p: ")
 )
 
-// feed takes the next bytes of the stream and keeps no reference to them.
+// feed reads the next bytes of the stream and keeps no reference to them.
 func (s *splitter) feed(data []byte) {
 	if len(s.partial) > 0 {
 		end := lineEnd(data)
@@ -52,7 +51,7 @@ func (s *splitter) feed(data []byte) {
 	s.keep(data)
 }
 
-// finish takes the last line of a stream that does not end it.
+// finish reads the last line of a stream if it has no newline.
 func (s *splitter) finish() {
 	if len(s.partial) > 0 {
 		s.line(s.partial)
@@ -60,8 +59,8 @@ func (s *splitter) finish() {
 	}
 }
 
-// lineEnd is the place of the first end of a line, -1 for none. A progress bar
-// ends its lines by \r.
+// lineEnd returns the index of the first end of a line, or -1. A progress bar ends its
+// lines with \r.
 func lineEnd(b []byte) int {
 	nl := bytes.IndexByte(b, '\n')
 	if cr := bytes.IndexByte(b[:max(nl, 0)], '\r'); cr >= 0 {
@@ -73,8 +72,8 @@ func lineEnd(b []byte) int {
 	return nl
 }
 
-// keep takes the beginning of a line that data does not end. Of a line that is
-// too long, what a marker could begin in is kept, else its last bytes.
+// keep stores the beginning of an unfinished line. Of a line that is too long, it keeps
+// the part in which a marker could begin, or else the last bytes.
 func (s *splitter) keep(data []byte) {
 	const tail = 64 // the prefix of a growing batch, and half a marker
 	for len(data) > 0 {
@@ -96,7 +95,7 @@ func (s *splitter) keep(data []byte) {
 	}
 }
 
-// lines looks at whole lines, without the end of the last.
+// lines reads whole lines; data does not include the end of the last one.
 func (s *splitter) lines(data []byte) {
 	if s.pattern != nil {
 		for {
@@ -134,13 +133,13 @@ func (s *splitter) lines(data []byte) {
 	}
 }
 
-// isHint reports whether the letter at that place is that of a hint.
+// isHint reports whether the letter at index at is that of a hint.
 func isHint(data []byte, at int) bool {
 	rest := data[at:]
 	if len(rest) < len(evalTail) {
 		return false
 	}
-	switch rest[1] { // which says no nearly always
+	switch rest[1] { // nearly always says no
 	case hint[1]:
 		return bytes.HasPrefix(rest, hint)
 	case evalTail[1]:

@@ -11,10 +11,10 @@ import (
 	"multihost/internal/event"
 )
 
-// mostNamed is how many stragglers a text names; the document has all.
+// mostNamed is how many stragglers a text names; the document has them all.
 const mostNamed = 8
 
-// mostListed is how many workers the table lists without being asked.
+// mostListed is up to how many workers the table lists without all.
 const mostListed = 16
 
 func percent(n Number, digits int) string {
@@ -41,7 +41,7 @@ func (s Sample) lossText() string {
 	return strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
 }
 
-// Summary is the training in one line; "" when there was none.
+// Summary returns the training in one line; "" if there was none.
 func (a *Attempt) Summary() string {
 	if a.Steps == 0 {
 		return ""
@@ -65,8 +65,8 @@ func (a *Attempt) Summary() string {
 	return text
 }
 
-// Warnings says what is not as it should be, one line each: a loss that is no
-// number, stalls, and who lags.
+// Warnings returns what is wrong, one line each: a loss that is not a number, stalls,
+// stragglers, and returns to an earlier step.
 func (a *Attempt) Warnings() []string {
 	var lines []string
 	if b := a.BadLoss; b != nil {
@@ -88,8 +88,8 @@ func (a *Attempt) Warnings() []string {
 	return lines
 }
 
-// Text is the document for people: the newest attempt by slice and, when they
-// are few or all is set, by worker.
+// Text returns the document for people: the newest attempt by slice and, if there are few
+// workers or all is set, by worker.
 func (d *Document) Text(all bool) string {
 	var b strings.Builder
 	a := d.Newest()
@@ -174,12 +174,12 @@ func (c *Comparison) text(b *strings.Builder) {
 	}
 }
 
-// CSV writes the series of every attempt, one row a point: of the run, its
-// slices and, of the newest attempt, its workers. An unknown figure is empty.
+// CSV writes the series of every attempt, one row for each point: those of the run, of
+// its slices and, for the newest attempt, of its workers. An unknown figure is empty.
 func (d *Document) CSV(out io.Writer) error {
 	w := csv.NewWriter(out)
 	_ = w.Write([]string{"attempt", "of", "name", "step", "steps_per_point", "lines", "step_seconds", "step_seconds_min", "step_seconds_max",
-		"tflops_per_device", "mfu", "tokens_per_second_per_device", "loss", "bad_loss"}) // its error stays
+		"tflops_per_device", "mfu", "tokens_per_second_per_device", "loss", "bad_loss"}) // w.Error returns its error
 	for i := range d.Attempts {
 		a := &d.Attempts[i]
 		a.Series.csv(w, a.Number, "run", d.Run)
@@ -209,6 +209,6 @@ func (s *Series) csv(w *csv.Writer, attempt int, of, name string) {
 	for i := range s.Step {
 		_ = w.Write([]string{strconv.Itoa(attempt), of, name, strconv.FormatInt(s.Step[i], 10), strconv.FormatInt(s.StepsPerPoint, 10),
 			strconv.FormatInt(s.Lines[i], 10), cell(s.StepSeconds[i]), cell(s.Min[i]), cell(s.Max[i]), cell(s.TFLOPs[i]), cell(s.MFU[i]),
-			cell(s.Tokens[i]), cell(s.Loss[i]), strconv.FormatInt(s.BadLoss[i], 10)}) // its error stays
+			cell(s.Tokens[i]), cell(s.Loss[i]), strconv.FormatInt(s.BadLoss[i], 10)}) // w.Error returns its error
 	}
 }

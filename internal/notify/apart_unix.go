@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// runApart runs cmd in a process group of its own; when its context ends, all of
-// the group does.
+// runApart runs cmd in a process group of its own. When cmd's context ends, the whole
+// group is killed.
 func runApart(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// runApart runs cmd in a process group of its own, which Ctrl-C does not reach;
-// when its context ends, it ends with what it has started.
+// runApart runs cmd in a process group of its own, which Ctrl-C does not reach. When
+// cmd's context ends, cmd is ended together with all that it has started.
 func runApart(cmd *exec.Cmd) error {
 	job, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
@@ -28,11 +28,12 @@ func runApart(cmd *exec.Cmd) error {
 	return errors.Join(cmd.Wait(), err)
 }
 
-// addToJob puts a process, and what it starts from now on, into the job.
+// addToJob puts a process into the job, and with it all that the process starts from now
+// on.
 func addToJob(job windows.Handle, pid int) error {
 	process, err := windows.OpenProcess(windows.PROCESS_SET_QUOTA|windows.PROCESS_TERMINATE, false, uint32(pid))
 	if errors.Is(err, windows.ERROR_INVALID_PARAMETER) {
-		return nil // it has ended
+		return nil // the process has ended
 	}
 	if err != nil {
 		return err

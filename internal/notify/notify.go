@@ -1,9 +1,9 @@
-// Package notify tells another program, or a web server, of the moments of a
-// run that somebody wants to be woken for: it starts, starts again, fails,
-// ends. It hides that the one who is told may hang, fail or be away.
+// Package notify sends messages to another program or a web server at the moments of a
+// run that somebody wants to be woken for: it starts, starts again, fails, ends. It hides
+// that the receiver may hang, fail or be away.
 //
-// Two promises: the run never waits for a message to arrive while it goes on,
-// and no message can make it fail. What could not be delivered is said.
+// Two promises: while the run goes on it never waits for a message to arrive, and no
+// message can make it fail. What could not be delivered is reported.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -31,24 +31,24 @@ import (
 	"multihost/internal/event"
 )
 
-// Version is the version of a Message's form.
+// Version is the version of the Message format.
 const Version = 1
 
 // The events of a run.
 const (
 	Start   = "start"   // the command was started on all workers
-	Restart = "restart" // … once more, as a later attempt
-	Failure = "failure" // an attempt, or what had to come before it, failed
-	End     = "end"     // the command that this program was started with ends
+	Restart = "restart" // the command was started again, as a later attempt
+	Failure = "failure" // an attempt, or a step that comes before it, failed
+	End     = "end"     // this multihost command ends
 )
 
-// A Message is what is told.
+// A Message is what is sent.
 type Message struct {
 	Version  int       `json:"version"`
 	Event    string    `json:"event"`
 	Time     time.Time `json:"time"`
 	Run      string    `json:"run"`
-	Attempt  int       `json:"attempt,omitempty"` // 0: none was begun
+	Attempt  int       `json:"attempt,omitempty"` // 0: no attempt has begun
 	Project  string    `json:"project,omitempty"`
 	Zone     string    `json:"zone,omitempty"`
 	Slices   []string  `json:"slices,omitempty"`
@@ -58,17 +58,17 @@ type Message struct {
 	LogDir   string    `json:"log_dir,omitempty"`
 }
 
-// Options say whom to tell and what else is in each message.
+// Options say who receives messages and what else each message contains.
 type Options struct {
-	Program            []string // argv; run for each message, which is its standard input
+	Program            []string // argv; run once for each message, which is its standard input
 	URL                *url.URL // where each message is posted
 	Run, Project, Zone string
-	Secrets            []string   // masked wherever they are in a message
-	Sink               event.Sink // told of what was not delivered
+	Secrets            []string   // masked everywhere in a message
+	Sink               event.Sink // gets a note for each message that was not delivered
 	Clock              Clock
 }
 
-// A Clock is what pauses and limits go by.
+// A Clock measures pauses and limits.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -76,14 +76,14 @@ type Clock interface {
 
 const (
 	programLimit = 30 * time.Second // of one call of the program
-	postLimit    = 10 * time.Second // of one try to post
+	postLimit    = 10 * time.Second // of one request
 	postTries    = 4
 	postPause    = time.Second // doubled after each try
 	lastLimit    = time.Minute // of Close
 )
 
-// ParseProgram splits the words of a command line as a shell does. No shell
-// runs it: nothing else is special.
+// ParseProgram splits a command line into words as a shell does. No shell runs it, so
+// nothing else is special.
 func ParseProgram(text string) ([]string, error) {
 	argv, err := shlex.Split(text)
 	if err != nil {
@@ -98,12 +98,12 @@ func ParseProgram(text string) ([]string, error) {
 	return argv, nil
 }
 
-// ParseURL takes https anywhere and http on this machine: a message in clear
+// ParseURL accepts https anywhere and http only on this machine: an unencrypted message
 // must not leave it.
 func ParseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return nil, errors.New("it is no URL") // the error would show what may be secret
+		return nil, errors.New("it is no URL") // the parser's error would show the URL, which may be secret
 	}
 	ip := net.ParseIP(u.Hostname())
 	local := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
@@ -116,8 +116,8 @@ func ParseURL(text string) (*url.URL, error) {
 	return nil, fmt.Errorf("scheme %q: want https, or http on this machine", u.Scheme)
 }
 
-// A Notifier is an event.Sink that tells of what it sees. A nil Notifier tells
-// nobody. It is safe for concurrent use.
+// A Notifier is an event.Sink that sends messages about what it sees. A nil Notifier
+// sends none. It is safe for concurrent use.
 type Notifier struct {
 	o      Options
 	secret *strings.Replacer
@@ -131,11 +131,11 @@ type Notifier struct {
 	queue   []Message
 	closed  bool
 	attempt event.Attempt
-	first   int  // attempt that this program began with
-	failed  bool // the last attempt's failure was told
+	first   int  // the first attempt whose start was seen
+	failed  bool // a message about the last attempt's failure was sent
 }
 
-// New starts a Notifier; the caller closes it. It is nil when o names nobody.
+// New starts a Notifier; the caller closes it. It returns nil if o names no receiver.
 func New(o Options) *Notifier {
 	if len(o.Program) == 0 && o.URL == nil {
 		return nil
@@ -148,7 +148,7 @@ func New(o Options) *Notifier {
 	}
 	n := &Notifier{
 		o: o, secret: strings.NewReplacer(pairs...), wake: make(chan struct{}, 1), done: make(chan struct{}),
-		// A redirect is not followed: it may lead to where ParseURL refuses to go.
+		// Redirects are not followed: one may lead to an address that ParseURL refuses.
 		client: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Transport: http.DefaultTransport.(*http.Transport).Clone()},
 	}
@@ -175,7 +175,7 @@ func (n *Notifier) Emit(e event.Event) {
 		n.failed = false
 		n.put(Message{Event: what, Attempt: e.Attempt, Text: n.attempt.Command})
 	case event.AttemptEnd:
-		if !e.OK && e.Again { // the last one has a summary
+		if !e.OK && e.Again { // the summary reports the last one
 			n.put(Message{Event: Failure, Attempt: e.Attempt, ExitCode: &e.Code, Text: e.Reason() + "; " + e.Next})
 		}
 	case event.Summary:
@@ -186,14 +186,15 @@ func (n *Notifier) Emit(e event.Event) {
 	}
 }
 
-// bySignal reports the status of a program that the user's signal ended.
+// bySignal reports whether code is the exit status of a program that the user's signal
+// ended.
 func bySignal(code int) bool {
 	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
 }
 
-// Close tells of the end, with the status that this program ends with and why,
-// which may be empty, and waits until all is delivered: for a minute at most, and
-// no longer than ctx lasts.
+// Close sends the end, with the exit status of this program and why, which may be empty.
+// It waits until all messages are delivered: for a minute at most, and no longer than ctx
+// lasts.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
@@ -236,7 +237,8 @@ func (n *Notifier) kick() {
 	}
 }
 
-// deliver tells one message after the other until the Notifier is closed.
+// deliver delivers one message after the other, until the Notifier is closed and the
+// queue is empty.
 func (n *Notifier) deliver() {
 	defer close(n.done)
 	for {
@@ -257,11 +259,12 @@ func (n *Notifier) deliver() {
 	}
 }
 
-// tell delivers one message to the program and the server, each in its time.
+// tell delivers one message to the program and to the server; each has its own time
+// limit.
 func (n *Notifier) tell(m Message) {
 	body, err := json.Marshal(m)
 	if err != nil {
-		return // a Message has nothing that JSON has not
+		return // cannot happen: JSON has all types of a Message
 	}
 	var both sync.WaitGroup
 	if len(n.o.Program) > 0 {
@@ -273,29 +276,29 @@ func (n *Notifier) tell(m Message) {
 	both.Wait()
 }
 
-// report says that a message was not delivered. It names the server of a URL
-// only: its path is often a password.
+// report reports a message that was not delivered. Of a URL it names only the server,
+// because the path is often a password.
 func (n *Notifier) report(m Message, whom string, err error) {
 	if err != nil {
 		event.Notef(n.o.Sink, event.Warn, "", "the run is not touched by it, but %q was not told of its %s: %v", whom, m.Event, err)
 	}
 }
 
-// run calls the program with a message. The program is in a process group of
-// its own: a Ctrl-C is not meant for it, and when it takes too long what it
-// started ends with it. What it leaves in the background after its end goes on.
+// run calls the program with a message. The program has a process group of its own, so
+// that Ctrl-C does not reach it and so that all it started ends with it if it takes too
+// long. What it leaves in the background after its end goes on.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, n.o.Program[0], n.o.Program[1:]...)
 	var said tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &said, &said
-	cmd.WaitDelay = time.Second // for a child that keeps its output open
+	cmd.WaitDelay = time.Second // in case a child keeps the output open
 	err := runApart(cmd)
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, exec.ErrWaitDelay): // status 0, and a child goes on
+	case errors.Is(err, exec.ErrWaitDelay): // status 0, and a child still runs
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -307,7 +310,7 @@ func (n *Notifier) run(input []byte) error {
 
 var errSlow = errors.New("it took too long")
 
-// limit bounds one delivery by the clock.
+// limit returns a context that limits one delivery to the time d of the Clock.
 func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(n.ctx)
 	late, ended := n.o.Clock.After(d), make(chan struct{})
@@ -322,7 +325,7 @@ func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) 
 	return ctx, func() { cancel(nil); <-ended }
 }
 
-// post sends a message to the server, again where that may help.
+// post sends a message to the server, and repeats the request if that may help.
 func (n *Notifier) post(body []byte) error {
 	pause := postPause
 	for try := 1; ; try++ {
@@ -366,7 +369,7 @@ func (n *Notifier) postOnce(body []byte) (again bool, err error) {
 	return resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests, fmt.Errorf("it answered %s", resp.Status)
 }
 
-// A tail keeps the end of what a program prints.
+// A tail keeps the end of a program's output.
 type tail struct{ data []byte }
 
 const tailSize = 4 << 10
@@ -379,7 +382,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last is the last line that is not empty.
+// last returns the last line that is not empty.
 func (t *tail) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.data)), "\n")
 	return strings.TrimSpace(lines[len(lines)-1])

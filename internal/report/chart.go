@@ -17,11 +17,11 @@ const (
 	maxColumns = 8  // slices in the table behind the chart
 )
 
-// A chart is one figure over steps: the run as a line, its slices as thin ones.
-// Paths are in a box of 1000 × 1000 that is stretched over the plot.
+// A chart is one figure over steps: the run as a line, its slices as thin lines. Paths
+// are in a box of 1000 × 1000 that is stretched over the plot.
 type chart struct {
 	ID, Title string
-	Label     string // for those who do not see it
+	Label     string // for readers who cannot see the chart
 	X, Y      []tick
 	Band      string // from the least to the greatest single step
 	Thin      []string
@@ -42,7 +42,7 @@ type published struct {
 	Figure figure
 }
 
-// chartData is what the script needs to read single points of a chart.
+// chartData lets the script read single points of a chart.
 type chartData struct {
 	ID    string     `json:"id"`
 	Unit  string     `json:"unit"`
@@ -52,20 +52,20 @@ type chartData struct {
 
 type lineData struct {
 	Name   string           `json:"name"`
-	At     string           `json:"at"` // of the series in the document
+	At     string           `json:"at"` // the place of the series in the document
 	Per    int64            `json:"per"`
-	Step   []int64          `json:"step,omitempty"` // missing: those of the first line
+	Step   []int64          `json:"step,omitempty"` // empty: those of the first line
 	Values []metrics.Number `json:"values"`
 	Min    []metrics.Number `json:"min,omitempty"`
 	Max    []metrics.Number `json:"max,omitempty"`
 }
 
-// A measure is a figure that is charted.
+// A measure is a figure that has a chart.
 type measure struct {
 	id, title, unit string
 	of              func(*metrics.Series) []metrics.Number
 	text            func(float64) string
-	spread          bool // has a least and a greatest single step
+	spread          bool // has a band from the least to the greatest single step
 	column          string
 }
 
@@ -98,14 +98,14 @@ func (b *builder) charts() {
 	b.sliceTable()
 }
 
-// line is a series that is drawn.
+// line is a series that the chart draws.
 type line struct {
 	name, at string
 	series   *metrics.Series
 }
 
-// slicesBySpeed are the slices of the newest attempt that have a series, the
-// slowest first.
+// slicesBySpeed returns the slices of the newest attempt that have a series, the slowest
+// first. It returns nil for a single slice.
 func (b *builder) slicesBySpeed() []line {
 	var all []line
 	index := map[string]int{}
@@ -118,7 +118,7 @@ func (b *builder) slicesBySpeed() []line {
 		}
 	}
 	if len(b.run.Slices) < 2 {
-		return nil // it is the run
+		return nil // the single slice is the run
 	}
 	slices.SortStableFunc(all, func(x, y line) int {
 		return cmp.Compare(float(b.run.Slices[index[y.name]].Median.StepSeconds), float(b.run.Slices[index[x.name]].Median.StepSeconds))
@@ -126,7 +126,7 @@ func (b *builder) slicesBySpeed() []line {
 	return all
 }
 
-// float is a number that can be compared: what is not known is least.
+// float returns a number for comparisons; an unknown number is the least.
 func float(n metrics.Number) float64 {
 	if !n.Known() {
 		return math.Inf(-1)
@@ -253,7 +253,7 @@ type frame struct{ x0, x1, y0, y1 float64 }
 
 func (f frame) x(v float64) float64 { return (v - f.x0) / (f.x1 - f.x0) }
 
-// y is within the plot also of values that are not.
+// y keeps values outside the range at the edge of the plot.
 func (f frame) y(v float64) float64 { return min(max((v-f.y0)/(f.y1-f.y0), 0), 1) }
 
 func knownOf(values []metrics.Number) []float64 {
@@ -273,7 +273,8 @@ func (f *frame) fit(values []metrics.Number, target metrics.Number) (above, belo
 	slices.Sort(known)
 	least, most := known[0], known[len(known)-1]
 	low, high := least, most
-	// Far is more than twice as far as the nineteen twentieths nearer by go.
+	// Far means: beyond the 5th or 95th percentile by more than twice the distance
+	// between them.
 	bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
 	far := max(top-bottom, 0.1*math.Abs(top))
 	if high > top+2*far {
@@ -332,7 +333,7 @@ func (f frame) band(s *metrics.Series) string {
 	return "M" + strings.Join(append(up, down...), "L") + "Z"
 }
 
-// ticks are about n round values between low and high.
+// ticks returns about n round values between low and high.
 func ticks(low, high float64, n int) []float64 {
 	raw := (high - low) / float64(n)
 	if !(raw > 0) || math.IsInf(raw, 0) {
@@ -376,7 +377,7 @@ func shortCount(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// A pointTable is the series of the run as numbers.
+// A pointTable shows the series of the run as numbers.
 type pointTable struct {
 	Base string
 	Rows []pointRow
@@ -387,7 +388,7 @@ type pointRow struct {
 	Cells []figure
 }
 
-// stepRange is the steps that a point stands for; the last one stands for less
+// stepRange returns the steps that a point stands for. The last point stands for fewer
 // until there are more steps.
 func (b *builder) stepRange(from, per int64) string {
 	to := min(from+per-1, b.run.Last.Step)
@@ -413,7 +414,7 @@ func (b *builder) pointTable() {
 	b.view.Points = t
 }
 
-// A sliceTable is the step times of slices, a column each.
+// A sliceTable shows the step times of slices, one column each.
 type sliceTable struct {
 	Names []string
 	Rows  []pointRow
@@ -430,15 +431,15 @@ func (b *builder) sliceTable() {
 		t.More = len(lines) - maxColumns
 		lines = lines[:maxColumns]
 	}
-	// Slices may have different numbers of steps behind a point: each row is a
-	// point of the widest.
+	// Slices may have different numbers of steps per point. Each row is a point of the
+	// slice with the most.
 	wide := slices.MaxFunc(lines, func(x, y line) int { return cmp.Compare(x.series.StepsPerPoint, y.series.StepsPerPoint) }).series
 	rows := map[int64][]figure{}
 	for column, l := range lines {
 		t.Names = append(t.Names, l.name)
 		for i, step := range l.series.Step {
 			if l.series.StepsPerPoint != wide.StepsPerPoint {
-				break // not comparable: its points are in the document
+				break // not comparable; its points are in the document
 			}
 			if rows[step] == nil {
 				rows[step] = make([]figure, len(lines))

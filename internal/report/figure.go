@@ -13,12 +13,12 @@ import (
 
 // A figure is a number of the metrics document as the page shows it.
 type figure struct {
-	At    string // JSON pointer into the document; relative to a row's base without a leading slash
-	Value string // as the document has it in JSON
-	Text  string // rounded, with its unit; "" when it is not known
+	At    string // JSON pointer into the document; without a leading slash, relative to a row's base
+	Value string // as in the document's JSON
+	Text  string // rounded, with its unit; "" if unknown
 }
 
-// Known reports whether there is anything to show.
+// Known reports whether there is something to show.
 func (f figure) Known() bool { return f.Text != "" }
 
 func number(at string, n metrics.Number, text func(float64) string) figure {
@@ -36,7 +36,7 @@ func count(at string, n int64) figure {
 	return figure{at, strconv.FormatInt(n, 10), grouped(n)}
 }
 
-// grouped writes a number with its thousands apart.
+// grouped writes a number with commas between groups of three digits.
 func grouped(n int64) string {
 	digits := strconv.FormatInt(n, 10)
 	sign := ""
@@ -70,7 +70,7 @@ func rate(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// when writes a moment for people, with its zone: a report is read elsewhere.
+// when writes a time for people, with its zone, because a report may be read elsewhere.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -22,8 +22,8 @@ const (
 	maxHeatColumns = 128
 )
 
-// A heat map is the step time of each worker over steps, beside the median of
-// the run: a slow worker is a dark row, a slow time of all a dark column.
+// A heat map shows the step time of each worker over steps, relative to the median of the
+// run: a slow worker is a dark row, a time that was slow for all is a dark column.
 type heat struct {
 	Image         template.URL
 	Label         string
@@ -37,16 +37,16 @@ type heat struct {
 
 type legend struct{ Class, Text string }
 
-// heatData lets the script read single cells. Cells go row by row; Who is the
-// place of the worker that a cell is of among those of its row.
+// heatData lets the script read single cells. Cells go row by row. Who names the worker
+// that each cell is of.
 type heatData struct {
 	Rows    int              `json:"rows"`
 	Columns int              `json:"columns"`
-	Names   []string         `json:"names"` // of the workers of each row, folded
-	Step    []int64          `json:"step"`  // of each column
+	Names   []string         `json:"names"` // the workers of each row, folded
+	Step    []int64          `json:"step"`  // the first step of each column
 	Per     int64            `json:"per"`
 	Values  []metrics.Number `json:"values"`
-	Who     []string         `json:"who,omitempty"` // worker of each cell, where rows have several
+	Who     []string         `json:"who,omitempty"` // the worker of each cell, if rows have several
 }
 
 func (b *builder) heat() {
@@ -104,9 +104,9 @@ type grid struct {
 	finer bool
 }
 
-// newGrid puts the points of all workers into rows and columns; nil when there
-// are none. A cell is always one point of one worker: joined are no values, the
-// slowest is chosen.
+// newGrid puts the points of all workers into rows and columns; it returns nil if there
+// are none. A cell is always one point of one worker: values are not joined, the slowest
+// is chosen.
 func newGrid(all []*metrics.Worker) *grid {
 	per, low, high := int64(0), int64(math.MaxInt64), int64(math.MinInt64)
 	for _, w := range all {
@@ -157,17 +157,17 @@ func newGrid(all []*metrics.Worker) *grid {
 	return g
 }
 
-// Two hues that those who do not tell red from green tell apart, by strength
-// too; they are transparent where nothing is remarkable, so that one picture
-// serves light and dark.
+// Two hues that people who cannot tell red from green can tell apart, also by strength.
+// They are transparent where nothing is remarkable, so that one picture works on light
+// and dark pages.
 var (
 	slowHue = color.NRGBA{R: 0xd9, G: 0x4a, B: 0x0c}
 	fastHue = color.NRGBA{R: 0x2b, G: 0x74, B: 0xd8}
 )
 
-// shade is the colour of a step time that is so many times the median.
+// shade returns the colour of a step time that is times the median.
 func shade(times float64) color.NRGBA {
-	hue, strength := slowHue, (times-1)/1 // the full colour is twice the median
+	hue, strength := slowHue, (times-1)/1 // full colour at twice the median
 	if times < 1 {
 		hue, strength = fastHue, (1-times)/0.2
 	}
@@ -179,7 +179,7 @@ func shade(times float64) color.NRGBA {
 	return hue
 }
 
-// draw makes the picture, a pixel a cell; cells without a step are empty.
+// draw returns the picture, one pixel for each cell; cells without a step are empty.
 func (g *grid) draw(median float64) template.URL {
 	img := image.NewNRGBA(image.Rect(0, 0, g.Columns, g.Rows))
 	for i, v := range g.Values {

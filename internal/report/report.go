@@ -1,15 +1,14 @@
-// Package report shows a run as one HTML page: as a file to keep and to send, and
-// live while the run goes on.
+// Package report shows a run as one HTML page: as a file to keep and to send, and live
+// while the run goes on.
 //
-// A page is whole in itself. It loads nothing from anywhere, its own policy
-// forbids it to, and it can be read without JavaScript, which only adds the
-// reading of single points, sorting and the updates of the live page. Whatever
-// workers printed is text on it and nothing else.
+// A page is self-contained. It loads nothing, and its own policy forbids it to. It can be
+// read without JavaScript, which only adds the reading of single points, sorting and the
+// updates of the live page. Whatever workers printed is only text on it.
 //
-// No figure is computed here: each one on the page carries the place in the
-// metrics document that it is from, and is that value, rounded for people. A
-// page is below MaxBytes whatever the number of workers and steps; what is
-// joined or left out for that is said where it is missing.
+// No figure is computed here: each one on the page carries its place in the metrics
+// document and is that value, rounded for people. A page is smaller than MaxBytes for any
+// number of workers and steps; where something is joined or left out for that, the page
+// says so.
 package report
 
 import (
@@ -26,7 +25,7 @@ import (
 	"multihost/internal/metrics"
 )
 
-// MaxBytes bounds the size of a page. With 2048 workers it is about half.
+// MaxBytes limits the size of a page. With 2048 workers a page is about half of that.
 const MaxBytes = 4 << 20
 
 // An Input is what a page shows.
@@ -63,13 +62,13 @@ func Write(w io.Writer, in Input) error {
 	return pages.Execute(w, skeleton{Title: v.Title, Policy: policy(false), Style: template.CSS(style), Script: template.JS(script), Body: body})
 }
 
-// skeleton is what stands around the sections.
+// skeleton is the frame around the sections.
 type skeleton struct {
 	Title  string
 	Policy string
 	Style  template.CSS
 	Script template.JS
-	Live   string // address of its updates, "" of a file
+	Live   string // address of its updates; "" for a file
 	Body   []section
 }
 
@@ -94,9 +93,8 @@ func sections(v *view) ([]section, error) {
 	return all, nil
 }
 
-// policy forbids the page everything but its own style and script, which are
-// named by their hashes: what a worker printed cannot run, even if escaping had
-// a hole.
+// policy forbids the page everything but its own style and script, which it names by
+// their hashes: what a worker printed cannot run, even if the escaping has a hole.
 func policy(live bool) string {
 	p := "default-src 'none'; img-src data:; style-src " + hash(style) + "; script-src " + hash(script) + "; base-uri 'none'; form-action 'none'"
 	if live {

@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// A Source is asked for what a live page shows. It says whether the run has
-// ended, after which it is not asked again. An error keeps what was there.
+// A Source returns what a live page shows, and whether the run has ended. After the end
+// it is not called again. If it returns an error, the page keeps what it shows.
 type Source func() (in Input, ended bool, err error)
 
-// A Clock tells when to look again. gcp.SystemClock is one.
+// A Clock says when to read the run again. gcp.SystemClock is one.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -28,10 +28,10 @@ type Clock interface {
 
 // Live serves a page that follows its run.
 //
-// Only who has the whole address gets anything: it has a secret part, since
-// everybody on this machine reaches a loopback address. Requests under another
-// name than this machine's loopback are refused, so that a page from elsewhere
-// cannot read it by turning its own name into 127.0.0.1.
+// Only a client that knows the whole address gets anything: the address has a secret
+// part, because everybody on this machine can reach a loopback address. Live refuses
+// requests for another host than this machine's loopback, so that a page from elsewhere
+// cannot read it by making its own name resolve to 127.0.0.1.
 type Live struct {
 	source Source
 	clock  Clock
@@ -42,27 +42,28 @@ type Live struct {
 	parts   []livePart
 	version int
 	ended   bool
-	err     error         // of the last look
+	err     error         // of the last read
 	changed chan struct{} // closed when anything above changes
 }
 
-// livePart is a section and the version in which it was last changed.
+// livePart is a section and the version in which it last changed.
 type livePart struct {
 	section
 	version int
 }
 
-// lookEvery is how often a run is looked at, as long as that is cheap.
+// lookEvery is how often the run is read, as long as that is cheap.
 const lookEvery = 2 * time.Second
 
-// NewLive makes a page and has its first look at the run.
+// NewLive makes a page and reads the run for the first time. The error is that of this
+// read.
 func NewLive(source Source, clock Clock) (*Live, error) {
 	l := &Live{source: source, clock: clock, secret: rand.Text(), changed: make(chan struct{})}
 	l.look()
 	return l, l.err
 }
 
-// URL is the address of the page when it is served at a listener of 127.0.0.1.
+// URL returns the address of the page when it is served at a listener on 127.0.0.1.
 func (l *Live) URL(at net.Addr) string { return "http://" + at.String() + "/" + l.secret + "/" }
 
 // hasEnded reports whether the page shows the end of the run.
@@ -72,8 +73,8 @@ func (l *Live) hasEnded() bool {
 	return l.ended
 }
 
-// Serve serves the page at the listener, which it closes, until ctx ends. When
-// the run ends before, onEnd is called and the page stays.
+// Serve serves the page at the listener, which it closes, until ctx ends. If the run ends
+// before that, it calls onEnd and the page stays.
 func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -98,8 +99,8 @@ func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
 	return fmt.Errorf("serve the report: %w", err)
 }
 
-// follow looks at the run until it has ended. A look may be dear, with 2048
-// workers: it takes at most a tenth of the time.
+// follow reads the run until it has ended. With 2048 workers that may be expensive, so it
+// spends at most a tenth of the time on it.
 func (l *Live) follow(ctx context.Context, onEnd func()) {
 	pause := lookEvery
 	for !l.hasEnded() {
@@ -143,7 +144,7 @@ func (l *Live) look() {
 	l.changed = make(chan struct{})
 }
 
-// guard lets requests through that are meant for this page.
+// guard refuses requests that are not meant for this page.
 func (l *Live) guard(at net.Addr) http.Handler {
 	_, port, _ := net.SplitHostPort(at.String())
 	mux := http.NewServeMux()
@@ -181,12 +182,12 @@ func (l *Live) page(w http.ResponseWriter, _ *http.Request) {
 	_ = pages.Execute(w, s) // a reader that has gone away needs no answer
 }
 
-// events sends the sections that have changed since the reader's version, again
-// and again until the run has ended.
+// events sends the sections that have changed since the reader's version, again and again
+// until the run has ended.
 func (l *Live) events(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("since"))
 	if last, err := strconv.Atoi(r.Header.Get("Last-Event-ID")); err == nil {
-		since = last // it was here before
+		since = last // the reader reconnects
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)

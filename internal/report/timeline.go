@@ -15,10 +15,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A timeline is the attempts and their phases, each a row with a bar.
+// A timeline shows the attempts and their phases, each as a row with a bar.
 type timeline struct {
 	Attempts []attemptRows
-	Span     string // what the width of the bars stands for
+	Span     string // the time that the full width stands for
 	More     int    // attempts that are left out
 }
 
@@ -33,7 +33,7 @@ type phaseRow struct {
 	Bars                      []bar
 }
 
-// A bar is a part of a row, in per cent of its width.
+// A bar is a part of a row, in per cent of the row's width.
 type bar struct {
 	X, W  string
 	Class string
@@ -106,7 +106,7 @@ func attemptTitle(a *journal.Attempt) string {
 	return title
 }
 
-// timescale turns moments into places.
+// timescale maps times to places in a row.
 type timescale struct {
 	first, last time.Time
 	span        time.Duration
@@ -118,7 +118,7 @@ func (s timescale) bar(begin, end time.Time, class string) bar {
 	}
 	x := float64(begin.Sub(s.first)) / float64(s.span)
 	w := float64(end.Sub(begin)) / float64(s.span)
-	x, w = min(max(x, 0), 1), max(w, 0.003) // nothing that happened is invisible
+	x, w = min(max(x, 0), 1), max(w, 0.003) // everything that happened is visible
 	return bar{per(min(x, 1-0.003)), per(min(w, 1-min(x, 1-0.003))), class}
 }
 
@@ -147,7 +147,7 @@ func phaseClass(p journal.Phase) string {
 	return "done"
 }
 
-// whole is an earlier attempt in one row.
+// whole returns an earlier attempt as one row.
 func (s timescale) whole(a *journal.Attempt) phaseRow {
 	r := phaseRow{Name: "all phases", Began: "+" + event.Duration(a.Begins().Sub(s.first)), State: event.Done}
 	var end time.Time
@@ -174,11 +174,11 @@ func (s timescale) whole(a *journal.Attempt) phaseRow {
 	return r
 }
 
-// A skew is when the command started on each worker, after the first one.
+// A skew shows when the command started on each worker, relative to the first one.
 type skew struct {
 	Text  string
 	Dots  []string // places in per cent
-	Limit string   // what the whole width is
+	Limit string   // the time that the full width stands for
 	Last  []lateWorker
 	Of    int
 }
@@ -234,7 +234,7 @@ type workerRow struct {
 	After string
 }
 
-// cells are the figures of a row of workers or slices, in the columns' order.
+// cells returns the figures of a row of workers or slices, in the order of the columns.
 func cells(f *metrics.Figures) []figure {
 	last := figure{}
 	if f.Steps > 0 {
@@ -328,7 +328,7 @@ func stateText(states map[string]int) string {
 	return clip(strings.Join(parts, ", "))
 }
 
-// ending is how the command ended on a worker, or that it goes on.
+// ending returns how the command ended on a worker, or that it still runs.
 func (b *builder) ending(id tpu.WorkerID) (class, text string) {
 	if b.now != nil {
 		if e, ended := b.now.Ending(id); ended {

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Bounds of what a page shows. What is beyond is counted on the page.
+// Limits of what a page shows. The page counts what is left out.
 const (
 	maxWorkerRows = 4096
 	maxAttempts   = 50
@@ -26,7 +26,7 @@ const (
 	maxNamed      = 20 // workers that started late
 )
 
-// view is what the templates show: texts, no logic.
+// view holds what the templates show: texts, no logic.
 type view struct {
 	Title   string
 	Run     string
@@ -55,12 +55,12 @@ type view struct {
 	Data      pageData
 }
 
-// verdict is the first thing to read.
+// verdict is the first thing that people read.
 type verdict struct {
 	Class string // ok, bad, live or idle
 	Word  string
 	Text  string
-	Also  string // what went wrong beside it
+	Also  string // what else went wrong
 }
 
 type fact struct{ Name, Value string }
@@ -96,7 +96,7 @@ type noteRow struct {
 type pageData struct {
 	Charts []chartData `json:"charts"`
 	Heat   *heatData   `json:"heat,omitempty"`
-	Last   int64       `json:"last"` // step of the run
+	Last   int64       `json:"last"` // the run's newest step
 }
 
 // builder makes a view.
@@ -132,8 +132,8 @@ func newView(in Input) *view {
 	return b.view
 }
 
-// clip keeps a text that anybody may have made from filling the page and from
-// reading as something else.
+// clip limits the length of a text that anybody may have made, and makes its control
+// characters visible: the text must neither fill the page nor read as something else.
 func clip(text string) string {
 	if len(text) <= maxText {
 		return visible(strings.ToValidUTF8(text, "\uFFFD"))
@@ -220,7 +220,7 @@ func (b *builder) endOf(a *journal.Attempt) time.Time {
 	return time.Time{}
 }
 
-// judge takes the verdict from the journal, else from the record.
+// judge takes the verdict from the journal, or else from the record.
 func (b *builder) judge() {
 	known := journal.Known{Logs: b.run != nil}
 	if r := b.run; r != nil && r.Ended {
@@ -264,9 +264,9 @@ func (b *builder) fail(a *journal.Attempt, s *event.Summary) {
 	b.Failure = f
 }
 
-// visible writes control characters in caret notation, as the terminal view
-// does: a page shows nothing for them, or, for those that turn the direction of
-// text, something else.
+// visible writes control characters in caret notation, as the terminal view does. A page
+// would show nothing for them, or something else for those that change the direction of
+// text.
 func visible(line string) string {
 	var b strings.Builder
 	for _, r := range line {
@@ -349,7 +349,7 @@ func (b *builder) preflight() {
 	}
 	s.Text = fmt.Sprintf("%d of %s as wanted on every worker", len(all)-len(failed), event.Count(len(all), "setting"))
 	s.Bad = len(failed) > 0
-	// What failed is looked for.
+	// Failed rows come first, because people look for them.
 	slices.SortStableFunc(rows, func(x, y preflight.Row) int {
 		return cmp.Compare(rank(x.Outcome), rank(y.Outcome))
 	})
@@ -378,7 +378,7 @@ func (b *builder) notes() {
 			b.view.Notes = append(b.view.Notes, noteRow{n.Time, n.Level, clip(n.Text), clip(n.Hint)})
 		}
 	}
-	if n := len(b.view.Notes); n > maxNotes { // the last ones tell how it ended
+	if n := len(b.view.Notes); n > maxNotes { // the last notes tell how the run ended
 		b.MoreNotes = n - maxNotes
 		b.view.Notes = b.view.Notes[n-maxNotes:]
 	}

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/term"
 )
 
-// Interrupt is what Ask returns for a Ctrl-C that was typed as the answer.
+// Interrupt is what Ask returns if the user answers with Ctrl-C.
 const Interrupt = '\x03'
 
-// CanAsk reports whether in is a terminal that this program may read now: one
-// that is in the background of its shell would be stopped by it.
-// On Windows it may not: a read of a console cannot be taken back.
+// CanAsk reports whether in and out are terminals and this program may read in now. A
+// program in the background of its shell may not: the read would stop it. On Windows it
+// may never, because a read of a console cannot be cancelled.
 func CanAsk(in io.Reader, out io.Writer) bool {
 	file, ok := in.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && IsTerminal(out) && mayRead(file)
 }
 
-// Ask stops the view, shows question on standard error, and returns the first
-// key typed on the terminal in that is one of keys, or Interrupt. The view goes
-// on afterwards with what came meanwhile, as far as it was kept: nothing that
-// emits waits for the answer. When ctx ends, Ask gives the terminal back as it
-// was and returns the cause. Ask is for one caller at a time.
+// Ask stops the view, shows question on standard error, and returns the first key typed
+// on the terminal in that is one of keys, or Interrupt. The view then continues with the
+// events that came meanwhile, as far as they were kept: nothing that emits waits for the
+// answer. When ctx ends, Ask restores the terminal and returns the cause. Calls must not
+// overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
@@ -47,7 +47,7 @@ func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) 
 	if err == nil && key != Interrupt {
 		echo = string(key) + echo
 	}
-	_, _ = io.WriteString(r.o.Stderr, echo) // the answer counts, whatever its echo does
+	_, _ = io.WriteString(r.o.Stderr, echo) // the answer counts even if its echo fails
 	return key, err
 }
 

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/term"
 )
 
-// A Console is the user's terminal in the hands of a program elsewhere: what is
-// typed goes there as it is, Ctrl-C too, and what comes from there may do to the
-// terminal what it likes. Only "~." at the begin of a line is for us: it is the
-// way out when the other side is gone; "~~" types one "~" there.
+// A Console lends the user's terminal to a program on another machine. What the user
+// types goes there unchanged, also Ctrl-C, and what comes from there may do anything to
+// the terminal. Only "~." at the beginning of a line is for us: it ends the login when
+// the other side is gone. "~~" types one "~" there.
 type Console struct {
 	in, out *os.File
 	before  *term.State
@@ -21,7 +21,7 @@ type Console struct {
 	tty     consoleTTY
 }
 
-// Console hands the terminal in and out over. The view stands still until Close.
+// Console lends the terminal in and out. The view writes nothing until Close.
 func (r *Renderer) Console(ctx context.Context, in, out *os.File) (*Console, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
@@ -41,8 +41,8 @@ func (r *Renderer) Console(ctx context.Context, in, out *os.File) (*Console, err
 	return c, nil
 }
 
-// CanHandOver reports whether in and out are a terminal that a program elsewhere
-// can have.
+// CanHandOver reports whether in and out are a terminal that a program on another machine
+// can have, and returns them as files.
 func CanHandOver(in io.Reader, out io.Writer) (inFile, outFile *os.File, ok bool) {
 	if !CanAsk(in, out) {
 		return nil, nil, false
@@ -52,14 +52,14 @@ func CanHandOver(in io.Reader, out io.Writer) (inFile, outFile *os.File, ok bool
 	return inFile, outFile, ok
 }
 
-// Read returns what was typed. It ends with io.EOF at "~.", after Close, and when
+// Read returns what the user typed. It returns io.EOF after "~.", after Close, and when
 // the terminal is gone.
 func (c *Console) Read(p []byte) (int, error) {
 	if len(p) < 2 {
 		return 0, io.ErrShortBuffer
 	}
 	for {
-		// A key may let one follow that was held back.
+		// Read only half of p: a key can release a tilde that was held back.
 		n, err := c.tty.read(c.in, p[:len(p)/2])
 		typed, left := c.keys.pass(append([]byte(nil), p[:n]...))
 		switch {
@@ -73,10 +73,10 @@ func (c *Console) Read(p []byte) (int, error) {
 	}
 }
 
-// Write shows bytes as they are.
+// Write shows bytes unchanged.
 func (c *Console) Write(p []byte) (int, error) { return c.out.Write(p) }
 
-// Size is that of the terminal now.
+// Size returns the present size of the terminal; 80 by 24 if it is unknown.
 func (c *Console) Size() (columns, rows int) {
 	columns, rows, err := term.GetSize(int(c.out.Fd()))
 	if err != nil {
@@ -85,11 +85,10 @@ func (c *Console) Size() (columns, rows int) {
 	return columns, rows
 }
 
-// Resized tells that the size has changed.
+// Resized returns a channel that receives when the size has changed.
 func (c *Console) Resized() <-chan struct{} { return c.tty.resized }
 
-// Close gives the terminal back as it was, and ends a Read under way. It may be
-// called again.
+// Close restores the terminal and ends a Read under way. Further calls do nothing.
 func (c *Console) Close() error {
 	if c.before == nil {
 		return nil
@@ -101,13 +100,13 @@ func (c *Console) Close() error {
 	return err
 }
 
-// escapes finds what is typed for us.
+// escapes finds the keys that are typed for us.
 type escapes struct {
-	begin bool // of a line
-	held  bool // a tilde there
+	begin bool // at the beginning of a line
+	held  bool // a tilde there is held back
 }
 
-// pass returns what goes to the other side, and whether the user wants out.
+// pass returns what goes to the other side, and whether the user typed "~.".
 func (e *escapes) pass(typed []byte) (out []byte, left bool) {
 	for _, k := range typed {
 		switch {

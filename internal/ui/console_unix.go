@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consoleTTY is what a Console needs of the system: reads that can be ended, and
-// word of a change of size.
+// consoleTTY is what a Console needs from the system: reads that can be ended, and notice
+// when the size changes.
 type consoleTTY struct {
 	resized     chan struct{}
 	signals     chan os.Signal
@@ -38,7 +38,7 @@ func (t *consoleTTY) open() (err error) {
 			case <-t.signals:
 				select {
 				case t.resized <- struct{}{}:
-				default: // it is about to be asked
+				default: // an earlier change is still unread
 				}
 			}
 		}
@@ -57,7 +57,7 @@ func (t *consoleTTY) close() {
 	t.wake.Close()
 }
 
-// read is only begun when there is something to read: it cannot be taken back.
+// read starts to read only when there is something to read: a read cannot be cancelled.
 func (t *consoleTTY) read(in *os.File, p []byte) (int, error) {
 	t.reading.Lock()
 	defer t.reading.Unlock()

@@ -63,8 +63,8 @@ func (f *foldWindow) full() bool {
 	return len(f.text) > foldText || len(f.entries) >= foldEntries || len(f.members) >= foldMembers
 }
 
-// add puts a line of s into the window. A hidden line is not shown, nor are
-// equal lines of other workers that meet it.
+// add puts a line of s into the window. A hidden line is not shown, and neither are equal
+// lines of other workers that join it.
 func (f *foldWindow) add(s *stream, line []byte, now time.Time, hidden bool) {
 	h := maphash.Bytes(f.seed, line)
 	first, seen := f.index[h]
@@ -122,8 +122,8 @@ func (f *foldWindow) drop(n int) {
 	}
 	off := rest[0].start
 	f.text = f.text[:copy(f.text, f.text[off:])]
-	// Members of kept entries lie anywhere behind the first kept one's head:
-	// older entries may have been joined later.
+	// Members of kept entries can be anywhere behind the first kept entry's head,
+	// because older entries may have been joined later.
 	mem := rest[0].head
 	f.members = f.members[:copy(f.members, f.members[mem:])]
 	for i := range f.members {
@@ -165,7 +165,7 @@ func (f *foldWindow) tagOf(e *foldEntry) string {
 	return f.tag
 }
 
-// flushFold shows the entries that are at least a window old at now; all when
+// flushFold shows the entries that are at least a window old at now, or all entries if
 // now is zero. The caller holds r.mu.
 func (r *Renderer) flushFold(now time.Time) {
 	f := &r.fold

@@ -19,10 +19,10 @@ import (
 // meaning or goes away; new fields and new kinds do not change it.
 const jsonVersion = 1
 
-// maxRaw is how much output one JSON line carries.
+// maxRaw is the most output, in bytes, that one JSON line carries.
 const maxRaw = 64 << 10
 
-// appendJSONHead appends the opening of a line, up to and with the kind.
+// appendJSONHead appends the beginning of a line, up to and including the kind.
 func appendJSONHead(b []byte, now time.Time, kind string) []byte {
 	b = append(b, `{"v":`...)
 	b = strconv.AppendInt(b, jsonVersion, 10)
@@ -64,8 +64,8 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 		fields = summaryFields(s)
 	}
 	if err := enc.Encode(fields); err != nil {
-		// Only a Result can fail: its Data is anybody's. A reader must see that
-		// the answer is missing.
+		// Only a Result can fail, because its Data can be of any type. A reader must see
+		// that the answer is missing.
 		b = appendJSONHead(b, now, "error")
 		b = append(b, `,"text":`...)
 		b = appendJSONString(b, fmt.Appendf(nil, "encode %s: %v", e.Kind(), err))
@@ -80,8 +80,8 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 	return append(b, '\n')
 }
 
-// summaryFields adds the last lines byte for byte where they are no UTF-8, which
-// a JSON string cannot hold.
+// summaryFields adds the last lines as bytes if they are not UTF-8, which a JSON string
+// cannot hold.
 func summaryFields(s event.Summary) any {
 	if utf8.ValidString(strings.Join(s.LastLines, "\n")) {
 		return s
@@ -96,9 +96,9 @@ func summaryFields(s event.Summary) any {
 	}{s, exact}
 }
 
-// appendHarmlessJSON appends encoded JSON with what package json leaves as it
-// is and a terminal acts on escaped: DEL, C1 controls and marks of direction.
-// They are only found in strings.
+// appendHarmlessJSON appends encoded JSON and escapes what package json leaves unchanged
+// but a terminal acts on: DEL, C1 controls and direction marks. These occur only in
+// strings.
 func appendHarmlessJSON(b, text []byte) []byte {
 	for len(text) > 0 {
 		n := plainPrefix(text)
@@ -123,8 +123,8 @@ func appendJSONEscape(b []byte, c rune) []byte {
 	return append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
 }
 
-// outputJSON queues bytes of s as JSON lines. A rune cut by the end of the
-// chunk waits for the next one in s.partial. The caller holds s.mu.
+// outputJSON queues bytes of s as JSON lines. A rune cut off by the end of the chunk
+// waits in s.partial for the next chunk. The caller holds s.mu.
 func (r *Renderer) outputJSON(s *stream, data []byte) {
 	for len(data) > 0 {
 		n := min(len(data), maxRaw)
@@ -163,7 +163,7 @@ func (r *Renderer) putOutputJSON(s *stream, data []byte) {
 	r.out.put(toStdout, b)
 }
 
-// appendOutputJSON appends the line for bytes that a worker's command wrote.
+// appendOutputJSON appends the line for bytes that a worker's command has written.
 func appendOutputJSON(b []byte, id tpu.WorkerID, data []byte, now time.Time) []byte {
 	b = appendJSONHead(b, now, event.Output{}.Kind())
 	b = append(b, `,"slice":`...)
@@ -181,10 +181,9 @@ func appendOutputJSON(b []byte, id tpu.WorkerID, data []byte, now time.Time) []b
 	return append(b, "}\n"...)
 }
 
-// OutputJSON returns a writer for the log of a worker that writes it as JSON
-// lines of kind "output". Unlike a Renderer it waits for w, so that nothing is
-// dropped. Close writes what an unfinished character has held back, and does not
-// close w.
+// OutputJSON returns a writer that writes a worker's log as JSON lines of kind "output".
+// Unlike a Renderer it waits for w, so it drops nothing. Close writes the bytes of an
+// unfinished character and does not close w.
 func OutputJSON(w io.Writer, id tpu.WorkerID, now func() time.Time) io.WriteCloser {
 	return &jsonBytes{w: w, id: id, now: now}
 }
@@ -230,8 +229,8 @@ func appendDroppedJSON(b []byte, now time.Time, n int) []byte {
 	return append(b, `,"text":"view fell behind; the log files are complete"}`+"\n"...)
 }
 
-// appendJSONString appends s, valid UTF-8, quoted. Everything that a terminal
-// would act on is escaped too: people do look at JSON.
+// appendJSONString appends s, valid UTF-8, quoted. It also escapes all that a terminal
+// would act on, because people look at JSON too.
 func appendJSONString(b, s []byte) []byte {
 	b = append(b, '"')
 	for len(s) > 0 {

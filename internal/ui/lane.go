@@ -38,7 +38,7 @@ type lane struct {
 	r    *Renderer
 	tty  bool
 	wake chan struct{}
-	pen  chan struct{} // held by who writes: the goroutine, or a question
+	pen  chan struct{} // held by the writer: the goroutine, or a question
 
 	queue         []byte
 	segments      []segment
@@ -53,7 +53,7 @@ type lane struct {
 	wrote     time.Time
 	drew      time.Time
 	status    string // on the screen now
-	again     bool   // a redraw was put off
+	again     bool   // a redraw was postponed
 	gone      [2]bool
 }
 
@@ -86,15 +86,15 @@ func (l *lane) put(to dest, b []byte) {
 	}
 }
 
-// room says whether n more bytes of output of s fit into the queue, and counts
-// them if so. The caller holds Renderer.mu.
+// room reports whether n more bytes of output of s fit into the queue, and counts them if
+// so. The caller holds Renderer.mu.
 func (l *lane) room(s *stream, n int) bool {
 	if s.generation != l.generation {
 		s.generation, s.queued = l.generation, 0
 	}
-	// Half of the room is for whoever comes, so that a burst of one worker is
-	// shown whole; the other half is shared out, so that a burst of one does not
-	// silence the rest.
+	// Any worker may use the first half of the room, so that a burst of one worker is
+	// shown whole. The second half is shared out, so that the burst does not silence the
+	// other workers.
 	share := streamMost
 	if l.outputQueued+n > viewBytes/2 {
 		share = max(viewBytes/2/max(l.r.nstream, 1), streamLeast)
@@ -179,7 +179,7 @@ func (l *lane) drain() {
 	}
 }
 
-// due says whether there is something to write now; if not, at is when there
+// due reports whether there is something to write now; if not, at is the time when there
 // will be, or zero. The caller holds Renderer.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
@@ -200,8 +200,8 @@ func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	return at, !at.After(now)
 }
 
-// notice ends the queue with a line about what was dropped. The caller holds
-// Renderer.mu.
+// notice ends the queue with a line about dropped output, if there is any. The caller
+// holds Renderer.mu.
 func (l *lane) notice(now time.Time) {
 	if l.dropped == 0 {
 		return
@@ -216,7 +216,7 @@ func (l *lane) notice(now time.Time) {
 		fmt.Sprintf("view fell behind, %d bytes not shown; the log files are complete", n)))
 }
 
-// write writes one batch: one write for each run of bytes to one destination.
+// write writes one batch, with one write for each run of bytes to the same destination.
 func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
 	if len(segs) > 0 {
 		l.erase()

@@ -25,8 +25,8 @@ func mayRead(terminal *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// readKey reads single bytes until one of keys comes. A read of a terminal
-// cannot be taken back, so it is only begun when there is something to read.
+// readKey reads single bytes until one of keys or Interrupt comes. It starts a read only
+// when there is something to read, because a read of a terminal cannot be cancelled.
 func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	wake, waker, err := os.Pipe()
 	if err != nil {
@@ -47,7 +47,7 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 		case err != nil:
 			return 0, err
 		}
-		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // in either case of letters
+		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // letters in either case
 			if b[0] != Interrupt {
 				b[0] |= 0x20
 			}
@@ -58,8 +58,8 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 
 var errWoken = errors.New("woken up")
 
-// readUnlessWoken reads from a terminal, or returns errWoken once wake can be
-// read, or has ended. The end of the terminal is io.EOF.
+// readUnlessWoken reads from a terminal. It returns errWoken once wake can be read or has
+// ended, and io.EOF at the end of the terminal.
 func readUnlessWoken(fd, wake int, p []byte) (int, error) {
 	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	for {

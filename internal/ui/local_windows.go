@@ -13,8 +13,8 @@ func IsClosedPipe(err error) bool {
 	return errors.Is(err, windows.ERROR_BROKEN_PIPE) || errors.Is(err, windows.ERROR_NO_DATA)
 }
 
-// takesEscapes has the console obey escape sequences, and reports whether it
-// does: those before Windows 10 know none.
+// takesEscapes makes the console obey escape sequences, and reports whether it does:
+// consoles before Windows 10 know none.
 func takesEscapes(fd uintptr) bool {
 	var mode uint32
 	console := windows.Handle(fd)

@@ -10,11 +10,10 @@ import (
 	"golang.org/x/term"
 )
 
-// ReadPassphrase asks for the passphrase of a key on a terminal, without
-// showing what is typed. Where in is no terminal it fails at once: a prompt
-// must never hold up a script. When ctx ends it gives the terminal back as it
-// was and returns the cause; the program is expected to end then, since the
-// read itself cannot be taken back.
+// ReadPassphrase asks for the passphrase of a key on a terminal, without showing what is
+// typed. If in is not a terminal it fails at once: a prompt must never hold up a script.
+// When ctx ends it restores the terminal and returns the cause. The program should then
+// exit, because the read itself cannot be cancelled.
 func ReadPassphrase(ctx context.Context, in io.Reader, out io.Writer, key string) (string, error) {
 	file, ok := in.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {

@@ -5,11 +5,10 @@ import (
 	"io"
 )
 
-// Printable returns a writer for the bytes of a log. On a terminal, what could
-// act on it is written in visible form, as in every view; all is written, and
-// nothing is cut: \r ends a line there. Anything else than a terminal gets the
-// bytes as they are. Close writes what an unfinished character has held back,
-// and does not close w.
+// Printable returns a writer for the bytes of a log. If w is a terminal, the writer shows
+// all that could act on the terminal in visible form, as every view does. It cuts
+// nothing, and \r ends a line. Anything but a terminal gets the bytes unchanged. Close
+// writes the bytes of an unfinished character and does not close w.
 func Printable(w io.Writer) io.WriteCloser { return printable(w, IsTerminal(w)) }
 
 func printable(w io.Writer, terminal bool) io.WriteCloser {

@@ -9,26 +9,26 @@ import (
 	"multihost/internal/event"
 )
 
-// Pacing of status lines where nothing can be redrawn. A phase shorter than
-// statusFirst needs none; a change is shown at most every statusEvery; a wait
-// in which nothing changes still shows that it lives.
+// Pacing of status lines where nothing can be redrawn. A phase shorter than statusFirst
+// gets no line. A change is shown at most every statusEvery. Without a change there is a
+// line every statusSame, which shows that the wait goes on.
 const (
 	statusFirst = 5 * time.Second
 	statusEvery = 30 * time.Second
 	statusSame  = 10 * time.Minute
 )
 
-// A phaseView is a phase under way.
+// A phaseView is a phase that has not ended.
 type phaseView struct {
 	name    string
 	started time.Time
 	last    event.Progress
 	lastAt  time.Time // zero: no progress yet
-	step    string    // the newest training step; "": there is none
+	step    string    // the newest training step; "": none
 
 	shown   string // plain: the last line, without times
 	shownAt time.Time
-	changed bool // since then, perhaps
+	changed bool // perhaps changed since then
 }
 
 // describe says what the phase does, without times.
@@ -55,7 +55,7 @@ func (p *phaseView) describe() string {
 	return p.name + ": " + strings.Join(parts, ", ")
 }
 
-// times says since when, and until when if there is a limit.
+// times says how long the phase has taken, and its limit if it has one.
 func (p *phaseView) times(now time.Time) string {
 	elapsed := now.Sub(p.started)
 	if !p.lastAt.IsZero() && p.last.Elapsed > 0 {
@@ -92,7 +92,7 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 		if r.mode == Plain && e.Detail != "" {
 			r.control(appendIndented(nil, e.Name+": "+e.Detail, "  "))
 		}
-		r.err.kick() // a deadline begins
+		r.err.kick() // the goroutine must set its timer
 		return
 	}
 	elapsed := e.Elapsed
@@ -125,7 +125,7 @@ func (r *Renderer) progress(e event.Progress, now time.Time) {
 	r.changed(p)
 }
 
-// training shows the newest step in the phase that it belongs to.
+// training shows the newest step in the phase "run".
 func (r *Renderer) training(e event.Training) {
 	p := r.findPhase("run")
 	if p == nil {
@@ -135,8 +135,8 @@ func (r *Renderer) training(e event.Training) {
 	r.changed(p)
 }
 
-// changed makes the status line of p be drawn again. Progress comes once a
-// worker: the goroutine is woken only where it draws.
+// changed requests a redraw of p's status line. Every worker sends progress, so it wakes
+// the goroutine only for the first change since the last line.
 func (r *Renderer) changed(p *phaseView) {
 	if r.out.tty && !r.out.redraw {
 		r.out.redraw = true
@@ -147,7 +147,7 @@ func (r *Renderer) changed(p *phaseView) {
 	}
 }
 
-// status is the line to draw on a terminal, cut to its width; "" for none. The
+// status returns the line to draw on a terminal, cut to its width; "" means none. The
 // caller holds r.mu.
 func (r *Renderer) status(now time.Time) string {
 	if r.closed || len(r.phases) == 0 {
@@ -174,7 +174,7 @@ func (r *Renderer) status(now time.Time) string {
 	return cutToWidth(text, r.o.Width()-1)
 }
 
-// tick does what is due at now for lane l and says when to come back, zero for
+// tick does what is due at now for lane l and returns when to call it again; zero means
 // never. The caller holds r.mu.
 func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
 	if l == r.out && !r.fold.empty() {
@@ -219,16 +219,16 @@ func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
 	return next
 }
 
-// barWidth is the columns of a bar, without its brackets.
+// barWidth is the number of columns of a bar, without its brackets.
 const barWidth = 20
 
-// bar draws how much of something is done.
+// bar draws which part of all is done.
 func bar(done, all int64) string {
 	full := int(barWidth * min(done, all) / all)
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
-// line is the status as a line of its own.
+// line returns the status as a line of its own.
 func (p *phaseView) line(now time.Time) []byte {
 	return appendIndented(nil, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
 }

@@ -11,24 +11,24 @@ import (
 	"multihost/internal/tpu"
 )
 
-// maxLine is how much of a line the view shows. It also bounds what a worker
-// that never ends its line can make us hold.
+// maxLine is how many bytes of a line the view shows. It also limits what we hold for a
+// worker that never ends its line.
 const maxLine = 8 << 10
 
-// A stream is the output of one worker on its way to the view: it cuts lines,
-// whatever the borders of the chunks that arrive.
+// A stream is the output of one worker on its way to the view. It splits the output into
+// lines, wherever the chunks begin and end.
 type stream struct {
 	id    tpu.WorkerID
 	tag   string
 	first bool
 
-	mu        sync.Mutex // held while a chunk is worked on; taken before Renderer.mu
+	mu        sync.Mutex // held while a chunk is processed; taken before Renderer.mu
 	partial   []byte     // raw bytes of the unfinished line, at most maxLine
 	cut       int        // bytes of it beyond maxLine
 	returned  bool       // the last byte was \r: it ends a CRLF or restarts the line
 	trace     int        // lines of a traceback that may still follow
 	tailShown bool
-	scratch   // of the chunk being worked on
+	scratch   // for the chunk being processed
 	lent      *scratch
 
 	// Guarded by Renderer.mu.
@@ -37,8 +37,8 @@ type stream struct {
 	lastEntry  uint64 // fold window: 1 + sequence number of the last entry joined
 }
 
-// A scratch is the room to work on one chunk. It is lent to a stream only while
-// it works: 2048 streams of their own would hold 2048 chunks.
+// A scratch is the memory to process one chunk. A stream borrows it only while it works:
+// with one scratch each, 2048 streams would hold 2048 chunks.
 type scratch struct {
 	lines    []byte // visible lines, each with its \n
 	lineEnds []int
@@ -104,7 +104,7 @@ func (r *Renderer) output(e event.Output) {
 	r.show(s)
 }
 
-// finishWorker shows the last line of a worker that did not end it.
+// finishWorker shows the last line of a worker if it has no newline.
 func (r *Renderer) finishWorker(id tpu.WorkerID) {
 	if v, ok := r.streams.Load(id); ok {
 		r.finish(v.(*stream))
@@ -126,11 +126,11 @@ func (r *Renderer) finish(s *stream) {
 	r.show(s)
 }
 
-// sift splits the whole lines of data, but for those that keepErrors would drop:
-// nearly all of a healthy run's. To look at them where they are costs a fraction
-// of making them visible first. It returns what is left to split.
+// sift splits the whole lines of data, except those that keepErrors would drop: nearly
+// all lines of a healthy run. Checking them in place costs a fraction of making them
+// visible first. It returns the data that is left to split.
 func (s *stream) sift(data []byte) []byte {
-	// What is not in the chunk need not be looked for in each line.
+	// One search of the chunk saves a search of each line.
 	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || isTraceback(data) {
 		return data
 	}
@@ -158,9 +158,9 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line, which is no traceback's, does not look like an
-// error in its visible form either. A line with bytes that have another visible
-// form is not.
+// isQuiet reports whether a line that is not part of a traceback does not look like an
+// error, in its visible form either. A line whose visible form differs is not quiet,
+// unless its glog level is I.
 func isQuiet(line []byte) bool {
 	return glogLevel(line) == 'I' || plainPrefix(line) == len(line) && !looksLikeError(line)
 }
@@ -188,7 +188,7 @@ func (s *stream) split(data []byte) {
 	}
 }
 
-// hold keeps the beginning of a line that data does not end.
+// hold keeps the beginning of a line that data does not complete.
 func (s *stream) hold(data []byte) {
 	// The last \r may still turn out to be half of a CRLF, so the state before
 	// it is kept until the next byte is known.
@@ -207,7 +207,7 @@ func (s *stream) hold(data []byte) {
 	s.cut += len(data) - n
 }
 
-// restart forgets the line so far: what follows overwrites it.
+// restart drops the line so far, because what follows overwrites it.
 func (s *stream) restart() {
 	s.partial, s.cut, s.returned = s.partial[:0], 0, false
 }
@@ -237,7 +237,7 @@ func (s *stream) endLine(rest []byte) {
 	s.restart()
 }
 
-// wholeRunes returns b without a rune that its end cuts.
+// wholeRunes returns b without a rune that is cut off at its end.
 func wholeRunes(b []byte) []byte {
 	for i := len(b) - 1; i >= 0 && i >= len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {
@@ -250,8 +250,7 @@ func wholeRunes(b []byte) []byte {
 	return b
 }
 
-// show brings the lines of the chunk just split into the view. The caller holds
-// s.mu.
+// show adds the lines of the chunk just split to the view. The caller holds s.mu.
 func (r *Renderer) show(s *stream) {
 	if r.o.Stream == First && !s.first {
 		s.keepErrors()
@@ -292,9 +291,8 @@ func (r *Renderer) show(s *stream) {
 	}
 }
 
-// showFirst shows s0w0's lines as they are. Those that look like an error also
-// enter the fold window, unseen, so that an equal line of another worker is not
-// shown as news.
+// showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the
+// fold window, hidden, so that an equal line of another worker is not shown as news.
 func (r *Renderer) showFirst(s *stream) {
 	if !r.out.room(s, len(s.lines)) {
 		r.out.dropped += len(s.lines)
@@ -316,11 +314,11 @@ func (r *Renderer) showFirst(s *stream) {
 	}
 }
 
-// traceLines bounds how much of a traceback is taken for one.
+// traceLines limits how many lines count as part of one traceback.
 const traceLines = 60
 
-// keepErrors reduces the lines of the chunk to those that look like an error,
-// with the indented lines and the exception that follow a traceback's head.
+// keepErrors reduces the lines of the chunk to those that look like an error, and to the
+// indented lines and the exception that follow the head of a traceback.
 func (s *stream) keepErrors() {
 	to, start, kept := 0, 0, s.lineEnds[:0]
 	for _, end := range s.lineEnds {

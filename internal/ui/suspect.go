@@ -2,14 +2,15 @@ package ui
 
 import "bytes"
 
-// isTraceback reports the head of a Python traceback, also behind a log prefix.
+// isTraceback reports whether a line is the head of a Python traceback, also after a log
+// prefix.
 func isTraceback(line []byte) bool {
 	return bytes.Contains(line, []byte("Traceback (most recent call last)"))
 }
 
-// looksLikeError says whether a line of a worker that is otherwise not shown
-// deserves to be. It is a heuristic on words, made to miss little and to stay
-// quiet in a healthy run:
+// looksLikeError reports whether a line should be shown although its worker's output is
+// not. It is a heuristic on words, made to miss little and to stay quiet in a healthy
+// run:
 //
 //   - words, in any case: error, fatal, panic, exception, failed, failure,
 //     killed, aborted, segfault, segmentation, OOM, unhandled, uncaught,
@@ -19,7 +20,7 @@ func isTraceback(line []byte) bool {
 //   - status words of gRPC and XLA in capitals: RESOURCE_EXHAUSTED,
 //     DEADLINE_EXCEEDED, UNAVAILABLE, INTERNAL, ABORTED, DATA_LOSS, CANCELLED
 //   - the level letter E or F of a glog or absl prefix (E0706 16:50:26.2 …)
-//   - not: a count of none ("0 errors", "no error", "errors: 0"), identifiers
+//   - not: counts of zero ("0 errors", "no error", "errors: 0"), identifiers
 //     (error_rate, --on-error), lines whose log level is info or debug
 func looksLikeError(line []byte) bool {
 	switch glogLevel(line) {
@@ -54,7 +55,8 @@ func looksLikeError(line []byte) bool {
 			}
 			switch string(low[:n]) {
 			case "info", "debug":
-				// A level at the beginning of the line, not the word in a sentence.
+				// Only a level at the beginning of the line counts, not the word in a
+				// sentence.
 				if from < 48 && (isUpper(word) || i < len(line) && line[i] == ':' && prevEnd == 0) {
 					return false
 				}
@@ -97,12 +99,13 @@ func looksLikeError(line []byte) bool {
 	}
 }
 
-// mayBeSuspect reports whether a line has the first three letters of a word looked
-// for. Nearly no line of a healthy run has, and all of them pass here.
+// mayBeSuspect reports whether a line contains the first three letters of a word that
+// looksLikeError knows. All lines pass here, and nearly no line of a healthy run contains
+// any.
 func mayBeSuspect(line []byte) bool {
 	three := uint(0)
 	for i, c := range line {
-		three = three<<5&0x7fff | uint(c&31) // no case
+		three = three<<5&0x7fff | uint(c&31) // ignores case
 		switch trigrams[three] {
 		case anywhere:
 			return true
@@ -116,19 +119,19 @@ func mayBeSuspect(line []byte) bool {
 }
 
 const (
-	beginning = 1 + iota // of a word
+	beginning = 1 + iota // of a word only
 	anywhere
 )
 
-// trigrams says where three letters, of five bits each, are those of a word that
-// looksLikeError knows.
+// trigrams says where in a word three letters, of five bits each, must be to belong to a
+// word that looksLikeError knows; 0 means that no such word begins with them.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",
 		"mem", "dum", "spa", "out", "res", "dea", "una", "int", "dat", "can", "err", "exc",
 	} {
 		where := byte(beginning)
-		if t == "err" || t == "exc" { // ValueError
+		if t == "err" || t == "exc" { // anywhere, as in ValueError
 			where = anywhere
 		}
 		table[uint(t[0]&31)<<10|uint(t[1]&31)<<5|uint(t[2]&31)] = where
@@ -136,7 +139,7 @@ var trigrams = func() (table [1 << 15]byte) {
 	return table
 }()
 
-// mayBegin reports whether a word looked for begins with c.
+// mayBegin reports whether c begins a word that looksLikeError knows.
 func mayBegin(c byte) bool {
 	switch c | 0x20 {
 	case 'a', 'c', 'd', 'e', 'f', 'i', 'k', 'm', 'o', 'p', 'r', 's', 't', 'u':
@@ -168,7 +171,7 @@ func isNone(word []byte) bool {
 	return false
 }
 
-// isZero reports that what follows a word is "=0" or ": 0".
+// isZero reports whether "=0" or ": 0" follows a word.
 func isZero(after []byte) bool {
 	if len(after) == 0 || after[0] != '=' && after[0] != ':' {
 		return false
@@ -180,8 +183,8 @@ func isZero(after []byte) bool {
 	return len(after) == 1 || !isWordByte(after[1]) && after[1] != '.' && after[1] != 'x'
 }
 
-// isOption reports that the word at from is a part of a flag or a path:
-// --on-error, stderr/error.
+// isOption reports whether the word at from is a part of a flag or a path: --on-error,
+// stderr/error.
 func isOption(line []byte, from int) bool {
 	return from > 0 && (line[from-1] == '-' || line[from-1] == '/' || line[from-1] == '.')
 }

@@ -12,7 +12,7 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd())) && takesEscapes(f.Fd())
 }
 
-// TerminalWidth returns the columns of the terminal w, 0 when it does not say.
+// TerminalWidth returns the columns of the terminal w, or 0 if they are unknown.
 func TerminalWidth(w io.Writer) int {
 	if f, ok := w.(interface{ Fd() uintptr }); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {

@@ -23,7 +23,7 @@ const (
 	yellow color = "33"
 )
 
-// A painter colours, or does not.
+// A painter adds colours if it is true.
 type painter bool
 
 func (r *Renderer) paint() painter { return painter(r.o.Color) }
@@ -42,8 +42,8 @@ func (p painter) end() string {
 	return "\x1b[0m"
 }
 
-// appendMessage appends "multihost: label: text". Further lines of the text are
-// indented. The label "info" is not written.
+// appendMessage appends "multihost: label: text" and indents further lines of the text.
+// It leaves out the label "info".
 func appendMessage(b []byte, p painter, label, text string) []byte {
 	b = append(b, program...)
 	if label != string(event.Info) && label != "" {
@@ -65,8 +65,8 @@ func appendMessage(b []byte, p painter, label, text string) []byte {
 	return appendIndented(b, text, "  ")
 }
 
-// appendIndented appends text, visible, its lines but the first indented, with
-// a final newline.
+// appendIndented appends text in visible form, with a final newline. It indents all lines
+// but the first.
 func appendIndented(b []byte, text, indent string) []byte {
 	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if i > 0 {
@@ -85,8 +85,8 @@ func endLine(s string) string {
 	return s + "\n"
 }
 
-// PrintError writes err and, when there is one, the hint: what to type next; the
-// labels in colour where color is set.
+// PrintError writes err and, if it is not empty, hint: what to type next. color says
+// whether the labels are in colour.
 //
 //	multihost: error: create queued resource "q7": quota exceeded
 //	multihost: hint: …
@@ -95,7 +95,7 @@ func PrintError(w io.Writer, color bool, err error, hint string) {
 	if hint != "" {
 		b = appendMessage(b, painter(color), "hint", hint)
 	}
-	_, _ = w.Write(b) // there is no better place to tell
+	_, _ = w.Write(b) // there is no better place to report it
 }
 
 // ending says how a command ended on a worker.
@@ -205,11 +205,10 @@ type endingGroup struct {
 	ending string
 	ids    []tpu.WorkerID
 	first  time.Time
-	rank   int // own failures, then the stopped ones, then the rest
+	rank   int // own failures first, then the stopped ones, then the rest
 }
 
-// groupEndings folds equal endings. A run that ended well everywhere has
-// nothing to fold.
+// groupEndings folds equal endings. It returns nil if the run ended well everywhere.
 func groupEndings(ended []event.WorkerDone) []endingGroup {
 	var groups []endingGroup
 	bad := false

@@ -21,8 +21,8 @@ type TopState struct {
 	Ended    bool              // nothing more will come
 	Now      time.Time
 
-	// Away are the workers that cannot be reached, though only they could tell how
-	// they are. Notices are lines about what keeps the view from being up to date.
+	// Away holds the workers that cannot be reached although only they know their state,
+	// with the reasons. Notices are lines that say why the view is not up to date.
 	Away    map[tpu.WorkerID]string
 	Notices []string
 }
@@ -35,15 +35,15 @@ type TopOptions struct {
 	screen tcell.Screen                         // default: the terminal
 }
 
-// topEvery is how often the run is looked at, as long as that is cheap.
+// topEvery is how often the run is read, as long as that is cheap.
 const topEvery = time.Second
 
-// Top shows a run on the whole terminal until q or Ctrl-C is pressed, which is
-// no error, or ctx ends. A run that ends stays on the screen.
+// Top shows a run on the whole terminal until the user presses q, Esc or Ctrl-C, which is
+// no error, or ctx ends. A run that has ended stays on the screen.
 func Top(ctx context.Context, o TopOptions) error {
 	state, err := o.Source()
 	if err != nil {
-		return err // while it can still be read
+		return err // the view would hide it
 	}
 	if o.After == nil {
 		o.After = time.After
@@ -91,8 +91,8 @@ func Top(ctx context.Context, o TopOptions) error {
 	}
 }
 
-// look sends states until the run has ended. A look at 2048 logs may be dear:
-// it takes at most a tenth of the time.
+// look sends states until the run has ended. Reading 2048 logs may be expensive, so it
+// spends at most a tenth of its time on that.
 func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopState) {
 	pause := topEvery
 	for !ended {
@@ -105,7 +105,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 		s, err := o.Source()
 		pause = max(topEvery, 9*time.Since(begin))
 		if err != nil {
-			continue // what was there stays
+			continue // the last state stays
 		}
 		ended = s.Ended
 		select {
@@ -116,7 +116,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 	}
 }
 
-// press acts on a key and reports whether it ends the view.
+// press handles a key and reports whether the key ends the view.
 func (t *topView) press(e *tcell.EventKey) (quit bool) {
 	switch e.Key() {
 	case tcell.KeyCtrlC, tcell.KeyEscape:
@@ -146,7 +146,7 @@ func (t *topView) press(e *tcell.EventKey) (quit bool) {
 	return false
 }
 
-// draw lays the view out for the size that the terminal has now.
+// draw draws the view for the present size of the terminal.
 func (t *topView) draw(screen tcell.Screen, color bool) {
 	width, height := screen.Size()
 	screen.Clear()
@@ -163,7 +163,7 @@ func (t *topView) draw(screen tcell.Screen, color bool) {
 	screen.Show()
 }
 
-// topStyle is how a look is shown. Nothing is told by colour alone: every state
+// topStyle returns the style of a look. Colour alone carries no information: every state
 // has a sign of its own, and without colour the looks differ by weight.
 func topStyle(l look, color bool) tcell.Style {
 	s := tcell.StyleDefault

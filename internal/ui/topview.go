@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A look is how a part of a line looks.
+// A look is the style of a part of a line.
 type look uint8
 
 const (
@@ -34,7 +34,7 @@ type part struct {
 // A topLine is parts side by side.
 type topLine []part
 
-// order is what the list below the cells is sorted by.
+// order is the sort order of the list below the cells.
 type order uint8
 
 const (
@@ -47,14 +47,14 @@ func (o order) String() string {
 	return [...]string{"slowest first", "furthest behind first", "by name"}[o]
 }
 
-// topView is what the user has chosen to see of a state.
+// topView is a state and what the user has chosen to see of it.
 type topView struct {
 	state  TopState
-	scroll int // lines of cells above the screen
+	scroll int // lines of cells scrolled off the top
 	order  order
 }
 
-// topWorker is a worker as a cell and as a row.
+// topWorker is a worker as it is shown, as a cell and as a row.
 type topWorker struct {
 	id     tpu.WorkerID
 	run    *metrics.Figures // nil: no log
@@ -63,12 +63,12 @@ type topWorker struct {
 	text   string // its state
 	behind int64  // steps
 	slow   bool
-	away   string    // why it cannot be reached; "" when it can, or need not
-	end    time.Time // zero while it is not known
+	away   string    // why it cannot be reached; "" if it can be or need not be
+	end    time.Time // zero if unknown
 }
 
-// lines lays the view out: what the run is at, a cell a worker, the list, the
-// keys. There are at most height lines, none wider than width.
+// lines lays out the view: the state of the run, a cell for each worker, the list, the
+// keys. It returns at most height lines, none wider than width.
 func (t *topView) lines(width, height int) []topLine {
 	if width < 1 || height < 1 {
 		return nil
@@ -76,7 +76,7 @@ func (t *topView) lines(width, height int) []topLine {
 	workers := t.workers()
 	head := t.head(width)
 	foot := []topLine{t.foot(width)}
-	if height < 8 || width < 16 { // the run alone
+	if height < 8 || width < 16 { // only the state of the run
 		return cutLines(head, height)
 	}
 	room := height - len(head) - len(foot) - 1
@@ -84,7 +84,8 @@ func (t *topView) lines(width, height int) []topLine {
 	if len(workers) == 0 {
 		cells = t.phases(width)
 	}
-	// The list gets a few lines, the cells what they need, the list the rest.
+	// The list gets a few lines, the cells get what they need, and the list gets the
+	// rest.
 	shown := max(room-1-min(len(workers)+1, 6, room/2), 2)
 	all := append(head, topLine{})
 	if shown < len(cells) {
@@ -110,7 +111,7 @@ func (t *topView) lines(width, height int) []topLine {
 
 func cutLines(lines []topLine, most int) []topLine { return lines[:min(len(lines), most)] }
 
-// topText is the first line of a text, harmless and cut to width.
+// topText returns the first line of a text, in visible form and cut to width.
 func topText(text string, width int) string {
 	text, _, _ = strings.Cut(text, "\n")
 	return cutToWidth(string(appendVisible(nil, []byte(text))), width)
@@ -134,7 +135,7 @@ func (t *topView) verdict() journal.Verdict {
 	return t.state.Story.Verdict(known, t.state.Now)
 }
 
-// head says what the run is at and what is not as it should be.
+// head returns the lines that say what state the run is in and what is wrong.
 func (t *topView) head(width int) []topLine {
 	v := t.verdict()
 	l := lookInfo
@@ -181,7 +182,7 @@ func (t *topView) foot(width int) topLine {
 	return topLine{{cutToWidth(keys+"   "+legend, width), lookDim}}
 }
 
-// workers are all workers of the newest attempt, by name.
+// workers returns all workers of the newest attempt, by name.
 func (t *topView) workers() []topWorker {
 	attempt := t.state.Story.Newest()
 	index := map[tpu.WorkerID]*metrics.Figures{}
@@ -223,7 +224,7 @@ func (t *topView) workers() []topWorker {
 	return all
 }
 
-// state is the sign of the worker's cell, its look, and both in words.
+// state returns the sign of the worker's cell, its look, and the state in words.
 func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text string) {
 	if attempt != nil {
 		if e, ended := attempt.Ending(w.id); ended {
@@ -243,14 +244,14 @@ func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text s
 		return ".", lookDim, "no step yet"
 	case w.slow:
 		return "S", lookWarn, "slow"
-	case w.behind >= 2: // lines of one step do not come at one moment
+	case w.behind >= 2: // the lines of one step do not all come at one moment
 		return fmt.Sprint(min(w.behind, 9)), lookWarn, event.Count(int(w.behind), "step") + " behind"
 	}
 	return "o", lookGood, "in step"
 }
 
-// cellLines has a cell for each worker, slice by slice. Slices that fit stand
-// side by side.
+// cellLines returns lines with a cell for each worker, slice by slice. Slices that fit
+// are side by side.
 func cellLines(workers []topWorker, width int) []topLine {
 	var lines []topLine
 	var line topLine
@@ -287,7 +288,7 @@ func cellLines(workers []topWorker, width int) []topLine {
 	return lines
 }
 
-// phases are shown while there are no workers yet.
+// phases returns the lines that are shown while there are no workers.
 func (t *topView) phases(width int) []topLine {
 	lines := []topLine{}
 	a := t.state.Story.Newest()
@@ -307,7 +308,7 @@ func (t *topView) phases(width int) []topLine {
 	return lines
 }
 
-// list is a row for each worker, as many as there is room for.
+// list returns a heading and a row for each worker, at most height lines.
 func (t *topView) list(workers []topWorker, width, height int) []topLine {
 	if height < 2 {
 		return nil
@@ -316,7 +317,7 @@ func (t *topView) list(workers []topWorker, width, height int) []topLine {
 	slices.SortStableFunc(rows, func(a, b topWorker) int {
 		failed := cmp.Compare(rank(b), rank(a))
 		if rank(a) == 2 && rank(b) == 2 {
-			failed = a.end.Compare(b.end) // the first one is to blame
+			failed = a.end.Compare(b.end) // the first to fail is to blame
 		}
 		switch t.order {
 		case bySpeed:
@@ -339,7 +340,7 @@ func (t *topView) list(workers []topWorker, width, height int) []topLine {
 	return lines
 }
 
-// rank puts who failed before who is slow before the rest.
+// rank sorts failed workers before slow ones, and slow ones before the rest.
 func rank(w topWorker) int {
 	switch {
 	case w.look == lookBad:

@@ -9,7 +9,7 @@
 // Three promises hold in every mode:
 //
 //   - Emit never waits for a reader. A reader that stalls costs a bounded amount
-//     of memory; what does not fit is counted, dropped from the view and said.
+//     of memory; what does not fit is dropped from the view, counted and reported.
 //     The log files are written elsewhere and stay complete.
 //   - A reader that goes away ends the view, never the run.
 //   - Bytes from a worker reach a text view only in visible, harmless form.
@@ -105,7 +105,7 @@ type Renderer struct {
 	phases  []*phaseView
 	tail    []byte // unfinished line of s0w0, for the status line
 	ended   []event.WorkerDone
-	failed  int // ended workers that failed of themselves
+	failed  int // ended workers that failed on their own
 	fault   error
 }
 
@@ -153,9 +153,9 @@ func New(o Options) *Renderer {
 // Mode returns the mode in use, Auto resolved.
 func (r *Renderer) Mode() Mode { return r.mode }
 
-// Close shows what is still waiting, erases the status line and waits until all
-// of it is written; events emitted later are ignored. It returns the first
-// error that a write met, unless that was a reader gone away (EPIPE).
+// Close shows what is still waiting, erases the status line and waits until everything is
+// written. It ignores events emitted later. It returns the first error of a write, except
+// EPIPE, which means that the reader has gone away.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	already := r.closed
@@ -245,9 +245,8 @@ func (r *Renderer) stall(s event.Stall) {
 	r.note(event.Note{Level: level, Text: s.Text, Hint: s.Hint})
 }
 
-// control queues a message for standard error. Messages are few in a run of
-// any size; the bound is for a flood of retries against a terminal that was
-// stopped hours ago.
+// control queues a message for standard error. A run of any size has few messages; the
+// limit is for a flood of retries while the terminal has been stopped for hours.
 func (r *Renderer) control(b []byte) {
 	if r.err.controlQueued+len(b) > controlBytes {
 		r.err.dropped += len(b)
@@ -263,17 +262,17 @@ func (r *Renderer) workerDone(e event.WorkerDone) {
 		return
 	}
 	r.failed++
-	// The first failure is news; with 2048 workers the others are for the
-	// summary, which folds them.
+	// Only the first failure is reported at once. With 2048 workers the others are left
+	// to the summary, which folds them.
 	if r.failed == 1 && r.mode != Quiet {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
-		r.flushFold(time.Time{}) // its last lines come before it
+		r.flushFold(time.Time{}) // its last lines come before the warning
 		r.control(appendMessage(nil, r.paint(), string(event.Warn), id.String()+": "+ending(e)))
 	}
 }
 
-// attemptEnd says why an attempt ended that another one follows. The end of the
-// last one is for the summary.
+// attemptEnd reports why an attempt ended if another one follows. The summary reports the
+// end of the last one.
 func (r *Renderer) attemptEnd(e event.AttemptEnd) {
 	if e.Again {
 		r.flushFold(time.Time{})
@@ -289,8 +288,8 @@ func (r *Renderer) summary(s event.Summary) {
 	r.err.put(toStderr, appendSummary(nil, r.paint(), s, r.ended))
 }
 
-// writeFailed records that writing to d ended with err. It is called once for a
-// destination.
+// writeFailed records that writing to d failed with err. It is called at most once for
+// each destination.
 func (r *Renderer) writeFailed(d dest, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// appendVisible appends one line with every byte that could act on a terminal
-// in visible form: control characters in caret notation (^[ for ESC), C1 and
-// direction controls as \u009b, bytes that are no UTF-8 as U+FFFD. Tabs stay.
+// appendVisible appends one line with every byte that could act on a terminal in visible
+// form: control characters in caret notation (^[ for ESC), C1 and direction controls as
+// \u009b, bytes that are not UTF-8 as U+FFFD. Tabs stay.
 func appendVisible(dst, line []byte) []byte {
 	for len(line) > 0 {
 		n := plainPrefix(line)
@@ -43,15 +43,15 @@ func appendVisible(dst, line []byte) []byte {
 	return dst
 }
 
-// plainPrefix counts the leading bytes that are printable ASCII or tabs. It looks
-// at eight at a time: every byte of output passes here.
+// plainPrefix counts the leading bytes that are printable ASCII or tabs. It checks eight
+// bytes at a time, because every byte of output passes here.
 func plainPrefix(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	i := 0
 	for ; len(b)-i >= 8; i += 8 {
 		x := binary.LittleEndian.Uint64(b[i:])
 		del := x ^ 0x7f*ones
-		// The top bit of a byte is set for one above 0x7f, below 0x20, or DEL.
+		// odd has a byte's top bit set if the byte is above 0x7f, below 0x20, or DEL.
 		if odd := (x | (x-0x20*ones)&^x | (del-ones)&^del) & tops; odd == 0 {
 			continue
 		}
@@ -71,8 +71,8 @@ func plainBytes(b []byte) int {
 	return len(b)
 }
 
-// actsOnTerminal reports C1 controls, which some terminals obey like escape
-// sequences, and the marks that reorder text so that it reads as something else.
+// actsOnTerminal reports whether r is a C1 control, which some terminals obey like an
+// escape sequence, or a mark that reorders text so that it reads as something else.
 func actsOnTerminal(r rune) bool {
 	switch {
 	case r >= 0x80 && r < 0xa0:
@@ -99,9 +99,9 @@ func appendVisibleText(dst []byte, text string) []byte {
 	}
 }
 
-// runeWidth is the number of columns a printable rune takes. It knows what
-// names and messages are made of; a terminal that disagrees about a rare symbol
-// costs one short line.
+// runeWidth returns the number of columns that a printable rune takes. It knows the runes
+// of names and messages. If a terminal disagrees about a rare symbol, one line is too
+// short.
 func runeWidth(r rune) int {
 	switch {
 	case r < 0x300:
@@ -121,8 +121,8 @@ func runeWidth(r rune) int {
 	return 1
 }
 
-// cutToWidth returns s, or its beginning with an ellipsis, so that it takes at
-// most width columns. Tabs become spaces: their width depends on the place.
+// cutToWidth returns s, or its beginning with an ellipsis, in at most width columns. Tabs
+// become spaces, because the width of a tab depends on its place.
 func cutToWidth(s string, width int) string {
 	if width <= 0 {
 		return ""
