@@ -14,28 +14,30 @@ import (
 	"time"
 )
 
-// The directory that is shipped: text that shrinks to a third, and noise.
+// The directory to sync: two thirds text, which compresses to a third, and one third
+// noise.
 const (
 	codeFiles   = 5000
 	codeBytes   = 200_000_000
 	codeWorkers = 2
-	changedFile = 20_000 // bytes, of noise
+	changedFile = 20_000 // bytes of noise
 )
 
-// measureCode: what bringing a large directory to the workers costs, and what
-// bringing it again does.
+// measureCode measures the cost of syncing a large directory to the workers, and of
+// syncing it again.
 func measureCode(ctx context.Context, l *lab, r *report) error {
 	r.section("Code", fmt.Sprintf(`
 A directory of %d files and %d MB, shipped by `+"`multihost run --command=true`"+` to %d workers of the simulator, each run under
 a new name and so into a new directory. "Sent" is all that the runner sends to one worker in the whole run, as a proxy
 on the way counts it: SSH's handshake and every operation included. The changed file has %d bytes that do not compress.`,
 		codeFiles, codeBytes/1_000_000, codeWorkers, changedFile))
-	s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-8", codeWorkers)) // of one worker each
+	s, err := l.simulate(ctx, fmt.Sprintf("%dxv5litepod-8", codeWorkers)) // slices of one worker each
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	// Through the API, which lets our key in; afterwards the workers are hosts.
+	// The first run uses the API, which registers our key; later runs use the workers as
+	// --hosts.
 	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
 		return err
 	}
@@ -71,15 +73,15 @@ on the way counts it: SSH's handshake and every operation included. The changed 
 	return nil
 }
 
-// manyFiles are as small as those of a virtual environment or of a checkout with
+// manyFiles files are as small as those of a virtual environment or of a checkout with
 // its history of patches.
 const (
 	manyFiles = 20_000
 	manySize  = 2000 // bytes
 )
 
-// measureManyFiles: what one changed file costs a worker that has many, and what
-// they cost a sync that has nothing to do with them.
+// measureManyFiles measures what one changed file costs a worker that has many, and what
+// they cost a sync of other files.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
 A directory of %d files of %d bytes on one worker of the simulator, brought by `+"`multihost run --command=true`"+`. The runs
@@ -173,8 +175,8 @@ func noise(path string, size int, seed uint64) error {
 
 var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) in (\S+); direct (\S+): ([\d.]+) times as long`)
 
-// measureRelay: passing files on from worker to worker behind a narrow link, by
-// the test that keeps it so at full size.
+// measureRelay measures workers that pass files on behind a narrow link, with the test
+// that also guards this, at full size.
 func measureRelay(ctx context.Context, l *lab, r *report) error {
 	r.section("Passing files on", `
 64 MB that do not compress to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf): workers of namespaces with OpenSSH on
@@ -197,7 +199,7 @@ internal/codesync.`)
 		return fmt.Errorf("the test of the relay told nothing: %w", errors.Join(err, errors.New(lastOf(out))))
 	}
 	fmt.Fprintf(os.Stderr, "bench: %s\n", said[0])
-	copies, _ := strconv.ParseFloat(string(said[2]), 64) // the pattern is of numbers
+	copies, _ := strconv.ParseFloat(string(said[2]), 64) // the pattern matches only numbers
 	times, _ := strconv.ParseFloat(string(said[5]), 64)
 	r.table([][]string{
 		{"way", "wall s", "bytes over the runner's link, × 64 MB"},

@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// commandWorkers are those of the simulator: 4 slices of 64.
+// commandWorkers is the number of the simulator's workers: 4 slices of 64.
 const commandWorkers = 256
 
-// measureCommand: the whole of `multihost run` on workers that are real
+// measureCommand measures the whole of `multihost run` on workers that are real
 // processes, and the skew of its start.
 func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
@@ -65,21 +65,21 @@ were and become the same command, the median of %[2]d releases. `+"`exec`"+` is 
 	return nil
 }
 
-// skewRounds is how often commands are started, and bare processes released, for
+// skewRounds is how many times commands are started, and bare processes released, to get
 // the median of their skews.
 const skewRounds = 3 // a start of 256 processes takes half a minute here
 
 type wholeCost struct {
 	cost
-	steps     time.Duration // all phases on workers before the command runs, each as long as its slowest worker
+	steps     time.Duration // all phases on workers before the command runs; each takes as long as on its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
 	exec      time.Duration // CPU of `multihost exec`
 }
 
-// wholeCommand measures what the whole costs of a run that ends at once, with
-// nothing new to sync; the first line of another; `multihost exec`; and the skew
-// of some starts.
+// wholeCommand measures the total cost of a run that ends at once with nothing new to
+// sync, the time to the first line of another run, `multihost exec`, and the skew of some
+// starts.
 func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost, err error) {
 	first, err := s.run(ctx, "ends", "--tpu-prefix=b", "--command=echo first line")
 	if err != nil {
@@ -116,15 +116,15 @@ func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost
 	return c, nil
 }
 
-// skewOf starts a command, waits until it has ended on every worker, and returns
-// the spread of the moments at which it was started, as the workers' files tell.
+// skewOf starts a command, waits until it has ended on every worker, and returns the
+// spread of its start times according to the workers' files.
 func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time.Duration, error) {
 	_, err := s.run(ctx, name, "--tpu-prefix=b", "--use-existing-folder", "--preflight=off", "--numa=off", "--skew=off", "--detach", "--", "sleep", "1")
 	if err != nil {
 		return 0, err
 	}
 	files := func(file string) (found []string) {
-		found, _ = filepath.Glob(filepath.Join(s.dir, "sim", "workers", "*", "home", "*", ".multihost", "runs", name, "1", file)) // the pattern is sound
+		found, _ = filepath.Glob(filepath.Join(s.dir, "sim", "workers", "*", "home", "*", ".multihost", "runs", name, "1", file)) // the pattern is valid
 		return found
 	}
 	limit := time.After(2 * time.Minute)
@@ -155,9 +155,9 @@ func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time
 	return time.Duration(latest - earliest), nil
 }
 
-// gcloud measures the way that MaxText's runner goes, a gcloud for each worker,
-// and gcloud's own for all of a slice. It is said as CPU per worker of few: 256
-// such processes take minutes and gigabytes.
+// gcloud measures the method of MaxText's runner, one gcloud for each worker, and
+// gcloud's own method for all workers of a slice. It measures CPU per worker with few
+// workers, since 256 such processes take minutes and gigabytes.
 func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	if _, err := exec.LookPath("gcloud"); err != nil {
 		r.note("gcloud is not installed here: it was not measured.")
@@ -169,7 +169,7 @@ func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 				"--internal-ip", "--command=true", "--ssh-flag=-p "+s.variable("MULTIHOST_FLAG_SSH_PORT"))
 		}
 	}
-	if _, err := ssh("0")(); err != nil { // makes its key known
+	if _, err := ssh("0")(); err != nil { // makes gcloud create and register its key
 		r.note(fmt.Sprintf("gcloud was not measured: %.200s", err))
 		return nil
 	}
@@ -186,7 +186,7 @@ func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	return nil
 }
 
-// timed runs a multihost that prints JSON lines.
+// timed runs and measures a multihost command that prints JSON lines.
 func timed(cmd *exec.Cmd) (wholeCost, error) {
 	var c wholeCost
 	var stderr bytes.Buffer
@@ -239,8 +239,8 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 	return in.Err()
 }
 
-// bareSkew is the spread of the moments at which n waiting processes get one
-// byte each, the median of some.
+// bareSkew returns the spread of the times at which n waiting processes get one line
+// each, as the median of some rounds.
 func (l *lab) bareSkew(ctx context.Context, n int) (time.Duration, error) {
 	var spreads []cost
 	for range skewRounds {
@@ -309,13 +309,13 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 	return time.Duration(last-first) * time.Microsecond, nil
 }
 
-// waiter is a shell, as what waits on a worker is: it says that it is ready,
-// waits for a line, tells when it came, in microseconds, and becomes the command
-// that skewOf starts.
+// waiter is a shell, like the process that waits on a worker: it says that it is ready,
+// waits for a line, prints the time at which it came in microseconds, and becomes the
+// command that skewOf starts.
 const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 
-// measureStart: what the program costs before it does anything, and that what
-// local files can answer asks nobody.
+// measureStart measures what the program costs before it does anything, with commands
+// that need only local files and no API.
 func measureStart(ctx context.Context, l *lab, r *report) error {
 	r.section("The program itself", "Start to end of commands that local files can answer.")
 	rows := [][]string{{"command", "wall ms", "CPU ms", "peak MiB"}}

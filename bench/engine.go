@@ -22,8 +22,8 @@ import (
 	"multihost/internal/ui"
 )
 
-// engine is multihost's SSH engine on the load server: what internal/job does
-// with it, without the workers' own processes, which would hide it.
+// engine runs multihost's SSH engine against the load server as internal/job does, but
+// without the workers' own processes, whose cost would hide the engine's.
 func engine(ctx context.Context, args []string) (err error) {
 	var c clientFlags
 	flags := c.set("engine")
@@ -76,7 +76,7 @@ func engine(ctx context.Context, args []string) (err error) {
 		cost.Exec = (self().cpu - connected.cpu) / time.Duration(*rounds*c.workers)
 	}
 	if *idle > 0 {
-		runtime.GC() // what connecting left behind is not the price of being connected
+		runtime.GC() // garbage from connecting must not count as a cost of staying connected
 		quiet := self()
 		select {
 		case <-time.After(*idle):
@@ -91,7 +91,7 @@ func engine(ctx context.Context, args []string) (err error) {
 	return json.NewEncoder(os.Stderr).Encode(cost)
 }
 
-// engineCost is what the engine tells about itself on standard error.
+// engineCost is what the engine reports about itself on standard error.
 type engineCost struct {
 	Workers       int
 	Exec          time.Duration // CPU of one further command on an open connection
@@ -120,15 +120,14 @@ func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
 	return errors.Join(errs...)
 }
 
-// followWindow is that of internal/job.
+// followWindow is the same as in internal/job.
 const followWindow = 128 << 20
 
-// leastHeap is that of cmd/multihost, for whose whole command the engine stands
-// here.
+// leastHeap is the same as in cmd/multihost; the engine here stands in for that whole
+// command.
 const leastHeap = 48 << 20
 
-// follow brings the output of all workers into files and, if asked, to the
-// default view.
+// follow copies the output of all workers to files and, with view, to the default view.
 func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int, logBytes int64, view bool) error {
 	ballast := make([]byte, leastHeap)
 	defer runtime.KeepAlive(ballast)
@@ -166,8 +165,8 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int,
 	return errors.Join(errs...)
 }
 
-// logWriter does what the log of a run does: the file first, then the training
-// steps, then the view.
+// logWriter does the same as the log of a run: it writes the file first, then the
+// training steps, then the view.
 type logWriter struct {
 	file  *os.File
 	steps *metrics.Stream
@@ -183,7 +182,7 @@ func (l *logWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// usage is what this process has cost until now.
+// usage is the cost of this process so far.
 type usage struct {
 	cpu        time.Duration
 	resident   int64

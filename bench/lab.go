@@ -20,8 +20,8 @@ import (
 	"multihost/internal/sshfan"
 )
 
-// A lab has what every measurement needs: this program, a load server, a key
-// of each kind and a directory in memory, whose speed is not the disk's.
+// A lab has what every measurement needs: this program, a load server, a key of each
+// kind, and a directory in memory, so that the speed of the disk does not matter.
 type lab struct {
 	options
 	self    string
@@ -29,14 +29,14 @@ type lab struct {
 	key     string // ed25519
 	rsa     string
 	port    int
-	far     int // port of the same workers, farAway
+	far     int // port of the same workers at the distance farAway
 	hostKey string
 
 	server *exec.Cmd
 	stdin  io.Closer
 }
 
-// openLab starts a load server for o.most workers. The caller closes the lab.
+// openLab starts a load server for o.most workers. The caller must close the lab.
 func openLab(ctx context.Context, o options) (_ *lab, err error) {
 	l := &lab{options: o}
 	if l.binary, err = filepath.Abs(o.binary); err != nil {
@@ -106,14 +106,14 @@ func (l *lab) serve(ctx context.Context) error {
 	return err
 }
 
-// served is the CPU that the load server has cost until now.
+// served returns the CPU time of the load server so far.
 func (l *lab) served() time.Duration {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.server.Process.Pid))
 	if err != nil {
 		return 0
 	}
-	// After the name, which may have spaces: state, …, utime and stime as 12th and
-	// 13th, in hundredths of a second, as Linux tells them on every machine.
+	// After the name, which may contain spaces, the fields are state, ..., with utime and
+	// stime as 12th and 13th. They are in hundredths of a second on every Linux machine.
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	if len(fields) < 13 {
 		return 0
@@ -135,18 +135,18 @@ func (l *lab) close() {
 	os.RemoveAll(l.dir)
 }
 
-// A cost is what one run of a client took.
+// A cost is the cost of one run of a client.
 type cost struct {
 	wall     time.Duration
-	least    time.Duration // wall time of the quickest round, of a median
+	least    time.Duration // wall time of the quickest round; only in medians
 	cpu      time.Duration // of the process and the children it waited for
-	server   time.Duration // CPU of the load server meanwhile
-	resident int64         // the most of the process, or of the largest of its children
+	server   time.Duration // CPU of the load server during the run
+	resident int64         // peak of the process or of the largest of its children
 	stderr   []byte
 }
 
-// client runs a command to its end. What it prints goes through a pipe to
-// nowhere, as to a reader that keeps up.
+// client runs a command until it ends. It discards the output through a pipe, like a
+// reader that keeps up.
 func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
@@ -156,7 +156,7 @@ func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, e
 func (l *lab) measure(cmd *exec.Cmd) (cost, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	cmd.Stdout = struct{ io.Writer }{io.Discard} // no *os.File: a pipe
+	cmd.Stdout = struct{ io.Writer }{io.Discard} // not an *os.File, so the command gets a pipe
 	served, begin := l.served(), time.Now()
 	err := cmd.Run()
 	c := cost{wall: time.Since(begin), server: l.served() - served, stderr: stderr.Bytes()}
@@ -175,24 +175,24 @@ func lastOf(text []byte) string {
 	return lines[len(lines)-1]
 }
 
-// own are the arguments of a client that is this program.
+// own returns the arguments of a client that is this program.
 func (l *lab) own(program string, n int, more ...string) []string {
 	args := []string{l.self, program, "-n", fmt.Sprint(n), "-port", fmt.Sprint(l.port), "-key", l.key, "-host-key", l.hostKey}
 	return append(args, more...)
 }
 
-// logs makes an empty directory for the files of one run.
+// logs creates an empty directory for the files of one run.
 func (l *lab) logs() (string, error) { return os.MkdirTemp(l.dir, "logs-") }
 
-// A contestant is measured in turn with others.
+// A contestant is a client that is measured in turn with others.
 type contestant struct {
 	name string
 	run  func() (cost, error)
 }
 
-// inTurn runs every contestant once a round and returns the median cost of
-// each: whatever else the machine does in a round, it does to all of them. Each
-// round has an order of its own, for who ran before leaves something to be done.
+// inTurn runs every contestant once a round and returns the median cost of each. Whatever
+// else the machine does in a round affects all of them. Each round has a different order,
+// because a client may leave work behind for the next one.
 func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
 	runs := make(map[string][]cost)
 	for round := range rounds {
@@ -232,7 +232,7 @@ func median[T cmp.Ordered](all []cost, of func(cost) T) T {
 	return values[len(values)/2]
 }
 
-// machine says what all figures depend on.
+// machine describes the machine, on which all figures depend.
 func machine() string {
 	model := "unknown processor"
 	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {

@@ -1,17 +1,16 @@
-// Command bench measures multihost beside the tools that people would pick
-// instead, and beside the least that an SSH client can cost.
+// Command bench compares multihost with the tools that people would use instead, and with
+// the minimum that an SSH client can cost.
 //
 //	go run ./bench -binary bin/multihost -write docs/performance.md
 //
-// It starts itself as a load server, which stands in for up to 2048 workers on
-// addresses of 127.0.0.0/8, and runs every client against it as a process of
-// its own, so that what a client costs is what the kernel accounts to that
-// process and to the children it has waited for; the server is counted apart.
-// Clients that are compared run in turn, in one go, and medians are compared:
-// the speed of a machine that others use, too, drifts by more than what is
-// asked here.
+// It starts itself as a load server, which stands in for up to 2048 workers on addresses
+// of 127.0.0.0/8. It runs every client against that server as a separate process. So the
+// cost of a client is what the kernel accounts to that process and to the children it has
+// waited for; the server's cost is counted separately. Clients to compare run in turn, in
+// one go, and their medians are compared: on a machine that others use too, the speed
+// drifts by more than the differences in question.
 //
-// It ends with status 1 when a bar is missed, and says which.
+// It exits with status 1 if a bar is missed, and says which.
 package main
 
 import (
@@ -35,8 +34,8 @@ func main() {
 	}
 }
 
-// start runs one of the programs of this binary: the harness, or what the
-// harness starts as a process of its own.
+// start runs one of the programs of this binary: the harness, or a program that the
+// harness starts as a separate process.
 func start(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch program, rest := args[0], args[1:]; program {
@@ -74,7 +73,7 @@ func (o options) wants(section string) bool {
 	return o.only == "" || strings.Contains(","+o.only+",", ","+section+",")
 }
 
-// sectionLimit is twice what the longest section takes.
+// sectionLimit is twice the time of the longest section.
 const sectionLimit = 15 * time.Minute
 
 // bench runs the sections and writes the report.
@@ -113,7 +112,7 @@ func bench(ctx context.Context, o options) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil { // the others are worth their time all the same
+		if err != nil { // the other sections are still worth running
 			fmt.Fprintf(os.Stderr, "bench: measure %s: %v\n", s.name, err)
 			r.broken(s.name, err)
 		}

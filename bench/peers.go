@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// peers are the tools that people use for this, as far as they are installed:
-// each with a fan-out of all hosts, the same key and no other check of the host
-// key than everybody has.
+// peers returns the installed ones of the tools that people use for this. Each contacts
+// all hosts at once, uses the same key and checks the host key only as everybody does.
 func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, error) {
 	hosts := make([]string, n)
 	known := make([]string, n)
@@ -33,7 +32,7 @@ func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, e
 	fan := fmt.Sprint(n)
 	comma := strings.Join(hosts, ",")
 	words := strings.Fields(command)
-	// One that failed fails the loop, as it fails the others.
+	// A failed ssh fails the loop; it fails the other tools as well.
 	loop := "for h in $(cat " + list + "); do ssh " + joined + " $h " + command + " & p+=($!); done; " +
 		"for p in ${p[@]}; do wait $p || s=1; done; exit $((s))"
 	candidates := []struct {
@@ -57,7 +56,7 @@ func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, e
 	return all, nil
 }
 
-// pssh are the options in parallel-ssh's own words.
+// pssh returns the same options in parallel-ssh's syntax.
 func pssh(l *lab, knownHosts string) []string {
 	return []string{
 		"-l", "tester", "-O", "Port=" + fmt.Sprint(l.port), "-O", "IdentityFile=" + l.key, "-O", "UserKnownHostsFile=" + knownHosts,

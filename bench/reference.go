@@ -16,10 +16,10 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// reference is the floor: the least that a program on x/crypto/ssh does for a
-// command on many hosts. It verifies one known host key, tries nothing twice,
-// keeps nothing alive, stops nothing and reports nothing. With -logs it writes
-// a file a host and, with -view, whole lines with a prefix to standard output.
+// reference is the minimum that a program on x/crypto/ssh does to run a command on many
+// hosts. It verifies one known host key; it does not retry, send keepalives, stop
+// commands or report. With -logs it writes one file for each host and, with -view, whole
+// lines with a prefix to standard output.
 func reference(_ context.Context, args []string) error {
 	var c clientFlags
 	flags := c.set("reference")
@@ -70,14 +70,14 @@ func (c *clientFlags) one(i int, config *ssh.ClientConfig, out io.Writer) (err e
 	if c.view {
 		err = prefixLines(stdout, file, out, fmt.Sprintf("s%dw%d| ", i/64, i%64))
 	} else {
-		// Pieces of a packet and more: the least number of writes.
+		// Pieces of a packet or more: the smallest number of writes.
 		_, err = io.CopyBuffer(struct{ io.Writer }{file}, stdout, make([]byte, 64<<10))
 	}
 	return errors.Join(err, session.Wait())
 }
 
-// prefixLines copies r to file, and its whole lines with a prefix to out, all
-// that one read has brought in one write.
+// prefixLines copies r to file, and its whole lines with a prefix to out. It writes all
+// lines of one read at once.
 func prefixLines(r io.Reader, file, out io.Writer, prefix string) error {
 	in := bufio.NewReaderSize(io.TeeReader(r, file), 64<<10)
 	var batch []byte
@@ -111,8 +111,8 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// clientFlags are those of the reference and of the engine: the same servers,
-// key, command and files for both.
+// clientFlags are the flags of the reference and the engine: both use the same servers,
+// key, command and files.
 type clientFlags struct {
 	workers, port         int
 	key, hostKey, command string
@@ -135,8 +135,8 @@ func (c *clientFlags) set(name string) *flag.FlagSet {
 	return c.flags
 }
 
-// config is that of a minimal client. Plain curve25519 is what the engine asks
-// for first; the default of x/crypto costs more.
+// config returns the configuration of a minimal client. The engine also prefers plain
+// curve25519; the default of x/crypto costs more.
 func (c *clientFlags) config() (*ssh.ClientConfig, error) {
 	data, err := os.ReadFile(c.key)
 	if err != nil {

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// A report gathers tables and bars.
+// A report collects tables and bars.
 type report struct {
 	text     strings.Builder
 	bars     []bar
-	failures []string // sections that could not be measured
-	times    []string // what each section took
+	failures []string // sections that failed
+	times    []string // how long each section took
 }
 
-// A bar is a limit that a figure has to keep.
+// A bar is a limit that a figure must keep.
 type bar struct {
 	what  string
 	got   float64
 	limit float64
-	least bool // the limit is the least, not the most
+	least bool // the limit is a minimum, not a maximum
 	unit  string
 }
 
@@ -45,7 +45,7 @@ func (r *report) section(title, text string) {
 	fmt.Fprintf(&r.text, "\n## %s\n\n%s\n", title, strings.TrimSpace(text))
 }
 
-// table adds a table; the first row is its head.
+// table adds a table; the first row is its header.
 func (r *report) table(rows [][]string) {
 	r.text.WriteByte('\n')
 	for i, row := range rows {
@@ -67,20 +67,20 @@ func (r *report) least(what string, got, limit float64, unit string) {
 	r.bars = append(r.bars, bar{what: what, got: got, limit: limit, unit: unit, least: true})
 }
 
-// broken notes that a section could not be measured to its end.
+// broken records that a section failed before its end.
 func (r *report) broken(section string, err error) {
 	r.failures = append(r.failures, fmt.Sprintf("section %s: %v", section, err))
 	r.note(fmt.Sprintf("**Not measured to the end**: %v", err))
 }
 
-// took notes the time of a section.
+// took records the time of a section.
 func (r *report) took(section string, d time.Duration) {
 	r.times = append(r.times, fmt.Sprintf("%s %.0f s", section, d.Seconds()))
 	fmt.Fprintf(os.Stderr, "bench: section %s took %s\n", section, d.Round(time.Second))
 }
 
-// missed are the bars that were not kept, and the sections that have none
-// because they failed.
+// missed returns the bars that were not kept, and the sections without bars because they
+// failed.
 func (r *report) missed() (all []string) {
 	all = append(all, r.failures...)
 	for _, b := range r.bars {

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// Peers cost tens of milliseconds a host, so they run on fewer.
+// Peers cost tens of milliseconds a host, so they run on fewer hosts.
 const (
 	peerHosts  = 64
 	peerRounds = 3
 	rounds     = 5
 )
 
-// measureConnect: connect, log in, verify the host key, run `true`, learn how
-// it ended, on every worker.
+// measureConnect measures connecting, logging in, verifying the host key, running `true`
+// and learning its result, on every worker.
 func measureConnect(ctx context.Context, l *lab, r *report) error {
 	r.section("`true` on every worker", `
 Connect, verify the host key, log in, run, learn the exit status. The reference is the least that a program on
@@ -55,7 +55,7 @@ is asked of workers on loopback, where only CPU counts, and of the same that are
 		all := []contestant{own("reference", "reference", n), own("multihost engine", "engine", n)}
 		far := []string{"-port", fmt.Sprint(l.far)}
 		switch n {
-		case 256: // the price of each, however many there are
+		case 256: // the cost per worker, which does not depend on their number
 			all = append(all,
 				own("reference, ML-KEM", "reference", n, "-hybrid"),
 				own("multihost engine, RSA-3072 key", "engine", n, "-key", l.rsa))
@@ -78,8 +78,8 @@ is asked of workers on loopback, where only CPU counts, and of the same that are
 				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
 		}
 		if n == 1024 {
-			// Differences are as small as the machine's own moods, which only add:
-			// the quickest rounds are compared.
+			// The differences are as small as the noise of the machine, which only adds
+			// time. So compare the quickest rounds.
 			paced := medians["multihost engine"].least
 			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 1024 handshakes at once"].least)
 			r.most("least wall time with the default pacing, Ã— that of the best of 64, 512 and 1024 handshakes at once", paced.Seconds()/best.Seconds(), 1.15, "")
@@ -92,8 +92,8 @@ is asked of workers on loopback, where only CPU counts, and of the same that are
 	return nil
 }
 
-// measureScale: how the costs grow with the number of workers, for
-// docs/scale.md. It keeps no bars.
+// measureScale measures how the costs grow with the number of workers, for docs/scale.md.
+// It has no bars.
 func measureScale(ctx context.Context, l *lab, r *report) error {
 	const quiet, lines, lasts = 10 * time.Second, 10, 20
 	r.section("How costs grow", fmt.Sprintf(`
@@ -129,7 +129,7 @@ worker into a file each, with the default view, for %d s.`, quiet, lines, lasts)
 	return nil
 }
 
-// idle has the engine stay connected to n workers.
+// idle keeps the engine connected to n workers and returns its cost.
 func (l *lab) idle(ctx context.Context, n int, quiet time.Duration) (e engineCost, err error) {
 	c, err := l.client(ctx, nil, l.own("engine", n, "-rounds", "3", "-idle", quiet.String())...)
 	if err != nil {
@@ -141,7 +141,7 @@ func (l *lab) idle(ctx context.Context, n int, quiet time.Duration) (e engineCos
 	return e, nil
 }
 
-// measureIdle: what staying connected costs.
+// measureIdle measures what staying connected costs.
 func measureIdle(ctx context.Context, l *lab, r *report) error {
 	n := l.most
 	const quiet = 20 * time.Second
@@ -163,15 +163,16 @@ func measureIdle(ctx context.Context, l *lab, r *report) error {
 	return nil
 }
 
-// Sizes of the logs: that of many workers, that of few with much to say, and that
-// with which a peer spends most of its time on output, and not on logging in.
+// Sizes of the logs: for many workers, for few workers with much output, and a size with
+// which a peer spends most of its time on output and not on logging in.
 const (
 	logBytes = 64 << 20
 	manyLog  = 1 << 20
 	peerLog  = 4 << 20
 )
 
-// measureLogs: output of all workers into a file each, with the default view.
+// measureLogs measures the output of all workers into one file each, with the default
+// view.
 func measureLogs(ctx context.Context, l *lab, r *report) error {
 	r.section("Logs", `
 Every worker prints 100-byte lines as fast as it is read; one file per worker, in memory, and a view of whole lines on
@@ -215,7 +216,7 @@ once, for the slow peers take half a minute of them and no bar is about them. "Ã
 			})},
 		}
 		names := []string{"reference", "multihost", "multihost, files alone"}
-		if load.workers == peerHosts { // that of thousands is worth no further minute
+		if load.workers == peerHosts { // for thousands of workers it is not worth another minute
 			all = append(all, contestant{"reference, files alone", fresh(func(dir string) []string {
 				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
 			})})
@@ -226,7 +227,7 @@ once, for the slow peers take half a minute of them and no bar is about them. "Ã
 			return err
 		}
 		for _, p := range peers {
-			if slices.Contains(load.peers, p.name) { // an ssh loop shows no worker's name
+			if slices.Contains(load.peers, p.name) { // an ssh loop shows no worker names
 				all, names = append(all, p), append(names, p.name)
 			}
 		}
@@ -257,8 +258,8 @@ once, for the slow peers take half a minute of them and no bar is about them. "Ã
 		if load.workers == l.most {
 			r.most("CPU of "+what+" with the default view, Ã— files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
 		}
-		// What all channels may hold, a connection of each worker, and 64 KiB of
-		// our own for each.
+		// The limit is the sum of what all channels may hold, and for each worker one
+		// connection and 64 KiB of our own.
 		r.most("peak memory of "+what, float64(ours.resident)/(1<<20), 512+float64(load.workers)*(100+64)/1024, "MiB")
 	}
 	r.table(rows)

@@ -20,27 +20,27 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// The load server answers exec requests itself, with no process and no shell,
-// so that a client's cost is not hidden behind the server's:
+// The load server answers exec requests itself, without a process or a shell, so
+// that the server's cost does not hide the client's:
 //
 //	true            ends with 0
 //	burst BYTES     prints that many bytes of 100-byte lines
 //	hold            runs until the session ends
 //	multihost-follow
-//	                what internal/launch/follow.sh does for a command that has
-//	                ended; the bytes of output that it left are the number at
-//	                the end of the run's name. That of "paced10-2000" is still
-//	                printing, ten lines a second
+//	                does what internal/launch/follow.sh does for a command that has
+//	                ended. The number at the end of the run's name is the size of
+//	                its output in bytes. The run "paced10-2000" is still printing
+//	                ten lines a second
 
-// What a worker prints is lines of 99 characters and a newline, like those of
-// a training log: one in period is of a step.
+// A worker prints lines of 99 characters and a newline, like those of a training log: one
+// line in period reports a step.
 const (
 	lineLength = 100
 	period     = 100
 )
 
-// pattern holds whole periods, and enough of them to send any piece of the log
-// from any offset within one.
+// pattern holds whole periods, enough to send a large piece of the log from any offset
+// within a period.
 var pattern = func() []byte {
 	var lines strings.Builder
 	for i := range period {
@@ -56,12 +56,11 @@ var pattern = func() []byte {
 	return []byte(strings.Repeat(lines.String(), 2+(1<<20)/(lineLength*period)))
 }()
 
-// address is where the load server listens as worker i.
+// address returns the address on which the load server listens as worker i.
 func address(i int) string { return fmt.Sprintf("127.0.%d.%d", 1+i/250, 1+i%250) }
 
-// serve is the load server. It prints its port, that on which it is farAway, and
-// its host key in authorized_keys form, and ends with ctx or when its standard
-// input ends.
+// serve is the load server. It prints its port, the port at the distance farAway, and its
+// host key in authorized_keys form. It ends when ctx or its standard input ends.
 func serve(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	workers := flags.Int("n", 64, "workers")
@@ -98,7 +97,7 @@ func serve(ctx context.Context, args []string) error {
 	fmt.Printf("%d %d %s", ports[0], ports[1], ssh.MarshalAuthorizedKey(signer.PublicKey()))
 	ended := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // its end is what counts
+		_, _ = io.Copy(io.Discard, os.Stdin) // only its end matters
 		close(ended)
 	}()
 	select {
@@ -116,7 +115,7 @@ type server struct {
 	wg     sync.WaitGroup
 }
 
-// farAway is the round trip to workers in another part of the world.
+// farAway is the round-trip time to workers in another part of the world.
 const farAway = 50 * time.Millisecond
 
 func (s *server) accept(l net.Listener, delay time.Duration) {
@@ -134,11 +133,10 @@ func (s *server) accept(l net.Listener, delay time.Duration) {
 	}
 }
 
-// distant is a connection whose other end is a round trip away: all of it is
-// waited for on the way here, which carry does. The round trip of TCP's own
-// handshake is not.
+// distant returns a connection whose other end is a round trip away: carry delays the
+// data coming in by the whole round trip. TCP's own handshake is not delayed.
 func distant(raw net.Conn) *distantConn {
-	// As much as a window holds is on its way without being waited for.
+	// As many pieces may be on their way as a window holds.
 	return &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
 }
 
@@ -156,7 +154,7 @@ type arrival struct {
 	err  error
 }
 
-// carry makes all that comes arrive delay later. It ends with the connection.
+// carry delays all incoming data by delay. It ends with the connection.
 func (d *distantConn) carry(delay time.Duration) {
 	for {
 		data := make([]byte, 4<<10)
@@ -239,7 +237,7 @@ func (s *server) session(channel ssh.Channel, requests <-chan *ssh.Request) {
 		if err := ssh.Unmarshal(r.Payload, &exec); err != nil {
 			return
 		}
-		_ = r.Reply(true, nil) // a client that went away is seen below
+		_ = r.Reply(true, nil) // the code below notices a client that has gone
 		over := make(chan struct{})
 		s.wg.Go(func() {
 			for range requests {
@@ -289,7 +287,7 @@ func send(w io.Writer, offset, n int64) error {
 	return nil
 }
 
-// drip is send of a line at a time.
+// drip is send, one line at a time.
 func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
@@ -304,7 +302,7 @@ func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	return nil
 }
 
-// answerFollow speaks as follow.sh does: LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
+// answerFollow behaves like follow.sh; args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
 // MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
 	if len(args) < 7 {

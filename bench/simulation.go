@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 )
 
-// A simulation is a simulated Google Cloud of its own with slices whose workers
-// are processes, a project to ship and a home to keep state in.
+// A simulation is a separate simulated Google Cloud with slices whose workers are
+// processes, a project to sync and a home for state.
 type simulation struct {
 	l       *lab
 	dir     string
@@ -25,8 +25,8 @@ type simulation struct {
 	meters  []*meter
 }
 
-// simulate starts a simulation with the slices "b", as the simulator spells
-// them. The caller closes it.
+// simulate starts a simulation with the slices "b", in the simulator's syntax. The caller
+// must close it.
 func (l *lab) simulate(ctx context.Context, slices string) (_ *simulation, err error) {
 	dir, err := os.MkdirTemp(l.dir, "sim-")
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *simulation) multihost(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a multihost run that ends well, and measures it.
+// run runs and measures a `multihost run` that must succeed.
 func (s *simulation) run(ctx context.Context, name string, args ...string) (wholeCost, error) {
 	c, err := timed(s.multihost(ctx, append([]string{"run", "--run-name=" + name, "--output=json", "--stream=all"}, args...)...))
 	if err == nil {
@@ -84,7 +84,7 @@ func (s *simulation) run(ctx context.Context, name string, args ...string) (whol
 	return c, err
 }
 
-// variable is one of the simulator's environment.
+// variable returns a variable of the simulator's environment, or "".
 func (s *simulation) variable(name string) string {
 	for _, v := range s.env {
 		if value, ok := strings.CutPrefix(v, name+"="); ok {
@@ -94,7 +94,7 @@ func (s *simulation) variable(name string) string {
 	return ""
 }
 
-// environment reads lines `export NAME='value'`.
+// environment parses lines `export NAME='value'`.
 func environment(text []byte) (env []string) {
 	for line := range strings.Lines(string(text)) {
 		name, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
@@ -105,7 +105,8 @@ func environment(text []byte) (env []string) {
 	return env
 }
 
-// hosts are the workers of the slices behind meters, as --hosts wants them.
+// hosts starts meters for the workers of the slices and returns them as a value of
+// --hosts.
 func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
 	var hosts []string
 	for i := range slices {
@@ -125,7 +126,7 @@ func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
 	return strings.Join(hosts, ","), nil
 }
 
-// addresses are those of a slice's workers.
+// addresses returns the addresses of a slice's workers.
 func (s *simulation) addresses(ctx context.Context, slice string) (all []string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.variable("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU")+
 		"v2alpha1/projects/"+s.variable("CLOUDSDK_CORE_PROJECT")+"/locations/"+s.variable("CLOUDSDK_COMPUTE_ZONE")+"/nodes/"+slice, nil)
@@ -149,7 +150,7 @@ func (s *simulation) addresses(ctx context.Context, slice string) (all []string,
 	return all, nil
 }
 
-// sent is how many bytes all clients have sent to the workers behind meters.
+// sent returns how many bytes all clients have sent to the workers through meters.
 func (s *simulation) sent() (n int64) {
 	for _, m := range s.meters {
 		n += m.sent.Load()
@@ -157,8 +158,8 @@ func (s *simulation) sent() (n int64) {
 	return n
 }
 
-// A meter passes TCP connections on to one worker and counts what clients send,
-// SSH's own bytes included.
+// A meter forwards TCP connections to one worker and counts the bytes that clients send,
+// including SSH's own.
 type meter struct {
 	listener net.Listener
 	to       string
@@ -184,7 +185,7 @@ func startMeter(to string) (*meter, error) {
 	return m, nil
 }
 
-// close waits for the clients, which have ended.
+// close waits for the clients, which must have ended.
 func (m *meter) close() {
 	m.listener.Close()
 	m.wg.Wait()
@@ -199,7 +200,7 @@ func (m *meter) pass(client net.Conn) {
 	defer worker.Close()
 	var back sync.WaitGroup
 	back.Go(func() {
-		_, _ = io.Copy(client, worker) // its end is what counts
+		_, _ = io.Copy(client, worker) // only its end matters
 		client.Close()
 	})
 	_, _ = io.Copy(io.MultiWriter(worker, counter{&m.sent}), client)

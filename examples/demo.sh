@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trains the example on 2 slices of 4 workers each of the simulator, from
-# nothing: network, queued resource, job, teardown. Needs no account.
+# Trains the example on 2 slices of 4 workers each of the simulator, from scratch:
+# network, queued resource, job, teardown. It needs no account.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}

@@ -19,13 +19,13 @@ import (
 const (
 	largestProgram = 45e6 // bytes
 	slowestStart   = 50 * time.Millisecond
-	// slowestRatio bounds the start where the machine is too slow for
-	// slowestStart: so many times the start of a Go program that does nothing.
+	// slowestRatio is the limit for the start on a machine too slow for slowestStart, as
+	// a multiple of the start of a Go program that does nothing.
 	slowestRatio = 15
 )
 
-// build makes the program for p. What the environment would change of it is
-// taken out: only the source, the version and Go itself count.
+// build builds the program for p. It overrides all of the environment that would change
+// the result: only the source, the version and Go itself matter.
 func build(ctx context.Context, source, program, version string, p platform) error {
 	program, err := filepath.Abs(program)
 	if err != nil {
@@ -42,8 +42,8 @@ func build(ctx context.Context, source, program, version string, p platform) err
 	return nil
 }
 
-// check tests what is promised of every program: its size, that it needs no
-// library of the system, and that it says nothing of where and when it was built.
+// check tests the promises about every program: its size, that it needs no library of the
+// system, and that it does not contain where and when it was built.
 func check(program string, p platform) error {
 	info, err := os.Stat(program)
 	if err != nil {
@@ -68,7 +68,7 @@ func check(program string, p platform) error {
 	if p.system == "linux" {
 		return isStatic(program)
 	}
-	return nil // other systems have no static programs: all go through the system's own library
+	return nil // other systems have no static programs: all use the system's own library
 }
 
 func isStatic(program string) error {
@@ -85,9 +85,9 @@ func isStatic(program string) error {
 	return nil
 }
 
-// startTime is the processor time that the program takes to start and end, the
-// least of some. On a machine that does nothing else it is no less than the time
-// that passes, and what else a machine does changes it little.
+// startTime returns the processor time that the program takes to start and end, as the
+// minimum of 30 runs. On an idle machine it is no less than the elapsed time, and other
+// load changes it little.
 func startTime(ctx context.Context, program string) (time.Duration, error) {
 	var took [30]time.Duration
 	for i := range took {
@@ -100,8 +100,8 @@ func startTime(ctx context.Context, program string) (time.Duration, error) {
 	return slices.Min(took[:]), nil
 }
 
-// startsQuickly tests the promise about the start. It returns the processor time
-// of a start.
+// startsQuickly tests the promise about the start. It returns the processor time of a
+// start.
 func startsQuickly(ctx context.Context, program, work string) (time.Duration, error) {
 	took, err := startTime(ctx, program)
 	if err != nil || took <= slowestStart {
@@ -125,7 +125,7 @@ func startsQuickly(ctx context.Context, program, work string) (time.Duration, er
 	return took, nil
 }
 
-// copySource copies what the program is built from.
+// copySource copies the files from which the program is built.
 func copySource(to, from string) error {
 	for _, dir := range []string{"cmd", "internal"} {
 		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(from, dir))); err != nil {
@@ -144,7 +144,7 @@ func copySource(to, from string) error {
 	return nil
 }
 
-// sameBytes compares two files and says where they begin to differ.
+// sameBytes compares two files; its error says where they begin to differ.
 func sameBytes(a, b string) error {
 	one, err := os.ReadFile(a)
 	if err != nil {
@@ -165,7 +165,7 @@ func sameBytes(a, b string) error {
 	return fmt.Errorf("%d and %d bytes, which differ from byte %d on: %q, %q", len(one), len(two), at, near(one), near(two))
 }
 
-// readModules lists the modules that a program was built of, as path@version.
+// readModules returns the modules of which a program was built, as path@version.
 func readModules(program string) ([]string, error) {
 	built, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -191,18 +191,18 @@ func copyFile(w io.Writer, path string) error {
 	return err
 }
 
-// billTool writes bills of materials. It is a program of its own, so that its
-// dependencies are none of ours.
+// billTool writes bills of materials. It is a separate program, so that its dependencies
+// do not become ours.
 const billTool = "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0"
 
-// writeBill writes the bill of materials of a program, and proves that each of
-// its modules is in it.
+// writeBill writes the bill of materials of a program and checks that it contains each of
+// its modules.
 func writeBill(ctx context.Context, path, program, version string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
-	// The tool runs here, whatever the program was built for.
+	// The tool runs on this machine, whatever the program's platform is.
 	cmd := exec.CommandContext(ctx, "go", "run", billTool, "bin", "-json", "-std", "-noserial", "-notimestamp", "-version", version, "-output", path, program)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOOS=", "GOARCH=")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,14 +1,13 @@
-// Command release makes the files of a release:
+// Command release builds the files of a release:
 //
 //	go run ./release -version v1.2.3 -out dist
 //
-// For each platform there is an archive with the program, its manual pages, the
-// licence and the changes, and a bill of materials in CycloneDX form; SHA256SUMS
-// has the digests of all. Nothing of the machine, the directory or the time is in
-// any of them: whoever builds the same commit with the same Go gets the same
-// bytes. That is tried, by a second build from another directory, as are the
-// promises about size, start and static linking; where one does not hold, there
-// is no release and the status is 1.
+// For each platform it writes an archive with the program, its manual pages, the licence
+// and the changes, and a bill of materials in CycloneDX form. SHA256SUMS has the digests
+// of all files. The files contain nothing about the machine, the directory or the time,
+// so the same commit built with the same Go gives the same bytes. The command checks that
+// by a second build from another directory. It also checks the promises about size, start
+// and static linking. If a check fails, it makes no release and exits with status 1.
 package main
 
 import (
@@ -52,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	return r.make(ctx)
 }
 
-// A platform is what a program runs on.
+// A platform is a system and architecture on which a program runs.
 type platform struct{ system, arch string }
 
 func (p platform) String() string { return p.system + "-" + p.arch }
@@ -73,8 +72,9 @@ type release struct {
 	manual               string // directory of the manual pages
 }
 
-// clearOut removes an earlier release from a directory, file by file. A directory
-// that holds anything else, a home that was given by mistake, stays as it is.
+// clearOut removes an earlier release from a directory, file by file. If the directory
+// contains anything else, for example because it is a home given by mistake, clearOut
+// changes nothing.
 func clearOut(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +96,7 @@ func clearOut(dir string) error {
 	return removeFiles(dir)
 }
 
-// removeFiles empties a directory of files.
+// removeFiles removes all files of a directory.
 func removeFiles(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -105,7 +105,7 @@ func removeFiles(dir string) error {
 	return err
 }
 
-// releaseFile is how the files of a release are named, but for the digests.
+// releaseFile matches the names of all files of a release except the digests.
 var releaseFile = regexp.MustCompile(`^multihost-.+-[a-z]+-[a-z0-9]+\.(tar\.gz|zip|cdx\.json)$`)
 
 func before(is bool) int {
@@ -123,7 +123,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // half a release is none, and would be in the way of the next
+		if err != nil { // half a release is useless and would block the next one
 			err = errors.Join(err, removeFiles(r.out))
 		}
 	}()
@@ -135,7 +135,8 @@ func (r *release) make(ctx context.Context) (err error) {
 
 	here := platform{runtime.GOOS, runtime.GOARCH}
 	order := platforms()
-	// The one that runs here first: it is tried, and writes the manual.
+	// The platform of this machine comes first: its program can be tried, and it writes
+	// the manual.
 	slices.SortStableFunc(order, func(a, b platform) int { return before(a == here) - before(b == here) })
 	if order[0] != here {
 		return fmt.Errorf("make a release on %s: it is none of the platforms, so no program can be tried", here)
@@ -173,8 +174,8 @@ func (r *release) make(ctx context.Context) (err error) {
 	return writeSums(r.out, sums)
 }
 
-// tryHere tries the program that runs on this machine: that it starts quickly,
-// tells its version, and comes out the same from another directory.
+// tryHere tests the program for this machine: it starts quickly, prints its version, and
+// a build from another directory is identical.
 func (r *release) tryHere(ctx context.Context, program string, p platform, work string) error {
 	said, err := exec.CommandContext(ctx, program, "--version").Output()
 	if err != nil || !strings.HasPrefix(string(said), "multihost "+r.version+" (") {

@@ -21,8 +21,7 @@ type packed struct {
 	mode       fs.FileMode
 }
 
-// packedTime is the time of every file in an archive: the earliest that zip
-// knows.
+// packedTime is the time of every file in an archive: the earliest that zip supports.
 func packedTime() time.Time { return time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func writeTar(path, top string, files []packed) error {
@@ -30,7 +29,7 @@ func writeTar(path, top string, files []packed) error {
 	if err != nil {
 		return err
 	}
-	compressed, _ := gzip.NewWriterLevel(out, gzip.BestCompression) // the level is one
+	compressed, _ := gzip.NewWriterLevel(out, gzip.BestCompression) // the level is valid
 	archive := tar.NewWriter(compressed)
 	for _, f := range files {
 		var info fs.FileInfo
@@ -75,10 +74,11 @@ func writeZip(path, top string, files []packed) error {
 	return nil
 }
 
-// sumsName is the file with the digests.
+// sumsName is the name of the file with the digests.
 const sumsName = "SHA256SUMS"
 
-// writeSums writes SHA256SUMS as sha256sum does, so that it checks them with -c.
+// writeSums writes SHA256SUMS in the format of sha256sum, so that sha256sum -c can check
+// it.
 func writeSums(dir string, names []string) error {
 	slices.Sort(names)
 	var b strings.Builder

@@ -29,11 +29,11 @@ import struct
 import sys
 import time
 
-CONTEXT = 3  # characters that the next one is predicted from
+CONTEXT = 3  # characters from which the next one is predicted
 HIDDEN = 32
 DEFAULT_PORT = 8476
 
-EXIT_PEER = 1  # another process was lost or never came
+EXIT_PEER = 1  # another process was lost or never connected
 
 
 class PeerError(Exception):
@@ -56,8 +56,8 @@ class Model:
         self.output = self.hidden_bias + HIDDEN
         self.output_bias = self.output + vocabulary * HIDDEN
         self.size = self.output_bias + vocabulary
-        # uniform, not gauss: its arithmetic is exact, so that machines with
-        # different math libraries begin with the same weights.
+        # Use uniform, not gauss: its arithmetic is exact, so machines with different math
+        # libraries start with the same weights.
         rng = random.Random(seed)
         self.weights = [rng.uniform(-0.1, 0.1) for _ in range(self.size)]
         self.first_moment = [0.0] * self.size
@@ -202,7 +202,7 @@ def family(ip):
 def listen(ip, port, backlog):
     sock = socket.socket(family(ip), socket.SOCK_STREAM)
     try:
-        # A port in TIME_WAIT from the attempt before is no obstacle.
+        # A port in TIME_WAIT from an earlier attempt must not prevent this.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((ip, port))
         sock.listen(backlog)
@@ -273,8 +273,8 @@ class Ring:
                     sock, _ = server.accept()
                 except socket.timeout:
                     continue
-                # Whoever connects without saying who it is must not hold up
-                # the others for long.
+                # A client that connects without saying who it is must not delay the
+                # others for long.
                 sock.settimeout(min(5.0, max(left, 0.1)))
                 try:
                     hello = receive_message(sock)
@@ -326,7 +326,7 @@ class Ring:
                     (coordinator, port), timeout=min(left, 10.0), source_address=(me[0], 0)
                 )
                 with sock:
-                    # The answer comes when the last process has come.
+                    # Process 0 answers once the last process has connected.
                     sock.settimeout(max(deadline - time.monotonic(), 0.1))
                     send_message(sock, dict(self.hello, address=me))
                     answer = receive_message(sock)
@@ -480,7 +480,7 @@ def resume(checkpoint, model, place, ring):
     """Brings all processes to the step of the checkpoint of process 0, and
     returns it."""
     steps, state = checkpoint.load() if place.process == 0 else (0, None)
-    # The sum of one process's numbers and everybody's zeros is that process's.
+    # The sum of one process's numbers and all others' zeros is that process's numbers.
     numbers = ring.sum([float(steps)] + (state or [0.0] * len(model.state())))
     steps = int(numbers[0])
     if steps > 0:
@@ -602,8 +602,8 @@ def train(args, place):
         first = resume(checkpoint, model, place, ring)
     for step in range(first, args.steps):
         started = time.monotonic()
-        # A generator for each step: a training that goes on draws the same
-        # batches as one that was not interrupted.
+        # Each step has its own generator, so a resumed training draws the same batches as
+        # one that was not interrupted.
         rng = random.Random("%d/%d/%d" % (args.seed, place.process, step))
         if step == args.fail_at_step and place.process == args.fail_process:
             complain("process %d fails at step %d, as asked by --fail-at-step" % (place.process, step))
@@ -613,7 +613,7 @@ def train(args, place):
             i = rng.randrange(begin, end)
             batch.append((data[i - CONTEXT : i], data[i]))
         grad, loss = model.gradient(batch)
-        # The loss travels with the gradient and so is the same everywhere.
+        # The loss is summed with the gradient and so is the same everywhere.
         total = ring.sum(grad + [loss])
         loss = total.pop() / tokens
         model.update([g / tokens for g in total], args.learning_rate)
@@ -637,7 +637,7 @@ def train(args, place):
 
 
 def main():
-    # multihost dump asks by this signal where a run stands.
+    # multihost dump sends this signal to ask where a run is.
     faulthandler.register(signal.SIGUSR1)
     args = parse_arguments()
     try:
@@ -645,8 +645,8 @@ def main():
         return train(args, place)
     except PeerError as err:
         complain(err)
-        # The process that failed first ends at once, those that only noticed
-        # a moment later: whoever watches can tell the cause from the effect.
+        # The process that failed first exits at once; those that only noticed exit a
+        # moment later. So an observer can tell cause from effect.
         time.sleep(1.0)
         return EXIT_PEER
     except (OSError, ValueError) as err:

@@ -1,31 +1,31 @@
-// Package codesync brings a directory of the runner to every worker.
+// Package codesync copies a directory of this machine to every worker.
 //
-// Scan decides which files go and hashes them; nothing is left out without
-// being named. Push makes the directory ~/<run> of one worker equal to what
-// was scanned: files that the worker's content store knows already are not
-// sent, files of an earlier sync that are gone here are removed there, files
-// that a run made are left alone. A directory that is not complete is known to
-// be so and is completed by the next Push.
+// Scan decides which files to send and hashes them; it reports everything that it leaves
+// out. Push makes the directory ~/<run> of one worker equal to the scanned tree: it does
+// not send files whose content the worker's content store already has, it removes files
+// of an earlier sync that no longer exist here, and it leaves files that a run made
+// alone. An interrupted sync leaves no digest, so the next Push notices it and completes
+// the directory.
 //
 //	tree, err := codesync.Scan(ctx, codesync.Options{Dir: ".", Sink: sink})
 //	defer tree.Close()
 //	reports, errs := tree.PushAll(ctx, targets, "run1")
 //
-// PushAll sends what is large to a few workers, which pass it on to the others;
-// Push sends to one worker.
+// PushAll sends large contents to a few workers, which pass them on to the others; Push
+// sends to one worker.
 //
 // On the worker:
 //
 //	~/.multihost/store/sha256/ab/ab12…   contents, by hash; shared by all runs of the login
-//	~/.multihost/sync/<run>/place        which directory ~/<run> is; another one is not touched
-//	~/.multihost/sync/<run>/digest       what ~/<run> holds, and who brought it; written last
+//	~/.multihost/sync/<run>/place        identifies the directory ~/<run>; a sync touches no other one
+//	~/.multihost/sync/<run>/digest       what ~/<run> holds, and who sent it; written last
 //	~/.multihost/sync/<run>/manifest     the entries behind the digest
 //	~/.multihost/sync/<run>/seen         size, inode and time of change of each entry after the sync
 //
-// Contents that no sync has used for 30 days are dropped from the store, and
-// the longest unused ones while it is above 20 GB; what came within the last hour
-// is never dropped. That is looked after once a day and when the store gets too
-// large, so that a sync takes no longer because much is stored.
+// A sync drops from the store the contents that no sync has used for 30 days and, while
+// the store is above 20 GB, those unused the longest. It never drops contents used within
+// the last hour. It checks this once a day and when the store gets too large, so that a
+// large store does not slow down every sync.
 package codesync
 
 import (
@@ -44,56 +44,56 @@ type Runner interface {
 	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
 }
 
-// IgnoreFile is the name of the file with patterns, in gitignore syntax, of
-// what is not sent. It holds for the directory it lies in and everything below.
+// IgnoreFile is the name of the file with patterns, in gitignore syntax, of what Scan
+// leaves out. It applies to its directory and everything below.
 const IgnoreFile = ".multihostignore"
 
 // Options say what to send. Dir is required.
 type Options struct {
 	Dir string
-	// NoIgnore sends everything but .git, whatever git or IgnoreFile say.
+	// NoIgnore sends everything but .git and ignores the rules of git and IgnoreFile.
 	NoIgnore bool
 	// Home is the user's home directory, which is not sent unless it is a git
 	// work tree or has an IgnoreFile; "" means not to check.
 	Home string
 	Sink event.Sink // nil discards
-	// Owner is who brings the files, for people: "ann@laptop".
+	// Owner names the person who sends the files: "ann@laptop". It is shown to people.
 	Owner string
-	// Adopt takes over a directory that no sync made: files that are to be sent
-	// replace what has their names there, and the rest stays.
+	// Adopt takes over a directory that no sync made: the files sent replace those of the
+	// same names, and all others stay.
 	Adopt bool
 	// Workers is how many Pushes there will be, for the progress; 0: unknown.
 	Workers int
-	// Stall is how long a worker may take or answer no byte before its transfer
-	// is given up and tried again; 0 means 10 min.
+	// Stall limits how long a worker may neither take nor answer a byte; after that the
+	// transfer is cancelled and tried again. 0 means 10 min.
 	Stall time.Duration
 	// TempDir is where packed files are spooled; "" means os.TempDir().
 	TempDir string
 	// Store limits the content store of the workers.
 	Store StoreLimits
-	// Cache is a directory, made if need be, in which Scan remembers the hashes
-	// of files that have not changed since; "" remembers nothing.
+	// Cache is a directory in which Scan remembers the hashes of unchanged files. Scan
+	// creates it when it is missing; "" remembers nothing.
 	Cache string
 	// ReadOnly writes nothing on this machine: Cache is only read.
 	ReadOnly bool
-	// Now is the clock of the progress events and of what is remembered; nil
-	// means time.Now.
+	// Now is the clock for progress events and for the remembered hashes; nil means
+	// time.Now.
 	Now func() time.Time
 	// Relay says whether workers pass contents on; "" means RelayAuto.
 	Relay Relay
-	// RelayFanout is how many workers get contents from here when they are
-	// passed on; 0 means one of each slice.
+	// RelayFanout is how many workers get contents from this machine when workers pass
+	// contents on; 0 means one of each slice.
 	RelayFanout int
-	// HopLimit is how long a worker may take, once the first one of its tree has
-	// everything, to get it as well; 0 means 30 s and 1 s for each 4 MB.
+	// HopLimit limits how long a worker may need to get everything once the first worker
+	// of its tree has everything; 0 means 30 s plus 1 s for each 4 MB.
 	HopLimit time.Duration
 }
 
 // Relay says when workers pass contents on to each other.
 type Relay string
 
-// RelayAuto passes contents on when that keeps relayFrom bytes or more off the
-// runner's link. Fewer are faster sent than a login on every worker takes.
+// RelayAuto lets workers pass contents on when that keeps relayFrom bytes or more off the
+// runner's link. Sending fewer bytes directly is faster than logging in on every worker.
 const (
 	RelayAuto Relay = "auto"
 	RelayOn   Relay = "on"
@@ -106,10 +106,10 @@ const relayFrom = 32 << 20
 type StoreLimits struct {
 	MaxAge   time.Duration // since its last use, which is noted once a day; 0 means 30 days
 	MaxBytes int64         // 0 means 20 GB
-	Keep     time.Duration // what was used within this time is never dropped; 0 means 1 h
+	Keep     time.Duration // contents used within this time are never dropped; 0 means 1 h
 }
 
-// Kind is what an Entry is.
+// Kind is the type of an Entry.
 type Kind byte
 
 // The kinds of entries.
@@ -129,12 +129,12 @@ type Entry struct {
 	Target string      // of a Symlink
 }
 
-// A Skip is what is not sent, and why.
+// A Skip is something that is not sent, and why.
 type Skip struct {
 	Path  string // ends with a slash for a directory
 	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
 	Files int    // files in a directory; 0 for everything else
-	// Odd is true for what no pattern asked to leave out.
+	// Odd is true when no pattern asked to leave it out.
 	Odd bool
 }
 
@@ -161,8 +161,8 @@ type Tree struct {
 type Report struct {
 	SentFiles int    // contents sent
 	SentBytes int64  // compressed
-	Uploaded  int64  // bytes of the manifest, and of contents unless passed on, that left this machine for it
-	From      string // worker that passed the contents on; "" where they came from here
+	Uploaded  int64  // bytes of the manifest that left this machine for the worker, and of the contents unless another worker sent them
+	From      string // worker that passed the contents on; "" if they came from this machine
 	Reused    int    // files that the worker had already
 	Removed   int    // files of an earlier sync that were removed
 }
@@ -179,7 +179,7 @@ func (e *DirError) Error() string { return fmt.Sprintf("sync directory %q: %s", 
 // Hint says what to do about it.
 func (e *DirError) Hint() string { return e.hint }
 
-// A FileError is a file that should be sent and cannot.
+// A FileError is a file that should be sent but cannot be.
 type FileError struct {
 	Path string
 	Err  error
@@ -207,8 +207,8 @@ var (
 	ErrStalled = errors.New("no progress")
 )
 
-// InUseError says that a run of that name lives on a worker, or is about to start
-// there, with other files than these. They are as they were.
+// InUseError says that a run of that name is active on a worker, or about to start there,
+// with other files than these. The sync leaves those files unchanged.
 type InUseError struct {
 	Owner string // who started it; "" when that is not known
 }
@@ -226,8 +226,8 @@ func (e *InUseError) Hint() string {
 	return "multihost ps shows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// ForeignError says that the user has something at the run's place on a worker:
-// no sync made it. It is as it was.
+// ForeignError says that something that no sync made, so probably the user's, lies at the
+// run's place on a worker. The sync leaves it unchanged.
 type ForeignError struct {
 	Run    string
 	What   string // "directory" with something in it, "file", "link" to such a directory, "dangling" for another link

@@ -13,22 +13,22 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Manifests are kept beside the hashes by digest, so that a worker that tells
-// which one it has last had is sent what is different in the new one. Of 5000
+// The cache directory holds recent manifests beside the hashes, by digest. A worker tells
+// which manifest it had last, and we send only the differences to the new one. For 5000
 // files that is a hundred bytes in place of 200 kB.
 
 // mostManifests is how many are kept.
 const mostManifests = 32
 
-// mostPieces bounds how many pieces a manifest is put together from; beyond
-// that it is sent whole.
+// mostPieces limits the pieces from which a manifest is put together; with more pieces it
+// is sent whole.
 const mostPieces = 256
 
 func (t *Tree) manifestFile(digest string) string {
 	return filepath.Join(t.opts.Cache, digest+".manifest")
 }
 
-// keepManifest remembers the manifest for later runs.
+// keepManifest stores the manifest for later runs.
 func (t *Tree) keepManifest() error {
 	if t.opts.Cache == "" || t.opts.ReadOnly {
 		return nil
@@ -46,25 +46,27 @@ func (t *Tree) keepManifest() error {
 	return dropOldest(t.opts.Cache, "*.manifest", mostManifests)
 }
 
-// A recipe is how a worker makes the manifest: each piece is the length of new
-// bytes, or "offset+length" of its old manifest. Without pieces all is new.
+// A recipe tells a worker how to make the manifest: each piece is the length of new
+// bytes, or "offset+length" of its old manifest. A recipe without pieces has the whole
+// manifest as new bytes.
 type recipe struct {
 	pieces []string
 	fresh  []byte
 	packed []byte // fresh, as it travels
 }
 
-// recipes are those that were asked for, by the digest of the old manifest: of
-// thousands of workers nearly all have had the same one.
+// recipes caches the recipes by the digest of the old manifest: nearly all of thousands
+// of workers had the same manifest last.
 type recipes struct {
 	mu    sync.Mutex
 	known map[string]recipe
 }
 
-// mostRecipes is more than a fleet has that was used by one person.
+// mostRecipes is more than the different manifests that one person's workers have.
 const mostRecipes = 16
 
-// recipeFrom is the way from the manifest with that digest, if we know it.
+// recipeFrom returns the recipe from the manifest with that digest, or a whole one if we
+// do not have that manifest.
 func (t *Tree) recipeFrom(digest string) recipe {
 	t.recipes.mu.Lock()
 	defer t.recipes.mu.Unlock()
@@ -103,7 +105,7 @@ func (t *Tree) newRecipe(digest string) recipe {
 		offset += n
 	}
 	var r recipe
-	from, to, fresh := 0, 0, 0 // the piece that is being made: of the old one, or new
+	from, to, fresh := 0, 0, 0 // the piece in progress: a range of the old manifest, or a number of new bytes
 	flush := func() {
 		if to > from {
 			r.pieces = append(r.pieces, strconv.Itoa(from)+"+"+strconv.Itoa(to-from))
@@ -138,7 +140,7 @@ func (t *Tree) newRecipe(digest string) recipe {
 	return r
 }
 
-// entryLength is how long the first entry of a manifest is: six fields.
+// entryLength returns the length of the first entry of a manifest, which has six fields.
 func entryLength(manifest []byte) int {
 	n := 0
 	for range 6 {

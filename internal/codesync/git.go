@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// A listing is what git would take of a directory.
+// A listing is the files of a directory that git tracks or would add.
 type listing struct {
 	files map[string]bool // tracked, or untracked and not ignored
 	dirs  map[string]bool // directories on the way to them
@@ -41,8 +41,8 @@ func workTree(dir string) string {
 	}
 }
 
-// listGit asks git for the files of dir. It returns nil where dir is in no
-// work tree, or is itself ignored by the work tree around it.
+// listGit asks git for the files of dir. It returns nil if dir is in no work tree, or if
+// the work tree around it ignores dir itself.
 func (s *scanner) listGit(ctx context.Context, dir string) (*listing, error) {
 	inside, err := s.runGit(ctx, dir, "rev-parse", "--is-inside-work-tree")
 	if err != nil {
@@ -61,9 +61,8 @@ func (s *scanner) listGit(ctx context.Context, dir string) (*listing, error) {
 	return l, nil
 }
 
-// addRepository adds the files of the repository at dir/prefix, then those of
-// its submodules and of other repositories inside it, which git itself lists
-// as one entry each.
+// addRepository adds the files of the repository at dir/prefix, then those of its
+// submodules and of other repositories inside it. Git lists each of these as one entry.
 func (s *scanner) addRepository(ctx context.Context, l *listing, dir, prefix string) error {
 	here := filepath.Join(dir, filepath.FromSlash(prefix))
 	names, err := s.runGit(ctx, here, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -107,9 +106,9 @@ func (s *scanner) gitIgnores(ctx context.Context, dir, name string) bool {
 	return err == nil
 }
 
-// runGit runs git in dir for the repository that dir is in, whatever
-// repository a hook that multihost was started from works on. Nothing that the
-// repository configures is executed.
+// runGit runs git in dir for the repository that dir is in. It drops the GIT_ variables
+// that a hook sets, so multihost may be started from a hook of another repository. It
+// executes nothing that the repository configures.
 func (s *scanner) runGit(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, s.git, append([]string{"-C", dir, "-c", "core.fsmonitor=false"}, args...)...)
 	for _, variable := range cmd.Environ() {
@@ -148,8 +147,9 @@ func (e *gitError) Unwrap() error { return e.err }
 
 func (e *gitError) Hint() string { return "what git says above, or send everything with --no-ignore" }
 
-// gitRules are the rules that git would apply in dir, for a machine without
-// git: info/exclude and the .gitignore files from the top down to above dir.
+// gitRules returns the rules that git would apply in dir, for a machine without git:
+// info/exclude, and the .gitignore files of the directories from top down to the parent
+// of dir.
 func gitRules(top, dir string) ([]ignoreFile, error) {
 	below, err := filepath.Rel(top, dir)
 	if err != nil {
@@ -164,8 +164,8 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	if below == "." {
 		return []ignoreFile{{rules: rules}}, nil
 	}
-	// Rules above dir see paths that begin outside it, so they are matched
-	// with the way from there in front.
+	// Rules above dir match paths that begin outside dir. So ignored puts the path from
+	// there to dir in front.
 	var files []ignoreFile
 	files = append(files, ignoreFile{rules: rules, above: below + "/"})
 	parts := strings.Split(below, "/")
@@ -179,14 +179,15 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	return files, nil
 }
 
-// readIfThere reads a regular file; one that is not there is empty.
+// readIfThere reads a regular file; a missing one counts as empty.
 func readIfThere(name string) ([]byte, error) {
 	info, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
 	}
 	if err != nil {
-		// A parent that is no directory, as .git of a submodule, is not there either.
+		// A parent that is not a directory, such as the .git file of a submodule, also
+		// means a missing file.
 		if parent, perr := os.Stat(filepath.Dir(name)); perr != nil || !parent.IsDir() {
 			return nil, nil
 		}

@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// A hashCache spares the reading of files that have not changed since an earlier
-// Scan of the same directory: one file for each directory, below Options.Cache.
+// A hashCache saves Scan from reading files that have not changed since an earlier Scan
+// of the same directory. Each directory has one file below Options.Cache.
 //
-// A file is taken for unchanged when size, time of modification, time of change
-// and inode are the same. The time of change is what makes that safe: nobody can
-// set it back. What is left is a file that changes twice within one tick of the
-// file system's clock, before and after it was read; so a file that had changed
-// within settleTime before the reading is not remembered, and is read again the
-// next time. The same holds for one whose times lie in the future.
+// A file counts as unchanged when size, time of modification, time of change and inode
+// are the same. The time of change makes that safe: nobody can set it back. One case
+// remains: a file that changes twice within one tick of the file system's clock, before
+// and after it was read. So the cache does not remember a file that changed within
+// settleTime before it was read, or whose times lie in the future; the next Scan reads it
+// again.
 type hashCache struct {
-	path    string // "" keeps nothing
+	path    string // "": nothing is stored
 	old     map[string]cachedHash
 	now     map[string]cachedHash
 	changed bool
 }
 
 const (
-	// settleTime is more than the tick of any file system (2 s on FAT), and
-	// leaves room for the clock of a file server.
+	// settleTime is more than the tick of any file system (2 s on FAT), and allows for a
+	// file server whose clock differs.
 	settleTime = 10 * time.Second
-	// mostCaches is how many directories are remembered.
+	// mostCaches is how many directories the cache remembers.
 	mostCaches = 32
 )
 
@@ -42,8 +42,7 @@ type cachedHash struct {
 	Hash         string
 }
 
-// openHashes reads what is known of a directory. What cannot be read is not
-// known.
+// openHashes reads the cache of a directory. An unreadable cache counts as empty.
 func openHashes(dir, root string) *hashCache {
 	c := &hashCache{old: map[string]cachedHash{}, now: map[string]cachedHash{}}
 	if dir == "" {
@@ -62,8 +61,8 @@ func openHashes(dir, root string) *hashCache {
 	return c
 }
 
-// state is what tells a file from a changed one; false where the system does not
-// say.
+// state returns the values that change when a file changes; false if the system does not
+// provide them.
 func state(info fs.FileInfo) (cachedHash, bool) {
 	inode, changed, ok := identity(info)
 	return cachedHash{Size: info.Size(), Inode: inode, ModNS: info.ModTime().UnixNano(), ChgNS: changed}, ok
@@ -80,8 +79,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep notes the hash of a file that was found in that state at a time before it
-// was read. It must not be called by several goroutines.
+// keep remembers the hash of a file whose state info was taken at begun, before the file
+// was read. It is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {
@@ -96,7 +95,7 @@ func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	c.changed = c.changed || c.old[name] != s
 }
 
-// save writes what this Scan has found in place of what was known.
+// save replaces the stored hashes with those of this Scan.
 func (c *hashCache) save() error {
 	if c.path == "" || !c.changed && len(c.now) == len(c.old) {
 		return nil
@@ -108,13 +107,13 @@ func (c *hashCache) save() error {
 	return dropOldest(filepath.Dir(c.path), "*.hashes", mostCaches)
 }
 
-// replaceFile writes a file, in a directory that is made if need be, so that it is
-// at every moment the old or the new one.
+// replaceFile writes a file atomically: at every moment it is the old one or the new one.
+// It creates the directory when it is missing.
 func replaceFile(path string, write func(*os.File) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600: names are nobody's business
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600: the names in it are private
 	if err != nil {
 		return err
 	}
@@ -126,12 +125,12 @@ func replaceFile(path string, write func(*os.File) error) error {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(tmp.Name()) // the first error tells
+		_ = os.Remove(tmp.Name()) // the caller gets the first error
 	}
 	return err
 }
 
-// dropOldest keeps the files that were used last.
+// dropOldest removes all but the most recently used files.
 func dropOldest(dir, pattern string, most int) error {
 	names, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil || len(names) <= most {

@@ -15,7 +15,7 @@ type rule struct {
 	pattern  string
 	negated  bool
 	dirOnly  bool
-	anchored bool // matched against the path below the file, else against the name
+	anchored bool // matched against the path below the file's directory; otherwise against the name
 }
 
 // parseRules reads the text of an ignore file.
@@ -65,8 +65,8 @@ func trimSpaces(line string) string {
 	return line[:end]
 }
 
-// match reports whether the rule holds for path, relative to the directory of
-// its file.
+// match reports whether the rule matches path, which is relative to the directory of the
+// rule's file.
 func (r rule) match(path string, isDir bool) bool {
 	if r.dirOnly && !isDir {
 		return false
@@ -74,8 +74,8 @@ func (r rule) match(path string, isDir bool) bool {
 	if !r.anchored {
 		return wildmatch(r.pattern, path[strings.LastIndexByte(path, '/')+1:], false)
 	}
-	// git compares what comes before the first special character by itself, so
-	// that two stars right behind it count as if they began the pattern.
+	// git compares the part before the first special character separately, so two stars
+	// right after it count as if they began the pattern.
 	literal := strings.IndexAny(r.pattern, `*?[\`)
 	if literal < 0 {
 		return r.pattern == path
@@ -89,12 +89,12 @@ func (r rule) match(path string, isDir bool) bool {
 // An ignoreFile is the rules of one directory.
 type ignoreFile struct {
 	base  string // directory with a trailing slash, or "" for the top
-	above string // for a file above the top: the way from it to the top, with a trailing slash
+	above string // for a file above the top: the path from its directory to the top, with a trailing slash
 	rules []rule
 }
 
-// ignored reports what files, outermost first, say about path: the last rule
-// that matches wins.
+// ignored reports whether files, outermost first, exclude path: the last rule that
+// matches wins.
 func ignored(files []ignoreFile, path string, isDir bool) bool {
 	for i := len(files) - 1; i >= 0; i-- {
 		below := files[i].above + strings.TrimPrefix(path, files[i].base)
@@ -108,15 +108,15 @@ func ignored(files []ignoreFile, path string, isDir bool) bool {
 	return false
 }
 
-// wildmatch reports whether the whole text matches the glob pattern. With
-// paths, a slash is matched only by a slash and by ** between slashes.
+// wildmatch reports whether the whole text matches the glob pattern. With paths, only a
+// slash, or ** between slashes, matches a slash.
 func wildmatch(pattern, text string, paths bool) bool {
 	m := matcher{pattern: pattern, text: text, paths: paths}
 	return m.match(0, 0)
 }
 
-// A matcher remembers the pairs of positions that failed, so that patterns
-// with many stars take no exponential time.
+// A matcher remembers the pairs of positions that failed, so that patterns with many
+// stars do not take exponential time.
 type matcher struct {
 	pattern, text string
 	paths         bool
@@ -207,7 +207,7 @@ func (m *matcher) matchClass(p int, c byte) (next int, ok bool) {
 		p++
 	}
 	matched := false
-	var low byte // what a range may begin with; 0: nothing
+	var low byte // the lower end of a possible range; 0: none
 	for first := true; ; first = false {
 		if p >= len(s) {
 			return 0, false

@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// readFlags open a file without waiting for what it may have become, a FIFO or
-// a link.
+// readFlags open a file without waiting if it has become a FIFO, and fail if it has
+// become a link.
 const readFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOFOLLOW
 
-// identity is the inode of a file and its time of change, in nanoseconds.
+// identity returns the inode of a file and its time of change in nanoseconds.
 func identity(info fs.FileInfo) (inode uint64, changed int64, ok bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -21,5 +21,5 @@ func identity(info fs.FileInfo) (inode uint64, changed int64, ok bool) {
 	return st.Ino, changeTime(st), true
 }
 
-// permissions are the mode that a file has on the workers.
+// permissions returns the mode that the file gets on the workers.
 func permissions(info fs.FileInfo) fs.FileMode { return info.Mode().Perm() }

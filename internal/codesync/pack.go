@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// spoolMemory is how much of a packed set is kept in memory before it goes
-	// to a file. Few sets are alive at a time, see idlePacks.
+	// spoolMemory is how much of a packed set is kept in memory before it goes to a file.
+	// Only a few sets exist at a time, see idlePacks.
 	spoolMemory = 8 << 20
-	// idlePacks is how many packed sets are kept while nobody sends them:
-	// workers with the same contents ask for the same set one after another.
+	// idlePacks is how many packed sets are kept while nobody sends them: workers that
+	// lack the same contents need the same set one after another.
 	idlePacks = 4
 )
 
@@ -47,7 +47,7 @@ type pack struct {
 	users int // guarded by packs.mu
 }
 
-// form is what the worker script calls it.
+// form returns the worker script's name for the format.
 func (p *pack) form() string {
 	if p.plain {
 		return "plain"
@@ -55,7 +55,7 @@ func (p *pack) form() string {
 	return "gzip"
 }
 
-// acquire returns the pack of hashes, which must be released.
+// acquire returns the pack of hashes; the caller must call the returned release function.
 func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), error) {
 	sum := sha256.Sum256([]byte(strings.Join(hashes, "\n")))
 	key := hex.EncodeToString(sum[:])
@@ -81,8 +81,8 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// The worker that was making it may have been given up; that is no
-		// reason for the others.
+		// The worker for which it was packed may have been given up; that does not
+		// concern the others.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
 		}
@@ -109,7 +109,7 @@ func (ps *packs) enter(key string) (p *pack, mine bool) {
 	return p, mine
 }
 
-// forget takes a pack that failed out of the way of those who come later.
+// forget removes a failed pack, so that later callers pack again.
 func (ps *packs) forget(key string, p *pack) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -136,7 +136,7 @@ func (ps *packs) leave(key string, p *pack) {
 	}
 }
 
-// Close frees the packed files. No Push may be under way or follow.
+// Close frees the packed files. No Push may be running or follow.
 func (t *Tree) Close() error {
 	t.packs.mu.Lock()
 	defer t.packs.mu.Unlock()
@@ -151,9 +151,9 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
-// worthUnpacking is how much of a set must be saved for it to travel compressed:
-// gzip takes a worker 10 ms a MB, nearly half of all that receiving costs it,
-// and a slice has many.
+// worthUnpacking is the share of a set that gzip must save for the set to be sent
+// compressed: decompressing takes a worker 10 ms a MB, nearly half of its whole cost of
+// receiving, and a slice has many workers.
 const worthUnpacking = 0.1
 
 // pack writes the contents into a spool, named by their hashes.
@@ -170,16 +170,16 @@ func (t *Tree) pack(ctx context.Context, hashes []string) (_ *spool, plain bool,
 	return s, plain, nil
 }
 
-// Samples of a set: as many, evenly spread over its bytes, of that size.
+// The number and size of samples; they are spread evenly over the bytes of a set.
 const (
 	samples    = 64
 	sampleSize = 16 << 10
 )
 
-// shrinks reports whether it is worth compressing the contents, judged by
-// samples: compressing all of it takes longer than sending it over a fast link.
-// What is no larger than the samples is compressed, and so is what cannot be
-// read, for whoever reads all of it to complain.
+// shrinks reports whether it is worth compressing the contents. It judges by samples,
+// since compressing everything takes longer than sending it over a fast link. It returns
+// true for a set no larger than the samples, and for one with an unreadable file: the
+// caller reads everything and reports the error.
 func (t *Tree) shrinks(hashes []string) bool {
 	var size int64
 	for _, h := range hashes {
@@ -190,7 +190,7 @@ func (t *Tree) shrinks(hashes []string) bool {
 	}
 	var packed countingWriter
 	z, _ := gzip.NewWriterLevel(&packed, gzip.BestSpeed) // the level is known
-	var read, begin, next int64                          // begin is where the content lies in the set
+	var read, begin, next int64                          // begin is the offset of the content in the set
 	buf := make([]byte, sampleSize)
 	for _, h := range hashes {
 		e := t.byHash[h]
@@ -208,7 +208,7 @@ func (t *Tree) shrinks(hashes []string) bool {
 	return float64(packed) < (1-worthUnpacking)*float64(read)
 }
 
-// sample reads from offset of a file, up to its end or that of buf.
+// sample reads buf from offset of a file; it reads less where the file ends earlier.
 func (t *Tree) sample(e Entry, buf []byte, offset int64) (int, error) {
 	f, err := openRegular(filepath.Join(t.dir, e.Path))
 	if err != nil {
@@ -232,8 +232,8 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 
 func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
 	if !plain {
-		// The link to the workers is the bottleneck only when it is slow, and then
-		// the fastest level already gains most: program text shrinks to a quarter.
+		// The link to the workers is the bottleneck only when it is slow. The fastest
+		// level already gains most then: program text shrinks to a quarter.
 		z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 		if err != nil {
 			return err
@@ -262,8 +262,8 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, p
 	return nil
 }
 
-// addFile adds one file as it was scanned. A file that has only grown since
-// still has that content.
+// addFile adds one file with its scanned content. A file that has only grown since then
+// still has that content, so addFile accepts it.
 func (t *Tree) addFile(ctx context.Context, archive *tar.Writer, e Entry, header *tar.Header) error {
 	f, err := openRegular(filepath.Join(t.dir, e.Path))
 	if err != nil {
@@ -284,8 +284,8 @@ func (t *Tree) addFile(ctx context.Context, archive *tar.Writer, e Entry, header
 	return nil
 }
 
-// A spool keeps bytes in memory up to spoolMemory, then in a file without a
-// name, which the system removes even if we are killed.
+// A spool keeps bytes in memory up to spoolMemory, then in an unlinked file, which the
+// system removes even if we are killed.
 type spool struct {
 	dir  string
 	mem  bytes.Buffer
@@ -336,8 +336,8 @@ func (s *spool) Close() error {
 	return s.file.Close()
 }
 
-// Archive writes the whole tree as a gzipped tar archive, for workers that no
-// Push can reach. An error of a file that changed since the Scan is a *FileError.
+// Archive writes the whole tree as a gzipped tar archive, for workers that no Push can
+// reach. If a file changed since the Scan, the error is a *FileError.
 func (t *Tree) Archive(ctx context.Context, w io.Writer) error {
 	z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {

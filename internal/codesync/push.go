@@ -32,34 +32,34 @@ var (
 	unpackScript string
 )
 
-// Unpack is the script of workers that fetch their files by themselves. It refuses
-// what a Push would; see unpack.sh.
+// Unpack returns the script for workers that fetch their files by themselves. It refuses
+// the same directories as a Push; see unpack.sh.
 func Unpack() string { return placeScript + "\n" + unpackScript }
 
-// workerProgram is what all steps of a push run.
+// workerProgram is the program of all steps of a push.
 var workerProgram = sshfan.NewProgram("sync", placeScript, workerScript)
 
 const (
-	// pushTries is how often a worker's transfer is begun when the connection
-	// breaks or stalls. What arrived whole is not sent again.
+	// pushTries is how many times a worker's transfer is started when the connection
+	// breaks or stalls. Contents that arrived whole are not sent again.
 	pushTries = 3
-	// receiveRounds bounds the ask-and-send rounds of one try; the second is
-	// needed only when the store lost or spoilt a content meanwhile.
+	// receiveRounds limits the ask-and-send rounds of one try. A second round is needed
+	// only when the store lost or damaged a content meanwhile.
 	receiveRounds = 3
 	marker        = "multihost-sync 1 "
 )
 
 var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Push makes ~/run of one worker equal to the tree. Nothing but one short
-// question is sent when it is already. It is safe to call for many workers at
-// once; each set of missing files is packed once.
+// Push makes ~/run of one worker equal to the tree. When it already is, Push sends only
+// one short question. Push is safe to call for many workers at once; each set of missing
+// files is packed once.
 //
-// Errors: what the worker reports is a *WorkerError, a file that changed since
-// the Scan a *FileError, a transfer that does not move ErrStalled; everything
-// else is the Runner's. After an error ~/run may be incomplete, which the next
-// Push finds out. Where a run of that name lives, what it runs on is not changed:
-// *InUseError. Nor is what the user has at ~/run: *ForeignError.
+// Errors: a failure that the worker reports is a *WorkerError, a file that changed since
+// the Scan a *FileError, a stalled transfer ErrStalled; all others are the Runner's.
+// After an error ~/run may be incomplete, which the next Push detects. Push changes
+// nothing while a run of that name is active with other files (*InUseError), or where
+// ~/run holds something of the user's (*ForeignError).
 func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	if config.CheckRunName(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -68,8 +68,9 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push for a worker that has perhaps answered already what it lacks,
-// or whose earlier manifest is of no use: whole.
+// deliver is Push with a starting point: asked, if not nil, is what the worker already
+// answered that it lacks; with whole the manifest is sent in full, because the worker's
+// earlier one cannot be used.
 func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
@@ -97,7 +98,7 @@ func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer,
 	return rep, nil
 }
 
-// again reports whether a transfer that failed so may go well the next time.
+// again reports whether a transfer that failed with err may succeed the next time.
 func (t *Tree) again(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, sshfan.ErrConnectionLost) || errors.Is(err, sshfan.ErrProgramGone) || errors.Is(err, errBroken)
 }
@@ -109,12 +110,12 @@ func nameOf(r Runner) string {
 	return ""
 }
 
-// errBroken marks a transfer that ended early for the worker.
+// errBroken marks a transfer whose data ended early at the worker.
 var errBroken = errors.New("transfer broke off")
 
-// ask tells the worker what its directory shall be and returns what it lacks, or
-// that it lacks nothing. What it is told is what differs from the manifest that
-// it had last, unless whole.
+// ask tells the worker what its directory is to contain and returns what it lacks, if
+// anything. It sends only the differences to the manifest that the worker had last,
+// unless whole is set.
 func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole bool) (answer, error) {
 	ans, err := t.check(ctx, r, run, rep)
 	if err != nil || ans.word == "same" {
@@ -126,13 +127,13 @@ func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole
 	return t.plan(ctx, r, run, ans, rep)
 }
 
-// check asks whether the directory is as it shall be. It changes nothing.
+// check asks whether the directory is already equal to the tree. It changes nothing.
 func (t *Tree) check(ctx context.Context, r Runner, run string, rep *Report) (answer, error) {
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
 
-// plan has a worker that answered base to a check fill its directory, or say what
-// it lacks.
+// plan sends the manifest to a worker whose answer to check is ans. The worker then fills
+// its directory, or says what it lacks.
 func (t *Tree) plan(ctx context.Context, r Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.recipeFrom(ans.baseDigest)
 	base := ""
@@ -143,7 +144,8 @@ func (t *Tree) plan(ctx context.Context, r Runner, run string, ans answer, rep *
 	return t.exec(ctx, r, step{args: args, stdin: bytes.NewReader(way.packed), rep: rep})
 }
 
-// args are those of a step that fills the directory, from an archive of that form.
+// args returns the arguments of a step that fills the directory from an archive of that
+// form.
 func (t *Tree) args(step, run, form string) []string {
 	return []string{
 		step, run, t.Digest,
@@ -165,9 +167,9 @@ func yes(b bool) string {
 
 // A Forecast is what a Push would do to one worker.
 type Forecast struct {
-	Files   int   // that would be sent: contents that the worker does not have
-	Bytes   int64 // of them, as they are here
-	Removed int   // files of an earlier sync that would be removed
+	Files   int   // contents to send, which the worker does not have
+	Bytes   int64 // their uncompressed size
+	Removed int   // files of an earlier sync to remove
 }
 
 // Foresee asks a worker what a Push to ~/run would do. It changes nothing there.
@@ -216,7 +218,7 @@ func (t *Tree) push(ctx context.Context, r Runner, run string, ans answer, rep *
 	return &WorkerError{"receive", fmt.Sprintf("%s missing after they were sent %d times", event.Count(len(ans.missing), "file"), receiveRounds)}
 }
 
-// filled completes the report of a worker that lacks nothing.
+// filled reports whether the worker lacks nothing, and then completes its report.
 func (t *Tree) filled(ans answer, rep *Report) bool {
 	switch ans.word {
 	case "same":
@@ -248,14 +250,14 @@ func (t *Tree) send(ctx context.Context, r Runner, missing []string, run string,
 
 func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Second), 10) }
 
-// An answer is what a step of the worker script said.
+// An answer is the answer of one step of the worker script.
 type answer struct {
 	word    string // same, differs, missing, filled, lacks
 	missing []string
 	relays  bool // the worker can fetch from others
-	removed int  // files of an earlier sync; to a look, those that would be
+	removed int  // files of an earlier sync that were removed; for look, that would be
 
-	base, baseDigest string // run that it had last, and the digest of its manifest
+	base, baseDigest string // run that was synced last, and the digest of its manifest
 }
 
 // A step is one run of the worker script.
@@ -264,11 +266,12 @@ type step struct {
 	stdin   io.Reader
 	rep     *Report
 	loginTo *sshfan.Conn // see sshfan.Cmd
-	patient bool         // somebody else sees to it that it ends
-	filled  func()       // told when the directory is complete, before the step ends
+	patient bool         // no stall limit: the caller ends the step
+	filled  func()       // called when the directory is complete, before the step ends
 }
 
-// exec runs one step of the worker script and gives up when nothing moves.
+// exec runs one step of the worker script and gives up when no byte moves for
+// Options.Stall.
 func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 	name := s.args[0]
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -327,8 +330,8 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 	return ans, err
 }
 
-// parseAnswer reads what the script said after its marker; what login scripts
-// print before it is for nobody.
+// parseAnswer parses the script's answer after its marker; it ignores what login scripts
+// print before.
 func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer, error) {
 	var ans answer
 	var words []string
@@ -424,14 +427,15 @@ func clip(text string) string {
 	return text
 }
 
-// errFlood ends a step whose output has no end.
+// errFlood ends a step whose output does not end.
 var errFlood = errors.New("the worker answers without end")
 
-// flood is how much more than what is kept a worker may print: tar complains
-// of each file.
+// flood is how much a worker may print beyond what is kept: tar prints one complaint for
+// each file.
 const flood = 4 << 20
 
-// An output keeps the first bytes of a stream, and ends one that is endless.
+// An output keeps the first bytes of a stream, and fails a write once the stream is too
+// long.
 type output struct {
 	keep  int
 	size  int
@@ -454,7 +458,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// counted tells how many bytes were taken from a reader.
+// counted reports how many bytes are read from a reader.
 type counted struct {
 	r     io.Reader
 	moved func(int)
@@ -466,7 +470,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progress is what all Pushes of a tree have done together.
+// progress is the total of all Pushes of a tree.
 type progress struct {
 	mu            sync.Mutex
 	started, done int
@@ -475,8 +479,8 @@ type progress struct {
 	shownDone     int
 }
 
-// report changes the progress and emits it, at most ten times a second except
-// when a worker is done.
+// report changes the progress and emits it, at most ten times a second except when a
+// worker is done.
 func (t *Tree) report(change func(*progress)) {
 	now := time.Now
 	if t.opts.Now != nil {

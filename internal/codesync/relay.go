@@ -23,21 +23,20 @@ import (
 // A Target is a worker that PushAll brings the tree to.
 type Target struct {
 	Conn  *sshfan.Conn
-	Slice int    // workers of one slice are near to each other
-	Addr  string // host:port at which the other workers reach it; "" where it is not known
+	Slice int    // workers of one slice are near each other
+	Addr  string // host:port at which the other workers reach it; "" if unknown
 }
 
-// PushAll is Push for all workers of a run at once. Contents that many of them
-// lack go from here to the first worker of each slice, or to
-// Options.RelayFanout of them, and from there in a tree from worker to worker,
-// each of which passes on what has arrived while more arrives.
+// PushAll is Push for all workers of a run at once. Contents that many of them lack go
+// from here to the first worker of each slice, or to Options.RelayFanout workers. From
+// there they travel in a tree from worker to worker; each worker passes contents on while
+// it receives more.
 //
-// A worker logs in to the one that it fetches from with sshfan.Cmd.LoginTo: it
-// gets no key, and accepts no other host key than the one that was verified from
-// here. What arrives is proven by its hash on every worker, whoever sent it, and
-// nothing is left behind, also when this process dies. A worker that cannot
-// fetch (no way between the workers, no agent forwarding, OpenSSH before 8.9, a
-// hop that takes too long) gets its files from here.
+// A worker logs in to its source with sshfan.Cmd.LoginTo: it gets no key, and it accepts
+// only the host key that was verified from here. Every worker checks the hash of each
+// content, whoever sent it. Nothing is left behind, even when this process dies. A worker
+// that cannot fetch (no route between the workers, no agent forwarding, OpenSSH before
+// 8.9, a hop that takes too long) gets its files from here.
 //
 // The results have the order of targets. Errors are those of Push.
 func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Report, []error) {
@@ -60,30 +59,31 @@ func (t *Tree) PushAll(ctx context.Context, targets []Target, run string) ([]Rep
 	return reports, errs
 }
 
-// A receiver is one worker on its way to the tree.
+// A receiver is one worker while PushAll serves it.
 type receiver struct {
 	Target
 	ans    answer
 	rep    Report
 	err    error
-	direct bool // it gets its files from here
-	done   bool // it has the tree, or its error is the last word
+	direct bool // it gets its files from this machine
+	done   bool // it has the tree, or its error is final
 
-	parent *receiver     // whom it fetches from; nil: from here
-	ended  chan struct{} // closed when it has everything, or has failed
-	whole  bool          // it has everything; to be read after ended
+	parent *receiver     // the worker it fetches from; nil: from this machine
+	ended  chan struct{} // closed when it has everything or has failed
+	whole  bool          // it has everything; read only after ended is closed
 }
 
-// relayWaves is how often workers are arranged in trees: a second time for those
-// whose hop was well and whose source failed.
+// relayWaves is how many times workers are arranged in trees. The second time is for
+// workers whose own hop worked but whose source failed.
 const relayWaves = 2
 
 func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 	todo := slices.Clone(all)
 	for wave := 0; len(todo) > 0; wave++ {
-		// All answers are waited for: where one has something of the user's at this
-		// place, nothing is made on the others; who lacks the same is known only
-		// then; and the command starts on none before all have their files anyway.
+		// Wait for all answers. If one worker has something of the user's at this place,
+		// nothing is made on the others. Only the complete answers show which workers
+		// lack the same contents. And the command starts on no worker before all have
+		// their files anyway.
 		each(todo, func(r *receiver) { t.look(ctx, r, run) })
 		if slices.ContainsFunc(todo, (*receiver).refused) {
 			return
@@ -132,8 +132,8 @@ func each(list []*receiver, f func(*receiver)) {
 	all.Wait()
 }
 
-// look asks one worker whether it has the tree. What goes wrong here and in tell is
-// left to deliver, which tries again.
+// look asks one worker whether it has the tree. deliver handles errors of look and tell:
+// it tries again.
 func (t *Tree) look(ctx context.Context, r *receiver, run string) {
 	if r.direct {
 		return
@@ -148,7 +148,8 @@ func (r *receiver) refused() bool {
 	return errors.As(r.err, &foreign)
 }
 
-// tell has one worker that was asked say what it lacks.
+// tell sends the manifest to one worker that look has asked; the worker says what it
+// lacks.
 func (t *Tree) tell(ctx context.Context, r *receiver, run string) {
 	if r.direct || r.err != nil {
 		return
@@ -166,19 +167,20 @@ func (r *receiver) finish(t *Tree) {
 	t.report(func(p *progress) { p.done++ })
 }
 
-// A tree is the workers that one upload reaches: members[0] gets it from here.
+// A tree is the workers that one upload reaches; members[0] gets it from this machine.
 type tree struct {
 	pack    *pack
 	release func()
 	members []*receiver
 }
 
-// branching is how many workers fetch from one: few enough for sshd, which
-// drops logins when ten are under way, and 64 workers are three hops deep.
+// branching is how many workers fetch from one. It is small because sshd drops logins
+// when ten are being authenticated; with 4, 64 workers are three hops deep.
 const branching = 4
 
-// arrange puts those that lack the same into trees, where that pays. Trees hold
-// their pack until they are passed.
+// arrange puts workers that lack the same contents into trees, where that pays; rest are
+// the others. Each tree holds its pack until pass releases it. No trees are made unless
+// again is set.
 func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
 	groups := map[string][]*receiver{}
 	for _, r := range todo {
@@ -217,7 +219,7 @@ func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees
 	return trees, rest, nil
 }
 
-// releaseAfter returns a function whose n-th call is release.
+// releaseAfter returns a function that calls release at its n-th call.
 func releaseAfter(n int, release func()) func() {
 	var mu sync.Mutex
 	return func() {
@@ -229,8 +231,8 @@ func releaseAfter(n int, release func()) func() {
 	}
 }
 
-// split cuts a group that is sorted by slice into the workers of each slice, or
-// into n parts of equal size.
+// split cuts a group that is sorted by slice into n parts of equal size, or into one part
+// for each slice if n is 0.
 func split(group []*receiver, n int) (parts [][]*receiver) {
 	if n <= 0 {
 		for from := 0; from < len(group); {
@@ -250,15 +252,15 @@ func split(group []*receiver, n int) (parts [][]*receiver) {
 	return parts
 }
 
-// pass brings the contents to all members of a tree. It returns when every one
-// of them has them or has failed; only then does anyone stop serving.
+// pass sends the contents to all members of a tree. It returns when each of them has
+// everything or has failed; until then no member stops serving.
 func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	defer tr.release()
 	size := tr.pack.data.size
 	t.report(func(p *progress) { p.total += size })
 	token := rand.Text()
 	transfer := []string{token, strconv.FormatInt(size, 10), sshfan.Bash(serveScript, token)}
-	over := make(chan struct{}) // everybody has been served
+	over := make(chan struct{}) // closed when no member needs a source any more
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()
 	for _, r := range tr.members {
@@ -294,7 +296,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 			steps.Go(func() {
 				err := t.watchHop(hop, r, tr.members[0], size)
 				if cause := context.Cause(ctx); cause != nil {
-					err = cause // of which the source may have heard before this hop
+					err = cause // the source may have noticed the end before this hop
 				}
 				cancel(err)
 			})
@@ -306,14 +308,14 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 		<-r.ended
 	}
 	close(over)
-	// Who has the contents need not answer any more: a dead connection must not
-	// hold up the rest.
+	// Workers that have the contents need not answer any more: a dead connection must not
+	// delay the rest.
 	defer time.AfterFunc(30*time.Second, cancelAll).Stop()
 	steps.Wait()
 }
 
-// watchHop returns when a hop is over, or why it is to be given up: its source
-// has failed, or it takes too long after all has left this machine.
+// watchHop returns nil when a hop is over, or the reason to give it up: its source has
+// failed, or it takes too long after the first worker of the tree has everything.
 func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) error {
 	limit := cmp.Or(t.opts.HopLimit, 30*time.Second+time.Duration(size/4e6)*time.Second)
 	var late <-chan time.Time
@@ -321,7 +323,7 @@ func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) erro
 	for {
 		select {
 		case <-r.ended:
-			<-ctx.Done() // it serves others, until its step ends by itself
+			<-ctx.Done() // it serves others until its step ends
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -340,7 +342,7 @@ func (t *Tree) watchHop(ctx context.Context, r, root *receiver, size int64) erro
 	}
 }
 
-// untilClosed is an input without bytes that ends with a channel or context.
+// untilClosed is an empty input that ends when over is closed or ctx ends.
 type untilClosed struct {
 	ctx  context.Context
 	over <-chan struct{}
@@ -354,9 +356,9 @@ func (u untilClosed) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// judge tells who of a tree is done, and how the others get their files: from
-// here those whose own hop failed; once more by a tree those whose source did,
-// provided that hops work at all.
+// judge marks the members of a tree that are done and decides how the others get their
+// files: from this machine if their own hop failed or no hop of the tree worked, and by
+// another tree if only their source failed.
 func (t *Tree) judge(tr *tree) {
 	hops := 0
 	for _, r := range tr.members[1:] {
@@ -370,7 +372,7 @@ func (t *Tree) judge(tr *tree) {
 		var said *WorkerError
 		switch {
 		case r.whole:
-			// Also when the connection broke afterwards: the answer counts.
+			// This holds even if the connection broke afterwards: the answer counts.
 			r.rep.SentFiles, r.rep.SentBytes = tr.pack.files, tr.pack.data.size
 			if r.parent != nil {
 				r.rep.From = r.parent.Conn.Name()
@@ -379,12 +381,12 @@ func (t *Tree) judge(tr *tree) {
 			r.finish(t)
 			continue
 		case errors.As(r.err, &said) && !errors.Is(r.err, errBroken), r.refused():
-			r.done = true // a full disk is full whoever sends
+			r.done = true // a full disk stays full whoever sends
 			continue
 		}
 		r.direct = r.parent == nil || r.parent.whole || hops == 0
 		if why == nil {
-			why = r.err // members are in the order in which they depend on each other
+			why = r.err // members come after the members they depend on
 		}
 		failed = append(failed, r.Conn.Name())
 	}

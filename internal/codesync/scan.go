@@ -25,23 +25,23 @@ import (
 )
 
 const (
-	// bigTree is the size from which the largest files are named.
+	// bigTree is the size above which the largest files are named.
 	bigTree = 100 << 20
-	// countLimit bounds how many files of a skipped directory are counted.
+	// countLimit limits how many files of a skipped directory are counted.
 	countLimit = 100_000
-	// readTries is how often a file is read that changes meanwhile.
+	// readTries is how many times a file that changes while it is read is read.
 	readTries = 3
 )
 
-// Scan lists and hashes what of o.Dir is to be sent: in a git work tree what
-// git would take (tracked files, and untracked ones that are not ignored;
-// submodules and repositories inside included), elsewhere everything; never
-// .git, and nothing that an IgnoreFile names.
+// Scan lists and hashes the files of o.Dir to send. In a git work tree these are the
+// tracked files and the untracked ones that are not ignored, including those of
+// submodules and of repositories inside; elsewhere they are all files. Scan never sends
+// .git, nor what an IgnoreFile names.
 //
-// Symbolic links are sent as links, unless they lead out of the directory.
-// These, sockets, FIFOs and devices are skipped and listed in Tree.Skipped; they are
-// never opened. A file that cannot be read, or changes each time it is read,
-// is a *FileError. What will be sent and what not is emitted as Notes.
+// Scan sends symbolic links as links, unless they lead out of the directory. It skips
+// those, sockets, FIFOs and devices, lists them in Tree.Skipped and never opens them. A
+// file that cannot be read, or that changes each time it is read, is a *FileError. Scan
+// emits Notes about what will be sent and what will not.
 func Scan(ctx context.Context, o Options) (*Tree, error) {
 	git, err := exec.LookPath("git")
 	if err != nil {
@@ -51,14 +51,14 @@ func Scan(ctx context.Context, o Options) (*Tree, error) {
 	return s.scan(ctx)
 }
 
-// A scanner is one Scan.
+// A scanner holds the state of one Scan.
 type scanner struct {
 	opts  Options
-	git   string // path of git, or "" where it is not installed
+	git   string // path of git; "" if it is not installed
 	open  func(name string) (*os.File, error)
 	root  string
 	list  *listing
-	names []string // names of the ignore files that count
+	names []string // names of the ignore files in use
 	tree  *Tree
 	notes []event.Note
 }
@@ -93,7 +93,7 @@ func (s *scanner) scan(ctx context.Context) (*Tree, error) {
 	return s.tree, nil
 }
 
-// findRoot checks the directory and returns it with links resolved.
+// findRoot checks the directory and returns its path with links resolved.
 func (s *scanner) findRoot() (string, error) {
 	dir := s.opts.Dir
 	abs, err := filepath.Abs(dir)
@@ -137,8 +137,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// chooseRules decides who says what is taken: git, ignore files, or nobody.
-// It returns the rules that come from above the directory.
+// chooseRules decides what selects the files: git, ignore files, or nothing. It returns
+// the rules that come from above the directory.
 func (s *scanner) chooseRules(ctx context.Context) ([][]ignoreFile, error) {
 	if s.opts.NoIgnore {
 		return nil, nil
@@ -178,8 +178,8 @@ func (s *scanner) note(level event.Level, text, hint string) {
 	s.notes = append(s.notes, event.Note{Level: level, Text: text, Hint: hint})
 }
 
-// walk adds what is taken below dir. rules[i] are the files named names[i] in
-// the directories above.
+// walk adds the entries to send below dir. rules[i] are the files named names[i] in the
+// directories above.
 func (s *scanner) walk(ctx context.Context, dir string, rules [][]ignoreFile) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -250,7 +250,7 @@ func (s *scanner) visit(ctx context.Context, name string, entry fs.DirEntry, rul
 
 func (s *scanner) visitDir(ctx context.Context, name string, info fs.FileInfo, rules [][]ignoreFile) error {
 	if s.list != nil && !s.list.dirs[name] {
-		// Nothing in it is wanted, or git could not look into it.
+		// Either no file in it is wanted, or git could not read it.
 		if _, err := os.ReadDir(filepath.Join(s.root, name)); err != nil && !errors.Is(err, fs.ErrNotExist) &&
 			!s.gitIgnores(ctx, s.root, name) {
 			return &FileError{name + "/", cause(err)}
@@ -276,9 +276,9 @@ func (s *scanner) visitLink(name string) error {
 	return nil
 }
 
-// leadsOut reports whether the target of the link at name is outside of the
-// directory as far as its text says. An absolute target means another file on
-// the worker, even when it is inside here.
+// leadsOut reports whether the text of the target of the link at name leads out of the
+// directory. An absolute target does, even if it is inside the directory here: on the
+// worker it means another file.
 func leadsOut(name, target string) bool {
 	if path.IsAbs(target) || filepath.IsAbs(target) {
 		return true
@@ -287,7 +287,8 @@ func leadsOut(name, target string) bool {
 	return to == ".." || strings.HasPrefix(to, "../")
 }
 
-// oddType names what is no file, directory or link.
+// oddType names the type of anything that is not a file, directory or link, and returns
+// "" for these.
 func oddType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
@@ -302,7 +303,7 @@ func oddType(mode fs.FileMode) string {
 	return ""
 }
 
-// skip records that a pattern left out name. An empty directory is not worth a word.
+// skip records that a pattern excluded name. It ignores directories without files.
 func (s *scanner) skip(name, why string, info fs.FileInfo) {
 	skip := Skip{Path: name, Why: why}
 	if info.IsDir() {
@@ -315,10 +316,10 @@ func (s *scanner) skip(name, why string, info fs.FileInfo) {
 	s.tree.Skipped = append(s.tree.Skipped, skip)
 }
 
-// countFiles counts what is no directory below dir, up to countLimit.
+// countFiles counts everything but directories below dir, up to countLimit.
 func countFiles(dir string) int {
 	n := 0
-	// What cannot be read is not sent anyway, so it is merely not counted.
+	// Unreadable directories are not sent anyway, so they are not counted.
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			n++
@@ -331,8 +332,8 @@ func countFiles(dir string) int {
 	return n
 }
 
-// hashAll reads all files that are not known to be unchanged. Files that were deleted since the walk are dropped,
-// as if the walk had come later.
+// hashAll hashes all files that are not known to be unchanged. It drops files that were
+// deleted since the walk, as if the walk had come later.
 func (s *scanner) hashAll(ctx context.Context) error {
 	now := time.Now
 	if s.opts.Now != nil {
@@ -345,7 +346,7 @@ func (s *scanner) hashAll(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(min(8, runtime.GOMAXPROCS(0)))
 	entries := s.tree.Entries
-	found := make([]fs.FileInfo, len(entries)) // before the reading
+	found := make([]fs.FileInfo, len(entries)) // their states before they were read
 	begun := make([]time.Time, len(entries))
 	for i := range entries {
 		if entries[i].Kind != File {
@@ -385,7 +386,7 @@ func (s *scanner) hashAll(ctx context.Context) error {
 	return nil
 }
 
-// hashFile reads the file until one reading saw it unchanged.
+// hashFile reads the file until one reading finds it unchanged.
 func (s *scanner) hashFile(ctx context.Context, name string) (sum string, size int64, err error) {
 	for range readTries {
 		if ctx.Err() != nil {
@@ -411,8 +412,8 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 		return "", 0, false, &FileError{name, cause(err)}
 	}
 	h := sha256.New()
-	// One byte more than expected tells a growing file from a stable one
-	// without following it for ever.
+	// Reading one byte more than expected detects a growing file without reading it
+	// forever.
 	n, err := io.Copy(h, &reader{ctx: ctx, r: io.LimitReader(f, before.Size()+1)})
 	if err != nil {
 		return "", 0, false, &FileError{name, cause(err)}
@@ -425,8 +426,8 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 	return hexSum(h), n, stable, nil
 }
 
-// openRegular opens a regular file without waiting for whatever else it may
-// have become since it was listed.
+// openRegular opens a regular file. It does not block if the name has become something
+// else since it was listed.
 func openRegular(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, readFlags, 0)
 	if err != nil {
@@ -443,7 +444,7 @@ func openRegular(name string) (*os.File, error) {
 	return f, nil
 }
 
-// A reader ends with the context.
+// A reader fails when its context ends.
 type reader struct {
 	ctx context.Context
 	r   io.Reader
@@ -456,7 +457,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// cause is err without the path that the caller names better.
+// cause strips the path from err; the caller names the file better.
 func cause(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -467,7 +468,7 @@ func cause(err error) error {
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// finish computes what follows from the entries.
+// finish computes the fields that follow from the entries.
 func (t *Tree) finish() {
 	slices.SortFunc(t.Entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(t.Skipped, func(a, b Skip) int { return strings.Compare(a.Path, b.Path) })
@@ -488,7 +489,7 @@ func (t *Tree) finish() {
 	t.Digest = hex.EncodeToString(sum[:])
 }
 
-// encode writes the manifest: six fields of each entry, each ended by NUL.
+// encode returns the manifest: six fields of each entry, each ended by NUL.
 func encode(entries []Entry) []byte {
 	var b []byte
 	for _, e := range entries {
@@ -503,10 +504,10 @@ func encode(entries []Entry) []byte {
 	return b
 }
 
-// Dir is the directory that was scanned, links resolved.
+// Dir returns the scanned directory with links resolved.
 func (t *Tree) Dir() string { return t.dir }
 
-// describe says what will be sent and what not.
+// describe returns notes about what will be sent and what will not.
 func (t *Tree) describe() []event.Note {
 	what := fmt.Sprintf("sync %q: %s, %s", t.dir, event.Count(t.Count, "file"), event.Bytes(t.Bytes))
 	notes := []event.Note{{Level: event.Info, Text: what}}
@@ -549,7 +550,7 @@ func (s Skip) String() string {
 	return fmt.Sprintf("%s (%s)", printable(s.Path), s.Why)
 }
 
-// printable quotes a path that would not be read as it is.
+// printable quotes a path that would be misread unquoted.
 func printable(name string) string {
 	if quoted := fmt.Sprintf("%q", name); quoted != `"`+name+`"` || strings.Contains(name, ", ") {
 		return quoted

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 #
-# Writes what the worker script takes in under TOKEN, or is about to, while it
-# comes. Less than all of it means that the script was stopped.
+# Writes to stdout the data that the worker script receives under TOKEN, while it arrives.
+# It may start before the worker script does. Output that is too short means that the
+# script was stopped.
 
 export LC_ALL=C
 unset PERL5OPT PERL5LIB
 spool=$HOME/.multihost/store/incoming/relay.$1
 for ((tries = 0; tries < 300; tries++)); do
 	[[ ! -f $spool/data ]] || break
-	sleep 0.1 # it was told at the same time as we
+	sleep 0.1 # the worker script was started at the same time as this one
 done
 read -r pid <"$spool/pid" || exit 1
 exec 3<"$spool/data" || exit 1
 if command -v perl >/dev/null; then
-	# A third of what tail and head take, and there are two of us on a worker.
+	# perl costs a third of what tail and head cost, and two of these run on a worker.
 	# shellcheck disable=SC2016
 	exec perl -e '($pid, $over) = @ARGV; for ($ended = 0; !$ended; select(undef, undef, undef, 0.05)) {
 		$ended = -e $over || !kill(0, $pid);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #
-# unpack RUN ADOPT: unpacks the gzipped tar on stdin to ~/RUN, for a worker that
-# fetches its files by itself. What it cannot do is on stderr; status 3: what lies
-# there is the user's, and is left as it is.
+# unpack RUN ADOPT: unpacks the gzipped tar on stdin to ~/RUN, for a worker that fetches
+# its files by itself. Failures are on stderr. Status 3: what lies at ~/RUN is the user's
+# and is left as it is.
 
 cd -- "$HOME" || exit 1
 dir=$HOME/$1
@@ -12,5 +12,5 @@ if foreign && [[ $2 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
 	printf '%s is a %s that no run brought there; it is left as it is\n' "$dir" "${REPLY%% *}" >&2
 	exit 3
 fi
-# What a sync would take for done is not that any more.
+# Without the digest, a sync does not take the directory for complete.
 (umask 077 && mkdir -p -- "$state") && rm -f -- "$state/digest" && take_place && cd -- "$dir" && exec tar -xzpf -

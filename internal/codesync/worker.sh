@@ -13,22 +13,23 @@
 #   fetch   RUN DIGEST MAXAGE MAXBYTES KEEP OWNER ADOPT FORM TOKEN SIZE SERVE HOST PORT USER KEY
 #                                               the same, from a worker, by its command SERVE
 #
-# Where a run of that name lives, nothing is changed: busy OWNER. Nor is what lies
-# at ~/RUN and no sync made, unless ADOPT is yes: foreign WHAT.
+# While a run of that name is active, nothing is changed: busy OWNER. Nothing is changed
+# either where something that no sync made lies at ~/RUN, unless ADOPT is yes: foreign
+# WHAT.
 #
-# Answers are lines that begin with "multihost-sync 1"; "missing N" and "lacks N
-# GONE" are followed by N lines with one hash each. missing says "relays" where
-# fetch works, GONE is how many files of an earlier sync would be removed. Anything
-# else on stdout comes from login scripts. feed and fetch serve other workers
-# until their stdin ends. The manifest has six fields for each entry, each ended by NUL: kind
-# (f, d or l), mode, size, hash, path, link target; entries are sorted by path.
-# The digest is the SHA-256 of the manifest.
+# Answers are lines that begin with "multihost-sync 1". "missing N" and "lacks N GONE" are
+# followed by N lines with one hash each. missing has the word "relays" if fetch works
+# here; GONE is how many files of an earlier sync would be removed. All other lines on
+# stdout come from login scripts. feed and fetch serve other workers until their stdin
+# ends. The manifest has six fields for each entry, each ended by NUL: kind (f, d or l),
+# mode, size, hash, path, link target; entries are sorted by path. The digest is the
+# SHA-256 of the manifest.
 
 export LC_ALL=C
 unset CDPATH TAR_OPTIONS GZIP POSIXLY_CORRECT PERL5OPT PERL5LIB
-# What has arrived whole is kept when the connection ends.
+# When the connection ends, the script goes on and keeps what has arrived whole.
 trap '' PIPE HUP
-# The last part of a pipeline is no process of its own.
+# The last part of a pipeline runs in this shell, not in a process of its own.
 shopt -s lastpipe
 
 step=${1-} run=${2-} digest=${3-} max_age=${4-0} max_bytes=${5-0} keep=${6-0}
@@ -50,7 +51,7 @@ store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
 pruned=$home/.multihost/store/pruned grown=$home/.multihost/store/grown
-manifest=$state/manifest.$digest # of what the directory is to hold
+manifest=$state/manifest.$digest # of the content that the directory shall get
 stage='' spool=''
 
 clean_up() {
@@ -60,8 +61,8 @@ clean_up() {
 trap clean_up EXIT
 
 # with_names COMMAND...: runs it with the elements of $names as further arguments, if
-# there are any. A few go with one process; xargs would be two more, and the greater
-# part of the time of a small sync is the start of processes.
+# there are any. Up to $few names take one process; xargs would take two more, and a small
+# sync spends most of its time on starting processes.
 names=() few=100
 with_names() {
 	if ((${#names[@]} > few)); then
@@ -71,7 +72,7 @@ with_names() {
 	fi
 }
 
-# with_names_of FILE COMMAND...: the same with the names in a file, each ended by NUL.
+# with_names_of FILE COMMAND...: the same, with names from a file, each ended by NUL.
 with_names_of() {
 	local file=$1
 	shift
@@ -84,9 +85,10 @@ with_names_of() {
 }
 
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
-# changes when the entry is changed, replaced or given another mode: nothing can set
-# ctime back. A directory's line changes only when it is another directory or has
-# another mode, since a run may put files into it. It is for a process of its own.
+# changes when the entry is changed, replaced or given another mode: nothing can set ctime
+# back. The line of a directory changes only when the directory is replaced or gets
+# another mode, since a run may put files into it. Call it in a subshell: it changes the
+# directory.
 look_at_all() {
 	local status=0
 	cd -- "$dir" 2>/dev/null || exit
@@ -102,7 +104,7 @@ check() {
 		look_at_all | cmp -s -- - "$state/seen"
 }
 
-# last_run: which run was synced last, and the digest of its manifest.
+# last_run: says which run was synced last, and the digest of its manifest.
 last_run() {
 	local newest='' file sum
 	for file in "$home"/.multihost/sync/*/digest; do
@@ -116,15 +118,17 @@ prepare() {
 		[[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
 		(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
 	fi
-	# One sync at a time into a run directory; a broken one may take a moment to end.
+	# One sync at a time into a run directory; an interrupted one may take a moment to
+	# end.
 	exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
 	flock -w 60 9 || die "another sync into ~/$run is under way"
-	# The store is not pruned while we use it.
+	# The shared lock keeps the store from being pruned while we use it.
 	flock -s -w 600 8 || die "the content store is locked"
 }
 
-# take_manifest PIECE...: a number of new bytes, or OFFSET+LENGTH of the manifest
-# of the run $token. None: all is new.
+# take_manifest PIECE...: writes the manifest from its pieces. A piece is a number of new
+# bytes, or OFFSET+LENGTH of the manifest of the run $token. Without pieces stdin has the
+# whole manifest.
 take_manifest() {
 	local sum
 	if (($# == 0)); then
@@ -142,7 +146,7 @@ take_manifest() {
 	fi
 }
 
-# put_together PIECE...: writes them; the new bytes are on stdin.
+# put_together PIECE...: writes the pieces to stdout; the new bytes are on stdin.
 put_together() {
 	local piece old=$home/.multihost/sync/$token/manifest
 	for piece; do
@@ -154,9 +158,9 @@ put_together() {
 	done
 }
 
-# hash_in DIRECTORY: a line "HASH", two characters, "NAME" for each of $names, which
-# are contents there. openssl is eight times as fast as coreutils where the processor
-# helps. It is for a process of its own.
+# hash_in DIRECTORY: prints a line "HASH", two characters, "NAME" for each of $names,
+# which are contents in DIRECTORY. openssl is eight times as fast as coreutils where the
+# processor has instructions for it. Call it in a subshell: it changes the directory.
 hash_in() {
 	local -a command=(sha256sum --)
 	! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
@@ -165,7 +169,8 @@ hash_in() {
 	with_names "${command[@]}"
 }
 
-# sum_of NUMBER...: $REPLY is their sum. A crash may have left anything else in a file.
+# sum_of NUMBER...: $REPLY is their sum. It skips anything else: a crash may have damaged
+# the file.
 sum_of() {
 	local number
 	REPLY=0
@@ -174,15 +179,15 @@ sum_of() {
 	done
 }
 
-# receive_contents: unpacks the archive and moves what is whole to the store.
-declare -A proven=() # what has come and was hashed just now
+# receive_contents: unpacks the archive and moves undamaged contents to the store.
+declare -A proven=() # contents that this step received and hashed
 receive_contents() {
 	local in sum name prefix tar_failed='' unzip=''
 	local -a there=() whole=()
 	local -A prefixes=()
 	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
 	[[ $form == plain ]] || unzip=z
-	# -m: the store is pruned by age, which begins now. -b: 64 KiB at a time.
+	# -m: contents are new now, since the store is pruned by age. -b: 64 KiB at a time.
 	tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
 	mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
 	names=("${there[@]#* }")
@@ -194,7 +199,7 @@ receive_contents() {
 			whole+=("$in/$name" "$store/${name:0:2}/$name")
 		fi
 	done < <(hash_in "$in")
-	# Counted before it is stored, so that prune never knows of less than is there.
+	# Add the size before storing, so that prune never assumes less than is there.
 	sum_of "${there[@]%% *}"
 	printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
 	names=()
@@ -212,12 +217,12 @@ receive_contents() {
 	fi
 }
 
-# take_in COMMAND...: receives what the command writes through a spool, which is
-# read here as by the workers after us, while it is written.
+# take_in COMMAND...: receives the output of the command through a spool file. This script
+# and the workers that fetch from here read the spool while it is written.
 take_in() {
 	local old pid
 	[[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
-	# What a SIGKILL has left behind.
+	# Remove spools that a SIGKILL left behind.
 	for old in "$incoming"/relay.*/pid; do
 		[[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
 	done
@@ -240,12 +245,12 @@ has_space() {
 	read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
 }
 
-# feed: writes what the runner sends, in pieces that cost its readers little.
+# feed: writes what the runner sends, in pieces that are cheap to read.
 feed() { dd bs=64k count="$size" iflag=fullblock,count_bytes status=none <&7; }
 
-# fetch: writes what the worker at $peer_host has. All that ssh may use is named:
-# the host key that the runner has verified, and the login that it lends. It ends
-# when the runner hangs up.
+# fetch: writes what the worker at $peer_host has. The options name everything that ssh
+# may use: the host key that the runner has verified, and the login that it lends. fetch
+# ends when the runner hangs up.
 fetch() {
 	local ssh watch algorithms=${peer_key%% *}
 	[[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
@@ -267,22 +272,22 @@ fetch() {
 	kill "$watch"
 }
 
-# keep_serving: other workers read the spool until the runner ends our input, or
-# is gone.
+# keep_serving: waits until the runner ends our input or is gone; other workers read the
+# spool until then.
 keep_serving() {
 	exec 8>&- 9>&-
 	cat <&7 >/dev/null
 }
 
 can_fetch() {
-	# Of older ones the agent learns not where they log in to.
+	# An agent does not learn from older versions where they log in to.
 	[[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
-# The arrays describe entries, $i-th field by field.
+# The arrays describe entries: element i of each array belongs to entry i.
 kinds=() modes=() sizes=() hashes=() paths=() targets=()
 
-# add_entry KIND MODE SIZE HASH PATH TARGET adds one.
+# add_entry KIND MODE SIZE HASH PATH TARGET: adds one entry.
 add_entry() {
 	case "/$5/" in
 	*/../* | *//* | */./*) die "bad path in the manifest" ;;
@@ -290,7 +295,7 @@ add_entry() {
 	kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
 }
 
-# read_manifest FILE adds all entries of a manifest.
+# read_manifest FILE: adds all entries of a manifest.
 read_manifest() {
 	local i
 	local -a all
@@ -300,10 +305,10 @@ read_manifest() {
 	done
 }
 
-# find_work: the arrays describe the entries that the directory may not have as the
-# manifest says, and $old those of the earlier sync that the manifest may lack, six
-# elements each. After a sync that came to its end these are the entries that differ
-# between both manifests or that somebody touched since; otherwise they are all.
+# find_work: fills the arrays with the entries that may differ between the directory and
+# the manifest, and $old with those of the earlier sync that the manifest may lack, six
+# elements each. After a complete sync these are the entries that differ between both
+# manifests, and those that somebody changed since; otherwise they are all entries.
 old=() all_used=''
 find_work() {
 	find_differences && return
@@ -315,8 +320,8 @@ find_work() {
 
 read_old() { [[ ! -f $state/manifest ]] || mapfile -d '' -t old <"$state/manifest"; }
 
-# find_differences fails where the differences are not known. Each step writes a file,
-# so that a step that fails is noticed.
+# find_differences fails if it cannot determine the differences. Each step writes a file,
+# so that a failed step is noticed.
 find_differences() {
 	local - line i path fields work=$state/work
 	local -a all=()
@@ -329,7 +334,7 @@ find_differences() {
 		comm -z -3 -- "$work.had" "$work.wanted" | sort -z -t $'\2' -k 5,5 >"$work.differs" || return 1
 	while IFS= read -r -d '' line; do
 		line=${line#$'\t'}
-		# Whatever is below another directory may be different, too.
+		# If a directory was changed, everything below it may differ, too.
 		[[ $line == f* ]] || return 1
 		touched["/${line#* * * * * }"]=1
 	done <"$work.touched"
@@ -351,14 +356,14 @@ find_differences() {
 	done
 }
 
-# records: each entry of a manifest as one record, with \2 between its fields.
+# records FILE: prints each entry of a manifest as one record, with \2 between its fields.
 records() { sed -z 'N;N;N;N;N;s/\x03/\x03a/g;s/\x02/\x03b/g;s/\x00/\x02/g' -- "$1" | sort -z; }
 
 blob() { blob=$store/${1:0:2}/$1; }
 blob=
 
-# find_contents: $missing are the hashes of the contents that the store lacks,
-# $here the files of the others.
+# find_contents: $missing gets the hashes of the contents that the store lacks, $here the
+# store's files of the others.
 missing=() here=()
 find_contents() {
 	local i hash
@@ -381,10 +386,10 @@ find_contents() {
 	done
 }
 
-# tell_missing: ends with the list of contents that the store lacks, if any.
+# tell_missing: if the store lacks contents, lists them and exits.
 tell_missing() {
 	find_contents
-	# What is used stays in the store.
+	# A new time keeps contents that are used in the store.
 	names=("${here[@]}")
 	with_names touch -c --
 	((${#missing[@]} > 0)) || return 0
@@ -395,8 +400,8 @@ tell_missing() {
 	exit 0
 }
 
-# through_link PATH: a directory on the way to PATH is a link that the run put
-# there. Nothing may be written or removed through it.
+# through_link PATH: whether a parent directory of PATH is a link that the run put there.
+# Nothing may be written or removed through it.
 declare -A way=()
 through_link() {
 	local path=$1 parent=${1%/*}
@@ -411,7 +416,7 @@ through_link() {
 	[[ ${way[$parent]} == link ]]
 }
 
-# find_gone: $gone are the files among $old that the manifest lacks, $gone_dirs such
+# find_gone: $gone gets the files in $old that the manifest lacks, $gone_dirs the
 # directories.
 gone=() gone_dirs=()
 find_gone() {
@@ -419,7 +424,7 @@ find_gone() {
 	local i path
 	local -A wanted=()
 	for i in "${!paths[@]}"; do
-		# A directory in the place of a file, or the reverse, is another thing.
+		# A directory in place of a file, or the reverse, counts as another entry.
 		if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
 	done
 	for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
@@ -435,7 +440,7 @@ find_gone() {
 	done
 }
 
-# remove_gone: removes what find_gone finds.
+# remove_gone: removes the files and directories that find_gone finds.
 removed=0
 remove_gone() {
 	local i path
@@ -443,7 +448,7 @@ remove_gone() {
 	removed=${#gone[@]}
 	names=("${gone[@]}")
 	with_names rm -f -- || die "cannot remove files of the earlier sync"
-	# The deepest first. What the run put into them keeps them.
+	# The deepest first. Files that the run put into a directory keep it.
 	for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
 		path=${gone_dirs[i]}
 		through_link "$path" && continue
@@ -457,7 +462,7 @@ make_directories() {
 	for i in "${!kinds[@]}"; do
 		[[ ${kinds[i]} == d ]] || continue
 		path=$dir/${paths[i]}
-		# Parents come first, so that no link is on the way any more.
+		# Parents come first, so no parent is a link any more.
 		if [[ -L $path || -e $path && ! -d $path ]]; then
 			rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
 		fi
@@ -466,7 +471,7 @@ make_directories() {
 	with_names mkdir -p -- || die "cannot make directories in ~/$run"
 }
 
-# find_changed: $changed are the indices of files whose content is not there.
+# find_changed: $changed gets the indices of the files that do not have their content.
 changed=()
 find_changed() {
 	local i line
@@ -489,8 +494,8 @@ find_changed() {
 	done
 }
 
-# place_files: copies, proves and renames. A copy, since a run may write into
-# its files and must not write into the store.
+# place_files: copies contents from the store, verifies their hashes and renames them. It
+# copies them because a run may write into its files and must not write into the store.
 staged=()
 place_files() {
 	local i line spoilt=
@@ -498,7 +503,8 @@ place_files() {
 	local -A first=()
 	((${#changed[@]} > 0)) || return 0
 	stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
-	# One cp for many contents; only what is there several times needs its own.
+	# One cp copies many contents; only further copies of the same content need one of
+	# their own.
 	for i in "${changed[@]}"; do
 		blob "${hashes[i]}"
 		if [[ -z ${first[${hashes[i]}]-} ]]; then
@@ -540,9 +546,9 @@ place_files() {
 	stage=''
 }
 
-# rename_names: $names are OLD and NEW by turns. mv would be a process for each file,
-# which perl, of every Debian, is for all of them. What lies on another file system, in
-# a directory that is a mount, is for mv.
+# rename_names: $names are OLD and NEW in turn. mv would need one process for each file;
+# perl, which every Debian has, needs one for all. Only renames to another file system, in
+# a directory that is a mount, need mv.
 rename_names() {
 	# shellcheck disable=SC2016 # for perl
 	local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
@@ -560,8 +566,8 @@ rename_names() {
 	fi
 }
 
-# set_modes WHERE INDEX...: one chmod for each different mode, in the directory
-# or in the stage.
+# set_modes WHERE INDEX...: runs one chmod for each different mode, in the directory or in
+# the stage.
 set_modes() {
 	local where=$1 i mode
 	shift
@@ -590,8 +596,8 @@ place_links() {
 	done
 }
 
-# lives PID START BOOT: that process lives. START and the id of the boot tell it
-# from a later one of the same number.
+# lives PID START BOOT: whether that process lives. START and the boot id distinguish it
+# from a later process with the same number.
 lives() {
 	local - stat='' boot=''
 	local -a fields
@@ -604,8 +610,8 @@ lives() {
 	[[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
 }
 
-# in_use: a run of that name has started, or is about to, with what lies here; $REPLY
-# is who started it.
+# in_use: whether a run of that name has started, or is about to start, with the files
+# here. $REPLY is its owner.
 in_use() {
 	local path sup start boot pid begun line who
 	for path in "$home/.multihost/runs/$run"/*/supervisor; do
@@ -628,8 +634,8 @@ refuse_in_use() {
 	exit 1
 }
 
-# refuse_foreign ADOPT: what the user has at ~/RUN is left alone. Only a directory
-# can be taken over.
+# refuse_foreign ADOPT: refuses to change what the user has at ~/RUN. With ADOPT, only a
+# directory can be taken over.
 refuse_foreign() {
 	if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
 		say "foreign $REPLY"
@@ -648,8 +654,8 @@ fill() {
 	find_work
 	tell_missing
 	! in_use || refuse_in_use
-	# From here on the directory is neither the old nor the new one. A run that is
-	# armed from now on sees that; one that was armed before is seen here.
+	# From here on the directory holds neither the old nor the new files. A run that is
+	# armed from now on notices that; one that was armed before is noticed here.
 	{ IFS= read -r was <"$state/digest"; } 2>/dev/null
 	[[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
 	if in_use; then
@@ -657,8 +663,8 @@ fill() {
 		refuse_in_use
 	fi
 	take_place || die "cannot write ~/$run"
-	# Were we stopped now, both its old and its new files would be ours to
-	# remove by the next sync.
+	# If we are stopped after this, the next sync may remove both the old and the new
+	# files.
 	: >>"$state/manifest" || die "cannot write ~/.multihost/sync/$run"
 	cat "$state/manifest" "$manifest" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
 	[[ -w $dir ]] || die "cannot write to ~/$run"
@@ -679,13 +685,13 @@ fill() {
 		f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
 		esac
 	done
-	# The run may have changed the modes of files that are right otherwise.
+	# The run may have changed the modes of files whose content is right.
 	set_modes "$dir" "${kept[@]}"
 	set_modes "$dir" "${dirs[@]}"
 	finish
 }
 
-# finish: writes down what the directory holds; the digest last.
+# finish: records what the directory holds, the digest last.
 finish() {
 	local file
 	if ! { mv -f -- "$manifest" "$state/manifest" &&
@@ -695,7 +701,7 @@ finish() {
 		mv -f -- "$state/digest.new" "$state/digest"; }; then
 		die "cannot write ~/.multihost/sync/$run"
 	fi
-	# Also those of a sync that was killed.
+	# This removes files of a sync that was killed, too.
 	names=()
 	for file in "$state"/manifest.?* "$state"/work.*; do
 		[[ ! -e $file ]] || names+=("$file")
@@ -704,8 +710,9 @@ finish() {
 	keep_used
 }
 
-# keep_used: the contents of a run that is synced again and again stay in the store,
-# though a sync looks only at those that are new. Once a day is enough for that.
+# keep_used: marks the contents of a run that is synced regularly as used, so that they
+# stay in the store. A sync itself looks only at contents that are new. Once a day is
+# enough.
 keep_used() {
 	local now at=0
 	printf -v now '%(%s)T' -1
@@ -718,10 +725,11 @@ keep_used() {
 	printf '%s\n' "$now" >"$state/used"
 }
 
-# must_prune: $pruned says when and how much prune last left in the store, $grown how
-# much came since. It is time once a day, and when that is more than the store may
-# hold. What was used within $keep stays: while that is too much by itself, looking
-# again is of no use before it gets older or a tenth of the store is new.
+# must_prune: whether it is time to prune. $pruned has the time of the last prune and how
+# much it left in the store, $grown how much came since. Pruning is due once a day, and
+# when the sum exceeds what the store may hold. Contents used within $keep stay. When
+# these alone exceed the limit, pruning again is useless until they get older or a tenth
+# of the store is new.
 must_prune() {
 	local now at had came
 	local -a lines=()
@@ -738,14 +746,14 @@ must_prune() {
 		((had + came > max_bytes && (now - at > keep || came > max_bytes / 10)))
 }
 
-# prune: drops what was not used for long and, while the store is too large, what has
-# been unused the longest. It looks at all that is stored. Another sync that is under
-# way on this login goes first; it will prune.
+# prune: drops contents that were not used for long and, while the store is too large,
+# those unused the longest. It looks at everything in the store. When another sync of this
+# login is running, it skips: that sync will prune.
 prune() {
 	local used size path total now cut
 	local -a lines=()
 	must_prune || return 0
-	flock -n 8 || return 0 # in place of the shared one
+	flock -n 8 || return 0 # replaces the shared lock
 	printf -v now '%(%s)T' -1
 	find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
 	cut=$((now - (max_age > keep ? max_age : keep)))
@@ -755,7 +763,7 @@ prune() {
 	total=$REPLY
 	if ((total > max_bytes)); then
 		lines=()
-		# A tenth more than must go, so that the next content does not bring us here again.
+		# Drop a tenth more, so that the next content does not start a prune again.
 		while IFS=' ' read -r -d '' used size path; do
 			((total > max_bytes - max_bytes / 10 && now - ${used%.*} > keep)) || break
 			lines+=("$path")
@@ -764,7 +772,7 @@ prune() {
 		((${#lines[@]} == 0)) || printf '%s\0' "${lines[@]}" | xargs -0 -r rm -f --
 	fi
 	printf '%s\n' "$now" "$total" >"$pruned" && : >"$grown"
-	# Notes about run directories that are gone.
+	# Remove the state of run directories that no longer exist.
 	for path in "$home/.multihost/sync"/*/digest; do
 		[[ -f $path ]] || continue
 		path=${path%/digest}

@@ -10,13 +10,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Fold says in one line how the settings ended on all workers; reports[i] is
+// Fold returns one line about the results of the settings on all workers; reports[i] is
 // the report of workers[i]:
 //
 //	12/12 settings on s[0-1]w[0-3]
 //	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
 //
-// Settings that failed for one reason on one worker are one clause.
+// Settings that failed for one reason on one worker share one clause.
 //
 // A skipped setting counts as done: the worker does not have it.
 func Fold(workers []tpu.WorkerID, reports []Report) string {
@@ -48,8 +48,8 @@ func Fold(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(parts, "; ")
 }
 
-// Table writes one row for each setting and each different way in which it
-// ended, with the workers that it holds for.
+// Table writes one row for each setting and each different result of it, with the workers
+// that have that result.
 func Table(workers []tpu.WorkerID, reports []Report) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -65,7 +65,7 @@ func Table(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(lines, "\n")
 }
 
-// cell is a value in a table, where an empty one would be overlooked.
+// cell returns value, or a dash if it is empty, since nobody notices an empty cell.
 func cell(value string) string {
 	if value == "" {
 		return "-"
@@ -73,7 +73,7 @@ func cell(value string) string {
 	return value
 }
 
-// A Row is one way in which one setting ended, and where.
+// A Row is one result of one setting, with the workers that have it.
 type Row struct {
 	Setting string  `json:"setting"`
 	Want    string  `json:"want"`
@@ -84,9 +84,8 @@ type Row struct {
 	Workers string  `json:"workers"` // folded
 }
 
-// Rows folds the reports of all workers, reports[i] that of workers[i], into
-// one row for each setting and each different way in which it ended, in the
-// order of Settings.
+// Rows folds the reports of all workers into one row for each setting and each different
+// result of it, in the order of Settings. reports[i] is that of workers[i].
 func Rows(workers []tpu.WorkerID, reports []Report) []Row {
 	type key struct {
 		at int

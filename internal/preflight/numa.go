@@ -15,7 +15,7 @@ type NUMA string
 const (
 	NUMAAuto      NUMA = "auto"      // bind where it is known to help
 	NUMABind      NUMA = "bind"      // memory of node 0 only
-	NUMAPreferred NUMA = "preferred" // memory of node 0 first, of others when it is used up
+	NUMAPreferred NUMA = "preferred" // memory of node 0 first, of other nodes when it is full
 	NUMAOff       NUMA = "off"
 )
 
@@ -44,8 +44,8 @@ func (e *NUMAError) Error() string {
 // Hint says what to type instead.
 func (e *NUMAError) Hint() string { return e.hint }
 
-// CheckNUMA reports whether a policy may be asked for on a generation at all,
-// before any worker is there to look at. The error is a *NUMAError.
+// CheckNUMA reports whether a policy is allowed on a generation, before there is any
+// worker to look at. The error is a *NUMAError.
 func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	if (mode == NUMABind || mode == NUMAPreferred) && !generation.NUMA {
 		_, _, err := NUMAWrap(mode, generation, Report{})
@@ -54,9 +54,10 @@ func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	return nil
 }
 
-// NUMAWrap returns the words to put before the command on the worker that rep
-// describes; none when it runs unbound. The note, when not empty, says in a
-// sentence what was decided and why. An error is a *NUMAError.
+// NUMAWrap returns the words to put before the command on the worker that rep describes;
+// none if the command runs unbound. The note, if not empty, is a sentence with the
+// decision and its reason. An error for a policy that the worker cannot follow is a
+// *NUMAError.
 //
 // Binding is known to help on v4 and v5p only (MaxText's PREFLIGHT.md), and it
 // halves the memory that the command can use.
@@ -103,7 +104,7 @@ func wrapAuto(generation tpu.Generation, rep Report) ([]string, string, error) {
 
 func bound() []string { return []string{"numactl", "--membind=0", "--cpunodebind=0"} }
 
-// ofMemory says how much memory node 0 has, where it is known.
+// ofMemory says how much memory node 0 has, if that is known.
 func ofMemory(rep Report) string {
 	if rep.Node0Bytes == 0 || rep.TotalBytes == 0 {
 		return ""

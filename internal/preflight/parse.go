@@ -11,8 +11,8 @@ import (
 // of the format.
 const marker = "multihost-preflight 1\t"
 
-// parse reads the script's answer. Lines of login scripts around it are
-// ignored; an answer that is not whole is an error.
+// parse parses the script's answer. It ignores lines of login scripts; an incomplete
+// answer is an error.
 func parse(answer []byte) (Report, error) {
 	var report Report
 	ended := false

@@ -1,11 +1,11 @@
-// Package preflight reads and applies the settings of a worker that training
-// over the data-centre network depends on.
+// Package preflight reads and applies the settings of a worker that training over the
+// data-centre network depends on.
 //
-// One table (Settings) says what is wanted, one embedded bash script does it.
-// Every setting stands for itself: it is read, written only when it differs,
-// and read back, and the worst that one of them can do to the others is nothing.
-// A worker is never left without a default route that it had before.
-// Nothing survives a reboot, so the settings are applied at each attempt.
+// One table (Settings) has the wanted values; one embedded bash script reads and applies
+// them. The settings are independent: the script reads each one, writes it only when it
+// differs, and reads it back, and a failure of one does not affect the others. The script
+// never leaves a worker without a default route that it had before. No setting survives a
+// reboot, so each attempt applies them again.
 package preflight
 
 import (
@@ -59,7 +59,7 @@ func ParsePlatform(text string) (Platform, error) {
 	return "", fmt.Errorf("parse platform %q: want gce or gke", text)
 }
 
-// NoDevices as Options.ExpectChips means that the worker is no TPU host.
+// NoDevices as Options.ExpectChips means that the worker is not a TPU host.
 const NoDevices = -1
 
 // Options say what Run wants of a worker. The zero value applies everything on
@@ -69,30 +69,30 @@ type Options struct {
 	Platform Platform // "" means GCE
 	// Install installs the packages of missing tools with apt-get.
 	Install bool
-	// ExpectMTU is the MTU of the network; 0 means that it is unknown and only read.
+	// ExpectMTU is the MTU of the network; 0 means that it is unknown and is only read.
 	ExpectMTU int
-	// BetweenSlices is the MTU that slices which train together want between them,
-	// whatever the network has; 0 for one slice, whose gradients have links of their
-	// own.
+	// BetweenSlices is the MTU that slices that train together want between them,
+	// whatever MTU the network has. It is 0 for one slice, whose gradients use links of
+	// their own.
 	BetweenSlices int
-	// ExpectChips is the number of TPU devices of a worker; 0 means at least
-	// one, NoDevices that devices are not looked at.
+	// ExpectChips is the number of TPU devices of a worker; 0 means at least one,
+	// NoDevices that devices are not checked.
 	ExpectChips int
 }
 
-// Outcome is how one setting ended on one worker.
+// Outcome is the result of one setting on one worker.
 type Outcome string
 
 // The outcomes.
 const (
 	OK      Outcome = "ok"      // was as wanted; nothing was written
 	Changed Outcome = "changed" // was written, and reads back as wanted
-	Skipped Outcome = "skipped" // does not exist on this worker, or is not asked for
+	Skipped Outcome = "skipped" // does not exist on this worker, or is not expected there
 	Failed  Outcome = "failed"  // is not as wanted
 )
 
-// NotAsWanted is the reason of a setting that a check finds otherwise and that
-// could be set.
+// NotAsWanted is the reason of a setting that check finds with another value and that
+// apply could set.
 const NotAsWanted = "not as wanted"
 
 // Severity says what an outcome means for a run.
@@ -113,7 +113,7 @@ type Result struct {
 	After   string  `json:"after"`
 	Outcome Outcome `json:"outcome"`
 	Reason  string  `json:"reason,omitempty"`
-	Lost    bool    `json:"lost,omitempty"` // something that worked before could not be put back
+	Lost    bool    `json:"lost,omitempty"` // something that worked before was lost and could not be restored
 }
 
 // Severity says what the result means for a run.
@@ -138,7 +138,8 @@ type Report struct {
 	BootID     string   `json:"boot_id"`
 }
 
-// Severity is the worst of the results. With require, every failure is Hard.
+// Severity returns the worst severity of the results. With require, every failure is
+// Hard.
 func (r Report) Severity(require bool) Severity {
 	worst := Fine
 	for _, res := range r.Results {
@@ -165,9 +166,9 @@ func (r Report) Failures() []Result {
 // ErrNoReport means that the worker's answer was not the report of the script.
 var ErrNoReport = errors.New("no preflight report in the worker's answer")
 
-// maxAnswer bounds what is kept of a worker's answer, and flood what is read of
-// it. A report has a few kilobytes; a login script that prints without end must
-// not fill the memory, nor hold up the run.
+// maxAnswer limits what is kept of a worker's answer, and flood what is read of it. A
+// report has a few kilobytes; a login script that prints without end must neither fill
+// the memory nor delay the run.
 const (
 	maxAnswer = 1 << 20
 	flood     = 4 << 20
@@ -216,8 +217,8 @@ func lastLine(text []byte) string {
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// capped keeps the first bytes that are written to it, drops the rest and fails
-// when there is no end of it.
+// capped keeps the first bytes that are written to it and drops the rest. Write fails
+// after flood bytes.
 type capped struct {
 	bytes.Buffer
 	limit int

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Reads the settings of one worker and, in mode "apply", makes them as wanted.
+# Reads the settings of one worker and, in mode "apply", sets them to the wanted values.
 #
 # Arguments: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then for
 # each setting four words: NAME KIND KEY WANT.
@@ -10,16 +10,15 @@
 #   result NAME WANT BEFORE AFTER OUTCOME LOST REASON
 #   info   KEY VALUE
 #   end
-# Anything else on stdout (login scripts may print) is for nobody.
+# Ignore all other lines on stdout; login scripts may print them.
 #
-# A printed script has PLATFORM and the settings in itself, in $table, and is for
-# whoever reads a terminal or the log of a pod. Its arguments are check or apply,
-# --require, PLATFORM=gce or gke, and TPU=no where no TPU is expected, in any case.
-# It ends with 76 when the worker cannot train, or with --require when any setting
-# is not as wanted.
+# A printed script contains PLATFORM and the settings, in $table. Its output is for
+# people, on a terminal or in the log of a pod. Its arguments are check or apply,
+# --require, PLATFORM=gce or gke, and TPU=no if no TPU is expected, in any case. It exits
+# with 76 if the worker cannot train or, with --require, if any setting is not as wanted.
 #
-# No setting may keep another one from being done, so nothing aborts this
-# script. Where a value is right, nothing is written and sudo is not needed.
+# One setting must not prevent another, so nothing aborts this script. If a value is
+# right, nothing is written and sudo is not needed.
 
 export LC_ALL=C
 # A lost connection must not stop the script between changing a route and
@@ -46,7 +45,7 @@ read_words() {
 		esac
 	done
 }
-if (($# < 7)); then # fewer words than the least table has
+if (($# < 7)); then # fewer words than the smallest table has
 	platform=${table[0]} install=no
 	read_words "$@"
 	set -- "${table[@]:1}"
@@ -59,8 +58,8 @@ proc="${MULTIHOST_ROOT_PROC-}/proc"
 sys="${MULTIHOST_ROOT_SYS-}/sys"
 dev="${MULTIHOST_ROOT_DEV-}/dev"
 
-# A login without a profile may have no sbin. A worker with its own roots has
-# its own tools too and must never get the machine's.
+# A login without a profile may have no sbin in PATH. A worker with its own roots also has
+# its own tools and must never get those of the machine.
 if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
 	PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
@@ -80,8 +79,8 @@ say() {
 	printf '%s\n' "$line"
 }
 
-# tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: a result for people. What
-# makes a worker useless is what Result.Severity says.
+# tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: prints a result for people. A worker is
+# useless where Result.Severity returns Hard.
 good=0 bad=0 useless=0
 tell() {
 	local name=$1 want=$2 before=$3 after=$4 outcome=$5 lost=$6 reason=$7
@@ -100,10 +99,10 @@ tell() {
 
 have() { type -P "$1" >/dev/null; }
 
-# $(bounded COMMAND...): no single command may hold up the rest.
+# $(bounded COMMAND...): runs it with a time limit, so that no command delays the rest.
 bounded() { exec timeout -k 5 20 "$@" </dev/null; }
 
-# attempt COMMAND...: runs it; on failure $why is the cause in few words.
+# attempt COMMAND...: runs it; on failure $why is the cause in a few words.
 why=
 attempt() {
 	local out rc
@@ -133,7 +132,7 @@ explain() {
 	[[ $platform == gke ]] && explain_container
 }
 
-# explain_container: what of the container's rights $why comes from.
+# explain_container: adds to $why the right that the container lacks.
 explain_container() {
 	case $why in
 	*"Read-only file system"*)
@@ -145,8 +144,8 @@ explain_container() {
 	esac
 }
 
-# get_capabilities: $net_admin is yes or no, or empty where the kernel does not
-# say. NET_ADMIN is bit 12 of linux/capability.h.
+# get_capabilities: sets $net_admin to yes or no, or to empty if the kernel does not say.
+# NET_ADMIN is bit 12 of linux/capability.h.
 net_admin=''
 get_capabilities() {
 	local key value
@@ -158,9 +157,9 @@ get_capabilities() {
 	done <"$proc/self/status"
 }
 
-# get_root COMMAND...: finds out once how to act as root: $root is the command prefix,
-# $no_root is why there is none. Where sudo is what has to be tried, the command is
-# the trial, and $ran is yes, whatever came of it.
+# get_root COMMAND...: finds out once how to act as root: $root is the command prefix;
+# $no_root says why there is none. If sudo must be tried, COMMAND is the trial, and $ran
+# is yes, whether COMMAND succeeded or not.
 root=() no_root='' root_known='' ran=''
 get_root() {
 	ran=''
@@ -194,7 +193,7 @@ write_file() {
 	return 1
 }
 
-# write_value FILE VALUE: by sysctl(8) for what is below /proc/sys.
+# write_value FILE VALUE: uses sysctl(8) for files below /proc/sys.
 write_value() {
 	local key=${1#"$proc/sys/"}
 	if [[ $key == "$1" ]] || ! have sysctl; then
@@ -204,10 +203,10 @@ write_value() {
 	get_root && attempt "${root[@]}" sysctl -q -w "${key//\//.}=$2"
 }
 
-# write_sysctls SETTING...: writes all of /proc/sys that is not as wanted with one
-# call of sysctl(8), which goes on after a value that it cannot write. do_value reads
-# what came of it, and writes alone what is still not as wanted. $before_all are the
-# values before.
+# write_sysctls SETTING...: writes all values of /proc/sys that are not as wanted with one
+# call of sysctl(8), which goes on after a value that it cannot write. do_value then reads
+# each value, and writes a value that is still not as wanted by itself. $before_all has
+# the values from before.
 declare -A before_all=()
 write_sysctls() {
 	local -a keys=()
@@ -260,9 +259,9 @@ do_value() { # NAME FILE WANT ABSENT: a value that is one file of the kernel
 
 # --- default routes ---------------------------------------------------------
 
-# list_routes: the IPv4 default routes as ip prints them, in the kernel's order,
-# one each in $routes. $nowhere are those of another type (unreachable …). $listed
-# says that nothing here has changed them since.
+# list_routes: puts the IPv4 default routes into $routes, as ip prints them, in the
+# kernel's order. $nowhere gets default routes of another type (unreachable ...). $listed
+# means that this script has not changed the routes since.
 routes=() nowhere=() listed=''
 list_routes() {
 	local out rc line
@@ -283,9 +282,9 @@ list_routes() {
 	return 0
 }
 
-# parse_route LINE: $words is the route as `ip route add` takes it, without
-# KEY; $has is the present value of KEY; $id is what the kernel tells routes
-# apart by; $devices gets the interfaces.
+# parse_route LINE KEY: $words is the route as `ip route add` takes it, without KEY; $has
+# is the present value of KEY; $id is what the kernel distinguishes routes by; the
+# interfaces are added to $devices.
 words=() has='' id='' devices=()
 parse_route() {
 	local line=${1//\\/ } key=$2 word metric=0 tos=0 nhid=
@@ -301,7 +300,7 @@ parse_route() {
 			((i++))
 			has=${in[i]-}
 			;;
-		# What ip prints about the state of a route but does not take.
+		# ip prints these words about the state of a route but does not accept them.
 		linkdown | dead | offload | rt_offload | trap | rt_trap | offload_failed | unresolved) ;;
 		nhid)
 			nhid=yes
@@ -315,7 +314,7 @@ parse_route() {
 				((i++))
 				via+=("${in[i]-}")
 			fi
-			# Next hop and next hop id exclude each other for ip.
+			# ip does not accept a next hop together with a next hop id.
 			[[ -z $nhid ]] && words+=("${via[@]}")
 			;;
 		dev)
@@ -347,8 +346,8 @@ add_device() {
 	[[ -n $1 ]] && devices+=("$1")
 }
 
-# with_attribute KEY VALUE: $words with the attribute, which ip wants before
-# the next hops of a multipath route.
+# with_attribute KEY VALUE: $changed is $words with the attribute. ip wants it before the
+# next hops of a multipath route.
 with_attribute() {
 	local word added=
 	changed=()
@@ -362,7 +361,8 @@ with_attribute() {
 	[[ -n $added ]] || changed+=("$1" "$2")
 }
 
-# same_time A B: ip prints 5ms, 5000us or .005s by its version.
+# same_time A B: whether A is B, which is 5ms; by version, ip prints 5ms as 5000us or
+# .005s.
 same_time() {
 	local a=$1 b=$2
 	case $a in
@@ -386,7 +386,7 @@ scan_routes() {
 	done
 }
 
-# show_values: the values of all routes or interfaces in one string.
+# show_values: $shown has the values of all routes or interfaces in one string.
 show_values() {
 	local i out=
 	if ((${#values[@]} == 1)); then
@@ -482,8 +482,8 @@ do_route() { # NAME KEY WANT
 }
 changed=()
 
-# lock_peers: one script at a time changes peers: "del" of a plain route that
-# another script has just taken away would take the changed one.
+# lock_peers: lets only one script at a time change peers. Otherwise "del" of a plain
+# route that another script has just removed would remove the changed one.
 lock_peers() {
 	[[ -r $sys/class/net ]] && have flock || return 0
 	exec {peers_lock}<"$sys/class/net"
@@ -503,24 +503,24 @@ peers_lock=''
 #
 # This is what Linux 6.18 with iproute2 6.1 does with peers:
 # - "change" and "replace" put the route in the place of the first peer, whatever
-#   that is, an unreachable route too. For the second of two peers that loses the
+#   that is, even an unreachable route. For the second of two peers that loses the
 #   first one. The place is never empty in between.
 # - "append" adds the route as the last peer. "append" and "change" fail with File
-#   exists when a later peer is that route with those attributes already.
-# - "del" takes the first peer that has all that is named. What is not named fits
-#   anything: without src any src, without proto any proto, without rto_min any
-#   rto_min. The flag onlink is not compared.
-# - "ip -batch" sends one message after another, so it can be cut off in between.
-# - A packet goes to the first peer whose gateway is known to answer; among
-#   those of which nothing is known, the kernel changes from one to the next.
+#   exists when a later peer is already that route with those attributes.
+# - "del" removes the first peer that has everything named. It does not compare
+#   what is not named: without src any src matches, without proto any proto,
+#   without rto_min any rto_min. It does not compare the flag onlink.
+# - "ip -batch" sends one message after another, so it can be interrupted in between.
+# - A packet goes to the first peer whose gateway is known to answer. Among peers
+#   whose gateways are all unknown, the kernel takes turns.
 # - IPv6 peers are the next hops of one route: "change" drops all but one of them,
 #   and a route from a router advertisement loses its lifetime. This script
 #   changes no IPv6 route.
 #
-# So the first peer is changed in its place. Another peer is appended with the
-# attribute, and only then deleted without it. Wherever that is cut off, each
-# default route is there, at worst both with and without the attribute; the
-# next run goes on from there. At the end the peers have their old order.
+# So this function changes the first peer in its place. It appends another peer with the
+# attribute, and only then deletes it without. Wherever that is interrupted, each default
+# route is there, at worst both with and without the attribute; the next run continues
+# from there. At the end the peers have their old order.
 change_peer() {
 	local spec=$1 at=$2 key=$3 want=$4 again=${5-} i first='' old='' new=''
 	list_routes || return 1
@@ -542,9 +542,9 @@ change_peer() {
 	[[ -n $old ]] || return 0
 	local value=${values[old]}
 	if [[ -n $new && -z $again ]]; then
-		# A DHCP client that renews its lease appends the plain route to ours. "del"
-		# would take ours first, so that goes while the plain one is there. The
-		# route then comes after its peers: the order is the client's own.
+		# A DHCP client that renews its lease appends the plain route after ours. "del"
+		# would remove ours first, so we delete ours while the plain one is there. The
+		# route then comes after its peers: that is the client's own order.
 		delete_peer "$spec" "$at" "$key" "${values[new]}" || return 1
 		change_peer "$@" again
 		return
@@ -565,14 +565,14 @@ change_peer() {
 	delete_peer "$spec" "$at" "$key" "$value"
 }
 
-# delete_peer SPEC ID KEY VALUE: deletes a default route that is there with
-# another value too.
+# delete_peer SPEC ID KEY VALUE: deletes a default route that also exists with another
+# value.
 delete_peer() {
 	find_peer "$@" && attempt "${root[@]}" ip route del "${changed[@]}"
 }
 
-# find_peer SPEC ID KEY VALUE: $changed is how to delete this default route. Fails
-# when the kernel would take another peer for it.
+# find_peer SPEC ID KEY VALUE: $changed is the route as "ip route del" takes it. Fails if
+# the kernel would delete another peer instead.
 find_peer() {
 	local spec=$1 at=$2 key=$3 value=$4 i
 	list_routes || return 1
@@ -592,7 +592,7 @@ find_peer() {
 	return 1
 }
 
-# fits SPEC: whether all of $words is in a route, so that "del" might take it.
+# fits SPEC: whether the route SPEC has all of $words, so that "del" might remove it.
 fits() {
 	local spec=" $1 " word
 	[[ $spec == *" proto "* ]] || spec+="proto boot "
@@ -601,8 +601,8 @@ fits() {
 	done
 }
 
-# restore_routes KEY SPEC...: puts back each default route that is gone. Fails
-# when one is missing in the end.
+# restore_routes KEY SPEC...: adds each default route that is gone again. Fails if one is
+# still missing at the end.
 restore_routes() {
 	local key=$1 spec have_spec round missing
 	shift
@@ -640,7 +640,8 @@ route_devices() {
 
 # --- interfaces -------------------------------------------------------------
 
-# feature DEVICE KEY: $value is on or off, $fixed whether the driver fixed it.
+# feature DEVICE KEY: $value is on, off or absent; $fixed says whether the driver fixed
+# it.
 fixed=
 feature() {
 	local out rc line
@@ -711,7 +712,7 @@ do_feature() { # NAME KEY WANT
 	say result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
 }
 
-do_mtu() { # NAME WHOSE WANT: the MTU that the network has, or that slices want
+do_mtu() { # the MTU that the network has, or that is wanted between slices
 	local name=$1 whose=$2 want=$3 d problem="" outcome=ok
 	if ! route_devices; then
 		say result "$name" "$want" "" "" skipped no "no default route names an interface"
@@ -736,7 +737,7 @@ do_mtu() { # NAME WHOSE WANT: the MTU that the network has, or that slices want
 
 # --- tools and devices ------------------------------------------------------
 
-# install_tools: installs the packages of what is missing, in one call.
+# install_tools: installs the packages of all missing tools with one call.
 install_error='' installed=' '
 install_tools() {
 	local tool log rc
@@ -771,7 +772,8 @@ install_tools() {
 	done
 }
 
-# apt WORD...: one bounded apt-get; $install_error names who holds the lock.
+# apt WORD...: runs apt-get with a time limit; $install_error names the process that holds
+# the lock.
 apt() {
 	local line
 	install_error=
@@ -810,7 +812,7 @@ do_tool() { # NAME TOOL WANT
 count_devices() {
 	local path
 	count=0
-	# The control node /dev/vfio/vfio is no device.
+	# The control node /dev/vfio/vfio is not a device.
 	for path in "$dev"/accel[0-9]* "$dev"/vfio/[0-9]*; do
 		[[ -e $path ]] && ((count++))
 	done
@@ -859,8 +861,8 @@ tell_worker() {
 	read_value "$proc/sys/kernel/random/boot_id" && say info boot_id "$value"
 }
 
-# tell_pod: says what a container lacks, and whom the settings are for. The
-# interface of a pod network is no device of the node.
+# tell_pod: says which capability a container lacks, and whether the settings hold for the
+# pod only. The interface of a pod network is not a device of the node.
 tell_pod() {
 	if [[ $net_admin == no ]]; then
 		echo "preflight: this container lacks the capability NET_ADMIN: routes and interfaces stay as they are;" \
@@ -875,7 +877,7 @@ tell_pod() {
 		"and its traffic takes the node's virtual interfaces on the way"
 }
 
-# conclude: the last line for people, and the exit status.
+# conclude: prints the last line for people and exits.
 conclude() {
 	echo "preflight: $good of $((good + bad)) settings are as wanted or not there"
 	if ((useless > 0)) || [[ $require == yes && $bad -gt 0 ]]; then

@@ -17,13 +17,13 @@ var program = sshfan.NewProgram("preflight", script)
 // Kind is the way in which a setting is read and written.
 type Kind string
 
-// The kinds, which are the words of the worker script.
+// The kinds are words of the worker script.
 const (
 	Sysctl  Kind = "sysctl"  // Key below /proc/sys; sysctl -w
 	File    Kind = "file"    // Key is a file; tee
 	Route   Kind = "route"   // Key is an attribute of every IPv4 default route; ip route change
 	Feature Kind = "feature" // Key is an offload feature of the default routes' interfaces; ethtool -K
-	MTU     Kind = "mtu"     // of the default routes' interfaces; only read; Key says who wants it
+	MTU     Kind = "mtu"     // of the default routes' interfaces; only read; Key "slices": wanted between slices
 	Tool    Kind = "tool"    // Key is a program; installed on request only
 	Devices Kind = "devices" // TPU device files; only read
 )
@@ -39,7 +39,7 @@ type Setting struct {
 	Name      string     `json:"name"`
 	Kind      Kind       `json:"kind"`
 	Key       string     `json:"key,omitempty"`
-	Want      string     `json:"want,omitempty"` // empty: it depends on Options
+	Want      string     `json:"want,omitempty"` // empty: depends on Options
 	Read      string     `json:"read"`           // how it is read, for people
 	Apply     string     `json:"apply,omitempty"`
 	Platforms []Platform `json:"platforms"`
@@ -94,7 +94,7 @@ func Settings() []Setting {
 	}
 }
 
-// want is what o wants of s, in the words of the script; empty: anything.
+// want returns the value that o wants for s, in the words of the script; empty: any.
 func (s Setting) want(o Options) string {
 	switch {
 	case s.Kind == MTU && o.betweenSlices():
@@ -111,7 +111,7 @@ func (s Setting) want(o Options) string {
 	return s.Want
 }
 
-// key is the key of s, in the words of the script.
+// key returns the key of s, in the words of the script.
 func (s Setting) key(o Options) string {
 	if s.Kind == MTU && o.betweenSlices() {
 		return "slices"
@@ -119,12 +119,12 @@ func (s Setting) key(o Options) string {
 	return s.Key
 }
 
-// betweenSlices reports whether slices train together on a network that is not
-// known to have the MTU for it.
+// betweenSlices reports whether slices train together on a network that is not known to
+// have a sufficient MTU.
 func (o Options) betweenSlices() bool { return o.BetweenSlices > o.ExpectMTU }
 
-// arguments are the arguments of the script: mode, platform, install, and four
-// words for each row of the table.
+// arguments returns the arguments of the script: mode, platform, install, and four words
+// for each row of the table.
 func arguments(o Options) []string {
 	platform := o.Platform
 	if platform == "" {
@@ -141,8 +141,8 @@ func arguments(o Options) []string {
 	return args
 }
 
-// Kit returns the program that Run runs, as one bash script with its arguments in
-// it, for a worker that nobody is connected to. Its answer is what Run reads.
+// Kit returns the program that Run runs as one bash script that contains its arguments,
+// for a worker without a connection. Its output is what Run parses.
 func Kit(o Options) string {
 	first, rest, _ := strings.Cut(script, "\n")
 	words := []string{"set --"}
@@ -158,10 +158,9 @@ var aboutGCE string
 //go:embed print_gke.txt
 var aboutGKE string
 
-// Print returns the program that Run runs, as one bash script that has the table
-// in it and answers in words, for people:
-// `multihost preflight print | ssh worker bash -s` does the same as Run. What it
-// takes to use it where o.Platform says is in its first lines.
+// Print returns the program that Run runs as one bash script that contains the table and
+// prints text for people: `multihost preflight print | ssh worker bash -s` does the same
+// as Run. Its first lines say how to use it on o.Platform.
 func Print(o Options) string {
 	about := aboutGCE
 	if o.Platform == GKE {

@@ -16,8 +16,8 @@ var (
 	zonePattern    = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+-[a-z]$`)
 )
 
-// offers is where the real service has which generation. The simulator's own
-// zone offers everything besides.
+// offers returns the generations that each zone of the real service has. The simulator's
+// own zone also offers every generation.
 func offers() map[string][]string {
 	return map[string][]string{
 		"us-central1-a": {"v2", "v3", "v5e", "v5p"}, "us-central1-b": {"v2", "v3", "v6e"}, "us-central1-c": {"v2"},
@@ -28,7 +28,7 @@ func offers() map[string][]string {
 	}
 }
 
-// runtimeVersions are names that the real service lists or has listed.
+// runtimeVersions returns names that the real service lists or has listed.
 func runtimeVersions() []string {
 	return []string{
 		"tpu-ubuntu2204-base", "tpu-vm-base", "tpu-vm-v4-base", "tpu-vm-v4-pt-2.0", "tpu-vm-pt-2.0",
@@ -68,8 +68,7 @@ func (s *Server) offered(zone, name string) (tpu.Type, bool) {
 	return t, zone == s.cfg.Zone || slices.Contains(offers()[zone], t.Generation.Name)
 }
 
-// typeOf finds the type that a node asks for, by name or by version and
-// topology.
+// typeOf finds the type that a node requests, by name or by version and topology.
 func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	name := n.AcceleratorType
 	if c := n.AcceleratorConfig; c != nil {
@@ -95,7 +94,7 @@ func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) 
 	return t, nil
 }
 
-// configType is the generation as acceleratorConfig spells it.
+// configType returns the generation as acceleratorConfig spells it.
 func configType(t tpu.Type) string {
 	switch t.Generation.Name {
 	case "v5e":
@@ -169,7 +168,7 @@ func (s *Server) serveRuntimeVersions(c *call) (any, error) {
 		})
 }
 
-// serveCatalog answers get and list over things that never change.
+// serveCatalog answers get and list for items that never change.
 func serveCatalog[T any](c *call, all []T, name func(T) string, list func([]T, string) any) (any, error) {
 	if c.r.Method != http.MethodGet || c.verb != "" {
 		return nil, unknownMethod()

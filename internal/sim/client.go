@@ -19,8 +19,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// stateFile is what a simulator leaves in its directory so that others find
-// it.
+// stateFile is the name of the file in a simulator's directory by which clients find it.
 const stateFile = "sim.json"
 
 type stateRecord struct {
@@ -50,8 +49,7 @@ func (s *Server) writeStateFile() error {
 	return nil
 }
 
-// removeStateFile removes the file unless another simulator has put its own
-// there.
+// removeStateFile removes the file unless another simulator has replaced it.
 func (s *Server) removeStateFile() error {
 	record, err := readState(s.cfg.Dir)
 	if err != nil || record.URL != s.url || record.PID != os.Getpid() {
@@ -69,28 +67,28 @@ func readState(dir string) (stateRecord, error) {
 	return record, json.Unmarshal(b, &record)
 }
 
-// ErrNotRunning says that a directory has no running simulator, ErrRunning that
-// it has one.
+// ErrNotRunning says that a directory has no running simulator, ErrRunning that it
+// already has one.
 var (
 	ErrNotRunning = errors.New("no simulator is running")
 	ErrRunning    = errors.New("a simulator is running already")
 )
 
-// A RefusedError is a simulator's no to what it was asked, such as a fault of a
-// node that it has not got.
+// A RefusedError says that a simulator refused a request, such as a fault for a node that
+// does not exist.
 type RefusedError struct{ Text string }
 
 func (e *RefusedError) Error() string { return e.Text }
 
-// A Client controls a running simulator, of this or another process.
+// A Client controls a running simulator in this or another process.
 type Client struct {
 	dir    string
 	record stateRecord
 	http   *http.Client
 }
 
-// Open finds the simulator that runs with the state directory dir. The error
-// matches ErrNotRunning when there is none; what a dead one left is removed.
+// Open finds the simulator that runs with the state directory dir. If there is none, the
+// error matches ErrNotRunning; Open then removes what a dead simulator left.
 func Open(dir string) (*Client, error) {
 	record, err := readState(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -107,7 +105,7 @@ func Open(dir string) (*Client, error) {
 	return &Client{dir: dir, record: record, http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
 }
 
-// cleanUp removes what a dead simulator left.
+// cleanUp removes what a dead simulator left in dir.
 func cleanUp(ctx context.Context, dir string) error {
 	err := worker.Sweep(ctx, workersDir(dir))
 	if gone := os.Remove(filepath.Join(dir, stateFile)); !errors.Is(gone, fs.ErrNotExist) {
@@ -127,8 +125,8 @@ func alive(pid int) bool {
 	return err == nil || errors.Is(err, os.ErrPermission)
 }
 
-// zombie reports whether a process has ended and waits for its parent to take
-// note of it. Where there is no /proc, none has.
+// zombie reports whether a process has ended but its parent has not waited for it.
+// Without /proc it returns false.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -139,26 +137,26 @@ func zombie(pid int) bool {
 	return strings.HasPrefix(rest, " Z")
 }
 
-// Env returns the variables with which programs talk to the simulator.
+// Env returns the environment variables that make programs use the simulator.
 func (c *Client) Env() map[string]string { return c.record.Env }
 
-// URL is where the simulator is.
+// URL returns the address of the simulator.
 func (c *Client) URL() string { return c.record.URL }
 
-// PID is the process that the simulator runs in.
+// PID returns the process that the simulator runs in.
 func (c *Client) PID() int { return c.record.PID }
 
-// Started is when the simulator was started.
+// Started returns the time at which the simulator started.
 func (c *Client) Started() time.Time { return c.record.Started }
 
-// Status asks what there is.
+// Status returns the state of the simulator.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var st Status
 	return st, c.call(ctx, http.MethodGet, "status", nil, &st)
 }
 
-// Fault puts a fault in force, given in the form that ParseFault reads. The id
-// is for Clear; it is 0 for a fault that has happened and is over.
+// Fault puts a fault in force; text has the form that ParseFault reads. The id is for
+// Clear; it is 0 for a fault that happens once and is over.
 func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
 	if _, err := ParseFault(text); err != nil {
 		return 0, err
@@ -168,32 +166,32 @@ func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
 	return reply.ID, err
 }
 
-// Clear ends faults by id or name, or "all", and reports how many there were.
+// Clear ends faults by id or name, or all for "all", and returns their number.
 func (c *Client) Clear(ctx context.Context, which string) (int, error) {
 	var reply clearReply
 	err := c.call(ctx, http.MethodDelete, "faults/"+url.PathEscape(which), nil, &reply)
 	return reply.Cleared, err
 }
 
-// Login logs the user of a simulator with Config.Login in again.
+// Login logs the user in again, on a simulator with Config.Login.
 func (c *Client) Login(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "login", nil, nil)
 }
 
-// Down asks the simulator to end and waits until nothing of it is left, or ctx
-// is done. What is left of one that has died since Open is removed.
+// Down asks the simulator to end and waits until it has removed everything or ctx is
+// done. If the simulator died after Open, Down removes what it left.
 func (c *Client) Down(ctx context.Context) error {
 	err := c.call(ctx, http.MethodPost, "down", nil, nil)
 	if errors.Is(err, ErrNotRunning) {
 		return cleanUp(ctx, c.dir)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		return err // else it ended before its answer was out, which is what was asked
+		return err // otherwise it ended before it answered, as asked
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		// The state file is the last that a simulator takes away.
+		// A simulator removes its state file last.
 		if record, err := readState(c.dir); err != nil || record.URL != c.record.URL || !alive(record.PID) {
 			return nil
 		}
@@ -216,7 +214,7 @@ func (c *Client) call(ctx context.Context, method, what string, body, into any) 
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		// Another process has the number of the one that died.
+		// The simulator died; another process now has its number.
 		return fmt.Errorf("ask simulator of process %d: %w", c.record.PID, ErrNotRunning)
 	}
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// projectNumber is what the real service numbers projects with.
+// projectNumber is the number of the project; the real service gives each project one.
 const projectNumber = "123456789012"
 
 // A computeCall is one request to the Compute API, taken apart:
@@ -32,7 +32,7 @@ type computeCall struct {
 	id, verb   string
 }
 
-// name is the resource that the call is about: projects/P/SCOPE/COLLECTION/ID.
+// name returns the resource of the call: projects/P/SCOPE/COLLECTION/ID.
 func (c *computeCall) name() string {
 	return c.s.computePath(c.scope, c.collection, c.id)
 }
@@ -41,10 +41,10 @@ func (s *Server) computePath(scope, collection, id string) string {
 	return "projects/" + s.cfg.Project + "/" + scope + "/" + collection + "/" + id
 }
 
-// link is the URL of a compute resource.
+// link returns the URL of a compute resource.
 func (s *Server) link(name string) string { return s.url + "/compute/v1/" + name }
 
-// urlToName takes projects/… out of any URL that names a compute resource.
+// urlToName returns the part projects/… of a URL of a compute resource.
 func (s *Server) urlToName(link string) string {
 	if i := strings.Index(link, "/projects/"); i >= 0 {
 		return link[i+1:]
@@ -52,8 +52,7 @@ func (s *Server) urlToName(link string) string {
 	return link
 }
 
-// globalRef reads the ways in which a global resource may be named: a URL, a
-// path, or the bare name.
+// globalRef returns the name of a global resource given by URL, by path or by bare name.
 func (s *Server) globalRef(text, collection string) (name string, ok bool) {
 	return s.ref(text, "global", collection)
 }
@@ -94,7 +93,7 @@ func notReady(name string) *apiError {
 func (s *Server) serveCompute(r *http.Request, body []byte, who caller) answer {
 	c, err := s.parseComputeCall(r, body)
 	if err == nil && c.collection == "operations" && c.verb == "wait" {
-		err = s.waitComputeOp(c) // waits, so without the lock
+		err = s.waitComputeOp(c) // waits, so it must not hold the lock
 		c.verb, c.r = "", r.Clone(r.Context())
 		c.r.Method = http.MethodGet
 	}
@@ -281,8 +280,8 @@ func (s *Server) servePlaces(c *computeCall) (any, error) {
 	return nil, noSuchCompute("projects/" + s.cfg.Project + "/" + c.collection + "/" + c.id)
 }
 
-// A computeList is the answer to a list. Items are marshalled one by one: each
-// list message of computepb is a type of its own.
+// A computeList is the answer to a list. Items are marshalled one by one because each
+// list message of computepb is a separate type.
 type computeList struct {
 	head  map[string]any
 	items []proto.Message
@@ -331,8 +330,8 @@ func (s *Server) list(c *computeCall, kind string, all []proto.Message) (any, er
 	return l, nil
 }
 
-// waitComputeOp waits until the operation is done, at most the two minutes
-// that the real service holds such a request.
+// waitComputeOp waits until the operation is done, but at most two minutes, as the real
+// service does.
 func (s *Server) waitComputeOp(c *computeCall) error {
 	if c.r.Method != http.MethodPost {
 		return unknownMethod()

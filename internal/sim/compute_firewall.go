@@ -96,7 +96,7 @@ func (s *Server) patchFirewall(c *computeCall, f *computepb.Firewall) (any, erro
 		return nil, badValue("resource", change.GetName(), "Name and network of a firewall cannot be changed.")
 	}
 	next := proto.CloneOf(f)
-	// Lists are replaced, not appended to, as JSON merge patch has it.
+	// A patch replaces lists, as JSON merge patch does; it does not append to them.
 	replaced := func(from []string, to *[]string) {
 		if len(from) > 0 {
 			*to = nil
@@ -122,7 +122,7 @@ func (s *Server) patchFirewall(c *computeCall, f *computepb.Firewall) (any, erro
 	})
 }
 
-// putFirewall fills in what the service fills in, and keeps the rule.
+// putFirewall fills in the fields that the service fills in, and stores the rule.
 func (s *Server) putFirewall(st *state, f *computepb.Firewall) {
 	name := s.computePath("global", "firewalls", f.GetName())
 	f.Kind, f.Id, f.CreationTimestamp, f.SelfLink = proto.String("compute#firewall"), proto.Uint64(uint64(newID())), proto.String(s.timestamp()), proto.String(s.link(name))
@@ -194,7 +194,7 @@ func checkRange(text string) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
 		if _, aerr := netip.ParseAddr(text); aerr == nil {
-			return nil // a lone address is a range of one
+			return nil // a single address is a range of one
 		}
 		return badValue("resource.sourceRanges[0]", text, "Must be a valid CIDR range.")
 	}

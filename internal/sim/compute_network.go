@@ -14,13 +14,13 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A network, and whether its insert operation is done.
+// A network, with the state of its insert operation: ready means done.
 type network struct {
 	msg   *computepb.Network
 	ready bool
 }
 
-// The limits of an MTU, and what a network has when none is asked for.
+// The limits of an MTU, and the MTU of a network created without one.
 const (
 	minMTU     = 1300
 	maxMTU     = 8896
@@ -30,8 +30,8 @@ const (
 // maxNetworks is the quota NETWORKS of a new project.
 const maxNetworks = 15
 
-// autoRanges are the subnetworks of an auto-mode network, all within
-// 10.128.0.0/9. Regions that are not named here get what is free.
+// autoRanges returns the subnetworks of an auto-mode network by region, all within
+// 10.128.0.0/9. Regions not listed get a free range.
 func autoRanges() map[string]string {
 	return map[string]string{
 		"us-central1": "10.128.0.0/20", "europe-west1": "10.132.0.0/20", "us-west1": "10.138.0.0/20", "asia-east1": "10.140.0.0/20",
@@ -48,7 +48,7 @@ func (s *Server) addDefaultNetwork(st *state) {
 	s.addDefaultRules(st, "default")
 }
 
-// addDefaultRules gives a network the rules that the service gives "default".
+// addDefaultRules adds to a network the rules that the service adds to "default".
 func (s *Server) addDefaultRules(st *state, network string) {
 	rule := func(name, ranges, protocol string, ports ...string) {
 		s.putFirewall(st, &computepb.Firewall{
@@ -61,7 +61,7 @@ func (s *Server) addDefaultRules(st *state, network string) {
 	rule("internal", "10.128.0.0/9", "all")
 }
 
-// ensureNetwork makes the network called id, ready for use, unless it exists.
+// ensureNetwork creates the network called id, ready for use, unless it exists.
 func (s *Server) ensureNetwork(id string) {
 	if s.state.networks[s.computePath("global", "networks", id)] == nil {
 		s.putNetwork(&s.state, &computepb.Network{
@@ -71,8 +71,8 @@ func (s *Server) ensureNetwork(id string) {
 	}
 }
 
-// putNetwork fills in msg as the service does and keeps it, with the
-// subnetworks of auto mode.
+// putNetwork fills in msg as the service does and stores it; in auto mode it also creates
+// the subnetworks.
 func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
 	name := s.computePath("global", "networks", msg.GetName())
 	msg.Kind, msg.Id, msg.CreationTimestamp = proto.String("compute#network"), proto.Uint64(uint64(newID())), proto.String(s.timestamp())
@@ -109,7 +109,8 @@ func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
 	return n
 }
 
-// newSubnetwork is one of n as the service fills it in; key is its path.
+// newSubnetwork returns a subnetwork of n with the fields that the service fills in; key
+// is its path.
 func (s *Server) newSubnetwork(n *network, key, region string, cidr netip.Prefix) *computepb.Subnetwork {
 	return &computepb.Subnetwork{
 		Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(newID())), Name: proto.String(key[strings.LastIndexByte(key, '/')+1:]),
@@ -138,9 +139,9 @@ func (s *Server) mtuOf(networkName string) int {
 	return defaultMTU
 }
 
-// nextAddress gives out the next internal address of a subnetwork, which is
-// never used again. Addresses that another simulator on this machine has are left
-// out; where it has all, the last one is given out, and the worker does not start.
+// nextAddress returns the next internal address of a subnetwork and never returns it
+// again. It skips addresses that other simulators on this machine use. If they use all,
+// it returns the last one, and the worker fails to start.
 func (s *Server) nextAddress(subnetwork string) string {
 	prefix, err := netip.ParsePrefix(s.state.subnetworks[subnetwork].GetIpCidrRange())
 	if err != nil {
@@ -157,7 +158,7 @@ func (s *Server) nextAddress(subnetwork string) string {
 	}
 }
 
-// claim reports whether a worker may have an address.
+// claim reports whether a worker may use addr.
 func (s *Server) claim(addr netip.Addr) bool {
 	claimer, ok := s.workers.(worker.Claimer)
 	return !ok || claimer.Claim(addr)
@@ -194,8 +195,8 @@ func (s *Server) serveNetworks(c *computeCall) (any, error) {
 	return nil, unknownMethod()
 }
 
-// patchNetwork changes the MTU. Machines that run keep theirs until they are
-// made anew, as those of Google keep it until they boot.
+// patchNetwork changes the MTU. Running machines keep their MTU until they are created
+// again; Google's keep it until they reboot.
 func (s *Server) patchNetwork(c *computeCall, n *network) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
@@ -287,7 +288,7 @@ func (s *Server) deleteNetwork(c *computeCall) (any, error) {
 		}
 	}
 	if !n.msg.GetAutoCreateSubnetworks() {
-		// Those of auto mode go with their network; these somebody has made.
+		// Subnetworks of auto mode are deleted with their network; a user created these.
 		for _, sub := range sorted(s.state.subnetworks, nil) {
 			if sub.GetNetwork() == n.msg.GetSelfLink() {
 				return nil, inUse("network", name, s.urlToName(sub.GetSelfLink()))
@@ -343,8 +344,8 @@ func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
 	return s.aggregated(c, all)
 }
 
-// insertSubnetwork makes one in a custom-mode network. Of one network no two may
-// overlap.
+// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses one that
+// overlaps another of the same network.
 func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
@@ -405,8 +406,7 @@ func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
 	})
 }
 
-// aggregated answers an aggregatedList: items by region, of which one page is
-// enough.
+// aggregated answers an aggregatedList: all items by region, on one page.
 func (s *Server) aggregated(c *computeCall, all []proto.Message) (any, error) {
 	if err := checkQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess", "includeAllScopes", "serviceProjectNumber"); err != nil {
 		return nil, err

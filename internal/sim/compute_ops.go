@@ -16,15 +16,15 @@ const maxOpWait = 2 * time.Minute
 // A computeOp is an operation of the Compute API.
 type computeOp struct {
 	msg  *computepb.Operation
-	done chan struct{} // closed when it is
+	done chan struct{} // closed when the operation is done
 }
 
-// startComputeOp makes the operation that c asks for; after a step it is DONE.
-// finish, which may be nil, is told whether it ended well.
+// startComputeOp creates an operation for c, which is DONE after a step. It then calls
+// finish, which may be nil, with whether the operation succeeded.
 func (s *Server) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
 	number := newID()
 	now := s.timestamp()
-	scope := "global" // of what belongs to no region
+	scope := "global" // for resources without a region
 	if strings.HasPrefix(c.scope, "regions/") {
 		scope = c.scope
 	}
@@ -49,8 +49,8 @@ func (s *Server) startComputeOp(c *computeCall, kind, target string, id uint64, 
 	s.nextStep(func() {
 		op.msg.Status, op.msg.Progress, op.msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.timestamp())
 		if failure != "" {
-			// Without httpErrorStatusCode: Google's own Go client takes such
-			// an operation for a success.
+			// Leave httpErrorStatusCode unset: Google's own Go client takes such an
+			// operation for a success.
 			op.msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
 		}
 		if finish != nil {
@@ -69,8 +69,7 @@ func (c *computeCall) replayKey() string {
 	return c.r.Method + " " + c.r.URL.Path + " " + id
 }
 
-// replayed returns the operation that an earlier request with the same id
-// made.
+// replayed returns the operation that an earlier request with the same id created.
 func (c *computeCall) replayed() (any, bool, error) {
 	key := c.replayKey()
 	if key == "" {
@@ -111,9 +110,9 @@ func (s *Server) serveComputeOps(c *computeCall) (any, error) {
 
 var filterTerm = regexp.MustCompile(`^\(?\s*([A-Za-z.]+)\s*(=|!=|:|\beq\b|\bne\b)\s*"?([^"()]*?)"?\s*\)?$`)
 
-// parseFilter understands comparisons of one string field each, joined by AND
-// or put side by side in parentheses. The forms eq and ne take a regular
-// expression for the whole value, as the real service does.
+// parseFilter parses comparisons of one string field each, joined by AND or written side
+// by side in parentheses. As in the real service, eq and ne take a regular expression for
+// the whole value.
 func parseFilter(text string) (func(proto.Message) bool, error) {
 	all := func(proto.Message) bool { return true }
 	if strings.TrimSpace(text) == "" {

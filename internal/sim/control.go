@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Status is what a simulator says about itself.
+// Status is the state of a simulator.
 type Status struct {
 	URL      string         `json:"url"`
 	Project  string         `json:"project"`
@@ -55,15 +55,15 @@ type WorkerStatus struct {
 	Hostname string `json:"hostname"`
 }
 
-// FaultStatus is one fault in force. Left is how many more times it happens;
-// AllCalls: until cleared.
+// FaultStatus is one fault in force. Left is how many more times it happens; AllCalls
+// means until cleared.
 type FaultStatus struct {
 	ID    int    `json:"id"`
 	Fault string `json:"fault"`
 	Left  int    `json:"left"`
 }
 
-// Status returns what there is now.
+// Status returns the present state.
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *Server) Status() Status {
 	return st
 }
 
-// The bodies of the control endpoint.
+// The bodies of requests and answers of the control endpoint.
 type (
 	faultRequest struct {
 		Fault string `json:"fault"`

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// An apiError is an answer other than success, in the terms of both APIs: the
-// TPU API says Status and Details, the Compute API says Reason.
+// An apiError is an answer other than success, for both APIs: the TPU API uses Status and
+// Details, the Compute API Reason.
 type apiError struct {
 	Code       int
 	Status     string // canonical code: INVALID_ARGUMENT
@@ -18,13 +18,13 @@ type apiError struct {
 	Message    string
 	Details    []any
 	RetryAfter time.Duration
-	plain      bool // the body is the text alone
+	plain      bool // the body is only the text
 }
 
 func (e *apiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
 
-// statuses maps HTTP codes to the canonical status and to compute's reason.
-// Where several share a code the constructor below overrides it.
+// statuses maps HTTP codes to the canonical status and to compute's reason. Several
+// errors share a code; their constructors below override the values.
 func statuses(code int) (status, reason string) {
 	switch code {
 	case http.StatusBadRequest:
@@ -55,7 +55,7 @@ func statuses(code int) (status, reason string) {
 	return "UNKNOWN", "unknown"
 }
 
-// rpcCode is the number that operations carry instead of the HTTP code.
+// rpcCode returns the number that operations have in place of the HTTP code.
 func rpcCode(status string) int {
 	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
 		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
@@ -76,8 +76,8 @@ func (e *apiError) withStatus(status string) *apiError { e.Status = status; retu
 func (e *apiError) withReason(reason string) *apiError { e.Reason = reason; return e }
 func (e *apiError) withDetails(d ...any) *apiError     { e.Details = d; return e }
 
-// badField is how the TPU service itself (not the JSON layer in front of it)
-// refuses a value. The EID is what Google's support asks for.
+// badField returns the error with which the TPU service itself, not the JSON layer in
+// front of it, refuses a value. Google's support asks for the EID.
 func badField(field, format string, args ...any) *apiError {
 	text := fmt.Sprintf(format, args...)
 	e := errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
@@ -113,7 +113,7 @@ func notModelled(what string) *apiError {
 	return errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }
 
-// body renders e as the API at hand does.
+// body renders e as the Compute API or the TPU API does.
 func (e *apiError) body(compute bool) []byte {
 	inner := map[string]any{"code": e.Code, "message": e.Message}
 	if compute {
@@ -121,7 +121,7 @@ func (e *apiError) body(compute bool) []byte {
 	} else {
 		inner["status"] = e.Status
 	}
-	// The front end of both APIs refuses credentials, and names the status.
+	// The common front end of both APIs refuses credentials and includes the status.
 	if e.Code == http.StatusUnauthorized || e.Code >= 500 {
 		inner["status"] = e.Status
 	}
@@ -130,7 +130,7 @@ func (e *apiError) body(compute bool) []byte {
 	}
 	b, err := json.MarshalIndent(map[string]any{"error": inner}, "", "  ")
 	if err != nil {
-		panic(err) // strings and numbers only
+		panic(err) // cannot happen: strings and numbers only
 	}
 	return append(b, '\n')
 }
@@ -156,5 +156,5 @@ func writeError(w http.ResponseWriter, e *apiError, compute bool) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/", error="invalid_token"`)
 	}
 	w.WriteHeader(e.Code)
-	_, _ = w.Write(body) // the client is gone: nobody to tell
+	_, _ = w.Write(body) // an error means that the client is gone
 }

@@ -14,9 +14,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Fault is something that goes wrong. Which fields a fault uses, and what
-// they mean to it, is in Faults; the others must be zero. Empty names of
-// resources mean any, and may be patterns in which * stands for any text.
+// A Fault is a simulated failure. Faults says which fields each fault uses and what they
+// mean; all other fields must be zero. Names of resources may be patterns in which *
+// matches any text; empty matches every resource.
 type Fault struct {
 	Name string `json:"name"`
 
@@ -49,14 +49,14 @@ type Fault struct {
 	Bytes   int64  `json:"bytes,omitempty"`
 }
 
-// AllCalls as Fault.Count keeps a fault until it is cleared. Its text form is
+// AllCalls as Fault.Count keeps a fault in force until it is cleared. Its text form is
 // n=all.
 const AllCalls = -1
 
 // A FaultDoc describes one fault for help texts.
 type FaultDoc struct {
 	Name     string
-	Args     []string // KEY=… it takes; see FaultArgs for what they mean
+	Args     []string // KEY=… it takes; FaultArgs explains them
 	Required []string
 	What     string
 }
@@ -227,8 +227,8 @@ func faultDoc(name string) (FaultDoc, bool) {
 	return FaultDoc{}, false
 }
 
-// ParseFault reads the text form of a fault: its name, then KEY=VALUE words,
-// with a shell's quotes: `api-error code=429 path=*/nodes n=2 message="no more"`.
+// ParseFault parses the text form of a fault: its name, then KEY=VALUE words with a
+// shell's quotes: `api-error code=429 path=*/nodes n=2 message="no more"`.
 func ParseFault(text string) (Fault, error) {
 	words, err := shlex.Split(text)
 	if err != nil {
@@ -262,7 +262,7 @@ func ParseFault(text string) (Fault, error) {
 	return f, f.check()
 }
 
-// String is the text form that ParseFault reads.
+// String returns the text form that ParseFault reads.
 func (f Fault) String() string {
 	words := []string{f.Name}
 	doc, _ := faultDoc(f.Name)
@@ -277,7 +277,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// check refuses a fault that could never do what it says.
+// check refuses a fault that could never have its effect.
 func (f Fault) check() error {
 	doc, ok := faultDoc(f.Name)
 	if !ok {
@@ -322,7 +322,7 @@ func (f Fault) check() error {
 	return nil
 }
 
-// forWorker is the fault in the terms of package worker.
+// forWorker returns the fault as a fault of package worker.
 func (f Fault) forWorker() (worker.Fault, error) {
 	w := worker.Fault{
 		Kind: worker.FaultKind(strings.TrimPrefix(f.Name, "worker-")),
@@ -341,8 +341,8 @@ func (f Fault) forWorker() (worker.Fault, error) {
 	return w, nil
 }
 
-// once reports that a worker fault happens and is over, and so does not meet
-// workers that are started later.
+// once reports whether a worker fault happens once, so that it does not affect workers
+// that start later.
 func (f Fault) once() bool {
 	return slices.Contains([]string{"worker-reboot", "worker-rotate-host-keys", "worker-kill"}, f.Name)
 }

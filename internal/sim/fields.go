@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// A fieldMask is a partial response (the query parameter fields): what is wanted of
-// each field by its name, where nothing means all of it. "*" stands for every name.
+// A fieldMask is a partial response (the query parameter fields): it maps the name of
+// each wanted field to the fields wanted below it; nil means all. "*" matches every name.
 type fieldMask map[string]fieldMask
 
-// parseFields reads "kind,items(name,metadata/mode),nextPageToken" for an answer
-// like v.
+// parseFields parses "kind,items(name,metadata/mode),nextPageToken" for an answer of the
+// type of v.
 func parseFields(text string, v any) (fieldMask, error) {
 	p := fieldParser{all: text, rest: text}
 	mask, err := p.list(reflect.TypeOf(v))
@@ -45,7 +45,7 @@ func (p *fieldParser) list(t reflect.Type) (fieldMask, error) {
 	}
 }
 
-// item reads one name with what is wanted below it.
+// item parses one name and the fields wanted below it.
 func (p *fieldParser) item(t reflect.Type, mask fieldMask) error {
 	end := strings.IndexAny(p.rest, ",/()")
 	if end < 0 {
@@ -78,20 +78,21 @@ func (p *fieldParser) item(t reflect.Type, mask fieldMask) error {
 	return nil
 }
 
-// add wants more of a field.
+// add adds sub to what is wanted of a field.
 func (f fieldMask) add(name string, sub fieldMask) {
 	old, had := f[name]
 	switch {
 	case !had || sub == nil:
 		f[name] = sub
-	case old != nil: // otherwise all of it is wanted already
+	case old != nil: // otherwise the whole field is wanted already
 		for k, v := range sub {
 			old.add(k, v)
 		}
 	}
 }
 
-// typeBelow is the type of a field of t, whatever t is a list of or points to.
+// typeBelow returns the type of a field of t, or of t's elements if t is a list or a
+// pointer.
 func typeBelow(t reflect.Type, name string) (reflect.Type, bool) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -109,7 +110,7 @@ func typeBelow(t reflect.Type, name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// of takes from a message what the mask wants.
+// of returns the part of a message that the mask selects.
 func (f fieldMask) of(message []byte) ([]byte, error) {
 	var v any
 	if err := json.Unmarshal(message, &v); err != nil {

@@ -13,25 +13,24 @@ import (
 	"github.com/coder/websocket"
 )
 
-// The relay protocol of Identity-Aware Proxy's TCP forwarding, version 4, as
-// gcloud speaks it: binary WebSocket messages of big-endian frames that begin
-// with a 16-bit tag.
+// The relay protocol of Identity-Aware Proxy's TCP forwarding, version 4, as gcloud
+// speaks it: binary WebSocket messages of big-endian frames; each frame begins with a
+// 16-bit tag.
 const (
 	relayPath        = "/iap/v4/"
 	relaySubprotocol = "relay.tunnel.cloudproxy.app"
 
 	relayConnected = 0x0001 // u32 length, session id
 	relayData      = 0x0004 // u32 length, at most relayPiece bytes
-	relayAck       = 0x0007 // u64 bytes received in all
+	relayAck       = 0x0007 // u64 total bytes received
 	relayPiece     = 16 << 10
 
-	// What the real relay closes with when nothing listens, or no firewall rule
-	// lets it in.
+	// The code with which the real relay closes when nothing listens, or when no firewall
+	// rule lets it in.
 	relayRefused = websocket.StatusCode(4003)
 )
 
-// serveRelay is a relay without sessions to take up again: a tunnel ends with
-// its WebSocket.
+// serveRelay relays without resumable sessions: a tunnel ends with its WebSocket.
 func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if strings.TrimPrefix(r.URL.Path, relayPath) != "connect" || q.Get("project") != s.cfg.Project {
@@ -45,7 +44,7 @@ func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	}
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{relaySubprotocol}, InsecureSkipVerify: true})
 	if err != nil {
-		return // Accept has answered
+		return // Accept has sent the error
 	}
 	defer ws.CloseNow()
 	ws.SetReadLimit(1 << 20)
@@ -137,7 +136,7 @@ func frame(tag uint16, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// workerAddress finds a VM by its name.
+// workerAddress returns the address of the VM with that name, or "".
 func (s *Server) workerAddress(zone, hostname string) string {
 	for _, n := range s.Status().Nodes {
 		for _, w := range n.Workers {

@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// Who calls an API. A worker shows the token that its metadata server gave it,
-// which stands for the service account and the scopes of its node; whoever
-// shows anything else, or nothing, is the user, who may do everything.
+// How the simulator finds out who calls an API. A worker presents the token of its
+// metadata server, which stands for the service account and the scopes of its node. Every
+// caller with another token or none is the user, who may do everything.
 //
-// Permissions are those that everybody has by inheritance but for what the fault
-// permission-denied takes away, and those of the project's policy; scopes are
+// Everybody has all permissions by inheritance, except those that the fault
+// permission-denied removes; the project's policy may grant those again. Scopes are
 // modelled.
 
-// tokenLife is how long a token of a worker is good for.
+// tokenLife is how long a worker's token is valid.
 const tokenLife = time.Hour
 
-// A caller is whom a request comes from.
+// A caller is the sender of a request.
 type caller struct {
 	email  string
 	scopes []string // nil: every scope
 }
 
-// A token is what the metadata server of one worker gave out.
+// A token is an access token that the metadata server of one worker issued.
 type token struct {
 	text    string
 	node    string // resource name
@@ -35,8 +35,8 @@ type token struct {
 	expires time.Time
 }
 
-// tokenOf returns the token of worker i of n. As on a real machine it is the
-// same one until shortly before it expires. s.mu is held.
+// tokenOf returns the token of worker i of n. As on a real machine the token stays the
+// same until shortly before it expires. The caller holds s.mu.
 func (s *Server) tokenOf(n *node, i int) *token {
 	now := s.clock.Now()
 	key := fmt.Sprintf("%s/%d", n.msg.Name, i)
@@ -51,7 +51,7 @@ func (s *Server) tokenOf(n *node, i int) *token {
 	return t
 }
 
-// callerOf finds out whom a request comes from.
+// callerOf returns the sender of a request, or an error for an invalid worker token.
 func (s *Server) callerOf(r *http.Request) (caller, *apiError) {
 	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer || !strings.HasPrefix(text, workerToken) {
@@ -101,8 +101,8 @@ func (who caller) checkScopes(r *http.Request) *apiError {
 	})
 }
 
-// may reports whether the caller has a permission, which counts as one case of a
-// fault that has taken it away. s.mu is held.
+// may reports whether the caller has a permission. If a fault denies it, that counts as
+// one use of the fault. The caller holds s.mu.
 func (who caller) may(s *Server, permission string) bool {
 	a := who.denied(s, permission)
 	if a != nil {
@@ -111,8 +111,8 @@ func (who caller) may(s *Server, permission string) bool {
 	return a == nil
 }
 
-// denied is the fault for which the caller lacks a permission, or nil. s.mu is
-// held.
+// denied returns the fault that denies the caller a permission, or nil. The caller holds
+// s.mu.
 func (who caller) denied(s *Server, permission string) *activeFault {
 	if s.granted(who.email, permission) {
 		return nil
@@ -122,8 +122,8 @@ func (who caller) denied(s *Server, permission string) *activeFault {
 	})
 }
 
-// checkTPU refuses a caller of the TPU API that lacks the permission. Queued
-// resources have none of their own: those of nodes count. s.mu is held.
+// checkTPU refuses a caller of the TPU API without the permission. Queued resources have
+// no permissions of their own; those of nodes apply. The caller holds s.mu.
 func (who caller) checkTPU(s *Server, c *call) error {
 	verb := c.method()
 	switch {
@@ -146,8 +146,8 @@ func (who caller) checkTPU(s *Server, c *call) error {
 	})
 }
 
-// checkCompute refuses a caller of the Compute API that lacks the permission.
-// s.mu is held.
+// checkCompute refuses a caller of the Compute API without the permission. The caller
+// holds s.mu.
 func (who caller) checkCompute(s *Server, c *computeCall) error {
 	resource, verb := c.collection, map[string]string{
 		http.MethodGet: "get", http.MethodPost: "create", http.MethodDelete: "delete", http.MethodPatch: "update",
@@ -176,8 +176,8 @@ func (who caller) checkCompute(s *Server, c *computeCall) error {
 	return errorf(http.StatusForbidden, "Required '%s' permission for '%s'", permission, name)
 }
 
-// Secret Manager, v1: a secret is made, a version added, the newest or a
-// numbered version accessed. Not modelled: everything else.
+// Secret Manager, v1: creating a secret, adding a version, accessing the newest or a
+// numbered version. Everything else is not modelled.
 
 // isSecrets reports whether a request is for Secret Manager.
 func isSecrets(r *http.Request) bool {

@@ -16,12 +16,12 @@ import (
 // An activeFault is a fault in force.
 type activeFault struct {
 	id   int
-	left int // calls or cases left; AllCalls: until cleared
+	left int // uses left; AllCalls: until cleared
 	Fault
 }
 
-// Inject puts a fault in force. The id is for Clear; it is 0 for a fault that
-// has happened and is over.
+// Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens
+// once and is over.
 func (s *Server) Inject(f Fault) (id int, err error) {
 	if err := f.check(); err != nil {
 		return 0, err
@@ -54,7 +54,7 @@ func (s *Server) Inject(f Fault) (id int, err error) {
 	return s.addFault(f), nil
 }
 
-// addFault keeps f; the caller holds s.mu.
+// addFault stores f. The caller holds s.mu.
 func (s *Server) addFault(f Fault) int {
 	s.state.faultID++
 	a := &activeFault{id: s.state.faultID, left: f.Count, Fault: f}
@@ -65,8 +65,8 @@ func (s *Server) addFault(f Fault) int {
 	return a.id
 }
 
-// Clear ends the fault with this id, or those with this name, or all for "all".
-// It reports how many there were.
+// Clear ends the fault with this id, or those with this name, or all for "all". It
+// returns their number.
 func (s *Server) Clear(which string) (int, error) {
 	id, _ := strconv.Atoi(which)
 	matches := func(a *activeFault) bool { return which == "all" || a.Name == which || id > 0 && a.id == id }
@@ -140,7 +140,7 @@ func (s *Server) injectWorkers(f Fault) (id int, err error) {
 		id = s.addFault(f)
 		s.mu.Unlock()
 	}
-	// At once: a machine that reboots has its time for that.
+	// Do this in parallel: a machine that reboots may take its time.
 	errs := make([]error, len(machines))
 	var group sync.WaitGroup
 	for i, m := range machines {
@@ -150,7 +150,7 @@ func (s *Server) injectWorkers(f Fault) (id int, err error) {
 	return id, errors.Join(errs...)
 }
 
-// machinesFor are the running workers that a worker fault is about.
+// machinesFor returns the running workers that a worker fault affects.
 func (s *Server) machinesFor(f Fault) []worker.Machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +165,7 @@ func (s *Server) machinesFor(f Fault) []worker.Machine {
 	return machines
 }
 
-// workerFaults are the faults that a worker is born with.
+// workerFaults returns the faults that a new worker starts with.
 func (s *Server) workerFaults(nodeID string, i int) []worker.Fault {
 	var faults []worker.Fault
 	for _, a := range s.state.faults {
@@ -179,12 +179,12 @@ func (s *Server) workerFaults(nodeID string, i int) []worker.Fault {
 	return faults
 }
 
-// A requestVerdict is what the faults in force do to one request.
+// A requestVerdict is the effect of the faults in force on one request.
 type requestVerdict struct {
 	err   *apiError
 	delay time.Duration
-	drop  bool // cut the connection in place of the answer
-	skip  bool // do nothing before
+	drop  bool // cut the connection instead of answering
+	skip  bool // do not carry out the request
 }
 
 func (s *Server) meetFaults(r *http.Request) requestVerdict {
@@ -235,7 +235,8 @@ func (f Fault) apiError() *apiError {
 	return e
 }
 
-// use counts one case of a down; the caller holds s.mu.
+// use counts one use of fault a and removes the fault after its last one. The caller
+// holds s.mu.
 func (s *Server) use(a *activeFault) {
 	if a.left == AllCalls {
 		return
@@ -245,8 +246,8 @@ func (s *Server) use(a *activeFault) {
 	}
 }
 
-// find returns the first fault of that name that match likes; the caller holds
-// s.mu.
+// find returns the first fault with that name that match accepts; a nil match accepts
+// all. The caller holds s.mu.
 func (s *Server) find(name string, match func(*activeFault) bool) *activeFault {
 	for _, a := range s.state.faults {
 		if a.Name == name && (match == nil || match(a)) {
@@ -281,8 +282,8 @@ func (s *Server) extraDelay() (d time.Duration) {
 	return d
 }
 
-// takeOperationFault returns how the operation that is about to begin will
-// fail, or nil.
+// takeOperationFault returns the error with which the operation about to begin will fail,
+// or nil.
 func (s *Server) takeOperationFault() *apiError {
 	a := s.find("op-error", nil)
 	if a == nil {
@@ -299,8 +300,8 @@ func (s *Server) takeOperationFault() *apiError {
 	return f.apiError()
 }
 
-// takeComputeOpFault returns the text of the error with which the compute
-// operation that is about to begin will end, or "".
+// takeComputeOpFault returns the error text with which the compute operation about to
+// begin will end, or "".
 func (s *Server) takeComputeOpFault() string {
 	a := s.find("compute-op-error", nil)
 	if a == nil {
@@ -313,8 +314,8 @@ func (s *Server) takeComputeOpFault() string {
 	return a.Message
 }
 
-// strike lets a fault that waited for q's state happen. It reports whether q
-// has left its way.
+// strike applies a fault that waited for q's present state. It reports whether there was
+// one.
 func (s *Server) strike(q *queuedResource) bool {
 	for _, a := range s.state.faults {
 		state := a.State
@@ -335,7 +336,8 @@ func (s *Server) strike(q *queuedResource) bool {
 	return false
 }
 
-// strikeNow hits the requests that exist. It reports whether there were any.
+// strikeNow applies f to the existing requests that it matches. It reports whether there
+// were any.
 func (s *Server) strikeNow(f Fault) bool {
 	hit := false
 	for _, q := range sorted(s.state.queued, nil) {
@@ -362,8 +364,8 @@ func (s *Server) hit(q *queuedResource, f Fault) {
 	s.fail(q, errorf(http.StatusTooManyRequests, "%s", text))
 }
 
-// glob compares text with a pattern in which * stands for any text. The empty
-// pattern stands for everything.
+// glob compares text with a pattern in which * matches any text. The empty pattern
+// matches everything.
 func glob(pattern, text string) bool {
 	if pattern == "" {
 		return true

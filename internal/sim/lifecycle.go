@@ -12,9 +12,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// How requests and nodes change state. Every function here is called with s.mu
-// held and returns at once; what takes time continues in later or spawn, and
-// looks again at the state when it comes back.
+// How requests and nodes change state. The caller of every function here holds s.mu, and
+// every function returns at once. Work that takes time runs in later or spawn and checks
+// the state again afterwards.
 
 // setState moves q and sets the data that belongs to the state.
 func (s *Server) setState(q *queuedResource, state, initiator string, failure *apiError) {
@@ -40,7 +40,7 @@ func (s *Server) setState(q *queuedResource, state, initiator string, failure *a
 	q.msg.State = st
 }
 
-// when runs f after one step if q is still there and in state.
+// when runs f after one step if q still exists and is still in state.
 func (s *Server) when(q *queuedResource, state string, f func()) {
 	s.nextStep(func() {
 		if s.state.queued[q.msg.Name] == q && q.state() == state {
@@ -49,13 +49,13 @@ func (s *Server) when(q *queuedResource, state string, f func()) {
 	})
 }
 
-// enqueue starts the way of q: CREATING, ACCEPTED, WAITING_FOR_RESOURCES.
+// enqueue moves q through CREATING, ACCEPTED and WAITING_FOR_RESOURCES.
 func (s *Server) enqueue(q *queuedResource, op *operation) {
 	s.setState(q, "CREATING", "USER", nil)
 	if !q.deadline.IsZero() {
 		s.later(q.deadline.Sub(s.clock.Now()), func() { s.expire(q) })
 	}
-	// The operation ends once the request is taken, whatever becomes of it.
+	// The operation ends once the request is accepted, whatever happens to it later.
 	s.nextStep(func() { s.finish(op, q.msg, nil) })
 	s.when(q, "CREATING", func() {
 		s.setState(q, "ACCEPTED", "SERVICE", nil)
@@ -71,7 +71,7 @@ func (s *Server) enqueue(q *queuedResource, op *operation) {
 	})
 }
 
-// expire fails q if its valid-until time passes before it is provisioned.
+// expire fails q if its valid-until time has passed before provisioning.
 func (s *Server) expire(q *queuedResource) {
 	if s.state.queued[q.msg.Name] != q || !slices.Contains([]string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"}, q.state()) {
 		return
@@ -79,8 +79,7 @@ func (s *Server) expire(q *queuedResource) {
 	s.fail(q, errorf(http.StatusGatewayTimeout, "The request could not be provisioned before its valid-until time %s.", stamp(q.deadline)))
 }
 
-// provision takes q out of the queue if there is capacity. If not, q waits
-// until retryQueue.
+// provision starts provisioning q if there is capacity. If not, q waits until retryQueue.
 func (s *Server) provision(q *queuedResource) {
 	if wait := q.begins.Sub(s.clock.Now()); wait > 0 {
 		s.later(wait, func() {
@@ -114,7 +113,7 @@ func (s *Server) provision(q *queuedResource) {
 	}
 }
 
-// retryQueue looks again at the requests that wait for capacity.
+// retryQueue tries again to provision the requests that wait for capacity.
 func (s *Server) retryQueue() {
 	for _, q := range sorted(s.state.queued, nil) {
 		if q.state() == "WAITING_FOR_RESOURCES" {
@@ -136,7 +135,7 @@ func (s *Server) activate(q *queuedResource) {
 	}
 }
 
-// fail ends q for good. Nodes that it had are deleted, its quota is kept.
+// fail makes q FAILED, which is final. It deletes the nodes of q; q keeps its quota.
 func (s *Server) fail(q *queuedResource, failure *apiError) {
 	s.setState(q, "FAILED", "SERVICE", failure)
 	for _, n := range s.nodesOf(q) {
@@ -144,8 +143,8 @@ func (s *Server) fail(q *queuedResource, failure *apiError) {
 	}
 }
 
-// suspend takes the nodes of q away. Its quota is kept. Preempted nodes stay
-// to be seen until q is deleted.
+// suspend removes the nodes of q. q keeps its quota. Preempted nodes stay visible until q
+// is deleted.
 func (s *Server) suspend(q *queuedResource, initiator string) {
 	if s.state.queued[q.msg.Name] != q || slices.Contains([]string{"SUSPENDING", "SUSPENDED", "DELETING", "FAILED"}, q.state()) {
 		return
@@ -204,7 +203,7 @@ func (s *Server) nodeGone(n *node) {
 	}
 }
 
-// addNodes makes the nodes of q, in state CREATING.
+// addNodes creates the nodes of q, in state CREATING.
 func (s *Server) addNodes(q *queuedResource) []*node {
 	var nodes []*node
 	for _, id := range q.nodeIDs() {
@@ -214,7 +213,7 @@ func (s *Server) addNodes(q *queuedResource) []*node {
 			Spot: q.msg.Spot != nil || q.msg.ProvisioningModel == "SPOT", Preemptible: q.msg.BestEffort != nil,
 			Reserved: q.msg.ReservationName != "", ReservationName: q.msg.ReservationName,
 		}
-		// A node has no word for flex-start: the enumeration ends before it.
+		// A node cannot be marked as flex-start: the enumeration has no such value.
 		if q.msg.ProvisioningModel != "FLEX_START" {
 			msg.SchedulingConfig.ProvisioningModel = q.msg.ProvisioningModel
 		}
@@ -240,7 +239,7 @@ func cloneNode(n *tpualpha.Node) *tpualpha.Node {
 	return &c
 }
 
-// addNode makes a node, in state CREATING. msg has passed checkNode.
+// addNode creates a node, in state CREATING. msg must have passed checkNode.
 func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node {
 	msg.Name = s.locationName(zone) + "/nodes/" + id
 	msg.Id, msg.State, msg.CreateTime, msg.ApiVersion = newID(), "CREATING", s.timestamp(), "V2_ALPHA1"
@@ -272,8 +271,8 @@ func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node 
 	return n
 }
 
-// removeNode deletes n, which takes a step, and then calls done, which may be
-// nil. Of several calls for one node each gets its done.
+// removeNode deletes n, which takes a step, and then calls done, which may be nil. If it
+// is called several times for one node, it calls each done.
 func (s *Server) removeNode(n *node, done func()) {
 	if done != nil {
 		n.gone = append(n.gone, done)
@@ -292,8 +291,8 @@ func (s *Server) removeNode(n *node, done func()) {
 	})
 }
 
-// preempt takes n away as the service does. A vanished node is not listed any
-// more; else it stays, PREEMPTED.
+// preempt removes n as the service does. With vanish the node disappears from the list;
+// otherwise it stays listed as PREEMPTED.
 func (s *Server) preempt(n *node, vanish bool) {
 	if n.msg.State == "DELETING" || n.msg.State == "PREEMPTED" {
 		return
@@ -309,7 +308,7 @@ func (s *Server) preempt(n *node, vanish bool) {
 	}
 }
 
-// maintain marks n as under maintenance that goes on.
+// maintain marks n as under ongoing maintenance.
 func (s *Server) maintain(n *node) {
 	now := s.clock.Now()
 	n.msg.Health = "UNHEALTHY_MAINTENANCE"
@@ -319,8 +318,8 @@ func (s *Server) maintain(n *node) {
 	}
 }
 
-// checkQuota refuses a request that the quota of its zone and generation does
-// not cover. Spot and best-effort requests draw on a quota of their own.
+// checkQuota refuses a request that exceeds the quota of its zone and generation. Spot
+// and best-effort requests have a separate quota.
 func (s *Server) checkQuota(zone string, t tpu.Type, cost int, preemptible bool) error {
 	limit := s.state.quota[zone]
 	if limit <= 0 {

@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// A simLogin is the one user of a simulator with Config.Login: what was issued
-// to them and is still good.
+// A simLogin holds the valid credentials of the only user of a simulator with
+// Config.Login.
 type simLogin struct {
 	count   int             // logins so far
-	refresh string          // the refresh token that is good; empty: the login has ended
-	tokens  map[string]bool // access tokens that are good
+	refresh string          // the valid refresh token; empty: the login has ended
+	tokens  map[string]bool // valid access tokens
 }
 
-// tokenPath is where access tokens are fetched.
+// tokenPath is the path of the token endpoint.
 const tokenPath = "/token"
 
-// workerToken begins the access tokens that the metadata server gives workers.
+// workerToken is the prefix of the access tokens that the metadata server issues to
+// workers.
 const workerToken = "ya29.simulated-"
 
 const refusedToken = "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
@@ -31,8 +32,8 @@ func (s *Server) credentialsFile() string {
 	return filepath.Join(s.cfg.Dir, "application_default_credentials.json")
 }
 
-// Login does what "gcloud auth application-default login" does: it puts new
-// application default credentials into the file that Env names.
+// Login does what "gcloud auth application-default login" does: it writes new application
+// default credentials to the file that Env names.
 func (s *Server) Login() error {
 	if !s.cfg.Login {
 		return errors.New("log in: this simulator lets everybody in")
@@ -57,8 +58,8 @@ func (s *Server) Login() error {
 	return os.Rename(tmp, s.credentialsFile())
 }
 
-// endLogin makes every token of the user worthless, as when a company's rule
-// asks for a new login; the caller holds s.mu.
+// endLogin invalidates every token of the user, as a company's rule that requires a new
+// login does. The caller holds s.mu.
 func (s *Server) endLogin() error {
 	if !s.cfg.Login {
 		return errors.New(`inject fault "login-ended": this simulator lets everybody in`)
@@ -101,10 +102,10 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(b) // the client is gone: nobody to tell
+	_, _ = w.Write(b) // an error means that the client is gone
 }
 
-// letIn refuses callers without a good token; the caller holds s.mu.
+// letIn refuses callers without a valid token. The caller holds s.mu.
 func (s *Server) letIn(r *http.Request) *apiError {
 	if !s.cfg.Login {
 		return nil

@@ -14,11 +14,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// metadataRoot is where the instance metadata server has its tree.
+// metadataRoot is the path of the instance metadata server's tree.
 const metadataRoot = "/computeMetadata/v1/"
 
-// metadataServer is the instance metadata server as worker i of n sees it. It
-// does not model wait_for_change and identity tokens.
+// metadataServer returns the instance metadata server for worker i of n. It does not
+// model wait_for_change and identity tokens.
 func (s *Server) metadataServer(n *node, i int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -42,10 +42,11 @@ func (s *Server) metadataServer(n *node, i int) http.Handler {
 
 func writeText(w http.ResponseWriter, text string) {
 	w.Header().Set("Content-Type", "application/text")
-	_, _ = w.Write([]byte(text)) // the client is gone: nobody to tell
+	_, _ = w.Write([]byte(text)) // an error means that the client is gone
 }
 
-// serveTree answers from values by path. What ends in a slash is a directory.
+// serveTree answers from tree, which maps paths to values. A path that ends in a slash is
+// a directory.
 func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	name := strings.TrimPrefix(r.URL.Path, metadataRoot)
 	if value, ok := tree[name]; ok {
@@ -93,8 +94,8 @@ func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	}
 }
 
-// put adds a value to nested objects, whose names are in camel case except
-// those of attributes.
+// put adds a value to nested objects. It converts their names to camel case, except those
+// of attributes.
 func put(into map[string]any, key, rest, value string) {
 	prefix := strings.TrimSuffix(key, rest)
 	first, deeper, more := strings.Cut(rest, "/")
@@ -124,7 +125,7 @@ func camel(name string) string {
 	return strings.Join(words, "")
 }
 
-// metadataOf returns all values that worker i of n finds, by path.
+// metadataOf returns all values of the metadata server of worker i of n, by path.
 func (s *Server) metadataOf(n *node, i int) map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +191,8 @@ func (s *Server) metadataOf(n *node, i int) map[string]string {
 	return tree
 }
 
-// guestTree is where a worker writes guest attributes, which the API shows.
+// guestTree is the directory into which a worker writes guest attributes, which the API
+// returns.
 const guestTree = "instance/guest-attributes/"
 
 // guestOf returns the guest attributes that worker i wrote, by namespace/key.
@@ -237,7 +239,7 @@ func tagList(tags []string) string {
 	return string(b)
 }
 
-// tpuEnv is the text that JAX and libtpu read. s.mu is held.
+// tpuEnv returns the text that JAX and libtpu read. The caller holds s.mu.
 func (s *Server) tpuEnv(n *node, i int) string {
 	kind := strings.ToUpper(n.typ.Generation.Name)
 	if n.typ.Generation.Name == "v5e" {
@@ -272,7 +274,7 @@ func preemptible(n *node) bool {
 	return c != nil && (c.Spot || c.Preemptible)
 }
 
-// bounds are the extents of a slice in workers, and of a worker in chips.
+// bounds returns the dimensions of a slice in workers, and of a worker in chips.
 func bounds(t tpu.Type) (hosts, chips string) {
 	dims := [3]int{1, 1, 1}
 	for i, text := range strings.SplitN(t.Topology, "x", 3) {

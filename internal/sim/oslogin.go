@@ -15,22 +15,22 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OS Login: accounts with keys that belong to people instead of machines. The
-// workers of a node ask it where enable-oslogin is TRUE in the metadata of the
-// node, or of the project and the node says nothing.
+// OS Login: accounts whose keys belong to people instead of machines. The workers of a
+// node use it when enable-oslogin is TRUE in the metadata of the node or, if the node
+// does not set it, of the project.
 //
-// Every address is an account. Its profile is empty until a key is imported;
-// then it has a login for the project, named after the address. Not modelled:
-// who may log in (roles), second factors and certificates, systemId.
+// Every address is an account. Its profile is empty until a key is imported; then it has
+// a login for the project, named after the address. Not modelled: login permissions
+// (roles), second factors and certificates, systemId.
 
-// simAccount is whom requests without credentials come from.
+// simAccount is the user, who sends the requests without credentials.
 const simAccount = "you@multihost.example"
 
-// maxLoginProfile is Google's limit for one profile.
+// maxLoginProfile is Google's limit for the size of one profile.
 const maxLoginProfile = 32 << 10
 
-// isOSLogin reports whether a request is for OS Login, or asks whose the
-// credentials are.
+// isOSLogin reports whether a request is for OS Login, or asks for the owner of the
+// credentials.
 func isOSLogin(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/users/") || r.URL.Path == "/oauth2/v2/userinfo"
 }
@@ -69,8 +69,7 @@ func isEmail(text string) bool {
 	return strings.Contains(text, "@") && !strings.ContainsAny(text, "/: ")
 }
 
-// loginProfile returns a copy of the profile of an account, without the keys
-// that have expired.
+// loginProfile returns a copy of the profile of an account without the expired keys.
 func (s *Server) loginProfile(email string) *oslogin.LoginProfile {
 	p := &oslogin.LoginProfile{Name: email}
 	if known := s.state.logins[email]; known != nil {
@@ -134,7 +133,7 @@ func (s *Server) importKey(email, project string, body []byte) (any, error) {
 
 var notLogin = regexp.MustCompile(`[^a-z0-9_]`)
 
-// loginName is the login that OS Login makes of an address.
+// loginName returns the login that OS Login derives from an address.
 func loginName(email string) string {
 	name := notLogin.ReplaceAllString(strings.ToLower(email), "_")
 	if local, domain, _ := strings.Cut(email, "@"); strings.HasSuffix(domain, ".gserviceaccount.com") {
@@ -144,8 +143,8 @@ func loginName(email string) string {
 	return name[:min(len(name), 32)]
 }
 
-// osLoginKeys are the keys of everybody, as lines of ssh-keys metadata. The
-// caller holds s.mu.
+// osLoginKeys returns the keys of all accounts, as lines of ssh-keys metadata. The caller
+// holds s.mu.
 func (s *Server) osLoginKeys() []string {
 	var lines []string
 	for _, email := range slices.Sorted(maps.Keys(s.state.logins)) {

@@ -17,18 +17,19 @@ import (
 
 // The APIs about the project itself.
 //
-// Service Usage, v1: the APIs of apis are known; all are enabled but for what
-// the fault api-disabled says, and enabling one ends that fault at once.
+// Service Usage, v1: the services are those of apis. All are enabled, except those that
+// the fault api-disabled disables; enabling one ends that fault at once.
 //
 // Resource Manager, v1: the project's policy. The user has every permission by
-// inheritance, which the fault permission-denied takes away; a binding of the
-// policy gives what its role holds all the same. Roles are those of roles,
-// without conditions.
+// inheritance, unless the fault permission-denied removes it; a binding of the policy
+// grants the permissions of its role even then. Roles are those of roles, without
+// conditions.
 //
-// Cloud Quotas, v1 and v1beta, which gcloud uses: the quotas of the TPU API. The simulator has one pool for a
-// zone, so every quota of a zone has its limit; a preference is granted at once.
+// Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The
+// simulator has one pool for each zone, so every quota of a zone has the same limit; it
+// grants a preference at once.
 
-// apis are the services that can be enabled, with what people call them.
+// apis returns the services that can be enabled, with their display names.
 func apis() map[string]string {
 	return map[string]string{
 		"tpu.googleapis.com": "Cloud TPU API", "compute.googleapis.com": "Compute Engine API", "oslogin.googleapis.com": "Cloud OS Login API",
@@ -38,7 +39,7 @@ func apis() map[string]string {
 	}
 }
 
-// apiOf is the service that a request is for.
+// apiOf returns the service that a request is for; "" means none that can be disabled.
 func apiOf(r *http.Request) string {
 	switch path := r.URL.Path; {
 	case isStorage(r):
@@ -46,7 +47,7 @@ func apiOf(r *http.Request) string {
 	case strings.HasPrefix(path, "/compute/"):
 		return "compute.googleapis.com"
 	case r.URL.Path == "/oauth2/v2/userinfo":
-		return "" // everybody's
+		return "" // works without any enabled API
 	case isOSLogin(r):
 		return "oslogin.googleapis.com"
 	case isSecrets(r):
@@ -63,7 +64,7 @@ func apiOf(r *http.Request) string {
 	return "tpu.googleapis.com"
 }
 
-// disabled refuses requests for an API that is not enabled. s.mu is held.
+// disabled refuses requests for a disabled API. The caller holds s.mu.
 func (s *Server) disabled(r *http.Request) *apiError {
 	api := apiOf(r)
 	if api == "" || s.find("api-disabled", func(a *activeFault) bool { return a.Service == api }) == nil {
@@ -112,7 +113,7 @@ func (s *Server) dispatchProject(who caller) func(r *http.Request, body []byte) 
 	}
 }
 
-// need refuses a caller who lacks a permission in the project.
+// need refuses a caller without a permission in the project.
 func (s *Server) need(who caller, permission string) error {
 	if who.may(s, permission) {
 		return nil
@@ -175,7 +176,7 @@ func (s *Server) serveServices(who caller, r *http.Request, rest string, body []
 	return nil, notModelled("services" + rest)
 }
 
-// checkNames is checkQuery for a parameter that may be repeated.
+// checkNames is checkQuery for a method with one parameter that may be repeated.
 func checkNames(query url.Values, repeated string) error {
 	query = maps.Clone(query)
 	delete(query, repeated)
@@ -200,8 +201,8 @@ func (s *Server) service(name string) (*serviceusage.GoogleApiServiceusageV1Serv
 	}, nil
 }
 
-// roles are what each role holds, in patterns. The table is not Google's whole
-// one: it has what multihost and its documents speak of.
+// roles returns the permissions of each role, as patterns. Google has more roles; the
+// table has those that multihost and its documents mention.
 func roles() map[string][]string {
 	reads := func(resources ...string) (all []string) {
 		for _, r := range resources {
@@ -231,7 +232,7 @@ func roles() map[string][]string {
 
 var permissionPattern = regexp.MustCompile(`^[a-z]+\.[A-Za-z]+\.[A-Za-z]+$`)
 
-// known reports whether some role but the owner's names a permission.
+// known reports whether a role other than the owner's has a permission.
 func known(permission string) bool {
 	if !permissionPattern.MatchString(permission) {
 		return false
@@ -244,7 +245,8 @@ func known(permission string) bool {
 	return false
 }
 
-// granted reports whether the project's policy gives a permission. s.mu is held.
+// granted reports whether the project's policy grants a permission. The caller holds
+// s.mu.
 func (s *Server) granted(email, permission string) bool {
 	for _, b := range s.state.policy {
 		if !slices.ContainsFunc(b.Members, func(m string) bool { _, who, _ := strings.Cut(m, ":"); return who == email }) {
@@ -330,7 +332,7 @@ func (s *Server) setPolicy(req *cloudresourcemanager.SetIamPolicyRequest) (any, 
 	return s.policy(), nil
 }
 
-// tpuQuotas are the quotas of the TPU API, by their ids.
+// tpuQuotas returns the ids of the quotas of the TPU API.
 func tpuQuotas() []string {
 	var ids []string
 	for _, family := range []string{"V2s%s", "V2s%sPod", "V3s%s", "V3s%sPod", "V4s%sPod", "V5s%sLitepod", "V5s%sLitepodServing", "V5P%s", "V6E%s"} {

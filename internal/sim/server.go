@@ -18,7 +18,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A Clock tells the simulator the time. The zero Config uses the real one.
+// A Clock provides the time. The zero Config uses the system's clock.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -29,16 +29,16 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Config says what to simulate. The zero value of each field means the
-// default named.
+// Config configures a simulator. The comment on each field names the default that its
+// zero value means.
 type Config struct {
-	Listen  string // address of the API; 127.0.0.1:0. "none": it has only ServeHTTP
-	Project string // the one project there is; DefaultProject
-	Zone    string // where Slices are and every accelerator type is offered; DefaultZone
+	Listen  string // address of the API; 127.0.0.1:0. "none": ServeHTTP only
+	Project string // the only project; DefaultProject
+	Zone    string // where Slices are; it offers every accelerator type; DefaultZone
 
 	// Dir is the private directory of the simulator: state file, keys, gcloud
-	// configuration, homes of workers. It is made if need be. Empty: one below
-	// the system's temporary directory, removed by Close.
+	// configuration, homes of workers. It is created when missing. Empty: a new one in
+	// the system's temporary directory, which Close removes.
 	Dir string
 
 	// Slices exist and are READY when Start returns.
@@ -47,10 +47,9 @@ type Config struct {
 	// Step is how long each change of state takes; 300 ms.
 	Step time.Duration
 
-	// Backend is what workers are made of: "process" (the default); "netns",
-	// which needs root and worker.MaybeInit at the start of main; or "none" for
-	// an API without workers, whose nodes have addresses that nothing listens
-	// on.
+	// Backend is the kind of the workers: "process" (the default); "netns", which needs
+	// root and worker.MaybeInit at the start of main; or "none" for an API without
+	// workers, whose nodes have addresses on which nothing listens.
 	Backend string
 
 	// Workers, when set, is used in place of Backend. The server closes it.
@@ -63,15 +62,15 @@ type Config struct {
 	// generation a zone may hold; 0: no limit.
 	Quota int
 
-	// ProjectMetadata is commonInstanceMetadata at the start.
+	// ProjectMetadata is the initial commonInstanceMetadata.
 	ProjectMetadata map[string]string
 
-	// Login lets in only who shows an access token: that of the user, whose
-	// application default credentials Env names, or one of a worker's metadata
-	// server. Without it everybody is let in.
+	// Login requires an access token from every caller: one of the user, whose
+	// application default credentials Env names, or one of a worker's metadata server.
+	// Without Login no token is needed.
 	Login bool
 
-	// Secrets are in Secret Manager from the start, as version 1.
+	// Secrets are the initial secrets of Secret Manager, as version 1.
 	Secrets map[string]string
 
 	// Faults are in force from the start.
@@ -80,15 +79,14 @@ type Config struct {
 	Clock Clock // the system's
 }
 
-// The names that a zero Config has.
+// The defaults of a zero Config.
 const (
 	DefaultProject = "multihost-sim"
 	DefaultZone    = "us-central2-b"
 	defaultStep    = 300 * time.Millisecond
 )
 
-// A Server is a running simulator. Its methods may be called by many
-// goroutines.
+// A Server is a running simulator. Its methods are safe for concurrent use.
 type Server struct {
 	cfg     Config
 	clock   Clock
@@ -100,21 +98,21 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup // everything that later, spawn and Serve started
-	down   chan struct{}  // closed when a client asked for the end
+	down   chan struct{}  // closed when a client asks the simulator to end
 	stop   sync.Once
 	asked  sync.Once
 	err    error // of Close
 
 	mu      sync.Mutex // guards the rest; never held while waiting for anything
-	closing bool       // nothing is added to wg any more
+	closing bool       // wg must not grow any more
 	state   state
 }
 
-// ErrClosed is the cause of everything that Close cuts short.
+// ErrClosed is the cause of everything that Close cancels.
 var ErrClosed = errors.New("simulator closed")
 
-// Start runs a simulator until Close. It returns when the API answers and the
-// configured slices are ready, or ctx is done, which only limits the start.
+// Start starts a simulator, which runs until Close. It returns when the API answers and
+// the configured slices are ready, or when ctx is done; ctx limits only the start.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	s, err := newServer(cfg)
 	if err != nil {
@@ -183,7 +181,7 @@ func (s *Server) begin(ctx context.Context) error {
 	return s.writeStateFile()
 }
 
-// listen gives the API its address.
+// listen opens the address of the API and serves it.
 func (s *Server) listen(ctx context.Context) error {
 	if s.cfg.Listen == "none" {
 		s.url = "http://sim.invalid"
@@ -228,13 +226,13 @@ func (s *Server) workersDir() string { return workersDir(s.cfg.Dir) }
 
 func workersDir(dir string) string { return filepath.Join(dir, "workers") }
 
-// URL is where the API is, without a slash at the end.
+// URL returns the URL of the API, without a slash at the end.
 func (s *Server) URL() string { return s.url }
 
-// Dir is the private directory of the simulator.
+// Dir returns the private directory of the simulator.
 func (s *Server) Dir() string { return s.cfg.Dir }
 
-// SSHPort is the port on which every worker answers; 0 without workers.
+// SSHPort returns the SSH port of all workers; 0 without workers.
 func (s *Server) SSHPort() int {
 	if s.workers == nil {
 		return 0
@@ -242,12 +240,12 @@ func (s *Server) SSHPort() int {
 	return s.workers.Port()
 }
 
-// Down is closed when a client asked the simulator to end; whoever started it
-// then calls Close.
+// Down returns a channel that is closed when a client asks the simulator to end; the
+// process that started it then calls Close.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// Env returns the environment variables with which multihost and an unmodified
-// gcloud talk to this simulator and to nothing else.
+// Env returns the environment variables that make multihost and an unmodified gcloud use
+// this simulator and nothing else.
 func (s *Server) Env() map[string]string {
 	env := map[string]string{
 		"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU":                  s.url + "/",
@@ -266,7 +264,7 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_CORE_DISABLE_PROMPTS":                        "true",
 		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":                "true",
 		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK":      "true",
-		"MULTIHOST_FLAG_PROJECT":                               s.cfg.Project, // before that of a multihost.yaml
+		"MULTIHOST_FLAG_PROJECT":                               s.cfg.Project, // takes precedence over a multihost.yaml
 		"MULTIHOST_FLAG_ZONE":                                  s.cfg.Zone,
 		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.cfg.Dir, "google_compute_engine"),
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.cfg.Dir, "known_hosts"),
@@ -282,8 +280,8 @@ func (s *Server) Env() map[string]string {
 	return env
 }
 
-// Close ends the simulator: no request, no worker and no goroutine of it is
-// left when it returns. It may be called twice.
+// Close ends the simulator. When it returns, no request, worker or goroutine of the
+// simulator is left. It may be called twice.
 func (s *Server) Close() error {
 	s.stop.Do(func() {
 		s.mu.Lock()
@@ -310,8 +308,8 @@ func (s *Server) Close() error {
 
 func (s *Server) requestDown() { s.asked.Do(func() { close(s.down) }) }
 
-// enter reports that a request begins, unless the server is closing. The
-// caller calls s.wg.Done at its end.
+// enter registers the start of a request; it reports false if the server is closing.
+// Otherwise the caller must call s.wg.Done at the end of the request.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -322,16 +320,16 @@ func (s *Server) enter() bool {
 	return true
 }
 
-// spawn runs f, which ends soon after s.ctx does, on a goroutine that Close
-// waits for. The caller holds s.mu; f does not.
+// spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
+// caller holds s.mu; f does not.
 func (s *Server) spawn(f func()) {
 	if !s.closing {
 		s.wg.Go(f)
 	}
 }
 
-// later runs f, with s.mu held, after d, unless the server is closed first.
-// The caller holds s.mu.
+// later runs f after d with s.mu held, unless the server is closed first. The caller
+// holds s.mu.
 func (s *Server) later(d time.Duration, f func()) {
 	s.spawn(func() {
 		if d > 0 {
@@ -349,22 +347,22 @@ func (s *Server) later(d time.Duration, f func()) {
 	})
 }
 
-// nextStep runs f after one step of the pace, and what slow-operations adds.
+// nextStep runs f after one Config.Step plus the delay of the fault slow-operations.
 func (s *Server) nextStep(f func()) { s.later(s.cfg.Step+s.extraDelay(), f) }
 
-// A Request is one API request that the server has had.
+// A Request is one API request that the server has received.
 type Request struct {
 	Method string
 	Path   string // with query
 	Body   string
-	Code   int // of the answer; 0 where the connection was dropped
+	Code   int // of the answer; 0 if the connection was dropped
 }
 
-// keptRequests bounds the log of a simulator that runs for weeks.
+// keptRequests limits the log of a simulator that runs for weeks.
 const keptRequests = 10_000
 
-// Requests returns the API requests so far, oldest first, at most the last
-// 10,000. Requests of the control endpoint are not among them.
+// Requests returns the API requests so far, oldest first, at most the last 10,000. It
+// does not include requests of the control endpoint.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -382,7 +380,7 @@ func (s *Server) logRequest(r Request) {
 	}
 }
 
-// An answer is what a handler gives: JSON, raw bytes with a code, or an error.
+// An answer is the result of a handler: JSON, raw bytes with a code, or an error.
 type answer struct {
 	json []byte
 	err  *apiError
@@ -392,8 +390,8 @@ type answer struct {
 	code   int // 0: 200 with json
 }
 
-// ServeHTTP is the whole API. Every request is logged, meets the faults in
-// force, and is answered by the API that its path names.
+// ServeHTTP serves all APIs. It logs every request, applies the faults in force and
+// passes the request to the API that its path names.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.enter() {
 		panic(http.ErrAbortHandler)
@@ -418,7 +416,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := readBody(r, limit)
 	logged := Request{Method: r.Method, Path: r.URL.RequestURI()}
-	if !objects { // a simulator that runs for weeks must not keep what is uploaded
+	if !objects { // a simulator that runs for weeks must not keep uploads
 		logged.Body = string(body)
 	}
 	who, refused := s.callerOf(r)
@@ -466,7 +464,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.code != 0 {
 		maps.Copy(w.Header(), a.header)
 		w.WriteHeader(a.code)
-		_, _ = w.Write(a.raw) // the client is gone: nobody to tell
+		_, _ = w.Write(a.raw) // an error means that the client is gone
 		return
 	}
 	writeJSON(w, a.json)
@@ -486,7 +484,7 @@ func (s *Server) pause(ctx context.Context, d time.Duration) bool {
 
 func writeJSON(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
-	_, _ = w.Write(append(b, '\n')) // the client is gone: nobody to tell
+	_, _ = w.Write(append(b, '\n')) // an error means that the client is gone
 }
 
 func asAPIError(err error) *apiError {

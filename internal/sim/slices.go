@@ -17,19 +17,19 @@ type SliceSpec struct {
 	Name  string // of the queued resource; also the node for Count 1, else the prefix of NAME-0, NAME-1, …
 	Count int
 	Type  string
-	// Foreign slices were made by nobody's queued resource.
+	// Foreign slices belong to no queued resource.
 	Foreign bool
-	// Network is the one they are on. When empty, one slice is on "default" and
-	// several are on LargePackets. One that does not exist is made, with the
-	// largest MTU there is and the rules of "default".
+	// Network is the network of the slices. When empty, one slice is on "default" and
+	// several are on LargePackets. A network that does not exist is created with the
+	// largest possible MTU and the rules of "default".
 	Network string
 }
 
-// LargePackets is the network of several slices that exist from the start. Its
-// MTU is 8896, as slices want between them; that of "default" is 1460.
+// LargePackets is the network of several slices that exist from the start. Its MTU is
+// 8896, which traffic between slices needs; that of "default" is 1460.
 const LargePackets = "mtu8896"
 
-// String is the text form that ParseSlices reads.
+// String returns the text form that ParseSlices reads.
 func (p SliceSpec) String() string {
 	text := fmt.Sprintf("%s:%dx%s", p.Name, p.Count, p.Type)
 	if p.Foreign {
@@ -41,8 +41,8 @@ func (p SliceSpec) String() string {
 	return text
 }
 
-// ParseSlices reads descriptions of slices, separated by commas or spaces, each
-// NAME:COUNTxTYPE, optionally with ":foreign" and ":network=NETWORK" after it:
+// ParseSlices parses descriptions of slices, separated by commas or spaces. Each is
+// NAME:COUNTxTYPE, optionally followed by ":foreign" and ":network=NETWORK":
 // "v4:2xv4-16", "t:1xv5litepod-16,old:1xv4-8:foreign".
 func ParseSlices(text string) ([]SliceSpec, error) {
 	var specs []SliceSpec
@@ -118,7 +118,7 @@ func (p SliceSpec) nodeIDs() []string {
 	return ids
 }
 
-// startPreset makes the configured slices and waits until they are READY.
+// startPreset creates the configured slices and waits until they are READY.
 func (s *Server) startPreset(ctx context.Context) error {
 	results := make(chan error)
 	started := 0
@@ -155,8 +155,8 @@ func (s *Server) startPreset(ctx context.Context) error {
 	return nil
 }
 
-// addPreset makes the nodes of p, in state CREATING, as if an ACTIVE request
-// had made them.
+// addPreset creates the nodes of p, in state CREATING, as if an ACTIVE request had
+// created them.
 func (s *Server) addPreset(zone string, p SliceSpec) ([]*node, error) {
 	t, err := tpu.ParseType(p.Type)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// state is all that the simulated cloud knows. Keys of the maps are full
-// resource names: projects/P/locations/Z/nodes/N, projects/P/global/networks/N.
+// state is the whole state of the simulated cloud. Keys of the maps are full resource
+// names: projects/P/locations/Z/nodes/N, projects/P/global/networks/N.
 type state struct {
 	queued map[string]*queuedResource
 	nodes  map[string]*node
@@ -37,18 +37,18 @@ type state struct {
 
 	login      simLogin
 	buckets    map[string]*bucket
-	uploads    map[string]*upload // resumable ones under way, by id
-	generation int64              // the last one given to an object
+	uploads    map[string]*upload // unfinished resumable uploads, by id
+	generation int64              // the last one assigned to an object
 	secrets    map[string][][]byte
-	tokens     map[string]*token // of workers, by node and number
+	tokens     map[string]*token // of workers, by node and index
 
 	policy      []*cloudresourcemanager.Binding // of the project
-	policyCount int                             // changes of it
+	policyCount int                             // number of changes of policy
 
 	faults    []*activeFault
 	faultID   int
-	quota     map[string]int // by zone; 0 and missing: no limit
-	addresses map[string]int // by region: internal addresses given out
+	quota     map[string]int // by zone; 0 or missing: no limit
+	addresses map[string]int // by subnetwork: number of internal addresses assigned
 	requests  []Request
 	counts    map[string]int // requests by method
 	total     int
@@ -76,7 +76,7 @@ func (s *Server) initialState() state {
 	return st
 }
 
-// A queuedResource is one request and what came of it.
+// A queuedResource is one request and its state.
 type queuedResource struct {
 	msg      *tpualpha.QueuedResource // state and name included
 	id, zone string
@@ -89,7 +89,7 @@ type queuedResource struct {
 
 func (q *queuedResource) state() string { return q.msg.State.State }
 
-// nodeIDs are the nodes that q makes, in slice order.
+// nodeIDs returns the ids of the nodes of q, in slice order.
 func (q *queuedResource) nodeIDs() []string {
 	if q.prefix == "" {
 		return []string{q.msg.Tpu.NodeSpec[0].NodeId}
@@ -101,10 +101,10 @@ func (q *queuedResource) nodeIDs() []string {
 	return ids
 }
 
-// cost is what q takes of the quota.
+// cost returns how much of the quota q takes.
 func (q *queuedResource) cost() int { return q.count * units(q.typ) }
 
-// units is the number in the accelerator type: TensorCores or chips.
+// units returns the number in the accelerator type: TensorCores or chips.
 func units(t tpu.Type) int {
 	if t.Generation.CountsCores {
 		return 2 * t.Chips
@@ -118,13 +118,13 @@ type node struct {
 	id, zone string
 	typ      tpu.Type
 	machines []worker.Machine // in worker order; nil entries before they boot
-	further  [][]string       // of each worker, the addresses of its other interfaces
+	further  [][]string       // the addresses of each worker's other interfaces
 	ips      []string
 	mtu      int
-	queued   string              // resource name of the request that made it, or empty
+	queued   string              // resource name of the request that created it, or empty
 	gone     []func()            // called once the node is deleted
-	ended    []func()            // called once its machines have ended, while they do
-	guest    []map[string]string // guest attributes that a worker wrote, by namespace/key
+	ended    []func()            // called once its machines have ended, while they are ending
+	guest    []map[string]string // guest attributes of each worker, by namespace/key
 }
 
 // An operation of the TPU API.
@@ -145,7 +145,7 @@ func (s *Server) newOperation(zone, verb, target string) *operation {
 	return op
 }
 
-// finish ends op, which may be nil, well or with err.
+// finish ends op with result, or with err if not nil. op may be nil.
 func (s *Server) finish(op *operation, result any, err *apiError) {
 	if op == nil || op.done {
 		return
@@ -153,8 +153,8 @@ func (s *Server) finish(op *operation, result any, err *apiError) {
 	op.done, op.result, op.err, op.ended = true, result, err, s.clock.Now()
 }
 
-// newID makes a number for things that the real API numbers at random. It is
-// positive and never the same twice.
+// newID returns a positive number for things that the real API numbers at random. It
+// never returns the same number twice.
 func newID() int64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation
@@ -169,7 +169,8 @@ func (s *Server) timestamp() string { return stamp(s.clock.Now()) }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000000Z") }
 
-// sorted returns the values of m that keep likes, by key.
+// sorted returns the values of m that keep accepts, in the order of their keys; a nil
+// keep accepts all.
 func sorted[V any](m map[string]V, keep func(key string, v V) bool) []V {
 	var out []V
 	for _, key := range slices.SortedFunc(maps.Keys(m), cmp.Compare[string]) {

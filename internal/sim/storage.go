@@ -24,23 +24,22 @@ import (
 	storage "google.golang.org/api/storage/v1"
 )
 
-// Cloud Storage, JSON API v1: buckets (get, list, insert, delete, storage layout),
-// objects (get, media with ranges, list with prefix and delimiter, the three ways of
-// insert, rewrite, compose, delete), preconditions and partial responses: what
-// Google's clients for Go and gcloud storage cp, mv, ls, cat and rm ask for. Not
-// modelled: access control lists and policies, holds and retention, changes of
-// metadata, other storage classes than STANDARD, folders, notifications, encryption
-// keys; and a bucket tells whether it keeps versions and what is soft-deleted, but
-// does not keep them.
+// Cloud Storage, JSON API v1, as far as Google's clients for Go and gcloud storage cp,
+// mv, ls, cat and rm use it: buckets (get, list, insert, delete, storage layout), objects
+// (get, media with ranges, list with prefix and delimiter, the three kinds of insert,
+// rewrite, compose, delete), preconditions and partial responses. Not modelled: access
+// control lists and policies, holds and retention, changes of metadata, storage classes
+// other than STANDARD, folders, notifications, encryption keys. A bucket reports whether
+// it keeps versions and soft-deleted objects, but it keeps neither.
 
-// DefaultBucket is there from the start, and made not to keep what is overwritten.
+// DefaultBucket exists from the start and does not keep overwritten objects.
 const DefaultBucket = "multihost-sim"
 
 const (
 	maxCompose = 32        // sources of one compose
-	maxObject  = 1 << 30   // of the simulator's memory; the real limit is 5 TiB
-	chunkUnit  = 256 << 10 // what a resumable upload's chunks are multiples of
-	softDelete = 604800    // seconds, of a bucket that is made without another policy
+	maxObject  = 1 << 30   // it is in the simulator's memory; the real limit is 5 TiB
+	chunkUnit  = 256 << 10 // chunks of a resumable upload are multiples of this
+	softDelete = 604800    // seconds, for a bucket created without another policy
 )
 
 var (
@@ -59,12 +58,12 @@ type object struct {
 	data []byte
 }
 
-// An upload is a resumable one under way.
+// An upload is an unfinished resumable upload.
 type upload struct {
 	bucket string
 	msg    *storage.Object
 	query  url.Values
-	fields string // of its last answer
+	fields string // fields parameter of its last answer
 	data   []byte
 }
 
@@ -75,7 +74,7 @@ func newBucket(name, created string) *bucket {
 	}}
 }
 
-// storageTime is the time as Cloud Storage writes it: to the millisecond.
+// storageTime returns the time in the format of Cloud Storage, in milliseconds.
 func (s *Server) storageTime() string { return s.clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // isStorage reports whether a request is for Cloud Storage.
@@ -96,7 +95,7 @@ type storageCall struct {
 	query  url.Values
 	body   []byte
 	who    caller
-	fields string // what of the answer is wanted; "": all
+	fields string // wanted fields of the answer; "": all
 	upload bool   // on the upload path
 	bucket string
 	parts  []string // after the bucket: "o", object, verb
@@ -123,7 +122,7 @@ func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storag
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
 	}
-	// Names of objects have slashes, which are escaped in the path.
+	// Names of objects contain slashes, which are escaped in the path.
 	path, isUpload := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), "/resumable"), "/upload")
 	path = strings.TrimPrefix(strings.TrimPrefix(path, "/download"), "/storage/v1/")
 	var parts []string
@@ -145,10 +144,10 @@ func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storag
 	return c, nil
 }
 
-// bucketParameters are accepted and without effect here.
+// bucketParameters are accepted and have no effect here.
 var bucketParameters = []string{"userProject", "projection"}
 
-// notParameters are what the API has and the simulator does not.
+// notParameters are parameters that the API has and the simulator does not model.
 var notParameters = []string{"softDeleted", "softDeletedOnly", "restoreToken", "matchGlob", "filter", "enableObjectRetention", "kmsKeyName", "destinationKmsKeyName"}
 
 func (c *storageCall) serve() (answer, error) {
@@ -197,7 +196,7 @@ func (c *storageCall) serve() (answer, error) {
 	return answer{}, notModelled("objects." + strings.Join(c.parts[1:], "/"))
 }
 
-// may refuses a caller that lacks a permission.
+// may refuses a caller without a permission.
 func (c *storageCall) may(permission, resource string) error {
 	if !c.who.may(c.s, permission) {
 		text := fmt.Sprintf("%s does not have %s access to the Google Cloud Storage %s. Permission '%s' denied on resource (or it may not exist).", c.who.email, permission, resource, permission)
@@ -206,7 +205,7 @@ func (c *storageCall) may(permission, resource string) error {
 	return nil
 }
 
-// answer is a message, or the fields of it that are wanted.
+// answer returns a message, or only its wanted fields.
 func (c *storageCall) answer(v any) (answer, error) {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil || c.fields == "" {
@@ -312,8 +311,8 @@ func (c *storageCall) serveBucket() (answer, error) {
 	return answer{code: http.StatusNoContent}, nil
 }
 
-// preconditions are those of a method on the object that is there, or on the source
-// of a copy, whose parameters have "Source" in their names.
+// preconditions checks the preconditions of a request on the existing object, or on the
+// source of a copy, whose parameters have "Source" in their names.
 func (c *storageCall) preconditions(o *object, source string) error {
 	var generation, metageneration int64
 	if o != nil {
@@ -350,7 +349,7 @@ var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "ifMetag
 func (c *storageCall) find(b *bucket, name string) (*object, error) {
 	o := b.objects[name]
 	if text := c.query.Get("generation"); o != nil && text != "" && text != strconv.FormatInt(o.msg.Generation, 10) {
-		o = nil // versions are not kept
+		o = nil // the simulator keeps no old versions
 	}
 	if o == nil {
 		return nil, errorf(http.StatusNotFound, "No such object: %s/%s", c.bucket, name)
@@ -383,8 +382,8 @@ func (c *storageCall) get(b *bucket, name string) (answer, error) {
 	return c.media(o)
 }
 
-// media is the content of an object, or the range that was asked for. A range
-// that cannot be read as one is ignored, as HTTP has it.
+// media returns the content of an object, or the requested range. It ignores an
+// unparsable range, as HTTP requires.
 func (c *storageCall) media(o *object) (answer, error) {
 	header := http.Header{}
 	header.Set("Content-Type", cmp.Or(o.msg.ContentType, "application/octet-stream"))
@@ -395,7 +394,7 @@ func (c *storageCall) media(o *object) (answer, error) {
 	}
 	header.Set("X-Goog-Stored-Content-Length", strconv.Itoa(len(o.data)))
 	if o.msg.ContentEncoding != "" {
-		// Where the client does not take it as it is, the real one unpacks gzip.
+		// The real service decompresses gzip if the client does not accept it.
 		if !strings.Contains(c.r.Header.Get("Accept-Encoding"), o.msg.ContentEncoding) {
 			return answer{}, notModelled("The unpacking of " + o.msg.ContentEncoding)
 		}
@@ -534,8 +533,8 @@ func (c *storageCall) compose(b *bucket, name string) (answer, error) {
 	return c.answer(o.msg)
 }
 
-// rewrite copies an object, in one call: from one location and class to the same, the
-// real one does, too.
+// rewrite copies an object in one call. The real service does so too within one location
+// and class.
 func (c *storageCall) rewrite(from *bucket, name, toBucket, toName string) (answer, error) {
 	parameters := append([]string{"sourceGeneration", "destinationPredefinedAcl", "maxBytesRewrittenPerCall", "ifSourceGenerationMatch", "ifSourceGenerationNotMatch",
 		"ifSourceMetagenerationMatch", "ifSourceMetagenerationNotMatch"}, generations...)
@@ -574,7 +573,7 @@ func (c *storageCall) rewrite(from *bucket, name, toBucket, toName string) (answ
 	if err := c.preconditions(source, "Source"); err != nil {
 		return answer{}, err
 	}
-	// Metadata in the body replaces all that of the source.
+	// Metadata in the body replaces all metadata of the source.
 	if msg.ContentType+msg.ContentEncoding+msg.ContentDisposition+msg.ContentLanguage+msg.CacheControl+msg.CustomTime == "" && len(msg.Metadata) == 0 {
 		copied := *source.msg
 		msg = &copied
@@ -591,8 +590,8 @@ func (c *storageCall) rewrite(from *bucket, name, toBucket, toName string) (answ
 	})
 }
 
-// settable refuses what a client may set of a new object and is not modelled. What
-// only the service sets is ignored, as there.
+// settable refuses fields that a client may set on a new object but that are not
+// modelled. Like the real service, it ignores fields that only the service sets.
 func settable(msg *storage.Object) error {
 	for name, set := range map[string]bool{
 		"acl": len(msg.Acl) > 0, "kmsKeyName": msg.KmsKeyName != "", "retention": msg.Retention != nil, "contexts": msg.Contexts != nil,
@@ -606,8 +605,8 @@ func settable(msg *storage.Object) error {
 	return nil
 }
 
-// put makes an object, over an older one if there is one. components is how many
-// objects it is composed of; 0: none.
+// put creates an object and replaces an older one. components is how many objects it is
+// composed of; 0 if it is not composed.
 func (c *storageCall) put(b *bucket, bucketName string, msg *storage.Object, data []byte, components int64) (*object, error) {
 	if msg.Name == "" || len(msg.Name) > 1024 || strings.ContainsAny(msg.Name, "\r\n") {
 		return nil, errorf(http.StatusBadRequest, "Invalid object name: %q", msg.Name).withReason("invalid")
@@ -640,7 +639,7 @@ func (c *storageCall) put(b *bucket, bucketName string, msg *storage.Object, dat
 		return nil, errorf(http.StatusBadRequest, "Provided MD5 hash %q doesn't match calculated MD5 hash %q.", msg.Md5Hash, md5Hash).withReason("invalid")
 	}
 	if components > 0 {
-		md5Hash = "" // as of everything composed
+		md5Hash = "" // composed objects have none
 	}
 	c.s.state.generation = max(c.s.state.generation+1, c.s.clock.Now().UnixMicro())
 	generation, now := c.s.state.generation, c.s.storageTime()
@@ -659,7 +658,7 @@ func (c *storageCall) put(b *bucket, bucketName string, msg *storage.Object, dat
 	return o, nil
 }
 
-// insert is put for an upload.
+// insert calls put for an upload.
 func (c *storageCall) insert(b *bucket, msg *storage.Object, data []byte) (answer, error) {
 	msg.ContentEncoding = cmp.Or(c.query.Get("contentEncoding"), msg.ContentEncoding)
 	o, err := c.put(b, c.bucket, msg, data, 0)
@@ -719,8 +718,8 @@ func (c *storageCall) serveUpload(b *bucket) (answer, error) {
 
 // multipart reads a multipart/related body: the resource, then the content.
 func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
-	// gcloud puts the boundary, which has "=" in it, into single quotes, as the real one
-	// lets it.
+	// gcloud puts the boundary, which contains "=", into single quotes; the real service
+	// accepts that.
 	kind, params, err := mime.ParseMediaType(strings.ReplaceAll(c.r.Header.Get("Content-Type"), "'", `"`))
 	if err != nil || kind != "multipart/related" {
 		return nil, errorf(http.StatusBadRequest, "Content-Type of a multipart upload must be multipart/related")
@@ -752,8 +751,8 @@ func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
 	return bodies[1], nil
 }
 
-// resume takes one chunk of a resumable upload, or tells how much there is.
-// Google's client cannot take status 308 and says so.
+// resume takes one chunk of a resumable upload, or reports how much has arrived. Google's
+// client cannot handle status 308 and sends a header that says so.
 func (c *storageCall) resume(b *bucket, id string) (answer, error) {
 	u := c.s.state.uploads[id]
 	if u == nil || u.bucket != c.bucket {
@@ -792,11 +791,11 @@ func (c *storageCall) resume(b *bucket, id string) (answer, error) {
 	return a, nil
 }
 
-// chunk reads a Content-Range header. first is -1 where no bytes are sent,
-// total where it is not known yet.
+// chunk parses a Content-Range header. first is -1 if no bytes are sent, total if it is
+// not known yet.
 func chunk(header string, size int) (first, total int64, err error) {
 	if header == "" {
-		return 0, int64(size), nil // all at once
+		return 0, int64(size), nil // everything in one request
 	}
 	bad := errorf(http.StatusBadRequest, "Invalid Content-Range: %q", header)
 	match := contentRange.FindStringSubmatch(header)
@@ -827,7 +826,7 @@ type Object struct {
 	Updated time.Time
 }
 
-// Objects returns what a bucket holds, by name.
+// Objects returns the objects of a bucket, by name.
 func (s *Server) Objects(name string) []Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()

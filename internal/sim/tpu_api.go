@@ -29,7 +29,7 @@ type call struct {
 func (c *call) parent() string { return c.s.locationName(c.zone) }
 func (c *call) name() string   { return c.parent() + "/" + c.collection + "/" + c.id }
 
-// zonesListed are the zones that a list covers.
+// zonesListed returns the zones that a list covers.
 func (c *call) zonesListed() []string {
 	if c.zone == "-" {
 		return c.s.zones()
@@ -37,7 +37,7 @@ func (c *call) zonesListed() []string {
 	return []string{c.zone}
 }
 
-// serveJSON answers with what dispatch returns, which holds the lock meanwhile.
+// serveJSON answers with the result of dispatch, which it calls with s.mu held.
 func (s *Server) serveJSON(r *http.Request, body []byte, dispatch func(*http.Request, []byte) (any, error)) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,8 +120,8 @@ func (s *Server) parseCall(r *http.Request, body []byte) (*call, error) {
 	return c, nil
 }
 
-// method is what the request asks of its collection: list, create, get,
-// delete, patch or the verb after the colon.
+// method returns the method of the request: list, create, get, delete, patch or the verb
+// after the colon; "" if there is no such method.
 func (c *call) method() string {
 	switch m := c.r.Method; {
 	case c.verb != "" && c.id != "" && (m == http.MethodPost) == (c.verb != "getMaintenanceInfo"):
@@ -141,7 +141,7 @@ func (c *call) method() string {
 	return ""
 }
 
-// alpha names the parameters that only v2alpha1 has.
+// alpha returns the given parameters if the version is v2alpha1, which alone has them.
 func (c *call) alpha(names ...string) []string {
 	if c.version == "v2alpha1" {
 		return names
@@ -149,7 +149,7 @@ func (c *call) alpha(names ...string) []string {
 	return nil
 }
 
-// replay returns the operation that an earlier request with the same id made.
+// replay returns the operation that an earlier request with the same id created.
 func (c *call) replay() (key string, op *operation, err error) {
 	id := c.query.Get("requestId")
 	if id == "" {
@@ -200,7 +200,7 @@ func (s *Server) serveOperations(c *call) (any, error) {
 	}
 	switch method {
 	case "cancel":
-		// Best effort, as documented: what has begun goes on.
+		// Cancelling is best effort, as documented: work that has begun continues.
 		op.cancelled = true
 		return struct{}{}, nil
 	case "delete":

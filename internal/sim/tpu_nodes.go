@@ -128,7 +128,7 @@ func (s *Server) createNode(c *call) (any, error) {
 	return op, nil
 }
 
-// checkNode refuses a node that the real service refuses, and fills in what it
+// checkNode refuses nodes that the real service refuses, and fills in the fields that it
 // fills in.
 func (s *Server) checkNode(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	t, err := s.typeOf(zone, field, n)
@@ -174,8 +174,8 @@ func clearOutputOnly(n *tpualpha.Node) {
 	n.Id, n.MultisliceNode, n.NetworkEndpoints, n.Symptoms, n.UpcomingMaintenance = 0, false, nil, nil, nil
 }
 
-// checkBootDisk takes a disk that is encrypted with a key, the rest of whose
-// properties are the service's.
+// checkBootDisk accepts a disk that is encrypted with a key. All other properties of a
+// disk are not modelled.
 func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
 	if b == nil {
 		return nil
@@ -195,8 +195,8 @@ func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
 
 var kmsKey = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+(/cryptoKeyVersions/[0-9]+)?$`)
 
-// checkInterfaces fills in the networks of a node, which has one network_config
-// or a list.
+// checkInterfaces checks and fills in the networks of a node, which has one
+// network_config or a list.
 func (s *Server) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	if len(n.NetworkConfigs) == 0 {
 		if n.NetworkConfig == nil {
@@ -215,7 +215,7 @@ func (s *Server) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	return nil
 }
 
-// interfaces are the networks of a node that has passed checkNode; workers are
+// interfaces returns the networks of a node that has passed checkNode. Workers are
 // reached through the first.
 func interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
 	if n.NetworkConfig != nil {
@@ -254,7 +254,7 @@ func (s *Server) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkCon
 	return nil
 }
 
-// maxMetadata is the limit of Compute Engine for one value.
+// maxMetadata is Compute Engine's limit for one value.
 const maxMetadata = 262_144
 
 func checkLabels(field string, n *tpualpha.Node) error {
@@ -334,8 +334,8 @@ func (s *Server) patchNode(c *call) (any, error) {
 	return op, nil
 }
 
-// nodeChanges are the assignments that a field mask asks for. Maps are replaced
-// whole: there is no fingerprint, the last writer wins.
+// nodeChanges returns the assignments that a field mask requests. An assignment replaces
+// a whole map: there is no fingerprint, so the last writer wins.
 func nodeChanges(mask string, from *tpualpha.Node) ([]func(*tpualpha.Node), error) {
 	if mask == "" {
 		return nil, errorf(http.StatusBadRequest, "Invalid value at 'update_mask': the field mask is required.")
@@ -397,8 +397,8 @@ func (s *Server) getGuestAttributes(c *call) (any, error) {
 	return out, nil
 }
 
-// workersAsked reads worker ids. No id, and the one empty id that gcloud sends,
-// mean all.
+// workersAsked parses worker ids. No id, or the single empty id that gcloud sends, means
+// all workers.
 func workersAsked(n *node, ids []string) ([]int, error) {
 	var workers []int
 	if len(ids) == 0 || len(ids) == 1 && ids[0] == "" {
@@ -417,8 +417,8 @@ func workersAsked(n *node, ids []string) ([]int, error) {
 	return workers, nil
 }
 
-// guestAttributes is what the guest agent of a worker has written; nothing
-// before it has booted.
+// guestAttributes returns the guest attributes that worker i has written; none before it
+// has booted.
 func (n *node) guestAttributes(i int) []*tpualpha.GuestAttributesEntry {
 	if i >= len(n.machines) || n.machines[i] == nil {
 		return nil

@@ -124,8 +124,8 @@ func (q *queuedResource) preemptible() bool {
 	return q.msg.Spot != nil || q.msg.BestEffort != nil || q.msg.ProvisioningModel == "SPOT" || q.msg.ProvisioningModel == "FLEX_START"
 }
 
-// flexStartFailure is the one refusal that is known to arrive in the operation
-// and not at the request.
+// flexStartFailure returns the only error known to be reported by the operation and not
+// by the request, or nil.
 func flexStartFailure(q *queuedResource) *apiError {
 	if q.msg.ProvisioningModel != "FLEX_START" || slices.Contains([]string{"v5e", "v5p", "v6e"}, q.typ.Generation.Name) {
 		return nil
@@ -133,7 +133,7 @@ func flexStartFailure(q *queuedResource) *apiError {
 	return errorf(http.StatusBadRequest, "FLEX_START provisioning model is not supported for accelerator type %s.", q.typ.Name)
 }
 
-// checkQueued refuses what the real service refuses and fills in q.
+// checkQueued refuses requests that the real service refuses, and fills in q.
 func (s *Server) checkQueued(q *queuedResource) error {
 	if err := checkID("queued_resource_id", q.id); err != nil {
 		return err
@@ -169,8 +169,8 @@ func (s *Server) checkQueued(q *queuedResource) error {
 	return q.checkPolicy(s.clock.Now())
 }
 
-// maxNodes bounds what one request can have the simulator hold; Google's bound is
-// the quota, which the simulator need not have.
+// maxNodes limits the nodes of one request. Google limits them by quota, which the
+// simulator need not have.
 const maxNodes = 4096
 
 func (q *queuedResource) checkNames(field string, spec *tpualpha.NodeSpec) error {
@@ -201,7 +201,7 @@ func (q *queuedResource) checkNames(field string, spec *tpualpha.NodeSpec) error
 
 var reservationPattern = regexp.MustCompile(`^(projects|folders|organizations)/[^/]+/locations/([^/]+)/reservations/[^/]+$`)
 
-// maxFlexStart is how long a flex-start request may keep its nodes.
+// maxFlexStart is the longest time for which a flex-start request may keep its nodes.
 const maxFlexStart = 7 * 24 * time.Hour
 
 func checkTier(zone string, msg *tpualpha.QueuedResource, t tpu.Type) error {
@@ -218,7 +218,7 @@ func checkTier(zone string, msg *tpualpha.QueuedResource, t tpu.Type) error {
 	if !slices.Contains([]string{"", "PROVISIONING_MODEL_UNSPECIFIED", "STANDARD", "SPOT", "RESERVATION_BOUND", "FLEX_START"}, model) {
 		return errorf(http.StatusBadRequest, "Invalid value at 'queued_resource.provisioning_model' (type.googleapis.com/google.cloud.tpu.v2alpha1.QueuedResource.ProvisioningModel), %q", model)
 	}
-	// gcloud alpha sends STANDARD with every tier, so it says nothing.
+	// gcloud alpha sends STANDARD with every tier, so it has no meaning.
 	agrees := model == "" || model == "STANDARD" || model == "PROVISIONING_MODEL_UNSPECIFIED" || model == "SPOT" && msg.Spot != nil ||
 		model == "RESERVATION_BOUND" && msg.Guaranteed != nil
 	if tiers > 0 && !agrees {
@@ -275,7 +275,7 @@ func checkRunDuration(msg *tpualpha.QueuedResource) error {
 	return nil
 }
 
-// parseDuration reads a duration in JSON: "3600s", "1.5s".
+// parseDuration parses a duration in JSON: "3600s", "1.5s".
 func parseDuration(field, text string) (time.Duration, error) {
 	number, ok := strings.CutSuffix(text, "s")
 	seconds, err := strconv.ParseFloat(number, 64)
@@ -293,7 +293,7 @@ func parseTime(field, text string) (time.Time, error) {
 	return t, nil
 }
 
-// checkPolicy reads the queueing policy, of which one field may be set.
+// checkPolicy parses the queueing policy, of which at most one field may be set.
 func (q *queuedResource) checkPolicy(now time.Time) (err error) {
 	p := q.msg.QueueingPolicy
 	if p == nil {

@@ -17,10 +17,10 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 )
 
-// The simulator keeps everything as v2alpha1 messages, which are a superset of
-// v2 but for one name: what v2 calls multisliceParams is multiNodeParams.
+// The simulator stores everything as v2alpha1 messages. These are a superset of v2 except
+// for one name: v2 calls multiNodeParams multisliceParams.
 
-// decodeQueued reads the body of a queued resource of either version.
+// decodeQueued decodes the body of a queued resource of either version.
 func decodeQueued(version string, body []byte) (*tpualpha.QueuedResource, error) {
 	q := new(tpualpha.QueuedResource)
 	if version == "v2alpha1" {
@@ -32,7 +32,7 @@ func decodeQueued(version string, body []byte) (*tpualpha.QueuedResource, error)
 	return q, json.Unmarshal(renameParams(body, "multisliceParams", "multiNodeParams"), q)
 }
 
-// decodeNode reads the body of a node of either version.
+// decodeNode decodes the body of a node of either version.
 func decodeNode(version string, body []byte) (*tpualpha.Node, error) {
 	n := new(tpualpha.Node)
 	if version == "v2alpha1" {
@@ -44,8 +44,8 @@ func decodeNode(version string, body []byte) (*tpualpha.Node, error) {
 	return n, json.Unmarshal(body, n)
 }
 
-// encode renders a v2alpha1 message as version has it: renamed, and without
-// the fields that version does not know.
+// encode renders a v2alpha1 message in the given version: it renames fields and drops
+// those that the version does not have.
 func encode(version string, v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil || version == "v2alpha1" {
@@ -91,9 +91,8 @@ func renameParams(body []byte, from, to string) []byte {
 	return renamed
 }
 
-// decodeStrict unmarshals body and refuses what the JSON layer of Google's
-// APIs refuses: bad syntax, unknown names, wrong types. root is what that
-// layer calls the message.
+// decodeStrict unmarshals body and refuses what the JSON layer of Google's APIs refuses:
+// bad syntax, unknown names, wrong types. root is that layer's name for the message.
 func decodeStrict(body []byte, into any, root string) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		body = []byte("{}")
@@ -127,8 +126,8 @@ func decodeStrict(body []byte, into any, root string) error {
 	return nil
 }
 
-// walkNames calls unknown for every name in raw that t has no field for. Names
-// are compared exactly: encoding/json alone would ignore their case.
+// walkNames calls unknown for every name in raw for which t has no field. It compares
+// names exactly; encoding/json alone would ignore their case.
 func walkNames(raw any, t reflect.Type, path string, unknown func(m map[string]any, name, path string)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -167,7 +166,7 @@ func fieldNamed(t reflect.Type, name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// snake is how Google's error texts write a JSON name.
+// snake returns a JSON name as Google's error texts write it.
 func snake(name string) string {
 	var b strings.Builder
 	for _, r := range name {
@@ -180,8 +179,8 @@ func snake(name string) string {
 	return b.String()
 }
 
-// systemParameters are accepted by every method of every Google API. fields
-// is not among them: a partial response is not modelled.
+// systemParameters are accepted by every method of every Google API. They exclude fields,
+// since partial responses are not modelled.
 var systemParameters = []string{"alt", "$alt", "prettyPrint", "key", "quotaUser", "access_token", "oauth_token", "uploadType", "$.xgafv", "$prettyPrint"}
 
 // checkQuery refuses query parameters that the method does not have.
@@ -208,7 +207,7 @@ func checkQuery(query url.Values, known ...string) error {
 	return nil
 }
 
-// queryBool reads a boolean as the API does: gcloud sends True.
+// queryBool parses a boolean as the API does; gcloud sends True.
 func queryBool(query url.Values, name string) (bool, error) {
 	switch strings.ToLower(query.Get(name)) {
 	case "":
@@ -221,8 +220,8 @@ func queryBool(query url.Values, name string) (bool, error) {
 	return false, errorf(http.StatusBadRequest, "Invalid value at '%s' (TYPE_BOOL), %q", snake(name), query.Get(name))
 }
 
-// page cuts one page out of all, which is in a stable order. The token is the
-// number of items before the page, in a form that invites nobody to guess.
+// page returns one page of all, which must be in a stable order. The token encodes the
+// number of items before the page, so that nobody is tempted to guess it.
 func page[T any](all []T, query url.Values, sizeName string, largest int) (items []T, next string, err error) {
 	start, size := 0, largest
 	if text := query.Get(sizeName); text != "" {
@@ -246,8 +245,8 @@ func page[T any](all []T, query url.Values, sizeName string, largest int) (items
 	return all[start:end], next, nil
 }
 
-// maxBody is larger than any legal request: metadata of a node is at most
-// 256 KiB a value.
+// maxBody is larger than any legal request: a metadata value of a node has at most 256
+// KiB.
 const maxBody = 8 << 20
 
 func readBody(r *http.Request, limit int) ([]byte, error) {

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// maxBoots bounds the workers of one node that boot at the same time.
+// maxBoots limits the workers of one node that boot at the same time.
 const maxBoots = 16
 
 func (s *Server) makeBackend() error {
@@ -32,7 +32,7 @@ func (s *Server) makeBackend() error {
 	case !slices.Contains([]string{"", "process", "netns"}, s.cfg.Backend):
 		return fmt.Errorf("backend %q: want process, netns or none", s.cfg.Backend)
 	}
-	// Env tells the port before the first worker exists.
+	// Env returns the port before the first worker exists.
 	port := s.cfg.SSHPort
 	if port == 0 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -60,8 +60,8 @@ func (s *Server) makeBackend() error {
 
 var errNodeGone = errors.New("node deleted while it was being made")
 
-// bootNode starts the workers of n, makes it READY and calls done, with s.mu
-// held. The caller holds s.mu.
+// bootNode starts the workers of n and makes it READY. It then calls done with s.mu held.
+// The caller holds s.mu.
 func (s *Server) bootNode(n *node, done func(error)) {
 	if n.msg.State != "CREATING" {
 		done(errNodeGone)
@@ -84,7 +84,7 @@ func (s *Server) bootNode(n *node, done func(error)) {
 	})
 }
 
-// ready fills in what is known of a node once its workers run.
+// ready fills in the fields of a node that are known once its workers run.
 func (n *node) ready() {
 	n.msg.State, n.msg.Health = "READY", "HEALTHY"
 	for i := range n.typ.Workers {
@@ -93,8 +93,8 @@ func (n *node) ready() {
 		if i < len(n.machines) {
 			external = n.machines[i].Addr()
 			if _, ok := n.machines[i].(worker.Internal); !ok {
-				// One address serves as the internal and the external one: a
-				// machine on loopback has no other.
+				// A machine on loopback has only one address, which serves as both the
+				// internal and the external one.
 				e.IpAddress = external
 			}
 		}
@@ -102,7 +102,7 @@ func (n *node) ready() {
 			e.AccessConfig.ExternalIp = external
 		}
 		n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, e)
-		for _, ip := range n.further[i] { // nothing answers there
+		for _, ip := range n.further[i] { // nothing listens there
 			n.msg.NetworkEndpoints = append(n.msg.NetworkEndpoints, &tpualpha.NetworkEndpoint{IpAddress: ip, Port: 8470, AccessConfig: &tpualpha.AccessConfig{}})
 		}
 	}
@@ -139,7 +139,7 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 	return specs
 }
 
-// instanceName is what the VM of worker i calls itself.
+// instanceName returns the hostname of the VM of worker i.
 func instanceName(n *node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.msg.Id), i) }
 
 func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
@@ -164,9 +164,9 @@ func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	return machines, nil
 }
 
-// discard stops machines that nobody has come to know.
+// discard stops machines that are not part of any node yet.
 func (s *Server) discard(machines []worker.Machine) {
-	s.spawn(func() { _ = stopAll(s.ctx, machines) }) // the backend stops what is left
+	s.spawn(func() { _ = stopAll(s.ctx, machines) }) // the backend stops the rest
 }
 
 func stopAll(ctx context.Context, machines []worker.Machine) error {
@@ -180,7 +180,7 @@ func stopAll(ctx context.Context, machines []worker.Machine) error {
 	return group.Wait()
 }
 
-// shutDownAll tells machines to end, all at once: the limit is that of each.
+// shutDownAll shuts all machines down in parallel; limit applies to each.
 func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Duration) error {
 	group := new(errgroup.Group)
 	for _, m := range machines {
@@ -194,16 +194,16 @@ func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Dura
 	return group.Wait()
 }
 
-// How long Compute Engine lets a machine that is told to end work on: when it is
-// preempted, and when it is stopped or deleted.
+// How long Compute Engine lets a machine continue after telling it to end: when it
+// preempts the machine, and when it stops or deletes it.
 const (
 	preemptLimit = 30 * time.Second
 	stopLimit    = 90 * time.Second
 )
 
-// stopMachines tells the workers of n to end, and then calls done, with s.mu held.
-// Of several calls each gets its done; the limit of the first counts. The caller
-// holds s.mu.
+// stopMachines shuts the workers of n down and then calls done with s.mu held. If it is
+// called several times, it calls each done; the limit of the first call applies. The
+// caller holds s.mu.
 func (s *Server) stopMachines(n *node, limit time.Duration, done func()) {
 	n.ended = append(n.ended, done)
 	if len(n.ended) > 1 {
@@ -216,7 +216,7 @@ func (s *Server) stopMachines(n *node, limit time.Duration, done func()) {
 		stop = func(ctx context.Context, machines []worker.Machine) error { return shutDownAll(ctx, machines, limit) }
 	}
 	s.spawn(func() {
-		_ = stop(s.ctx, machines) // the backend stops what is left
+		_ = stop(s.ctx, machines) // the backend stops the rest
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		ended := n.ended
@@ -252,9 +252,9 @@ func (s *Server) rebootAll(q *queuedResource, op *operation) {
 	})
 }
 
-// authorizedKeys are the ssh-keys lines in force on the workers of a node, as
-// the guest agent computes them: OS Login replaces them by its own, a node may
-// block the project's, expired ones do not count.
+// authorizedKeys returns the ssh-keys lines in force on the workers of a node, as the
+// guest agent computes them: OS Login's keys replace all others, a node may block the
+// project's keys, and expired keys do not count.
 func (s *Server) authorizedKeys(nodeName string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,8 +286,8 @@ func (s *Server) authorizedKeys(nodeName string) []string {
 
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
-// expired reads the form `user:type base64 google-ssh {"expireOn":…}`. What
-// cannot be read is taken as expired, as the guest agent does.
+// expired parses the form `user:type base64 google-ssh {"expireOn":…}`. A line that
+// cannot be parsed counts as expired, as for the guest agent.
 func expired(line string, now time.Time) bool {
 	_, text, ok := strings.Cut(line, " google-ssh ")
 	if !ok {

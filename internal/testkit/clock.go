@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// A JumpClock jumps over every wait, and records it.
+// A JumpClock skips every wait and records it.
 type JumpClock struct {
 	mu    sync.Mutex
 	now   time.Time
 	waits []time.Duration
 }
 
-// NewJumpClock returns a clock that stands at the same time in every test.
+// NewJumpClock returns a clock that starts at the same time in every test.
 func NewJumpClock() *JumpClock {
 	return &JumpClock{now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 }
@@ -36,7 +36,7 @@ func (c *JumpClock) After(d time.Duration) <-chan time.Time {
 	return ch
 }
 
-// Waits returns the waits until now.
+// Waits returns the waits so far.
 func (c *JumpClock) Waits() []time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,10 +46,10 @@ func (c *JumpClock) Waits() []time.Duration {
 // fastness is how many seconds pass on a FastClock in one real second.
 const fastness = 100
 
-// A FastClock runs fast, for pauses between which something real happens.
+// A FastClock runs fast, for tests in which something real happens between pauses.
 type FastClock struct{ start time.Time }
 
-// NewFastClock returns a clock that shows the real time now.
+// NewFastClock returns a clock that starts at the real time.
 func NewFastClock() FastClock { return FastClock{time.Now()} }
 
 // Now implements gcp.Clock.

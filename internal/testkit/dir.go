@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// dirPatience is how long processes that have been killed may go on writing.
+// dirPatience is how long killed processes may continue to write.
 const dirPatience = time.Minute
 
-// SharedDir makes a directory for processes that may still end when the test
-// does. Other than that of t.TempDir it is removed when they let it be: a file
-// that is made while it is removed is no fault of the test.
+// SharedDir makes a directory for processes that may still be ending when the test ends.
+// Unlike the directory of t.TempDir, it is removed repeatedly until they have stopped
+// writing: a file created during the removal does not fail the test.
 func SharedDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "multihost-test-")

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// NeedGcloud returns the path of gcloud. Without one the test is skipped, and
-// never fails: gcloud is in no Debian package.
+// NeedGcloud returns the path of gcloud. Without gcloud the test is skipped and never
+// fails, because no Debian package has gcloud.
 func NeedGcloud(t testing.TB) string {
 	t.Helper()
 	if testing.Short() {
@@ -27,8 +27,8 @@ func NeedGcloud(t testing.TB) string {
 	return file
 }
 
-// RunGcloud runs a shell command that begins with gcloud and has to end well.
-// It has a home of its own, and env besides PATH.
+// RunGcloud runs a shell command that begins with gcloud; the command must succeed. It
+// has its own home, and env in addition to PATH.
 func RunGcloud(t testing.TB, env map[string]string, command string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(command, "gcloud", NeedGcloud(t), 1))
@@ -41,19 +41,19 @@ func RunGcloud(t testing.TB, env map[string]string, command string) {
 	}
 }
 
-// A Difference is one between what we send and what gcloud sends.
+// A Difference is a difference between our request and gcloud's.
 type Difference struct{ field, ours, gcloud string }
 
-// Differ makes a Difference. An empty value means that the field is not there.
-// The reason is for the reader.
+// Differ returns a Difference. An empty value means that the field is absent. The last
+// argument is the reason, for the reader.
 func Differ(field, ours, gcloud, _ string) Difference { return Difference{field, ours, gcloud} }
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// RequestFields returns all that a request to a simulator at endpoint says: its
-// path, each parameter of its query as "query NAME", and each value of its JSON
-// body by its path. Empty objects and lists count as values. What is another
-// every time reads the same: UUIDs of queries, and the endpoint.
+// RequestFields returns all fields of a request to a simulator at endpoint: its path,
+// each query parameter as "query NAME", and each value of its JSON body by its path.
+// Empty objects and lists count as values. It replaces values that change every time:
+// UUIDs in queries, and the endpoint.
 func RequestFields(t testing.TB, endpoint, target, body string) map[string]string {
 	t.Helper()
 	u, err := url.Parse(target)
@@ -97,8 +97,8 @@ func flatten(name string, v any, fields map[string]string) {
 	fields[name] = fmt.Sprint(v)
 }
 
-// CheckDifferences requires that ours and gcloud, both of RequestFields, differ
-// in what is listed and in nothing else.
+// CheckDifferences requires that ours and gcloud, both from RequestFields, differ exactly
+// as listed.
 func CheckDifferences(t testing.TB, listed []Difference, ours, gcloud map[string]string) {
 	t.Helper()
 	fields := maps.Clone(ours)

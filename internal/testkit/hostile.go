@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// A HostileLogin is a login whose start-up file exports what changes how programs
-// behave. Lines are for bash.
+// A HostileLogin is a login whose start-up file exports settings that change how programs
+// behave. Lines is bash code.
 type HostileLogin struct{ Name, Lines string }
 
-// HostileTMOUT is TMOUT of the hostile logins, in seconds.
+// HostileTMOUT is the value of TMOUT in the hostile logins, in seconds.
 const HostileTMOUT = 1
 
-// HostileLogins returns one login with everything, and one for each setting that
-// another one would hide or that has done harm by itself.
+// HostileLogins returns one login with everything, and one for each setting that another
+// setting would hide or that has caused failures by itself.
 func HostileLogins() []HostileLogin {
 	const (
 		missing = "export LC_ALL=xx_XX.UTF-8\n"
@@ -34,9 +34,9 @@ func HostileLogins() []HostileLogin {
 	}
 }
 
-// EachLogin runs test for a login without start-up file, for one that exports
-// everything, and for one with a decimal comma, which everything hides. What a single
-// setting does by itself package launch tests.
+// EachLogin runs test for a login without start-up file, for one that exports everything,
+// and for one with a decimal comma, which everything hides. The tests of package launch
+// cover single settings.
 func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	Need(t, "localedef")
 	all := HostileLogins()
@@ -48,7 +48,7 @@ func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	}
 }
 
-// At makes home that of the login: LoginShell starts what the login does.
+// At sets up home for the login: LoginShell then starts with the login's lines.
 func (l HostileLogin) At(t testing.TB, home string) {
 	t.Helper()
 	if l.Lines == "" {
@@ -59,8 +59,8 @@ func (l HostileLogin) At(t testing.TB, home string) {
 	Must(t, os.WriteFile(filepath.Join(home, loginShell), []byte("#!/bin/bash\n. "+rc+"\nbuiltin exec /bin/bash \"$@\"\n"), 0o755))
 }
 
-// LoginShell is the program that takes the place of the login shell of the worker
-// with this home: bash, if At was not called.
+// LoginShell is the program that replaces the login shell of the worker with this home:
+// bash, if At was not called.
 func LoginShell(home string) string {
 	path := filepath.Join(home, loginShell)
 	if _, err := os.Stat(path); err != nil {
@@ -71,8 +71,8 @@ func LoginShell(home string) string {
 
 const loginShell = ".login-shell"
 
-// HostileLocale are lines that make the locale "comma", in which a decimal comma
-// is the only difference from C.
+// HostileLocale is bash code that creates the locale "comma", which differs from C only
+// in its decimal comma.
 const HostileLocale = `if [ ! -e ~/.locales/comma/LC_NUMERIC ]; then
 	mkdir -p ~/.locales
 	printf 'comment_char %%\nescape_char /\nLC_NUMERIC\ndecimal_point ","\nthousands_sep ""\ngrouping -1\nEND LC_NUMERIC\n' >~/.locales/source
@@ -82,9 +82,8 @@ const HostileLocale = `if [ ! -e ~/.locales/comma/LC_NUMERIC ]; then
 fi
 `
 
-// hostileVariables are those that bash, coreutils, util-linux, procps, tar, gzip,
-// grep, perl, python, curl, glibc and ld.so read, and names that scripts of ours
-// use themselves.
+// hostileVariables sets variables that bash, coreutils, util-linux, procps, tar, gzip,
+// grep, perl, python, curl, glibc and ld.so read, and names that our own scripts use.
 const hostileVariables = `export IFS=/ BASH_ENV=/nonexistent/rc ENV=/nonexistent/rc CDPATH=/ GLOBIGNORE='*' PS4='$(kill $$)' PROMPT_COMMAND=false FUNCNEST=4
 export EXECIGNORE='*nonsense*' SECONDS=5 RANDOM=5 EPOCHREALTIME=5 OPTIND=9 OPTERR=0 HOSTNAME=evil OSTYPE=evil SHELL=/bin/false TERM=nonsense HOSTTYPE=evil GROUPS=9 DIRSTACK=9
 set -o noglob
@@ -99,7 +98,7 @@ export s=1 nonce=evil run=evil attempt=evil dir=/evil index=/evil home=/evil boo
 export mh_login=evil mh_name=evil mh_never=0 mh_run=evil mh_words=evil mh_vars=evil mh_dir=/evil state=/evil store=/evil stage=/evil proc=/evil table=evil
 `
 
-// hostileFunctions are exported over programs and builtins.
+// hostileFunctions exports functions that replace programs and builtins.
 const hostileFunctions = `for name in ls cat tail head stat sleep rm mv cp mkdir mktemp chmod tar gzip sha256sum sort find grep ps dd env setsid flock timeout readlink sudo \
 	read printf echo cd test '[' eval command exec kill wait trap set mapfile local declare return type ulimit umask pwd source true false; do
 	eval "function $name { /bin/echo evil; }" 2>/dev/null

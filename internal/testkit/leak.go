@@ -1,4 +1,4 @@
-// Package testkit has what tests of several packages need.
+// Package testkit has helpers for the tests of several packages.
 package testkit
 
 import (
@@ -8,15 +8,14 @@ import (
 	"time"
 )
 
-// leakPatience is how long goroutines may take to end after a test. It is
-// long, since a slow machine must not fail a test, and costs nothing where
-// everything ends.
+// leakPatience is how long goroutines may take to end after a test. It is long, so that a
+// slow machine does not fail a test; it costs nothing if all goroutines end.
 const leakPatience = time.Minute
 
-// NoLeaks fails t if a goroutine that was started during the test still runs
-// after it, with the stack of each. Call it first, so that it looks last,
-// after the cleanups of the test. A test that uses it cannot run in parallel
-// with others: it would be blamed for theirs.
+// NoLeaks fails t if a goroutine that was started during the test still runs after it,
+// and prints the stack of each. Call it first, so that it checks last, after the cleanups
+// of the test. A test that uses it cannot run in parallel with others, since it would
+// report their goroutines.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	before := goroutines()
@@ -27,8 +26,7 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// leaked returns the goroutines that are not among before and do not end within
-// patience.
+// leaked returns the goroutines that are not in before and do not end within patience.
 func leaked(before map[string]string, patience time.Duration) map[string]string {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -50,8 +48,8 @@ func leaked(before map[string]string, patience time.Duration) map[string]string 
 	}
 }
 
-// goroutines returns the stacks of all goroutines but the caller's and those of
-// the testing package, by id.
+// goroutines returns the stacks of all goroutines by id, except the caller's and those of
+// the testing package.
 func goroutines() map[string]string {
 	stacks := make(map[string]string)
 	for i, stack := range strings.Split(allStacks(), "\n\n") {

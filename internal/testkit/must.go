@@ -2,7 +2,7 @@ package testkit
 
 import "testing"
 
-// Must ends the test unless err is nil.
+// Must ends the test with err unless err is nil.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

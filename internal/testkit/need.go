@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// packages returns the Debian package of each program that a test may need. It
-// has what .ci/tools installs.
+// packages maps each program that a test may need to its Debian package. It matches what
+// .ci/tools installs.
 func packages() map[string]string {
 	return map[string]string{
 		"chromium":   "chromium",
@@ -46,8 +46,8 @@ func packages() map[string]string {
 	}
 }
 
-// Need ends the test as Lacks does unless all programs are installed. It
-// returns the path of the first.
+// Need returns the path of program. If program or one of more is not installed, it ends
+// the test as Lacks does.
 func Need(t testing.TB, program string, more ...string) string {
 	t.Helper()
 	path := find(t, program)
@@ -65,7 +65,7 @@ func find(t testing.TB, program string) string {
 	}
 	path, err := exec.LookPath(program)
 	if err != nil && !strings.Contains(program, "/") {
-		path, err = exec.LookPath("/usr/sbin/" + program) // not on everybody's PATH
+		path, err = exec.LookPath("/usr/sbin/" + program) // not on every user's PATH
 	}
 	if err != nil {
 		Lacks(t, "%s is not installed (Debian package %s)", program, pkg)
@@ -81,7 +81,8 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// NeedVenv ends a test for which python3 has to make virtual environments with pip.
+// NeedVenv ends the test as Lacks does unless python3 can make virtual environments with
+// pip.
 func NeedVenv(t testing.TB) {
 	t.Helper()
 	if out, err := exec.Command(Need(t, "python3"), "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
@@ -89,9 +90,9 @@ func NeedVenv(t testing.TB) {
 	}
 }
 
-// Lacks ends a test that needs what this machine has not got, which format says
-// precisely. The test is skipped; where MULTIHOST_REQUIRE_TOOLS=1 says that
-// everything is there, it fails.
+// Lacks ends a test that needs something missing on this machine; format says what
+// exactly. It skips the test, or fails it if MULTIHOST_REQUIRE_TOOLS=1 says that
+// everything is installed.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {

@@ -2,6 +2,6 @@
 
 package testkit
 
-// RaceDetector says that the tests run under the race detector, which costs
-// several times the CPU and memory: bounds on either are not judged.
+// RaceDetector says whether the tests run under the race detector. It costs several times
+// the CPU and memory, so tests then do not check limits on these.
 const RaceDetector = true

@@ -6,15 +6,15 @@ import (
 	"syscall"
 )
 
-// HearSignals has the programs that tests start hear SIGHUP, SIGINT and SIGQUIT,
-// also where nohup or a shell's & has all that descends from it ignore them. It is
-// called before the tests run. A test that counts goroutines may count on the one
-// that serves signals: it is there from now on.
+// HearSignals makes programs that tests start receive SIGHUP, SIGINT and SIGQUIT, even if
+// nohup or a shell's & made all descendants ignore them. Call it before the tests run. It
+// also starts the goroutine that serves signals, so tests that count goroutines find it
+// there from the start.
 func HearSignals() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGALRM) // nobody sends it, and every system has it
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
 		if signal.Ignored(s) {
-			signal.Notify(make(chan os.Signal, 1), s) // one that is handled is not ignored by children
+			signal.Notify(make(chan os.Signal, 1), s) // children do not inherit a handled signal as ignored
 		}
 	}
 }

@@ -21,7 +21,7 @@ func (r *Recorder) Emit(e event.Event) {
 	r.events = append(r.events, e)
 }
 
-// Events returns what was emitted until now.
+// Events returns the events so far.
 func (r *Recorder) Events() []event.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -38,7 +38,7 @@ func (r *Recorder) Notes() (notes []event.Note) {
 	return notes
 }
 
-// Said reports whether a note of the level has part in its text or its hint.
+// Said reports whether a note of that level contains part in its text or hint.
 func (r *Recorder) Said(level event.Level, part string) bool {
 	return slices.ContainsFunc(r.Notes(), func(n event.Note) bool {
 		return n.Level == level && strings.Contains(n.Text+"\n"+n.Hint, part)

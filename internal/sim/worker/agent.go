@@ -13,9 +13,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// forwardedAgent is the socket on the machine behind which the client's agent
-// is. As with sshd it is there from the first session that asks for it to the
-// end of the connection, and asking again is refused.
+// forwardedAgent is the socket on the machine that leads to the client's agent. As with
+// sshd it exists from the first session that requests it until the end of the connection,
+// and a second request is refused.
 type forwardedAgent struct {
 	mu       sync.Mutex
 	listener *net.UnixListener
@@ -23,7 +23,7 @@ type forwardedAgent struct {
 	closed   bool
 }
 
-// longestSocket is what fits into sockaddr_un.
+// longestSocket is the longest path that fits into sockaddr_un.
 const longestSocket = 107
 
 func (l *login) forwardAgent() error {
@@ -38,7 +38,7 @@ func (l *login) forwardAgent() error {
 	}
 	parent := l.m.path("tmp")
 	if len(parent)+len("/ssh-0123456789/agent") > longestSocket {
-		parent = "" // of the real machine, for the time of a connection
+		parent = "" // use the real machine's directory, for the time of a connection
 	}
 	dir, err := os.MkdirTemp(parent, "ssh-")
 	if err != nil {
@@ -62,12 +62,12 @@ func (l *login) forwardAgent() error {
 	return nil
 }
 
-// passToAgent carries one connection to the socket to the client.
+// passToAgent forwards one connection on the socket to the client.
 func (l *login) passToAgent(c *net.UnixConn) {
 	defer c.Close()
 	ch, reqs, err := l.conn.OpenChannel("auth-agent@openssh.com", nil)
 	if err != nil {
-		return // the client grants none, as when the forwarding was not meant
+		return // the client refuses, for example because it did not request forwarding
 	}
 	var ends sync.WaitGroup
 	ends.Go(func() { ssh.DiscardRequests(reqs) })
@@ -90,8 +90,8 @@ func (a *forwardedAgent) path() string {
 	return a.listener.Addr().String()
 }
 
-// close is for good: a request that comes to its turn afterwards finds no
-// connection any more.
+// close closes the agent for good: a later request to forward finds that the connection
+// has ended.
 func (a *forwardedAgent) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

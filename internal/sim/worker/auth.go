@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// serverVersion is what sshd of Ubuntu 22.04 says.
+	// serverVersion is the version string of Ubuntu 22.04's sshd.
 	serverVersion = "SSH-2.0-OpenSSH_8.9p1 Ubuntu-3ubuntu0.10"
 
 	loginGrace = 120 * time.Second // sshd's LoginGraceTime
@@ -24,17 +24,17 @@ const (
 )
 
 var (
-	// loginName is what useradd takes; a name also becomes a directory.
+	// loginName matches the names that useradd accepts; a name also becomes a directory.
 	loginName = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 	errRefused = errors.New("key refused")
 )
 
-// serverConfig is the configuration for one connection.
+// serverConfig returns the configuration for one connection.
 func (m *machine) serverConfig() *ssh.ServerConfig {
 	refuse := sync.OnceValue(m.takeRefusal)
-	// sshd counts every key that it does not know as a try. The count of
-	// x/crypto/ssh leaves out those of which a client only asks.
+	// sshd counts every unknown key as a try. The count of x/crypto/ssh omits keys that a
+	// client only asks about.
 	var refused atomic.Int32
 	cfg := &ssh.ServerConfig{
 		ServerVersion: serverVersion,
@@ -56,8 +56,8 @@ func (m *machine) serverConfig() *ssh.ServerConfig {
 	return cfg
 }
 
-// mayLogIn reports whether the metadata has the key for the login now. As on
-// the images of TPU VMs, root cannot log in.
+// mayLogIn reports whether the metadata now has the key for the login. As on the images
+// of TPU VMs, root cannot log in.
 func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
 	if m.spec.AuthorizedKeys == nil || login == "root" || !loginName.MatchString(login) {
 		return false
@@ -76,9 +76,8 @@ func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
 	return false
 }
 
-// expired reports whether a key's comment is Google's annotation with an end
-// that has passed. The guest agent drops such keys, and those whose annotation
-// it cannot read.
+// expired reports whether a key's comment is Google's annotation with an expiry time in
+// the past. The guest agent drops such keys, and those whose annotation it cannot parse.
 func expired(comment string, now time.Time) bool {
 	note, ok := strings.CutPrefix(comment, "google-ssh ")
 	if !ok {

@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// A ProcessConfig says how the process backend works.
+// A ProcessConfig configures the process backend.
 type ProcessConfig struct {
-	Root string           // directory for the stand-ins and the machines; made if need be
+	Root string           // directory for the stand-ins and the machines; created when missing
 	Port int              // SSH port of every machine; 0 means a free one, chosen at the first start
-	Now  func() time.Time // clock for keys that expire; nil means the system's
+	Now  func() time.Time // clock for the expiry of keys; nil means the system's
 }
 
-// A NetnsConfig says how the netns backend works.
+// A NetnsConfig configures the netns backend.
 type NetnsConfig struct {
-	Root string // directory for what it needs on disk; made if need be, emptied by Close
+	Root string // directory for its files; created when missing, emptied by Close
 	Port int    // SSH port at which the caller reaches every machine; 0 means a free one
 }
 
-// A ToolsError names the programs that the netns backend lacks.
+// A ToolsError names the programs that the netns backend needs but are missing.
 type ToolsError struct {
 	Missing  []string // programs
-	Packages []string // of Debian and Ubuntu, that have them
+	Packages []string // Debian and Ubuntu packages that contain them
 }
 
 func (e *ToolsError) Error() string {
 	return "programs are missing: " + strings.Join(e.Missing, ", ")
 }
 
-// Hint is what to type.
+// Hint returns the command to type.
 func (e *ToolsError) Hint() string {
 	return "install them: apt-get install " + strings.Join(e.Packages, " ")
 }
 
-// ErrNotRoot says that the caller may not make namespaces.
+// ErrNotRoot says that the caller may not create namespaces.
 var ErrNotRoot = errors.New("network namespaces need root")

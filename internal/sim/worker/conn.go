@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// unlimited stands for no limit on the bytes of a direction.
+// unlimited means no limit on the bytes of a direction.
 const unlimited = -1
 
-// faultyConn is the machine's side of a TCP connection, on which the faults of
-// the transport happen.
+// faultyConn is the machine's side of a TCP connection. It simulates the faults of the
+// transport.
 type faultyConn struct {
 	*net.TCPConn
 	d      *door
@@ -55,7 +55,7 @@ func (c *faultyConn) left(limit *int64, n int) int {
 	return int(*limit)
 }
 
-// passed counts n bytes and reports whether the connection is to be cut now.
+// passed counts n bytes and reports whether to cut the connection now.
 func (c *faultyConn) passed(limit *int64, n int) bool {
 	c.mu.Lock()
 	if *limit == unlimited {
@@ -75,8 +75,7 @@ func (c *faultyConn) passed(limit *int64, n int) bool {
 	return false
 }
 
-// Read delivers nothing while the machine is frozen, not even what had
-// arrived before.
+// Read delivers nothing while the machine is frozen, not even bytes that arrived before.
 func (c *faultyConn) Read(p []byte) (int, error) {
 	want := c.left(&c.inLeft, len(p))
 	if want == 0 && len(p) > 0 {
@@ -114,8 +113,8 @@ func (c *faultyConn) Write(p []byte) (int, error) {
 	}
 }
 
-// awaitThaw blocks while the machine is frozen; it reports false when the
-// connection was closed meanwhile.
+// awaitThaw blocks while the machine is frozen; it returns false if the connection is
+// closed meanwhile.
 func (c *faultyConn) awaitThaw() bool {
 	for {
 		thaw := c.d.frozen()
@@ -135,13 +134,13 @@ func (c *faultyConn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// reset closes the connection as a vanished peer's kernel does.
+// reset closes the connection with a reset, as the kernel of a vanished peer does.
 func (c *faultyConn) reset() {
 	_ = c.SetLinger(0)
 	c.Close()
 }
 
-// pause waits for d unless the connection is closed first.
+// pause waits for d; it returns false if the connection is closed first.
 func (c *faultyConn) pause(d time.Duration) bool {
 	if d <= 0 {
 		return true

@@ -19,21 +19,20 @@ type serveMode int
 
 const (
 	modeServe  serveMode = iota
-	modeRefuse           // nobody listens
+	modeRefuse           // nothing listens
 	modeHang             // connection attempts get no answer
 )
 
 var errStopped = errors.New("worker is stopped")
 
-// way is one address at which a machine is reached.
+// way is one address at which a machine is reachable.
 type way struct {
 	listen func() (*net.TCPListener, error)
-	dial   func() (net.Conn, error) // as somebody who is to be kept waiting
+	dial   func() (net.Conn, error) // connects to the address, to fill its accept queue
 }
 
-// door is what stands between a machine and those who connect to it: the
-// listeners, and every fault of the transport. Each connection that gets in is
-// given to handle.
+// door is the access to a machine: its listeners and all faults of the transport. It
+// passes each accepted connection to handle.
 type door struct {
 	spec   Spec
 	handle func(*faultyConn)
@@ -42,8 +41,8 @@ type door struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // connections, sessions, timers
 
-	// The ports are changed by one goroutine at a time, which may block in
-	// system calls while it holds reach.
+	// Only one goroutine at a time changes the ports; it holds reach, even while it
+	// blocks in system calls.
 	reach     sync.Mutex
 	ways      []way
 	listeners []*net.TCPListener
@@ -54,14 +53,14 @@ type door struct {
 	mu      sync.Mutex
 	stopped bool
 	booting bool
-	faults  map[FaultKind]Fault // in force; Slow, Missing, Denied and Fixed are kept elsewhere
+	faults  map[FaultKind]Fault // in force; Slow is in slow, and Missing, Denied and Fixed are elsewhere
 	slow    map[string]Fault    // by mode
-	epoch   map[string]int      // per timed fault: which setting of it a timer belongs to
-	thaw    chan struct{}       // not nil while frozen; closed at its end
+	epoch   map[string]int      // per timed fault: counts its settings, so that only the latest timer has an effect
+	thaw    chan struct{}       // not nil while frozen; closed when the freeze ends
 	conns   map[*faultyConn]struct{}
 }
 
-// init makes a closed door.
+// init initialises a closed door.
 func (d *door) init(spec Spec, handle func(*faultyConn)) {
 	d.spec, d.handle = spec, handle
 	d.serving, d.booting = modeRefuse, true
@@ -72,7 +71,7 @@ func (d *door) init(spec Spec, handle func(*faultyConn)) {
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 }
 
-// wantMode is what the faults and the state ask of the port.
+// wantMode returns how the port should behave, given the faults and the state.
 func (d *door) wantMode() serveMode {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +87,7 @@ func (d *door) wantMode() serveMode {
 	return modeServe
 }
 
-// reconcile makes the port behave as it should now.
+// reconcile changes the port to the mode that wantMode returns.
 func (d *door) reconcile() error {
 	d.reach.Lock()
 	defer d.reach.Unlock()
@@ -116,8 +115,9 @@ func (d *door) reconcile() error {
 	return nil
 }
 
-// listenAgain listens on an address that was given up just before: its socket is
-// closed for good only when the goroutine that accepted on it has let go.
+// listenAgain listens on an address whose previous listener was closed just before. It
+// retries for 2 s because the old socket is really closed only when the goroutine that
+// accepted on it has returned.
 func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, error) {
 	giveUp := time.After(2 * time.Second)
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -135,7 +135,7 @@ func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, err
 	}
 }
 
-// open ends a new machine's boot, with the listeners of all its ways.
+// open ends the boot of a new machine; listeners are those of all its ways.
 func (d *door) open(listeners ...*net.TCPListener) {
 	d.reach.Lock()
 	defer d.reach.Unlock()
@@ -174,9 +174,8 @@ func (d *door) listenWith(listeners []*net.TCPListener, mode serveMode) {
 	}
 }
 
-// fillQueue makes connection attempts to ln hang: Linux drops them when the
-// queue of connections that nobody accepted is full, and one fills a queue of
-// length 0.
+// fillQueue makes connection attempts to ln hang: Linux drops them when the accept queue
+// is full, and one connection fills a queue of length 0.
 func (d *door) fillQueue(ln *net.TCPListener, w way) {
 	raw, err := ln.SyscallConn()
 	if err != nil {
@@ -195,8 +194,8 @@ func (d *door) accept(ln *net.TCPListener) {
 			return
 		}
 		if err != nil {
-			// No file descriptor is left: try again a little later rather
-			// than spin.
+			// No file descriptor is free: wait a little before the next try rather than
+			// spin.
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-t.C:
@@ -254,8 +253,8 @@ func (d *door) resetConnections() {
 	}
 }
 
-// frozen returns a channel that is closed when the machine thaws, or nil when
-// it is not frozen.
+// frozen returns a channel that is closed when the machine thaws, or nil if the machine
+// is not frozen.
 func (d *door) frozen() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -265,8 +264,8 @@ func (d *door) frozen() <-chan struct{} {
 	return d.thaw
 }
 
-// after runs f when delay has passed, unless the machine stops or another timer
-// of that name is set first.
+// after runs f after delay, unless the machine stops or another timer with that name is
+// set before.
 func (d *door) after(delay time.Duration, name string, f func()) {
 	d.mu.Lock()
 	d.epoch[name]++
@@ -293,8 +292,8 @@ func (d *door) after(delay time.Duration, name string, f func()) {
 	})
 }
 
-// setDoorFault puts a fault in force. end is called when its time is over; for
-// kinds that are not the door's it does no more than that.
+// setDoorFault puts a fault in force and calls end when its duration is over. For kinds
+// that do not concern the transport it only stores the fault and sets the timer.
 func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
 	d.mu.Lock()
 	if f.Kind == Slow {
@@ -305,7 +304,7 @@ func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
 	d.faults[f.Kind] = f
 	d.settleFreeze()
 	d.mu.Unlock()
-	if f.Kind != Clock { // of which it is not how long
+	if f.Kind != Clock { // its Duration is the offset of the clock
 		d.after(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
 	}
 	switch f.Kind {
@@ -324,7 +323,7 @@ func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
 	return nil
 }
 
-// clearDoorFaults ends the faults of one kind, or all. The caller reconciles.
+// clearDoorFaults ends the faults of one kind, or all. The caller must call reconcile.
 func (d *door) clearDoorFaults(kind FaultKind) {
 	d.mu.Lock()
 	if kind == "" || kind == Slow {
@@ -344,7 +343,8 @@ func (d *door) clearDoorFaults(kind FaultKind) {
 	}
 }
 
-// settleFreeze opens or closes the gate of all connections. d.mu is held.
+// settleFreeze freezes or thaws all connections, as the faults demand. The caller holds
+// d.mu.
 func (d *door) settleFreeze() {
 	_, freeze := d.faults[Freeze]
 	u, unreachable := d.faults[Unreachable]
@@ -358,15 +358,14 @@ func (d *door) settleFreeze() {
 	}
 }
 
-// takeCut reports whether a connection that has used up its bytes is to be
-// cut, and counts it.
+// takeCut reports whether to cut a connection that has used up its bytes, and counts the
+// cut.
 func (d *door) takeCut() bool { return d.take(Cut) }
 
-// takeRefusal reports whether a connection's keys are to be refused, and
-// counts it.
+// takeRefusal reports whether to refuse the keys of a connection, and counts the refusal.
 func (d *door) takeRefusal() bool { return d.take(RefuseAuth) }
 
-// take reports whether a fault that happens a number of times happens now.
+// take reports whether the fault of that kind is in force, and counts one use of it.
 func (d *door) take(kind FaultKind) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -390,7 +389,7 @@ func (d *door) slowness(mode string) Fault {
 	return d.slow[mode]
 }
 
-// fault returns the fault of a kind that is in force.
+// fault returns the fault of that kind if it is in force.
 func (d *door) fault(kind FaultKind) (Fault, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is the command of a session, and the machine's ends of its pipes.
+// process is the command of a session, with the machine's ends of its pipes.
 type process struct {
 	proc   *os.Process
 	pidfd  int
@@ -22,15 +22,15 @@ type process struct {
 	tty    bool
 
 	mu    sync.Mutex
-	ended bool // the process id may be another's
+	ended bool // the process id may belong to another process
 }
 
-// startProcess runs the login shell in a session of its own, with the pipes of a command
-// without terminal, or on a terminal.
+// startProcess runs the login shell in its own session, on pipes or, with tty, on a
+// terminal.
 //
-// The pipes are the kernel's own from end to end, so that what the process and
-// its children see of them (closed, full, end of file) is what sshd gives
-// them, and waiting for the process does not wait for its pipes.
+// The command gets pipes of the kernel itself. So the process and its children see the
+// same events on them (closed, full, end of file) as with sshd, and waiting for the
+// process does not wait for its pipes.
 func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*process, error) {
 	p := &process{pidfd: -1, tty: tty != nil}
 	var theirs []*os.File
@@ -71,8 +71,8 @@ func (m *machine) startProcess(argv, env []string, dir string, tty *pty) (*proce
 	return p, nil
 }
 
-// pipe makes a pipe of which the machine's end never blocks a thread and the
-// command's end blocks as usual.
+// pipe makes a pipe whose machine end never blocks a thread and whose command end blocks
+// as usual.
 func pipe(toCommand bool) (r, w *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -90,7 +90,7 @@ func pipe(toCommand bool) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// wait returns how the process ended. While it runs, no thread is held.
+// wait waits for the process and returns its status. It blocks no thread meanwhile.
 func (p *process) wait() syscall.WaitStatus {
 	p.awaitExit()
 	p.mu.Lock()
@@ -98,14 +98,14 @@ func (p *process) wait() syscall.WaitStatus {
 	st, err := p.proc.Wait()
 	p.ended = true
 	if err != nil {
-		return syscall.WaitStatus(syscall.SIGKILL) // somebody else reaped it
+		return syscall.WaitStatus(syscall.SIGKILL) // some other code reaped it
 	}
 	return st.Sys().(syscall.WaitStatus)
 }
 
-// awaitExit returns when the process has ended but not been reaped, so that
-// its id is still its own. It waits in the runtime's poller; where the kernel
-// cannot do that, a thread waits.
+// awaitExit returns when the process has ended but has not been reaped, so that its id is
+// still its own. It waits in the runtime's poller, or blocks a thread if the kernel
+// cannot do that.
 func (p *process) awaitExit() {
 	if p.pidfd >= 0 && unix.SetNonblock(p.pidfd, true) == nil {
 		f := os.NewFile(uintptr(p.pidfd), "pidfd")
@@ -138,8 +138,8 @@ func (p *process) signalGroup(sig syscall.Signal) error {
 	return unix.Kill(-p.proc.Pid, sig)
 }
 
-// closePipes closes the machine's ends: the command reads the end of its input
-// and cannot write any more; on a terminal it is hung up.
+// closePipes closes the machine's ends: the command then reads the end of its input and
+// cannot write any more; on a terminal it gets a hangup.
 func (p *process) closePipes() {
 	if p.stdin != nil {
 		p.stdin.Close()

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The fabric is the network between the machines, and the file system that
-// holds their disks. Both are in namespaces that only one thread of this
-// process is in, and so vanish when the process does.
+// The fabric is the network between the machines and the file system with their disks.
+// Both are in namespaces that only one thread of this process has entered, so they vanish
+// with the process.
 type fabric struct {
 	*thread
 	ip   string   // ip(8)
 	home *os.File // network namespace of the real machine
 
-	// The rest belongs to the thread.
+	// Only the thread uses the rest.
 	networks map[string]*fabricNetwork
 	links    int
 	uplink   *uplink
@@ -44,13 +44,13 @@ func newFabric(ip, disks string) (*fabric, error) {
 	return f, nil
 }
 
-// close ends the thread, and with it the namespaces.
+// close ends the thread; this removes the namespaces.
 func (f *fabric) close() error {
 	err := f.do(func() error {
 		if f.uplink == nil {
 			return nil
 		}
-		// The kernel takes its time to remove a namespace.
+		// The kernel removes a namespace only some time later; remove the link now.
 		return f.batch("link del up0")
 	})
 	f.end()
@@ -95,8 +95,8 @@ func runIP(ip string, lines ...string) error {
 	return nil
 }
 
-// connect gives the process pid an interface on the network of spec. The name
-// returned is that of the interface's peer. Called on the fabric's thread.
+// connect gives the process pid an interface on the network of spec. It returns the name
+// of the interface's peer. It must run on the fabric's thread.
 func (f *fabric) connect(pid int, spec Spec) (peer string, err error) {
 	n, err := f.network(spec)
 	if err != nil {
@@ -113,15 +113,15 @@ func (f *fabric) connect(pid int, spec Spec) (peer string, err error) {
 	return peer, err
 }
 
-// disconnect removes an interface at once, where the kernel would do so some
-// time after the end of its namespace.
+// disconnect removes an interface at once; the kernel would remove it only some time
+// after its namespace has ended.
 func (f *fabric) disconnect(peer string) {
 	if peer != "" {
 		_ = f.batch("link del " + peer) // it may be gone already
 	}
 }
 
-// network makes the bridge of a network, and the router's addresses on it.
+// network creates the bridge of a network if needed, and the router's addresses on it.
 func (f *fabric) network(spec Spec) (*fabricNetwork, error) {
 	n := f.networks[spec.Network]
 	var lines []string
@@ -131,7 +131,7 @@ func (f *fabric) network(spec Spec) (*fabricNetwork, error) {
 		lines = append(lines,
 			fmt.Sprintf("link add %s type bridge", n.bridge),
 			fmt.Sprintf("link set %s up", n.bridge),
-			// What comes from a network is routed in that network only.
+			// Packets from a network are routed within that network only.
 			fmt.Sprintf("rule add iif %s lookup %d", n.bridge, n.table),
 			fmt.Sprintf("route add unreachable default table %d", n.table),
 		)

@@ -13,83 +13,80 @@ import (
 	"time"
 )
 
-// A FaultKind names a way for a machine to misbehave. The constants' comments
-// give the arguments of the text form; those in brackets may be left out.
+// A FaultKind is a way for a machine to misbehave. The comments on the constants give the
+// arguments of the text form; those in brackets are optional.
 type FaultKind string
 
-// The faults. Where a DURATION may be left out, the fault stays in force until
-// it is cleared.
+// The faults. Without an optional DURATION the fault stays in force until it is cleared.
 const (
 	// "clear [KIND]" ends the fault of that kind, or all.
 	Clear FaultKind = "clear"
 
-	// "unreachable refuse|hang [DURATION]": new connections are refused, and
-	// standing ones reset (refuse); or connection attempts get no answer at
-	// all, and standing ones fall silent (hang).
+	// "unreachable refuse|hang [DURATION]". refuse: the machine refuses new connections
+	// and resets existing ones. hang: connection attempts get no answer at all, and
+	// existing connections fall silent.
 	Unreachable FaultKind = "unreachable"
 
-	// "freeze [DURATION]": connections are accepted but nothing is ever
-	// answered, keepalives included; standing connections fall silent. What
-	// was on its way is delivered when it ends.
+	// "freeze [DURATION]": the machine accepts connections but never answers, not even
+	// keepalives; existing connections fall silent. Data on its way is delivered when the
+	// fault ends.
 	Freeze FaultKind = "freeze"
 
-	// "slow handshake|exec DURATION": each SSH handshake, or each start of a
-	// command, takes that much longer.
+	// "slow handshake|exec DURATION": each SSH handshake, or each start of a command,
+	// takes that much longer.
 	Slow FaultKind = "slow"
 
-	// "cut in|out BYTES [TIMES]": a connection is reset after that many bytes
-	// in the direction given, as the machine sees it, SSH's own overhead
-	// included. Standing connections count from now, each later one from its
-	// start. It happens TIMES times, or to every connection.
+	// "cut in|out BYTES [TIMES]": a connection is reset after that many bytes in one
+	// direction, as seen from the machine, including SSH's own overhead. Existing
+	// connections count from now, each later one from its start. It happens TIMES times,
+	// or to every connection.
 	Cut FaultKind = "cut"
 
-	// "refuse-auth DURATION|TRIES": no key is accepted for so long, or on so
-	// many connections, as on a machine whose keys have not arrived yet.
+	// "refuse-auth DURATION|TRIES": the machine accepts no key for that time, or on that
+	// many connections, like a machine that has not received its keys yet.
 	RefuseAuth FaultKind = "refuse-auth"
 
-	// "reboot [power] [DURATION]" reboots once; the machine refuses connections
-	// for that long. SetFault returns when it is down. Its shutdown script runs
-	// before, unless it is the power that goes.
+	// "reboot [power] [DURATION]" reboots once; the machine refuses connections for that
+	// time. SetFault returns when it is down. Its shutdown script runs before, except
+	// with power, which simulates a power failure.
 	Reboot FaultKind = "reboot"
 
-	// "no-sudo [missing]": sudo asks for a password; or there is none, which
-	// only the netns backend does.
+	// "no-sudo [missing]": sudo asks for a password or, with missing, does not exist;
+	// missing needs the netns backend.
 	NoSudo FaultKind = "no-sudo"
 
-	// "disk-space home|tmp [BYTES]": no more than so many bytes, or none, are
-	// free where the homes or /tmp are. What is written to homes meanwhile is
-	// gone when it ends. Netns backend only.
+	// "disk-space home|tmp [BYTES]": only that many bytes, or none, are free on the disk
+	// of the homes or in /tmp. Files written to homes meanwhile are lost when the fault
+	// ends. Netns backend only.
 	DiskSpace FaultKind = "disk-space"
 
-	// "read-only": nothing can be written where the homes are. Netns backend
-	// only.
+	// "read-only": the homes cannot be written. Netns backend only.
 	ReadOnly FaultKind = "read-only"
 
-	// "clock ahead|behind DURATION": the clock is off for what is started from
-	// now on. It needs libfaketime.
+	// "clock ahead|behind DURATION": processes started from now on see a wrong clock. It
+	// needs libfaketime.
 	Clock FaultKind = "clock"
 
-	// "startup print|exit|hang [FILE]": a start-up file of the login prints,
-	// exits with status 3, or waits for the end of its input. FILE is ~/.bashrc;
-	// on the netns backend also /etc/bash.bashrc or ~/.ssh/rc.
+	// "startup print|exit|hang [FILE]": a start-up file of the login prints, exits with
+	// status 3, or waits for the end of its input. FILE is ~/.bashrc; on the netns
+	// backend it may also be /etc/bash.bashrc or ~/.ssh/rc.
 	Startup FaultKind = "startup"
 
-	// "banner": sshd shows a banner before each login, and there is a message
-	// of the day.
+	// "banner": sshd shows a banner before each login, and there is a message of the day.
 	Banner FaultKind = "banner"
 
-	// "shell PATH" is the login shell of every login, in place of bash.
+	// "shell PATH" replaces bash as the shell of every login.
 	Shell FaultKind = "shell"
 
 	// "missing NAME": a setting does not exist: a sysctl key
-	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or
-	// /dev, or a kernel module ("tcp_cubic"). On the process backend also a
-	// program that images may lack, numactl or ethtool: until apt-get installs
-	// it, through reboots.
+	// ("net.ipv4.tcp_mtu_probing"), an absolute path below /proc/sys, /sys or /dev, or a
+	// kernel module ("tcp_cubic"). On the process backend NAME may also be a program that
+	// images may lack, numactl or ethtool; it stays missing, also across reboots, until
+	// apt-get installs it.
 	Missing FaultKind = "missing"
 
-	// "denied NAME": a setting cannot be changed through its command: a
-	// sysctl key, "ip-route", "ip-link", or "ethtool".
+	// "denied NAME": the command for a setting cannot change it: a sysctl key,
+	// "ip-route", "ip-link", or "ethtool".
 	Denied FaultKind = "denied"
 
 	// "fixed FEATURE": an ethtool feature cannot be changed.
@@ -103,19 +100,19 @@ const (
 	Kill FaultKind = "kill"
 )
 
-// The start-up files that a fault may be in.
+// The start-up files that a Startup fault may use.
 const (
 	bashrc       = "~/.bashrc"
 	systemBashrc = "/etc/bash.bashrc"
 	sshRC        = "~/.ssh/rc"
 )
 
-// A Fault is one fault with its arguments. The zero value of an argument means
-// that it is not given.
+// A Fault is one fault with its arguments. The zero value of an argument means that it is
+// absent.
 type Fault struct {
 	Kind     FaultKind
 	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out; and so on
-	Name     string        // clear, missing, denied, fixed, kill, startup, shell: what
+	Name     string        // clear, missing, denied, fixed, kill, startup, shell: the NAME, KIND, SIGNAL, FILE or PATH
 	Bytes    int64         // cut, disk-space
 	Count    int           // cut: times; refuse-auth: tries
 	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot, clock
@@ -147,7 +144,7 @@ func faultKinds() []string {
 	}
 }
 
-// ParseFault reads a fault's text form, split into words.
+// ParseFault parses the text form of a fault, split into words.
 func ParseFault(words ...string) (Fault, error) {
 	if len(words) == 0 {
 		return Fault{}, errors.New("parse fault: no name given")
@@ -332,7 +329,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// startup returns the file of a Startup fault and what is in it.
+// startup returns the file of a Startup fault and its content.
 func (f Fault) startup() (file, text string) {
 	file = cmp.Or(f.Name, bashrc)
 	switch f.Mode {
@@ -343,15 +340,15 @@ func (f Fault) startup() (file, text string) {
 	}
 	wait := "cat >/dev/null" // ends with the session
 	if file == sshRC {
-		wait = "sleep 60" // its input is nothing from the start
+		wait = "sleep 60" // its input is empty from the start
 	}
 	return file, fmt.Sprintf("echo 'waiting in %s'\n%s\n", file, wait)
 }
 
-// bannerText is what a machine with the Banner fault says before each login.
+// bannerText is what a machine with the Banner fault prints before each login.
 const bannerText = "*** This is a simulated worker. Use is monitored. ***\n"
 
-// fakeClock finds the library that gives programs another clock.
+// fakeClock returns the path of the library that changes the clock of programs.
 func fakeClock() (library string, err error) {
 	found, err := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if err != nil || len(found) == 0 {
@@ -360,10 +357,10 @@ func fakeClock() (library string, err error) {
 	return found[0], nil
 }
 
-// clockVars are the names of the variables that move a clock.
+// clockVars are the names of the environment variables that change a clock.
 const clockVars = "LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC"
 
-// clockText is the fault's offset as libfaketime reads it.
+// clockText returns the fault's offset in libfaketime's format.
 func (f Fault) clockText() string {
 	sign := "+"
 	if f.Mode == "behind" {
@@ -372,7 +369,7 @@ func (f Fault) clockText() string {
 	return fmt.Sprintf("%s%g", sign, f.Duration.Seconds())
 }
 
-// checkHere refuses what the machine that the simulator runs on cannot do.
+// checkHere refuses faults that the real machine cannot simulate.
 func (f Fault) checkHere() error {
 	switch f.Kind {
 	case Clock:

@@ -17,15 +17,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// The stand-ins are scripts: what they do must be readable where a worker
-// script's author wonders why the simulator answered as it did.
+// The stand-ins are scripts, so that the author of a worker script can read why the
+// simulator answered as it did.
 //
 //go:embed standin/*.sh standin/lib/*.sh
 var standinScripts embed.FS
 
-// refusedCommands would change the machine that the simulator runs on, and
-// nothing that multihost does needs them: they share one stand-in that
-// refuses.
+// refusedCommands would change the machine that the simulator runs on, and multihost
+// needs none of them. They share one stand-in, which refuses.
 var refusedCommands = []string{
 	"reboot", "shutdown", "halt", "poweroff", "init", "service",
 	"mount", "umount", "swapon", "swapoff", "mkfs", "fdisk", "parted",
@@ -41,16 +40,16 @@ var sameAs = map[string]string{
 	"killall": "pkill",
 }
 
-// writeProgram writes a file that is about to be executed. A process that is forked
-// meanwhile, anywhere in the simulator, would hold it open for writing until it is
-// another program, and the kernel executes no such file: ETXTBSY.
+// writeProgram writes a file that is about to be executed. It prevents forks in the
+// simulator meanwhile: a forked process would hold the file open for writing until its
+// exec, and the kernel refuses to execute such a file (ETXTBSY).
 func writeProgram(file string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(file, text, 0o755)
 }
 
-// writeStandins makes the directory of stand-ins, which all machines link to.
+// writeStandins creates the directory of stand-ins, to which all machines link.
 func writeStandins(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -64,7 +63,7 @@ func writeStandins(dir string) error {
 		if err != nil {
 			return err
 		}
-		// A simulator that shares the directory may be running the script.
+		// Another simulator that shares the directory may be running the script.
 		tmp := filepath.Join(dir, "."+name)
 		if err := writeProgram(tmp, text); err != nil {
 			return err
@@ -96,12 +95,12 @@ func (m *machine) path(elem ...string) string {
 	return filepath.Join(append([]string{m.root}, elem...)...)
 }
 
-// volatile are the directories that a reboot makes anew. state holds what the
-// stand-ins keep: routes, ethtool features, and the marks of faults.
+// volatile are the directories that a reboot creates again. state holds the data of the
+// stand-ins: routes, ethtool features, and the marks of faults.
 var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
 
-// reset brings the machine's files to what they are after a boot. Making files
-// is most of what a machine costs, so there are no more than something reads.
+// reset restores the machine's files to their state after a boot. Creating files is most
+// of the cost of a machine, so it creates only those that something reads.
 func (m *machine) reset() error {
 	if err := m.resetFiles(); err != nil {
 		return fmt.Errorf("reset files: %w", err)
@@ -157,8 +156,8 @@ func (m *machine) write(made map[string]bool, name, content string) error {
 	return os.WriteFile(file, []byte(content), mode)
 }
 
-// bootFiles returns kernel settings, devices and stand-ins' state by absolute
-// path, as an Ubuntu 22.04 image for TPU VMs boots with them.
+// bootFiles returns kernel settings, devices and the stand-ins' state by absolute path,
+// with the values of an Ubuntu 22.04 image for TPU VMs after boot.
 func (m *machine) bootFiles() map[string]string {
 	files := map[string]string{
 		"/proc/sys/kernel/random/boot_id": uuid.NewString() + "\n",
@@ -189,8 +188,8 @@ func (m *machine) bootFiles() map[string]string {
 	return files
 }
 
-// nodeDevices returns the /sys/devices of machines with n NUMA nodes. Nothing
-// in it can be changed, so the machines share it.
+// nodeDevices returns the /sys/devices directory for machines with n NUMA nodes. The
+// machines share it because nothing in it can be changed.
 func (b *processBackend) nodeDevices(n int) (dir string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,8 +220,8 @@ func (b *processBackend) nodeDevices(n int) (dir string, err error) {
 	return dir, nil
 }
 
-// applyMarks makes the machine's files say which settings are missing, denied
-// or fixed, and whether sudo works.
+// applyMarks writes to the machine's files which settings are missing, denied or fixed,
+// and whether sudo works.
 func (m *machine) applyMarks() error {
 	m.mu.Lock()
 	missing := append([]string(nil), m.marks[Missing]...)
@@ -259,11 +258,11 @@ func (m *machine) applyMarks() error {
 	return nil
 }
 
-// mayLack are the programs that an image for TPU VMs may come without.
+// mayLack are the programs that an image for TPU VMs may lack.
 var mayLack = []string{"numactl", "ethtool"}
 
-// takeAway makes the machine lack a program: its stand-in, and the real one
-// behind it. So where one is missing, bin and what comes after it on the PATH are
+// takeAway removes a program from the machine: its stand-in, and the real one that would
+// be found after it. For that, bin and all later directories on the PATH become
 // directories of the machine's own, which link to all other programs.
 func (m *machine) takeAway(name string) error {
 	own := m.path("own-bin")
@@ -273,7 +272,7 @@ func (m *machine) takeAway(name string) error {
 	if err := linkPrograms(own, name, m.b.standins); err != nil {
 		return err
 	}
-	// Sessions look for programs to tell which PATH they have: it is whole at once.
+	// Sessions look at programs to choose their PATH, so it must appear at once.
 	if err := linkPrograms(m.path("programs-new"), name,
 		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"); err != nil {
 		return err
@@ -284,7 +283,7 @@ func (m *machine) takeAway(name string) error {
 	return m.linkBin(own)
 }
 
-// putBack ends what takeAway began.
+// putBack undoes takeAway.
 func (m *machine) putBack() error {
 	if _, err := os.Lstat(m.path("programs")); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -295,7 +294,7 @@ func (m *machine) putBack() error {
 	return errors.Join(os.RemoveAll(m.path("programs")), os.RemoveAll(m.path("own-bin")))
 }
 
-// linkBin makes bin another directory; there is one at any time.
+// linkBin makes bin a link to dir. bin exists at any time.
 func (m *machine) linkBin(dir string) error {
 	if err := os.Symlink(dir, m.path("bin-new")); err != nil {
 		return err
@@ -303,8 +302,8 @@ func (m *machine) linkBin(dir string) error {
 	return os.Rename(m.path("bin-new"), m.path("bin"))
 }
 
-// linkPrograms makes a directory that links to what is in others, the first one
-// first, except one program.
+// linkPrograms makes a directory of links to all programs in from, except one program.
+// The first directory that has a program wins.
 func linkPrograms(dir, except string, from ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -333,7 +332,7 @@ func removed(file string) error {
 	return nil
 }
 
-// knows reports whether the machine has a setting of that name.
+// knows reports whether the machine has a setting with that name.
 func (m *machine) knows(name string) bool {
 	for _, p := range settingPaths(name) {
 		for file := range m.bootFiles() {
@@ -345,7 +344,7 @@ func (m *machine) knows(name string) bool {
 	return false
 }
 
-// restore puts back the boot values of settings that were missing.
+// restore restores the boot values of settings that were missing.
 func (m *machine) restore(names []string) error {
 	boot := m.bootFiles()
 	made := make(map[string]bool)
@@ -364,8 +363,8 @@ func (m *machine) restore(names []string) error {
 	return nil
 }
 
-// settingPaths returns the paths that a setting's name stands for: itself, a
-// sysctl key's file, or a module's directory.
+// settingPaths returns the paths that a setting's name means: the path itself, a sysctl
+// key's file, or a module's directory.
 func settingPaths(name string) []string {
 	switch {
 	case strings.HasPrefix(name, "/proc/sys/"), strings.HasPrefix(name, "/sys/"), strings.HasPrefix(name, "/dev/"):

@@ -21,16 +21,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file and the next are what runs on a machine of the netns backend as its
-// process 1.
+// The code of this file and the next runs as process 1 of a machine of the netns backend.
 
-// initName is argument 0 of process 1, by which the program knows that it is
-// one, and the simulator its leftovers.
+// initName is argument 0 of process 1. By it the program knows that it is process 1, and
+// the simulator finds leftover machines.
 const initName = "multihost-worker-init"
 
 const (
 	sshdPort    = 22
-	refuserPort = 2022 // of an sshd that knows no key
+	refuserPort = 2022 // of an sshd that accepts no key
 )
 
 // A guestRequest is one line that process 1 reads.
@@ -42,9 +41,9 @@ type guestRequest struct {
 	Signal int
 }
 
-// bootRequest is what a machine is to be.
+// bootRequest describes a machine.
 type bootRequest struct {
-	Disk        string            // directory that outlives the boot
+	Disk        string            // directory that survives reboots
 	Tools       map[string]string // paths by name
 	SSHD        []string          // further lines for sshd_config
 	Hostname    string
@@ -53,15 +52,15 @@ type bootRequest struct {
 	Listen      string // address of sshd
 	Devices     []string
 	Env         []string
-	Script      string // run by root before anybody gets in
+	Script      string // root runs it before anybody can log in
 	Metadata    bool
 	BootID      string
 	guestFaults
 }
 
-// guestFaults are the faults that happen inside.
+// guestFaults are the faults that are simulated inside the machine.
 type guestFaults struct {
-	Troubles []Fault // of the kinds that are inGuest
+	Troubles []Fault // those whose kind is inGuest
 	Missing  []string
 	Denied   []string
 	SlowExec float64           // seconds
@@ -71,10 +70,10 @@ type guestFaults struct {
 // A guestReply is the line that answers a request.
 type guestReply struct {
 	Error string `json:",omitempty"`
-	Busy  bool   `json:",omitempty"` // the shutdown script has not ended
+	Busy  bool   `json:",omitempty"` // the shutdown script is still running
 }
 
-// A guestScript is one of the metadata that root is to run; it may be empty.
+// A guestScript is a script of the metadata that root runs; its text may be empty.
 type guestScript struct {
 	name string
 	text []byte
@@ -82,16 +81,16 @@ type guestScript struct {
 
 func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
 
-// MaybeInit runs the program as process 1 of a machine of the netns backend, if
-// it was started for that, and reports that it was when the machine is no
-// longer wanted: the program then exits. Programs that use [NewNetns], tests
-// among them, call it first of all with os.Args.
+// MaybeInit runs the program as process 1 of a machine of the netns backend if it was
+// started for that. It then returns true when the machine is no longer needed, and the
+// program must exit. Programs that use [NewNetns], including tests, must call it first of
+// all, with os.Args.
 func MaybeInit(args []string) (handled bool) {
 	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
 		return false
 	}
-	// What is done to this thread, such as giving up capabilities, comes to
-	// all processes that it starts.
+	// All processes that this thread starts inherit its state, such as dropped
+	// capabilities.
 	runtime.LockOSThread()
 	p := &process1{
 		waiting: make(map[int]chan syscall.WaitStatus),
@@ -103,8 +102,8 @@ func MaybeInit(args []string) (handled bool) {
 	return true
 }
 
-// process1 is the first process of a machine. It starts the others, reaps, and
-// does what the simulator asks for.
+// process1 is the first process of a machine. It starts and reaps the others and carries
+// out the simulator's requests.
 type process1 struct {
 	boot    bootRequest
 	replies *json.Encoder
@@ -114,21 +113,21 @@ type process1 struct {
 	denied  []string
 
 	troubles  []Fault // in force
-	readOnly  bool    // /home is
-	smallDisk bool    // /home is one
+	readOnly  bool    // /home is read-only
+	smallDisk bool    // /home is a small disk
 	smallTmp  bool
 
 	scripts chan guestScript
-	ending  chan struct{} // closed when the shutdown script has ended; nil before it was asked for
-	died    chan int      // daemons
+	ending  chan struct{} // closed when the shutdown script has ended; nil before it was requested
+	died    chan int      // process ids of daemons that ended
 
 	mu      sync.Mutex
 	waiting map[int]chan syscall.WaitStatus // guarded by mu
 }
 
-// serve handles requests until the simulator closes its end, or is gone.
+// serve handles requests until the simulator closes its end or dies.
 func (p *process1) serve(from io.Reader) {
-	// Without handlers these would end process 1, and with it the machine; if
+	// Without handlers these signals would end process 1, and with it the machine; if
 	// they were ignored, everything on the machine would ignore them.
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -167,7 +166,7 @@ func (p *process1) serve(from io.Reader) {
 			}
 		case pid := <-p.died:
 			if pid == p.sshd {
-				// As a service manager would.
+				// Restart it as a service manager would.
 				if p.startSSHD() != nil {
 					p.sshd = 0
 				}
@@ -190,7 +189,7 @@ func (p *process1) do(req guestRequest) error {
 	case "faults":
 		return p.setFaults(*req.Faults)
 	case "kill":
-		// To everything but process 1.
+		// Signal everything but process 1.
 		if err := unix.Kill(-1, syscall.Signal(req.Signal)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
@@ -213,7 +212,7 @@ func (p *process1) do(req guestRequest) error {
 	return fmt.Errorf("unknown request %q", req.Op)
 }
 
-// reap collects ended processes, also those whose parents are gone.
+// reap collects ended processes, including orphans.
 func (p *process1) reap(signals <-chan os.Signal) {
 	for sig := range signals {
 		if sig != syscall.SIGCHLD {
@@ -239,8 +238,8 @@ func (p *process1) reap(signals <-chan os.Signal) {
 	}
 }
 
-// spawn starts a program, whose output goes to a file. It must be called on
-// the locked thread. The channel tells how it ended.
+// spawn starts a program and sends its output to a file. It must be called on the locked
+// thread. The returned channel receives the status.
 func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.WaitStatus, error) {
 	out, err := os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
@@ -253,7 +252,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	}
 	defer in.Close()
 	done := make(chan syscall.WaitStatus, 1)
-	// reap cannot look the process up before it is here.
+	// Hold the lock until the process is registered, so that reap does not miss it.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
@@ -268,7 +267,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	return pid, done, nil
 }
 
-// run runs a program to its end. An error has what it printed.
+// run runs a program until it ends. Its error contains the program's output.
 func (p *process1) run(argv ...string) error {
 	output := filepath.Join("/run", filepath.Base(argv[0])+".out")
 	defer os.Remove(output)
@@ -292,7 +291,7 @@ func (p *process1) ipBatch(lines ...string) error {
 	return p.run(p.boot.Tools["ip"], "-batch", script)
 }
 
-// bootUp makes the machine. When it returns, sshd answers.
+// bootUp sets up the machine. When it returns, sshd answers.
 func (p *process1) bootUp() error {
 	b := p.boot
 	if err := enterRoot(b); err != nil {
@@ -302,7 +301,7 @@ func (p *process1) bootUp() error {
 		return fmt.Errorf("set host name: %w", err)
 	}
 	syscall.Umask(0o022)
-	// As on Ubuntu; the simulator may have raised its own.
+	// The limit of Ubuntu; the simulator may have raised its own.
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
 		limit.Max = min(limit.Max, 1<<20)
@@ -349,7 +348,7 @@ func (p *process1) startSSHD() (err error) {
 	return err
 }
 
-// startDaemon starts an sshd, and returns when it listens.
+// startDaemon starts an sshd and returns when it listens.
 func (p *process1) startDaemon(port int, args ...string) (int, error) {
 	const log = "/var/log/sshd.log"
 	pid, done, err := p.spawn(log, append([]string{p.boot.Tools["sshd"], "-D", "-e"}, args...)...)
@@ -373,13 +372,13 @@ func (p *process1) startDaemon(port int, args ...string) (int, error) {
 	return pid, nil
 }
 
-// listens reports whether somebody listens on a TCP port that loopback leads to.
+// listens reports whether a TCP port is open on loopback or on all addresses.
 func listens(port int) bool {
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
 		return false
 	}
-	// As the kernel writes 0.0.0.0 and 127.0.0.1.
+	// 0.0.0.0 and 127.0.0.1 as the kernel writes them.
 	any, local := fmt.Sprintf("00000000:%04X", port), fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 1}), port)
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
@@ -390,7 +389,7 @@ func listens(port int) bool {
 	return false
 }
 
-// fetchScript asks the metadata server for a script and has it run.
+// fetchScript gets a script from the metadata server and has serve run it.
 func (p *process1) fetchScript(name string) {
 	text, err := metadataAttribute(name)
 	if err != nil {
@@ -399,7 +398,7 @@ func (p *process1) fetchScript(name string) {
 	p.scripts <- guestScript{name, text}
 }
 
-// metadataAttribute is a value of the metadata, empty where there is none.
+// metadataAttribute returns a value of the metadata, or nothing if it does not exist.
 func metadataAttribute(name string) ([]byte, error) {
 	req, err := http.NewRequest(http.MethodGet, "http://"+metadataAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {
@@ -418,8 +417,8 @@ func metadataAttribute(name string) ([]byte, error) {
 	return io.ReadAll(resp.Body)
 }
 
-// runScript runs a script as the guest agent does: as root, in /, at every boot or
-// at its end. Its log is on the machine.
+// runScript runs a script as the guest agent does: as root, in /, at every boot or at
+// shutdown. Its log is on the machine.
 func (p *process1) runScript(s guestScript) {
 	done, err := p.startScript(s)
 	if s.name != shutdownScript {
@@ -452,7 +451,7 @@ func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error)
 	return done, err
 }
 
-// setFaults makes the faults of the inside those given.
+// setFaults makes f the faults in force inside the machine.
 func (p *process1) setFaults(f guestFaults) error {
 	if err := p.setTroubles(f.Troubles); err != nil {
 		return err
@@ -506,8 +505,8 @@ func (p *process1) setFaults(f guestFaults) error {
 	return nil
 }
 
-// dropCapabilities gives up, for all processes started from now on, what would
-// let root of a machine change something outside of it.
+// dropCapabilities drops, for all processes started from now on, the capabilities with
+// which root of a machine could change something outside it.
 func dropCapabilities() error {
 	for _, c := range []uintptr{
 		unix.CAP_SYS_ADMIN, unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_TIME, unix.CAP_MKNOD, unix.CAP_SYSLOG,
@@ -515,7 +514,7 @@ func dropCapabilities() error {
 		unix.CAP_LINUX_IMMUTABLE, unix.CAP_CHECKPOINT_RESTORE, unix.CAP_AUDIT_CONTROL, unix.CAP_AUDIT_READ, unix.CAP_SYS_PACCT,
 	} {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without this one
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the kernel does not have this one
 			return err
 		}
 	}

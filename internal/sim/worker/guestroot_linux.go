@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// loginPath is what /etc/environment of Ubuntu has.
+	// loginPath is the PATH in /etc/environment of Ubuntu.
 	loginPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/games:/snap/bin"
 
 	keysDir = "/var/lib/google-keys"
@@ -24,14 +24,14 @@ const (
 	firstUID = 1001
 )
 
-// moduleParameters are the private ones of each machine with their values after
-// boot.
+// moduleParameters are the module parameters that are private to each machine, with their
+// values after boot.
 func moduleParameters() map[string]string {
 	return map[string]string{"/sys/module/tcp_cubic/parameters/hystart_detect": "3"}
 }
 
-// enterRoot makes the machine's file system and enters it. It needs the mount
-// namespace to be the machine's own.
+// enterRoot creates the machine's file system and enters it. The mount namespace must be
+// the machine's own.
 func enterRoot(b bootRequest) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -62,7 +62,7 @@ func enterRoot(b bootRequest) error {
 			return err
 		}
 	}
-	// Both roots in one place, and the old one taken away from there.
+	// Put both roots in one place, then unmount the old one there.
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func enterRoot(b bootRequest) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// A fault of an earlier boot may have taken it away.
+	// A fault of an earlier boot may have removed it.
 	if err := unhideFile(sudo); err != nil {
 		return err
 	}
@@ -87,8 +87,7 @@ func enterRoot(b bootRequest) error {
 	return nil
 }
 
-// overlayLimit bounds the wait for the kernel to let go of the mount of an
-// earlier boot.
+// overlayLimit limits the wait until the kernel releases the mount of an earlier boot.
 const overlayLimit = 2 * time.Second
 
 func mountOverlay() error {
@@ -123,8 +122,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// bindReadOnly makes a file or directory read-only where it is, without what is
-// mounted below it.
+// bindReadOnly makes a file or directory read-only in place, without what is mounted
+// below it.
 func bindReadOnly(path string) error {
 	if err := bind(path, path); err != nil {
 		return err
@@ -139,8 +138,8 @@ func remountReadOnly(path string) error {
 	return nil
 }
 
-// mountProc mounts /proc, of which only the settings of the network namespace
-// can be written: the others are those of the real machine.
+// mountProc mounts /proc. Only the settings of the network namespace are writable: the
+// others belong to the real machine.
 func mountProc(root string, _ bootRequest) error {
 	if err := mountAt(root, "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -173,8 +172,8 @@ func mountProc(root string, _ bootRequest) error {
 	return nil
 }
 
-// mountSys mounts /sys, which shows the interfaces of the network namespace,
-// read-only but for the private module parameters.
+// mountSys mounts /sys, which shows the interfaces of the network namespace. It is
+// read-only except for the private module parameters.
 func mountSys(root string, _ bootRequest) error {
 	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY)
 	if err := mountAt(root, "/sys", "sysfs", flags, ""); err != nil {
@@ -196,7 +195,7 @@ func mountSys(root string, _ bootRequest) error {
 	return nil
 }
 
-// mountDev makes a /dev with the usual devices and the stand-ins for the TPU.
+// mountDev creates a /dev with the usual devices and the stand-ins for the TPU.
 func mountDev(root string, b bootRequest) error {
 	if err := mountAt(root, "/dev", "tmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
 		return err
@@ -243,15 +242,15 @@ func makeDevice(path string, major, minor uint32) error {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
 		return fmt.Errorf("make device %q: %w", path, err)
 	}
-	return os.Chmod(path, 0o666) // not by the umask
+	return os.Chmod(path, 0o666) // regardless of the umask
 }
 
-// makeStandIn makes a character device that anybody can open, as on a TPU VM,
-// and that swallows what it is given.
+// makeStandIn makes a character device that anybody can open, as on a TPU VM, and that
+// discards what is written to it.
 func makeStandIn(path string) error { return makeDevice(path, 1, 3) }
 
-// mountPrivate mounts what of the real machine a machine shall not even see,
-// and what a boot empties.
+// mountPrivate covers directories of the real machine that a machine must not see, and
+// mounts those that a boot empties.
 func mountPrivate(root string, _ bootRequest) error {
 	for target, source := range map[string]string{"/home": "home", "/root": "root", "/var/tmp": "vartmp"} {
 		if err := os.MkdirAll(filepath.Join(root, target), 0o755); err != nil {
@@ -274,8 +273,8 @@ func mountPrivate(root string, _ bootRequest) error {
 	return nil
 }
 
-// writeEtc writes the configuration of a machine. Users that an earlier boot
-// made are kept.
+// writeEtc writes the configuration of a machine. It keeps users that an earlier boot
+// created.
 func writeEtc(b bootRequest) error {
 	if _, err := os.Stat(keysDir); errors.Is(err, fs.ErrNotExist) {
 		if err := writeAccounts(); err != nil {
@@ -319,8 +318,7 @@ func writeEtc(b bootRequest) error {
 	return nil
 }
 
-// replaceFile puts a new file in the place of one that may be a link to
-// somewhere else.
+// replaceFile replaces a file, which may be a link to somewhere else, by a new one.
 func replaceFile(path, text string, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -335,8 +333,7 @@ func replaceFile(path, text string, mode fs.FileMode) error {
 	return os.Rename(tmp, path)
 }
 
-// writeAccounts keeps the system's accounts of the real machine and no others,
-// all without passwords.
+// writeAccounts keeps only the system accounts of the real machine, without passwords.
 func writeAccounts() error {
 	system := func(path string) ([][]string, error) {
 		data, err := os.ReadFile(path)
@@ -382,7 +379,7 @@ func writeAccounts() error {
 	return replaceFile("/etc/shadow", shadow.String(), 0o640)
 }
 
-// setLogins makes the users whose keys are given, and their keys the only ones.
+// setLogins creates the users in keys and makes their keys the only ones.
 func setLogins(keys map[string][]string) error {
 	names, err := os.ReadDir(keysDir)
 	if err != nil {
@@ -406,8 +403,8 @@ func setLogins(keys map[string][]string) error {
 	return nil
 }
 
-// addUser makes a user as the guest agent does: in the group whose members may
-// use sudo without a password. A user that exists is left alone.
+// addUser creates a user as the guest agent does: in the group whose members may use sudo
+// without a password. It leaves an existing user alone.
 func addUser(login string) error {
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {
@@ -456,14 +453,14 @@ func addUser(login string) error {
 	return replaceFile("/etc/passwd", string(passwd)+fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", login, uid, uid, home), 0o644)
 }
 
-// makeHome copies what every new home has.
+// makeHome creates a home and copies the files of /etc/skel.
 func makeHome(home string, uid int) error {
 	if err := os.Mkdir(home, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	err := filepath.WalkDir("/etc/skel", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil // a machine without skeletons has bare homes
+			return nil // without /etc/skel homes are empty
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -489,7 +486,7 @@ func writeSudoers(refuse bool) error {
 	return replaceFile(sudoers, text, 0o440)
 }
 
-// writeSSHRC delays the start of every command: sshd runs this file before it.
+// writeSSHRC delays the start of every command: sshd runs this file before each.
 func writeSSHRC(seconds float64) error {
 	const path = "/etc/ssh/sshrc"
 	if seconds > 0 {
@@ -505,7 +502,7 @@ func hostKeyPath(kind string) string {
 	return map[string]string{"ssh-ed25519": "/etc/ssh/ssh_host_ed25519_key", "ecdsa-sha2-nistp256": "/etc/ssh/ssh_host_ecdsa_key"}[kind]
 }
 
-// writeHostKeys reports whether the keys are others than before.
+// writeHostKeys writes the host keys and reports whether they changed.
 func writeHostKeys(keys map[string]string) (changed bool, err error) {
 	for kind, text := range keys {
 		path := hostKeyPath(kind)
@@ -520,10 +517,10 @@ func writeHostKeys(keys map[string]string) (changed bool, err error) {
 	return changed, nil
 }
 
-// cubicModule is what fault "missing tcp_cubic" hides.
+// cubicModule is the directory that the fault "missing tcp_cubic" hides.
 const cubicModule = "/sys/module/tcp_cubic"
 
-// canMiss refuses what a real kernel cannot be made to hide.
+// canMiss refuses names that a real kernel cannot hide.
 func canMiss(name string, devices []string) error {
 	if name == "tcp_cubic" || slices.Contains(devices, name) {
 		return nil
@@ -536,7 +533,7 @@ func makeMissing(name string) error {
 		return os.Remove(name)
 	}
 	if _, err := os.Stat(cubicModule); err != nil {
-		return nil // it is missing
+		return nil // it is already missing
 	}
 	return mountAt("/", cubicModule, "tmpfs", unix.MS_RDONLY, "mode=0755")
 }
@@ -551,7 +548,7 @@ func restoreMissing(name string) error {
 	return unix.Unmount(cubicModule, unix.MNT_DETACH)
 }
 
-// deniedPath is the file of a setting: a sysctl key or a path.
+// deniedPath returns the file of a setting, given as a sysctl key or a path.
 func deniedPath(name string) string {
 	if strings.HasPrefix(name, "/") {
 		return name
@@ -559,7 +556,7 @@ func deniedPath(name string) string {
 	return "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
 }
 
-// canDeny refuses what has no file that could be made read-only.
+// canDeny refuses settings without a file that can be made read-only.
 func canDeny(name string) error {
 	path := deniedPath(name)
 	if strings.HasPrefix(path, "/proc/sys/net/") || strings.HasPrefix(path, "/sys/module/") {

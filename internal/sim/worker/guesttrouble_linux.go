@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file makes the faults of a machine's disks, clock, start-up files and
-// login shell. Each has a function that makes it so, or, without a fault, undoes
-// it; to undo what was not done does nothing, for files outlive a boot.
+// This file implements the faults of a machine's disks, clock, start-up files and login
+// shell. Each has a function that sets it or, without a fault, undoes it. Undoing what
+// was never set does nothing; files survive a reboot, so an earlier boot may have set it.
 
-// inGuest reports whether faults of the kind happen inside of a machine.
+// inGuest reports whether faults of this kind are simulated inside the machine.
 func (k FaultKind) inGuest() bool {
 	switch k {
 	case NoSudo, DiskSpace, ReadOnly, Clock, Startup, Banner, Shell:
@@ -26,8 +26,8 @@ func (k FaultKind) inGuest() bool {
 	return false
 }
 
-// setTroubles makes the faults of that sort those given. What is in force already
-// is left alone: to make a disk anew would lose what was written to it.
+// setTroubles makes want the inGuest faults in force. It leaves an unchanged fault alone:
+// setting a disk fault again would lose what was written to the disk.
 func (p *process1) setTroubles(want []Fault) error {
 	find := func(all []Fault, kind FaultKind) *Fault {
 		for i, f := range all {
@@ -41,8 +41,7 @@ func (p *process1) setTroubles(want []Fault) error {
 		kind FaultKind
 		set  func(*Fault) error
 	}
-	// The other ones write to homes: read-only homes are undone first and made
-	// last.
+	// The other faults write to homes, so read-only homes are undone first and set last.
 	readOnly := trouble{ReadOnly, p.setReadOnly}
 	all := []trouble{
 		{NoSudo, setSudo}, {DiskSpace, p.setDiskSpace}, {Clock, setClock},
@@ -64,8 +63,8 @@ func (p *process1) setTroubles(want []Fault) error {
 	return nil
 }
 
-// setLogins makes the logins of the keys, and the faults of logins for those
-// that are new. Those on their disk are undone meanwhile.
+// setLogins creates the logins of keys, and applies the login faults to new ones. It
+// undoes the disk faults of homes meanwhile.
 func (p *process1) setLogins(keys map[string][]string) error {
 	fresh := false
 	for login := range keys {
@@ -99,10 +98,10 @@ func (p *process1) setLogins(keys map[string][]string) error {
 	return p.setTroubles(troubles)
 }
 
-// hidden is where a file waits that a fault has taken the place of.
+// hidden returns the path to which a file moves while a fault replaces it.
 func hidden(path string) string { return path + ".without-fault" }
 
-// stashFile puts text in the place of a file, which is kept.
+// stashFile replaces a file by text and keeps the original.
 func stashFile(path, text string, mode fs.FileMode) error {
 	if _, err := os.Lstat(hidden(path)); errors.Is(err, fs.ErrNotExist) {
 		if err := hideFile(path); err != nil {
@@ -112,7 +111,7 @@ func stashFile(path, text string, mode fs.FileMode) error {
 	return replaceFile(path, text, mode)
 }
 
-// hideFile takes a file away, or remembers that there was none.
+// hideFile removes a file, or records that there was none.
 func hideFile(path string) error {
 	err := os.Rename(path, hidden(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +123,7 @@ func hideFile(path string) error {
 	return err
 }
 
-// unhideFile puts back what stashFile or hideFile took away.
+// unhideFile restores what stashFile or hideFile removed.
 func unhideFile(path string) error {
 	info, err := os.Lstat(hidden(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +137,7 @@ func unhideFile(path string) error {
 
 const sudo = "/usr/bin/sudo"
 
-// setSudo makes sudo ask for a password, or takes it away.
+// setSudo makes sudo ask for a password, or removes it.
 func setSudo(f *Fault) error {
 	if err := unhideFile(sudo); err != nil {
 		return err
@@ -162,12 +161,12 @@ func (p *process1) setReadOnly(f *Fault) error {
 	return bindReadOnly("/home")
 }
 
-// tmpFiller takes the place in /tmp that is always there.
+// tmpFiller occupies the one page that /tmp always has.
 const tmpFiller = "/tmp/.full"
 
 const tmpFlags = unix.MS_NOSUID | unix.MS_NODEV
 
-// setDiskSpace bounds /tmp, or puts the homes on a small disk of their own.
+// setDiskSpace limits /tmp, or moves the homes to a small disk.
 func (p *process1) setDiskSpace(f *Fault) error {
 	if p.smallDisk {
 		p.smallDisk = false
@@ -193,7 +192,7 @@ func (p *process1) setDiskSpace(f *Fault) error {
 			return err
 		}
 		p.smallTmp = true
-		// An empty one would have a page.
+		// An empty file system would have one page.
 		if err := os.WriteFile(tmpFiller, make([]byte, used.Bsize), 0o600); err != nil {
 			return err
 		}
@@ -223,11 +222,12 @@ func (p *process1) setDiskSpace(f *Fault) error {
 	return bind(disk, "/home")
 }
 
-// tmpfsSize is the option for a size. Not 0, which stands for no limit.
+// tmpfsSize returns the mount option for a size. It is never 0, which would mean no
+// limit.
 func tmpfsSize(bytes int64) string { return "size=" + strconv.FormatInt(max(bytes, 1), 10) }
 
-// setClock has every program of a login use another clock. Not all programs of
-// the machine: sshd does not bear the library.
+// setClock changes the clock for every program of a login, but not for all programs of
+// the machine: sshd does not work with the library.
 func setClock(f *Fault) error {
 	var text string
 	if f != nil {
@@ -251,11 +251,11 @@ func setClock(f *Fault) error {
 }
 
 func homes() []string {
-	found, _ := filepath.Glob("/home/*") // the pattern is good
+	found, _ := filepath.Glob("/home/*") // the pattern is valid
 	return found
 }
 
-// setStartup writes the start-up file of the machine, or of all homes.
+// setStartup writes the start-up file of the machine, or of every home.
 func setStartup(f *Fault) error {
 	errs := []error{unhideFile(systemBashrc)}
 	for _, home := range homes() {
@@ -278,7 +278,7 @@ func setStartup(f *Fault) error {
 }
 
 const (
-	bannerFile = "/etc/ssh/banner" // sshd shows it if it is there
+	bannerFile = "/etc/ssh/banner" // sshd shows it if it exists
 	motdFile   = "/etc/motd"
 )
 
@@ -289,7 +289,7 @@ func setBanner(f *Fault) error {
 	return errors.Join(stashFile(bannerFile, bannerText, 0o644), stashFile(motdFile, bannerText, 0o644))
 }
 
-// setShell gives every login a shell.
+// setShell changes the shell of every login.
 func setShell(f *Fault) error {
 	shell := "/bin/bash"
 	if f != nil {

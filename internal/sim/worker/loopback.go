@@ -13,18 +13,18 @@ import (
 	"syscall"
 )
 
-// addressTries bounds the search for addresses that nobody listens on.
+// addressTries limits the search for an address on which nothing listens.
 const addressTries = 200
 
-// loopback gives each machine an address of its own in 127.64.0.0/10, and all
-// of them one port.
+// loopback gives each machine its own address in 127.64.0.0/10, and all of them the same
+// port.
 type loopback struct {
 	taking sync.Mutex
 	port   int    // 0 before the first address, unless configured
 	next   uint32 // the next address to try
 }
 
-// TryPort reports why machines cannot answer at a port here; nil if they can.
+// TryPort reports why machines cannot listen on a port here; nil if they can.
 func TryPort(port int) error {
 	var l loopback
 	if err := l.init(port); err != nil {
@@ -37,8 +37,8 @@ func TryPort(port int) error {
 	return ln.Close()
 }
 
-// init sets the port; 0 means a free one, chosen with the first address. A
-// random first address keeps simulators that run at the same time apart.
+// init sets the port; 0 means a free one, chosen with the first address. The first
+// address is random, so that simultaneous simulators rarely collide.
 func (l *loopback) init(port int) error {
 	n, err := rand.Int(rand.Reader, big.NewInt(1<<14))
 	if err != nil {
@@ -55,7 +55,7 @@ func (l *loopback) Port() int {
 	return l.port
 }
 
-// listen opens the port on an address of its own for a new machine.
+// listen opens the port on a new address for a new machine.
 func (l *loopback) listen() (*net.TCPListener, error) {
 	l.taking.Lock()
 	defer l.taking.Unlock()
@@ -74,8 +74,8 @@ func (l *loopback) listen() (*net.TCPListener, error) {
 	return nil, fmt.Errorf("listen on a loopback address: %w", last)
 }
 
-// nextAddr walks through 127.64.0.0/10, leaving out .0 and .255, which some
-// programs take for network and broadcast.
+// nextAddr walks through 127.64.0.0/10. It skips .0 and .255, which some programs take
+// for network and broadcast.
 func (l *loopback) nextAddr() string {
 	for {
 		n := l.next

@@ -29,15 +29,15 @@ type machine struct {
 	addr string
 	port int
 
-	// spawn is held for reading while a process starts, and for writing to
-	// change down, so that no process can slip past a search for all of them.
+	// A start of a process holds spawn for reading, a change of down for writing, so that
+	// no process escapes a search for all of them.
 	spawn sync.RWMutex
 	down  bool // rebooting or stopped: no process may start
 
 	reboots sync.Mutex // one reboot at a time
 
 	metadata *http.Server // nil when there is none
-	metaAddr string       // where it listens
+	metaAddr string       // the address it listens on
 
 	hostKeys []ssh.Signer           // guarded by mu
 	marks    map[FaultKind][]string // names of Missing, Denied, Fixed; guarded by mu
@@ -82,8 +82,8 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	return m, nil
 }
 
-// makeHostKeys makes the two kinds of host key that are cheap to make; an RSA
-// key would cost a second per machine.
+// makeHostKeys makes the two kinds of host key that are cheap to make; an RSA key would
+// cost a second per machine.
 func makeHostKeys() ([]ssh.Signer, error) {
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -122,8 +122,7 @@ func (m *machine) signers() []ssh.Signer {
 	return m.hostKeys
 }
 
-// start starts a process, which leads a session of its own, unless the machine is
-// down.
+// start starts a process as the leader of its own session, unless the machine is down.
 func (m *machine) start(file string, argv []string, attr *os.ProcAttr) (proc *os.Process, err error) {
 	m.spawn.RLock()
 	defer m.spawn.RUnlock()
@@ -160,8 +159,8 @@ func (m *machine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down and makes it ready to answer again, which it
-// does at the next reconcile, or by itself after a downtime.
+// reboot takes the machine down and prepares it to answer again: at the caller's
+// reconcile, or by itself after a downtime.
 func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -186,7 +185,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.mu.Lock()
 	clear(m.sessions)
 	m.mu.Unlock()
-	// Setting the timer also stops that of an earlier reboot.
+	// Setting the timer also cancels that of an earlier reboot.
 	m.after(downtime, "reboot", func() {
 		m.boot()
 		_ = m.reconcile()
@@ -197,8 +196,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	return nil
 }
 
-// boot lets processes start and connections in, unless the machine stopped
-// meanwhile.
+// boot allows processes and connections, unless the machine was stopped meanwhile.
 func (m *machine) boot() {
 	m.spawn.Lock()
 	defer m.spawn.Unlock()
@@ -227,18 +225,18 @@ func (m *machine) Stop(ctx context.Context) error {
 	return nil
 }
 
-// beginStop closes everything that could bring forth a new process.
+// beginStop closes everything that could start a new process.
 func (m *machine) beginStop() {
 	m.mu.Lock()
 	m.stopped = true
 	m.mu.Unlock()
 	m.setDown(true)
 	m.cancel()
-	_ = m.reconcile() // only closes: nothing to fail
+	_ = m.reconcile() // it only closes, so it cannot fail
 	m.resetConnections()
 }
 
-// endStop waits for all goroutines; the processes are gone by now.
+// endStop waits for all goroutines; all processes have ended.
 func (m *machine) endStop() {
 	if m.metadata != nil {
 		m.metadata.Close()

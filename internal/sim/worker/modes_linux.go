@@ -28,12 +28,12 @@ var (
 
 const (
 	modesEnd     = 0
-	modesUnknown = 160 // and above: no argument follows that one could skip
+	modesUnknown = 160 // and above: no argument of known length follows
 	noChar       = 255
 )
 
-// setModes gives a terminal the modes of the client's. The speed and the size of
-// characters mean nothing here.
+// setModes gives a terminal the modes of the client's terminal. It ignores the speed and
+// the character size, which mean nothing here.
 func setModes(fd int, modes []byte) error {
 	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {

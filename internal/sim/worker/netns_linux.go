@@ -24,16 +24,16 @@ type netnsBackend struct {
 	fabric *fabric
 	loopback
 
-	extraSSHD []string // lines of sshd_config that only some versions take
+	extraSSHD []string // lines of sshd_config that only some versions accept
 
 	mu       sync.Mutex
 	closed   bool
 	machines map[*netnsMachine]struct{}
-	claims   map[netip.Prefix]io.Closer // networks whose addresses are this backend's
+	claims   map[netip.Prefix]io.Closer // networks whose addresses belong to this backend
 }
 
-// toolPackages are the programs that machines have from the machine that they
-// run on, with the Debian packages that bring them.
+// toolPackages maps the programs that machines need from the real machine to their Debian
+// packages.
 func toolPackages() map[string]string {
 	return map[string]string{
 		"sshd": "openssh-server", "ip": "iproute2", "ethtool": "ethtool", "numactl": "numactl", "lsof": "lsof",
@@ -43,8 +43,8 @@ func toolPackages() map[string]string {
 }
 
 // NetnsReady reports why the netns backend cannot work here: [ErrNotRoot], a
-// [*ToolsError], another error of the kernel (in a container without the
-// rights), or nil if nothing speaks against it.
+// [*ToolsError], another error of the kernel (such as in a container without the rights),
+// or nil if it found no reason.
 func NetnsReady() error {
 	if _, err := findTools(); err != nil {
 		return err
@@ -82,40 +82,37 @@ func findTools() (map[string]string, error) {
 	return paths, nil
 }
 
-// NewNetns returns the backend whose machines are as real as one Linux kernel
-// can make them. It needs root, and [MaybeInit] to be called first by the
-// program's main function, because it starts the program again as process 1
-// of each machine.
+// NewNetns returns the backend whose machines are as real as one Linux kernel can make
+// them. It needs root. The program's main function must call [MaybeInit] first, because
+// the backend starts the program again as process 1 of each machine.
 //
-// A machine has its own network, mount, process, UTS and IPC namespaces; the
-// files of the real machine with a private layer above them, that a reboot
-// keeps; its own /tmp, /run, /home, /root, /dev, users, module parameters and
-// boot id; sshd, ip, sysctl, ethtool, sudo of the real machine; and a process 1
-// that reaps. Its interface ens8 hangs on a bridge for its network; a router
-// between the bridges answers as gateway and connects no two networks. Users
-// are made when the metadata has a key for them, before a connection is passed
-// on to sshd.
+// A machine has its own network, mount, process, UTS and IPC namespaces. It sees the
+// files of the real machine with a private layer above them, which survives reboots. It
+// has its own /tmp, /run, /home, /root, /dev, users, module parameters and boot id; it
+// uses sshd, ip, sysctl, ethtool and sudo of the real machine; its process 1 reaps. Its
+// interface ens8 is attached to a bridge for its network; a router between the bridges
+// answers as gateway but connects no two networks. A user is created when the metadata
+// has a key for it, before a connection is passed on to sshd.
 //
-// The caller reaches a machine at Addr, an address of 127.64.0.0/10, from where
-// bytes are passed on to sshd: this is where the faults of the transport are.
-// A machine's own address ([Internal]) works from other machines of its
-// network, and from the real machine unless that has a route of its own to it;
-// at the backend's port with faults, and at port 22, if that is another one, without.
-// Backends that run at the same time have different addresses where the caller asks
-// with Claim.
+// The caller reaches a machine at Addr, an address of 127.64.0.0/10. The backend passes
+// bytes from there on to sshd, and simulates the faults of the transport there. A
+// machine's own address ([Internal]) works from other machines of its network. It also
+// works from the real machine, unless that has its own route to the address: with faults
+// at the backend's port, and without them at port 22 if the backend's port is another
+// one. Backends that run at the same time have different addresses if the caller uses
+// Claim.
 //
-// All namespaces, links and mounts belong to a thread of the caller and to the
-// machines' processes, which die with it: the kernel removes everything
-// however the caller ends. Outside the namespaces there is one link with one
-// route for each machine.
+// All namespaces, links and mounts belong to a thread of the caller and to the machines'
+// processes, which die with it: the kernel removes everything, however the caller ends.
+// Outside the namespaces there is one link with one route for each machine.
 //
-// Files on mounts below / of the real machine are not seen (only its root file
-// system is), and no other program than those of the real machine is there.
+// A machine sees only the root file system of the real machine, not the mounts below /,
+// and has no programs other than those of the real machine.
 //
-// It does not model: resource limits, NUMA nodes and chips that the real
-// machine does not have, package installation (there is no way to the
-// internet), systemd, time. Root on a machine may not mount, load modules, make
-// device nodes or change the kernel outside its network namespace.
+// It does not model: resource limits, NUMA nodes and chips that the real machine does not
+// have, package installation (there is no route to the internet), systemd, time. Root on
+// a machine may not mount, load modules, make device nodes or change the kernel outside
+// its network namespace.
 func NewNetns(cfg NetnsConfig) (Backend, error) {
 	b, err := newNetns(cfg)
 	if err != nil {
@@ -151,8 +148,8 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 	if err := startAfresh(); err != nil {
 		return nil, err
 	}
-	// From version 9.8 sshd punishes an address whose logins fail, and here
-	// all come from one.
+	// From version 9.8 on, sshd penalises an address with failed logins; here all logins
+	// come from one address.
 	out, _ := exec.Command(tools["sshd"], "-t", "-o", "PerSourcePenalties=no").CombinedOutput()
 	if !strings.Contains(string(out), "PerSourcePenalties") {
 		b.extraSSHD = append(b.extraSSHD, "PerSourcePenalties no")
@@ -163,8 +160,8 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 	return b, nil
 }
 
-// disks is where the fabric mounts the file system for the private layers; in
-// the real machine's view it is an empty directory.
+// disks is the mount point of the file system with the private layers; the real machine
+// sees an empty directory.
 func (b *netnsBackend) disks() string { return filepath.Join(b.cfg.Root, "disks") }
 
 func (b *netnsBackend) Start(ctx context.Context, spec Spec) (Machine, error) {
@@ -216,12 +213,12 @@ func (b *netnsBackend) add(m *netnsMachine) error {
 	return nil
 }
 
-// claimBits are those of the networks that a backend claims whole.
+// claimBits is the prefix length of the networks that a backend claims as a whole.
 const claimBits = 26
 
-// Claim reports whether a machine may have an address: the real machine has one
-// route to it, so it cannot be that of another backend's, too. What says so is a
-// socket with the name of its network, which the kernel takes away with the process.
+// Claim reports whether a machine may have an address. The real machine has one route to
+// the address, so no two backends may use it. A socket named after the network marks the
+// claim; the kernel removes it with the process.
 func (b *netnsBackend) Claim(addr netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -263,7 +260,7 @@ func (b *netnsBackend) Close() error {
 	wg.Wait()
 	if !already {
 		errs = append(errs, b.fabric.close(), removeDisks(b.cfg.Root))
-		for _, l := range b.claims { // nothing is added once it is closed
+		for _, l := range b.claims { // no claim is added after closing
 			errs = append(errs, l.Close())
 		}
 	}
@@ -273,9 +270,8 @@ func (b *netnsBackend) Close() error {
 	return nil
 }
 
-// removeDisks removes the mount point of the fabric's file system. With the
-// fabric gone it is empty; were it not, it would hold something of somebody
-// else.
+// removeDisks removes the mount point of the fabric's file system. It is empty once the
+// fabric has ended; if it is not, it contains something else, and removing it fails.
 func removeDisks(root string) error {
 	err := os.Remove(filepath.Join(root, "disks"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -284,9 +280,9 @@ func removeDisks(root string) error {
 	return err
 }
 
-// Sweep removes what a netns backend with that root left when its process was
-// killed. The kernel has removed namespaces, links and mounts by then; Sweep
-// ends the machines' processes where it has not, and waits until they are gone.
+// Sweep removes what a netns backend with that root left when its process was killed.
+// Usually the kernel has already removed namespaces, links and mounts; Sweep kills any
+// remaining processes of the machines and waits until they are gone.
 func Sweep(ctx context.Context, root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {

@@ -34,12 +34,10 @@ const (
 
 	metadataAddr = "169.254.169.254"
 
-	// bootLimit bounds one boot; it takes a tenth of a second on an idle
-	// machine.
+	// bootLimit limits one boot, which takes a tenth of a second on an idle machine.
 	bootLimit = 60 * time.Second
 
-	// keysEvery is how often a machine looks for keys without anybody
-	// connecting through the door.
+	// keysEvery is how often a machine checks for new keys while nobody connects to Addr.
 	keysEvery = 2 * time.Second
 )
 
@@ -54,7 +52,7 @@ type netnsMachine struct {
 
 	reboots sync.Mutex // one boot at a time
 
-	// What is guarded by mu outlives a boot.
+	// The fields guarded by mu survive a reboot.
 	hostKeys map[string]hostKey // by type
 	missing  []string
 	denied   []string
@@ -143,7 +141,7 @@ func (m *netnsMachine) HostKeys() map[string]string {
 	return keys
 }
 
-// running returns the guest, unless the machine is down.
+// running returns the guest, or an error if the machine is down.
 func (m *netnsMachine) running() (*guest, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -162,11 +160,11 @@ func (m *netnsMachine) inside(f func() error) error {
 	return inNetwork(g.network, f)
 }
 
-// begin boots a new machine and opens its door.
+// begin boots a new machine and then accepts connections.
 func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	for _, f := range m.spec.Faults {
 		if f.Kind == Reboot || f.Kind == Kill {
-			continue // there is nothing yet that they could happen to
+			continue // it cannot happen before the boot
 		}
 		if err := m.SetFault(f); err != nil {
 			ln.Close()
@@ -195,7 +193,7 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	return nil
 }
 
-// boot starts the guest and returns when it is up. m.reboots is held.
+// boot starts the guest and returns when it is up. The caller holds m.reboots.
 func (m *netnsMachine) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("boot did not end within %v", bootLimit))
 	defer cancel()
@@ -211,7 +209,7 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	}}
 	m.mu.Unlock()
 	if m.port == sshdPort {
-		req.Boot.Listen = "127.0.0.1" // the other address is the backend's way in
+		req.Boot.Listen = "127.0.0.1" // the backend itself listens on the machine's own address
 	}
 
 	g, err := m.startGuest()
@@ -249,7 +247,7 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	return nil
 }
 
-// guestFaults is what happens inside. m.mu is held.
+// guestFaults returns the faults to simulate inside the machine. The caller holds m.mu.
 func (m *netnsMachine) guestFaults() guestFaults {
 	f := guestFaults{
 		Missing: m.missing, Denied: m.denied,
@@ -266,7 +264,7 @@ func (m *netnsMachine) guestFaults() guestFaults {
 	return f
 }
 
-// keys are the authorized keys of each login, as the metadata has them now.
+// keys returns the authorized keys of each login, as the metadata has them now.
 func (m *netnsMachine) keys() map[string][]string {
 	keys := make(map[string][]string)
 	if m.spec.AuthorizedKeys == nil {
@@ -285,7 +283,7 @@ func (m *netnsMachine) keys() map[string][]string {
 	return keys
 }
 
-// watchKeys does what the guest agent does: it makes users whose keys appear.
+// watchKeys creates users when their keys appear, as the guest agent does.
 func (m *netnsMachine) watchKeys() {
 	tick := time.NewTicker(keysEvery)
 	defer tick.Stop()
@@ -301,7 +299,7 @@ func (m *netnsMachine) watchKeys() {
 	}
 }
 
-// watch boots the machine again when it went down by itself.
+// watch boots the machine again if its guest ends by itself.
 func (m *netnsMachine) watch(g *guest) {
 	<-g.ended
 	m.reboots.Lock()
@@ -315,19 +313,19 @@ func (m *netnsMachine) watch(g *guest) {
 	if !own {
 		return
 	}
-	_ = m.reconcile() // only closes
+	_ = m.reconcile() // it only closes
 	m.resetConnections()
 	if m.halt(g) == nil && m.boot(m.ctx) == nil {
 		m.serveAgain()
 	}
 }
 
-// serveAgain lets connections in.
+// serveAgain accepts connections again.
 func (m *netnsMachine) serveAgain() {
 	m.mu.Lock()
 	m.booting = false
 	m.mu.Unlock()
-	_ = m.reconcile() // its own address was free before: nothing takes it
+	_ = m.reconcile() // cannot fail: nothing else takes the machine's own address
 }
 
 // halt ends a guest and everything in it.
@@ -353,7 +351,7 @@ func (m *netnsMachine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down, and up again after downtime.
+// reboot takes the machine down, and boots it again after downtime.
 func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -374,7 +372,7 @@ func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error
 	if err != nil {
 		return err
 	}
-	// Setting the timer also stops that of an earlier reboot.
+	// Setting the timer also cancels that of an earlier reboot.
 	m.after(downtime, "reboot", func() {
 		m.reboots.Lock()
 		defer m.reboots.Unlock()
@@ -397,8 +395,8 @@ func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error 
 	return m.Stop(ctx)
 }
 
-// shutdown runs the shutdown script, for no longer than the limit. What is left
-// of it ends with the guest.
+// shutdown runs the shutdown script for at most limit. What still runs then ends with the
+// guest.
 func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 	g, err := m.running()
 	if err != nil || m.spec.Metadata == nil {
@@ -430,7 +428,7 @@ func (m *netnsMachine) Stop(ctx context.Context) error {
 	m.stopped = true
 	m.mu.Unlock()
 	m.cancel()
-	_ = m.reconcile() // only closes
+	_ = m.reconcile() // it only closes
 	m.resetConnections()
 
 	m.reboots.Lock()
@@ -456,8 +454,8 @@ func (m *netnsMachine) Stop(ctx context.Context) error {
 	return nil
 }
 
-// pass carries a connection to sshd, once the machine has the users that the
-// metadata names.
+// pass passes a connection on to sshd, after the machine has created the users in the
+// metadata.
 func (m *netnsMachine) pass(c *faultyConn) {
 	if !c.pause(m.slowness("handshake").Duration) {
 		return
@@ -491,7 +489,7 @@ func (m *netnsMachine) pass(c *faultyConn) {
 	defer out.Close()
 	var copies sync.WaitGroup
 	copies.Go(func() {
-		// Not by the methods of the connection that faultyConn hides.
+		// Hide the methods of the embedded TCPConn, which would bypass faultyConn.
 		_, err := io.Copy(out, struct{ io.Reader }{c})
 		if err != nil {
 			out.Close()
@@ -597,8 +595,8 @@ func (m *netnsMachine) clearFaults(kind FaultKind) error {
 	return m.reconcile()
 }
 
-// applyFaults tells the guest about those that happen in it. A guest that is
-// down is told when it boots.
+// applyFaults sends the guest the faults to simulate inside. A guest that is down gets
+// them when it boots.
 func (m *netnsMachine) applyFaults() error {
 	m.mu.Lock()
 	g := m.guest
@@ -610,12 +608,12 @@ func (m *netnsMachine) applyFaults() error {
 	return g.call(guestRequest{Op: "faults", Faults: &faults})
 }
 
-// guest is one boot of a machine, from the outside.
+// guest is one boot of a machine, seen from outside.
 type guest struct {
 	cmd     *exec.Cmd
 	network *os.File
-	peer    string        // name in the fabric of its interface's other end
-	ended   chan struct{} // closed when no process of it is left
+	peer    string        // name in the fabric of the other end of its interface
+	ended   chan struct{} // closed when all its processes have ended
 
 	servers []*http.Server
 	serving sync.WaitGroup
@@ -624,11 +622,11 @@ type guest struct {
 	to      *os.File
 	from    *os.File
 	replies *bufio.Reader
-	keys    map[string][]string // what the guest has; nil before the first
+	keys    map[string][]string // the keys that the guest has; nil before the first
 }
 
-// startGuest starts process 1 of a machine, with an interface, waiting for its
-// boot request.
+// startGuest starts process 1 of a machine, with an interface; it then waits for its boot
+// request.
 func (m *netnsMachine) startGuest() (*guest, error) {
 	theirIn, to, err := os.Pipe()
 	if err != nil {
@@ -649,8 +647,8 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 	g.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	g.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET,
-		// The signal comes when the thread that forked ends, which is that of
-		// the fabric.
+		// The kernel sends the signal when the thread that forked ends, which is the
+		// fabric's thread.
 		Pdeathsig: syscall.SIGKILL,
 		Setsid:    true,
 	}
@@ -673,7 +671,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 		return nil, err
 	}
 	go func() {
-		_ = g.cmd.Wait() // killed, as a rule
+		_ = g.cmd.Wait() // usually it was killed
 		close(g.ended)
 	}()
 	if err != nil {
@@ -684,7 +682,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 
 func (g *guest) kill() { _ = g.cmd.Process.Kill() }
 
-// close frees what the caller has of a guest that has ended.
+// close frees the caller's resources of a guest that has ended.
 func (g *guest) close() {
 	for _, s := range g.servers {
 		s.Close()
@@ -695,7 +693,7 @@ func (g *guest) close() {
 	g.network.Close()
 }
 
-// serveMetadata opens the metadata server inside.
+// serveMetadata starts the metadata server inside the machine.
 func (g *guest) serveMetadata(ip string, h http.Handler) error {
 	if h == nil {
 		return nil
@@ -712,7 +710,7 @@ func (g *guest) serveMetadata(ip string, h http.Handler) error {
 	return nil
 }
 
-// serveAt opens a server inside, at an address of the machine.
+// serveAt starts a server inside the machine, at one of its addresses.
 func (g *guest) serveAt(ip, addr string, h http.Handler) error {
 	var ln net.Listener
 	err := inNetwork(g.network, func() (err error) {
@@ -731,7 +729,7 @@ func (g *guest) serveAt(ip, addr string, h http.Handler) error {
 	return nil
 }
 
-// call has the guest do something and waits for the answer.
+// call sends a request to the guest and waits for the answer.
 func (g *guest) call(req guestRequest) error {
 	g.calls.Lock()
 	defer g.calls.Unlock()
@@ -739,8 +737,8 @@ func (g *guest) call(req guestRequest) error {
 	return err
 }
 
-// shutdown has the guest run its shutdown script, once, and reports whether that
-// has not ended yet.
+// shutdown makes the guest run its shutdown script, once, and reports whether the script
+// is still running.
 func (g *guest) shutdown() (busy bool, err error) {
 	g.calls.Lock()
 	defer g.calls.Unlock()
@@ -769,7 +767,7 @@ func (g *guest) exchange(req guestRequest) (reply guestReply, err error) {
 	return reply, nil
 }
 
-// syncKeys makes the guest's users and keys those given.
+// syncKeys makes keys the guest's users and keys.
 func (g *guest) syncKeys(keys map[string][]string) error {
 	g.calls.Lock()
 	defer g.calls.Unlock()

@@ -12,18 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newOrigin makes the thread from which the process backend starts every process.
-// A process begins with much of what the thread and the program have that start it,
-// and this program has it from whoever started it: nohup, a shell's &, a service
-// manager. A command behind sshd begins afresh, whoever started sshd or as what
-// a system starts it: no signal is ignored or blocked, the umask is 022, and no
-// descriptor is open but the three of the session.
+// newOrigin creates the thread from which the process backend starts every process. A
+// process inherits much from the thread and program that start it, and this program
+// inherits it in turn from nohup, a shell's & or a service manager. A command behind sshd
+// starts clean, however sshd was started: no signal is ignored or blocked, the umask is
+// 022, and only the three descriptors of the session are open.
 func newOrigin() (*thread, error) {
 	if err := startAfresh(); err != nil {
 		return nil, err
 	}
 	return newThread(func() error {
-		// Its own umask, which the kernel otherwise has the threads of a program share.
+		// Get a separate umask; the threads of a program otherwise share one.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leave the shared umask: %w", err)
 		}
@@ -35,9 +34,9 @@ func newOrigin() (*thread, error) {
 	})
 }
 
-// startAfresh has what this program starts from now on inherit no ignored signal,
-// and no descriptor that is not given to it. The program itself goes on to ignore
-// the signals.
+// startAfresh ensures that programs started from now on inherit no ignored signal and no
+// descriptor that is not passed to them. The program itself continues to ignore the
+// signals.
 func startAfresh() error {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -49,8 +48,8 @@ func startAfresh() error {
 	if err != nil {
 		return fmt.Errorf("read the ignored signals: %w", err)
 	}
-	// A signal that has a handler has none in a program that is started, and one
-	// that is sent to a channel that nobody reads is as good as ignored here.
+	// A started program resets signals that have a handler here to their default. Sending
+	// a signal to a channel that nobody reads has the effect of ignoring it here.
 	nobody := make(chan os.Signal, 1)
 	for n := range 64 {
 		if ignored&(1<<n) != 0 {

@@ -24,32 +24,30 @@ type processBackend struct {
 	closed   bool
 	machines map[*machine]struct{}
 
-	nodesMade map[int]bool // numbers of NUMA nodes of which the files are there
+	nodesMade map[int]bool // numbers of NUMA nodes for which the files exist
 }
 
 // NewProcess returns the backend that needs no privileges.
 //
-// A machine's commands are ordinary processes of the caller, run by bash in a
-// home of their own below the machine's root. They begin as behind sshd, however
-// the caller was started: no signal ignored or blocked, umask 022, no descriptor but
-// the three of the session, the environment of sshd; limits, niceness and rights
-// are the caller's. What
-// is private to a machine: its address, homes, /tmp (as TMPDIR and below
-// MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and the stand-ins'
-// state. What is shared with the machine that the simulator runs on: the rest
-// of the file system, the process table, the network, the user id. So a
-// command that names /proc/sys or /tmp itself, without the root variables,
-// means the real one, and every command on PATH without a stand-in is the real
-// command.
+// A machine's commands are ordinary processes of the caller, which bash runs in a
+// separate home below the machine's root. They start as behind sshd, however the caller
+// was started: no signal is ignored or blocked, the umask is 022, only the three
+// descriptors of the session are open, and the environment is that of sshd. Limits,
+// niceness and rights are the caller's. Each machine has its own address, homes, /tmp (as
+// TMPDIR and below MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and state of
+// the stand-ins. It shares the rest with the machine that the simulator runs on: all
+// other files, the process table, the network, the user id. So a command that uses
+// /proc/sys or /tmp itself, without the root variables, gets the real one, and every
+// command on PATH without a stand-in is the real command.
 //
-// Processes are recognised by their environment. One that cleared it, left its
-// session and changed to a directory outside the machine's root outlives the
-// machine.
+// The backend recognises processes by their environment. A process outlives the machine
+// if it cleared its environment, left its session and changed to a directory outside the
+// machine's root.
 //
-// It does not model: PAM, several users with different rights (sudo runs the
-// command as the same user), missing packages (but mayLack), disk or memory limits,
-// MaxStartups, X11 forwarding, ~/.ssh/rc, subsystems but sftp, which needs OpenSSH's
-// sftp-server.
+// It does not model: PAM, several users with different rights (sudo runs the command as
+// the same user), missing packages (except those in mayLack), disk or memory limits,
+// MaxStartups, X11 forwarding, ~/.ssh/rc, subsystems other than sftp, which needs
+// OpenSSH's sftp-server.
 func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if cfg.Root == "" {
 		return nil, errors.New("make process backend: no root directory given")
@@ -58,7 +56,7 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	// Processes are found by paths as the kernel shows them.
+	// The search for processes uses paths as the kernel shows them, so resolve links.
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
@@ -113,8 +111,8 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 		ln.Close()
 		return nil, err
 	}
-	// Attempts to connect wait in the listener's queue until the machine's
-	// faults are known.
+	// Connection attempts wait in the listener's queue until the machine's faults are
+	// set.
 	err = m.serveMetadata()
 	if err == nil {
 		err = m.reset()
@@ -162,7 +160,7 @@ func (b *processBackend) Close() error {
 	for _, m := range all {
 		m.beginStop()
 	}
-	// One look at the process table serves all machines.
+	// One scan of the process table serves all machines.
 	if err := killAll(context.Background(), all); err != nil {
 		return fmt.Errorf("close process backend: %w", err)
 	}

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markerName is the environment variable that every process of a machine
-// carries, with the machine's root as its value.
+// markerName is the environment variable that marks every process of a machine; its value
+// is the machine's root.
 const markerName = "MULTIHOST_SIM_WORKER"
 
-// killLimit bounds how long processes may take to die; only one stuck in the
-// kernel takes more than milliseconds.
+// killLimit limits how long processes may take to die; only a process stuck in the kernel
+// takes more than milliseconds.
 const killLimit = 10 * time.Second
 
 // killAll kills every process of the machines, and returns when none is left.
@@ -33,10 +33,10 @@ func killAll(ctx context.Context, machines []*machine) error {
 	if len(machines) == 0 {
 		return nil
 	}
-	// A process can fork while the table is read and so hide its child from
-	// one look; a second look after one that found nothing sees that child.
-	// A dying process loses its environment before its files, so what was
-	// killed is watched until it is a zombie.
+	// A process can fork while the table is read and so hide its child from one scan; a
+	// second scan after one that found nothing sees that child. A dying process loses its
+	// environment before its files, so killed processes are watched until they are
+	// zombies.
 	dying := make(map[int]string)
 	for clean := 0; clean < 2; {
 		found, err := processesOf(machines)
@@ -86,8 +86,8 @@ func (m *machine) signalAll(sig syscall.Signal) error {
 	return nil
 }
 
-// processesOf returns the living processes of the machines, from one reading
-// of the process table.
+// processesOf returns the living processes of the machines, from one scan of the process
+// table.
 func processesOf(machines []*machine) ([]int, error) {
 	roots := make(map[string]bool)
 	sessions := make(map[int]bool)
@@ -121,10 +121,10 @@ func processesOf(machines []*machine) ([]int, error) {
 	return found, nil
 }
 
-// belongs reports whether a process is one of a machine of roots: by the
-// marker in its environment; or, if it cleared that, by a working directory
-// below the machine's root, in one of the machine's sessions or without a
-// terminal (a person's shell that merely stands there is left alone).
+// belongs reports whether a process belongs to a machine of roots. It does if the marker
+// in its environment says so. A process without a marker does if its working directory is
+// below the machine's root and it is in one of the machine's sessions or has no terminal;
+// this spares a person's shell in that directory.
 func belongs(pid string, roots map[string]bool, sessions map[int]bool) bool {
 	env, err := os.ReadFile("/proc/" + pid + "/environ")
 	if err != nil {
@@ -159,7 +159,7 @@ func marker(env []byte) (root string, ok bool) {
 	return string(value), true
 }
 
-// below reports whether dir is one of roots or lies in one.
+// below reports whether dir is one of roots or is inside one.
 func below(dir string, roots map[string]bool) bool {
 	dir = strings.TrimSuffix(dir, " (deleted)")
 	for dir != "/" && dir != "." {
@@ -171,7 +171,7 @@ func below(dir string, roots map[string]bool) bool {
 	return false
 }
 
-// isAncestor reports whether pid is a parent, grandparent … of this process.
+// isAncestor reports whether pid is a parent, grandparent, ... of this process.
 func isAncestor(pid string) bool {
 	want, _ := strconv.Atoi(pid)
 	for p := os.Getppid(); p > 1; {
@@ -190,7 +190,7 @@ func isAncestor(pid string) bool {
 type procStat struct {
 	state          byte
 	ppid, sid, tty int
-	start          string // in clock ticks since boot: tells two users of one id apart
+	start          string // in clock ticks since boot: distinguishes two processes with the same id
 }
 
 func readStat(pid string) (procStat, error) {
@@ -198,7 +198,7 @@ func readStat(pid string) (procStat, error) {
 	if err != nil {
 		return procStat{}, err
 	}
-	// The command's name may itself hold spaces and parentheses.
+	// The command's name may itself contain spaces and parentheses.
 	i := bytes.LastIndexByte(data, ')')
 	fields := strings.Fields(string(data[i+1:]))
 	if i < 0 || len(fields) < 20 {

@@ -21,15 +21,15 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// maxSessions is sshd's MaxSessions. As there, a session counts until its
-// channel is closed and its command has ended.
+// maxSessions is sshd's MaxSessions. As with sshd, a session counts until its channel is
+// closed and its command has ended.
 const maxSessions = 10
 
 // acceptedEnv is AcceptEnv of Debian and Ubuntu.
 var acceptedEnv = regexp.MustCompile(`^(LANG|LC_[A-Za-z_]*)$`)
 
-// handle serves one connection until it ends. Commands that it started may
-// outlive it, as they do with sshd.
+// handle serves one connection until it ends. As with sshd, commands that it started may
+// outlive it.
 func (m *machine) handle(c *faultyConn) {
 	if !c.pause(m.slowness("handshake").Duration) {
 		return
@@ -50,7 +50,7 @@ func (m *machine) handle(c *faultyConn) {
 		case "direct-tcpip":
 			l.openForward(nc)
 		default:
-			// sshd has one refusal for everything that it does not open.
+			// sshd sends the same refusal for every channel type that it does not open.
 			_ = nc.Reject(ssh.ConnectionFailed, "open failed")
 		}
 	}
@@ -66,7 +66,7 @@ type login struct {
 	conn  ssh.Conn
 	user  string
 	agent forwardedAgent
-	wg    sync.WaitGroup // what ends with the connection
+	wg    sync.WaitGroup // goroutines that end with the connection
 
 	mu     sync.Mutex
 	open   int
@@ -74,8 +74,8 @@ type login struct {
 	noMore bool // the client asked that no more sessions be opened
 }
 
-// globalRequests answers as sshd does: keepalive@openssh.com is no request
-// that it knows, and the refusal is the sign of life.
+// globalRequests answers as sshd does. sshd does not know keepalive@openssh.com; its
+// refusal is the sign of life.
 func (l *login) globalRequests(reqs <-chan *ssh.Request) {
 	for r := range reqs {
 		ok := r.Type == "no-more-sessions@openssh.com"
@@ -93,8 +93,8 @@ func (l *login) globalRequests(reqs <-chan *ssh.Request) {
 func (l *login) acquire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// OpenSSH's client opens its session and then asks for no more. The two
-	// arrive here by different ways, so the request may overtake the session.
+	// OpenSSH's client opens its session and then asks for no more. The two requests
+	// arrive here on different channels, so the second may overtake the first.
 	if l.noMore && l.opened || l.open >= maxSessions {
 		return false
 	}
@@ -166,8 +166,8 @@ func (l *login) openForward(nc ssh.NewChannel) {
 	})
 }
 
-// reasonOf is what sshd says about a forwarded connection that failed: the
-// system's words for the error, "Connection refused".
+// reasonOf returns sshd's message for a failed forwarded connection: the system's text
+// for the error, such as "Connection refused".
 func reasonOf(err error) string {
 	text := "open failed"
 	var errno syscall.Errno
@@ -194,9 +194,8 @@ type session struct {
 	closed chan struct{}
 }
 
-// requests serves the channel's requests. They end when the client closes the
-// channel, or its connection does: then the command loses its pipes, and
-// nothing else happens to it.
+// requests serves the channel's requests until the client closes the channel or the
+// connection ends. Then the command loses its pipes; nothing else happens to it.
 func (s *session) requests(reqs <-chan *ssh.Request) {
 	for r := range reqs {
 		started := s.proc != nil
@@ -266,7 +265,8 @@ func (s *session) request(r *ssh.Request) bool {
 	return false
 }
 
-// sftpServer finds OpenSSH's, where the systems that have it put it; "" is none.
+// sftpServer returns the path of OpenSSH's sftp-server where the usual systems install
+// it; "" if there is none.
 func sftpServer() string {
 	for _, file := range []string{"/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server", "/usr/libexec/sftp-server"} {
 		if _, err := os.Stat(file); err == nil {
@@ -296,16 +296,16 @@ func (s *session) start(argv ...string) bool {
 	return true
 }
 
-// run carries bytes between channel and command, and reports how the command
-// ended. As with sshd, the channel stays open after that for as long as some
-// process holds the other ends of the pipes.
+// run copies bytes between channel and command, and reports how the command ended. As
+// with sshd, the channel stays open after that while any process holds the other ends of
+// the pipes.
 func (s *session) run() {
 	p := s.proc
 	var in, out sync.WaitGroup
 	in.Go(func() {
 		_, err := io.Copy(p.stdin, s.ch)
 		if p.tty && err == nil {
-			return // the end of input is not the end of a terminal
+			return // the end of input does not end a terminal
 		}
 		p.stdin.Close()
 		_, _ = io.Copy(io.Discard, s.ch)
@@ -320,7 +320,7 @@ func (s *session) run() {
 		out.Go(func() {
 			_, _ = io.Copy(to, f)
 			if !p.tty {
-				f.Close() // where the client no longer listens, the command finds out
+				f.Close() // so that the command notices that the client no longer reads
 			}
 			if left.Add(-1) == 0 {
 				_ = s.ch.CloseWrite()
@@ -350,7 +350,7 @@ func (s *session) run() {
 	s.login.release()
 }
 
-// environment makes what a login finds, and its home.
+// environment returns the environment of a login and its home, which it creates.
 func (l *login) environment() (env []string, home string, err error) {
 	m := l.m
 	home = filepath.Join(m.root, "home", l.user)
@@ -376,8 +376,8 @@ func (l *login) environment() (env []string, home string, err error) {
 	return append(env, m.spec.Env...), home, m.startupFile(home)
 }
 
-// notIn returns the last of each variable of the client's that the machine does not
-// set itself, as it does LANG: its own counts.
+// notIn returns the last value of each of the client's variables that the machine does
+// not set itself. The machine's own values, such as LANG, take precedence.
 func notIn(client, own []string) (rest []string) {
 	name := func(entry string) string { return entry[:strings.IndexByte(entry, '=')+1] }
 	for i, e := range client {
@@ -389,14 +389,14 @@ func notIn(client, own []string) (rest []string) {
 	return rest
 }
 
-// clockSet reports whether somebody on the machine has set its clock since it was
-// moved; see standin/systemctl.sh.
+// clockSet reports whether somebody on the machine has corrected its clock since the
+// fault changed it; see standin/systemctl.sh.
 func (m *machine) clockSet() bool {
 	_, err := os.Stat(m.path("state/clock-set"))
 	return err == nil
 }
 
-// environment is what every process of the machine begins with.
+// environment returns the initial environment of every process of the machine.
 func (m *machine) environment(user, home string) []string {
 	path := loginPath
 	if _, err := os.Lstat(m.path("programs")); err == nil {
@@ -424,7 +424,7 @@ func (m *machine) environment(user, home string) []string {
 	return env
 }
 
-// shell is the login shell.
+// shell returns the path of the login shell.
 func (m *machine) shell() string {
 	if f, ok := m.fault(Shell); ok {
 		return f.Name
@@ -432,11 +432,10 @@ func (m *machine) shell() string {
 	return "/bin/bash"
 }
 
-// startupMark is in the start-up files that are ours.
+// startupMark marks the start-up files that the simulator wrote.
 const startupMark = "# fault of the simulator\n"
 
-// startupFile makes the start-up file of a home what the fault says, or takes it
-// away.
+// startupFile writes the start-up file of the fault to a home, or removes it.
 func (m *machine) startupFile(home string) error {
 	file := filepath.Join(home, ".bashrc")
 	old, err := os.ReadFile(file)

@@ -2,9 +2,9 @@ package worker
 
 import "syscall"
 
-// signals are those that an SSH client may send to a command and that have a
-// name on the wire (RFC 4254 §6.10); OpenSSH takes no others. Workers are Linux,
-// and the last two have no name on Windows: there are their numbers.
+// signals are the signals with a name on the wire (RFC 4254 §6.10) that an SSH client may
+// send to a command; OpenSSH accepts no others. Workers are Linux; Windows has no names
+// for the last two, so they are numbers.
 var signals = map[string]syscall.Signal{
 	"ABRT": syscall.SIGABRT,
 	"ALRM": syscall.SIGALRM,
@@ -21,7 +21,7 @@ var signals = map[string]syscall.Signal{
 	"USR2": syscall.Signal(12),
 }
 
-// signalName is the wire name of a signal that ended a command.
+// signalName returns the wire name of a signal that ended a command.
 func signalName(sig syscall.Signal) string {
 	for name, s := range signals {
 		if s == sig {

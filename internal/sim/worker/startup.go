@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// serveMetadata opens the metadata server of a machine of the process backend,
-// at a port of the machine's own address.
+// serveMetadata starts the metadata server of a machine of the process backend, on a port
+// of the machine's own address.
 func (m *machine) serveMetadata() error {
 	if m.spec.Metadata == nil {
 		return nil
@@ -28,9 +28,9 @@ func (m *machine) serveMetadata() error {
 	return nil
 }
 
-// startup does what the guest agent does at a boot: it makes the users that the
-// metadata has keys for, and runs the startup script as root. It returns when
-// the script has ended, by itself or with the machine.
+// startup does what the guest agent does at boot: it creates the users for which the
+// metadata has keys, and runs the startup script as root. It returns when the script has
+// ended, by itself or with the machine.
 func (m *machine) startup() {
 	if m.metaAddr == "" {
 		return
@@ -45,9 +45,9 @@ func (m *machine) startup() {
 	m.runScript(startupScript)
 }
 
-// shutdown does what the guest agent does at the end of a machine: it runs the
-// shutdown script, for no longer than the limit. What is left of it is for the
-// caller to kill, who waits for ended then.
+// shutdown does what the guest agent does when a machine ends: it runs the shutdown
+// script for at most limit. If the script still runs then, the caller must kill it and
+// wait for ended.
 func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	if m.metaAddr == "" {
@@ -69,8 +69,8 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 	return done
 }
 
-// runScript runs a script of the metadata as root, if there is one. It returns
-// when the script has ended, by itself or with the machine.
+// runScript runs a script of the metadata as root, if there is one. It returns when the
+// script has ended, by itself or with the machine.
 func (m *machine) runScript(name string) {
 	script := m.attribute(name)
 	if script == "" {
@@ -90,7 +90,7 @@ func (m *machine) runScript(name string) {
 		return
 	}
 	defer null.Close()
-	// SUDO_UID has the stand-in of id say that this is root.
+	// With SUDO_UID the stand-in of id reports root.
 	env := append(m.environment("root", m.path("root")), "SUDO_UID=0")
 	proc, err := m.start("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
 		Dir: m.root, Env: append(env, m.spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
@@ -100,7 +100,7 @@ func (m *machine) runScript(name string) {
 	}
 }
 
-// attribute is a value of the metadata, empty where there is none.
+// attribute returns a value of the metadata, or "" if it does not exist.
 func (m *machine) attribute(name string) string {
 	req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.metaAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {

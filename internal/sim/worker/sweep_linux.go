@@ -16,8 +16,8 @@ func procPath(pid int, name string) string { return "/proc/" + strconv.Itoa(pid)
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// killInits kills the first processes of machines of a backend with that root,
-// and with each the rest of its machine. It returns how many there were.
+// killInits kills process 1 of every machine of a backend with that root; the other
+// processes of the machine die with it. It returns how many it found.
 func killInits(root string) (int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {

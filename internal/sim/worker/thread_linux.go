@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onOwnThread runs f on a thread that ends with it, so that f may change what
-// the kernel keeps per thread: the namespaces. It returns when f does.
+// onOwnThread runs f on a thread that ends with f, so that f may change per-thread state
+// of the kernel: the namespaces. It returns when f returns.
 func onOwnThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			// The first thread can never end. While it is locked here, the
-			// next goroutine gets another one.
+			// The first thread must never end. It stays locked here, so the next
+			// goroutine gets another one.
 			result <- onOwnThread(f)
 			runtime.UnlockOSThread()
 			return
@@ -26,8 +26,7 @@ func onOwnThread(f func() error) error {
 	return <-result
 }
 
-// A thread runs functions one after another, on a thread of its own that setup has
-// changed.
+// A thread runs functions one after another on its own thread, which setup has prepared.
 type thread struct {
 	tasks chan func()
 	quit  chan struct{}
@@ -73,7 +72,7 @@ func (t *thread) do(f func() error) error {
 	}
 }
 
-// end is called once. The thread has ended when it returns.
+// end ends the thread and waits for that. It must be called only once.
 func (t *thread) end() {
 	close(t.quit)
 	<-t.ended
@@ -82,10 +81,10 @@ func (t *thread) end() {
 // openNetwork returns a handle on the network namespace of a process.
 func openNetwork(pid int) (*os.File, error) { return os.Open(procPath(pid, "ns/net")) }
 
-// inNetwork runs f in a network namespace. Sockets made by f stay in it.
+// inNetwork runs f in a network namespace. Sockets that f creates stay in it.
 func inNetwork(network *os.File, f func() error) error {
 	return onOwnThread(func() error {
-		// Unlike Fd, this may meet a Close.
+		// Unlike Fd, SyscallConn is safe during a concurrent Close.
 		raw, err := network.SyscallConn()
 		if err != nil {
 			return err

@@ -9,15 +9,15 @@ import (
 
 var errNeedLinux = errors.New("simulated workers need Linux")
 
-// NewProcess returns the backend that needs no privileges. It exists on Linux
-// only, since it needs /proc and a whole network of loopback addresses.
+// NewProcess returns the backend that needs no privileges. It works only on Linux, since
+// it needs /proc and a whole network of loopback addresses.
 func NewProcess(ProcessConfig) (Backend, error) { return nil, errNeedLinux }
 
-// NewNetns returns the backend whose machines have namespaces of the kernel. It
-// exists on Linux only.
+// NewNetns returns the backend whose machines have their own kernel namespaces. It works
+// only on Linux.
 func NewNetns(NetnsConfig) (Backend, error) { return nil, errNeedLinux }
 
-// TryPort reports why machines cannot answer at a port here.
+// TryPort reports why machines cannot listen on a port here.
 func TryPort(int) error { return errNeedLinux }
 
 // NetnsReady reports why the netns backend cannot work here.

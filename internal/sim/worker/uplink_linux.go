@@ -11,30 +11,29 @@ import (
 	"strings"
 )
 
-// uplink is the link from the fabric's router to the machine that it runs on.
-// The kernel removes its outer end, and the routes through it, together with
-// the fabric's namespace.
+// uplink is the link from the fabric's router to the machine that it runs on. The kernel
+// removes its outer end, and the routes through it, together with the fabric's namespace.
 type uplink struct {
-	name            string // outside; up0 inside
+	name            string // outside; the inner end is up0
 	inside, outside netip.Addr
 }
 
-// uplinkTries bounds the search for addresses that nobody uses.
+// uplinkTries limits the search for free addresses.
 const uplinkTries = 20
 
 func (u *uplink) routeFrom(table int) string {
 	return fmt.Sprintf("route add %s/32 dev up0 table %d", u.outside, table)
 }
 
-// makeUplink makes the link, with two link-local addresses. Called on the
-// fabric's thread.
+// makeUplink creates the link with two link-local addresses. It must run on the fabric's
+// thread.
 func (f *fabric) makeUplink() (*uplink, error) {
 	for range uplinkTries {
 		var b [8]byte
 		_, _ = rand.Read(b[:]) // never fails, by its documentation
 		n := binary.BigEndian.Uint16(b[:])
-		// The first and last 256 addresses are reserved (RFC 3927), and the
-		// metadata server's is among the last.
+		// The first and last 256 addresses are reserved (RFC 3927); the metadata server's
+		// address is among the last.
 		first := netip.AddrFrom4([4]byte{169, 254, byte(1 + int(n)>>8%253), byte(n) &^ 3})
 		u := &uplink{name: fmt.Sprintf("mhs%x", b[2:7]), inside: first.Next(), outside: first.Next().Next()}
 		if covered, err := f.covered(u.outside.String()); err != nil || covered {
@@ -65,7 +64,7 @@ func (f *fabric) makeUplink() (*uplink, error) {
 			)
 		}
 		if err != nil {
-			_ = f.batch("link del up0") // the first error tells
+			_ = f.batch("link del up0") // the caller gets the first error
 			return nil, err
 		}
 		return u, nil
@@ -78,8 +77,8 @@ func (f *fabric) outside(lines ...string) error {
 	return inNetwork(f.home, func() error { return runIP(f.ip, lines...) })
 }
 
-// covered reports whether the real machine has a route to an address other
-// than its default route.
+// covered reports whether the real machine has a route to an address other than its
+// default route.
 func (f *fabric) covered(addr string) (bool, error) {
 	var out []byte
 	err := inNetwork(f.home, func() (err error) {
@@ -97,9 +96,9 @@ func (f *fabric) covered(addr string) (bool, error) {
 	return false, nil
 }
 
-// expose lets the real machine reach a worker at its own address, unless that
-// would take an address away from it. Called on the fabric's thread, after
-// connect.
+// expose lets the real machine reach a worker at the worker's own address, unless that
+// would hide an address that the machine already reaches. It must run on the fabric's
+// thread, after connect.
 func (f *fabric) expose(spec Spec) error {
 	covered, err := f.covered(spec.IP)
 	if err != nil || covered {
@@ -112,7 +111,7 @@ func (f *fabric) expose(spec Spec) error {
 	}
 	err = f.outside(fmt.Sprintf("route add %s/32 via %s dev %s", spec.IP, f.uplink.inside, f.uplink.name))
 	if err != nil {
-		// Another simulator may have been faster.
+		// Another simulator may have added the route first.
 		if covered, _ := f.covered(spec.IP); covered {
 			return nil
 		}
@@ -120,7 +119,7 @@ func (f *fabric) expose(spec Spec) error {
 	return err
 }
 
-// hide takes back what expose did.
+// hide undoes expose.
 func (f *fabric) hide(spec Spec) {
 	if f.uplink != nil {
 		_ = f.outside(fmt.Sprintf("route del %s/32 via %s dev %s", spec.IP, f.uplink.inside, f.uplink.name)) // there may be none

@@ -1,16 +1,14 @@
-// Package worker is the simulator's stand-in for the virtual machines of a TPU
-// slice: what answers SSH, runs commands, keeps kernel settings and fails when
-// told to.
+// Package worker is the simulator's stand-in for the virtual machines of a TPU slice:
+// they answer SSH, run commands, have kernel settings and fail on request.
 //
-// A [Backend] makes machines. The process backend ([NewProcess]) needs no
-// privileges: each machine is an SSH server of its own on a loopback address
-// of its own, which runs real bash in a private directory with a private PATH
-// of stand-ins for the commands that would read or change the machine it runs
-// on (sudo, sysctl, ip, ethtool, numactl, lsof, …). See [NewProcess] for what
-// it does and does not model.
+// A [Backend] creates machines. The process backend ([NewProcess]) needs no privileges:
+// each machine is a separate SSH server on its own loopback address. The server runs real
+// bash in a private directory. A private PATH has stand-ins for the commands that would
+// read or change the real machine (sudo, sysctl, ip, ethtool, numactl, lsof, …). See
+// [NewProcess] for what it does and does not model.
 //
-// The netns backend ([NewNetns]) needs root: each machine has kernel
-// namespaces, a file system and an OpenSSH server of its own.
+// The netns backend ([NewNetns]) needs root: each machine has its own kernel namespaces,
+// file system and OpenSSH server.
 package worker
 
 import (
@@ -25,19 +23,18 @@ import (
 	"time"
 )
 
-// A Spec says what machine to make.
+// A Spec describes a machine.
 type Spec struct {
 	Name     string // for people: "s0w0", or "t-0-w-3"
 	Node     string // the TPU node that the machine belongs to: "t-0"
 	NodeUID  string // unique id of that node
 	Index    int    // number of the worker in its node
-	Hostname string // what the machine calls itself: "t1v-n-0123abcd-w-0"
+	Hostname string // the machine's host name: "t1v-n-0123abcd-w-0"
 
-	// Root is the machine's private directory. It is made if need be, and no
-	// two machines run in one. Homes that are in it are kept, so a machine
-	// that is new to its user wants a new directory. Empty means one below the
-	// backend's root, named after Node and Index. A file system in memory
-	// makes starting many machines much faster.
+	// Root is the machine's private directory. It is created when missing; no two
+	// machines may run in one. Homes in it are kept, so a machine that must be new to its
+	// user needs a new directory. Empty means one below the backend's root, named after
+	// Node and Index. A file system in memory makes starting many machines much faster.
 	Root string
 
 	// Devices are the TPU device files, as absolute paths on the machine:
@@ -45,29 +42,28 @@ type Spec struct {
 	Devices []string
 
 	MTU       int    // of the network that the machine is on; 0 means 1460
-	IP        string // the machine's own address as it sees it; empty means 10.128.0.2 + Index
+	IP        string // the machine's own address, as it sees it; empty means 10.128.0.2 + Index
 	Gateway   string // of its subnetwork; empty means address 1 of the /20 that IP is in
-	Network   string // machines reach each other when they name the same one; the process backend has but one
+	Network   string // machines reach each other if they have the same Network; the process backend has only one
 	NUMANodes int    // number of NUMA nodes; 0 means 1; the netns backend has those of the real machine
 
-	// AuthorizedKeys returns the lines of the ssh-keys metadata in force
-	// ("login:type base64 comment"), of project and node. It is asked at each
-	// login, possibly by many goroutines at once. Nil lets nobody in.
+	// AuthorizedKeys returns the lines of the ssh-keys metadata in force ("login:type
+	// base64 comment"), of project and node. Each login calls it, possibly concurrently.
+	// If it is nil, nobody can log in.
 	AuthorizedKeys func() []string
 
-	// Metadata is the instance metadata server. The machine finds it at
-	// 169.254.169.254, port 80, or where the variable GCE_METADATA_HOST says,
-	// which Google's own libraries read too. At each boot root runs the startup
-	// script that is in it, if there is one, and at an orderly end the shutdown
-	// script. Nil means that there is none.
+	// Metadata is the instance metadata server. The machine finds it at 169.254.169.254,
+	// port 80, or at the address in the variable GCE_METADATA_HOST, which Google's own
+	// libraries also read. At each boot root runs its startup script, if there is one,
+	// and at an orderly shutdown its shutdown script. Nil means no metadata server.
 	Metadata http.Handler
 
-	// Services are servers of the caller, by the loopback address that they
-	// listen on. A machine with a loopback interface of its own has them there.
+	// Services are servers of the caller, by the loopback address on which they listen. A
+	// machine with its own loopback interface gets them there too.
 	Services map[string]http.Handler
 
-	// Boot is a bash script that root runs on the machine at each boot, before
-	// it answers. Only the netns backend runs it.
+	// Boot is a bash script that root runs on the machine at each boot, before the
+	// machine answers. Only the netns backend runs it.
 	Boot string
 
 	// Env is added to the environment of every login, after the machine's own.
@@ -77,83 +73,81 @@ type Spec struct {
 	Faults []Fault
 }
 
-// A Backend makes machines. Its methods may be called by many goroutines.
+// A Backend creates machines. Its methods are safe for concurrent use.
 type Backend interface {
-	// Start makes a machine and returns once it answers, unless a fault of
-	// the spec keeps it from doing so.
+	// Start creates a machine and returns once it answers, or once a fault of the spec
+	// keeps it from answering.
 	Start(ctx context.Context, spec Spec) (Machine, error)
 
-	// Port is the SSH port, the same on every machine.
+	// Port returns the SSH port, which is the same on every machine.
 	Port() int
 
 	// Close stops all machines and waits until nothing of them is left.
 	Close() error
 }
 
-// A Machine is one running worker. Its methods may be called by many
-// goroutines.
+// A Machine is one running worker. Its methods are safe for concurrent use.
 type Machine interface {
-	// Addr is the IP address at which the machine is reached. It stays the
-	// same until Stop.
+	// Addr returns the IP address at which the machine is reachable. It does not change
+	// until Stop.
 	Addr() string
 
-	// Hostname is what the machine calls itself.
+	// Hostname returns the machine's host name.
 	Hostname() string
 
-	// HostKeys returns the public host keys by type ("ssh-ed25519"), base64,
-	// as guest attributes serve them.
+	// HostKeys returns the public host keys in base64 by type ("ssh-ed25519"), as in
+	// guest attributes.
 	HostKeys() map[string]string
 
-	// Reboot is a reset: it kills every process, resets the kernel settings,
-	// empties /tmp, makes a new boot id and returns when the machine answers
-	// again. Files outside /tmp and host keys stay. No shutdown script runs.
+	// Reboot is a reset: it kills every process, resets the kernel settings, empties
+	// /tmp, makes a new boot id and returns when the machine answers again. Files outside
+	// /tmp and host keys stay. No shutdown script runs.
 	Reboot(ctx context.Context) error
 
 	// SetFault puts a fault in force (see [FaultKind] for what each does).
 	SetFault(f Fault) error
 
-	// Stop ends the machine, as when its power goes: no process and no listener
-	// is left when it returns without error. Its directory stays. It may be called
+	// Stop ends the machine like a power failure. When it returns without error, no
+	// process and no listener is left. The machine's directory stays. Stop may be called
 	// again.
 	Stop(ctx context.Context) error
 }
 
-// Orderly is what a Machine has besides when its operating system can be told to
-// end.
+// Orderly is implemented by machines whose operating system can be shut down.
 type Orderly interface {
-	// ShutDown has root run the shutdown script of the metadata, if there is one,
-	// until it has ended or the limit is over, and then is Stop. The machine works
-	// on meanwhile.
+	// ShutDown runs the shutdown script of the metadata as root, if there is one, until
+	// it ends or the limit is over, and then calls Stop. The machine keeps working
+	// meanwhile.
 	ShutDown(ctx context.Context, limit time.Duration) error
 }
 
-// rebootLimit is how long the shutdown script may take when a machine reboots.
-// Compute Engine gives 90 s where it is not preempted.
+// rebootLimit is how long the shutdown script may take when a machine reboots. Compute
+// Engine gives 90 s unless the machine is preempted.
 const rebootLimit = 90 * time.Second
 
-// Metadata that root runs, and the names of the files that it is run from.
+// Scripts of the metadata that root runs; they are also the names of the files from which
+// they run.
 const (
 	startupScript  = "startup-script"
 	shutdownScript = "shutdown-script"
 )
 
-// Internal is what a Machine has besides when the address at which the caller
-// reaches it is not the one that it has in its own network.
+// Internal is implemented by machines that have another address in their own network than
+// the one at which the caller reaches them.
 type Internal interface {
-	// InternalAddr is the address at which the other machines of the network
-	// reach it: Spec.IP.
+	// InternalAddr returns the address at which the other machines of the network reach
+	// it: Spec.IP.
 	InternalAddr() string
 }
 
-// Claimer is what a Backend has besides when its machines' own addresses (Spec.IP)
-// must not be those of another simulator's.
+// Claimer is implemented by backends whose machines must not have the same addresses
+// (Spec.IP) as those of another simulator.
 type Claimer interface {
-	// Claim reports whether a machine may have the address. What is claimed is so
-	// until Close.
+	// Claim reports whether a machine may have the address. A claim lasts until Close.
 	Claim(addr netip.Addr) bool
 }
 
-// filled returns the spec with its defaults, or says what is wrong with it.
+// filled returns the spec with its defaults filled in, or an error if it is invalid.
 func (s Spec) filled() (Spec, error) {
 	for _, d := range s.Devices {
 		if !strings.HasPrefix(d, "/dev/") || filepath.Clean(d) != d {

@@ -1,5 +1,5 @@
-// Package browser opens pages in a real Chromium for tests that look at what
-// people would see. It is apart from testkit, which most tests use without it.
+// Package browser opens pages in a real Chromium, for tests that check what people would
+// see. It is separate from testkit, since most tests do not need it.
 package browser
 
 import (
@@ -24,20 +24,20 @@ import (
 
 var pictures = flag.String("pictures", "", "keep pictures of the pages that tests look at in this `directory`")
 
-// patience is how long anything may take on a slow machine.
+// patience limits every single step, also on a slow machine.
 const patience = 90 * time.Second
 
-// A Page is a tab. It is for one goroutine.
+// A Page is a tab. It is not safe for concurrent use.
 type Page struct {
 	t   testing.TB
 	ctx context.Context
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	faults   []string
 	requests []string
 }
 
-// A View is how a page is looked at. The zero View is a light desktop.
+// A View describes how a page is shown. The zero View is a light desktop.
 type View struct {
 	Width, Height int64
 	Dark          bool
@@ -46,17 +46,17 @@ type View struct {
 	NoScript      bool
 }
 
-// Phone is a small screen in the hand.
+// Phone is the small screen of a phone.
 var Phone = View{Width: 360, Height: 740}
 
-// Open starts a Chromium with one tab; without one the test ends as
-// testkit.Need says. The browser ends with the test, which fails when the page
-// has written an error into the console or has thrown one.
+// Open starts a Chromium with one tab; if Chromium is not installed, the test ends as
+// described at testkit.Need. The browser ends with the test. The test fails if the page
+// has logged an error or a warning, or thrown an exception.
 func Open(t testing.TB) *Page {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(testkit.Need(t, "chromium")),
-		chromedp.NoSandbox, // for root, as in containers; the pages are our own
+		chromedp.NoSandbox, // needed for root, as in containers; the pages are our own
 		chromedp.Flag("disable-gpu", true),
 		chromedp.Flag("hide-scrollbars", true),
 		chromedp.WSURLReadTimeout(patience),
@@ -79,7 +79,7 @@ func Open(t testing.TB) *Page {
 	return p
 }
 
-// hear keeps what the page does wrong and what it asks for.
+// hear records the errors and the requests of the page.
 func (p *Page) hear(e any) {
 	fault := ""
 	switch e := e.(type) {
@@ -114,7 +114,7 @@ func (p *Page) hear(e any) {
 	p.faults = append(p.faults, fault)
 }
 
-// Faults returns what the page has done wrong so far, and forgets it.
+// Faults returns the errors of the page so far and clears them.
 func (p *Page) Faults() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +123,7 @@ func (p *Page) Faults() []string {
 	return faults
 }
 
-// Requests returns the addresses that were asked for so far.
+// Requests returns the addresses requested so far.
 func (p *Page) Requests() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,7 +145,7 @@ func (p *Page) Go(url string) {
 	p.do("open "+url, chromedp.Navigate(url))
 }
 
-// See changes how the page is looked at.
+// See changes how the page is shown.
 func (p *Page) See(v View) {
 	p.t.Helper()
 	if v.Width == 0 {
@@ -186,7 +186,7 @@ func (p *Page) Wait(expression string) {
 	})
 }
 
-// Press types keys, those of chromedp's package kb among them.
+// Press types keys, including those of chromedp's package kb.
 func (p *Page) Press(keys string) {
 	p.t.Helper()
 	p.do("press keys", chromedp.KeyEvent(keys))
@@ -198,20 +198,20 @@ func (p *Page) Picture() []byte {
 	return value(p, "take a picture", chromedp.FullScreenshot(100))
 }
 
-// PictureOf returns what a CSS selector finds as PNG.
+// PictureOf returns the element that a CSS selector finds, as PNG.
 func (p *Page) PictureOf(selector string) []byte {
 	p.t.Helper()
 	return value(p, "take a picture of "+selector, chromedp.Screenshot(chromedp.CSS(selector)))
 }
 
-// PDF returns the page as it is printed.
+// PDF returns the page as printed.
 func (p *Page) PDF() []byte {
 	p.t.Helper()
 	return value(p, "print", chromedp.PrintToPDF(chromedp.PDFPaper(chromedp.PaperA4)))
 }
 
-// Keep writes a picture of the page into the directory of -pictures, where one
-// is given, to be looked at.
+// Keep writes a picture of the page to the directory given by -pictures, if any, so that
+// a person can look at it.
 func (p *Page) Keep(name string) {
 	p.t.Helper()
 	if *pictures != "" {

@@ -1,6 +1,6 @@
-// Package simworker starts simulated workers for tests that want one at the
-// other end of an SSH connection. It is apart from testkit, which tests of the
-// simulator and of the SSH engine import from inside.
+// Package simworker starts simulated workers for tests that need one at the other end of
+// an SSH connection. It is separate from testkit because tests inside the packages of the
+// simulator and the SSH engine import testkit.
 package simworker
 
 import (
@@ -18,26 +18,26 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Config says what is not as with every worker. The zero value is a worker of a
+// Config describes the differences from the usual worker. The zero value is a worker of a
 // v5e slice on a jumbo network.
 type Config struct {
 	Root    string        // the worker's file system; default: a new directory
 	Devices []string      // default: those of one VFIO chip
-	Logins  []string      // who is let in; default: tester
-	SSH     sshfan.Config // Identity is set for it
+	Logins  []string      // users that may log in; default: tester
+	SSH     sshfan.Config // Start sets Identity
 
-	// Netns makes workers of namespaces, reached from outside at their own
-	// addresses, 10.X.Y.2 and following, which Subnet names as "10.X.Y".
+	// Netns starts workers of the netns backend. They are reached from outside at their
+	// own addresses, 10.X.Y.2 and following; Subnet is "10.X.Y".
 	Netns  bool
 	Subnet string
 }
 
-// A Worker is a simulated machine with one connection for each login. All ends
+// A Worker is a simulated machine with one connection for each login. Everything ends
 // with the test.
 type Worker struct {
 	worker.Machine
-	Root  string // its file system; of the process backend only
-	Addr  string // host:port at which we, and the other workers, reach it
+	Root  string // its file system; process backend only
+	Addr  string // host:port at which we and the other workers reach it
 	Conns []*sshfan.Conn
 }
 
@@ -148,7 +148,7 @@ func (c Config) worker(ctx context.Context, backend worker.Backend, i int) (*Wor
 	return w, nil
 }
 
-// Fault injects a fault, given in its text form.
+// Fault injects a fault given in its text form.
 func (w *Worker) Fault(t testing.TB, words ...string) {
 	t.Helper()
 	f, err := worker.ParseFault(words...)
@@ -156,8 +156,7 @@ func (w *Worker) Fault(t testing.TB, words ...string) {
 	testkit.Must(t, w.SetFault(f))
 }
 
-// NeedNetns ends the test, as testkit.Lacks does, where the backend whose
-// workers are namespaces cannot work.
+// NeedNetns ends the test as testkit.Lacks does if the netns backend cannot work here.
 func NeedNetns(t testing.TB) {
 	t.Helper()
 	if err := worker.NetnsReady(); err != nil {

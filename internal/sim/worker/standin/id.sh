@@ -1,5 +1,5 @@
 #!/bin/sh
-# id of a simulated worker, where files and processes belong to whoever runs the
+# id of a simulated worker, where files and processes belong to the user who runs the
 # simulator.
 uid=1001 name=${LOGNAME:-user} groups=' 4 20 24 1000' groupnames=' adm dialout cdrom google-sudoers'
 root=${0%/bin/*}
@@ -19,7 +19,7 @@ for word; do
 	-Gn | -nG) what=all names=yes ;;
 	-ru | -ur) what=one ;;
 	[a-z_]*)
-		# A login exists once it has a home.
+		# A login exists if it has a home.
 		[ -d "${0%/bin/*}/home/$word" ] || {
 			echo "id: '$word': no such user" >&2
 			exit 1

@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints
-# them; its links are the directories below its own /sys/class/net.
+# ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints them; its
+# links are the directories below its own /sys/class/net.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
@@ -24,7 +24,7 @@ may_write() {
 	fail 2 'RTNETLINK answers: Operation not permitted'
 }
 
-# field prints the word after word $1 of route $2.
+# field WORD ROUTE: prints the word after WORD in ROUTE.
 field() {
 	local want=$1 words i
 	read -ra words <<<"$2"
@@ -90,8 +90,8 @@ route_show() {
 	fi
 }
 
-# route_parse sets line to what ip would print of the route in its arguments,
-# and boot when proto boot is named, which ip does not print.
+# route_parse WORD...: sets line to what ip would print of the route in its arguments. It
+# sets boot if they name proto boot, which ip does not print.
 boot=''
 route_parse() {
 	local dest='' via='' dev='' proto='' scope='' src='' metric='' more='' name value lock
@@ -121,8 +121,8 @@ route_parse() {
 			fi
 			value=$2
 			if [[ $name == rto_min ]]; then
-				# As in the kernel a rto_min is always locked, but ip does
-				# not take the word that it prints.
+				# As in the kernel a rto_min is always locked, but ip does not accept the
+				# word that it prints.
 				if [[ ! $value =~ ^([0-9]+)(ms|s)?$ ]]; then
 					fail 255 "Error: argument \"$value\" is wrong: \"rto_min\" value is invalid"
 				fi
@@ -166,8 +166,8 @@ route_change() {
 	may_write route
 	while read -r old; do
 		[[ $old == "$line" && ($verb == *pend || -n $found) ]] && exists=yes
-		# The first route with that destination and metric is changed; deleting
-		# takes the first that fits what was said.
+		# Only the first route with that destination and metric is changed; deleting
+		# removes the first route that matches the arguments.
 		if [[ -z $found && ${old%% *} == "${line%% *}" ]] && same "$verb" "$old" "$line"; then
 			found=yes
 			[[ $verb == del ]] || lines+=("$line")
@@ -212,8 +212,8 @@ same() {
 	done
 }
 
-# add_peer puts $line behind the routes with its destination and metric, or before
-# them to prepend it; routes are in the order of their metrics.
+# add_peer: puts $line behind the routes with its destination and metric or, to prepend
+# it, before them; routes are in the order of their metrics.
 add_peer() {
 	local old mine theirs all=() line_added=''
 	mine=$(field metric "$line")
@@ -236,7 +236,7 @@ address() {
 	echo "$a"
 }
 
-# mac prints the hardware address that GCE gives to an address.
+# mac: prints the hardware address that GCE gives to an address.
 mac() {
 	local a
 	IFS=. read -ra a < <(address)
@@ -256,7 +256,7 @@ links() {
 	done
 }
 
-# link_show prints links, and with a first argument their addresses too.
+# link_show WITH ...: prints links; if WITH is not empty, their addresses too.
 link_show() {
 	local with=$1 dev='' name n mtu sep=$'\n' out=() list
 	shift

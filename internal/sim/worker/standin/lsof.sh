@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# lsof of a simulated worker: which of the worker's own processes hold a file.
-# A path below /dev means the worker's.
+# lsof of a simulated worker: lists the worker's own processes that hold a file. A path
+# below /dev means the worker's.
 root=${0%/bin/*}
 terse='' status=0 files=()
 

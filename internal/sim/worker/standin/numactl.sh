@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# numactl of a simulated worker: knows the worker's nodes, refuses others, and
-# runs the command without binding it.
+# numactl of a simulated worker: checks that the worker has the given nodes, and runs the
+# command without binding it.
 root=${0%/bin/*}
 nodes=$root/sys/devices/system/node
 

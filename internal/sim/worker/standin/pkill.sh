@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# pkill, pgrep and killall of a simulated worker: the real pgrep chooses, and
-# only the worker's own processes count.
+# pkill, pgrep and killall of a simulated worker: the real pgrep chooses, and only the
+# worker's own processes count.
 root=${0%/bin/*}
 me=${0##*/}
 PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
@@ -28,7 +28,7 @@ declare -A own=()
 while read -r pid; do own[$pid]=yes; done < <("$root/bin/sim-processes")
 unset "own[$$]"
 
-# choose prints the lines of pgrep that are about the worker's processes.
+# choose ARGUMENT...: prints pgrep's lines about the worker's own processes.
 choose() {
 	local pid rest found=1
 	while read -r pid rest; do

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Prints the ids of the worker's own processes, by the mark in their
-# environment; with an argument only those that hold that file open, and the
-# descriptor.
+# Prints the ids of the worker's own processes, found by the mark in their environment.
+# With an argument FILE it prints only those that have FILE open, with the descriptor.
 root=${0%/bin/*}
 own=$(grep -lzxF -e "MULTIHOST_SIM_WORKER=$root" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/\([0-9]*\)/environ$|\1|')
 if [ $# -eq 0 ]; then
@@ -10,7 +9,7 @@ if [ $# -eq 0 ]; then
 	done
 	exit
 fi
-# find takes a pattern, so the path's own special characters are disarmed.
+# find takes a pattern, so escape the special characters of the path.
 pattern=$(printf %s "$1" | sed 's/[][*?\\]/\\&/g')
 set --
 for pid in $own; do

@@ -1,8 +1,8 @@
 #!/bin/sh
-# sudo of a simulated worker. The command runs as the same user, with the
-# environment that sudo's env_reset leaves, and with the variables that keep
-# it inside the worker: so a script that counts on its environment behind sudo
-# fails here as it does on a real worker.
+# sudo of a simulated worker. The command runs as the same user, with the environment that
+# sudo's env_reset leaves and with the variables that keep it inside the worker. So a
+# script that depends on its environment behind sudo fails here as it does on a real
+# worker.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
@@ -80,7 +80,7 @@ fi
 caller=${LOGNAME:-user} uid=1001
 ! is_root || uid=0
 PATH=$root/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-[ ! -e "$root/programs" ] || PATH=$root/bin:$root/programs # some are missing
+[ ! -e "$root/programs" ] || PATH=$root/bin:$root/programs # some programs are missing
 export PATH
 if ! command -v -- "$command" >/dev/null 2>&1; then
 	echo "sudo: $command: command not found" >&2

@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# sysctl of a simulated worker: reads and writes the files below the worker's
-# own /proc/sys. Writing takes root, that is sudo.
+# sysctl of a simulated worker: reads and writes the files below the worker's own
+# /proc/sys. Writing needs root, that is sudo.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"

@@ -1,8 +1,7 @@
 #!/bin/sh
-# systemctl of a simulated worker: what sets its clock can be restarted, which
-# puts a clock right that a fault has moved, and Google's Ops Agent, which is
-# there and whose restarts are counted in state/ops-agent. Nothing else is
-# modelled.
+# systemctl of a simulated worker. It can restart chrony, which sets the clock and so
+# corrects a clock that a fault has changed, and Google's Ops Agent, which exists;
+# state/ops-agent counts its restarts. Nothing else is modelled.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
