@@ -46,9 +46,8 @@ func (q *queued) commandLives() bool {
 // the time to live ends a running command.
 func (q *queued) leaves(state string, err error) string {
 	var in *Interrupted
-	life := qr.LifeOf(state)
 	switch {
-	case !q.inherited || life == qr.Requested || life == qr.Waiting:
+	case !q.inherited || qr.LifeOf(state).Queued():
 		return ""
 	case errors.As(err, &in) && in.Answer == Stop, errors.Is(err, errExpired):
 		return ""

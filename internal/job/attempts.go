@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -25,7 +26,7 @@ type ground interface {
 	ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error)
 	// look says what happened to the slices. reach says whether the workers of a slice
 	// answer.
-	look(ctx context.Context, used []tpu.Slice, reach func(slice string) qr.Reach) (qr.Decision, error)
+	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
 }
 
 // attempts runs the command on g until it succeeds, is stopped, or a budget is
@@ -364,7 +365,7 @@ const (
 func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
-		sign.lost = sign.lost || reach(s.Name) == qr.Silent
+		sign.lost = sign.lost || reach(s.Name) == provision.Silent
 	}
 	begin, told := r.Clock.Now(), false
 	for {
@@ -372,14 +373,14 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
 		switch {
 		case err != nil && !over:
-		case err == nil && (d.Loss == qr.Preempted || d.Loss == qr.Maintenance):
+		case err == nil && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance):
 			return Cause(d.Loss), d.Why
-		case err == nil && d.Loss == qr.Removed:
+		case err == nil && d.Loss == provision.Removed:
 			return UserStop, d.Why
 		case (sign.lost || sign.killed) && !over:
-		case err == nil && d.Loss == qr.Infrastructure && sign.lost:
+		case err == nil && d.Loss == provision.Infrastructure && sign.lost:
 			return Infrastructure, d.Why + ": " + sign.why
-		case err == nil && d.Loss == qr.Infrastructure:
+		case err == nil && d.Loss == provision.Infrastructure:
 			return Infrastructure, d.Why
 		case sign.lost:
 			return Infrastructure, sign.why
@@ -398,9 +399,9 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 }
 
 // reach asks every worker of the team whether it answers.
-func (r *run) reach(ctx context.Context) func(slice string) qr.Reach {
+func (r *run) reach(ctx context.Context) func(slice string) provision.Reach {
 	if r.team == nil {
-		return func(string) qr.Reach { return qr.Silent }
+		return func(string) provision.Reach { return provision.Silent }
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
@@ -408,16 +409,16 @@ func (r *run) reach(ctx context.Context) func(slice string) qr.Reach {
 		_, err := r.team.conns[i].Run(ctx, sshfan.Cmd{Line: "true"})
 		return err
 	})
-	reached := map[string]qr.Reach{}
+	reached := map[string]provision.Reach{}
 	for i, err := range errs {
 		name := r.team.slice(i).Name
 		if err != nil {
-			reached[name] = qr.Silent
-		} else if reached[name] == qr.Untried {
-			reached[name] = qr.Answers
+			reached[name] = provision.Silent
+		} else if reached[name] == provision.Untried {
+			reached[name] = provision.Answers
 		}
 	}
-	return func(slice string) qr.Reach { return reached[slice] }
+	return func(slice string) provision.Reach { return reached[slice] }
 }
 
 // standing is the ground of Run. It provides slices that somebody else created and that
@@ -483,30 +484,32 @@ func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	return why, nil
 }
 
-func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (qr.Decision, error) {
+func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
 	nodes, err := s.Cloud.Slices(ctx)
 	if err != nil {
-		return qr.Decision{}, err
+		return provision.Decision{}, err
 	}
 	return lookAt(nodes, used, reach), nil
 }
 
 // lookAt decides what happened to the slices of an attempt, given the API's list.
-func lookAt(nodes, used []tpu.Slice, reach func(string) qr.Reach) qr.Decision {
-	return qr.Decide(qr.Sight{State: "ACTIVE", Existed: true, Slices: sights(nodes, used, reach)})
+func lookAt(nodes, used []tpu.Slice, reach func(string) provision.Reach) provision.Decision {
+	return provision.Decide(provision.Sight{Life: provision.Active, Existed: true, Slices: sights(nodes, used, reach)})
 }
 
 // sights returns the slices of an attempt in their present state. A slice of the same
 // name with another id is another slice.
-func sights(nodes, used []tpu.Slice, reach func(string) qr.Reach) []qr.SliceSight {
-	all := make([]qr.SliceSight, len(used))
+func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provision.SliceSight {
+	all := make([]provision.SliceSight, len(used))
 	for i, s := range used {
-		all[i] = qr.SliceSight{Name: s.Name, Reach: reach(s.Name)}
+		var now tpu.Slice
 		for _, n := range nodes {
 			if n.Name == s.Name && n.UID == s.UID {
-				all[i].State, all[i].Health = n.State, n.Health
+				now = n
 			}
 		}
+		all[i] = qr.SliceSight(s.Name, now.State, now.Health)
+		all[i].Reach = reach(s.Name)
 	}
 	return all
 }

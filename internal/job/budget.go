@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"multihost/internal/qr"
+	"multihost/internal/provision"
 )
 
 // A Cause is what ended an attempt.
@@ -13,9 +13,9 @@ type Cause string
 // The causes. The first three are nobody's fault. Application and Stall are failures of
 // the command. After UserStop and Refused, nothing is tried again.
 const (
-	Preempted      Cause = Cause(qr.Preempted)
-	Maintenance    Cause = Cause(qr.Maintenance)
-	Infrastructure Cause = Cause(qr.Infrastructure) // a host was lost, or SSH stopped working
+	Preempted      Cause = Cause(provision.Preempted)
+	Maintenance    Cause = Cause(provision.Maintenance)
+	Infrastructure Cause = Cause(provision.Infrastructure) // a host was lost, or SSH stopped working
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"

@@ -15,6 +15,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/network"
 	"multihost/internal/preflight"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -364,7 +365,7 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, ca
 	}
 	books := &ledger{Budget: q.o.Budget}
 	switch d.Step {
-	case qr.StepRecreate:
+	case provision.StepRecreate:
 		_, err := q.mayRemake(d, cause, func(f *Failure) error {
 			if refusal := books.spend(f); refusal != "" {
 				return &Failure{Cause: Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
@@ -375,9 +376,9 @@ func (q *queued) foreseeRepair(ctx context.Context, p *Plan, res qr.Resource, ca
 			return err
 		}
 		p.Resource = q.resourceChange(ResourceRecreate, res, q.o.Request, nil)
-	case qr.StepReset:
+	case provision.StepReset:
 		p.Resource = q.resourceChange(ResourceReset, res, q.o.Request, nil)
-	case qr.StepWait:
+	case provision.StepWait:
 		p.Resource = q.resourceChange(ResourceUse, res, q.o.Request, nil)
 	default:
 		return cause

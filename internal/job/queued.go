@@ -10,6 +10,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/lease"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
 )
@@ -49,7 +50,7 @@ const (
 )
 
 // ready brings the slices into a usable state step by step: it waits, reads the result
-// and does what qr.Decide says.
+// and does what provision.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Failure) (tpu.Selection, error) {
 	paid := after != nil
 	q.held.forget(q.worked)
@@ -76,7 +77,7 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		if !known {
 			return tpu.Selection{}, err
 		}
-		if q.mayLive() && d.Loss == qr.Infrastructure {
+		if q.mayLive() && d.Loss == provision.Infrastructure {
 			d.Why += "; whether the command of an earlier runner lives there is not known"
 		}
 		once := func(f *Failure) error {
@@ -184,13 +185,13 @@ func (q *queued) starve() time.Duration {
 
 // diagnose reads the real state after a wait that failed and decides what to do. known
 // is false for failures that are not about the resource.
-func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, known bool) {
+func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decision, known bool) {
 	var state *qr.StateError
 	var late *qr.DeadlineError
 	if !errors.As(cause, &late) && !errors.As(cause, &state) || !q.ours {
 		return d, false
 	}
-	sight := qr.Sight{State: qr.NotFound, Existed: true}
+	sight := qr.Gone()
 	var res qr.Resource
 	err := q.outlast(ctx, func() (err error) {
 		res, err = q.Queue.Get(ctx, q.o.Request.ID)
@@ -201,39 +202,38 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d qr.Decision, know
 	case err != nil:
 		return d, false
 	default:
-		sight = res.Sight(func(name string) qr.Reach {
+		sight = res.Sight(func(name string) provision.Reach {
 			switch {
 			case late == nil || len(late.Silent) == 0:
-				return qr.Untried
+				return provision.Untried
 			case slices.Contains(late.Silent, name):
-				return qr.Silent
+				return provision.Silent
 			}
-			return qr.Answers // the wait covered this slice as well
+			return provision.Answers // the wait covered this slice as well
 		})
 	}
 	sight.Resets = q.resets
-	sight.Overdue = overdue(late, sight.State) || q.suspendingFor(sight.State) > suspendLimit
-	return qr.Decide(sight), true
+	sight.Overdue = overdue(late, sight) || q.suspendingFor(sight.Life) > suspendLimit
+	return provision.Decide(sight), true
 }
 
 // overdue reports whether the limit that expired belongs to the resource's present
 // state. The resource may have progressed since, and nothing is known about the time
 // during which the API was unreachable. Only the limit of the queue counts such time.
-func overdue(late *qr.DeadlineError, state string) bool {
+func overdue(late *qr.DeadlineError, seen provision.Sight) bool {
 	if late == nil {
 		return false
 	}
 	if late.Phase == qr.PhaseQueue {
-		life := qr.LifeOf(state)
-		return life == qr.Requested || life == qr.Waiting
+		return seen.Life.Queued()
 	}
-	return late.State == state
+	return late.State == seen.Word
 }
 
 // suspendingFor returns how long the resource has been SUSPENDING.
-func (q *queued) suspendingFor(state string) time.Duration {
+func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	switch {
-	case state != "SUSPENDING":
+	case life != provision.Suspending:
 		q.settles = time.Time{}
 		return 0
 	case q.settles.IsZero():
@@ -244,13 +244,13 @@ func (q *queued) suspendingFor(state string) time.Duration {
 
 // act takes the step that was decided. An error ends the run: cause is why the wait
 // failed, pay charges a loss to the budget.
-func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
+func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*Failure) error) error {
 	switch {
-	case d.Loss == qr.Removed, d.Step == qr.StepGiveUp:
+	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
 		return cause
-	case d.Step == qr.StepWait:
+	case d.Step == provision.StepWait:
 		return q.pause(ctx, suspendPause)
-	case d.Step == qr.StepReset:
+	case d.Step == provision.StepReset:
 		if q.mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {
 				return err
@@ -265,14 +265,14 @@ func (q *queued) act(ctx context.Context, d qr.Decision, cause error, pay func(*
 		if err != nil { // it may be being taken away; its next state decides what to do
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v", err)
 		}
-	case d.Step == qr.StepRecreate:
+	case d.Step == provision.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
 	return nil // the resource has recovered meanwhile
 }
 
 // remake deletes the resource, so that the next wait requests it again.
-func (q *queued) remake(ctx context.Context, d qr.Decision, cause error, pay func(*Failure) error) error {
+func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, pay func(*Failure) error) error {
 	wait, err := q.mayRemake(d, cause, pay)
 	if err != nil {
 		return err
@@ -312,8 +312,8 @@ func (q *queued) begunBefore() {
 
 // mayRemake returns how long to wait before the resource is requested again, or an
 // error if it is not.
-func (q *queued) mayRemake(d qr.Decision, cause error, pay func(*Failure) error) (wait time.Duration, err error) {
-	if d.Loss == qr.Preempted || d.Loss == qr.Maintenance {
+func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*Failure) error) (wait time.Duration, err error) {
+	if d.Loss == provision.Preempted || d.Loss == provision.Maintenance {
 		return 0, pay(&Failure{Cause: Cause(d.Loss), Why: d.Why, Err: cause})
 	}
 	var state *qr.StateError
@@ -362,7 +362,7 @@ func (q *queued) pause(ctx context.Context, d time.Duration) error {
 
 // look waits for an API that is unavailable: without it, the next slices cannot be
 // requested and the present ones cannot be deleted.
-func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (d qr.Decision, err error) {
+func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (d provision.Decision, err error) {
 	err = q.outlast(ctx, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)
 		return err
@@ -370,19 +370,19 @@ func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) 
 	return d, err
 }
 
-func (q *queued) lookOnce(ctx context.Context, used []tpu.Slice, reach func(string) qr.Reach) (qr.Decision, error) {
+func (q *queued) lookOnce(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
 	res, err := q.Queue.Get(ctx, q.o.Request.ID)
 	if gcp.ClassOf(err) == gcp.NotFound {
-		return qr.Decide(qr.Sight{State: qr.NotFound, Existed: true}), nil
+		return provision.Decide(qr.Gone()), nil
 	}
 	if err != nil {
-		return qr.Decision{}, err
+		return provision.Decision{}, err
 	}
 	nodes, err := q.Cloud.Slices(ctx)
 	if err != nil {
-		return qr.Decision{}, err
+		return provision.Decision{}, err
 	}
 	sight := res.Sight(reach)
 	sight.Slices = sights(nodes, used, reach)
-	return qr.Decide(sight), nil
+	return provision.Decide(sight), nil
 }

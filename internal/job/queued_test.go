@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -34,11 +35,11 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	q := &queued{ours: true, Deps: &Deps{Queue: oneResource{Resource: qr.Resource{State: "ACTIVE", Nodes: []string{"m-0", "m-1"}, Slices: ready}}}}
 	late := &qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE", Silent: []string{"m-1"}}
 	d, known := q.diagnose(t.Context(), late)
-	if !known || d.Step != qr.StepReset || d.Loss != qr.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
+	if !known || d.Step != provision.StepReset || d.Loss != provision.Infrastructure || !strings.Contains(d.Why, "m-1 is READY, but its workers do not all answer") {
 		t.Errorf("at first: %+v, %v", d, known)
 	}
 	q.resets = 1
-	if d, _ = q.diagnose(t.Context(), late); d.Step != qr.StepRecreate || !strings.Contains(d.Why, "m-1") {
+	if d, _ = q.diagnose(t.Context(), late); d.Step != provision.StepRecreate || !strings.Contains(d.Why, "m-1") {
 		t.Errorf("after a reboot: %+v", d)
 	}
 }
@@ -161,16 +162,16 @@ func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 		story string
 		late  qr.DeadlineError
 		now   string
-		step  qr.Step
+		step  provision.Step
 	}{
-		{"made at last", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "ACTIVE", qr.StepWait},
-		{"made while the API was away", qr.DeadlineError{Phase: qr.PhaseProvision, Err: errAway}, "ACTIVE", qr.StepWait},
-		{"well at last", qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE"}, "ACTIVE", qr.StepWait},
-		{"booting, for all that is known, while the API was away", qr.DeadlineError{Phase: qr.PhaseBoot, Err: errAway}, "ACTIVE", qr.StepWait},
-		{"made for too long", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "PROVISIONING", qr.StepRecreate},
-		{"queued for too long", qr.DeadlineError{Phase: qr.PhaseQueue, State: "ACCEPTED"}, "WAITING_FOR_RESOURCES", qr.StepGiveUp},
-		{"queued for too long, whoever looks", qr.DeadlineError{Phase: qr.PhaseQueue, Err: errAway}, "WAITING_FOR_RESOURCES", qr.StepGiveUp},
-		{"its turn came in the last moment", qr.DeadlineError{Phase: qr.PhaseQueue, State: "WAITING_FOR_RESOURCES"}, "PROVISIONING", qr.StepWait},
+		{"made at last", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "ACTIVE", provision.StepWait},
+		{"made while the API was away", qr.DeadlineError{Phase: qr.PhaseProvision, Err: errAway}, "ACTIVE", provision.StepWait},
+		{"well at last", qr.DeadlineError{Phase: qr.PhaseBoot, State: "ACTIVE"}, "ACTIVE", provision.StepWait},
+		{"booting, for all that is known, while the API was away", qr.DeadlineError{Phase: qr.PhaseBoot, Err: errAway}, "ACTIVE", provision.StepWait},
+		{"made for too long", qr.DeadlineError{Phase: qr.PhaseProvision, State: "PROVISIONING"}, "PROVISIONING", provision.StepRecreate},
+		{"queued for too long", qr.DeadlineError{Phase: qr.PhaseQueue, State: "ACCEPTED"}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
+		{"queued for too long, whoever looks", qr.DeadlineError{Phase: qr.PhaseQueue, Err: errAway}, "WAITING_FOR_RESOURCES", provision.StepGiveUp},
+		{"its turn came in the last moment", qr.DeadlineError{Phase: qr.PhaseQueue, State: "WAITING_FOR_RESOURCES"}, "PROVISIONING", provision.StepWait},
 	} {
 		q, h := onHardCloud(nil)
 		h.res = qr.Resource{State: tt.now, Nodes: []string{"m"}, Slices: ready}

@@ -4,78 +4,99 @@ import (
 	"fmt"
 	"testing"
 
+	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// four are the slices of a request for four, all of them well but the third.
-func four(state, health string, reach qr.Reach) []qr.SliceSight {
-	all := make([]qr.SliceSight, 4)
-	for i := range all {
-		all[i] = qr.SliceSight{Name: fmt.Sprintf("t-%d", i), State: "READY", Health: "HEALTHY", Reach: qr.Answers}
+// four returns a queued resource with four slices, all well but the third.
+func four(state, slice, health string) qr.Resource {
+	r := qr.Resource{State: state}
+	for i := range 4 {
+		r.Nodes = append(r.Nodes, fmt.Sprintf("t-%d", i))
+		have := qr.SliceState{Name: r.Nodes[i], State: "READY", Health: "HEALTHY"}
+		if i == 2 {
+			have.State, have.Health = slice, health
+		}
+		if have.State != "" { // else the API does not list it
+			r.Slices = append(r.Slices, have)
+		}
 	}
-	all[2].State, all[2].Health, all[2].Reach = state, health, reach
-	return all
+	return r
 }
 
+// sees returns what is seen of r when all its workers answer but those of the third
+// slice, which show reach.
+func sees(r qr.Resource, reach provision.Reach) provision.Sight {
+	return r.Sight(func(slice string) provision.Reach {
+		if slice == "t-2" {
+			return reach
+		}
+		return provision.Answers
+	})
+}
+
+// What is decided about the API's words.
 func TestDecide(t *testing.T) {
-	active := func(state, health string, reach qr.Reach) qr.Sight {
-		return qr.Sight{State: "ACTIVE", Existed: true, Slices: four(state, health, reach)}
+	active := func(slice, health string, reach provision.Reach) provision.Sight {
+		return sees(four("ACTIVE", slice, health), reach)
 	}
-	overdue := func(s qr.Sight) qr.Sight { s.Overdue = true; return s }
-	again := func(s qr.Sight) qr.Sight { s.Resets++; return s }
+	only := func(state string) provision.Sight { return qr.Resource{State: state}.Sight(nil) }
+	suspended := func(state, initiator string, tier qr.Tier) provision.Sight {
+		return qr.Resource{State: state, StateInitiator: initiator, Tier: tier}.Sight(nil)
+	}
+	overdue := func(s provision.Sight) provision.Sight { s.Overdue = true; return s }
+	again := func(s provision.Sight) provision.Sight { s.Resets++; return s }
 	for _, row := range []struct {
 		story string
-		sight qr.Sight
-		step  qr.Step
-		loss  qr.Loss
+		sight provision.Sight
+		step  provision.Step
+		loss  provision.Loss
+		why   string
 	}{
-		{"nothing there yet", qr.Sight{State: qr.NotFound}, qr.StepCreate, qr.NoLoss},
-		{"an admin deleted it", qr.Sight{State: qr.NotFound, Existed: true}, qr.StepGiveUp, qr.Removed},
-		{"an admin deletes it", qr.Sight{State: "DELETING", Existed: true}, qr.StepWait, qr.Removed},
-		{"just asked for", qr.Sight{State: "CREATING"}, qr.StepWait, qr.NoLoss},
-		{"accepted", qr.Sight{State: "ACCEPTED"}, qr.StepWait, qr.NoLoss},
-		{"no capacity for hours", qr.Sight{State: "WAITING_FOR_RESOURCES"}, qr.StepWait, qr.NoLoss},
-		{"no capacity within the limit", overdue(qr.Sight{State: "WAITING_FOR_RESOURCES"}), qr.StepGiveUp, qr.Infrastructure},
-		{"a word that is new to us", qr.Sight{State: "PONDERING"}, qr.StepWait, qr.NoLoss},
-		{"VMs are being made", qr.Sight{State: "PROVISIONING", Slices: four("CREATING", "", "")}, qr.StepWait, qr.NoLoss},
-		{"VMs are made for too long", overdue(qr.Sight{State: "PROVISIONING", Slices: four("CREATING", "", "")}), qr.StepRecreate, qr.Infrastructure},
-		{"one is preempted while the others are made", qr.Sight{State: "PROVISIONING", Slices: four("PREEMPTED", "", "")}, qr.StepWait, qr.Preempted},
-		{"failed", qr.Sight{State: "FAILED", Detail: "an internal error has occurred"}, qr.StepRecreate, qr.Infrastructure},
-		{"spot slices are being taken", qr.Sight{State: "SUSPENDING", Initiator: "SERVICE", Tier: qr.Spot}, qr.StepWait, qr.Preempted},
-		{"spot slices are taken", qr.Sight{State: "SUSPENDED", Initiator: "SERVICE", Tier: qr.Spot}, qr.StepRecreate, qr.Preempted},
-		{"on-demand slices are taken for maintenance", qr.Sight{State: "SUSPENDED", Initiator: "SERVICE", Tier: qr.OnDemand}, qr.StepRecreate, qr.Maintenance},
-		{"one of four on-demand slices shows why", qr.Sight{State: "SUSPENDED", Initiator: "SERVICE", Slices: four("PREEMPTED", "", "")}, qr.StepRecreate, qr.Preempted},
-		{"a user is taking the slices", qr.Sight{State: "SUSPENDING", Initiator: "USER", Tier: qr.Spot}, qr.StepWait, qr.Removed},
-		{"a user took the slices", qr.Sight{State: "SUSPENDED", Initiator: "USER", Tier: qr.Spot}, qr.StepGiveUp, qr.Removed},
+		{"an admin deleted it", qr.Gone(), provision.StepGiveUp, provision.Removed, "the queued resource was deleted by somebody else"},
+		{"an admin deletes it", only("DELETING"), provision.StepWait, provision.Removed, "the queued resource is DELETING"},
+		{"just asked for", only("CREATING"), provision.StepWait, provision.NoLoss, ""},
+		{"accepted", only("ACCEPTED"), provision.StepWait, provision.NoLoss, ""},
+		{"no capacity for hours", only("WAITING_FOR_RESOURCES"), provision.StepWait, provision.NoLoss, ""},
+		{"no capacity within the limit", overdue(only("WAITING_FOR_RESOURCES")), provision.StepGiveUp, provision.Infrastructure, "the queued resource is WAITING_FOR_RESOURCES for too long"},
+		{"a word that is new to us", only("PONDERING"), provision.StepWait, provision.NoLoss, ""},
+		{"VMs are being made", four("PROVISIONING", "CREATING", "").Sight(nil), provision.StepWait, provision.NoLoss, ""},
+		{"VMs are made for too long", overdue(four("PROVISIONING", "CREATING", "").Sight(nil)), provision.StepRecreate, provision.Infrastructure, "the queued resource is PROVISIONING for too long"},
+		{"one is preempted while the others are made", four("PROVISIONING", "PREEMPTED", "").Sight(nil), provision.StepWait, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"failed", qr.Resource{State: "FAILED", Failure: "an internal error has occurred"}.Sight(nil), provision.StepRecreate, provision.Infrastructure, "the queued resource FAILED: an internal error has occurred"},
+		{"spot slices are being taken", suspended("SUSPENDING", "SERVICE", qr.Spot), provision.StepWait, provision.Preempted, "the queued resource is SUSPENDING"},
+		{"spot slices are taken", suspended("SUSPENDED", "SERVICE", qr.Spot), provision.StepRecreate, provision.Preempted, "the queued resource is SUSPENDED"},
+		{"flex-start slices are taken", suspended("SUSPENDED", "SERVICE", qr.FlexStart), provision.StepRecreate, provision.Preempted, "the queued resource is SUSPENDED"},
+		{"on-demand slices are taken for maintenance", suspended("SUSPENDED", "SERVICE", qr.OnDemand), provision.StepRecreate, provision.Maintenance, "the queued resource is SUSPENDED"},
+		{"one of four on-demand slices shows why", four("SUSPENDED", "PREEMPTED", "").Sight(nil), provision.StepRecreate, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"a user is taking the slices", suspended("SUSPENDING", "USER", qr.Spot), provision.StepWait, provision.Removed, "a user took the slices of the queued resource"},
+		{"a user took the slices", suspended("SUSPENDED", "USER", qr.Spot), provision.StepGiveUp, provision.Removed, "a user took the slices of the queued resource"},
 
-		{"all answer", active("READY", "HEALTHY", qr.Answers), qr.StepUse, qr.NoLoss},
-		{"health is not told", active("READY", "", qr.Answers), qr.StepUse, qr.NoLoss},
-		{"READY, not yet tried", active("READY", "HEALTHY", qr.Untried), qr.StepWait, qr.NoLoss},
-		{"preemption of one slice of four", active("PREEMPTED", "", qr.Silent), qr.StepWait, qr.Preempted},
-		{"… and the queued resource never follows", overdue(active("PREEMPTED", "", qr.Silent)), qr.StepRecreate, qr.Preempted},
-		{"one of four is not listed any more", active("", "", qr.Silent), qr.StepWait, qr.Infrastructure},
-		{"… for good", overdue(active("", "", qr.Silent)), qr.StepRecreate, qr.Infrastructure},
-		{"maintenance", active("READY", "UNHEALTHY_MAINTENANCE", qr.Silent), qr.StepWait, qr.Maintenance},
-		{"maintenance that does not end", overdue(active("READY", "UNHEALTHY_MAINTENANCE", qr.Silent)), qr.StepRecreate, qr.Maintenance},
-		{"READY but unhealthy", active("READY", "TIMEOUT", qr.Answers), qr.StepWait, qr.Infrastructure},
-		{"… for too long", overdue(active("READY", "TIMEOUT", qr.Answers)), qr.StepReset, qr.Infrastructure},
-		{"READY but unreachable", active("READY", "HEALTHY", qr.Silent), qr.StepWait, qr.Infrastructure},
-		{"… for too long", overdue(active("READY", "HEALTHY", qr.Silent)), qr.StepReset, qr.Infrastructure},
-		{"… and a reset did not help", again(overdue(active("READY", "HEALTHY", qr.Silent))), qr.StepRecreate, qr.Infrastructure},
-		{"being repaired", active("REPAIRING", "", qr.Silent), qr.StepWait, qr.Infrastructure},
-		{"being repaired for too long", overdue(active("REPAIRING", "", qr.Silent)), qr.StepRecreate, qr.Infrastructure},
-		{"stopped by somebody", overdue(active("STOPPED", "", qr.Silent)), qr.StepRecreate, qr.Infrastructure},
+		{"all answer", active("READY", "HEALTHY", provision.Answers), provision.StepUse, provision.NoLoss, ""},
+		{"health is not told", active("READY", "", provision.Answers), provision.StepUse, provision.NoLoss, ""},
+		{"READY, not yet tried", active("READY", "HEALTHY", provision.Untried), provision.StepWait, provision.NoLoss, ""},
+		{"preemption of one slice of four", active("PREEMPTED", "", provision.Silent), provision.StepWait, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"… and the queued resource never follows", overdue(active("PREEMPTED", "", provision.Silent)), provision.StepRecreate, provision.Preempted, "slice t-2 is PREEMPTED"},
+		{"one of four is not listed any more", active("", "", provision.Silent), provision.StepWait, provision.Infrastructure, "slice t-2 is gone"},
+		{"… for good", overdue(active("", "", provision.Silent)), provision.StepRecreate, provision.Infrastructure, "slice t-2 is gone"},
+		{"maintenance", active("READY", "UNHEALTHY_MAINTENANCE", provision.Silent), provision.StepWait, provision.Maintenance, "slice t-2 is READY and its health is UNHEALTHY_MAINTENANCE"},
+		{"maintenance that does not end", overdue(active("READY", "UNHEALTHY_MAINTENANCE", provision.Silent)), provision.StepRecreate, provision.Maintenance, "slice t-2 is READY and its health is UNHEALTHY_MAINTENANCE"},
+		{"READY but unhealthy", active("READY", "TIMEOUT", provision.Answers), provision.StepWait, provision.Infrastructure, "slice t-2 is READY and its health is TIMEOUT"},
+		{"… for too long", overdue(active("READY", "TIMEOUT", provision.Answers)), provision.StepReset, provision.Infrastructure, "slice t-2 is READY and its health is TIMEOUT"},
+		{"READY but unreachable", active("READY", "HEALTHY", provision.Silent), provision.StepWait, provision.Infrastructure, "slice t-2 is READY, but its workers do not all answer"},
+		{"… for too long", overdue(active("READY", "HEALTHY", provision.Silent)), provision.StepReset, provision.Infrastructure, "slice t-2 is READY, but its workers do not all answer"},
+		{"… and a reset did not help", again(overdue(active("READY", "HEALTHY", provision.Silent))), provision.StepRecreate, provision.Infrastructure, "slice t-2 is READY, but its workers do not all answer"},
+		{"being repaired", active("REPAIRING", "", provision.Silent), provision.StepWait, provision.Infrastructure, "slice t-2 is REPAIRING"},
+		{"being repaired for too long", overdue(active("REPAIRING", "", provision.Silent)), provision.StepRecreate, provision.Infrastructure, "slice t-2 is REPAIRING"},
+		{"stopped by somebody", overdue(active("STOPPED", "", provision.Silent)), provision.StepRecreate, provision.Infrastructure, "slice t-2 is STOPPED"},
 	} {
 		t.Run(row.story, func(t *testing.T) {
-			got := qr.Decide(row.sight)
-			if got.Step != row.step || got.Loss != row.loss {
-				t.Errorf("got %q for %q (%s), want %q for %q", got.Step, got.Loss, got.Why, row.step, row.loss)
-			}
-			if got.Loss != qr.NoLoss && got.Why == "" {
-				t.Error("a loss without a word why")
+			want := provision.Decision{Step: row.step, Loss: row.loss, Why: row.why}
+			if got := provision.Decide(row.sight); got != want {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}
@@ -89,15 +110,15 @@ func TestDecideNeverActsOnTheUnknown(t *testing.T) {
 	healths := []string{"", "HEALTH_UNSPECIFIED", "HEALTHY", "TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"}
 	for _, state := range states {
 		for _, health := range healths {
-			for _, reach := range []qr.Reach{qr.Untried, qr.Answers, qr.Silent} {
-				sight := qr.Sight{State: "ACTIVE", Existed: true, Slices: four(state, health, reach)}
-				if d := qr.Decide(sight); d.Step != qr.StepWait && d.Step != qr.StepUse {
+			for _, reach := range []provision.Reach{provision.Untried, provision.Answers, provision.Silent} {
+				sight := sees(four("ACTIVE", state, health), reach)
+				if d := provision.Decide(sight); d.Step != provision.StepWait && d.Step != provision.StepUse {
 					t.Errorf("%q %q %q: %+v at once", state, health, reach, d)
-				} else if usable := state == "READY" && (health == "" || health[0] == 'H') && reach == qr.Answers; usable != (d.Step == qr.StepUse) {
+				} else if usable := state == "READY" && (health == "" || health[0] == 'H') && reach == provision.Answers; usable != (d.Step == provision.StepUse) {
 					t.Errorf("%q %q %q: %+v", state, health, reach, d)
 				}
 				sight.Overdue = true
-				if d := qr.Decide(sight); d.Step == qr.StepWait && d.Loss != qr.NoLoss {
+				if d := provision.Decide(sight); d.Step == provision.StepWait && d.Loss != provision.NoLoss {
 					t.Errorf("%q %q %q: it is waited for for ever: %+v", state, health, reach, d)
 				}
 			}
@@ -126,8 +147,11 @@ func TestResetRebootsAndReports(t *testing.T) {
 
 func TestSightNamesSlicesThatAreNotListed(t *testing.T) {
 	r := qr.Resource{State: "ACTIVE", Nodes: []string{"t-0", "t-1"}, Slices: []qr.SliceState{{Name: "t-1", State: "READY", Health: "HEALTHY"}}}
-	got := r.Sight(func(string) qr.Reach { return qr.Silent })
-	want := []qr.SliceSight{{Name: "t-0", Reach: qr.Silent}, {Name: "t-1", State: "READY", Health: "HEALTHY", Reach: qr.Silent}}
+	got := r.Sight(func(string) provision.Reach { return provision.Silent })
+	want := []provision.SliceSight{
+		{Name: "t-0", State: "slice t-0 is gone", Loss: provision.Infrastructure, Reach: provision.Silent},
+		{Name: "t-1", State: "slice t-1 is READY", Up: true, Reach: provision.Silent},
+	}
 	if diff := cmp.Diff(want, got.Slices); diff != "" || !got.Existed {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

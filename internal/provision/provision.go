@@ -1,0 +1,234 @@
+// Package provision decides what to do about a resource that holds slices: wait for
+// it, use it, reboot its VMs, make it again, or give up. It knows no cloud. A provider
+// (package qr for queued resources) describes what it sees as a [Sight], in the words
+// of this package, and [Decide] is the only place that judges it.
+//
+// The package is pure: it reads nothing, waits for nothing and knows no time.
+package provision
+
+// A Life is where a resource stands:
+//
+//	absent → requested → waiting → provisioning → active ⇄ recovering
+//	              │          │           │           │
+//	              └──────────┴───────────┴───────────┴→ suspending → suspended → deleting → absent
+//	                                                 └→ failed
+//
+// From each of them somebody may delete it. A provider never leads a resource back
+// that is suspended or failed: it counts against the quota until it is deleted.
+type Life string
+
+// The stations of a resource.
+const (
+	Absent       Life = "absent"
+	Requested    Life = "requested"    // the provider has not yet accepted it
+	Waiting      Life = "waiting"      // for capacity; nothing exists, nothing is billed
+	Provisioning Life = "provisioning" // its slices are being made
+	Active       Life = "active"       // its slices exist, ready or not
+	Recovering   Life = "recovering"   // the provider itself restarts or replaces slices
+	Suspending   Life = "suspending"   // its slices are being taken away
+	Suspended    Life = "suspended"    // its slices were taken away
+	Failed       Life = "failed"
+	Deleting     Life = "deleting"
+)
+
+// Queued reports whether a resource of this life waits for its turn: it has no
+// slices yet and never had any.
+func (l Life) Queued() bool { return l == Requested || l == Waiting }
+
+// A Loss is why slices that were asked for cannot be used.
+type Loss string
+
+// The losses. A user wishes Removed; the others happen.
+const (
+	NoLoss         Loss = ""
+	Preempted      Loss = "preempted"
+	Maintenance    Loss = "maintenance"
+	Infrastructure Loss = "infrastructure"
+	Removed        Loss = "removed by a user"
+)
+
+// A Step is what to do next about a resource.
+type Step string
+
+// The steps. Decide takes none of them itself.
+const (
+	StepCreate   Step = "create"
+	StepWait     Step = "wait"     // it changes by itself
+	StepUse      Step = "use"      // every worker answers
+	StepReset    Step = "reset"    // reboot all VMs
+	StepRecreate Step = "recreate" // delete it, wait until it is gone, create it
+	StepGiveUp   Step = "give up"  // no step that is allowed here helps
+)
+
+// A Reach says whether the workers of a slice answer.
+type Reach string
+
+// What was seen of the workers of a slice.
+const (
+	Untried Reach = ""        // nobody has tried
+	Answers Reach = "answers" // every worker answers
+	Silent  Reach = "silent"  // some worker does not answer
+)
+
+// A Sight is all that is known about a resource at one moment.
+type Sight struct {
+	Kind   string // what the provider calls it: "queued resource"
+	Life   Life
+	Word   string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
+	Detail string // the provider's text of a failure
+
+	ByUser      bool // a user, and not the provider, brought it to this life
+	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
+
+	Slices []SliceSight // one for each slice that it has or ought to have
+
+	Existed bool // it was seen before, and this job did not delete it
+	Overdue bool // it has shown the same for longer than this life may last
+	Resets  int  // how many times it was reset since its slices last answered
+}
+
+// A SliceSight is what is known about one slice.
+type SliceSight struct {
+	Name  string
+	State string // one clause about its state: "slice t-1 is PREEMPTED"
+	Loss  Loss   // why it cannot be used, as the provider tells it; NoLoss if it can
+	Up    bool   // its VMs run, so that they can be rebooted
+	Reach Reach
+}
+
+// A Decision is what to do about a resource, and why.
+type Decision struct {
+	Step Step
+	Loss Loss
+	Why  string // one clause: "slice t-1 is PREEMPTED"
+}
+
+// Decide returns the next step for what s shows. The milder step comes first: what
+// may come right by itself is waited for, since a VM that boots, one that migrates and
+// one that is being taken away look the same. The caller says with s.Overdue when a
+// wait has lasted too long.
+func Decide(s Sight) Decision {
+	switch s.Life {
+	case Absent:
+		if s.Existed {
+			return Decision{StepGiveUp, Removed, "the " + s.Kind + " was deleted by somebody else"}
+		}
+		return Decision{Step: StepCreate}
+	case Provisioning:
+		return s.overdue(StepRecreate, s.whileMade())
+	case Active:
+		return s.active()
+	case Recovering:
+		// Deleting it now would throw away the capacity that the provider holds for it.
+		return s.overdue(StepRecreate, Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"})
+	case Suspending, Suspended:
+		return s.overdue(StepRecreate, s.suspended())
+	case Failed:
+		why := "the " + s.Kind + " " + s.Word
+		if s.Detail != "" {
+			why += ": " + s.Detail
+		}
+		return Decision{StepRecreate, Infrastructure, why}
+	case Deleting:
+		return Decision{StepWait, Removed, s.is()}
+	}
+	return s.overdue(StepGiveUp, Decision{Step: StepWait})
+}
+
+func (s Sight) is() string { return "the " + s.Kind + " is " + s.Word }
+
+// overdue turns a wait that has lasted too long into step.
+func (s Sight) overdue(step Step, d Decision) Decision {
+	if !s.Overdue || d.Step != StepWait {
+		return d
+	}
+	d.Step = step
+	if d.Loss == NoLoss {
+		d.Loss = Infrastructure
+	}
+	if d.Why == "" {
+		d.Why = s.is() + " for too long"
+	}
+	return d
+}
+
+// whileMade waits, and names a slice that is lost before all of them exist.
+func (s Sight) whileMade() Decision {
+	for _, slice := range s.Slices {
+		if slice.Loss == Preempted {
+			return slice.decide()
+		}
+	}
+	return Decision{Step: StepWait}
+}
+
+// suspended says who took the slices. A provider takes those that are reclaimable by
+// preempting them and others for maintenance; a user deletes them.
+func (s Sight) suspended() Decision {
+	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
+	if s.Life == Suspending {
+		d.Step = StepWait
+	}
+	if s.Reclaimable {
+		d.Loss = Preempted
+	}
+	for _, slice := range s.Slices {
+		if slice.Loss == Preempted {
+			d.Loss, d.Why = Preempted, slice.State
+		}
+	}
+	if s.ByUser {
+		d.Loss, d.Why = Removed, "a user took the slices of the "+s.Kind
+		if d.Step != StepWait {
+			d.Step = StepGiveUp
+		}
+	}
+	return d
+}
+
+// active returns the decision about the slice that needs the hardest step.
+func (s Sight) active() Decision {
+	worst := Decision{Step: StepUse}
+	for _, slice := range s.Slices {
+		if d := s.activeSlice(slice); rank(d) > rank(worst) {
+			worst = d
+		}
+	}
+	return worst
+}
+
+func (s Sight) activeSlice(slice SliceSight) Decision {
+	d := slice.decide()
+	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // without a loss, its workers were not tried yet
+		return d
+	}
+	// Only VMs that run can be rebooted, and a second reboot helps no more than the
+	// first one.
+	if slice.Up && d.Loss == Infrastructure && s.Resets == 0 {
+		d.Step = StepReset
+		return d
+	}
+	d.Step = StepRecreate
+	return d
+}
+
+// decide returns the decision about one slice of a resource that lives.
+func (s SliceSight) decide() Decision {
+	switch {
+	case s.Loss != NoLoss:
+		return Decision{StepWait, s.Loss, s.State}
+	case s.Reach == Answers:
+		return Decision{Step: StepUse}
+	case s.Reach == Silent:
+		return Decision{StepWait, Infrastructure, s.State + ", but its workers do not all answer"}
+	}
+	return Decision{Step: StepWait}
+}
+
+// rank orders decisions about single slices. The resource as a whole needs the hardest
+// step; of two equal steps, the clearer loss is told.
+func rank(d Decision) int {
+	steps := map[Step]int{StepUse: 0, StepWait: 1, StepReset: 2, StepRecreate: 3}
+	losses := map[Loss]int{NoLoss: 0, Infrastructure: 1, Maintenance: 2, Preempted: 3}
+	return 4*steps[d.Step] + losses[d.Loss]
+}
