@@ -155,7 +155,7 @@ func troubles() []trouble {
 		story: "the disk of a home is full", netns: true,
 		faults: []string{"worker-disk-space worker=1"},
 		status: 69,
-		says:   "multihost: error: sync: 1 of 2 workers failed: s0w1: sync to worker (plan): cannot write ~/.multihost/sync/RUN: cat: write error: No space left on device\n" + freeDisk,
+		says:   "multihost: error: sync: 1 of 2 workers failed: s0w1: sync to worker (plan): cannot write ~/.multihost/sync/RUN: gzip: stdout: No space left on device\n" + freeDisk,
 	}, {
 		story: "the output fills the disk", netns: true,
 		faults:  []string{"worker-disk-space worker=1 bytes=40000000"},
