@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"multihost/internal/testkit"
@@ -81,4 +82,38 @@ func TestManifestsInPieces(t *testing.T) {
 	}
 	write(t, dir, map[string]string{"new": "2"})
 	sync("r10")
+}
+
+// A manifest that is put together from an earlier one and has no room on the disk is
+// told as that, whether or not a part of it is new.
+func TestAManifestWithoutRoomIsTold(t *testing.T) {
+	t.Parallel()
+	dir, w, cache := t.TempDir(), newWorker(t), t.TempDir()
+	scan := func() *Tree {
+		tree, err := Scan(t.Context(), Options{Dir: dir, Cache: cache})
+		testkit.Must(t, err)
+		t.Cleanup(func() { tree.Close() })
+		return tree
+	}
+	full := func(tree *Tree, run string) {
+		t.Helper()
+		state := filepath.Join(w.home, ".multihost/sync", run)
+		testkit.Must(t, os.MkdirAll(state, 0o700))
+		testkit.Must(t, os.Symlink("/dev/full", filepath.Join(state, "manifest."+tree.Digest)))
+		_, err := tree.Push(t.Context(), w, run)
+		for _, want := range []string{"cannot write ~/.multihost/sync/" + run, "No space left on device"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", run, err, want)
+			}
+		}
+	}
+	for i := range 200 {
+		write(t, dir, map[string]string{fmt.Sprintf("module%d.py", i): noise(i, 32)})
+	}
+	first := scan()
+	_, err := first.Push(t.Context(), w, "first")
+	testkit.Must(t, err)
+	full(scan(), "same")
+	write(t, dir, map[string]string{"new.py": noise(1, 2000)})
+	full(scan(), "more")
 }

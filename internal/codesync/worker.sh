@@ -149,12 +149,13 @@ take_manifest() {
 # put_together PIECE...: writes the pieces to stdout; the new bytes are on stdin.
 put_together() {
 	local piece old=$home/.multihost/sync/$token/manifest
+	[[ -f $old ]] || old=/dev/null # the digest will not match
 	for piece; do
 		case $piece in
 		0+*) head -c "${piece#*+}" -- "$old" ;;
-		*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" | head -c "${piece#*+}" ;;
+		*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" 2>/dev/null | head -c "${piece#*+}" ;;
 		*) head -c "$piece" ;;
-		esac 2>/dev/null
+		esac || return
 	done
 }
 
