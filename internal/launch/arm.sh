@@ -32,8 +32,10 @@ main() {
   error=$(exec mkdir -p -- "$dir" 2>&1) || fail "$error"
   say boot "$boot"
   mapfile -t lines < <(exec stat -f -c '%t:%i:%b:%S %a %b %S' -- "$home" "$index" 2>/dev/null)
-  say disk output "${lines[0]#* }"
-  if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
+  if ((${#lines[@]} == 2)); then # else one of them does not tell, and none is reported
+    say disk output "${lines[0]#* }"
+    if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
+  fi
   error=$(unpack "$dir" "$@" 2>&1) || abandon "$dir" "write below $dir: ${error##*$'\n'}"
   if [[ -s $dir/secrets ]]; then secrets "$dir"; fi
 
