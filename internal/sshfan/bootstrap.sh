@@ -3,9 +3,9 @@
 # the first SIZE bytes of stdin are the script, compressed. The worker keeps that script,
 # unless DIGEST is "-". If SIZE is negative, the kept script is run. It must have the
 # length -SIZE; the runner compared its hash when it connected (see clock.go).
-# environment.sh runs before this script. A script that is kept already is not written
-# again, because another runner may be reading it. Put comments here only: the rest is
-# part of each command line.
+# environment.sh runs before this script. A script is put in place whole, by a rename:
+# another runner, or another worker that shares the home, may be reading it. Put comments
+# here only: the rest is part of each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2 > 0)); then
@@ -13,7 +13,7 @@ if (($2 > 0)); then
   [[ $3 == - ]] || {
     [[ -d ${1%/*} ]] || { mkdir -p "${1%/kit/*}" && mkdir -m 700 "${1%/*}"; }
     IFS= read -r -d '' k <"$1"
-    [[ $k == "$s" ]] || printf %s "$s" >"$1" || rm -f "$1"
+    [[ $k == "$s" ]] || { printf %s "$s" >"$1.$$" && mv -f "$1.$$" "$1"; } || rm -f "$1.$$"
     k=("${1%/*}"/*)
     # shellcheck disable=SC2012 # names are hexadecimal
     ((${#k[@]} < 100)) || (cd "${1%/*}" && ls -t | tail -n +50 | xargs rm -f)
