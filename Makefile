@@ -8,8 +8,8 @@ FUZZTIME   ?= 10s
 LIMIT      ?= 80m
 # RUN names the tests of `make race`; none: all.
 RUN        ?=
-# RERUN is of how many failed tests, and the tests around them, `make test` tries each
-# once more, alone, and says so. More of them fail at once. None: no test is tried twice.
+# RERUN=N: if at most N tests have failed, `make test` runs each of them once more, alone,
+# and names them. If more have failed, or without RERUN, no test runs twice.
 RERUN      ?=
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
