@@ -39,7 +39,7 @@ type ailment struct {
 }
 
 // fault plants a fault of the simulator.
-func fault(text string) func(*testing.T, *troubleLab) {
+func withFault(text string) func(*testing.T, *troubleLab) {
 	return func(t *testing.T, l *troubleLab) {
 		t.Helper()
 		f, err := sim.ParseFault(text)
@@ -191,24 +191,24 @@ func TestDoctorsCuresCure(t *testing.T) {
 		},
 		check: doctor.CheckLogin, level: doctor.Warning, says: "not in the metadata of the slice of t-0, t-1", cure: "multihost doctor --fix --tpu-prefix=t",
 	}, {
-		story: "an API is not enabled", plant: fault("api-disabled service=tpu.googleapis.com"), status: 77,
+		story: "an API is not enabled", plant: withFault("api-disabled service=tpu.googleapis.com"), status: 77,
 		check: doctor.CheckAPIs, level: doctor.Error, says: "tpu.googleapis.com is not enabled", cure: "gcloud services enable tpu.googleapis.com --project=multihost-sim",
 	}, {
-		story: "a permission is lacking", plant: fault("permission-denied permission=tpu.nodes.create n=all"),
+		story: "a permission is lacking", plant: withFault("permission-denied permission=tpu.nodes.create n=all"),
 		check: doctor.CheckPermissions, level: doctor.Warning, says: "tpu.nodes.create lacking, for qr create and job; roles/tpu.admin has it",
 		cure: "gcloud projects add-iam-policy-binding multihost-sim --member=user:you@multihost.example --role=roles/tpu.admin",
 	}, {
 		story: "there is no network yet", plant: func(*testing.T, *troubleLab) {},
 		check: doctor.CheckNetwork, level: doctor.Warning, says: "no network mtu9k", cure: "multihost network create mtu9k",
 	}, {
-		story: "a quota is too small", plant: fault("quota cores=24"), args: []string{"--tpu-type=v4-16"},
+		story: "a quota is too small", plant: withFault("quota cores=24"), args: []string{"--tpu-type=v4-16"},
 		check: doctor.CheckQuota, level: doctor.Warning, says: `a v4-16 needs 16 cores; .* on demand 24 \(16 held\)`,
 		cure: "gcloud beta quotas preferences create --service=tpu.googleapis.com --quota-id=TPUV4sPodPerProjectPerZoneForTPUAPI --preferred-value=32 --dimensions='zone=us-central2-b' --email=you@multihost.example --project=multihost-sim",
 	}, {
 		story: "a dead request holds quota", args: []string{"--tpu-type=v4-16"},
 		plant: func(t *testing.T, l *troubleLab) {
-			fault("quota cores=32")(t, l)
-			fault("qr-failed qr=dead")(t, l)
+			withFault("quota cores=32")(t, l)
+			withFault("qr-failed qr=dead")(t, l)
 			typing("multihost qr create dead --node-id=dead --tpu-type=v4-8")(t, l)
 			waitUntil(t, "the request has failed", func() bool {
 				return slicesContain(l.server.Status().Queued, func(q sim.QueuedStatus) bool { return q.ID == "dead" && q.State == "FAILED" })
@@ -248,7 +248,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckLogin, level: doctor.Warning, says: `the key is not in the metadata of the slice \(keys of the project are blocked\) of t-1 yet`,
 		cure: "multihost doctor --fix --tpu-prefix=t",
 	}, {
-		story: "a host key has changed", plant: fault("worker-rotate-host-keys node=t-1 worker=0"), args: slices, status: 77,
+		story: "a host key has changed", plant: withFault("worker-rotate-host-keys node=t-1 worker=0"), args: slices, status: 77,
 		check: doctor.CheckHostKeys, level: doctor.Error, says: "^s1w0 .*host key", cure: "multihost hostkey forget s0w0 --tpu-prefix=t-1",
 	}, {
 		story: "a run holds the TPU", args: slices,
@@ -287,24 +287,24 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckVersions, level: doctor.Warning, says: `^s1w0 jax differs: 0\.6\.0 on s0w0, 0\.5\.9 on s1w0`,
 		cure: "multihost exec --tpu-prefix=t --workers=s1w0 -- python3 -m pip install 'jax==0.6.0'",
 	}, {
-		story: "a program of preflight is not installed", plant: fault("worker-missing node=t-1 worker=0 setting=numactl"), args: slices,
+		story: "a program of preflight is not installed", plant: withFault("worker-missing node=t-1 worker=0 setting=numactl"), args: slices,
 		check: doctor.CheckSettings, level: doctor.Warning, says: "^s1w0 numactl is not installed",
 		cure: "multihost preflight apply --install --tpu-prefix=t",
 	}, {
-		story: "a clock is off", plant: fault("worker-clock node=t-1 worker=0 duration=1h"), args: second,
+		story: "a clock is off", plant: withFault("worker-clock node=t-1 worker=0 duration=1h"), args: second,
 		check: doctor.CheckClock, level: doctor.Warning, says: "^s0w0 1h00m ahead of this machine's",
 		cure: "multihost exec --tpu-prefix=t-1 --sudo -- systemctl restart chrony",
 	}, {
 		story: "guest attributes are switched off", plant: func(t *testing.T, l *troubleLab) {
-			fault("no-guest-attributes node=*")(t, l)
+			withFault("no-guest-attributes node=*")(t, l)
 			testkit.Must(t, os.Remove(filepath.Join(l.dir, ".local/state/multihost/hostkeys.json")))
 		}, args: second,
 		check: doctor.CheckHostKeys, level: doctor.Warning, says: `^s0w0 the API does not tell the keys`,
 	}, {
-		story: "a worker refuses connections", plant: fault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=5s"), status: 69,
+		story: "a worker refuses connections", plant: withFault("worker-unreachable node=t-1"), args: append(slices, "--connect-timeout=5s"), status: 69,
 		check: doctor.CheckSSH, level: doctor.Error, says: "^s1w0 connect.*refused",
 	}, {
-		story: "a chip is missing", plant: fault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: []string{"--tpu-prefix=t-0"}, status: 76,
+		story: "a chip is missing", plant: withFault("worker-missing node=t-0 worker=0 setting=/dev/accel3"), args: []string{"--tpu-prefix=t-0"}, status: 76,
 		check: doctor.CheckDevices, level: doctor.Error, says: "^s0w0 3 TPU devices, 4 expected", beyond: true,
 		cure: "multihost exec --tpu-prefix=t-0 --sudo -- systemctl reboot",
 	}} {
@@ -451,7 +451,7 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 	for _, a := range []ailment{{
 		story: "what is kept to send less fills a disk", args: args,
 		plant: func(t *testing.T, l *troubleLab) {
-			fault("worker-disk-space node=t-1 worker=0 bytes=40000000")(t, l)
+			withFault("worker-disk-space node=t-1 worker=0 bytes=40000000")(t, l)
 			typing(`multihost exec --tpu-prefix=t --workers=s1w0 "--command=mkdir -p ~/.multihost/store; head -c 38000000 /dev/zero >~/.multihost/store/fill"`)(t, l)
 		},
 		check: doctor.CheckDisk, level: doctor.Warning, says: "^s1w0 the disk of the home is more than nine tenths full",

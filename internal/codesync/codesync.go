@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/sshfan"
 )
 
@@ -176,6 +177,9 @@ type DirError struct {
 
 func (e *DirError) Error() string { return fmt.Sprintf("sync directory %q: %s", e.Dir, e.Reason) }
 
+// Fault returns fault.IO.
+func (e *DirError) Fault() fault.Kind { return fault.IO }
+
 // Hint says what to do about it.
 func (e *DirError) Hint() string { return e.hint }
 
@@ -186,6 +190,9 @@ type FileError struct {
 }
 
 func (e *FileError) Error() string { return fmt.Sprintf("read %q: %v", e.Path, e.Err) }
+
+// Fault returns fault.IO.
+func (e *FileError) Fault() fault.Kind { return fault.IO }
 
 func (e *FileError) Unwrap() error { return e.Err }
 
@@ -202,9 +209,9 @@ func (e *FileError) Hint() string {
 
 var (
 	// ErrChanging reports a file that changed each time it was read.
-	ErrChanging = errors.New("changes while it is read")
+	ErrChanging = fault.New(fault.IO, "changes while it is read")
 	// ErrStalled reports a worker that neither took nor answered a byte for Options.Stall.
-	ErrStalled = errors.New("no progress")
+	ErrStalled = fault.New(fault.Unavailable, "no progress")
 )
 
 // InUseError says that a run of that name is active on a worker, or about to start there,
@@ -220,6 +227,9 @@ func (e *InUseError) Error() string {
 	}
 	return fmt.Sprintf("a run of that name, of %s, lives there on other code, which is left as it is", who)
 }
+
+// Fault returns fault.Unavailable.
+func (e *InUseError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint says what to type.
 func (e *InUseError) Hint() string {
@@ -246,6 +256,9 @@ func (e *ForeignError) Error() string {
 	return fmt.Sprintf("~/%s has files that no run brought there; they are left as they are", e.Run)
 }
 
+// Fault returns fault.Configuration.
+func (e *ForeignError) Fault() fault.Kind { return fault.Configuration }
+
 // Hint says what to type.
 func (e *ForeignError) Hint() string {
 	other := "to have a directory of its own for the run: --run-name=NAME"
@@ -262,3 +275,6 @@ type WorkerError struct {
 }
 
 func (e *WorkerError) Error() string { return fmt.Sprintf("sync to worker (%s): %s", e.Step, e.Reason) }
+
+// Fault returns fault.Unavailable.
+func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }

@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"multihost/internal/fault"
 	"multihost/internal/tpu"
 )
 
@@ -321,6 +322,9 @@ func (e *ProfileError) Error() string {
 	}
 	return text
 }
+
+// Fault returns fault.Usage.
+func (e *ProfileError) Fault() fault.Kind { return fault.Usage }
 
 // Hint names the profiles that exist.
 func (e *ProfileError) Hint() string {

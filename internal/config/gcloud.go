@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"gopkg.in/ini.v1"
+
+	"multihost/internal/fault"
 )
 
 // A Lookup finds an environment variable, as os.LookupEnv does.
@@ -339,6 +341,9 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("read %q: %v", e.Path, e.Err)
 }
 
+// Fault returns fault.Configuration.
+func (e *FileError) Fault() fault.Kind { return fault.Configuration }
+
 // Hint returns what to type, or "".
 func (e *FileError) Hint() string { return e.Advice }
 
@@ -354,6 +359,9 @@ type ConfigurationError struct {
 func (e *ConfigurationError) Error() string {
 	return fmt.Sprintf("gcloud configuration %q: does not exist", e.Name)
 }
+
+// Fault returns fault.Configuration.
+func (e *ConfigurationError) Fault() fault.Kind { return fault.Configuration }
 
 // Hint names the configurations that exist.
 func (e *ConfigurationError) Hint() string {

@@ -24,6 +24,7 @@ import (
 	storage "google.golang.org/api/storage/v1"
 
 	"multihost/internal/config"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
@@ -74,7 +75,7 @@ func (b *Bucket) Objects(j Job) []string {
 }
 
 // ErrNoRun means that the bucket has no such run.
-var ErrNoRun = errors.New("no such run in the bucket")
+var ErrNoRun = fault.New(fault.Unavailable, "no such run in the bucket")
 
 // An ExistsError says that the name of a run is taken, or that another start of the run
 // has replaced this one.
@@ -87,6 +88,9 @@ func (e *ExistsError) Error() string {
 	}
 	return text
 }
+
+// Fault returns fault.Unavailable.
+func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads what the workers of a start need: the kit's files, and the code that
 // write writes, if write is not nil. It then makes this start the current one by writing

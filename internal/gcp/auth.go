@@ -16,6 +16,8 @@ import (
 	"golang.org/x/oauth2/google"
 	"google.golang.org/api/impersonate"
 	"google.golang.org/api/option"
+
+	"multihost/internal/fault"
 )
 
 const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
@@ -43,6 +45,9 @@ func (e *CredentialsError) Error() string {
 
 // Unwrap returns the cause.
 func (e *CredentialsError) Unwrap() error { return e.Err }
+
+// Fault returns fault.Permission.
+func (e *CredentialsError) Fault() fault.Kind { return fault.Permission }
 
 // Hint returns the command to type.
 func (e *CredentialsError) Hint() string {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/googleapis/gax-go/v2/apierror"
 	"google.golang.org/api/googleapi"
+
+	"multihost/internal/fault"
 )
 
 // A Class says what kind of failure an error is, for code that has to act on it.
@@ -58,6 +60,21 @@ func (c Class) String() string {
 	return classNames[c]
 }
 
+// Fault returns the kind of a class: fault.Unknown for Unknown.
+func (c Class) Fault() fault.Kind {
+	switch c {
+	case Permission, Unauthenticated:
+		return fault.Permission
+	case Quota, Capacity, Timeout:
+		return fault.Temporary
+	case NotFound, AlreadyExists, Conflict, Unavailable:
+		return fault.Unavailable
+	case Invalid:
+		return fault.Usage
+	}
+	return fault.Unknown
+}
+
 // An Error is a failed call, described in one line. It wraps the client library's
 // error.
 type Error struct {
@@ -96,9 +113,12 @@ func (e *Error) Error() string {
 // Unwrap returns the client library's error.
 func (e *Error) Unwrap() error { return e.err }
 
+// Fault returns the kind of the error's class.
+func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
+
 // ErrPartial says that the API could not reach everything that it had to list. Items
 // that are missing from the list may still exist.
-var ErrPartial = errors.New("the API could not list everything")
+var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
 
 // An OperationError is the error with which a long-running operation ended.
 type OperationError struct {
@@ -125,6 +145,9 @@ func (e *OperationError) Error() string {
 	}
 	return fmt.Sprintf("%s (%s)", msg, strings.Join(marks, ", "))
 }
+
+// Fault returns the kind of the error's class.
+func (e *OperationError) Fault() fault.Kind { return e.class().Fault() }
 
 // newError makes an *Error from the error of a client library. An error that no
 // server sent keeps its own text.
@@ -206,6 +229,14 @@ func ClassOf(err error) Class {
 		return Unavailable
 	}
 	return Unknown
+}
+
+// FaultOf is fault.Of for errors that may come from a client library unwrapped.
+func FaultOf(err error) fault.Kind {
+	if kind := fault.Of(err); kind != fault.Unknown {
+		return kind
+	}
+	return ClassOf(err).Fault()
 }
 
 // retryable reports whether another try of the same request can succeed.

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A ReadOnlyError is a request that a Client with Config.ReadOnly did not send,
@@ -19,6 +21,9 @@ type ReadOnlyError struct {
 func (e *ReadOnlyError) Error() string {
 	return fmt.Sprintf("%s %s was not sent: it changes something, and this is a dry run", e.Method, e.URL)
 }
+
+// Fault returns fault.Internal.
+func (e *ReadOnlyError) Fault() fault.Kind { return fault.Internal }
 
 // reads lists the path suffixes of POST requests that only read. Every other request
 // but GET and HEAD may change something.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"multihost/internal/fault"
+	"multihost/internal/gcp"
 	"multihost/internal/provision"
 )
 
@@ -41,6 +43,15 @@ func (f *Failure) Error() string {
 
 // Unwrap returns the error behind it, or nil.
 func (f *Failure) Unwrap() error { return f.Err }
+
+// Fault returns fault.Temporary for a stall, otherwise the kind of the error behind it, or
+// fault.Unavailable without one.
+func (f *Failure) Fault() fault.Kind {
+	if f.Cause == Stall {
+		return fault.Temporary
+	}
+	return known(gcp.FaultOf(f.Err))
+}
 
 // Budget is how many further attempts a run may make.
 type Budget struct {

@@ -20,6 +20,7 @@ import (
 
 	"multihost/internal/detach"
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
 	"multihost/internal/network"
@@ -162,6 +163,9 @@ func (e *Interrupted) Error() string {
 	return "ended by signal " + e.Signal.String()
 }
 
+// Fault returns fault.Interrupted.
+func (e *Interrupted) Fault() fault.Kind { return fault.Interrupted }
+
 // Stage names the step of a run in which workers failed.
 type Stage string
 
@@ -217,6 +221,36 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// Fault returns the kind of the error. What is wrong with the command line or a setting
+// counts more than the stage at which it is found; a stage without a kind of its own has
+// that of the cause.
+func (e *Error) Fault() fault.Kind {
+	cause := gcp.FaultOf(e.Err)
+	if cause == fault.Usage || cause == fault.Configuration {
+		return cause
+	}
+	switch e.Stage {
+	case StageSettings, StageSkew, StageVenv:
+		return fault.Preflight
+	case StageTimeout, StageStall:
+		return fault.Temporary
+	case StageLocal, StageScan:
+		return fault.IO
+	case StageInput:
+		return fault.Usage
+	}
+	return known(cause)
+}
+
+// known returns kind, or fault.Unavailable if kind does not say what failed: what a run
+// does, it does with workers and APIs.
+func known(kind fault.Kind) fault.Kind {
+	if kind == fault.Unknown || kind == fault.Internal {
+		return fault.Unavailable
+	}
+	return kind
+}
 
 // Hint says what to do next.
 func (e *Error) Hint() string {

@@ -1,23 +1,24 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"multihost/internal/fault"
 )
 
 var (
 	// ErrAlreadyStarted: Arm returns it when this attempt of the run was started before.
-	ErrAlreadyStarted = errors.New("was started before")
+	ErrAlreadyStarted = fault.New(fault.Unavailable, "was started before")
 	// ErrNotStarted: Release returns it when the command was not started and never will be.
-	ErrNotStarted = errors.New("was not started")
+	ErrNotStarted = fault.New(fault.Unavailable, "was not started")
 	// ErrUnknownRun is returned when the worker knows no such run.
-	ErrUnknownRun = errors.New("no such run on this worker")
+	ErrUnknownRun = fault.New(fault.Unavailable, "no such run on this worker")
 	// ErrStillRuns: Sweep returns it when the run has not ended.
-	ErrStillRuns = errors.New("still runs")
+	ErrStillRuns = fault.New(fault.Unavailable, "still runs")
 	// ErrTruncated: every *TruncatedError matches it.
-	ErrTruncated = errors.New("output on the worker is shorter than what was already received")
+	ErrTruncated = fault.New(fault.Unavailable, "output on the worker is shorter than what was already received")
 )
 
 // BusyError says that another run lives on the worker.
@@ -38,6 +39,9 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("start on %s: run %q of %s (login %s) has been on the worker for %s",
 		e.Worker, e.Info.Run, who, e.Info.Login, e.Info.Age().Round(time.Second))
 }
+
+// Fault returns fault.Unavailable.
+func (e *BusyError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command to type.
 func (e *BusyError) Hint() string {
@@ -74,6 +78,9 @@ type CodeError struct {
 // Error implements error.
 func (e *CodeError) Error() string { return e.Worker + ": " + e.Cause() }
 
+// Fault returns fault.Unavailable.
+func (e *CodeError) Fault() fault.Kind { return fault.Unavailable }
+
 // Cause returns the error without the worker's name.
 func (e *CodeError) Cause() string {
 	if e.Owner == "" {
@@ -103,6 +110,9 @@ func (e *TruncatedError) Error() string {
 	return fmt.Sprintf("follow output on %s: %v: %d bytes there, %d here", e.Worker, ErrTruncated, e.Size, e.Offset)
 }
 
+// Fault returns fault.Unavailable.
+func (e *TruncatedError) Fault() fault.Kind { return fault.Unavailable }
+
 // Is makes errors.Is(err, ErrTruncated) true.
 func (e *TruncatedError) Is(target error) bool { return target == ErrTruncated }
 
@@ -116,6 +126,9 @@ type RemoteError struct {
 func (e *RemoteError) Error() string {
 	return fmt.Sprintf("%s on %s: %s", e.Op, e.Worker, e.Text)
 }
+
+// Fault returns fault.Unavailable.
+func (e *RemoteError) Fault() fault.Kind { return fault.Unavailable }
 
 // Cause returns the error without the worker's name.
 func (e *RemoteError) Cause() string { return e.Op + ": " + e.Text }
@@ -142,6 +155,15 @@ func (e *SecretError) Cause() string {
 		return fmt.Sprintf("read %s: %s", what, e.Text)
 	}
 	return fmt.Sprintf("read %s: HTTP status %d: %s", what, e.Status, e.Text)
+}
+
+// Fault returns fault.Permission if the worker may not read the secret, otherwise
+// fault.Unavailable.
+func (e *SecretError) Fault() fault.Kind {
+	if e.Status == 403 {
+		return fault.Permission
+	}
+	return fault.Unavailable
 }
 
 // Hint returns the command to type; "" when there is none.
@@ -189,6 +211,9 @@ func (e *HoldersError) Error() string {
 	}
 	return b.String()
 }
+
+// Fault returns fault.Unavailable.
+func (e *HoldersError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command to type.
 func (e *HoldersError) Hint() string {

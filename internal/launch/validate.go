@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // An InputError says why no worker can start a command or use an environment.
@@ -12,6 +14,9 @@ type InputError struct {
 }
 
 func (e *InputError) Error() string { return e.text }
+
+// Fault returns fault.Usage.
+func (e *InputError) Fault() fault.Kind { return fault.Usage }
 
 // Hint returns what to type instead; "" when the error itself says it.
 func (e *InputError) Hint() string { return e.hint }

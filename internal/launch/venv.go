@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"multihost/internal/config"
+	"multihost/internal/fault"
 	"multihost/internal/sshfan"
 )
 
@@ -69,6 +70,9 @@ type VenvError struct {
 
 // Error implements error.
 func (e *VenvError) Error() string { return e.Worker + ": " + e.Cause() }
+
+// Fault returns fault.Preflight.
+func (e *VenvError) Fault() fault.Kind { return fault.Preflight }
 
 // Cause returns the error without the worker's name.
 func (e *VenvError) Cause() string {

@@ -39,6 +39,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/sshfan"
 )
@@ -190,6 +191,9 @@ type RightError struct {
 }
 
 func (e *RightError) Error() string { return e.Text }
+
+// Fault returns fault.Unavailable.
+func (e *RightError) Fault() fault.Kind { return fault.Unavailable }
 
 // Arm starts a watch with these terms on the worker, and finds out what the worker may
 // do. It may be repeated: a single watch runs, and the last terms count.

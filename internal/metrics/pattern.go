@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Pattern reads the step lines of a trainer that is not MaxText.
@@ -39,6 +41,9 @@ type PatternError struct {
 func (e *PatternError) Error() string {
 	return fmt.Sprintf("parse pattern of step lines %q: %s", e.Pattern, e.Why)
 }
+
+// Fault returns fault.Usage.
+func (e *PatternError) Fault() fault.Kind { return fault.Usage }
 
 // Hint says what to type instead.
 func (e *PatternError) Hint() string {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"multihost/internal/fault"
 	"multihost/internal/tpu"
 )
 
@@ -63,6 +64,9 @@ type UnpublishedError struct{ Preset string }
 func (e *UnpublishedError) Error() string {
 	return fmt.Sprintf("compare with %q: no figures of that name were published", e.Preset)
 }
+
+// Fault returns fault.Usage.
+func (e *UnpublishedError) Fault() fault.Kind { return fault.Usage }
 
 // Hint lists the names that exist.
 func (e *UnpublishedError) Hint() string { return "there are " + strings.Join(Published(), ", ") }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/sshfan"
 )
@@ -46,6 +47,9 @@ func (e *MismatchError) Error() string {
 
 // Class implements the interface that gcp.ClassOf uses.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
+
+// Fault returns the kind of its class.
+func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint says how to get the wanted resource, and for a network how to use the existing
 // one.
@@ -133,6 +137,9 @@ func (e *MissingError) Error() string { return fmt.Sprintf("network %q: not foun
 // Class implements the interface that gcp.ClassOf uses.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
+// Fault returns the kind of its class.
+func (e *MissingError) Fault() fault.Kind { return e.Class().Fault() }
+
 // Hint returns the command that creates it.
 func (e *MissingError) Hint() string {
 	return "create it with: multihost network create " + e.Network
@@ -154,6 +161,9 @@ func (e *NotOursError) Error() string {
 
 // Class implements the interface that gcp.ClassOf uses.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
+
+// Fault returns the kind of its class.
+func (e *NotOursError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns gcloud's command that deletes it.
 func (e *NotOursError) Hint() string {
@@ -179,6 +189,9 @@ func (e *ForeignRulesError) Error() string {
 
 // Class implements the interface that gcp.ClassOf uses.
 func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
+
+// Fault returns the kind of its class.
+func (e *ForeignRulesError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns the command that deletes the rules.
 func (e *ForeignRulesError) Hint() string {
@@ -209,6 +222,9 @@ func (e *InUseError) Unwrap() error { return e.Err }
 // Class implements the interface that gcp.ClassOf uses.
 func (e *InUseError) Class() gcp.Class { return gcp.Conflict }
 
+// Fault returns the kind of its class.
+func (e *InUseError) Fault() fault.Kind { return e.Class().Fault() }
+
 // Hint says what to delete first.
 func (e *InUseError) Hint() string {
 	for _, u := range e.Users {
@@ -235,6 +251,9 @@ func (e *SlowOperationError) Error() string {
 
 // Class implements the interface that gcp.ClassOf uses.
 func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
+
+// Fault returns the kind of its class.
+func (e *SlowOperationError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns the command that shows the operation.
 func (e *SlowOperationError) Hint() string {

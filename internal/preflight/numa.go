@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"multihost/internal/fault"
 	"multihost/internal/tpu"
 )
 
@@ -40,6 +41,9 @@ type NUMAError struct {
 func (e *NUMAError) Error() string {
 	return fmt.Sprintf("bind to numa node 0 (--numa=%s): %s", e.Mode, e.Reason)
 }
+
+// Fault returns fault.Usage.
+func (e *NUMAError) Fault() fault.Kind { return fault.Usage }
 
 // Hint says what to type instead.
 func (e *NUMAError) Hint() string { return e.hint }

@@ -11,10 +11,10 @@ package preflight
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
+	"multihost/internal/fault"
 	"multihost/internal/sshfan"
 )
 
@@ -164,7 +164,7 @@ func (r Report) Failures() []Result {
 }
 
 // ErrNoReport means that the worker's answer was not the report of the script.
-var ErrNoReport = errors.New("no preflight report in the worker's answer")
+var ErrNoReport = fault.New(fault.Unavailable, "no preflight report in the worker's answer")
 
 // maxAnswer limits what is kept of a worker's answer, and flood what is read of it. A
 // report has a few kilobytes; a login script that prints without end must neither fill

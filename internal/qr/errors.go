@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
 
 // ErrNoGuestAttributes says that the API does not give a worker's host keys: guest
 // attributes are switched off, not written yet, or this account may not read them.
-var ErrNoGuestAttributes = errors.New("no host keys in guest attributes")
+var ErrNoGuestAttributes = fault.New(fault.Unavailable, "no host keys in guest attributes")
 
 // NotFound is the state of a StateError for a resource that does not exist.
 const NotFound = "NOT_FOUND"
@@ -36,6 +37,9 @@ type FlagError struct {
 
 func (e *FlagError) Error() string { return e.Err.Error() }
 
+// Fault returns fault.Usage.
+func (e *FlagError) Fault() fault.Kind { return fault.Usage }
+
 // Unwrap returns the error without the flags.
 func (e *FlagError) Unwrap() error { return e.Err }
 
@@ -50,6 +54,9 @@ func (e *InvalidError) Error() string {
 	}
 	return fmt.Sprintf("check queued resource %q: %s", e.ID, strings.Join(texts, "; "))
 }
+
+// Fault returns fault.Usage.
+func (e *InvalidError) Fault() fault.Kind { return fault.Usage }
 
 // Unwrap returns the single problems.
 func (e *InvalidError) Unwrap() []error {
@@ -84,6 +91,9 @@ func (e *ConflictError) Error() string {
 		e.ID, e.Owner, strings.Join(e.Differences, "; "))
 }
 
+// Fault returns fault.Unavailable.
+func (e *ConflictError) Fault() fault.Kind { return fault.Unavailable }
+
 // Hint returns the command to type.
 func (e *ConflictError) Hint() string {
 	return fmt.Sprintf("choose another name, or look at it with: multihost qr show %s", e.ID)
@@ -98,6 +108,9 @@ type OwnerError struct {
 func (e *OwnerError) Error() string {
 	return fmt.Sprintf("delete queued resource %q: it belongs to %s, not to run %s", e.ID, e.Owner, e.Want)
 }
+
+// Fault returns fault.Unavailable.
+func (e *OwnerError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command to type.
 func (e *OwnerError) Hint() string {
@@ -117,6 +130,9 @@ func (e *ZoneError) Error() string {
 
 // Unwrap returns the API's refusal.
 func (e *ZoneError) Unwrap() error { return e.Err }
+
+// Fault returns the kind of the API's refusal.
+func (e *ZoneError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
 
 // Hint returns what to type.
 func (e *ZoneError) Hint() string {
@@ -138,6 +154,9 @@ func (e *QuotaError) Error() string { return e.Err.Error() + "; " + e.Diagnosis 
 
 // Unwrap returns the API's refusal.
 func (e *QuotaError) Unwrap() error { return e.Err }
+
+// Fault returns the kind of the API's refusal.
+func (e *QuotaError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
 
 // Hint returns what to type.
 func (e *QuotaError) Hint() string { return e.command }
@@ -162,6 +181,9 @@ func (e *NodesError) Error() string {
 	return text
 }
 
+// Fault returns fault.Unavailable.
+func (e *NodesError) Fault() fault.Kind { return fault.Unavailable }
+
 // Unwrap returns the API's refusal.
 func (e *NodesError) Unwrap() error { return e.Err }
 
@@ -182,6 +204,9 @@ type LeftoverError struct {
 func (e *LeftoverError) Error() string {
 	return fmt.Sprintf("queued resource %q is gone, but slices of it still exist and are billed: %s", e.ID, strings.Join(e.Slices, ", "))
 }
+
+// Fault returns fault.Unavailable.
+func (e *LeftoverError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command that deletes the first of them.
 func (e *LeftoverError) Hint() string {
@@ -217,6 +242,14 @@ func (e *StateError) Error() string {
 		text += "; " + e.Diagnosis
 	}
 	return text
+}
+
+// Fault returns fault.Temporary without capacity or quota, otherwise fault.Unavailable.
+func (e *StateError) Fault() fault.Kind {
+	if e.NoCapacity() {
+		return fault.Temporary
+	}
+	return fault.Unavailable
 }
 
 func (e *StateError) meaning() string {
@@ -297,6 +330,9 @@ func (e *DeadlineError) Error() string {
 	}
 	return text
 }
+
+// Fault returns fault.Temporary.
+func (e *DeadlineError) Fault() fault.Kind { return fault.Temporary }
 
 // Unwrap returns the reason why the state could not be read.
 func (e *DeadlineError) Unwrap() error { return e.Err }

@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"multihost/internal/fault"
 )
 
 // A Filter is an expression in the language of gcloud's --filter:
@@ -45,6 +47,9 @@ type FilterError struct {
 func (e *FilterError) Error() string {
 	return fmt.Sprintf("parse filter %q: %s, at %q", e.Text, e.Problem, e.Text[e.At:])
 }
+
+// Fault returns fault.Usage.
+func (e *FilterError) Fault() fault.Kind { return fault.Usage }
 
 // Hint returns an example.
 func (e *FilterError) Hint() string {

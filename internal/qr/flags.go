@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/tpu"
 
 	"github.com/google/shlex"
@@ -208,6 +209,9 @@ type RefusedFlag struct{ name, reason, instead string }
 func (e *RefusedFlag) Error() string {
 	return fmt.Sprintf("--%s of gcloud is not supported: %s", e.name, e.reason)
 }
+
+// Fault returns fault.Usage.
+func (e *RefusedFlag) Fault() fault.Kind { return fault.Usage }
 
 // Hint returns what to type instead.
 func (e *RefusedFlag) Hint() string { return e.instead }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 
@@ -44,6 +45,14 @@ func (e *OSLoginError) Error() string {
 }
 
 func (e *OSLoginError) Unwrap() error { return e.Err }
+
+// Fault returns the kind of the API's refusal; fault.Unavailable if it has none.
+func (e *OSLoginError) Fault() fault.Kind {
+	if kind := gcp.FaultOf(e.Err); kind != fault.Unknown {
+		return kind
+	}
+	return fault.Unavailable
+}
 
 // Hint returns the command to type.
 func (e *OSLoginError) Hint() string {

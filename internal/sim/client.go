@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/sim/worker"
 )
 
@@ -70,8 +71,8 @@ func readState(dir string) (stateRecord, error) {
 // ErrNotRunning says that a directory has no running simulator, ErrRunning that it
 // already has one.
 var (
-	ErrNotRunning = errors.New("no simulator is running")
-	ErrRunning    = errors.New("a simulator is running already")
+	ErrNotRunning = fault.New(fault.Unavailable, "no simulator is running")
+	ErrRunning    = fault.New(fault.Unavailable, "a simulator is running already")
 )
 
 // A RefusedError says that a simulator refused a request, such as a fault for a node that
@@ -79,6 +80,9 @@ var (
 type RefusedError struct{ Text string }
 
 func (e *RefusedError) Error() string { return e.Text }
+
+// Fault returns fault.Usage.
+func (e *RefusedError) Fault() fault.Kind { return fault.Usage }
 
 // A Client controls a running simulator in this or another process.
 type Client struct {

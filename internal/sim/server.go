@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"multihost/internal/fault"
 	"multihost/internal/sim/worker"
 )
 
@@ -109,7 +110,7 @@ type Server struct {
 }
 
 // ErrClosed is the cause of everything that Close cancels.
-var ErrClosed = errors.New("simulator closed")
+var ErrClosed = fault.New(fault.Unavailable, "simulator closed")
 
 // Start starts a simulator, which runs until Close. It returns when the API answers and
 // the configured slices are ready, or when ctx is done; ctx limits only the start.

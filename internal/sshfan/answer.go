@@ -8,6 +8,8 @@ import (
 	"io"
 	"strings"
 	"sync"
+
+	"multihost/internal/fault"
 )
 
 // NewNonce returns a random word that marks the lines of one answer, so that output of a
@@ -40,7 +42,7 @@ const (
 
 // ErrFlood ends the session of a command whose answer is longer than maxAnswer, so that
 // nobody waits for an endless answer.
-var ErrFlood = fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
+var ErrFlood = fault.New(fault.Unavailable, fmt.Sprintf("it answers with more than %d MiB", maxAnswer>>20))
 
 // An Answer parses the output of one of our scripts as it arrives. A line in which a
 // word follows the nonce is a record. Other lines are kept only as far as they help to

@@ -4,51 +4,53 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 var (
 	// ErrConnectionLost reports that the connection ended while a command was running.
 	// The command may still run on the worker: ask the worker, do not start it again. If
 	// the error is also a *ConnectError, the command was not started.
-	ErrConnectionLost = errors.New("connection lost")
+	ErrConnectionLost = fault.New(fault.Unavailable, "connection lost")
 
 	// ErrNoStatus reports that the worker closed the session of a command
 	// without saying how it ended, on a connection that is still alive. sshd
 	// does so when the login shell was never started.
-	ErrNoStatus = errors.New("worker sent no exit status")
+	ErrNoStatus = fault.New(fault.Unavailable, "worker sent no exit status")
 
 	// ErrSilent is the reason when a connection was given up because the worker answered
 	// no keepalive.
-	ErrSilent = errors.New("worker does not answer keepalives")
+	ErrSilent = fault.New(fault.Unavailable, "worker does not answer keepalives")
 
 	// ErrNoHostKeys is the error of Host.Keys when the API knows no host keys of a
 	// worker. Its pin is used then. Without a pin, the first key is trusted.
-	ErrNoHostKeys = errors.New("host keys unknown to the API")
+	ErrNoHostKeys = fault.New(fault.Unavailable, "host keys unknown to the API")
 
 	// ErrKeyRefused reports that a worker, reached and verified, refuses our key for the
 	// login name. A VM that boots also does so, for some seconds.
-	ErrKeyRefused = errors.New("key refused")
+	ErrKeyRefused = fault.New(fault.Permission, "key refused")
 
 	// ErrBooting reports a worker that is up but lets in only root so far.
-	ErrBooting = errors.New("VM is still booting")
+	ErrBooting = fault.New(fault.Unavailable, "VM is still booting")
 
 	// ErrLoginRefused reports a worker that knows our key but refuses the login.
-	ErrLoginRefused = errors.New("login refused, though the key is known")
+	ErrLoginRefused = fault.New(fault.Permission, "login refused, though the key is known")
 
 	// ErrTooManySessions reports that sshd refused a further session on the
 	// connection (MaxSessions) for several seconds.
-	ErrTooManySessions = errors.New("worker refuses further sessions (MaxSessions of its sshd)")
+	ErrTooManySessions = fault.New(fault.Unavailable, "worker refuses further sessions (MaxSessions of its sshd)")
 
 	// ErrNoAgent reports an sshd that forwards no agents (AllowAgentForwarding).
 	// Cmd.LoginTo and Cmd.AgentSocket need that.
-	ErrNoAgent = errors.New("sshd forwards no agent for this login")
+	ErrNoAgent = fault.New(fault.Unavailable, "sshd forwards no agent for this login")
 
 	// ErrReadOnly reports a command that may change the worker, given to a Fleet with
 	// Config.ReadOnly. The command was not sent.
-	ErrReadOnly = errors.New("it may change the worker, and this is a dry run")
+	ErrReadOnly = fault.New(fault.Internal, "it may change the worker, and this is a dry run")
 
 	// ErrClosed reports the use of a Fleet or Conn after its Close.
-	ErrClosed = errors.New("connection closed by us")
+	ErrClosed = fault.New(fault.Unavailable, "connection closed by us")
 )
 
 // A Stage is the step at which connecting to a worker, or starting a command there,
@@ -121,6 +123,18 @@ func (e *ConnectError) Error() string {
 
 func (e *ConnectError) Unwrap() error { return e.Err }
 
+// Fault returns fault.Permission if the worker refuses our login or has another host key,
+// otherwise fault.Unavailable.
+func (e *ConnectError) Fault() fault.Kind { return stageKind(e.Stage, e.Err) }
+
+func stageKind(stage Stage, err error) fault.Kind {
+	var changed *HostKeyError
+	if stage == StageAuth || errors.As(err, &changed) {
+		return fault.Permission
+	}
+	return fault.Unavailable
+}
+
 // Hint says what the likely cause is and what to type, or is empty.
 func (e *ConnectError) Hint() string {
 	return e.hint
@@ -148,6 +162,9 @@ func (e *HostKeyError) Error() string {
 	return fmt.Sprintf("host key of %s %s: %s has %s, the machine offers %s",
 		e.Host, verb, e.Source, strings.Join(e.Known, ", "), e.Offered)
 }
+
+// Fault returns fault.Permission.
+func (e *HostKeyError) Fault() fault.Kind { return fault.Permission }
 
 // Hint says what may have happened and names the one command that accepts the
 // new key.
@@ -178,6 +195,9 @@ func (e *KnownHostsError) Error() string {
 	}
 	return fmt.Sprintf("read known hosts %q: line %d: %v", e.Path, e.Line, e.Err)
 }
+
+// Fault returns fault.Configuration.
+func (e *KnownHostsError) Fault() fault.Kind { return fault.Configuration }
 
 func (e *KnownHostsError) Unwrap() error { return e.Err }
 

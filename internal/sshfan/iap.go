@@ -21,6 +21,8 @@ import (
 	"unicode"
 
 	"github.com/coder/websocket"
+
+	"multihost/internal/fault"
 )
 
 // IAP opens TCP connections to instances that have no external address, through Google's
@@ -904,6 +906,9 @@ func (e *IAPError) Error() string {
 	}
 	return s + e.Err.Error()
 }
+
+// Fault returns fault.Unavailable.
+func (e *IAPError) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *IAPError) Unwrap() error { return e.Err }
 

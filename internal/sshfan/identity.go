@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+
+	"multihost/internal/fault"
 )
 
 // An Identity holds the key or keys that we log in with. It is safe for concurrent use:
@@ -40,6 +42,9 @@ func (e *IdentityError) Error() string {
 	return fmt.Sprintf("load private key %q: %v", e.Path, e.Err)
 }
 
+// Fault returns fault.Configuration.
+func (e *IdentityError) Fault() fault.Kind { return fault.Configuration }
+
 func (e *IdentityError) Unwrap() error { return e.Err }
 
 // Hint says what to type, or is empty.
@@ -49,10 +54,10 @@ func (e *IdentityError) Hint() string { return e.hint }
 var (
 	// ErrPassphrase reports that the key is encrypted and the passphrase is unknown or
 	// wrong. An agent may hold the key: see LoadAgentIdentity.
-	ErrPassphrase = errors.New("key is protected by a passphrase")
+	ErrPassphrase = fault.New(fault.Configuration, "key is protected by a passphrase")
 
 	// ErrExposed reports that other users can read the key.
-	ErrExposed = errors.New("private key can be read by others")
+	ErrExposed = fault.New(fault.Configuration, "private key can be read by others")
 )
 
 // LoadIdentity reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It

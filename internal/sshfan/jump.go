@@ -18,6 +18,7 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 )
 
 // A JumpHost is a bastion.
@@ -65,6 +66,10 @@ func (e *JumpError) Error() string {
 
 func (e *JumpError) Unwrap() error { return e.Err }
 
+// Fault returns fault.Permission if the bastion refuses our login or has another host key,
+// otherwise fault.Unavailable.
+func (e *JumpError) Fault() fault.Kind { return stageKind(e.Stage, e.Err) }
+
 // Hint says what the likely cause is, or is empty.
 func (e *JumpError) Hint() string { return e.hint }
 
@@ -92,6 +97,9 @@ func (e *ForwardError) Error() string {
 	}
 	return fmt.Sprintf("bastion %s cannot reach it: %s", e.Bastion, e.Said)
 }
+
+// Fault returns fault.Unavailable.
+func (e *ForwardError) Fault() fault.Kind { return fault.Unavailable }
 
 // Permanent reports whether another try would be refused, too.
 func (e *ForwardError) Permanent() bool { return e.Prohibited }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"multihost/internal/event"
+	"multihost/internal/fault"
 )
 
 // Every worker takes a socket and, while its log is followed, a log file. The rest of
@@ -21,6 +22,9 @@ type DescriptorError struct {
 func (e *DescriptorError) Error() string {
 	return fmt.Sprintf("%d workers need %d open files, %d are allowed", e.Hosts, e.Need, e.Limit)
 }
+
+// Fault returns fault.Unavailable.
+func (e *DescriptorError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns what to type in the shell that starts multihost. The hard limit is too
 // low, which only root can raise.

@@ -7,12 +7,13 @@ import (
 	"crypto/sha256"
 	_ "embed" // the bootstrap
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 	"sync"
+
+	"multihost/internal/fault"
 )
 
 // A Program is a bash script for workers. A worker receives it once and keeps it under
@@ -158,7 +159,7 @@ const (
 // ErrProgramGone reports a command that was not run, because somebody has removed the
 // kit of the worker's login, and whose input cannot be read again. Later tries on that
 // Conn send the script.
-var ErrProgramGone = errors.New("~/.multihost/kit was removed on the worker")
+var ErrProgramGone = fault.New(fault.Unavailable, "~/.multihost/kit was removed on the worker")
 
 // runProgram is Run for commands made by Program.Cmd.
 func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {

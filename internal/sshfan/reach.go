@@ -9,6 +9,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"multihost/internal/fault"
 )
 
 // NoAddressError reports a worker that lacks the wanted kind of address. Return it from
@@ -21,6 +23,9 @@ type NoAddressError struct {
 func (e *NoAddressError) Error() string {
 	return fmt.Sprintf("%s has no %s address", e.Worker, e.Kind)
 }
+
+// Fault returns fault.Unavailable.
+func (e *NoAddressError) Fault() fault.Kind { return fault.Unavailable }
 
 // Permanent returns true: waiting does not give the worker such an address.
 func (e *NoAddressError) Permanent() bool { return true }
@@ -47,6 +52,9 @@ func (e *UnreachableError) Error() string {
 	}
 	return b.String()
 }
+
+// Fault returns fault.Unavailable.
+func (e *UnreachableError) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *UnreachableError) Unwrap() []error { return e.Causes }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/kevinburke/ssh_config"
+
+	"multihost/internal/fault"
 )
 
 // SSHConfig is a configuration file of ssh. It uses these keywords: Host, Include,
@@ -34,6 +36,9 @@ func (e *SSHConfigError) Error() string {
 	}
 	return fmt.Sprintf("ssh configuration %q for host %q: %v", e.Path, e.Host, e.Err)
 }
+
+// Fault returns fault.Configuration.
+func (e *SSHConfigError) Fault() fault.Kind { return fault.Configuration }
 
 func (e *SSHConfigError) Unwrap() error { return e.Err }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Pattern names some of the workers of a run. It is "all", or one or more terms
@@ -46,6 +48,9 @@ type PatternError struct {
 }
 
 func (e *PatternError) Error() string { return fmt.Sprintf("workers %q: %s", e.Text, e.Problem) }
+
+// Fault returns fault.Usage.
+func (e *PatternError) Fault() fault.Kind { return fault.Usage }
 
 // Hint says how workers are written, or which workers exist.
 func (e *PatternError) Hint() string { return e.hint }

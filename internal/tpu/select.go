@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Selection is the set of slices that a run will use.
@@ -33,6 +35,9 @@ type NoSlicesError struct {
 func (e *NoSlicesError) Error() string {
 	return fmt.Sprintf("find slices %q: no slice has that name, and none is named %s", e.Prefix, e.Prefix+"-<number>")
 }
+
+// Fault returns fault.Unavailable.
+func (e *NoSlicesError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint names the slices that exist, or the command that makes some.
 func (e *NoSlicesError) Hint() string {
@@ -129,6 +134,9 @@ func (e *NumberError) Error() string {
 	}
 	return fmt.Sprintf("choose slices of %q: there is no slice %q", e.Prefix, e.Prefix+"-"+strconv.Itoa(e.Number))
 }
+
+// Fault returns fault.Unavailable.
+func (e *NumberError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint names the slices that exist.
 func (e *NumberError) Hint() string {

@@ -7,6 +7,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Generation describes one hardware generation: facts that are true of all its
@@ -77,6 +79,9 @@ type TypeError struct {
 func (e *TypeError) Error() string {
 	return fmt.Sprintf("parse accelerator type %q: no such type", e.Text)
 }
+
+// Fault returns fault.Usage.
+func (e *TypeError) Fault() fault.Kind { return fault.Usage }
 
 // Hint returns what to type instead.
 func (e *TypeError) Hint() string {

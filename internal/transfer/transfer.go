@@ -21,6 +21,7 @@ import (
 	"context"
 	"fmt"
 
+	"multihost/internal/fault"
 	"multihost/internal/sshfan"
 )
 
@@ -35,6 +36,9 @@ type Runner interface {
 type WorkerError struct{ Text string }
 
 func (e *WorkerError) Error() string { return e.Text }
+
+// Fault returns fault.Unavailable.
+func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }
 
 // trouble returns why the worker failed: its own report, on one of its outputs, else the
 // last line that was no answer.

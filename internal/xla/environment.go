@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Request says which flags a command should get.
@@ -44,6 +46,9 @@ type FlagError struct {
 func (e *FlagError) Error() string {
 	return fmt.Sprintf("read --xla-flag=%s: %s", e.Text, e.Finding.Text)
 }
+
+// Fault returns fault.Usage.
+func (e *FlagError) Fault() fault.Kind { return fault.Usage }
 
 // Hint returns what to type instead.
 func (e *FlagError) Hint() string {

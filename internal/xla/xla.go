@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"multihost/internal/fault"
 	"multihost/internal/tpu"
 )
 
@@ -250,6 +251,9 @@ func (e *NameError) Error() string {
 	return fmt.Sprintf("find XLA %s %q: the catalogue has no such %s", e.Kind, e.Name, e.Kind)
 }
 
+// Fault returns fault.Usage.
+func (e *NameError) Fault() fault.Kind { return fault.Usage }
+
 // Hint returns what to type instead.
 func (e *NameError) Hint() string {
 	const most = 8
@@ -290,6 +294,9 @@ func (e *MismatchError) Error() string {
 	where := map[Platform]string{PlatformTPU: "TPUs", PlatformGPU: "GPU hosts"}
 	return fmt.Sprintf("use %q: it is for %s, not for %s", e.Name, where[e.Platform], where[e.Target])
 }
+
+// Fault returns fault.Usage.
+func (e *MismatchError) Fault() fault.Kind { return fault.Usage }
 
 // Hint says for which workers the preset is, or what to leave out.
 func (e *MismatchError) Hint() string {

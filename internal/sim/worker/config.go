@@ -1,9 +1,10 @@
 package worker
 
 import (
-	"errors"
 	"strings"
 	"time"
+
+	"multihost/internal/fault"
 )
 
 // A ProcessConfig configures the process backend.
@@ -29,10 +30,13 @@ func (e *ToolsError) Error() string {
 	return "programs are missing: " + strings.Join(e.Missing, ", ")
 }
 
+// Fault returns fault.Configuration.
+func (e *ToolsError) Fault() fault.Kind { return fault.Configuration }
+
 // Hint returns the command to type.
 func (e *ToolsError) Hint() string {
 	return "install them: apt-get install " + strings.Join(e.Packages, " ")
 }
 
 // ErrNotRoot says that the caller may not create namespaces.
-var ErrNotRoot = errors.New("network namespaces need root")
+var ErrNotRoot = fault.New(fault.Permission, "network namespaces need root")

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"google.golang.org/api/googleapi"
+
+	"multihost/internal/codesync"
+	"multihost/internal/fault"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sshfan"
+)
+
+func TestEveryKindHasAnExitStatus(t *testing.T) {
+	for _, k := range fault.Kinds() {
+		if statuses[k] == 0 {
+			t.Errorf("kind %s has no exit status", k)
+		} else if exitTexts[statuses[k]] == "" {
+			t.Errorf("exit status %d has no text", statuses[k])
+		}
+	}
+}
+
+func TestExitStatusOfAnError(t *testing.T) {
+	plain := errors.New("plain")
+	for _, tt := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"success", nil, 0},
+		{"nobody knows", plain, 70},
+		{"a status told already", &statusError{3}, 3},
+		{"a closed terminal", fmt.Errorf("run: %w", &job.Interrupted{Signal: syscall.SIGHUP}), 129},
+		{"Ctrl-C", &job.Interrupted{Signal: syscall.SIGINT}, 130},
+		{"SIGTERM, with what failed meanwhile", errors.Join(&job.Interrupted{Signal: syscall.SIGTERM}, &job.Error{Stage: job.StageStop, Err: plain}), 143},
+		{"a flag", usagef("--x: wrong"), 64},
+		{"a flag of a package", &job.Error{Stage: job.StageStart, Err: &preflight.NUMAError{}}, 64},
+		{"what workers cannot start", &launch.InputError{}, 64},
+		{"a setting", &configError{err: plain}, 78},
+		{"a directory of the user", &job.Error{Stage: "sync", Err: &codesync.ForeignError{}}, 78},
+		{"a worker is away", &sshfan.ConnectError{Stage: sshfan.StageDial, Err: plain}, 69},
+		{"a worker refuses the key", &job.Error{Stage: "connect", Err: &sshfan.ConnectError{Stage: sshfan.StageAuth, Err: plain}}, 77},
+		{"a host key has changed", &sshfan.ConnectError{Stage: sshfan.StageHostKey, Err: &sshfan.HostKeyError{}}, 77},
+		{"a bastion refuses the key", &sshfan.JumpError{Stage: sshfan.StageAuth, Err: plain}, 77},
+		{"another run lives there", &launch.BusyError{}, 69},
+		{"a secret that may not be read", &launch.SecretError{Status: 403}, 77},
+		{"a secret that is not there", &launch.SecretError{Status: 404}, 69},
+		{"no capacity", &qr.StateError{State: "FAILED", Detail: "no more capacity in the zone"}, 75},
+		{"preempted", &qr.StateError{State: "SUSPENDED"}, 69},
+		{"a limit passed", &qr.DeadlineError{}, 75},
+		{"a stage with a kind", &job.Error{Stage: job.StageSettings, Err: &sshfan.ConnectError{Stage: sshfan.StageExec, Err: plain}}, 76},
+		{"a stage without one", &job.Error{Stage: job.StageStart, Err: plain}, 69},
+		{"local files", &job.Error{Stage: job.StageLocal, Err: plain}, 74},
+		{"no progress", &job.Failure{Cause: job.Stall}, 75},
+		{"a loss", &job.Failure{Cause: job.Preempted}, 69},
+		{"a wrong request", &gcp.Error{Class: gcp.Invalid}, 64},
+		{"no permission", &job.Error{Stage: job.StageDiscover, Err: &gcp.Error{Class: gcp.Permission}}, 77},
+		{"no permission, in the client library's words", &job.Error{Stage: job.StageDiscover, Err: &googleapi.Error{Code: 403}}, 77},
+		{"the first of two", errors.Join(&job.Error{Stage: job.StageStart, Err: plain}, &job.Error{Stage: job.StageTeardown, Err: &gcp.Error{Class: gcp.Quota}}), 69},
+	} {
+		if got := exitCode(tt.err); got != tt.want {
+			t.Errorf("%s: exit status %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
