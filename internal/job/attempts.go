@@ -185,34 +185,65 @@ func (r *run) sayEnd(out Outcome, f *Failure, again bool) {
 // finish ends the last attempt. Where the command is not the cause, the summary names
 // the cause and the reason why nothing more was tried.
 func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
-	var raised *Failure
-	if err == nil && f != nil && out.Started && f.lost() {
-		out.Code = lostCode
-	}
-	if err == nil && f != nil && f.Cause == UserStop {
-		err = f.Err // an interrupt while judge was deciding
-	}
+	l := last{out: out, err: err, failure: f, refusal: r.refusal, several: r.tried > 1}
 	if r.follow != nil && r.follow.sum != nil {
-		sum := r.follow.sum
-		if f != nil && f.lost() {
-			_, first := r.follow.verdict()
-			if first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone) { // otherwise the cause would appear twice
-				sum.Text = fmt.Sprintf("run %s failed: %s", sum.Run, f.Error())
-			} else {
-				sum.Text += "; " + f.Error()
-			}
-			if err == nil {
-				sum.ExitCode = out.Code
-			}
-		}
-		if f != nil && r.refusal != "" && (f.lost() || r.tried > 1) {
-			sum.Text += "; " + r.refusal
-		}
-		r.Sink.Emit(*sum)
-	} else if f != nil && err != nil && !errors.As(err, &raised) && r.refusal != "" && f.lost() {
-		err = &Failure{Cause: f.Cause, Why: f.Why + "; " + r.refusal, Err: err}
+		l.sum = r.follow.sum
+		_, first := r.follow.verdict()
+		l.gone = first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone)
+	}
+	out, err = l.conclude()
+	if l.sum != nil {
+		r.Sink.Emit(*l.sum)
 	}
 	r.leaveTeam()
+	return out, err
+}
+
+// A last is the last attempt of a run.
+type last struct {
+	out     Outcome
+	err     error
+	failure *Failure       // why it failed; nil: it succeeded
+	sum     *event.Summary // its summary; nil: it was not followed
+	gone    bool           // the summary blames a slice that is gone
+	refusal string         // why no further attempt was made; ""
+	several bool           // it was not the first attempt
+}
+
+// conclude returns how the run ends, and completes the summary.
+func (l last) conclude() (Outcome, error) {
+	f := l.failure
+	if f == nil {
+		return l.out, l.err
+	}
+	out, err := l.out, l.err
+	switch {
+	case err != nil:
+	case f.lost() && out.Started:
+		out.Code = lostCode
+	case f.Cause == UserStop:
+		err = f.Err // an interrupt while judge was deciding
+	}
+	if l.sum == nil {
+		var raised *Failure
+		if err != nil && l.refusal != "" && f.lost() && !errors.As(err, &raised) {
+			err = &Failure{Cause: f.Cause, Why: f.Why + "; " + l.refusal, Err: err}
+		}
+		return out, err
+	}
+	if f.lost() {
+		if l.gone { // otherwise the cause would appear twice
+			l.sum.Text = fmt.Sprintf("run %s failed: %s", l.sum.Run, f.Error())
+		} else {
+			l.sum.Text += "; " + f.Error()
+		}
+		if err == nil {
+			l.sum.ExitCode = out.Code
+		}
+	}
+	if l.refusal != "" && (f.lost() || l.several) {
+		l.sum.Text += "; " + l.refusal
+	}
 	return out, err
 }
 
@@ -360,8 +391,9 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what happened to the slices. If the workers show no sign of a
-// loss and all of them answer, one answer of the cloud is enough.
+// settle asks the cloud what happened to the slices, until its answer is final or may not
+// be waited for any longer. If the workers show no sign of a loss and all of them answer,
+// one answer of the cloud is enough.
 func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
@@ -371,21 +403,8 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 	for {
 		d, err := g.look(ctx, r.used, reach)
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
-		switch {
-		case err != nil && !over:
-		case err == nil && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance):
-			return Cause(d.Loss), d.Why
-		case err == nil && d.Loss == provision.Removed:
-			return UserStop, d.Why
-		case (sign.lost || sign.killed) && !over:
-		case err == nil && d.Loss == provision.Infrastructure && sign.lost:
-			return Infrastructure, d.Why + ": " + sign.why
-		case err == nil && d.Loss == provision.Infrastructure:
-			return Infrastructure, d.Why
-		case sign.lost:
-			return Infrastructure, sign.why
-		default:
-			return Application, sign.why
+		if cause, why, final := sign.blame(d, err); final || over {
+			return cause, why
 		}
 		if !told {
 			told = true
@@ -396,6 +415,29 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 		case <-ctx.Done():
 		}
 	}
+}
+
+// blame says what ended an attempt, given what the workers show and what the cloud
+// answered. It is final if another answer of the cloud would not change it: the cloud
+// reports a loss up to settleLimit late.
+func (s signs) blame(d provision.Decision, err error) (cause Cause, why string, final bool) {
+	answered := err == nil
+	switch {
+	case answered && (d.Loss == provision.Preempted || d.Loss == provision.Maintenance):
+		return Cause(d.Loss), d.Why, true
+	case answered && d.Loss == provision.Removed:
+		return UserStop, d.Why, true
+	}
+	final = answered && !s.lost && !s.killed
+	switch {
+	case answered && d.Loss == provision.Infrastructure && s.lost:
+		return Infrastructure, d.Why + ": " + s.why, final
+	case answered && d.Loss == provision.Infrastructure:
+		return Infrastructure, d.Why, final
+	case s.lost:
+		return Infrastructure, s.why, final
+	}
+	return Application, s.why, final
 }
 
 // reach asks every worker of the team whether it answers.

@@ -118,46 +118,22 @@ func (r *run) nextAttempt() int {
 	return max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
 }
 
-// settleWith decides about the runs that the workers know: which one is taken over,
-// which ones are stopped, and which number this attempt gets. It returns an error if
-// another run is active on these workers. It stops that run instead if the user asked
-// for it, or if it is what is left of an earlier attempt of this runner's own run.
+// settleWith decides about the runs that the workers know.
 func (r *run) settleWith(in *intent, runs []foundRun) error {
-	for _, found := range runs {
-		own := found.info.Ref.Run == r.o.Run
-		if own {
-			in.attempt = max(in.attempt, found.info.Ref.Attempt+1)
-		}
-		newer := r.tried == 0 || found.info.Ref.Attempt > r.begunLast // not started by this runner
-		regained := r.cutOff && found.info.Ref.Attempt == r.begunLast && found.broken == 0
-		if own && (r.adopts && newer || regained) && r.unseen(found) {
-			differs := r.sameCommand(found)
-			if differs == nil || !r.o.Replace || r.tried > 0 {
-				in.living = &found
-				return differs
-			}
-		}
-		if !found.info.Alive() {
-			continue
-		}
-		if r.adopts && own && found.info.Mine && newer && (r.tried > 0 || found.info.Phase == launch.Starting) && r.races < maxRaces {
-			return &Error{Stage: StageBusy, Err: errStarting}
-		}
-		reason := "replaced by " + r.o.Run + " of " + r.Owner
-		switch {
-		case own && r.o.Replace && r.tried == 0:
-		case own && found.info.Mine && (r.tried > 0 || r.adopts):
-			// It lost some of its workers, so the rest of it cannot continue.
-			reason = "a new attempt begins"
-		case !r.o.Replace:
-			return busy(found, "")
-		}
-		if err := found.stoppable(); err != nil {
-			return err
-		}
-		in.evict = append(in.evict, eviction{found, reason})
+	c := claimant{
+		run: r.o.Run, owner: r.Owner, adopts: r.adopts, replace: r.o.Replace,
+		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces,
 	}
-	return nil
+	occupants := make([]occupant, len(runs))
+	for i, found := range runs {
+		occupants[i].foundRun = found
+		if found.info.Ref.Run == r.o.Run {
+			occupants[i].unseen, occupants[i].differs = r.unseen(found), r.sameCommand(found)
+		}
+	}
+	s, err := c.settle(in.attempt, occupants)
+	in.attempt, in.living, in.evict = s.attempt, s.living, s.evict
+	return err
 }
 
 // unseen reports whether an attempt of this run is on all workers that answer and

@@ -1,0 +1,93 @@
+package job
+
+import (
+	"multihost/internal/launch"
+)
+
+// An occupant is a run that the workers know, as a runner sees it that wants to start an
+// attempt there.
+type occupant struct {
+	foundRun
+	// unseen: it is on all workers that answer, and nobody has seen its end. It still
+	// runs, or it ended while no runner was there.
+	unseen  bool
+	differs error // why its command is not the one that was asked for; nil: it is
+}
+
+// A claimant is a runner that comes to workers with runs on them.
+type claimant struct {
+	run, owner string
+	adopts     bool // it takes over an attempt of its own run that another runner has left
+	replace    bool // the user typed --replace
+	tried      int  // attempts that it has begun itself
+	last       int  // number of the last of them
+	cutOff     bool // it lost the last of them out of sight while the command was running
+	yields     bool // it may still wait for another runner of the same run
+}
+
+// A settlement is what a claimant does about the occupants.
+type settlement struct {
+	attempt int        // number of the next attempt, at least
+	living  *foundRun  // an attempt that it takes over
+	evict   []eviction // runs that it stops first
+}
+
+// settle decides about the occupants: which one is taken over, which ones are stopped, and
+// which number the next attempt gets. It returns an error if another run is active on the
+// workers, unless the user wants that run replaced, or it is what is left of an earlier
+// attempt of the claimant's own run. The error is errStarting if another runner of the run
+// is faster. If the error is about the attempt to take over, the settlement names it.
+func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
+	s := settlement{attempt: attempt}
+	for _, o := range occupants {
+		if c.owns(o) {
+			s.attempt = max(s.attempt, o.info.Ref.Attempt+1)
+		}
+		switch {
+		case c.continues(o) && (o.differs == nil || !c.replace || c.tried > 0):
+			s.living = &o.foundRun
+			return s, o.differs
+		case !o.info.Alive():
+		case c.isSlower(o):
+			return s, &Error{Stage: StageBusy, Err: errStarting}
+		default:
+			evicted, err := c.evict(o)
+			if err != nil {
+				return s, err
+			}
+			s.evict = append(s.evict, evicted)
+		}
+	}
+	return s, nil
+}
+
+func (c claimant) owns(o occupant) bool { return o.info.Ref.Run == c.run }
+
+// newer reports whether an attempt was not begun by this claimant.
+func (c claimant) newer(o occupant) bool { return c.tried == 0 || o.info.Ref.Attempt > c.last }
+
+// continues reports whether the claimant goes on with an attempt: one that another runner
+// has left, or its own last one, which is back in sight on all workers.
+func (c claimant) continues(o occupant) bool {
+	regained := c.cutOff && o.info.Ref.Attempt == c.last && o.broken == 0
+	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)
+}
+
+// isSlower reports whether another runner of the run starts its command at this moment.
+func (c claimant) isSlower(o occupant) bool {
+	return c.adopts && c.yields && c.owns(o) && o.info.Mine && c.newer(o) && (c.tried > 0 || o.info.Phase == launch.Starting)
+}
+
+// evict decides about an active run that is in the way.
+func (c claimant) evict(o occupant) (eviction, error) {
+	reason := "replaced by " + c.run + " of " + c.owner
+	switch {
+	case c.owns(o) && c.replace && c.tried == 0:
+	case c.owns(o) && o.info.Mine && (c.tried > 0 || c.adopts):
+		// It lost some of its workers, so the rest of it cannot continue.
+		reason = "a new attempt begins"
+	case !c.replace:
+		return eviction{}, busy(o.foundRun, "")
+	}
+	return eviction{o.foundRun, reason}, o.stoppable()
+}
