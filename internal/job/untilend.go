@@ -1,0 +1,262 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+// failFastReason names no worker: only the clocks show which one failed first, once all
+// have ended. The summary names it.
+const failFastReason = detach.FailFast
+
+// tailDoubt is how long fail-fast waits for the end of worker 0 when another worker has
+// failed as in a training's tail. The ends of two workers arrive in any order.
+const tailDoubt = 3 * time.Second
+
+// unreadPause is how long the end of a log may take to arrive after the command is
+// proven gone, before that is reported.
+const unreadPause = 30 * time.Second
+
+// endOf is the end of the command on one worker.
+type endOf struct {
+	worker int
+	ending
+}
+
+// An endWait is the wait for the end of the command on every worker.
+type endWait struct {
+	*following
+	ctx    context.Context // of the user: a signal ends it
+	cancel func()          // stops following the workers that have not ended
+	ended  chan endOf
+	open   int // number of workers whose end is still awaited
+
+	stop    *stopping    // of all workers; nil: none was begun
+	stopped <-chan error // receives whether the stop was proven; nil: none is in progress
+
+	interrupted <-chan struct{}  // nil after the interrupt was received
+	overdue     <-chan time.Time // logs are incomplete although the command is gone
+	doubt       <-chan time.Time // worker 0 has not succeeded within tailDoubt
+}
+
+// errLeft ends a wait with no error: the run goes on, and its workers are given up.
+var errLeft = errors.New("left")
+
+// untilEnd waits until the command has ended on every worker, as far as that can be
+// learned. It starts at most one stop of all workers: at the first failure, at the
+// deadline or when ctx ends. An error means that the command was left and may still be
+// running.
+func (f *following) untilEnd(ctx context.Context) (*stopping, error) {
+	// Following outlives ctx, because what the command prints while it is being stopped
+	// is part of its log.
+	followCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	n := len(f.team.ids)
+	f.ends, f.stirred = make([]ending, n), make(chan struct{}, 1)
+	if f.outages == nil {
+		f.outages = make([]outage, n)
+	}
+	f.window = launch.NewWindow(followWindow, n)
+	f.watcher = newWatcher(f, f.watching)
+	defer func() {
+		cancel()
+		f.watcher.close()
+	}()
+	w := &endWait{following: f, ctx: ctx, cancel: cancel, ended: make(chan endOf, n), open: n, interrupted: ctx.Done()}
+	for i := range n {
+		go func() { w.ended <- endOf{i, f.followWorker(followCtx, i)} }()
+	}
+	err := w.events(followCtx)
+	if errors.Is(err, errLeft) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w.stop, nil
+}
+
+// events handles what happens until every worker has ended and no stop is in progress.
+func (w *endWait) events(followCtx context.Context) error {
+	var deadline, tell <-chan time.Time
+	if w.timeout > 0 {
+		deadline = w.Clock.After(w.timeout)
+	}
+	pause := outageLook
+	look := w.Clock.After(pause)
+	training := w.Clock.After(trainingEvery)
+	for w.open > 0 || w.stopped != nil {
+		var err error
+		select {
+		case e := <-w.ended:
+			err = w.workerHasEnded(e)
+		case <-w.doubt:
+			w.doubt = nil
+			w.failFastAfterDoubt()
+		case <-w.stirred:
+			if tell == nil {
+				tell = w.Clock.After(outagePause)
+			}
+		case <-tell:
+			tell = nil
+			w.tellOutages()
+		case <-look:
+			pause = w.lookAtOutages(followCtx, pause)
+			w.lowDisks.tell(w.Sink, outputDisk)
+			look = w.Clock.After(pause)
+		case <-training:
+			training = w.Clock.After(trainingEvery)
+			if err := w.watcher.look(followCtx); err != nil {
+				w.begin("its training stands still", err)
+			}
+		case <-w.interrupted:
+			w.interrupted = nil
+			err = w.interrupt(context.Cause(w.ctx))
+		case <-deadline:
+			w.begin(fmt.Sprintf("--timeout=%s has passed", w.timeout), &Error{Stage: StageTimeout, Text: fmt.Sprintf("the command ran longer than %s and was stopped", w.timeout)})
+		case err := <-w.stopped:
+			w.stopHasEnded(err)
+		case <-w.overdue:
+			w.logsAreOverdue()
+		case <-w.Leave:
+			err = w.leaveAtOnce()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *endWait) take(e endOf) {
+	w.open--
+	w.ends[e.worker] = e.ending
+}
+
+// leave stops following the workers that have not ended.
+func (w *endWait) leave() {
+	w.cancel()
+	for w.open > 0 {
+		w.take(<-w.ended)
+	}
+}
+
+// leaveUnread leaves the workers of a command that is proven gone; their logs stay
+// incomplete.
+func (w *endWait) leaveUnread() {
+	var open []int
+	for i, e := range w.ends {
+		if !e.known {
+			open = append(open, i)
+		}
+	}
+	w.leave()
+	for _, i := range open {
+		w.ends[i].part = w.unreadLog(i)
+	}
+}
+
+// begin stops the command on all workers, unless that was begun before or this command
+// only reads.
+func (w *endWait) begin(reason string, cause error) {
+	if w.stop == nil && w.reads == nil {
+		w.stop = w.beginStop(w.ctx, reason, cause)
+		w.stopped = w.stop.done
+	}
+}
+
+// workerHasEnded stops the others if the rule of fail-fast says so.
+func (w *endWait) workerHasEnded(e endOf) error {
+	w.tellOutages() // outages are reported before the end of a worker
+	w.take(e)
+	w.workerEnded(e)
+	if !w.failFast || w.open == 0 {
+		return nil
+	}
+	switch stepAfter(e.ending) {
+	case stepStop:
+		switch {
+		case !w.strict && excused(e.ending, w.ends[0]):
+		case !w.strict && e.tail && !w.ends[0].known:
+			w.doubt = w.Clock.After(tailDoubt) // worker 0 may have succeeded before
+		default:
+			w.begin(e.stopReason(), nil)
+		}
+	case stepLeave:
+		if w.stop == nil { // a stop in progress proves the end itself
+			w.leave()
+			return errLeft
+		}
+	}
+	return nil
+}
+
+// failFastAfterDoubt stops the others if a worker has failed and worker 0 does not
+// excuse it.
+func (w *endWait) failFastAfterDoubt() {
+	if w.open > 0 && slices.ContainsFunc(w.ends, func(e ending) bool {
+		return stepAfter(e) == stepStop && !excused(e, w.ends[0])
+	}) {
+		w.begin(failFastReason, nil)
+	}
+}
+
+// interrupt leaves the command running, or stops it, as the cause says.
+func (w *endWait) interrupt(cause error) error {
+	var in *Interrupted
+	switch {
+	case w.reads != nil:
+		w.leave()
+		return cause
+	case !errors.As(cause, &in) && w.attached || in != nil && in.detaches(!w.attached):
+		w.leave()
+		event.Notef(w.Sink, event.Info, "follow it with: multihost attach "+w.ref.Run+"; end it with: multihost stop "+w.ref.Run,
+			"left run %s: it goes on on %s", w.ref.Run, tpu.Fold(w.team.ids))
+		return cause
+	}
+	w.begin(cause.Error(), cause)
+	return nil
+}
+
+func (w *endWait) stopHasEnded(err error) {
+	w.stopped = nil
+	w.stop.err = err
+	if err != nil {
+		w.leave()
+	}
+	w.overdue = w.Clock.After(unreadPause)
+}
+
+// logsAreOverdue goes on waiting for logs, except after an interrupt: a user who
+// interrupts does not want to wait.
+func (w *endWait) logsAreOverdue() {
+	if left := w.logsLeft(); left > 0 && w.interrupted != nil {
+		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.unfinished(), asTyped(w.patience.Log))
+		w.overdue = w.Clock.After(min(left, time.Minute))
+		return
+	}
+	w.leaveUnread()
+}
+
+// leaveAtOnce gives up the proof that the command is gone.
+func (w *endWait) leaveAtOnce() error {
+	if w.stop != nil && w.stopped == nil && w.stop.err == nil {
+		w.leaveUnread()
+		return nil
+	}
+	waiting := w.unfinished()
+	w.leave()
+	if w.stopped != nil {
+		<-w.stopped
+	}
+	return errors.Join(context.Cause(w.ctx), &Error{Stage: StageStop, Text: fmt.Sprintf("left before run %s was proven stopped; it may still run on %s", w.ref.Run, waiting),
+		Advice: "end it with: multihost stop " + w.ref.Run})
+}
