@@ -361,7 +361,7 @@ type quotaRow struct {
 // quotaFor reports whether the quota of the TPU API with this id limits slices of a
 // type, and for which tier.
 func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
-	family := map[string]string{"v2": "TPUV2s", "v3": "TPUV3s", "v4": "TPUV4s", "v5e": "TPUV5s", "v5p": "TPUV5P", "v6e": "TPUV6E"}[t.Generation.Name]
+	family := t.Generation.Quota
 	if family == "" || !strings.HasPrefix(id, family) || !strings.Contains(id, "PerProject") {
 		return "", false
 	}

@@ -309,9 +309,21 @@ func (p *FlagReader) finishType() error {
 		shapes = append(shapes, t.Topology)
 	}
 	if shapes == nil {
-		return fmt.Errorf("--type=%s: no such type of chip: use v2, v3, v4, v5litepod, v5p or v6e", p.kind)
+		return fmt.Errorf("--type=%s: no such type of chip: use %s", p.kind, chipTypes())
 	}
 	return fmt.Errorf("--type=%s --topology=%s: no accelerator type has this topology: use one of %s", p.kind, p.shape, strings.Join(shapes, ", "))
+}
+
+// chipTypes lists what --type accepts.
+func chipTypes() string {
+	var all []string
+	for _, g := range tpu.Generations() {
+		if g.CloudAPI {
+			all = append(all, g.Family)
+		}
+	}
+	last := len(all) - 1
+	return strings.Join(all[:last], ", ") + " or " + all[last]
 }
 
 func (p *FlagReader) setType(flag string, t tpu.Type) error {

@@ -606,7 +606,7 @@ func (r Request) node() *tpuapi.Node {
 	}
 	if r.ByTopology {
 		node.AcceleratorType = ""
-		node.AcceleratorConfig = &tpuapi.AcceleratorConfig{Type: chipType(r.Type), Topology: r.Type.Topology}
+		node.AcceleratorConfig = &tpuapi.AcceleratorConfig{Type: r.Type.Generation.ChipType, Topology: r.Type.Topology}
 	}
 	if len(r.Interfaces) > 0 {
 		node.NetworkConfig = nil
@@ -632,14 +632,6 @@ func (r Request) node() *tpuapi.Node {
 		node.DataDisks = append(node.DataDisks, &tpuapi.AttachedDisk{SourceDisk: d.Source, Mode: mode})
 	}
 	return node
-}
-
-// chipType returns the API's name for the type's kind of chip.
-func chipType(t tpu.Type) string {
-	if t.Generation.Family == "v5litepod" {
-		return "V5LITE_POD"
-	}
-	return strings.ToUpper(t.Generation.Family)
 }
 
 // queueingPolicy returns when slices may be made. The API accepts one constraint, or

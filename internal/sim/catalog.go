@@ -76,7 +76,7 @@ func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) 
 			return tpu.Type{}, badField(field+".accelerator_config", "only one of accelerator_type and accelerator_config can be set")
 		}
 		for _, t := range tpu.Types() {
-			if configType(t) == c.Type && t.Topology == c.Topology && t.Topology != "" {
+			if t.Generation.ChipType == c.Type && t.Topology == c.Topology && t.Topology != "" {
 				name = t.Name
 			}
 		}
@@ -92,16 +92,6 @@ func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) 
 		return tpu.Type{}, badField(field+".accelerator_type", "accelerator type %q could not be found in the zonal accelerator configurations", name)
 	}
 	return t, nil
-}
-
-// configType returns the generation as acceleratorConfig spells it.
-func configType(t tpu.Type) string {
-	switch t.Generation.Name {
-	case "v5e":
-		return "V5LITE_POD"
-	default:
-		return strings.ToUpper(t.Generation.Name)
-	}
 }
 
 func (s *Server) serveLocations(c *call) (any, error) {
@@ -144,7 +134,7 @@ func (s *Server) serveAcceleratorTypes(c *call) (any, error) {
 			}
 			a := &tpualpha.AcceleratorType{Name: s.locationName(zone) + "/acceleratorTypes/" + t.Name, Type: t.Name}
 			if t.Topology != "" {
-				a.AcceleratorConfigs = []*tpualpha.AcceleratorConfig{{Type: configType(t), Topology: t.Topology}}
+				a.AcceleratorConfigs = []*tpualpha.AcceleratorConfig{{Type: t.Generation.ChipType, Topology: t.Topology}}
 			}
 			all = append(all, a)
 		}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
@@ -244,7 +245,7 @@ func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node 
 	msg.Name = s.locationName(zone) + "/nodes/" + id
 	msg.Id, msg.State, msg.CreateTime, msg.ApiVersion = newID(), "CREATING", s.timestamp(), "V2_ALPHA1"
 	if t.Topology != "" {
-		msg.AcceleratorConfig = &tpualpha.AcceleratorConfig{Type: configType(t), Topology: t.Topology}
+		msg.AcceleratorConfig = &tpualpha.AcceleratorConfig{Type: t.Generation.ChipType, Topology: t.Topology}
 	}
 	if msg.ServiceAccount == nil {
 		msg.ServiceAccount = &tpualpha.ServiceAccount{}
@@ -348,7 +349,10 @@ func (s *Server) checkQuota(zone string, t tpu.Type, cost int, preemptible bool)
 }
 
 func quotaName(t tpu.Type, preemptible bool) string {
-	family := map[string]string{"v2": "TPUV2s", "v3": "TPUV3s", "v4": "TPUV4s", "v5e": "TPUV5sLitepod", "v5p": "TPUV5Ps", "v6e": "TPUV6Es"}[t.Generation.Name]
+	family := strings.TrimSuffix(t.Generation.Quota, "s") + "s"
+	if t.Generation.Name == "v5e" {
+		family += "Litepod"
+	}
 	if preemptible {
 		family += "Preemptible"
 	}

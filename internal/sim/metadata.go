@@ -241,13 +241,9 @@ func tagList(tags []string) string {
 
 // tpuEnv returns the text that JAX and libtpu read. The caller holds s.mu.
 func (s *Server) tpuEnv(n *node, i int) string {
-	kind := strings.ToUpper(n.typ.Generation.Name)
-	if n.typ.Generation.Name == "v5e" {
-		kind = "V5LITE_POD"
-	}
 	hosts, chips := bounds(n.typ)
 	env := [][2]string{
-		{"ACCELERATOR_TYPE", n.typ.Name}, {"TYPE", kind}, {"TOPOLOGY", n.typ.Topology},
+		{"ACCELERATOR_TYPE", n.typ.Name}, {"TYPE", n.typ.Generation.ChipType}, {"TOPOLOGY", n.typ.Topology},
 		{"WORKER_ID", strconv.Itoa(i)}, {"NODE_ID", n.id}, {"UID", strconv.FormatInt(n.msg.Id, 10)}, {"ZONE", n.zone},
 		{"CONSUMER_PROJECT_ID", s.cfg.Project}, {"CONSUMER_PROJECT_NUMBER", projectNumber},
 		{"HOST_BOUNDS", hosts}, {"CHIPS_PER_HOST_BOUNDS", chips}, {"TPU_PROCESS_BOUNDS", hosts}, {"TPU_CHIPS_PER_PROCESS_BOUNDS", chips},

@@ -250,3 +250,25 @@ func TestSelectByTheNumbersInTheNames(t *testing.T) {
 		}
 	}
 }
+
+// A generation that is added has all that the packages need of it.
+func TestEveryGenerationIsKnownEverywhere(t *testing.T) {
+	typed := map[string]bool{}
+	for _, typ := range tpu.Types() {
+		typed[typ.Generation.Name] = true
+	}
+	for _, g := range tpu.Generations() {
+		if g.ChipType == "" || g.PeakTFLOPS == 0 || g.PeakSource == "" || g.Devices == 0 {
+			t.Errorf("%s has no chip type, or no peak with its source and number of devices", g.Name)
+		}
+		if g.CloudAPI && (g.RuntimeVersion == "" || g.Quota == "") {
+			t.Errorf("%s is served by the Cloud TPU API, and has no runtime version or no quota", g.Name)
+		}
+		if g.CloudAPI && !typed[g.Name] {
+			t.Errorf("%s is served by the Cloud TPU API, and types.txt has no type of it", g.Name)
+		}
+		if found, ok := tpu.GenerationOf(g.Name); !ok || found != g {
+			t.Errorf("%s is not found by its name", g.Name)
+		}
+	}
+}

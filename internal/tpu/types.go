@@ -22,20 +22,67 @@ type Generation struct {
 	NUMA           bool   // MaxText recommends binding the trainer to NUMA node 0
 	CloudAPI       bool   // served by the Cloud TPU API and its queued resources
 	VFIO           bool   // devices are /dev/vfio/N, else /dev/accelN
+	SparseCore     bool   // XLA can give its SparseCores part of the work
 	RuntimeVersion string // default runtime version, or empty
+	ChipType       string // its name in the API's acceleratorConfig: "V5LITE_POD"
+	Quota          string // the start of the ids of its quotas of the TPU API, or empty
+	// PeakTFLOPS is the dense bf16 peak of one chip, to which MFU is relative. JAX's own
+	// table rounds v3 to 140, v6e to 920 and tpu7x to 2310; MaxText's MFU figures are
+	// relative to the values here.
+	PeakTFLOPS float64
+	PeakSource string
+	Devices    int // JAX's devices on one chip: 1, or one for each core
 }
 
-// Generations returns all generations, oldest first.
+const (
+	cloudDocs  = "Cloud TPU documentation, system architecture"
+	bothTables = "Cloud TPU documentation; the same in MaxText's benchmark uploader"
+)
+
+// Generations returns all generations, oldest first. To add one is to add it here, its
+// accelerator types to types.txt and its prices to prices.txt: the tests of the packages
+// that use them name what is missing.
 func Generations() []Generation {
 	return []Generation{
-		{Name: "v2", Family: "v2", CountsCores: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
-		{Name: "v3", Family: "v3", CountsCores: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
-		{Name: "v4", Family: "v4", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, RuntimeVersion: "tpu-ubuntu2204-base"},
-		{Name: "v5e", Family: "v5litepod", MultiSlice: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv5-lite"},
-		{Name: "v5p", Family: "v5p", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv5"},
-		{Name: "v6e", Family: "v6e", MultiSlice: true, CloudAPI: true, VFIO: true, RuntimeVersion: "v2-alpha-tpuv6e"},
-		{Name: "tpu7x", Family: "tpu7x", CountsCores: true, MultiSlice: true, VFIO: true},
+		{
+			Name: "v2", Family: "v2", CountsCores: true, CloudAPI: true,
+			RuntimeVersion: "tpu-ubuntu2204-base", ChipType: "V2", Quota: "TPUV2s", PeakTFLOPS: 45, PeakSource: cloudDocs, Devices: 2,
+		},
+		{
+			Name: "v3", Family: "v3", CountsCores: true, CloudAPI: true,
+			RuntimeVersion: "tpu-ubuntu2204-base", ChipType: "V3", Quota: "TPUV3s", PeakTFLOPS: 123, PeakSource: cloudDocs, Devices: 2,
+		},
+		{
+			Name: "v4", Family: "v4", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true,
+			RuntimeVersion: "tpu-ubuntu2204-base", ChipType: "V4", Quota: "TPUV4s", PeakTFLOPS: 275, PeakSource: bothTables, Devices: 1,
+		},
+		{
+			Name: "v5e", Family: "v5litepod", MultiSlice: true, CloudAPI: true, VFIO: true,
+			RuntimeVersion: "v2-alpha-tpuv5-lite", ChipType: "V5LITE_POD", Quota: "TPUV5s", PeakTFLOPS: 197, PeakSource: bothTables, Devices: 1,
+		},
+		{
+			Name: "v5p", Family: "v5p", CountsCores: true, MultiSlice: true, NUMA: true, CloudAPI: true, VFIO: true, SparseCore: true,
+			RuntimeVersion: "v2-alpha-tpuv5", ChipType: "V5P", Quota: "TPUV5P", PeakTFLOPS: 459, PeakSource: bothTables, Devices: 1,
+		},
+		{
+			Name: "v6e", Family: "v6e", MultiSlice: true, CloudAPI: true, VFIO: true, SparseCore: true,
+			RuntimeVersion: "v2-alpha-tpuv6e", ChipType: "V6E", Quota: "TPUV6E", PeakTFLOPS: 918, PeakSource: bothTables, Devices: 1,
+		},
+		{
+			Name: "tpu7x", Family: "tpu7x", CountsCores: true, MultiSlice: true, VFIO: true, SparseCore: true,
+			ChipType: "TPU7X", PeakTFLOPS: 2307, PeakSource: cloudDocs, Devices: 2,
+		},
 	}
+}
+
+// GenerationOf returns the generation of a name, or false.
+func GenerationOf(name string) (Generation, bool) {
+	for _, g := range Generations() {
+		if g.Name == name {
+			return g, true
+		}
+	}
+	return Generation{}, false
 }
 
 // A Type is an accelerator type. It determines the size of one slice.

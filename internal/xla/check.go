@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"multihost/internal/tpu"
 )
 
 // A Severity says how bad a finding is.
@@ -408,7 +410,7 @@ func (l *lint) prefersSparseCore() bool {
 
 // sparseCore finds flags of the SparseCore on generations without one.
 func (l *lint) sparseCore() {
-	if !slices.Contains([]string{"v2", "v3", "v4", "v5e"}, l.generation) {
+	if g, known := tpu.GenerationOf(l.generation); !known || g.SparseCore {
 		return
 	}
 	var found []string
