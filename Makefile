@@ -2,6 +2,8 @@
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 SEED       ?= 1
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+SHFMT       = mvdan.cc/sh/v3/cmd/shfmt@v3.14.1
+SHELL_FILES = .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
 PACKAGES    = ./...
 SOURCE      = bench cmd internal examples release
 FUZZTIME   ?= 10s
@@ -58,11 +60,12 @@ fuzz: tools ## run every fuzz target for FUZZTIME, 10s if not given
 		go test "./$${file%/*}" -run '^$$' -fuzz "^$${func#func }$$" -fuzztime "$(FUZZTIME)" || exit 1; \
 	done
 
-lint: tools ## gofmt, go vet, staticcheck, shellcheck
+lint: tools ## gofmt, go vet, staticcheck, shfmt, shellcheck
 	@test -z "$$(gofmt -s -l $(SOURCE))" || { gofmt -s -l $(SOURCE); echo 'run gofmt -s -w on these'; exit 1; }
 	go vet $(PACKAGES)
 	go run $(STATICCHECK) $(PACKAGES)
-	shellcheck .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
+	go run $(SHFMT) -i 2 -ci -d $(SHELL_FILES)
+	shellcheck $(SHELL_FILES)
 
 docs: tools ## write docs/cli.md anew from the commands, and the pictures of docs/metrics.md
 	go test ./cmd/multihost -run 'TestCLIDocument|TestEveryCommandHasASchema' -update

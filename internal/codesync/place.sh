@@ -9,54 +9,54 @@
 # since an inode number is soon reused. Both survive a reboot and a copy of the disk; a
 # device number does not. $REPLY is the present value of both.
 is_ours() {
-	local inode='' made='' written had_inode='' had_made='' last=0
-	REPLY=''
-	{
-		read -r inode made _
-		while read -r _ _ written; do
-			((written <= last)) || last=$written
-		done
-	} < <(stat -L --printf='%i %.9W %Y\n' -- "$dir" "$state/digest" "$state/fingerprint" "$state/manifest" 2>/dev/null)
-	[[ $inode ]] || return 1
-	REPLY="$inode $made"
-	[[ $made =~ ^[1-9][0-9]*\. ]] || made=''
-	if ! { read -r had_inode had_made _ <"$state/place"; } 2>/dev/null; then
-		# Earlier versions wrote no place file, only what they had sent, and they made the
-		# directory before that.
-		((last > 0)) && [[ -z $made || ${made%.*} -le $((last + 60)) ]]
-		return
-	fi
-	[[ $had_made =~ ^[1-9][0-9]*\. ]] || had_made=''
-	if [[ $made && $had_made ]]; then [[ $made == "$had_made" ]]; else [[ $inode == "$had_inode" ]]; fi
+  local inode='' made='' written had_inode='' had_made='' last=0
+  REPLY=''
+  {
+    read -r inode made _
+    while read -r _ _ written; do
+      ((written <= last)) || last=$written
+    done
+  } < <(stat -L --printf='%i %.9W %Y\n' -- "$dir" "$state/digest" "$state/fingerprint" "$state/manifest" 2>/dev/null)
+  [[ $inode ]] || return 1
+  REPLY="$inode $made"
+  [[ $made =~ ^[1-9][0-9]*\. ]] || made=''
+  if ! { read -r had_inode had_made _ <"$state/place"; } 2>/dev/null; then
+    # Earlier versions wrote no place file, only what they had sent, and they made the
+    # directory before that.
+    ((last > 0)) && [[ -z $made || ${made%.*} -le $((last + 60)) ]]
+    return
+  fi
+  [[ $had_made =~ ^[1-9][0-9]*\. ]] || had_made=''
+  if [[ $made && $had_made ]]; then [[ $made == "$had_made" ]]; else [[ $inode == "$had_inode" ]]; fi
 }
 
 # is_empty: $dir has no entries, so the user loses nothing.
 is_empty() {
-	local found
-	found=$(find -L "$dir" -mindepth 1 -maxdepth 1 -print -quit 2>/dev/null) && [[ -z $found ]]
+  local found
+  found=$(find -L "$dir" -mindepth 1 -maxdepth 1 -print -quit 2>/dev/null) && [[ -z $found ]]
 }
 
 # foreign: something that is not ours is at $dir. $REPLY says what: "directory", "file",
 # "link TARGET" for a link to a directory, "dangling TARGET" for any other link.
 foreign() {
-	REPLY=''
-	if [[ ! -e $dir && ! -L $dir ]]; then return 1; fi
-	if [[ ! -d $dir ]]; then
-		REPLY='file'
-		[[ ! -L $dir ]] || REPLY="dangling $(readlink -- "$dir")"
-		return 0
-	fi
-	# Checked twice: where workers share a home, another worker may have made it
-	# meanwhile.
-	if is_ours || is_empty || is_ours; then return 1; fi
-	REPLY='directory'
-	[[ ! -L $dir ]] || REPLY="link $(readlink -- "$dir")"
+  REPLY=''
+  if [[ ! -e $dir && ! -L $dir ]]; then return 1; fi
+  if [[ ! -d $dir ]]; then
+    REPLY='file'
+    [[ ! -L $dir ]] || REPLY="dangling $(readlink -- "$dir")"
+    return 0
+  fi
+  # Checked twice: where workers share a home, another worker may have made it
+  # meanwhile.
+  if is_ours || is_empty || is_ours; then return 1; fi
+  REPLY='directory'
+  [[ ! -L $dir ]] || REPLY="link $(readlink -- "$dir")"
 }
 
 # take_place: makes the directory and records it as ours. If it is interrupted before
 # that, it leaves an empty directory.
 take_place() {
-	[[ -d $dir ]] || mkdir -p -- "$dir" || return
-	! is_ours || [[ ! -s $state/place ]] || return 0
-	[[ $REPLY ]] && printf '%s\n' "$REPLY" >"$state/place.new" && mv -f -- "$state/place.new" "$state/place"
+  [[ -d $dir ]] || mkdir -p -- "$dir" || return
+  ! is_ours || [[ ! -s $state/place ]] || return 0
+  [[ $REPLY ]] && printf '%s\n' "$REPLY" >"$state/place.new" && mv -f -- "$state/place.new" "$state/place"
 }

@@ -8,15 +8,15 @@ export LC_ALL=C
 unset PERL5OPT PERL5LIB
 spool=$HOME/.multihost/store/incoming/relay.$1
 for ((tries = 0; tries < 300; tries++)); do
-	[[ ! -f $spool/data ]] || break
-	sleep 0.1 # the worker script was started at the same time as this one
+  [[ ! -f $spool/data ]] || break
+  sleep 0.1 # the worker script was started at the same time as this one
 done
 read -r pid <"$spool/pid" || exit 1
 exec 3<"$spool/data" || exit 1
 if command -v perl >/dev/null; then
-	# perl costs a third of what tail and head cost, and two of these run on a worker.
-	# shellcheck disable=SC2016
-	exec perl -e '($pid, $over) = @ARGV; for ($ended = 0; !$ended; select(undef, undef, undef, 0.05)) {
+  # perl costs a third of what tail and head cost, and two of these run on a worker.
+  # shellcheck disable=SC2016
+  exec perl -e '($pid, $over) = @ARGV; for ($ended = 0; !$ended; select(undef, undef, undef, 0.05)) {
 		$ended = -e $over || !kill(0, $pid);
 		while (sysread(STDIN, $piece, 65536)) {
 			for ($at = 0; $at < length $piece; $at += $n) {
@@ -27,7 +27,7 @@ if command -v perl >/dev/null; then
 fi
 ended=''
 until [[ $ended ]]; do
-	[[ ! -e $spool/over ]] && kill -0 "$pid" 2>/dev/null || ended=yes
-	cat <&3 2>/dev/null || exit 1
-	[[ $ended ]] || sleep 0.2
+  [[ ! -e $spool/over ]] && kill -0 "$pid" 2>/dev/null || ended=yes
+  cat <&3 2>/dev/null || exit 1
+  [[ $ended ]] || sleep 0.2
 done

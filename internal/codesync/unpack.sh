@@ -9,8 +9,8 @@ dir=$HOME/$1
 # shellcheck disable=SC2034 # place.sh reads it
 state=$HOME/.multihost/sync/$1
 if foreign && [[ $2 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
-	printf '%s is a %s that no run brought there; it is left as it is\n' "$dir" "${REPLY%% *}" >&2
-	exit 3
+  printf '%s is a %s that no run brought there; it is left as it is\n' "$dir" "${REPLY%% *}" >&2
+  exit 3
 fi
 # Without the digest, a sync does not take the directory for complete.
 (umask 077 && mkdir -p -- "$state") && rm -f -- "$state/digest" && take_place && cd -- "$dir" && exec tar -xzpf -

@@ -37,8 +37,8 @@ owner=${7-} adopt=${8-} form=${9-} token=${10-} size=${11-} serve=${12-} peer_ho
 
 say() { printf 'multihost-sync 1 %s\n' "$*"; }
 die() {
-	say "error $*"
-	exit 1
+  say "error $*"
+  exit 1
 }
 
 [[ -n $HOME && -d $HOME ]] || die "the login has no home directory"
@@ -55,8 +55,8 @@ manifest=$state/manifest.$digest # of the content that the directory shall get
 stage='' spool=''
 
 clean_up() {
-	[[ -z $stage ]] || rm -rf -- "$stage"
-	[[ -z $spool ]] || rm -rf -- "$spool"
+  [[ -z $stage ]] || rm -rf -- "$stage"
+  [[ -z $spool ]] || rm -rf -- "$spool"
 }
 trap clean_up EXIT
 
@@ -65,23 +65,23 @@ trap clean_up EXIT
 # sync spends most of its time on starting processes.
 names=() few=100
 with_names() {
-	if ((${#names[@]} > few)); then
-		printf '%s\0' "${names[@]}" | xargs -0 -r "$@"
-	elif ((${#names[@]} > 0)); then
-		"$@" "${names[@]}"
-	fi
+  if ((${#names[@]} > few)); then
+    printf '%s\0' "${names[@]}" | xargs -0 -r "$@"
+  elif ((${#names[@]} > 0)); then
+    "$@" "${names[@]}"
+  fi
 }
 
 # with_names_of FILE COMMAND...: the same, with names from a file, each ended by NUL.
 with_names_of() {
-	local file=$1
-	shift
-	mapfile -d '' -t -n $((few + 1)) names <"$file" || return
-	if ((${#names[@]} > few)); then
-		xargs -0 -r -a "$file" "$@"
-	else
-		with_names "$@"
-	fi
+  local file=$1
+  shift
+  mapfile -d '' -t -n $((few + 1)) names <"$file" || return
+  if ((${#names[@]} > few)); then
+    xargs -0 -r -a "$file" "$@"
+  else
+    with_names "$@"
+  fi
 }
 
 # look_at_all prints one line, ended by NUL, for each entry of the last sync. The line
@@ -90,160 +90,160 @@ with_names_of() {
 # another mode, since a run may put files into it. Call it in a subshell: it changes the
 # directory.
 look_at_all() {
-	local status=0
-	cd -- "$dir" 2>/dev/null || exit
-	with_names_of "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
-	with_names_of "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
-	return "$status"
+  local status=0
+  cd -- "$dir" 2>/dev/null || exit
+  with_names_of "$state/directories" stat --printf='d %f %i %n\0' -- 2>/dev/null || status=$?
+  with_names_of "$state/paths" stat --printf='f %f %s %i %.9Z %n\0' -- 2>/dev/null || status=$?
+  return "$status"
 }
 
 check() {
-	local have=''
-	[[ -f $state/digest && -f $state/paths && -f $state/seen && -d $dir ]] &&
-		read -r have _ <"$state/digest" && [[ $have == "$digest" ]] &&
-		look_at_all | cmp -s -- - "$state/seen"
+  local have=''
+  [[ -f $state/digest && -f $state/paths && -f $state/seen && -d $dir ]] &&
+    read -r have _ <"$state/digest" && [[ $have == "$digest" ]] &&
+    look_at_all | cmp -s -- - "$state/seen"
 }
 
 # last_run: says which run was synced last, and the digest of its manifest.
 last_run() {
-	local newest='' file sum
-	for file in "$home"/.multihost/sync/*/digest; do
-		[[ -f $file && -f ${file%digest}manifest && (-z $newest || $file -nt $newest) ]] && newest=$file
-	done
-	[[ $newest ]] && read -r sum _ <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
+  local newest='' file sum
+  for file in "$home"/.multihost/sync/*/digest; do
+    [[ -f $file && -f ${file%digest}manifest && (-z $newest || $file -nt $newest) ]] && newest=$file
+  done
+  [[ $newest ]] && read -r sum _ <"$newest" && newest=${newest%/digest} && say "differs ${newest##*/} $sum"
 }
 
 prepare() {
-	if [[ ! -d $state || ! -d $store || ! -d $incoming ]]; then
-		[[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
-		(umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
-	fi
-	# One sync at a time into a run directory; an interrupted one may take a moment to
-	# end.
-	exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
-	flock -w 60 9 || die "another sync into ~/$run is under way"
-	# The shared lock keeps the store from being pruned while we use it.
-	flock -s -w 600 8 || die "the content store is locked"
+  if [[ ! -d $state || ! -d $store || ! -d $incoming ]]; then
+    [[ -d $home/.multihost ]] || mkdir -p "$home/.multihost" || die "cannot make ~/.multihost"
+    (umask 077 && mkdir -p "$state" "$store" "$incoming") || die "cannot make ~/.multihost/store"
+  fi
+  # One sync at a time into a run directory; an interrupted one may take a moment to
+  # end.
+  exec 9>"$state/lock" 8>"$store_lock" || die "cannot make lock files in ~/.multihost"
+  flock -w 60 9 || die "another sync into ~/$run is under way"
+  # The shared lock keeps the store from being pruned while we use it.
+  flock -s -w 600 8 || die "the content store is locked"
 }
 
 # take_manifest PIECE...: writes the manifest from its pieces. A piece is a number of new
 # bytes, or OFFSET+LENGTH of the manifest of the run $token. Without pieces stdin has the
 # whole manifest.
 take_manifest() {
-	local sum
-	if (($# == 0)); then
-		gzip -dc
-	elif [[ " $* " =~ \ [0-9]+\  ]]; then
-		gzip -dc | put_together "$@"
-	else
-		while IFS= read -r -d '' sum; do :; done # nothing is new
-		put_together "$@"
-	fi >"$manifest" || die "cannot write ~/.multihost/sync/$run"
-	read -r sum _ < <(sha256sum <"$manifest")
-	if [[ $sum != "$digest" ]]; then
-		say "broken the manifest did not arrive whole"
-		exit 1
-	fi
+  local sum
+  if (($# == 0)); then
+    gzip -dc
+  elif [[ " $* " =~ \ [0-9]+\  ]]; then
+    gzip -dc | put_together "$@"
+  else
+    while IFS= read -r -d '' sum; do :; done # nothing is new
+    put_together "$@"
+  fi >"$manifest" || die "cannot write ~/.multihost/sync/$run"
+  read -r sum _ < <(sha256sum <"$manifest")
+  if [[ $sum != "$digest" ]]; then
+    say "broken the manifest did not arrive whole"
+    exit 1
+  fi
 }
 
 # put_together PIECE...: writes the pieces to stdout; the new bytes are on stdin.
 put_together() {
-	local piece old=$home/.multihost/sync/$token/manifest
-	[[ -f $old ]] || old=/dev/null # the digest will not match
-	for piece; do
-		case $piece in
-		0+*) head -c "${piece#*+}" -- "$old" ;;
-		*+*) tail -c "+$((${piece%+*} + 1))" -- "$old" 2>/dev/null | head -c "${piece#*+}" ;;
-		*) head -c "$piece" ;;
-		esac || return
-	done
+  local piece old=$home/.multihost/sync/$token/manifest
+  [[ -f $old ]] || old=/dev/null # the digest will not match
+  for piece; do
+    case $piece in
+      0+*) head -c "${piece#*+}" -- "$old" ;;
+      *+*) tail -c "+$((${piece%+*} + 1))" -- "$old" 2>/dev/null | head -c "${piece#*+}" ;;
+      *) head -c "$piece" ;;
+    esac || return
+  done
 }
 
 # hash_in DIRECTORY: prints a line "HASH", two characters, "NAME" for each of $names,
 # which are contents in DIRECTORY. openssl is eight times as fast as coreutils where the
 # processor has instructions for it. Call it in a subshell: it changes the directory.
 hash_in() {
-	local -a command=(sha256sum --)
-	! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
-	cd -- "$1" || exit
-	((${#names[@]} == 0 || ${#names[@]} > few)) || exec "${command[@]}" "${names[@]}"
-	with_names "${command[@]}"
+  local -a command=(sha256sum --)
+  ! command -v openssl >/dev/null || command=(openssl dgst -sha256 -r)
+  cd -- "$1" || exit
+  ((${#names[@]} == 0 || ${#names[@]} > few)) || exec "${command[@]}" "${names[@]}"
+  with_names "${command[@]}"
 }
 
 # sum_of NUMBER...: $REPLY is their sum. It skips anything else: a crash may have damaged
 # the file.
 sum_of() {
-	local number
-	REPLY=0
-	for number; do
-		[[ ! $number =~ ^[1-9][0-9]{0,15}$ ]] || ((REPLY += number))
-	done
+  local number
+  REPLY=0
+  for number; do
+    [[ ! $number =~ ^[1-9][0-9]{0,15}$ ]] || ((REPLY += number))
+  done
 }
 
 # receive_contents: unpacks the archive and moves undamaged contents to the store.
 declare -A proven=() # contents that this step received and hashed
 receive_contents() {
-	local in sum name prefix tar_failed='' unzip=''
-	local -a there=() whole=()
-	local -A prefixes=()
-	in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
-	[[ $form == plain ]] || unzip=z
-	# -m: contents are new now, since the store is pruned by age. -b: 64 KiB at a time.
-	tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
-	mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
-	names=("${there[@]#* }")
-	while read -r sum name; do
-		name=${name#\*}
-		name=${name#./}
-		if [[ $sum == "$name" && $name =~ ^[0-9a-f]{64}$ ]]; then
-			prefixes[${name:0:2}]=1 proven[$name]=1
-			whole+=("$in/$name" "$store/${name:0:2}/$name")
-		fi
-	done < <(hash_in "$in")
-	# Add the size before storing, so that prune never assumes less than is there.
-	sum_of "${there[@]%% *}"
-	printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
-	names=()
-	for prefix in "${!prefixes[@]}"; do
-		[[ -d $store/$prefix ]] || names+=("$store/$prefix")
-	done
-	with_names mkdir -p -- || tar_failed=yes
-	names=("${whole[@]}")
-	rename_names || tar_failed=yes
-	rm -rf -- "$in"
-	if [[ -n $tar_failed ]]; then
-		[[ ! -s $spool/said ]] || cat -- "$spool/said" >&2
-		say "broken the files did not arrive whole"
-		exit 1
-	fi
+  local in sum name prefix tar_failed='' unzip=''
+  local -a there=() whole=()
+  local -A prefixes=()
+  in=$(mktemp -d "$incoming/XXXXXXXX") || die "cannot make a directory in ~/.multihost/store"
+  [[ $form == plain ]] || unzip=z
+  # -m: contents are new now, since the store is pruned by age. -b: 64 KiB at a time.
+  tar "-x${unzip}mf" - -b 128 -C "$in" --no-same-owner || tar_failed=yes
+  mapfile -d '' -t there < <(exec find "$in" -maxdepth 1 -type f -printf '%s ./%f\0')
+  names=("${there[@]#* }")
+  while read -r sum name; do
+    name=${name#\*}
+    name=${name#./}
+    if [[ $sum == "$name" && $name =~ ^[0-9a-f]{64}$ ]]; then
+      prefixes[${name:0:2}]=1 proven[$name]=1
+      whole+=("$in/$name" "$store/${name:0:2}/$name")
+    fi
+  done < <(hash_in "$in")
+  # Add the size before storing, so that prune never assumes less than is there.
+  sum_of "${there[@]%% *}"
+  printf '%s\n' "$REPLY" >>"$grown" || tar_failed=yes
+  names=()
+  for prefix in "${!prefixes[@]}"; do
+    [[ -d $store/$prefix ]] || names+=("$store/$prefix")
+  done
+  with_names mkdir -p -- || tar_failed=yes
+  names=("${whole[@]}")
+  rename_names || tar_failed=yes
+  rm -rf -- "$in"
+  if [[ -n $tar_failed ]]; then
+    [[ ! -s $spool/said ]] || cat -- "$spool/said" >&2
+    say "broken the files did not arrive whole"
+    exit 1
+  fi
 }
 
 # take_in COMMAND...: receives the output of the command through a spool file. This script
 # and the workers that fetch from here read the spool while it is written.
 take_in() {
-	local old pid
-	[[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
-	# Remove spools that a SIGKILL left behind.
-	for old in "$incoming"/relay.*/pid; do
-		[[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
-	done
-	spool=$incoming/relay.$token
-	if ! { mkdir -- "$spool" && echo $$ >"$spool/pid" && : >"$spool/data"; }; then
-		say "broken cannot write ~/.multihost/store"
-		exit 1
-	fi
-	{
-		exec 8>&- 9>&-
-		# ssh does not say why it could not write.
-		"$@" >>"$spool/data" || has_space || echo "No space left on device" >&2
-		: >"$spool/over"
-	} >/dev/null 2>"$spool/said" &
-	receive_contents < <(exec 8>&- 9>&- && eval "$serve")
+  local old pid
+  [[ $token =~ ^[A-Za-z0-9]+$ ]] || die "bad token"
+  # Remove spools that a SIGKILL left behind.
+  for old in "$incoming"/relay.*/pid; do
+    [[ -f $old ]] && read -r pid <"$old" && ! kill -0 "$pid" 2>/dev/null && rm -rf -- "${old%/pid}"
+  done
+  spool=$incoming/relay.$token
+  if ! { mkdir -- "$spool" && echo $$ >"$spool/pid" && : >"$spool/data"; }; then
+    say "broken cannot write ~/.multihost/store"
+    exit 1
+  fi
+  {
+    exec 8>&- 9>&-
+    # ssh does not say why it could not write.
+    "$@" >>"$spool/data" || has_space || echo "No space left on device" >&2
+    : >"$spool/over"
+  } >/dev/null 2>"$spool/said" &
+  receive_contents < <(exec 8>&- 9>&- && eval "$serve")
 }
 
 has_space() {
-	local free size
-	read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
+  local free size
+  read -r free size < <(stat -f -c '%a %S' -- "$spool") && ((free * size >= 65536))
 }
 
 # feed: writes what the runner sends, in pieces that are cheap to read.
@@ -253,36 +253,36 @@ feed() { dd bs=64k count="$size" iflag=fullblock,count_bytes status=none <&7; }
 # may use: the host key that the runner has verified, and the login that it lends. fetch
 # ends when the runner hangs up.
 fetch() {
-	local ssh watch algorithms=${peer_key%% *}
-	[[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
-	printf 'peer %s\n' "$peer_key" >"$spool/known_hosts"
-	ssh -F /dev/null -T -o BatchMode=yes -o LogLevel=ERROR \
-		-o StrictHostKeyChecking=yes -o HostKeyAlias=peer -o HostKeyAlgorithms="$algorithms" \
-		-o UserKnownHostsFile="$spool/known_hosts" -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no \
-		-o IdentityFile=none -o PreferredAuthentications=publickey -o ForwardAgent=no -o ControlPath=none \
-		-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o Compression=no \
-		-o Ciphers=^aes128-gcm@openssh.com -o KexAlgorithms=^curve25519-sha256 \
-		-p "$peer_port" -l "$peer_user" -- "$peer_host" "$serve" </dev/null &
-	ssh=$!
-	{
-		read -r -u 7
-		kill "$ssh"
-	} &
-	watch=$!
-	wait "$ssh"
-	kill "$watch"
+  local ssh watch algorithms=${peer_key%% *}
+  [[ $algorithms != ssh-rsa ]] || algorithms=rsa-sha2-512,rsa-sha2-256
+  printf 'peer %s\n' "$peer_key" >"$spool/known_hosts"
+  ssh -F /dev/null -T -o BatchMode=yes -o LogLevel=ERROR \
+    -o StrictHostKeyChecking=yes -o HostKeyAlias=peer -o HostKeyAlgorithms="$algorithms" \
+    -o UserKnownHostsFile="$spool/known_hosts" -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no \
+    -o IdentityFile=none -o PreferredAuthentications=publickey -o ForwardAgent=no -o ControlPath=none \
+    -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o Compression=no \
+    -o Ciphers=^aes128-gcm@openssh.com -o KexAlgorithms=^curve25519-sha256 \
+    -p "$peer_port" -l "$peer_user" -- "$peer_host" "$serve" </dev/null &
+  ssh=$!
+  {
+    read -r -u 7
+    kill "$ssh"
+  } &
+  watch=$!
+  wait "$ssh"
+  kill "$watch"
 }
 
 # keep_serving: waits until the runner ends our input or is gone; other workers read the
 # spool until then.
 keep_serving() {
-	exec 8>&- 9>&-
-	cat <&7 >/dev/null
+  exec 8>&- 9>&-
+  cat <&7 >/dev/null
 }
 
 can_fetch() {
-	# An agent does not learn from older versions where they log in to.
-	[[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
+  # An agent does not learn from older versions where they log in to.
+  [[ $(ssh -V 2>&1) =~ ^OpenSSH_([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 809))
 }
 
 # The arrays describe entries: element i of each array belongs to entry i.
@@ -290,20 +290,20 @@ kinds=() modes=() sizes=() hashes=() paths=() targets=()
 
 # add_entry KIND MODE SIZE HASH PATH TARGET: adds one entry.
 add_entry() {
-	case "/$5/" in
-	*/../* | *//* | */./*) die "bad path in the manifest" ;;
-	esac
-	kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
+  case "/$5/" in
+    */../* | *//* | */./*) die "bad path in the manifest" ;;
+  esac
+  kinds+=("$1") modes+=("$2") sizes+=("$3") hashes+=("$4") paths+=("$5") targets+=("$6")
 }
 
 # read_manifest FILE: adds all entries of a manifest.
 read_manifest() {
-	local i
-	local -a all
-	mapfile -d '' -t all <"$1"
-	for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
-		add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "${all[i + 4]}" "${all[i + 5]}"
-	done
+  local i
+  local -a all
+  mapfile -d '' -t all <"$1"
+  for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
+    add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "${all[i + 4]}" "${all[i + 5]}"
+  done
 }
 
 # find_work: fills the arrays with the entries that may differ between the directory and
@@ -312,11 +312,11 @@ read_manifest() {
 # manifests, and those that somebody changed since; otherwise they are all entries.
 old=() all_used=''
 find_work() {
-	find_differences && return
-	all_used=yes # by tell_missing
-	old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
-	read_manifest "$manifest"
-	read_old
+  find_differences && return
+  all_used=yes # by tell_missing
+  old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
+  read_manifest "$manifest"
+  read_old
 }
 
 read_old() { [[ ! -f $state/manifest ]] || mapfile -d '' -t old <"$state/manifest"; }
@@ -324,37 +324,37 @@ read_old() { [[ ! -f $state/manifest ]] || mapfile -d '' -t old <"$state/manifes
 # find_differences fails if it cannot determine the differences. Each step writes a file,
 # so that a failed step is noticed.
 find_differences() {
-	local - line i path fields work=$state/work
-	local -a all=()
-	local -A touched=()
-	set -o pipefail
-	[[ -f $state/digest && -f $state/seen && -f $state/manifest ]] || return 1
-	{ look_at_all || :; } | sort -z >"$work.now" && sort -z -- "$state/seen" >"$work.seen" &&
-		comm -z -3 -- "$work.seen" "$work.now" >"$work.touched" &&
-		records "$state/manifest" >"$work.had" && records "$manifest" >"$work.wanted" &&
-		comm -z -3 -- "$work.had" "$work.wanted" | sort -z -t $'\2' -k 5,5 >"$work.differs" || return 1
-	while IFS= read -r -d '' line; do
-		line=${line#$'\t'}
-		# If a directory was changed, everything below it may differ, too.
-		[[ $line == f* ]] || return 1
-		touched["/${line#* * * * * }"]=1
-	done <"$work.touched"
-	while IFS=$'\2' read -r -d '' -a fields; do
-		fields=("${fields[@]//$'\3b'/$'\2'}")
-		fields=("${fields[@]//$'\3a'/$'\3'}")
-		if [[ ${fields[0]} == $'\t'* ]]; then
-			add_entry "${fields[0]#$'\t'}" "${fields[@]:1:4}" "${fields[5]-}"
-			touched["/${fields[4]}"]=''
-		else
-			old+=("${fields[@]:0:5}" "${fields[5]-}")
-		fi
-	done <"$work.differs"
-	[[ ${touched[*]} == *1* ]] || return 0
-	mapfile -d '' -t all <"$manifest"
-	for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
-		path=${all[i + 4]}
-		[[ -z ${touched["/$path"]-} ]] || add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "$path" "${all[i + 5]}"
-	done
+  local - line i path fields work=$state/work
+  local -a all=()
+  local -A touched=()
+  set -o pipefail
+  [[ -f $state/digest && -f $state/seen && -f $state/manifest ]] || return 1
+  { look_at_all || :; } | sort -z >"$work.now" && sort -z -- "$state/seen" >"$work.seen" &&
+    comm -z -3 -- "$work.seen" "$work.now" >"$work.touched" &&
+    records "$state/manifest" >"$work.had" && records "$manifest" >"$work.wanted" &&
+    comm -z -3 -- "$work.had" "$work.wanted" | sort -z -t $'\2' -k 5,5 >"$work.differs" || return 1
+  while IFS= read -r -d '' line; do
+    line=${line#$'\t'}
+    # If a directory was changed, everything below it may differ, too.
+    [[ $line == f* ]] || return 1
+    touched["/${line#* * * * * }"]=1
+  done <"$work.touched"
+  while IFS=$'\2' read -r -d '' -a fields; do
+    fields=("${fields[@]//$'\3b'/$'\2'}")
+    fields=("${fields[@]//$'\3a'/$'\3'}")
+    if [[ ${fields[0]} == $'\t'* ]]; then
+      add_entry "${fields[0]#$'\t'}" "${fields[@]:1:4}" "${fields[5]-}"
+      touched["/${fields[4]}"]=''
+    else
+      old+=("${fields[@]:0:5}" "${fields[5]-}")
+    fi
+  done <"$work.differs"
+  [[ ${touched[*]} == *1* ]] || return 0
+  mapfile -d '' -t all <"$manifest"
+  for ((i = 0; i + 5 < ${#all[@]}; i += 6)); do
+    path=${all[i + 4]}
+    [[ -z ${touched["/$path"]-} ]] || add_entry "${all[i]}" "${all[i + 1]}" "${all[i + 2]}" "${all[i + 3]}" "$path" "${all[i + 5]}"
+  done
 }
 
 # records FILE: prints each entry of a manifest as one record, with \2 between its fields.
@@ -367,363 +367,363 @@ blob=
 # store's files of the others.
 missing=() here=()
 find_contents() {
-	local i hash
-	local -A seen=()
-	missing=() here=()
-	for i in "${!kinds[@]}"; do
-		hash=${hashes[i]}
-		[[ ${kinds[i]} == f && -z ${seen[$hash]-} ]] || continue
-		blob "$hash"
-		[[ -f $blob ]] || seen[$hash]=missing
-		: "${seen[$hash]:=here}"
-	done
-	for hash in "${!seen[@]}"; do
-		if [[ ${seen[$hash]} == missing ]]; then
-			missing+=("$hash")
-		else
-			blob "$hash"
-			here+=("$blob")
-		fi
-	done
+  local i hash
+  local -A seen=()
+  missing=() here=()
+  for i in "${!kinds[@]}"; do
+    hash=${hashes[i]}
+    [[ ${kinds[i]} == f && -z ${seen[$hash]-} ]] || continue
+    blob "$hash"
+    [[ -f $blob ]] || seen[$hash]=missing
+    : "${seen[$hash]:=here}"
+  done
+  for hash in "${!seen[@]}"; do
+    if [[ ${seen[$hash]} == missing ]]; then
+      missing+=("$hash")
+    else
+      blob "$hash"
+      here+=("$blob")
+    fi
+  done
 }
 
 # tell_missing: if the store lacks contents, lists them and exits.
 tell_missing() {
-	find_contents
-	# A new time keeps contents that are used in the store.
-	names=("${here[@]}")
-	with_names touch -c --
-	((${#missing[@]} > 0)) || return 0
-	local relays=''
-	[[ $step != plan ]] || ! can_fetch || relays=' relays'
-	say "missing ${#missing[@]}$relays"
-	printf '%s\n' "${missing[@]}"
-	exit 0
+  find_contents
+  # A new time keeps contents that are used in the store.
+  names=("${here[@]}")
+  with_names touch -c --
+  ((${#missing[@]} > 0)) || return 0
+  local relays=''
+  [[ $step != plan ]] || ! can_fetch || relays=' relays'
+  say "missing ${#missing[@]}$relays"
+  printf '%s\n' "${missing[@]}"
+  exit 0
 }
 
 # through_link PATH: whether a parent directory of PATH is a link that the run put there.
 # Nothing may be written or removed through it.
 declare -A way=()
 through_link() {
-	local path=$1 parent=${1%/*}
-	[[ $parent != "$path" ]] || return 1
-	if [[ -z ${way[$parent]-} ]]; then
-		if [[ -L $dir/$parent ]] || through_link "$parent"; then
-			way[$parent]='link'
-		else
-			way[$parent]='plain'
-		fi
-	fi
-	[[ ${way[$parent]} == link ]]
+  local path=$1 parent=${1%/*}
+  [[ $parent != "$path" ]] || return 1
+  if [[ -z ${way[$parent]-} ]]; then
+    if [[ -L $dir/$parent ]] || through_link "$parent"; then
+      way[$parent]='link'
+    else
+      way[$parent]='plain'
+    fi
+  fi
+  [[ ${way[$parent]} == link ]]
 }
 
 # find_gone: $gone gets the files in $old that the manifest lacks, $gone_dirs the
 # directories.
 gone=() gone_dirs=()
 find_gone() {
-	gone=() gone_dirs=()
-	local i path
-	local -A wanted=()
-	for i in "${!paths[@]}"; do
-		# A directory in place of a file, or the reverse, counts as another entry.
-		if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
-	done
-	for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
-		path=${old[i + 4]}
-		if [[ ${old[i]} == d ]]; then
-			[[ -n ${wanted["d$path"]-} ]] || gone_dirs+=("$path")
-		elif [[ -z ${wanted["f$path"]-} ]]; then
-			through_link "$path" && continue
-			if [[ -L $dir/$path || -e $dir/$path && ! -d $dir/$path ]]; then
-				gone+=("$dir/$path")
-			fi
-		fi
-	done
+  gone=() gone_dirs=()
+  local i path
+  local -A wanted=()
+  for i in "${!paths[@]}"; do
+    # A directory in place of a file, or the reverse, counts as another entry.
+    if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
+  done
+  for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
+    path=${old[i + 4]}
+    if [[ ${old[i]} == d ]]; then
+      [[ -n ${wanted["d$path"]-} ]] || gone_dirs+=("$path")
+    elif [[ -z ${wanted["f$path"]-} ]]; then
+      through_link "$path" && continue
+      if [[ -L $dir/$path || -e $dir/$path && ! -d $dir/$path ]]; then
+        gone+=("$dir/$path")
+      fi
+    fi
+  done
 }
 
 # remove_gone: removes the files and directories that find_gone finds.
 removed=0
 remove_gone() {
-	local i path
-	find_gone
-	removed=${#gone[@]}
-	names=("${gone[@]}")
-	with_names rm -f -- || die "cannot remove files of the earlier sync"
-	# The deepest first. Files that the run put into a directory keep it.
-	for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
-		path=${gone_dirs[i]}
-		through_link "$path" && continue
-		[[ -d $dir/$path && ! -L $dir/$path ]] && rmdir --ignore-fail-on-non-empty -- "$dir/$path"
-	done
+  local i path
+  find_gone
+  removed=${#gone[@]}
+  names=("${gone[@]}")
+  with_names rm -f -- || die "cannot remove files of the earlier sync"
+  # The deepest first. Files that the run put into a directory keep it.
+  for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
+    path=${gone_dirs[i]}
+    through_link "$path" && continue
+    [[ -d $dir/$path && ! -L $dir/$path ]] && rmdir --ignore-fail-on-non-empty -- "$dir/$path"
+  done
 }
 
 make_directories() {
-	local i path
-	names=()
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == d ]] || continue
-		path=$dir/${paths[i]}
-		# Parents come first, so no parent is a link any more.
-		if [[ -L $path || -e $path && ! -d $path ]]; then
-			rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
-		fi
-		[[ -d $path ]] || names+=("$path")
-	done
-	with_names mkdir -p -- || die "cannot make directories in ~/$run"
+  local i path
+  names=()
+  for i in "${!kinds[@]}"; do
+    [[ ${kinds[i]} == d ]] || continue
+    path=$dir/${paths[i]}
+    # Parents come first, so no parent is a link any more.
+    if [[ -L $path || -e $path && ! -d $path ]]; then
+      rm -f -- "$path" || die "cannot replace ${paths[i]@Q}"
+    fi
+    [[ -d $path ]] || names+=("$path")
+  done
+  with_names mkdir -p -- || die "cannot make directories in ~/$run"
 }
 
 # find_changed: $changed gets the indices of the files that do not have their content.
 changed=()
 find_changed() {
-	local i line
-	local -A sums=()
-	changed=() names=()
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == f && -f $dir/${paths[i]} && ! -L $dir/${paths[i]} ]] && names+=("${paths[i]}")
-	done
-	if ((${#names[@]} > 0)); then
-		while IFS= read -r -d '' line; do
-			sums["${line:66}"]=${line:0:64}
-		done < <(cd -- "$dir" && with_names sha256sum -z -- 2>/dev/null)
-	fi
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == f ]] || continue
-		if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
-			die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
-		fi
-		[[ ${sums["${paths[i]}"]-} == "${hashes[i]}" ]] || changed+=("$i")
-	done
+  local i line
+  local -A sums=()
+  changed=() names=()
+  for i in "${!kinds[@]}"; do
+    [[ ${kinds[i]} == f && -f $dir/${paths[i]} && ! -L $dir/${paths[i]} ]] && names+=("${paths[i]}")
+  done
+  if ((${#names[@]} > 0)); then
+    while IFS= read -r -d '' line; do
+      sums["${line:66}"]=${line:0:64}
+    done < <(cd -- "$dir" && with_names sha256sum -z -- 2>/dev/null)
+  fi
+  for i in "${!kinds[@]}"; do
+    [[ ${kinds[i]} == f ]] || continue
+    if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
+      die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+    fi
+    [[ ${sums["${paths[i]}"]-} == "${hashes[i]}" ]] || changed+=("$i")
+  done
 }
 
 # place_files: copies contents from the store, verifies their hashes and renames them. It
 # copies them because a run may write into its files and must not write into the store.
 staged=()
 place_files() {
-	local i line spoilt=
-	local -a plain=() again=()
-	local -A first=()
-	((${#changed[@]} > 0)) || return 0
-	stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
-	# One cp copies many contents; only further copies of the same content need one of
-	# their own.
-	for i in "${changed[@]}"; do
-		blob "${hashes[i]}"
-		if [[ -z ${first[${hashes[i]}]-} ]]; then
-			first[${hashes[i]}]=1
-			staged[i]=${hashes[i]}
-			plain+=("$blob")
-		else
-			staged[i]=${hashes[i]}.$i
-			again+=("$blob" "$stage/${staged[i]}")
-		fi
-	done
-	names=("${plain[@]}")
-	with_names cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
-	if ((${#again[@]} > 0)); then
-		printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || die "cannot copy to ~/$run"
-	fi
-	names=()
-	for i in "${changed[@]}"; do
-		[[ ${proven[${hashes[i]}]-} ]] || names+=("${staged[i]}")
-	done
-	if ((${#names[@]} > 0)); then
-		while read -r line; do
-			i=${line:66:64}
-			if [[ ${line:0:64} != "$i" ]]; then
-				blob "$i"
-				rm -f -- "$blob"
-				spoilt=yes
-			fi
-		done < <(hash_in "$stage")
-	fi
-	[[ -z $spoilt ]] || tell_missing
-	set_modes "$stage" "${changed[@]}"
-	names=()
-	for i in "${changed[@]}"; do
-		names+=("$stage/${staged[i]}" "$dir/${paths[i]}")
-	done
-	rename_names || die "cannot write to ~/$run"
-	rm -rf -- "$stage"
-	stage=''
+  local i line spoilt=
+  local -a plain=() again=()
+  local -A first=()
+  ((${#changed[@]} > 0)) || return 0
+  stage=$(mktemp -d "$dir/.multihost-sync.XXXXXXXX") || die "cannot write to ~/$run"
+  # One cp copies many contents; only further copies of the same content need one of
+  # their own.
+  for i in "${changed[@]}"; do
+    blob "${hashes[i]}"
+    if [[ -z ${first[${hashes[i]}]-} ]]; then
+      first[${hashes[i]}]=1
+      staged[i]=${hashes[i]}
+      plain+=("$blob")
+    else
+      staged[i]=${hashes[i]}.$i
+      again+=("$blob" "$stage/${staged[i]}")
+    fi
+  done
+  names=("${plain[@]}")
+  with_names cp --reflink=auto -t "$stage" -- || die "cannot copy to ~/$run"
+  if ((${#again[@]} > 0)); then
+    printf '%s\0' "${again[@]}" | xargs -0 -r -n 2 -P 8 cp --reflink=auto -- || die "cannot copy to ~/$run"
+  fi
+  names=()
+  for i in "${changed[@]}"; do
+    [[ ${proven[${hashes[i]}]-} ]] || names+=("${staged[i]}")
+  done
+  if ((${#names[@]} > 0)); then
+    while read -r line; do
+      i=${line:66:64}
+      if [[ ${line:0:64} != "$i" ]]; then
+        blob "$i"
+        rm -f -- "$blob"
+        spoilt=yes
+      fi
+    done < <(hash_in "$stage")
+  fi
+  [[ -z $spoilt ]] || tell_missing
+  set_modes "$stage" "${changed[@]}"
+  names=()
+  for i in "${changed[@]}"; do
+    names+=("$stage/${staged[i]}" "$dir/${paths[i]}")
+  done
+  rename_names || die "cannot write to ~/$run"
+  rm -rf -- "$stage"
+  stage=''
 }
 
 # rename_names: $names are OLD and NEW in turn. mv would need one process for each file;
 # perl, which every Debian has, needs one for all. Only renames to another file system, in
 # a directory that is a mount, need mv.
 rename_names() {
-	# shellcheck disable=SC2016 # for perl
-	local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
+  # shellcheck disable=SC2016 # for perl
+  local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
 		while (defined($old = $arguments ? shift : <STDIN>)) {
 			chomp($old, $new = $arguments ? shift : <STDIN>);
 			rename($old, $new) || $!{EXDEV} && !system("mv", "-fT", "--", $old, $new) || die "rename to $new: $!\n" }')
-	if ((${#names[@]} == 0)); then
-		return
-	elif ! command -v perl >/dev/null; then
-		printf '%s\0' "${names[@]}" | xargs -0 -r -n 2 -P 8 mv -fT --
-	elif ((${#names[@]} > few)); then
-		printf '%s\0' "${names[@]}" | "${command[@]}"
-	else
-		"${command[@]}" -- "${names[@]}"
-	fi
+  if ((${#names[@]} == 0)); then
+    return
+  elif ! command -v perl >/dev/null; then
+    printf '%s\0' "${names[@]}" | xargs -0 -r -n 2 -P 8 mv -fT --
+  elif ((${#names[@]} > few)); then
+    printf '%s\0' "${names[@]}" | "${command[@]}"
+  else
+    "${command[@]}" -- "${names[@]}"
+  fi
 }
 
 # set_modes WHERE INDEX...: runs one chmod for each different mode, in the directory or in
 # the stage.
 set_modes() {
-	local where=$1 i mode
-	shift
-	local -A have=()
-	for i; do
-		have[${modes[i]}]=1
-	done
-	for mode in "${!have[@]}"; do
-		names=()
-		for i; do
-			[[ ${modes[i]} == "$mode" ]] || continue
-			if [[ $where == "$dir" ]]; then names+=("$dir/${paths[i]}"); else names+=("$where/${staged[i]}"); fi
-		done
-		with_names chmod "$mode" -- || die "cannot set modes in ~/$run"
-	done
+  local where=$1 i mode
+  shift
+  local -A have=()
+  for i; do
+    have[${modes[i]}]=1
+  done
+  for mode in "${!have[@]}"; do
+    names=()
+    for i; do
+      [[ ${modes[i]} == "$mode" ]] || continue
+      if [[ $where == "$dir" ]]; then names+=("$dir/${paths[i]}"); else names+=("$where/${staged[i]}"); fi
+    done
+    with_names chmod "$mode" -- || die "cannot set modes in ~/$run"
+  done
 }
 
 place_links() {
-	local i
-	for i in "${!kinds[@]}"; do
-		[[ ${kinds[i]} == l ]] || continue
-		if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
-			die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
-		fi
-		ln -sfnT -- "${targets[i]}" "$dir/${paths[i]}" || die "cannot make the link ${paths[i]@Q}"
-	done
+  local i
+  for i in "${!kinds[@]}"; do
+    [[ ${kinds[i]} == l ]] || continue
+    if [[ -d $dir/${paths[i]} && ! -L $dir/${paths[i]} ]]; then
+      die "${paths[i]@Q} is a directory with files that the run made in ~/$run; remove it or use another run name"
+    fi
+    ln -sfnT -- "${targets[i]}" "$dir/${paths[i]}" || die "cannot make the link ${paths[i]@Q}"
+  done
 }
 
 # lives PID START BOOT: whether that process lives. START and the boot id distinguish it
 # from a later process with the same number.
 lives() {
-	local - stat='' boot=''
-	local -a fields
-	{ IFS= read -r boot <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null
-	[[ $1 && $3 == "${boot:-none}" ]] || return 1
-	{ IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
-	set -f
-	# shellcheck disable=SC2206 # words are meant, and no here-string: /tmp may be full
-	fields=(${stat##*) })
-	[[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
+  local - stat='' boot=''
+  local -a fields
+  { IFS= read -r boot <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null
+  [[ $1 && $3 == "${boot:-none}" ]] || return 1
+  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
+  set -f
+  # shellcheck disable=SC2206 # words are meant, and no here-string: /tmp may be full
+  fields=(${stat##*) })
+  [[ ${fields[0]-Z} != [ZX] && ${fields[19]} == "$2" ]]
 }
 
 # in_use: whether a run of that name has started, or is about to start, with the files
 # here. $REPLY is its owner.
 in_use() {
-	local path sup start boot pid begun line who
-	for path in "$home/.multihost/runs/$run"/*/supervisor; do
-		path=${path%/*} sup='' start='' boot='' pid='' begun='' who=''
-		[[ ! -s $path/exit ]] || continue
-		{ read -r sup start boot _ <"$path/supervisor"; } 2>/dev/null
-		{ read -r pid begun _ <"$path/started"; } 2>/dev/null
-		lives "$sup" "$start" "$boot" || lives "$pid" "$begun" "$boot" || continue
-		while IFS= read -r line; do
-			[[ $line != owner=* ]] || who=${line#*=}
-		done 2>/dev/null <"$path/meta"
-		REPLY=$who
-		return 0
-	done
-	return 1
+  local path sup start boot pid begun line who
+  for path in "$home/.multihost/runs/$run"/*/supervisor; do
+    path=${path%/*} sup='' start='' boot='' pid='' begun='' who=''
+    [[ ! -s $path/exit ]] || continue
+    { read -r sup start boot _ <"$path/supervisor"; } 2>/dev/null
+    { read -r pid begun _ <"$path/started"; } 2>/dev/null
+    lives "$sup" "$start" "$boot" || lives "$pid" "$begun" "$boot" || continue
+    while IFS= read -r line; do
+      [[ $line != owner=* ]] || who=${line#*=}
+    done 2>/dev/null <"$path/meta"
+    REPLY=$who
+    return 0
+  done
+  return 1
 }
 
 refuse_in_use() {
-	say "busy $REPLY"
-	exit 1
+  say "busy $REPLY"
+  exit 1
 }
 
 # refuse_foreign ADOPT: refuses to change what the user has at ~/RUN. With ADOPT, only a
 # directory can be taken over.
 refuse_foreign() {
-	if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
-		say "foreign $REPLY"
-		exit 1
-	fi
+  if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
+    say "foreign $REPLY"
+    exit 1
+  fi
 }
 
 fill() {
-	local i was='' file
-	local -a dirs=() kept=()
-	if [[ ! -f $manifest ]]; then
-		say "broken another sync into ~/$run came between"
-		exit 1
-	fi
-	refuse_foreign "$adopt"
-	find_work
-	tell_missing
-	! in_use || refuse_in_use
-	# From here on the directory holds neither the old nor the new files. A run that is
-	# armed from now on notices that; one that was armed before is noticed here.
-	{ IFS= read -r was <"$state/digest"; } 2>/dev/null
-	[[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
-	if in_use; then
-		[[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
-		refuse_in_use
-	fi
-	take_place || die "cannot write ~/$run"
-	# If we are stopped after this, the next sync may remove both the old and the new
-	# files.
-	: >>"$state/manifest" || die "cannot write ~/.multihost/sync/$run"
-	cat "$state/manifest" "$manifest" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
-	[[ -w $dir ]] || die "cannot write to ~/$run"
-	for file in "$dir"/.multihost-sync.*; do
-		[[ ! -d $file ]] || rm -rf -- "$file"
-	done
-	remove_gone
-	mv -f -- "$state/manifest.both" "$state/manifest"
-	make_directories
-	find_changed
-	place_files
-	place_links
-	local -A new=()
-	for i in "${changed[@]}"; do new[$i]=1; done
-	for i in "${!kinds[@]}"; do
-		case ${kinds[i]} in
-		d) dirs+=("$i") ;;
-		f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
-		esac
-	done
-	# The run may have changed the modes of files whose content is right.
-	set_modes "$dir" "${kept[@]}"
-	set_modes "$dir" "${dirs[@]}"
-	finish
+  local i was='' file
+  local -a dirs=() kept=()
+  if [[ ! -f $manifest ]]; then
+    say "broken another sync into ~/$run came between"
+    exit 1
+  fi
+  refuse_foreign "$adopt"
+  find_work
+  tell_missing
+  ! in_use || refuse_in_use
+  # From here on the directory holds neither the old nor the new files. A run that is
+  # armed from now on notices that; one that was armed before is noticed here.
+  { IFS= read -r was <"$state/digest"; } 2>/dev/null
+  [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || die "cannot write ~/.multihost/sync/$run"
+  if in_use; then
+    [[ -z $was ]] || printf '%s\n' "$was" >"$state/digest"
+    refuse_in_use
+  fi
+  take_place || die "cannot write ~/$run"
+  # If we are stopped after this, the next sync may remove both the old and the new
+  # files.
+  : >>"$state/manifest" || die "cannot write ~/.multihost/sync/$run"
+  cat "$state/manifest" "$manifest" >"$state/manifest.both" || die "cannot write ~/.multihost/sync/$run"
+  [[ -w $dir ]] || die "cannot write to ~/$run"
+  for file in "$dir"/.multihost-sync.*; do
+    [[ ! -d $file ]] || rm -rf -- "$file"
+  done
+  remove_gone
+  mv -f -- "$state/manifest.both" "$state/manifest"
+  make_directories
+  find_changed
+  place_files
+  place_links
+  local -A new=()
+  for i in "${changed[@]}"; do new[$i]=1; done
+  for i in "${!kinds[@]}"; do
+    case ${kinds[i]} in
+      d) dirs+=("$i") ;;
+      f) [[ -n ${new[$i]-} ]] || kept+=("$i") ;;
+    esac
+  done
+  # The run may have changed the modes of files whose content is right.
+  set_modes "$dir" "${kept[@]}"
+  set_modes "$dir" "${dirs[@]}"
+  finish
 }
 
 # finish: records what the directory holds, the digest last.
 finish() {
-	local file
-	if ! { mv -f -- "$manifest" "$state/manifest" &&
-		(cd -- "$state" && exec sed -z -n -e '/^d$/{n;n;n;n;w directories' -e 'n;d};n;n;n;n;w paths' -e n -- manifest) &&
-		(look_at_all) >"$state/seen" &&
-		printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
-		mv -f -- "$state/digest.new" "$state/digest"; }; then
-		die "cannot write ~/.multihost/sync/$run"
-	fi
-	# This removes files of a sync that was killed, too.
-	names=()
-	for file in "$state"/manifest.?* "$state"/work.*; do
-		[[ ! -e $file ]] || names+=("$file")
-	done
-	with_names rm -f --
-	keep_used
+  local file
+  if ! { mv -f -- "$manifest" "$state/manifest" &&
+    (cd -- "$state" && exec sed -z -n -e '/^d$/{n;n;n;n;w directories' -e 'n;d};n;n;n;n;w paths' -e n -- manifest) &&
+    (look_at_all) >"$state/seen" &&
+    printf '%s %s\n' "$digest" "$owner" >"$state/digest.new" &&
+    mv -f -- "$state/digest.new" "$state/digest"; }; then
+    die "cannot write ~/.multihost/sync/$run"
+  fi
+  # This removes files of a sync that was killed, too.
+  names=()
+  for file in "$state"/manifest.?* "$state"/work.*; do
+    [[ ! -e $file ]] || names+=("$file")
+  done
+  with_names rm -f --
+  keep_used
 }
 
 # keep_used: marks the contents of a run that is synced regularly as used, so that they
 # stay in the store. A sync itself looks only at contents that are new. Once a day is
 # enough.
 keep_used() {
-	local now at=0
-	printf -v now '%(%s)T' -1
-	{ read -r at _ <"$state/used"; } 2>/dev/null
-	sum_of "$at"
-	at=$REPLY
-	((now - at >= 86400 || now < at)) || return 0
-	[[ $all_used ]] || sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
-		(cd -- "$store" && xargs -0 -r touch -c --) || return 0
-	printf '%s\n' "$now" >"$state/used"
+  local now at=0
+  printf -v now '%(%s)T' -1
+  { read -r at _ <"$state/used"; } 2>/dev/null
+  sum_of "$at"
+  at=$REPLY
+  ((now - at >= 86400 || now < at)) || return 0
+  [[ $all_used ]] || sed -z -n '/^f$/{n;n;n;s/^../&\/&/p;n;n;d};n;n;n;n;n' -- "$state/manifest" |
+    (cd -- "$store" && xargs -0 -r touch -c --) || return 0
+  printf '%s\n' "$now" >"$state/used"
 }
 
 # must_prune: whether it is time to prune. $pruned has the time of the last prune and how
@@ -732,88 +732,88 @@ keep_used() {
 # these alone exceed the limit, pruning again is useless until they get older or a tenth
 # of the store is new.
 must_prune() {
-	local now at had came
-	local -a lines=()
-	printf -v now '%(%s)T' -1
-	{ mapfile -t lines <"$grown"; } 2>/dev/null
-	sum_of "${lines[@]}"
-	came=$REPLY lines=()
-	{ mapfile -t lines <"$pruned"; } 2>/dev/null
-	sum_of "${lines[0]-}"
-	at=$REPLY
-	sum_of "${lines[1]-}"
-	had=$REPLY
-	((now - at >= 86400 || now < at)) ||
-		((had + came > max_bytes && (now - at > keep || came > max_bytes / 10)))
+  local now at had came
+  local -a lines=()
+  printf -v now '%(%s)T' -1
+  { mapfile -t lines <"$grown"; } 2>/dev/null
+  sum_of "${lines[@]}"
+  came=$REPLY lines=()
+  { mapfile -t lines <"$pruned"; } 2>/dev/null
+  sum_of "${lines[0]-}"
+  at=$REPLY
+  sum_of "${lines[1]-}"
+  had=$REPLY
+  ((now - at >= 86400 || now < at)) ||
+    ((had + came > max_bytes && (now - at > keep || came > max_bytes / 10)))
 }
 
 # prune: drops contents that were not used for long and, while the store is too large,
 # those unused the longest. It looks at everything in the store. When another sync of this
 # login is running, it skips: that sync will prune.
 prune() {
-	local used size path total now cut
-	local -a lines=()
-	must_prune || return 0
-	flock -n 8 || return 0 # replaces the shared lock
-	printf -v now '%(%s)T' -1
-	find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
-	cut=$((now - (max_age > keep ? max_age : keep)))
-	find "$store" -type f ! -newermt "@$cut" -delete
-	mapfile -t lines < <(find "$store" -type f -printf '%s\n')
-	sum_of "${lines[@]}"
-	total=$REPLY
-	if ((total > max_bytes)); then
-		lines=()
-		# Drop a tenth more, so that the next content does not start a prune again.
-		while IFS=' ' read -r -d '' used size path; do
-			((total > max_bytes - max_bytes / 10 && now - ${used%.*} > keep)) || break
-			lines+=("$path")
-			((total -= size))
-		done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
-		((${#lines[@]} == 0)) || printf '%s\0' "${lines[@]}" | xargs -0 -r rm -f --
-	fi
-	printf '%s\n' "$now" "$total" >"$pruned" && : >"$grown"
-	# Remove the state of run directories that no longer exist.
-	for path in "$home/.multihost/sync"/*/digest; do
-		[[ -f $path ]] || continue
-		path=${path%/digest}
-		[[ -e $home/${path##*/} ]] || find "$path" -maxdepth 0 -mmin +1440 -exec rm -rf -- {} +
-	done
+  local used size path total now cut
+  local -a lines=()
+  must_prune || return 0
+  flock -n 8 || return 0 # replaces the shared lock
+  printf -v now '%(%s)T' -1
+  find "$incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf -- {} +
+  cut=$((now - (max_age > keep ? max_age : keep)))
+  find "$store" -type f ! -newermt "@$cut" -delete
+  mapfile -t lines < <(find "$store" -type f -printf '%s\n')
+  sum_of "${lines[@]}"
+  total=$REPLY
+  if ((total > max_bytes)); then
+    lines=()
+    # Drop a tenth more, so that the next content does not start a prune again.
+    while IFS=' ' read -r -d '' used size path; do
+      ((total > max_bytes - max_bytes / 10 && now - ${used%.*} > keep)) || break
+      lines+=("$path")
+      ((total -= size))
+    done < <(find "$store" -type f -printf '%T@ %s %p\0' | sort -zn)
+    ((${#lines[@]} == 0)) || printf '%s\0' "${lines[@]}" | xargs -0 -r rm -f --
+  fi
+  printf '%s\n' "$now" "$total" >"$pruned" && : >"$grown"
+  # Remove the state of run directories that no longer exist.
+  for path in "$home/.multihost/sync"/*/digest; do
+    [[ -f $path ]] || continue
+    path=${path%/digest}
+    [[ -e $home/${path##*/} ]] || find "$path" -maxdepth 0 -mmin +1440 -exec rm -rf -- {} +
+  done
 }
 
 case $step in
-check)
-	if check; then
-		say same
-	else
-		refuse_foreign "${4-}"
-		last_run || say differs
-	fi
-	;;
-look)
-	read_manifest <(gzip -dc)
-	if ((${#kinds[@]} != $4)); then
-		say "broken the manifest did not arrive whole"
-		exit 1
-	fi
-	find_contents
-	read_old
-	find_gone
-	say "lacks ${#missing[@]} ${#gone[@]}"
-	((${#missing[@]} == 0)) || printf '%s\n' "${missing[@]}"
-	;;
-plan | receive | feed | fetch)
-	prepare
-	exec 7<&0
-	case $step in
-	plan) take_manifest "${@:11}" ;;
-	receive) receive_contents ;;
-	*) take_in "$step" ;;
-	esac
-	fill
-	prune
-	say "filled $removed"
-	[[ -z $spool ]] || keep_serving
-	;;
-*) die "unknown step" ;;
+  check)
+    if check; then
+      say same
+    else
+      refuse_foreign "${4-}"
+      last_run || say differs
+    fi
+    ;;
+  look)
+    read_manifest <(gzip -dc)
+    if ((${#kinds[@]} != $4)); then
+      say "broken the manifest did not arrive whole"
+      exit 1
+    fi
+    find_contents
+    read_old
+    find_gone
+    say "lacks ${#missing[@]} ${#gone[@]}"
+    ((${#missing[@]} == 0)) || printf '%s\n' "${missing[@]}"
+    ;;
+  plan | receive | feed | fetch)
+    prepare
+    exec 7<&0
+    case $step in
+      plan) take_manifest "${@:11}" ;;
+      receive) receive_contents ;;
+      *) take_in "$step" ;;
+    esac
+    fill
+    prune
+    say "filled $removed"
+    [[ -z $spool ]] || keep_serving
+    ;;
+  *) die "unknown step" ;;
 esac

@@ -101,16 +101,23 @@ now() { printf -v REPLY '%(%s)T' -1; }
 read_job() {
   local text key value
   if [[ ${1-} ]]; then
-    text=$(<"$1") || { why="cannot read $1"; return 1; }
+    text=$(<"$1") || {
+      why="cannot read $1"
+      return 1
+    }
   else
-    text=$(instance attributes/multihost-job) || { why="the metadata server does not tell: $text"; return 1; }
+    text=$(instance attributes/multihost-job) || {
+      why="the metadata server does not tell: $text"
+      return 1
+    }
   fi
   while IFS='=' read -r key value; do
     case $key in
       run | project | zone | resource | label | bucket | prefix | claim | kit_sum | code_sum | slices | workers | nodes | login | \
         storage | upload | tpu | secretmanager | period | look | patience | log_timeout | stale | ttl | requested | keep | keep_for | \
         preflight | kill_stale | numa | adopt | venv | maxtext | fail_fast | grace | timeout | cloud_logging | secrets | tail_words)
-        printf -v "$key" '%s' "$value" ;;
+        printf -v "$key" '%s' "$value"
+        ;;
     esac
   done < <(printf '%s\n' "$text")
   why="it has no run"
@@ -273,7 +280,7 @@ going() {
   limit=$!
   set +m
   wait "$work" 2>/dev/null # not -n, which forgets jobs that have ended before
-  disown -a # bash then prints nothing about the killed job
+  disown -a                # bash then prints nothing about the killed job
   kill -s KILL -- "-$limit" 2>/dev/null
 }
 
@@ -468,7 +475,10 @@ detached() {
     rest || return
   done
   if [[ $cloud_logging == yes ]]; then
-    (exec 8<&-; ops_agent) &
+    (
+      exec 8<&-
+      ops_agent
+    ) &
   fi
   find_attempt
   while :; do
@@ -836,7 +846,10 @@ read_secret() { api GET "$1" || [[ $status == 404 ]]; }
 # NUL. The file exists only until the command is started.
 fetch_secrets() {
   local item ref owner name version decoded count=0
-  (umask 077; : >"$scratch/secrets")
+  (
+    umask 077
+    : >"$scratch/secrets"
+  )
   for item in $secrets; do # NAME=sm://PROJECT/SECRET/VERSION
     ref=${item#*=sm://}
     IFS=/ read -r owner name version <<<"$ref"

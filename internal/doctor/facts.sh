@@ -10,25 +10,25 @@ export LC_ALL=C
 tab=$'\t'
 
 say() {
-	local value=${2//[$'\t\n\r']/ }
-	printf 'multihost-doctor 1%s%s%s%s\n' "$tab" "$1" "$tab" "${value:0:200}"
+  local value=${2//[$'\t\n\r']/ }
+  printf 'multihost-doctor 1%s%s%s%s\n' "$tab" "$1" "$tab" "${value:0:200}"
 }
 
 have() { type -P "$1" >/dev/null; }
 
 # room KEY PATH: prints the free bytes and the size in bytes of the disk of PATH.
 room() {
-	local free all size
-	read -r free all size < <(stat -f -c '%a %b %S' -- "$2" 2>/dev/null)
-	[[ -n $size ]] && say "$1" "$((free * size)) $((all * size))"
+  local free all size
+  read -r free all size < <(stat -f -c '%a %b %S' -- "$2" 2>/dev/null)
+  [[ -n $size ]] && say "$1" "$((free * size)) $((all * size))"
 }
 
 # versions: prints the versions of the packages that training needs, from their
 # metadata. To import the packages would take the TPU.
 versions() {
-	have python3 || return
-	timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null
-	timeout -k 2 20 python3 -c '
+  have python3 || return
+  timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null
+  timeout -k 2 20 python3 -c '
 from importlib import metadata
 for name in ("jax", "jaxlib", "libtpu", "libtpu-nightly"):
     try:
@@ -39,14 +39,14 @@ for name in ("jax", "jaxlib", "libtpu", "libtpu-nightly"):
 }
 
 if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
-	PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+  PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
 say kernel "$(uname -r)"
 while IFS=$tab read -r name version; do
-	[[ -n $version ]] && say "$name" "$version"
+  [[ -n $version ]] && say "$name" "$version"
 done < <(versions </dev/null)
 for tool in python3 numactl ethtool ping; do
-	have "$tool" && say tool "$tool"
+  have "$tool" && say tool "$tool"
 done
 room home "${HOME:-/}"
 room tmp "${MULTIHOST_ROOT_TMP-}/tmp"

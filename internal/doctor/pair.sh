@@ -28,12 +28,12 @@ export LC_ALL=C
 tab=$'\t'
 
 say() {
-	local line="multihost-doctor 1" word
-	for word; do
-		word=${word//[$'\t\n\r']/ }
-		line+=$tab${word:0:200}
-	done
-	printf '%s\n' "$line"
+  local line="multihost-doctor 1" word
+  for word; do
+    word=${word//[$'\t\n\r']/ }
+    line+=$tab${word:0:200}
+  done
+  printf '%s\n' "$line"
 }
 
 have() { type -P "$1" >/dev/null; }
@@ -149,85 +149,85 @@ else:
 
 # connect NAME ADDRESS PORT
 connect() {
-	local out rc
-	# shellcheck disable=SC2016 # for the inner shell
-	out=$(timeout -k 1 "$limit" bash -c 'exec 3<>"/dev/tcp/$1/$2"' connect "$2" "$3" 2>&1)
-	rc=$?
-	case $rc:$out in
-	0:*) say tcp "$1" "$3" ok ;;
-	124:* | 137:*) say tcp "$1" "$3" timeout ;;
-	*refused*) say tcp "$1" "$3" refused ;;
-	*) say tcp "$1" "$3" "${out##*: }" ;;
-	esac
+  local out rc
+  # shellcheck disable=SC2016 # for the inner shell
+  out=$(timeout -k 1 "$limit" bash -c 'exec 3<>"/dev/tcp/$1/$2"' connect "$2" "$3" 2>&1)
+  rc=$?
+  case $rc:$out in
+    0:*) say tcp "$1" "$3" ok ;;
+    124:* | 137:*) say tcp "$1" "$3" timeout ;;
+    *refused*) say tcp "$1" "$3" refused ;;
+    *) say tcp "$1" "$3" "${out##*: }" ;;
+  esac
 }
 
 # ping_size NAME ADDRESS: tests the packet size with ping. It fails if ping gives no
 # result.
 ping_size() {
-	local out
-	have ping || return 1
-	if out=$(timeout -k 1 "$limit" ping -n -M 'do' -c 3 -i 0.3 -W 1 -s "$((size - 28))" "$2" 2>&1); then
-		say size "$1" ok
-		return
-	fi
-	if [[ $out =~ mtu\ ?=\ ?([0-9]+) ]]; then
-		say size "$1" small "${BASH_REMATCH[1]}"
-	elif [[ $out == *ermitted* || $out == *socket* || $out == *nvalid* || $out == *sage:* ]]; then
-		return 1
-	elif timeout -k 1 "$limit" ping -n -c 3 -i 0.3 -W 1 "$2" >/dev/null 2>&1; then
-		say size "$1" lost
-	else
-		return 1 # echo requests may be filtered
-	fi
+  local out
+  have ping || return 1
+  if out=$(timeout -k 1 "$limit" ping -n -M 'do' -c 3 -i 0.3 -W 1 -s "$((size - 28))" "$2" 2>&1); then
+    say size "$1" ok
+    return
+  fi
+  if [[ $out =~ mtu\ ?=\ ?([0-9]+) ]]; then
+    say size "$1" small "${BASH_REMATCH[1]}"
+  elif [[ $out == *ermitted* || $out == *socket* || $out == *nvalid* || $out == *sage:* ]]; then
+    return 1
+  elif timeout -k 1 "$limit" ping -n -c 3 -i 0.3 -W 1 "$2" >/dev/null 2>&1; then
+    say size "$1" lost
+  else
+    return 1 # echo requests may be filtered
+  fi
 }
 
 # udp_size NAME ADDRESS PORT
 udp_size() {
-	local out word mtu
-	if [[ -z $3 ]]; then
-		say size "$1" unknown "no answer to ping"
-	elif ! have python3; then
-		say size "$1" unknown "neither ping nor python3 can be used"
-	else
-		out=$(timeout -k 1 "$((limit * 2))" python3 -I -S -c "$sender" "$2" "$3" "$size" 2>/dev/null)
-		IFS=$tab read -r word mtu <<<"${out:-unknown}"
-		say size "$1" "$word" ${mtu:+"$mtu"}
-	fi
+  local out word mtu
+  if [[ -z $3 ]]; then
+    say size "$1" unknown "no answer to ping"
+  elif ! have python3; then
+    say size "$1" unknown "neither ping nor python3 can be used"
+  else
+    out=$(timeout -k 1 "$((limit * 2))" python3 -I -S -c "$sender" "$2" "$3" "$size" 2>/dev/null)
+    IFS=$tab read -r word mtu <<<"${out:-unknown}"
+    say size "$1" "$word" ${mtu:+"$mtu"}
+  fi
 }
 
 probe() {
-	limit=$1 size=$2
-	shift 2
-	local target name address port
-	local -a ports
-	for target; do
-		name=${target%%=*} address=${target#*=}
-		ports=()
-		if [[ $address == *:* ]]; then
-			IFS=, read -r -a ports <<<"${address#*:}"
-			address=${address%%:*}
-		fi
-		if ((size > 0)); then
-			{ ping_size "$name" "$address" || udp_size "$name" "$address" "${ports[0]-}"; } &
-			continue
-		fi
-		for port in "${ports[@]}"; do
-			connect "$name" "$address" "$port" &
-		done
-	done
-	wait
+  limit=$1 size=$2
+  shift 2
+  local target name address port
+  local -a ports
+  for target; do
+    name=${target%%=*} address=${target#*=}
+    ports=()
+    if [[ $address == *:* ]]; then
+      IFS=, read -r -a ports <<<"${address#*:}"
+      address=${address%%:*}
+    fi
+    if ((size > 0)); then
+      { ping_size "$name" "$address" || udp_size "$name" "$address" "${ports[0]-}"; } &
+      continue
+    fi
+    for port in "${ports[@]}"; do
+      connect "$name" "$address" "$port" &
+    done
+  done
+  wait
 }
 
 role=$1
 shift
 case $role in
-listen)
-	if have python3; then
-		# The listener only reads the lock of package launch and never creates it.
-		exec python3 -I -S -u -c "$listener" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
-	fi
-	say taken "" "python3 is not installed"
-	;;
-probe) probe "$@" </dev/null ;;
+  listen)
+    if have python3; then
+      # The listener only reads the lock of package launch and never creates it.
+      exec python3 -I -S -u -c "$listener" "${MULTIHOST_ROOT_TMP-}/tmp/.multihost/lock" "$@"
+    fi
+    say taken "" "python3 is not installed"
+    ;;
+  probe) probe "$@" </dev/null ;;
 esac
 say end

@@ -8,7 +8,7 @@
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 call_limit=60 # seconds that an API call may take
 call_pause=60 # seconds that a call may last without any data sent or received
-held='' # a fixed token for all calls; empty: use that of the VM
+held=''       # a fixed token for all calls; empty: use that of the VM
 reply='' status='' why=''
 
 # instance PATH: prints a value of the metadata server. If it fails, it prints the
@@ -108,4 +108,3 @@ delete_queued() {
   if [[ $reply =~ \"state\":\ *\"DELETING\" ]] || api DELETE "$1?force=true"; then why=''; fi
   return 0
 }
-

@@ -44,7 +44,7 @@ main() {
   } <&3 3<&- 5>&- &
   watcher=$!
   exec 3<&-
-  if ((!stopped)); then wait "$pid"; fi
+  if ((! stopped)); then wait "$pid"; fi
   code=$?
   kill "$watcher"
   if ((stopped)); then end_all "$grace" find_bound; fi

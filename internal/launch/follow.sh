@@ -109,7 +109,7 @@ piece() {
       kill "$source" 2>/dev/null || whole=0
       wait "$source"
       status=$?
-      if ((status != 128 + 13 && !(whole && status == 128 + 15))) || ! start_of "$watched"; then
+      if ((status != 128 + 13 && ! (whole && status == 128 + 15))) || ! start_of "$watched"; then
         finish
         return
       fi
@@ -140,7 +140,7 @@ piece() {
 # the process that the supervisor waits for, if it is known: an ended supervisor
 # itself stays visible until process 1 collects it.
 lasting() {
-  if ((!waiter)); then
+  if ((! waiter)); then
     REPLY=$sup
   elif start_of "$waiter"; then
     REPLY=$waiter
@@ -154,7 +154,7 @@ finish() {
   local i
   for ((i = 0; i < 100; i++)); do
     look "$dir"
-    if ((!supervised)) || [[ $phase != running ]]; then break; fi
+    if ((! supervised)) || [[ $phase != running ]]; then break; fi
     if alive "$pid" "$start" "$sup_boot"; then break; fi
     doze 0.05
   done

@@ -21,12 +21,12 @@ main() {
     fi
   done
   # End no process in vain: if one that may not be ended keeps a device, end none.
-  if [[ $policy != check ]] && ((!look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
+  if [[ $policy != check ]] && ((! look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace" find_endable
     holders
   fi
   for p in "${!holding[@]}"; do
-    if ((!look)) || [[ ${refused[$p]-} ]]; then show holder "$p" "${holding[$p]}"; fi
+    if ((! look)) || [[ ${refused[$p]-} ]]; then show holder "$p" "${holding[$p]}"; fi
   done
   if [[ ! -e $lock && ! -L $lock ]]; then
     say lock none

@@ -326,7 +326,7 @@ end_all() {
       send CONT "$p" # a stopped process gets TERM only when it goes on
     done
     gone=0
-    while ((!gone)); do
+    while ((! gone)); do
       printf -v REPLY '%d.%03d' $((pause / 1000)) $((pause % 1000))
       doze "$REPLY"
       pause=$((pause < 500 ? pause * 3 / 2 : 500))
@@ -370,7 +370,7 @@ may_be_tpu() {
     if [[ $vendor == 0x1ae0 ]]; then return 0; fi
     if [[ $vendor ]]; then known=1; fi
   done
-  ((!known))
+  ((! known))
 }
 
 # privileged sets as_root to the words to put in front of a command that needs root. If

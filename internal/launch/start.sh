@@ -42,7 +42,7 @@ main() {
   fi
   # Without a supervisor nobody would record the end.
   if ! start_of "$sup" || [[ $REPLY != "$sup_start" ]]; then refuse 'go on without a supervisor'; fi
-  if ((!there)); then
+  if ((! there)); then
     mkdir -p -- "${words[0]}" || refuse "make ${words[0]}"
     cd -- "${words[0]}" || refuse "enter ${words[0]}"
     share

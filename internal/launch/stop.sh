@@ -9,7 +9,7 @@ main() {
   privileged
   dir=$home/.multihost/runs/$run/$attempt
   settle "$dir"
-  if [[ $phase == unknown || ! $reason && ( $phase == starting || $phase == running ) ]]; then
+  if [[ $phase == unknown || ! $reason && ($phase == starting || $phase == running) ]]; then
     tell "$run" "$attempt" "$dir"
     return
   fi

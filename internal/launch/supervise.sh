@@ -225,7 +225,7 @@ relay() {
   flock 8
   limit_of "$dir"
   most=$REPLY limit=$REPLY
-  while ((!ended)); do
+  while ((! ended)); do
     disk
     log_size "$dir"
     size=$REPLY
@@ -406,11 +406,11 @@ prune() {
     if ((${armed:=0} <= eldest)); then late=1; fi
     attempts+=("$armed $path")
   done
-  if ((!late && ${#attempts[@]} <= 3)); then return; fi
+  if ((! late && ${#attempts[@]} <= 3)); then return; fi
   disk_of "$1"
   split "$REPLY 0 0"
   if ((fields[0] * 10 < fields[1])); then keep=3; fi
-  if ((!late && ${#attempts[@]} <= keep)); then return; fi
+  if ((! late && ${#attempts[@]} <= keep)); then return; fi
   while read -r armed path; do
     seen=$((seen + 1))
     if ((seen <= keep && armed > eldest)); then continue; fi

@@ -33,12 +33,12 @@ nonce=${1--} run=''
 
 # The function terms sets these. Times are in seconds; 0 means never.
 resource='' label='' nodes='' total=1
-adopt=0   # limit from the boot until a runner comes for the first time
-lease=0   # limit from the last renewal, and from the end of the command
-fresh=0   # a runner whose newest renewal is older than this is gone
-hold=0    # the runner announced that it may be silent for this long
-ttl=0     # limit from the request
-asked=0   # when the request was made, in seconds since 1970; 0: not known
+adopt=0 # limit from the boot until a runner comes for the first time
+lease=0 # limit from the last renewal, and from the end of the command
+fresh=0 # a runner whose newest renewal is older than this is gone
+hold=0  # the runner announced that it may be silent for this long
+ttl=0   # limit from the request
+asked=0 # when the request was made, in seconds since 1970; 0: not known
 grace=0 keep=never keep_for=0 look=20
 adopted=no # yes, permanently, once a runner has come or a command has run here
 
@@ -77,11 +77,13 @@ terms() {
   while IFS='=' read -r key value; do
     case $key in
       total | adopt | lease | fresh | hold | ttl | asked | grace | keep_for | look)
-        if [[ $value =~ ^[0-9]{1,11}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi ;;
+        if [[ $value =~ ^[0-9]{1,11}$ ]]; then printf -v "$key" '%d' "$((10#$value))"; fi
+        ;;
       run) if [[ ! $run ]] && is_run "$value"; then run=$value; fi ;;
       adopted) if [[ $value == yes ]]; then adopted=yes; fi ;;
       resource | label | nodes | keep)
-        if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi ;;
+        if [[ $value =~ ^[A-Za-z0-9:/._=\ -]*$ ]]; then printf -v "$key" '%s' "$value"; fi
+        ;;
     esac
   done
   if ((look < 1)); then look=1; fi
@@ -193,7 +195,10 @@ renew() {
   run=$1
   is_run "$run" || fail "no run is called $run"
   newest
-  if [[ $REPLY ]]; then write_lease "$(grep -v '^hold=' <"$REPLY"; printf 'hold=%s' "$2")"; fi
+  if [[ $REPLY ]]; then write_lease "$(
+    grep -v '^hold=' <"$REPLY"
+    printf 'hold=%s' "$2"
+  )"; fi
   tell "$run"
 }
 
@@ -454,7 +459,8 @@ others_ended() {
         running) return 1 ;;
         awaited) if [[ ! $over ]]; then return 1; fi ;;
         failed | none)
-          if [[ ! $over && $adopted == yes && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi ;;
+          if [[ ! $over && $adopted == yes && $keep == on-failure ]] && ((keep_for == 0 || up - idle < keep_for)); then return 1; fi
+          ;;
       esac
     done
     # If no runner has come here, nothing was started: missing reports do not matter.

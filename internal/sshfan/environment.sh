@@ -28,7 +28,10 @@ for s in "${mh_login[@]%%=*}"; do
   case $s in
     HOME | USER | LOGNAME | PATH | LC_ALL | SSH_AUTH_SOCK | GCE_METADATA_HOST | *_proxy | *_PROXY | MULTIHOST_ROOT_* | MULTIHOST_KEEP) ;;
     PWD | UID | EUID | EPOCH* | SECONDS | RANDOM | BASHPID | mh_login) export -n "$s" ;;
-    *) [[ " ${MULTIHOST_KEEP-} " == *" $s "* ]] || { export -n "$s"; unset -v "$s"; } ;;
+    *) [[ " ${MULTIHOST_KEEP-} " == *" $s "* ]] || {
+      export -n "$s"
+      unset -v "$s"
+    } ;;
   esac
 done 2>/dev/null
 export TMPDIR="${MULTIHOST_ROOT_TMP-}/tmp"

@@ -38,7 +38,7 @@ main() {
   esac
   if [[ $dest == */ || -d $dest ]]; then many=1; fi
   base=$dest
-  if ((!many)); then base=$(dirname -- "$dest"); fi
+  if ((! many)); then base=$(dirname -- "$dest"); fi
   while [[ $base == ?*/ ]]; do base=${base%/}; done
   while [[ ! -d $base ]]; do
     if [[ -e $base || -L $base ]]; then fail "$base is no directory"; fi
@@ -100,13 +100,13 @@ place() {
   if [[ -d $1 && ! -L $1 && -d $2 ]]; then
     for entry in "$1"/* "$1"/.[!.]* "$1"/..?*; do
       if [[ ! -e $entry && ! -L $entry ]]; then continue; fi
-      if ((!dry)); then chmod u+w -- "$1" || return; fi
+      if ((! dry)); then chmod u+w -- "$1" || return; fi
       place "$entry" "$2/${entry##*/}" || return
     done
   elif [[ -d $2 && ! -L $2 ]]; then
     echo "$2 is a directory, and what is to take its place is none"
     return 1
-  elif [[ -d $1 && ! -L $1 && ( -e $2 || -L $2 ) ]]; then
+  elif [[ -d $1 && ! -L $1 && (-e $2 || -L $2) ]]; then
     echo "$2 is no directory, and what is to take its place is one"
     return 1
   elif ((dry)); then

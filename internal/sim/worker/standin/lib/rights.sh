@@ -9,11 +9,11 @@ is_root() { [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; }
 
 # listed LINE FILE: whether the FILE of the worker's state has that line.
 listed() {
-	[ -r "$root/state/$2" ] || return 1
-	while IFS= read -r entry; do
-		[ "$entry" != "$1" ] || return 0
-	done <"$root/state/$2"
-	return 1
+  [ -r "$root/state/$2" ] || return 1
+  while IFS= read -r entry; do
+    [ "$entry" != "$1" ] || return 0
+  done <"$root/state/$2"
+  return 1
 }
 
 # may NAME: whether the caller is root and no fault denies changing NAME.
