@@ -67,6 +67,12 @@ func receiver(d *ast.FuncDecl) string {
 	if star, ok := of.(*ast.StarExpr); ok {
 		of = star.X
 	}
+	switch generic := of.(type) {
+	case *ast.IndexExpr:
+		of = generic.X
+	case *ast.IndexListExpr:
+		of = generic.X
+	}
 	if name, ok := of.(*ast.Ident); ok {
 		return name.Name
 	}
