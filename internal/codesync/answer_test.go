@@ -9,9 +9,64 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
+
+func TestParseAnswer(t *testing.T) {
+	a, b := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
+	for _, tt := range []struct {
+		step, out string
+		want      answer // with an empty word: none
+		err       string // what the error has then
+	}{
+		{"check", "same\n", answer{word: "same"}, ""},
+		{"check", "differs\n", answer{word: "differs"}, ""},
+		{"check", "differs run1 " + a + "\n", answer{word: "differs", base: "run1", baseDigest: a}, ""},
+		{"check", "differs ../x " + a + "\n", answer{word: "differs"}, ""},
+		{"check", "differs run1 short\n", answer{word: "differs"}, ""},
+		{"check", "filled 1\n", answer{}, "no answer, exit status 0"},
+		{"plan", "same\n", answer{}, "no answer"},
+		{"plan", "filled 3\n", answer{word: "filled", removed: 3}, ""},
+		{"plan", "filled -1\n", answer{}, "no answer"},
+		{"plan", "filled\n", answer{}, "no answer"},
+		{"plan", "missing 2\n" + b + "\n" + a + "\n", answer{word: "missing", missing: []string{a, b}}, ""},
+		{"plan", "missing 2 relays\n" + a + "\n" + a + "\n", answer{word: "missing", missing: []string{a}, relays: true}, ""},
+		{"plan", "missing 2\n" + a + "\n", answer{}, "no answer"},
+		{"plan", "missing 0\n", answer{}, "no answer"},
+		{"plan", "missing 1\n../x\n", answer{}, `plan): answer not understood: "../x"`},
+		{"look", "lacks 1 2\n" + a + "\n", answer{word: "lacks", missing: []string{a}, removed: 2}, ""},
+		{"look", "lacks 0 0\n", answer{word: "lacks"}, ""},
+		{"look", "lacks 1 2\n", answer{}, "no answer"},
+		{"look", "missing 1\n" + a + "\n", answer{}, "no answer"},
+		{"receive", "missing 1\n" + a + "\n" + marker + "filled 0\n", answer{word: "filled", missing: []string{a}}, ""},
+		{"receive", "filled 0\n" + marker + "\n", answer{}, "no answer"},
+		{"receive", "error no space\n", answer{}, "receive): no space: tar: short read"},
+		{"receive", "broken pipe\n", answer{}, "transfer broke off: sync to worker (receive): pipe: tar: short read"},
+		{"receive", "busy ann@laptop\n", answer{}, "a run of that name, of ann@laptop, lives there"},
+		{"receive", "foreign link /data/x\n", answer{}, `is a link to "/data/x"`},
+		{"receive", "foreign file\n", answer{}, "is a file of yours"},
+	} {
+		got, err := parseAnswer(tt.step, []byte("welcome\n"+marker+tt.out), []byte("a\ntar: short read\n"), sshfan.Status{})
+		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(answer{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s, %q: %s", tt.step, tt.out, diff)
+		}
+		if tt.want.word == "" && (err == nil || !strings.Contains(err.Error(), tt.err)) || tt.want.word != "" && err != nil {
+			t.Errorf("%s, %q: error %v, want %q", tt.step, tt.out, err, tt.err)
+		}
+	}
+	for want, status := range map[string]sshfan.Status{
+		`exit status 2: "tar: short read"`:     {Code: 2},
+		`killed by SIGKILL: "tar: short read"`: {Signal: "KILL"},
+	} {
+		if _, err := parseAnswer("check", []byte(marker+"same\n"), []byte("tar: short read\n"), status); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", status, err, want)
+		}
+	}
+}
 
 // FuzzAnswer lets a worker answer anything to a step of the sync.
 func FuzzAnswer(f *testing.F) {

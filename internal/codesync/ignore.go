@@ -200,99 +200,105 @@ func (m *matcher) matchStar(p, t int) bool {
 // matchClass matches c with the bracket expression at p and returns the
 // position behind it.
 func (m *matcher) matchClass(p int, c byte) (next int, ok bool) {
-	s := m.pattern
-	p++
-	negated := p < len(s) && (s[p] == '!' || s[p] == '^')
+	b := bracket{pattern: m.pattern, at: p + 1, c: c}
+	negated := b.at < len(b.pattern) && (b.pattern[b.at] == '!' || b.pattern[b.at] == '^')
 	if negated {
-		p++
+		b.at++
 	}
-	matched := false
-	var low byte // the lower end of a possible range; 0: none
-	for first := true; ; first = false {
-		if p >= len(s) {
-			return 0, false
-		}
-		b := s[p]
-		switch {
-		case b == ']' && !first:
+	for first := true; b.at < len(b.pattern); first = false {
+		if b.pattern[b.at] == ']' && !first {
 			if m.paths && c == '/' {
 				return 0, false
 			}
-			return p + 1, matched != negated
-		case b == '-' && low != 0 && p+1 < len(s) && s[p+1] != ']':
-			p++
-			high := s[p]
-			if high == '\\' {
-				p++
-				if p >= len(s) {
-					return 0, false
-				}
-				high = s[p]
-			}
-			matched = matched || low <= c && c <= high
-			low = 0
-		case b == '[' && p+1 < len(s) && s[p+1] == ':':
-			end := strings.IndexByte(s[p+2:], ']')
-			if end < 0 {
-				return 0, false
-			}
-			name := s[p+2 : p+2+end]
-			if !strings.HasSuffix(name, ":") {
-				// No class after all: a plain bracket.
-				matched = matched || c == '['
-				low = '['
-				break
-			}
-			in, known := inClass(strings.TrimSuffix(name, ":"), c)
-			if !known {
-				return 0, false
-			}
-			matched = matched || in
-			p += 2 + end
-			low = 0
-		default:
-			if b == '\\' {
-				p++
-				if p >= len(s) {
-					return 0, false
-				}
-				b = s[p]
-			}
-			matched = matched || b == c
-			low = b
+			return b.at + 1, b.matched != negated
 		}
-		p++
+		if !b.element() {
+			return 0, false
+		}
 	}
+	return 0, false
 }
 
-func inClass(name string, c byte) (in, known bool) {
-	lower, upper, digit := 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9'
-	graph := '!' <= c && c <= '~'
-	switch name {
-	case "alnum":
-		return lower || upper || digit, true
-	case "alpha":
-		return lower || upper, true
-	case "blank":
-		return c == ' ' || c == '\t', true
-	case "cntrl":
-		return c < ' ' || c == 0x7f, true
-	case "digit":
-		return digit, true
-	case "graph":
-		return graph, true
-	case "lower":
-		return lower, true
-	case "print":
-		return graph || c == ' ', true
-	case "punct":
-		return graph && !lower && !upper && !digit, true
-	case "space":
-		return c == ' ' || '\t' <= c && c <= '\r', true
-	case "upper":
-		return upper, true
-	case "xdigit":
-		return digit || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F', true
+// A bracket matches c with the elements of a bracket expression, one after the other.
+type bracket struct {
+	pattern string
+	at      int // of the next element
+	c       byte
+	matched bool // an element so far has c
+	low     byte // the lower end of a possible range; 0: none
+}
+
+// element matches one element: a character, the rest of a range, or a class. It reports
+// whether the element is complete and known.
+func (b *bracket) element() bool {
+	rest := b.pattern[b.at:]
+	switch {
+	case rest[0] == '-' && b.low != 0 && len(rest) > 1 && rest[1] != ']':
+		b.at++
+		high, ok := b.char()
+		b.match(b.low, high)
+		b.low = 0
+		return ok
+	case strings.HasPrefix(rest, "[:"):
+		return b.class(rest[len("[:"):])
 	}
-	return false, false
+	c, ok := b.char()
+	b.match(c, c)
+	b.low = c
+	return ok
+}
+
+// char reads one character, which a backslash may protect.
+func (b *bracket) char() (c byte, ok bool) {
+	if b.pattern[b.at] == '\\' {
+		b.at++
+	}
+	if b.at == len(b.pattern) {
+		return 0, false
+	}
+	b.at++
+	return b.pattern[b.at-1], true
+}
+
+// class matches the class whose name begins rest.
+func (b *bracket) class(rest string) bool {
+	text, _, closed := strings.Cut(rest, "]")
+	if !closed {
+		return false
+	}
+	name, isClass := strings.CutSuffix(text, ":")
+	if !isClass { // a plain bracket
+		b.at++
+		b.match('[', '[')
+		b.low = '['
+		return true
+	}
+	ranges, known := classes[name]
+	for ; ranges != ""; ranges = ranges[2:] {
+		b.match(ranges[0], ranges[1])
+	}
+	b.at += len("[:") + len(text) + len("]")
+	b.low = 0
+	return known
+}
+
+// match notes whether c is between low and high.
+func (b *bracket) match(low, high byte) {
+	b.matched = b.matched || low <= b.c && b.c <= high
+}
+
+// classes are the characters of each class, as pairs of the first and the last of a range.
+var classes = map[string]string{
+	"alnum":  "azAZ09",
+	"alpha":  "azAZ",
+	"blank":  "  \t\t",
+	"cntrl":  "\x00\x1f\x7f\x7f",
+	"digit":  "09",
+	"graph":  "!~",
+	"lower":  "az",
+	"print":  " ~",
+	"punct":  "!/:@[`{~",
+	"space":  "  \t\r",
+	"upper":  "AZ",
+	"xdigit": "09afAF",
 }

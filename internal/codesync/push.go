@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -250,16 +249,6 @@ func (t *Tree) send(ctx context.Context, r Runner, missing []string, run string,
 
 func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Second), 10) }
 
-// An answer is the answer of one step of the worker script.
-type answer struct {
-	word    string // same, differs, missing, filled, lacks
-	missing []string
-	relays  bool // the worker can fetch from others
-	removed int  // files of an earlier sync that were removed; for look, that would be
-
-	base, baseDigest string // run that was synced last, and the digest of its manifest
-}
-
 // A step is one run of the worker script.
 type step struct {
 	args    []string
@@ -328,103 +317,6 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 		foreign.Run = s.args[1]
 	}
 	return ans, err
-}
-
-// parseAnswer parses the script's answer after its marker; it ignores what login scripts
-// print before.
-func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer, error) {
-	var ans answer
-	var words []string
-	missing := false
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSuffix(line, "\n")
-		if i := strings.Index(line, marker); i >= 0 {
-			words = strings.Fields(line[i+len(marker):])
-			missing = false
-			if len(words) == 0 {
-				continue
-			}
-			switch words[0] {
-			case "missing", "lacks":
-				missing = true
-			case "busy":
-				return ans, &InUseError{sshfan.Clean(strings.TrimPrefix(line[i+len(marker):], words[0]), 200)}
-			case "foreign":
-				kind, target, _ := strings.Cut(strings.TrimPrefix(line[i+len(marker):], "foreign "), " ")
-				return ans, &ForeignError{What: kind, Target: sshfan.Clean(target, 200)}
-			case "error", "broken":
-				reason := strings.TrimSpace(strings.TrimPrefix(line[i+len(marker):], words[0]))
-				if detail := lastLine(stderr); detail != "" {
-					reason += ": " + detail
-				}
-				err := error(&WorkerError{step, strings.ToValidUTF8(clip(reason), "\uFFFD")})
-				if words[0] == "broken" {
-					err = fmt.Errorf("%w: %w", errBroken, err)
-				}
-				return ans, err
-			}
-			continue
-		}
-		if missing {
-			if !hashName.MatchString(line) {
-				return ans, &WorkerError{step, fmt.Sprintf("answer not understood: %q", clip(line))}
-			}
-			ans.missing = append(ans.missing, line)
-		}
-	}
-	broken := func() (answer, error) {
-		how := fmt.Sprintf("exit status %d", status.Code)
-		if status.Signal != "" {
-			how = "killed by SIG" + status.Signal
-		}
-		text := lastLine(stderr)
-		if text == "" {
-			text = lastLine(out)
-		}
-		return answer{}, &WorkerError{step, fmt.Sprintf("no answer, %s: %q", how, clip(text))}
-	}
-	if len(words) == 0 || status.Code != 0 || status.Signal != "" {
-		return broken()
-	}
-	ans.word = words[0]
-	switch {
-	case ans.word == "same" && step == "check":
-	case ans.word == "differs" && step == "check":
-		if len(words) == 3 && config.CheckRunName(words[1]) == nil && hashName.MatchString(words[2]) {
-			ans.base, ans.baseDigest = words[1], words[2]
-		}
-	case ans.word == "lacks" && step == "look" && len(words) == 3 && strconv.Itoa(len(ans.missing)) == words[1]:
-		n, err := strconv.ParseUint(words[2], 10, 31)
-		if err != nil {
-			return broken()
-		}
-		ans.removed = int(n)
-	case ans.word == "missing" && step != "check" && step != "look" && len(words) >= 2 && strconv.Itoa(len(ans.missing)) == words[1] && len(ans.missing) > 0:
-		ans.relays = slices.Equal(words[2:], []string{"relays"})
-		slices.Sort(ans.missing)
-		ans.missing = slices.Compact(ans.missing)
-	case ans.word == "filled" && step != "check" && step != "look" && len(words) == 2:
-		n, err := strconv.ParseUint(words[1], 10, 31)
-		if err != nil {
-			return broken()
-		}
-		ans.removed = int(n)
-	default:
-		return broken()
-	}
-	return ans, nil
-}
-
-func lastLine(text []byte) string {
-	text = bytes.TrimSpace(text)
-	return string(text[bytes.LastIndexByte(text, '\n')+1:])
-}
-
-func clip(text string) string {
-	if len(text) > 500 {
-		text = text[:500] + "…"
-	}
-	return text
 }
 
 // errFlood ends a step whose output does not end.

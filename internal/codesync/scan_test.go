@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -290,6 +291,59 @@ func TestIgnoreLikeGit(t *testing.T) {
 			t.Errorf("patterns %q and, in foo1, %q: not like git\ngit takes, we do not: %q\nwe take, git does not: %q",
 				text[0], text[1], without(want, got), without(got, want))
 		}
+	}
+}
+
+func TestClasses(t *testing.T) {
+	for name := range classes {
+		class := regexp.MustCompile("^[[:" + name + ":]]$")
+		for c := range 256 {
+			text := string([]byte{byte(c)})
+			want := c < 128 && class.MatchString(text)
+			if wildmatch("[[:"+name+":]]", text, false) != want || wildmatch("[![:"+name+":]]", text, false) == want {
+				t.Errorf("%q is in the class %s: want %v", text, name, want)
+			}
+		}
+	}
+}
+
+func TestBrackets(t *testing.T) {
+	for _, tt := range []struct{ pattern, in, out string }{
+		{"[ab]", "ab", "c-]"},
+		{"[!ab]", "c!", "ab"},
+		{"[^ab]", "c^", "ab"},
+		{"[a-c]", "abc", "d-"},
+		{"[a-c-e]", "abc-e", "d"},
+		{"[a-]", "a-", "b"},
+		{"[--0]", "-./0", "1"},
+		{"[]a]", "]a", "b"},
+		{"[!]a]", "b", "]a"},
+		{"[a\\]]", "a]", "\\"},
+		{"[\\a-\\c]", "abc", "\\-"},
+		{"[[:digit:]x]", "07x", "y:"},
+		{"[[:digit:]-z]", "0-z", "a"},
+		{"[[:a]", "[:a", "b"},
+		{"[[-a]", "[]^_`a", "b-"},
+		{"[[:nope:]a]", "", "a"},
+		{"[[:alpha", "", "a"},
+		{"[a", "", "a"},
+		{"[a\\", "", "a"},
+		{"[a-\\", "", "a"},
+		{"[", "", "["},
+	} {
+		for _, c := range tt.in {
+			if !wildmatch(tt.pattern, string(c), false) {
+				t.Errorf("%s does not match %q", tt.pattern, c)
+			}
+		}
+		for _, c := range tt.out {
+			if wildmatch(tt.pattern, string(c), false) {
+				t.Errorf("%s matches %q", tt.pattern, c)
+			}
+		}
+	}
+	if wildmatch("[!a]", "/", true) || !wildmatch("[!a]", "/", false) {
+		t.Error("a bracket expression matches a slash outside of paths only")
 	}
 }
 
