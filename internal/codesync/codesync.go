@@ -151,10 +151,9 @@ type Tree struct {
 
 	dir      string
 	opts     Options
-	manifest []byte
-	byHash   map[string]Entry
+	manifest manifest
+	contents contents
 	packs    packs
-	recipes  recipes
 	progress progress
 }
 

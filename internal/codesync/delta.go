@@ -24,26 +24,39 @@ const mostManifests = 32
 // is sent whole.
 const mostPieces = 256
 
-func (t *Tree) manifestFile(digest string) string {
-	return filepath.Join(t.opts.Cache, digest+".manifest")
+// A manifest is the entries of a tree as the workers get them.
+type manifest struct {
+	text   []byte
+	digest string
+	cache  string // directory of recent manifests; "" for none
+
+	mu sync.Mutex
+	// recipes are kept by the digest of the old manifest: nearly all of thousands of
+	// workers had the same manifest last.
+	recipes map[string]recipe
 }
 
-// keepManifest stores the manifest for later runs.
-func (t *Tree) keepManifest() error {
-	if t.opts.Cache == "" || t.opts.ReadOnly {
+// file returns where a manifest is kept.
+func (m *manifest) file(digest string) string {
+	return filepath.Join(m.cache, digest+".manifest")
+}
+
+// keep stores the manifest for later runs.
+func (m *manifest) keep() error {
+	if m.cache == "" {
 		return nil
 	}
-	name := t.manifestFile(t.Digest)
+	name := m.file(m.digest)
 	if now := time.Now(); os.Chtimes(name, now, now) == nil {
 		return nil // it is known, and used again
 	}
 	if err := replaceFile(name, func(f *os.File) error {
-		_, err := f.Write(t.manifest)
+		_, err := f.Write(m.text)
 		return err
 	}); err != nil {
 		return err
 	}
-	return dropOldest(t.opts.Cache, "*.manifest", mostManifests)
+	return dropOldest(m.cache, "*.manifest", mostManifests)
 }
 
 // A recipe tells a worker how to make the manifest: each piece is the length of new
@@ -55,43 +68,36 @@ type recipe struct {
 	packed []byte // fresh, as it travels
 }
 
-// recipes caches the recipes by the digest of the old manifest: nearly all of thousands
-// of workers had the same manifest last.
-type recipes struct {
-	mu    sync.Mutex
-	known map[string]recipe
-}
-
 // mostRecipes is more than the different manifests that one person's workers have.
 const mostRecipes = 16
 
 // recipeFrom returns the recipe from the manifest with that digest, or a whole one if we
 // do not have that manifest.
-func (t *Tree) recipeFrom(digest string) recipe {
-	t.recipes.mu.Lock()
-	defer t.recipes.mu.Unlock()
-	if r, ok := t.recipes.known[digest]; ok {
+func (m *manifest) recipeFrom(digest string) recipe {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r, ok := m.recipes[digest]; ok {
 		return r
 	}
-	r := t.newRecipe(digest)
+	r := m.newRecipe(digest)
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	_, _ = z.Write(r.fresh) // to memory
 	_ = z.Close()
 	r.packed = b.Bytes()
-	if t.recipes.known == nil || len(t.recipes.known) == mostRecipes {
-		t.recipes.known = map[string]recipe{}
+	if m.recipes == nil || len(m.recipes) == mostRecipes {
+		m.recipes = map[string]recipe{}
 	}
-	t.recipes.known[digest] = r
+	m.recipes[digest] = r
 	return r
 }
 
-func (t *Tree) newRecipe(digest string) recipe {
-	whole := recipe{fresh: t.manifest}
-	if t.opts.Cache == "" || digest == "" {
+func (m *manifest) newRecipe(digest string) recipe {
+	whole := recipe{fresh: m.text}
+	if m.cache == "" || digest == "" {
 		return whole
 	}
-	old, err := os.ReadFile(t.manifestFile(digest))
+	old, err := os.ReadFile(m.file(digest))
 	if err != nil {
 		return whole
 	}
@@ -115,8 +121,8 @@ func (t *Tree) newRecipe(digest string) recipe {
 		}
 		from, to, fresh = 0, 0, 0
 	}
-	for offset := 0; offset < len(t.manifest); {
-		entry := t.manifest[offset : offset+entryLength(t.manifest[offset:])]
+	for offset := 0; offset < len(m.text); {
+		entry := m.text[offset : offset+entryLength(m.text[offset:])]
 		offset += len(entry)
 		place, known := at[string(entry)]
 		switch {

@@ -63,7 +63,7 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 		p, mine := t.packs.enter(key)
 		if mine {
 			t.packs.build.Lock() // one at a time: it uses all processors by itself
-			p.data, p.plain, p.err = t.pack(ctx, hashes)
+			p.data, p.plain, p.err = t.contents.pack(ctx, hashes)
 			t.packs.build.Unlock()
 			p.files = len(hashes)
 			if p.err != nil {
@@ -151,16 +151,23 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
+// contents are the contents of a tree's files, by hash.
+type contents struct {
+	dir    string // the tree's
+	temp   string // where packed files are spooled
+	byHash map[string]Entry
+}
+
 // worthUnpacking is the share of a set that gzip must save for the set to be sent
 // compressed: decompressing takes a worker 10 ms a MB, nearly half of its whole cost of
 // receiving, and a slice has many workers.
 const worthUnpacking = 0.1
 
 // pack writes the contents into a spool, named by their hashes.
-func (t *Tree) pack(ctx context.Context, hashes []string) (_ *spool, plain bool, err error) {
-	plain = !t.shrinks(hashes)
-	s := &spool{dir: t.opts.TempDir}
-	if err := t.writeArchive(ctx, s, hashes, plain); err != nil {
+func (c *contents) pack(ctx context.Context, hashes []string) (_ *spool, plain bool, err error) {
+	plain = !c.shrinks(hashes)
+	s := &spool{dir: c.temp}
+	if err := c.writeArchive(ctx, s, hashes, plain); err != nil {
 		s.Close()
 		if ctx.Err() != nil {
 			return nil, false, fmt.Errorf("%w: %w", errGivenUp, context.Cause(ctx))
@@ -180,10 +187,10 @@ const (
 // since compressing everything takes longer than sending it over a fast link. It returns
 // true for a set no larger than the samples, and for one with an unreadable file: the
 // caller reads everything and reports the error.
-func (t *Tree) shrinks(hashes []string) bool {
+func (c *contents) shrinks(hashes []string) bool {
 	var size int64
 	for _, h := range hashes {
-		size += t.byHash[h].Size
+		size += c.byHash[h].Size
 	}
 	if size <= samples*sampleSize {
 		return true
@@ -193,9 +200,9 @@ func (t *Tree) shrinks(hashes []string) bool {
 	var read, begin, next int64                          // begin is the offset of the content in the set
 	buf := make([]byte, sampleSize)
 	for _, h := range hashes {
-		e := t.byHash[h]
+		e := c.byHash[h]
 		for ; next < begin+e.Size; next += size / samples {
-			n, err := t.sample(e, buf, next-begin)
+			n, err := c.sample(e, buf, next-begin)
 			if err != nil {
 				return true
 			}
@@ -209,8 +216,8 @@ func (t *Tree) shrinks(hashes []string) bool {
 }
 
 // sample reads buf from offset of a file; it reads less where the file ends earlier.
-func (t *Tree) sample(e Entry, buf []byte, offset int64) (int, error) {
-	f, err := openRegular(filepath.Join(t.dir, e.Path))
+func (c *contents) sample(e Entry, buf []byte, offset int64) (int, error) {
+	f, err := openRegular(filepath.Join(c.dir, e.Path))
 	if err != nil {
 		return 0, err
 	}
@@ -230,7 +237,7 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
+func (c *contents) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
 	if !plain {
 		// The link to the workers is the bottleneck only when it is slow. The fastest
 		// level already gains most then: program text shrinks to a quarter.
@@ -238,7 +245,7 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, p
 		if err != nil {
 			return err
 		}
-		if err := t.writeArchive(ctx, z, hashes, true); err != nil {
+		if err := c.writeArchive(ctx, z, hashes, true); err != nil {
 			return err
 		}
 		if err := z.Close(); err != nil {
@@ -248,11 +255,11 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, p
 	}
 	archive := tar.NewWriter(w)
 	for _, h := range hashes {
-		e, ok := t.byHash[h]
+		e, ok := c.byHash[h]
 		if !ok {
 			return fmt.Errorf("pack files: worker asks for unknown content %q", h)
 		}
-		if err := t.addFile(ctx, archive, e, &tar.Header{Typeflag: tar.TypeReg, Name: e.Hash, Mode: 0o600, Size: e.Size}); err != nil {
+		if err := c.addFile(ctx, archive, e, &tar.Header{Typeflag: tar.TypeReg, Name: e.Hash, Mode: 0o600, Size: e.Size}); err != nil {
 			return err
 		}
 	}
@@ -264,8 +271,8 @@ func (t *Tree) writeArchive(ctx context.Context, w io.Writer, hashes []string, p
 
 // addFile adds one file with its scanned content. A file that has only grown since then
 // still has that content, so addFile accepts it.
-func (t *Tree) addFile(ctx context.Context, archive *tar.Writer, e Entry, header *tar.Header) error {
-	f, err := openRegular(filepath.Join(t.dir, e.Path))
+func (c *contents) addFile(ctx context.Context, archive *tar.Writer, e Entry, header *tar.Header) error {
+	f, err := openRegular(filepath.Join(c.dir, e.Path))
 	if err != nil {
 		return &FileError{e.Path, fmt.Errorf("changed since it was listed: %w", cause(err))}
 	}
@@ -356,7 +363,7 @@ func (t *Tree) Archive(ctx context.Context, w io.Writer) error {
 			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777
 		case File:
 			h.Typeflag, h.Size = tar.TypeReg, e.Size
-			if err := t.addFile(ctx, archive, e, h); err != nil {
+			if err := t.contents.addFile(ctx, archive, e, h); err != nil {
 				return err
 			}
 			continue

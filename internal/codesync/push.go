@@ -134,7 +134,7 @@ func (t *Tree) check(ctx context.Context, r Runner, run string, rep *Report) (an
 // plan sends the manifest to a worker whose answer to check is ans. The worker then fills
 // its directory, or says what it lacks.
 func (t *Tree) plan(ctx context.Context, r Runner, run string, ans answer, rep *Report) (answer, error) {
-	way := t.recipeFrom(ans.baseDigest)
+	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""
 	if len(way.pieces) > 0 {
 		base = ans.base
@@ -184,14 +184,14 @@ func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, err
 	}
 	ans, err = t.exec(ctx, r, step{
 		args:  []string{"look", run, t.Digest, strconv.Itoa(len(t.Entries))},
-		stdin: bytes.NewReader(t.recipeFrom("").packed), rep: &rep,
+		stdin: bytes.NewReader(t.manifest.recipeFrom("").packed), rep: &rep,
 	})
 	if err != nil {
 		return f, err
 	}
 	f.Removed = ans.removed
 	for _, hash := range slices.Compact(slices.Sorted(slices.Values(ans.missing))) {
-		e, known := t.byHash[hash]
+		e, known := t.contents.byHash[hash]
 		if !known {
 			return f, &WorkerError{"look", fmt.Sprintf("it lacks what is not in the directory: %q", hash)}
 		}
@@ -225,7 +225,7 @@ func (t *Tree) filled(ans answer, rep *Report) bool {
 		return true
 	case "filled":
 		rep.Removed = ans.removed
-		rep.Reused = max(0, len(t.byHash)-rep.SentFiles) + t.Count - len(t.byHash)
+		rep.Reused = max(0, len(t.contents.byHash)-rep.SentFiles) + t.Count - len(t.contents.byHash)
 		return true
 	}
 	return false
@@ -283,7 +283,7 @@ func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
 			t.report(func(p *progress) { p.sent += int64(n) })
 		}
 	}
-	out := &output{keep: 1<<16 + 80*len(t.byHash), moved: moved}
+	out := &output{keep: 1<<16 + 80*len(t.contents.byHash), moved: moved}
 	if s.filled != nil {
 		told := sync.OnceFunc(func() {
 			watchdog.Stop()

@@ -544,7 +544,7 @@ func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 			write(t, dir, map[string]string{"text": strings.Repeat("return self.config\n", c.text*mb/19), "noise": noise(1, c.noise*mb)})
 			tree := scanDir(t, dir)
 			var hashes []string
-			for hash := range tree.byHash {
+			for hash := range tree.contents.byHash {
 				hashes = append(hashes, hash)
 			}
 			p, release, err := tree.acquire(t.Context(), hashes)

@@ -84,8 +84,10 @@ func (s *scanner) scan(ctx context.Context) (*Tree, error) {
 		return nil, err
 	}
 	s.tree.finish()
-	if err := s.tree.keepManifest(); err != nil {
-		s.note(event.Debug, fmt.Sprintf("the list of files is not remembered: %v", err), "")
+	if !s.opts.ReadOnly {
+		if err := s.tree.manifest.keep(); err != nil {
+			s.note(event.Debug, fmt.Sprintf("the list of files is not remembered: %v", err), "")
+		}
 	}
 	for _, n := range append(s.notes, s.tree.describe()...) {
 		s.opts.Sink.Emit(n)
@@ -472,21 +474,22 @@ func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 func (t *Tree) finish() {
 	slices.SortFunc(t.Entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(t.Skipped, func(a, b Skip) int { return strings.Compare(a.Path, b.Path) })
-	t.byHash = map[string]Entry{}
+	t.contents = contents{dir: t.dir, temp: t.opts.TempDir, byHash: map[string]Entry{}}
 	var files []Entry
 	for _, e := range t.Entries {
 		if e.Kind == File {
 			t.Count++
 			t.Bytes += e.Size
-			t.byHash[e.Hash] = e
+			t.contents.byHash[e.Hash] = e
 			files = append(files, e)
 		}
 	}
 	slices.SortStableFunc(files, func(a, b Entry) int { return cmp.Compare(b.Size, a.Size) })
 	t.Largest = slices.Clone(files[:min(5, len(files))])
-	t.manifest = encode(t.Entries)
-	sum := sha256.Sum256(t.manifest)
+	t.manifest.text, t.manifest.cache = encode(t.Entries), t.opts.Cache
+	sum := sha256.Sum256(t.manifest.text)
 	t.Digest = hex.EncodeToString(sum[:])
+	t.manifest.digest = t.Digest
 }
 
 // encode returns the manifest: six fields of each entry, each ended by NUL.

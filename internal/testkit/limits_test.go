@@ -31,9 +31,6 @@ var (
 		"cmd/multihost invocation.takeFlag":    33,
 		"cmd/multihost program.arrange":        22,
 		"cmd/multihost session.fill":           25,
-		"internal/codesync inClass":            32,
-		"internal/codesync matcher.matchClass": 29,
-		"internal/codesync parseAnswer":        40,
 		"internal/detach Bucket.State":         21,
 		"internal/gcp answer.class":            23,
 		"internal/job Deps.List":               25,
@@ -65,7 +62,6 @@ var (
 	}
 	aboveMethods = map[string]int{
 		"cmd/multihost program":       127,
-		"internal/codesync Tree":      36,
 		"internal/doctor examination": 59,
 		"internal/job Deps":           115,
 		"internal/job following":      42,
