@@ -1,10 +1,12 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,7 +79,6 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 	watch := &listener{r: r, ref: ref, opts: opts}
 	defer watch.stop()
 	w = watch.start(ctx, w)
-	const firstPause = 100 * time.Millisecond
 	var heard atomic.Bool // the worker has answered that it knows the run
 	found := opts.Found
 	opts.Found = func() {
@@ -86,59 +87,96 @@ func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, o
 			found()
 		}
 	}
-	var (
-		wait    = firstPause
-		shorter = false // Shorter was called, and the size on the worker is not yet known
-		idle    = 0     // streams in a row that brought nothing
-	)
+	c := newChase(r.Name(), offset)
 	for {
-		p, err := stream(ctx, r, ref, offset, "follow", w, ration, opts)
-		offset += p.count
-		if p.count > 0 {
-			wait, idle = firstPause, 0
-		} else {
-			idle++
-		}
+		p, err := stream(ctx, r, ref, c.offset, "follow", w, ration, opts)
 		if ends(err, heard.Load()) || ctx.Err() != nil && err != nil {
 			return Exit{}, err
 		}
-		var short *TruncatedError
-		switch {
-		case errors.As(err, &short):
-			if opts.Shorter != nil && !shorter {
-				opts.Shorter(short)
-			}
-			if shorter = short.Size < 0; !shorter {
-				offset = short.Size
-			}
-		case err == nil && p.phase == Unknown:
-			// follow.sh was killed on the worker before it reported the state of the
-			// run. That may happen by itself.
-			if idle >= 3 {
-				err = &RemoteError{Worker: r.Name(), Op: "follow", Text: "the answer does not tell the state of the run"}
-			}
-		case err == nil && p.exit != nil && offset >= p.exit.LogSize:
-			return *p.exit, nil
-		case err == nil && p.exit != nil && idle >= 2:
-			if opts.Shorter != nil && !shorter {
-				opts.Shorter(&TruncatedError{Worker: r.Name(), Offset: p.exit.LogSize, Size: offset})
-			}
-			return *p.exit, nil
+		next := c.after(p, err)
+		if next.shorter != nil && opts.Shorter != nil {
+			opts.Shorter(next.shorter)
 		}
-		if err == nil && idle <= 1 {
-			continue // the run may have ended between two looks at its state: ask again at once
+		if next.exit != nil {
+			return *next.exit, nil
 		}
-		if err != nil && short == nil && opts.Lost != nil {
-			opts.Lost(err, offset)
+		if next.lost != nil && opts.Lost != nil {
+			opts.Lost(next.lost, c.offset)
 		}
-		if cause := pause(ctx, wait); cause != nil {
-			if err == nil {
-				err = fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), cause)
-			}
-			return Exit{}, err
+		if next.pause == 0 {
+			continue
 		}
-		wait = min(wait*2, 5*time.Second)
+		if cause := pause(ctx, next.pause); cause != nil {
+			return Exit{}, cmp.Or(next.lost, err, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), cause))
+		}
 	}
+}
+
+// Pauses between two streams: each is twice as long as the one before.
+const (
+	firstPause = 100 * time.Millisecond
+	mostPause  = 5 * time.Second
+)
+
+// A chase is what Follow knows between two streams.
+type chase struct {
+	worker  string
+	offset  int64         // of the next byte
+	wait    time.Duration // the next pause
+	idle    int           // streams in a row that brought nothing
+	shorter bool          // the output became shorter, and its size on the worker is not yet known
+}
+
+func newChase(worker string, offset int64) *chase {
+	return &chase{worker: worker, offset: offset, wait: firstPause}
+}
+
+// A turn is what Follow does after a stream.
+type turn struct {
+	shorter *TruncatedError // to report to Shorter
+	exit    *Exit           // the command has ended and its last byte is written: return it
+	lost    error           // to report to Lost
+	pause   time.Duration   // before the next stream
+}
+
+// after decides what to do after a stream that brought p and failed with err.
+func (c *chase) after(p piece, err error) (next turn) {
+	c.offset += p.count
+	if c.idle++; p.count > 0 {
+		c.wait, c.idle = firstPause, 0
+	}
+	var short *TruncatedError
+	switch {
+	case errors.As(err, &short):
+		if !c.shorter {
+			next.shorter = short
+		}
+		if c.shorter = short.Size < 0; !c.shorter {
+			c.offset = short.Size
+		}
+	case err != nil:
+		next.lost = err
+	case p.phase == Unknown:
+		// follow.sh was killed on the worker before it reported the state of the
+		// run. That may happen by itself.
+		if c.idle >= 3 {
+			next.lost = &RemoteError{Worker: c.worker, Op: "follow", Text: "the answer does not tell the state of the run"}
+		}
+	case p.exit != nil && c.offset >= p.exit.LogSize:
+		return turn{exit: p.exit}
+	case p.exit != nil && c.idle >= 2:
+		if !c.shorter {
+			next.shorter = &TruncatedError{Worker: c.worker, Offset: p.exit.LogSize, Size: c.offset}
+		}
+		next.exit = p.exit
+		return next
+	}
+	if err == nil && next.lost == nil && c.idle <= 1 {
+		return next // the run may have ended between two looks at its state: ask again at once
+	}
+	next.pause = c.wait
+	c.wait = min(c.wait*2, mostPause)
+	return next
 }
 
 // ends reports whether err ends Follow. When the worker has known the run before,
@@ -190,56 +228,23 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	orders := newOrders()
 	defer orders.Close()
 	g := &gate{w: w}
-	found := func() {}
-	if opts.Found != nil {
-		found = sync.OnceFunc(opts.Found)
-	}
 	g.broken = func() { cancel(errWriter) }
 	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: g}
 	errs := &sshfan.Answer{Nonce: nonce}
+	t := talk{orders: orders, ration: ration, opts: opts, found: func() {}}
+	if opts.Found != nil {
+		t.found = sync.OnceFunc(opts.Found)
+	}
 	if ration == nil {
 		orders.Close()
 	} else {
 		ration.begin(orders, offset)
 		defer ration.end()
 		g.wrote = func(n int64) {
-			found()
+			t.found()
 			ration.received(n)
 		}
-		out.Next = func(rec sshfan.Record) (done bool) {
-			switch rec.Word {
-			case "stream":
-				ration.size(number(rec.Rest))
-			case "unknown", "truncated", "error":
-				orders.Close()
-			}
-			return false
-		}
-		// Drop the frequent records: a long log brings a "size" for each piece, without limit.
-		errs.Next = func(rec sshfan.Record) (done bool) {
-			switch rec.Word {
-			case "waiting":
-				found()
-				return true
-			case "size":
-				found()
-				ration.size(number(rec.Rest))
-				return true
-			case "disk":
-				if d := parseDisk(rec.Rest); d.Low() && opts.LowDisk != nil {
-					opts.LowDisk(d)
-				}
-				return true
-			case "full":
-				if opts.Full != nil {
-					opts.Full(number(rec.Rest))
-				}
-				return true
-			case "end":
-				orders.Close()
-			}
-			return false
-		}
+		out.Next, errs.Next = t.answered, t.told
 	}
 	// When a file becomes shorter, tail starts again at its first byte: close the gate
 	// as soon as tail says so.
@@ -276,27 +281,81 @@ func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w
 	if err != nil {
 		return p, err
 	}
-	if records[0].Word == "unknown" {
-		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrUnknownRun)
+	if err := p.judge(r.Name(), ref, offset, records, errs.Records()); err != nil {
+		return p, err
 	}
-	all := append(records[:len(records):len(records)], errs.Records()...)
+	if p.phase != Unknown {
+		t.found()
+	}
+	return p, nil
+}
+
+// A talk is what follow.sh and Follow say to each other while output comes.
+type talk struct {
+	orders *orders
+	ration *ration
+	opts   FollowOptions
+	found  func() // to be called when following works
+}
+
+// answered hears a record of the first answer, which comes before the output.
+func (t talk) answered(rec sshfan.Record) (done bool) {
+	switch rec.Word {
+	case "stream":
+		t.ration.size(number(rec.Rest))
+	case "unknown", "truncated", "error":
+		t.orders.Close()
+	}
+	return false
+}
+
+// told hears a record that comes beside the output. It drops the frequent ones: a long log
+// brings a "size" for each piece, without limit.
+func (t talk) told(rec sshfan.Record) (done bool) {
+	switch rec.Word {
+	case "waiting":
+		t.found()
+	case "size":
+		t.found()
+		t.ration.size(number(rec.Rest))
+	case "disk":
+		if d := parseDisk(rec.Rest); d.Low() && t.opts.LowDisk != nil {
+			t.opts.LowDisk(d)
+		}
+	case "full":
+		if t.opts.Full != nil {
+			t.opts.Full(number(rec.Rest))
+		}
+	case "end":
+		t.orders.Close()
+		return false
+	default:
+		return false
+	}
+	return true
+}
+
+// judge reads from the first answer and the records beside the output what the state of
+// the run is. offset is where the output began.
+func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []sshfan.Record) error {
+	if first[0].Word == "unknown" {
+		return fmt.Errorf("follow %q on %s: %w", ref.Label(), worker, ErrUnknownRun)
+	}
+	all := slices.Concat(first, beside)
 	state := parseState(ref, all)
 	p.phase, p.exit = state.Phase, state.Exit
 	if p.phase == Lost && p.exit == nil {
 		p.exit = &Exit{Code: 255, Lost: true, Reason: "nobody saw it end"}
 	}
 	if p.phase == Aborted {
-		return p, fmt.Errorf("follow %q on %s: %w", ref.Label(), r.Name(), ErrNotStarted)
+		return fmt.Errorf("follow %q on %s: %w", ref.Label(), worker, ErrNotStarted)
 	}
 	for _, rec := range all {
 		if rec.Word == "truncated" {
-			return p, &TruncatedError{Worker: r.Name(), Offset: offset + p.count, Size: number(rec.Rest)}
+			return &TruncatedError{Worker: worker, Offset: offset + p.count, Size: number(rec.Rest)}
 		}
 	}
-	if p.phase != Unknown {
-		found()
-	}
-	return p, nil
+	return nil
 }
 
 var (
@@ -312,7 +371,7 @@ func (e *writeError) Unwrap() error { return e.error }
 // cannot cure (see mayAnswer), with pauses that grow to 5 s. The connection itself
 // redials within limits of its own.
 func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
-	for wait := 100 * time.Millisecond; ; wait = min(wait*2, 5*time.Second) {
+	for wait := firstPause; ; wait = min(wait*2, mostPause) {
 		v, err := try()
 		if err == nil || !mayAnswer(err) || ctx.Err() != nil {
 			return v, err

@@ -161,7 +161,11 @@ func (b *builder) take(rec sshfan.Record) bool {
 	if len(b.infos) == 0 {
 		return false
 	}
-	i := &b.infos[len(b.infos)-1]
+	return b.infos[len(b.infos)-1].take(rec)
+}
+
+// take adds a record that describes the run. It reports whether the record was one of these.
+func (i *builtInfo) take(rec sshfan.Record) bool {
 	switch rec.Word {
 	case "dir":
 		i.Dir = sshfan.Clean(rec.Rest, 4096)
@@ -174,24 +178,8 @@ func (b *builder) take(rec sshfan.Record) bool {
 		f := rec.Fields(2)
 		i.PID, i.Started = int(number(f[0])), instant(f[1])
 	case "exit":
-		if i.Exit == nil {
-			i.Exit = &Exit{}
-		}
 		f := rec.Fields(2)
-		switch f[0] {
-		case "code":
-			n, err := strconv.ParseUint(f[1], 10, 8)
-			if i.coded = err == nil; i.coded {
-				i.Exit.Code = int(n)
-			}
-		case "lost":
-			i.lost = f[1] == "1"
-		default:
-			i.Exit.set(f[0], f[1])
-		}
-		if i.Exit.Lost = i.lost || !i.coded; !i.coded {
-			i.Exit.Code = 255 // an unknown exit code does not count as success
-		}
+		i.ended(f[0], f[1])
 	case "mine":
 		i.Mine = rec.Rest == "1"
 	case "login":
@@ -210,6 +198,27 @@ func (b *builder) take(rec sshfan.Record) bool {
 		return false
 	}
 	return true
+}
+
+// ended adds one line of the record of the end.
+func (i *builtInfo) ended(key, value string) {
+	if i.Exit == nil {
+		i.Exit = &Exit{}
+	}
+	switch key {
+	case "code":
+		n, err := strconv.ParseUint(value, 10, 8)
+		if i.coded = err == nil; i.coded {
+			i.Exit.Code = int(n)
+		}
+	case "lost":
+		i.lost = value == "1"
+	default:
+		i.Exit.set(key, value)
+	}
+	if i.Exit.Lost = i.lost || !i.coded; !i.coded {
+		i.Exit.Code = 255 // an unknown exit code does not count as success
+	}
 }
 
 func parsePhase(s string) Phase {
