@@ -70,6 +70,49 @@ func TestForeignTexts(t *testing.T) {
 	}
 }
 
+func TestClassOfAnAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		a    answer
+		want Class
+	}{
+		{answer{http: 400}, Invalid},
+		{answer{http: 400, status: "FAILED_PRECONDITION"}, Conflict},
+		{answer{http: 400, message: "The network resource 'n' is already being used by 'i'"}, Conflict},
+		{answer{http: 400, reason: "resourceNotReady"}, Unavailable},
+		{answer{http: 400, reason: "resourceInUseByAnotherResource"}, Conflict},
+		{answer{http: 401}, Unauthenticated},
+		{answer{http: 403}, Permission},
+		{answer{http: 403, reason: "quotaExceeded"}, Quota},
+		{answer{http: 403, reason: "rateLimitExceeded"}, Unavailable},
+		{answer{http: 404}, NotFound},
+		{answer{http: 408}, Timeout},
+		{answer{http: 409}, Conflict},
+		{answer{http: 409, status: "ALREADY_EXISTS"}, AlreadyExists},
+		{answer{http: 409, reason: "alreadyExists"}, AlreadyExists},
+		{answer{http: 409, message: "The resource 'n' already exists"}, AlreadyExists},
+		{answer{http: 410}, NotFound},
+		{answer{http: 412}, Conflict},
+		{answer{http: 429, message: "Quota limit 'X' has been exceeded."}, Quota},
+		{answer{http: 429, message: "Quota limit 'X' has been exceeded.", waits: true}, Unavailable},
+		{answer{http: 429}, Unavailable},
+		{answer{http: 418}, Invalid},
+		{answer{http: 500}, Unavailable},
+		{answer{http: 501}, Invalid},
+		{answer{http: 503}, Unavailable},
+		{answer{http: 503, reason: "ZONE_RESOURCE_POOL_EXHAUSTED"}, Capacity},
+		{answer{http: 504}, Timeout},
+		{answer{http: 599}, Unavailable},
+		{answer{http: 302}, Unknown},
+		{answer{status: "NOT_FOUND"}, NotFound},
+		{answer{status: "RESOURCE_EXHAUSTED", message: "Quota limit 'X' has been exceeded."}, Quota},
+		{answer{}, Unknown},
+	} {
+		if got := tt.a.class(); got != tt.want {
+			t.Errorf("class of %+v = %v, want %v", tt.a, got, tt.want)
+		}
+	}
+}
+
 func TestQuotaHint(t *testing.T) {
 	for message, want := range map[string]string{
 		`Quota 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' exhausted. Limit 16 in zone us-west4-a`: "the quota TPUV5sLitepodPerProjectPerZoneForTPUAPI allows 16 in zone us-west4-a; queued resources",

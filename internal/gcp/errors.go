@@ -495,29 +495,37 @@ func (a answer) class() Class {
 	if a.http == 0 {
 		return rpcClass(a.status, a.message)
 	}
-	switch code := a.http; {
-	case code == http.StatusUnauthorized:
-		return Unauthenticated
-	case code == http.StatusForbidden:
-		return Permission
-	case code == http.StatusNotFound, code == http.StatusGone:
-		return NotFound
-	case code == http.StatusConflict:
+	return a.httpClass()
+}
+
+// classOfCode has the HTTP status codes that mean one class alone.
+var classOfCode = map[int]Class{
+	http.StatusUnauthorized:       Unauthenticated,
+	http.StatusForbidden:          Permission,
+	http.StatusNotFound:           NotFound,
+	http.StatusGone:               NotFound,
+	http.StatusPreconditionFailed: Conflict,
+	http.StatusTooManyRequests:    Quota, // not rateLimited: a limit on the amount
+	http.StatusRequestTimeout:     Timeout,
+	http.StatusGatewayTimeout:     Timeout,
+	http.StatusNotImplemented:     Invalid,
+}
+
+// httpClass returns the class of an HTTP status code, which the status and the message
+// may make more precise.
+func (a answer) httpClass() Class {
+	if class, known := classOfCode[a.http]; known {
+		return class
+	}
+	switch {
+	case a.http >= 500:
+		return Unavailable
+	case a.http == http.StatusConflict:
 		if a.status == "ALREADY_EXISTS" || a.reason == "alreadyExists" || existsText.MatchString(a.message) {
 			return AlreadyExists
 		}
 		return Conflict
-	case code == http.StatusPreconditionFailed:
-		return Conflict
-	case code == http.StatusTooManyRequests:
-		return Quota // not rateLimited: a limit on the amount
-	case code == http.StatusRequestTimeout, code == http.StatusGatewayTimeout:
-		return Timeout
-	case code == http.StatusNotImplemented:
-		return Invalid
-	case code >= 500:
-		return Unavailable
-	case code >= 400:
+	case a.http >= 400:
 		if a.status == "FAILED_PRECONDITION" || inUseText.MatchString(a.message) {
 			return Conflict
 		}
