@@ -149,6 +149,26 @@ type deletion struct {
 // errNamesake says that the resource is gone, and a new one has its name.
 var errNamesake = errors.New("gone; another one of this name has been made since")
 
+// judge decides from what a read of the resource brought whether the wait is over, and
+// with which error. ended is why the caller does not wait any longer, or nil.
+func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) {
+	switch class := gcp.ClassOf(err); {
+	case class == gcp.NotFound:
+		return true, nil
+	case ended != nil:
+		return true, fmt.Errorf("wait until queued resource %q is gone: %w", w.id, ended)
+	case err != nil:
+		return !survivable(err), err
+	}
+	if w.made.IsZero() {
+		w.made = res.CreateTime
+	}
+	if !res.CreateTime.Equal(w.made) {
+		return true, errNamesake
+	}
+	return false, nil
+}
+
 // awaitGone polls until the resource is not found. If wait.issue is set, it requests
 // the deletion. It leaves a newer resource of the same name alone and returns
 // errNamesake.
@@ -161,19 +181,8 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	state := ""
 	for {
 		res, err := c.Get(ctx, wait.id)
-		switch class := gcp.ClassOf(err); {
-		case class == gcp.NotFound:
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("wait until queued resource %q is gone: %w", wait.id, context.Cause(ctx))
-		case err != nil && !survivable(err):
-			return err
-		}
-		if err == nil && wait.made.IsZero() {
-			wait.made = res.CreateTime
-		}
-		if err == nil && !res.CreateTime.Equal(wait.made) {
-			return errNamesake
+		if over, why := wait.judge(res, err, context.Cause(ctx)); over {
+			return why
 		}
 		if wait.issue && del.issued.IsZero() {
 			begin = c.now()
