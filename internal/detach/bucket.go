@@ -609,49 +609,69 @@ func (s State) Blame() *End {
 // readers is how many objects are read concurrently.
 const readers = 32
 
-// State reads the state of a run. It may miss what workers write while it reads.
-func (b *Bucket) State(ctx context.Context, run string) (State, error) {
-	var s State
-	prefix := prefixOf(b.dir, run)
-	ends := map[int]map[tpu.WorkerID]string{}
-	var workers []*storage.Object
-	unsent := map[int][]tpu.WorkerID{}
-	stop := false
+// A listing is what the names of a run's objects tell.
+type listing struct {
+	workers []*storage.Object               // what each worker says of itself
+	ends    map[int]map[tpu.WorkerID]string // objects that tell how a command ended, by attempt
+	unsent  map[int][]tpu.WorkerID          // workers that could not send a whole log, by attempt
+	begun   int                             // the newest attempt that has ended on a worker
+	stop    bool                            // somebody has asked the run to stop
+}
+
+// add takes up an object. name is its name below the run's prefix.
+func (l *listing) add(name string, o *storage.Object) {
+	dir, _, _ := strings.Cut(name, "/")
+	switch dir {
+	case "workers":
+		l.workers = append(l.workers, o)
+	case "ended":
+		attempt, id, ok := parseEnd(name)
+		if !ok {
+			return
+		}
+		if l.ends[attempt] == nil {
+			l.ends[attempt] = map[tpu.WorkerID]string{}
+		}
+		l.ends[attempt][id] = o.Name
+		l.begun = max(l.begun, attempt)
+	case "control":
+		l.stop = l.stop || name == "control/stop"
+		if attempt, id, ok := parseUnsent(name); ok {
+			l.unsent[attempt] = append(l.unsent[attempt], id)
+		}
+	}
+}
+
+// listing lists the objects below prefix.
+func (b *Bucket) listing(ctx context.Context, prefix string) (*listing, error) {
+	l := &listing{ends: map[int]map[tpu.WorkerID]string{}, unsent: map[int][]tpu.WorkerID{}}
 	for _, dir := range []string{"ended/", "workers/", "control/"} {
 		err := b.list(ctx, prefix+dir, "", func(page *storage.Objects) {
 			for _, o := range page.Items {
-				name := strings.TrimPrefix(o.Name, prefix)
-				switch dir {
-				case "workers/":
-					workers = append(workers, o)
-				case "ended/":
-					attempt, id, ok := parseEnd(name)
-					if !ok {
-						continue
-					}
-					if ends[attempt] == nil {
-						ends[attempt] = map[tpu.WorkerID]string{}
-					}
-					ends[attempt][id] = o.Name
-					s.begun = max(s.begun, attempt)
-				case "control/":
-					stop = stop || name == "control/stop"
-					if attempt, id, ok := parseUnsent(name); ok {
-						unsent[attempt] = append(unsent[attempt], id)
-					}
-				}
+				l.add(strings.TrimPrefix(o.Name, prefix), o)
 			}
 		})
 		if err != nil {
-			return s, err
+			return nil, err
 		}
 	}
+	return l, nil
+}
+
+// State reads the state of a run. It may miss what workers write while it reads.
+func (b *Bucket) State(ctx context.Context, run string) (State, error) {
+	prefix := prefixOf(b.dir, run)
+	l, err := b.listing(ctx, prefix)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{begun: l.begun}
 	if data, err := b.read(ctx, prefix+"control/attempt", 0); err == nil {
 		s.announced, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 	} else if statusCode(err) != http.StatusNotFound {
 		return s, err
 	}
-	if stop {
+	if l.stop {
 		data, err := b.read(ctx, prefix+"control/stop", 0)
 		if err := ignoreMissing(err); err != nil {
 			return s, err
@@ -661,7 +681,7 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	var mu sync.Mutex
 	group, reading := errgroup.WithContext(ctx)
 	group.SetLimit(readers)
-	for _, o := range workers {
+	for _, o := range l.workers {
 		group.Go(func() error {
 			seen, err := b.seen(reading, o)
 			mu.Lock()
@@ -679,11 +699,11 @@ func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 		s.begun = max(s.begun, w.Attempt)
 	}
 	s.Attempt = max(s.begun, s.announced)
-	s.Unsent = unsent[s.Attempt]
+	s.Unsent = l.unsent[s.Attempt]
 	slices.SortFunc(s.Unsent, tpu.CompareWorkers)
 	group, reading = errgroup.WithContext(ctx)
 	group.SetLimit(readers)
-	for id, name := range ends[s.Attempt] {
+	for id, name := range l.ends[s.Attempt] {
 		group.Go(func() error {
 			data, err := b.read(reading, name, 0)
 			mu.Lock()
