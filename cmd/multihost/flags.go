@@ -106,6 +106,11 @@ func graceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when a command is stopped"}
 }
 
+// timestampsFlag makes the lines of the workers' output begin with a time.
+func timestampsFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "timestamps", Usage: "begin each line of output that is shown with the time when it arrived on this machine, such as 2026-01-02T15:04:05.000+01:00; the log files stay as they are, and lines of --output=json have a time anyway"}
+}
+
 // patienceFlags set how long a worker of a run may be away or silent.
 func patienceFlags() []cli.Flag {
 	return []cli.Flag{
@@ -141,6 +146,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` for the workers' logs; default: in the state directory"},
 		&cli.StringFlag{Name: "max-log", Value: "20GB", Usage: "`SIZE` of output that a worker keeps, such as 500MB; none: no limit"},
 		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the files have everybody's"},
+		timestampsFlag(),
 		&cli.BoolFlag{Name: "detach", Usage: "end after the start; the command goes on"},
 		&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
 		&cli.DurationFlag{Name: "start-timeout", Value: 5 * time.Minute, Usage: "longest `TIME` until every worker has started; 0: no limit"},

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -86,6 +87,7 @@ type program struct {
 	dir            string // the working directory; "": unknown
 
 	inv   *invocation
+	view  *ui.Renderer // the last one that was made
 	json  bool
 	leave chan struct{} // closed when the user wants to leave at once
 
@@ -103,13 +105,19 @@ func (p *program) run(argv []string) int {
 	err := p.dispatch(ctx, argv)
 	code := exitCode(err)
 	var status *statusError
-	if err == nil || errors.As(err, &status) {
+	if err == nil || errors.As(err, &status) || p.told(err) {
 		return code
 	}
 	if !p.json || ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code) != nil {
 		ui.PrintError(p.stderr, p.color(p.stderr), err, hintOf(err))
 	}
 	return code
+}
+
+// told reports whether the verdict of the run, the last thing on the screen, has said
+// all that the error says.
+func (p *program) told(err error) bool {
+	return p.view != nil && !p.json && hintOf(err) == "" && strings.Contains(p.view.Verdict(), err.Error())
 }
 
 func (p *program) dispatch(ctx context.Context, argv []string) error {

@@ -104,6 +104,7 @@ the run going.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
+			timestampsFlag(),
 			&cli.BoolFlag{Name: "strict-exit", Usage: "excuse nothing: without it, SIGABRT or words of the distributed runtime within a minute after worker 0's success are a warning"},
 		}, watchFlags(), patienceFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {

@@ -89,7 +89,21 @@ func (p *program) openOn(c *cli.Context, view *ui.Renderer) (*session, error) {
 }
 
 func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
-	return ui.New(ui.Options{Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"), Color: p.color(p.stderr), Width: p.width()})
+	p.view = ui.New(ui.Options{
+		Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"),
+		Clock: takesLong(p.inv), Timestamps: c.Bool("timestamps"), Color: p.color(p.stderr), Width: p.width(),
+	})
+	return p.view
+}
+
+// takesLong reports whether the command may go on for hours. What it shows then says when
+// it happened.
+func takesLong(inv *invocation) bool {
+	switch strings.Join(inv.path, " ") {
+	case "run", "job", "attach", "qr create", "qr wait":
+		return true
+	}
+	return false
 }
 
 func (s *session) close() {

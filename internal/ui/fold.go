@@ -181,19 +181,25 @@ func (r *Renderer) flushFold(now time.Time) {
 		tag := f.tagOf(e)
 		line := f.text[e.start:e.end]
 		size := max(len(tag), r.width) + len(" │ ") + len(line)
+		if r.o.Timestamps {
+			size += len(lineTime)
+		}
 		if !r.out.room(f.members[e.head].s, size) {
 			r.out.dropped += len(line) * int(e.count)
 			continue
 		}
-		r.putTagged(tag, line)
+		r.putTagged(e.at, tag, line)
 	}
 	f.drop(n)
 }
 
-func (r *Renderer) putTagged(tag string, line []byte) {
+func (r *Renderer) putTagged(at time.Time, tag string, line []byte) {
 	l := r.out
-	var buf [96]byte
+	var buf [128]byte
 	p := buf[:0]
+	if r.o.Timestamps {
+		p = at.AppendFormat(p, lineTime)
+	}
 	p = append(p, r.paint().start(dim)...)
 	p = append(p, tag...)
 	for n := len(tag); n < r.width; n++ {

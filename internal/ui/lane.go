@@ -7,8 +7,6 @@ import (
 	"reflect"
 	"syscall"
 	"time"
-
-	"multihost/internal/event"
 )
 
 // A dest is one of the two standard streams.
@@ -73,6 +71,7 @@ func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
 	}
+	l.r.verdict.buried = l.r.verdict.said != ""
 	wasEmpty := len(l.queue) == 0
 	before := len(l.queue)
 	l.queue = append(l.queue, b...)
@@ -212,8 +211,7 @@ func (l *lane) notice(now time.Time) {
 		l.put(toStdout, appendDroppedJSON(nil, now, n))
 		return
 	}
-	l.put(toStderr, appendMessage(nil, l.r.paint(), string(event.Warn),
-		fmt.Sprintf("view fell behind, %d bytes not shown; the log files are complete", n)))
+	l.put(toStderr, l.r.warning(fmt.Sprintf("view fell behind, %d bytes not shown; the log files are complete", n)))
 }
 
 // write writes one batch, with one write for each run of bytes to the same destination.

@@ -90,7 +90,7 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 		}
 		*p = phaseView{name: e.Name, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
 		if r.mode == Plain && e.Detail != "" {
-			r.control(appendIndented(nil, e.Name+": "+e.Detail, "  "))
+			r.control(appendIndented(r.clock(), e.Name+": "+e.Detail, "  "))
 		}
 		r.err.kick() // the goroutine must set its timer
 		return
@@ -112,7 +112,7 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 	case detail == "":
 		detail = "done"
 	}
-	r.control(appendIndented(nil, fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed)), "  "))
+	r.control(appendIndented(r.clock(), fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed)), "  "))
 }
 
 func (r *Renderer) progress(e event.Progress, now time.Time) {
@@ -214,7 +214,7 @@ func (r *Renderer) tick(l *lane, now time.Time) (next time.Time) {
 			break
 		}
 		p.shown, p.shownAt, p.changed = text, now, false
-		r.control(p.line(now))
+		r.control(p.line(r.clock(), now))
 	}
 	return next
 }
@@ -228,7 +228,7 @@ func bar(done, all int64) string {
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
-// line returns the status as a line of its own.
-func (p *phaseView) line(now time.Time) []byte {
-	return appendIndented(nil, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
+// line appends the status as a line of its own.
+func (p *phaseView) line(b []byte, now time.Time) []byte {
+	return appendIndented(b, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
 }

@@ -40,6 +40,7 @@ type stream struct {
 // A scratch is the memory to process one chunk. A stream borrows it only while it works:
 // with one scratch each, 2048 streams would hold 2048 chunks.
 type scratch struct {
+	stamped  []byte // lines, each with the time of its arrival
 	lines    []byte // visible lines, each with its \n
 	lineEnds []int
 }
@@ -291,14 +292,34 @@ func (r *Renderer) show(s *stream) {
 	}
 }
 
+// lineTime is the form of the time at which a line arrived.
+const lineTime = "2006-01-02T15:04:05.000Z07:00 "
+
+// stamp returns the lines of the chunk, with the time of their arrival if that is shown.
+func (r *Renderer) stamp(s *stream) []byte {
+	if !r.o.Timestamps {
+		return s.lines
+	}
+	now := r.o.Now()
+	s.stamped = s.stamped[:0]
+	start := 0
+	for _, end := range s.lineEnds {
+		s.stamped = now.AppendFormat(s.stamped, lineTime)
+		s.stamped = append(s.stamped, s.lines[start:end]...)
+		start = end
+	}
+	return s.stamped
+}
+
 // showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the
 // fold window, hidden, so that an equal line of another worker is not shown as news.
 func (r *Renderer) showFirst(s *stream) {
-	if !r.out.room(s, len(s.lines)) {
+	shown := r.stamp(s)
+	if !r.out.room(s, len(shown)) {
 		r.out.dropped += len(s.lines)
 		return
 	}
-	r.out.put(toStdout, s.lines)
+	r.out.put(toStdout, shown)
 	if r.nstream == 1 {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"multihost/internal/event"
 	"multihost/internal/tpu"
@@ -20,6 +21,7 @@ type color string
 const (
 	dim    color = "2"
 	red    color = "31"
+	green  color = "32"
 	yellow color = "33"
 )
 
@@ -120,7 +122,7 @@ func attemptText(e event.AttemptEnd) string {
 	return text
 }
 
-func stateLine(s event.State) []byte {
+func stateLine(b []byte, s event.State) []byte {
 	text := fmt.Sprintf("%s %q: %s", s.Resource, s.Name, s.State)
 	if s.Detail != "" {
 		text += ": " + s.Detail
@@ -128,45 +130,57 @@ func stateLine(s event.State) []byte {
 	if s.Elapsed > 0 {
 		text += " (" + event.Duration(s.Elapsed) + ")"
 	}
-	return appendIndented(nil, text, "  ")
+	return appendIndented(b, text, "  ")
 }
 
-// appendSummary appends the end of a run: what happened, the first failure with
-// its last lines, equal endings folded, times, where the logs are, and the next
-// command.
-func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDone) []byte {
-	text := s.Text
-	if text == "" {
-		text = fmt.Sprintf("run %q: ok", s.Run)
-		if !s.OK {
-			text = fmt.Sprintf("run %q failed, exit code %d", s.Run, s.ExitCode)
-		}
+// verdictText says how a run ended.
+func verdictText(s event.Summary) string {
+	switch {
+	case s.Text != "":
+		return s.Text
+	case s.OK:
+		return fmt.Sprintf("run %q: ok", s.Run)
 	}
-	b = appendMessage(b, p, "", text)
+	return fmt.Sprintf("run %q failed, exit code %d", s.Run, s.ExitCode)
+}
+
+// appendVerdict appends how a run ended, and the next command.
+func appendVerdict(b []byte, p painter, s event.Summary) []byte {
+	c := green
+	switch {
+	case !s.OK || s.ExitCode != 0:
+		c = red
+	case s.LeftBehind > 0:
+		c = yellow
+	}
+	b = append(b, program...)
+	for i, line := range strings.Split(strings.TrimRight(verdictText(s), "\n"), "\n") {
+		if i > 0 {
+			b = append(b, "  "...)
+		}
+		b = append(b, p.start(c)...)
+		b = appendVisible(b, []byte(line))
+		b = append(b, p.end()...)
+		b = append(b, '\n')
+	}
+	next := s.Next
+	if next == "" && !s.OK && s.Run != "" {
+		next = "multihost logs " + s.Run
+	}
+	if next != "" {
+		b = appendMessage(b, p, "hint", next)
+	}
+	return b
+}
+
+// appendSummary appends what is known about a run that has ended: equal endings folded,
+// times, where the logs are, and the first failure with its last lines. The verdict
+// follows it. Lines of the failure are cut so that both fit on a terminal of columns; 0
+// means that there is no terminal.
+func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDone, columns int) []byte {
 	row := func(name, value string) {
 		b = append(b, "  "...)
 		b = appendIndented(b, name+": "+value, "    ")
-	}
-	if s.FirstFail != "" {
-		row("first failure", s.FirstFail)
-		for _, line := range s.LastLines {
-			b = append(b, "    "...)
-			b = append(b, p.start(dim)...)
-			b = append(b, "│"...)
-			b = append(b, p.end()...)
-			b = append(b, ' ')
-			line = strings.TrimRight(line, "\r\n")
-			line = line[strings.LastIndexByte(line, '\r')+1:]
-			cut := len(line) - maxLine
-			if cut > 0 {
-				line = string(wholeRunes([]byte(line[:maxLine])))
-			}
-			b = appendVisible(b, []byte(line))
-			if cut > 0 {
-				b = append(b, "…"...)
-			}
-			b = append(b, '\n')
-		}
 	}
 	for _, g := range groupEndings(ended) {
 		n := ""
@@ -191,14 +205,60 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 	if s.LogDir != "" {
 		row("logs", s.LogDir)
 	}
-	next := s.Next
-	if next == "" && !s.OK && s.Run != "" {
-		next = "multihost logs " + s.Run
+	if s.FirstFail == "" {
+		return b
 	}
-	if next != "" {
-		b = appendMessage(b, p, "hint", next)
+	row("first failure", s.FirstFail)
+	lines := decisiveLines(s.LastLines)
+	for i, line := range lines {
+		const bar = "    │ "
+		b = append(b, "    "...)
+		b = append(b, p.start(dim)...)
+		b = append(b, "│"...)
+		b = append(b, p.end()...)
+		b = append(b, ' ')
+		text := string(appendVisible(nil, []byte(line)))
+		if room := columns - utf8.RuneCountInString(bar) - 1; columns > 0 {
+			switch {
+			case i == len(lines)-1: // nearly always the exception itself
+				text = cutToWidth(text, room+(lastRows-1)*columns)
+			case strings.HasPrefix(strings.TrimSpace(text), "File "):
+				text = cutInside(text, room)
+			default:
+				text = cutToWidth(text, room)
+			}
+		}
+		b = append(b, text...)
+		b = append(b, '\n')
 	}
 	return b
+}
+
+const (
+	// mostLines is how many lines of the first failure are shown above the verdict.
+	// Together they fit on a terminal of 24 rows.
+	mostLines = 5
+	// lastRows is how many rows of a terminal the last of them may take.
+	lastRows = 3
+)
+
+// decisiveLines returns the last lines of a failure that say something: no empty lines,
+// and no lines that were redrawn, such as progress bars, unless what was printed over
+// them looks like an error.
+func decisiveLines(last []string) (lines []string) {
+	for _, line := range last {
+		line = strings.TrimRight(line, "\r\n")
+		at := strings.LastIndexByte(line, '\r')
+		final := strings.TrimRight(line[at+1:], " \t")
+		if final == "" || at >= 0 && !isTraceback([]byte(final)) && !looksLikeError([]byte(final)) {
+			continue
+		}
+		if len(final) > maxLine {
+			final = string(wholeRunes([]byte(final[:maxLine]))) + "…"
+		}
+		lines = append(lines, final)
+	}
+	return lines[max(0, len(lines)-mostLines):]
 }
 
 type endingGroup struct {

@@ -64,6 +64,8 @@ type Options struct {
 	Color          bool
 	Stream         Stream // default First
 	Debug          bool   // show notes of level debug
+	Clock          bool   // begin phases, states and warnings with the time of day
+	Timestamps     bool   // begin lines of the streams with the time at which they arrived here
 	// Now is the clock of everything shown and of pacing; default time.Now. It
 	// must advance with the timers of package time.
 	Now func() time.Time
@@ -107,6 +109,14 @@ type Renderer struct {
 	ended   []event.WorkerDone
 	failed  int // ended workers that failed on their own
 	fault   error
+	verdict verdict
+}
+
+// A verdict is the end of a summary: how the run ended, and the command to type.
+type verdict struct {
+	said   string // its text; "": none was shown
+	lines  []byte
+	buried bool // something was shown after it
 }
 
 var _ event.Sink = (*Renderer)(nil)
@@ -154,8 +164,10 @@ func New(o Options) *Renderer {
 func (r *Renderer) Mode() Mode { return r.mode }
 
 // Close shows what is still waiting, erases the status line and waits until everything is
-// written. It ignores events emitted later. It returns the first error of a write, except
-// EPIPE, which means that the reader has gone away.
+// written. If something was shown after the verdict of a run, such as the deletion of its
+// slices, Close repeats the verdict as the last lines. It ignores events emitted later. It
+// returns the first error of a write, except EPIPE, which means that the reader has gone
+// away.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	already := r.closed
@@ -167,6 +179,9 @@ func (r *Renderer) Close() error {
 		})
 		r.mu.Lock()
 		r.flushFold(time.Time{})
+		if r.verdict.buried {
+			r.err.put(toStderr, r.verdict.lines)
+		}
 		r.phases = nil
 		r.closed = true
 		r.mu.Unlock()
@@ -177,6 +192,13 @@ func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.fault
+}
+
+// Verdict returns how the run ended, as it was shown; "" if it was not.
+func (r *Renderer) Verdict() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.verdict.said
 }
 
 // Emit shows e. It never blocks on a reader.
@@ -211,7 +233,7 @@ func (r *Renderer) Emit(e event.Event) {
 		r.stall(e)
 	case event.State:
 		if r.mode != Quiet {
-			r.control(stateLine(e))
+			r.control(stateLine(r.clock(), e))
 		}
 	case event.WorkerDone:
 		r.workerDone(e)
@@ -230,11 +252,28 @@ func (r *Renderer) note(n event.Note) {
 	if n.Level == event.Debug && !r.o.Debug || n.Level == event.Info && r.mode == Quiet {
 		return
 	}
-	b := appendMessage(nil, r.paint(), string(n.Level), n.Text)
+	var b []byte
+	if n.Level == event.Warn {
+		b = r.clock()
+	}
+	b = appendMessage(b, r.paint(), string(n.Level), n.Text)
 	if n.Hint != "" {
 		b = appendMessage(b, r.paint(), "hint", n.Hint)
 	}
 	r.control(b)
+}
+
+// warning returns the lines of a warning.
+func (r *Renderer) warning(text string) []byte {
+	return appendMessage(r.clock(), r.paint(), string(event.Warn), text)
+}
+
+// clock returns the time of day with which a line begins; nil if lines have none.
+func (r *Renderer) clock() []byte {
+	if !r.o.Clock {
+		return nil
+	}
+	return r.o.Now().AppendFormat(nil, time.TimeOnly+" ")
 }
 
 func (r *Renderer) stall(s event.Stall) {
@@ -267,7 +306,7 @@ func (r *Renderer) workerDone(e event.WorkerDone) {
 	if r.failed == 1 && r.mode != Quiet {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
 		r.flushFold(time.Time{}) // its last lines come before the warning
-		r.control(appendMessage(nil, r.paint(), string(event.Warn), id.String()+": "+ending(e)))
+		r.control(r.warning(id.String() + ": " + ending(e)))
 	}
 }
 
@@ -276,7 +315,7 @@ func (r *Renderer) workerDone(e event.WorkerDone) {
 func (r *Renderer) attemptEnd(e event.AttemptEnd) {
 	if e.Again {
 		r.flushFold(time.Time{})
-		r.control(appendMessage(nil, r.paint(), string(event.Warn), attemptText(e)))
+		r.control(r.warning(attemptText(e)))
 	}
 }
 
@@ -285,7 +324,14 @@ func (r *Renderer) summary(s event.Summary) {
 	if r.mode == Quiet && s.OK {
 		return
 	}
-	r.err.put(toStderr, appendSummary(nil, r.paint(), s, r.ended))
+	columns := 0
+	if r.mode == TTY {
+		columns = r.o.Width()
+	}
+	r.err.put(toStderr, appendSummary(nil, r.paint(), s, r.ended, columns))
+	lines := appendVerdict(nil, r.paint(), s)
+	r.err.put(toStderr, lines)
+	r.verdict = verdict{said: verdictText(s), lines: lines}
 }
 
 // writeFailed records that writing to d failed with err. It is called at most once for
@@ -297,8 +343,7 @@ func (r *Renderer) writeFailed(d dest, err error) {
 		r.fault = fmt.Errorf("write %s: %w", d, err)
 	}
 	if d == toStdout {
-		r.control(appendMessage(nil, r.paint(), string(event.Warn),
-			fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
+		r.control(r.warning(fmt.Sprintf("write standard output: %v; nothing more is shown there, the run and its log files go on", err)))
 	}
 }
 

@@ -110,6 +110,8 @@ func script(r *Renderer) {
 			Skew:   12 * time.Millisecond})
 }
 
+func inUTC() time.Time { return time.Now().UTC() }
+
 func TestGolden(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -120,6 +122,9 @@ func TestGolden(t *testing.T) {
 		{"plain-first", Options{Mode: Plain}},
 		{"plain-all-debug", Options{Mode: Plain, Stream: All, Debug: true}},
 		{"plain-none", Options{Mode: Plain, Stream: None}},
+		{"plain-first-times", Options{Mode: Plain, Clock: true, Timestamps: true, Now: inUTC}},
+		{"plain-all-times", Options{Mode: Plain, Stream: All, Clock: true, Timestamps: true, Now: inUTC}},
+		{"json-all-times", Options{Mode: JSON, Stream: All, Clock: true, Timestamps: true, Now: inUTC}},
 		{"json-all", Options{Mode: JSON, Stream: All}},
 		{"json-first", Options{Mode: JSON, Stream: First}},
 		{"quiet", Options{Mode: Quiet}},
@@ -137,6 +142,9 @@ func TestGolden(t *testing.T) {
 				}
 				// Escapes written by us in readable form, one line a redraw.
 				got := strings.NewReplacer("\r\x1b[K", "<erase>\n", "\x1b", "<esc>").Replace(both.String())
+				if tc.o.Mode == JSON { // it has times anyway
+					tc.name = strings.TrimSuffix(tc.name, "-times")
+				}
 				file := filepath.Join("testdata", tc.name+".golden")
 				if update() {
 					if err := os.WriteFile(file, []byte(got), 0o644); err != nil {

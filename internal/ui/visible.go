@@ -145,3 +145,21 @@ func cutToWidth(s string, width int) string {
 	}
 	return string(out)
 }
+
+// cutInside is cutToWidth for a line whose end matters most, such as a file with the
+// number of a line: three quarters of what is left are its end.
+func cutInside(s string, width int) string {
+	head := cutToWidth(s, width/4)
+	if head == s || cutToWidth(s, width) == s {
+		return s
+	}
+	room, end := width-textWidth(head), len(s)
+	for end > 0 {
+		r, size := utf8.DecodeLastRuneInString(s[:end])
+		if room -= runeWidth(r); room < 0 {
+			break
+		}
+		end -= size
+	}
+	return head + s[end:]
+}
