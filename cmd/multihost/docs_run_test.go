@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -513,5 +514,30 @@ func TestExamplesInHelpParse(t *testing.T) {
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) { look(path, c.Description) })
 	if seen < 15 {
 		t.Errorf("only %d examples found", seen)
+	}
+}
+
+// TestExamplesFitTheirProgram reads the README, which is about examples/train, and that
+// directory's own: its program takes the words that they give it.
+func TestExamplesFitTheirProgram(t *testing.T) {
+	t.Parallel()
+	python := testkit.Need(t, "python3")
+	seen := 0
+	for _, name := range []string{"README.md", "examples/train/README.md"} {
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		testkit.Must(t, err)
+		for _, m := range regexp.MustCompile(`(?m)\bpython3 train\.py\b([^'"`+"`"+`\n]*)`).FindAllStringSubmatch(string(text), -1) {
+			words, err := shlex.Split(m[1])
+			testkit.Must(t, err)
+			seen++
+			// Of all wrong values the program refuses unknown words first.
+			cmd := exec.CommandContext(t.Context(), python, slices.Concat([]string{"../../examples/train/train.py"}, words, []string{"--steps=0"})...)
+			if out, _ := cmd.CombinedOutput(); !strings.Contains(string(out), "must be at least 1") {
+				t.Errorf("%s: python3 train.py%s: %s", name, m[1], out)
+			}
+		}
+	}
+	if seen < 6 {
+		t.Errorf("only %d commands found", seen)
 	}
 }
