@@ -114,11 +114,12 @@ func (t *Tree) pushAll(ctx context.Context, all []*receiver, run string) {
 			})
 		})
 		work.Wait()
+		again := ctx.Err() == nil
 		for _, tree := range trees {
-			t.judge(tree)
+			t.judge(tree, again)
 		}
 		todo = slices.DeleteFunc(todo, func(r *receiver) bool { return r.done })
-		if ctx.Err() != nil {
+		if !again {
 			return
 		}
 	}
@@ -358,8 +359,8 @@ func (u untilClosed) Read([]byte) (int, error) {
 
 // judge marks the members of a tree that are done and decides how the others get their
 // files: from this machine if their own hop failed or no hop of the tree worked, and by
-// another tree if only their source failed.
-func (t *Tree) judge(tr *tree) {
+// another tree if only their source failed. Without again nobody sends them any.
+func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {
 		if r.whole {
@@ -390,7 +391,7 @@ func (t *Tree) judge(tr *tree) {
 		}
 		failed = append(failed, r.Conn.Name())
 	}
-	if len(failed) > 0 {
+	if len(failed) > 0 && again {
 		event.Notef(t.opts.Sink, event.Warn, "where workers may not log in to each other, --relay=off saves the try",
 			"sync: passing files on to %s failed (%v); trying again", namesOf(failed), why)
 	}

@@ -230,6 +230,9 @@ func TestRelayEndsWithItsContext(t *testing.T) {
 	if errs := <-done; !errors.Is(errs[5], stop) {
 		t.Errorf("got %v, want the cause of the end", errs)
 	}
+	if said := notes(r.sink); strings.Contains(said, "trying again") {
+		t.Errorf("said after the end: %s", said)
+	}
 	for i, w := range r.workers {
 		await(t, fmt.Sprintf("worker %d to clean up", i), func() bool {
 			return !exists(filepath.Join(w.Root, "home/tester/.multihost/store/incoming/*")) && !exists(filepath.Join(w.Root, "tmp/ssh-*"))
