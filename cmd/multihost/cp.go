@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -89,6 +90,12 @@ func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
 		}
 	}
 	if whose == "" {
+		for _, w := range words {
+			name, file, _ := strings.Cut(w, ":")
+			if likely := likelyWorkers(name); likely != "" && file != "" {
+				return up, &usageError{err: fmt.Errorf("multihost cp: %q names no workers", name), hint: "did you mean " + likely + ":" + file + "?"}
+			}
+		}
 		return up, &usageError{err: errors.New("multihost cp: neither the sources nor the destination are on workers"), hint: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 	}
 	o.Only, err = tpu.ParsePattern(whose)

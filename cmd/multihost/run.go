@@ -100,8 +100,18 @@ func (p *program) withSession(action func(s *session, c *cli.Context) error) cli
 			return err
 		}
 		defer s.close()
-		return action(s, c)
+		return withSimSlices(c, action(s, c))
 	}
+}
+
+// withSimSlices adds to an error about slices that do not exist how a simulator gets
+// some.
+func withSimSlices(c *cli.Context, err error) error {
+	var none *tpu.NoSlicesError
+	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
+		return err
+	}
+	return &noSliceError{error: err, hint: "--sim starts a simulator without slices; give it some with: --sim-slices=" + none.Prefix + ":1xv5litepod-16"}
 }
 
 // outcome turns the result of a run into the error that sets the exit status.

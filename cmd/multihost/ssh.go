@@ -55,6 +55,7 @@ logged in, and root of the worker with them.`,
 				return err
 			}
 			out, err := d.Shell(c.Context, o)
+			err = meantWorker(p.inv.positionals[0], err)
 			return outcome(out, withoutPipe(interruptible(c.Context, err)))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
@@ -88,7 +89,7 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 		w.Prefix = name
 		only, _ = tpu.ParsePattern("all")
 		p.slicesOf(c)
-	case slice:
+	case slice && likelyWorkers(name) == "":
 		p.inv.refuse(&usageError{err: wrong, hint: "of a slice of that name: multihost ssh s0w0 --tpu-prefix=" + name}, positional)
 		p.slicesOf(c)
 	default:
@@ -100,6 +101,39 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 	w.Only, w.Partial = only, c.Bool("allow-partial")
 	return w
 }
+
+// likelyWorkers returns the workers that were probably meant by words that name none,
+// such as s0w0 for w0; "" if that is not clear.
+func likelyWorkers(words string) string {
+	_, err := tpu.ParsePattern(words)
+	var wrong *tpu.PatternError
+	if !errors.As(err, &wrong) {
+		return ""
+	}
+	return wrong.Likely
+}
+
+// meantWorker adds to an error about a slice that does not exist which worker its name
+// may mean.
+func meantWorker(name string, err error) error {
+	var none *tpu.NoSlicesError
+	likely := likelyWorkers(name)
+	if !errors.As(err, &none) || none.Prefix != name || likely == "" || len(none.Present) == 0 {
+		return err
+	}
+	return &noSliceError{error: err, hint: "slices here: " + strings.Join(none.Present, ", ") + "; a worker of one of them: multihost ssh " + likely + " --tpu-prefix=" + none.Present[0]}
+}
+
+// A noSliceError is an error about slices that do not exist, with a better hint.
+type noSliceError struct {
+	error
+	hint string
+}
+
+func (e *noSliceError) Unwrap() error { return e.error }
+
+// Hint returns what to type.
+func (e *noSliceError) Hint() string { return e.hint }
 
 // console returns the local side of a login: the terminal, or the standard streams.
 func (p *program) console(ctx context.Context, s *session) (*job.Console, error) {

@@ -43,6 +43,7 @@ func (n Numbers) has(i int) bool {
 type PatternError struct {
 	Text    string // the part that is wrong
 	Problem string
+	Likely  string // what was probably meant; "" if that is not clear
 
 	hint string
 }
@@ -53,7 +54,12 @@ func (e *PatternError) Error() string { return fmt.Sprintf("workers %q: %s", e.T
 func (e *PatternError) Fault() fault.Kind { return fault.Usage }
 
 // Hint says how workers are written, or which workers exist.
-func (e *PatternError) Hint() string { return e.hint }
+func (e *PatternError) Hint() string {
+	if e.Likely != "" {
+		return "did you mean " + e.Likely + "? " + e.hint
+	}
+	return e.hint
+}
 
 const patternForms = "workers are written s0w3, s0w*, s[0-1]w[0-3], several with commas between, or all"
 
@@ -63,11 +69,23 @@ func ParsePattern(text string) (Pattern, error) {
 	for _, word := range splitTerms(text) {
 		t, ok := parseTerm(word)
 		if !ok {
-			return Pattern{}, &PatternError{Text: word, Problem: "not understood", hint: patternForms}
+			return Pattern{}, &PatternError{Text: word, Problem: "not understood", Likely: likely(word), hint: patternForms}
 		}
 		p.terms = append(p.terms, t)
 	}
 	return p, nil
+}
+
+// likely returns the worker of slice 0 that a word without a slice means, such as w0 or
+// 0; "" if it means none.
+func likely(word string) string {
+	word = strings.TrimSpace(word)
+	for _, whole := range []string{"s0" + word, "s0w" + word} {
+		if _, ok := parseTerm(whole); ok {
+			return whole
+		}
+	}
+	return ""
 }
 
 // splitTerms splits text at commas outside brackets.

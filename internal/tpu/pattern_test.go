@@ -3,6 +3,7 @@ package tpu
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -85,5 +86,21 @@ func TestPatternsThatNameNobodyAreErrors(t *testing.T) {
 		if got, err := Choose(all, only, except); !errors.As(err, new(*PatternError)) {
 			t.Errorf("only %q except %q: %v, %v", c[0], c[1], got, err)
 		}
+	}
+}
+
+func TestAWordWithoutASliceHintsAtOneThatHasIt(t *testing.T) {
+	for text, want := range map[string]string{
+		"w0": "s0w0", "w12": "s0w12", "3": "s0w3", "w[0-3]": "s0w[0-3]", "w*": "s0w*", "s0w1,w2": "s0w2", " w1": "s0w1",
+		"": "", "s0": "", "train": "", "W0": "", "w": "", "t0w0": "", "-1": "",
+	} {
+		_, err := ParsePattern(text)
+		var wrong *PatternError
+		if !errors.As(err, &wrong) || wrong.Likely != want || strings.HasPrefix(wrong.Hint(), "did you mean "+want+"? ") != (want != "") {
+			t.Errorf("%q: %+v", text, wrong)
+		}
+	}
+	if _, err := ParseWorkerID("w1"); err == nil || !strings.Contains(err.Error(), "did you mean s0w1?") {
+		t.Errorf("got %v", err)
 	}
 }

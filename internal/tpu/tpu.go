@@ -85,7 +85,11 @@ func Healthy(health string) bool {
 func ParseWorkerID(text string) (WorkerID, error) {
 	var w WorkerID
 	if n, err := fmt.Sscanf(text, "s%dw%d", &w.Slice, &w.Worker); err != nil || n != 2 || w.Slice < 0 || w.Worker < 0 || w.String() != text {
-		return WorkerID{}, fmt.Errorf("parse worker %q: workers are written s0w0, s0w1, s1w0, …", text)
+		ask := ""
+		if whole := likely(text); whole != "" {
+			ask = "did you mean " + whole + "? "
+		}
+		return WorkerID{}, fmt.Errorf("parse worker %q: %sworkers are written s0w0, s0w1, s1w0, …", text, ask)
 	}
 	return w, nil
 }
