@@ -20,6 +20,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/qr"
 	"multihost/internal/tpu"
+	"multihost/internal/ui"
 )
 
 func (p *program) qrCommand() *cli.Command {
@@ -322,6 +323,13 @@ filtered, then cut off after --limit.`,
 				return interruptible(c.Context, err)
 			}
 			list = choice.of(list)
+			if len(list) == 0 && s.view.Mode() != ui.JSON {
+				which := ""
+				if c.IsSet("filter") {
+					which = " that --filter takes"
+				}
+				s.view.Emit(event.Note{Level: event.Info, Text: fmt.Sprintf("no queued resources%s in project %s, zone %s", which, s.cloud.Project(), s.cloud.Zone())})
+			}
 			if !c.Bool("uri") {
 				s.view.Emit(event.Result{Name: "queued_resources", Text: qr.Table(list, time.Now()), Data: list})
 				return nil

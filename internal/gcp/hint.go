@@ -180,10 +180,22 @@ func notFoundHint(f facts) string {
 	return ""
 }
 
+// noZone matches the API's text for a zone that it does not know.
+var noZone = regexp.MustCompile(`(?i)requested zone "?[^" ]*"? is not supported`)
+
+// zoneList is the command that lists the zones.
+const zoneList = "gcloud compute tpus locations list"
+
+// NoZone reports whether an API said that it does not know the zone, or does not offer in
+// it what was asked for.
+func NoZone(err error) bool { return err != nil && noZone.MatchString(err.Error()) }
+
 func invalidHint(message string) string {
 	switch {
-	case strings.Contains(message, "zonal accelerator configurations"), strings.Contains(message, "requested zone"):
+	case strings.Contains(message, "zonal accelerator configurations"):
 		return "this zone does not offer the accelerator type: gcloud compute tpus accelerator-types list --zone=ZONE"
+	case noZone.MatchString(message):
+		return "check the zone: " + zoneList
 	}
 	if m := noNetwork.FindStringSubmatch(message); m != nil {
 		return "make it with: multihost network create " + m[1] + "; or name another with --network=NAME"

@@ -133,7 +133,7 @@ func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why stri
 	switch {
 	case err == nil:
 		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing())
-	case gcp.ClassOf(err) != gcp.NotFound: // the answer to our own request may have been lost
+	case gcp.ClassOf(err) != gcp.NotFound && !gcp.NoZone(err): // the answer to our own request may have been lost
 		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", o.Request.ID, err)
 	}
 	return runErr

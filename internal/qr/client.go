@@ -233,7 +233,7 @@ func (c *Client) read(ctx context.Context, id string) (Resource, error) {
 		return err
 	})
 	if err != nil {
-		return Resource{}, err
+		return Resource{}, c.zoned(ctx, err)
 	}
 	return newResource(body), nil
 }
@@ -309,7 +309,7 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return nil, c.zoned(ctx, err)
 		}
 		for _, body := range list.QueuedResources {
 			all = append(all, newResource(body))
@@ -352,7 +352,7 @@ func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return nil, c.zoned(ctx, err)
 		}
 		for _, n := range list.Nodes {
 			all = append(all, newSlice(n))

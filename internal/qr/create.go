@@ -96,6 +96,10 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	defer cancel()
 	switch {
 	case refusedType.MatchString(err.Error()):
+		var unknown *NoZoneError
+		if err := c.zoned(ctx, err); errors.As(err, &unknown) {
+			return err
+		}
 		return &ZoneError{Type: r.Type.Name, Zone: c.gcp.Zone(), Zones: c.offers(ctx, r.Type.Name).zones, Err: err}
 	case gcp.ClassOf(err) == gcp.Quota:
 		p := predicament{res: Resource{ID: r.ID, Type: r.Type.Name, Tier: r.Asks(), NodeCount: r.NodeCount, Labels: r.Labels, Failure: err.Error()}}

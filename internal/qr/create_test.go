@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 
 	"github.com/google/go-cmp/cmp"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
@@ -320,5 +322,32 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	res, created, err := c.Create(t.Context(), r)
 	if err != nil || created || res.NodeCount != 2 {
 		t.Errorf("%+v, created %v, %v", res, created, err)
+	}
+}
+
+// A zone that does not exist is not explained by what a zone offers, whichever call comes
+// first; one that exists is.
+func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
+	c := start(t, sim.Config{})
+	elsewhere := func(zone string) *qr.Client {
+		return qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: zone, DisableAuth: true, TPUEndpoint: c.sim.URL() + "/", Clock: testkit.NewFastClock(), Sink: c.log}))
+	}
+	wrong := elsewhere("us-centrl2-b")
+	for name, call := range map[string]func() error{
+		"list":   func() error { _, err := wrong.List(t.Context()); return err },
+		"slices": func() error { _, err := wrong.Slices(t.Context()); return err },
+		"get":    func() error { _, err := wrong.Get(t.Context(), "q7"); return err },
+		"create": func() error { _, _, err := wrong.Create(t.Context(), request(t, nil)); return err },
+	} {
+		err := call()
+		var unknown *qr.NoZoneError
+		if !errors.As(err, &unknown) || !slices.Equal(unknown.Near, []string{testZone}) || unknown.Hint() != "repeat the command with --zone="+testZone || gcp.ClassOf(err) != gcp.Invalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, _, err := elsewhere("us-west4-a").Create(t.Context(), request(t, func(r *qr.Request) { r.Type = mustType(t, "v4-8") }))
+	var offers *qr.ZoneError
+	if !errors.As(err, &offers) {
+		t.Errorf("a zone without the type: %v", err)
 	}
 }

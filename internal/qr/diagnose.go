@@ -33,7 +33,8 @@ type offer struct {
 	zones []string // other zones that offer it; also empty if they could not be asked
 }
 
-// refusedType matches the API's text for a type that a zone does not offer.
+// refusedType matches the API's text for a type that a zone does not offer. It also
+// refuses a zone that does not exist with the second one.
 var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
 // diagnose returns the probable reason in one sentence, and what to type. Both are
@@ -222,13 +223,12 @@ func (c *Client) others(ctx context.Context, id string) (others, dead []Resource
 	return others, dead
 }
 
-// offers asks the API which zones offer an accelerator type.
-func (c *Client) offers(ctx context.Context, accelerator string) offer {
+// zones lists the zones that have Cloud TPU.
+func (c *Client) zones(ctx context.Context) (zones []string, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
-		return offer{}
+		return nil, err
 	}
-	var zones []string
 	err = c.gcp.Do(ctx, "list zones", func(ctx context.Context) error {
 		zones = nil
 		return svc.Projects.Locations.List("projects/"+c.gcp.Project()).PageSize(pageSize).Pages(ctx, func(page *tpuapi.ListLocationsResponse) error {
@@ -238,6 +238,49 @@ func (c *Client) offers(ctx context.Context, accelerator string) offer {
 			return nil
 		})
 	})
+	return zones, err
+}
+
+// zoned adds to a refusal of a zone that does not exist the zones of like names.
+func (c *Client) zoned(ctx context.Context, err error) error {
+	if !gcp.NoZone(err) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
+	defer cancel()
+	zones, failed := c.zones(ctx)
+	if failed != nil || slices.Contains(zones, c.gcp.Zone()) {
+		return err
+	}
+	return &NoZoneError{Zone: c.gcp.Zone(), Near: nearZones(c.gcp.Zone(), zones), Err: err}
+}
+
+// nearZones returns the zones of the same region, or the one whose name is nearest and
+// the others of its region; nil if no name is near.
+func nearZones(zone string, zones []string) (near []string) {
+	region := regionOf(zone)
+	if !slices.ContainsFunc(zones, func(z string) bool { return regionOf(z) == region }) {
+		best := tpu.Suggest(zone, zones)
+		if best == "" {
+			return nil
+		}
+		near, region = append(near, best), regionOf(best)
+	}
+	for _, z := range slices.Sorted(slices.Values(zones)) {
+		if regionOf(z) == region && !slices.Contains(near, z) {
+			near = append(near, z)
+		}
+	}
+	return near
+}
+
+// offers asks the API which zones offer an accelerator type.
+func (c *Client) offers(ctx context.Context, accelerator string) offer {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return offer{}
+	}
+	zones, err := c.zones(ctx)
 	if err != nil || !slices.Contains(zones, c.gcp.Zone()) {
 		zones = append(zones, c.gcp.Zone())
 	}

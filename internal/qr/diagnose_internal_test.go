@@ -59,3 +59,19 @@ func TestDiagnosis(t *testing.T) {
 		}
 	}
 }
+
+func TestNearZones(t *testing.T) {
+	t.Parallel()
+	zones := []string{"us-east5-b", "europe-west4-b", "us-east5-a", "us-central2-b", "europe-west4-a"}
+	for zone, want := range map[string]string{
+		"us-central2-z":  "us-central2-b",
+		"us-centrl2-b":   "us-central2-b",
+		"us-east5-c":     "us-east5-a us-east5-b",
+		"europe-wset4-b": "europe-west4-b europe-west4-a",
+		"mars-north1-a":  "",
+	} {
+		if got := strings.Join(nearZones(zone, zones), " "); got != want {
+			t.Errorf("%s: got %q, want %q", zone, got, want)
+		}
+	}
+}

@@ -142,6 +142,28 @@ func (e *ZoneError) Hint() string {
 	return "see what the zone offers: gcloud compute tpus accelerator-types list --zone=" + e.Zone
 }
 
+// A NoZoneError says that the zone does not exist, or has no Cloud TPU.
+type NoZoneError struct {
+	Zone string
+	Near []string // zones of like names, the most likely one first
+	Err  error    // the API's refusal
+}
+
+func (e *NoZoneError) Error() string {
+	return fmt.Sprintf("zone %q does not exist or has no Cloud TPU", e.Zone) + predicament{offer: offer{zones: e.Near}}.elsewhere("; zones of like names: ") + ": " + e.Err.Error()
+}
+
+// Unwrap returns the API's refusal.
+func (e *NoZoneError) Unwrap() error { return e.Err }
+
+// Hint returns what to type.
+func (e *NoZoneError) Hint() string {
+	if len(e.Near) > 0 {
+		return "repeat the command with --zone=" + e.Near[0]
+	}
+	return "check the zone; all that have Cloud TPU: gcloud compute tpus locations list"
+}
+
 // A QuotaError says that the API refused a queued resource because of a quota.
 type QuotaError struct {
 	Diagnosis string // the quota and its limit, what was asked for, and what uses some of it
