@@ -29,8 +29,13 @@ type chart struct {
 	Main      string
 	Dots      []dot // for series of one point, which are no line
 	Published *published
+	Beyond    *beyond
+	Zero      string // the sentence in place of a plot of which all values are 0
 	Notes     []string
 }
+
+// A beyond is the value of a first step that is outside the axis.
+type beyond struct{ X, Y, Down, Text string }
 
 type tick struct{ At, Text string }
 
@@ -47,6 +52,7 @@ type chartData struct {
 	ID    string     `json:"id"`
 	Unit  string     `json:"unit"`
 	Range [4]float64 `json:"range"` // x from, x to, y from, y to
+	Log   bool       `json:"log,omitempty"`
 	Lines []lineData `json:"lines"`
 }
 
@@ -66,14 +72,15 @@ type measure struct {
 	of              func(*metrics.Series) []metrics.Number
 	text            func(float64) string
 	spread          bool // has a band from the least to the greatest single step
+	speed           bool // the first steps, which compile, are far from the others
 	column          string
 }
 
 var (
-	stepTime = measure{"step-time", "Step time", "s", func(s *metrics.Series) []metrics.Number { return s.StepSeconds }, event.StepTime, true, "step_seconds"}
-	mfu      = measure{"mfu", "MFU", "%", func(s *metrics.Series) []metrics.Number { return s.MFU }, percent, false, "mfu"}
-	tflops   = measure{"tflops", "TFLOP/s per device", "TFLOP/s", func(s *metrics.Series) []metrics.Number { return s.TFLOPs }, rate, false, "tflops_per_device"}
-	loss     = measure{"loss", "Loss", "", func(s *metrics.Series) []metrics.Number { return s.Loss }, rate, false, "loss"}
+	stepTime = measure{"step-time", "Step time", "s", func(s *metrics.Series) []metrics.Number { return s.StepSeconds }, event.StepTime, true, true, "step_seconds"}
+	mfu      = measure{"mfu", "MFU", "%", func(s *metrics.Series) []metrics.Number { return s.MFU }, percent, false, true, "mfu"}
+	tflops   = measure{"tflops", "TFLOP/s per device", "TFLOP/s", func(s *metrics.Series) []metrics.Number { return s.TFLOPs }, rate, false, true, "tflops_per_device"}
+	loss     = measure{"loss", "Loss", "", func(s *metrics.Series) []metrics.Number { return s.Loss }, rate, false, false, "loss"}
 )
 
 func (b *builder) charts() {
@@ -151,12 +158,31 @@ func (b *builder) chart(m measure) {
 			box.x1 = max(box.x1, float64(s.Step[len(s.Step)-1]+s.StepsPerPoint))
 		}
 	}
-	values := slices.Clone(m.of(run))
+	var values, first []float64
+	add := func(s *metrics.Series, column []metrics.Number) {
+		for i, v := range column {
+			switch {
+			case !v.Known():
+			case m.speed && s.Step[i] < s.Step[0]+int64(b.run.Skipped):
+				first = append(first, float64(v))
+			default:
+				values = append(values, float64(v))
+			}
+		}
+	}
+	add(run, m.of(run))
+	if m.spread {
+		add(run, run.Min)
+		add(run, run.Max)
+	}
 	for _, l := range thin {
-		values = append(values, m.of(l.series)...)
+		add(l.series, m.of(l.series))
 	}
 	for _, s := range earlier {
-		values = append(values, m.of(s)...)
+		add(s, m.of(s))
+	}
+	if len(values) == 0 {
+		values, first = first, nil
 	}
 	target := metrics.Unknown
 	if p := b.doc.Compare; p != nil && m.id == mfu.id {
@@ -164,18 +190,41 @@ func (b *builder) chart(m measure) {
 	} else if p != nil && m.id == tflops.id {
 		target = p.TFLOPs
 	}
+	if target.Known() {
+		c.Published = &published{Name: clip("published, " + b.doc.Compare.Preset), Figure: number("/compare/"+m.column, target, m.text)}
+	}
+	if something := func(v float64) bool { return v != 0 }; !slices.ContainsFunc(values, something) && !slices.ContainsFunc(first, something) {
+		c.Zero = fmt.Sprintf("The command printed 0 at every step from %s to %s.", grouped(run.Step[0]), grouped(b.run.Last.Step))
+		if m.id == mfu.id {
+			c.Zero = fmt.Sprintf("0 at every step from %s to %s: the command printed 0 TFLOP/s.", grouped(run.Step[0]), grouped(b.run.Last.Step))
+		}
+		b.view.Charts = append(b.view.Charts, c)
+		return
+	}
 	above, below := box.fit(values, target)
 	if above || below {
 		far := ""
 		if above {
-			far = ", up to " + m.text(slices.Max(knownOf(m.of(run))))
+			far = ", up to " + m.text(slices.Max(values))
 		}
 		if below {
-			far += ", down to " + m.text(slices.Min(knownOf(m.of(run))))
+			far += ", down to " + m.text(slices.Min(values))
 		}
 		c.Notes = append(c.Notes, fmt.Sprintf("The axis goes from %s to %s so that most can be seen; the others are at its edge%s.", m.text(box.y0), m.text(box.y1), far))
 	}
-	for _, y := range ticks(box.y0, box.y1, 5) {
+	if box.log {
+		c.Notes = append(c.Notes, "The axis is logarithmic, because single values are far from the others.")
+	}
+	if far, ok := box.farthest(first); ok {
+		x, way := per(box.x(box.middle(run, 0))), "down"
+		c.Beyond = &beyond{X: x, Y: "100%", Down: "-6", Text: "↓ " + m.text(far)}
+		if far > box.y1 {
+			way = "up"
+			c.Beyond = &beyond{X: x, Y: "0", Down: "12", Text: "↑ " + m.text(far)}
+		}
+		c.Notes = append(c.Notes, fmt.Sprintf("The first steps, in which programs are compiled, are outside the axis: %s to %s.", way, m.text(far)))
+	}
+	for _, y := range box.marks() {
 		c.Y = append(c.Y, tick{per(1 - box.y(y)), axisText(m, y)})
 	}
 	for _, x := range ticks(box.x0, box.x1, 5) {
@@ -196,9 +245,8 @@ func (b *builder) chart(m measure) {
 	for _, s := range earlier {
 		c.Earlier = append(c.Earlier, box.path(s, m.of(s)))
 	}
-	if target.Known() {
-		at, name := "/compare/"+m.column, clip("published, "+b.doc.Compare.Preset)
-		c.Published = &published{per(1 - box.y(float64(target))), name, number(at, target, m.text)}
+	if c.Published != nil {
+		c.Published.At = per(1 - box.y(float64(target)))
 	}
 	if run.StepsPerPoint > 1 {
 		what := "the mean"
@@ -225,12 +273,12 @@ func (b *builder) chart(m measure) {
 		m.title, grouped(run.Step[0]), grouped(b.run.Last.Step))
 	b.view.Charts = append(b.view.Charts, c)
 
-	data := chartData{ID: m.id, Unit: m.unit, Range: [4]float64{box.x0, box.x1, box.y0, box.y1}}
-	first := lineData{Name: "run", At: b.at + "/series", Per: run.StepsPerPoint, Step: run.Step, Values: m.of(run)}
+	data := chartData{ID: m.id, Unit: m.unit, Range: [4]float64{box.x0, box.x1, box.y0, box.y1}, Log: box.log}
+	whole := lineData{Name: "run", At: b.at + "/series", Per: run.StepsPerPoint, Step: run.Step, Values: m.of(run)}
 	if m.spread {
-		first.Min, first.Max = run.Min, run.Max
+		whole.Min, whole.Max = run.Min, run.Max
 	}
-	data.Lines = append(data.Lines, first)
+	data.Lines = append(data.Lines, whole)
 	for _, l := range thin {
 		d := lineData{Name: l.name, At: l.at, Per: l.series.StepsPerPoint, Values: m.of(l.series)}
 		if d.Per != run.StepsPerPoint || !slices.Equal(l.series.Step, run.Step) {
@@ -249,42 +297,51 @@ func many(n int64, noun string) string {
 }
 
 // A frame maps values into the plot.
-type frame struct{ x0, x1, y0, y1 float64 }
+type frame struct {
+	x0, x1, y0, y1 float64
+	log            bool // the vertical axis is logarithmic
+}
 
 func (f frame) x(v float64) float64 { return (v - f.x0) / (f.x1 - f.x0) }
 
 // y keeps values outside the range at the edge of the plot.
-func (f frame) y(v float64) float64 { return min(max((v-f.y0)/(f.y1-f.y0), 0), 1) }
-
-func knownOf(values []metrics.Number) []float64 {
-	var known []float64
-	for _, v := range values {
-		if v.Known() {
-			known = append(known, float64(v))
-		}
+func (f frame) y(v float64) float64 {
+	if f.log {
+		return min(max(math.Log(v/f.y0)/math.Log(f.y1/f.y0), 0), 1)
 	}
-	return known
+	return min(max((v-f.y0)/(f.y1-f.y0), 0), 1)
 }
 
-// fit chooses the vertical range and reports whether values are above or below
-// it. One slow step, such as the one that compiles, must not flatten all others.
-func (f *frame) fit(values []metrics.Number, target metrics.Number) (above, below bool) {
-	known := knownOf(values)
-	slices.Sort(known)
+// tooFar is how many times the median a value is at which it would flatten all others on
+// a linear axis.
+const tooFar = 10
+
+// fit chooses the vertical axis. It has all values in it: it is logarithmic where one of
+// them would flatten the others. If there is no logarithm of some, the axis leaves out
+// those that are far away, and fit reports whether they are above or below it.
+func (f *frame) fit(values []float64, target metrics.Number) (above, below bool) {
+	known := slices.Sorted(slices.Values(values))
 	least, most := known[0], known[len(known)-1]
 	low, high := least, most
-	// Far means: beyond the 5th or 95th percentile by more than twice the distance
-	// between them.
-	bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
-	far := max(top-bottom, 0.1*math.Abs(top))
-	if high > top+2*far {
-		high = top + 0.5*far
-	}
-	if low < bottom-2*far {
-		low = bottom - 0.5*far
-	}
 	if target.Known() {
 		low, high = min(low, float64(target)), max(high, float64(target))
+	}
+	if middle := math.Abs(known[len(known)/2]); middle > 0 && (most > tooFar*middle || least < -tooFar*middle) {
+		if low > 0 {
+			pad := math.Pow(high/low, 0.06)
+			f.log, f.y0, f.y1 = true, low/pad, high*pad
+			return false, false
+		}
+		// Far means: beyond the 5th or 95th percentile by more than twice the distance
+		// between them.
+		bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
+		far := max(top-bottom, 0.1*math.Abs(top))
+		if high > top+2*far {
+			high = top + 0.5*far
+		}
+		if low < bottom-2*far {
+			low = bottom - 0.5*far
+		}
 	}
 	pad := 0.08 * (high - low)
 	if pad == 0 {
@@ -295,6 +352,45 @@ func (f *frame) fit(values []metrics.Number, target metrics.Number) (above, belo
 		f.y0 = max(f.y0, 0)
 	}
 	return most > f.y1, least < f.y0
+}
+
+// farthest returns the value that is farthest outside the axis, or false if all are
+// inside.
+func (f frame) farthest(values []float64) (value float64, ok bool) {
+	var most float64
+	for _, v := range values {
+		if out := max(v-f.y1, f.y0-v); out > most {
+			value, most = v, out
+		}
+	}
+	return value, most > 0
+}
+
+// marks returns the values that the vertical axis names.
+func (f frame) marks() []float64 {
+	if !f.log {
+		return ticks(f.y0, f.y1, 5)
+	}
+	var all []float64
+	factors := []float64{1, 2, 5}
+	if f.y1/f.y0 > 1e3 {
+		factors = factors[:1]
+	}
+	for decade := math.Pow(10, math.Floor(math.Log10(f.y0))); decade <= f.y1; decade *= 10 {
+		for _, k := range factors {
+			if v := k * decade; v >= f.y0 && v <= f.y1 {
+				all = append(all, v)
+			}
+		}
+	}
+	for len(all) > 8 { // of a range that is wider than any training
+		kept := all[:0]
+		for i := 0; i < len(all); i += 2 {
+			kept = append(kept, all[i])
+		}
+		all = kept
+	}
+	return all
 }
 
 func (f frame) middle(s *metrics.Series, i int) float64 {

@@ -29,7 +29,10 @@ type training struct {
 	slow                   tpu.WorkerID
 	fails                  bool
 	running                bool
-	hostile                string // what the workers print last, and what else others can choose
+	zero                   bool     // the loss is 0
+	calm                   bool     // no step compiles or writes a checkpoint
+	last                   []string // the lines that the worker printed before it failed
+	hostile                string   // what the workers print last, and what else others can choose
 }
 
 var begin = time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)
@@ -52,6 +55,7 @@ func (tr training) document(t testing.TB) *metrics.Document {
 		for n := range tr.steps {
 			base := 1.2 + 0.004*math.Sin(float64(n)/7) + 0.01*float64(id.Slice%5)
 			switch {
+			case tr.calm:
 			case n == 0:
 				base = 48.2
 			case n%100 == 99: // a checkpoint
@@ -60,8 +64,12 @@ func (tr training) document(t testing.TB) *metrics.Document {
 			if id == tr.slow && n > tr.steps/3 {
 				base *= 1.7
 			}
+			loss := 2.1 + 8*math.Exp(-float64(n)/(0.2*float64(tr.steps)+1)) + 0.02*math.Sin(float64(n)*1.7)
+			if tr.zero {
+				loss = 0
+			}
 			fmt.Fprintf(&b, "completed step: %d, seconds: %.3f, TFLOP/s/device: %.3f, Tokens/s/device: %.3f, total_weights: 65536, loss: %.3f\n",
-				n, base, 150.3/base, 5120/base, 2.1+8*math.Exp(-float64(n)/(0.2*float64(tr.steps)+1))+0.02*math.Sin(float64(n)*1.7))
+				n, base, 150.3/base, 5120/base, loss)
 		}
 		_, _ = c.Stream(i).Write([]byte(b.String()))
 		if !tr.running {
@@ -143,6 +151,9 @@ func (tr training) story(t testing.TB) *journal.Story {
 	if tr.fails {
 		sum.ExitCode, sum.CommandCode, sum.Text, sum.FirstFail = 137, 137, "run train failed: s1w2 was first, killed by signal KILL", "s1w2: killed by signal KILL"
 		sum.LastLines = []string{"completed step: 999, seconds: 1.210", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 12.06G at the bottom of memory" + tr.hostile, "Killed\x1b[31m"}
+		if tr.last != nil {
+			sum.LastLines = tr.last
+		}
 	}
 	tell(0, event.Phase{Name: "run", State: event.Done, Elapsed: took})
 	tell(0, sum)

@@ -11,6 +11,8 @@ import (
 	"image/png"
 	"math"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"multihost/internal/event"
 	"multihost/internal/metrics"
@@ -29,13 +31,21 @@ type heat struct {
 	Label         string
 	Rows, Columns int
 	Height        int // of the image on the screen, in pixels
-	Top, Bottom   string
+	Labels        []rowLabel
+	Gutter        int // width of the labels, in pixels
+	Marks         []rowMark
 	From, To      string
 	Notes         []string
 	Legend        []legend
 }
 
 type legend struct{ Class, Text string }
+
+// A rowLabel names a row at its left.
+type rowLabel struct{ Y, Class, Text string }
+
+// A rowMark is the place of a row of which a worker failed.
+type rowMark struct{ Y, Height string }
 
 // heatData lets the script read single cells. Cells go row by row. Who names the worker
 // that each cell is of.
@@ -47,10 +57,12 @@ type heatData struct {
 	Per     int64            `json:"per"`
 	Values  []metrics.Number `json:"values"`
 	Who     []string         `json:"who,omitempty"` // the worker of each cell, if rows have several
+	// Failed says how the command failed in a row, by the row's index.
+	Failed map[int]string `json:"failed,omitempty"`
 }
 
 func (b *builder) heat() {
-	if b.run == nil || !b.run.Median.StepSeconds.Known() {
+	if b.run == nil || !(b.run.Median.StepSeconds > 0) { // nothing can be compared with 0
 		return
 	}
 	var all []*metrics.Worker
@@ -68,7 +80,6 @@ func (b *builder) heat() {
 	}
 	median := float64(b.run.Median.StepSeconds)
 	h := &heat{Rows: grid.Rows, Columns: grid.Columns, From: grouped(grid.Step[0]), To: grouped(b.run.Last.Step)}
-	h.Top, h.Bottom = grid.Names[0], grid.Names[grid.Rows-1]
 	h.Height = grid.Rows * min(max(384/grid.Rows, 2), 24)
 	h.Image = grid.draw(median)
 	h.Label = fmt.Sprintf("Step time of %s over steps %s to %s. Arrow keys read single cells; the medians of all workers are in the table of workers.",
@@ -95,7 +106,142 @@ func (b *builder) heat() {
 		h.Legend = append(h.Legend, legend{fmt.Sprintf("h%d", int(100*step)), text})
 	}
 	h.Legend = append(h.Legend, legend{"none", "no step"})
+	b.mark(h, grid, all)
 	b.view.Heat, b.Data.Heat = h, &grid.heatData
+}
+
+// mark marks the rows of the workers that failed and labels rows.
+func (b *builder) mark(h *heat, g *grid, all []*metrics.Worker) {
+	first := -1
+	var failed []tpu.WorkerID
+	rows := make([]rowKind, g.Rows)
+	slow := map[tpu.WorkerID]bool{}
+	for _, s := range b.run.Stragglers {
+		slow[tpu.WorkerID{Slice: s.Slice, Worker: s.Worker}] = true
+	}
+	var origin tpu.WorkerID
+	known := false
+	if b.now != nil && b.now.Summary != nil {
+		origin, known = firstFailed(b.now.Summary)
+	}
+	for i, w := range all {
+		id, row := tpu.WorkerID{Slice: w.Slice, Worker: w.Worker}, i/g.join
+		if i == 0 || w.Slice != all[i-1].Slice {
+			rows[row] = max(rows[row], beginsSlice)
+		}
+		if slow[id] {
+			rows[row] = max(rows[row], slowRow)
+		}
+		class, text := b.ending(id)
+		if class != "bad" {
+			continue
+		}
+		if g.Failed == nil {
+			g.Failed = map[int]string{}
+		}
+		if rows[row] < failedRow {
+			rows[row], g.Failed[row] = failedRow, id.String()+" failed: "+text
+		}
+		if known && id == origin {
+			first, rows[row], g.Failed[row] = row, failedFirst, id.String()+" failed first: "+text
+		}
+		failed = append(failed, id)
+	}
+	high := max(1/float64(g.Rows), minMark/float64(h.Height))
+	for row, kind := range rows {
+		if kind >= failedRow {
+			middle := (float64(row) + 0.5) / float64(g.Rows)
+			h.Marks = append(h.Marks, rowMark{per(middle - high/2), per(high)})
+		}
+	}
+	for _, row := range labelled(rows, float64(h.Height)/float64(g.Rows)) {
+		l := rowLabel{Y: per((float64(row) + 0.5) / float64(g.Rows)), Class: rows[row].class(), Text: g.Names[row]}
+		if row == first {
+			l.Text = origin.String() // also where the row has others
+		}
+		if utf8.RuneCountInString(l.Text) > maxLabel {
+			l.Text = tpu.WorkerID{Slice: all[row*g.join].Slice, Worker: all[row*g.join].Worker}.String() + "…"
+		}
+		if rows[row] >= failedRow {
+			l.Text = "✗ " + l.Text
+		}
+		h.Gutter = max(h.Gutter, 7*utf8.RuneCountInString(l.Text)+16)
+		h.Labels = append(h.Labels, l)
+	}
+	if len(failed) > 0 {
+		text := "failed: " + clip(tpu.Fold(failed))
+		if first >= 0 {
+			text = "failed first: " + origin.String()
+			if n := len(failed) - 1; n > 0 {
+				text += fmt.Sprintf("; then %d more", n)
+			}
+		}
+		h.Label += " " + strings.ToUpper(text[:1]) + text[1:] + "."
+		h.Legend = append(h.Legend, legend{"failed", text})
+	}
+}
+
+// minMark is the least height of a mark, in pixels.
+const minMark = 4
+
+// maxLabel is the number of characters of a row's label.
+const maxLabel = 12
+
+// rowKind says what a row's label is for; the greater kind has precedence.
+type rowKind int
+
+const (
+	plainRow rowKind = iota
+	beginsSlice
+	slowRow
+	failedRow
+	failedFirst
+)
+
+func (k rowKind) class() string {
+	switch k {
+	case slowRow:
+		return "slow"
+	case failedRow, failedFirst:
+		return "failed"
+	}
+	return ""
+}
+
+// labelHeight is the distance of two labels that do not touch, in pixels.
+const labelHeight = 14
+
+// labelled returns the rows whose labels fit beside the map, from the top, when each row
+// is height pixels high.
+func labelled(rows []rowKind, height float64) []int {
+	apart := int(math.Ceil(labelHeight / height))
+	taken := make([]bool, len(rows))
+	take := func(row int) {
+		for i := max(row-apart+1, 0); i < min(row+apart, len(rows)); i++ {
+			if taken[i] {
+				return
+			}
+		}
+		taken[row] = true
+	}
+	for kind := failedFirst; kind > plainRow; kind-- {
+		for row, k := range rows {
+			if k == kind {
+				take(row)
+			}
+		}
+	}
+	take(len(rows) - 1)
+	for row := range rows {
+		take(row)
+	}
+	var all []int
+	for row, yes := range taken {
+		if yes {
+			all = append(all, row)
+		}
+	}
+	return all
 }
 
 type grid struct {

@@ -62,7 +62,8 @@
     cursor.firstElementChild.setAttribute("x1", x);
     cursor.firstElementChild.setAttribute("x2", x);
     cursor.lastElementChild.setAttribute("cx", x);
-    cursor.lastElementChild.setAttribute("cy", percent(known(v) ? 1 - Math.min(1, Math.max(0, (v - y0) / (y1 - y0))) : 1));
+    const share = chart.log ? Math.log(v / y0) / Math.log(y1 / y0) : (v - y0) / (y1 - y0);
+    cursor.lastElementChild.setAttribute("cy", percent(known(v) ? 1 - Math.min(1, Math.max(0, share)) : 1));
     let text = steps(run.step[i], run.per) + ": " + show(chart.unit, v);
     if (run.min && known(run.min[i])) text += " (" + show(chart.unit, run.min[i]) + " to " + show(chart.unit, run.max[i]) + ")";
     const others = chart.lines.slice(1).map((l) => ({ name: l.name, v: l.values[where(l, run, run.step[i])] })).filter((o) => known(o.v));
@@ -88,8 +89,9 @@
     mark.setAttribute("height", percent(1 / heat.rows));
     const at = row * heat.columns + column;
     const who = heat.who && heat.who[at] ? heat.who[at] + ", slowest of " + heat.names[row] : heat.names[row];
+    const end = heat.failed && heat.failed[row] ? " · " + heat.failed[row] : "";
     const v = heat.values[at];
-    say(document.getElementById("heat-read"), who + " · " + steps(heat.step[column], heat.per) + ": " + (known(v) ? seconds(v) : "no step"));
+    say(document.getElementById("heat-read"), who + " · " + steps(heat.step[column], heat.per) + ": " + (known(v) ? seconds(v) : "no step") + end);
   };
 
   // Arrow keys move by one, page keys by ten, Home and End to the ends.
@@ -142,8 +144,8 @@
       for (const th of table.tHead.rows[0].cells) {
         const button = document.createElement("button");
         button.type = "button";
-        button.textContent = th.textContent;
-        th.replaceChildren(button);
+        button.append(...th.childNodes);
+        th.append(button);
       }
     }
   };

@@ -104,6 +104,7 @@ func TestInChromium(t *testing.T) {
 	t.Run("page", func(t *testing.T) { testPage(t, p) })
 	t.Run("live", func(t *testing.T) { testLivePage(t, p) })
 	t.Run("hostile", func(t *testing.T) { testHostilePage(t, p) })
+	t.Run("layout", func(t *testing.T) { testLayout(t, p) })
 	t.Run("long", func(t *testing.T) { testLongPage(t, p) })
 }
 
@@ -348,6 +349,9 @@ func testHostilePage(t *testing.T, p *browser.Page) {
 		t.Errorf("the last lines are not shown as text: %q", text)
 	}
 	p.Keep("hostile")
+	phone := views["phone, light"]
+	p.See(phone)
+	testTables(t, p, phone)
 }
 
 func testLongPage(t *testing.T, p *browser.Page) {

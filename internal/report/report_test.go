@@ -82,7 +82,7 @@ func TestTheFirstFailureIsShownWithItsLastLines(t *testing.T) {
 	t.Parallel()
 	got := words(page(t, training{slices: 2, workers: 4, steps: 20, slow: tpu.WorkerID{Slice: 9}, fails: true}.input(t)))
 	for _, want := range []string{
-		"First failure s1w2: killed by signal KILL Its last lines: completed step: 999", "RESOURCE_EXHAUSTED", "multihost logs train --worker=s1w2",
+		"First failure s1w2: killed by signal KILL RuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 12.06G at the bottom of memory Its last lines: completed step: 999", "RESOURCE_EXHAUSTED", "multihost logs train --worker=s1w2",
 		"exit status 137", "1 failed of 8 workers", "s1w2 killed by KILL", "s1w1 stopped", "1 of 2 settings as wanted on every worker",
 		"8 workers started within 39 ms", "provision +2.0 s 5m12s",
 	} {

@@ -194,11 +194,14 @@ func (b *builder) skew() {
 	worst := workers[0].After
 	s := &skew{Of: len(workers), Limit: event.Duration(worst)}
 	s.Text = fmt.Sprintf("%s started within %s", event.Count(len(workers), "worker"), event.Duration(worst))
+	if worst <= 0 {
+		s.Text = event.Count(len(workers), "worker") + " started at the same moment"
+	}
 	seen := map[string]bool{}
 	for _, w := range workers {
 		// A tenth of a per cent is less than a dot.
 		at := strconv.FormatFloat(100*float64(w.After)/float64(max(worst, 1)), 'f', 1, 64) + "%"
-		if !seen[at] {
+		if worst > 0 && !seen[at] {
 			seen[at] = true
 			s.Dots = append(s.Dots, at)
 		}

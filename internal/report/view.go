@@ -12,7 +12,6 @@ import (
 	"multihost/internal/journal"
 	"multihost/internal/metrics"
 	"multihost/internal/preflight"
-	"multihost/internal/tpu"
 )
 
 // Limits of what a page shows. The page counts what is left out.
@@ -72,12 +71,6 @@ type card struct {
 	Beside *figure // the published one
 }
 
-type failure struct {
-	Text  string
-	Lines []string
-	Log   string // command that prints the whole log
-}
-
 type settings struct {
 	Rows []preflight.Row
 	Text string
@@ -134,11 +127,13 @@ func newView(in Input) *view {
 
 // clip limits the length of a text that anybody may have made, and makes its control
 // characters visible: the text must neither fill the page nor read as something else.
-func clip(text string) string {
-	if len(text) <= maxText {
+func clip(text string) string { return clipTo(text, maxText) }
+
+func clipTo(text string, most int) string {
+	if len(text) <= most {
 		return visible(strings.ToValidUTF8(text, "\uFFFD"))
 	}
-	return visible(strings.ToValidUTF8(text[:maxText], "")) + " …"
+	return visible(strings.ToValidUTF8(text[:most], "")) + " …"
 }
 
 func (b *builder) head() {
@@ -246,22 +241,6 @@ func (b *builder) judge() {
 	default:
 		b.Verdict.Class = "idle"
 	}
-}
-
-func (b *builder) fail(a *journal.Attempt, s *event.Summary) {
-	if s.FirstFail == "" {
-		return
-	}
-	f := &failure{Text: clip(s.FirstFail)}
-	for _, line := range s.LastLines {
-		f.Lines = append(f.Lines, clip(line))
-	}
-	if name, _, ok := strings.Cut(s.FirstFail, ":"); ok {
-		if id, err := tpu.ParseWorkerID(name); err == nil {
-			f.Log = fmt.Sprintf("multihost logs %s --worker=%s", b.view.Run, id)
-		}
-	}
-	b.Failure = f
 }
 
 // visible writes control characters in caret notation, as the terminal view does. A page
