@@ -159,7 +159,7 @@ func (r *rehearsal) onlyReads(since int) {
 		r.Error("the API was not asked at all")
 	}
 	for _, q := range asked {
-		if q.Method != "GET" && !strings.HasSuffix(q.Path, ":getGuestAttributes") {
+		if q.Method != "GET" && !strings.Contains(q.Path, ":getGuestAttributes") && !strings.Contains(q.Path, ":getIamPolicy") {
 			r.Errorf("a dry run sent %s %s", q.Method, q.Path)
 		}
 	}

@@ -75,7 +75,7 @@ func (p *place) machine(owner string, dies, rests int) *machine {
 	m := &machine{place: p, owner: owner, dies: int64(dies), rests: int64(rests), resting: make(chan struct{}), resume: make(chan struct{})}
 	url := p.server.URL()
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, Transport: m,
-		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/"})
+		TPUEndpoint: url + "/", ComputeEndpoint: url + "/compute/v1/", StorageEndpoint: url + "/storage/v1/", ResourceManagerEndpoint: url + "/"})
 	p.t.Cleanup(cloud.Close)
 	queue := qr.New(cloud)
 	m.Deps = &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
@@ -95,7 +95,8 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 	if dead := m.dies; dead > 0 && m.changes.Load() >= dead {
 		return nil, errDied
 	}
-	if r.Method != http.MethodGet {
+	changes := r.Method != http.MethodGet && !strings.HasSuffix(r.URL.Path, ":getIamPolicy")
+	if changes {
 		n := m.changes.Load() + 1
 		if n == m.rests {
 			m.rests = 0
@@ -112,7 +113,7 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 	defer r.Body.Close()
 	answer := httptest.NewRecorder()
 	m.place.server.ServeHTTP(answer, r)
-	if m.dies > 0 && m.changes.Load() >= m.dies && r.Method != http.MethodGet {
+	if m.dies > 0 && m.changes.Load() >= m.dies && changes {
 		return nil, errDied
 	}
 	resp := answer.Result()

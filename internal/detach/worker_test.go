@@ -94,7 +94,7 @@ func begin(t *testing.T, backend, accelerator, script string, change func(*job.J
 	})
 	cloud := gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
-		TPUEndpoint: server.URL() + "/", ComputeEndpoint: server.URL() + "/compute/v1/", StorageEndpoint: server.URL() + "/storage/v1/", SecretManagerEndpoint: server.URL() + "/",
+		TPUEndpoint: server.URL() + "/", ComputeEndpoint: server.URL() + "/compute/v1/", StorageEndpoint: server.URL() + "/storage/v1/", SecretManagerEndpoint: server.URL() + "/", ResourceManagerEndpoint: server.URL() + "/",
 	})
 	t.Cleanup(cloud.Close)
 	w := &world{t: t, sim: server, dir: cfg.Dir, queue: qr.New(cloud)}

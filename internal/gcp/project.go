@@ -104,6 +104,43 @@ func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, e
 	return lacking, nil
 }
 
+// A Binding gives a role in the project to members.
+type Binding struct {
+	Role        string
+	Members     []string // "serviceAccount:NAME", "user:NAME", "group:NAME", …
+	Conditional bool     // the members have the role only under a condition
+}
+
+// Policy returns the bindings of the project's own policy. Roles that a folder or the
+// organization above the project gives are not in it.
+func (c *Client) Policy(ctx context.Context) ([]Binding, error) {
+	opts, err := c.projectOptions("Resource Manager", c.cfg.ResourceManagerEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	svc, err := cloudresourcemanager.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open Resource Manager client: %w", err)
+	}
+	// With a lower version, the API leaves out what makes a binding conditional.
+	request := &cloudresourcemanager.GetIamPolicyRequest{Options: &cloudresourcemanager.GetPolicyOptions{RequestedPolicyVersion: 3}}
+	var policy *cloudresourcemanager.Policy
+	err = c.Do(ctx, fmt.Sprintf("read the policy of project %q", c.cfg.Project), func(ctx context.Context) (err error) {
+		call := svc.Projects.GetIamPolicy(c.cfg.Project, request).Context(ctx)
+		call.Header().Set(quotaHeader, c.cfg.Project)
+		policy, err = call.Do()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	bindings := make([]Binding, len(policy.Bindings))
+	for i, b := range policy.Bindings {
+		bindings[i] = Binding{Role: b.Role, Members: b.Members, Conditional: b.Condition != nil}
+	}
+	return bindings, nil
+}
+
 // RoleFor returns the smallest usual role that has a permission, or "" if none is
 // known.
 func RoleFor(permission string) string { return roleFor(permission) }

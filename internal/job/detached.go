@@ -50,10 +50,13 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	if r.earlier != nil {
 		event.Notef(d.Sink, event.Info, "", "run %s has lost its slices (%s): it goes on as attempt %d", r.job.Run, r.loss(), r.desc.Attempt)
 	}
+	right, over := d.askRight(ctx, o, !o.Keep || o.TTL > 0)
+	defer over()
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
 	d.WarnOfMTU(ctx, o.Request)
+	d.tellRight(right(), o.Request.ID, whenRunEnds)
 	if err := r.upload(ctx); err != nil {
 		return Outcome{}, err
 	}

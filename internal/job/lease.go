@@ -159,7 +159,7 @@ func rightCure(err error, project string) string {
 	case strings.Contains(e.Text, "SCOPE") || strings.Contains(e.Text, "scopes"):
 		return "make the slices with the scope cloud-platform: --scopes=cloud-platform"
 	case e.Status == 403 && e.Account != "":
-		return fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=roles/tpu.admin", project, e.Account)
+		return grantCommand(project, e.Account)
 	}
 	return ""
 }

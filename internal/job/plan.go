@@ -36,8 +36,13 @@ type Plan struct {
 
 	Network  *network.Plan   `json:"network,omitempty"` // from --network-create
 	Resource *ResourceChange `json:"queued_resource,omitempty"`
-	Upload   *Upload         `json:"upload,omitempty"` // of a job without runner
-	Slices   []PlannedSlice  `json:"slices"`
+
+	// MayDelete is whether the workers may delete the queued resource when no runner
+	// does. Absent: no worker is to delete it.
+	MayDelete *DeletionRight `json:"workers_may_delete,omitempty"`
+
+	Upload *Upload        `json:"upload,omitempty"` // of a job without runner
+	Slices []PlannedSlice `json:"slices"`
 
 	Login Login  `json:"login"`
 	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
@@ -248,11 +253,15 @@ func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	}
 	r.checked()
 	p := r.newPlan("job")
+	right, over := d.askRight(ctx, o, d.leaseTerms(o).On())
+	defer over()
 	var err error
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
 	d.WarnOfMTU(ctx, o.Request)
+	p.MayDelete = right()
+	d.tellRight(p.MayDelete, o.Request.ID, whenRunnerDies)
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	ready, err := q.foresee(ctx, &p)
 	if err != nil {
@@ -273,10 +282,14 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 	}
 	defer r.close()
 	p := r.newPlan("job --detach")
+	right, over := d.askRight(ctx, o, !o.Keep || o.TTL > 0)
+	defer over()
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
 	d.WarnOfMTU(ctx, o.Request)
+	p.MayDelete = right()
+	d.tellRight(p.MayDelete, o.Request.ID, whenRunEnds)
 	var refused *gcp.ReadOnlyError
 	if err := r.put(ctx); !errors.As(err, &refused) {
 		return Plan{}, cmp.Or(err, errNotRefused)

@@ -344,6 +344,11 @@ func (p Plan) tellRest(t *planText) {
 	if l.Lease > 0 && p.Upload == nil {
 		t.line("=", "lease", "if this machine is not heard of, the workers delete the slices %s after the command has ended (--lease)", asTyped(l.Lease))
 	}
+	if r := p.MayDelete; r != nil && r.May == mayNotDelete {
+		t.line("=", "right", "the workers may not delete the slices: %s", r.Why)
+	} else if r != nil && r.May == mayUnknown {
+		t.line("=", "right", "whether the workers may delete the slices is not known: %s", r.Why)
+	}
 	if p.Upload == nil {
 		t.line("+", "logs", "%s", p.Logs.Files[0])
 		if n := len(p.Logs.Files); n > 1 {

@@ -55,10 +55,13 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	}
 	r.checked()
 	d.openJournal(o.Run.Run, "job", o.Run.Env)
+	right, over := d.askRight(ctx, o, d.leaseTerms(o).On())
+	defer over()
 	if err := r.makeNetwork(ctx, o.Network); err != nil {
 		return Outcome{}, err
 	}
 	d.WarnOfMTU(ctx, o.Request)
+	d.tellRight(right(), o.Request.ID, whenRunnerDies)
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	r.missing = q.commandLives
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil

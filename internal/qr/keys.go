@@ -321,7 +321,17 @@ func expired(comment []string, now time.Time) bool {
 type projectMetadata struct {
 	keys    string
 	osLogin string
+	account string // default service account of VMs; "": not known
 }
+
+// DefaultServiceAccount returns the service account of VMs whose request names none; ""
+// if the project cannot be read.
+func (c *Client) DefaultServiceAccount(ctx context.Context) string {
+	return c.cachedProject(ctx).account
+}
+
+// Policy returns the bindings of the project's own policy.
+func (c *Client) Policy(ctx context.Context) ([]gcp.Binding, error) { return c.gcp.Policy(ctx) }
 
 // cachedProject reads the project's metadata once, even when many slices ask at the
 // same time. If the read fails, it returns empty metadata. An old or missing answer
@@ -368,6 +378,7 @@ func (c *Client) readProject(ctx context.Context) (meta projectMetadata, err err
 	if err != nil {
 		return meta, err
 	}
+	meta.account = project.GetDefaultServiceAccount()
 	for _, item := range project.GetCommonInstanceMetadata().GetItems() {
 		switch item.GetKey() {
 		case sshKeys:

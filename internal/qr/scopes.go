@@ -62,6 +62,13 @@ func scopeURLs(s string) ([]string, error) {
 	return urls, nil
 }
 
+// MayCallTPU reports whether the scopes of the request let its VMs call the TPU API.
+// Without scopes of its own, a request has the scope cloud-platform.
+func (r Request) MayCallTPU() bool {
+	scopes := expandScopes(r.Scopes)
+	return len(scopes) == 0 || slices.Contains(scopes, scopePrefix+"cloud-platform") || slices.Contains(scopes, scopePrefix+"cloud.tpu")
+}
+
 // expandScopes returns the scopes as URLs, each once. It keeps unknown ones, which
 // Validate refuses, unchanged.
 func expandScopes(scopes []string) []string {

@@ -192,7 +192,7 @@ func (s *Server) serveProject(c *computeCall) (any, error) {
 	name := "projects/" + s.cfg.Project
 	return &computepb.Project{
 		Kind: proto.String("compute#project"), Name: proto.String(s.cfg.Project), Id: proto.Uint64(123456789012),
-		SelfLink: proto.String(s.link(name)), DefaultServiceAccount: proto.String(projectNumber + "-compute@developer.gserviceaccount.com"),
+		SelfLink: proto.String(s.link(name)), DefaultServiceAccount: proto.String(defaultAccount),
 		DefaultNetworkTier: proto.String("PREMIUM"), XpnProjectStatus: proto.String("UNSPECIFIED_XPN_PROJECT_STATUS"),
 		CreationTimestamp: proto.String("2024-01-01T00:00:00.000-08:00"), CommonInstanceMetadata: s.projectMetadata(),
 	}, nil

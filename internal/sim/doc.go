@@ -47,7 +47,8 @@
 //
 //   - Permissions: every caller may do everything in the only project, by
 //     inheritance, except what the fault permission-denied denies; a role in the
-//     project's policy still grants its permissions. With Config.Login callers must
+//     project's policy still grants its permissions. The default service account
+//     has only the roles of the project's policy, at first roles/editor. With Config.Login callers must
 //     present a token of the only user or of a worker; the user's tokens expire
 //     through faults only, never by age.
 //   - Routing: the simulator stores and checks firewall rules, but they filter

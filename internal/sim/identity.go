@@ -14,7 +14,8 @@ import (
 // caller with another token or none is the user, who may do everything.
 //
 // Everybody has all permissions by inheritance, except those that the fault
-// permission-denied removes; the project's policy may grant those again. Scopes are
+// permission-denied removes; the project's policy may grant those again. The default
+// service account has only what the policy grants, at first roles/editor. Scopes are
 // modelled.
 
 // tokenLife is how long a worker's token is valid.
@@ -104,22 +105,26 @@ func (who caller) checkScopes(r *http.Request) *apiError {
 // may reports whether the caller has a permission. If a fault denies it, that counts as
 // one use of the fault. The caller holds s.mu.
 func (who caller) may(s *Server, permission string) bool {
-	a := who.denied(s, permission)
+	a, denied := who.denied(s, permission)
 	if a != nil {
 		s.use(a)
 	}
-	return a == nil
+	return !denied
 }
 
-// denied returns the fault that denies the caller a permission, or nil. The caller holds
-// s.mu.
-func (who caller) denied(s *Server, permission string) *activeFault {
-	if s.granted(who.email, permission) {
-		return nil
+// denied reports whether the caller lacks a permission. a is the fault that takes it
+// away; nil if none does. The caller holds s.mu.
+func (who caller) denied(s *Server, permission string) (a *activeFault, denied bool) {
+	if s.granted(who.email, permission, false) {
+		return nil, false
 	}
-	return s.find("permission-denied", func(a *activeFault) bool {
+	if who.email == defaultAccount && !s.granted(who.email, permission, true) {
+		return nil, true
+	}
+	a = s.find("permission-denied", func(a *activeFault) bool {
 		return glob(a.Permission, permission) && glob(a.Account, who.email)
 	})
+	return a, a != nil
 }
 
 // checkTPU refuses a caller of the TPU API without the permission. Queued resources have

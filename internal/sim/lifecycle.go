@@ -251,7 +251,7 @@ func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node 
 		msg.ServiceAccount = &tpualpha.ServiceAccount{}
 	}
 	if msg.ServiceAccount.Email == "" {
-		msg.ServiceAccount.Email = projectNumber + "-compute@developer.gserviceaccount.com"
+		msg.ServiceAccount.Email = defaultAccount
 	}
 	if msg.ServiceAccount.Scope == nil {
 		msg.ServiceAccount.Scope = []string{"https://www.googleapis.com/auth/cloud-platform"}

@@ -20,10 +20,13 @@ import (
 // Service Usage, v1: the services are those of apis. All are enabled, except those that
 // the fault api-disabled disables; enabling one ends that fault at once.
 //
-// Resource Manager, v1: the project's policy. The user has every permission by
-// inheritance, unless the fault permission-denied removes it; a binding of the policy
-// grants the permissions of its role even then. Roles are those of roles, without
-// conditions.
+// Resource Manager, v1: the project's policy. At first it has the bindings of a new
+// project: the user is its owner, and the default service account has roles/editor. Every
+// caller has every permission by inheritance, with two exceptions. The default service
+// account has only what the policy gives it: tests remove its binding. The fault
+// permission-denied removes permissions from everybody's inheritance and from the first
+// two bindings; any other binding grants the permissions of its role even then. Roles are
+// those of roles, without conditions.
 //
 // Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The
 // simulator has one pool for each zone, so every quota of a zone has the same limit; it
@@ -212,6 +215,9 @@ func roles() map[string][]string {
 	}
 	return map[string][]string{
 		"roles/owner":                             {"*"},
+		"roles/editor":                            {"*"},
+		"roles/iam.securityReviewer":              {"resourcemanager.projects.getIamPolicy"},
+		"roles/resourcemanager.projectIamAdmin":   {"resourcemanager.projects.get", "resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy"},
 		"roles/tpu.admin":                         {"tpu.*"},
 		"roles/tpu.viewer":                        reads("tpu.nodes", "tpu.operations", "tpu.locations"),
 		"roles/compute.viewer":                    append(reads("compute.networks", "compute.subnetworks", "compute.firewalls", "compute.zones", "compute.regions", "compute.globalOperations", "compute.regionOperations"), "compute.projects.get"),
@@ -232,24 +238,40 @@ func roles() map[string][]string {
 
 var permissionPattern = regexp.MustCompile(`^[a-z]+\.[A-Za-z]+\.[A-Za-z]+$`)
 
-// known reports whether a role other than the owner's has a permission.
+// known reports whether a role other than the owner's and the editor's has a permission.
 func known(permission string) bool {
 	if !permissionPattern.MatchString(permission) {
 		return false
 	}
 	for role, list := range roles() {
-		if role != "roles/owner" && slices.ContainsFunc(list, func(p string) bool { return glob(p, permission) }) {
+		if role != "roles/owner" && role != "roles/editor" && slices.ContainsFunc(list, func(p string) bool { return glob(p, permission) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// granted reports whether the project's policy grants a permission. The caller holds
-// s.mu.
-func (s *Server) granted(email, permission string) bool {
+// defaultAccount is the service account of nodes whose request names none.
+const defaultAccount = projectNumber + "-compute@developer.gserviceaccount.com"
+
+// firstPolicy returns the bindings of a new project.
+func firstPolicy() []*cloudresourcemanager.Binding {
+	return []*cloudresourcemanager.Binding{
+		{Role: "roles/editor", Members: []string{"serviceAccount:" + defaultAccount}},
+		{Role: "roles/owner", Members: []string{"user:" + simAccount}},
+	}
+}
+
+// isFirst reports whether b gives email the role that it has in firstPolicy.
+func isFirst(b *cloudresourcemanager.Binding, email string) bool {
+	return b.Role == "roles/editor" && email == defaultAccount || b.Role == "roles/owner" && email == simAccount
+}
+
+// granted reports whether a binding of the project's policy grants a permission. With
+// first, the bindings of firstPolicy count too. The caller holds s.mu.
+func (s *Server) granted(email, permission string, first bool) bool {
 	for _, b := range s.state.policy {
-		if !slices.ContainsFunc(b.Members, func(m string) bool { _, who, _ := strings.Cut(m, ":"); return who == email }) {
+		if !first && isFirst(b, email) || !slices.ContainsFunc(b.Members, func(m string) bool { _, who, _ := strings.Cut(m, ":"); return who == email }) {
 			continue
 		}
 		if slices.ContainsFunc(roles()[b.Role], func(p string) bool { return glob(p, permission) }) {
@@ -279,7 +301,7 @@ func (s *Server) servePolicy(who caller, verb string, query url.Values, body []b
 			if !known(p) {
 				return nil, errorf(http.StatusBadRequest, "Permission %s is not valid for this resource.", p)
 			}
-			if who.denied(s, p) == nil {
+			if _, denied := who.denied(s, p); !denied {
 				out.Permissions = append(out.Permissions, p)
 			}
 		}
@@ -287,6 +309,9 @@ func (s *Server) servePolicy(who caller, verb string, query url.Values, body []b
 	case "getIamPolicy":
 		if err := decodeStrict(body, new(cloudresourcemanager.GetIamPolicyRequest), "get_iam_policy_request"); err != nil {
 			return nil, err
+		}
+		if !who.may(s, "resourcemanager.projects.getIamPolicy") {
+			return nil, errorf(http.StatusForbidden, "The caller does not have permission")
 		}
 		return s.policy(), nil
 	case "setIamPolicy":

@@ -61,7 +61,7 @@ func (s *Server) initialState() state {
 		firewalls: map[string]*computepb.Firewall{}, computeOps: map[string]*computeOp{}, computeSeen: map[string]*computeOp{},
 		metadata: map[string]string{}, quota: map[string]int{}, addresses: map[string]int{}, counts: map[string]int{},
 		buckets: map[string]*bucket{DefaultBucket: newBucket(DefaultBucket, s.storageTime())}, uploads: map[string]*upload{},
-		secrets: map[string][][]byte{}, tokens: map[string]*token{},
+		secrets: map[string][][]byte{}, tokens: map[string]*token{}, policy: firstPolicy(),
 	}
 	for id, value := range s.cfg.Secrets {
 		st.secrets[id] = [][]byte{[]byte(value)}

@@ -1,0 +1,141 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/sshfan"
+)
+
+// A RightsReader reads what says, before any worker exists, what the workers may do.
+// *qr.Client implements it.
+type RightsReader interface {
+	// DefaultServiceAccount returns the account of VMs whose request names none; "" if
+	// it is not known.
+	DefaultServiceAccount(ctx context.Context) string
+	Policy(ctx context.Context) ([]gcp.Binding, error)
+}
+
+// A DeletionRight is what is known, before the request, about whether the workers may
+// delete the queued resource.
+type DeletionRight struct {
+	Account string `json:"service_account,omitempty"` // of the workers; absent: not known
+	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" as far as the project's own policy tells
+	Why     string `json:"why,omitempty"`
+
+	cure string // command or flag that gives the right
+}
+
+// Values of DeletionRight.May.
+const (
+	mayDelete    = "yes"
+	mayNotDelete = "no"
+	mayUnknown   = "unknown"
+)
+
+// deletePermission is the permission that a worker needs. Queued resources have no
+// permissions of their own.
+const deletePermission = "tpu.nodes.delete"
+
+// deletingRoles are the predefined roles that have deletePermission.
+var deletingRoles = []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
+
+// judgePolicy says whether the project's policy lets a service account delete queued
+// resources. A custom role and a condition are not known here. A role that comes from a
+// group, a folder or the organization is not in the bindings.
+func judgePolicy(account string, bindings []gcp.Binding) (may, why string) {
+	may = mayNotDelete
+	for _, b := range bindings {
+		if !slices.ContainsFunc(b.Members, func(m string) bool {
+			return m == "allUsers" || m == "allAuthenticatedUsers" || strings.EqualFold(m, "serviceAccount:"+account)
+		}) {
+			continue
+		}
+		custom := !strings.HasPrefix(b.Role, "roles/")
+		switch deletes := slices.Contains(deletingRoles, b.Role); {
+		case deletes && !b.Conditional:
+			return mayDelete, "it has " + b.Role
+		case deletes:
+			may, why = mayUnknown, "it has "+b.Role+" under a condition"
+		case custom:
+			may, why = mayUnknown, "what its custom role "+b.Role+" allows is not read"
+		}
+	}
+	return may, why
+}
+
+// rightLimit bounds the time to find out what the workers may do, which is optional.
+const rightLimit = 5 * time.Second
+
+// askRight finds out whether the workers of a job may delete its queued resource, while
+// other work goes on. deletes says whether they ever should. answer waits for what was
+// found; nil means that nothing was asked. The caller calls over at the end, whether it
+// has called answer or not.
+func (d *Deps) askRight(ctx context.Context, o JobOptions, deletes bool) (answer func() *DeletionRight, over func()) {
+	reader, ok := d.Queue.(RightsReader)
+	switch {
+	case !deletes || !ok:
+		return func() *DeletionRight { return nil }, func() {}
+	case !o.Request.MayCallTPU():
+		r := &DeletionRight{Account: o.Request.ServiceAccount, May: mayNotDelete,
+			Why: "the scopes of the request lack cloud-platform", cure: "add --scopes=cloud-platform"}
+		return func() *DeletionRight { return r }, func() {}
+	}
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), rightLimit)
+	account := o.Request.ServiceAccount
+	var bindings []gcp.Binding
+	var err error
+	var asked sync.WaitGroup
+	if account == "" {
+		asked.Go(func() { account = reader.DefaultServiceAccount(ctx) })
+	}
+	asked.Go(func() { bindings, err = reader.Policy(ctx) })
+	answer = func() *DeletionRight {
+		asked.Wait()
+		r := &DeletionRight{Account: account, May: mayUnknown}
+		switch {
+		case err != nil:
+			r.Why = err.Error()
+		case account == "":
+			r.Why = "the project's default service account cannot be read"
+		default:
+			r.May, r.Why = judgePolicy(account, bindings)
+		}
+		if r.May == mayNotDelete {
+			r.Why = fmt.Sprintf("service account %s has no role with %s in the policy of project %s, unless a group, a folder or the organization gives it one",
+				account, deletePermission, d.Project)
+			r.cure = grantCommand(d.Project, account)
+		}
+		return r
+	}
+	return answer, func() { cancel(); asked.Wait() }
+}
+
+// grantCommand is the command that lets a service account delete queued resources.
+func grantCommand(project, account string) string {
+	return sshfan.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+gcp.RoleFor(deletePermission))
+}
+
+// Occasions on which workers delete a queued resource.
+const (
+	whenRunnerDies = "if this machine dies"
+	whenRunEnds    = "when the command has ended" // of a job without runner
+)
+
+// tellRight warns, before the request, that the workers may not delete the queued
+// resource on the occasion when.
+func (d *Deps) tellRight(r *DeletionRight, id, when string) {
+	switch {
+	case r == nil || r.May == mayDelete:
+	case r.May == mayNotDelete:
+		event.Notef(d.Sink, event.Warn, r.cure, "the workers may not delete queued resource %s: %s; %s, the slices stay and are billed until you delete them", id, r.Why, when)
+	default:
+		event.Notef(d.Sink, event.Debug, "", "whether the workers may delete queued resource %s is not known before they exist: %s", id, r.Why)
+	}
+}
