@@ -186,7 +186,7 @@ func troubles() []trouble {
 		story: "a worker reboots during the start", after: "\nfree: no",
 		faults: []string{"worker-reboot worker=1"},
 		status: 69,
-		says: "multihost: error: infrastructure: start: 1 of 2 workers failed: s0w1: it was rebooted after the preflight, and its settings are the defaults again; nothing was started; no further attempt: --max-preemptions is 0\n" +
+		says: "multihost: error: infrastructure: start: 1 of 2 workers failed: s0w1: it was rebooted after the preflight, and its settings are the defaults again; nothing was started; no further attempt: --max-restarts is 0\n" +
 			"multihost: hint: give the same command again; a worker that reboots by itself is seen in: sudo journalctl --list-boots\n",
 	}, {
 		story: "a worker reboots during the run", after: firstOutput,

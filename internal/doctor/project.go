@@ -280,7 +280,7 @@ func (e *examination) findSlices(ctx context.Context) bool {
 		e.add(Finding{Check: CheckSlices, Level: Error, Text: err.Error(), Advice: advice, Cure: e.command("qr", "list")})
 		return false
 	}
-	for _, p := range sel.Problems {
+	for _, p := range tpu.FoldProblems(sel.Problems) {
 		e.add(Finding{Check: CheckSlices, Level: Error, Text: p, Cure: e.command("qr", "list")})
 	}
 	e.sel = sel

@@ -184,17 +184,18 @@ func (e *examination) checkLogin(ctx context.Context) (logins map[string]string,
 	for _, place := range slices.Sorted(maps.Keys(notes)) {
 		names := notes[place]
 		e.add(Finding{Check: CheckLogin, Level: Warning,
-			Text:   fmt.Sprintf("the key is not in the %s of %s yet", place, strings.Join(names, ", ")),
+			Text:   fmt.Sprintf("the key is not in the %s of %s yet", place, tpu.FewNames(names)),
 			Advice: "every command that logs in puts it there; so does:", Cure: e.doctorAgain(),
 			fix: func(ctx context.Context) error {
+				var asked []string
 				var errs []error
 				for _, s := range closed {
 					if slices.Contains(names, s.Name) {
 						_, _, err := e.Queue.Login(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
-						errs = append(errs, err)
+						asked, errs = append(asked, s.Name), append(errs, err)
 					}
 				}
-				return errors.Join(errs...)
+				return job.JoinNamed(asked, errs)
 			}})
 	}
 	return logins, open
@@ -368,7 +369,7 @@ func (e *examination) judgeSSH(visit *job.Visit, all []*seen) {
 	late := &finder{}
 	for _, s := range all {
 		if s.errs[CheckSSH] != nil {
-			late.add(s.errs[CheckSSH].Error(), s.id)
+			late.add(cause(s.errs[CheckSSH]), s.id)
 			continue
 		}
 		ids = append(ids, s.id)
@@ -415,13 +416,14 @@ func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err err
 	case errors.Is(err, sshfan.ErrKeyRefused) && e.Hosts == nil:
 		f.Cure = e.doctorAgain()
 		f.fix = func(ctx context.Context) error {
+			var asked []string
 			var errs []error
 			for _, s := range e.sel.Slices {
 				s.Metadata = nil // read it again: another writer may have changed it
 				_, _, err := e.Queue.Login(ctx, s, e.Login, e.key.PublicKey(), e.OSLogin)
-				errs = append(errs, err)
+				asked, errs = append(asked, s.Name), append(errs, err)
 			}
-			return errors.Join(errs...)
+			return job.JoinNamed(asked, errs)
 		}
 	}
 	return f

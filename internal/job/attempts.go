@@ -110,7 +110,7 @@ func (r *run) connectSome(ctx context.Context, sel tpu.Selection) (t *team, err 
 		if r.o.Patience.Lost > 0 {
 			limit = "up to " + asTyped(r.o.Patience.Lost) + " (--lost-timeout)"
 		}
-		event.Notef(r.Sink, event.Warn, gcp.Hint(g.first), "the command of run %s lives, but %s cannot be reached and is waited for %s: %s", r.o.Run, tpu.Fold(g.workers), limit, g)
+		event.Notef(r.Sink, event.Warn, gcp.Hint(g.first), "the command of run %s lives, but %s cannot be reached and is waited for %s: %s", r.o.Run, tpu.FoldShort(g.workers), limit, g)
 	}
 	return t, nil
 }
@@ -362,6 +362,10 @@ func lostContact(err error) bool {
 		err = many.Err
 	}
 	var refused *sshfan.ConnectError
+	var name *sshfan.NameError
+	if errors.As(err, &name) && name.Permanent() {
+		return false
+	}
 	if errors.As(err, &refused) {
 		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting) || errors.Is(err, sshfan.ErrConnectionLost)
 	}
@@ -402,6 +406,9 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 	begin, told := r.Clock.Now(), false
 	for {
 		d, err := g.look(ctx, r.used, reach)
+		if sign.lost && r.onHosts() { // no cloud knows more of them
+			d = provision.Decision{}
+		}
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
 		if cause, why, final := sign.blame(d, err); final || over {
 			return cause, why

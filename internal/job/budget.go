@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -57,6 +58,9 @@ func (f *Failure) Fault() fault.Kind {
 type Budget struct {
 	Restarts    int // after failures of the command
 	Preemptions int // after losses for which the command is not to blame; negative: no limit
+
+	// LossFlag is the flag that limits Preemptions; "" is --max-preemptions.
+	LossFlag string
 }
 
 const (
@@ -84,7 +88,7 @@ func (l *ledger) spend(f *Failure) (refusal string) {
 			return fmt.Sprintf("no further attempt: %d in a row were lost within %s of their start", l.quick, quickFailure)
 		}
 		if l.Preemptions >= 0 && l.preemptions >= l.Preemptions {
-			return spent("--max-preemptions", l.Preemptions)
+			return spent(cmp.Or(l.LossFlag, "--max-preemptions"), l.Preemptions)
 		}
 		l.preemptions++
 		return ""

@@ -33,6 +33,7 @@ func TestBudgets(t *testing.T) {
 			[]*Failure{lost(Preempted, hour), lost(Maintenance, hour), lost(Infrastructure, hour), app(1, hour), app(1, hour)}, "yyyyn", "--max-restarts=1"},
 		{"preemptions without limit", Budget{Preemptions: -1}, []*Failure{lost(Preempted, second), lost(Preempted, second), lost(Preempted, second), lost(Preempted, second)}, "yyyy", ""},
 		{"preemptions with one", Budget{Preemptions: 1}, []*Failure{lost(Preempted, hour), lost(Preempted, hour)}, "yn", "--max-preemptions=1"},
+		{"a run's flag", Budget{LossFlag: "--max-restarts"}, []*Failure{lost(Preempted, hour)}, "n", "--max-restarts is 0"},
 		{"none at all", Budget{}, []*Failure{lost(Preempted, hour)}, "n", "--max-preemptions is 0"},
 		{"a command that is not there", Budget{Restarts: 9}, []*Failure{app(127, second)}, "n", "exit code 127"},
 		{"a command that cannot be run", Budget{Restarts: 9}, []*Failure{app(126, second)}, "n", "exit code 126"},

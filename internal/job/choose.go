@@ -38,10 +38,10 @@ func (d *Deps) choose(ctx context.Context, watch *stopwatch, w Workers) (sel tpu
 			}
 		}
 		if len(sel.Problems) > 0 && !w.Partial && (w.Only.IsZero() || w.Only.All()) {
-			return "", &Error{Stage: StageDiscover, Text: strings.Join(sel.Problems, "; "),
+			return "", &Error{Stage: StageDiscover, Text: strings.Join(tpu.FoldProblems(sel.Problems), "; "),
 				Advice: "name the workers that are meant, as --workers=s0w*; or take those of the slices that are ready: --allow-partial"}
 		}
-		for _, p := range sel.Problems {
+		for _, p := range tpu.FoldProblems(sel.Problems) {
 			event.Notef(d.Sink, event.Warn, "", "%s", p)
 		}
 		all := sel.Workers()

@@ -1008,8 +1008,8 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 		}
 	}
 	var rows []Seen
-	var errs []error
-	for _, name := range names {
+	errs := make([]error, len(names))
+	for i, name := range names {
 		row, err := d.detachedRow(ctx, name, ended)
 		switch {
 		case d.Bucket != "" && (errors.Is(err, errElsewhere) || errors.Is(err, detach.ErrNoRun)):
@@ -1017,12 +1017,12 @@ func (d *Deps) detachedRows(ctx context.Context, ended bool) ([]Seen, error) {
 		case errors.Is(err, detach.ErrNoRun) && d.noneLeft(ctx, name):
 			// Somebody has cleaned up the bucket.
 		case err != nil: // say so, show the rest
-			errs = append(errs, err)
+			errs[i] = err
 		case row != nil:
 			rows = append(rows, *row)
 		}
 	}
-	return rows, errors.Join(errs...)
+	return rows, JoinNamed(names, errs)
 }
 
 // noneLeft reports whether the cloud has no queued resource of a run that this machine

@@ -398,8 +398,7 @@ func (f *following) stir() {
 // most once a minute. A long outage is reported again each time its length has doubled.
 func (f *following) tellOutages() {
 	var back []tpu.WorkerID
-	var texts []string
-	lost := map[string][]tpu.WorkerID{}
+	texts := make([]string, len(f.outages))
 	limit := f.patience.Lost
 	for i := range f.outages {
 		o, id := &f.outages[i], f.team.ids[i]
@@ -418,10 +417,7 @@ func (f *following) tellOutages() {
 		}
 		if text != "" {
 			o.told, o.said, o.saidKind = true, now, o.kind
-			if lost[text] == nil {
-				texts = append(texts, text)
-			}
-			lost[text] = append(lost[text], id)
+			texts[i] = text
 		}
 		if o.recovered {
 			o.recovered = false
@@ -429,8 +425,12 @@ func (f *following) tellOutages() {
 		}
 		o.mu.Unlock()
 	}
-	for _, text := range texts {
-		event.Notef(f.Sink, event.Warn, "", text, tpu.Fold(lost[text]))
+	for _, g := range tpu.GroupAlike(texts) {
+		lost := make([]tpu.WorkerID, len(g.At))
+		for i, at := range g.At {
+			lost[i] = f.team.ids[at]
+		}
+		event.Notef(f.Sink, event.Warn, "", g.Text, tpu.FoldShort(lost))
 	}
 	if len(back) > 0 {
 		event.Notef(f.Sink, event.Info, "", "connected to %s again; none of the output is lost", tpu.Fold(back))

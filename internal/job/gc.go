@@ -285,10 +285,11 @@ func (d *Deps) unusedNetworks(ctx context.Context, o GCOptions) ([]Leftover, err
 // Collect deletes useless leftovers. It reads the real state before each deletion and
 // keeps what has changed since it was listed.
 func (d *Deps) Collect(ctx context.Context, o GCOptions, left []Leftover) error {
-	errs := make([]error, len(left))
+	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group
 	group.SetLimit(8)
 	for i, l := range left {
+		names[i] = l.Name
 		if !l.Useless {
 			continue
 		}
@@ -298,7 +299,7 @@ func (d *Deps) Collect(ctx context.Context, o GCOptions, left []Leftover) error 
 		})
 	}
 	_ = group.Wait() // the goroutines return nil
-	return errors.Join(errs...)
+	return JoinNamed(names, errs)
 }
 
 func (d *Deps) collect(ctx context.Context, o GCOptions, l Leftover) error {

@@ -14,9 +14,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -280,8 +282,9 @@ func (e settled) Hint() string {
 }
 
 // workersError combines the failures of single workers into one error of a stage.
-// Workers with equal causes share one clause; the first worker's cause comes first.
-// errs is aligned with ids; nil entries are successes.
+// Workers with equal causes share one clause; the first worker's cause comes first. Its
+// length does not grow with the number of workers. errs is aligned with ids; nil entries
+// are successes.
 func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	if len(each) == 0 {
@@ -291,7 +294,7 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	parts := make([]string, len(groups))
 	advice := ""
 	for i, g := range groups {
-		parts[i] = tpu.Fold(g.workers) + ": " + g.String()
+		parts[i] = tpu.FoldShort(g.workers) + ": " + g.String()
 		if advice == "" {
 			advice = cure(g.cause)
 		}
@@ -305,7 +308,8 @@ func workersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 }
 
-// failureGroup holds the workers that failed for one cause.
+// failureGroup holds the workers that failed for one cause. If there are many causes,
+// the last group holds the rest, and its cause says so.
 type failureGroup struct {
 	cause   string
 	first   error
@@ -322,24 +326,51 @@ func (g failureGroup) String() string {
 }
 
 // groupErrors groups the workers by the cause of their failure, causes in order of
-// appearance.
-func groupErrors(ids []tpu.WorkerID, errs []error) (groups []failureGroup) {
-	index := map[string]int{}
+// appearance. It returns few groups, however many causes there are: see tpu.GroupAlike.
+func groupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
+	causes := make([]string, len(errs))
 	for i, err := range errs {
-		if err == nil {
-			continue
+		if err != nil {
+			causes[i] = causeText(err, ids[i])
 		}
-		cause := causeText(err, ids[i])
-		at, ok := index[cause]
-		if !ok {
-			at = len(groups)
-			index[cause] = at
-			groups = append(groups, failureGroup{cause: cause, first: err})
+	}
+	alike := tpu.GroupAlike(causes)
+	groups := make([]failureGroup, len(alike))
+	for i, a := range alike {
+		groups[i] = failureGroup{cause: a.Text, first: errs[a.At[0]]}
+		for _, at := range a.At {
+			groups[i].workers = append(groups[i].workers, ids[at])
 		}
-		groups[at].workers = append(groups[at].workers, ids[i])
 	}
 	return groups
 }
+
+// JoinNamed combines the failures of named things other than workers, such as runs or
+// leftovers. Things with equal causes share one clause. errs is aligned with names; nil
+// entries are successes. A single failure stays as it is.
+func JoinNamed(names []string, errs []error) error {
+	causes := make([]string, len(errs))
+	var failed []error
+	for i, err := range errs {
+		if err != nil {
+			failed = append(failed, err)
+			causes[i] = strings.ReplaceAll(err.Error(), strconv.Quote(names[i]), "…")
+		}
+	}
+	if len(failed) < 2 {
+		return errors.Join(failed...)
+	}
+	return &manyError{text: tpu.FoldTexts(names, causes), each: failed}
+}
+
+// A manyError is what several named things failed with.
+type manyError struct {
+	text string
+	each []error
+}
+
+func (e *manyError) Error() string   { return e.text }
+func (e *manyError) Unwrap() []error { return e.each }
 
 // causeText returns the error without the parts that differ between workers, so that
 // equal causes have equal texts. An error with more such parts than the worker's name
@@ -354,7 +385,30 @@ func causeText(err error, id tpu.WorkerID) string {
 		text = strings.ReplaceAll(text, cause.Error(), cause.Cause())
 	}
 	text = strings.TrimPrefix(text, id.String()+": ")
-	return strings.ReplaceAll(text, " on "+id.String()+":", ":")
+	return withoutName(strings.ReplaceAll(text, " on "+id.String()+":", ":"), id.String())
+}
+
+// withoutName replaces a worker's name, where it is a word of the text.
+func withoutName(text, name string) string {
+	var b strings.Builder
+	for {
+		at := strings.Index(text, name)
+		if at < 0 {
+			b.WriteString(text)
+			return b.String()
+		}
+		end := at + len(name)
+		inWord := func(i int) bool {
+			return i >= 0 && i < len(text) && (text[i] == '-' || text[i] == '_' || text[i] == '.' && i < at || unicode.IsLetter(rune(text[i])) || unicode.IsDigit(rune(text[i])))
+		}
+		b.WriteString(text[:at])
+		if inWord(at-1) || inWord(end) {
+			b.WriteString(name)
+		} else {
+			b.WriteString("the worker")
+		}
+		text = text[end:]
+	}
 }
 
 // diskCure is the advice about a worker's disk that is full or nearly full.

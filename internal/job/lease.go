@@ -115,18 +115,18 @@ func (r *run) tellLease(errs, rights, apart []error, id string) {
 		}
 	}
 	for _, f := range groupErrors(r.team.ids, errs) {
-		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.Fold(f.workers), id, f)
+		tell(event.Warn, "", "%s: nobody there will delete queued resource %s if this machine dies: %s", tpu.FoldShort(f.workers), id, f)
 	}
 	for _, f := range groupErrors(r.team.ids, rights) {
 		how := "whether %s may delete queued resource %s is not known; if not, and this machine dies, it is billed on: %s"
 		if refused(f.first) {
 			how = "%s may not delete queued resource %s: if this machine dies, it is billed on: %s"
 		}
-		tell(event.Warn, rightCure(f.first, r.Project), how, tpu.Fold(f.workers), id, f)
+		tell(event.Warn, rightCure(f.first, r.Project), how, tpu.FoldShort(f.workers), id, f)
 	}
 	if g.terms.Lease > 0 {
 		for _, f := range groupErrors(r.team.ids, apart) {
-			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.Fold(f.workers), f)
+			tell(event.Warn, "limit it with --ttl=TIME", "%s cannot tell the others whether its command runs, so a lease that nobody renews ends nothing: %s", tpu.FoldShort(f.workers), f)
 		}
 	}
 	if g.holds && g.foreign {

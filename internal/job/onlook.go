@@ -1,7 +1,6 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -490,16 +489,18 @@ func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string
 // foldAway returns one line for each cause, with the workers that are out of reach
 // because of it.
 func foldAway(away map[tpu.WorkerID]string) []string {
-	byCause := map[string][]tpu.WorkerID{}
-	for _, id := range slices.SortedFunc(maps.Keys(away), tpu.CompareWorkers) {
-		byCause[away[id]] = append(byCause[away[id]], id)
+	ids := slices.SortedFunc(maps.Keys(away), tpu.CompareWorkers)
+	causes := make([]string, len(ids))
+	for i, id := range ids {
+		causes[i] = away[id]
 	}
-	causes := slices.SortedFunc(maps.Keys(byCause), func(a, b string) int {
-		return cmp.Or(tpu.CompareWorkers(byCause[a][0], byCause[b][0]), cmp.Compare(a, b))
-	})
-	lines := make([]string, len(causes))
-	for i, cause := range causes {
-		lines[i] = "out of reach: " + tpu.Fold(byCause[cause]) + ": " + cause
+	var lines []string
+	for _, g := range tpu.GroupAlike(causes) {
+		who := make([]tpu.WorkerID, len(g.At))
+		for i, at := range g.At {
+			who[i] = ids[at]
+		}
+		lines = append(lines, "out of reach: "+tpu.FoldShort(who)+": "+g.Text)
 	}
 	return lines
 }

@@ -168,7 +168,7 @@ func (r *run) do(ctx context.Context) (Outcome, error) {
 		return Outcome{}, err
 	}
 	r.checked()
-	return r.attempts(ctx, r.standing(), Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts})
+	return r.attempts(ctx, r.standing(), Budget{Restarts: r.o.MaxRestarts, Preemptions: r.o.MaxRestarts, LossFlag: "--max-restarts"})
 }
 
 // standing returns the slices that Run works on.
@@ -523,7 +523,7 @@ func (r *run) free(ctx context.Context) error {
 			return "", err
 		}
 		for _, g := range groupErrors(r.team.ids, blind) {
-			event.Notef(r.Sink, event.Warn, cure(g.cause), "%s: processes of other users that hold the TPU are not seen: %s", tpu.Fold(g.workers), g.cause)
+			event.Notef(r.Sink, event.Warn, cure(g.cause), "%s: processes of other users that hold the TPU are not seen: %s", tpu.FoldShort(g.workers), g.cause)
 		}
 		total := 0
 		for _, n := range stopped {

@@ -124,19 +124,16 @@ func (d *Deps) discover(ctx context.Context, prefix string, only tpu.Numbers, pa
 	if len(sel.Problems) == 0 {
 		return sel, nil
 	}
+	problems := tpu.FoldProblems(sel.Problems)
 	if partial && len(sel.Slices) > 0 {
-		for _, p := range sel.Problems {
+		for _, p := range problems {
 			event.Notef(d.Sink, event.Warn, "", "%s; going on without it (--allow-partial)", p)
 		}
 		return sel, nil
 	}
-	text := sel.Problems[0]
-	for _, p := range sel.Problems[1:] {
-		text += "; " + p
-	}
 	return sel, &Error{
 		Stage:  StageDiscover,
-		Text:   text,
+		Text:   strings.Join(problems, "; "),
 		Advice: "look at the slices with: multihost qr list; to run on those that are ready all the same, add --allow-partial",
 	}
 }

@@ -37,7 +37,6 @@ const (
 	earlyRound    = 45 * time.Second // the same, while other slices are being created
 	maxProbes     = 64               // slices probed at once
 	defaultAdvice = 3 * time.Minute
-	maxNamed      = 3 // most slices that one sentence names
 )
 
 // WaitOptions say how long a wait may take and what "ready" means.
@@ -311,11 +310,13 @@ func (w *waiter) progress() {
 	w.c.emit(p)
 }
 
+// foldMissing joins texts of the form "SLICE: what is missing".
 func foldMissing(missing []string) string {
-	if len(missing) <= maxNamed {
-		return strings.Join(missing, "; ")
+	names, texts := make([]string, len(missing)), make([]string, len(missing))
+	for i, m := range missing {
+		names[i], texts[i], _ = strings.Cut(m, ": ")
 	}
-	return fmt.Sprintf("%s; and %d more", strings.Join(missing[:maxNamed], "; "), len(missing)-maxNamed)
+	return tpu.FoldTexts(names, texts)
 }
 
 // look reads the slices, probes the ready ones, and notes what is missing.

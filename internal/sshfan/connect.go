@@ -420,11 +420,14 @@ func permanent(e *ConnectError) bool {
 func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error) *ConnectError {
 	var keyErr *HostKeyError
 	var jump *JumpError
+	name, isName := unresolved(err, context.Cause(ctx))
 	switch {
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
 		err = ErrClosed
 	case errors.As(err, &jump): // it names the bastion that took the time
+	case stage == StageDial && isName:
+		err = name
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}

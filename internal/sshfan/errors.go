@@ -3,6 +3,7 @@ package sshfan
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	"multihost/internal/fault"
@@ -86,7 +87,15 @@ type ConnectError struct {
 func (e *ConnectError) Cause() string {
 	told := *e
 	told.Host, told.Addr, told.Tries = "", "", 0
-	return told.Error()
+	text := told.Error()
+	var inner interface {
+		error
+		Cause() string
+	}
+	if errors.As(e.Err, &inner) {
+		text = strings.Replace(text, inner.Error(), inner.Cause(), 1)
+	}
+	return text
 }
 
 func (e *ConnectError) Error() string {
@@ -166,6 +175,14 @@ func (e *HostKeyError) Error() string {
 // Fault returns fault.Permission.
 func (e *HostKeyError) Fault() fault.Kind { return fault.Permission }
 
+// Cause returns the text of the error without the worker's name and keys.
+func (e *HostKeyError) Cause() string {
+	if e.Source == apiSource {
+		return "the host key is not the right one: " + e.Source + " has another one than the machine offers"
+	}
+	return "the host key changed: " + e.Source + " has another one than the machine offers"
+}
+
 // Hint says what may have happened and names the one command that accepts the
 // new key.
 func (e *HostKeyError) Hint() string {
@@ -179,6 +196,52 @@ func (e *HostKeyError) Hint() string {
 	default:
 		return "either the keys of this machine were made anew or somebody answers in its place; if the new key is right: " + e.Accept
 	}
+}
+
+// NameError reports that this machine has no address for the name of a host.
+type NameError struct {
+	Name string
+	Why  string // "no such host"
+	Err  error
+
+	final bool // the name server says that there is no such name
+}
+
+func (e *NameError) Error() string {
+	return fmt.Sprintf("the name %q has no address here: %s", e.Name, e.Why)
+}
+
+func (e *NameError) Unwrap() error { return e.Err }
+
+// Cause returns the text of the error without the name.
+func (e *NameError) Cause() string { return "its name has no address here: " + e.Why }
+
+// Permanent reports whether another try would fail, too.
+func (e *NameError) Permanent() bool { return e.final }
+
+// Hint says what to type.
+func (e *NameError) Hint() string {
+	if !e.final {
+		return "the name server of this machine gives no answer; ask it with: getent hosts " + Quote(e.Name)
+	}
+	return "check how the name is written, and HostName in ssh's configuration; ask for it with: getent hosts " + Quote(e.Name)
+}
+
+// unresolved returns the error of a dial as a *NameError if it is that the name could not
+// be resolved. limit is our reason to have stopped the lookup, or nil. Names that only
+// the relay of Identity-Aware Proxy needs are not meant.
+func unresolved(err, limit error) (_ error, is bool) {
+	var dns *net.DNSError
+	var relay *IAPError
+	var late noAnswerError
+	if !errors.As(err, &dns) || dns.Name == "" || errors.As(err, &relay) || limit != nil && !errors.As(limit, &late) {
+		return err, false
+	}
+	why := dns.Err
+	if limit != nil {
+		why = late.Error() + " from the name server"
+	}
+	return &NameError{Name: dns.Name, Why: why, Err: err, final: dns.IsNotFound}, true
 }
 
 // KnownHostsError reports a known hosts file that cannot be read. Without the file, any

@@ -27,8 +27,11 @@ func hintOf(e *ConnectError, k known) string {
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
 	var said *greetingError
+	var name *NameError
 	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
 	switch {
+	case errors.As(e.Err, &name): // nothing is known of the machine
+		return name.Hint()
 	case k.reached && unanswered(e.Err, e.Stage, timedOut):
 		return "other workers of its slice were reached from here, so no firewall rule is missing: it is off, reboots or hangs; multihost qr list shows the state of its slice"
 	case errors.As(e.Err, &said):

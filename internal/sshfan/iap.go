@@ -910,6 +910,11 @@ func (e *IAPError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *IAPError) Fault() fault.Kind { return fault.Unavailable }
 
+// Cause returns the text of the error without the name of the VM.
+func (e *IAPError) Cause() string {
+	return strings.Replace(e.Error(), fmt.Sprintf(" to %q", e.Instance), "", 1)
+}
+
 func (e *IAPError) Unwrap() error { return e.Err }
 
 // explain returns the error of a tunnel that could not be opened or broke. It is the

@@ -393,15 +393,21 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	var keyErr *HostKeyError
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
+	unknown, isName := unresolved(err, context.Cause(ctx))
 	e := &JumpError{Addr: h.to.Addr, User: h.to.User, Stage: stage}
 	switch {
 	case errors.As(err, &keyErr):
 		e.hint, e.final = keyErr.Hint(), true
+	case stage == StageDial && isName:
+		err = unknown
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
 	e.Err = plain(err)
+	var name *NameError
 	switch {
+	case errors.As(err, &name):
+		e.hint = name.Hint()
 	case errors.Is(err, errMoreThanKey):
 		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, ErrKeyRefused), errors.Is(err, ErrLoginRefused):

@@ -27,6 +27,9 @@ func (e *NoAddressError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *NoAddressError) Fault() fault.Kind { return fault.Unavailable }
 
+// Cause returns the text of the error without the worker's name.
+func (e *NoAddressError) Cause() string { return "it has no " + e.Kind + " address" }
+
 // Permanent returns true: waiting does not give the worker such an address.
 func (e *NoAddressError) Permanent() bool { return true }
 

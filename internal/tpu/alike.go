@@ -1,0 +1,131 @@
+package tpu
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MostAlike limits the groups that a message about many workers, slices or hosts names.
+const MostAlike = 4
+
+// An Alike is a group of things about which the same is to be said.
+type Alike struct {
+	Text   string
+	At     []int // their positions, ascending
+	Others int   // number of further texts in this group, which are not shown; Text is one of them
+}
+
+// GroupAlike groups the positions of equal texts, in order of their first appearance.
+// Empty texts are left out. If there are more than MostAlike texts, the last group holds
+// all those that are neither the first nor among the most frequent.
+func GroupAlike(texts []string) []Alike {
+	index := map[string]int{}
+	var groups []Alike
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		at, known := index[text]
+		if !known {
+			at = len(groups)
+			index[text] = at
+			groups = append(groups, Alike{Text: text})
+		}
+		groups[at].At = append(groups[at].At, i)
+	}
+	if len(groups) <= MostAlike {
+		return groups
+	}
+	largest := slices.Clone(groups[1:])
+	slices.SortStableFunc(largest, func(a, b Alike) int { return cmp.Compare(len(b.At), len(a.At)) })
+	named := append(groups[:1:1], largest[:MostAlike-1]...)
+	slices.SortFunc(named, func(a, b Alike) int { return cmp.Compare(a.At[0], b.At[0]) })
+	rest := Alike{Text: largest[MostAlike-1].Text, Others: len(groups) - len(named) - 1}
+	for _, g := range largest[MostAlike-1:] {
+		rest.At = append(rest.At, g.At...)
+	}
+	slices.Sort(rest.At)
+	if rest.Others > 0 {
+		rest.Text = fmt.Sprintf("%d other causes, such as: %s", rest.Others+1, rest.Text)
+	}
+	return append(named, rest)
+}
+
+// longestFold is the length up to which FoldShort shows a set of workers whole.
+const longestFold = 80
+
+// FoldShort is Fold for messages: a set that would be long is cut, and counted.
+func FoldShort(workers []WorkerID) string {
+	text := Fold(workers)
+	if len(text) <= longestFold {
+		return text
+	}
+	cut := strings.LastIndexByte(text[:longestFold*3/4], ',')
+	if cut < 0 {
+		return text
+	}
+	text = text[:cut] + ",…"
+	if strings.Count(text, "[") > strings.Count(text, "]") {
+		text += "]"
+	}
+	return fmt.Sprintf("%s (%d workers)", text, len(workers))
+}
+
+// FewNames lists names: all of them if they are few, otherwise the first and how many
+// more there are.
+func FewNames(names []string) string {
+	if len(names) <= MostAlike {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:MostAlike-1], ", "), len(names)-MostAlike+1)
+}
+
+// FoldProblems folds problems that are the same for several slices, as in a Selection:
+// slice "t-0", like "t-1", "t-2" and 61 more, is not ready.
+func FoldProblems(problems []string) []string {
+	names, texts := make([]string, len(problems)), make([]string, len(problems))
+	for i, p := range problems {
+		texts[i] = p
+		if rest, ok := strings.CutPrefix(p, `slice "`); ok {
+			if name, does, ok := strings.Cut(rest, `" `); ok {
+				names[i], texts[i] = strconv.Quote(name), does
+			}
+		}
+	}
+	var folded []string
+	for _, g := range GroupAlike(texts) {
+		first := names[g.At[0]]
+		if first == "" || len(g.At) == 1 && g.Others == 0 {
+			folded = append(folded, problems[g.At[0]])
+			continue
+		}
+		var like []string
+		for _, at := range g.At[1:] {
+			like = append(like, names[at])
+		}
+		if g.Others > 0 {
+			folded = append(folded, fmt.Sprintf("slice %s and %d more: %s", first, len(like), g.Text))
+			continue
+		}
+		folded = append(folded, fmt.Sprintf("slice %s, like %s, %s", first, FewNames(like), g.Text))
+	}
+	return folded
+}
+
+// FoldTexts says of many named things what is to be said: "a, b: text; c: text". Things
+// with the same text share a clause, and it names few of them. texts[i] is about
+// names[i]; nothing is said where it is empty.
+func FoldTexts(names, texts []string) string {
+	var parts []string
+	for _, g := range GroupAlike(texts) {
+		who := make([]string, len(g.At))
+		for i, at := range g.At {
+			who[i] = names[at]
+		}
+		parts = append(parts, FewNames(who)+": "+g.Text)
+	}
+	return strings.Join(parts, "; ")
+}
