@@ -45,7 +45,7 @@ const (
 	letSudo       = "multihost: hint: let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
 	installSudo   = "multihost: hint: install it as root on the worker: apt-get install sudo"
 	seeSettings   = "; to see each setting: multihost preflight check --tpu-prefix=SLICE; to make it an error: --preflight=require, or --require\n"
-	freeDisk      = "multihost: hint: free some space on the worker: df -h ~ /tmp shows where; what multihost keeps to send less may go: rm -rf ~/.multihost/store\n"
+	freeDisk      = "multihost: hint: free some space on the worker: df -h ~ /tmp shows where, and df -i ~ /tmp if there are too many files; what multihost keeps to send less may go: rm -rf ~/.multihost/store\n"
 	wrongClock    = "; what is shown is corrected, but certificates and tokens may be refused\n"
 )
 
@@ -173,7 +173,7 @@ func troubles() []trouble {
 		faults: []string{"worker-read-only"},
 		status: 69,
 		says: "multihost: error: sync: 2 of 2 workers failed: s0w[0-1]: sync to worker (plan): cannot make ~/.multihost: mkdir: cannot create directory '/home/ann/.multihost': Read-only file system\n" +
-			"multihost: hint: the kernel makes a disk with errors read-only: sudo dmesg | grep -i 'i/o error' on the worker; then reboot it or recreate the slice\n",
+			"multihost: hint: on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice\n",
 	}, {
 		story: "a worker reboots during the sync", after: "logs in",
 		faults: []string{"worker-reboot worker=1"},

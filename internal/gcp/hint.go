@@ -30,7 +30,7 @@ func Hint(err error) string {
 	case Quota:
 		return quotaHint(f.message)
 	case Capacity:
-		return "the zone has no free machines of this type now: wait with a queued resource, try another zone, or ask for --spot"
+		return "the zone has no free machines of this type now: try again later, or in another zone with --zone=ZONE"
 	case NotFound:
 		return notFoundHint(f)
 	case AlreadyExists:

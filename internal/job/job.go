@@ -412,17 +412,24 @@ func withoutName(text, name string) string {
 }
 
 // diskCure is the advice about a worker's disk that is full or nearly full.
-const diskCure = "free some space on the worker: df -h ~ /tmp shows where; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
+const diskCure = "free some space on the worker: df -h ~ /tmp shows where, and df -i ~ /tmp if there are too many files; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
+
+// readOnlyCure is the advice about a place that cannot be written. Only the worker knows
+// whether it was mounted like that.
+const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice"
 
 // cure returns advice about problems of a worker's system that may occur in any stage.
 // It recognizes them by the system's own words, whichever script reported them. It
 // returns "" for all others.
 func cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
+	if strings.Contains(text, "(a container may write there only") { // it is said already
+		return ""
+	}
 	for _, c := range []struct{ words, cure string }{
 		{"No space left on device", diskCure},
 		{"Disk quota exceeded", diskCure},
-		{"Read-only file system", "the kernel makes a disk with errors read-only: sudo dmesg | grep -i 'i/o error' on the worker; then reboot it or recreate the slice"},
+		{"Read-only file system", readOnlyCure},
 		{"a password is required", mend},
 		{errRebooted.Error(), "give the same command again; a worker that reboots by itself is seen in: sudo journalctl --list-boots"},
 		{"sudo is not installed", "install it as root on the worker: apt-get install sudo"},

@@ -65,6 +65,7 @@ func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	noAddress := func(i int) error {
 		return &sshfan.ConnectError{Host: all[i].String(), Stage: sshfan.StageDial, Err: &sshfan.NoAddressError{Worker: all[i].String(), Kind: "external"}}
 	}
+	readOnly := func(path string) error { return fmt.Errorf("mkdir %s: Read-only file system", path) }
 	full := func(i int) error {
 		return fmt.Errorf("arm: %w", &launch.RemoteError{Worker: all[i].String(), Op: "arm", Text: "write ~/x: No space left on device"})
 	}
@@ -78,6 +79,8 @@ func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 		{[]error{changed(0), changed(1), nil, changed(3)}, "start: 3 of 4 workers failed: s0w[0-1,3]: verify host key: the host key changed: the file pins has another one than the machine offers", ""},
 		{[]error{noAddress(0), noAddress(1), noAddress(2), nil}, "start: 3 of 4 workers failed: s0w[0-2]: connect: it has no external address", ""},
 		{[]error{fmt.Errorf("learn the VM name of s0w0 for it"), fmt.Errorf("learn the VM name of s0w1 for it"), nil, nil}, "start: 2 of 4 workers failed: s0w[0-1]: learn the VM name of the worker for it", ""},
+		{[]error{readOnly("~/.multihost"), nil, nil, nil}, "start: 1 of 4 workers failed: s0w0: mkdir ~/.multihost: Read-only file system", readOnlyCure},
+		{[]error{readOnly("/proc/sys/net (a container may write there only with securityContext: privileged: true)"), nil, nil, nil}, "start: 1 of 4 workers failed: s0w0: mkdir /proc/sys/net (a container may write there only with securityContext: privileged: true): Read-only file system", ""},
 		{[]error{nil, full(1), full(2), nil}, "start: 2 of 4 workers failed: s0w[1-2]: arm: arm: write ~/x: No space left on device", diskCure},
 	} {
 		var err *Error

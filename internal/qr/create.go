@@ -107,8 +107,30 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 		e := &QuotaError{Err: err}
 		e.Diagnosis, e.command = p.quota()
 		return e
+	case gcp.ClassOf(err) == gcp.Capacity:
+		return &capacityError{tier: r.Asks(), error: err}
 	}
 	return err
+}
+
+// A capacityError is a refusal of a request for lack of free machines.
+type capacityError struct {
+	error
+	tier Tier // that was asked for
+}
+
+func (e *capacityError) Unwrap() error { return e.error }
+
+// Hint says where or how else to ask. Another tier is no advice for a reservation.
+func (e *capacityError) Hint() string {
+	const elsewhere = ": try again later, or in another zone with --zone=ZONE"
+	switch e.tier {
+	case OnDemand:
+		return "the zone has no free machines of this type now" + elsewhere + "; --spot or --flex-start may get some sooner"
+	case Reserved, ReservationBound:
+		return "the reservation has no free room for this request: see what is reserved with: gcloud alpha compute tpus reservations list --zone=ZONE"
+	}
+	return fmt.Sprintf("the zone has no free machines of this type for tier %s now%s; another tier may get some sooner", e.tier, elsewhere)
 }
 
 func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resource, bool, error) {

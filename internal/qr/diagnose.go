@@ -111,7 +111,18 @@ func (p predicament) holders() (held int, names string, dead bool) {
 	for i, r := range holders {
 		texts[i] = fmt.Sprintf("%s (%d, %s)", r.ID, units(r), r.State)
 	}
-	return held, foldMissing(texts), dead
+	return held, few(texts), dead
+}
+
+// maxNamed is the most resources that one sentence names.
+const maxNamed = 3
+
+// few joins the texts about resources, but at most maxNamed of them.
+func few(texts []string) string {
+	if len(texts) <= maxNamed {
+		return strings.Join(texts, "; ")
+	}
+	return fmt.Sprintf("%s; and %d more", strings.Join(texts[:maxNamed], "; "), len(texts)-maxNamed)
 }
 
 // preemptible reports whether the tier counts against the quota of preemptible
@@ -137,7 +148,7 @@ func (p predicament) deadNames() string {
 	for i, r := range p.dead {
 		names[i] = r.ID
 	}
-	return foldMissing(names)
+	return few(names)
 }
 
 // clear returns the hint that removes the dead resources. If all belong to the same

@@ -3,6 +3,8 @@ package qr
 import (
 	"strings"
 	"testing"
+
+	"multihost/internal/gcp"
 )
 
 func TestDiagnosis(t *testing.T) {
@@ -72,6 +74,19 @@ func TestNearZones(t *testing.T) {
 	} {
 		if got := strings.Join(nearZones(zone, zones), " "); got != want {
 			t.Errorf("%s: got %q, want %q", zone, got, want)
+		}
+	}
+}
+
+// Spot is advised only to those who have not asked for it, or for a reservation.
+func TestOtherCapacityIsAdvisedWhereItHelps(t *testing.T) {
+	refusal := &gcp.OperationError{Code: 8, Message: `There is no more capacity in the zone "z-1-b"`}
+	for _, tier := range Tiers() {
+		err := error(&capacityError{tier: tier, error: refusal})
+		hint := gcp.Hint(err)
+		reserved := tier == Reserved || tier == ReservationBound
+		if strings.Contains(hint, "--spot") != (tier == OnDemand) || strings.Contains(hint, "reservations list") != reserved || gcp.ClassOf(err) != gcp.Capacity {
+			t.Errorf("%s: %s (%v)", tier, hint, gcp.ClassOf(err))
 		}
 	}
 }
