@@ -34,7 +34,11 @@ into a directory for each: DEST/s0w0/…
 Modes, times, symbolic links and empty directories are kept. What has not arrived
 whole, which digests prove, is nowhere; each file takes the place of an earlier one
 at once. To workers it is all or none: nothing changes on any of them unless all
-of it has arrived on every one. From workers each stands for itself.`,
+of it has arrived on every one. From workers each stands for itself.
+
+What comes from workers may lie in the directory of your program: no later run
+ships it, unless you change it, git tracks it or .multihostignore has its name
+with a ! before it.`,
 		Flags: flags([]cli.Flag{
 			&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
 		}, quickFlags()),

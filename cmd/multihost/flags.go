@@ -127,7 +127,7 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run on every worker; or give words after --"},
 		&cli.StringFlag{Name: "run-name", Aliases: []string{"RUN_NAME"}, Usage: "`NAME` of the run and of its directory on the workers; default: login, time and a random part"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` to ship; the command runs in its copy"},
-		&cli.BoolFlag{Name: "no-ignore", Usage: "ship also what .gitignore and .multihostignore leave out"},
+		&cli.BoolFlag{Name: "no-ignore", Usage: "ship also what .gitignore and .multihostignore leave out, and what multihost wrote there"},
 		&cli.BoolFlag{Name: "adopt", Usage: "ship into the directory ~/NAME of the workers also where no run made it: shipped files replace those of the same names, the others stay"},
 		&cli.IntFlag{Name: "scp-timeout-secs", Aliases: []string{"SCP_TIMEOUT_SECS"}, Value: 600, Usage: "`SECONDS` that the copy to a worker may make no progress"},
 		&cli.StringFlag{Name: "relay", Value: "auto", Usage: "auto, on or off: `WHETHER` workers pass new files on to each other; auto: when that keeps 32 MiB or more off this machine's link"},

@@ -27,7 +27,8 @@ kept, sent and printed. It shows the verdict and the first failure, the phases
 of all attempts, step time, MFU and loss over steps beside the published
 figure, the step time of every worker, the start skew and the preflight.
 
-  multihost report train -o report.html
+  multihost report train
+  multihost report train -o ~/train.html
   multihost report train --compare=v5e/32b
   multihost report train --follow
 
@@ -36,9 +37,10 @@ which it prints, and the page follows the run. When the run has ended the page
 stays until Ctrl-C.
 
 What is shown is what this machine has of the run, its logs and its journal:
-nothing is asked of workers or of the cloud.`,
+nothing is asked of workers or of the cloud. Without --out the file lies beside
+them, as report.html. No run ships it, wherever it is.`,
 		Flags: flags(trainingFlags(), []cli.Flag{
-			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
+			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Usage: "`FILE` to write; - is stdout; default: report.html beside the record of the run"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
@@ -57,7 +59,7 @@ nothing is asked of workers or of the cloud.`,
 			if c.Bool("follow") {
 				return p.serveReport(c, r)
 			}
-			return p.writeReport(c, r)
+			return p.writeReport(c, r, dir)
 		},
 	}, exitOK, exitUsage, exitIO, exitConfig)
 }
@@ -69,7 +71,7 @@ func look(r *job.Review) (report.Input, bool, error) {
 	return report.Input{Document: l.Document, Story: l.Story, Now: now}, l.Ended, err
 }
 
-func (p *program) writeReport(c *cli.Context, r *job.Review) error {
+func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) error {
 	in, _, err := look(r)
 	if err != nil {
 		return err
@@ -79,13 +81,17 @@ func (p *program) writeReport(c *cli.Context, r *job.Review) error {
 		return err
 	}
 	path := c.String("out")
-	if path == "-" {
+	switch path {
+	case "-":
 		_, err := p.stdout.Write(page.Bytes())
 		return withoutPipe(err)
+	case "":
+		path = filepath.Join(r.Dir(), "report.html")
 	}
 	if err := writeWhole(path, page.Bytes()); err != nil {
 		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
 	}
+	_ = job.Remember(stateDir, "report", path) // the page is written; at worst the next run ships it
 	whole, err := filepath.Abs(path)
 	if err != nil {
 		whole = path

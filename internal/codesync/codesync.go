@@ -75,6 +75,10 @@ type Options struct {
 	// Cache is a directory in which Scan remembers the hashes of unchanged files. Scan
 	// creates it when it is missing; "" remembers nothing.
 	Cache string
+	// Written is a directory in which Remember keeps what commands wrote on this machine;
+	// it lies in the directory of multihost's records. Scan sends neither, unless git
+	// tracks a file or an IgnoreFile has a pattern for it with a "!". "" knows of nothing.
+	Written string
 	// ReadOnly writes nothing on this machine: Cache is only read.
 	ReadOnly bool
 	// Now is the clock for progress events and for the remembered hashes; nil means
@@ -151,6 +155,7 @@ type Tree struct {
 
 	dir      string
 	opts     Options
+	ours     bool // Skipped has files that commands wrote
 	manifest manifest
 	contents contents
 	packs    packs

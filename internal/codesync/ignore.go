@@ -96,16 +96,22 @@ type ignoreFile struct {
 // ignored reports whether files, outermost first, exclude path: the last rule that
 // matches wins.
 func ignored(files []ignoreFile, path string, isDir bool) bool {
+	excluded, _ := judged(files, path, isDir)
+	return excluded
+}
+
+// judged is ignored, and reports also whether any rule matches.
+func judged(files []ignoreFile, path string, isDir bool) (excluded, matched bool) {
 	for i := len(files) - 1; i >= 0; i-- {
 		below := files[i].above + strings.TrimPrefix(path, files[i].base)
 		rules := files[i].rules
 		for j := len(rules) - 1; j >= 0; j-- {
 			if rules[j].match(below, isDir) {
-				return !rules[j].negated
+				return !rules[j].negated, true
 			}
 		}
 	}
-	return false
+	return false, false
 }
 
 // wildmatch reports whether the whole text matches the glob pattern. With paths, only a

@@ -36,7 +36,7 @@ const (
 // Scan lists and hashes the files of o.Dir to send. In a git work tree these are the
 // tracked files and the untracked ones that are not ignored, including those of
 // submodules and of repositories inside; elsewhere they are all files. Scan never sends
-// .git, nor what an IgnoreFile names.
+// .git, nor what an IgnoreFile names, nor what commands wrote there (Remember).
 //
 // Scan sends symbolic links as links, unless they lead out of the directory. It skips
 // those, sockets, FIFOs and devices, lists them in Tree.Skipped and never opens them. A
@@ -58,6 +58,7 @@ type scanner struct {
 	open  func(name string) (*os.File, error)
 	root  string
 	list  *listing
+	ours  ours
 	names []string // names of the ignore files in use
 	tree  *Tree
 	notes []event.Note
@@ -75,6 +76,9 @@ func (s *scanner) scan(ctx context.Context) (*Tree, error) {
 	s.tree = &Tree{dir: root, opts: s.opts}
 	base, err := s.chooseRules(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.findOurs(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.walk(ctx, "", base); err != nil {
@@ -229,6 +233,13 @@ func (s *scanner) visit(ctx context.Context, name string, entry fs.DirEntry, rul
 	for i, files := range rules {
 		if ignored(files, name, info.IsDir()) {
 			s.skip(name, "ignored by "+s.names[i], info)
+			return nil
+		}
+	}
+	if why := s.ours.of(name); why != "" && !s.opts.NoIgnore && (s.list == nil || s.list.files[name] || s.list.dirs[name]) {
+		if _, wanted := judged(rules[0], name, info.IsDir()); !wanted {
+			s.skip(name, why, info)
+			s.tree.ours = true
 			return nil
 		}
 	}
@@ -527,7 +538,11 @@ func (t *Tree) describe() []event.Note {
 		}
 	}
 	if len(asked) > 0 {
-		notes = append(notes, event.Note{Level: event.Info, Text: "not sent: " + firstOf(asked, 10), Hint: "send them too with --no-ignore"})
+		hint := "send them too with --no-ignore"
+		if t.ours {
+			hint += "; to send only one of them, write its name into " + IgnoreFile + ", with a ! before it"
+		}
+		notes = append(notes, event.Note{Level: event.Info, Text: "not sent: " + firstOf(asked, 10), Hint: hint})
 	}
 	if len(odd) > 0 {
 		notes = append(notes, event.Note{Level: event.Warn, Text: "cannot be sent: " + firstOf(odd, 10)})

@@ -178,6 +178,7 @@ func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
 	}
 	return watch.phase("copy", func() (string, error) {
 		got, errs := d.fetchAll(ctx, t, o.Sources, places)
+		d.rememberFetched(got)
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
 		}

@@ -59,6 +59,7 @@ func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &Error{Stage: StageLocal, Text: err.Error(), Err: err}
 	}
+	d.remember("dump", dir)
 	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
 	stacks := make([][]launch.Stack, len(t.ids))
 	dumped := make([]Dumped, len(t.ids))

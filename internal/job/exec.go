@@ -92,7 +92,7 @@ func (d *Deps) Exec(ctx context.Context, o ExecOptions) (Outcome, error) {
 	if unreached != nil {
 		event.Notef(d.Sink, event.Warn, "", "%v; going on without them", unreached)
 	}
-	all, err := openExec(t.ids, o)
+	all, err := d.openExec(t.ids, o)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -127,7 +127,7 @@ func missing(failed map[tpu.WorkerID]error) []tpu.WorkerID {
 }
 
 // openExec creates what receives the output of each worker.
-func openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
+func (d *Deps) openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 	limit := min(execMost, max(execMemory/len(ids), 32<<10))
 	all := make([]*executed, len(ids))
 	for i, id := range ids {
@@ -136,7 +136,7 @@ func openExec(ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 	if o.LogDir == "" {
 		return all, nil
 	}
-	if err := os.MkdirAll(o.LogDir, 0o700); err != nil {
+	if err := d.makeLogs("exec", o.LogDir, func() error { return os.MkdirAll(o.LogDir, 0o700) }); err != nil {
 		return nil, &Error{Stage: StageLocal, Err: err}
 	}
 	for _, e := range all {

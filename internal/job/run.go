@@ -304,7 +304,7 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 		return Outcome{}, context.Cause(ctx)
 	}
 	rec := r.intent.record
-	if err := rec.makeLogDir(); err != nil {
+	if err := r.makeLogDir(rec); err != nil {
 		return Outcome{}, err
 	}
 	r.regained = r.cutOff && r.attempt == r.begunLast
@@ -330,7 +330,7 @@ func (r *run) scan(ctx context.Context) error {
 	}
 	tree, err := codesync.Scan(ctx, codesync.Options{
 		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner, Adopt: r.o.Adopt,
-		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), ReadOnly: r.ReadOnly,
+		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), Written: writtenDir(r.StateDir), ReadOnly: r.ReadOnly,
 	})
 	if err != nil {
 		return &Error{Stage: StageScan, Err: err}
@@ -744,7 +744,7 @@ func (r *run) probeLogDir() error {
 	}
 	err := rec.checkLogDir()
 	if err == nil && r.adopts && !r.ReadOnly { // a job: its slices cost money from here on
-		err = rec.makeLogDir()
+		err = r.makeLogDir(rec)
 	}
 	if err == nil && r.adopts && r.o.LogDir != "" { // otherwise only the workers can tell which attempt it is
 		err = rec.unused()
@@ -752,11 +752,20 @@ func (r *run) probeLogDir() error {
 	return err
 }
 
+// makeLogDir makes the log directory of a record.
+func (r *run) makeLogDir(rec *Record) error {
+	by := "run"
+	if r.adopts {
+		by = "job"
+	}
+	return r.makeLogs(by, rec.LogDir, rec.makeLogDir)
+}
+
 // openRecord creates the log directory and reports where the logs will be, before
 // anything can fail on the workers.
 func (r *run) openRecord() error {
 	rec := r.intent.record
-	if err := rec.makeLogDir(); err != nil {
+	if err := r.makeLogDir(rec); err != nil {
 		return err
 	}
 	if err := rec.unused(); err != nil {

@@ -510,7 +510,7 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 		held := d.attachLease(ctx, t, name)
 		defer func() { d.sayBilled(ctx, name, t.slices, held()) }()
 	}
-	if err := rec.makeLogDir(); err != nil {
+	if err := d.makeLogs("attach", rec.LogDir, rec.makeLogDir); err != nil {
 		return Outcome{}, nil, err
 	}
 	secrets, unknown := o.secrets(rec)

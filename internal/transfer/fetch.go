@@ -49,6 +49,10 @@ type Fetched struct {
 	Bytes   int64    // of contents
 	LeftOut []string // names that are neither file, directory nor link
 	Changed bool     // a file was written to while it was read there
+	// Placed has the paths of the files and directories that are new here, but not of what
+	// is in a new directory. Replaced has those of the files that were here before. Both
+	// are right also if Fetch failed.
+	Placed, Replaced []string
 }
 
 // Progress follows a Fetch. Each function may be nil.
@@ -91,7 +95,7 @@ func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Pro
 		return Fetched{}, err
 	}
 	if err := st.put(); err != nil {
-		return Fetched{}, err
+		return Fetched{Placed: st.got.Placed, Replaced: st.got.Replaced}, err
 	}
 	st.got.Changed = changed
 	return st.got, nil
@@ -361,8 +365,12 @@ func (st *stage) put() error {
 	if len(st.tops) == 0 {
 		return &WorkerError{"it sends nothing"}
 	}
+	made := st.missing()
 	if err := st.root.MkdirAll(st.to, 0o777); err != nil {
 		return err
+	}
+	if made != "" {
+		st.placed(made)
 	}
 	for _, top := range st.tops {
 		name := top
@@ -374,6 +382,26 @@ func (st *stage) put() error {
 		}
 	}
 	return st.finish()
+}
+
+// missing returns the outermost directory of the place that is not there yet, or "".
+func (st *stage) missing() string {
+	made := ""
+	for dir := st.to; ; dir = filepath.Dir(dir) {
+		if _, err := st.root.Lstat(dir); err == nil || dir == "." {
+			return made
+		}
+		made = dir
+	}
+}
+
+// placed notes that a name is new, unless it is in a directory that is.
+func (st *stage) placed(name string) {
+	at := filepath.Join(st.root.Name(), name)
+	if n := len(st.got.Placed); n > 0 && strings.HasPrefix(at, st.got.Placed[0]+string(filepath.Separator)) {
+		return
+	}
+	st.got.Placed = append(st.got.Placed, at)
 }
 
 // place moves from, a name in the stage, to its place. A directory is merged into one
@@ -390,6 +418,7 @@ func (st *stage) place(from, to string) error {
 	there, err := st.root.Lstat(to)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		st.placed(to)
 		return st.root.Rename(at, to)
 	case err != nil:
 		return err
@@ -415,6 +444,7 @@ func (st *stage) place(from, to string) error {
 	case there.IsDir():
 		return fmt.Errorf("copy to %q: it is a directory here, and what comes is none", to)
 	}
+	st.got.Replaced = append(st.got.Replaced, filepath.Join(st.root.Name(), to))
 	return st.root.Rename(at, to)
 }
 

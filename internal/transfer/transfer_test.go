@@ -204,8 +204,14 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	}
 	write(filepath.Join(l.home, "d/x"), "newer")
 	write(filepath.Join(here, "d/mine"), "mine")
-	if _, err := Fetch(t.Context(), l, []string{"d"}, PlaceFor(here, false), Progress{}); err != nil {
+	got, err := Fetch(t.Context(), l, []string{"d"}, PlaceFor(here, false), Progress{})
+	if err != nil {
 		t.Fatal(err)
+	}
+	slices.Sort(got.Placed)
+	slices.Sort(got.Replaced)
+	if diff := cmp.Diff([][]string{{filepath.Join(here, "d/kept"), filepath.Join(here, "d/sub/kept")}, {filepath.Join(here, "d/sub/y"), filepath.Join(here, "d/x")}}, [][]string{got.Placed, got.Replaced}); diff != "" {
+		t.Errorf("new and replaced: %s", diff)
 	}
 	if read(filepath.Join(here, "d/x")) != "newer" || read(filepath.Join(here, "d/mine")) != "mine" || read(filepath.Join(here, "d/sub/kept")) != "old" {
 		t.Errorf("got %q", listing(t, here))
@@ -226,8 +232,8 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 		t.Error("what was there is not")
 	}
 	// Patterns and several files.
-	into := filepath.Join(here, "into")
-	if got, err := Fetch(t.Context(), l, []string{"d/[xk]*", "f/"}, PlaceFor(into, true), Progress{}); err != nil || read(filepath.Join(into, "x")) != "newer" || read(filepath.Join(into, "f")) != "file" || read(filepath.Join(into, "kept")) != "old" {
+	into := filepath.Join(here, "into/the/deep")
+	if got, err := Fetch(t.Context(), l, []string{"d/[xk]*", "f/"}, PlaceFor(into, true), Progress{}); err != nil || read(filepath.Join(into, "x")) != "newer" || read(filepath.Join(into, "f")) != "file" || read(filepath.Join(into, "kept")) != "old" || !slices.Equal(got.Placed, []string{filepath.Join(here, "into")}) {
 		t.Errorf("%+v, %v: %q", got, err, listing(t, into))
 	}
 	for _, paths := range [][]string{{"."}, {".."}, {"~"}, {"/"}, {""}, {"no-such"}, {"no*such"}} {
