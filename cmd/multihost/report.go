@@ -57,7 +57,11 @@ them, as report.html. No run ships it, wherever it is.`,
 			}
 			r := job.OpenReview(dir, name, o)
 			if c.Bool("follow") {
-				return p.serveReport(c, r)
+				again := "multihost report " + name
+				if name == o.LogDir {
+					again = "multihost report --log-dir=" + name
+				}
+				return p.serveReport(c, r, again)
 			}
 			return p.writeReport(c, r, dir)
 		},
@@ -124,7 +128,7 @@ func writeWhole(path string, data []byte) error {
 	return err
 }
 
-func (p *program) serveReport(c *cli.Context, r *job.Review) error {
+func (p *program) serveReport(c *cli.Context, r *job.Review, again string) error {
 	live, err := report.NewLive(func() (report.Input, bool, error) { return look(r) }, gcp.SystemClock)
 	if err != nil {
 		return err
@@ -139,6 +143,6 @@ func (p *program) serveReport(c *cli.Context, r *job.Review) error {
 	view.Emit(event.Result{Name: "report", Text: address, Data: reportFile{URL: address}})
 	event.Notef(view, event.Info, "", "the page follows the run until Ctrl-C; whoever on this machine has the whole address can read it")
 	return live.Serve(c.Context, at, func() {
-		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type again without --follow: multihost report", "the run has ended; the page stays until Ctrl-C")
+		event.Notef(view, event.Info, "to keep it, press Ctrl-C and type: "+again, "the run has ended; the page stays until Ctrl-C")
 	})
 }

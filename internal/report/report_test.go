@@ -99,6 +99,9 @@ func TestWhatIsNotKnownIsNotMadeUp(t *testing.T) {
 	if !strings.Contains(got, "No step lines were found") || strings.Contains(got, "NaN") || strings.Contains(got, "Inf") {
 		t.Errorf("a page without steps says\n%s", got)
 	}
+	if strings.Contains(got, "tokens/s") || strings.Contains(got, "–") {
+		t.Errorf("a page without steps has columns of figures:\n%s", got)
+	}
 	tr.steps = 1
 	in := tr.input(t)
 	in.Document.Compare = nil

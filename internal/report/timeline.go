@@ -214,10 +214,11 @@ func (b *builder) skew() {
 
 // A workerTable has a row for each worker.
 type workerTable struct {
-	Slices []sliceRow
-	Rows   []workerRow
-	More   int
-	Bad    int
+	Slices  []sliceRow
+	Rows    []workerRow
+	Figures bool // there are figures of the training
+	More    int
+	Bad     int
 }
 
 type sliceRow struct {
@@ -258,7 +259,7 @@ func cells(f *metrics.Figures) []figure {
 }
 
 func (b *builder) workers() {
-	t := &workerTable{}
+	t := &workerTable{Figures: b.run != nil && b.run.Steps > 0}
 	late := map[tpu.WorkerID]time.Duration{}
 	if b.now != nil {
 		if b.now.Release != nil {
@@ -269,7 +270,7 @@ func (b *builder) workers() {
 	}
 	add := func(id tpu.WorkerID, base string, f *metrics.Figures, slow bool) string {
 		row := workerRow{Name: id.String(), Base: base, Slow: slow}
-		if f != nil {
+		if f != nil && t.Figures {
 			row.Cells = cells(f)
 		}
 		row.Class, row.State = b.ending(id)
@@ -310,10 +311,14 @@ func (b *builder) workers() {
 			id := tpu.WorkerID{Slice: w.Slice, Worker: w.Worker}
 			states[add(id, fmt.Sprintf("%s/workers/%d", base, j), &w.Figures, slow[id] || slow[tpu.WorkerID{Slice: w.Slice, Worker: -1}])]++
 		}
-		t.Slices = append(t.Slices, sliceRow{
+		row := sliceRow{
 			Name: clip(cmp.Or(s.Name, fmt.Sprintf("slice %d", s.Number))), Workers: event.Count(len(s.Workers), "worker"),
-			Base: base, Cells: cells(&s.Figures), Ends: stateText(states),
-		})
+			Base: base, Ends: stateText(states),
+		}
+		if t.Figures {
+			row.Cells = cells(&s.Figures)
+		}
+		t.Slices = append(t.Slices, row)
 	}
 	b.view.Workers = t
 }
