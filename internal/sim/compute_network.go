@@ -378,14 +378,8 @@ func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
 	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr || cidr.Bits() > 29:
 		return nil, badValue("resource.ipCidrRange", msg.GetIpCidrRange(), "Must be an IPv4 CIDR range without host bits, at least a /29.")
 	}
-	asked := proto.Clone(msg).(*computepb.Subnetwork)
-	asked.Name, asked.Network, asked.IpCidrRange, asked.Region, asked.Description = nil, nil, nil, nil, nil
-	if asked.GetPrivateIpGoogleAccess() || asked.GetPurpose() != "" && asked.GetPurpose() != "PRIVATE" || asked.GetStackType() != "" && asked.GetStackType() != "IPV4_ONLY" {
-		return nil, notModelled("A subnetwork that is not a plain IPv4 one")
-	}
-	asked.PrivateIpGoogleAccess, asked.Purpose, asked.StackType = nil, nil, nil
-	if !proto.Equal(asked, new(computepb.Subnetwork)) {
-		return nil, notModelled("A subnetwork with more than a name, a network and a range")
+	if err := plainSubnetwork(msg); err != nil {
+		return nil, err
 	}
 	for _, sub := range sorted(s.state.subnetworks, nil) {
 		if sub.GetNetwork() == n.msg.GetSelfLink() && netip.MustParsePrefix(sub.GetIpCidrRange()).Overlaps(cidr) {
@@ -404,6 +398,20 @@ func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
 			n.msg.Subnetworks = slices.DeleteFunc(n.msg.Subnetworks, func(link string) bool { return link == sub.GetSelfLink() })
 		}
 	})
+}
+
+// plainSubnetwork refuses a subnetwork that asks for more than the simulator models.
+func plainSubnetwork(msg *computepb.Subnetwork) error {
+	asked := proto.Clone(msg).(*computepb.Subnetwork)
+	asked.Name, asked.Network, asked.IpCidrRange, asked.Region, asked.Description = nil, nil, nil, nil, nil
+	if asked.GetPrivateIpGoogleAccess() || asked.GetPurpose() != "" && asked.GetPurpose() != "PRIVATE" || asked.GetStackType() != "" && asked.GetStackType() != "IPV4_ONLY" {
+		return notModelled("A subnetwork that is not a plain IPv4 one")
+	}
+	asked.PrivateIpGoogleAccess, asked.Purpose, asked.StackType = nil, nil, nil
+	if !proto.Equal(asked, new(computepb.Subnetwork)) {
+		return notModelled("A subnetwork with more than a name, a network and a range")
+	}
+	return nil
 }
 
 // aggregated answers an aggregatedList: all items by region, on one page.

@@ -298,26 +298,34 @@ func (f Fault) check() error {
 			return fmt.Errorf("parse fault %q: %s= is missing", f.Name, a.Key)
 		}
 	}
-	if f.Code != 0 && (f.Code < 400 || f.Code > 599) {
-		return fmt.Errorf("parse fault %q: code %d is not between 400 and 599", f.Name, f.Code)
-	}
-	if f.State != "" && !slices.Contains([]string{"ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}, f.State) {
-		return fmt.Errorf("parse fault %q: state %q is not ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING or ACTIVE", f.Name, f.State)
-	}
-	if f.Initiator != "" && f.Initiator != "SERVICE" && f.Initiator != "USER" {
-		return fmt.Errorf("parse fault %q: initiator %q is neither SERVICE nor USER", f.Name, f.Initiator)
-	}
-	if f.Service != "" && apis()[f.Service] == "" {
-		return fmt.Errorf("parse fault %q: there is no API %q", f.Name, f.Service)
-	}
-	if f.Worker != "" {
-		if n, err := strconv.Atoi(f.Worker); err != nil || n < 0 {
-			return fmt.Errorf("parse fault %q: worker %q is not a number from 0", f.Name, f.Worker)
-		}
+	if err := f.checkValues(); err != nil {
+		return fmt.Errorf("parse fault %q: %w", f.Name, err)
 	}
 	if strings.HasPrefix(f.Name, "worker-") {
 		_, err := f.forWorker()
 		return err
+	}
+	return nil
+}
+
+// checkValues refuses an argument that no fault can have.
+func (f Fault) checkValues() error {
+	if f.Code != 0 && (f.Code < 400 || f.Code > 599) {
+		return fmt.Errorf("code %d is not between 400 and 599", f.Code)
+	}
+	if f.State != "" && !slices.Contains([]string{"ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}, f.State) {
+		return fmt.Errorf("state %q is not ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING or ACTIVE", f.State)
+	}
+	if f.Initiator != "" && f.Initiator != "SERVICE" && f.Initiator != "USER" {
+		return fmt.Errorf("initiator %q is neither SERVICE nor USER", f.Initiator)
+	}
+	if f.Service != "" && apis()[f.Service] == "" {
+		return fmt.Errorf("there is no API %q", f.Service)
+	}
+	if f.Worker != "" {
+		if n, err := strconv.Atoi(f.Worker); err != nil || n < 0 {
+			return fmt.Errorf("worker %q is not a number from 0", f.Worker)
+		}
 	}
 	return nil
 }

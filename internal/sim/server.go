@@ -391,6 +391,46 @@ type answer struct {
 	code   int // 0: 200 with json
 }
 
+// An endpoint is one of the APIs that the simulator serves.
+type endpoint struct {
+	name    string
+	has     func(*http.Request) bool
+	limit   int // bytes of a request's body
+	uploads bool
+	old     bool // its errors have the form of Google's older APIs
+	serve   func(s *Server, r *http.Request, body []byte, who caller) answer
+}
+
+// endpointOf returns the API that a request is for: the first that has it.
+func endpointOf(r *http.Request) endpoint {
+	for _, a := range endpoints {
+		if a.has(r) {
+			return a
+		}
+	}
+	return tpuEndpoint
+}
+
+var endpoints = []endpoint{
+	{name: "storage", has: isStorage, limit: maxObject, uploads: true, old: true, serve: (*Server).serveStorage},
+	{name: "compute", has: isCompute, limit: maxBody, old: true, serve: (*Server).serveCompute},
+	{name: "oslogin", has: isOSLogin, limit: maxBody, serve: func(s *Server, r *http.Request, body []byte, _ caller) answer {
+		return s.serveJSON(r, body, s.dispatchOSLogin)
+	}},
+	{name: "secrets", has: isSecrets, limit: maxBody, serve: func(s *Server, r *http.Request, body []byte, who caller) answer {
+		return s.serveJSON(r, body, s.dispatchSecrets(who))
+	}},
+	{name: "project", has: isProject, limit: maxBody, serve: func(s *Server, r *http.Request, body []byte, who caller) answer {
+		return s.serveJSON(r, body, s.dispatchProject(who))
+	}},
+}
+
+var tpuEndpoint = endpoint{name: "tpu", limit: maxBody, serve: func(s *Server, r *http.Request, body []byte, who caller) answer {
+	return s.serveJSON(r, body, s.dispatchTPU(who))
+}}
+
+func isCompute(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/compute/") }
+
 // ServeHTTP serves all APIs. It logs every request, applies the faults in force and
 // passes the request to the API that its path names.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -410,14 +450,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveToken(w, r)
 		return
 	}
-	compute, objects := strings.HasPrefix(r.URL.Path, "/compute/"), isStorage(r)
-	limit := maxBody
-	if objects {
-		limit = maxObject
-	}
-	body, err := readBody(r, limit)
+	api := endpointOf(r)
+	body, err := readBody(r, api.limit)
 	logged := Request{Method: r.Method, Path: r.URL.RequestURI()}
-	if !objects { // a simulator that runs for weeks must not keep uploads
+	if !api.uploads { // a simulator that runs for weeks must not keep uploads
 		logged.Body = string(body)
 	}
 	who, refused := s.callerOf(r)
@@ -436,18 +472,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// The connection is cut below.
 	} else if refused != nil {
 		a.err = refused
-	} else if objects {
-		a = s.serveStorage(r, body, who)
-	} else if compute {
-		a = s.serveCompute(r, body, who)
-	} else if isOSLogin(r) {
-		a = s.serveJSON(r, body, s.dispatchOSLogin)
-	} else if isSecrets(r) {
-		a = s.serveJSON(r, body, s.dispatchSecrets(who))
-	} else if isProject(r) {
-		a = s.serveJSON(r, body, s.dispatchProject(who))
 	} else {
-		a = s.serveJSON(r, body, s.dispatchTPU(who))
+		a = api.serve(s, r, body, who)
 	}
 	if verdict.drop {
 		s.logRequest(logged)
@@ -459,7 +485,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.logRequest(logged)
 	if a.err != nil {
-		writeError(w, a.err, compute || objects)
+		writeError(w, a.err, api.old)
 		return
 	}
 	if a.code != 0 {

@@ -151,22 +151,17 @@ var bucketParameters = []string{"userProject", "projection"}
 var notParameters = []string{"softDeleted", "softDeletedOnly", "restoreToken", "matchGlob", "filter", "enableObjectRetention", "kmsKeyName", "destinationKmsKeyName"}
 
 func (c *storageCall) serve() (answer, error) {
-	m := c.r.Method
 	for _, name := range notParameters {
 		if c.query.Has(name) {
 			return answer{}, notModelled("The query parameter " + name)
 		}
 	}
 	switch {
-	case c.bucket == "" && m == http.MethodPost && !c.upload:
-		return c.insertBucket()
-	case c.bucket == "" && m == http.MethodGet && !c.upload:
-		return c.listBuckets()
 	case c.bucket == "":
-		return answer{}, unknownMethod()
+		return c.serveBuckets()
 	case len(c.parts) == 0 && !c.upload:
 		return c.serveBucket()
-	case len(c.parts) == 1 && c.parts[0] == "storageLayout" && m == http.MethodGet && !c.upload:
+	case len(c.parts) == 1 && c.parts[0] == "storageLayout" && c.r.Method == http.MethodGet && !c.upload:
 		return c.storageLayout()
 	case len(c.parts) == 0 || c.parts[0] != "o":
 		return answer{}, notModelled("buckets/" + strings.Join(c.parts, "/"))
@@ -175,25 +170,66 @@ func (c *storageCall) serve() (answer, error) {
 	if b == nil {
 		return answer{}, errorf(http.StatusNotFound, "The specified bucket does not exist.")
 	}
-	switch {
-	case c.upload && len(c.parts) == 1:
-		return c.serveUpload(b)
-	case c.upload:
+	if c.upload {
+		if len(c.parts) == 1 {
+			return c.serveUpload(b)
+		}
 		return answer{}, unknownMethod()
-	case len(c.parts) == 1 && m == http.MethodGet:
-		return c.list(b)
-	case len(c.parts) == 1 && m == http.MethodPost:
-		return answer{}, notModelled("objects.insert without media")
-	case len(c.parts) == 2 && m == http.MethodGet:
-		return c.get(b, c.parts[1])
-	case len(c.parts) == 2 && m == http.MethodDelete:
-		return c.remove(b, c.parts[1])
-	case len(c.parts) == 3 && m == http.MethodPost && c.parts[2] == "compose":
-		return c.compose(b, c.parts[1])
-	case len(c.parts) == 7 && m == http.MethodPost && c.parts[2] == "rewriteTo" && c.parts[3] == "b" && c.parts[5] == "o":
-		return c.rewrite(b, c.parts[1], c.parts[4], c.parts[6])
+	}
+	for _, m := range objectMethods {
+		if names, ok := m.match(c.r.Method, c.parts[1:]); ok {
+			return m.serve(c, b, names)
+		}
 	}
 	return answer{}, notModelled("objects." + strings.Join(c.parts[1:], "/"))
+}
+
+// serveBuckets serves the collection of all buckets.
+func (c *storageCall) serveBuckets() (answer, error) {
+	switch {
+	case c.r.Method == http.MethodPost && !c.upload:
+		return c.insertBucket()
+	case c.r.Method == http.MethodGet && !c.upload:
+		return c.listBuckets()
+	}
+	return answer{}, unknownMethod()
+}
+
+// An objectMethod is a method of the API for the objects of a bucket.
+type objectMethod struct {
+	method string
+	path   string // below the bucket's objects; * matches one part
+	serve  func(c *storageCall, b *bucket, names []string) (answer, error)
+}
+
+var objectMethods = []objectMethod{
+	{http.MethodGet, "", func(c *storageCall, b *bucket, _ []string) (answer, error) { return c.list(b) }},
+	{http.MethodPost, "", func(*storageCall, *bucket, []string) (answer, error) {
+		return answer{}, notModelled("objects.insert without media")
+	}},
+	{http.MethodGet, "*", func(c *storageCall, b *bucket, names []string) (answer, error) { return c.get(b, names[0]) }},
+	{http.MethodDelete, "*", func(c *storageCall, b *bucket, names []string) (answer, error) { return c.remove(b, names[0]) }},
+	{http.MethodPost, "*/compose", func(c *storageCall, b *bucket, names []string) (answer, error) { return c.compose(b, names[0]) }},
+	{http.MethodPost, "*/rewriteTo/b/*/o/*", func(c *storageCall, b *bucket, names []string) (answer, error) {
+		return c.rewrite(b, names[0], names[1], names[2])
+	}},
+}
+
+// match reports whether a request is for the method. names are what the stars of its path
+// stand for.
+func (m objectMethod) match(method string, parts []string) (names []string, ok bool) {
+	want := strings.FieldsFunc(m.path, func(r rune) bool { return r == '/' })
+	if method != m.method || len(parts) != len(want) {
+		return nil, false
+	}
+	for i, part := range parts {
+		if want[i] == "*" {
+			names = append(names, part)
+		} else if part != want[i] {
+			return nil, false
+		}
+	}
+	return names, true
 }
 
 // may refuses a caller without a permission.
@@ -444,29 +480,10 @@ func (c *storageCall) list(b *bucket) (answer, error) {
 	if err := c.may("storage.objects.list", "bucket"); err != nil {
 		return answer{}, err
 	}
-	prefix, delimiter := c.query.Get("prefix"), c.query.Get("delimiter")
-	type entry struct {
-		prefix string
-		object *object
-	}
-	var all []entry
-	for _, name := range slices.Sorted(maps.Keys(b.objects)) {
-		rest, ok := strings.CutPrefix(name, prefix)
-		start, end := c.query.Get("startOffset"), c.query.Get("endOffset")
-		if !ok || name < start || end != "" && name >= end {
-			continue
-		}
-		if dir, _, found := strings.Cut(rest, delimiter); delimiter != "" && found {
-			dir = prefix + dir + delimiter
-			if len(all) == 0 || all[len(all)-1].prefix != dir {
-				all = append(all, entry{prefix: dir})
-			}
-			if name != dir || !withMarkers {
-				continue
-			}
-		}
-		all = append(all, entry{object: b.objects[name]})
-	}
+	all := b.entries(selection{
+		prefix: c.query.Get("prefix"), delimiter: c.query.Get("delimiter"),
+		start: c.query.Get("startOffset"), end: c.query.Get("endOffset"), markers: withMarkers,
+	})
 	items, next, err := page(all, c.query, "maxResults", 1000)
 	if err != nil {
 		return answer{}, err
@@ -480,6 +497,41 @@ func (c *storageCall) list(b *bucket) (answer, error) {
 		}
 	}
 	return c.answer(out)
+}
+
+// A selection says which objects of a bucket to list, and which of them under their folder
+// only.
+type selection struct {
+	prefix, delimiter string
+	start, end        string // names from start on and below end; "" for no end
+	markers           bool   // list an object that has the name of a folder, too
+}
+
+// An entry of a list is an object, or the common prefix of several.
+type entry struct {
+	prefix string
+	object *object
+}
+
+// entries returns what a selection has, in the order of names.
+func (b *bucket) entries(sel selection) (all []entry) {
+	for _, name := range slices.Sorted(maps.Keys(b.objects)) {
+		rest, ok := strings.CutPrefix(name, sel.prefix)
+		if !ok || name < sel.start || sel.end != "" && name >= sel.end {
+			continue
+		}
+		if dir, _, found := strings.Cut(rest, sel.delimiter); sel.delimiter != "" && found {
+			dir = sel.prefix + dir + sel.delimiter
+			if len(all) == 0 || all[len(all)-1].prefix != dir {
+				all = append(all, entry{prefix: dir})
+			}
+			if name != dir || !sel.markers {
+				continue
+			}
+		}
+		all = append(all, entry{object: b.objects[name]})
+	}
+	return all
 }
 
 func (c *storageCall) remove(b *bucket, name string) (answer, error) {

@@ -1,0 +1,146 @@
+package sim
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+)
+
+func TestWhichAPIARequestIsFor(t *testing.T) {
+	for path, want := range map[string]string{
+		"/storage/v1/b/x/o":                               "storage",
+		"/upload/storage/v1/b/x/o":                        "storage",
+		"/resumable/upload/storage/v1/b/x/o":              "storage",
+		"/compute/v1/projects/p/global/networks":          "compute",
+		"/v1/users/me/loginProfile":                       "oslogin",
+		"/oauth2/v2/userinfo":                             "oslogin",
+		"/v1/projects/p/secrets":                          "secrets",
+		"/v1/projects/p/secrets/s/versions/latest:access": "secrets",
+		"/v1/projects/p:testIamPermissions":               "project",
+		"/v1/projects/p/services":                         "project",
+		"/v1beta/projects/p/locations/global/x":           "project",
+		"/v2alpha1/projects/p/locations/z/nodes":          "tpu",
+		"/v2/projects/p/locations/z/queuedResources/q":    "tpu",
+		"/anything": "tpu",
+	} {
+		if got := endpointOf(httptest.NewRequest(http.MethodGet, path, nil)); got.name != want {
+			t.Errorf("%s is for %s, want %s", path, got.name, want)
+		}
+	}
+}
+
+func TestWhichObjectMethodARequestIsFor(t *testing.T) {
+	for _, tt := range []struct {
+		method, path string
+		want         string // path of the method, "none" for none
+		names        []string
+	}{
+		{http.MethodGet, "", "", nil},
+		{http.MethodPost, "", "", nil},
+		{http.MethodDelete, "", "none", nil},
+		{http.MethodGet, "a", "*", []string{"a"}},
+		{http.MethodDelete, "a", "*", []string{"a"}},
+		{http.MethodPost, "a", "none", nil},
+		{http.MethodPost, "a/compose", "*/compose", []string{"a"}},
+		{http.MethodGet, "a/compose", "none", nil},
+		{http.MethodPost, "a/other", "none", nil},
+		{http.MethodPost, "a/rewriteTo/b/c/o/d", "*/rewriteTo/b/*/o/*", []string{"a", "c", "d"}},
+		{http.MethodPost, "a/rewriteTo/b/c/x/d", "none", nil},
+		{http.MethodPost, "a/rewriteTo/b/c/o", "none", nil},
+	} {
+		got, names := "none", []string(nil)
+		for _, m := range objectMethods {
+			if n, ok := m.match(tt.method, strings.FieldsFunc(tt.path, func(r rune) bool { return r == '/' })); ok {
+				got, names = m.path, n
+				break
+			}
+		}
+		if got != tt.want || !slices.Equal(names, tt.names) {
+			t.Errorf("%s %q: %q with %q, want %q with %q", tt.method, tt.path, got, names, tt.want, tt.names)
+		}
+	}
+}
+
+func TestWhatAListSelects(t *testing.T) {
+	b := newBucket("b", "")
+	for _, name := range []string{"a", "d/", "d/1", "d/2", "d/e/3", "e", "x/1"} {
+		b.objects[name] = &object{data: []byte(name)}
+	}
+	for _, tt := range []struct {
+		sel  selection
+		want string // prefixes with >
+	}{
+		{selection{}, "a d/ d/1 d/2 d/e/3 e x/1"},
+		{selection{prefix: "d/"}, "d/ d/1 d/2 d/e/3"},
+		{selection{delimiter: "/"}, "a >d/ e >x/"},
+		{selection{prefix: "d/", delimiter: "/"}, "d/ d/1 d/2 >d/e/"},
+		{selection{start: "d/2", end: "x/1"}, "d/2 d/e/3 e"},
+		{selection{start: "d/1", end: "e", delimiter: "/"}, ">d/"},
+		{selection{prefix: "none"}, ""},
+	} {
+		var got []string
+		for _, e := range b.entries(tt.sel) {
+			if e.object == nil {
+				got = append(got, ">"+e.prefix)
+			} else {
+				got = append(got, string(e.object.data))
+			}
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.sel, got, tt.want)
+		}
+	}
+}
+
+func TestOnlyPlainSubnetworksAreModelled(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*computepb.Subnetwork)
+		want   string
+	}{
+		{func(*computepb.Subnetwork) {}, ""},
+		{func(s *computepb.Subnetwork) { s.Description = proto.String("mine") }, ""},
+		{func(s *computepb.Subnetwork) {
+			s.Purpose, s.StackType = proto.String("PRIVATE"), proto.String("IPV4_ONLY")
+		}, ""},
+		{func(s *computepb.Subnetwork) { s.PrivateIpGoogleAccess = proto.Bool(false) }, ""},
+		{func(s *computepb.Subnetwork) { s.PrivateIpGoogleAccess = proto.Bool(true) }, "not a plain IPv4 one"},
+		{func(s *computepb.Subnetwork) { s.Purpose = proto.String("REGIONAL_MANAGED_PROXY") }, "not a plain IPv4 one"},
+		{func(s *computepb.Subnetwork) { s.StackType = proto.String("IPV4_IPV6") }, "not a plain IPv4 one"},
+		{func(s *computepb.Subnetwork) { s.EnableFlowLogs = proto.Bool(true) }, "more than a name, a network and a range"},
+	} {
+		msg := &computepb.Subnetwork{Name: proto.String("s"), Network: proto.String("n"), IpCidrRange: proto.String("10.0.0.0/20"), Region: proto.String("r")}
+		tt.change(msg)
+		err := plainSubnetwork(msg)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: %v, want %q", msg, err, tt.want)
+		}
+	}
+}
+
+func TestValuesThatNoFaultCanHave(t *testing.T) {
+	for _, tt := range []struct {
+		f    Fault
+		want string
+	}{
+		{Fault{}, ""},
+		{Fault{Code: 400, State: "ACTIVE", Initiator: "USER", Service: "tpu.googleapis.com", Worker: "0"}, ""},
+		{Fault{Code: 599, State: "ACCEPTED", Initiator: "SERVICE"}, ""},
+		{Fault{Code: 399}, "code 399 is not between 400 and 599"},
+		{Fault{Code: 600}, "code 600 is not between 400 and 599"},
+		{Fault{State: "READY"}, `state "READY" is not ACCEPTED`},
+		{Fault{Initiator: "NOBODY"}, `initiator "NOBODY" is neither SERVICE nor USER`},
+		{Fault{Service: "x.googleapis.com"}, `there is no API "x.googleapis.com"`},
+		{Fault{Worker: "-1"}, `worker "-1" is not a number from 0`},
+		{Fault{Worker: "w"}, `worker "w" is not a number from 0`},
+	} {
+		err := tt.f.checkValues()
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %v, want %q", tt.f, err, tt.want)
+		}
+	}
+}
