@@ -515,6 +515,7 @@ type entry struct {
 
 // entries returns what a selection has, in the order of names.
 func (b *bucket) entries(sel selection) (all []entry) {
+	folder := "" // the last common prefix in all
 	for _, name := range slices.Sorted(maps.Keys(b.objects)) {
 		rest, ok := strings.CutPrefix(name, sel.prefix)
 		if !ok || name < sel.start || sel.end != "" && name >= sel.end {
@@ -522,8 +523,9 @@ func (b *bucket) entries(sel selection) (all []entry) {
 		}
 		if dir, _, found := strings.Cut(rest, sel.delimiter); sel.delimiter != "" && found {
 			dir = sel.prefix + dir + sel.delimiter
-			if len(all) == 0 || all[len(all)-1].prefix != dir {
+			if dir != folder {
 				all = append(all, entry{prefix: dir})
+				folder = dir
 			}
 			if name != dir || !sel.markers {
 				continue

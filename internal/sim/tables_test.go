@@ -78,6 +78,7 @@ func TestWhatAListSelects(t *testing.T) {
 		{selection{}, "a d/ d/1 d/2 d/e/3 e x/1"},
 		{selection{prefix: "d/"}, "d/ d/1 d/2 d/e/3"},
 		{selection{delimiter: "/"}, "a >d/ e >x/"},
+		{selection{delimiter: "/", markers: true}, "a >d/ d/ e >x/"},
 		{selection{prefix: "d/", delimiter: "/"}, "d/ d/1 d/2 >d/e/"},
 		{selection{start: "d/2", end: "x/1"}, "d/2 d/e/3 e"},
 		{selection{start: "d/1", end: "e", delimiter: "/"}, ">d/"},
