@@ -118,187 +118,235 @@ type Fault struct {
 	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot, clock
 }
 
-// faultKinds returns all kinds with the text form of their arguments, for help
-// and error messages.
-func faultKinds() []string {
-	return []string{
-		"clear [KIND]",
-		"unreachable refuse|hang [DURATION]",
-		"freeze [DURATION]",
-		"slow handshake|exec DURATION",
-		"cut in|out BYTES [TIMES]",
-		"refuse-auth DURATION|TRIES",
-		"reboot [power] [DURATION]",
-		"no-sudo [missing]",
-		"disk-space home|tmp [BYTES]",
-		"read-only",
-		"clock ahead|behind DURATION",
-		"startup print|exit|hang [FILE]",
-		"banner",
-		"shell PATH",
-		"missing NAME",
-		"denied NAME",
-		"fixed FEATURE",
-		"rotate-host-keys",
-		"kill [SIGNAL]",
+// A faultForm is how the text of one kind of fault is written, and what is legal in it.
+type faultForm struct {
+	kind  FaultKind
+	usage string // of the arguments, for help and error messages
+	args  []argument
+	legal []rule
+}
+
+// An argument takes words of the text into a fault.
+type argument func(f *Fault, w *words) error
+
+// A rule refuses an argument that the fault cannot have.
+type rule func(f Fault) error
+
+// faultForms returns the forms of all kinds.
+func faultForms() []faultForm {
+	return []faultForm{
+		{Clear, "[KIND]", []argument{takeName}, []rule{isKindOrNone}},
+		{Unreachable, "refuse|hang [DURATION]", []argument{takeMode, takeDuration}, []rule{oneOf("refuse", "hang")}},
+		{Freeze, "[DURATION]", []argument{takeDuration}, nil},
+		{Slow, "handshake|exec DURATION", []argument{takeMode, takeDuration}, []rule{hasDuration, oneOf("handshake", "exec")}},
+		{Cut, "in|out BYTES [TIMES]", []argument{takeMode, takeSize, takeTimes}, []rule{oneOf("in", "out")}},
+		{RefuseAuth, "DURATION|TRIES", []argument{takeDurationOrTries}, []rule{hasTimeOrTries}},
+		{Reboot, "[power] [DURATION]", []argument{takePower, takeDuration}, []rule{noneOr("power")}},
+		{NoSudo, "[missing]", []argument{takeMode}, []rule{noneOr("missing")}},
+		{DiskSpace, "home|tmp [BYTES]", []argument{takeMode, takeSizeIfGiven}, []rule{oneOf("home", "tmp")}},
+		{ReadOnly, "", nil, nil},
+		{Clock, "ahead|behind DURATION", []argument{takeMode, takeDuration}, []rule{hasDuration, oneOf("ahead", "behind")}},
+		{Startup, "print|exit|hang [FILE]", []argument{takeMode, takeName}, []rule{isStartupFile, oneOf("print", "exit", "hang")}},
+		{Banner, "", nil, nil},
+		{Shell, "PATH", []argument{takeName}, []rule{isProgram}},
+		{Missing, "NAME", []argument{takeName}, []rule{isSetting}},
+		{Denied, "NAME", []argument{takeName}, []rule{isSetting}},
+		{Fixed, "FEATURE", []argument{takeName}, []rule{isSetting}},
+		{RotateHostKeys, "", nil, nil},
+		{Kill, "[SIGNAL]", []argument{takeName}, []rule{isSignal}},
 	}
 }
 
-// ParseFault parses the text form of a fault, split into words.
-func ParseFault(words ...string) (Fault, error) {
-	if len(words) == 0 {
-		return Fault{}, errors.New("parse fault: no name given")
-	}
-	f := Fault{Kind: FaultKind(words[0])}
-	usage := ""
-	for _, u := range faultKinds() {
-		if name, _, _ := strings.Cut(u, " "); name == words[0] {
-			usage = u
+func formOf(kind FaultKind) (faultForm, bool) {
+	for _, f := range faultForms() {
+		if f.kind == kind {
+			return f, true
 		}
 	}
-	if usage == "" {
-		return Fault{}, fmt.Errorf("parse fault: unknown name %q", words[0])
+	return faultForm{}, false
+}
+
+// ParseFault parses the text form of a fault, split into words.
+func ParseFault(text ...string) (Fault, error) {
+	if len(text) == 0 {
+		return Fault{}, errors.New("parse fault: no name given")
 	}
-	if err := f.parseArgs(words[1:]); err != nil {
-		return Fault{}, fmt.Errorf("parse fault %q: %w (want %q)", strings.Join(words, " "), err, usage)
+	form, known := formOf(FaultKind(text[0]))
+	if !known {
+		return Fault{}, fmt.Errorf("parse fault: unknown name %q", text[0])
 	}
-	if err := f.check(); err != nil {
-		return Fault{}, fmt.Errorf("parse fault %q: %w (want %q)", strings.Join(words, " "), err, usage)
+	f, err := form.parse(text[1:])
+	if err == nil {
+		err = f.check()
+	}
+	if err != nil {
+		usage := strings.TrimSuffix(text[0]+" "+form.usage, " ")
+		return Fault{}, fmt.Errorf("parse fault %q: %w (want %q)", strings.Join(text, " "), err, usage)
 	}
 	return f, nil
 }
 
-func (f *Fault) parseArgs(args []string) (err error) {
-	next := func() string {
-		if len(args) == 0 {
-			return ""
-		}
-		a := args[0]
-		args = args[1:]
-		return a
-	}
-	duration := func() {
-		if a := next(); a != "" && err == nil {
-			f.Duration, err = time.ParseDuration(a)
+// parse takes the words behind the name.
+func (form faultForm) parse(w words) (Fault, error) {
+	f := Fault{Kind: form.kind}
+	for _, take := range form.args {
+		if err := take(&f, &w); err != nil {
+			return f, err
 		}
 	}
-	switch f.Kind {
-	case Clear, Missing, Denied, Fixed, Kill, Shell:
-		f.Name = next()
-	case NoSudo:
-		f.Mode = next()
-	case Startup:
-		f.Mode, f.Name = next(), next()
-	case DiskSpace:
-		f.Mode = next()
-		if a := next(); a != "" {
-			f.Bytes, err = strconv.ParseInt(a, 10, 64)
-		}
-	case Unreachable, Slow, Clock:
-		f.Mode = next()
-		duration()
-	case Reboot:
-		if len(args) > 0 && args[0] == "power" {
-			f.Mode = next()
-		}
-		duration()
-	case Freeze:
-		duration()
-	case Cut:
-		f.Mode = next()
-		f.Bytes, err = strconv.ParseInt(next(), 10, 64)
-		if a := next(); a != "" && err == nil {
-			f.Count, err = strconv.Atoi(a)
-		}
-	case RefuseAuth:
-		a := next()
-		if f.Count, err = strconv.Atoi(a); err != nil {
-			f.Count = 0
-			f.Duration, err = time.ParseDuration(a)
-		}
+	if len(w) > 0 {
+		return f, fmt.Errorf("unexpected argument %q", w[0])
 	}
-	if err == nil && len(args) > 0 {
-		err = fmt.Errorf("unexpected argument %q", args[0])
-	}
-	return err
+	return f, nil
 }
 
+// check refuses a fault that no text form can have.
 func (f Fault) check() error {
 	if f.Duration < 0 || f.Bytes < 0 || f.Count < 0 {
 		return errors.New("negative argument")
 	}
-	oneOf := func(names ...string) error {
-		for _, n := range names {
-			if f.Mode == n {
-				return nil
-			}
-		}
-		return fmt.Errorf("mode %q is none of %s", f.Mode, strings.Join(names, ", "))
-	}
-	switch f.Kind {
-	case Freeze, RotateHostKeys, ReadOnly, Banner:
-	case Reboot:
-		if f.Mode != "" && f.Mode != "power" {
-			return fmt.Errorf("mode %q is not power", f.Mode)
-		}
-	case NoSudo:
-		if f.Mode != "" && f.Mode != "missing" {
-			return fmt.Errorf("mode %q is not missing", f.Mode)
-		}
-	case DiskSpace:
-		return oneOf("home", "tmp")
-	case Clock:
-		if f.Duration == 0 {
-			return errors.New("no duration")
-		}
-		return oneOf("ahead", "behind")
-	case Startup:
-		if !slices.Contains([]string{"", bashrc, systemBashrc, sshRC}, f.Name) {
-			return fmt.Errorf("file %q is none of %s, %s, %s", f.Name, bashrc, systemBashrc, sshRC)
-		}
-		return oneOf("print", "exit", "hang")
-	case Shell:
-		if !path.IsAbs(f.Name) || strings.ContainsAny(f.Name, ": \t\n") {
-			return fmt.Errorf("bad path %q", f.Name)
-		}
-	case Clear:
-		if f.Name != "" && !knownKind(f.Name) {
-			return fmt.Errorf("unknown kind %q", f.Name)
-		}
-	case Kill:
-		if _, ok := signals[killName(f)]; !ok {
-			return fmt.Errorf("unknown signal %q", f.Name)
-		}
-	case Unreachable:
-		return oneOf("refuse", "hang")
-	case Slow:
-		if f.Duration == 0 {
-			return errors.New("no duration")
-		}
-		return oneOf("handshake", "exec")
-	case Cut:
-		return oneOf("in", "out")
-	case RefuseAuth:
-		if (f.Duration > 0) == (f.Count > 0) {
-			return errors.New("want a duration or a number of tries")
-		}
-	case Missing, Denied, Fixed:
-		if f.Name == "" || strings.ContainsAny(f.Name, " \t\n") || strings.Contains(f.Name, "..") {
-			return fmt.Errorf("bad name %q", f.Name)
-		}
-	default:
+	form, known := formOf(f.Kind)
+	if !known {
 		return fmt.Errorf("unknown fault %q", string(f.Kind))
+	}
+	for _, legal := range form.legal {
+		if err := legal(f); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func knownKind(name string) bool {
-	for _, u := range faultKinds() {
-		if kind, _, _ := strings.Cut(u, " "); kind == name {
-			return true
-		}
+// words are what is left of a text.
+type words []string
+
+// next takes a word; "" when none is left.
+func (w *words) next() string {
+	if len(*w) == 0 {
+		return ""
 	}
-	return false
+	first := (*w)[0]
+	*w = (*w)[1:]
+	return first
+}
+
+func takeMode(f *Fault, w *words) error {
+	f.Mode = w.next()
+	return nil
+}
+
+func takeName(f *Fault, w *words) error {
+	f.Name = w.next()
+	return nil
+}
+
+func takePower(f *Fault, w *words) error {
+	if len(*w) > 0 && (*w)[0] == "power" {
+		f.Mode = w.next()
+	}
+	return nil
+}
+
+func takeDuration(f *Fault, w *words) (err error) {
+	if a := w.next(); a != "" {
+		f.Duration, err = time.ParseDuration(a)
+	}
+	return err
+}
+
+func takeSize(f *Fault, w *words) (err error) {
+	f.Bytes, err = strconv.ParseInt(w.next(), 10, 64)
+	return err
+}
+
+func takeSizeIfGiven(f *Fault, w *words) (err error) {
+	if a := w.next(); a != "" {
+		f.Bytes, err = strconv.ParseInt(a, 10, 64)
+	}
+	return err
+}
+
+func takeTimes(f *Fault, w *words) (err error) {
+	if a := w.next(); a != "" {
+		f.Count, err = strconv.Atoi(a)
+	}
+	return err
+}
+
+func takeDurationOrTries(f *Fault, w *words) (err error) {
+	a := w.next()
+	if f.Count, err = strconv.Atoi(a); err != nil {
+		f.Count = 0
+		f.Duration, err = time.ParseDuration(a)
+	}
+	return err
+}
+
+func oneOf(modes ...string) rule {
+	return func(f Fault) error {
+		if !slices.Contains(modes, f.Mode) {
+			return fmt.Errorf("mode %q is none of %s", f.Mode, strings.Join(modes, ", "))
+		}
+		return nil
+	}
+}
+
+func noneOr(mode string) rule {
+	return func(f Fault) error {
+		if f.Mode != "" && f.Mode != mode {
+			return fmt.Errorf("mode %q is not %s", f.Mode, mode)
+		}
+		return nil
+	}
+}
+
+func hasDuration(f Fault) error {
+	if f.Duration == 0 {
+		return errors.New("no duration")
+	}
+	return nil
+}
+
+func hasTimeOrTries(f Fault) error {
+	if (f.Duration > 0) == (f.Count > 0) {
+		return errors.New("want a duration or a number of tries")
+	}
+	return nil
+}
+
+func isStartupFile(f Fault) error {
+	if !slices.Contains([]string{"", bashrc, systemBashrc, sshRC}, f.Name) {
+		return fmt.Errorf("file %q is none of %s, %s, %s", f.Name, bashrc, systemBashrc, sshRC)
+	}
+	return nil
+}
+
+func isProgram(f Fault) error {
+	if !path.IsAbs(f.Name) || strings.ContainsAny(f.Name, ": \t\n") {
+		return fmt.Errorf("bad path %q", f.Name)
+	}
+	return nil
+}
+
+func isSetting(f Fault) error {
+	if f.Name == "" || strings.ContainsAny(f.Name, " \t\n") || strings.Contains(f.Name, "..") {
+		return fmt.Errorf("bad name %q", f.Name)
+	}
+	return nil
+}
+
+func isKindOrNone(f Fault) error {
+	if _, known := formOf(FaultKind(f.Name)); f.Name != "" && !known {
+		return fmt.Errorf("unknown kind %q", f.Name)
+	}
+	return nil
+}
+
+func isSignal(f Fault) error {
+	if _, ok := signals[killName(f)]; !ok {
+		return fmt.Errorf("unknown signal %q", f.Name)
+	}
+	return nil
 }
 
 func killName(f Fault) string {

@@ -26,46 +26,37 @@ func (m *machine) setFault(f Fault) error {
 	if stopped {
 		return errStopped
 	}
+	if err := f.checkProcess(); err != nil {
+		return err
+	}
 	switch f.Kind {
 	case Clear:
 		return m.clearFaults(FaultKind(f.Name))
 	case Reboot:
-		var ended <-chan struct{}
-		if f.Mode == "" {
-			ended = m.shutdown(m.ctx, rebootLimit)
-		}
-		err := m.reboot(m.ctx, f.Duration)
-		if ended != nil {
-			<-ended
-		}
-		if err != nil {
-			return err
-		}
-		return m.reconcile()
+		return m.restart(f)
 	case RotateHostKeys:
-		keys, err := makeHostKeys()
-		if err != nil {
-			return err
-		}
-		m.mu.Lock()
-		m.hostKeys = keys
-		m.mu.Unlock()
-		return nil
+		return m.rotateHostKeys()
 	case Kill:
 		return m.signalAll(signals[killName(f)])
 	case Missing, Denied, Fixed:
-		if f.Kind == Missing && slices.Contains(mayLack, f.Name) {
-			return m.takeAway(f.Name)
+		return m.mark(f)
+	case Clock:
+		if err := os.RemoveAll(m.path("state/clock-set")); err != nil {
+			return err
 		}
-		if f.Kind == Missing && !m.knows(f.Name) {
-			return fmt.Errorf("worker has no setting %q", f.Name)
-		}
-		m.mu.Lock()
-		if !slices.Contains(m.marks[f.Kind], f.Name) {
-			m.marks[f.Kind] = append(m.marks[f.Kind], f.Name)
-		}
-		m.mu.Unlock()
+	}
+	if err := m.setDoorFault(f, m.clearFaults); err != nil {
+		return err
+	}
+	if f.Kind == NoSudo {
 		return m.applyMarks()
+	}
+	return nil
+}
+
+// checkProcess refuses faults that the process backend cannot simulate.
+func (f Fault) checkProcess() error {
+	switch f.Kind {
 	case DiskSpace, ReadOnly:
 		return errors.New("a worker of the process backend has no disk of its own: use --backend=netns")
 	case NoSudo:
@@ -76,24 +67,52 @@ func (m *machine) setFault(f Fault) error {
 		if file, _ := f.startup(); file != bashrc {
 			return fmt.Errorf("a worker of the process backend reads no %s of its own: use --backend=netns", file)
 		}
-	case Clock, Shell:
-		if err := f.checkHere(); err != nil {
-			return err
-		}
-		if f.Kind == Clock {
-			if err := os.RemoveAll(m.path("state/clock-set")); err != nil {
-				return err
-			}
-		}
 	}
+	return f.checkHere()
+}
 
-	if err := m.setDoorFault(f, m.clearFaults); err != nil {
+// restart reboots for a Reboot fault. It returns when the machine is down and its shutdown
+// script, if that runs, has ended.
+func (m *machine) restart(f Fault) error {
+	var ended <-chan struct{}
+	if f.Mode == "" {
+		ended = m.shutdown(m.ctx, rebootLimit)
+	}
+	err := m.reboot(m.ctx, f.Duration)
+	if ended != nil {
+		<-ended
+	}
+	if err != nil {
 		return err
 	}
-	if f.Kind == NoSudo {
-		return m.applyMarks()
+	return m.reconcile()
+}
+
+func (m *machine) rotateHostKeys() error {
+	keys, err := makeHostKeys()
+	if err != nil {
+		return err
 	}
+	m.mu.Lock()
+	m.hostKeys = keys
+	m.mu.Unlock()
 	return nil
+}
+
+// mark makes a setting missing, denied or fixed, or takes a program away.
+func (m *machine) mark(f Fault) error {
+	if f.Kind == Missing && slices.Contains(mayLack, f.Name) {
+		return m.takeAway(f.Name)
+	}
+	if f.Kind == Missing && !m.knows(f.Name) {
+		return fmt.Errorf("worker has no setting %q", f.Name)
+	}
+	m.mu.Lock()
+	if !slices.Contains(m.marks[f.Kind], f.Name) {
+		m.marks[f.Kind] = append(m.marks[f.Kind], f.Name)
+	}
+	m.mu.Unlock()
+	return m.applyMarks()
 }
 
 // clearFaults ends the faults of one kind, or all.

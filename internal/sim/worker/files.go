@@ -91,8 +91,14 @@ func writeStandins(dir string) error {
 	return nil
 }
 
-func (m *machine) path(elem ...string) string {
-	return filepath.Join(append([]string{m.root}, elem...)...)
+// A disk is the directory that a machine takes for its file system.
+type disk struct {
+	root     string
+	standins string // directory of the programs that stand in for the real ones
+}
+
+func (d disk) path(elem ...string) string {
+	return filepath.Join(append([]string{d.root}, elem...)...)
 }
 
 // volatile are the directories that a reboot creates again. state holds the data of the
@@ -135,7 +141,7 @@ func (m *machine) resetFiles() error {
 	if err := os.Symlink(devices, m.path("sys/devices")); err != nil {
 		return err
 	}
-	if err := os.Symlink(m.b.standins, m.path("bin")); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink(m.standins, m.path("bin")); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil
@@ -264,42 +270,42 @@ var mayLack = []string{"numactl", "ethtool"}
 // takeAway removes a program from the machine: its stand-in, and the real one that would
 // be found after it. For that, bin and all later directories on the PATH become
 // directories of the machine's own, which link to all other programs.
-func (m *machine) takeAway(name string) error {
-	own := m.path("own-bin")
-	if _, err := os.Lstat(m.path("programs")); err == nil {
-		return errors.Join(removed(filepath.Join(own, name)), removed(m.path("programs", name)))
+func (d disk) takeAway(name string) error {
+	own := d.path("own-bin")
+	if _, err := os.Lstat(d.path("programs")); err == nil {
+		return errors.Join(removed(filepath.Join(own, name)), removed(d.path("programs", name)))
 	}
-	if err := linkPrograms(own, name, m.b.standins); err != nil {
+	if err := linkPrograms(own, name, d.standins); err != nil {
 		return err
 	}
 	// Sessions look at programs to choose their PATH, so it must appear at once.
-	if err := linkPrograms(m.path("programs-new"), name,
+	if err := linkPrograms(d.path("programs-new"), name,
 		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"); err != nil {
 		return err
 	}
-	if err := os.Rename(m.path("programs-new"), m.path("programs")); err != nil {
+	if err := os.Rename(d.path("programs-new"), d.path("programs")); err != nil {
 		return err
 	}
-	return m.linkBin(own)
+	return d.linkBin(own)
 }
 
 // putBack undoes takeAway.
-func (m *machine) putBack() error {
-	if _, err := os.Lstat(m.path("programs")); errors.Is(err, fs.ErrNotExist) {
+func (d disk) putBack() error {
+	if _, err := os.Lstat(d.path("programs")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := m.linkBin(m.b.standins); err != nil {
+	if err := d.linkBin(d.standins); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(m.path("programs")), os.RemoveAll(m.path("own-bin")))
+	return errors.Join(os.RemoveAll(d.path("programs")), os.RemoveAll(d.path("own-bin")))
 }
 
 // linkBin makes bin a link to dir. bin exists at any time.
-func (m *machine) linkBin(dir string) error {
-	if err := os.Symlink(dir, m.path("bin-new")); err != nil {
+func (d disk) linkBin(dir string) error {
+	if err := os.Symlink(dir, d.path("bin-new")); err != nil {
 		return err
 	}
-	return os.Rename(m.path("bin-new"), m.path("bin"))
+	return os.Rename(d.path("bin-new"), d.path("bin"))
 }
 
 // linkPrograms makes a directory of links to all programs in from, except one program.

@@ -23,9 +23,9 @@ import (
 
 type machine struct {
 	door
+	disk
 
 	b    *processBackend
-	root string
 	addr string
 	port int
 
@@ -67,7 +67,7 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 		return nil, err
 	}
 	m := &machine{
-		b: b, root: root,
+		b: b, disk: disk{root, b.standins},
 		marks:    make(map[FaultKind][]string),
 		sessions: make(map[int]struct{}),
 	}

@@ -240,29 +240,29 @@ func (s *session) request(r *ssh.Request) bool {
 	case "window-change":
 		return s.pty != nil && s.pty.resize(r.Payload) == nil
 	case "exec":
-		var v struct{ Line string }
-		if ssh.Unmarshal(r.Payload, &v) != nil {
-			return false
-		}
-		return s.start(filepath.Base(s.login.m.shell()), "-c", v.Line)
+		line, ok := textOf(r)
+		return ok && s.start(filepath.Base(s.login.m.shell()), "-c", line)
 	case "shell":
 		return s.start("-" + filepath.Base(s.login.m.shell()))
 	case "subsystem":
-		var v struct{ Name string }
-		if ssh.Unmarshal(r.Payload, &v) != nil || v.Name != "sftp" {
-			return false
-		}
+		name, _ := textOf(r)
 		server := sftpServer()
-		return server != "" && s.start(filepath.Base(s.login.m.shell()), "-c", server)
+		return name == "sftp" && server != "" && s.start(filepath.Base(s.login.m.shell()), "-c", server)
 	case "signal":
-		var v struct{ Name string }
-		if ssh.Unmarshal(r.Payload, &v) != nil || s.proc == nil {
-			return false
-		}
-		sig, ok := signals[v.Name]
-		return ok && s.proc.signalGroup(sig) == nil
+		name, _ := textOf(r)
+		sig, ok := signals[name]
+		return ok && s.proc != nil && s.proc.signalGroup(sig) == nil
 	}
 	return false
+}
+
+// textOf returns the one string that a request has.
+func textOf(r *ssh.Request) (text string, ok bool) {
+	var v struct{ Text string }
+	if ssh.Unmarshal(r.Payload, &v) != nil {
+		return "", false
+	}
+	return v.Text, true
 }
 
 // sftpServer returns the path of OpenSSH's sftp-server where the usual systems install
