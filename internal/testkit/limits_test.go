@@ -42,7 +42,6 @@ var (
 		"internal/job run.settle":           25,
 		"internal/job run.settleWith":       31,
 		"internal/report builder.chart":     35,
-		"internal/ui looksLikeError":        50,
 	}
 	aboveMethods = map[string]int{
 		"cmd/multihost program":       127,

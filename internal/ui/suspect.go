@@ -32,71 +32,149 @@ func looksLikeError(line []byte) bool {
 	if !mayBeSuspect(line) {
 		return false
 	}
-	var low [20]byte
-	prevStart, prevEnd := 0, 0
-	for i := 0; ; {
-		for i < len(line) && !isWordByte(line[i]) {
+	w := word{line: line}
+	for i := 0; i < len(line); {
+		if !isWordByte(line[i]) {
 			i++
+			continue
 		}
-		if i == len(line) {
-			return false
-		}
-		from := i
+		w.prevFrom, w.prevTo, w.from = w.from, w.to, i
 		for i < len(line) && isWordByte(line[i]) {
 			i++
 		}
-		word := line[from:i]
-		if n := len(word); n >= 3 && n <= len(low) && mayBegin(word[0]) {
-			for k, c := range word {
-				if c >= 'A' && c <= 'Z' {
-					c |= 0x20
-				}
-				low[k] = c
-			}
-			switch string(low[:n]) {
-			case "info", "debug":
-				// Only a level at the beginning of the line counts, not the word in a
-				// sentence.
-				if from < 48 && (isUpper(word) || i < len(line) && line[i] == ':' && prevEnd == 0) {
-					return false
-				}
-			case "error", "errors", "exception", "exceptions", "failed", "failure", "failures", "fatal", "aborted", "killed":
-				if !isNone(line[prevStart:prevEnd]) && !isZero(line[i:]) && !isOption(line, from) {
-					return true
-				}
-			case "panic", "segfault", "segmentation", "oom", "unhandled", "uncaught", "terminated",
-				"refused", "denied", "unreachable", "fault":
-				if !isNone(line[prevStart:prevEnd]) && !isOption(line, from) {
-					return true
-				}
-			case "memory":
-				if bytes.HasSuffix(bytes.ToLower(line[max(0, from-8):from]), []byte("out of ")) {
-					return true
-				}
-			case "dumped":
-				if bytes.EqualFold(line[prevStart:prevEnd], []byte("core")) {
-					return true
-				}
-			case "space":
-				if bytes.EqualFold(line[prevStart:prevEnd], []byte("no")) && bytes.HasPrefix(line[i:], []byte(" left")) {
-					return true
-				}
-			case "out":
-				if bytes.EqualFold(line[prevStart:prevEnd], []byte("timed")) {
-					return true
-				}
-			case "resource_exhausted", "deadline_exceeded", "unavailable", "internal", "data_loss", "cancelled":
-				if isUpper(word) && i < len(line) && line[i] == ':' {
-					return true
-				}
-			}
-		}
-		if n := len(word); n > 5 && word[0] >= 'A' && word[0] <= 'Z' && (word[n-1] == 'r' || word[n-1] == 'n') &&
-			(bytes.HasSuffix(word, []byte("Error")) || n > 9 && bytes.HasSuffix(word, []byte("Exception"))) {
+		w.to = i
+		switch w.says() {
+		case harmless:
+			return false
+		case suspicious:
 			return true
 		}
-		prevStart, prevEnd = from, i
 	}
+	return false
+}
+
+// A word is a word of a line, with the word before it.
+type word struct {
+	line             []byte
+	from, to         int
+	prevFrom, prevTo int // 0, 0: there is none
+}
+
+func (w *word) text() []byte     { return w.line[w.from:w.to] }
+func (w *word) previous() []byte { return w.line[w.prevFrom:w.prevTo] }
+func (w *word) after() []byte    { return w.line[w.to:] }
+
+// A verdict is what a word says about its line.
+type verdict byte
+
+const (
+	nothing verdict = iota
+	harmless
+	suspicious
+)
+
+// says returns what the word says about the line.
+func (w *word) says() verdict {
+	text := w.text()
+	var low [20]byte
+	if n := len(text); n >= 3 && n <= len(low) && mayBegin(text[0]) {
+		for k, c := range text {
+			if c >= 'A' && c <= 'Z' {
+				c |= 0x20
+			}
+			low[k] = c
+		}
+		if c := clueOf(string(low[:n])); c != none {
+			if v := c.judge(w); v != nothing {
+				return v
+			}
+		}
+	}
+	if isErrorName(text) {
+		return suspicious
+	}
+	return nothing
+}
+
+// A clue says when a word counts.
+type clue byte
+
+const (
+	none      clue = iota
+	level          // it is the line's log level
+	countable      // unless its number is zero, or it is a part of a name
+	plain          // unless there is none, or it is a part of a name
+	ofMemory       // behind "out of"
+	ofCore         // behind "core"
+	noSpace        // between "no" and "left"
+	timedOut       // behind "timed"
+	status         // in capitals, with a colon behind it
+)
+
+// clueOf returns when a word in small letters counts. Each word here has 3 to 20 letters,
+// and its first three are in trigrams. A switch is several times faster than a map.
+func clueOf(word string) clue {
+	switch word {
+	case "info", "debug":
+		return level
+	case "error", "errors", "exception", "exceptions", "failed", "failure", "failures", "fatal", "aborted", "killed":
+		return countable
+	case "panic", "segfault", "segmentation", "oom", "unhandled", "uncaught", "terminated", "refused", "denied", "unreachable", "fault":
+		return plain
+	case "memory":
+		return ofMemory
+	case "dumped":
+		return ofCore
+	case "space":
+		return noSpace
+	case "out":
+		return timedOut
+	case "resource_exhausted", "deadline_exceeded", "unavailable", "internal", "data_loss", "cancelled":
+		return status
+	}
+	return none
+}
+
+// judge returns what a word with this clue says about its line.
+func (c clue) judge(w *word) verdict {
+	found := false
+	switch c {
+	case level:
+		// Only a level at the beginning of the line counts, not the word in a sentence.
+		if w.from < 48 && (isUpper(w.text()) || w.colon() && w.prevTo == 0) {
+			return harmless
+		}
+	case countable:
+		found = !isNone(w.previous()) && !isZero(w.after()) && !isOption(w.line, w.from)
+	case plain:
+		found = !isNone(w.previous()) && !isOption(w.line, w.from)
+	case ofMemory:
+		found = bytes.HasSuffix(bytes.ToLower(w.line[max(0, w.from-8):w.from]), []byte("out of "))
+	case ofCore:
+		found = bytes.EqualFold(w.previous(), []byte("core"))
+	case noSpace:
+		found = bytes.EqualFold(w.previous(), []byte("no")) && bytes.HasPrefix(w.after(), []byte(" left"))
+	case timedOut:
+		found = bytes.EqualFold(w.previous(), []byte("timed"))
+	case status:
+		found = isUpper(w.text()) && w.colon()
+	}
+	if found {
+		return suspicious
+	}
+	return nothing
+}
+
+// colon reports whether a colon follows the word.
+func (w *word) colon() bool { return w.to < len(w.line) && w.line[w.to] == ':' }
+
+// isErrorName reports whether a word is the name of a kind of error, such as ValueError.
+func isErrorName(word []byte) bool {
+	n := len(word)
+	if n <= 5 || word[0] < 'A' || word[0] > 'Z' || word[n-1] != 'r' && word[n-1] != 'n' {
+		return false
+	}
+	return bytes.HasSuffix(word, []byte("Error")) || n > 9 && bytes.HasSuffix(word, []byte("Exception"))
 }
 
 // mayBeSuspect reports whether a line contains the first three letters of a word that

@@ -292,6 +292,24 @@ func TestAChunkThatBeginsWithinALineIsSifted(t *testing.T) {
 	}
 }
 
+// TestEveryWordOfTrouble finds a word that the first look at a line does not let through.
+func TestEveryWordOfTrouble(t *testing.T) {
+	for _, word := range strings.Fields("error errors exception exceptions failed failure failures fatal aborted killed " +
+		"panic segfault segmentation oom unhandled uncaught terminated refused denied unreachable fault " +
+		"RESOURCE_EXHAUSTED: DEADLINE_EXCEEDED: UNAVAILABLE: INTERNAL: DATA_LOSS: CANCELLED:") {
+		for _, line := range []string{word, "x " + word + " y", "(" + word + ")"} {
+			if !looksLikeError([]byte(line)) {
+				t.Errorf("%q is no trouble", line)
+			}
+		}
+		for _, line := range []string{"x" + word, word[:len(word)-1] + "x", "/" + strings.ToLower(word)} {
+			if looksLikeError([]byte(line)) {
+				t.Errorf("%q is trouble", line)
+			}
+		}
+	}
+}
+
 func TestSuspect(t *testing.T) {
 	for _, tc := range []struct {
 		line string
@@ -320,7 +338,21 @@ func TestSuspect(t *testing.T) {
 		{"heartbeat timed out", true},
 		{"step failed: 1", true},
 
+		{"core dumped", true},
+		{"NO SPACE left", true},
+		{"errors: 01", true},
+		{"MyException", true},
+		{"a line of more than forty-eight letters of prose, then INFO and an error", true},
+
 		{"", false},
+		{"info: an error in the text", false},
+		{"DEBUG an error in the text", false},
+		{"it dumped 3 files", false},
+		{"no space to left-align", false},
+		{"timely out of order", false},
+		{"without failure", false},
+		{"failed=0", false},
+		{"ERRor_Exceptions", false},
 		{"completed step: 3, seconds: 1.234, TFLOP/s/device: 100.1, loss: 3.210", false},
 		{"0 errors, 0 warnings", false},
 		{"no error", false},
