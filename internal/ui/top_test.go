@@ -149,6 +149,36 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 	}
 }
 
+// TestTopKeepsWhatMatters: on a narrow terminal the list drops its least important
+// columns, and the state keeps its room.
+func TestTopKeepsWhatMatters(t *testing.T) {
+	t.Parallel()
+	s := topRun(t, 2, 4, hundred, event.WorkerDone{Slice: 0, Worker: 1, Code: 137, Signal: "KILL"})
+	for width, want := range map[int][2]string{
+		120: {"WORKER STEP STEP TIME MFU LOSS STATE (slowest first)", "s0w1 99 1.200 s 60.91 % 2.5 killed by KILL"},
+		80:  {"WORKER STEP STEP TIME MFU LOSS STATE (slowest fi…", "s0w1 99 1.200 s 60.91 % 2.5 killed by KILL"},
+		70:  {"WORKER STEP STEP TIME LOSS STATE (slowest fir…", "s0w1 99 1.200 s 2.5 killed by KILL"},
+		60:  {"WORKER STEP LOSS STATE (slowest first)", "s0w1 99 2.5 killed by KILL"},
+		50:  {"WORKER LOSS STATE (slowest first)", "s0w1 2.5 killed by KILL"},
+		30:  {"WORKER STATE (slowest fi…", "s0w1 killed by KILL"},
+		20:  {"WORKER STATE (…", "s0w1 killed …"},
+	} {
+		v := topView{state: s}
+		var got [2]string
+		for line := range strings.Lines(screenText(v.lines(width, 24))) {
+			switch words := strings.Join(strings.Fields(line), " "); {
+			case strings.HasPrefix(words, "WORKER"):
+				got[0] = words
+			case got[0] != "" && got[1] == "":
+				got[1] = words
+			}
+		}
+		if got != want {
+			t.Errorf("at %d columns %q, want %q", width, got, want)
+		}
+	}
+}
+
 func upTo(n int) []int {
 	all := make([]int, n)
 	for i := range all {

@@ -327,17 +327,70 @@ func (t *topView) list(workers []topWorker, width, height int) []topLine {
 		}
 		return 0
 	})
-	const form = "%-10s %12s %12s %10s %12s  %s"
-	lines := []topLine{{{topText(fmt.Sprintf(form, "WORKER", "STEP", "STEP TIME", "MFU", "LOSS", "STATE ("+t.order.String()+")"), width), lookDim}}}
+	columns := shownColumns(width)
+	line := func(cells topRow, l look) topLine {
+		return topLine{{topText(cells.text(columns), width), l}}
+	}
+	lines := []topLine{line(topRow{"WORKER", "STEP", "STEP TIME", "MFU", "LOSS", "STATE (" + t.order.String() + ")"}, lookDim)}
 	for _, w := range rows[:min(len(rows), height-1)] {
 		c := w.run.Cells()
 		l := lookPlain
 		if w.look == lookWarn || w.look == lookBad {
 			l = w.look
 		}
-		lines = append(lines, topLine{{topText(fmt.Sprintf(form, w.id, c.Step, c.StepTime, c.MFU, c.Loss, w.text), width), l}})
+		lines = append(lines, line(topRow{w.id.String(), c.Step, c.StepTime, c.MFU, c.Loss, w.text}, l))
 	}
 	return lines
+}
+
+// A topColumn is a column of the list.
+type topColumn uint8
+
+const (
+	columnWorker topColumn = iota
+	columnStep
+	columnStepTime
+	columnMFU
+	columnLoss
+	columnState
+	columnCount
+)
+
+// columnForms are the forms of all columns. The state has the rest of the line.
+var columnForms = [columnCount]string{"%-10s", " %12s", " %12s", " %10s", " %12s", "  %s"}
+
+// leastState is the room that the state has, unless the worker and its state are alone.
+const leastState = 16
+
+// shownColumns returns the columns that a list of that width shows. The least important
+// go first: the lines above the list have a median for MFU and step time, and the state
+// says who is behind in steps.
+func shownColumns(width int) (shown [columnCount]bool) {
+	used := 0
+	for c := range columnCount {
+		shown[c], used = true, used+len(fmt.Sprintf(columnForms[c], ""))
+	}
+	for _, c := range []topColumn{columnMFU, columnStepTime, columnStep, columnLoss} {
+		if width-used >= leastState {
+			break
+		}
+		shown[c], used = false, used-len(fmt.Sprintf(columnForms[c], ""))
+	}
+	return shown
+}
+
+// A topRow is the cells of one line of the list.
+type topRow [columnCount]string
+
+// text returns the cells of the columns that are shown, side by side.
+func (r topRow) text(shown [columnCount]bool) string {
+	var b strings.Builder
+	for c, cell := range r {
+		if shown[c] {
+			fmt.Fprintf(&b, columnForms[c], cell)
+		}
+	}
+	return b.String()
 }
 
 // rank sorts failed workers before slow ones, and slow ones before the rest.
