@@ -40,7 +40,7 @@ What comes from workers may lie in the directory of your program: no later run
 ships it, unless you change it, git tracks it or .multihostignore has its name
 with a ! before it.`,
 		Flags: flags([]cli.Flag{
-			&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
+			&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o, up := p.copyOptions(s, c)

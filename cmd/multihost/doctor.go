@@ -41,12 +41,12 @@ the subnetwork); it opens nothing that a rule denies.
   multihost doctor --tpu-prefix=train
   multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
 		Flags: flags([]cli.Flag{
-			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice with that exact name, or `P` of the slices P-0, P-1, …"},
+			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice named `P`, or the slices P-0, P-1, …"},
 			slicesFlag(),
-			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` whose quota to look at"},
-			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type are wanted"},
+			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
+			&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES"}, Value: 1, Usage: "`N` slices of that type that you want"},
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
-			&cli.BoolFlag{Name: "fix", Usage: "do what is safe of the cures"},
+			&cli.BoolFlag{Name: "fix", Usage: "carry out the cures that are safe"},
 		}, hostFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			p.noArguments("multihost doctor")

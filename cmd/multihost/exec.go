@@ -18,8 +18,8 @@ import (
 // workersFlags select some of the workers of the slices.
 func workersFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "workers", Usage: "only the workers that `PATTERN` names, as s0w3, s0w*, s[0-1]w[0-3], with commas between; default: all"},
-		&cli.StringFlag{Name: "exclude-workers", Usage: "not the workers that `PATTERN` names"},
+		&cli.StringFlag{Name: "workers", Usage: "only the workers that `PATTERN` names: s0w3, s0w*, s[0-1]w[0-3], separated by commas; default: all"},
+		&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
 	}
 }
 
@@ -83,11 +83,11 @@ outputs the middle is left out, which is said; --log-dir keeps all of it.
 The command belongs to this one: at Ctrl-C, at --timeout and when the connection
 or this program dies, nothing of it is left on the workers. Its input is empty.`,
 		Flags: flags(workersFlags(), []cli.Flag{
-			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` to run; or give words after --"},
+			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that the workers run; or give a program after --"},
 			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},
 			&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
 			graceFlag(),
-			&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` in which the whole output of each worker is kept"},
+			&cli.StringFlag{Name: "log-dir", Usage: "keep the whole output of each worker in the local `DIR`"},
 		}, quickFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o := p.execOptions(s, c)

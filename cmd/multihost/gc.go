@@ -33,10 +33,10 @@ touched.
 
 Prices are ` + tpu.PriceSource + `.`,
 		Flags: flags([]cli.Flag{
-			&cli.StringFlag{Name: "prefix", Usage: "only what has a name that begins with `P`"},
+			&cli.StringFlag{Name: "prefix", Usage: "only resources with names that begin with `P`"},
 			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or idle for it"},
-			&cli.BoolFlag{Name: "all-users", Usage: "what anybody's runs left, not only yours"},
-			&cli.BoolFlag{Name: "look", Usage: "log in to slices, to see whether a run lives there"},
+			&cli.BoolFlag{Name: "all-users", Usage: "list what anybody's runs left, not only yours"},
+			&cli.BoolFlag{Name: "look", Usage: "log in to the slices, to see whether a run is active there"},
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
 		}, sshFlags()),

@@ -31,27 +31,30 @@ something billed without saying so in its last lines.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
-Slices that are preempted or lost, hosts that fail and maintenance are waited
-for, rebooted or made again, and the command is started again on all workers as
-a new attempt (MULTIHOST_ATTEMPT): --max-preemptions. It has to go on from its
-own checkpoint. A command that fails is started again only with --max-restarts.
-What a user deletes is not made again. The same command typed again with the
-same --run-name takes over what an earlier one left, the running command too.
+MaxText's upper-case names work, too. If you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
+multihost_job.py.
 
-Should this machine die, the workers delete the slices themselves 30 minutes
-(--lease) after the command has ended, unless somebody attaches meanwhile; 30
-minutes (--lease) after their boot where no command was started yet; and in any
-case when --ttl has passed since the request. For that their service account needs roles/tpu.admin;
-where it lacks it, that is said before the command starts.
+When slices are preempted or lost, or a host fails or is maintained, the job
+waits for them, reboots them or makes them again. Then it starts the command
+again on all workers as a new attempt (MULTIHOST_ATTEMPT), up to
+--max-preemptions times; the command must go on from its own checkpoint. A
+command that fails is started again only with --max-restarts. What a user
+deletes is not made again. The same command line with the same --run-name takes
+over what an earlier one left, also the running command.
 
-MaxText's flags of multihost_job.py are accepted in upper case; then
---NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless given, as there.
+If this machine dies, the workers delete the slices: 30 minutes (--lease) after
+the command has ended, unless somebody attaches; 30 minutes (--lease) after
+their boot, if no command was started; and in all cases when --ttl has passed
+since the request. Their service account needs roles/tpu.admin for this. If it
+lacks that role, the job says so before the command starts.
+
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
 string: --cqr-extra-args="--network=mtu9k --spot".
 
-With --detach and --bucket-name no runner is needed: the workers fetch the code
-from the bucket, start the command, bring their logs there and delete the slices
-when all have ended. See docs/detached.md for the rights that they need.`,
+With --detach and --bucket-name the job needs no runner: the workers fetch the
+code from the bucket, start the command, write their logs to the bucket and
+delete the slices when all have ended. docs/detached.md says which rights they
+need.`,
 		Flags: flags(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o := p.jobOptions(s, c)
@@ -104,23 +107,23 @@ when all have ended. See docs/detached.md for the rights that they need.`,
 
 func jobFlags() []cli.Flag {
 	all := requestFlags(
-		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "`N` slices"},
+		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},
 		tpuTypeFlag(),
 		runtimeFlag(),
 		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
 		&cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
 		&cli.DurationFlag{Name: "upload-every", Value: time.Minute, Usage: "`TIME` between two uploads of a worker's log to the bucket"},
-		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging too, by Google's Ops Agent"},
-		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after they were requested, whatever runs; default: never"},
-		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "have the workers delete the slices this `TIME` after the end of the command, or after their boot before it, when this machine is dead or away and nobody is attached; 0: never"},
-		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more gcloud `FLAGS` for the queued resource, as one string"},
+		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging, too, with Google's Ops Agent"},
+		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after they were requested, whatever runs on them; default: never"},
+		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "if this machine is gone and nobody is attached, let the workers delete the slices this `TIME` after the command has ended, or after their boot if it has not started; 0: never"},
+		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more `FLAGS` of gcloud's queued-resources create, in one string"},
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
-		&cli.BoolFlag{Name: "network-create", Usage: "make the network of --network (mtu9k) first, when it is not there"},
-		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "who may reach tcp:22 of a network made by --network-create, as `CIDR,…`; without your own address workers are reached through Identity-Aware Proxy"},
+		&cli.BoolFlag{Name: "network-create", Usage: "make the network that --network names, or else mtu9k, if it does not exist"},
+		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
 		maxRestartsFlag(),
-		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "further attempts after slices or hosts were lost: a `NUMBER`, or unlimited"},
-		&cli.BoolFlag{Name: "keep", Usage: "do not delete the slices at the end"},
-		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, delete them after it"},
+		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "start again when slices or hosts are lost, up to `NUMBER` times, or unlimited"},
+		&cli.BoolFlag{Name: "keep", Usage: "keep the slices at the end"},
+		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
 	)
 	return slices.DeleteFunc(all, func(f cli.Flag) bool { // the run names the slices
 		return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0])

@@ -18,13 +18,13 @@ import (
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
 		patternFlag(),
-		&cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run stands still; auto: ten median step times, at least 10m; off"},
-		&cli.StringFlag{Name: "on-stall", Value: string(job.StallReport), Usage: "report, dump, restart or stop: what to do then (`ACTION`); dump collects the stacks of all workers"},
+		&cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run has stalled; auto: ten median step times, at least 10m; off: never"},
+		&cli.StringFlag{Name: "on-stall", Value: string(job.StallReport), Usage: "report, dump, restart or stop: what to do when the run has stalled (`ACTION`); dump: collect the stacks of all workers"},
 	}
 }
 
 func patternFlag() cli.Flag {
-	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` of the step lines of another trainer than MaxText, with the groups step and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
+	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` for the step lines of a trainer other than MaxText; its groups: step, and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
 }
 
 func (p *program) pattern(c *cli.Context) *metrics.Pattern {
@@ -64,9 +64,9 @@ var trainingView = metrics.View{Points: 256, WorkerPoints: 64}
 // trainingFlags set how the logs of a run are read.
 func trainingFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "compare", Usage: "published figures to compare with, by `NAME`"},
-		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "first `N` steps of each worker that medians leave out"},
-		&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with logs of workers, when this machine has no record of the run"},
+		&cli.StringFlag{Name: "compare", Usage: "compare with the published figures `NAME`"},
+		&cli.IntFlag{Name: "skip-steps", Value: metrics.DefaultSkip, Usage: "leave the first `N` steps of each worker out of medians"},
+		&cli.StringFlag{Name: "log-dir", Usage: "`DIR` with the workers' logs, if this machine has no record of the run"},
 		generationFlag(),
 		patternFlag(),
 	}
@@ -117,8 +117,8 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
 			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
-			&cli.Float64Flag{Name: "fail-below", Usage: "end with 1 when the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
-			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the only attempt to read; default: all"},
+			&cli.Float64Flag{Name: "fail-below", Usage: "end with status 1 if the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
+			&cli.IntFlag{Name: "attempt", Usage: "read only the attempt with this `NUMBER`; default: all"},
 		}),
 		Action: func(c *cli.Context) error { return p.metrics(c) },
 	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)

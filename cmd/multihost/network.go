@@ -39,11 +39,11 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 
   multihost network create --ssh-source-ranges=35.235.240.0/20,203.0.113.7/32`,
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "`BYTES` of a packet, 1300 to 8896"},
-			&cli.StringFlag{Name: "subnet-mode", Value: "auto", Usage: "auto, custom or legacy (`MODE`)"},
-			&cli.StringFlag{Name: "bgp-routing-mode", Value: "regional", Usage: "regional or global (`MODE`)"},
-			&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "who may reach tcp:22, as `CIDR,…`"},
-			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to `CIDR,…`, as the documents' rule without a source does to 0.0.0.0/0"},
+			&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"},
+			&cli.StringFlag{Name: "subnet-mode", Value: "auto", Usage: "auto, custom or legacy: how subnetworks are made (`MODE`)"},
+			&cli.StringFlag{Name: "bgp-routing-mode", Value: "regional", Usage: "regional or global: how far dynamic routes reach (`MODE`)"},
+			&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22"},
+			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to the addresses `CIDR,…`"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
@@ -117,7 +117,7 @@ func (p *program) networkShowCommand() *cli.Command {
 func (p *program) networkUpdateCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
-		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "`BYTES` of a packet, 1300 to 8896"}},
+		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"}},
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := p.oneArgument("multihost network update", "name")
 			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
@@ -176,10 +176,10 @@ func (p *program) firewallCommand() *cli.Command {
 				Name: "create", Usage: "make one rule", ArgsUsage: "NAME",
 				Flags: []cli.Flag{
 					&cli.StringFlag{Name: "network", Value: defaultNetwork, Usage: "`NAME` of the network"},
-					&cli.StringFlag{Name: "allow", Usage: "what to let in, as `PROTOCOL[:PORT],…`"},
-					&cli.StringFlag{Name: "source-ranges", Usage: "from where, as `CIDR,…`; without it from everywhere, as gcloud does"},
-					&cli.StringFlag{Name: "target-tags", Usage: "to which machines, by network tags `T1,T2`"},
-					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER`; lower ones win"},
+					&cli.StringFlag{Name: "allow", Usage: "let in `PROTOCOL[:PORT],…`"},
+					&cli.StringFlag{Name: "source-ranges", Usage: "let in from the addresses `CIDR,…`; without it, from everywhere, as gcloud does"},
+					&cli.StringFlag{Name: "target-tags", Usage: "let in to machines with the network tags `T1,T2`"},
+					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER` of the rule; a lower one wins"},
 				},
 				Action: p.withSession(func(s *session, c *cli.Context) error {
 					name := p.oneArgument("multihost network firewall create", "name")

@@ -39,7 +39,7 @@ func tpuTypeFlag() cli.Flag {
 }
 
 func runtimeFlag() cli.Flag {
-	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the workers' image; default: that of the type"}
+	return &cli.StringFlag{Name: "runtime-version", Aliases: []string{"VERSION"}, Usage: "`VERSION` of the image that the workers boot; default: that of the type"}
 }
 
 // requestFlags returns the flags that describe a queued resource: own, and those of
@@ -174,7 +174,7 @@ func (p *program) qrCreateCommand() *cli.Command {
 
 A request that exists with the same properties is taken as it is.`,
 		Flags: flags(requestFlags(
-			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "`N` slices"},
+			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 			tpuTypeFlag(), runtimeFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
@@ -244,8 +244,8 @@ func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usag
 func waitFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
-		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` for the slices to be made once capacity is there; 0: no limit"},
-		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer once the slices are made; 0: no limit"},
+		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` until the slices are made, once there is capacity; 0: no limit"},
+		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer, once the slices are made; 0: no limit"},
 	}
 }
 
@@ -306,10 +306,10 @@ func (p *program) qrListCommand() *cli.Command {
 A word without an operator is looked for in all fields. It is sorted first, then
 filtered, then cut off after --limit.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "filter", Usage: "only what the `EXPRESSION` takes, in gcloud's language of filters"},
-			&cli.StringFlag{Name: "sort-by", Usage: "order by the fields `PATH,~PATH,…`; ~ from the last to the first"},
-			&cli.StringFlag{Name: "limit", Value: "unlimited", Usage: "at most this `NUMBER`, or unlimited"},
-			&cli.IntFlag{Name: "page-size", Value: 1000, Usage: "`N` resources are asked for in one call"},
+			&cli.StringFlag{Name: "filter", Usage: "only the resources that match `EXPRESSION`, in gcloud's language of filters"},
+			&cli.StringFlag{Name: "sort-by", Usage: "sort by the fields `PATH,~PATH,…`; ~: in descending order"},
+			&cli.StringFlag{Name: "limit", Value: "unlimited", Usage: "show at most `NUMBER` resources, or unlimited"},
+			&cli.IntFlag{Name: "page-size", Value: 1000, Usage: "ask for `N` resources in one call"},
 			&cli.BoolFlag{Name: "uri", Usage: "print the address of each in the API, and nothing else"},
 		},
 		Action: p.withSession(func(s *session, c *cli.Context) error {

@@ -37,25 +37,28 @@ it to its end. Nothing starts anywhere before every worker is ready.
   multihost run --tpu-prefix=train --command='bash setup.sh && python3 train.py'
   multihost run --tpu-prefix=train -- python3 train.py --steps=100
 
---command is one bash script; words after -- are run as they are, without a
-shell. MaxText's flags of multihost_runner.py are accepted in upper case.
+--command is one bash script. Words after -- are run as they are, without a
+shell.
 
-The command finds MULTIHOST_RUN, MULTIHOST_ATTEMPT, MULTIHOST_SLICE_ID,
-MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID, MULTIHOST_NUM_WORKERS (of its
-slice), MULTIHOST_PROCESS_ID, MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and
-MULTIHOST_COORDINATOR_IP in its environment.
+MaxText's upper-case names work, too.
 
---max-restarts starts a command that failed again, on the same slices; also
-after a worker was lost, if its slice comes back. Slices that are taken away end
-the run: multihost job makes them again.
+The environment of the command has MULTIHOST_RUN, MULTIHOST_ATTEMPT,
+MULTIHOST_SLICE_ID, MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID,
+MULTIHOST_NUM_WORKERS (of its slice), MULTIHOST_PROCESS_ID,
+MULTIHOST_NUM_PROCESSES, MULTIHOST_WORKER_IP and MULTIHOST_COORDINATOR_IP.
 
-Ctrl-C asks whether to stop the command, or to leave it running; elsewhere than on
-a terminal it stops the command on every worker and proves it, and once more
-leaves at once. Closing the terminal leaves it running: see multihost attach.`,
+With --max-restarts a command that fails is started again on the same slices;
+also when a worker is lost, if its slice comes back. If the slices are taken
+away, the run ends. multihost job makes them again.
+
+On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
+Elsewhere it stops the command on every worker and proves it; a second Ctrl-C
+leaves at once. If you close the terminal, the command goes on: see multihost
+attach.`,
 		Flags: flags(selectFlags(), hostFlags(), commandFlags(), watchFlags(), []cli.Flag{
 			maxRestartsFlag(),
-			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "`K` processes of the command on each worker, as for one a GPU"},
-			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "ship nothing; use the directory of the run --run-name as it is"},
+			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "start `K` processes of the command on each worker, for example one for each GPU"},
+			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; the command runs in the directory that the run --run-name left on the workers"},
 		}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			o := p.runOptions(s, c)

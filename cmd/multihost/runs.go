@@ -55,7 +55,7 @@ copy when the run has ended here, else from the worker.`,
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
-			&cli.DurationFlag{Name: "lost-timeout", Usage: "longest `TIME` that the worker may be unreachable with --follow; default: no limit"},
+			&cli.DurationFlag{Name: "lost-timeout", Usage: "with --follow, longest `TIME` that the worker may be unreachable; default: no limit"},
 			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
 		}, sshFlags()),
@@ -105,7 +105,7 @@ the run going.`,
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			timestampsFlag(),
-			&cli.BoolFlag{Name: "strict-exit", Usage: "excuse nothing: without it, SIGABRT or words of the distributed runtime within a minute after worker 0's success are a warning"},
+			&cli.BoolFlag{Name: "strict-exit", Usage: "fail if any worker ends with an error, even after worker 0 has succeeded"},
 		}, watchFlags(), patienceFlags(), sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := p.oneArgument("multihost attach", "run")
@@ -221,8 +221,8 @@ func platformFlag() cli.Flag {
 func preflightFlags() []cli.Flag {
 	return flags(selectFlags(), hostFlags(), []cli.Flag{
 		platformFlag(),
-		&cli.BoolFlag{Name: "require", Usage: "end with 76 when any setting is not as wanted"},
-		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on the workers when missing"},
+		&cli.BoolFlag{Name: "require", Usage: "end with status 76 if any setting is not as wanted"},
+		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on workers that lack them"},
 	}, sshFlags())
 }
 

@@ -423,7 +423,7 @@ func reservationHost(name, usage, collection string) Flag {
 func CreateFlags() []Flag { return slices.Clone(createFlags) }
 
 var createFlags = []Flag{
-	{Name: "node-count", Usage: "`N` slices", set: (*FlagReader).nodeCount},
+	{Name: "node-count", Usage: "make `N` slices", set: (*FlagReader).nodeCount},
 	text("node-prefix", "slices are named `P`-0, P-1, …; default: ID", "the prefix of the slices", func(r *Request) *string { return &r.NodePrefix }),
 	text("node-id", "`NAME` of a single slice; default: ID", "the name of the slice", func(r *Request) *string { return &r.NodeID }),
 	{Name: "workload-type", Usage: "throughput-optimized or availability-optimized: what several slices are for (`TYPE`)", set: (*FlagReader).workloadType},
@@ -436,7 +436,7 @@ var createFlags = []Flag{
 		p.shape = strings.ToLower(v)
 		return nil
 	}},
-	text("runtime-version", "`VERSION` of the workers' image; default: that of the type", "", func(r *Request) *string { return &r.RuntimeVersion }),
+	text("runtime-version", "`VERSION` of the image that the workers boot; default: that of the type", "", func(r *Request) *string { return &r.RuntimeVersion }),
 
 	tierFlag(OnDemand, "ask for on-demand capacity (the default)"),
 	tierFlag(Spot, "ask for capacity that may be taken away"),

@@ -64,17 +64,17 @@ func (w *word) text() []byte     { return w.line[w.from:w.to] }
 func (w *word) previous() []byte { return w.line[w.prevFrom:w.prevTo] }
 func (w *word) after() []byte    { return w.line[w.to:] }
 
-// A verdict is what a word says about its line.
-type verdict byte
+// A meaning is what a word says about its line.
+type meaning byte
 
 const (
-	nothing verdict = iota
+	nothing meaning = iota
 	harmless
 	suspicious
 )
 
 // says returns what the word says about the line.
-func (w *word) says() verdict {
+func (w *word) says() meaning {
 	text := w.text()
 	var low [20]byte
 	if n := len(text); n >= 3 && n <= len(low) && mayBegin(text[0]) {
@@ -136,7 +136,7 @@ func clueOf(word string) clue {
 }
 
 // judge returns what a word with this clue says about its line.
-func (c clue) judge(w *word) verdict {
+func (c clue) judge(w *word) meaning {
 	found := false
 	switch c {
 	case level:
