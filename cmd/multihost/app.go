@@ -31,7 +31,7 @@ Add --sim to any command to try it on a simulator that needs no account.`,
 		Writer:                    p.stdout,
 		ErrWriter:                 p.stderr,
 		HideVersion:               true,
-		HideHelpCommand:           true,
+		HideHelp:                  true, // arrange reads --help
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // only main exits
 		OnUsageError:              asUsageError,
@@ -78,7 +78,8 @@ func (p *program) bare(c *cli.Context) error {
 	if len(p.inv.positionals) > 0 {
 		return usagef("unknown command %q of multihost", p.inv.positionals[0])
 	}
-	return cli.ShowAppHelp(c)
+	p.showHelp(c.App, nil, shortHelp)
+	return nil
 }
 
 // plainNumber matches a number without a unit.
@@ -107,11 +108,11 @@ func wrongValue(kind config.Kind, flag, value string) error {
 // which lists the statuses that the command can end with.
 func command(c cli.Command, statuses ...int) *cli.Command {
 	c.OnUsageError = asUsageError
-	c.HideHelpCommand = true
+	c.HideHelp = true
 	if len(statuses) > 0 {
 		var b strings.Builder
 		b.WriteString(strings.TrimRight(c.Description, "\n"))
-		b.WriteString("\n\nEXIT STATUS:\n")
+		b.WriteString("\n\n" + exitHeading)
 		for _, s := range statuses {
 			text := exitTexts[s]
 			if s == exitOK && slices.Contains(statuses, statusOfCommand) {
@@ -128,13 +129,17 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 	return &c
 }
 
+// exitHeading begins the section of a description that lists exit statuses.
+const exitHeading = "EXIT STATUS:\n"
+
 // statusOfCommand in a list of statuses means: the exit status of the user's command.
 const statusOfCommand = -1
 
 // group returns a command that only holds other commands.
 func (p *program) group(c cli.Command) *cli.Command {
-	c.Action = func(ctx *cli.Context) error {
-		return cli.ShowSubcommandHelp(ctx)
+	c.Action = func(*cli.Context) error {
+		p.showHelp(p.app(), p.inv.path, shortHelp)
+		return nil
 	}
 	return command(c)
 }

@@ -25,6 +25,8 @@ type invocation struct {
 	argv        []string                  // words after --
 	dashed      bool                      // there was a --
 	path        []string                  // the command and its subcommand
+	help        helpLevel                 // what --help asks for
+	helpPath    []string                  // the path where --help stands
 	set         map[string]string         // canonical flag → the spelling used
 	order       []string                  // canonical flags as typed, with positional and dashes; then flags set by lower layers
 	objections  []objection               // what is wrong with values, in the order found
@@ -99,7 +101,7 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 	root := &level{flags: app.Flags}
 	levels := []*level{root}
 	commands := app.Commands
-	help, group := false, true
+	group := true
 
 	for i := 0; i < len(argv); i++ {
 		word := argv[i]
@@ -123,10 +125,14 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 			}
 			continue
 		}
-		if word == "--help" || word == "-h" {
-			last := levels[len(levels)-1]
-			last.given = append(last.given, "--help")
-			help = true
+		if level, err := askedHelp(word, commandPath(levels)); err != nil {
+			inv.refuse(err)
+			return nil, inv.refusal()
+		} else if level != noHelp {
+			if inv.help == noHelp {
+				inv.helpPath = slices.Clone(inv.path)
+			}
+			inv.help = max(inv.help, level)
 			continue
 		}
 		if levels[len(levels)-1].verbatim && !isFlag(levels, word) {
@@ -140,12 +146,12 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 		}
 		i += used - 1
 	}
-	if !help { // help works even if a file or a variable is wrong
+	if inv.help == noHelp { // help works even if a file or a variable is wrong
 		files, err := p.loadFiles(app, inv)
 		inv.refuse(err, "config", "profile")
 		inv.fill(levels, layers{p.lookup, files})
 	}
-	if help || group { // these never call ready
+	if inv.help != noHelp || group { // these never call ready
 		if err := inv.refusal(); err != nil {
 			return nil, err
 		}
@@ -333,9 +339,9 @@ func unknownFlag(levels []*level, spelling string) *usageError {
 		s = "--version"
 	}
 	if s != "" {
-		err.hint = "did you mean " + s + "? all flags: " + commandPath(levels) + " --help"
+		err.hint = "did you mean " + s + "? all flags: " + commandPath(levels) + " --help=all"
 	} else {
-		err.hint = "all flags: " + commandPath(levels) + " --help"
+		err.hint = "all flags: " + commandPath(levels) + " --help=all"
 	}
 	return err
 }

@@ -231,6 +231,9 @@ func (q *query) answer() (kind string, list []candidate) {
 		if _, f := findFlag(q.levels, strings.TrimLeft(name, "-")); f != nil {
 			return q.values(f, name+"=", value)
 		}
+		if name == "--help" {
+			return answerWords, []candidate{{"--help=all", helpFlag.usage}}
+		}
 		return answerWords, nil
 	case strings.HasPrefix(q.current, "-"):
 		return q.flags()
@@ -276,6 +279,12 @@ func (q *query) flags() (kind string, list []candidate) {
 				list = append(list, candidate{text, f.(cli.DocGenerationFlag).GetUsage()})
 			}
 		}
+	}
+	for _, text := range []string{"--help", "--help=all"} {
+		if strings.HasPrefix(text, q.current) {
+			open = false
+		}
+		list = append(list, candidate{text, helpFlag.usage})
 	}
 	if open && found {
 		return answerOpen, list

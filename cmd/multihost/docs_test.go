@@ -98,9 +98,9 @@ func cliDocument() string {
 	app := (&program{}).app()
 	var b strings.Builder
 	fmt.Fprintf(&b, "# multihost: commands\n\nMade from the commands by `make docs`; do not edit.\n\n%s\n", fence(app.Description))
-	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set, else from a file: [configuration.md](configuration.md).\n")
+	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set, else from a file: [configuration.md](configuration.md).\n\n`multihost COMMAND --help` shows the flags that most users need, `--help=all` every flag\nunder all of its names.\n")
 	b.WriteString("\n## Flags of every command\n\n")
-	flagTable(&b, app.Flags)
+	flagTable(&b, everyRows(app.Flags))
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n", path, strings.ToUpper(c.Usage[:1])+c.Usage[1:])
 		if len(c.Subcommands) == 0 || c.ArgsUsage != "" {
@@ -111,7 +111,7 @@ func cliDocument() string {
 		}
 		if len(c.Flags) > 0 {
 			b.WriteString("\n")
-			flagTable(&b, c.Flags)
+			flagTable(&b, flagRows(c.Flags))
 		}
 	})
 	return b.String()
@@ -119,9 +119,9 @@ func cliDocument() string {
 
 func fence(text string) string { return "```text\n" + strings.TrimRight(text, "\n") + "\n```" }
 
-func flagTable(b *strings.Builder, flags []cli.Flag) {
+func flagTable(b *strings.Builder, flags []flagRow) {
 	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")
-	for _, row := range flagRows(flags) {
+	for _, row := range flags {
 		fmt.Fprintf(b, "| `%s` | %s | %s |\n", strings.Join(row.names, "`, `"), strings.ReplaceAll(row.usage, "|", "\\|"), row.fallback)
 	}
 }

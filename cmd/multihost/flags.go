@@ -9,33 +9,24 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Categories of flags in the help.
-const (
-	catCloud = "cloud"
-	catSSH   = "ssh"
-	catSim   = "simulator"
-	catView  = "output"
-	catFiles = "defaults"
-)
-
 // globalFlags work before and after the command.
 func globalFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "project", Aliases: []string{"PROJECT"}, Category: catCloud, Usage: "Google Cloud `PROJECT`; default: gcloud's configuration"},
-		&cli.StringFlag{Name: "zone", Aliases: []string{"ZONE"}, Category: catCloud, Usage: "`ZONE` of the slices; default: gcloud's configuration"},
-		&cli.StringFlag{Name: "profile", Category: catFiles, Usage: "use the defaults of the profile `NAME`, from multihost.yaml or your own file"},
-		&cli.StringFlag{Name: "config", Category: catFiles, Usage: "read defaults from `FILE` in place of the multihost.yaml of this directory or one above; none: read no file"},
-		&cli.StringFlag{Name: "configuration", Category: catCloud, Usage: "`NAME` of the gcloud configuration to read"},
-		&cli.StringFlag{Name: "access-token-file", Category: catCloud, Usage: "`FILE` with an access token, in place of application default credentials"},
-		&cli.StringFlag{Name: "output", Category: catView, Value: "text", Usage: "text or json: `FORMAT` of stdout"},
-		&cli.BoolFlag{Name: "quiet", Category: catView, Usage: "show only results, warnings and errors"},
-		&cli.BoolFlag{Name: "debug", Category: catView, Usage: "show retries and other details"},
-		&cli.StringFlag{Name: "state-dir", Category: catView, Usage: "`DIR` for the records and logs of runs; default: $XDG_STATE_HOME/multihost"},
-		&cli.BoolFlag{Name: "sim", Category: catSim, Usage: "start a simulator and run this command on it"},
-		&cli.StringSliceFlag{Name: "sim-slices", Category: catSim, Usage: "slices that the simulator has at its start, as `NAME:COUNTxTYPE`"},
-		&cli.StringFlag{Name: "sim-backend", Category: catSim, Value: "process", Usage: "process or netns: what simulated workers are made of (`KIND`); netns needs Linux and root"},
-		&cli.DurationFlag{Name: "sim-step", Category: catSim, Value: 200 * time.Millisecond, Usage: "`TIME` that a simulated resource stays in each state"},
-		&cli.StringSliceFlag{Name: "sim-fault", Category: catSim, Usage: "`FAULT` of the simulator from its start; see multihost sim fault --help"},
+		&cli.StringFlag{Name: "project", Aliases: []string{"PROJECT"}, Usage: "Google Cloud `PROJECT`; default: gcloud's configuration"},
+		&cli.StringFlag{Name: "zone", Aliases: []string{"ZONE"}, Usage: "`ZONE` of the slices; default: gcloud's configuration"},
+		&cli.StringFlag{Name: "profile", Usage: "use the defaults of the profile `NAME`, from multihost.yaml or your own file"},
+		&cli.StringFlag{Name: "config", Usage: "read defaults from `FILE` in place of the multihost.yaml of this directory or one above; none: read no file"},
+		&cli.StringFlag{Name: "configuration", Usage: "`NAME` of the gcloud configuration to read"},
+		&cli.StringFlag{Name: "access-token-file", Usage: "`FILE` with an access token, in place of application default credentials"},
+		&cli.StringFlag{Name: "output", Value: "text", Usage: "text or json: `FORMAT` of stdout"},
+		&cli.BoolFlag{Name: "quiet", Usage: "show only results, warnings and errors"},
+		&cli.BoolFlag{Name: "debug", Usage: "show retries and other details"},
+		&cli.StringFlag{Name: "state-dir", Usage: "`DIR` for the records and logs of runs; default: $XDG_STATE_HOME/multihost"},
+		&cli.BoolFlag{Name: "sim", Usage: "start a simulator and run this command on it"},
+		&cli.StringSliceFlag{Name: "sim-slices", Usage: "slices that the simulator has at its start, as `NAME:COUNTxTYPE`"},
+		&cli.StringFlag{Name: "sim-backend", Value: "process", Usage: "process or netns: what simulated workers are made of (`KIND`); netns needs Linux and root"},
+		&cli.DurationFlag{Name: "sim-step", Value: 200 * time.Millisecond, Usage: "`TIME` that a simulated resource stays in each state"},
+		&cli.StringSliceFlag{Name: "sim-fault", Usage: "`FAULT` of the simulator from its start; see multihost sim fault --help"},
 		&cli.BoolFlag{Name: "version", Usage: "print the version"},
 	}
 }
@@ -43,17 +34,17 @@ func globalFlags() []cli.Flag {
 // sshFlags set how workers are reached.
 func sshFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Category: catSSH, Usage: "reach workers by their internal addresses; same as --ip=internal"},
-		&cli.StringFlag{Name: "ip", Category: catSSH, Value: "auto", Usage: "auto, internal, external or iap: how workers are reached (`WAY`); auto: by their external addresses, or else through Identity-Aware Proxy"},
-		&cli.StringFlag{Name: "ssh-proxy-jump", Category: catSSH, Usage: "bastions between this machine and the workers, as `[USER@]HOST[:PORT],…`"},
-		&cli.StringFlag{Name: "ssh-config", Category: catSSH, Usage: "ssh configuration `FILE` for bastions and addresses; default: none"},
-		&cli.StringFlag{Name: "iap-endpoint", Category: catSSH, Hidden: true, Usage: "`URL` of the IAP relay"},
-		&cli.StringFlag{Name: "user", Category: catSSH, Usage: "`LOGIN` on the workers; default: your login on this machine, never root"},
-		&cli.StringFlag{Name: "identity-file", Category: catSSH, Usage: "`FILE` of your private key; default: ~/.ssh/google_compute_engine, which is made if it is missing"},
-		&cli.StringFlag{Name: "known-hosts", Category: catSSH, Usage: "`FILE` with the host keys of the workers; default: known_hosts in the state directory"},
-		&cli.IntFlag{Name: "ssh-port", Category: catSSH, Value: 22, Usage: "`PORT` of the workers' SSH server"},
-		&cli.DurationFlag{Name: "connect-timeout", Category: catSSH, Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must answer, with all retries"},
-		&cli.IntFlag{Name: "max-dials", Category: catSSH, Value: 512, Usage: "open at most `N` SSH connections at the same time"},
+		&cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Usage: "reach workers by their internal addresses; same as --ip=internal"},
+		&cli.StringFlag{Name: "ip", Value: "auto", Usage: "auto, internal, external or iap: how workers are reached (`WAY`); auto: by their external addresses, or else through Identity-Aware Proxy"},
+		&cli.StringFlag{Name: "ssh-proxy-jump", Usage: "bastions between this machine and the workers, as `[USER@]HOST[:PORT],…`"},
+		&cli.StringFlag{Name: "ssh-config", Usage: "ssh configuration `FILE` for bastions and addresses; default: none"},
+		&cli.StringFlag{Name: "iap-endpoint", Hidden: true, Usage: "`URL` of the IAP relay"},
+		&cli.StringFlag{Name: "user", Usage: "`LOGIN` on the workers; default: your login on this machine, never root"},
+		&cli.StringFlag{Name: "identity-file", Usage: "`FILE` of your private key; default: ~/.ssh/google_compute_engine, which is made if it is missing"},
+		&cli.StringFlag{Name: "known-hosts", Usage: "`FILE` with the host keys of the workers; default: known_hosts in the state directory"},
+		&cli.IntFlag{Name: "ssh-port", Value: 22, Usage: "`PORT` of the workers' SSH server"},
+		&cli.DurationFlag{Name: "connect-timeout", Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must answer, with all retries"},
+		&cli.IntFlag{Name: "max-dials", Value: 512, Usage: "open at most `N` SSH connections at the same time"},
 	}
 }
 
@@ -132,7 +123,7 @@ func commandFlags() []cli.Flag {
 		&cli.IntFlag{Name: "scp-timeout-secs", Aliases: []string{"SCP_TIMEOUT_SECS"}, Value: 600, Usage: "give up when the copy to a worker makes no progress for `SECONDS`"},
 		&cli.StringFlag{Name: "relay", Value: "auto", Usage: "auto, on or off: `WHETHER` workers pass new files on to each other; auto: if that saves this machine an upload of 32 MiB or more"},
 		&cli.IntFlag{Name: "relay-fanout", Usage: "when workers pass files on, send them from this machine to `N` workers; 0: to one of each slice"},
-		&cli.StringSliceFlag{Name: "env", Usage: "set the environment variable `NAME=VALUE` for the command; may be repeated"},
+		&cli.StringSliceFlag{Name: "env", Usage: "set the environment variable `NAME=VALUE` for the command"},
 		&cli.StringSliceFlag{Name: "env-file", Usage: "set the variables of the NAME=VALUE lines in `FILE` for the command"},
 		&cli.StringSliceFlag{Name: "secret-env", Usage: "pass this machine's variable `NAME` to the command and mask its value in all output; NAME=sm://PROJECT/SECRET[/VERSION]: the workers read the value from Secret Manager, and it is not masked"},
 		&cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do about the workers' network settings (`MODE`); require: start only if all are right; check: change nothing"},
@@ -142,7 +133,7 @@ func commandFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "venv", Usage: "run the command in a Python virtual environment, which each worker makes once for the run; jobs with MaxText's flags do so by default"},
 		&cli.StringFlag{Name: "numa", Value: "auto", Usage: "auto, bind, preferred or off: how the command is bound to NUMA nodes (`MODE`)"},
 		&cli.StringSliceFlag{Name: "xla-preset", Usage: "add the compiler flags of the presets or groups `NAME`,… to LIBTPU_INIT_ARGS; see multihost xla presets"},
-		&cli.StringSliceFlag{Name: "xla-flag", Usage: "add one compiler flag, as `FLAG=VALUE`; may be repeated"},
+		&cli.StringSliceFlag{Name: "xla-flag", Usage: "add one compiler flag, as `FLAG=VALUE`"},
 		&cli.StringFlag{Name: "log-dir", Usage: "local `DIR` for the workers' logs; default: in the state directory"},
 		&cli.StringFlag{Name: "max-log", Value: "20GB", Usage: "keep at most `SIZE` of output on a worker, such as 500MB; none: no limit"},
 		&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`); the log files hold all of it"},

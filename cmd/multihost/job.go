@@ -31,7 +31,8 @@ something billed without saying so in its last lines.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
-MaxText's upper-case names work, too. If you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
+MaxText's upper-case names work, too: multihost job --help=all lists them. If
+you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
 multihost_job.py.
 
 When slices are preempted or lost, or a host fails or is maintained, the job
@@ -145,8 +146,8 @@ func parseLimit(text string) (int, error) {
 // bucketFlags name the bucket of a job without runner that was started elsewhere.
 func bucketFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "bucket-name", Category: catCloud, Usage: "`BUCKET` of a job without runner that another machine started"},
-		&cli.StringFlag{Name: "bucket-dir", Category: catCloud, Usage: "`DIR` in the bucket"},
+		&cli.StringFlag{Name: "bucket-name", Usage: "`BUCKET` of a job without runner that another machine started"},
+		&cli.StringFlag{Name: "bucket-dir", Usage: "`DIR` in the bucket"},
 	}
 }
 

@@ -133,6 +133,10 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 	}
 	p.inv = inv
 	p.json = inv.value("output") == "json" // also for an error before anything is shown
+	if inv.help != noHelp {
+		p.showHelp(app, inv.helpPath, inv.help)
+		return nil
+	}
 	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))
 	var told *job.Error // says what may still run or exist, which the cause does not
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {

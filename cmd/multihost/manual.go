@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 )
 
@@ -60,6 +61,7 @@ func walk(commands []*cli.Command, parent string, visit func(path string, c *cli
 type flagRow struct {
 	names           []string // with their dashes
 	value           string   // the placeholder for its value; "" for a switch
+	optional        bool     // the value may be left out
 	usage, fallback string
 }
 
@@ -71,7 +73,7 @@ func flagRows(flags []cli.Flag) []flagRow {
 		if v, hidden := f.(cli.VisibleFlag); !ok || hidden && !v.IsVisible() {
 			continue
 		}
-		row := flagRow{usage: strings.ReplaceAll(d.GetUsage(), "`", ""), fallback: d.GetDefaultText()}
+		row := flagRow{usage: strings.ReplaceAll(d.GetUsage(), "`", ""), fallback: d.GetDefaultText(), optional: kindOf(f) == config.Optional}
 		for _, n := range f.Names() {
 			dash := "--"
 			if len(n) == 1 {
@@ -88,7 +90,13 @@ func flagRows(flags []cli.Flag) []flagRow {
 		case `""`, "false", "0s":
 			row.fallback = ""
 		}
-		row.fallback = strings.Trim(row.fallback, `"`)
+		if strings.Contains(row.usage, "default: ") { // says what none stands for
+			row.fallback = ""
+		}
+		row.fallback = shortTime(strings.Trim(row.fallback, `"`))
+		if kindOf(f) == config.List {
+			row.usage += "; may be repeated"
+		}
 		rows = append(rows, row)
 	}
 	return rows
@@ -102,17 +110,17 @@ type writtenPages struct {
 
 // manualPages returns the manual pages of all commands, by file name.
 func manualPages(app *cli.App) map[string]string {
-	pages := map[string]string{"multihost.1": manualPage("multihost", app.Usage, "COMMAND [FLAG…]", app.Description, app.Flags, app.Commands)}
+	pages := map[string]string{"multihost.1": manualPage("multihost", app.Usage, "COMMAND [FLAG…]", app.Description, everyRows(app.Flags), app.Commands)}
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
 		words := strings.TrimSpace("[FLAG…] " + c.ArgsUsage)
-		pages[manualName(path)+".1"] = manualPage(path, c.Usage, words, c.Description, c.Flags, c.Subcommands)
+		pages[manualName(path)+".1"] = manualPage(path, c.Usage, words, c.Description, flagRows(c.Flags), c.Subcommands)
 	})
 	return pages
 }
 
 func manualName(path string) string { return strings.ReplaceAll(path, " ", "-") }
 
-func manualPage(path, usage, words, description string, flags []cli.Flag, below []*cli.Command) string {
+func manualPage(path, usage, words, description string, flags []flagRow, below []*cli.Command) string {
 	var b strings.Builder
 	name := manualName(path)
 	fmt.Fprintf(&b, ".TH %q 1 \"\" %q \"multihost manual\"\n", strings.ToUpper(name), "multihost "+version())
@@ -120,14 +128,17 @@ func manualPage(path, usage, words, description string, flags []cli.Flag, below 
 	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B %s\n%s\n", roff(path), roff(words))
 	manualText(&b, description)
 	var rows strings.Builder
-	for _, row := range flagRows(flags) {
+	for _, row := range flags {
 		rows.WriteString(".TP\n")
 		for i, n := range row.names {
 			if i > 0 {
 				rows.WriteString(", ")
 			}
 			fmt.Fprintf(&rows, `\fB%s\fR`, roff(n))
-			if row.value != "" {
+			switch {
+			case row.optional:
+				fmt.Fprintf(&rows, `[=\fI%s\fR]`, roff(row.value))
+			case row.value != "":
 				fmt.Fprintf(&rows, `=\fI%s\fR`, roff(row.value))
 			}
 		}

@@ -40,7 +40,7 @@ it to its end. Nothing starts anywhere before every worker is ready.
 --command is one bash script. Words after -- are run as they are, without a
 shell.
 
-MaxText's upper-case names work, too.
+MaxText's upper-case names work, too: multihost run --help=all lists them.
 
 The environment of the command has MULTIHOST_RUN, MULTIHOST_ATTEMPT,
 MULTIHOST_SLICE_ID, MULTIHOST_NUM_SLICES, MULTIHOST_WORKER_ID,

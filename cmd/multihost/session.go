@@ -174,19 +174,20 @@ func (p *program) color(w io.Writer) bool {
 
 // width returns a function that each redraw calls. It returns how many columns messages
 // may use: those of the terminal, but not more than COLUMNS if that is set.
-func (p *program) width() func() int {
+func (p *program) width() func() int { return func() int { return p.columns(p.stderr) } }
+
+// columns returns how many columns a text on w may use.
+func (p *program) columns(w io.Writer) int {
 	text, _ := p.lookup("COLUMNS")
 	columns, err := strconv.Atoi(text)
 	if err != nil || columns < 1 {
 		columns = 0
 	}
-	return func() int {
-		terminal := ui.TerminalWidth(p.stderr)
-		if columns > 0 && terminal > 0 {
-			return min(columns, terminal)
-		}
-		return cmp.Or(terminal, columns, 80)
+	terminal := ui.TerminalWidth(w)
+	if columns > 0 && terminal > 0 {
+		return min(columns, terminal)
 	}
+	return cmp.Or(terminal, columns, 80)
 }
 
 func (s *session) fill(p *program, c *cli.Context) error {

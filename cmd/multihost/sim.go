@@ -41,7 +41,7 @@ func (p *program) simCommand() *cli.Command {
 }
 
 func simDirFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-dir", Category: catSim, Usage: "`DIR` of the simulator's state; default: in $XDG_RUNTIME_DIR"}
+	return &cli.StringFlag{Name: "sim-dir", Usage: "`DIR` of the simulator's state; default: in $XDG_RUNTIME_DIR"}
 }
 
 func (p *program) simDir(c *cli.Context) string {
@@ -90,7 +90,7 @@ func (p *program) simUpCommand() *cli.Command {
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
 			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at the start, as `NAME:COUNTxTYPE`"},
 			&cli.StringFlag{Name: "backend", Value: "process", Usage: "process or netns: what workers are made of (`KIND`); netns needs Linux and root"},
-			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: 22, which gcloud's ssh and scp need, or a free one if 22 is taken"},
+			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: 22, which gcloud's ssh and scp need, or a free one if 22 cannot be used"},
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that a resource stays in each state"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` that the simulator has from its start"},

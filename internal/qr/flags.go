@@ -459,7 +459,7 @@ var createFlags = []Flag{
 	text("network", "`NAME` of the network", "", func(r *Request) *string { return &r.Network }),
 	text("subnetwork", "`NAME` of the subnetwork", "", func(r *Request) *string { return &r.Subnetwork }),
 	boolean("internal-ips", "give the workers no external addresses", func(r *Request) *bool { return &r.InternalIPs }),
-	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`; may be repeated", Repeat: true, set: (*FlagReader).networkConfig},
+	{Name: "network-config", Usage: "one of several network interfaces of a worker, as `network=N,subnetwork=S,external-ips=BOOL`", Repeat: true, set: (*FlagReader).networkConfig},
 	text("range", "`CIDR` block of 8 addresses that the workers' are taken from: 192.168.0.0/29", "the range", func(r *Request) *string { return &r.CIDRBlock }),
 
 	text("service-account", "`EMAIL` of the service account of the workers", "", func(r *Request) *string { return &r.ServiceAccount }),
@@ -468,7 +468,7 @@ var createFlags = []Flag{
 	list("tags", "network tags `T1,T2`", func(r *Request) *[]string { return &r.Tags }),
 	{Name: "metadata", Usage: "metadata `KEY=VALUE,…` of the workers", Repeat: true, set: (*FlagReader).metadata},
 	{Name: "metadata-from-file", Usage: "metadata from files, as `KEY=FILE,…`", Repeat: true, set: (*FlagReader).metadataFromFile},
-	{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`; may be repeated", Repeat: true, set: (*FlagReader).dataDisk},
+	{Name: "data-disk", Usage: "disk to attach, as `source=DISK,mode=read-only`", Repeat: true, set: (*FlagReader).dataDisk},
 	{Name: "boot-disk", Usage: "encrypt the boot disk, as `kms-key=KEY,confidential-compute=BOOL`", set: (*FlagReader).bootDisk},
 	boolean("shielded-secure-boot", "make the workers with secure boot", func(r *Request) *bool { return &r.SecureBoot }),
 	boolean("autocheckpoint-enabled", "let the service trigger a checkpoint before maintenance", func(r *Request) *bool { return &r.Autocheckpoint }),

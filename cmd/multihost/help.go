@@ -1,0 +1,309 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
+	"multihost/internal/help"
+)
+
+// helpLevel is how much help the command line asks for.
+type helpLevel uint8
+
+const (
+	noHelp    helpLevel = iota
+	shortHelp           // the flags that most users need
+	fullHelp            // every flag with all of its names
+)
+
+// askedHelp reads a word of the command line that asks for help, with or without a value;
+// noHelp means that the word does not.
+func askedHelp(word, command string) (helpLevel, error) {
+	name, value, valued := strings.Cut(word, "=")
+	switch {
+	case name != "--help" && name != "-h":
+		return noHelp, nil
+	case !valued:
+		return shortHelp, nil
+	case value == "all":
+		return fullHelp, nil
+	}
+	return noHelp, &usageError{err: fmt.Errorf("%s: only all may follow %s=", word, name),
+		hint: fmt.Sprintf("type: %s --help, or: %[1]s --help=all", command)}
+}
+
+// commandGroups are the commands by what one wants to do, those that few need last.
+var commandGroups = []struct {
+	title    string
+	commands []string
+}{
+	{"make slices", []string{"network", "qr"}},
+	{"run a command on all workers", []string{"run", "job"}},
+	{"follow and end runs", []string{"ps", "attach", "logs", "stop"}},
+	{"see how a run goes", []string{"top", "metrics", "report", "dump"}},
+	{"work on workers by hand", []string{"ssh", "exec", "cp", "preflight"}},
+	{"find what is wrong or left", []string{"doctor", "gc"}},
+	{"set up multihost", []string{"init", "completion", "version"}},
+	{"rarely needed", []string{"hostkey", "manual", "xla", "config", "sim"}},
+}
+
+// A flagGroup is a section in the help of a command with many flags.
+type flagGroup struct {
+	title string
+	shown []string // in the short help too
+	rest  []string
+}
+
+// commonFlags stand first in the help of a command with many flags. The flags of such a
+// command stand in flagGroups, together with those of every command.
+var commonFlags = map[string][]string{
+	"":          {},
+	"run":       {"tpu-prefix", "zone", "command", "run-name", "script-dir", "env", "detach", "dry-run"},
+	"job":       {"tpu-type", "num-slices", "spot", "zone", "command", "run-name", "script-dir", "dry-run"},
+	"qr create": {"tpu-type", "node-count", "node-prefix", "spot", "network", "zone", "wait", "dry-run"},
+}
+
+// flagGroups are the flags of the commands in commonFlags.
+var flagGroups = []flagGroup{
+	{"what runs",
+		[]string{"command", "run-name", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
+		[]string{"xla-flag", "numa"}},
+	{"where",
+		[]string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
+			"spot", "reserved", "network", "network-create", "runtime-version"},
+		[]string{"hosts-file", "node-prefix", "node-id", "type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+			"reservation", "subnetwork", "internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"}},
+	{"code",
+		[]string{"script-dir", "no-ignore", "use-existing-folder", "adopt"},
+		[]string{"relay", "relay-fanout", "scp-timeout-secs"}},
+	{"when it fails or ends",
+		[]string{"max-restarts", "max-preemptions", "fail-fast", "timeout", "on-interrupt", "replace", "keep-on-failure", "keep", "ttl", "lease"},
+		[]string{"on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"}},
+	{"output",
+		[]string{"stream", "log-dir", "notify", "output", "quiet"},
+		[]string{"notify-url", "max-log", "log-timeout", "metrics-regex", "cloud-logging", "upload-every", "debug", "state-dir"}},
+	{"advanced",
+		[]string{"detach", "bucket-name", "preflight", "skew", "profile", "sim"},
+		[]string{"bucket-dir", "install", "config", "sim-slices", "sim-backend", "sim-step", "sim-fault", "version"}},
+	{"how long to wait", nil,
+		[]string{"wait", "async", "queue-timeout", "provision-timeout", "boot-timeout", "start-timeout"}},
+	{"the request in detail", nil,
+		[]string{"cqr-extra-args", "workload-type", "reservation-host-project", "reservation-host-folder", "reservation-host-organization",
+			"min-duration", "max-run-duration", "valid-after-duration", "valid-after-time", "valid-until-duration", "valid-until-time",
+			"network-config", "range", "service-account", "scopes", "labels", "tags", "metadata", "metadata-from-file",
+			"data-disk", "boot-disk", "shielded-secure-boot", "description"}},
+	{loginTitle, nil, loginFlags()},
+}
+
+const (
+	loginTitle = "how workers are reached"
+	everyTitle = "flags of every command"
+)
+
+// loginFlags returns the names of sshFlags. The short help of no command shows them.
+func loginFlags() (names []string) {
+	for _, f := range sshFlags() {
+		names = append(names, f.Names()[0])
+	}
+	return names
+}
+
+// showHelp prints the help of the command with that path. A reader that has gone does not
+// matter.
+func (p *program) showHelp(app *cli.App, path []string, level helpLevel) {
+	_, _ = io.WriteString(p.stdout, helpPage(app, path, level).Lay(p.columns(p.stdout)))
+}
+
+// helpPage returns the help of the command with that path.
+func helpPage(app *cli.App, path []string, level helpLevel) help.Page {
+	c := &cli.Command{Usage: app.Usage, Description: app.Description, Subcommands: app.Commands}
+	for _, name := range path {
+		c = findCommand(c.Subcommands, name)
+	}
+	name := strings.Join(append([]string{"multihost"}, path...), " ")
+	page := help.Page{Name: name, Usage: c.Usage, Synopsis: strings.TrimSpace("[FLAG…] " + c.ArgsUsage)}
+	if len(c.Subcommands) > 0 && c.ArgsUsage == "" {
+		page.Synopsis = "COMMAND [FLAG…]"
+	}
+	page.Text, page.End = splitExit(c.Description)
+	page.Commands = commandSections(path, c.Subcommands)
+	var left int
+	page.Flags, left = flagSections(path, c.Flags, app.Flags, level)
+	page.End = strings.TrimSpace(page.End + "\n" + moreHelp(name, path, left, level))
+	return page
+}
+
+// splitExit splits a description before its EXIT STATUS section.
+func splitExit(description string) (text, exit string) {
+	if text, exit, found := strings.Cut(description, exitHeading); found {
+		return strings.TrimRight(text, "\n"), exitHeading + exit
+	}
+	return description, ""
+}
+
+// moreHelp says where the flags are that a page does not show: left flags of the command,
+// and those of every command.
+func moreHelp(name string, path []string, left int, level helpLevel) string {
+	_, together := commonFlags[strings.Join(path, " ")]
+	switch {
+	case level == fullHelp && len(path) > 0:
+		return ""
+	case level == fullHelp:
+		return "multihost COMMAND --help shows the flags of a command."
+	case len(path) == 0:
+		return fmt.Sprintf("multihost COMMAND --help shows the flags of a command.\n%s --help=all shows %s of every command.", name, event.Count(left, "more flag"))
+	case together:
+		return fmt.Sprintf("%s --help=all shows %s, and all names of each flag.", name, event.Count(left, "more flag"))
+	case left > 0:
+		return fmt.Sprintf("%s --help=all shows %s, and the flags of every command.", name, event.Count(left, "more flag"))
+	}
+	return name + " --help=all also shows the flags of every command."
+}
+
+// commandSections returns the commands below the command with that path.
+func commandSections(path []string, commands []*cli.Command) []help.Section {
+	if len(path) > 0 {
+		rows := commandRows(commands)
+		if rows == nil {
+			return nil
+		}
+		return []help.Section{{Title: "commands", Rows: rows}}
+	}
+	var all []help.Section
+	for _, g := range commandGroups {
+		var members []*cli.Command
+		for _, name := range g.commands {
+			if c := findCommand(commands, name); c != nil {
+				members = append(members, c)
+			}
+		}
+		all = append(all, help.Section{Title: g.title, Rows: commandRows(members)})
+	}
+	return all
+}
+
+func commandRows(commands []*cli.Command) (rows []help.Row) {
+	for _, c := range commands {
+		if !c.Hidden {
+			rows = append(rows, help.Row{Names: c.Names(), Text: c.Usage})
+		}
+	}
+	return rows
+}
+
+// flagSections returns the flags that a page shows. left is how many flags of the command
+// it leaves out.
+func flagSections(path []string, own, global []cli.Flag, level helpLevel) (sections []help.Section, left int) {
+	add := func(title string, flags []flagRow) {
+		if len(flags) > 0 {
+			sections = append(sections, help.Section{Title: title, Rows: helpRows(flags, level)})
+		}
+	}
+	global = slices.DeleteFunc(slices.Clone(global), func(f cli.Flag) bool {
+		return slices.ContainsFunc(own, func(o cli.Flag) bool { return o.Names()[0] == f.Names()[0] })
+	})
+	common, grouped := commonFlags[strings.Join(path, " ")]
+	if !grouped {
+		login := loginFlags()
+		flags, ssh := flagRows(own), []flagRow(nil)
+		flags = slices.DeleteFunc(flags, func(r flagRow) bool {
+			hide := slices.Contains(login, r.name())
+			if hide {
+				ssh = append(ssh, r)
+			}
+			return hide
+		})
+		add("flags", flags)
+		if level == fullHelp {
+			add(loginTitle, ssh)
+			add(everyTitle, everyRows(global))
+		}
+		return sections, len(ssh)
+	}
+	rows := flagRows(flags(own, global))
+	take := func(names []string) (taken []flagRow) {
+		for _, name := range names {
+			if i := slices.IndexFunc(rows, func(r flagRow) bool { return r.name() == name }); i >= 0 {
+				taken = append(taken, rows[i])
+				rows = slices.Delete(rows, i, i+1)
+			}
+		}
+		return taken
+	}
+	add("common flags", take(common))
+	for _, g := range flagGroups {
+		shown := take(g.shown)
+		if level == fullHelp {
+			shown = append(shown, take(g.rest)...)
+		}
+		add(g.title, shown)
+	}
+	if len(path) == 0 { // a few flags, each of another group
+		var rows []help.Row
+		for _, s := range sections {
+			rows = append(rows, s.Rows...)
+		}
+		rows = append(rows, helpRows([]flagRow{helpFlag}, level)...)
+		sections = []help.Section{{Title: everyTitle, Rows: rows}}
+	}
+	return sections, len(rows)
+}
+
+// helpFlag describes --help, which no command declares: arrange reads it.
+var helpFlag = flagRow{names: []string{"--help", "-h"}, value: "all", optional: true, usage: "show help; all: with every flag and all of its names"}
+
+// everyRows lists the flags of every command, --help too.
+func everyRows(global []cli.Flag) []flagRow { return append(flagRows(global), helpFlag) }
+
+// helpRows returns what the help shows of flags: the full help all names, the short help
+// the first one and those of one letter.
+func helpRows(flags []flagRow, level helpLevel) []help.Row {
+	rows := make([]help.Row, 0, len(flags))
+	for _, f := range flags {
+		var names, letters []string
+		for i, name := range f.names {
+			switch {
+			case !strings.HasPrefix(name, "--"):
+				letters = append(letters, name)
+			case i == 0 || level == fullHelp:
+				names = append(names, name+f.setting())
+			}
+		}
+		row := help.Row{Names: append(letters, names...), Text: f.usage}
+		if f.fallback != "" {
+			row.Note = "(default: " + f.fallback + ")"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// name returns the flag's own name, without dashes.
+func (f flagRow) name() string { return strings.TrimLeft(f.names[0], "-") }
+
+// setting returns what follows the flag's name when it is typed: =VALUE, [=VALUE] or
+// nothing.
+func (f flagRow) setting() string {
+	switch {
+	case f.value == "":
+		return ""
+	case f.optional:
+		return "[=" + f.value + "]"
+	}
+	return "=" + f.value
+}
+
+// shortTime writes a default of a flag without units of 0: 10m, not 10m0s.
+func shortTime(text string) string {
+	for _, zero := range []string{"m0s", "h0m"} {
+		if short, found := strings.CutSuffix(text, zero); found {
+			text = short + zero[:1]
+		}
+	}
+	return text
+}
