@@ -51,15 +51,15 @@ func (p *program) completionCommand() *cli.Command {
 		Usage:     "print the script that lets a shell complete multihost's commands, flags and names",
 		ArgsUsage: "bash|zsh|fish",
 		Description: `Completes commands, flags and their values: accelerator types, runtime versions,
-zones, XLA presets, names of runs that this machine has, and names of slices and
-queued resources, which are asked for with a limit of 2 seconds and remembered for
-a minute.
+zones, XLA presets, and the names of runs on this machine, of slices and of
+queued resources. For the last two it asks the API, with a limit of 2 seconds, and
+keeps the answer for a minute.
 
   source <(multihost completion bash)
   source <(multihost completion zsh)
   multihost completion fish | source
 
-How to have it in every shell is said at the begin of each script.`,
+Each script says at its beginning how to load it in every shell.`,
 		Action: func(c *cli.Context) error {
 			shell := p.oneArgument("multihost completion", "shell")
 			script := completionScripts()[shell]

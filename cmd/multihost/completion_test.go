@@ -103,6 +103,8 @@ func TestCompletionOfLines(t *testing.T) {
 		`multihost job --TPU_TY`:                   "open --TPU_TYPE=",
 		`multihost config show qr cr`:              "words create",
 		`multihost run --xla-preset=v5p/32b,v5e/3`: "open v5p/32b,v5e/32b",
+		`multihost run --he`:                       "words --help --help=all",
+		`multihost qr list --help=`:                "words all",
 		`multihost --sim job --zone=us-w`:          "words us-west1-c us-west4-a",
 	} {
 		var out bytes.Buffer

@@ -330,12 +330,12 @@ var initText string
 func (p *program) initCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "init",
-		Usage: "write a multihost.yaml with comments, to keep defaults of flags in",
-		Description: `Writes multihost.yaml into this directory, or with --own your own file. All of
-it is commented out: nothing changes before you edit it. A file that is there is
-left as it is.`,
+		Usage: "write a multihost.yaml with comments, for defaults of flags",
+		Description: `Writes multihost.yaml into this directory or, with --own, your own file. All of
+it is commented out: nothing changes before you edit it. An existing file is left
+as it is.`,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "own", Usage: "write your own file, which holds in every directory"},
+			&cli.BoolFlag{Name: "own", Usage: "write your own file, which counts in every directory"},
 		},
 		Action: func(c *cli.Context) error {
 			p.noArguments("multihost init")

@@ -17,28 +17,29 @@ func (p *program) cpCommand() *cli.Command {
 		Name:      "cp",
 		Usage:     "copy files and directories to workers, or from them",
 		ArgsUsage: "SOURCE… DEST",
-		Description: `Either the sources or DEST are on workers, and begin with their names and a colon;
-a local name that looks so is written ./s0w0:x.
+		Description: `Either the sources or DEST are on workers. A name on workers begins with their
+names and a colon. If a local name looks like that, write ./s0w0:x.
 
   multihost cp data.json all:/tmp/ --tpu-prefix=train
   multihost cp 'part-{slice}-{worker}.bin' all:part.bin --tpu-prefix=train
   multihost cp 's0w*:~/train/profile' profiles --tpu-prefix=train
   multihost cp 'all:/tmp/*.log' 'logs-{slice}-{worker}/' --tpu-prefix=train
 
-Names on workers are relative to the home directory, and may be patterns when they
-are fetched. A DEST that ends with a slash, or is a directory, takes what comes
-under its own names; else it is the new name. {slice} and {worker} in a local name
-are the numbers of each worker; without them what comes from several workers goes
-into a directory for each: DEST/s0w0/…
+Names on workers are relative to the home directory. Sources on workers may be
+patterns. If DEST ends with a slash or is a directory, the files keep their names
+in it; otherwise DEST is the new name. {slice} and {worker} in a local name stand
+for the numbers of each worker. Without them, the files of several workers go
+into one directory for each worker: DEST/s0w0/…
 
-Modes, times, symbolic links and empty directories are kept. What has not arrived
-whole, which digests prove, is nowhere; each file takes the place of an earlier one
-at once. To workers it is all or none: nothing changes on any of them unless all
-of it has arrived on every one. From workers each stands for itself.
+Modes, times, symbolic links and empty directories are kept. A file takes its
+place, or the place of an earlier one, only when a digest proves that it has
+arrived whole. A copy to workers changes nothing on any worker until everything
+has arrived on all of them. In a copy from workers, each worker succeeds or fails
+by itself.
 
-What comes from workers may lie in the directory of your program: no later run
-ships it, unless you change it, git tracks it or .multihostignore has its name
-with a ! before it.`,
+Files from workers may lie in the directory of your program. A later run does not
+ship them, unless you change them, git tracks them, or .multihostignore has their
+names with a ! before them.`,
 		Flags: flags([]cli.Flag{
 			&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
 		}, quickFlags()),

@@ -64,24 +64,25 @@ func (p *program) parsePattern(c *cli.Context, flag string) tpu.Pattern {
 func (p *program) execCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "exec",
-		Usage:     "run a quick command on workers and fold what they say",
+		Usage:     "run a quick command on workers and show equal outputs once",
 		ArgsUsage: "[-- PROGRAM ARG…]",
-		Description: `Runs the command on all workers at once, in the home directory of the login, with
-nothing shipped, tuned or freed before. Equal outputs are shown once, those of
-most workers first; of the others what differs:
+		Description: `Runs the command on all workers at once, in the home directory of the login. It
+copies no code, tunes nothing and frees no TPU. Equal outputs are shown once,
+those of most workers first. Of the other outputs it shows what differs:
 
   multihost exec --tpu-prefix=train -- uname -r
   s[0-1]w[0-2],s0w3 (7): 5.19.0-1030-gcp
   s1w3: 5.19.0-1022-gcp
 
---command is one bash script; words after -- are run as they are, without a
-shell. What the workers print on standard output is the result; what they say on
-standard error, and who ended with another status than 0, goes to standard error.
-With a single worker the bytes come as they are, when they come. Of very long
-outputs the middle is left out, which is said; --log-dir keeps all of it.
+--command is one bash script. Words after -- are run as they are, without a
+shell. Standard output shows what the workers print there. Standard error shows
+their standard error, and which workers ended with another status than 0. The
+output of a single worker is passed on byte for byte, as it comes. A very long
+output loses its middle, with a note; --log-dir keeps all of it.
 
-The command belongs to this one: at Ctrl-C, at --timeout and when the connection
-or this program dies, nothing of it is left on the workers. Its input is empty.`,
+The command does not outlive this one: at Ctrl-C, at --timeout, and when the
+connection or this program dies, nothing of it stays on the workers. Its
+standard input is empty.`,
 		Flags: flags(workersFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that the workers run; or give a program after --"},
 			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},

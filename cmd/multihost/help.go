@@ -100,6 +100,9 @@ var flagGroups = []flagGroup{
 	{loginTitle, nil, loginFlags()},
 }
 
+// whereFlags stand in a section of their own where a command has no other groups.
+var whereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "bucket-name", "bucket-dir"}
+
 const (
 	loginTitle = "how workers are reached"
 	everyTitle = "flags of every command"
@@ -209,32 +212,18 @@ func flagSections(path []string, own, global []cli.Flag, level helpLevel) (secti
 	})
 	common, grouped := commonFlags[strings.Join(path, " ")]
 	if !grouped {
-		login := loginFlags()
-		flags, ssh := flagRows(own), []flagRow(nil)
-		flags = slices.DeleteFunc(flags, func(r flagRow) bool {
-			hide := slices.Contains(login, r.name())
-			if hide {
-				ssh = append(ssh, r)
-			}
-			return hide
-		})
-		add("flags", flags)
+		rows := flagRows(own)
+		login, where := takeRows(&rows, loginFlags()), takeRows(&rows, whereFlags)
+		add("flags", rows)
+		add("where", where)
 		if level == fullHelp {
-			add(loginTitle, ssh)
+			add(loginTitle, login)
 			add(everyTitle, everyRows(global))
 		}
-		return sections, len(ssh)
+		return sections, len(login)
 	}
 	rows := flagRows(flags(own, global))
-	take := func(names []string) (taken []flagRow) {
-		for _, name := range names {
-			if i := slices.IndexFunc(rows, func(r flagRow) bool { return r.name() == name }); i >= 0 {
-				taken = append(taken, rows[i])
-				rows = slices.Delete(rows, i, i+1)
-			}
-		}
-		return taken
-	}
+	take := func(names []string) []flagRow { return takeRows(&rows, names) }
 	add("common flags", take(common))
 	for _, g := range flagGroups {
 		shown := take(g.shown)
@@ -252,6 +241,17 @@ func flagSections(path []string, own, global []cli.Flag, level helpLevel) (secti
 		sections = []help.Section{{Title: everyTitle, Rows: rows}}
 	}
 	return sections, len(rows)
+}
+
+// takeRows moves the flags with these names out of rows, in the order of the names.
+func takeRows(rows *[]flagRow, names []string) (taken []flagRow) {
+	for _, name := range names {
+		if i := slices.IndexFunc(*rows, func(r flagRow) bool { return r.name() == name }); i >= 0 {
+			taken = append(taken, (*rows)[i])
+			*rows = slices.Delete(*rows, i, i+1)
+		}
+	}
+	return taken
 }
 
 // helpFlag describes --help, which no command declares: arrange reads it.

@@ -31,7 +31,7 @@ func (p *program) networkCommand() *cli.Command {
 func (p *program) networkCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
-		Usage:     "make the network and its firewall rules; what is there already is left",
+		Usage:     "make the network and its firewall rules, as far as they do not exist",
 		ArgsUsage: "[NAME]",
 		Description: `Makes the network (mtu9k unless named) with automatic subnetworks, and rules for
 tcp, udp and icmp inside it and for SSH from --ssh-source-ranges. The default is

@@ -303,8 +303,8 @@ func (p *program) qrListCommand() *cli.Command {
 
   multihost qr list --filter='state.state=(ACTIVE FAILED) AND name:train' --sort-by=~createTime
 
-A word without an operator is looked for in all fields. It is sorted first, then
-filtered, then cut off after --limit.`,
+A word without an operator is searched for in all fields. The list is sorted
+first, then filtered, then cut off after --limit.`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "filter", Usage: "only the resources that match `EXPRESSION`, in gcloud's language of filters"},
 			&cli.StringFlag{Name: "sort-by", Usage: "sort by the fields `PATH,~PATH,…`; ~: in descending order"},

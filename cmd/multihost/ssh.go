@@ -27,12 +27,13 @@ host key as every other command:
   multihost ssh s1w3 --tpu-prefix=train -- htop
   multihost ssh train-0                           a slice with one worker
 
-Where standard input and output are no terminal, the program gets none, and both
-are passed on byte for byte. "~." at the begin of a line ends the connection, "~~"
-types one "~". For a quick command on many workers: multihost exec.
+If standard input and output are no terminal, the program on the worker gets no
+terminal, and both are passed on byte for byte. "~." at the beginning of a line
+ends the connection, "~~" sends one "~". For a quick command on many workers:
+multihost exec.
 
---forward-agent lets programs there use your ssh-agent for as long as you are
-logged in, and root of the worker with them.`,
+With --forward-agent, programs on the worker can use your ssh-agent while you are
+logged in. Root of the worker can use it, too.`,
 		Flags: flags([]cli.Flag{
 			&cli.BoolFlag{Name: "forward-agent", Usage: "let programs on the worker use the ssh-agent of this machine"},
 		}, quickFlags()),

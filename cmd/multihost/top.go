@@ -21,16 +21,17 @@ func (p *program) topCommand() *cli.Command {
 		Name:      "top",
 		Usage:     "watch the workers of a run on the terminal: who is at which step, who is slow",
 		ArgsUsage: "RUN",
-		Description: `Shows a cell for each worker and a list of the slowest. While multihost run, job or
-attach follows the run on this machine, that is from the logs and the journal that
-they keep here. Else top reads the logs where they are, from where the local ones
-end: on the workers, or in the bucket of a job without runner. It writes no log,
-changes nothing on the workers and stops nobody; a worker that cannot be reached is
-shown so and tried on.
+		Description: `Shows a cell for each worker and a list of the slowest. While multihost run, job
+or attach follows the run on this machine, top reads the logs and the journal
+that they keep here. Otherwise it goes on where the local logs end: it reads on
+the workers, or in the bucket of a job without runner. It writes no log, changes
+nothing on the workers and stops nothing. It shows which workers it cannot reach,
+and tries again.
 
-Keys: q or Ctrl-C ends the view, never the run; arrows and page keys scroll the
+Keys: q or Ctrl-C ends the view, never the run; arrow and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
-colour (NO_COLOR) nothing is missing. --output=json gives one look, and ends.`,
+colour (NO_COLOR) nothing is missing. --output=json prints the state once and
+ends.`,
 		Flags: flags(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
 		Action: func(c *cli.Context) error {
 			name, dir, o := p.trainingOptions(c, "multihost top")

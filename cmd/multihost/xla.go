@@ -359,14 +359,14 @@ func (p *program) xlaCheckCommand() *cli.Command {
 		Name:      "check",
 		Usage:     "say what is wrong with a text of flags, and what to type instead",
 		ArgsUsage: "'FLAGS'",
-		Description: `Checks flags as they would stand in LIBTPU_INIT_ARGS, or with --tpu-type=gpu in
-XLA_FLAGS. FLAGS is taken as it is, though it begins with dashes; several words
-are one text. Without --tpu-type, what depends on the generation is not looked at.
+		Description: `Checks flags as they stand in LIBTPU_INIT_ARGS or, with --tpu-type=gpu, in
+XLA_FLAGS. FLAGS may begin with dashes; several words are one text. Without
+--tpu-type, it does not check what depends on the generation.
 
   multihost xla check '--xla_tpu_scoped_vmem_limit_kib=98304' --tpu-type=v5p-128
 
-A flag that the catalogue does not have is called unknown. It may be newer than
-the catalogue, so that it is an error only with --strict.`,
+A flag that the catalogue does not have is called unknown. It
+may be newer than the catalogue, so it is an error only with --strict.`,
 		Flags: []cli.Flag{generationFlag(), &cli.BoolFlag{Name: "strict", Usage: "treat an unknown flag as an error"}},
 		Action: func(c *cli.Context) error {
 			words := append(slices.Clone(p.inv.positionals), p.inv.argv...)
