@@ -16,7 +16,7 @@ func (p *program) app() *cli.App {
 	return &cli.App{
 		Name:  "multihost",
 		Usage: "run a command on every worker of Cloud TPU slices, from nothing to the logs",
-		Description: `multihost makes a network, asks for TPU slices, puts a command on every worker
+		Description: `multihost makes a network, asks for TPU slices, starts a command on every worker
 of every slice, streams its output back and ends with its exit status.
 
   multihost network create                     a network with MTU 8896
