@@ -121,7 +121,7 @@ func (d *Deps) age(created time.Time) time.Duration {
 func hourly(res qr.Resource, zone string) *float64 {
 	total := 0.0
 	for range res.Slices {
-		usd, ok := tpu.HourlyPrice(res.Type, zone, res.Tier == qr.Spot)
+		usd, ok := tpu.HourlyPrice(res.Type, zone, string(res.Tier))
 		if !ok {
 			return nil
 		}

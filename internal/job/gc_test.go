@@ -13,7 +13,7 @@ import (
 
 // made is a resource of ann's with slices that are READY.
 func made(id, state string, nodes int, created time.Time) qr.Resource {
-	r := qr.Resource{ID: id, State: state, Type: "v4-8", NodeCount: nodes, CreateTime: created, Labels: qr.OwnerLabels(id, "ann")}
+	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: qr.OwnerLabels(id, "ann")}
 	for i := range nodes {
 		r.Slices = append(r.Slices, qr.SliceState{Name: id + "-" + string(rune('0'+i)), State: "READY", Ready: state == "ACTIVE"})
 	}

@@ -525,7 +525,7 @@ func (p *Plan) describe(r *run, in *intent) {
 			planned.Topology = ty.Topology
 		}
 		p.Slices = append(p.Slices, planned)
-		usd, ok := tpu.HourlyPrice(s.Type, s.Zone, tier == string(qr.Spot))
+		usd, ok := tpu.HourlyPrice(s.Type, s.Zone, tier)
 		total, known = total+usd, known && ok
 	}
 	if known {

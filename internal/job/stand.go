@@ -86,7 +86,7 @@ func billed(all []tpu.Slice) string {
 			order = append(order, s.Type)
 		}
 		kinds[s.Type]++
-		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, false)
+		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, onDemand)
 		total, known = total+cost, known && ok
 	}
 	text := ""

@@ -13,12 +13,21 @@ import (
 //go:embed prices.txt
 var prices string
 
-// PriceSource names the source of HourlyPrice's numbers.
-const PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read 2026-11-28; spot prices change monthly"
+const (
+	// PriceDate is the day on which the numbers of HourlyPrice were read.
+	PriceDate = "2026-11-28"
+	// PriceSource names their source.
+	PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read " + PriceDate + "; spot prices change monthly"
+)
 
-// HourlyPrice estimates the price of one slice of an accelerator type in a zone, in US
-// dollars per hour before discounts. ok is false if no price is known.
-func HourlyPrice(accelerator, zone string, spot bool) (usd float64, ok bool) {
+// HourlyPrice returns the list price of one slice of an accelerator type in a zone, in US
+// dollars per hour before discounts. ok is false if the list has no price. It has prices
+// of the tiers "on-demand" and "spot" only.
+func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
+	column, ok := map[string]int{"on-demand": 2, "spot": 3}[tier]
+	if !ok {
+		return 0, false
+	}
 	t, err := ParseType(accelerator)
 	i := strings.LastIndexByte(zone, '-')
 	if err != nil || i < 0 {
@@ -29,11 +38,7 @@ func HourlyPrice(accelerator, zone string, spot bool) (usd float64, ok bool) {
 		if len(f) != 4 || f[0] != t.Generation.Family || f[1] != zone[:i] {
 			continue
 		}
-		text := f[2]
-		if spot {
-			text = f[3]
-		}
-		chip, err := strconv.ParseFloat(text, 64)
+		chip, err := strconv.ParseFloat(f[column], 64)
 		return chip * float64(t.Chips), err == nil
 	}
 	return 0, false

@@ -1,6 +1,7 @@
 package tpu_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -10,30 +11,37 @@ import (
 func TestHourlyPrice(t *testing.T) {
 	for _, tt := range []struct {
 		accelerator, zone string
-		spot              bool
+		tier              string
 		want              float64
 		known             bool
 	}{
-		{"v4-8", "us-central2-b", false, 12.88, true},
-		{"v4-8", "us-central2-b", true, 3.864, true},
-		{"v5litepod-16", "us-west4-a", false, 19.2, true},
-		{"v5e-16", "europe-west4-b", false, 24.96, true},
-		{"v6e-256", "us-east5-a", true, 311.04, true},
-		{"v6e-4", "southamerica-west1-a", true, 0, false}, // the source has none
-		{"v5litepod-16", "us-central2-b", false, 0, false},
-		{"v2-8", "us-central1-c", false, 0, false},
-		{"no-type", "us-east5-a", false, 0, false},
-		{"v4-8", "nowhere", false, 0, false},
+		{"v4-8", "us-central2-b", "on-demand", 12.88, true},
+		{"v4-8", "us-central2-b", "spot", 3.864, true},
+		{"v5litepod-16", "us-west4-a", "on-demand", 19.2, true},
+		{"v5e-16", "europe-west4-b", "on-demand", 24.96, true},
+		{"v6e-256", "us-east5-a", "spot", 311.04, true},
+		{"v6e-4", "southamerica-west1-a", "spot", 0, false}, // the source has none
+		{"v5litepod-16", "us-central2-b", "on-demand", 0, false},
+		{"v2-8", "us-central1-c", "on-demand", 0, false},
+		{"v4-8", "us-central2-b", "reserved", 0, false}, // the source has prices of two tiers
+		{"v4-8", "us-central2-b", "", 0, false},
+		{"no-type", "us-east5-a", "on-demand", 0, false},
+		{"v4-8", "nowhere", "on-demand", 0, false},
 	} {
-		got, known := tpu.HourlyPrice(tt.accelerator, tt.zone, tt.spot)
+		got, known := tpu.HourlyPrice(tt.accelerator, tt.zone, tt.tier)
 		if known != tt.known || got-tt.want > 1e-6 || tt.want-got > 1e-6 {
-			t.Errorf("HourlyPrice(%s, %s, %v) = %v, %v, want %v, %v", tt.accelerator, tt.zone, tt.spot, got, known, tt.want, tt.known)
+			t.Errorf("HourlyPrice(%s, %s, %s) = %v, %v, want %v, %v", tt.accelerator, tt.zone, tt.tier, got, known, tt.want, tt.known)
 		}
 	}
 }
 
-func TestPriceSourceIsNamedWithItsDate(t *testing.T) {
-	if !strings.Contains(tpu.PriceSource, "2026-11-28") {
-		t.Errorf("PriceSource = %q: no date of reading", tpu.PriceSource)
+// The date that users are shown is that of the list.
+func TestTheDateOfThePriceListIsThatInItsFile(t *testing.T) {
+	list, err := os.ReadFile("prices.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(list), "Read on "+tpu.PriceDate+".") || !strings.Contains(tpu.PriceSource, tpu.PriceDate) {
+		t.Errorf("PriceDate is %s, PriceSource %q, and prices.txt was read on another day", tpu.PriceDate, tpu.PriceSource)
 	}
 }
