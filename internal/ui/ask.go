@@ -27,24 +27,34 @@ func CanAsk(in io.Reader, out io.Writer) bool {
 // answer. When ctx ends, Ask restores the terminal and returns the cause. Calls must not
 // overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
+	return r.ask(ctx, in, question, keys, func() {})
+}
+
+// AskAfter is Ask for a question about what was emitted last: that is shown first.
+func (r *Renderer) AskAfter(ctx context.Context, in *os.File, question, keys string) (byte, error) {
+	return r.ask(ctx, in, question, keys, r.err.drain)
+}
+
+func (r *Renderer) ask(ctx context.Context, in *os.File, question, keys string, before func()) (byte, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer resume()
+	before()
 	fd := int(in.Fd())
-	before, err := term.MakeRaw(fd)
+	state, err := term.MakeRaw(fd)
 	if err != nil {
 		return 0, fmt.Errorf("ask on the terminal: %w", err)
 	}
-	defer term.Restore(fd, before)
+	defer term.Restore(fd, state)
 	text := bytes.ReplaceAll(appendVisibleText(nil, question+" "), []byte("\n"), []byte("\r\n"))
 	if _, err := r.o.Stderr.Write(text); err != nil {
 		return 0, fmt.Errorf("ask on the terminal: %w", err)
 	}
 	key, err := readKey(ctx, fd, keys)
 	echo := "\r\n"
-	if err == nil && key != Interrupt {
+	if err == nil && key > ' ' {
 		echo = string(key) + echo
 	}
 	_, _ = io.WriteString(r.o.Stderr, echo) // the answer counts even if its echo fails

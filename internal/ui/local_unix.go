@@ -25,8 +25,9 @@ func mayRead(terminal *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// readKey reads single bytes until one of keys or Interrupt comes. It starts a read only
-// when there is something to read, because a read of a terminal cannot be cancelled.
+// readKey reads single bytes until one of keys or Interrupt comes. Letters in keys are in
+// lower case and stand for both cases. It starts a read only when there is something to
+// read, because a read of a terminal cannot be cancelled.
 func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	wake, waker, err := os.Pipe()
 	if err != nil {
@@ -47,10 +48,10 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 		case err != nil:
 			return 0, err
 		}
-		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]|0x20) >= 0 { // letters in either case
-			if b[0] != Interrupt {
-				b[0] |= 0x20
-			}
+		if 'A' <= b[0] && b[0] <= 'Z' {
+			b[0] += 'a' - 'A'
+		}
+		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]) >= 0 {
 			return b[0], nil
 		}
 	}
