@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/urfave/cli/v2"
 
@@ -12,7 +10,6 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/job"
 	"multihost/internal/tpu"
-	"multihost/internal/ui"
 )
 
 func (p *program) gcCommand() *cli.Command {
@@ -71,6 +68,9 @@ Prices are ` + tpu.PriceSource + `.`,
 				return nil
 			}
 			if !c.Bool("yes") {
+				if !p.canConfirm(s.view) {
+					return &usageError{err: errors.New("there is no terminal to ask on"), hint: "add --yes to delete without a question"}
+				}
 				if err := p.confirm(c.Context, s.view, fmt.Sprintf("delete %s?", event.Count(useless, "leftover"))); err != nil {
 					return err
 				}
@@ -78,24 +78,6 @@ Prices are ` + tpu.PriceSource + `.`,
 			return interruptible(c.Context, d.Collect(c.Context, o, left))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
-}
-
-// confirm asks a yes-or-no question; only y means yes, other answers are an error.
-// Without a terminal it returns an error, because an irreversible action then needs
-// --yes.
-func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
-	in, ok := p.stdin.(*os.File)
-	if !ok || view.Mode() == ui.JSON || !ui.CanAsk(in, p.stderr) {
-		return &usageError{err: errors.New("there is no terminal to ask on"), hint: "add --yes to delete without a question"}
-	}
-	key, err := view.Ask(ctx, in, "multihost: "+question+" y or n?", "yn")
-	if err != nil {
-		return err
-	}
-	if key != 'y' {
-		return &statusError{code: exitInterrupt}
-	}
-	return nil
 }
 
 // warnOfLeftovers looks for what earlier runs of the user left, while a command that

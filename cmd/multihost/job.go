@@ -31,6 +31,10 @@ something billed without saying so in its last lines.
 
   multihost job --num-slices=2 --tpu-type=v5litepod-16 --command='bash train.sh'
 
+Before it asks for slices, it prints one line: what it asks for, the list price
+an hour, and what ends the bill. --confirm asks you then; a no ends the job with
+status 130. A job that takes over slices which exist does neither.
+
 MaxText's upper-case names work, too: multihost job --help=all lists them. If
 you use one, --NUM_SLICES is 2 and --TPU_TYPE is v4-8 unless you set them, as in
 multihost_job.py.
@@ -75,10 +79,12 @@ need.`,
 				}
 				told = p.notifyOptions(s, c, o.Run.Run, o.Run.Env)
 			}
+			p.refuseConfirm(s, c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
+			p.confirms(s, c, d)
 			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
 			if runnerless {
@@ -121,6 +127,7 @@ func jobFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
 		&cli.BoolFlag{Name: "network-create", Usage: "make the network that --network names, or else mtu9k, if it does not exist"},
 		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
+		confirmFlag(),
 		maxRestartsFlag(),
 		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "start again when slices or hosts are lost, up to `NUMBER` times, or unlimited"},
 		&cli.BoolFlag{Name: "keep", Usage: "keep the slices at the end"},

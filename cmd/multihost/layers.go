@@ -56,6 +56,7 @@ var privateFlags = map[string]string{
 	"force":             "it deletes without a question",
 	"delete":            "it deletes",
 	"yes":               "it answers questions for you",
+	"confirm":           "it says whether you are asked",
 	"fix":               "it changes your project",
 	"forward-agent":     "it lends your keys",
 	"ssh-source-ranges": "it opens a network to others",

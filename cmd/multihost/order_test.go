@@ -90,13 +90,13 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	}{
 		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, []string{"--slices=x", "--processes-per-worker=0"}, badHosts)},
 		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badRequests, []string{
-			"--ttl=1s", "--lease=1s", "--num-slices=0", "--max-preemptions=x", "--keep-on-failure=x", "--cqr-extra-args=x", "--cloud-logging",
+			"--ttl=1s", "--lease=1s", "--num-slices=0", "--max-preemptions=x", "--keep-on-failure=x", "--cqr-extra-args=x", "--cloud-logging", "--confirm",
 		})},
 		{"job --tpu-type=v5litepod-16 --command=true --detach --bucket-name=b-1", []string{"--upload-every=1ms", "--bucket-dir=?", "--lease=1h", "--replace", "--ttl=1s", "--user=root"}},
 		{"exec --tpu-prefix=x --command=true", slices.Concat(badGlobals, badLogins, badHosts, []string{"--workers=x", "--exclude-workers=y", "--timeout=-1s", "--grace=-1s", "--slices=x", "--sudo=x", "stray"})},
 		{"cp --tpu-prefix=x a all:b", slices.Concat(badGlobals, badLogins, []string{"--exclude-workers=y", "--slices=x"})},
 		{"ssh s0w0 --tpu-prefix=x", slices.Concat(badGlobals, badLogins, []string{"--slices=x", "--forward-agent"})},
-		{"qr create x --tpu-type=v5litepod-16 --node-count=2", slices.Concat(badGlobals, badLogins, badRequests, []string{"--node-count=0", "--node-prefix=A", "--description=" + strings.Repeat("x", 600)})},
+		{"qr create x --tpu-type=v5litepod-16 --node-count=2", slices.Concat(badGlobals, badLogins, badRequests, []string{"--node-count=0", "--confirm", "--node-prefix=A", "--description=" + strings.Repeat("x", 600)})},
 		{"qr list", slices.Concat(badGlobals, []string{"--filter=(", "--sort-by=,", "--limit=x", "--page-size=0", "stray"})},
 		{"qr wait x", slices.Concat(badGlobals, badLogins, badWaits)},
 		{"network create", slices.Concat(badGlobals, []string{"--mtu=1", "--subnet-mode=x", "--bgp-routing-mode=x", "--ssh-source-ranges=x", "--all-ports-from=y", "A"})},

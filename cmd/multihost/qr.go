@@ -172,11 +172,14 @@ func (p *program) qrCreateCommand() *cli.Command {
   multihost qr create train --node-count=2 --node-prefix=train \
       --tpu-type=v5litepod-16 --network=mtu9k
 
-A request that exists with the same properties is taken as it is.`,
+A request that exists with the same properties is taken as it is. Otherwise one
+line says before the request what is asked for, the list price an hour, and what
+ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 		Flags: flags(requestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 			tpuTypeFlag(), runtimeFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
+			confirmFlag(),
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
 		), waitFlags(), sshFlags()),
@@ -186,19 +189,23 @@ A request that exists with the same properties is taken as it is.`,
 				p.inv.refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
 			limits := p.waitLimits(c)
+			p.refuseConfirm(s, c)
 			d, err := s.workers(p, c)
 			if err != nil {
 				return err
 			}
+			p.confirms(s, c, d)
 			setKey(&r, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err
 			}
-			d.WarnOfMTU(c.Context, r)
 			if s.dryRun {
-				return s.qrPlan(c.Context, r)
+				return s.qrPlan(c.Context, d, r)
 			}
 			defer p.warnOfLeftovers(s, c, d, r.ID)()
+			if err := d.AskFor(c.Context, r); err != nil {
+				return interruptible(c.Context, err)
+			}
 			create := s.queue.Create
 			if c.Bool("async") {
 				create = s.queue.Submit
@@ -502,7 +509,8 @@ func (s *session) qrResetPlan(ctx context.Context, id string) error {
 }
 
 // qrPlan shows what qr create would create.
-func (s *session) qrPlan(ctx context.Context, r qr.Request) error {
+func (s *session) qrPlan(ctx context.Context, d *job.Deps, r qr.Request) error {
+	mtu := d.WarnOfMTU(ctx, r)
 	res, _, err := s.queue.Create(ctx, r)
 	var refused *gcp.ReadOnlyError
 	if err == nil {
@@ -517,6 +525,7 @@ func (s *session) qrPlan(ctx context.Context, r qr.Request) error {
 	if err := json.Indent(&text, refused.Body, "", "  "); err != nil {
 		return fmt.Errorf("show request %q: %w", r.ID, err)
 	}
+	d.WouldAskFor(r, mtu)
 	command := r.Gcloud(s.cloud.Project(), s.cloud.Zone())
 	s.view.Emit(event.Result{
 		Name: "queued_resource_plan",

@@ -72,7 +72,7 @@ func answersInJSON() map[string]jsonAnswer {
 		"gc":                      {steps, results{"leftovers": []job.Leftover{}}},
 		"hostkey forget":          {steps, nil},
 		"init":                    {answers, results{"init": writtenFile{}}},
-		"job":                     {follows, runOrPlan},
+		"job":                     {append([]string{"request"}, follows...), runOrPlan},
 		"logs":                    {append([]string{"output"}, steps...), results{"logs_verified": []job.Verified{}}},
 		"manual":                  {answers, results{"manual": writtenPages{}}},
 		"metrics":                 {answers, results{"metrics": metrics.Document{}, "training": event.Training{}}},
@@ -87,7 +87,7 @@ func answersInJSON() map[string]jsonAnswer {
 		"preflight check":         {steps, results{"preflight": []job.WorkerReport{}}},
 		"preflight print":         {answers, results{"preflight_script": preflightScript{}}},
 		"ps":                      {steps, results{"runs": []job.Seen{}}},
-		"qr create":               {steps, results{"queued_resource_plan": map[string]any{}}},
+		"qr create":               {append([]string{"request"}, steps...), results{"queued_resource_plan": map[string]any{}}},
 		"qr delete":               {steps, results{"delete_plan": map[string]any{}}},
 		"qr list":                 {steps, results{"queued_resources": []qr.Resource{}, "queued_resource_uris": []string{}}},
 		"qr reset":                {steps, results{"reset_plan": map[string]any{}}},
@@ -190,7 +190,7 @@ func (g *schemas) events() []byte {
 	g.defs = object{}
 	lines := object{}
 	for _, e := range []event.Event{
-		event.Note{}, event.Phase{}, event.Progress{}, event.Training{}, event.Stall{}, event.State{}, event.Attempt{}, event.Release{},
+		event.Note{}, event.Phase{}, event.Progress{}, event.Training{}, event.Stall{}, event.Request{}, event.State{}, event.Attempt{}, event.Release{},
 		event.WorkerDone{}, event.AttemptEnd{}, event.Summary{},
 	} {
 		lines[e.Kind()] = g.line(e.Kind(), reflect.TypeOf(e))

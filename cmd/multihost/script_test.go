@@ -74,7 +74,7 @@ func besideOthers(t *testing.T) {
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
 //	starttty NAME PROGRAM ARG…          the same on a terminal of its own; what it shows is in NAME.out
-//	type NAME KEYS                      type on that terminal; \x03 is Ctrl-C
+//	type NAME KEYS                      type on that terminal; \x03 is Ctrl-C, \r is Enter
 //	signal NAME SIGNAL                  send a signal to it
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
@@ -353,7 +353,7 @@ func scriptStartTTY(ts *testscript.TestScript, neg bool, args []string) {
 
 func scriptType(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
-	keys := strings.ReplaceAll(args[1], `\x03`, "\x03")
+	keys := strings.NewReplacer(`\x03`, "\x03", `\r`, "\r").Replace(args[1])
 	_, err := io.WriteString(backgrounds.get(ts.Getenv("WORK")+args[0]).keyboard, keys)
 	ts.Check(err)
 }

@@ -52,11 +52,14 @@ func (d *Deps) Detach(ctx context.Context, o JobOptions, do DetachOptions) (Outc
 	}
 	right, over := d.askRight(ctx, o, !o.Keep || o.TTL > 0)
 	defer over()
-	if err := r.makeNetwork(ctx, o.Network); err != nil {
+	first := func() error {
+		mtu := d.mtuFor(ctx, o.Request, o.Network)
+		d.tellRight(right(), o.Request.ID, whenRunEnds)
+		return d.announce(ctx, asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, true), false))
+	}
+	if err := r.makeNetwork(ctx, o.Network, first); err != nil {
 		return Outcome{}, err
 	}
-	d.WarnOfMTU(ctx, o.Request)
-	d.tellRight(right(), o.Request.ID, whenRunEnds)
 	if err := r.upload(ctx); err != nil {
 		return Outcome{}, err
 	}

@@ -91,6 +91,10 @@ type Deps struct {
 	// Interrupted without an Answer.
 	CtrlC Answer
 
+	// Confirm asks the user, who has been shown line, whether slices are to be requested.
+	// An error means no. Nil: nobody is asked.
+	Confirm func(ctx context.Context, line string) error
+
 	Roots gcp.Roots // of the APIs that workers call themselves
 
 	// OpenBucket opens the bucket of jobs without a runner. Bucket and BucketDir are

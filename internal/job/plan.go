@@ -259,13 +259,16 @@ func (d *Deps) PlanJob(ctx context.Context, o JobOptions) (Plan, error) {
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
-	d.WarnOfMTU(ctx, o.Request)
+	mtu := d.mtuFor(ctx, o.Request, o.Network)
 	p.MayDelete = right()
 	d.tellRight(p.MayDelete, o.Request.ID, whenRunnerDies)
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	ready, err := q.foresee(ctx, &p)
 	if err != nil {
 		return Plan{}, err
+	}
+	if p.Resource.Do == ResourceCreate || p.Resource.Do == ResourceRecreate {
+		d.Sink.Emit(asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, false), true))
 	}
 	p.planJob(o, q.ours || p.Resource.Do != ResourceUse)
 	if ready == nil {
@@ -287,7 +290,7 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 	if p.Network, err = d.planNetwork(ctx, o.Network); err != nil {
 		return Plan{}, err
 	}
-	d.WarnOfMTU(ctx, o.Request)
+	mtu := d.mtuFor(ctx, o.Request, o.Network)
 	p.MayDelete = right()
 	d.tellRight(p.MayDelete, o.Request.ID, whenRunEnds)
 	var refused *gcp.ReadOnlyError
@@ -303,6 +306,7 @@ func (d *Deps) PlanDetach(ctx context.Context, o JobOptions, do DetachOptions) (
 		}
 		p.Resource = d.resourceChange(ResourceCreate, qr.Resource{ID: o.Request.ID}, o.Request, refused)
 	}
+	d.Sink.Emit(asking(o.Request, d.Project, d.Zone, mtu, billedUntil(o, true), true))
 	p.Upload = &Upload{URL: r.bucket.URL(r.job.Run), Objects: r.bucket.Objects(r.job)}
 	p.planJob(o, true)
 	return p, r.foresee(ctx, &p, tpu.Selection{Slices: expected(o.Request, d.Project, d.Zone)}, "its slices are to be made")

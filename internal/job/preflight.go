@@ -154,9 +154,9 @@ func (d *Deps) readMTU(ctx context.Context, name string) int {
 }
 
 // WarnOfMTU warns, before several slices are requested, that the MTU of their network is
-// small: machines take the MTU when they are made. If the network cannot be read, the
-// preflight warns later.
-func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
+// small: machines take the MTU when they are made. It returns the MTU, or 0 if it did not
+// read it. If the network cannot be read, the preflight warns later.
+func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) (mtu int) {
 	name := r.Network
 	if name == "" && r.Subnetwork == "" {
 		name = "default"
@@ -164,12 +164,13 @@ func (d *Deps) WarnOfMTU(ctx context.Context, r qr.Request) {
 	// The owners of another project's network may read it; this user need not be able to.
 	name = strings.TrimPrefix(name, "projects/"+d.Project+"/global/networks/")
 	if r.NodeCount < 2 || d.Networks == nil || name == "" || strings.Contains(name, "/") {
-		return
+		return 0
 	}
-	if mtu := d.readMTU(ctx, name); mtu > 0 && mtu < mtuBetween(r.NodeCount) {
+	if mtu = d.readMTU(ctx, name); mtu > 0 && mtu < mtuBetween(r.NodeCount) {
 		event.Notef(d.Sink, event.Warn, mtuCure(name), "network %s has MTU %d: between %d slices %d is wanted, for a sixth of the packets",
 			name, mtu, r.NodeCount, mtuBetween(r.NodeCount))
 	}
+	return mtu
 }
 
 // mtuBetween returns the MTU that this many slices want between them; 0: any.

@@ -54,15 +54,23 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.checked()
-	d.openJournal(o.Run.Run, "job", o.Run.Env)
-	right, over := d.askRight(ctx, o, d.leaseTerms(o).On())
+	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()
-	if err := r.makeNetwork(ctx, o.Network); err != nil {
+	first := func() error {
+		there, mtu, err := d.outlook(ctx, o.Request, o.Network)
+		d.tellRight(right(), o.Request.ID, whenRunnerDies)
+		if q.mtu = mtu; err == nil && !there {
+			err = q.announce(ctx)
+		}
+		if err == nil { // a job that nobody confirmed leaves no journal
+			d.openJournal(o.Run.Run, "job", o.Run.Env)
+		}
+		return err
+	}
+	if err := r.makeNetwork(ctx, o.Network, first); err != nil {
 		return Outcome{}, err
 	}
-	d.WarnOfMTU(ctx, o.Request)
-	d.tellRight(right(), o.Request.ID, whenRunnerDies)
-	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
 	r.missing = q.commandLives
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
 	r.lease = func() *guard {
@@ -72,7 +80,10 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return &guard{terms: q.terms, boot: bootAllowance(o), foreign: foreign}
 	}
 	out, err = r.attempts(ctx, q, o.Budget)
+	var no *declined
 	switch {
+	case errors.As(err, &no):
+		return out, err
 	case r.raced(err):
 		return out, d.notOurs(ctx, o, err, "is left to another runner of this job")
 	case !q.ours || !q.made && isStage(err, StageBusy):
@@ -81,14 +92,21 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	return d.afterRun(ctx, r, q, out, err)
 }
 
-func (r *run) makeNetwork(ctx context.Context, o *network.Options) error {
-	return r.watch.span("network", func() error {
-		plan, err := r.planNetwork(ctx, o)
-		if err != nil || plan == nil {
-			return err
-		}
-		return r.Networks.Apply(ctx, *plan)
+// makeNetwork creates the network of a job, if it is to create one. It calls first before
+// it changes anything, and ends with its error.
+func (r *run) makeNetwork(ctx context.Context, o *network.Options, first func() error) error {
+	var plan *network.Plan
+	err := r.watch.span("network", func() (err error) {
+		plan, err = r.planNetwork(ctx, o)
+		return err
 	})
+	if err != nil {
+		return err
+	}
+	if err := first(); err != nil || plan == nil {
+		return err
+	}
+	return r.watch.span("network", func() error { return r.Networks.Apply(ctx, *plan) })
 }
 
 // planNetwork returns what has to be created for the network of a job; nil if the job

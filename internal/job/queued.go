@@ -38,6 +38,9 @@ type queued struct {
 	starved int // refusals for lack of capacity, in a row
 	settles time.Time
 	asked   time.Time // when the resource was requested
+
+	mtu       int    // of the network, if it was read
+	announced string // the line about the newest request
 }
 
 const (
@@ -134,6 +137,23 @@ func (q *queued) request(ctx context.Context) error {
 		}
 		return fmt.Sprintf("queued resource %s: %d × %s", id, max(1, q.o.Request.NodeCount), q.o.Request.Type.Name), nil
 	})
+}
+
+// announce tells the user what is about to be requested, unless the last request was for
+// the same. The user confirms only the first request of this command, and only before its
+// slices have been up: nobody may be there later.
+func (q *queued) announce(ctx context.Context) error {
+	e := asking(q.o.Request, q.Project, q.Zone, q.mtu, billedUntil(q.o, false), false)
+	first := q.announced == ""
+	if e.Text == q.announced {
+		return nil
+	}
+	q.announced = e.Text
+	if !first || q.worked {
+		q.Sink.Emit(e)
+		return nil
+	}
+	return q.Deps.announce(ctx, e)
 }
 
 // create requests the resource and records whose it is.
@@ -278,6 +298,9 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		return err
 	}
 	id := q.o.Request.ID
+	if err := q.announce(ctx); err != nil {
+		return err
+	}
 	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
 	for {
 		err = q.outlast(ctx, func() error {

@@ -89,6 +89,8 @@ func parse(line []byte) (Entry, bool) {
 		e.Event = decode[event.Note](line)
 	case event.Phase{}.Kind():
 		e.Event = decode[event.Phase](line)
+	case event.Request{}.Kind():
+		e.Event = decode[event.Request](line)
 	case event.State{}.Kind():
 		e.Event = decode[event.State](line)
 	case event.Attempt{}.Kind():

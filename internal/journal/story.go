@@ -187,6 +187,8 @@ func (t *teller) take(e Entry) {
 		now.phase(e, ev)
 	case event.Note:
 		now.Notes = append(now.Notes, Note{e.Time, ev})
+	case event.Request:
+		now.Notes = append(now.Notes, Note{e.Time, event.Note{Level: event.Info, Text: ev.Text}})
 	case event.State:
 		now.States = append(now.States, State{e.Time, ev})
 	case event.Release:

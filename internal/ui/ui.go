@@ -231,6 +231,8 @@ func (r *Renderer) Emit(e event.Event) {
 		r.training(e)
 	case event.Stall:
 		r.stall(e)
+	case event.Request:
+		r.note(event.Note{Level: event.Info, Text: e.Text})
 	case event.State:
 		if r.mode != Quiet {
 			r.control(stateLine(r.clock(), e))

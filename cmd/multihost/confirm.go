@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/event"
+	"multihost/internal/job"
+	"multihost/internal/ui"
+)
+
+// canConfirm reports whether confirm has a terminal to ask on.
+func (p *program) canConfirm(view *ui.Renderer) bool {
+	return view.Mode() != ui.JSON && ui.CanAsk(p.stdin, p.stderr)
+}
+
+// confirm asks a yes-or-no question; only y means yes, Enter and other answers are an
+// error. canConfirm must have reported true.
+func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
+	in, _ := p.stdin.(*os.File)
+	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", "yn\r\n\x04")
+	if err != nil {
+		return err
+	}
+	if key != 'y' {
+		return &statusError{code: exitInterrupt}
+	}
+	return nil
+}
+
+func confirmFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "confirm", Usage: "ask on the terminal before slices are requested; Enter means no"}
+}
+
+// refuseConfirm refuses --confirm where nobody can be asked. A dry run asks nothing.
+func (p *program) refuseConfirm(s *session, c *cli.Context) {
+	if c.Bool("confirm") && !s.dryRun && !p.canConfirm(s.view) {
+		p.inv.refuse(&usageError{err: errors.New("--confirm: there is no terminal to ask on"), hint: "see what would be requested with --dry-run, then leave out --confirm"}, "confirm")
+	}
+}
+
+// confirms has d ask before slices are requested, with --confirm.
+func (p *program) confirms(s *session, c *cli.Context, d *job.Deps) {
+	if !c.Bool("confirm") {
+		return
+	}
+	d.Confirm = func(ctx context.Context, line string) error {
+		question := "request these slices?"
+		if s.view.Mode() == ui.Quiet { // which does not show the line
+			question = line + "\nmultihost: " + question
+		}
+		err := p.confirm(ctx, s.view, question)
+		var no *statusError
+		if errors.As(err, &no) {
+			s.view.Emit(event.Note{Level: event.Info, Text: "no slices were requested"})
+		}
+		return err
+	}
+}
