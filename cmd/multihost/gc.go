@@ -12,13 +12,18 @@ import (
 	"multihost/internal/tpu"
 )
 
+// pricesHelp says what the column PER HOUR of a table is.
+const pricesHelp = `PER HOUR is the list price an hour of the slices that exist, before discounts;
+"unknown" where the price list has none for their zone and tier. Prices are
+` + tpu.PriceSource + `.`
+
 func (p *program) gcCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "gc",
 		Usage: "list what your runs left in the project; with --delete remove it",
 		Description: `Lists queued resources that multihost made in the zone for you and that give
 nothing any more (FAILED, SUSPENDED: they hold quota), that still have slices, or
-wait for some, and networks that no TPU uses, with age and list price per hour.
+wait for some, and networks that no TPU uses, with their age.
 
 --look logs in to worker 0 of each slice; slices on which no run lives, and has
 not for 30 minutes (or --older-than), are of no more use. Reserved capacity is
@@ -28,7 +33,7 @@ never taken for that.
 real state of each is read right before. What multihost did not make is never
 touched.
 
-Prices are ` + tpu.PriceSource + `.`,
+` + pricesHelp,
 		Flags: flags([]cli.Flag{
 			&cli.StringFlag{Name: "prefix", Usage: "only resources with names that begin with `P`"},
 			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or idle for it"},

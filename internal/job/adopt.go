@@ -191,5 +191,5 @@ func (q *queued) nowBilled(s tpu.Slice) {
 		all[i] = q.held.slices[name]
 	}
 	q.held.mu.Unlock()
-	q.setStand(func(st *Stand) { st.Billed = billed(all) })
+	q.setStand(func(st *Stand) { st.Billed = q.billed(all) })
 }

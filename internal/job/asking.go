@@ -46,16 +46,31 @@ func askingText(e event.Request) string {
 	if e.MTU > 0 {
 		net += fmt.Sprintf(" (MTU %d)", e.MTU)
 	}
+	price := noPrice(e.Type, e.Tier, e.Zone)
+	if e.Hourly != nil {
+		price = listPrice(*e.Hourly)
+	}
 	return fmt.Sprintf("%s %d × %s (%s, %s), %s, in %s, %s; %s; billed until %s", verb, e.Slices, e.Type,
 		event.Count(e.Workers, "worker"), event.Count(e.Chips, "chip"), tier, e.Zone, net,
-		listPrice(e.Hourly, e.Type, e.Tier, e.Zone), e.Until)
+		price, e.Until)
 }
 
-// listPrice writes a price with the date of the list, or says what the list lacks.
-func listPrice(hourly *float64, accelerator, tier, zone string) string {
-	if hourly != nil {
-		return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(*hourly), tpu.PriceDate)
+// listPrice writes a price with the date of the list.
+func listPrice(usd float64) string {
+	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
+}
+
+// priceOf writes the price of slices for a reader who is not told their tier and zone
+// beside it.
+func priceOf(hourly *float64, accelerator, tier, zone string) string {
+	if hourly == nil {
+		return noPrice(accelerator, tier, zone)
 	}
+	return fmt.Sprintf("list price %s an hour, %s, in %s (%s)", event.Dollars(*hourly), tierWords(tier), zone, tpu.PriceDate)
+}
+
+// noPrice says what the price list lacks.
+func noPrice(accelerator, tier, zone string) string {
 	if _, ok := tpu.HourlyPrice(accelerator, zone, onDemand); ok {
 		return "price unknown for " + tierWords(tier) + " in " + zone
 	}

@@ -413,7 +413,7 @@ func (d *Deps) leftoverWarning(all []qr.Resource, user, except string) string {
 	if len(idle) > 0 {
 		cost := "billed"
 		if known {
-			cost = "about " + event.Dollars(total) + " an hour"
+			cost += ", " + listPrice(total)
 		}
 		parts = append(parts, "still there and "+cost+": "+strings.Join(idle, ", "))
 	}

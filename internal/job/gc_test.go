@@ -87,7 +87,7 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 		made("dead", "SUSPENDED", 0, old), made("mine", "FAILED", 0, old), bobs, foreign,
 	}
 	got := d.leftoverWarning(all, "ann", "mine")
-	want := "left of your earlier runs: still there and about $25.76 an hour: idle (2 slices, its last run ended 3h00m ago); dead and holding quota: dead"
+	want := "left of your earlier runs: still there and billed, list price $25.76 an hour (2026-11-28): idle (2 slices, its last run ended 3h00m ago); dead and holding quota: dead"
 	if got != want {
 		t.Errorf("warning = %q\nwant      %q", got, want)
 	}

@@ -105,6 +105,7 @@ type Deps struct {
 
 	route   route
 	stand   stand
+	tier    string    // of the slices that this command asks for; empty: it asks for none
 	present *presence // nil: this command copies no logs
 
 	// Checked is called before the first request, after all checks that need none. It

@@ -138,12 +138,8 @@ func (p Plan) tellSlices(t *planText) {
 	ids := p.ids()
 	t.line(sign, "slices", "%s", join(strings.Join(names, ", "), paren(kind)))
 	t.more("%s: %s", event.Count(len(ids), "worker"), tpu.Fold(ids))
-	cost := "price unknown"
-	if p.Cost.Hourly != nil {
-		cost = fmt.Sprintf("about %s an hour, %s, before discounts", event.Dollars(*p.Cost.Hourly), p.Cost.Tier)
-	}
 	if p.Zone != "" {
-		t.more("%s", cost)
+		t.more("%s", priceOf(p.Cost.Hourly, first.Type, p.Cost.Tier, p.Zone))
 	}
 }
 

@@ -55,6 +55,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	}
 	r.checked()
 	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	d.tier = string(o.Request.Asks())
 	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()
 	first := func() error {
@@ -260,7 +261,7 @@ func deleteHint(id string, d *Deps) string {
 func (d *Deps) holdFor(ctx context.Context, r *run, limit time.Duration, id string) string {
 	until := d.Clock.Now().Add(limit)
 	cost := ""
-	if text := billed(r.used); text != "" {
+	if text := d.billed(r.used); text != "" {
 		cost = " (" + text + ")"
 	}
 	d.setStand(func(s *Stand) { s.Kept = until })

@@ -1,11 +1,11 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
 
-	"multihost/internal/event"
 	"multihost/internal/tpu"
 )
 
@@ -58,7 +58,7 @@ func (d *Deps) setStand(change func(*Stand)) {
 func (f *following) runs() (over func()) {
 	f.setStand(func(s *Stand) {
 		s.Run, s.Running, s.Ours = f.ref.Run, tpu.Fold(f.team.ids), !f.attached
-		s.Billed = billed(f.team.slices)
+		s.Billed = f.billed(f.team.slices)
 	})
 	return func() { f.setStand(func(s *Stand) { s.Running = "" }) }
 }
@@ -72,22 +72,26 @@ func (d *Deps) holds(run, id, waiting string, earlier bool) {
 	})
 }
 
-// billed returns what slices cost, in words. The tier is not known here, so the price is
-// that of on-demand capacity, which no other tier exceeds.
-func billed(all []tpu.Slice) string {
+// billed returns what slices cost, in words. The tier of slices that this command did not
+// ask for is not known here: their price is that of on-demand capacity, and says so.
+func (d *Deps) billed(all []tpu.Slice) string {
 	if len(all) == 0 || all[0].UID == "" { // hosts that no cloud knows
 		return ""
 	}
+	tier := cmp.Or(d.tier, onDemand)
 	kinds := map[string]int{}
 	var order []string
-	total, known := 0.0, true
+	total := 0.0
+	var unpriced tpu.Slice
 	for _, s := range all {
 		if kinds[s.Type] == 0 {
 			order = append(order, s.Type)
 		}
 		kinds[s.Type]++
-		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, onDemand)
-		total, known = total+cost, known && ok
+		cost, ok := tpu.HourlyPrice(s.Type, s.Zone, tier)
+		if total += cost; !ok {
+			unpriced = s
+		}
 	}
 	text := ""
 	for i, kind := range order {
@@ -96,8 +100,8 @@ func billed(all []tpu.Slice) string {
 		}
 		text += fmt.Sprintf("%d × %s", kinds[kind], kind)
 	}
-	if !known {
-		return text + ", price unknown"
+	if unpriced.Name != "" {
+		return text + ", " + noPrice(unpriced.Type, tier, unpriced.Zone)
 	}
-	return text + ", about " + event.Dollars(total) + " an hour on demand"
+	return text + ", " + priceOf(&total, "", tier, all[0].Zone)
 }
