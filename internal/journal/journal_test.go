@@ -47,6 +47,7 @@ func TestEveryKindComesBackAsItWas(t *testing.T) {
 		journal.Begin{Command: "run"},
 		event.Note{Level: event.Warn, Text: "a <b> \"c\"\n\x1b[31m", Hint: "h"},
 		event.Phase{Name: "sync", State: event.Done, Detail: "d", Elapsed: time.Second},
+		event.Request{Resource: "q", Slices: 2, Type: "v4-8", Tier: "spot", Hourly: new(7.73), PriceDate: "2026-11-28", Text: "asking for 2 × v4-8"},
 		event.State{Resource: "node", Name: "t-0", State: "READY"},
 		event.Attempt{Run: "r", Attempt: 2, Command: "c", Begin: at, Slices: []string{"t-0"}, Workers: 4, LogDir: "/l"},
 		event.Release{Attempt: 2, First: at, Workers: []event.ReleasedOn{{Slice: 0, Worker: 1, After: time.Millisecond}}},

@@ -37,6 +37,8 @@ func script(text string) []journal.Entry {
 			e = event.Phase{Name: f[2], State: event.Failed, Elapsed: time.Second}
 		case "note":
 			e = event.Note{Level: event.Warn, Text: f[2]}
+		case "request":
+			e = event.Request{Text: f[2]}
 		case "worker":
 			e = event.WorkerDone{Worker: int(f[2][0] - '0'), Code: int(f[3][0] - '0'), Error: strings.Join(f[4:], " ")}
 		case "preflight":
@@ -107,11 +109,12 @@ func TestStories(t *testing.T) {
 			[]string{"1 of run: discover=done sync=done run=done, summary of 1, ended"}},
 		"a job whose provisioning fails": {`
 			a begin job
+			a request price
 			a start request
 			a fails request
 			a note hint
 			a end quota`,
-			[]string{"0 of : request=failed hint, ended with quota"}},
+			[]string{"0 of : request=failed price hint, ended with quota"}},
 		"a run whose runner is killed goes on without an end": {`
 			a begin run
 			a attempt 1
