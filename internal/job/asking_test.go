@@ -200,3 +200,19 @@ func TestWhatSlicesAreBilled(t *testing.T) {
 		}
 	}
 }
+
+// A no leaves a lost resource of an earlier runner as it is.
+func TestNothingIsDeletedForARequestThatIsNotConfirmed(t *testing.T) {
+	t.Parallel()
+	q, h := onHardCloud(nil)
+	q.worked = false
+	q.Confirm = func(context.Context, string) error { return errors.New("no") }
+	_, err := q.ready(t.Context(), func(*Failure) error { return nil }, nil)
+	testkit.Must(t, err) // the slices of the earlier runner are there
+	q.worked, h.fails, h.calls = false, map[string][]error{"wait": {errSuspended}}, nil
+	_, err = q.ready(t.Context(), func(*Failure) error { return nil }, nil)
+	var no *declined
+	if !errors.As(err, &no) || strings.Join(h.calls, " ") != "wait get" {
+		t.Errorf("ended with %v after the calls %v, want a no after wait and get", err, h.calls)
+	}
+}
