@@ -90,6 +90,11 @@ type Progress struct {
 	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its beginning; 0: none
 	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
+
+	// Silent holds the workers, folded, from which nothing is heard any more: not even
+	// that they live. "": all are heard.
+	Silent      string     `json:"silent,omitempty"`
+	SilentSince *time.Time `json:"silent_since,omitempty"` // when one of them was last heard
 }
 
 // Training is the newest step of a training run; it replaces the previous one. A figure

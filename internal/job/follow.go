@@ -49,6 +49,7 @@ type following struct {
 	lowDisks lowDisks
 	logs     logWait
 	window   *launch.Window
+	silent   silence        // what the status line says now
 	sum      *event.Summary // of an end that this process saw, for the caller to emit
 	watcher  *watcher
 }
@@ -86,7 +87,7 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 	f.begin = f.Clock.Now()
 	defer f.runs()()
 	f.Sink.Emit(event.Phase{Name: "run", State: event.Started, Detail: f.rec.Command})
-	f.Sink.Emit(event.Progress{Phase: "run", Total: len(f.team.ids)})
+	f.Sink.Emit(f.progress())
 	stop, err := f.untilEnd(ctx)
 	elapsed := f.Clock.Now().Sub(f.begin)
 	f.watch.add("run", elapsed)
@@ -116,13 +117,81 @@ func (f *following) workerEnded(e endOf) {
 		done.Error = e.err.Error()
 	}
 	f.Sink.Emit(done)
-	count := 0
+	f.Sink.Emit(f.progress())
+}
+
+// progress says on how many workers the command has ended, and which are not heard.
+func (f *following) progress() event.Progress {
+	p := event.Progress{Phase: "run", Total: len(f.team.ids), Silent: f.silent.who}
 	for _, end := range f.ends {
 		if end.known {
-			count++
+			p.Done++
 		}
 	}
-	f.Sink.Emit(event.Progress{Phase: "run", Done: count, Total: len(f.ends), Waiting: f.unfinished(), Elapsed: f.Clock.Now().Sub(f.begin)})
+	if p.Done > 0 {
+		p.Waiting = f.unfinished()
+	}
+	if f.ends != nil {
+		p.Elapsed = f.Clock.Now().Sub(f.begin)
+	}
+	if p.Silent != "" {
+		p.SilentSince = &f.silent.since
+	}
+	return p
+}
+
+// A silence says from which workers nothing is heard, and since when.
+type silence struct {
+	who   string // folded; "": all are heard
+	since time.Time
+}
+
+// silenceFrom is how long nothing must have come from a worker before that is shown. A
+// connection that is made again at once is no news.
+const silenceFrom = 10 * time.Second
+
+// silenceOf folds the workers that are silent at now; heard holds when each was last
+// heard, the zero time if it answers or need not be heard. open is how many need to be.
+func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) silence {
+	var silent []tpu.WorkerID
+	var last time.Time
+	for i, at := range heard {
+		if at.IsZero() || now.Sub(at) < silenceFrom {
+			continue
+		}
+		silent = append(silent, ids[i])
+		if at.After(last) {
+			last = at
+		}
+	}
+	s := silence{who: tpu.Fold(silent), since: last.UTC()}
+	if len(silent) > 1 && len(silent) == open {
+		s.who = "any worker"
+	}
+	return s
+}
+
+// tellSilence shows from which workers nothing is heard, when that has changed.
+func (f *following) tellSilence() {
+	heard, open := make([]time.Time, len(f.ends)), 0
+	for i, e := range f.ends {
+		if e.known {
+			continue
+		}
+		open++
+		if conn := f.team.conns[i]; conn != nil {
+			if since, silent := conn.Silence(); silent {
+				heard[i] = since
+				if since.IsZero() {
+					heard[i] = f.begin
+				}
+			}
+		}
+	}
+	if now := silenceOf(f.team.ids, heard, open, f.Clock.Now()); now != f.silent {
+		f.silent = now
+		f.Sink.Emit(f.progress())
+	}
 }
 
 // unfinished names the workers whose end is not known.

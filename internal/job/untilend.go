@@ -114,6 +114,7 @@ func (w *endWait) events(followCtx context.Context) error {
 			look = w.Clock.After(pause)
 		case <-training:
 			training = w.Clock.After(trainingEvery)
+			w.tellSilence()
 			if err := w.watcher.look(followCtx); err != nil {
 				w.begin("its training stands still", err)
 			}

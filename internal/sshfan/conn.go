@@ -139,8 +139,10 @@ type link struct {
 	mu    sync.Mutex
 	cause error // why we ended it, if we did
 
-	quiet   int         // ticks without a byte; used by keepAlive only
-	probing atomic.Bool // a keepalive is unanswered
+	quiet   int          // ticks without a byte; used by keepAlive only
+	heard   atomic.Int64 // when keepAlive last saw that a byte had come, in nanoseconds
+	mute    atomic.Bool  // a keepalive is unanswered for half of KeepAlive
+	probing atomic.Bool  // a keepalive is unanswered
 
 	agent atomic.Pointer[agentServer] // usually nil
 }
@@ -223,6 +225,22 @@ func (l *link) ended() bool {
 	}
 }
 
+// Silence reports whether nothing comes from the worker any more, and when something last
+// did, to within a quarter of Config.KeepAlive: its connection has ended, or a keepalive
+// has no answer. since is the zero time if there never was a connection.
+func (c *Conn) Silence() (since time.Time, silent bool) {
+	c.mu.Lock()
+	l := c.link
+	c.mu.Unlock()
+	switch {
+	case l == nil:
+		return time.Time{}, true
+	case !l.ended() && !l.mute.Load():
+		return time.Time{}, false
+	}
+	return time.Unix(0, l.heard.Load()), true
+}
+
 // lost returns the error for a command that was running when the link ended.
 func (l *link) lost(name string) error {
 	<-l.gone
@@ -302,6 +320,7 @@ func (s *socket) Close() error {
 const (
 	looks     = 4
 	probeAt   = looks
+	muteAt    = probeAt + looks/2
 	giveUpAt  = 3*looks - 1 // with the interval before the first look: within 3 KeepAlive
 	leastLook = time.Millisecond
 )
@@ -333,9 +352,12 @@ func (f *Fleet) keepAlive() {
 func (f *Fleet) look(l *link) {
 	if l.sock.heard.Swap(false) {
 		l.quiet = 0
+		l.heard.Store(f.cfg.Clock.Now().UnixNano())
+		l.mute.Store(false)
 		return
 	}
 	l.quiet++
+	l.mute.Store(l.quiet >= muteAt)
 	switch {
 	case l.quiet == giveUpAt:
 		silence := fmt.Errorf("%w for %s", ErrSilent, 3*f.cfg.KeepAlive)

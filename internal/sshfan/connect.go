@@ -257,6 +257,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 		return nil, stage, err
 	}
 	l := &link{fleet: f, conn: conn, sock: sock, gone: make(chan struct{})}
+	l.heard.Store(f.cfg.Clock.Now().UnixNano())
 	if !inTime {
 		err = context.Cause(ctx)
 	} else {

@@ -718,12 +718,23 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	quiet := time.NewTimer(5 * interval)
 	defer quiet.Stop()
 	<-quiet.C
+	if since, silent := c.Silence(); silent {
+		t.Errorf("a live peer is silent since %v", since)
+	}
+	before := time.Now()
 	s.freeze()
+	until(t, "its silence", func() bool { _, silent := c.Silence(); return silent })
 	_, err = session.Wait()
 	if !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrSilent) {
 		t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)
 	}
+	if since, silent := c.Silence(); !silent || since.Sub(before).Abs() > interval {
+		t.Errorf("silent %v since %v, frozen at %v", silent, since, before)
+	}
 	run(t, c, "true")
+	if _, silent := c.Silence(); silent {
+		t.Error("silent over a new connection")
+	}
 }
 
 func TestCancelOnAFrozenPeerReturnsAtOnce(t *testing.T) {

@@ -51,8 +51,19 @@ func (p *phaseView) describe() string {
 		if e.Waiting != "" {
 			parts = append(parts, "waiting for "+e.Waiting)
 		}
+		if e.Silent != "" {
+			parts = append(parts, "nothing heard from "+e.Silent)
+		}
 	}
 	return p.name + ": " + strings.Join(parts, ", ")
+}
+
+// silence says for how long the workers of describe have not been heard; "" if all are.
+func (p *phaseView) silence(now time.Time) string {
+	if p.last.Silent == "" || p.last.SilentSince == nil {
+		return ""
+	}
+	return " for " + event.Age(now.Sub(*p.last.SilentSince))
 }
 
 // times says how long the phase has taken, and its limit if it has one.
@@ -158,7 +169,9 @@ func (r *Renderer) status(now time.Time) string {
 	if p.last.All > 0 {
 		text = bar(p.last.Bytes, p.last.All) + " " + text
 	}
-	if strings.Contains(text, ": ") {
+	if silence := p.silence(now); silence != "" {
+		text += silence // the time of a phase that is not heard of says nothing
+	} else if strings.Contains(text, ": ") {
 		text += ", " + p.times(now)
 	} else {
 		text += ": " + p.times(now)
@@ -230,5 +243,9 @@ func bar(done, all int64) string {
 
 // line appends the status as a line of its own.
 func (p *phaseView) line(b []byte, now time.Time) []byte {
-	return appendIndented(b, strings.TrimSuffix(p.describe(), ": ")+" ("+p.times(now)+")", "  ")
+	times := p.silence(now)
+	if times == "" {
+		times = " (" + p.times(now) + ")"
+	}
+	return appendIndented(b, strings.TrimSuffix(p.describe(), ": ")+times, "  ")
 }

@@ -785,3 +785,33 @@ func TestPlainPrefix(t *testing.T) {
 		}
 	}
 }
+
+// While nothing is heard, the status line counts how long that has lasted, and not the
+// time of the phase.
+func TestSilenceIsCounted(t *testing.T) {
+	for _, mode := range []Mode{TTY, Plain} {
+		synctest.Test(t, func(t *testing.T) {
+			screen := new(recorder)
+			r := New(Options{Mode: mode, Stdout: screen, Stderr: screen, Width: func() int { return 60 }})
+			r.Emit(event.Phase{Name: "run", State: event.Started})
+			r.Emit(event.Progress{Phase: "run", Total: 4})
+			time.Sleep(61 * time.Second)
+			since := time.Now().Add(-20 * time.Second)
+			r.Emit(event.Progress{Phase: "run", Total: 4, Silent: "s0w1", SilentSince: &since})
+			time.Sleep(110*time.Second + 50*time.Millisecond)
+			r.Emit(event.Progress{Phase: "run", Total: 4})
+			time.Sleep(time.Minute)
+			r.Close()
+			text := strings.ReplaceAll(screen.String(), "\r\x1b[K", "\n")
+			want := []string{"\nrun: 0/4, 1m00s\n", "\nrun: 0/4, nothing heard from s0w1 for 20 s\n", "\nrun: 0/4, nothing heard from s0w1 for 2m05s\n", "\nrun: 0/4, 3m50s\n"}
+			if mode == Plain {
+				want = []string{"run: 0/4 (5 s)\nrun: 0/4, nothing heard from s0w1 for 20 s\nrun: 0/4 (2m51s)\n"}
+			}
+			for _, w := range want {
+				if !strings.Contains(text, w) {
+					t.Errorf("%s: %q is missing:\n%s", mode, w, text)
+				}
+			}
+		})
+	}
+}
