@@ -97,7 +97,7 @@ standard input is empty.`,
 				return err
 			}
 			if s.view.Mode() != ui.JSON {
-				out, errs := ui.Printable(p.stdout), ui.Printable(p.stderr)
+				out, errs := s.view.Stdout(), s.view.Stderr()
 				defer out.Close()
 				defer errs.Close()
 				o.Stdout, o.Stderr = out, errs

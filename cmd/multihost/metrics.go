@@ -155,7 +155,7 @@ func (p *program) metrics(c *cli.Context) error {
 	}
 	d := t.Document(trainingView, gcp.SystemClock.Now())
 	if c.String("output") == "csv" {
-		return withoutPipe(d.CSV(p.stdout))
+		return withoutPipe(d.CSV(view.Stdout()))
 	}
 	view.Emit(event.Result{Name: "metrics", Text: d.Text(c.Bool("workers")), Data: d})
 	return below(c, view, &d)

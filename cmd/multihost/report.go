@@ -87,8 +87,10 @@ func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) er
 	path := c.String("out")
 	switch path {
 	case "-":
-		_, err := p.stdout.Write(page.Bytes())
-		return withoutPipe(err)
+		view := p.newView(p.viewMode(c), c)
+		out := view.Stdout()
+		_, err := out.Write(page.Bytes())
+		return withoutPipe(errors.Join(err, out.Close(), view.Close()))
 	case "":
 		path = filepath.Join(r.Dir(), "report.html")
 	}

@@ -140,7 +140,7 @@ func (e *noSliceError) Hint() string { return e.hint }
 func (p *program) console(ctx context.Context, s *session) (*job.Console, error) {
 	in, out, ok := ui.CanHandOver(p.stdin, p.stdout)
 	if !ok {
-		screen, errs := ui.Printable(p.stdout), ui.Printable(p.stderr)
+		screen, errs := s.view.Stdout(), s.view.Stderr()
 		return &job.Console{Stdin: p.stdin, Stdout: screen, Stderr: errs, Close: func() error { return errors.Join(screen.Close(), errs.Close()) }}, nil
 	}
 	kind, _ := s.lookup("TERM")

@@ -70,6 +70,7 @@ func (r *Renderer) hold(ctx context.Context) (resume func(), err error) {
 		return nil, context.Cause(ctx)
 	}
 	l.erase()
+	l.endData()
 	return func() {
 		<-l.pen
 		l.kick()

@@ -1,11 +1,9 @@
 package ui
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"reflect"
-	"syscall"
 	"time"
 )
 
@@ -51,6 +49,7 @@ type lane struct {
 	wrote     time.Time
 	drew      time.Time
 	status    string // on the screen now
+	inLine    bool   // the cursor stands behind data without a newline
 	again     bool   // a redraw was postponed
 	gone      [2]bool
 }
@@ -163,14 +162,18 @@ func (l *lane) loop() {
 	}
 }
 
-// drain writes what is queued now. The caller holds the pen.
+// drain erases the status line and writes what is queued now. The caller holds the pen.
 func (l *lane) drain() {
+	l.erase()
 	l.r.mu.Lock()
 	buf, segs := l.queue, l.segments
 	l.queue, l.segments = nil, nil
 	l.generation++
 	l.outputQueued, l.controlQueued = 0, 0
 	l.r.mu.Unlock()
+	if len(segs) > 0 {
+		l.endData()
+	}
 	start := 0
 	for _, s := range segs {
 		l.send(s.to, buf[start:s.end])
@@ -218,6 +221,7 @@ func (l *lane) notice(now time.Time) {
 func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
 	if len(segs) > 0 {
 		l.erase()
+		l.endData()
 	}
 	start := 0
 	for _, s := range segs {
@@ -226,6 +230,9 @@ func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
 	}
 	if !l.tty {
 		return
+	}
+	if l.inLine {
+		status = ""
 	}
 	if now.Sub(l.drew) < redrawEvery {
 		l.again = status != l.status
@@ -248,6 +255,16 @@ func (l *lane) erase() {
 	}
 }
 
+// endData makes a message begin on a line of its own where data and messages share a
+// terminal. A message that comes amid a line of data is seen as such; the data itself is
+// not changed for anything but a terminal.
+func (l *lane) endData() {
+	if l.inLine && l.tty {
+		l.send(toStderr, []byte("\n"))
+		l.inLine = false
+	}
+}
+
 func (l *lane) send(to dest, p []byte) {
 	if l.gone[to] {
 		return
@@ -256,21 +273,9 @@ func (l *lane) send(to dest, p []byte) {
 	if to == toStderr {
 		w = l.r.o.Stderr
 	}
-	for {
-		n, err := w.Write(p)
-		if err == nil {
-			return
-		}
-		// Another program may have left the terminal non-blocking.
-		if errors.Is(err, syscall.EAGAIN) && n >= 0 && n <= len(p) {
-			p = p[n:]
-			timer := time.NewTimer(10 * time.Millisecond)
-			<-timer.C
-			continue
-		}
+	if _, err := writeAll(w, p); err != nil {
 		l.gone[to] = true
 		l.r.writeFailed(to, err)
-		return
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 type phaseView struct {
 	name    string
 	started time.Time
+	begun   bool // announced by a Phase event, so another one ends it
 	last    event.Progress
 	lastAt  time.Time // zero: no progress yet
 	step    string    // the newest training step; "": none
@@ -99,7 +100,7 @@ func (r *Renderer) phase(e event.Phase, now time.Time) {
 			p = &phaseView{name: e.Name}
 			r.phases = append(r.phases, p)
 		}
-		*p = phaseView{name: e.Name, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
+		*p = phaseView{name: e.Name, begun: true, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
 		if r.mode == Plain && e.Detail != "" {
 			r.control(appendIndented(r.clock(), e.Name+": "+e.Detail, "  "))
 		}
@@ -134,6 +135,9 @@ func (r *Renderer) progress(e event.Progress, now time.Time) {
 	}
 	p.last, p.lastAt = e, now
 	r.changed(p)
+	if !p.begun && e.Total > 0 && e.Done >= e.Total { // no other event ends it
+		r.phases = slices.DeleteFunc(r.phases, func(q *phaseView) bool { return q == p })
+	}
 }
 
 // training shows the newest step in the phase "run".
