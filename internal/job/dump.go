@@ -27,16 +27,22 @@ type Dumped struct {
 
 // Dump collects the stacks of a run's processes on all its workers, writes one file for
 // each worker below the run's log directory, and emits the folded stacks as a Result.
-// The run continues. The error names the workers that returned none.
+// The run continues. The error names the workers that returned none. Of a run that has
+// ended, it says how.
 func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 	watch := stopwatch{sink: d.Sink, clock: d.Clock}
-	rec, err := d.locate(ctx, name, prefix)
+	rec, err := d.dumpRecord(ctx, name, prefix)
 	if err != nil {
 		return err
 	}
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return err
+	}
+	if len(gone) == len(rec.Slices) {
+		if e := endHere(d.StateDir, rec, rec.Attempt); e != nil {
+			return e.noStacks(d, name)
+		}
 	}
 	if len(gone) > 0 {
 		event.Notef(d.Sink, event.Warn, "", "slices of run %s are gone: %s", name, strings.Join(gone, ", "))
@@ -46,10 +52,40 @@ func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 		return err
 	}
 	defer t.close()
-	if _, _, err := d.newestAttempt(ctx, t, rec); err != nil {
+	_, lives, err := d.newestAttempt(ctx, t, rec)
+	if err != nil {
 		return err
 	}
+	if !lives {
+		e := endHere(d.StateDir, rec, rec.Attempt)
+		if e == nil {
+			e = t.endThere(ctx, d, rec)
+		}
+		if e != nil {
+			return e.noStacks(d, name)
+		}
+	}
 	return d.dump(ctx, t, rec, nil)
+}
+
+// dumpRecord returns the record of a run, or the error that the run has ended, if its
+// bucket tells so.
+func (d *Deps) dumpRecord(ctx context.Context, name, prefix string) (*Record, error) {
+	r, err := d.detachedRun(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return d.locate(ctx, name, prefix)
+	}
+	state, err := r.bucket.State(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if e := r.endInBucket(state); e != nil {
+		return nil, e.noStacks(d, name)
+	}
+	return r.record(ctx, state.Attempt)
 }
 
 // dump is Dump on a connected team. A process that dumps its stacks on a signal may
@@ -77,8 +113,10 @@ func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte)
 		}
 		for k := range all {
 			all[k].Command = hide(all[k].Command)
-			for j, line := range all[k].Lines {
-				all[k].Lines[j] = hide(line)
+			for _, lines := range [][]string{all[k].Lines, all[k].Printed} {
+				for j, line := range lines {
+					lines[j] = hide(line)
+				}
 			}
 		}
 		if err == nil {
@@ -91,7 +129,7 @@ func (d *Deps) dump(ctx context.Context, t *team, rec *Record, secrets [][]byte)
 		stacks[i], dumped[i].Stacks = all, all
 		return err
 	})
-	d.Sink.Emit(event.Result{Name: "stacks", Text: foldedText(t.ids, stacks) + "stacks of each worker: " + dir + "\n", Data: dumped})
+	d.Sink.Emit(event.Result{Name: "stacks", Text: foldedText(t.ids, stacks) + printedText(t.ids, stacks, rec.Run) + "stacks of each worker: " + dir + "\n", Data: dumped})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -102,6 +140,9 @@ func stackText(all []launch.Stack) []byte {
 	var b strings.Builder
 	for _, s := range all {
 		fmt.Fprintf(&b, "%s\n%s\n\n", s, strings.Join(s.Lines, "\n"))
+		if len(s.Printed) > 0 {
+			fmt.Fprintf(&b, "printed meanwhile, no part of the stacks:\n%s\n\n", strings.Join(s.Printed, "\n"))
+		}
 	}
 	return []byte(b.String())
 }
@@ -128,6 +169,25 @@ func foldedText(ids []tpu.WorkerID, stacks [][]launch.Stack) string {
 		b.WriteByte('\n')
 	}
 	return b.String()
+}
+
+// printedText says that the command printed something while its stacks were collected.
+func printedText(ids []tpu.WorkerID, stacks [][]launch.Stack, run string) string {
+	var at []tpu.WorkerID
+	lines := 0
+	for i, all := range stacks {
+		n := 0
+		for _, s := range all {
+			n += len(s.Printed)
+		}
+		if lines += n; n > 0 {
+			at = append(at, ids[i])
+		}
+	}
+	if lines == 0 {
+		return ""
+	}
+	return fmt.Sprintf("left out: %s that the command printed meanwhile on %s; read it with: multihost logs %s --worker=%s\n", event.Count(lines, "line"), tpu.Fold(at), run, at[0])
 }
 
 // beginDump collects the stacks of a run that has stalled. It does nothing while an

@@ -1,10 +1,12 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +29,10 @@ type Stack struct {
 	Command string      `json:"command"`
 	Method  StackMethod `json:"method"`
 	Lines   []string    `json:"lines"`
+
+	// Printed has what the command printed while the process was printing its stack. It is
+	// empty for the other methods, and where the stack has a form that is not known.
+	Printed []string `json:"printed,omitempty"`
 }
 
 // DumpOptions are optional.
@@ -67,7 +73,54 @@ func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Ph
 			}
 		}
 	}
+	for i := range stacks {
+		if s := &stacks[i]; s.Method == BySignal {
+			s.Lines, s.Printed = tellApart(s.Lines)
+		}
+	}
 	return stacks, parseState(ref, records).Phase, nil
+}
+
+var (
+	// faultHead begins the stack of a thread as Python's faulthandler prints it.
+	faultHead = regexp.MustCompile(`(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+[^:]*|Current thread's C stack trace |Stack )\(most recent call first\)`)
+	// faultFrame is a line of such a stack.
+	faultFrame = regexp.MustCompile(`^  (?:File ".*", line (?:\d+|\?\?\?) in |Binary file "|<.*>$|\.\.\.$|Garbage-collecting$)`)
+	// traceFrame is a place as Python's traceback prints it; a line of the program, which
+	// is indented further, may follow.
+	traceFrame = regexp.MustCompile(`^  File ".*", line \d+, in `)
+)
+
+// tellApart separates the stacks in what a process printed on SIGUSR1 from what the
+// command printed meanwhile: other threads and processes go on writing to the same log.
+// When there is no stack in a known form, all of it may be one.
+func tellApart(lines []string) (stack, printed []string) {
+	code := false // the next line may belong to a traceFrame
+	for _, line := range lines {
+		at := faultHead.FindStringIndex(line)
+		switch {
+		case at != nil:
+			if at[0] > 0 { // behind a line that was not ended yet
+				printed = append(printed, line[:at[0]])
+			}
+			stack, code = append(stack, line[at[0]:]), false
+		case faultFrame.MatchString(line):
+			stack, code = append(stack, line), false
+		case traceFrame.MatchString(line):
+			stack, code = append(stack, line), true
+		case code && strings.HasPrefix(line, "    "):
+			stack, code = append(stack, line), false
+		default:
+			code = false
+			if line != "" {
+				printed = append(printed, line)
+			}
+		}
+	}
+	if len(stack) == 0 {
+		return lines, nil
+	}
+	return stack, printed
 }
 
 // A FoldedStack is one stack that one or more threads share, over all workers.
@@ -79,48 +132,67 @@ type FoldedStack struct {
 
 // FoldStacks groups the threads that have the same stack, over all workers: all[i]
 // is what Dump returned for worker i. It ignores what always differs: numbers of
-// threads and processes, and addresses. Stacks that few workers share come first,
-// because a worker that waits elsewhere than the others is the one to look at.
+// threads and processes, addresses, and whether a thread was running at that moment.
+// Stacks that few workers share come first, because a worker that waits elsewhere than
+// the others is the one to look at.
 func FoldStacks(all [][]Stack) []FoldedStack {
 	index := map[string]int{}
 	var folded []FoldedStack
 	for i, stacks := range all {
 		for _, s := range stacks {
 			for _, thread := range threads(s.Lines) {
-				key := strings.Join(thread, "\n")
+				key := strings.Join(thread.lines, "\n")
 				at, ok := index[key]
 				if !ok {
 					at = len(folded)
 					index[key] = at
-					folded = append(folded, FoldedStack{Lines: thread})
+					folded = append(folded, FoldedStack{Lines: thread.lines})
 				}
 				f := &folded[at]
-				f.Threads++
+				f.Threads += thread.count
 				if n := len(f.Workers); n == 0 || f.Workers[n-1] != i {
 					f.Workers = append(f.Workers, i)
 				}
 			}
 		}
 	}
-	slices.SortStableFunc(folded, func(a, b FoldedStack) int { return len(a.Workers) - len(b.Workers) })
+	slices.SortStableFunc(folded, func(a, b FoldedStack) int {
+		return cmp.Or(len(a.Workers)-len(b.Workers), slices.Compare(a.Workers, b.Workers))
+	})
 	return folded
 }
 
 var (
-	threadHead = regexp.MustCompile(`^(Current thread|Thread) |^ *\d+ thread `)
-	varying    = regexp.MustCompile(`0x[0-9a-fA-F]+|\b(?:Thread|Process|pid) \d+\b`)
+	threadHead  = regexp.MustCompile(`^(?:Current thread|Thread|Stack \(most) |^Current thread's C stack |^ *\d+ thread `)
+	kernelCount = regexp.MustCompile(`^ *(\d+) (thread )`)
+	varying     = regexp.MustCompile(`0x[0-9a-fA-F]+|\b(?:Thread|Process|pid) \d+\b`)
+	spyState    = regexp.MustCompile(`^(Thread \S+) \((?:idle|active|active\+gil)\)`)
+	threadName  = regexp.MustCompile(`^(?:Thread \S+: ".*"|Thread \S+ \[.*?\]|thread [^:]*:)`)
+	numbers     = regexp.MustCompile(`\d+`)
 )
+
+// A thread has the lines of one stack, without what always differs, and how many threads
+// of the process have it.
+type thread struct {
+	lines []string
+	count int
+}
 
 // threads splits the lines of a process at the header lines of its threads. It drops
 // lines before the first header, which belong to no stack, unless there is no header
 // at all.
-func threads(lines []string) [][]string {
-	var all [][]string
+func threads(lines []string) []thread {
+	var all []thread
 	headed := slices.ContainsFunc(lines, threadHead.MatchString)
 	for _, line := range lines {
 		head := threadHead.MatchString(line)
 		if line == "" || headed && !head && len(all) == 0 {
 			continue
+		}
+		count := 1
+		if m := kernelCount.FindStringSubmatch(line); m != nil {
+			count, _ = strconv.Atoi(m[1])
+			line = line[len(m[0])-len(m[2]):]
 		}
 		line = varying.ReplaceAllStringFunc(line, func(s string) string {
 			word, _, _ := strings.Cut(s, " ")
@@ -129,13 +201,18 @@ func threads(lines []string) [][]string {
 			}
 			return word + " …"
 		})
-		if rest, ok := strings.CutPrefix(line, "Current thread"); ok {
-			line = "Thread" + rest
+		if head {
+			line = spyState.ReplaceAllString(line, "$1")
+			line = threadName.ReplaceAllStringFunc(line, func(s string) string { return numbers.ReplaceAllString(s, "…") })
+		}
+		if rest, ok := strings.CutPrefix(line, "Current thread 0x"); ok {
+			line = "Thread 0x" + rest
 		}
 		if head || len(all) == 0 {
-			all = append(all, nil)
+			all = append(all, thread{count: count})
 		}
-		all[len(all)-1] = append(all[len(all)-1], line)
+		last := &all[len(all)-1]
+		last.lines = append(last.lines, line)
 	}
 	return all
 }

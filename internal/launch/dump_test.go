@@ -115,21 +115,89 @@ func TestFoldStacksPutsTheOddOneFirst(t *testing.T) {
 		return Stack{Method: BySignal, Lines: []string{
 			"a line of the log", "Current thread 0x" + thread + " (most recent call first):", `  File "~/r/train.py", line 7 in ` + function, ""}}
 	}
-	spy := Stack{Method: BySpy, Lines: []string{"Process 77: python3 train.py", "", `Thread 77 (idle): "MainThread"`, "    step (train.py:7)", `Thread 78 (idle): "loader"`, "    wait (queue.py:1)"}}
-	spy2 := Stack{Method: BySpy, Lines: []string{"Process 99: python3 train.py", "", `Thread 99 (idle): "MainThread"`, "    step (train.py:7)", `Thread 5 (idle): "loader"`, "    wait (queue.py:1)"}}
-	kernel := Stack{Method: ByKernel, Lines: []string{"      3 thread worker: state S, waits in futex_wait"}}
+	spy := Stack{Method: BySpy, Lines: []string{"Process 77: python3 train.py", "", `Thread 77 (idle): "MainThread"`, "    step (train.py:7)", `Thread 78 (idle): "loader-3"`, "    wait (queue.py:1)"}}
+	spy2 := Stack{Method: BySpy, Lines: []string{"Process 99: python3 train.py", "", `Thread 99 (active+gil): "MainThread"`, "    step (train.py:7)", `Thread 5 (idle): "loader-12"`, "    wait (queue.py:1)"}}
+	kernel := Stack{Method: ByKernel, Lines: []string{"      3 thread worker/7: state S, waits in futex_wait"}}
+	kernel2 := Stack{Method: ByKernel, Lines: []string{"     12 thread worker/1: state S, waits in futex_wait"}}
 	got := FoldStacks([][]Stack{
 		{fault("00007f6050607040", "wait")}, {fault("00007f4f36d63040", "wait"), kernel}, {fault("00007f49f6963040", "stuck")},
-		{spy, spy2}, {spy}, {kernel}, nil,
+		{spy, spy2}, {spy}, {kernel2}, nil,
 	})
 	want := []FoldedStack{
 		{Workers: []int{2}, Threads: 1, Lines: []string{"Thread 0x… (most recent call first):", `  File "~/r/train.py", line 7 in stuck`}},
 		{Workers: []int{0, 1}, Threads: 2, Lines: []string{"Thread 0x… (most recent call first):", `  File "~/r/train.py", line 7 in wait`}},
-		{Workers: []int{1, 5}, Threads: 2, Lines: []string{"      3 thread worker: state S, waits in futex_wait"}},
-		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread … (idle): "MainThread"`, "    step (train.py:7)"}},
-		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread … (idle): "loader"`, "    wait (queue.py:1)"}},
+		{Workers: []int{1, 5}, Threads: 15, Lines: []string{"thread worker/…: state S, waits in futex_wait"}},
+		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread …: "MainThread"`, "    step (train.py:7)"}},
+		{Workers: []int{3, 4}, Threads: 3, Lines: []string{`Thread …: "loader-…"`, "    wait (queue.py:1)"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestTellApart separates stacks from what the command prints at the same time.
+func TestTellApart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ text, stack, printed string }{
+		"faulthandler amid steps": {
+			text: `step 4 loss 0.2
+half a lineThread 0x00007f6050607040 (most recent call first):
+  File "~/r/train.py", line 3 in <lambda>
+step 5 loss 0.1
+  File "/usr/lib/python3.10/threading.py", line 953 in run
+
+Current thread 0x00007f4f36d63040 (most recent call first):
+  <no Python frame>
+  ...
+  File the step in another file
+step 6`,
+			stack: `Thread 0x00007f6050607040 (most recent call first):
+  File "~/r/train.py", line 3 in <lambda>
+  File "/usr/lib/python3.10/threading.py", line 953 in run
+Current thread 0x00007f4f36d63040 (most recent call first):
+  <no Python frame>
+  ...`,
+			printed: `step 4 loss 0.2
+half a line
+step 5 loss 0.1
+  File the step in another file
+step 6`,
+		},
+		"thread names and C frames of Python 3.14": {
+			text: `Thread 0x00007f6050607040 [loader-1] (most recent call first):
+  File "a.py", line ??? in run
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3", at _Py_DumpStack+0x4d [0x5f]
+step`,
+			stack: `Thread 0x00007f6050607040 [loader-1] (most recent call first):
+  File "a.py", line ??? in run
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3", at _Py_DumpStack+0x4d [0x5f]`,
+			printed: "step",
+		},
+		"traceback.print_stack": {
+			text: `step 1
+  File "~/r/train.py", line 3, in <module>
+    wait()
+    indented output
+step 2`,
+			stack: `  File "~/r/train.py", line 3, in <module>
+    wait()`,
+			printed: `step 1
+    indented output
+step 2`,
+		},
+		"a form that is not known": {
+			text:  "goroutine 1 [running]:\nmain.main()",
+			stack: "goroutine 1 [running]:\nmain.main()",
+		},
+	} {
+		stack, printed := tellApart(strings.Split(c.text, "\n"))
+		if diff := cmp.Diff(c.stack, strings.Join(stack, "\n")); diff != "" {
+			t.Errorf("%s: stack (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(c.printed, strings.Join(printed, "\n")); diff != "" {
+			t.Errorf("%s: printed (-want +got):\n%s", name, diff)
+		}
 	}
 }

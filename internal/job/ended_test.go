@@ -1,0 +1,74 @@
+package job
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/journal"
+	"multihost/internal/launch"
+	"multihost/internal/tpu"
+)
+
+func TestEndOfAttempt(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	entry := func(e event.Event) journal.Entry { return journal.Entry{Time: at, By: "1", Kind: e.Kind(), Event: e} }
+	worker := func(id string, code int, reason string, after time.Duration) journal.Entry {
+		w, _ := tpu.ParseWorkerID(id)
+		return entry(event.WorkerDone{Slice: w.Slice, Worker: w.Worker, Code: code, Reason: reason, End: at.Add(after)})
+	}
+	begin := func(n int) journal.Entry { return entry(event.Attempt{Run: "r", Attempt: n}) }
+	for name, c := range map[string]struct {
+		entries []journal.Entry
+		text    string // "" means no end
+		first   string
+	}{
+		"no attempt": {},
+		"running":    {entries: []journal.Entry{begin(1), worker("s0w0", 1, "", 0)}},
+		"the verdict tells who": {
+			entries: []journal.Entry{begin(1), worker("s0w1", 3, "", time.Second), worker("s0w0", 3, "", 0),
+				entry(event.Summary{Run: "r", Attempt: 1, Text: "run r failed: s0w1 was first, exit code 3", FirstFail: "s0w1: exit code 3"})},
+			text: "failed: s0w1 was first, exit code 3", first: "s0w1",
+		},
+		"another attempt followed": {
+			entries: []journal.Entry{begin(1), worker("s0w1", 143, "fail-fast", -time.Second), worker("s1w0", 4, "", time.Second), worker("s0w3", 3, "", 0),
+				entry(event.AttemptEnd{Attempt: 1, Cause: "failure", Why: "s0w3: exit code 3", Again: true}), begin(2)},
+			text: event.AttemptEnd{Attempt: 1, Cause: "failure", Why: "s0w3: exit code 3", Again: true}.Reason(), first: "s0w3",
+		},
+		"success": {
+			entries: []journal.Entry{begin(1), worker("s0w0", 0, "", 0), entry(event.Summary{Run: "r", OK: true, Attempt: 1, Text: "run r succeeded on its worker"})},
+			text:    "succeeded on its worker",
+		},
+	} {
+		e := endOfAttempt(journal.Tell(c.entries), 1)
+		switch {
+		case e == nil && c.text != "":
+			t.Errorf("%s: no end", name)
+		case e != nil && e.text != c.text:
+			t.Errorf("%s: %q, want %q", name, e.text, c.text)
+		case e != nil && (e.first == nil) != (c.first == ""), e != nil && e.first != nil && e.first.String() != c.first:
+			t.Errorf("%s: first %v, want %q", name, e.first, c.first)
+		}
+	}
+	e := runEnd{at: at, text: "failed: s1w2 was first, exit code 1"}
+	e.failedFirst("s1w2 was first, exit code 1")
+	if got, want := e.say("r", at.Add(5*time.Minute)), `run "r" has ended at 2026-01-02 03:04:05 UTC, 5m00s ago: failed: s1w2 was first, exit code 1`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := e.logsHint("r"); !strings.HasSuffix(got, "multihost logs r --first-failure") {
+		t.Error(got)
+	}
+}
+
+// TestPrintedText holds that what the command printed is named, never shown among stacks.
+func TestPrintedText(t *testing.T) {
+	ids := []tpu.WorkerID{{}, {Worker: 1}, {Worker: 2}}
+	stacks := [][]launch.Stack{{{Lines: []string{"a"}}}, {{Printed: []string{"1", "2"}}}, {{Printed: []string{"3"}}}}
+	if got, want := printedText(ids, stacks, "r"), "left out: 3 lines that the command printed meanwhile on s0w[1-2]; read it with: multihost logs r --worker=s0w1\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := printedText(ids[:1], stacks[:1], "r"); got != "" {
+		t.Errorf("%q where nothing was printed", got)
+	}
+}
