@@ -1,18 +1,14 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/preflight"
-	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
 
@@ -44,56 +40,6 @@ slices go where nobody goes on with it.
 			return interruptible(c.Context, d.List(c.Context, c.String("tpu-prefix"), numbers, c.Bool("all")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
-}
-
-func (p *program) logsCommand() *cli.Command {
-	return command(cli.Command{
-		Name:      "logs",
-		Usage:     "print the log of one worker of a run",
-		ArgsUsage: "RUN",
-		Description: `Prints the bytes that the command wrote on one worker, from this machine's
-copy when the run has ended here, else from the worker.`,
-		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
-			prefixFlag(),
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
-			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
-			&cli.DurationFlag{Name: "lost-timeout", Usage: "with --follow, longest `TIME` that the worker may be unreachable; default: no limit"},
-			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
-			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
-		}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost logs", "run")
-			id, err := tpu.ParseWorkerID(c.String("worker"))
-			if err != nil {
-				p.inv.refuse(&usageError{err: fmt.Errorf("--worker: %w", err)}, "worker")
-			}
-			p.inv.notNegative(c, "lost-timeout", "attempt")
-			d, err := s.access(p, c)
-			if err != nil {
-				return err
-			}
-			if c.Bool("verify") {
-				if err := s.login(p, c, d); err != nil {
-					return err
-				}
-				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
-			}
-			o := job.LogOptions{Worker: id, Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout")}
-			var out io.WriteCloser
-			if s.view.Mode() == ui.JSON {
-				out = ui.OutputJSON(p.stdout, id, gcp.SystemClock.Now)
-			} else {
-				out = ui.Printable(p.stdout)
-			}
-			whole, err := job.LocalLog(s.stateDir, name, o, out)
-			if !whole && err == nil {
-				if err = s.login(p, c, d); err == nil {
-					err = interruptible(c.Context, d.Logs(c.Context, name, c.String("tpu-prefix"), o, out))
-				}
-			}
-			return withoutPipe(errors.Join(err, out.Close()))
-		}),
-	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }
 
 func (p *program) attachCommand() *cli.Command {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"path"
 	"slices"
@@ -851,6 +852,38 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 			return total, err
 		}
 	}
+}
+
+// LogSize returns how many bytes of a worker's log the bucket has; 0 if it has none yet.
+func (b *Bucket) LogSize(ctx context.Context, run string, id tpu.WorkerID, attempt int) (int64, error) {
+	name, size := prefixOf(b.dir, run)+LogObject(id, attempt), int64(0)
+	err := b.gcp.Do(ctx, fmt.Sprintf("get gs://%s/%s", b.name, name), func(ctx context.Context) error {
+		o, err := b.svc.Objects.Get(b.name, name).Context(ctx).Do()
+		if err == nil {
+			size = int64(min(o.Size, math.MaxInt64))
+		}
+		return err
+	})
+	if statusCode(err) == http.StatusNotFound {
+		return 0, nil
+	}
+	return size, err
+}
+
+// LogPart fills p with the bytes of a worker's log from offset on.
+func (b *Bucket) LogPart(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset int64, p []byte) error {
+	name := prefixOf(b.dir, run) + LogObject(id, attempt)
+	return b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
+		call := b.svc.Objects.Get(b.name, name).Context(ctx)
+		call.Header().Set("Range", fmt.Sprintf("bytes=%d-%d", offset, offset+int64(len(p))-1))
+		resp, err := call.Download()
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		_, err = io.ReadFull(resp.Body, p)
+		return err
+	})
 }
 
 func statusCode(err error) int {

@@ -708,7 +708,7 @@ func (r *detachedRun) bringLog(ctx context.Context, rec *Record, id tpu.WorkerID
 		}
 		from = info.Size()
 	}
-	n, err := r.bucket.Log(ctx, r.desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from})
+	n, err := r.bucket.Log(ctx, r.desc.Run, id, rec.Attempt, from, &localLog{r.Sink, file, id, from, &arrivalWriter{path: arrivalsPath(rec.LogDir, id), now: r.Clock.Now}})
 	return from + n, err
 }
 
@@ -718,9 +718,12 @@ type localLog struct {
 	file *os.File
 	id   tpu.WorkerID
 	at   int64
+
+	arrivals *arrivalWriter
 }
 
 func (l *localLog) Write(p []byte) (int, error) {
+	l.arrivals.mark(l.at)
 	n, err := l.file.WriteAt(p, l.at)
 	l.at += int64(n)
 	if n > 0 {
@@ -825,79 +828,6 @@ func endText(e detach.End) string {
 func (r *detachedRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
 	r.sayLeftBehind(sum, processes, ids, backgroundCureDetached)
-}
-
-// logs writes one worker's log to w: from the worker while it can be reached, otherwise
-// from the bucket.
-func (r *detachedRun) logs(ctx context.Context, o LogOptions, w io.Writer) error {
-	state, err := r.bucket.State(ctx, r.desc.Run)
-	if err != nil {
-		return err
-	}
-	if o.Worker.Slice >= len(r.desc.Nodes) || o.Worker.Worker >= r.desc.Workers {
-		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s", r.desc.Run, o.Worker), Advice: "workers are written s0w0, s0w1, …"}
-	}
-	attempt := max(1, state.Attempt)
-	if o.Attempt > 0 {
-		attempt = o.Attempt
-	}
-	counted := &counter{w: w}
-	if attempt == state.Attempt && !state.Over(r.desc) {
-		rec, err := r.record(ctx, attempt)
-		if err == nil {
-			err = r.logsOf(ctx, rec, LogOptions{Worker: o.Worker, Attempt: attempt, Follow: o.Follow, Lost: o.Lost}, counted)
-		}
-		if err == nil || ctx.Err() != nil || counted.err != nil {
-			return err
-		}
-		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", o.Worker, err, event.Age(time.Duration(r.desc.Every)*time.Second))
-	}
-	for {
-		if _, err := r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted); err != nil {
-			return interruptedOr(ctx, err)
-		}
-		if !o.Follow || r.endedOn(state, o.Worker, attempt) {
-			return nil
-		}
-		if err := r.pause(ctx); err != nil {
-			return err
-		}
-		if err := r.stillThere(ctx, state); err != nil {
-			_, _ = r.bucket.Log(ctx, r.desc.Run, o.Worker, attempt, counted.n, counted) // its last output
-			return interruptedOr(ctx, err)
-		}
-		if state, err = r.bucket.State(ctx, r.desc.Run); err != nil {
-			return interruptedOr(ctx, err)
-		}
-	}
-}
-
-// endedOn reports whether a worker's log will not grow any more: the end is written
-// after the log.
-func (r *detachedRun) endedOn(state detach.State, id tpu.WorkerID, attempt int) bool {
-	if attempt < state.Attempt {
-		return true
-	}
-	for _, e := range state.Ended {
-		if e.Worker == id {
-			return true
-		}
-	}
-	return false
-}
-
-// counter counts the bytes written, so that another source can continue from there.
-type counter struct {
-	w   io.Writer
-	n   int64
-	err error
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	c.err = err
-	return n, err
 }
 
 // stop ends the run for good: the bucket tells all workers, and stop tells those at

@@ -253,6 +253,7 @@ func (f *following) followWorker(ctx context.Context, i int) ending {
 		return f.readWorker(ctx, workerCtx, giveUp, i)
 	}
 	log := openLog(f.rec, f.team.ids[i], f.Sink, f.secrets)
+	log.arrivals = f.arrivals(i)
 	steps := f.watcher.collector.Stream(i)
 	defer steps.Finish()
 	log.steps = steps
@@ -923,6 +924,21 @@ type logFile struct {
 	steps  io.Writer // reads the training steps; nil: nobody does
 	view   masker
 	broken bool
+
+	arrivals *arrivalWriter // nil: the times are not kept
+}
+
+// arrivals returns what keeps the times at which the output of worker i arrives.
+func (f *following) arrivals(i int) *arrivalWriter {
+	return &arrivalWriter{path: arrivalsPath(f.rec.LogDir, f.team.ids[i]), now: f.Clock.Now}
+}
+
+// keep writes p to the file.
+func (l *logFile) keep(p []byte) (int, error) {
+	l.arrivals.mark(l.size)
+	n, err := l.file.Write(p)
+	l.size += int64(n)
+	return n, err
 }
 
 // openLog opens the local copy to continue it. Failing to open it is reported and does
@@ -967,9 +983,7 @@ func (l *logFile) cutThere(e *launch.TruncatedError) {
 // Write never fails: losing the local copy must not end the run.
 func (l *logFile) Write(p []byte) (int, error) {
 	if !l.broken {
-		n, err := l.file.Write(p)
-		l.size += int64(n)
-		if err != nil {
+		if _, err := l.keep(p); err != nil {
 			l.broken = true
 			event.Notef(l.sink, event.Warn, "free some space before the end of the run: the rest is brought here then; all of it now: multihost logs "+l.run+" --worker="+l.id.String(),
 				"the log of %s is cut at %d bytes: %v; the run goes on and the worker keeps the whole log", l.id, l.size, err)

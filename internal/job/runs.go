@@ -677,99 +677,6 @@ func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.D
 	return errors.Join(refused...)
 }
 
-// LogOptions say which log to read.
-type LogOptions struct {
-	Worker  tpu.WorkerID
-	Attempt int // 0 is the newest attempt
-	Follow  bool
-	Lost    time.Duration // how long the worker may stay unreachable; 0: no limit
-}
-
-// Logs writes the log of one worker of a run to w, as far as the worker has it. With
-// o.Follow it follows the log to its end. If the worker's slice is gone, Logs writes this
-// machine's copy. See LocalLog for a copy that is whole.
-func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w io.Writer) error {
-	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
-		if err != nil {
-			return err
-		}
-		return r.logs(ctx, o, w)
-	}
-	rec, err := d.locate(ctx, name, prefix)
-	if err != nil {
-		return err
-	}
-	return d.logsOf(ctx, rec, o, w)
-}
-
-// logsOf is Logs for the run of a record.
-func (d *Deps) logsOf(ctx context.Context, rec *Record, o LogOptions, w io.Writer) error {
-	name := rec.Run
-	sel, gone, err := d.recorded(ctx, rec)
-	if err != nil {
-		return err
-	}
-	if o.Worker.Slice < len(rec.Slices) && slices.Contains(gone, rec.Slices[o.Worker.Slice].Name) {
-		if found, err := rec.writeLocal(o, w); found || err != nil {
-			event.Notef(d.Sink, event.Warn, "", "slice %s is gone: this machine's copy of the log ends where it was lost", rec.Slices[o.Worker.Slice].Name)
-			return err
-		}
-	}
-	t, err := d.connect(ctx, sel, func(id tpu.WorkerID) bool { return id == o.Worker })
-	if err != nil {
-		return err
-	}
-	defer t.close()
-	if len(t.ids) == 0 {
-		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", name, o.Worker), Advice: "workers are written s0w0, s0w1, …"}
-	}
-	if _, _, err := d.newestAttempt(ctx, t, rec); err != nil {
-		return err
-	}
-	ref := launch.Ref{Run: rec.Run, Attempt: rec.Attempt}
-	if o.Attempt > 0 {
-		ref.Attempt = o.Attempt
-	}
-	if o.Follow {
-		follow, giveUp := context.WithCancelCause(ctx)
-		defer giveUp(nil)
-		_, err = launch.Follow(follow, t.conns[0], ref, 0, w, d.sayLosses(o, giveUp))
-		if cause := context.Cause(follow); err != nil && cause != nil {
-			err = cause
-		}
-	} else {
-		_, err = launch.ReadLog(ctx, t.conns[0], ref, 0, w)
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-// sayLosses returns options that warn once when the worker cannot be followed, and report
-// when it can be again. After o.Lost, giveUp is called.
-func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
-	var since time.Time // Lost and Found are called by the goroutine that follows
-	return launch.FollowOptions{
-		Lost: func(err error, _ int64) {
-			t, now := troubleOf(err), d.Clock.Now()
-			if since.IsZero() {
-				since = now
-				event.Notef(d.Sink, event.Warn, "", t.text(lostText(err), 0, o.Lost), o.Worker)
-			} else if t != ourLogin && o.Lost > 0 && now.Sub(since) >= o.Lost {
-				giveUp(&Error{Stage: StageFollow, Err: err, lost: true,
-					Text: fmt.Sprintf("%s cannot be followed for %s (--lost-timeout): %s", o.Worker, asTyped(o.Lost), lostText(err))})
-			}
-		},
-		Found: func() {
-			if !since.IsZero() {
-				event.Notef(d.Sink, event.Info, "", "connected to %s again; none of the output is lost", o.Worker)
-			}
-			since = time.Time{}
-		},
-	}
-}
-
 // A Verified compares the local log of one worker with the worker's own.
 type Verified struct {
 	Worker string `json:"worker"`
@@ -847,39 +754,6 @@ func fileDigest(path string) (sum string, size int64, err error) {
 	hash := sha256.New()
 	size, err = io.Copy(hash, file)
 	return hex.EncodeToString(hash.Sum(nil)), size, err
-}
-
-// LocalLog writes this machine's copy of a log to w if nothing can be added to it: the
-// attempt has ended and was followed to its end, as far as its worker could be reached.
-// It reports whether it did so.
-func LocalLog(stateDir, name string, o LogOptions, w io.Writer) (bool, error) {
-	rec, err := loadRecord(stateDir, name)
-	if err != nil || rec == nil {
-		return false, err
-	}
-	if _, ended := rec.logDirOf(cmp.Or(o.Attempt, rec.Attempt)); !ended {
-		return false, nil
-	}
-	return rec.writeLocal(o, w)
-}
-
-// writeLocal writes this machine's copy of a log to w, if there is one. found reports
-// whether there is.
-func (r *Record) writeLocal(o LogOptions, w io.Writer) (found bool, err error) {
-	dir, _ := r.logDirOf(cmp.Or(o.Attempt, r.Attempt))
-	if dir == "" {
-		return false, nil
-	}
-	file, err := os.Open(logPath(dir, o.Worker))
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	_, err = io.Copy(w, file)
-	return true, err
 }
 
 // ForgetHostKey removes the pinned host key of one worker and reports whether

@@ -109,7 +109,7 @@ func (f *following) bringLogs(ctx context.Context) {
 // bringRest fetches what is missing of worker i's log. It returns nil when the log is
 // whole.
 func (f *following) bringRest(ctx context.Context, i int) *partLog {
-	log := &logFile{run: f.ref.Run, id: f.team.ids[i], path: f.rec.logPath(f.team.ids[i]), sink: f.Sink}
+	log := &logFile{run: f.ref.Run, id: f.team.ids[i], path: f.rec.logPath(f.team.ids[i]), sink: f.Sink, arrivals: f.arrivals(i)}
 	defer log.close()
 	before, part := f.ends[i].part, f.mend(ctx, i, log)
 	if part != nil && ctx.Err() != nil { // the end of the wait is not the reason
@@ -126,7 +126,7 @@ func (f *following) bringRest(ctx context.Context, i int) *partLog {
 func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
 	err := log.open()
 	if err == nil {
-		_, err = launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, log.file)
+		_, err = launch.ReadLog(ctx, f.team.conns[i], f.ref, log.size, writerFunc(log.keep))
 		if end, seekErr := log.file.Seek(0, io.SeekCurrent); seekErr == nil {
 			log.size = end
 		}

@@ -203,6 +203,15 @@ func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) 
 	return p.count, err
 }
 
+// ReadPart is ReadLog for at most count bytes.
+func ReadPart(ctx context.Context, r Runner, ref Ref, offset, count int64, w io.Writer) (int64, error) {
+	if err := ref.check(); err != nil || count <= 0 {
+		return 0, err
+	}
+	p, err := stream(ctx, r, ref, offset, strconv.FormatInt(count, 10), w, nil, FollowOptions{})
+	return p.count, err
+}
+
 // Peek is ReadLog that changes nothing on the worker (as FollowOptions.Look). It also
 // returns how the command ended; nil means that, as far as the worker knows, it has not.
 func Peek(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {

@@ -1,6 +1,7 @@
 #!/bin/bash
-# follow: RUN ATTEMPT OFFSET follow|read [look]. After the line "stream SIZE",
-# stdout carries the bytes of output.log from OFFSET and nothing else. With "follow",
+# follow: RUN ATTEMPT OFFSET follow|read|BYTES [look]. After the line "stream SIZE",
+# stdout carries the bytes of output.log from OFFSET and nothing else: all that are there,
+# or at most BYTES. With "follow",
 # each line of stdin asks for a number of bytes. They are sent as they come; then the
 # size of the log goes to stderr, and the next line is read. When everything is sent,
 # the state goes to stderr. With look nothing is recorded.
@@ -24,8 +25,10 @@ main() {
     return
   fi
   say stream "$REPLY"
-  if [[ $mode == read ]]; then
-    copy "$((REPLY - offset))"
+  if [[ $mode != follow ]]; then
+    want=$((REPLY - offset))
+    if [[ $mode != read ]] && ((mode < want)); then want=$mode; fi
+    copy "$want"
     "$see" "$dir"
     tell "$run" "$attempt" "$dir" >&2
     return

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/tpu"
+	"multihost/internal/ui"
+)
+
+func (p *program) logsCommand() *cli.Command {
+	return command(cli.Command{
+		Name:      "logs",
+		Usage:     "print the log of one worker of a run, or of all",
+		ArgsUsage: "RUN",
+		Description: `Prints the bytes that the command wrote on one worker, from this machine's
+copy when the run has ended here, else from the worker or the bucket.
+
+  multihost logs my-run --first-failure --tail=50
+  multihost logs my-run --all --since=10m --timestamps
+
+The time of a line is when it arrived on this machine, to the second: run, job and
+attach keep it beside the logs while they follow. A line that came here otherwise
+has the time at which it was fetched, which is said. --all puts the lines of all
+workers in the order of these times, and those of one time in the order of the
+workers.`,
+		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
+			prefixFlag(),
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
+			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
+			&cli.BoolFlag{Name: "all", Usage: "print the logs of all workers merged, each line with its worker"},
+			&cli.BoolFlag{Name: "first-failure", Usage: "print the log of the worker that failed first"},
+			&cli.IntFlag{Name: "tail", Usage: "print only the last `N` lines (with --all: of each worker); default: all"},
+			&cli.StringFlag{Name: "since", Usage: "print only lines that arrived here since `TIME`: a duration such as 10m, or a time such as 15:04, 2006-01-02 or 2006-01-02T15:04:05Z"},
+			&cli.BoolFlag{Name: "timestamps", Usage: "begin each line with the time at which it arrived here"},
+			&cli.IntFlag{Name: "attempt", Usage: "`NUMBER` of the attempt; default: the newest"},
+			&cli.DurationFlag{Name: "lost-timeout", Usage: "longest `TIME` that the worker may be unreachable with --follow; default: no limit"},
+			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
+		}, sshFlags()),
+		Action: p.withSession(func(s *session, c *cli.Context) error {
+			name := p.oneArgument("multihost logs", "run")
+			o := p.logOptions(s, c)
+			d, err := s.access(p, c)
+			if err != nil {
+				return err
+			}
+			if c.Bool("verify") {
+				if err := s.login(p, c, d); err != nil {
+					return err
+				}
+				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
+			}
+			show := ui.LogsOptions{Times: o.Times}
+			if o.All {
+				show.Tags = job.RecordedIDs(s.stateDir, name)
+			}
+			out := s.view.Logs(show)
+			whole, err := job.LocalLog(c.Context, d, name, o, out)
+			if !whole && err == nil {
+				if err = s.login(p, c, d); err == nil {
+					err = d.Logs(c.Context, name, c.String("tpu-prefix"), o, out)
+				}
+			}
+			return withoutPipe(errors.Join(interruptible(c.Context, err), out.Close()))
+		}),
+	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
+}
+
+// logOptions reads which logs to print, and which part of them.
+func (p *program) logOptions(s *session, c *cli.Context) job.LogOptions {
+	o := job.LogOptions{
+		All: c.Bool("all"), FirstFailure: c.Bool("first-failure"), Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout"),
+		Tail: -1, Times: c.Bool("timestamps"),
+	}
+	var err error
+	if o.Worker, err = tpu.ParseWorkerID(c.String("worker")); err != nil {
+		p.inv.refuse(&usageError{err: fmt.Errorf("--worker: %w", err)}, "worker")
+	}
+	p.inv.notNegative(c, "lost-timeout", "attempt", "tail")
+	if c.IsSet("tail") {
+		o.Tail = c.Int("tail")
+	}
+	if text := c.String("since"); text != "" {
+		if o.Since, err = parseSince(text, gcp.SystemClock.Now()); err != nil {
+			p.inv.refuse(&usageError{err: err, hint: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
+		}
+	}
+	_, typed := s.typed["worker"]
+	o.Named = typed || s.view.Mode() == ui.JSON
+	var chosen []string
+	for _, flag := range []string{"worker", "all", "first-failure", "verify"} {
+		if flag == "worker" && typed || flag != "worker" && c.Bool(flag) {
+			chosen = append(chosen, flag)
+		}
+	}
+	if len(chosen) > 1 {
+		p.inv.refuse(usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
+	}
+	return o
+}
+
+// sinceForms are the forms of a time without a zone; the local one is meant.
+var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
+
+// parseSince reads a duration before now, or a time. A time of the day is today's, or
+// yesterday's if it is not over yet.
+func parseSince(text string, now time.Time) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil {
+		if d < 0 {
+			return time.Time{}, fmt.Errorf("--since=%s: the duration must not be negative", text)
+		}
+		return now.Add(-d), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	for _, form := range sinceForms {
+		at, err := time.ParseInLocation(form, text, now.Location())
+		if err != nil {
+			continue
+		}
+		if at.Year() == 0 {
+			at = time.Date(now.Year(), now.Month(), now.Day(), at.Hour(), at.Minute(), at.Second(), at.Nanosecond(), now.Location())
+			if at.After(now) {
+				at = at.AddDate(0, 0, -1)
+			}
+		}
+		return at, nil
+	}
+	return time.Time{}, fmt.Errorf("--since=%s: it is neither a duration nor a time", text)
+}

@@ -1,0 +1,134 @@
+package job
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// TestArrivals writes a log as a follower does and asks when its bytes came.
+func TestArrivals(t *testing.T) {
+	dir, id := t.TempDir(), tpu.WorkerID{Slice: 1, Worker: 2}
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	begin := now
+	size := int64(0)
+	writer := func() *arrivalWriter {
+		return &arrivalWriter{path: arrivalsPath(dir, id), now: func() time.Time { return now }}
+	}
+	w := writer()
+	wrote := func(after time.Duration, bytes int) {
+		now = now.Add(after)
+		w.mark(size)
+		size += int64(bytes)
+		if err := os.WriteFile(logPath(dir, id), make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size = 100 // bytes that came before the times were kept
+	wrote(0, 10)
+	wrote(300*time.Millisecond, 10)  // 110, at 0.3 s
+	wrote(time.Millisecond, 0)       // at once: no entry
+	wrote(9999*time.Millisecond, 10) // 120, at 10.3 s
+	if err := appendTo(arrivalsPath(dir, id), []byte("12")); err != nil {
+		t.Fatal(err)
+	}
+	w = writer()               // another command goes on
+	wrote(time.Minute, 10)     // 130, at 70.3 s
+	wrote(-30*time.Second, 10) // the clock is set back: 140
+	wrote(100*time.Second, 1)  // 150, at 140.3 s
+	now = now.Add(time.Hour)
+	a, err := readArrivals(dir, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.known != 151 || a.unknown() != 100 {
+		t.Errorf("known %d, unknown %d", a.known, a.unknown())
+	}
+	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }
+	for offset, want := range map[int64]time.Time{
+		0: begin, 99: begin, 100: begin, 109: begin, 110: at(0.3), 119: at(0.3), 120: at(10.3), 129: at(10.3), 130: at(70.3), 139: at(70.3), 140: at(70.3), 150: at(140.3), 151: now, 9999: now,
+	} {
+		if got := a.at(offset, now); !got.Equal(want) {
+			t.Errorf("byte %d came at %v, want %v", offset, got.Sub(begin), want.Sub(begin))
+		}
+	}
+	for since, want := range map[float64]int64{-5: 0, 0.5: 0, 1: 110, 1.1: 110, 1.4: 120, 11.2: 120, 11.4: 130, 71.4: 150, 141.2: 150, 141.4: 151, 9999: 151} {
+		if got := a.since(at(since)); got != want {
+			t.Errorf("since %v s: %d, want %d", since, got, want)
+		}
+	}
+	entries, err := os.ReadFile(arrivalsPath(dir, id))
+	if err != nil || strings.Count(string(entries), "\n") != 8 {
+		t.Errorf("the index has other lines than expected: %q, %v", entries, err)
+	}
+}
+
+// TestArrivalsOfSteadyOutput holds that an index grows by one entry a second at the most,
+// however fast the output is.
+func TestArrivalsOfSteadyOutput(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "index")
+	now := time.Now()
+	w := &arrivalWriter{path: path, now: func() time.Time { return now }}
+	for n := range 20_000 { // 200 s
+		w.mark(int64(n))
+		now = now.Add(10 * time.Millisecond)
+	}
+	data, err := os.ReadFile(path)
+	if n := strings.Count(string(data), "\n"); err != nil || n < 250 || n > 200+arrivalBurst+2 {
+		t.Errorf("%d entries in 200 s, %v", n, err)
+	}
+	last := arrivals{known: 20_000}
+	if err := last.parse(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int64{19_999, 12_345, 10, 1} {
+		if late := now.Add(-time.Duration(20_000-n) * 10 * time.Millisecond).Sub(last.at(n, now)); late < -time.Millisecond || late > arrivalEvery+10*time.Millisecond {
+			t.Errorf("byte %d came %v after what the index tells", n, late)
+		}
+	}
+}
+
+// TestArrivalsWithoutIndex holds that a log from a version that kept no times has the one
+// of its last byte, and that a broken index breaks nothing.
+func TestArrivalsWithoutIndex(t *testing.T) {
+	dir, id, now := t.TempDir(), tpu.WorkerID{}, time.Now()
+	if a, err := readArrivals(dir, id); err != nil || a.known != 0 || !a.at(7, now).Equal(now) || a.since(now) != 0 {
+		t.Errorf("no log: %+v, %v", a, err)
+	}
+	if err := os.WriteFile(logPath(dir, id), []byte("0123456789"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	last := now.Add(-time.Hour).Truncate(time.Second)
+	if err := os.Chtimes(logPath(dir, id), last, last); err != nil {
+		t.Fatal(err)
+	}
+	for _, index := range []string{"", "\n12 7\nx y\n@\n@1\n5 5\n", "@\x00 5\n7 7"} {
+		if index != "" {
+			if err := os.WriteFile(arrivalsPath(dir, id), []byte(index), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, err := readArrivals(dir, id)
+		if err != nil || a.known != 10 || a.unknown() != 10 || !a.at(3, now).Equal(last) || !a.at(10, now).Equal(now) {
+			t.Errorf("index %q: %+v, %v", index, a, err)
+		}
+		if before, after := a.since(last.Add(-time.Second)), a.since(last.Add(time.Second)); before != 0 || after != 10 {
+			t.Errorf("index %q: since tells %d and %d", index, before, after)
+		}
+	}
+	again := &arrivalWriter{path: arrivalsPath(dir, id), now: time.Now}
+	again.mark(0) // of a new log
+	if a, err := readArrivals(dir, id); err != nil || len(a.entries) != 1 || a.unknown() != 0 {
+		t.Errorf("a new log has the times of an old one: %+v, %v", a, err)
+	}
+	w := &arrivalWriter{path: filepath.Join(dir, "no", "directory"), now: time.Now}
+	w.mark(0) // says nothing, ends the index
+	if !w.failed {
+		t.Error("an index that cannot be written goes on")
+	}
+}

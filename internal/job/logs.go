@@ -1,0 +1,804 @@
+package job
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/launch"
+	"multihost/internal/sshfan"
+	"multihost/internal/tpu"
+)
+
+// LogOptions say which log to read, and which part of it.
+type LogOptions struct {
+	Worker       tpu.WorkerID
+	Named        bool // the user knows which worker is shown
+	All          bool // the logs of all workers, merged
+	FirstFailure bool // the log of the worker that failed first
+	Attempt      int  // 0 is the newest attempt
+	Follow       bool
+	Lost         time.Duration // how long the worker may stay unreachable; 0: no limit
+
+	Tail  int       // how many lines at the end of each log; negative: all
+	Since time.Time // only lines that arrived then or later; zero: all
+	Times bool      // the caller shows the times of lines
+}
+
+// timed reports whether the times at which lines arrived matter.
+func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
+
+// A LogSink takes the text of logs. When the times of lines matter, or several logs are
+// merged, no text reaches beyond the end of a line, and at is when the line arrived here;
+// otherwise at is zero. Its methods are not called concurrently.
+type LogSink interface {
+	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
+	Flush() error
+}
+
+// Logs writes the log of one worker of a run, or the logs of all, to w, as far as the
+// workers have it. With o.Follow it follows the log to its end. If the worker's slice is
+// gone, Logs writes this machine's copy. See LocalLog for a copy that is whole.
+func (d *Deps) Logs(ctx context.Context, name, prefix string, o LogOptions, w LogSink) error {
+	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
+		if err != nil {
+			return err
+		}
+		return r.logs(ctx, o, w)
+	}
+	rec, err := d.locate(ctx, name, prefix)
+	if err != nil {
+		return err
+	}
+	l := newLogReader(d, o, w)
+	defer l.tellUntimed()
+	return l.overSSH(ctx, rec)
+}
+
+// LocalLog writes this machine's copy of the logs to w if nothing can be added to them:
+// the attempt has ended and was followed to its end, as far as its workers could be
+// reached. It reports whether it did so.
+func LocalLog(ctx context.Context, d *Deps, name string, o LogOptions, w LogSink) (bool, error) {
+	rec, err := loadRecord(d.StateDir, name)
+	if err != nil || rec == nil {
+		return false, err
+	}
+	attempt := cmp.Or(o.Attempt, rec.Attempt)
+	dir, ended := rec.logDirOf(attempt)
+	if !ended {
+		return false, nil
+	}
+	end := endHere(d.StateDir, rec, attempt)
+	ids := []tpu.WorkerID{o.Worker}
+	switch {
+	case o.All:
+		ids = rec.ids()
+	case o.FirstFailure && (end == nil || end.first == nil):
+		return false, nil // the workers may know
+	case o.FirstFailure:
+		ids[0] = *end.first
+	}
+	l := newLogReader(d, o, w)
+	for _, id := range ids {
+		src := localSource{logPath(dir, id)}
+		if _, err := src.size(ctx); errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		l.logs = append(l.logs, &oneLog{id: id, src: src})
+	}
+	if len(ids) == 0 {
+		return false, nil
+	}
+	l.o.Follow = false
+	l.tellWhich(ids[0], rec.Workers, end)
+	defer l.tellUntimed()
+	return true, l.print(ctx, dir)
+}
+
+// ids returns the workers of a recorded run.
+func (r *Record) ids() (ids []tpu.WorkerID) {
+	for i, s := range r.Slices {
+		for j := range s.Workers {
+			ids = append(ids, tpu.WorkerID{Slice: i, Worker: j})
+		}
+	}
+	return ids
+}
+
+// A logReader reads the logs of one run.
+type logReader struct {
+	*Deps
+	o     LogOptions
+	w     LogSink
+	now   time.Time // what is fetched counts as arrived at this moment
+	logs  []*oneLog
+	mu    sync.Mutex // guards w while logs are followed
+	wrote bool
+	told  bool
+}
+
+func newLogReader(d *Deps, o LogOptions, w LogSink) *logReader {
+	return &logReader{Deps: d, o: o, w: w, now: d.Clock.Now()}
+}
+
+// oneLog is the log of one worker while it is read.
+type oneLog struct {
+	id   tpu.WorkerID
+	src  logSource
+	conn *sshfan.Conn // nil: the log is not read from a worker
+	text *logText
+	end  int64 // offset at which to stop; -1: at the end
+}
+
+// copy writes the log from where it was left.
+func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
+	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
+}
+
+// tellWhich says which worker's log is shown to a user who named none. end may be nil.
+func (l *logReader) tellWhich(id tpu.WorkerID, workers int, end *runEnd) {
+	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
+		return
+	}
+	l.told = true
+	switch hint := fmt.Sprintf("another one: --worker=%s; all of them: --all", otherThan(id)); {
+	case l.o.FirstFailure:
+		event.Notef(l.Sink, event.Info, "", "log of %s, which failed first", id)
+	case end != nil && end.first != nil && *end.first != id:
+		event.Notef(l.Sink, event.Info, fmt.Sprintf("%s failed first: --first-failure; %s", end.first, hint), "log of %s, one of %d workers", id, workers)
+	default:
+		event.Notef(l.Sink, event.Info, hint, "log of %s, one of %d workers", id, workers)
+	}
+}
+
+// otherThan returns a worker for an example.
+func otherThan(id tpu.WorkerID) tpu.WorkerID {
+	if id.Worker == 0 {
+		return tpu.WorkerID{Slice: id.Slice, Worker: 1}
+	}
+	return tpu.WorkerID{}
+}
+
+// tellUntimed says for which lines the time shown, or compared with --since, is that of
+// the fetching.
+func (l *logReader) tellUntimed() {
+	if !l.o.Times && l.o.Since.IsZero() {
+		return
+	}
+	var ids []tpu.WorkerID
+	lines := 0
+	for _, one := range l.logs {
+		if one.text != nil && one.text.untimed > 0 {
+			ids, lines = append(ids, one.id), lines+one.text.untimed
+		}
+	}
+	if lines > 0 {
+		slices.SortFunc(ids, tpu.CompareWorkers)
+		event.Notef(l.Sink, event.Info, "", "%s of %s came while this machine did not follow: the time is that of the fetching", event.Count(lines, "line"), tpu.Fold(ids))
+	}
+}
+
+// A logSource is where a log is read: a local file, a worker or a bucket.
+type logSource interface {
+	size(ctx context.Context) (int64, error)
+	part(ctx context.Context, offset int64, p []byte) error // fills p
+
+	// copyFrom writes the bytes from offset to end to w; end -1 means all that are there.
+	copyFrom(ctx context.Context, offset, end int64, w io.Writer) error
+}
+
+type localSource struct{ path string }
+
+func (s localSource) size(context.Context) (int64, error) {
+	info, err := os.Stat(s.path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+func (s localSource) part(_ context.Context, offset int64, p []byte) error {
+	file, err := os.Open(s.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = file.ReadAt(p, offset)
+	return err
+}
+
+func (s localSource) copyFrom(ctx context.Context, offset, end int64, w io.Writer) error {
+	file, err := os.Open(s.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err = file.Seek(offset, io.SeekStart); err != nil {
+		return err
+	}
+	var in io.Reader = file
+	if end >= 0 {
+		in = io.LimitReader(file, end-offset)
+	}
+	_, err = io.Copy(writerFunc(func(p []byte) (int, error) {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		return w.Write(p)
+	}), in)
+	return err
+}
+
+type remoteSource struct {
+	conn *sshfan.Conn
+	ref  launch.Ref
+}
+
+func (s remoteSource) size(ctx context.Context) (int64, error) {
+	state, err := launch.Status(ctx, s.conn, s.ref)
+	return state.LogSize, err
+}
+
+func (s remoteSource) part(ctx context.Context, offset int64, p []byte) error {
+	at := 0
+	n, err := launch.ReadPart(ctx, s.conn, s.ref, offset, int64(len(p)), writerFunc(func(b []byte) (int, error) {
+		at += copy(p[at:], b)
+		return len(b), nil
+	}))
+	if err == nil && n < int64(len(p)) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (s remoteSource) copyFrom(ctx context.Context, offset, end int64, w io.Writer) error {
+	if end >= 0 {
+		_, err := launch.ReadPart(ctx, s.conn, s.ref, offset, end-offset, w)
+		return err
+	}
+	_, err := launch.ReadLog(ctx, s.conn, s.ref, offset, w)
+	return err
+}
+
+type bucketSource struct {
+	bucket  *detach.Bucket
+	run     string
+	id      tpu.WorkerID
+	attempt int
+}
+
+func (s bucketSource) size(ctx context.Context) (int64, error) {
+	return s.bucket.LogSize(ctx, s.run, s.id, s.attempt)
+}
+
+func (s bucketSource) part(ctx context.Context, offset int64, p []byte) error {
+	return s.bucket.LogPart(ctx, s.run, s.id, s.attempt, offset, p)
+}
+
+func (s bucketSource) copyFrom(ctx context.Context, offset, end int64, w io.Writer) error {
+	if end < 0 {
+		_, err := s.bucket.Log(ctx, s.run, s.id, s.attempt, offset, w)
+		return err
+	}
+	for offset < end {
+		p := make([]byte, min(end-offset, tailMost))
+		if err := s.part(ctx, offset, p); err != nil {
+			return err
+		}
+		n, err := w.Write(p)
+		if offset += int64(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	tailFirst = 64 << 10 // bytes that tailOffset reads first
+	tailMost  = 8 << 20  // bytes that it reads at once
+)
+
+// tailOffset returns where the last n lines of a text of this size begin. It reads from
+// the end, and no more than about four times what these lines have.
+func tailOffset(size int64, n int, part func(offset int64, p []byte) error) (int64, error) {
+	if n <= 0 {
+		return size, nil
+	}
+	at, window := size, int64(tailFirst)
+	last := true // the newline at the very end ends the last line
+	for at > 0 {
+		p := make([]byte, min(window, at))
+		at -= int64(len(p))
+		if err := part(at, p); err != nil {
+			return 0, err
+		}
+		for i := len(p) - 1; i >= 0; i-- {
+			if p[i] == '\n' && !last {
+				if n--; n == 0 {
+					return at + int64(i) + 1, nil
+				}
+			}
+			last = false
+		}
+		window = min(4*window, tailMost)
+	}
+	return 0, nil
+}
+
+// prepare decides where the log begins to be shown. dir has this machine's copy of the
+// logs; it is "" if there is none.
+func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error {
+	t := &logText{lines: l.o.timed(), live: math.MaxInt64, now: l.now, clock: l.Clock.Now,
+		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
+	one.text, one.end = t, -1
+	cuts := l.o.Tail >= 0 || !l.o.Since.IsZero()
+	if l.o.timed() {
+		var err error
+		if t.arrivals, err = readArrivals(dir, one.id); err != nil {
+			return &Error{Stage: StageLocal, Err: err}
+		}
+	}
+	if !cuts && !(l.o.timed() && l.o.Follow) {
+		return nil
+	}
+	size, err := one.src.size(ctx)
+	if err != nil {
+		return err
+	}
+	if l.o.Follow {
+		t.live = size
+	} else {
+		one.end = size // of a log that grows, the last lines are those of this moment
+	}
+	if !l.o.Since.IsZero() {
+		t.offset = min(t.arrivals.since(l.o.Since), size)
+		if t.offset > 0 {
+			before := make([]byte, 1)
+			if err := one.src.part(ctx, t.offset-1, before); err != nil {
+				return err
+			}
+			t.skip = before[0] != '\n'
+		}
+	}
+	if l.o.Tail >= 0 {
+		from, err := tailOffset(size, l.o.Tail, func(offset int64, p []byte) error { return one.src.part(ctx, offset, p) })
+		if err != nil {
+			return err
+		}
+		if from >= t.offset {
+			t.offset, t.skip = from, false
+		}
+	}
+	return nil
+}
+
+func (l *logReader) emit(id tpu.WorkerID, at time.Time, p []byte) error {
+	l.wrote = true
+	if err := l.w.WriteLog(id, at, p); err != nil {
+		return &sinkError{err}
+	}
+	return nil
+}
+
+// print writes the logs as they are now.
+func (l *logReader) print(ctx context.Context, dir string) error {
+	if err := l.prepareAll(ctx, dir); err != nil {
+		return err
+	}
+	return l.printNow(ctx)
+}
+
+func (l *logReader) prepareAll(ctx context.Context, dir string) error {
+	errs := make([]error, len(l.logs))
+	var group errgroup.Group
+	group.SetLimit(64)
+	for i, one := range l.logs {
+		group.Go(func() error {
+			errs[i] = l.prepare(ctx, one, dir)
+			return nil
+		})
+	}
+	_ = group.Wait() // the goroutines return nil
+	return l.folded(errs)
+}
+
+// folded returns the errors of the logs as one.
+func (l *logReader) folded(errs []error) error {
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	ids := make([]tpu.WorkerID, len(l.logs))
+	for i, one := range l.logs {
+		ids[i] = one.id
+	}
+	return workersError(StageFollow, ids, errs)
+}
+
+func (l *logReader) printNow(ctx context.Context) error {
+	if l.o.All {
+		return l.merge(ctx)
+	}
+	one := l.logs[0]
+	return one.copy(ctx, l.flushed(one.text))
+}
+
+// flushed returns a writer that shows at once what it gets.
+func (l *logReader) flushed(w io.Writer) io.Writer {
+	return writerFunc(func(p []byte) (int, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		n, err := w.Write(p)
+		if err == nil {
+			err = l.w.Flush()
+		}
+		return n, err
+	})
+}
+
+// overSSH writes the logs of the run of a record, from the workers as far as they are
+// reached. If a slice is gone, or --all cannot reach a worker, it writes this machine's
+// copy of the log.
+func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
+	attempt := cmp.Or(l.o.Attempt, rec.Attempt)
+	end := endHere(l.StateDir, rec, attempt)
+	if l.o.FirstFailure {
+		var err error
+		if end, err = l.firstFailure(ctx, rec, end); err != nil {
+			return err
+		}
+		l.o.Worker = *end.first
+	}
+	sel, gone, err := l.recorded(ctx, rec)
+	if err != nil {
+		return err
+	}
+	wanted := func(id tpu.WorkerID) bool { return l.o.All || id == l.o.Worker }
+	var ids, lost []tpu.WorkerID // lost: without a worker to ask
+	for _, id := range rec.ids() {
+		if wanted(id) {
+			ids = append(ids, id)
+			if slices.Contains(gone, rec.Slices[id.Slice].Name) {
+				lost = append(lost, id)
+			}
+		}
+	}
+	if len(ids) == 0 {
+		return l.noWorker(rec.Run)
+	}
+	var t *team
+	failed := map[tpu.WorkerID]error{}
+	if len(lost) < len(ids) {
+		if t, failed, err = l.dialLogs(ctx, sel, wanted); err != nil {
+			return err
+		}
+		defer t.close()
+		if _, _, err := l.newestAttempt(ctx, t, rec); err != nil {
+			return err
+		}
+	}
+	ref := launch.Ref{Run: rec.Run, Attempt: cmp.Or(l.o.Attempt, rec.Attempt)}
+	dir, _ := rec.logDirOf(ref.Attempt)
+	lost = append(lost, missing(failed)...)
+	for _, id := range ids {
+		one := &oneLog{id: id}
+		if slices.Contains(lost, id) {
+			one.src = localSource{logPath(dir, id)}
+			if _, err := one.src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
+				failed[id] = cmp.Or(failed[id], fmt.Errorf("slice %s is gone, and this machine has no copy of the log", rec.Slices[id.Slice].Name))
+				continue
+			}
+		} else {
+			one.conn = t.conns[slices.Index(t.ids, id)]
+			one.src = remoteSource{one.conn, ref}
+		}
+		l.logs = append(l.logs, one)
+	}
+	for _, name := range gone {
+		if slices.ContainsFunc(l.logs, func(one *oneLog) bool { return rec.Slices[one.id.Slice].Name == name }) {
+			event.Notef(l.Sink, event.Warn, "", "slice %s is gone: this machine's copy of the log ends where it was lost", name)
+		}
+	}
+	unread := failures(StageFollow, ids, failed)
+	if len(l.logs) == 0 && t == nil && !l.o.All {
+		return l.noWorker(rec.Run)
+	}
+	if len(l.logs) == 0 {
+		return unread
+	}
+	if unread != nil {
+		event.Notef(l.Sink, event.Warn, "", "%v; going on without them, or with what this machine has of their logs", unread)
+	}
+	l.tellWhich(l.logs[0].id, rec.Workers, end)
+	err = l.read(ctx, ref, dir)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return cmp.Or(err, unread)
+}
+
+// dialLogs connects to the wanted workers. With --all it goes on without those that it
+// does not reach, if it reaches any.
+func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func(tpu.WorkerID) bool) (*team, map[tpu.WorkerID]error, error) {
+	if !l.o.All {
+		t, err := l.connect(ctx, sel, wanted)
+		return t, map[tpu.WorkerID]error{}, err
+	}
+	return l.dial(ctx, sel, wanted, true)
+}
+
+func (l *logReader) noWorker(run string) error {
+	return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", run, l.o.Worker), Advice: "workers are written s0w0, s0w1, …"}
+}
+
+// read writes the logs from the workers, and follows them if that is wanted.
+func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error {
+	if err := l.prepareAll(ctx, dir); err != nil {
+		return err
+	}
+	if !l.o.Follow || l.o.All {
+		if err := l.printNow(ctx); err != nil || !l.o.Follow {
+			return err
+		}
+	}
+	errs := make([]error, len(l.logs))
+	var wg sync.WaitGroup
+	for i, one := range l.logs {
+		if one.conn != nil {
+			wg.Go(func() { errs[i] = l.followLog(ctx, one, ref) })
+		}
+	}
+	wg.Wait()
+	return l.folded(errs)
+}
+
+func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) error {
+	follow, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	var w io.Writer = one.text
+	if l.o.All { // whole lines, so that those of other workers do not come between
+		held := &lineHold{w: w}
+		defer func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			_ = errors.Join(held.rest(), l.w.Flush()) // the reader that is gone was told by the write before
+		}()
+		w = held
+	}
+	o := l.o
+	o.Worker = one.id
+	_, err := launch.Follow(follow, one.conn, ref, one.text.offset, l.flushed(w), l.sayLosses(o, giveUp))
+	if cause := context.Cause(follow); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+// sayLosses returns options that warn once when the worker cannot be followed, and report
+// when it can be again. After o.Lost, giveUp is called.
+func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
+	var since time.Time // Lost and Found are called by the goroutine that follows
+	return launch.FollowOptions{
+		Lost: func(err error, _ int64) {
+			t, now := troubleOf(err), d.Clock.Now()
+			if since.IsZero() {
+				since = now
+				event.Notef(d.Sink, event.Warn, "", t.text(lostText(err), 0, o.Lost), o.Worker)
+			} else if t != ourLogin && o.Lost > 0 && now.Sub(since) >= o.Lost {
+				giveUp(&Error{Stage: StageFollow, Err: err, lost: true,
+					Text: fmt.Sprintf("%s cannot be followed for %s (--lost-timeout): %s", o.Worker, asTyped(o.Lost), lostText(err))})
+			}
+		},
+		Found: func() {
+			if !since.IsZero() {
+				event.Notef(d.Sink, event.Info, "", "connected to %s again; none of the output is lost", o.Worker)
+			}
+			since = time.Time{}
+		},
+	}
+}
+
+// firstFailure returns the end of an attempt with the worker that failed first: as this
+// machine saw it, as the run's verdict on the workers tells it, or as the ends on all
+// workers tell it.
+func (l *logReader) firstFailure(ctx context.Context, rec *Record, end *runEnd) (*runEnd, error) {
+	if end != nil && end.first != nil {
+		return end, nil
+	}
+	sel, gone, err := l.recorded(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	if len(gone) < len(rec.Slices) {
+		t, failed, err := l.dial(ctx, sel, nil, true)
+		if err != nil {
+			return nil, err
+		}
+		defer t.close()
+		if len(t.ids) == 0 {
+			return nil, failures(StageConnect, missing(failed), failed)
+		}
+		if _, _, err := l.newestAttempt(ctx, t, rec); err != nil {
+			return nil, err
+		}
+		seen := *rec
+		seen.Attempt = cmp.Or(l.o.Attempt, rec.Attempt)
+		if there := t.endThere(ctx, l.Deps, &seen); there != nil {
+			end = there
+		}
+		if end == nil {
+			end = &runEnd{}
+		}
+		if end.first == nil {
+			end.first = t.firstFailed(ctx, launch.Ref{Run: rec.Run, Attempt: seen.Attempt})
+		}
+	}
+	if end == nil || end.first == nil {
+		return nil, l.noFailure(rec.Run, end)
+	}
+	return end, nil
+}
+
+// firstFailed asks all workers how the command ended, and returns the one on which it
+// failed first by itself, by the corrected clocks.
+func (t *team) firstFailed(ctx context.Context, ref launch.Ref) *tpu.WorkerID {
+	ends := make([]event.WorkerDone, len(t.ids))
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		state, err := launch.Status(ctx, t.conns[i], ref)
+		if err != nil || state.Exit == nil {
+			return err
+		}
+		ends[i] = event.WorkerDone{Code: state.Exit.Code, Reason: state.Exit.Reason, End: state.Exit.End.Add(-t.conns[i].ClockOffset())}
+		return nil
+	})
+	by := map[tpu.WorkerID]event.WorkerDone{}
+	for i, id := range t.ids {
+		by[id] = ends[i]
+	}
+	return firstOf(by)
+}
+
+func (l *logReader) noFailure(run string, end *runEnd) error {
+	text := fmt.Sprintf("no worker of run %q is known to have failed", run)
+	if end != nil && end.text != "" {
+		text += ": " + end.say(run, l.Clock.Now())
+	}
+	return &Error{Stage: StageDiscover, Text: text, Advice: "any log: multihost logs " + run + " --worker=s0w0; all of them: --all"}
+}
+
+// logs writes the logs of a job without runner: from the workers while they can be
+// reached, otherwise from the bucket.
+func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
+	state, err := r.bucket.State(ctx, r.desc.Run)
+	if err != nil {
+		return err
+	}
+	attempt := cmp.Or(o.Attempt, max(1, state.Attempt))
+	l := newLogReader(r.Deps, o, w)
+	defer l.tellUntimed()
+	var end *runEnd
+	if attempt == state.Attempt {
+		end = r.endInBucket(state)
+	}
+	switch {
+	case o.FirstFailure:
+		first := state.Blame()
+		if attempt != state.Attempt || first == nil || first.Reason != "" {
+			return l.noFailure(r.desc.Run, end)
+		}
+		l.o.Worker = first.Worker
+	case o.Worker.Slice >= len(r.desc.Nodes) || o.Worker.Worker >= r.desc.Workers:
+		return l.noWorker(r.desc.Run)
+	}
+	ids := r.desc.IDs()
+	l.tellWhich(l.o.Worker, len(ids), end)
+	rec, err := r.record(ctx, attempt)
+	if attempt == state.Attempt && !state.Over(r.desc) {
+		near := newLogReader(r.Deps, l.o, w)
+		near.o.Attempt, near.o.FirstFailure, near.told = attempt, false, true
+		if err == nil {
+			err = near.overSSH(ctx, rec)
+		}
+		var failed *sinkError
+		if err == nil || ctx.Err() != nil || errors.As(err, &failed) || l.o.All && near.wrote {
+			near.tellUntimed()
+			return err
+		}
+		who := l.o.Worker.String()
+		if l.o.All {
+			who = tpu.Fold(ids)
+		}
+		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", who, err, event.Age(time.Duration(r.desc.Every)*time.Second))
+		l.logs = near.begun()
+	}
+	if !l.o.All {
+		ids = []tpu.WorkerID{l.o.Worker}
+	}
+	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt} }
+	if len(l.logs) == 0 {
+		for _, id := range ids {
+			l.logs = append(l.logs, &oneLog{id: id, src: src(id)})
+		}
+		if err := l.prepareAll(ctx, rec.LogDir); err != nil {
+			return interruptedOr(ctx, err)
+		}
+	}
+	for _, one := range l.logs {
+		one.src = src(one.id)
+	}
+	if err := l.printNow(ctx); err != nil || !o.Follow {
+		return interruptedOr(ctx, err)
+	}
+	return interruptedOr(ctx, r.followBucket(ctx, l, state, attempt))
+}
+
+// begun returns the log that was read in part; nil if none was.
+func (l *logReader) begun() []*oneLog {
+	if !l.wrote {
+		return nil
+	}
+	return l.logs
+}
+
+// followBucket writes what the bucket gets, until the logs do not grow any more.
+func (r *detachedRun) followBucket(ctx context.Context, l *logReader, state detach.State, attempt int) error {
+	more := func() error {
+		for _, one := range l.logs {
+			if err := one.copy(ctx, l.flushed(one.text)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for slices.ContainsFunc(l.logs, func(one *oneLog) bool { return !r.endedOn(state, one.id, attempt) }) {
+		if err := r.pause(ctx); err != nil {
+			return err
+		}
+		if err := r.stillThere(ctx, state); err != nil {
+			_ = more() // their last output
+			return err
+		}
+		var err error
+		if state, err = r.bucket.State(ctx, r.desc.Run); err != nil {
+			return err
+		}
+		if err := more(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endedOn reports whether a worker's log will not grow any more: the end is written
+// after the log.
+func (r *detachedRun) endedOn(state detach.State, id tpu.WorkerID, attempt int) bool {
+	if attempt < state.Attempt {
+		return true
+	}
+	return slices.ContainsFunc(state.Ended, func(e detach.End) bool { return e.Worker == id })
+}
+
+// A sinkError says that the logs could not be shown.
+type sinkError struct{ error }
+
+func (e *sinkError) Unwrap() error { return e.error }
+
+// RecordedIDs returns the workers of a run that this machine has a record of. Without a
+// record it returns worker s0w0 alone.
+func RecordedIDs(stateDir, run string) []tpu.WorkerID {
+	rec, err := loadRecord(stateDir, run)
+	if err != nil || rec == nil || len(rec.ids()) == 0 {
+		return []tpu.WorkerID{{}}
+	}
+	return rec.ids()
+}

@@ -1,0 +1,264 @@
+package job
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/journal"
+	"multihost/internal/testkit"
+	"multihost/internal/tpu"
+)
+
+func TestTailOffset(t *testing.T) {
+	read := int64(0)
+	of := func(text string, n int) int64 {
+		t.Helper()
+		at, err := tailOffset(int64(len(text)), n, func(offset int64, p []byte) error {
+			read += int64(len(p))
+			_, err := strings.NewReader(text).ReadAt(p, offset)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	for _, c := range []struct {
+		text string
+		n    int
+		want string
+	}{
+		{"", 3, ""}, {"a\nb\nc\n", 0, ""}, {"a\nb\nc\n", 1, "c\n"}, {"a\nb\nc\n", 2, "b\nc\n"}, {"a\nb\nc\n", 3, "a\nb\nc\n"}, {"a\nb\nc\n", 9, "a\nb\nc\n"},
+		{"a\nb\nc", 1, "c"}, {"a\nb\nc", 2, "b\nc"}, {"\n", 1, "\n"}, {"\n\n\n", 2, "\n\n"}, {"a\n\n", 1, "\n"}, {"abc", 1, "abc"},
+	} {
+		if got := c.text[of(c.text, c.n):]; got != c.want {
+			t.Errorf("last %d lines of %q: %q, want %q", c.n, c.text, got, c.want)
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 50 { // against another way to count, over several windows
+		var b strings.Builder
+		for range random.IntN(3000) {
+			b.WriteString(strings.Repeat("x", random.IntN(300)) + "\n")
+		}
+		lines := strings.SplitAfter(b.String(), "\n")
+		lines = lines[:len(lines)-1]
+		n := 1 + random.IntN(3500)
+		if got, want := b.String()[of(b.String(), n):], strings.Join(lines[max(0, len(lines)-n):], ""); got != want {
+			t.Fatalf("%d of %d lines: %d bytes, want %d", n, len(lines), len(got), len(want))
+		}
+	}
+	// Ten lines of 10 GB are found without reading it.
+	read = 0
+	size := int64(10 << 30)
+	at, err := tailOffset(size, 10, func(offset int64, p []byte) error {
+		read += int64(len(p))
+		for i := range p {
+			p[i] = 'x'
+			if (offset+int64(i)+1)%1000 == 0 {
+				p[i] = '\n'
+			}
+		}
+		return nil
+	})
+	if err != nil || read > 64<<10 || size-at < 9000 || size-at > 10000 {
+		t.Errorf("10 lines of %d bytes: the last %d, with %d read, %v", size, size-at, read, err)
+	}
+}
+
+// shown collects logs as text, with the seconds and the worker of each line.
+type shown struct {
+	begin time.Time
+	text  strings.Builder
+	err   error
+}
+
+func (s *shown) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
+	if at.IsZero() || s.begin.IsZero() {
+		s.text.Write(p)
+	} else {
+		fmt.Fprintf(&s.text, "%g %s %s", at.Sub(s.begin).Seconds(), id, p)
+	}
+	return s.err
+}
+
+func (s *shown) Flush() error { return nil }
+
+// logged makes the record and the logs of an ended run with two workers, of which the
+// second one failed first. Each of its lines came a second after the one before.
+func logged(t *testing.T) (*Deps, *testkit.Recorder, time.Time) {
+	t.Helper()
+	begin := time.Now().Truncate(time.Second).Add(-time.Hour)
+	sink := &testkit.Recorder{}
+	d := &Deps{Sink: sink, Clock: gcp.SystemClock, StateDir: t.TempDir()}
+	dir := recordDir(d.StateDir, "r", 1)
+	rec := &Record{Run: "r", Attempt: 1, Workers: 2, LogDir: dir, Ended: true, Code: 3, Slices: []RecordedSlice{{Name: "t", Workers: 2}},
+		Attempts: []RecordedAttempt{{Attempt: 1, End: begin, Code: 3, LogDir: dir}}}
+	if err := rec.save(d.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		id := tpu.WorkerID{Worker: i}
+		now := begin.Add(time.Duration(i) * 500 * time.Millisecond)
+		w := &arrivalWriter{path: arrivalsPath(dir, id), now: func() time.Time { return now }}
+		var text []byte
+		for n := range 5 {
+			w.mark(int64(len(text)))
+			text = fmt.Appendf(text, "line %d\n", n)
+			now = now.Add(time.Second)
+		}
+		if err := os.WriteFile(logPath(dir, id), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := `{"v":1,"time":"2026-01-02T03:04:05Z","by":"1","kind":"attempt","run":"r","attempt":1}
+{"v":1,"time":"2026-01-02T03:04:06Z","by":"1","kind":"summary","run":"r","attempt":1,"ok":false,"exit_code":3,"first_failure":"s0w1: exit code 3","text":"run r failed: s0w1 was first, exit code 3"}
+`
+	if err := os.WriteFile(filepath.Join(RunDir(d.StateDir, "r"), journal.Name), []byte(events), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return d, sink, begin
+}
+
+func TestLocalLogs(t *testing.T) {
+	all := "0 s0w0 line 0\n0.5 s0w1 line 0\n1 s0w0 line 1\n1.5 s0w1 line 1\n2 s0w0 line 2\n2.5 s0w1 line 2\n3 s0w0 line 3\n3.5 s0w1 line 3\n4 s0w0 line 4\n4.5 s0w1 line 4\n"
+	for name, c := range map[string]struct {
+		o    LogOptions
+		ago  time.Duration // for Since, from the first line
+		text string
+		note string
+	}{
+		"one worker":        {LogOptions{Tail: -1}, 0, "line 0\nline 1\nline 2\nline 3\nline 4\n", "log of s0w0, one of 2 workers"},
+		"a named one":       {LogOptions{Tail: -1, Named: true}, 0, "line 0\nline 1\nline 2\nline 3\nline 4\n", ""},
+		"the last lines":    {LogOptions{Tail: 2, Named: true}, 0, "line 3\nline 4\n", ""},
+		"none":              {LogOptions{Tail: 0, Named: true}, 0, "", ""},
+		"since":             {LogOptions{Tail: -1, Named: true}, 4500 * time.Millisecond, "4 s0w0 line 4\n", ""},
+		"since, many":       {LogOptions{Tail: 3, Named: true}, 2500 * time.Millisecond, "2 s0w0 line 2\n3 s0w0 line 3\n4 s0w0 line 4\n", ""},
+		"since, fewer":      {LogOptions{Tail: 1, Named: true}, 2500 * time.Millisecond, "4 s0w0 line 4\n", ""},
+		"since later":       {LogOptions{Tail: -1, Named: true}, time.Minute, "", ""},
+		"times":             {LogOptions{Tail: 2, Named: true, Times: true}, 0, "3 s0w0 line 3\n4 s0w0 line 4\n", ""},
+		"all":               {LogOptions{Tail: -1, All: true}, 0, all, ""},
+		"all, the last":     {LogOptions{Tail: 1, All: true}, 0, "4 s0w0 line 4\n4.5 s0w1 line 4\n", ""},
+		"the first failure": {LogOptions{Tail: 1, FirstFailure: true}, 0, "line 4\n", "log of s0w1, which failed first"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, sink, begin := logged(t)
+			if c.ago > 0 {
+				c.o.Since = begin.Add(c.ago)
+			}
+			s := &shown{begin: begin}
+			whole, err := LocalLog(t.Context(), d, "r", c.o, s)
+			if !whole || err != nil || s.text.String() != c.text {
+				t.Errorf("whole %v, %v:\n%s, want\n%s", whole, err, s.text.String(), c.text)
+			}
+			var notes []string
+			for _, e := range sink.Events() {
+				if n, ok := e.(event.Note); ok {
+					notes = append(notes, n.Text)
+				}
+			}
+			if got := strings.Join(notes, "\n"); got != c.note {
+				t.Errorf("said %q, want %q", got, c.note)
+			}
+		})
+	}
+}
+
+// TestLocalLogsUntimed holds that lines whose arrival was not kept are not given another
+// time without a word.
+func TestLocalLogsUntimed(t *testing.T) {
+	d, sink, begin := logged(t)
+	dir := recordDir(d.StateDir, "r", 1)
+	if err := os.Remove(arrivalsPath(dir, tpu.WorkerID{})); err != nil {
+		t.Fatal(err)
+	}
+	s := &shown{begin: begin}
+	if whole, err := LocalLog(t.Context(), d, "r", LogOptions{Tail: 2, Named: true, Times: true}, s); !whole || err != nil {
+		t.Fatal(whole, err)
+	}
+	found := false
+	for _, e := range sink.Events() {
+		n, ok := e.(event.Note)
+		found = found || ok && strings.Contains(n.Text, "2 lines of s0w0 came while this machine did not follow")
+	}
+	if !found {
+		t.Errorf("events %+v", sink.Events())
+	}
+}
+
+// slowSource gives a log in pieces of any length, and may fail at its end.
+type slowSource struct {
+	logSource
+	text string
+	err  error
+}
+
+func (s slowSource) copyFrom(_ context.Context, offset, _ int64, w io.Writer) error {
+	for text := s.text[offset:]; len(text) > 0; {
+		n := min(len(text), 3)
+		if _, err := io.WriteString(w, text[:n]); err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	return s.err
+}
+
+// TestMerge holds that lines stay whole, that one log's error does not end the others, and
+// that a reader who is gone ends all.
+func TestMerge(t *testing.T) {
+	away := errors.New("away")
+	reader := func(s LogSink) *logReader {
+		now := time.Now()
+		l := newLogReader(&Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: true, Tail: -1}, s)
+		for i, text := range []string{"first\nand unfinished", "", "a\n\nb\n" + strings.Repeat("c\n", 100)} {
+			one := &oneLog{id: tpu.WorkerID{Worker: i}, src: slowSource{text: text}}
+			if i == 2 {
+				one.src = slowSource{text: text, err: away}
+			}
+			one.text = &logText{lines: true, arrivals: &arrivals{}, now: now, live: 1 << 60, emit: func(at time.Time, p []byte) error { return l.emit(one.id, time.Time{}, p) }}
+			l.logs = append(l.logs, one)
+		}
+		return l
+	}
+	s := &shown{}
+	err := reader(s).merge(t.Context())
+	if want := "first\nand unfinished" + "a\n\nb\n" + strings.Repeat("c\n", 100); s.text.String() != want {
+		t.Errorf("%q, want %q", s.text.String(), want)
+	}
+	if !errors.Is(err, away) {
+		t.Errorf("the error is %v", err)
+	}
+	gone := &shown{err: io.ErrClosedPipe}
+	var failed *sinkError
+	if err := reader(gone).merge(t.Context()); !errors.As(err, &failed) || !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("without a reader: %v", err)
+	}
+}
+
+// TestLineHold holds that lines are passed on whole, and very long ones nevertheless.
+func TestLineHold(t *testing.T) {
+	var got bytes.Buffer
+	h := &lineHold{w: &got}
+	for _, step := range []struct{ write, want string }{
+		{"a", ""}, {"b\nc", "ab\n"}, {"\n", "ab\nc\n"}, {strings.Repeat("x", longestHeld+1), "ab\nc\n" + strings.Repeat("x", longestHeld+1)}, {"y", "ab\nc\n" + strings.Repeat("x", longestHeld+1)},
+	} {
+		if _, err := io.WriteString(h, step.write); err != nil || got.String() != step.want {
+			t.Fatalf("%d bytes, want %d: %v", got.Len(), len(step.want), err)
+		}
+	}
+	if err := h.rest(); err != nil || !strings.HasSuffix(got.String(), "xy") {
+		t.Errorf("the rest: %v", err)
+	}
+}

@@ -1,0 +1,143 @@
+package ui
+
+import (
+	"bufio"
+	"io"
+	"time"
+
+	"multihost/internal/tpu"
+)
+
+// LogsOptions say how logs are shown.
+type LogsOptions struct {
+	Times bool           // begin each line with its time; in JSON, the time of a line is this one
+	Tags  []tpu.WorkerID // the workers shown, if each line is to begin with its worker
+}
+
+// arrivalForm is the form of the time at the beginning of a line.
+const arrivalForm = "2006-01-02T15:04:05.000Z07:00 "
+
+// Logs writes logs to standard output, as Stdout does. In JSON mode it writes lines of
+// kind "output". Its methods must not be called concurrently.
+type Logs struct {
+	r     *Renderer
+	o     LogsOptions
+	out   *bufio.Writer
+	width int
+	paint painter
+	tty   bool
+
+	streams map[tpu.WorkerID]*shownLog
+	open    *shownLog // whose line is unfinished
+}
+
+// A shownLog is the log of one worker.
+type shownLog struct {
+	id   tpu.WorkerID
+	to   io.WriteCloser
+	time time.Time // of what is written now, in JSON
+}
+
+// Logs returns a writer of logs.
+func (r *Renderer) Logs(o LogsOptions) *Logs {
+	l := &Logs{r: r, o: o, out: bufio.NewWriterSize(&dataWriter{l: r.out, to: toStdout, w: r.o.Stdout}, 64<<10), streams: map[tpu.WorkerID]*shownLog{}}
+	l.tty = r.o.IsTerminal(r.o.Stdout)
+	l.paint = painter(r.o.Color && l.tty)
+	for _, id := range o.Tags {
+		l.width = max(l.width, len(id.String()))
+	}
+	return l
+}
+
+func (l *Logs) stream(id tpu.WorkerID) *shownLog {
+	s := l.streams[id]
+	if s == nil {
+		s = &shownLog{id: id}
+		s.to = printable(l.out, l.tty)
+		if l.r.mode == JSON {
+			s.to = OutputJSON(l.out, id, func() time.Time { return s.time })
+		}
+		l.streams[id] = s
+	}
+	return s
+}
+
+// WriteLog writes text of a worker's log. With Times or Tags it must not reach beyond the
+// end of a line, and at is the time of the line.
+func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	s := l.stream(id)
+	if s.time = at; !l.o.Times || at.IsZero() {
+		s.time = l.r.o.Now()
+	}
+	if l.r.mode != JSON && (l.o.Times || len(l.o.Tags) > 0) {
+		if err := l.beginLine(s, at); err != nil {
+			return err
+		}
+		l.open = s
+		if p[len(p)-1] == '\n' {
+			l.open = nil
+		}
+	}
+	_, err := s.to.Write(p)
+	return err
+}
+
+// beginLine writes what a line begins with, unless s is amid a line. A line of another
+// worker that is not finished is ended on the screen.
+func (l *Logs) beginLine(s *shownLog, at time.Time) error {
+	if l.open == s {
+		return nil
+	}
+	if err := l.endLine(); err != nil {
+		return err
+	}
+	var b []byte
+	if l.o.Times {
+		b = at.Local().AppendFormat(b, arrivalForm)
+	}
+	if len(l.o.Tags) > 0 {
+		b = append(b, l.paint.start(dim)...)
+		tag := s.id.String()
+		b = append(b, tag...)
+		for n := len(tag); n < l.width; n++ {
+			b = append(b, ' ')
+		}
+		b = append(b, " │"...)
+		b = append(b, l.paint.end()...)
+		b = append(b, ' ')
+	}
+	_, err := l.out.Write(b)
+	return err
+}
+
+func (l *Logs) endLine() error {
+	if l.open == nil {
+		return nil
+	}
+	if err := l.open.to.Close(); err != nil {
+		return err
+	}
+	l.open = nil
+	_, err := l.out.WriteString("\n")
+	return err
+}
+
+// Flush writes out what was given to WriteLog.
+func (l *Logs) Flush() error { return l.out.Flush() }
+
+// Close writes what is left, and ends a line that has no end if it began with a time or a
+// worker.
+func (l *Logs) Close() error {
+	if err := l.endLine(); err != nil {
+		return err
+	}
+	for _, s := range l.streams {
+		if err := s.to.Close(); err != nil {
+			return err
+		}
+	}
+	return l.Flush()
+}
