@@ -484,7 +484,7 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 	d.Access = job.Access{
 		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KeyFile: keyFile, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
-		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) },
+		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, s.view.Stderr(), path) },
 	}
 	s.way(p, c, &d.Access)
 	return d, p.ready(c)
@@ -582,7 +582,7 @@ func (s *session) keyPath(p *program, c *cli.Context) (path string, ours bool) {
 // loadKey reads the user's key. If it lacks the passphrase, it uses the key from the
 // agent, if the agent has it.
 func (s *session) loadKey(p *program, c *cli.Context, path string) (*sshfan.Identity, error) {
-	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, p.stderr, path) })
+	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, s.view.Stderr(), path) })
 	var locked *sshfan.IdentityError
 	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
 		return sshfan.LoadAgentIdentity(socket, locked.PublicKey)
