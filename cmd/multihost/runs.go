@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -81,8 +82,10 @@ func (p *program) stopCommand() *cli.Command {
 		Usage:     "end a run on every worker and prove it",
 		ArgsUsage: "RUN",
 		Description: `Sends TERM to every process of the run, KILL after --grace, and ends when none is
-left. It may be repeated. Of a job whose command has not begun, it deletes the
-queued resource.`,
+left. It may be repeated. If the command of a job has not begun, or has ended and its
+slices are kept, it deletes the queued resource of the job with its slices. On a
+terminal it asks before it deletes kept slices, and names logs that are not whole on
+this machine.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := p.oneArgument("multihost stop", "run")
@@ -90,7 +93,11 @@ queued resource.`,
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, d.Stop(c.Context, name, c.String("tpu-prefix"), c.Duration("grace")))
+			o := job.StopOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace")}
+			if p.canConfirm(s.view) {
+				o.Confirm = func(ctx context.Context, question string) error { return p.confirm(ctx, s.view, question) }
+			}
+			return interruptible(c.Context, d.Stop(c.Context, name, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }

@@ -642,21 +642,27 @@ func (r *detachedRun) warnRights(state detach.State) {
 	}
 }
 
+// whyKept says why the slices of a run that has ended stay; "" if the workers delete
+// them.
+func (r *detachedRun) whyKept(state detach.State) string {
+	switch {
+	case r.desc.Keep == detach.KeepAlways:
+		return "--keep"
+	case r.desc.Keep == detach.KeepOnFailure && state.Blame() != nil && r.desc.KeepFor > 0:
+		return "--keep-on-failure=" + asTyped(time.Duration(r.desc.KeepFor*float64(time.Second)))
+	case r.desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
+		return "--keep-on-failure"
+	case len(state.Unsent) > 0:
+		return "the bucket has not taken the whole log of " + tpu.Fold(state.Unsent)
+	}
+	return ""
+}
+
 // sayKept reports, for a run that has ended, that its queued resource stays. It returns
 // whether the resource was to stay.
 func (r *detachedRun) sayKept(ctx context.Context, state detach.State) bool {
-	why := ""
-	switch {
-	case r.desc.Keep == detach.KeepAlways:
-		why = "--keep"
-	case r.desc.Keep == detach.KeepOnFailure && state.Blame() != nil:
-		why = "--keep-on-failure"
-		if r.desc.KeepFor > 0 {
-			why += "=" + asTyped(time.Duration(r.desc.KeepFor*float64(time.Second)))
-		}
-	case len(state.Unsent) > 0:
-		why = "the bucket has not taken the whole log of " + tpu.Fold(state.Unsent)
-	default:
+	why := r.whyKept(state)
+	if why == "" {
 		return false
 	}
 	if res, err := r.Queue.Get(ctx, r.desc.Resource); err == nil && r.owns(res) {
@@ -830,18 +836,49 @@ func (r *detachedRun) sayBackground(sum *event.Summary, state detach.State) {
 	r.sayLeftBehind(sum, processes, ids, backgroundCureDetached)
 }
 
+// keptSlices returns the slices that stay although the run has ended on all workers; nil
+// if the workers delete them, or there are none.
+func (r *detachedRun) keptSlices(ctx context.Context, state detach.State) *kept {
+	why := r.whyKept(state)
+	res, err := r.Queue.Get(ctx, r.desc.Resource)
+	if why == "" || err != nil || !r.owns(res) {
+		return nil
+	}
+	k := &kept{run: r.desc.Run, res: res, ended: "exit code 0, kept: " + why}
+	if first := state.Blame(); first != nil {
+		k.ended = fmt.Sprintf("failed: %s was first, %s, kept: %s", first.Worker, endText(*first), why)
+	}
+	if len(state.Unsent) > 0 {
+		k.part = why
+	}
+	return k
+}
+
 // stop ends the run for good: the bucket tells all workers, and stop tells those at
 // once that can be reached. It returns when every worker has ended, or when no worker
 // has reported yet. If the queued resource has no workers, nobody else deletes it, so
 // stop does.
-func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
+func (r *detachedRun) stop(ctx context.Context, o StopOptions) error {
 	watch, later := stopwatch{sink: r.Sink, clock: r.Clock}, false
-	err := watch.phase("stop", func() (string, error) {
+	before, err := r.bucket.State(ctx, r.desc.Run)
+	if err != nil {
+		return interruptedOr(ctx, mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run))
+	}
+	if before.Over(r.desc) {
+		if k := r.keptSlices(ctx, before); k != nil {
+			if err := r.deleteKept(ctx, o, *k); err != nil {
+				return err
+			}
+			r.forget()
+			return nil
+		}
+	}
+	err = watch.phase("stop", func() (string, error) {
 		if err := r.bucket.Stop(ctx, r.desc.Run, "multihost stop by "+r.Owner); err != nil {
 			return "", mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run)
 		}
 		direct := true
-		limit := r.Clock.After(grace + 3*time.Duration(r.desc.Every*float64(time.Second)) + 5*time.Minute)
+		limit := r.Clock.After(o.Grace + 3*time.Duration(r.desc.Every*float64(time.Second)) + 5*time.Minute)
 		for {
 			state, err := r.bucket.State(ctx, r.desc.Run)
 			if err != nil {
@@ -865,7 +902,7 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 				direct = false
 				rec, err := r.record(ctx, state.Attempt)
 				if err == nil {
-					err = r.stopOn(ctx, rec, grace)
+					err = r.stopOn(ctx, rec, o)
 				}
 				if err != nil && ctx.Err() == nil {
 					event.Notef(r.Sink, event.Info, "", "not every worker can be reached (%v): those read it in the bucket", err)
@@ -879,7 +916,11 @@ func (r *detachedRun) stop(ctx context.Context, grace time.Duration) error {
 			select {
 			case <-r.Clock.After(r.pace()):
 			case <-limit:
-				return "", mayStillRun(&Error{Stage: StageStop, Text: fmt.Sprintf("asked in the bucket, but %d of %s have not ended", len(r.desc.IDs())-len(state.Ended), event.Count(len(r.desc.IDs()), "worker"))}, r.desc.Run)
+				standing := ""
+				if err == nil {
+					standing = res.Standing()
+				}
+				return "", r.unstopped(state, standing)
 			case <-ctx.Done():
 				return "", context.Cause(ctx)
 			}

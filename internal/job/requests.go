@@ -121,12 +121,5 @@ func allAsked(res qr.Resource) bool {
 // stopRequest deletes the queued resource of a job whose command has not begun or whose
 // slices are gone.
 func (d *Deps) stopRequest(ctx context.Context, run string, res qr.Resource) error {
-	watch := stopwatch{sink: d.Sink, clock: d.Clock}
-	return watch.phase("delete", func() (string, error) {
-		_, err := d.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
-		if err != nil {
-			return "", &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)}
-		}
-		return fmt.Sprintf("queued resource %s, %s: nothing of this job is billed", res.ID, waitsFor(res)), nil
-	})
+	return d.deleteMade(ctx, run, res, waitsFor(res))
 }

@@ -294,6 +294,11 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		return nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("run %q was started in project %s, zone %s", name, rec.Project, rec.Zone),
 			Advice: fmt.Sprintf("add --project=%s --zone=%s", rec.Project, rec.Zone)}
 	}
+	return d.locateOnWorkers(ctx, name, prefix)
+}
+
+// locateOnWorkers finds a run by asking the slices.
+func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Record, error) {
 	ready, found, surveyErr := d.survey(ctx, prefix, nil, nil)
 	var match []foundRun
 	for _, f := range found {
@@ -328,7 +333,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
 			name, sliceNames(ready, f), text)
 	}
-	rec = &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
+	rec := &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
 		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, name, f.info.Attempt)}
 	for _, id := range f.workers {
 		s := ready[id.Slice]
@@ -594,52 +599,55 @@ func (d *Deps) sayUnstarted(t *team, known []tpu.WorkerID, rec *Record) bool {
 }
 
 // Stop ends every active attempt of a run on every worker and verifies that no process is
-// left. It may be repeated.
-func (d *Deps) Stop(ctx context.Context, name, prefix string, grace time.Duration) error {
+// left. It may be repeated. If the command of a job has not begun, or has ended and its
+// slices are kept, Stop deletes what the job has made.
+func (d *Deps) Stop(ctx context.Context, name string, o StopOptions) error {
 	if r, err := d.detachedRun(ctx, name); err != nil || r != nil {
 		if err != nil {
 			return err
 		}
-		return r.stop(ctx, grace)
+		return r.stop(ctx, o)
 	}
-	rec, err := d.locate(ctx, name, prefix)
+	rec, err := d.locate(ctx, name, o.Prefix)
+	if err == nil {
+		return d.stopOn(ctx, rec, o)
+	}
+	return d.stopUnbegun(ctx, name, o.Prefix, err)
+}
+
+// stopUnbegun deletes the queued resource of a job that no worker knows. why is the error
+// with which it was not found on the workers; stopUnbegun returns why if there is no such
+// resource.
+func (d *Deps) stopUnbegun(ctx context.Context, name, prefix string, why error) error {
 	var idle *notBegunError
-	if errors.As(err, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
+	if errors.As(why, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
 		return d.stopRequest(ctx, name, idle.res)
 	}
-	if err != nil {
-		return err
-	}
-	return d.stopOn(ctx, rec, grace)
+	return why
 }
 
 // stopOn ends the run of a record over SSH.
-func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) error {
+func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 	name, watch := rec.Run, stopwatch{sink: d.Sink, clock: d.Clock}
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	if len(gone) > 0 {
-		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, strings.Join(gone, ", "))
+		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, tpu.FewNames(gone))
 	}
 	if len(gone) == len(sel.Slices) {
-		if res, waits := d.waitingRequest(ctx, name); waits && rec.Bucket == "" {
-			return d.stopRequest(ctx, name, res)
-		}
-		return nil
+		return d.stopElsewhere(ctx, rec, o)
 	}
-	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(grace))
+	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(o.Grace))
 	t, failed, err := d.dial(ctx, sel, nil, true)
 	if err != nil {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
 	}
 	defer t.close()
-	if rec.Bucket == "" {
-		defer func() { d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name))) }()
-	}
-	return watch.phase("stop", func() (string, error) {
-		err := d.stopNamed(ctx, t, name, grace)
+	var left []kept
+	err = watch.phase("stop", func() (string, error) {
+		found, stopped, err := d.stopNamed(ctx, t, name, o.Grace)
 		if len(failed) > 0 {
 			var ids []tpu.WorkerID
 			var errs []error
@@ -648,13 +656,47 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, grace time.Duration) err
 			}
 			err = errors.Join(err, mayStillRun(workersError(StageStop, ids, errs), name))
 		}
+		if err == nil && !stopped && rec.Bucket == "" {
+			left, err = d.keptOn(ctx, t, rec, found)
+		}
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), err
 	})
+	if len(left) == 0 && rec.Bucket == "" {
+		d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name)))
+	}
+	for _, k := range left {
+		err = errors.Join(err, d.deleteKept(ctx, o, k))
+	}
+	return err
+}
+
+// stopElsewhere ends what a job has now, although the slices of its record are gone: a
+// request that waits, or slices that another machine's runner or a later request made.
+func (d *Deps) stopElsewhere(ctx context.Context, rec *Record, o StopOptions) error {
+	if rec.Bucket != "" {
+		return nil
+	}
+	if res, waits := d.waitingRequest(ctx, rec.Run); waits {
+		return d.stopRequest(ctx, rec.Run, res)
+	}
+	if d.Queue == nil || d.onHosts() {
+		return nil
+	}
+	res, err := d.Queue.Get(ctx, rec.Run)
+	if err != nil || !res.JobMade() || res.Labels[qr.LabelRun] != qr.LabelValue(rec.Run) {
+		return nil
+	}
+	there, err := d.locateOnWorkers(ctx, rec.Run, o.Prefix)
+	if err != nil {
+		return d.stopUnbegun(ctx, rec.Run, o.Prefix, err)
+	}
+	return d.stopOn(ctx, there, o)
 }
 
 // stopNamed stops the active runs of a name on the workers of the team. If one cannot be
-// stopped, the others are stopped all the same.
-func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) error {
+// stopped, the others are stopped all the same. It returns the runs that the workers knew
+// before, and whether there was any to stop.
+func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) (found []foundRun, any bool, err error) {
 	found, errs := t.runs(ctx)
 	stopped := map[launch.Ref]bool{}
 	var refused []error
@@ -674,7 +716,7 @@ func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.D
 	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
 		refused = append(refused, mayStillRun(workersError(StageStop, t.ids, errs), name))
 	}
-	return errors.Join(refused...)
+	return found, len(stopped) > 0, errors.Join(refused...)
 }
 
 // A Verified compares the local log of one worker with the worker's own.
