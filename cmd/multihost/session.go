@@ -310,7 +310,7 @@ func (s *session) hostList(p *program, c *cli.Context) (list job.HostList) {
 
 // namesRun reports whether the command's word is the name of a run.
 func namesRun(inv *invocation) bool {
-	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "logs", "stop", "top"}, inv.path[0])
+	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "dump", "logs", "stop", "top"}, inv.path[0])
 }
 
 // zoneless reports whether the command works on a project without a zone.

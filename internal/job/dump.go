@@ -59,7 +59,7 @@ func (d *Deps) Dump(ctx context.Context, name, prefix string) error {
 	if !lives {
 		e := endHere(d.StateDir, rec, rec.Attempt)
 		if e == nil {
-			e = t.endThere(ctx, d, rec)
+			e = t.endThere(ctx, d, rec, true)
 		}
 		if e != nil {
 			return e.noStacks(d, name)

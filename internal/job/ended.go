@@ -88,8 +88,9 @@ func endHere(stateDir string, rec *Record, attempt int) *runEnd {
 }
 
 // endThere returns the end of the record's attempt as its workers tell it; nil if they
-// tell none.
-func (t *team) endThere(ctx context.Context, d *Deps, rec *Record) *runEnd {
+// tell none. If all of them are in the team, and none was told the verdict, it judges by
+// how the command ended on each.
+func (t *team) endThere(ctx context.Context, d *Deps, rec *Record, all bool) *runEnd {
 	found, _ := t.runs(ctx)
 	for _, f := range found {
 		if f.info.Run != rec.Run || f.info.Attempt != rec.Attempt || f.info.Exit == nil {
@@ -100,9 +101,42 @@ func (t *team) endThere(ctx context.Context, d *Deps, rec *Record) *runEnd {
 		if end := f.info.Exit.End; !end.IsZero() && !f.info.Now.IsZero() {
 			e.at = d.Clock.Now().Add(end.Sub(f.info.Now))
 		}
+		if all && f.verdict == "" {
+			e.judge(t.ends(ctx, f.info.Ref))
+		}
 		return e
 	}
 	return nil
+}
+
+// judge sets when the command ended on the last worker, and which worker failed first.
+func (e *runEnd) judge(ends map[tpu.WorkerID]event.WorkerDone) {
+	for _, w := range ends {
+		if w.End.After(e.at) {
+			e.at = w.End
+		}
+	}
+	if e.first = firstOf(ends); e.first != nil {
+		w := ends[*e.first]
+		e.text = fmt.Sprintf("failed: %s was first, %s", e.first, launch.Exit{Code: w.Code, Signal: w.Signal})
+	}
+}
+
+// ends asks the workers of the team how the command ended. Those that do not answer, and
+// those on which it has not ended, are left out. Times are corrected by the clocks.
+func (t *team) ends(ctx context.Context, ref launch.Ref) map[tpu.WorkerID]event.WorkerDone {
+	states := make([]launch.State, len(t.ids))
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
+		states[i], err = launch.Status(ctx, t.conns[i], ref)
+		return err
+	})
+	ends := map[tpu.WorkerID]event.WorkerDone{}
+	for i, id := range t.ids {
+		if exit := states[i].Exit; exit != nil {
+			ends[id] = event.WorkerDone{Slice: id.Slice, Worker: id.Worker, Code: exit.Code, Signal: exit.Signal, Reason: exit.Reason, End: exit.End.Add(-t.conns[i].ClockOffset())}
+		}
+	}
+	return ends
 }
 
 // endInBucket returns how the run ended, as its workers wrote into the bucket; nil if it

@@ -61,6 +61,24 @@ func TestEndOfAttempt(t *testing.T) {
 	}
 }
 
+// TestJudgeByWorkers judges a run of which no runner saw the end.
+func TestJudgeByWorkers(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	id := func(worker int) tpu.WorkerID { return tpu.WorkerID{Worker: worker} }
+	e := runEnd{text: "exit code 0"}
+	e.judge(map[tpu.WorkerID]event.WorkerDone{
+		id(0): {End: at}, id(1): {Code: 4, End: at.Add(3 * time.Second)}, id(2): {Code: 137, Signal: "KILL", End: at.Add(2 * time.Second)},
+		id(3): {Code: 143, Reason: "multihost stop", End: at.Add(time.Second)},
+	})
+	if e.text != "failed: s0w2 was first, killed by SIGKILL" || *e.first != id(2) || !e.at.Equal(at.Add(3*time.Second)) {
+		t.Errorf("%+v", e)
+	}
+	ok := runEnd{text: "exit code 0"}
+	if ok.judge(map[tpu.WorkerID]event.WorkerDone{id(0): {End: at}}); ok.text != "exit code 0" || ok.first != nil || !ok.at.Equal(at) {
+		t.Errorf("%+v", ok)
+	}
+}
+
 // TestPrintedText holds that what the command printed is named, never shown among stacks.
 func TestPrintedText(t *testing.T) {
 	ids := []tpu.WorkerID{{}, {Worker: 1}, {Worker: 2}}

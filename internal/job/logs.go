@@ -509,7 +509,7 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 			event.Notef(l.Sink, event.Warn, "", "slice %s is gone: this machine's copy of the log ends where it was lost", name)
 		}
 	}
-	unread := failures(StageFollow, ids, failed)
+	unread := failures(StageConnect, ids, failed)
 	if len(l.logs) == 0 && t == nil && !l.o.All {
 		return l.noWorker(rec.Run)
 	}
@@ -619,28 +619,14 @@ func (l *logReader) firstFailure(ctx context.Context, rec *Record, end *runEnd) 
 	if err != nil {
 		return nil, err
 	}
-	if len(gone) < len(rec.Slices) {
-		t, failed, err := l.dial(ctx, sel, nil, true)
-		if err != nil {
+	// The verdict is on worker 0 of each slice; only without one, all workers are asked.
+	verdict := func(id tpu.WorkerID) bool { return id.Worker == 0 }
+	for _, only := range []func(tpu.WorkerID) bool{verdict, nil} {
+		if len(gone) == len(rec.Slices) || end != nil && end.first != nil {
+			break
+		}
+		if end, err = l.failureAmong(ctx, rec, sel, only, end); err != nil {
 			return nil, err
-		}
-		defer t.close()
-		if len(t.ids) == 0 {
-			return nil, failures(StageConnect, missing(failed), failed)
-		}
-		if _, _, err := l.newestAttempt(ctx, t, rec); err != nil {
-			return nil, err
-		}
-		seen := *rec
-		seen.Attempt = cmp.Or(l.o.Attempt, rec.Attempt)
-		if there := t.endThere(ctx, l.Deps, &seen); there != nil {
-			end = there
-		}
-		if end == nil {
-			end = &runEnd{}
-		}
-		if end.first == nil {
-			end.first = t.firstFailed(ctx, launch.Ref{Run: rec.Run, Attempt: seen.Attempt})
 		}
 	}
 	if end == nil || end.first == nil {
@@ -649,23 +635,36 @@ func (l *logReader) firstFailure(ctx context.Context, rec *Record, end *runEnd) 
 	return end, nil
 }
 
-// firstFailed asks all workers how the command ended, and returns the one on which it
-// failed first by itself, by the corrected clocks.
-func (t *team) firstFailed(ctx context.Context, ref launch.Ref) *tpu.WorkerID {
-	ends := make([]event.WorkerDone, len(t.ids))
-	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		state, err := launch.Status(ctx, t.conns[i], ref)
-		if err != nil || state.Exit == nil {
-			return err
-		}
-		ends[i] = event.WorkerDone{Code: state.Exit.Code, Reason: state.Exit.Reason, End: state.Exit.End.Add(-t.conns[i].ClockOffset())}
-		return nil
-	})
-	by := map[tpu.WorkerID]event.WorkerDone{}
-	for i, id := range t.ids {
-		by[id] = ends[i]
+// failureAmong asks the workers that only chooses, nil for all, which one failed first.
+// end is what is known before.
+func (l *logReader) failureAmong(ctx context.Context, rec *Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runEnd) (*runEnd, error) {
+	t, failed, err := l.dial(ctx, sel, only, true)
+	if err != nil {
+		return nil, err
 	}
-	return firstOf(by)
+	defer t.close()
+	if len(t.ids) == 0 && only != nil {
+		return end, nil
+	}
+	if len(t.ids) == 0 {
+		return nil, failures(StageConnect, missing(failed), failed)
+	}
+	if _, _, err := l.newestAttempt(ctx, t, rec); err != nil {
+		return nil, err
+	}
+	asked := *rec
+	asked.Attempt = cmp.Or(l.o.Attempt, rec.Attempt)
+	if there := t.endThere(ctx, l.Deps, &asked, only == nil); there != nil {
+		end = there
+	}
+	if only != nil || end != nil && end.first != nil {
+		return end, nil
+	}
+	if end == nil {
+		end = &runEnd{}
+	}
+	end.first = firstOf(t.ends(ctx, launch.Ref{Run: rec.Run, Attempt: asked.Attempt}))
+	return end, nil
 }
 
 func (l *logReader) noFailure(run string, end *runEnd) error {
