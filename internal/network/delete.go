@@ -74,14 +74,14 @@ func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Fire
 	if err := checkName("network", name, 63); err != nil {
 		return nil, err
 	}
-	n, err := c.getNetwork(ctx, name)
+	n, err := c.calls.getNetwork(ctx, name)
 	if err != nil || n == nil {
 		return nil, err
 	}
 	if !owned(n.GetDescription()) {
 		return nil, &NotOursError{Resource: "network", Name: name, Description: n.GetDescription(), project: c.gcp.Project()}
 	}
-	all, err := c.listFirewalls(ctx)
+	all, err := c.calls.listFirewalls(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Fire
 		slices.Sort(foreign)
 		return nil, &ForeignRulesError{Network: name, Rules: foreign, project: c.gcp.Project()}
 	}
-	users, err := c.tpuUsers(ctx, name)
+	users, err := c.calls.tpuUsers(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Fire
 func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Firewall, d *Deletion) error {
 	var removed []*computepb.Firewall
 	for _, fw := range rules {
-		deleted, err := c.deleteFirewall(ctx, fw.GetName())
+		deleted, err := c.calls.deleteFirewall(ctx, fw.GetName())
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 			d.Firewalls = append(d.Firewalls, fw.GetName())
 		}
 	}
-	err := c.deleteNetwork(ctx, name)
+	err := c.calls.deleteNetwork(ctx, name)
 	if gcp.ClassOf(err) == gcp.NotFound {
 		err = nil // somebody was faster
 	}
@@ -143,7 +143,7 @@ func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) err
 		fw = proto.CloneOf(fw)
 		// The server sets these.
 		fw.Id, fw.Kind, fw.SelfLink, fw.CreationTimestamp = nil, nil, nil, nil
-		if err := c.insertFirewall(ctx, fw); err != nil && gcp.ClassOf(err) != gcp.AlreadyExists {
+		if err := c.calls.insertFirewall(ctx, fw); err != nil && gcp.ClassOf(err) != gcp.AlreadyExists {
 			return fmt.Errorf("put back firewall rule %q, without which machines of the network may not reach each other: %w", fw.GetName(), err)
 		}
 	}
@@ -151,89 +151,6 @@ func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) err
 		event.Notef(c.gcp.Sink(), event.Info, "", "the firewall rules were put back, since the network stays")
 	}
 	return nil
-}
-
-func (c *Client) deleteNetwork(ctx context.Context, name string) error {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return err
-	}
-	return c.change(ctx, fmt.Sprintf("delete network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
-		op, err := api.networks.Delete(ctx, &computepb.DeleteNetworkRequest{
-			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id),
-		})
-		if err != nil {
-			return nil, err
-		}
-		return op.Proto(), nil
-	})
-}
-
-// deleteFirewall deletes a rule and reports whether it existed.
-func (c *Client) deleteFirewall(ctx context.Context, name string) (bool, error) {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return false, err
-	}
-	err = c.change(ctx, fmt.Sprintf("delete firewall rule %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
-		op, err := api.firewalls.Delete(ctx, &computepb.DeleteFirewallRequest{
-			Project: c.gcp.Project(), Firewall: name, RequestId: proto.String(id),
-		})
-		if err != nil {
-			return nil, err
-		}
-		return op.Proto(), nil
-	})
-	if gcp.ClassOf(err) == gcp.NotFound {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// tpuUsers returns the TPU nodes of all zones that use the network, and the queued
-// resources that do not have their nodes yet. Delete needs it, because without the
-// rules of the network the workers of a running job lose each other before the API
-// refuses to delete the network itself.
-func (c *Client) tpuUsers(ctx context.Context, name string) ([]string, error) {
-	svc, err := c.gcp.TPU(ctx)
-	if err != nil {
-		return nil, err
-	}
-	parent := fmt.Sprintf("projects/%s/locations/-", c.gcp.Project())
-	var users []string
-	err = c.gcp.Do(ctx, "list TPU nodes", func(ctx context.Context) error {
-		users = nil
-		return svc.Projects.Locations.Nodes.List(parent).Pages(ctx, func(page *tpuapi.ListNodesResponse) error {
-			for _, n := range page.Nodes {
-				if usesNetwork(n, name) {
-					users = append(users, userOf("TPU node", n.Name))
-				}
-			}
-			return nil
-		})
-	})
-	if err == nil {
-		err = c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) error {
-			return svc.Projects.Locations.QueuedResources.List(parent).Pages(ctx, func(page *tpuapi.ListQueuedResourcesResponse) error {
-				for _, q := range page.QueuedResources {
-					if waitsForNetwork(q, name) {
-						users = append(users, userOf("queued resource", q.Name))
-					}
-				}
-				return nil
-			})
-		})
-	}
-	switch gcp.ClassOf(err) {
-	case gcp.Permission, gcp.NotFound, gcp.Invalid:
-		// A project without the TPU API, or a login without rights on it, may
-		// still manage networks. The Compute API refuses to delete a network in
-		// use.
-		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
-		return users, nil
-	}
-	slices.Sort(users)
-	return slices.Compact(users), err
 }
 
 func usesNetwork(n *tpuapi.Node, name string) bool {

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"multihost/internal/event"
-	"multihost/internal/gcp"
 	"multihost/internal/sshfan"
 )
 
@@ -330,14 +329,14 @@ func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, err
 		return Plan{}, err
 	}
 	rule = rule.withDefaults()
-	network, err := c.getNetwork(ctx, rule.Network)
+	network, err := c.calls.getNetwork(ctx, rule.Network)
 	if err != nil {
 		return Plan{}, err
 	}
 	if network == nil {
 		return Plan{}, &MissingError{Network: rule.Network}
 	}
-	rules, err := c.listFirewalls(ctx)
+	rules, err := c.calls.listFirewalls(ctx)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -362,7 +361,7 @@ func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool,
 	if err := checkName("firewall rule", name, 63); err != nil {
 		return false, err
 	}
-	fw, err := c.getFirewall(ctx, name)
+	fw, err := c.calls.getFirewall(ctx, name)
 	if err != nil {
 		return false, err
 	}
@@ -373,13 +372,13 @@ func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool,
 	if !owned(fw.GetDescription()) {
 		return false, &NotOursError{Resource: "firewall rule", Name: name, Description: fw.GetDescription(), project: c.gcp.Project()}
 	}
-	return c.deleteFirewall(ctx, name)
+	return c.calls.deleteFirewall(ctx, name)
 }
 
 // ShowFirewalls returns the rules of network, or of all networks if network is empty,
 // sorted by network and name.
 func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallRule, error) {
-	all, err := c.listFirewalls(ctx)
+	all, err := c.calls.listFirewalls(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -410,21 +409,4 @@ func (c *Client) warnExposed(r FirewallRule, flag string) {
 
 func lastPart(resource string) string {
 	return resource[strings.LastIndexByte(resource, '/')+1:]
-}
-
-// getFirewall returns the rule called name, or nil if there is none.
-func (c *Client) getFirewall(ctx context.Context, name string) (*computepb.Firewall, error) {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var fw *computepb.Firewall
-	err = c.gcp.Do(ctx, fmt.Sprintf("show firewall rule %q", name), func(ctx context.Context) error {
-		fw, err = api.firewalls.Get(ctx, &computepb.GetFirewallRequest{Project: c.gcp.Project(), Firewall: name}, gcp.NoRetry())
-		return err
-	})
-	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
-		return nil, nil
-	}
-	return fw, err
 }

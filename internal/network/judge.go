@@ -163,7 +163,7 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 // Users returns the TPU nodes and the queued resources of all zones that use a network.
 // It does not know other users.
 func (c *Client) Users(ctx context.Context, name string) ([]string, error) {
-	return c.tpuUsers(ctx, name)
+	return c.calls.tpuUsers(ctx, name)
 }
 
 // Command returns the command line of multihost that creates the rule.

@@ -15,9 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
-	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
 
@@ -234,7 +232,7 @@ func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err
 	}
-	have, err := c.getNetwork(ctx, name)
+	have, err := c.calls.getNetwork(ctx, name)
 	switch {
 	case err != nil:
 		return false, err
@@ -244,26 +242,14 @@ func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool
 		event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: network %q has MTU %d", name, mtu)
 		return false, nil
 	}
-	users, err := c.tpuUsers(ctx, name)
+	users, err := c.calls.tpuUsers(ctx, name)
 	if err != nil {
 		return false, err
 	}
 	if len(users) > 0 {
 		return false, &InUseError{Network: name, Users: users, Verb: "change the MTU of"}
 	}
-	api, err := c.clients(ctx)
-	if err != nil {
-		return false, err
-	}
-	err = c.change(ctx, fmt.Sprintf("change the MTU of network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
-		op, err := api.networks.Patch(ctx, &computepb.PatchNetworkRequest{
-			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id), NetworkResource: &computepb.Network{Mtu: proto.Int32(int32(mtu))},
-		})
-		if err != nil {
-			return nil, err
-		}
-		return op.Proto(), nil
-	})
+	err = c.calls.setMTU(ctx, name, mtu)
 	if err == nil {
 		event.Notef(c.gcp.Sink(), event.Info, "", "network %q has MTU %d; machines that are on it take it when they boot", name, mtu)
 	}
@@ -273,44 +259,9 @@ func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool
 // A Client works on the networks of one project. It is safe for concurrent
 // use.
 type Client struct {
-	gcp *gcp.Client
-
-	once sync.Once
-	api  *api
-	err  error
+	gcp   *gcp.Client
+	calls *calls
 }
 
 // New returns a Client that makes its calls through g. It does no I/O.
-func New(g *gcp.Client) *Client { return &Client{gcp: g} }
-
-// api holds the three Compute clients that this package needs.
-type api struct {
-	networks   *compute.NetworksClient
-	firewalls  *compute.FirewallsClient
-	operations *compute.GlobalOperationsClient
-}
-
-func (c *Client) clients(ctx context.Context) (*api, error) {
-	c.once.Do(func() { c.api, c.err = newAPI(context.WithoutCancel(ctx), c.gcp) })
-	return c.api, c.err
-}
-
-func newAPI(ctx context.Context, g *gcp.Client) (*api, error) {
-	opts, err := g.ComputeOptions(ctx)
-	if err != nil {
-		return nil, err
-	}
-	networks, err := compute.NewNetworksRESTClient(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("make Compute client: %w", err)
-	}
-	firewalls, err := compute.NewFirewallsRESTClient(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("make Compute client: %w", err)
-	}
-	operations, err := compute.NewGlobalOperationsRESTClient(ctx, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("make Compute client: %w", err)
-	}
-	return &api{networks, firewalls, operations}, nil
-}
+func New(g *gcp.Client) *Client { return &Client{gcp: g, calls: &calls{gcp: g}} }

@@ -2,15 +2,11 @@ package network
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
-	"google.golang.org/api/iterator"
-
-	"multihost/internal/gcp"
 )
 
 // An Owned is a network that this package created.
@@ -25,7 +21,7 @@ type Owned struct {
 // Users that are no TPUs are not listed: only the API knows them, when the network is
 // deleted.
 func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
-	networks, err := c.listNetworks(ctx)
+	networks, err := c.calls.listNetworks(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +29,7 @@ func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 	if len(networks) == 0 {
 		return nil, nil
 	}
-	rules, err := c.listFirewalls(ctx)
+	rules, err := c.calls.listFirewalls(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -49,32 +45,10 @@ func (c *Client) Owned(ctx context.Context) ([]Owned, error) {
 			}
 		}
 		slices.Sort(all[i].Firewalls)
-		if all[i].Users, err = c.tpuUsers(ctx, n.GetName()); err != nil {
+		if all[i].Users, err = c.calls.tpuUsers(ctx, n.GetName()); err != nil {
 			return nil, err
 		}
 	}
 	slices.SortFunc(all, func(a, b Owned) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil
-}
-
-func (c *Client) listNetworks(ctx context.Context) (all []*computepb.Network, err error) {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = c.gcp.Do(ctx, "list networks", func(ctx context.Context) error {
-		all = nil
-		it := api.networks.List(ctx, &computepb.ListNetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		for {
-			n, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			all = append(all, n)
-		}
-	})
-	return all, err
 }

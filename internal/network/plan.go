@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
-	"google.golang.org/api/iterator"
-	"google.golang.org/protobuf/proto"
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -96,11 +94,11 @@ func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 		return Plan{}, err
 	}
 	o = o.withDefaults()
-	have, err := c.getNetwork(ctx, o.Name)
+	have, err := c.calls.getNetwork(ctx, o.Name)
 	if err != nil {
 		return Plan{}, err
 	}
-	existing, err := c.listFirewalls(ctx)
+	existing, err := c.calls.listFirewalls(ctx)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -245,22 +243,9 @@ func (c *Client) sayHints(plan Plan) {
 // createNetwork creates the network of a. If an equal network has appeared since the
 // plan was made, that is no error.
 func (c *Client) createNetwork(ctx context.Context, a Action) error {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return err
-	}
-	what := fmt.Sprintf("create network %q", a.Name)
-	err = c.change(ctx, what, a.Name, func(ctx context.Context, id string) (*computepb.Operation, error) {
-		op, err := api.networks.Insert(ctx, &computepb.InsertNetworkRequest{
-			Project: c.gcp.Project(), RequestId: proto.String(id), NetworkResource: a.network,
-		})
-		if err != nil {
-			return nil, err
-		}
-		return op.Proto(), nil
-	})
+	err := c.calls.insertNetwork(ctx, a.Name, a.network)
 	if gcp.ClassOf(err) == gcp.AlreadyExists {
-		have, gerr := c.getNetwork(ctx, a.Name)
+		have, gerr := c.calls.getNetwork(ctx, a.Name)
 		if gerr != nil || have == nil {
 			return err
 		}
@@ -273,9 +258,9 @@ func (c *Client) createNetwork(ctx context.Context, a Action) error {
 }
 
 func (c *Client) createFirewall(ctx context.Context, a Action) error {
-	err := c.insertFirewall(ctx, a.firewall)
+	err := c.calls.insertFirewall(ctx, a.firewall)
 	if gcp.ClassOf(err) == gcp.AlreadyExists {
-		have, gerr := c.getFirewall(ctx, a.Name)
+		have, gerr := c.calls.getFirewall(ctx, a.Name)
 		if gerr != nil || have == nil {
 			return err
 		}
@@ -285,61 +270,4 @@ func (c *Client) createFirewall(ctx context.Context, a Action) error {
 		c.gcp.Sink().Emit(event.State{Resource: "firewall", Name: a.Name, State: "READY"})
 	}
 	return err
-}
-
-func (c *Client) insertFirewall(ctx context.Context, fw *computepb.Firewall) error {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return err
-	}
-	return c.change(ctx, fmt.Sprintf("create firewall rule %q", fw.GetName()), fw.GetName(), func(ctx context.Context, id string) (*computepb.Operation, error) {
-		op, err := api.firewalls.Insert(ctx, &computepb.InsertFirewallRequest{
-			Project: c.gcp.Project(), RequestId: proto.String(id), FirewallResource: fw,
-		})
-		if err != nil {
-			return nil, err
-		}
-		return op.Proto(), nil
-	})
-}
-
-// getNetwork returns the network called name, or nil if there is none.
-func (c *Client) getNetwork(ctx context.Context, name string) (*computepb.Network, error) {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var n *computepb.Network
-	err = c.gcp.Do(ctx, fmt.Sprintf("show network %q", name), func(ctx context.Context) error {
-		n, err = api.networks.Get(ctx, &computepb.GetNetworkRequest{Project: c.gcp.Project(), Network: name}, gcp.NoRetry())
-		return err
-	})
-	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
-		return nil, nil
-	}
-	return n, err
-}
-
-// listFirewalls returns all rules of the project.
-func (c *Client) listFirewalls(ctx context.Context) ([]*computepb.Firewall, error) {
-	api, err := c.clients(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var all []*computepb.Firewall
-	err = c.gcp.Do(ctx, "list firewall rules", func(ctx context.Context) error {
-		all = nil
-		it := api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry())
-		for {
-			fw, err := it.Next()
-			if errors.Is(err, iterator.Done) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			all = append(all, fw)
-		}
-	})
-	return all, err
 }

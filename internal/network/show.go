@@ -28,7 +28,7 @@ func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	if err := checkName("network", name, 63); err != nil {
 		return Info{}, err
 	}
-	n, err := c.getNetwork(ctx, name)
+	n, err := c.calls.getNetwork(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}

@@ -49,7 +49,6 @@ var (
 		"internal/job Deps":           115,
 		"internal/job following":      42,
 		"internal/job run":            83,
-		"internal/network Client":     36,
 		"internal/qr Client":          61,
 		"internal/sim Server":         187,
 		"internal/sim/worker machine": 40,

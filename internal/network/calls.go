@@ -1,0 +1,386 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	compute "cloud.google.com/go/compute/apiv1"
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"github.com/google/uuid"
+	"google.golang.org/api/iterator"
+	tpuapi "google.golang.org/api/tpu/v2alpha1"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+)
+
+const (
+	// operationLimit is how long one change may take. Creating an auto mode
+	// network takes about 40 s, deleting it about 30 s.
+	operationLimit = 10 * time.Minute
+	// notReadyLimit is how long a change is retried because the network that it
+	// needs is not ready yet.
+	notReadyLimit = 2 * time.Minute
+)
+
+// sender sends a request that starts an operation. It is safe to repeat with
+// the same requestID.
+type sender func(ctx context.Context, requestID string) (*computepb.Operation, error)
+
+// calls are the calls to the APIs. A change returns when its operation has ended.
+type calls struct {
+	gcp *gcp.Client
+
+	once sync.Once
+	api  *api
+	err  error
+}
+
+// api holds the three Compute clients that this package needs.
+type api struct {
+	networks   *compute.NetworksClient
+	firewalls  *compute.FirewallsClient
+	operations *compute.GlobalOperationsClient
+}
+
+func (c *calls) clients(ctx context.Context) (*api, error) {
+	c.once.Do(func() { c.api, c.err = newAPI(context.WithoutCancel(ctx), c.gcp) })
+	return c.api, c.err
+}
+
+func newAPI(ctx context.Context, g *gcp.Client) (*api, error) {
+	opts, err := g.ComputeOptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	networks, err := compute.NewNetworksRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	firewalls, err := compute.NewFirewallsRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	operations, err := compute.NewGlobalOperationsRESTClient(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("make Compute client: %w", err)
+	}
+	return &api{networks, firewalls, operations}, nil
+}
+
+// getNetwork returns the network called name, or nil if there is none.
+func (c *calls) getNetwork(ctx context.Context, name string) (*computepb.Network, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var n *computepb.Network
+	err = c.gcp.Do(ctx, fmt.Sprintf("show network %q", name), func(ctx context.Context) error {
+		n, err = api.networks.Get(ctx, &computepb.GetNetworkRequest{Project: c.gcp.Project(), Network: name}, gcp.NoRetry())
+		return err
+	})
+	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
+		return nil, nil
+	}
+	return n, err
+}
+
+func (c *calls) listNetworks(ctx context.Context) (all []*computepb.Network, err error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = c.gcp.Do(ctx, "list networks", func(ctx context.Context) error {
+		all = nil
+		it := api.networks.List(ctx, &computepb.ListNetworksRequest{Project: c.gcp.Project()}, gcp.NoRetry())
+		for {
+			n, err := it.Next()
+			if errors.Is(err, iterator.Done) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			all = append(all, n)
+		}
+	})
+	return all, err
+}
+
+func (c *calls) insertNetwork(ctx context.Context, name string, n *computepb.Network) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("create network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Insert(ctx, &computepb.InsertNetworkRequest{
+			Project: c.gcp.Project(), RequestId: proto.String(id), NetworkResource: n,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+func (c *calls) setMTU(ctx context.Context, name string, mtu int) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("change the MTU of network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Patch(ctx, &computepb.PatchNetworkRequest{
+			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id), NetworkResource: &computepb.Network{Mtu: proto.Int32(int32(mtu))},
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+func (c *calls) deleteNetwork(ctx context.Context, name string) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("delete network %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.networks.Delete(ctx, &computepb.DeleteNetworkRequest{
+			Project: c.gcp.Project(), Network: name, RequestId: proto.String(id),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+// getFirewall returns the rule called name, or nil if there is none.
+func (c *calls) getFirewall(ctx context.Context, name string) (*computepb.Firewall, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var fw *computepb.Firewall
+	err = c.gcp.Do(ctx, fmt.Sprintf("show firewall rule %q", name), func(ctx context.Context) error {
+		fw, err = api.firewalls.Get(ctx, &computepb.GetFirewallRequest{Project: c.gcp.Project(), Firewall: name}, gcp.NoRetry())
+		return err
+	})
+	if gcp.ClassOf(err) == gcp.NotFound && !missingProject(err) {
+		return nil, nil
+	}
+	return fw, err
+}
+
+// listFirewalls returns all rules of the project.
+func (c *calls) listFirewalls(ctx context.Context) ([]*computepb.Firewall, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []*computepb.Firewall
+	err = c.gcp.Do(ctx, "list firewall rules", func(ctx context.Context) error {
+		all = nil
+		it := api.firewalls.List(ctx, &computepb.ListFirewallsRequest{Project: c.gcp.Project()}, gcp.NoRetry())
+		for {
+			fw, err := it.Next()
+			if errors.Is(err, iterator.Done) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			all = append(all, fw)
+		}
+	})
+	return all, err
+}
+
+func (c *calls) insertFirewall(ctx context.Context, fw *computepb.Firewall) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	return c.change(ctx, fmt.Sprintf("create firewall rule %q", fw.GetName()), fw.GetName(), func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.firewalls.Insert(ctx, &computepb.InsertFirewallRequest{
+			Project: c.gcp.Project(), RequestId: proto.String(id), FirewallResource: fw,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+}
+
+// deleteFirewall deletes a rule and reports whether it existed.
+func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return false, err
+	}
+	err = c.change(ctx, fmt.Sprintf("delete firewall rule %q", name), name, func(ctx context.Context, id string) (*computepb.Operation, error) {
+		op, err := api.firewalls.Delete(ctx, &computepb.DeleteFirewallRequest{
+			Project: c.gcp.Project(), Firewall: name, RequestId: proto.String(id),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return op.Proto(), nil
+	})
+	if gcp.ClassOf(err) == gcp.NotFound {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// tpuUsers returns the TPU nodes of all zones that use the network, and the queued
+// resources that do not have their nodes yet. Delete needs it, because without the
+// rules of the network the workers of a running job lose each other before the API
+// refuses to delete the network itself.
+func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
+	svc, err := c.gcp.TPU(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parent := fmt.Sprintf("projects/%s/locations/-", c.gcp.Project())
+	var users []string
+	err = c.gcp.Do(ctx, "list TPU nodes", func(ctx context.Context) error {
+		users = nil
+		return svc.Projects.Locations.Nodes.List(parent).Pages(ctx, func(page *tpuapi.ListNodesResponse) error {
+			for _, n := range page.Nodes {
+				if usesNetwork(n, name) {
+					users = append(users, userOf("TPU node", n.Name))
+				}
+			}
+			return nil
+		})
+	})
+	if err == nil {
+		err = c.gcp.Do(ctx, "list queued resources", func(ctx context.Context) error {
+			return svc.Projects.Locations.QueuedResources.List(parent).Pages(ctx, func(page *tpuapi.ListQueuedResourcesResponse) error {
+				for _, q := range page.QueuedResources {
+					if waitsForNetwork(q, name) {
+						users = append(users, userOf("queued resource", q.Name))
+					}
+				}
+				return nil
+			})
+		})
+	}
+	switch gcp.ClassOf(err) {
+	case gcp.Permission, gcp.NotFound, gcp.Invalid:
+		// A project without the TPU API, or a login without rights on it, may
+		// still manage networks. The Compute API refuses to delete a network in
+		// use.
+		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
+		return users, nil
+	}
+	slices.Sort(users)
+	return slices.Compact(users), err
+}
+
+// change sends a request and waits until its operation ends. Either may fail because
+// the network is not ready yet. change then sends the request again with a new request
+// id, because the old one stands for the operation that failed.
+func (c *calls) change(ctx context.Context, what, name string, send sender) error {
+	clock := c.gcp.Clock()
+	start := clock.Now()
+	return gcp.Poll(ctx, clock, gcp.Backoff{First: time.Second, Max: 10 * time.Second, Factor: 2}, func(ctx context.Context) (bool, error) {
+		var op *computepb.Operation
+		id := uuid.NewString()
+		err := c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
+			op, err = send(ctx, id)
+			return err
+		})
+		if err == nil {
+			err = c.wait(ctx, op, what, name, start)
+		}
+		if notReady(err) && clock.Now().Sub(start) < notReadyLimit {
+			return false, nil
+		}
+		return true, err
+	})
+}
+
+// wait polls a global operation until it is done. It does not use the client library's
+// Wait, because that returns nil for a failed operation without httpErrorStatusCode,
+// and its first pause is always one second.
+func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name string, start time.Time) error {
+	api, err := c.clients(ctx)
+	if err != nil {
+		return err
+	}
+	asked := false
+	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
+		if !asked {
+			asked = true
+			return op.GetStatus() == computepb.Operation_DONE, nil
+		}
+		err := c.gcp.Do(ctx, what, func(ctx context.Context) error {
+			got, err := api.operations.Get(ctx, &computepb.GetGlobalOperationRequest{
+				Project: c.gcp.Project(), Operation: op.GetName(),
+			}, gcp.NoRetry())
+			if err == nil {
+				op = got
+			}
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		if op.GetStatus() == computepb.Operation_DONE {
+			return true, nil
+		}
+		elapsed := c.gcp.Clock().Now().Sub(start)
+		if elapsed > operationLimit {
+			return false, &SlowOperationError{What: what, Operation: op.GetName(), Limit: operationLimit, project: c.gcp.Project()}
+		}
+		c.gcp.Sink().Emit(event.Progress{
+			Phase: phase, Done: int(op.GetProgress()), Total: 100, Waiting: name,
+			Detail: what, Elapsed: elapsed, Limit: operationLimit,
+		})
+		return false, nil
+	})
+	if err != nil {
+		return err
+	}
+	if e := operationError(op); e != nil {
+		return fmt.Errorf("%s: %w", what, e)
+	}
+	return nil
+}
+
+// operationError returns the failure of an operation that is done, or nil.
+func operationError(op *computepb.Operation) *gcp.OperationError {
+	list := op.GetError().GetErrors()
+	code := int(op.GetHttpErrorStatusCode())
+	if len(list) == 0 && code < 400 {
+		return nil
+	}
+	e := &gcp.OperationError{Code: code, Target: lastPart(op.GetTargetLink()), Message: op.GetHttpErrorMessage()}
+	var messages []string
+	for _, item := range list {
+		if e.Status == "" {
+			e.Status = item.GetCode()
+		}
+		messages = append(messages, strings.Join(strings.Fields(item.GetMessage()), " "))
+		for _, d := range item.GetErrorDetails() {
+			if q := d.GetQuotaInfo(); q != nil && !strings.Contains(item.GetMessage(), "Limit:") {
+				messages = append(messages, fmt.Sprintf("Quota '%s' exceeded. Limit: %g globally", q.GetLimitName(), q.GetLimit()))
+			}
+			if info := d.GetErrorInfo(); info != nil && e.Reason == "" {
+				e.Reason = info.GetReason()
+			}
+		}
+	}
+	if len(messages) > 0 {
+		e.Message = strings.Join(messages, "; ")
+	}
+	return e
+}
