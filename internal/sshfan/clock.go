@@ -226,7 +226,7 @@ func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
 		}
 		if _, sums, found := strings.Cut(line, kitMark); found {
-			m.conn.foundKit(sums)
+			m.conn.kit.found(sums)
 			continue
 		}
 		_, digits, found := strings.Cut(strings.TrimSpace(line), clockMark)

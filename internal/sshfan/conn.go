@@ -22,16 +22,15 @@ type Conn struct {
 	fleet *Fleet
 	host  Host
 
+	kit kit
+
 	mu      sync.Mutex
 	closed  bool
-	link    *link           // the last connection, alive or not
-	dialing *dialing        // the attempt under way, or nil
-	trusted ssh.PublicKey   // host key that this Conn has verified before
-	offset  time.Duration   // see ClockOffset
-	greeted bool            // MeasureClock has succeeded once: the login runs commands
-	kit     map[string]bool // SHA-256 hashes of the scripts that the worker keeps
-
-	lacking map[*Program]bool // scripts that were missing although kit listed them
+	link    *link         // the last connection, alive or not
+	dialing *dialing      // the attempt under way, or nil
+	trusted ssh.PublicKey // host key that this Conn has verified before
+	offset  time.Duration // see ClockOffset
+	greeted bool          // MeasureClock has succeeded once: the login runs commands
 }
 
 // dialing is an attempt to connect that several callers may wait for.

@@ -128,7 +128,7 @@ func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (n
 	}
 	c := &iapConn{
 		iap:     t,
-		target:  iapTarget{zone: zone, instance: instance, nic: nic, port: port},
+		target:  iapTarget{project: t.Project, zone: zone, instance: instance, nic: nic, port: port},
 		clock:   t.Clock,
 		local:   iapAddr("iap"),
 		done:    make(chan struct{}),
@@ -150,8 +150,8 @@ func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (n
 
 // iapTarget is what a tunnel leads to.
 type iapTarget struct {
-	zone, instance, nic string
-	port                int
+	project, zone, instance, nic string
+	port                         int
 }
 
 func (t iapTarget) String() string { return net.JoinHostPort(t.instance, strconv.Itoa(t.port)) }
@@ -406,7 +406,7 @@ func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
 	if websocket.CloseStatus(cause) == websocket.StatusNormalClosure {
 		return nil, io.EOF
 	}
-	for failure := c.explain(c.ctx, cause); ; {
+	for failure := c.target.explain(c.ctx, cause); ; {
 		if c.ctx.Err() != nil {
 			return nil, context.Cause(c.ctx)
 		}
@@ -429,7 +429,7 @@ func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
 		if err == nil {
 			return ws, nil
 		}
-		failure = c.explain(c.ctx, err)
+		failure = c.target.explain(c.ctx, err)
 	}
 }
 
@@ -460,11 +460,11 @@ func (c *iapConn) open(ctx context.Context) (*websocket.Conn, error) {
 
 	ws, err := c.handshake(ctx)
 	if err != nil {
-		return nil, c.explain(ctx, err)
+		return nil, c.target.explain(ctx, err)
 	}
 	if err := c.greet(ctx, ws); err != nil {
 		_ = ws.CloseNow()
-		return nil, c.explain(ctx, err)
+		return nil, c.target.explain(ctx, err)
 	}
 	return ws, nil
 }
@@ -500,7 +500,7 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 	})
 	if err != nil {
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
-			return nil, c.refused(resp)
+			return nil, c.target.refused(resp)
 		}
 		return nil, err
 	}
@@ -514,7 +514,7 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 // address returns the URL for a new tunnel or, when there is a sid, for its next
 // WebSocket.
 func (c *iapConn) address() (string, error) {
-	if c.iap.Project == "" || c.target.zone == "" || c.target.instance == "" {
+	if c.target.project == "" || c.target.zone == "" || c.target.instance == "" {
 		return "", errors.New("project, zone and instance must be known")
 	}
 	endpoint := c.iap.Endpoint
@@ -530,7 +530,7 @@ func (c *iapConn) address() (string, error) {
 	q := url.Values{"zone": {c.target.zone}, "newWebsocket": {"True"}}
 	if c.sid == nil {
 		u = u.JoinPath("connect")
-		q.Set("project", c.iap.Project)
+		q.Set("project", c.target.project)
 		q.Set("instance", c.target.instance)
 		q.Set("interface", c.target.nic)
 		q.Set("port", strconv.Itoa(c.target.port))
@@ -919,7 +919,7 @@ func (e *IAPError) Unwrap() error { return e.Err }
 
 // explain returns the error of a tunnel that could not be opened or broke. It is the
 // relay's reason if there is one, else why we stopped, else err.
-func (c *iapConn) explain(ctx context.Context, err error) *IAPError {
+func (t iapTarget) explain(ctx context.Context, err error) *IAPError {
 	var told *IAPError
 	var closed websocket.CloseError
 	var inURL *url.Error
@@ -927,24 +927,24 @@ func (c *iapConn) explain(ctx context.Context, err error) *IAPError {
 	case errors.As(err, &told):
 		return told
 	case errors.As(err, &closed):
-		return c.closedWith(closed)
+		return t.closedWith(closed)
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case errors.As(err, &inURL):
 		err = inURL.Err // the URL contains the session's secret id
 	}
-	return c.newError(0, 0, err)
+	return t.newError(0, 0, err)
 }
 
-func (c *iapConn) newError(code, status int, err error) *IAPError {
+func (t iapTarget) newError(code, status int, err error) *IAPError {
 	return &IAPError{
-		Project: c.iap.Project, Zone: c.target.zone, Instance: c.target.instance, Port: c.target.port,
+		Project: t.project, Zone: t.zone, Instance: t.instance, Port: t.port,
 		Code: code, HTTP: status, Err: err,
 	}
 }
 
 // closedWith returns the error for a WebSocket that the relay closed.
-func (c *iapConn) closedWith(e websocket.CloseError) *IAPError {
+func (t iapTarget) closedWith(e websocket.CloseError) *IAPError {
 	code := int(e.Code)
 	err := errors.New(iapCodeText(code))
 	if reason := oneLine(e.Reason); reason != "" {
@@ -954,18 +954,18 @@ func (c *iapConn) closedWith(e websocket.CloseError) *IAPError {
 		// The relay's side of the tunnel ended, perhaps in good order.
 		err = fmt.Errorf("%w: %w", err, io.EOF)
 	}
-	return c.newError(code, 0, err)
+	return t.newError(code, 0, err)
 }
 
 // refused returns the error for a handshake that the relay answered with another HTTP
 // status.
-func (c *iapConn) refused(resp *http.Response) *IAPError {
+func (t iapTarget) refused(resp *http.Response) *IAPError {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // the part that arrived is enough
 	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
 	if reason == "" {
 		reason = strings.ToLower(http.StatusText(resp.StatusCode))
 	}
-	return c.newError(0, resp.StatusCode, errors.New(reason))
+	return t.newError(0, resp.StatusCode, errors.New(reason))
 }
 
 // htmlTag matches a tag, and a style, script or title element with its content: errors

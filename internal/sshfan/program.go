@@ -164,7 +164,7 @@ var ErrProgramGone = fault.New(fault.Unavailable, "~/.multihost/kit was removed 
 // runProgram is Run for commands made by Program.Cmd.
 func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 	s := cmd.program
-	if c.keeps(s.Program) {
+	if c.kit.has(s.Program) {
 		input := &replay{r: cmd.Stdin}
 		said := &firstWords{w: cmd.Stderr}
 		named := cmd
@@ -179,7 +179,7 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 		if err != nil || status.Code != lacksStatus || !bytes.Contains(said.text, []byte(lacksText)) {
 			return status, err
 		}
-		c.noteLacking(s.Program)
+		c.kit.lacks(s.Program)
 		if cmd.Stdin != nil {
 			again := input.reader()
 			if again == nil {
@@ -191,58 +191,66 @@ func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
 	keep := !c.fleet.cfg.ReadOnly
 	status, err := c.run(ctx, cmd.whole(keep))
 	if err == nil && status.Code != tornStatus && keep {
-		c.noteSent(s.Program)
+		c.kit.sent(s.Program)
 	}
 	return status, err
 }
 
-// keeps reports whether the worker has the script, as far as is known.
-func (c *Conn) keeps(p *Program) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.lacking[p] && c.kit[p.digest()]
+// A kit is what is known of the scripts that a worker keeps. Its methods are safe for
+// concurrent use.
+type kit struct {
+	mu      sync.Mutex
+	sums    map[string]bool   // SHA-256 hashes of the scripts
+	lacking map[*Program]bool // scripts that were missing although sums listed them
 }
 
-// noteSent records that the worker was sent the script. Whether the worker has kept it
-// shows at the next use.
-func (c *Conn) noteSent(p *Program) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.kit == nil {
-		c.kit = make(map[string]bool)
+// has reports whether the worker has the script, as far as is known.
+func (k *kit) has(p *Program) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.lacking[p] && k.sums[p.digest()]
+}
+
+// sent records that the worker was sent the script. Whether the worker has kept it shows
+// at the next use.
+func (k *kit) sent(p *Program) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.sums == nil {
+		k.sums = make(map[string]bool)
 	}
-	c.kit[p.digest()] = true
+	k.sums[p.digest()] = true
 }
 
-// noteLacking records that the worker lacked a script that it should keep. From then on
-// each command sends the script. Otherwise a command whose input cannot be read again
-// would fail every second time.
-func (c *Conn) noteLacking(p *Program) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.lacking == nil {
-		c.lacking = make(map[*Program]bool)
+// lacks records that the worker lacked a script that it should keep. From then on each
+// command sends the script. Otherwise a command whose input cannot be read again would
+// fail every second time.
+func (k *kit) lacks(p *Program) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lacking == nil {
+		k.lacking = make(map[*Program]bool)
 	}
-	c.lacking[p] = true
+	k.lacking[p] = true
 }
 
-// mostKit bounds the hashes that a Conn remembers. A worker keeps at most 100 scripts.
+// mostKit bounds the hashes that a kit has. A worker keeps at most 100 scripts.
 const mostKit = 100
 
-// foundKit records which scripts the worker keeps. sums is the output of sha256sum for
-// them, on one line. A script whose name is not the beginning of its hash is ignored: it
-// is no longer ours.
-func (c *Conn) foundKit(sums string) {
+// found records which scripts the worker keeps. sums is the output of sha256sum for them,
+// on one line. A script whose name is not the beginning of its hash is ignored: it is no
+// longer ours.
+func (k *kit) found(sums string) {
 	words := strings.Fields(sums)
-	kit := make(map[string]bool)
-	for i := 0; i+1 < len(words) && len(kit) < mostKit; i++ {
+	kept := make(map[string]bool)
+	for i := 0; i+1 < len(words) && len(kept) < mostKit; i++ {
 		if sum, name := words[i], words[i+1]; len(sum) == 2*sha256.Size && name == sum[:16] {
-			kit[sum] = true
+			kept[sum] = true
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.kit = kit
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.sums = kept
 }
 
 // A replay wraps an input that may have to be read again from its beginning.

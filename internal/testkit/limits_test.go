@@ -52,8 +52,6 @@ var (
 		"internal/qr Client":          61,
 		"internal/sim Server":         187,
 		"internal/sim/worker machine": 40,
-		"internal/sshfan Conn":        32,
-		"internal/sshfan iapConn":     32,
 		"internal/ui Renderer":        35,
 	}
 	aboveLines = map[string]int{
