@@ -238,20 +238,21 @@ func (e *examination) fail(check string, err error) {
 
 // run makes all checks.
 func (e *examination) run(ctx context.Context) {
+	project, workers := projectChecks{e}, workerChecks{e}
 	var local sync.WaitGroup
-	local.Go(e.checkKey)
-	local.Go(func() { e.checkSettings(ctx) })
+	local.Go(project.checkKey)
+	local.Go(func() { project.checkSettings(ctx) })
 	local.Wait()
 
-	found := e.findSlices(ctx)
+	found := project.findSlices(ctx)
 	var all sync.WaitGroup
 	if e.Cloud != nil && !e.denied {
-		for _, check := range []func(context.Context){e.checkAPIs, e.checkPermissions, e.checkNetwork, e.checkQuota} {
+		for _, check := range []func(context.Context){project.checkAPIs, project.checkPermissions, networkChecks{e}.checkNetwork, project.checkQuota} {
 			all.Go(func() { e.bounded(ctx, check) })
 		}
 	}
 	if found {
-		all.Go(func() { e.checkWorkers(ctx) })
+		all.Go(func() { workers.checkWorkers(ctx) })
 	}
 	all.Wait()
 }

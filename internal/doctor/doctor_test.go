@@ -201,7 +201,7 @@ func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 		{heard{why: busy(coordinator)}, "between workers\n  unknown ports: not checked: a run lives or starts on s0w0\n0 ok, 1 not checked\n"},
 		{heard{ports: []string{"8080"}, early: busy(coordinator)}, "between workers\n  unknown ports: s0w2: not checked: a run lives or starts on s0w0\n  ok      ports: s0w1: reach s0w0 on tcp:8080\n1 ok, 1 not checked\n"},
 	} {
-		var e examination
+		e := pairChecks{&examination{}}
 		e.judgePorts(all[0], all, tt.h, results)
 		if diff := cmp.Diff(tt.want, e.report().String()); diff != "" {
 			t.Errorf("heard %+v (-want +got):\n%s", tt.h, diff)
@@ -300,7 +300,7 @@ func worker(slice, n int) *seen {
 func judged(change func(all []*seen)) string {
 	all := []*seen{worker(0, 0), worker(0, 1), worker(1, 0), worker(1, 1)}
 	change(all)
-	e := &examination{Options: Options{Prefix: "t"}}
+	e := workerChecks{&examination{Options: Options{Prefix: "t"}}}
 	for s := range 2 {
 		e.sel.Slices = append(e.sel.Slices, tpu.Slice{Index: s, Name: "t", Type: "v4-16", Workers: []tpu.Worker{{Internal: "10.0.0.1"}, {Internal: "10.0.0.2"}}})
 	}

@@ -25,9 +25,12 @@ var portNames = []struct {
 	{8470, 8482, "libtpu and JAX"},
 }
 
+// networkChecks are the checks of the network and its firewall rules.
+type networkChecks struct{ *examination }
+
 // checkNetwork checks the network of the slices, or the network that new slices would
 // use.
-func (e *examination) checkNetwork(ctx context.Context) {
+func (e networkChecks) checkNetwork(ctx context.Context) {
 	name := e.Network
 	if name == "" && len(e.sel.Slices) > 0 {
 		name = e.sel.Slices[0].Network
@@ -54,7 +57,7 @@ func (e *examination) checkNetwork(ctx context.Context) {
 
 // tags returns the different sets of network tags of the slices. Without slices, it
 // returns one empty set.
-func (e *examination) tags() [][]string {
+func (e networkChecks) tags() [][]string {
 	sets := [][]string{}
 	for _, s := range e.sel.Slices {
 		if !slices.ContainsFunc(sets, func(have []string) bool { return slices.Equal(have, s.Tags) }) {
@@ -67,7 +70,7 @@ func (e *examination) tags() [][]string {
 	return sets
 }
 
-func (e *examination) checkMTU(ctx context.Context, info network.Info) {
+func (e networkChecks) checkMTU(ctx context.Context, info network.Info) {
 	if info.MTU >= network.DefaultMTU {
 		e.ok(CheckMTU, "%d", info.MTU)
 		return
@@ -89,7 +92,7 @@ func (e *examination) checkMTU(ctx context.Context, info network.Info) {
 }
 
 // checkSSHRule reports from where the rules allow connections to tcp:22.
-func (e *examination) checkSSHRule(info network.Info, tags [][]string) {
+func (e networkChecks) checkSSHRule(info network.Info, tags [][]string) {
 	iap := netip.MustParsePrefix(network.IAPRange)
 	for _, set := range tags {
 		sources := network.Sources(info.Firewalls, "tcp", 22, set)
@@ -126,7 +129,7 @@ func (e *examination) checkSSHRule(info network.Info, tags [][]string) {
 // addRule adds the finding that a rule is missing, with the rule as the cure. If an
 // existing rule denies the traffic, the new rule gets a smaller priority number and
 // overrules it, so that nobody's rule has to be deleted.
-func (e *examination) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
+func (e networkChecks) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
 	rule.Name = freeName(info, strings.TrimSuffix(info.Name[:min(len(info.Name), 50)], "-")+suffix)
 	f := Finding{Check: check, Level: level, Text: text}
 	if v.Rule != nil && v.Rule.Denies {
@@ -167,7 +170,7 @@ func (e *examination) again(line string) string {
 }
 
 // checkWorkerRules checks that the rules let machines of the subnetwork reach each other.
-func (e *examination) checkWorkerRules(ctx context.Context, info network.Info, tags [][]string) {
+func (e networkChecks) checkWorkerRules(ctx context.Context, info network.Info, tags [][]string) {
 	if e.Zone.Value == "" {
 		e.unknown(CheckWorkerRules, "without a zone it is not known which subnetwork workers are in")
 		return

@@ -32,9 +32,12 @@ const (
 	pairLimit    = 60 * time.Second
 )
 
+// pairChecks are the checks of what workers can send to each other.
+type pairChecks struct{ *examination }
+
 // checkPairs tests the paths that workers need: from every worker to the coordinator
 // s0w0, and from each slice to the next.
-func (e *examination) checkPairs(ctx context.Context, all []*seen) {
+func (e pairChecks) checkPairs(ctx context.Context, all []*seen) {
 	if len(all) < 2 {
 		return
 	}
@@ -66,7 +69,7 @@ func (e *examination) checkPairs(ctx context.Context, all []*seen) {
 }
 
 // address returns the address at which other workers reach this one.
-func (e *examination) address(s *seen) string {
+func (e pairChecks) address(s *seen) string {
 	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
 }
 
@@ -80,7 +83,7 @@ type heard struct {
 // listen starts the listener on the coordinator. letGo makes it close the ports and
 // returns why it had closed them earlier, or "". stop ends the listener with everything
 // that listen started, and leaves nothing behind.
-func (e *examination) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
+func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
 	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Bash(pairScript, args...), Stdout: in, ReadOnly: true})
@@ -185,7 +188,7 @@ func readClosed(lines *bufio.Scanner, id tpu.WorkerID) (early string) {
 }
 
 // targets returns the targets that worker i has to reach, as arguments of the script.
-func (e *examination) targets(all []*seen, i int, h heard) []string {
+func (e pairChecks) targets(all []*seen, i int, h heard) []string {
 	var words []string
 	if i > 0 {
 		word := "first=" + e.address(all[0])
@@ -204,7 +207,7 @@ func (e *examination) targets(all []*seen, i int, h heard) []string {
 
 // next returns the index of the worker with the same number in the next slice, or of the
 // next worker if there is only one slice.
-func (e *examination) next(all []*seen, i int) int {
+func (e pairChecks) next(all []*seen, i int) int {
 	count := len(e.sel.Slices)
 	if count == 1 {
 		return (i + 1) % len(all)
@@ -229,7 +232,7 @@ type probed struct {
 
 // probe sends packets of size bytes from one worker to targets. With size 0, it connects
 // to their ports.
-func (e *examination) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
+func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
 	if len(targets) == 0 {
 		return p
 	}
@@ -268,7 +271,7 @@ func (s *seen) mtu() int {
 	return 0
 }
 
-func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []probed) {
+func (e pairChecks) judgePorts(first *seen, all []*seen, h heard, results []probed) {
 	if h.why != "" && len(h.ports) == 0 {
 		e.unknown(CheckPorts, "%s", h.why)
 		return
@@ -318,7 +321,7 @@ func (e *examination) judgePorts(first *seen, all []*seen, h heard, results []pr
 // installed.
 const showFilters = `for c in "nft list ruleset" "iptables -S" "ip rule" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
 
-func (e *examination) judgePackets(all []*seen, results []probed) {
+func (e pairChecks) judgePackets(all []*seen, results []probed) {
 	bad, unknown := &finder{}, &finder{}
 	names := map[string][]tpu.WorkerID{}
 	var fine []tpu.WorkerID

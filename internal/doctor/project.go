@@ -16,8 +16,11 @@ import (
 	"multihost/internal/tpu"
 )
 
+// projectChecks are the checks of the project, the key and the slices that exist.
+type projectChecks struct{ *examination }
+
 // checkKey loads the SSH key.
-func (e *examination) checkKey() {
+func (e projectChecks) checkKey() {
 	id, err := e.Key()
 	if err == nil {
 		e.key = id
@@ -40,7 +43,7 @@ func (e *examination) checkKey() {
 }
 
 // checkSettings reports project and zone with their sources, and checks the credentials.
-func (e *examination) checkSettings(ctx context.Context) {
+func (e projectChecks) checkSettings(ctx context.Context) {
 	if e.Hosts != nil {
 		return
 	}
@@ -103,7 +106,7 @@ type api struct {
 
 // apis returns the APIs that this user's commands need. Cloud Quotas is not among them,
 // because only doctor uses it.
-func (e *examination) apis() []api {
+func (e projectChecks) apis() []api {
 	list := []api{
 		{"tpu.googleapis.com", "every command", Error},
 		{"compute.googleapis.com", "networks, and keys in the project's metadata", Error},
@@ -114,7 +117,7 @@ func (e *examination) apis() []api {
 	return list
 }
 
-func (e *examination) checkAPIs(ctx context.Context) {
+func (e projectChecks) checkAPIs(ctx context.Context) {
 	list := e.apis()
 	names := make([]string, len(list))
 	for i, a := range list {
@@ -137,14 +140,14 @@ func (e *examination) checkAPIs(ctx context.Context) {
 	}
 }
 
-func (e *examination) apiMissing(a api) {
+func (e projectChecks) apiMissing(a api) {
 	e.add(Finding{Check: CheckAPIs, Level: a.level, Text: fmt.Sprintf("%s is not enabled; %s needs it", a.name, a.use),
 		Cure: sshfan.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
 // askAPIs finds out with a call of each API whether it is enabled, if Service Usage does
 // not answer. why is the error of Service Usage.
-func (e *examination) askAPIs(ctx context.Context, why error) {
+func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
 	_, calls["tpu.googleapis.com"] = e.Queue.Slices(ctx)
 	_, calls["compute.googleapis.com"] = e.Networks.ShowFirewalls(ctx, "")
@@ -167,7 +170,7 @@ type permission struct {
 	level     Level
 }
 
-func (e *examination) permissions() []permission {
+func (e projectChecks) permissions() []permission {
 	list := []permission{
 		{"tpu.nodes.list", "every command", Error},
 		{"tpu.nodes.get", "every command", Error},
@@ -188,7 +191,7 @@ func (e *examination) permissions() []permission {
 	return list
 }
 
-func (e *examination) checkPermissions(ctx context.Context) {
+func (e projectChecks) checkPermissions(ctx context.Context) {
 	list := e.permissions()
 	names := make([]string, len(list))
 	for i, p := range list {
@@ -236,7 +239,7 @@ func (e *examination) checkPermissions(ctx context.Context) {
 }
 
 // grant returns the command that gives the caller a role.
-func (e *examination) grant(role string) string {
+func (e projectChecks) grant(role string) string {
 	kind := "user:"
 	if strings.HasSuffix(e.account, "gserviceaccount.com") {
 		kind = "serviceAccount:"
@@ -250,7 +253,7 @@ func (e *examination) grant(role string) string {
 
 // findSlices finds the slices that the prefix names, or the hosts. It returns false if
 // there are no slices to examine.
-func (e *examination) findSlices(ctx context.Context) bool {
+func (e projectChecks) findSlices(ctx context.Context) bool {
 	if e.Hosts != nil {
 		all, _ := e.Hosts.Slices(ctx) // it never fails
 		e.sel = tpu.Selection{Slices: all}
@@ -291,7 +294,7 @@ func (e *examination) findSlices(ctx context.Context) bool {
 	return true
 }
 
-func (e *examination) checkHealth(ctx context.Context) {
+func (e projectChecks) checkHealth(ctx context.Context) {
 	var names []string
 	for _, s := range e.sel.Slices {
 		names = append(names, s.Name)
@@ -314,7 +317,7 @@ func (e *examination) checkHealth(ctx context.Context) {
 var quotaTiers = []struct{ word, name string }{{"Preemptible", "spot"}, {"Reserved", "reserved"}, {"", "on demand"}}
 
 // checkQuota compares the quotas of a type with what is wanted and what is in use.
-func (e *examination) checkQuota(ctx context.Context) {
+func (e projectChecks) checkQuota(ctx context.Context) {
 	if e.Type.Name == "" {
 		return
 	}
@@ -390,7 +393,7 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 
 // held returns how much of the zone's quotas the project's slices and queued resources of
 // the generation use, by tier. dead are the queued resources that are FAILED or SUSPENDED.
-func (e *examination) held(ctx context.Context) (byTier map[string]int64, dead []qr.Resource, err error) {
+func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []qr.Resource, err error) {
 	all, err := e.Queue.List(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -435,7 +438,7 @@ func tierName(t qr.Tier) string {
 	return "on demand"
 }
 
-func (e *examination) judgeQuota(wanted, unit string, need int64, rows []quotaRow, held map[string]int64, dead []qr.Resource) {
+func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaRow, held map[string]int64, dead []qr.Resource) {
 	var parts []string
 	enough := map[string]bool{} // by tier
 	best := quotaRow{limit: -2}

@@ -107,8 +107,11 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 	return sshfan.CommandLine(append(line, "--")...) + " " + sshfan.CommandLine(words...)
 }
 
+// workerChecks are the checks of each worker.
+type workerChecks struct{ *examination }
+
 // checkWorkers logs in to the workers and checks them.
-func (e *examination) checkWorkers(ctx context.Context) {
+func (e workerChecks) checkWorkers(ctx context.Context) {
 	if e.key == nil {
 		e.unknown(CheckSSH, "without an SSH key nobody is let in")
 		return
@@ -141,12 +144,12 @@ func (e *examination) checkWorkers(ctx context.Context) {
 	e.judgeSettings(all)
 	e.judgeDisks(all)
 	e.judgeVersions(all)
-	e.checkPairs(ctx, all)
+	pairChecks{e.examination}.checkPairs(ctx, all)
 }
 
 // checkLogin reports whether and how the workers accept the key. It returns the login
 // for each slice, by the slice's name, and the indexes of the slices that accept the key.
-func (e *examination) checkLogin(ctx context.Context) (logins map[string]string, open map[int]bool) {
+func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string, open map[int]bool) {
 	logins, open = map[string]string{}, map[int]bool{}
 	if e.Hosts != nil {
 		e.ok(CheckLogin, "by the key alone; it has to be on the machines")
@@ -211,7 +214,7 @@ func hint(err error) string {
 }
 
 // look examines all workers that were reached, at the same time.
-func (e *examination) look(ctx context.Context, visit *job.Visit) []*seen {
+func (e workerChecks) look(ctx context.Context, visit *job.Visit) []*seen {
 	var all []*seen
 	for _, w := range visit.Workers {
 		if w.Err == nil {
@@ -232,7 +235,7 @@ func (e *examination) look(ctx context.Context, visit *job.Visit) []*seen {
 }
 
 // expectedMTU returns the MTU of the slices' network, or 0 if it is not known.
-func (e *examination) expectedMTU(ctx context.Context) int {
+func (e workerChecks) expectedMTU(ctx context.Context) int {
 	if e.Networks == nil || len(e.sel.Slices) == 0 || e.sel.Slices[0].Network == "" {
 		return 0
 	}
@@ -245,7 +248,7 @@ func (e *examination) expectedMTU(ctx context.Context) int {
 	return info.MTU
 }
 
-func (e *examination) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
+func (e workerChecks) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
 	o := preflight.Options{Mode: preflight.Check, ExpectMTU: mtu, ExpectChips: preflight.NoDevices}
 	if t, err := tpu.ParseType(e.sel.Slices[id.Slice].Type); err == nil {
 		o.ExpectChips = t.ChipsPerWorker()
@@ -345,7 +348,7 @@ func readFacts(ctx context.Context, conn *sshfan.Conn) (facts map[string]string,
 }
 
 // judgeSSH reports which workers were reached, and how long a command takes there.
-func (e *examination) judgeSSH(visit *job.Visit, all []*seen) {
+func (e workerChecks) judgeSSH(visit *job.Visit, all []*seen) {
 	failed := &finder{}
 	cures := map[string]error{}
 	for _, w := range visit.Workers {
@@ -407,7 +410,7 @@ func cause(err error) string {
 	return err.Error()
 }
 
-func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err error) Finding {
+func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err error) Finding {
 	f := Finding{Check: check, Level: Error, Workers: tpu.Fold(ids), count: len(ids), Text: text, Advice: hint(err)}
 	var key *sshfan.HostKeyError
 	switch {
@@ -430,7 +433,7 @@ func (e *examination) sshFinding(check, text string, ids []tpu.WorkerID, err err
 }
 
 // checkHostKeys reports for which workers the API gives the host keys.
-func (e *examination) checkHostKeys(ctx context.Context, all []*seen) {
+func (e workerChecks) checkHostKeys(ctx context.Context, all []*seen) {
 	if e.Hosts != nil {
 		e.fine(CheckHostKeys, idsOf(all), "not other ones than earlier commands have pinned; nobody vouches for machines that no cloud knows, so the first command that connects pins what it meets")
 		return
@@ -470,7 +473,7 @@ func idsOf(all []*seen) []tpu.WorkerID {
 	return ids
 }
 
-func (e *examination) judgeClocks(all []*seen) {
+func (e workerChecks) judgeClocks(all []*seen) {
 	off := &finder{}
 	var worst time.Duration
 	var fine []tpu.WorkerID
@@ -511,7 +514,7 @@ func (s *seen) setting(name string) (preflight.Result, bool) {
 	return preflight.Result{}, false
 }
 
-func (e *examination) judgeDevices(all []*seen) {
+func (e workerChecks) judgeDevices(all []*seen) {
 	if e.Hosts != nil {
 		return
 	}
@@ -537,7 +540,7 @@ func (e *examination) judgeDevices(all []*seen) {
 	}
 }
 
-func (e *examination) judgeHolders(all []*seen) {
+func (e workerChecks) judgeHolders(all []*seen) {
 	if e.Hosts != nil {
 		return
 	}
@@ -600,7 +603,7 @@ func short(command string) string {
 	return command
 }
 
-func (e *examination) judgeSettings(all []*seen) {
+func (e workerChecks) judgeSettings(all []*seen) {
 	unknown, wrong := &finder{}, &finder{}
 	var fine []tpu.WorkerID
 	absent := map[string][]tpu.WorkerID{}
@@ -648,7 +651,7 @@ func (e *examination) judgeSettings(all []*seen) {
 
 // mtuWrong adds the finding for a worker whose interface does not have the MTU of its
 // network.
-func (e *examination) mtuWrong(s *seen, r preflight.Result) {
+func (e workerChecks) mtuWrong(s *seen, r preflight.Result) {
 	device, rest, _ := strings.Cut(r.Reason, " has mtu ")
 	if rest == "" || strings.ContainsAny(device, " /") {
 		e.add(Finding{Check: CheckPacket, Level: Warning, Workers: s.id.String(), count: 1, Text: r.Reason})
@@ -658,7 +661,7 @@ func (e *examination) mtuWrong(s *seen, r preflight.Result) {
 		Cure: e.exec([]tpu.WorkerID{s.id}, true, "ip", "link", "set", "dev", device, "mtu", r.Want)})
 }
 
-func (e *examination) judgeDisks(all []*seen) {
+func (e workerChecks) judgeDisks(all []*seen) {
 	low := &finder{}
 	var fine []tpu.WorkerID
 	least := int64(-1)
@@ -712,7 +715,7 @@ func room(text string) (free, size int64) {
 // shown are the facts that should be the same on all workers.
 var shown = []string{"kernel", "python", "jax", "jaxlib", "libtpu", "libtpu-nightly"}
 
-func (e *examination) judgeVersions(all []*seen) {
+func (e workerChecks) judgeVersions(all []*seen) {
 	unknown := &finder{}
 	var asked []*seen
 	for _, s := range all {
@@ -755,7 +758,7 @@ func (e *examination) judgeVersions(all []*seen) {
 
 // unlike adds the finding for a version that differs between workers. It takes the
 // version of most workers as the right one.
-func (e *examination) unlike(name string, values *finder) {
+func (e workerChecks) unlike(name string, values *finder) {
 	most := values.texts[0]
 	var parts []string
 	for _, v := range values.texts {

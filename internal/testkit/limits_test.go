@@ -45,7 +45,6 @@ var (
 	}
 	aboveMethods = map[string]int{
 		"cmd/multihost program":       127,
-		"internal/doctor examination": 59,
 		"internal/job Deps":           115,
 		"internal/job following":      42,
 		"internal/job run":            83,
