@@ -317,7 +317,7 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 					p.t.Error("a dead machine has started it")
 				}
 				m := p.machine("ann@other", 0, 0)
-				err := m.Stop(p.t.Context(), runName, "", time.Second)
+				err := m.Stop(p.t.Context(), runName, job.StopOptions{Grace: time.Second})
 				if none := p.object("run.json") == ""; (err != nil) != none {
 					p.t.Errorf("stop: %v", err)
 				} else if none {

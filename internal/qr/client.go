@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"multihost/internal/event"
@@ -14,40 +13,41 @@ import (
 	"multihost/internal/tpu"
 
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/sync/singleflight"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
 // A Client works on the queued resources and slices of one project and zone.
 // It is safe for concurrent use.
 type Client struct {
-	gcp *gcp.Client
-
-	flight     singleflight.Group
-	keys       keyCache
-	attributes *semaphore.Weighted // calls for guest attributes
-
-	mu          sync.Mutex // guards the fields below
-	project     *projectMetadata
-	saidOSLogin bool
+	api
+	hostKeys
+	access
 }
 
 // New returns a Client that makes its calls through c. It does no I/O.
 func New(c *gcp.Client) *Client {
-	return &Client{gcp: c, attributes: semaphore.NewWeighted(attributeCalls)}
+	calls := api{gcp: c}
+	return &Client{
+		api:      calls,
+		hostKeys: hostKeys{api: calls, attributes: semaphore.NewWeighted(attributeCalls)},
+		access:   access{api: calls},
+	}
 }
 
-func (c *Client) parent() string          { return parentName(c.gcp.Project(), c.gcp.Zone()) }
-func (c *Client) qrName(id string) string { return c.parent() + "/queuedResources/" + id }
-func (c *Client) nodeName(id string) string {
+// An api makes single calls for one project and zone.
+type api struct{ gcp *gcp.Client }
+
+func (c api) parent() string          { return parentName(c.gcp.Project(), c.gcp.Zone()) }
+func (c api) qrName(id string) string { return c.parent() + "/queuedResources/" + id }
+func (c api) nodeName(id string) string {
 	return c.parent() + "/nodes/" + id
 }
-func (c *Client) now() time.Time     { return c.gcp.Clock().Now() }
-func (c *Client) sink() event.Sink   { return c.gcp.Sink() }
-func (c *Client) emit(e event.Event) { c.gcp.Sink().Emit(e) }
+func (c api) now() time.Time     { return c.gcp.Clock().Now() }
+func (c api) sink() event.Sink   { return c.gcp.Sink() }
+func (c api) emit(e event.Event) { c.gcp.Sink().Emit(e) }
 
 // sleep waits for d on the client's clock. When ctx ends first, it returns its cause.
-func (c *Client) sleep(ctx context.Context, d time.Duration) error {
+func (c api) sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -222,7 +222,7 @@ func typeOf(n *tpuapi.Node) string {
 }
 
 // read gets the queued resource without its slices.
-func (c *Client) read(ctx context.Context, id string) (Resource, error) {
+func (c api) read(ctx context.Context, id string) (Resource, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return Resource{}, err
@@ -372,7 +372,7 @@ func (c *Client) Slice(ctx context.Context, name string) (tpu.Slice, error) {
 	return newSlice(node), nil
 }
 
-func (c *Client) readNode(ctx context.Context, name string) (node *tpuapi.Node, err error) {
+func (c api) readNode(ctx context.Context, name string) (node *tpuapi.Node, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return nil, err

@@ -111,7 +111,7 @@ func (c *Client) leftovers(ctx context.Context, res Resource) error {
 }
 
 // requestDelete requests the deletion. NotFound is no error.
-func (c *Client) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.Operation, error) {
+func (c api) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.Operation, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return nil, err
@@ -239,7 +239,7 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		if res.State == "DELETING" {
 			return nil
 		}
-		ended := c.ended(ctx, del)
+		ended := del.ended(ctx, c.api)
 		if class := gcp.ClassOf(del.failed); ended && (class == gcp.Permission || class == gcp.Invalid) {
 			return del.failed
 		}
@@ -267,7 +267,7 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 
 // ended reports whether the operation of the last deletion has ended with an
 // error.
-func (c *Client) ended(ctx context.Context, del *deletion) bool {
+func (del *deletion) ended(ctx context.Context, c api) bool {
 	if del.op == nil || del.op.Name == "" {
 		return false
 	}

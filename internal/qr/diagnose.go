@@ -235,7 +235,7 @@ func (c *Client) others(ctx context.Context, id string) (others, dead []Resource
 }
 
 // zones lists the zones that have Cloud TPU.
-func (c *Client) zones(ctx context.Context) (zones []string, err error) {
+func (c api) zones(ctx context.Context) (zones []string, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func (c *Client) zones(ctx context.Context) (zones []string, err error) {
 }
 
 // zoned adds to a refusal of a zone that does not exist the zones of like names.
-func (c *Client) zoned(ctx context.Context, err error) error {
+func (c api) zoned(ctx context.Context, err error) error {
 	if !gcp.NoZone(err) {
 		return err
 	}
@@ -286,7 +286,7 @@ func nearZones(zone string, zones []string) (near []string) {
 }
 
 // offers asks the API which zones offer an accelerator type.
-func (c *Client) offers(ctx context.Context, accelerator string) offer {
+func (c api) offers(ctx context.Context, accelerator string) offer {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return offer{}

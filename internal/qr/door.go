@@ -20,7 +20,7 @@ type Door struct {
 }
 
 // Door returns what Login would find and do. It only reads.
-func (c *Client) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (Door, error) {
+func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (Door, error) {
 	project := c.cachedProject(ctx)
 	blocked := strings.EqualFold(s.Metadata[blockProjectKeys], "true")
 	if usesOSLogin(s.Metadata, project) {
@@ -41,7 +41,7 @@ func (c *Client) Door(ctx context.Context, s tpu.Slice, login, publicKey string,
 	return d, nil
 }
 
-func (c *Client) osLoginDoor(ctx context.Context, login, publicKey string, o OSLoginOptions) (Door, error) {
+func (c *access) osLoginDoor(ctx context.Context, login, publicKey string, o OSLoginOptions) (Door, error) {
 	d := Door{OSLogin: true, Account: o.Account}
 	if d.Account == "" {
 		var err error

@@ -55,17 +55,17 @@ type keyCacheFile struct {
 // CacheHostKeys makes HostKeys use the file at path as its cache; KeepHostKeys writes
 // it. The file need not exist. One that cannot be read is replaced: the cache only
 // saves calls.
-func (c *Client) CacheHostKeys(path string) { c.keys.path = path }
+func (c *hostKeys) CacheHostKeys(path string) { c.cache.path = path }
 
 // DoubtHostKeys removes a worker from the cache because it showed another key. It
 // reports whether HostKeys may now return something else.
-func (c *Client) DoubtHostKeys(s tpu.Slice, worker int) bool {
-	return c.keys.forget(s, worker)
+func (c *hostKeys) DoubtHostKeys(s tpu.Slice, worker int) bool {
+	return c.cache.forget(s, worker)
 }
 
 // KeepHostKeys writes the cache of HostKeys to the file for the next command.
-func (c *Client) KeepHostKeys() error {
-	if err := c.keys.save(c.now()); err != nil {
+func (c *hostKeys) KeepHostKeys() error {
+	if err := c.cache.save(c.now()); err != nil {
 		return fmt.Errorf("keep host keys: %w", err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"multihost/internal/event"
@@ -20,6 +21,8 @@ import (
 
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
@@ -32,6 +35,13 @@ const (
 	enableOSLogin    = "enable-oslogin"
 )
 
+// hostKeys reads the host keys of workers, and keeps them.
+type hostKeys struct {
+	api
+	cache      keyCache
+	attributes *semaphore.Weighted // calls for guest attributes
+}
+
 // HostKeys returns the SSH host keys of one worker from its guest attributes, in
 // the form of authorized_keys without a comment, and the name of its VM. The error
 // is ErrNoGuestAttributes if the API does not give the keys.
@@ -41,8 +51,8 @@ const (
 // rest. However many callers there are, at most attributeCalls calls run at once.
 // HostKeys does not ask again for an answer that it, or an earlier command, has
 // cached (see CacheHostKeys).
-func (c *Client) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
-	if known, ok := c.keys.get(s, worker, c.now()); ok {
+func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
+	if known, ok := c.cache.get(s, worker, c.now()); ok {
 		return known.Keys, known.Hostname, nil
 	}
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
@@ -54,19 +64,19 @@ func (c *Client) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []
 	tries := 0
 	err = gcp.Poll(ctx, c.gcp.Clock(), policy, func(ctx context.Context) (bool, error) {
 		tries++
-		keys, hostname, err = c.hostKeys(ctx, s, worker)
+		keys, hostname, err = c.ask(ctx, s, worker)
 		return len(keys) > 0 || tries == 3, err
 	})
 	if err == nil && len(keys) == 0 {
 		err = fmt.Errorf("read host keys of worker %d of slice %q: %w", worker, s.Name, ErrNoGuestAttributes)
 	}
 	if err == nil {
-		c.keys.put(s, worker, knownKeys{Created: s.Created, Asked: c.now(), Hostname: hostname, Keys: keys})
+		c.cache.put(s, worker, knownKeys{Created: s.Created, Asked: c.now(), Hostname: hostname, Keys: keys})
 	}
 	return keys, hostname, err
 }
 
-func (c *Client) hostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
+func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return nil, "", err
@@ -175,6 +185,16 @@ func KeyEntry(login, publicKey string) (string, error) {
 
 const maxKeyTries = 8
 
+// access lets keys log in to workers: through metadata, or through OS Login.
+type access struct {
+	api
+	flight singleflight.Group
+
+	mu          sync.Mutex // guards the fields below
+	project     *projectMetadata
+	saidOSLogin bool
+}
+
 // EnsureKey makes sure that login can log in to every worker of a slice with
 // publicKey ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice
 // accepts the key already; changed reports whether it wrote.
@@ -187,7 +207,7 @@ const maxKeyTries = 8
 //
 // EnsureKey does not read a slice whose s.Metadata has the key: 64 slices would
 // take 64 calls. To force the read, leave ssh-keys out of Metadata.
-func (c *Client) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
+func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	entry, err := KeyEntry(login, publicKey)
 	if err != nil {
 		return false, err
@@ -221,14 +241,14 @@ func (c *Client) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey st
 }
 
 // letsIn reports whether the node's workers accept the key of entry.
-func (c *Client) letsIn(node *tpuapi.Node, project projectMetadata, entry string) bool {
+func (c *access) letsIn(node *tpuapi.Node, project projectMetadata, entry string) bool {
 	if hasEntry(node.Metadata[sshKeys], entry, c.now()) {
 		return true
 	}
 	return !strings.EqualFold(node.Metadata[blockProjectKeys], "true") && hasEntry(project.keys, entry, c.now())
 }
 
-func (c *Client) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
+func (c *access) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
 	if !usesOSLogin(node.Metadata, project) {
 		return
 	}
@@ -244,7 +264,7 @@ func (c *Client) warnOSLogin(node *tpuapi.Node, project projectMetadata) {
 
 // addKey writes the node's metadata with one more entry. A conflict with another
 // update in progress is no error: addKey returns false and the caller reads again.
-func (c *Client) addKey(ctx context.Context, node *tpuapi.Node, entry string) (wrote bool, err error) {
+func (c *access) addKey(ctx context.Context, node *tpuapi.Node, entry string) (wrote bool, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
 		return false, err
@@ -336,7 +356,7 @@ func (c *Client) Policy(ctx context.Context) ([]gcp.Binding, error) { return c.g
 // cachedProject reads the project's metadata once, even when many slices ask at the
 // same time. If the read fails, it returns empty metadata. An old or missing answer
 // does no harm to EnsureKey: the project's keys only save writes.
-func (c *Client) cachedProject(ctx context.Context) projectMetadata {
+func (c *access) cachedProject(ctx context.Context) projectMetadata {
 	c.mu.Lock()
 	cached := c.project
 	c.mu.Unlock()
@@ -359,7 +379,7 @@ func (c *Client) cachedProject(ctx context.Context) projectMetadata {
 	return meta
 }
 
-func (c *Client) readProject(ctx context.Context) (meta projectMetadata, err error) {
+func (c *access) readProject(ctx context.Context) (meta projectMetadata, err error) {
 	opts, err := c.gcp.ComputeOptions(ctx)
 	if err != nil {
 		return meta, err

@@ -79,7 +79,7 @@ func profileFull(err error) bool {
 // If OS Login is on, Login imports the key into the account's profile, and user is
 // a login of that profile, preferably login. changed reports whether Login wrote
 // anything.
-func (c *Client) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
+func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	if !usesOSLogin(s.Metadata, c.cachedProject(ctx)) {
 		changed, err = c.EnsureKey(ctx, s, login, publicKey)
 		return login, changed, err
@@ -111,7 +111,7 @@ type osLoginResult struct {
 	imported atomic.Bool
 }
 
-func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLoginOptions) (*osLoginResult, error) {
+func (c *access) osLogin(ctx context.Context, login, publicKey string, o OSLoginOptions) (*osLoginResult, error) {
 	if o.KeyLife <= 0 {
 		o.KeyLife = defaultKeyLife
 	}
@@ -138,7 +138,7 @@ func (c *Client) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 
 // importedLogin imports the key into the profile of an account, unless the profile
 // has it for long enough, and chooses the login.
-func (c *Client) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
+func (c *access) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
 		return "", false, err
@@ -166,7 +166,7 @@ func (c *Client) importedLogin(ctx context.Context, account, login, publicKey st
 	return chooseLogin(answer.LoginProfile, login), true, nil
 }
 
-func (c *Client) osLoginService(ctx context.Context) (*oslogin.Service, error) {
+func (c *access) osLoginService(ctx context.Context) (*oslogin.Service, error) {
 	opts, err := c.gcp.OSLoginOptions()
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (c *Client) osLoginService(ctx context.Context) (*oslogin.Service, error) {
 	return svc, nil
 }
 
-func (c *Client) loginProfile(ctx context.Context, svc *oslogin.Service, account string) (profile *oslogin.LoginProfile, err error) {
+func (c *access) loginProfile(ctx context.Context, svc *oslogin.Service, account string) (profile *oslogin.LoginProfile, err error) {
 	err = c.gcp.Do(ctx, fmt.Sprintf("read OS Login profile of %q", account), func(ctx context.Context) (err error) {
 		profile, err = svc.Users.GetLoginProfile("users/" + account).ProjectId(c.gcp.Project()).Context(ctx).Do()
 		return err
@@ -187,7 +187,7 @@ func (c *Client) loginProfile(ctx context.Context, svc *oslogin.Service, account
 }
 
 // hasLoginKey reports whether a profile has the key for atLeast more time.
-func (c *Client) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
+func (c *access) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
 	want := strings.Fields(publicKey)
 	end := c.now().Add(atLeast).UnixMicro()
 	for _, k := range p.SshPublicKeys {
@@ -217,7 +217,7 @@ func chooseLogin(p *oslogin.LoginProfile, login string) string {
 }
 
 // sayOSLogin reports once that the user differs from the requested login.
-func (c *Client) sayOSLogin(user, login string) {
+func (c *access) sayOSLogin(user, login string) {
 	c.mu.Lock()
 	said := c.saidOSLogin
 	c.saidOSLogin = true

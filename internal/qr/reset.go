@@ -46,7 +46,7 @@ func (c *Client) SubmitReset(ctx context.Context, id string) error {
 	return err
 }
 
-func (c *Client) requestReset(ctx context.Context, svc *tpuapi.Service, id, what string) (op *tpuapi.Operation, err error) {
+func (c api) requestReset(ctx context.Context, svc *tpuapi.Service, id, what string) (op *tpuapi.Operation, err error) {
 	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
 		op, err = svc.Projects.Locations.QueuedResources.Reset(c.qrName(id), &tpuapi.ResetQueuedResourceRequest{}).Context(ctx).Do()
 		return err
@@ -54,7 +54,7 @@ func (c *Client) requestReset(ctx context.Context, svc *tpuapi.Service, id, what
 	return op, err
 }
 
-func (c *Client) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Operation, what string) error {
+func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Operation, what string) error {
 	start := c.now()
 	err := gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
 		if op.Done || c.now().Sub(start) > resetLimit {

@@ -48,7 +48,6 @@ var (
 		"internal/job Deps":           115,
 		"internal/job following":      42,
 		"internal/job run":            83,
-		"internal/qr Client":          61,
 		"internal/sim Server":         187,
 		"internal/sim/worker machine": 40,
 		"internal/ui Renderer":        35,
