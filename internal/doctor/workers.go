@@ -144,7 +144,7 @@ func (e workerChecks) checkWorkers(ctx context.Context) {
 	e.judgeSettings(all)
 	e.judgeDisks(all)
 	e.judgeVersions(all)
-	pairChecks{e.examination}.checkPairs(ctx, all)
+	pairChecks(e).checkPairs(ctx, all)
 }
 
 // checkLogin reports whether and how the workers accept the key. It returns the login
