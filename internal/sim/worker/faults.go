@@ -88,17 +88,6 @@ func (m *machine) restart(f Fault) error {
 	return m.reconcile()
 }
 
-func (m *machine) rotateHostKeys() error {
-	keys, err := makeHostKeys()
-	if err != nil {
-		return err
-	}
-	m.mu.Lock()
-	m.hostKeys = keys
-	m.mu.Unlock()
-	return nil
-}
-
 // mark makes a setting missing, denied or fixed, or takes a program away.
 func (m *machine) mark(f Fault) error {
 	if f.Kind == Missing && slices.Contains(mayLack, f.Name) {

@@ -95,6 +95,7 @@ func writeStandins(dir string) error {
 type disk struct {
 	root     string
 	standins string // directory of the programs that stand in for the real ones
+	of       Spec   // of the machine
 }
 
 func (d disk) path(elem ...string) string {
@@ -108,47 +109,48 @@ var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
 // reset restores the machine's files to their state after a boot. Creating files is most
 // of the cost of a machine, so it creates only those that something reads.
 func (m *machine) reset() error {
-	if err := m.resetFiles(); err != nil {
+	devices, err := m.b.nodeDevices(m.spec.NUMANodes)
+	if err == nil {
+		err = m.resetFiles(devices)
+	}
+	if err != nil {
 		return fmt.Errorf("reset files: %w", err)
 	}
 	return m.applyMarks()
 }
 
-func (m *machine) resetFiles() error {
-	for _, d := range volatile {
-		if err := os.RemoveAll(m.path(d)); err != nil {
+// resetFiles makes the files of a boot. devices is the directory of the devices.
+func (d disk) resetFiles(devices string) error {
+	for _, dir := range volatile {
+		if err := os.RemoveAll(d.path(dir)); err != nil {
 			return err
 		}
 	}
 	made := make(map[string]bool)
-	for name, content := range m.bootFiles() {
-		if err := m.write(made, name, content); err != nil {
+	for name, content := range d.bootFiles() {
+		if err := d.write(made, name, content); err != nil {
 			return err
 		}
 	}
-	for _, d := range []string{"tmp", "root"} {
-		if err := os.MkdirAll(m.path(d), 0o755); err != nil {
+	for _, dir := range []string{"tmp", "root"} {
+		if err := os.MkdirAll(d.path(dir), 0o755); err != nil {
 			return err
 		}
 	}
-	if err := os.Chmod(m.path("tmp"), 0o777|os.ModeSticky); err != nil {
+	if err := os.Chmod(d.path("tmp"), 0o777|os.ModeSticky); err != nil {
 		return err
 	}
-	devices, err := m.b.nodeDevices(m.spec.NUMANodes)
-	if err != nil {
+	if err := os.Symlink(devices, d.path("sys/devices")); err != nil {
 		return err
 	}
-	if err := os.Symlink(devices, m.path("sys/devices")); err != nil {
-		return err
-	}
-	if err := os.Symlink(m.standins, m.path("bin")); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink(d.standins, d.path("bin")); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil
 }
 
-func (m *machine) write(made map[string]bool, name, content string) error {
-	file := m.path(name)
+func (d disk) write(made map[string]bool, name, content string) error {
+	file := d.path(name)
 	if dir := filepath.Dir(file); !made[dir] {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -164,10 +166,10 @@ func (m *machine) write(made map[string]bool, name, content string) error {
 
 // bootFiles returns kernel settings, devices and the stand-ins' state by absolute path,
 // with the values of an Ubuntu 22.04 image for TPU VMs after boot.
-func (m *machine) bootFiles() map[string]string {
+func (d disk) bootFiles() map[string]string {
 	files := map[string]string{
 		"/proc/sys/kernel/random/boot_id": uuid.NewString() + "\n",
-		"/proc/sys/kernel/hostname":       m.spec.Hostname + "\n",
+		"/proc/sys/kernel/hostname":       d.of.Hostname + "\n",
 
 		"/proc/sys/net/core/somaxconn":                    "4096\n",
 		"/proc/sys/net/core/optmem_max":                   "20480\n",
@@ -178,18 +180,18 @@ func (m *machine) bootFiles() map[string]string {
 		"/proc/sys/net/ipv4/tcp_congestion_control":       "cubic\n",
 		"/proc/sys/net/ipv4/ip_local_port_range":          "32768\t60999\n",
 		"/sys/module/tcp_cubic/parameters/hystart_detect": "3\n",
-		"/sys/class/net/ens8/mtu":                         strconv.Itoa(m.spec.MTU) + "\n",
+		"/sys/class/net/ens8/mtu":                         strconv.Itoa(d.of.MTU) + "\n",
 		"/sys/class/net/lo/mtu":                           "65536\n",
 		"/sys/kernel/mm/transparent_hugepage/enabled":     "always [madvise] never\n",
 
 		"/state/route": fmt.Sprintf("default via 10.128.0.1 dev ens8 proto dhcp src %s metric 100\n"+
-			"10.128.0.1 dev ens8 proto dhcp scope link src %s metric 100\n", m.spec.IP, m.spec.IP),
+			"10.128.0.1 dev ens8 proto dhcp scope link src %s metric 100\n", d.of.IP, d.of.IP),
 		"/state/features": "tx-nocache-copy off\ntcp-segmentation-offload on\ngeneric-segmentation-offload on\n" +
 			"generic-receive-offload on\nscatter-gather on\n",
-		"/state/address": m.spec.IP + "\n",
+		"/state/address": d.of.IP + "\n",
 	}
-	for _, d := range m.spec.Devices {
-		files[d] = ""
+	for _, device := range d.of.Devices {
+		files[device] = ""
 	}
 	return files
 }
@@ -339,9 +341,9 @@ func removed(file string) error {
 }
 
 // knows reports whether the machine has a setting with that name.
-func (m *machine) knows(name string) bool {
+func (d disk) knows(name string) bool {
 	for _, p := range settingPaths(name) {
-		for file := range m.bootFiles() {
+		for file := range d.bootFiles() {
 			if file == p || strings.HasPrefix(file, p+"/") {
 				return true
 			}
@@ -351,8 +353,8 @@ func (m *machine) knows(name string) bool {
 }
 
 // restore restores the boot values of settings that were missing.
-func (m *machine) restore(names []string) error {
-	boot := m.bootFiles()
+func (d disk) restore(names []string) error {
+	boot := d.bootFiles()
 	made := make(map[string]bool)
 	for _, name := range names {
 		for _, p := range settingPaths(name) {
@@ -360,7 +362,7 @@ func (m *machine) restore(names []string) error {
 				if file != p && !strings.HasPrefix(file, p+"/") {
 					continue
 				}
-				if err := m.write(made, file, content); err != nil {
+				if err := d.write(made, file, content); err != nil {
 					return err
 				}
 			}

@@ -24,6 +24,7 @@ import (
 type machine struct {
 	door
 	disk
+	hostKeyring
 
 	b    *processBackend
 	addr string
@@ -37,9 +38,8 @@ type machine struct {
 	reboots sync.Mutex // one reboot at a time
 
 	metadata *http.Server // nil when there is none
-	metaAddr string       // the address it listens on
+	metaAddr metadataAt
 
-	hostKeys []ssh.Signer           // guarded by mu
 	marks    map[FaultKind][]string // names of Missing, Denied, Fixed; guarded by mu
 	sessions map[int]struct{}       // session ids of the commands started since boot; guarded by mu
 }
@@ -67,11 +67,11 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 		return nil, err
 	}
 	m := &machine{
-		b: b, disk: disk{root, b.standins},
+		b: b, disk: disk{root, b.standins, spec},
 		marks:    make(map[FaultKind][]string),
 		sessions: make(map[int]struct{}),
 	}
-	if m.hostKeys, err = makeHostKeys(); err != nil {
+	if err = m.rotateHostKeys(); err != nil {
 		return nil, err
 	}
 	m.door.init(spec, m.handle)
@@ -107,19 +107,36 @@ func makeHostKeys() ([]ssh.Signer, error) {
 func (m *machine) Addr() string     { return m.addr }
 func (m *machine) Hostname() string { return m.spec.Hostname }
 
-func (m *machine) HostKeys() map[string]string {
+// A hostKeyring has the host keys of a machine.
+type hostKeyring struct {
+	lock sync.Mutex
+	keys []ssh.Signer
+}
+
+func (k *hostKeyring) HostKeys() map[string]string {
 	keys := make(map[string]string)
-	for _, s := range m.signers() {
+	for _, s := range k.signers() {
 		pub := s.PublicKey()
 		keys[pub.Type()] = base64.StdEncoding.EncodeToString(pub.Marshal())
 	}
 	return keys
 }
 
-func (m *machine) signers() []ssh.Signer {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.hostKeys
+func (k *hostKeyring) signers() []ssh.Signer {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	return k.keys
+}
+
+func (k *hostKeyring) rotateHostKeys() error {
+	keys, err := makeHostKeys()
+	if err != nil {
+		return err
+	}
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	k.keys = keys
+	return nil
 }
 
 // start starts a process as the leader of its own session, unless the machine is down.

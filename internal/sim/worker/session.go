@@ -391,8 +391,8 @@ func notIn(client, own []string) (rest []string) {
 
 // clockSet reports whether somebody on the machine has corrected its clock since the
 // fault changed it; see standin/systemctl.sh.
-func (m *machine) clockSet() bool {
-	_, err := os.Stat(m.path("state/clock-set"))
+func (d disk) clockSet() bool {
+	_, err := os.Stat(d.path("state/clock-set"))
 	return err == nil
 }
 
@@ -419,7 +419,7 @@ func (m *machine) environment(user, home string) []string {
 		"MULTIHOST_KEEP=" + markerName,
 	}
 	if m.metaAddr != "" {
-		env = append(env, "GCE_METADATA_HOST="+m.metaAddr)
+		env = append(env, "GCE_METADATA_HOST="+string(m.metaAddr))
 	}
 	return env
 }

@@ -22,7 +22,7 @@ func (m *machine) serveMetadata() error {
 	if err != nil {
 		return err
 	}
-	m.metaAddr = ln.Addr().String()
+	m.metaAddr = metadataAt(ln.Addr().String())
 	m.metadata = &http.Server{Handler: m.spec.Metadata, ReadHeaderTimeout: 10 * time.Second}
 	m.wg.Go(func() { _ = m.metadata.Serve(ln) }) // ends with ErrServerClosed
 	return nil
@@ -72,7 +72,7 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 // runScript runs a script of the metadata as root, if there is one. It returns when the
 // script has ended, by itself or with the machine.
 func (m *machine) runScript(name string) {
-	script := m.attribute(name)
+	script := m.metaAddr.attribute(m.ctx, name)
 	if script == "" {
 		return
 	}
@@ -100,9 +100,12 @@ func (m *machine) runScript(name string) {
 	}
 }
 
+// A metadataAt is the address of a machine's metadata server; "" for none.
+type metadataAt string
+
 // attribute returns a value of the metadata, or "" if it does not exist.
-func (m *machine) attribute(name string) string {
-	req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.metaAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
+func (a metadataAt) attribute(ctx context.Context, name string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(a)+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {
 		return ""
 	}
