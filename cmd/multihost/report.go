@@ -37,10 +37,10 @@ which it prints, and the page follows the run. When the run has ended the page
 stays until Ctrl-C.
 
 What is shown is what this machine has of the run, its logs and its journal:
-nothing is asked of workers or of the cloud. Without --out the file lies beside
-them, as report.html. No run ships it, wherever it is.`,
+nothing is asked of workers or of the cloud. The file may lie in the directory of
+your program: no later run ships it.`,
 		Flags: flags(trainingFlags(), []cli.Flag{
-			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Usage: "`FILE` to write; - is stdout; default: report.html beside the record of the run"},
+			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
@@ -85,14 +85,11 @@ func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) er
 		return err
 	}
 	path := c.String("out")
-	switch path {
-	case "-":
+	if path == "-" {
 		view := p.newView(p.viewMode(c), c)
 		out := view.Stdout()
 		_, err := out.Write(page.Bytes())
 		return withoutPipe(errors.Join(err, out.Close(), view.Close()))
-	case "":
-		path = filepath.Join(r.Dir(), "report.html")
 	}
 	if err := writeWhole(path, page.Bytes()); err != nil {
 		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}

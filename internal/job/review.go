@@ -3,7 +3,6 @@ package job
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"time"
 
@@ -46,16 +45,6 @@ type Look struct {
 // OpenReview returns a Review that has read nothing yet.
 func OpenReview(stateDir, run string, o TrainingOptions) *Review {
 	return &Review{stateDir: stateDir, run: run, o: o}
-}
-
-// Dir returns the directory where this machine keeps what belongs to the run: its record
-// and journal or else, where there are none, its logs.
-func (r *Review) Dir() string {
-	dir := RunDir(r.stateDir, r.run)
-	if _, err := os.Stat(dir); r.o.LogDir != "" && (err != nil || r.run == r.o.LogDir) {
-		return r.o.LogDir
-	}
-	return dir
 }
 
 // Follow makes the Review read the logs where the run is, on the workers or in the bucket

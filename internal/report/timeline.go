@@ -186,7 +186,7 @@ type skew struct {
 type lateWorker struct{ Name, After string }
 
 func (b *builder) skew() {
-	if b.now == nil || b.now.Release == nil || len(b.now.Release.Workers) == 0 {
+	if b.now == nil || b.now.Release == nil || len(b.now.Release.Workers) < 2 {
 		return
 	}
 	workers := slices.Clone(b.now.Release.Workers)
