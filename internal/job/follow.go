@@ -122,7 +122,7 @@ func (f *following) workerEnded(e endOf) {
 
 // progress says on how many workers the command has ended, and which are not heard.
 func (f *following) progress() event.Progress {
-	p := event.Progress{Phase: "run", Total: len(f.team.ids), Silent: f.silent.who}
+	p := event.Progress{Phase: "run", Total: len(f.team.ids)}
 	for _, end := range f.ends {
 		if end.known {
 			p.Done++
@@ -134,61 +134,14 @@ func (f *following) progress() event.Progress {
 	if f.ends != nil {
 		p.Elapsed = f.Clock.Now().Sub(f.begin)
 	}
-	if p.Silent != "" {
-		p.SilentSince = &f.silent.since
-	}
+	p.Silent, p.SilentSince = f.silent.fields()
 	return p
-}
-
-// A silence says from which workers nothing is heard, and since when.
-type silence struct {
-	who   string // folded; "": all are heard
-	since time.Time
-}
-
-// silenceFrom is how long nothing must have come from a worker before that is shown. A
-// connection that is made again at once is no news.
-const silenceFrom = 10 * time.Second
-
-// silenceOf folds the workers that are silent at now; heard holds when each was last
-// heard, the zero time if it answers or need not be heard. open is how many need to be.
-func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) silence {
-	var silent []tpu.WorkerID
-	var last time.Time
-	for i, at := range heard {
-		if at.IsZero() || now.Sub(at) < silenceFrom {
-			continue
-		}
-		silent = append(silent, ids[i])
-		if at.After(last) {
-			last = at
-		}
-	}
-	s := silence{who: tpu.Fold(silent), since: last.UTC()}
-	if len(silent) > 1 && len(silent) == open {
-		s.who = "any worker"
-	}
-	return s
 }
 
 // tellSilence shows from which workers nothing is heard, when that has changed.
 func (f *following) tellSilence() {
-	heard, open := make([]time.Time, len(f.ends)), 0
-	for i, e := range f.ends {
-		if e.known {
-			continue
-		}
-		open++
-		if conn := f.team.conns[i]; conn != nil {
-			if since, silent := conn.Silence(); silent {
-				heard[i] = since
-				if since.IsZero() {
-					heard[i] = f.begin
-				}
-			}
-		}
-	}
-	if now := silenceOf(f.team.ids, heard, open, f.Clock.Now()); now != f.silent {
+	now := f.team.silence(func(i int) bool { return !f.ends[i].known }, f.begin, f.Clock.Now())
+	if now != f.silent {
 		f.silent = now
 		f.Sink.Emit(f.progress())
 	}

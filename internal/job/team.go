@@ -88,16 +88,20 @@ func (t *team) slice(i int) tpu.Slice { return t.slices[t.ids[i].Slice] }
 func (t *team) address(i int) string { return t.slice(i).Workers[t.ids[i].Worker].Internal }
 
 // each calls f for every worker concurrently, without a limit, and waits for all: f on
-// one worker may need all the others. It shows the progress of the phase.
+// one worker may need all the others. It shows the progress of the phase, and from which
+// workers nothing is heard.
 func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.ids))
-	var done atomic.Int64
+	progress := &count{sink: sink, phase: phase, over: make([]bool, len(t.ids))}
+	if phase != "" {
+		defer t.listen(progress)()
+	}
 	var wg sync.WaitGroup
 	for i := range t.ids {
 		wg.Go(func() {
 			errs[i] = f(ctx, i)
 			if phase != "" {
-				sink.Emit(event.Progress{Phase: phase, Done: int(done.Add(1)), Total: len(t.ids)})
+				progress.finish(i)
 			}
 		})
 	}

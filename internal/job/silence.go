@@ -1,0 +1,126 @@
+package job
+
+import (
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// A silence says from which workers nothing is heard, and since when.
+type silence struct {
+	who   string // folded; "": all are heard
+	since time.Time
+}
+
+// fields returns the silence as an event.Progress has it.
+func (s silence) fields() (who string, since *time.Time) {
+	if s.who == "" {
+		return "", nil
+	}
+	return s.who, &s.since
+}
+
+// silenceFrom is how long nothing must have come from a worker before that is shown. A
+// connection that is made again at once is no news.
+const silenceFrom = 10 * time.Second
+
+// silenceOf folds the workers that are silent at now; heard holds when each was last
+// heard, the zero time if it answers or need not be heard. open is how many need to be.
+func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) silence {
+	var silent []tpu.WorkerID
+	var last time.Time
+	for i, at := range heard {
+		if at.IsZero() || now.Sub(at) < silenceFrom {
+			continue
+		}
+		silent = append(silent, ids[i])
+		if at.After(last) {
+			last = at
+		}
+	}
+	s := silence{who: tpu.Fold(silent), since: last.UTC()}
+	if len(silent) > 1 && len(silent) == open {
+		s.who = "any worker"
+	}
+	return s
+}
+
+// silence returns which of the workers that are waited for are not heard at now. One that
+// was never reached is silent since begin.
+func (t *team) silence(waited func(i int) bool, begin, now time.Time) silence {
+	heard, open := make([]time.Time, len(t.ids)), 0
+	for i, conn := range t.conns {
+		if conn == nil || !waited(i) {
+			continue
+		}
+		open++
+		if since, silent := conn.Silence(); silent {
+			heard[i] = since
+			if since.IsZero() {
+				heard[i] = begin
+			}
+		}
+	}
+	return silenceOf(t.ids, heard, open, now)
+}
+
+// A count shows on how many workers a phase is over, and from which of the others nothing
+// is heard. It is safe for concurrent use.
+type count struct {
+	sink  event.Sink
+	phase string
+
+	mu     sync.Mutex
+	over   []bool // per worker
+	done   int
+	silent silence
+}
+
+// finish notes that the phase is over on worker i.
+func (c *count) finish(i int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over[i] = true
+	c.done++
+	c.show()
+}
+
+// hear asks which of the workers that are waited for are silent, and shows a change.
+func (c *count) hear(look func(waited func(i int) bool) silence) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := look(func(i int) bool { return !c.over[i] }); now != c.silent {
+		c.silent = now
+		c.show()
+	}
+}
+
+func (c *count) show() {
+	p := event.Progress{Phase: c.phase, Done: c.done, Total: len(c.over)}
+	p.Silent, p.SilentSince = c.silent.fields()
+	c.sink.Emit(p)
+}
+
+// listen has c hear every second. The caller calls over at the end.
+func (t *team) listen(c *count) (over func()) {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	begin := gcp.SystemClock.Now()
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-gcp.SystemClock.After(time.Second): // the clock by which connections are heard
+				c.hear(func(waited func(i int) bool) silence { return t.silence(waited, begin, gcp.SystemClock.Now()) })
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-stopped
+	}
+}
