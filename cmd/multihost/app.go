@@ -78,7 +78,7 @@ func (p *program) bare(c *cli.Context) error {
 	if len(p.inv.positionals) > 0 {
 		return usagef("unknown command %q of multihost", p.inv.positionals[0])
 	}
-	p.showHelp(c.App, nil, shortHelp)
+	showHelp(p.stdout, p.lookup, c.App, nil, shortHelp)
 	return nil
 }
 
@@ -138,7 +138,7 @@ const statusOfCommand = -1
 // group returns a command that only holds other commands.
 func (p *program) group(c cli.Command) *cli.Command {
 	c.Action = func(*cli.Context) error {
-		p.showHelp(p.app(), p.inv.path, shortHelp)
+		showHelp(p.stdout, p.lookup, p.app(), p.inv.path, shortHelp)
 		return nil
 	}
 	return command(c)

@@ -125,14 +125,11 @@ func (p *program) arrange(app *cli.App, argv []string) (*invocation, error) {
 			}
 			continue
 		}
-		if level, err := askedHelp(word, commandPath(levels)); err != nil {
-			inv.refuse(err)
-			return nil, inv.refusal()
-		} else if level != noHelp {
-			if inv.help == noHelp {
-				inv.helpPath = slices.Clone(inv.path)
-			}
-			inv.help = max(inv.help, level)
+		asked, err := inv.takeHelp(word, commandPath(levels))
+		if err != nil {
+			return nil, err
+		}
+		if asked {
 			continue
 		}
 		if levels[len(levels)-1].verbatim && !isFlag(levels, word) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/help"
 )
@@ -35,6 +36,21 @@ func askedHelp(word, command string) (helpLevel, error) {
 	}
 	return noHelp, &usageError{err: fmt.Errorf("%s: only all may follow %s=", word, name),
 		hint: fmt.Sprintf("type: %s --help, or: %[1]s --help=all", command)}
+}
+
+// takeHelp reads a word that asks for help of the command at which it stands. It reports
+// whether the word does.
+func (inv *invocation) takeHelp(word, command string) (bool, error) {
+	level, err := askedHelp(word, command)
+	if err != nil {
+		inv.refuse(err)
+		return false, inv.refusal()
+	}
+	if level != noHelp && inv.help == noHelp {
+		inv.helpPath = slices.Clone(inv.path)
+	}
+	inv.help = max(inv.help, level)
+	return level != noHelp, nil
 }
 
 // commandGroups are the commands by what one wants to do, those that few need last.
@@ -85,7 +101,7 @@ var flagGroups = []flagGroup{
 		[]string{"max-restarts", "max-preemptions", "fail-fast", "timeout", "on-interrupt", "replace", "keep-on-failure", "keep", "ttl", "lease"},
 		[]string{"on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"}},
 	{"output",
-		[]string{"stream", "log-dir", "notify", "output", "quiet"},
+		[]string{"stream", "timestamps", "log-dir", "notify", "output", "quiet"},
 		[]string{"notify-url", "max-log", "log-timeout", "metrics-regex", "cloud-logging", "upload-every", "debug", "state-dir"}},
 	{"advanced",
 		[]string{"detach", "bucket-name", "preflight", "skew", "profile", "sim"},
@@ -118,8 +134,8 @@ func loginFlags() (names []string) {
 
 // showHelp prints the help of the command with that path. A reader that has gone does not
 // matter.
-func (p *program) showHelp(app *cli.App, path []string, level helpLevel) {
-	_, _ = io.WriteString(p.stdout, helpPage(app, path, level).Lay(p.columns(p.stdout)))
+func showHelp(w io.Writer, lookup config.Lookup, app *cli.App, path []string, level helpLevel) {
+	_, _ = io.WriteString(w, helpPage(app, path, level).Lay(columns(lookup, w)))
 }
 
 // helpPage returns the help of the command with that path.

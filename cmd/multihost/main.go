@@ -134,7 +134,7 @@ func (p *program) dispatch(ctx context.Context, argv []string) error {
 	p.inv = inv
 	p.json = inv.value("output") == "json" // also for an error before anything is shown
 	if inv.help != noHelp {
-		p.showHelp(app, inv.helpPath, inv.help)
+		showHelp(p.stdout, p.lookup, app, inv.helpPath, inv.help)
 		return nil
 	}
 	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))

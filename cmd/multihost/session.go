@@ -174,11 +174,11 @@ func (p *program) color(w io.Writer) bool {
 
 // width returns a function that each redraw calls. It returns how many columns messages
 // may use: those of the terminal, but not more than COLUMNS if that is set.
-func (p *program) width() func() int { return func() int { return p.columns(p.stderr) } }
+func (p *program) width() func() int { return func() int { return columns(p.lookup, p.stderr) } }
 
 // columns returns how many columns a text on w may use.
-func (p *program) columns(w io.Writer) int {
-	text, _ := p.lookup("COLUMNS")
+func columns(lookup config.Lookup, w io.Writer) int {
+	text, _ := lookup("COLUMNS")
 	columns, err := strconv.Atoi(text)
 	if err != nil || columns < 1 {
 		columns = 0
