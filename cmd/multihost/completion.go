@@ -232,7 +232,7 @@ func (q *query) answer() (kind string, list []candidate) {
 			return q.values(f, name+"=", value)
 		}
 		if name == "--help" {
-			return answerWords, []candidate{{"--help=all", helpFlag.usage}}
+			return answerWords, []candidate{{"--help=all", helpFlag.Text}}
 		}
 		return answerWords, nil
 	case strings.HasPrefix(q.current, "-"):
@@ -284,7 +284,7 @@ func (q *query) flags() (kind string, list []candidate) {
 		if strings.HasPrefix(text, q.current) {
 			open = false
 		}
-		list = append(list, candidate{text, helpFlag.usage})
+		list = append(list, candidate{text, helpFlag.Text})
 	}
 	if open && found {
 		return answerOpen, list

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/help"
 	"multihost/internal/testkit"
 )
 
@@ -119,10 +120,10 @@ func cliDocument() string {
 
 func fence(text string) string { return "```text\n" + strings.TrimRight(text, "\n") + "\n```" }
 
-func flagTable(b *strings.Builder, flags []flagRow) {
+func flagTable(b *strings.Builder, flags []help.Flag) {
 	b.WriteString("| flag | meaning | default |\n|---|---|---|\n")
 	for _, row := range flags {
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", strings.Join(row.names, "`, `"), strings.ReplaceAll(row.usage, "|", "\\|"), row.fallback)
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", strings.Join(row.Names, "`, `"), strings.ReplaceAll(row.Text, "|", "\\|"), row.Default)
 	}
 }
 

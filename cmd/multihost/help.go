@@ -68,13 +68,6 @@ var commandGroups = []struct {
 	{"rarely needed", []string{"hostkey", "manual", "xla", "config", "sim"}},
 }
 
-// A flagGroup is a section in the help of a command with many flags.
-type flagGroup struct {
-	title string
-	shown []string // in the short help too
-	rest  []string
-}
-
 // commonFlags stand first in the help of a command with many flags. The flags of such a
 // command stand in flagGroups, together with those of every command.
 var commonFlags = map[string][]string{
@@ -85,35 +78,54 @@ var commonFlags = map[string][]string{
 }
 
 // flagGroups are the flags of the commands in commonFlags.
-var flagGroups = []flagGroup{
-	{"what runs",
-		[]string{"command", "run-name", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
-		[]string{"xla-flag", "numa"}},
-	{"where",
-		[]string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
-			"spot", "reserved", "network", "network-create", "runtime-version"},
-		[]string{"hosts-file", "node-prefix", "node-id", "type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
-			"reservation", "subnetwork", "internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"}},
-	{"code",
-		[]string{"script-dir", "no-ignore", "use-existing-folder", "adopt"},
-		[]string{"relay", "relay-fanout", "scp-timeout-secs"}},
-	{"when it fails or ends",
-		[]string{"max-restarts", "max-preemptions", "fail-fast", "timeout", "on-interrupt", "replace", "keep-on-failure", "keep", "ttl", "lease"},
-		[]string{"on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"}},
-	{"output",
-		[]string{"stream", "timestamps", "log-dir", "notify", "output", "quiet"},
-		[]string{"notify-url", "max-log", "log-timeout", "metrics-regex", "cloud-logging", "upload-every", "debug", "state-dir"}},
-	{"advanced",
-		[]string{"detach", "bucket-name", "preflight", "skew", "profile", "sim"},
-		[]string{"bucket-dir", "install", "config", "sim-slices", "sim-backend", "sim-step", "sim-fault", "version"}},
-	{"how long to wait", nil,
-		[]string{"wait", "async", "queue-timeout", "provision-timeout", "boot-timeout", "start-timeout"}},
-	{"the request in detail", nil,
-		[]string{"cqr-extra-args", "workload-type", "reservation-host-project", "reservation-host-folder", "reservation-host-organization",
+var flagGroups = []help.Group{
+	{
+		Title: "what runs",
+		Shown: []string{"command", "run-name", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
+		Rest:  []string{"xla-flag", "numa"},
+	},
+	{
+		Title: "where",
+		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
+			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
+		Rest: []string{"hosts-file", "node-prefix", "node-id", "type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+			"reservation", "subnetwork", "internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
+	},
+	{
+		Title: "code",
+		Shown: []string{"script-dir", "no-ignore", "use-existing-folder", "adopt"},
+		Rest:  []string{"relay", "relay-fanout", "scp-timeout-secs"},
+	},
+	{
+		Title: "when it fails or ends",
+		Shown: []string{"max-restarts", "max-preemptions", "fail-fast", "timeout", "on-interrupt", "replace", "keep-on-failure", "keep", "ttl", "lease"},
+		Rest:  []string{"on-stall", "stall-timeout", "lost-timeout", "quiet-after", "grace", "kill-stale", "strict-exit", "enable-autocheckpoint", "autocheckpoint-enabled"},
+	},
+	{
+		Title: "output",
+		Shown: []string{"stream", "timestamps", "log-dir", "notify", "output", "quiet"},
+		Rest:  []string{"notify-url", "max-log", "log-timeout", "metrics-regex", "cloud-logging", "upload-every", "debug", "state-dir"},
+	},
+	{
+		Title: "advanced",
+		Shown: []string{"detach", "bucket-name", "preflight", "skew", "profile", "sim"},
+		Rest:  []string{"bucket-dir", "install", "config", "sim-slices", "sim-backend", "sim-step", "sim-fault", "version"},
+	},
+	{
+		Title: "how long to wait",
+		Rest:  []string{"wait", "async", "queue-timeout", "provision-timeout", "boot-timeout", "start-timeout"},
+	},
+	{
+		Title: "the request in detail",
+		Rest: []string{"cqr-extra-args", "workload-type", "reservation-host-project", "reservation-host-folder", "reservation-host-organization",
 			"min-duration", "max-run-duration", "valid-after-duration", "valid-after-time", "valid-until-duration", "valid-until-time",
 			"network-config", "range", "service-account", "scopes", "labels", "tags", "metadata", "metadata-from-file",
-			"data-disk", "boot-disk", "shielded-secure-boot", "description"}},
-	{loginTitle, nil, loginFlags()},
+			"data-disk", "boot-disk", "shielded-secure-boot", "description"},
+	},
+	{
+		Title: loginTitle,
+		Rest:  loginFlags(),
+	},
 }
 
 // whereFlags stand in a section of their own where a command has no other groups.
@@ -218,101 +230,43 @@ func commandRows(commands []*cli.Command) (rows []help.Row) {
 // flagSections returns the flags that a page shows. left is how many flags of the command
 // it leaves out.
 func flagSections(path []string, own, global []cli.Flag, level helpLevel) (sections []help.Section, left int) {
-	add := func(title string, flags []flagRow) {
-		if len(flags) > 0 {
-			sections = append(sections, help.Section{Title: title, Rows: helpRows(flags, level)})
-		}
-	}
 	global = slices.DeleteFunc(slices.Clone(global), func(f cli.Flag) bool {
 		return slices.ContainsFunc(own, func(o cli.Flag) bool { return o.Names()[0] == f.Names()[0] })
 	})
-	common, grouped := commonFlags[strings.Join(path, " ")]
-	if !grouped {
-		rows := flagRows(own)
-		login, where := takeRows(&rows, loginFlags()), takeRows(&rows, whereFlags)
-		add("flags", rows)
-		add("where", where)
-		if level == fullHelp {
-			add(loginTitle, login)
-			add(everyTitle, everyRows(global))
+	all := level == fullHelp
+	if common, grouped := commonFlags[strings.Join(path, " ")]; grouped {
+		sections, rest := help.Sections(flagRows(flags(own, global)), slices.Insert(slices.Clone(flagGroups), 0, help.Group{Title: "common flags", Shown: common}), all)
+		if len(path) == 0 { // a few flags, each of another group
+			var rows []help.Row
+			for _, s := range sections {
+				rows = append(rows, s.Rows...)
+			}
+			sections = []help.Section{{Title: everyTitle, Rows: append(rows, help.Rows([]help.Flag{helpFlag}, all)...)}}
 		}
-		return sections, len(login)
+		return sections, len(rest)
 	}
-	rows := flagRows(flags(own, global))
-	take := func(names []string) []flagRow { return takeRows(&rows, names) }
-	add("common flags", take(common))
-	for _, g := range flagGroups {
-		shown := take(g.shown)
-		if level == fullHelp {
-			shown = append(shown, take(g.rest)...)
-		}
-		add(g.title, shown)
+	login := help.Group{Title: loginTitle, Rest: loginFlags()}
+	away, rest := help.Sections(flagRows(own), []help.Group{{Title: "where", Shown: whereFlags}, login}, all)
+	left = len(rest)
+	if !all { // the login flags are among the rest
+		_, rest = help.Sections(rest, []help.Group{login}, true)
 	}
-	if len(path) == 0 { // a few flags, each of another group
-		var rows []help.Row
-		for _, s := range sections {
-			rows = append(rows, s.Rows...)
-		}
-		rows = append(rows, helpRows([]flagRow{helpFlag}, level)...)
-		sections = []help.Section{{Title: everyTitle, Rows: rows}}
+	left -= len(rest)
+	if len(rest) > 0 {
+		sections = append(sections, help.Section{Title: "flags", Rows: help.Rows(rest, all)})
 	}
-	return sections, len(rows)
-}
-
-// takeRows moves the flags with these names out of rows, in the order of the names.
-func takeRows(rows *[]flagRow, names []string) (taken []flagRow) {
-	for _, name := range names {
-		if i := slices.IndexFunc(*rows, func(r flagRow) bool { return r.name() == name }); i >= 0 {
-			taken = append(taken, (*rows)[i])
-			*rows = slices.Delete(*rows, i, i+1)
-		}
+	sections = append(sections, away...)
+	if all {
+		sections = append(sections, help.Section{Title: everyTitle, Rows: help.Rows(everyRows(global), all)})
 	}
-	return taken
+	return sections, left
 }
 
 // helpFlag describes --help, which no command declares: arrange reads it.
-var helpFlag = flagRow{names: []string{"--help", "-h"}, value: "all", optional: true, usage: "show help; all: with every flag and all of its names"}
+var helpFlag = help.Flag{Names: []string{"--help", "-h"}, Value: "all", Optional: true, Text: "show help; all: with every flag and all of its names"}
 
 // everyRows lists the flags of every command, --help too.
-func everyRows(global []cli.Flag) []flagRow { return append(flagRows(global), helpFlag) }
-
-// helpRows returns what the help shows of flags: the full help all names, the short help
-// the first one and those of one letter.
-func helpRows(flags []flagRow, level helpLevel) []help.Row {
-	rows := make([]help.Row, 0, len(flags))
-	for _, f := range flags {
-		var names, letters []string
-		for i, name := range f.names {
-			switch {
-			case !strings.HasPrefix(name, "--"):
-				letters = append(letters, name)
-			case i == 0 || level == fullHelp:
-				names = append(names, name+f.setting())
-			}
-		}
-		row := help.Row{Names: append(letters, names...), Text: f.usage}
-		if f.fallback != "" {
-			row.Note = "(default: " + f.fallback + ")"
-		}
-		rows = append(rows, row)
-	}
-	return rows
-}
-
-// name returns the flag's own name, without dashes.
-func (f flagRow) name() string { return strings.TrimLeft(f.names[0], "-") }
-
-// setting returns what follows the flag's name when it is typed: =VALUE, [=VALUE] or
-// nothing.
-func (f flagRow) setting() string {
-	switch {
-	case f.value == "":
-		return ""
-	case f.optional:
-		return "[=" + f.value + "]"
-	}
-	return "=" + f.value
-}
+func everyRows(global []cli.Flag) []help.Flag { return append(flagRows(global), helpFlag) }
 
 // shortTime writes a default of a flag without units of 0: 10m, not 10m0s.
 func shortTime(text string) string {

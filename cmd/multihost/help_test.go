@@ -23,17 +23,17 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	app := (&program{}).app()
 	groupOf, used := map[string]string{}, map[string]bool{}
 	for _, g := range flagGroups {
-		for _, name := range slices.Concat(g.shown, g.rest) {
+		for _, name := range slices.Concat(g.Shown, g.Rest) {
 			if groupOf[name] != "" {
-				t.Errorf("--%s has two groups: %s and %s", name, groupOf[name], g.title)
+				t.Errorf("--%s has two groups: %s and %s", name, groupOf[name], g.Title)
 			}
-			groupOf[name] = g.title
+			groupOf[name] = g.Title
 		}
 	}
 	look := func(path string, own []cli.Flag) {
 		common, grouped := commonFlags[path]
 		apart := slices.Concat(loginFlags(), whereFlags)
-		if rest := slices.DeleteFunc(flagRows(own), func(r flagRow) bool { return slices.Contains(apart, r.name()) }); !grouped && len(rest) > manyFlags {
+		if rest := slices.DeleteFunc(flagRows(own), func(r help.Flag) bool { return slices.Contains(apart, r.Name()) }); !grouped && len(rest) > manyFlags {
 			t.Errorf("%s has %d flags of its own: give it a place in commonFlags, and its flags groups", path, len(rest))
 		}
 		if !grouped {
@@ -177,7 +177,7 @@ func TestFullHelpHasAllNames(t *testing.T) {
 	look := func(path []string, own []cli.Flag) {
 		full := shown(helpPage(app, path, fullHelp))
 		for _, row := range flagRows(flags(own, app.Flags)) {
-			for _, name := range row.names {
+			for _, name := range row.Names {
 				if !slices.Contains(full, strings.TrimLeft(name, "-")) {
 					t.Errorf("%q --help=all does not show %s", path, name)
 				}

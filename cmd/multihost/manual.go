@@ -7,12 +7,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/help"
 )
 
 func (p *program) manualCommand() *cli.Command {
@@ -57,45 +57,37 @@ func walk(commands []*cli.Command, parent string, visit func(path string, c *cli
 	}
 }
 
-// flagRow is a flag as the documents show it.
-type flagRow struct {
-	names           []string // with their dashes
-	value           string   // the placeholder for its value; "" for a switch
-	optional        bool     // the value may be left out
-	usage, fallback string
-}
-
 // flagRows lists the flags that are not hidden.
-func flagRows(flags []cli.Flag) []flagRow {
-	var rows []flagRow
+func flagRows(flags []cli.Flag) []help.Flag {
+	var rows []help.Flag
 	for _, f := range flags {
 		d, ok := f.(cli.DocGenerationFlag)
 		if v, hidden := f.(cli.VisibleFlag); !ok || hidden && !v.IsVisible() {
 			continue
 		}
-		row := flagRow{usage: strings.ReplaceAll(d.GetUsage(), "`", ""), fallback: d.GetDefaultText(), optional: kindOf(f) == config.Optional}
+		row := help.Flag{Text: strings.ReplaceAll(d.GetUsage(), "`", ""), Default: d.GetDefaultText(), Optional: kindOf(f) == config.Optional}
 		for _, n := range f.Names() {
 			dash := "--"
 			if len(n) == 1 {
 				dash = "-"
 			}
-			row.names = append(row.names, dash+n)
+			row.Names = append(row.Names, dash+n)
 		}
 		if _, rest, quoted := strings.Cut(d.GetUsage(), "`"); quoted {
-			row.value, _, _ = strings.Cut(rest, "`")
+			row.Value, _, _ = strings.Cut(rest, "`")
 		} else if d.TakesValue() {
-			row.value = "VALUE"
+			row.Value = "VALUE"
 		}
-		switch row.fallback {
+		switch row.Default {
 		case `""`, "false", "0s":
-			row.fallback = ""
+			row.Default = ""
 		}
-		if strings.Contains(row.usage, "default: ") { // says what none stands for
-			row.fallback = ""
+		if strings.Contains(row.Text, "default: ") { // says what none stands for
+			row.Default = ""
 		}
-		row.fallback = shortTime(strings.Trim(row.fallback, `"`))
+		row.Default = shortTime(strings.Trim(row.Default, `"`))
 		if kindOf(f) == config.List {
-			row.usage += "; may be repeated"
+			row.Text += "; may be repeated"
 		}
 		rows = append(rows, row)
 	}
@@ -110,138 +102,16 @@ type writtenPages struct {
 
 // manualPages returns the manual pages of all commands, by file name.
 func manualPages(app *cli.App) map[string]string {
-	pages := map[string]string{"multihost.1": manualPage("multihost", app.Usage, "COMMAND [FLAG…]", app.Description, everyRows(app.Flags), app.Commands)}
+	page := func(path, usage, words, description string, flags []help.Flag, below []*cli.Command) help.Manual {
+		return help.Manual{Name: path, Usage: usage, Synopsis: words, Text: description, Flags: flags, Commands: commandRows(below), Program: "multihost", Version: version()}
+	}
+	first := page("multihost", app.Usage, "COMMAND [FLAG…]", app.Description, everyRows(app.Flags), app.Commands)
+	first.Environment = "Each flag takes its default from the variable MULTIHOST_FLAG_NAME where that is set: " +
+		"its name in upper case, with underscores for dashes."
+	pages := map[string]string{"multihost.1": first.Roff()}
 	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
 		words := strings.TrimSpace("[FLAG…] " + c.ArgsUsage)
-		pages[manualName(path)+".1"] = manualPage(path, c.Usage, words, c.Description, flagRows(c.Flags), c.Subcommands)
+		pages[help.ManualName(path)+".1"] = page(path, c.Usage, words, c.Description, flagRows(c.Flags), c.Subcommands).Roff()
 	})
 	return pages
-}
-
-func manualName(path string) string { return strings.ReplaceAll(path, " ", "-") }
-
-func manualPage(path, usage, words, description string, flags []flagRow, below []*cli.Command) string {
-	var b strings.Builder
-	name := manualName(path)
-	fmt.Fprintf(&b, ".TH %q 1 \"\" %q \"multihost manual\"\n", strings.ToUpper(name), "multihost "+version())
-	fmt.Fprintf(&b, ".SH NAME\n%s \\- %s\n", roff(name), roff(usage))
-	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B %s\n%s\n", roff(path), roff(words))
-	manualText(&b, description)
-	var rows strings.Builder
-	for _, row := range flags {
-		rows.WriteString(".TP\n")
-		for i, n := range row.names {
-			if i > 0 {
-				rows.WriteString(", ")
-			}
-			fmt.Fprintf(&rows, `\fB%s\fR`, roff(n))
-			switch {
-			case row.optional:
-				fmt.Fprintf(&rows, `[=\fI%s\fR]`, roff(row.value))
-			case row.value != "":
-				fmt.Fprintf(&rows, `=\fI%s\fR`, roff(row.value))
-			}
-		}
-		fmt.Fprintf(&rows, "\n%s", roff(row.usage))
-		if row.fallback != "" {
-			fmt.Fprintf(&rows, " (default: %s)", roff(row.fallback))
-		}
-		rows.WriteString("\n")
-	}
-	if rows.Len() > 0 {
-		b.WriteString(".SH OPTIONS\n" + rows.String())
-	}
-	var also []string
-	for i, c := range below {
-		if c.Hidden {
-			continue
-		}
-		if i == 0 {
-			b.WriteString(".SH COMMANDS\n")
-		}
-		fmt.Fprintf(&b, ".TP\n\\fB%s\\fR(1)\n%s\n", roff(name+"-"+c.Name), roff(c.Usage))
-	}
-	if path == "multihost" {
-		b.WriteString(".SH ENVIRONMENT\n" + roff("Each flag takes its default from the variable MULTIHOST_FLAG_NAME where that is set: "+
-			"its name in upper case, with underscores for dashes.") + "\n")
-		return b.String()
-	}
-	for at := path; strings.Contains(at, " "); {
-		at = at[:strings.LastIndex(at, " ")]
-		also = append(also, fmt.Sprintf("\\fB%s\\fR(1)", roff(manualName(at))))
-	}
-	fmt.Fprintf(&b, ".SH SEE ALSO\n%s\n.PP\nThe flags of every command are in\n\\fBmultihost\\fR(1).\n", strings.Join(also, ",\n"))
-	return b.String()
-}
-
-// manualText writes a description. Lines in capitals that end with a colon are headings;
-// indented lines stay as they are.
-func manualText(b *strings.Builder, description string) {
-	if description == "" {
-		return
-	}
-	const text, verbatim, fresh = "text", "verbatim", "fresh"
-	state := fresh
-	enter := func(next string) {
-		if state == verbatim && next != verbatim {
-			b.WriteString(".fi\n.RE\n")
-		}
-		if next == verbatim && state != verbatim {
-			b.WriteString(".RS 2\n.nf\n")
-		}
-		state = next
-	}
-	blank := false
-	b.WriteString(".SH DESCRIPTION\n")
-	for line := range strings.Lines(strings.TrimRight(description, "\n")) {
-		line = strings.TrimRight(line, " \n")
-		switch {
-		case line == "":
-			blank = true
-			continue
-		case strings.HasSuffix(line, ":") && line == strings.ToUpper(line) && strings.IndexFunc(line, unicode.IsLetter) == 0:
-			enter(fresh)
-			fmt.Fprintf(b, ".SH %s\n", roff(strings.TrimSuffix(line, ":")))
-		case line[0] == ' ':
-			if blank && state == text {
-				b.WriteString(".PP\n")
-			} else if blank && state == verbatim {
-				b.WriteString("\n")
-			}
-			enter(verbatim)
-			b.WriteString(roff(strings.TrimPrefix(line, "  ")) + "\n")
-		default:
-			if blank && state != fresh {
-				enter(text)
-				b.WriteString(".PP\n")
-			}
-			enter(text)
-			b.WriteString(roff(line) + "\n")
-		}
-		blank = false
-	}
-	enter(fresh)
-}
-
-// roff escapes text so that no part of it is a command of the formatter, and writes it in
-// ASCII, which every formatter reads.
-func roff(text string) string {
-	var b strings.Builder
-	for i, r := range text {
-		switch {
-		case r == '\\':
-			b.WriteString(`\e`)
-		case r == '-':
-			b.WriteString(`\-`)
-		case i == 0 && (r == '.' || r == '\''):
-			b.WriteString(`\&` + string(r))
-		case r == '\'':
-			b.WriteString(`\(aq`)
-		case r > unicode.MaxASCII:
-			fmt.Fprintf(&b, `\[u%04X]`, r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
 }

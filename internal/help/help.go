@@ -1,4 +1,5 @@
-// Package help lays out the help of a command for the width of a terminal.
+// Package help lays out the help of a command for the width of a terminal, and as a manual
+// page.
 package help
 
 import (

@@ -1,0 +1,83 @@
+package help
+
+import (
+	"slices"
+	"strings"
+)
+
+// A Flag is a flag as help and documents show it.
+type Flag struct {
+	Names    []string // with their dashes; the first is its own
+	Value    string   // the placeholder for its value; "" for a switch
+	Optional bool     // the value may be left out
+	Text     string
+	Default  string
+}
+
+// Name returns the flag's own name, without dashes.
+func (f Flag) Name() string { return strings.TrimLeft(f.Names[0], "-") }
+
+// setting returns what follows the flag's name when it is typed: =VALUE, [=VALUE] or
+// nothing.
+func (f Flag) setting() string {
+	switch {
+	case f.Value == "":
+		return ""
+	case f.Optional:
+		return "[=" + f.Value + "]"
+	}
+	return "=" + f.Value
+}
+
+// A Group is a section of flags, by name.
+type Group struct {
+	Title string
+	Shown []string // in short help too
+	Rest  []string
+}
+
+// Sections sorts flags into groups; a flag that stands in two counts for the first. Short
+// help, without all, shows a part of each group. rest is the flags that are not shown.
+func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest []Flag) {
+	rest = slices.Clone(flags)
+	for _, g := range groups {
+		names := g.Shown
+		if all {
+			names = slices.Concat(g.Shown, g.Rest)
+		}
+		var taken []Flag
+		for _, name := range names {
+			if i := slices.IndexFunc(rest, func(f Flag) bool { return f.Name() == name }); i >= 0 {
+				taken = append(taken, rest[i])
+				rest = slices.Delete(rest, i, i+1)
+			}
+		}
+		if len(taken) > 0 {
+			sections = append(sections, Section{Title: g.Title, Rows: Rows(taken, all)})
+		}
+	}
+	return sections, rest
+}
+
+// Rows returns what help shows of flags: with all, every name, else the first one and
+// those of one letter.
+func Rows(flags []Flag, all bool) []Row {
+	rows := make([]Row, 0, len(flags))
+	for _, f := range flags {
+		var names, letters []string
+		for i, name := range f.Names {
+			switch {
+			case !strings.HasPrefix(name, "--"):
+				letters = append(letters, name)
+			case i == 0 || all:
+				names = append(names, name+f.setting())
+			}
+		}
+		row := Row{Names: append(letters, names...), Text: f.Text}
+		if f.Default != "" {
+			row.Note = "(default: " + f.Default + ")"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
