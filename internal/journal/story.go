@@ -194,12 +194,7 @@ func (t *teller) take(e Entry) {
 	case event.Release:
 		t.attempt(ev.Attempt).Release = &ev
 	case event.WorkerDone:
-		if id := (tpu.WorkerID{Slice: ev.Slice, Worker: ev.Worker}); w.attempt != nil {
-			// If two commands followed the run, the one that saw its end knows it.
-			if old, seen := w.attempt.Ends[id]; !seen || old.Error != "" {
-				w.attempt.Ends[id] = ev
-			}
-		}
+		w.ended(ev)
 	case event.AttemptEnd:
 		a := t.attempt(ev.Attempt)
 		a.Outcome, a.Over = &ev, e.Time
@@ -215,6 +210,18 @@ func (t *teller) take(e Entry) {
 	case End:
 		w.wait()
 		w.waiting.End, w.waiting.Ended = &ev, e.Time
+	}
+}
+
+// ended takes the end of a worker. If two commands followed the run, the one that saw the
+// end knows it.
+func (w *writer) ended(ev event.WorkerDone) {
+	if w.attempt == nil {
+		return
+	}
+	id := tpu.WorkerID{Slice: ev.Slice, Worker: ev.Worker}
+	if old, seen := w.attempt.Ends[id]; !seen || old.Error != "" {
+		w.attempt.Ends[id] = ev
 	}
 }
 

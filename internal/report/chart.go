@@ -141,152 +141,208 @@ func float(n metrics.Number) float64 {
 	return float64(n)
 }
 
+// drawing is a chart in the making.
+type drawing struct {
+	*chart
+	m       measure
+	run     *metrics.Series
+	thin    []line            // slices that get a line of their own
+	earlier []*metrics.Series // of earlier attempts
+	target  metrics.Number    // published figure, or metrics.Unknown
+	box     frame
+
+	values []float64
+	first  []float64 // of the first steps, which compile
+}
+
 func (b *builder) chart(m measure) {
-	run := b.run.Series
-	thin := b.slicesBySpeed()
-	c := &chart{ID: m.id, Title: m.title}
-	if len(thin) > maxLines {
-		c.Notes = append(c.Notes, fmt.Sprintf("Lines are drawn for the %d slowest of %d slices.", maxLines, len(thin)))
-		thin = thin[:maxLines]
+	d := &drawing{chart: &chart{ID: m.id, Title: m.title}, m: m, run: b.run.Series, thin: b.slicesBySpeed(), target: b.published(m)}
+	b.view.Charts = append(b.view.Charts, d.chart)
+	if len(d.thin) > maxLines {
+		d.note("Lines are drawn for the %d slowest of %d slices.", maxLines, len(d.thin))
+		d.thin = d.thin[:maxLines]
 	}
-	box := frame{x0: float64(run.Step[0]), x1: float64(run.Step[len(run.Step)-1] + run.StepsPerPoint)}
-	var earlier []*metrics.Series
-	for i := range b.doc.Attempts[:len(b.doc.Attempts)-1] {
-		if s := b.doc.Attempts[i].Series; s != nil && len(s.Step) > 0 && m.id != stepTime.id {
-			earlier = append(earlier, s)
-			box.x0 = min(box.x0, float64(s.Step[0]))
-			box.x1 = max(box.x1, float64(s.Step[len(s.Step)-1]+s.StepsPerPoint))
+	d.box = frame{x0: float64(d.run.Step[0]), x1: float64(d.run.Step[len(d.run.Step)-1] + d.run.StepsPerPoint)}
+	if m.id != stepTime.id {
+		d.addEarlier(b.doc.Attempts[:len(b.doc.Attempts)-1])
+	}
+	d.collect(int64(b.run.Skipped))
+	if d.target.Known() {
+		d.Published = &published{Name: clip("published, " + b.doc.Compare.Preset), Figure: number("/compare/"+m.column, d.target, m.text)}
+	}
+	from, to := grouped(d.run.Step[0]), grouped(b.run.Last.Step)
+	if something := func(v float64) bool { return v != 0 }; !slices.ContainsFunc(d.values, something) && !slices.ContainsFunc(d.first, something) {
+		d.Zero = fmt.Sprintf("The command printed 0 at every step from %s to %s.", from, to)
+		if m.id == mfu.id {
+			d.Zero = fmt.Sprintf("0 at every step from %s to %s: the command printed 0 TFLOP/s.", from, to)
+		}
+		return
+	}
+	d.axes()
+	d.lines()
+	d.explain()
+	d.Label = fmt.Sprintf("%s over steps %s to %s. Arrow keys read single points; all are in the table below.", m.title, from, to)
+	b.Data.Charts = append(b.Data.Charts, d.data(b.at))
+}
+
+// published returns the published figure to compare a measure with, or metrics.Unknown.
+func (b *builder) published(m measure) metrics.Number {
+	p := b.doc.Compare
+	switch {
+	case p != nil && m.id == mfu.id:
+		return p.MFU
+	case p != nil && m.id == tflops.id:
+		return p.TFLOPs
+	}
+	return metrics.Unknown
+}
+
+func (d *drawing) note(format string, args ...any) {
+	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
+}
+
+// addEarlier adds the series of earlier attempts, and widens the axis of steps for them.
+func (d *drawing) addEarlier(attempts []metrics.Attempt) {
+	for i := range attempts {
+		if s := attempts[i].Series; s != nil && len(s.Step) > 0 {
+			d.earlier = append(d.earlier, s)
+			d.box.x0 = min(d.box.x0, float64(s.Step[0]))
+			d.box.x1 = max(d.box.x1, float64(s.Step[len(s.Step)-1]+s.StepsPerPoint))
 		}
 	}
-	var values, first []float64
+}
+
+// collect takes the values that the vertical axis has to show. skipped is the number of
+// first steps, which compile.
+func (d *drawing) collect(skipped int64) {
 	add := func(s *metrics.Series, column []metrics.Number) {
 		for i, v := range column {
 			switch {
 			case !v.Known():
-			case m.speed && s.Step[i] < s.Step[0]+int64(b.run.Skipped):
-				first = append(first, float64(v))
+			case d.m.speed && s.Step[i] < s.Step[0]+skipped:
+				d.first = append(d.first, float64(v))
 			default:
-				values = append(values, float64(v))
+				d.values = append(d.values, float64(v))
 			}
 		}
 	}
-	add(run, m.of(run))
-	if m.spread {
-		add(run, run.Min)
-		add(run, run.Max)
+	add(d.run, d.m.of(d.run))
+	if d.m.spread {
+		add(d.run, d.run.Min)
+		add(d.run, d.run.Max)
 	}
-	for _, l := range thin {
-		add(l.series, m.of(l.series))
+	for _, l := range d.thin {
+		add(l.series, d.m.of(l.series))
 	}
-	for _, s := range earlier {
-		add(s, m.of(s))
+	for _, s := range d.earlier {
+		add(s, d.m.of(s))
 	}
-	if len(values) == 0 {
-		values, first = first, nil
+	if len(d.values) == 0 {
+		d.values, d.first = d.first, nil
 	}
-	target := metrics.Unknown
-	if p := b.doc.Compare; p != nil && m.id == mfu.id {
-		target = p.MFU
-	} else if p != nil && m.id == tflops.id {
-		target = p.TFLOPs
-	}
-	if target.Known() {
-		c.Published = &published{Name: clip("published, " + b.doc.Compare.Preset), Figure: number("/compare/"+m.column, target, m.text)}
-	}
-	if something := func(v float64) bool { return v != 0 }; !slices.ContainsFunc(values, something) && !slices.ContainsFunc(first, something) {
-		c.Zero = fmt.Sprintf("The command printed 0 at every step from %s to %s.", grouped(run.Step[0]), grouped(b.run.Last.Step))
-		if m.id == mfu.id {
-			c.Zero = fmt.Sprintf("0 at every step from %s to %s: the command printed 0 TFLOP/s.", grouped(run.Step[0]), grouped(b.run.Last.Step))
-		}
-		b.view.Charts = append(b.view.Charts, c)
-		return
-	}
-	above, below := box.fit(values, target)
+}
+
+// axes chooses the axes, and says what is outside of them.
+func (d *drawing) axes() {
+	text := d.m.text
+	above, below := d.box.fit(d.values, d.target)
 	if above || below {
 		far := ""
 		if above {
-			far = ", up to " + m.text(slices.Max(values))
+			far = ", up to " + text(slices.Max(d.values))
 		}
 		if below {
-			far += ", down to " + m.text(slices.Min(values))
+			far += ", down to " + text(slices.Min(d.values))
 		}
-		c.Notes = append(c.Notes, fmt.Sprintf("The axis goes from %s to %s so that most can be seen; the others are at its edge%s.", m.text(box.y0), m.text(box.y1), far))
+		d.note("The axis goes from %s to %s so that most can be seen; the others are at its edge%s.", text(d.box.y0), text(d.box.y1), far)
 	}
-	if box.log {
-		c.Notes = append(c.Notes, "The axis is logarithmic, because single values are far from the others.")
+	if d.box.log {
+		d.note("The axis is logarithmic, because single values are far from the others.")
 	}
-	if far, ok := box.farthest(first); ok {
-		x, way := per(box.x(box.middle(run, 0))), "down"
-		c.Beyond = &beyond{X: x, Y: "100%", Down: "-6", Text: "↓ " + m.text(far)}
-		if far > box.y1 {
+	if far, ok := d.box.farthest(d.first); ok {
+		x, way := per(d.box.x(d.box.middle(d.run, 0))), "down"
+		d.Beyond = &beyond{X: x, Y: "100%", Down: "-6", Text: "↓ " + text(far)}
+		if far > d.box.y1 {
 			way = "up"
-			c.Beyond = &beyond{X: x, Y: "0", Down: "12", Text: "↑ " + m.text(far)}
+			d.Beyond = &beyond{X: x, Y: "0", Down: "12", Text: "↑ " + text(far)}
 		}
-		c.Notes = append(c.Notes, fmt.Sprintf("The first steps, in which programs are compiled, are outside the axis: %s to %s.", way, m.text(far)))
+		d.note("The first steps, in which programs are compiled, are outside the axis: %s to %s.", way, text(far))
 	}
-	for _, y := range box.marks() {
-		c.Y = append(c.Y, tick{per(1 - box.y(y)), axisText(m, y)})
+	for _, y := range d.box.marks() {
+		d.Y = append(d.Y, tick{per(1 - d.box.y(y)), axisText(d.m, y)})
 	}
-	for _, x := range ticks(box.x0, box.x1, 5) {
+	for _, x := range ticks(d.box.x0, d.box.x1, 5) {
 		if x == math.Trunc(x) {
-			c.X = append(c.X, tick{per(box.x(x)), shortCount(x)})
+			d.X = append(d.X, tick{per(d.box.x(x)), shortCount(x)})
 		}
 	}
-	c.Main = box.path(run, m.of(run))
-	if len(run.Step) == 1 {
-		c.Dots = append(c.Dots, dot{per(box.x(box.middle(run, 0))), per(1 - box.y(float64(m.of(run)[0])))})
+}
+
+// lines draws the lines in the axes.
+func (d *drawing) lines() {
+	of, box := d.m.of, d.box
+	d.Main = box.path(d.run, of(d.run))
+	if len(d.run.Step) == 1 {
+		d.Dots = append(d.Dots, dot{per(box.x(box.middle(d.run, 0))), per(1 - box.y(float64(of(d.run)[0])))})
 	}
-	if m.spread {
-		c.Band = box.band(run)
+	if d.m.spread {
+		d.Band = box.band(d.run)
 	}
-	for _, l := range thin {
-		c.Thin = append(c.Thin, box.path(l.series, m.of(l.series)))
+	for _, l := range d.thin {
+		d.Thin = append(d.Thin, box.path(l.series, of(l.series)))
 	}
-	for _, s := range earlier {
-		c.Earlier = append(c.Earlier, box.path(s, m.of(s)))
+	for _, s := range d.earlier {
+		d.Earlier = append(d.Earlier, box.path(s, of(s)))
 	}
-	if c.Published != nil {
-		c.Published.At = per(1 - box.y(float64(target)))
+	if d.Published != nil {
+		d.Published.At = per(1 - box.y(float64(d.target)))
 	}
-	if run.StepsPerPoint > 1 {
+}
+
+// explain adds what a point stands for, and what the lines leave out.
+func (d *drawing) explain() {
+	switch {
+	case d.run.StepsPerPoint > 1:
 		what := "the mean"
-		if m.spread {
+		if d.m.spread {
 			what = "the mean; the band goes from the shortest to the longest single step of any worker"
 		}
-		c.Notes = append([]string{fmt.Sprintf("Each point is %s of %s steps.", what, grouped(run.StepsPerPoint))}, c.Notes...)
-	} else if m.spread {
-		c.Notes = append([]string{"Each point is the mean over the workers; the band goes from the fastest to the slowest."}, c.Notes...)
+		d.Notes = append([]string{fmt.Sprintf("Each point is %s of %s steps.", what, grouped(d.run.StepsPerPoint))}, d.Notes...)
+	case d.m.spread:
+		d.Notes = append([]string{"Each point is the mean over the workers; the band goes from the fastest to the slowest."}, d.Notes...)
 	}
-	if len(c.Earlier) > 0 {
-		c.Notes = append(c.Notes, "Dashed: earlier attempts.")
+	if len(d.Earlier) > 0 {
+		d.note("Dashed: earlier attempts.")
 	}
-	if m.id == loss.id {
-		bad := int64(0)
-		for _, n := range run.BadLoss {
-			bad += n
-		}
-		if bad > 0 {
-			c.Notes = append(c.Notes, fmt.Sprintf("%s printed a loss that is no finite number; such steps are not in the line.", many(bad, "step line")))
-		}
+	if d.m.id != loss.id {
+		return
 	}
-	c.Label = fmt.Sprintf("%s over steps %s to %s. Arrow keys read single points; all are in the table below.",
-		m.title, grouped(run.Step[0]), grouped(b.run.Last.Step))
-	b.view.Charts = append(b.view.Charts, c)
+	bad := int64(0)
+	for _, n := range d.run.BadLoss {
+		bad += n
+	}
+	if bad > 0 {
+		d.note("%s printed a loss that is no finite number; such steps are not in the line.", many(bad, "step line"))
+	}
+}
 
-	data := chartData{ID: m.id, Unit: m.unit, Range: [4]float64{box.x0, box.x1, box.y0, box.y1}, Log: box.log}
-	whole := lineData{Name: "run", At: b.at + "/series", Per: run.StepsPerPoint, Step: run.Step, Values: m.of(run)}
-	if m.spread {
-		whole.Min, whole.Max = run.Min, run.Max
+// data returns the chart's values for the script. at is the place of the attempt in the
+// document.
+func (d *drawing) data(at string) chartData {
+	data := chartData{ID: d.m.id, Unit: d.m.unit, Range: [4]float64{d.box.x0, d.box.x1, d.box.y0, d.box.y1}, Log: d.box.log}
+	whole := lineData{Name: "run", At: at + "/series", Per: d.run.StepsPerPoint, Step: d.run.Step, Values: d.m.of(d.run)}
+	if d.m.spread {
+		whole.Min, whole.Max = d.run.Min, d.run.Max
 	}
 	data.Lines = append(data.Lines, whole)
-	for _, l := range thin {
-		d := lineData{Name: l.name, At: l.at, Per: l.series.StepsPerPoint, Values: m.of(l.series)}
-		if d.Per != run.StepsPerPoint || !slices.Equal(l.series.Step, run.Step) {
-			d.Step = l.series.Step
+	for _, l := range d.thin {
+		one := lineData{Name: l.name, At: l.at, Per: l.series.StepsPerPoint, Values: d.m.of(l.series)}
+		if one.Per != d.run.StepsPerPoint || !slices.Equal(l.series.Step, d.run.Step) {
+			one.Step = l.series.Step
 		}
-		data.Lines = append(data.Lines, d)
+		data.Lines = append(data.Lines, one)
 	}
-	b.Data.Charts = append(b.Data.Charts, data)
+	return data
 }
 
 func many(n int64, noun string) string {

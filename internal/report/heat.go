@@ -112,73 +112,96 @@ func (b *builder) heat() {
 
 // mark marks the rows of the workers that failed and labels rows.
 func (b *builder) mark(h *heat, g *grid, all []*metrics.Worker) {
-	first := -1
-	var failed []tpu.WorkerID
-	rows := make([]rowKind, g.Rows)
+	m := &rowMarks{heat: h, grid: g, all: all, rows: make([]rowKind, g.Rows), first: -1}
+	if b.now != nil && b.now.Summary != nil {
+		m.origin, m.known = firstFailed(b.now.Summary)
+	}
 	slow := map[tpu.WorkerID]bool{}
 	for _, s := range b.run.Stragglers {
 		slow[tpu.WorkerID{Slice: s.Slice, Worker: s.Worker}] = true
 	}
-	var origin tpu.WorkerID
-	known := false
-	if b.now != nil && b.now.Summary != nil {
-		origin, known = firstFailed(b.now.Summary)
-	}
 	for i, w := range all {
 		id, row := tpu.WorkerID{Slice: w.Slice, Worker: w.Worker}, i/g.join
 		if i == 0 || w.Slice != all[i-1].Slice {
-			rows[row] = max(rows[row], beginsSlice)
+			m.rows[row] = max(m.rows[row], beginsSlice)
 		}
 		if slow[id] {
-			rows[row] = max(rows[row], slowRow)
+			m.rows[row] = max(m.rows[row], slowRow)
 		}
-		class, text := b.ending(id)
-		if class != "bad" {
-			continue
+		if class, text := b.ending(id); class == "bad" {
+			m.fail(id, row, text)
 		}
-		if g.Failed == nil {
-			g.Failed = map[int]string{}
-		}
-		if rows[row] < failedRow {
-			rows[row], g.Failed[row] = failedRow, id.String()+" failed: "+text
-		}
-		if known && id == origin {
-			first, rows[row], g.Failed[row] = row, failedFirst, id.String()+" failed first: "+text
-		}
-		failed = append(failed, id)
 	}
-	high := max(1/float64(g.Rows), minMark/float64(h.Height))
-	for row, kind := range rows {
+	m.draw()
+	m.tell()
+}
+
+// rowMarks are the rows of a map that need a mark or a label.
+type rowMarks struct {
+	*heat
+	*grid
+	all    []*metrics.Worker
+	rows   []rowKind
+	failed []tpu.WorkerID
+	origin tpu.WorkerID // the worker that failed first, if known
+	known  bool
+	first  int // its row; -1: it has none
+}
+
+// fail takes the failure of a worker.
+func (m *rowMarks) fail(id tpu.WorkerID, row int, text string) {
+	if m.Failed == nil {
+		m.Failed = map[int]string{}
+	}
+	if m.rows[row] < failedRow {
+		m.rows[row], m.Failed[row] = failedRow, id.String()+" failed: "+text
+	}
+	if m.known && id == m.origin {
+		m.first, m.rows[row], m.Failed[row] = row, failedFirst, id.String()+" failed first: "+text
+	}
+	m.failed = append(m.failed, id)
+}
+
+// draw puts a mark at the rows of workers that failed, and labels at the rows that have
+// room for one.
+func (m *rowMarks) draw() {
+	high := max(1/float64(m.Rows), minMark/float64(m.Height))
+	for row, kind := range m.rows {
 		if kind >= failedRow {
-			middle := (float64(row) + 0.5) / float64(g.Rows)
-			h.Marks = append(h.Marks, rowMark{per(middle - high/2), per(high)})
+			middle := (float64(row) + 0.5) / float64(m.Rows)
+			m.Marks = append(m.Marks, rowMark{per(middle - high/2), per(high)})
 		}
 	}
-	for _, row := range labelled(rows, float64(h.Height)/float64(g.Rows)) {
-		l := rowLabel{Y: per((float64(row) + 0.5) / float64(g.Rows)), Class: rows[row].class(), Text: g.Names[row]}
-		if row == first {
-			l.Text = origin.String() // also where the row has others
+	for _, row := range labelled(m.rows, float64(m.Height)/float64(m.Rows)) {
+		l := rowLabel{Y: per((float64(row) + 0.5) / float64(m.Rows)), Class: m.rows[row].class(), Text: m.Names[row]}
+		if row == m.first {
+			l.Text = m.origin.String() // also where the row has others
 		}
 		if utf8.RuneCountInString(l.Text) > maxLabel {
-			l.Text = tpu.WorkerID{Slice: all[row*g.join].Slice, Worker: all[row*g.join].Worker}.String() + "…"
+			l.Text = tpu.WorkerID{Slice: m.all[row*m.join].Slice, Worker: m.all[row*m.join].Worker}.String() + "…"
 		}
-		if rows[row] >= failedRow {
+		if m.rows[row] >= failedRow {
 			l.Text = "✗ " + l.Text
 		}
-		h.Gutter = max(h.Gutter, 7*utf8.RuneCountInString(l.Text)+16)
-		h.Labels = append(h.Labels, l)
+		m.Gutter = max(m.Gutter, 7*utf8.RuneCountInString(l.Text)+16)
+		m.Labels = append(m.Labels, l)
 	}
-	if len(failed) > 0 {
-		text := "failed: " + clip(tpu.Fold(failed))
-		if first >= 0 {
-			text = "failed first: " + origin.String()
-			if n := len(failed) - 1; n > 0 {
-				text += fmt.Sprintf("; then %d more", n)
-			}
+}
+
+// tell names the workers that failed.
+func (m *rowMarks) tell() {
+	if len(m.failed) == 0 {
+		return
+	}
+	text := "failed: " + clip(tpu.Fold(m.failed))
+	if m.first >= 0 {
+		text = "failed first: " + m.origin.String()
+		if n := len(m.failed) - 1; n > 0 {
+			text += fmt.Sprintf("; then %d more", n)
 		}
-		h.Label += " " + strings.ToUpper(text[:1]) + text[1:] + "."
-		h.Legend = append(h.Legend, legend{"failed", text})
 	}
+	m.Label += " " + strings.ToUpper(text[:1]) + text[1:] + "."
+	m.Legend = append(m.Legend, legend{"failed", text})
 }
 
 // minMark is the least height of a mark, in pixels.

@@ -426,13 +426,15 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	case stage == StageHandshake:
 		e.hint = atBastion(handshakeHint(err))
 	}
-	if e.final {
-		return e
-	}
+	e.final = e.final || stays(err)
+	return e
+}
+
+// stays reports whether another try would meet the same error.
+func stays(err error) bool {
 	var other interface{ Permanent() bool }
 	var dns *net.DNSError
-	e.final = errors.As(err, &other) && other.Permanent() || errors.As(err, &dns) && dns.IsNotFound
-	return e
+	return errors.As(err, &other) && other.Permanent() || errors.As(err, &dns) && dns.IsNotFound
 }
 
 // atBastion rewords a hint about a worker's sshd for a bastion's sshd.

@@ -2,7 +2,10 @@ package ui
 
 import (
 	"bufio"
+	"cmp"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"multihost/internal/tpu"
@@ -134,10 +137,9 @@ func (l *Logs) Close() error {
 	if err := l.endLine(); err != nil {
 		return err
 	}
-	for _, s := range l.streams {
-		if err := s.to.Close(); err != nil {
-			return err
-		}
+	var err error
+	for _, id := range slices.SortedFunc(maps.Keys(l.streams), tpu.WorkerID.Compare) {
+		err = cmp.Or(err, l.streams[id].to.Close())
 	}
-	return l.Flush()
+	return cmp.Or(err, l.Flush())
 }
