@@ -72,7 +72,7 @@ func (r *run) armLease(ctx context.Context) error {
 		if r.team.isAway(i) {
 			return nil // the renewals arm it when it is back
 		}
-		return again(ctx, event.Discard, "", "", func() (err error) {
+		return again(ctx, nil, func() (err error) {
 			armed[i], err = lease.Arm(ctx, r.team.conns[i], g.terms)
 			return err
 		})

@@ -608,7 +608,7 @@ func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
 	return r.watch.phase("sync", func() (string, error) {
 		all := make([]codesync.Forecast, len(in.targets))
 		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
-			return again(ctx, r.Sink, r.team.ids[i].String(), "sync", func() (err error) {
+			return again(ctx, r.broke(ctx, r.team, i, "sync"), func() (err error) {
 				all[i], err = r.tree.Foresee(ctx, in.targets[i].Conn, r.o.Run)
 				return err
 			})
@@ -694,7 +694,7 @@ func (r *run) foreseeFree(ctx context.Context, p *Plan, in *intent) error {
 		o.Look = true
 		all := make([]launch.FreeReport, len(r.team.ids))
 		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
-			return again(ctx, r.Sink, r.team.ids[i].String(), "freeing of the TPU", func() (err error) {
+			return again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
 				all[i], err = launch.FreeTPU(ctx, r.team.conns[i], o)
 				return err
 			})

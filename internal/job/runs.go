@@ -164,7 +164,7 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 		if t.isAway(i) {
 			return t.away[i]
 		}
-		return again(ctx, event.Discard, "", "", func() error {
+		return again(ctx, nil, func() error {
 			lists[i], err = list(ctx, t.conns[i])
 			return err
 		})

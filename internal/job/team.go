@@ -59,6 +59,7 @@ type team struct {
 	away []error
 
 	readOnly bool // the fleet only reads
+	breaks   breaks
 }
 
 // isAway reports whether worker i could not be reached when the team was made.
@@ -301,15 +302,51 @@ const shellLimit = 30 * time.Second
 // mostTries is how often a step is tried if the connection breaks during it.
 const mostTries = 3
 
-// again runs an idempotent f again when the connection breaks while it runs, and logs
-// each retry. It runs f at most mostTries times.
-func again(ctx context.Context, sink event.Sink, worker, during string, f func() error) error {
+// again runs an idempotent f again when the connection breaks while it runs. It runs f at
+// most mostTries times, and calls tell, if not nil, before each retry.
+func again(ctx context.Context, tell func(error), f func() error) error {
 	for n := 1; ; n++ {
 		err := f()
 		if n == mostTries || !errors.Is(err, sshfan.ErrConnectionLost) || ctx.Err() != nil {
 			return err
 		}
-		event.Notef(sink, event.Warn, "", "%s: the connection broke during the %s (%s); trying again", worker, during, lostText(err))
+		if tell != nil {
+			tell(err)
+		}
+	}
+}
+
+// breaks are connections that broke and were not yet reported.
+type breaks struct {
+	mu sync.Mutex
+	of map[string][]tpu.WorkerID // by what is to be said
+}
+
+// broke returns a function that warns that the connection to worker i broke during a
+// step, which is tried again. The first worker of a kind waits for others before it
+// warns, so that workers lost together are reported in one line.
+func (d *Deps) broke(ctx context.Context, t *team, i int, during string) func(error) {
+	return func(err error) {
+		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, lostText(errors.New(causeText(err, t.ids[i]))))
+		t.breaks.mu.Lock()
+		if t.breaks.of == nil {
+			t.breaks.of = map[string][]tpu.WorkerID{}
+		}
+		first := len(t.breaks.of[text]) == 0
+		t.breaks.of[text] = append(t.breaks.of[text], t.ids[i])
+		t.breaks.mu.Unlock()
+		if !first {
+			return
+		}
+		select {
+		case <-d.Clock.After(outagePause):
+		case <-ctx.Done():
+		}
+		t.breaks.mu.Lock()
+		ids := t.breaks.of[text]
+		delete(t.breaks.of, text)
+		t.breaks.mu.Unlock()
+		event.Notef(d.Sink, event.Warn, "", "%s: %s", tpu.FoldShort(ids), text)
 	}
 }
 
@@ -332,7 +369,7 @@ func greet(ctx context.Context, conns []*sshfan.Conn, errs []error) {
 			continue
 		}
 		wg.Go(func() {
-			errs[i] = again(ctx, event.Discard, "", "", func() error {
+			errs[i] = again(ctx, nil, func() error {
 				_, err := c.MeasureClock(ctx)
 				return err
 			})
