@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -117,7 +118,11 @@ func (p *program) run(argv []string) int {
 // told reports whether the verdict of the run, the last thing on the screen, has said
 // all that the error says.
 func (p *program) told(err error) bool {
-	return p.view != nil && !p.json && hintOf(err) == "" && strings.Contains(p.view.Verdict(), err.Error())
+	said := err.Error()
+	if e, ok := err.(*job.Error); ok { // the verdict needs no stage; an error that wraps this one says more
+		said = cmp.Or(e.Text, said)
+	}
+	return p.view != nil && !p.json && hintOf(err) == "" && strings.Contains(p.view.Verdict(), said)
 }
 
 func (p *program) dispatch(ctx context.Context, argv []string) error {

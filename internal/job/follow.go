@@ -758,6 +758,8 @@ func (s *stopping) end(code int) error {
 		return nil
 	case s.cause == nil:
 		return s.err
+	case s.err == nil:
+		return s.cause
 	}
 	return errors.Join(s.cause, s.err)
 }

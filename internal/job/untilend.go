@@ -122,7 +122,8 @@ func (w *endWait) events(followCtx context.Context) error {
 			w.interrupted = nil
 			err = w.interrupt(context.Cause(w.ctx))
 		case <-deadline:
-			w.begin(fmt.Sprintf("--timeout=%s has passed", w.timeout), &Error{Stage: StageTimeout, Text: fmt.Sprintf("the command ran longer than %s and was stopped", w.timeout)})
+			passed := fmt.Sprintf("--timeout=%s has passed", w.timeout)
+			w.begin(passed, &Error{Stage: StageTimeout, Text: passed})
 		case err := <-w.stopped:
 			w.stopHasEnded(err)
 		case <-w.overdue:
