@@ -108,6 +108,12 @@ func TestFollowFromAnOffsetOfARunThatHasEnded(t *testing.T) {
 	if err != nil || n != 2 || out.String() != "89" {
 		t.Errorf("read: got %d, %q, %v", n, out.String(), err)
 	}
+	for count, want := range map[int64]string{0: "", 3: "234", 100: "23456789"} {
+		out.Reset()
+		if n, err := ReadPart(t.Context(), l, Ref{"r", 1}, 2, count, &out); err != nil || n != int64(len(want)) || out.String() != want {
+			t.Errorf("read %d bytes: got %d, %q, %v", count, n, out.String(), err)
+		}
+	}
 }
 
 func TestFollowMayBeginBeforeTheStart(t *testing.T) {
