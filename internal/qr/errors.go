@@ -156,6 +156,9 @@ func (e *NoZoneError) Error() string {
 // Unwrap returns the API's refusal.
 func (e *NoZoneError) Unwrap() error { return e.Err }
 
+// Fault returns the kind of the API's refusal.
+func (e *NoZoneError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
+
 // Hint returns what to type.
 func (e *NoZoneError) Hint() string {
 	if len(e.Near) > 0 {

@@ -213,6 +213,9 @@ func (e *NameError) Error() string {
 
 func (e *NameError) Unwrap() error { return e.Err }
 
+// Fault returns fault.Unavailable.
+func (e *NameError) Fault() fault.Kind { return fault.Unavailable }
+
 // Cause returns the text of the error without the name.
 func (e *NameError) Cause() string { return "its name has no address here: " + e.Why }
 

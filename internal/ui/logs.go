@@ -17,9 +17,6 @@ type LogsOptions struct {
 	Tags  []tpu.WorkerID // the workers shown, if each line is to begin with its worker
 }
 
-// arrivalForm is the form of the time at the beginning of a line.
-const arrivalForm = "2006-01-02T15:04:05.000Z07:00 "
-
 // Logs writes logs to standard output, as Stdout does. In JSON mode it writes lines of
 // kind "output". Its methods must not be called concurrently.
 type Logs struct {
@@ -99,7 +96,7 @@ func (l *Logs) beginLine(s *shownLog, at time.Time) error {
 	}
 	var b []byte
 	if l.o.Times {
-		b = at.Local().AppendFormat(b, arrivalForm)
+		b = at.Local().AppendFormat(b, lineTime)
 	}
 	if len(l.o.Tags) > 0 {
 		b = append(b, l.paint.start(dim)...)

@@ -12,7 +12,7 @@ import (
 // interrupts is ended, and goes on in a line of its own.
 func TestLogs(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 67e6, time.Local)
-	stamp := at.Format(arrivalForm)
+	stamp := at.Format(lineTime)
 	a, b := tpu.WorkerID{}, tpu.WorkerID{Slice: 1, Worker: 10}
 	type part struct {
 		id   tpu.WorkerID

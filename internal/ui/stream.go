@@ -292,7 +292,7 @@ func (r *Renderer) show(s *stream) {
 	}
 }
 
-// lineTime is the form of the time at which a line arrived.
+// lineTime is the form of the time at the beginning of a line.
 const lineTime = "2006-01-02T15:04:05.000Z07:00 "
 
 // stamp returns the lines of the chunk, with the time of their arrival if that is shown.
