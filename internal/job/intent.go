@@ -122,7 +122,7 @@ func (r *run) nextAttempt() int {
 func (r *run) settleWith(in *intent, runs []foundRun) error {
 	c := claimant{
 		run: r.o.Run, owner: r.Owner, adopts: r.adopts, replace: r.o.Replace,
-		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces,
+		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces, elsewhere: r.elsewhere(),
 	}
 	occupants := make([]occupant, len(runs))
 	for i, found := range runs {
@@ -135,6 +135,15 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 	in.attempt, in.living, in.evict = s.attempt, s.living, s.evict
 	return err
 }
+
+// elsewhere reports whether the attempt that this runner began last ran on none of the
+// team's slices. Whatever runs on these is then another runner's, whatever its number.
+func (r *run) elsewhere() bool {
+	ids := sliceIDs(recordSlices(r.team.slices))
+	return len(ids) > 0 && !slices.ContainsFunc(ids, r.hasBegunOn)
+}
+
+func (r *run) hasBegunOn(slice string) bool { return slices.Contains(r.begunOn, slice) }
 
 // unseen reports whether an attempt of this run is on all workers that answer and
 // nobody has seen its end: it is still running, or it ended while no runner was there.
@@ -300,12 +309,13 @@ func (r *run) newRecord(attempt int) (*Record, error) {
 			rec.SecretEnv = append(rec.SecretEnv, v.Name)
 		}
 	}
-	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
-		rec.Attempts = old.Attempts
-	}
 	dir := recordDir(r.StateDir, r.o.Run, attempt)
 	if r.o.LogDir != "" {
 		dir = attemptDir(r.o.LogDir, attempt)
+	}
+	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
+		rec.Attempts = old.Attempts
+		dir = old.place(attempt, rec.Slices, dir)
 	}
 	var err error
 	if rec.LogDir, err = filepath.Abs(dir); err != nil {

@@ -23,6 +23,9 @@ type claimant struct {
 	last       int  // number of the last of them
 	cutOff     bool // it lost the last of them out of sight while the command was running
 	yields     bool // it may still wait for another runner of the same run
+	// elsewhere: the last of its attempts ran on none of these slices. Whatever runs here is
+	// another runner's, whatever its number.
+	elsewhere bool
 }
 
 // A settlement is what a claimant does about the occupants.
@@ -64,12 +67,12 @@ func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) 
 func (c claimant) owns(o occupant) bool { return o.info.Ref.Run == c.run }
 
 // newer reports whether an attempt was not begun by this claimant.
-func (c claimant) newer(o occupant) bool { return c.tried == 0 || o.info.Ref.Attempt > c.last }
+func (c claimant) newer(o occupant) bool { return c.tried == 0 || o.info.Ref.Attempt > c.last || c.elsewhere }
 
 // continues reports whether the claimant goes on with an attempt: one that another runner
 // has left, or its own last one, which is back in sight on all workers.
 func (c claimant) continues(o occupant) bool {
-	regained := c.cutOff && o.info.Ref.Attempt == c.last && o.broken == 0
+	regained := c.cutOff && o.info.Ref.Attempt == c.last && o.broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)
 }
 

@@ -29,6 +29,7 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 	)
 	replacing := func(c claimant) claimant { c.replace = true; return c }
 	cutOff := func(c claimant) claimant { c.cutOff = true; return c }
+	made := func(c claimant) claimant { c.elsewhere = true; return c } // its slices were made again
 	tired := func(c claimant) claimant { c.yields = false; return c }
 
 	differs := func(o *occupant) { o.differs = errors.New("asked is another command") }
@@ -75,6 +76,9 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 		{"and nobody has stopped a part of it", cutOff(second), []occupant{on(4, launch.Running).with(stopped)}, "attempt 5, stop r/4: a new attempt begins"},
 		{"another runner began a newer one", second, []occupant{on(5, launch.Running)}, "attempt 6, take over 5"},
 		{"another runner begins a newer one", second, []occupant{on(5, launch.Running).with(partly)}, "another runner starts it at this moment"},
+		{"its own attempt ran on other slices: this one is another runner's", made(second), []occupant{on(4, launch.Running)}, "attempt 5, take over 4"},
+		{"and was only out of sight", made(cutOff(second)), []occupant{on(4, launch.Running)}, "attempt 5, take over 4"},
+		{"and another runner is just starting on these", made(second), []occupant{on(4, launch.Running).with(partly)}, "another runner starts it at this moment"},
 		{"another run came between two attempts", second, []occupant{on(9, launch.Running).with(other)}, `run "other" of ann@laptop lives`},
 		{"--replace was for the first attempt only", replacing(second), []occupant{on(5, launch.Running).with(differs)}, "asked is another command"},
 	} {

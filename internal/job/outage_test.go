@@ -123,6 +123,36 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	}
 }
 
+// An attempt on slices that were made since this runner began its last one is another
+// runner's, even if its number is the same: it is taken over, and nothing is stopped.
+func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
+	found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, workers: ids(2, 1)}
+	slices := func(uids ...string) (all []tpu.Slice) {
+		for _, uid := range uids {
+			all = append(all, tpu.Slice{Name: "r-" + uid, UID: uid})
+		}
+		return all
+	}
+	for _, tt := range []struct {
+		story    string
+		begunOn  []string
+		now      []tpu.Slice
+		followed bool
+	}{
+		{"other slices", []string{"1", "2"}, slices("3", "4"), true},
+		{"the same slices", []string{"1", "2"}, slices("1", "2"), false},
+		{"one of two was made again", []string{"1", "2"}, slices("1", "4"), false},
+		{"hosts that no cloud knows", nil, slices("", ""), false},
+	} {
+		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1), slices: tt.now},
+			adopts: true, tried: 1, begunLast: 1, begunOn: tt.begunOn}
+		in := &intent{attempt: 2}
+		if err := r.settleWith(in, []foundRun{found}); err != nil || (in.living != nil) != tt.followed || (len(in.evict) > 0) == tt.followed {
+			t.Errorf("%s: followed %v, %d stopped, %v", tt.story, in.living != nil, len(in.evict), err)
+		}
+	}
+}
+
 func TestWhatIsOnlyOutOfReach(t *testing.T) {
 	away := ending{known: true, err: errors.New("not reachable")}
 	for _, tt := range []struct {

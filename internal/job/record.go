@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -62,7 +63,8 @@ type RecordedAttempt struct {
 	Code    int       `json:"exit_code,omitempty"`
 	Again   bool      `json:"again,omitempty"` // another attempt was to follow
 	LogDir  string    `json:"log_dir"`
-	Cut     bool      `json:"cut,omitempty"` // as in Record
+	Cut     bool      `json:"cut,omitempty"`    // as in Record
+	Slices  []string  `json:"slices,omitempty"` // ids of the slices that it ran on
 }
 
 // over reports whether the run has ended, was followed to its end, and will not be
@@ -75,10 +77,48 @@ func (r *Record) over() bool {
 // beginAttempt adds the record's current attempt to Attempts. An attempt that this
 // command takes over is there already and is not added again.
 func (r *Record) beginAttempt(now time.Time) {
-	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt {
+	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt && r.Attempts[n-1].LogDir == r.LogDir {
 		return
 	}
-	r.Attempts = append(r.Attempts, RecordedAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir})
+	r.Attempts = append(r.Attempts, RecordedAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: sliceIDs(r.Slices)})
+}
+
+// place returns the directory for the logs of an attempt on the given slices, dir unless
+// dir has the logs of another attempt: when slices are gone, a runner on another machine
+// does not know how many attempts they have had, so that two attempts may have one
+// number.
+func (r *Record) place(attempt int, on []RecordedSlice, dir string) string {
+	taken := false
+	for _, a := range r.Attempts {
+		known := a.Slices
+		if known == nil && a.Attempt == r.Attempt { // by a version that did not note the slices
+			known = sliceIDs(r.Slices)
+		}
+		switch {
+		case a.Attempt != attempt || known == nil:
+		case slices.Equal(known, sliceIDs(on)):
+			return a.LogDir
+		default:
+			taken = true
+		}
+	}
+	if !taken {
+		return dir
+	}
+	if attempt > 1 {
+		dir = filepath.Dir(dir)
+	}
+	return filepath.Join(dir, fmt.Sprintf("attempt-%d-%s", attempt, on[0].UID))
+}
+
+// sliceIDs returns the ids of slices; nil for hosts that no cloud knows.
+func sliceIDs(all []RecordedSlice) (ids []string) {
+	for _, s := range all {
+		if s.UID != "" {
+			ids = append(ids, s.UID)
+		}
+	}
+	return ids
 }
 
 func (r *Record) endAttempt(e event.AttemptEnd, now time.Time) {
@@ -111,11 +151,11 @@ type RecordedSlice struct {
 }
 
 func recordSlices(all []tpu.Slice) []RecordedSlice {
-	slices := make([]RecordedSlice, len(all))
+	recorded := make([]RecordedSlice, len(all))
 	for i, s := range all {
-		slices[i] = RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type}
+		recorded[i] = RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type}
 	}
-	return slices
+	return recorded
 }
 
 // RecordedWorkers returns how many workers each slice of a run has, from this machine's
@@ -266,7 +306,11 @@ func lastLocalAttempt(stateDir, run string) int {
 	if err != nil || r == nil {
 		return 0
 	}
-	return r.Attempt
+	last := r.Attempt
+	for _, a := range r.Attempts {
+		last = max(last, a.Attempt)
+	}
+	return last
 }
 
 // checkLogDir returns the error that makeLogDir would return, and makes nothing.

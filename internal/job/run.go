@@ -143,14 +143,15 @@ type run struct {
 	refusal string      // why no further attempt follows
 	count   string      // which further attempt follows
 
-	tried     int  // attempts that were started or taken over
-	begunLast int  // number of the last of them
-	number    int  // number of the next attempt if a bucket knows it; otherwise 0
-	patient   bool // further attempts may follow, so the cause of a failure matters
-	adopts    bool // an attempt of this run that is still running is taken over, not refused
-	races     int  // how often in a row another runner of this run was first
-	cutOff    bool // the last attempt was given up because it could not be reached; it may still be running
-	regained  bool // the present attempt is the one that was given up
+	tried     int      // attempts that were started or taken over
+	begunLast int      // number of the last of them
+	begunOn   []string // ids of the slices that it ran on
+	number    int      // number of the next attempt if a bucket knows it; otherwise 0
+	patient   bool     // further attempts may follow, so the cause of a failure matters
+	adopts    bool     // an attempt of this run that is still running is taken over, not refused
+	races     int      // how often in a row another runner of this run was first
+	cutOff    bool     // the last attempt was given up because it could not be reached; it may still be running
+	regained  bool     // the present attempt is the one that was given up
 
 	// missing reports whether the command may be running on slices of which some
 	// workers do not answer. It is then taken over on the workers that do. nil: never.
@@ -262,7 +263,7 @@ func (r *run) prepare(ctx context.Context) error {
 // begun counts and records the attempt as started.
 func (r *run) begun() {
 	r.rec = r.intent.record
-	r.tried, r.begunLast = r.tried+1, r.attempt
+	r.tried, r.begunLast, r.begunOn = r.tried+1, r.attempt, sliceIDs(r.rec.Slices)
 	r.rec.beginAttempt(r.Clock.Now())
 	if err := r.rec.save(r.StateDir); err != nil {
 		event.Notef(r.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
@@ -307,7 +308,7 @@ func (r *run) takeOver(ctx context.Context, living *foundRun) (Outcome, error) {
 	if err := r.makeLogDir(rec); err != nil {
 		return Outcome{}, err
 	}
-	r.regained = r.cutOff && r.attempt == r.begunLast
+	r.regained = r.cutOff && r.attempt == r.begunLast && !r.elsewhere()
 	rec.Created = r.Clock.Now().Add(-living.info.Age()).UTC()
 	r.openJournal(rec.Run, "run", r.o.Env)
 	r.Sink.Emit(rec.attempt())

@@ -1,0 +1,63 @@
+package job
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Two attempts of one number, which ran on different slices, have their logs in
+// different places.
+func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
+	on := func(uids ...string) (all []RecordedSlice) {
+		for _, uid := range uids {
+			all = append(all, RecordedSlice{Name: "m", UID: uid})
+		}
+		return all
+	}
+	known := &Record{Run: "m", Attempt: 2, Slices: on("c"), Attempts: []RecordedAttempt{
+		{Attempt: 1, LogDir: "/logs", Slices: []string{"a", "b"}},
+		{Attempt: 1, LogDir: "/logs/attempt-1-x", Slices: []string{"x"}},
+		{Attempt: 2, LogDir: "/logs/attempt-2"},
+		{Attempt: 3, LogDir: "/logs/attempt-3"},
+	}}
+	for _, tt := range []struct {
+		story   string
+		rec     *Record
+		attempt int
+		on      []RecordedSlice
+		dir     string
+		want    string
+	}{
+		{"the first one here", &Record{}, 1, on("a"), "/logs", "/logs"},
+		{"the same slices", known, 1, on("a", "b"), "/logs", "/logs"},
+		{"the same slices of the second of this number", known, 1, on("x"), "/logs", "/logs/attempt-1-x"},
+		{"other slices", known, 1, on("y", "z"), "/logs", "/logs/attempt-1-y"},
+		{"other slices, a later attempt", known, 2, on("y"), "/logs/attempt-2", "/logs/attempt-2-y"},
+		{"the same slices, noted by the record only", known, 2, on("c"), "/logs/attempt-2", "/logs/attempt-2"},
+		{"slices that were not noted", known, 3, on("y"), "/logs/attempt-3", "/logs/attempt-3"},
+		{"a number that is not known here", known, 4, on("y"), "/logs/attempt-4", "/logs/attempt-4"},
+		{"hosts that no cloud knows", &Record{Attempt: 1, Slices: on(""), Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "/logs"}}}, 1, on(""), "/logs", "/logs"},
+	} {
+		if got := tt.rec.place(tt.attempt, tt.on, filepath.FromSlash(tt.dir)); filepath.ToSlash(got) != tt.want {
+			t.Errorf("%s: %s, want %s", tt.story, got, tt.want)
+		}
+	}
+}
+
+// The next attempt has a number that no attempt here has had, even if the last one that
+// was followed here has a lower one.
+func TestNumbersOfAttemptsOnlyGrow(t *testing.T) {
+	dir := t.TempDir()
+	rec := &Record{Run: "m", Attempt: 2, Slices: []RecordedSlice{{Name: "m", UID: "a"}}, LogDir: "/logs/attempt-2"}
+	rec.beginAttempt(time.Now())
+	rec.beginAttempt(time.Now()) // taken over
+	rec.Attempt, rec.Slices, rec.LogDir = 1, []RecordedSlice{{Name: "m", UID: "b"}}, "/logs"
+	rec.beginAttempt(time.Now())
+	if err := rec.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got := lastLocalAttempt(dir, "m"); got != 2 || len(rec.Attempts) != 2 {
+		t.Errorf("the last attempt is %d of %d, want 2 of 2", got, len(rec.Attempts))
+	}
+}
