@@ -67,7 +67,9 @@ func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) 
 func (c claimant) owns(o occupant) bool { return o.info.Ref.Run == c.run }
 
 // newer reports whether an attempt was not begun by this claimant.
-func (c claimant) newer(o occupant) bool { return c.tried == 0 || o.info.Ref.Attempt > c.last || c.elsewhere }
+func (c claimant) newer(o occupant) bool {
+	return c.tried == 0 || o.info.Ref.Attempt > c.last || c.elsewhere
+}
 
 // continues reports whether the claimant goes on with an attempt: one that another runner
 // has left, or its own last one, which is back in sight on all workers.

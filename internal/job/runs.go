@@ -333,14 +333,38 @@ func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Recor
 		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
 			name, sliceNames(ready, f), text)
 	}
-	rec := &Record{Run: name, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
-		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, name, f.info.Attempt)}
+	return d.recordOf(f, ready), nil
+}
+
+// recordOf returns the record of a run that was found on slices in ready.
+func (d *Deps) recordOf(f foundRun, ready []tpu.Slice) *Record {
+	rec := &Record{Run: f.info.Run, Attempt: f.info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.info.Login, Owner: f.info.Owner,
+		Created: f.info.Armed, Command: f.info.Command, LogDir: recordDir(d.StateDir, f.info.Run, f.info.Attempt)}
 	for _, id := range f.workers {
 		s := ready[id.Slice]
 		rec.Slices = append(rec.Slices, RecordedSlice{s.Name, s.UID, len(s.Workers), s.Type})
 		rec.Workers += len(s.Workers)
 	}
-	return rec, nil
+	return rec
+}
+
+// begunAgain returns the record of a run whose recorded slices are gone, but which another
+// machine has started since on slices of the same names; nil if there is none.
+func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
+	ready, found, err := d.survey(ctx, rec.Prefix, nil, nil)
+	at := slices.IndexFunc(found, func(f foundRun) bool { return f.info.Run == rec.Run && f.info.Alive() })
+	var none *tpu.NoSlicesError
+	switch {
+	case at >= 0:
+	case err == nil || errors.As(err, &none):
+		return nil, nil
+	default:
+		return nil, err
+	}
+	now := d.recordOf(found[at], ready)
+	now.Prefix, now.Attempts = rec.Prefix, rec.Attempts
+	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir)
+	return now, nil
 }
 
 // notBegun returns the error about a job of which only the queued resource exists: the
@@ -497,6 +521,11 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	sel, gone, err := d.recorded(ctx, rec)
 	if err != nil {
 		return Outcome{}, nil, err
+	}
+	if len(gone) == len(sel.Slices) && rec.Bucket == "" && rec.Prefix != "" {
+		if now, err := d.begunAgain(ctx, rec); err == nil && now != nil {
+			return d.attachOver(ctx, now, o)
+		}
 	}
 	if len(gone) > 0 {
 		return Outcome{}, nil, &Error{Stage: StageDiscover, Text: fmt.Sprintf("slices of run %q are gone: %s", name, strings.Join(gone, ", ")),
@@ -678,6 +707,15 @@ func (d *Deps) stopElsewhere(ctx context.Context, rec *Record, o StopOptions) er
 	}
 	if res, waits := d.waitingRequest(ctx, rec.Run); waits {
 		return d.stopRequest(ctx, rec.Run, res)
+	}
+	if rec.Prefix != "" {
+		now, err := d.begunAgain(ctx, rec)
+		if err != nil {
+			return mayStillRun(&Error{Stage: StageStop, Err: err}, rec.Run)
+		}
+		if now != nil {
+			return d.stopOn(ctx, now, o)
+		}
 	}
 	if d.Queue == nil || d.onHosts() {
 		return nil
