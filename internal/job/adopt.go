@@ -41,6 +41,58 @@ func (q *queued) commandLives() bool {
 	return q.held.lives
 }
 
+// leavesFor is leaves after a look at the workers: on another machine the same job may
+// have been typed meanwhile, and may have started the command before this one could.
+func (q *queued) leavesFor(ctx context.Context, r *run, state string, err error) string {
+	if r.tried == 0 {
+		if why := q.leaves(state, err); why != "" {
+			return why
+		}
+	}
+	var in *Interrupted
+	if qr.LifeOf(state).Queued() || errors.As(err, &in) && in.Answer == Stop || errors.Is(err, errExpired) || !q.othersLive(ctx, r) {
+		return ""
+	}
+	return "a command lives on it that this one has neither started nor taken over"
+}
+
+// othersLive asks the workers of slices on which this command has started nothing
+// whether another runner's command is running there, of this job or of another run. Workers that do not answer within
+// answerLimit are taken for machines that boot.
+func (q *queued) othersLive(ctx context.Context, r *run) bool {
+	ctx, cancel := q.detached(ctx, renewLimit)
+	defer cancel()
+	nodes, err := q.Cloud.Slices(ctx)
+	if err != nil {
+		return false
+	}
+	var sel tpu.Selection
+	for _, s := range nodes {
+		if ok, _ := s.Ready(); ok && s.QueuedResource == q.o.Request.ID && !r.hasBegunOn(s.UID) {
+			s.Index = len(sel.Slices)
+			sel.Slices = append(sel.Slices, s)
+		}
+	}
+	if len(sel.Slices) == 0 {
+		return false
+	}
+	t, _, err := q.dialFor(ctx, sel, nil, true, answerLimit)
+	if err != nil {
+		return false
+	}
+	defer t.close()
+	runs, _ := t.runs(ctx)
+	return slices.ContainsFunc(runs, func(f foundRun) bool {
+		// What this runner began before its start failed is its own.
+		return f.info.Alive() && (f.info.Run != q.o.Run.Run || f.info.Owner != q.Owner)
+	})
+}
+
+// isLiving reports whether a run that was found is the command of this job, and lives.
+func (q *queued) isLiving(f foundRun) bool {
+	return f.info.Run == q.o.Run.Run && f.info.Mine && f.info.Alive()
+}
+
 // leaves says why a job that ends before it has taken over the queued resource of an
 // earlier runner must not delete it; "" if it may. Only the user's choice or the end of
 // the time to live ends a running command.
@@ -76,10 +128,7 @@ func (q *queued) bootLimit() time.Duration {
 // ask finds out whether the command of this run is running on the workers of t.
 func (q *queued) ask(ctx context.Context, t *team) {
 	runs, errs := t.runs(ctx)
-	lives := slices.ContainsFunc(runs, func(f foundRun) bool {
-		return f.info.Run == q.o.Run.Run && f.info.Mine && f.info.Alive()
-	})
-	answered := slices.Contains(errs, nil)
+	lives, answered := slices.ContainsFunc(runs, q.isLiving), slices.Contains(errs, nil)
 	q.held.mu.Lock()
 	defer q.held.mu.Unlock()
 	q.held.lives = q.held.lives || lives

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"multihost/internal/event"
@@ -89,8 +90,21 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return out, d.notOurs(ctx, o, err, "is left to another runner of this job")
 	case !q.ours || !q.made && isStage(err, StageBusy):
 		return out, d.notOurs(ctx, o, err, "was there before this job")
+	case occupied(err):
+		return out, d.notOurs(ctx, o, err, "has another run on it")
 	}
 	return d.afterRun(ctx, r, q, out, err)
+}
+
+// occupied reports whether err says that another run lives on the slices. Deleting them
+// would end it.
+func occupied(err error) bool {
+	var busy *launch.BusyError
+	var e *Error
+	if errors.As(err, &busy) {
+		return true
+	}
+	return errors.As(err, &e) && (e.Stage == StageBusy && len(e.each) == 0 || slices.ContainsFunc(e.each, occupied))
 }
 
 // makeNetwork creates the network of a job, if it is to create one. It calls first before
@@ -188,8 +202,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			Text:   fmt.Sprintf("read queued resource %q: %v; if it exists it is billed", id, err),
 			Advice: deleteHint(id, d)})
 	}
-	if r.tried == 0 && runErr != nil {
-		if why := q.leaves(res.State, runErr); why != "" {
+	if runErr != nil && !out.Started {
+		if why := q.leavesFor(ctx, r, res.State, runErr); why != "" {
 			event.Notef(d.Sink, event.Warn, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: multihost qr delete "+id+" --force",
 				"queued resource %s stays as it was, %s: %s", id, res.Standing(), why)
 			return out, runErr

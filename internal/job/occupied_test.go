@@ -1,0 +1,29 @@
+package job
+
+import (
+	"errors"
+	"testing"
+
+	"multihost/internal/launch"
+)
+
+// Slices on which another run lives are not deleted by a job that could not start.
+func TestOccupied(t *testing.T) {
+	other := &launch.BusyError{Worker: "s0w0", Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}}}
+	silent := errors.New("no answer")
+	for _, tt := range []struct {
+		story string
+		err   error
+		want  bool
+	}{
+		{"nothing", nil, false},
+		{"another run was found", &Error{Stage: StageBusy, Text: "run r lives"}, true},
+		{"workers could not be asked", workersError(StageBusy, ids(2, 1), []error{silent, nil}), false},
+		{"another run was first on one worker", workersError(StageStart, ids(2, 1), []error{silent, other}), true},
+		{"the start failed", workersError(StageStart, ids(2, 1), []error{silent, silent}), false},
+	} {
+		if got := occupied(tt.err); got != tt.want {
+			t.Errorf("%s: %v", tt.story, got)
+		}
+	}
+}
