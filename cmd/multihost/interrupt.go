@@ -215,12 +215,22 @@ func (q *question) replies() <-chan reply {
 // outlive the terminal. The next signal after the end closes p.leave, unless it follows
 // the first at once.
 func (p *program) watchSignals(parent context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	if !signal.Ignored(syscall.SIGHUP) {
 		signal.Notify(signals, syscall.SIGHUP)
 	}
+	ctx, stop := p.obey(parent, signals, os.Exit)
+	return ctx, func() {
+		signal.Stop(signals)
+		stop()
+	}
+}
+
+// obey is watchSignals for signals that come through a channel. exit ends the process
+// when it takes too long to end by itself.
+func (p *program) obey(parent context.Context, signals <-chan os.Signal, exit func(status int)) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -265,7 +275,7 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 					end(in)
 				}
 			case <-gone: // something blocks without a context: a FIFO, a prompt
-				os.Exit(exitInterrupt)
+				exit(exitInterrupt)
 			case <-quit:
 				open.withdraw()
 				return
@@ -273,7 +283,6 @@ func (p *program) watchSignals(parent context.Context) (context.Context, func())
 		}
 	}()
 	return ctx, func() {
-		signal.Stop(signals)
 		close(quit)
 		<-done
 		cancel(nil)

@@ -37,6 +37,8 @@ type Access struct {
 	UserKnownHosts []string    // files with the host keys of bastions
 	IAP            *sshfan.IAP // nil: no tunnel
 	Passphrase     func(path string) (string, error)
+	// Dial opens the connections under SSH, except through IAP; nil: plain TCP.
+	Dial           func(ctx context.Context, network, addr string) (net.Conn, error)
 	ConnectTimeout time.Duration
 	RetryFor       time.Duration // how long a worker may take to answer at all
 	MaxDials       int

@@ -109,7 +109,7 @@ func (d *Deps) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerI
 // dialer returns the function that opens the connections under SSH; nil means plain TCP.
 func (d *Deps) dialer(way Way) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	if way != IAP {
-		return nil
+		return d.Access.Dial
 	}
 	return func(ctx context.Context, _, addr string) (net.Conn, error) {
 		name, text, err := net.SplitHostPort(addr)
