@@ -1,6 +1,7 @@
 # Targets with a ## comment are shown by `make help`.
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 SEED       ?= 1
+STORIES    ?= 1000000
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 SHFMT       = mvdan.cc/sh/v3/cmd/shfmt@v3.14.1
 SHELL_FILES = .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
@@ -43,8 +44,9 @@ endif
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
 
-soak: tools ## break connections ten times as often as the tests do
+soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
+	LIFE_STORIES=$(STORIES) LIFE_SEED=$(SEED) go test ./cmd/multihost -run '^TestLife$$' -count=1 -timeout 48h -v
 
 matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do
 	MATRIX=whole go test ./cmd/multihost -run TestMatrixOnRealWorkers -count=1 -timeout 30m -v

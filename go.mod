@@ -27,6 +27,7 @@ require (
 	google.golang.org/api v0.314.0
 	google.golang.org/protobuf v1.36.12
 	gopkg.in/ini.v1 v1.68.0
+	pgregory.net/rapid v1.3.0
 )
 
 require golang.org/x/mod v0.43.0 // indirect

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+// on returns the newest worker of slice m-N; nil if there is none.
+func (w *lifeWorld) on(n int) *lifeVM {
+	for _, vm := range w.vms() {
+		if strings.HasSuffix(vm.spec.Node, []string{"m-0", "m-1"}[n]) {
+			return vm
+		}
+	}
+	return nil
+}
+
+// later does something after a time, unless the story is over before.
+func (w *lifeWorld) later(d time.Duration, do func()) {
+	w.back.Go(func() {
+		select {
+		case <-time.After(d):
+			do()
+		case <-w.ctx.Done():
+		}
+	})
+}
+
+// awayFor has a worker reached by nobody for a time. Its own calls of the API go on.
+func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
+	vm := w.on(n)
+	if vm == nil {
+		return
+	}
+	vm.mu.Lock()
+	vm.away = how
+	vm.mu.Unlock()
+	vm.cut("", how == "hang")
+	w.lossIn(lifeLost, d)
+	w.later(d, func() {
+		vm.mu.Lock()
+		vm.away = ""
+		vm.mu.Unlock()
+	})
+}
+
+// lossIn notes that from limit on, whoever cannot reach a worker may take it for lost.
+func (w *lifeWorld) lossIn(limit, d time.Duration) {
+	if d >= limit {
+		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })
+	}
+}
+
+// offlineFor takes the network from a machine for a time.
+func (w *lifeWorld) offlineFor(machine int, d time.Duration) {
+	m := w.machines[machine]
+	m.setOffline(true)
+	w.later(d, func() { m.setOffline(false) })
+}
+
+func (w *lifeWorld) starveFor(d time.Duration) {
+	_ = w.inject("no-capacity qr=m") // it is a legal fault
+	w.later(d, func() { _, _ = w.server.Clear("no-capacity") })
+}
+
+// rotate gives a worker other host keys.
+func (w *lifeWorld) rotate(n int) {
+	vm := w.on(n)
+	if vm == nil {
+		return
+	}
+	vm.mu.Lock()
+	at := slices.Index(w.keys, vm.key)
+	vm.key = w.keys[(at+len(w.keys)/2)%len(w.keys)]
+	vm.mu.Unlock()
+	vm.cut("", false)
+	w.lossIn(lifeLost, lifeLost) // it is refused until somebody accepts the key
+}
+
+// fails ends what runs on a worker as a command that has failed.
+func (w *lifeWorld) fails(n int) {
+	vm := w.on(n)
+	if vm == nil {
+		return
+	}
+	vm.mu.Lock()
+	runs := slices.Collect(maps.Values(vm.runs))
+	vm.mu.Unlock()
+	for _, r := range runs {
+		vm.end(r, 9, "", "")
+	}
+}
+
+// unreadFor has no log of a worker read to its end for a time.
+func (w *lifeWorld) unreadFor(n int, d time.Duration) {
+	vm := w.on(n)
+	if vm == nil {
+		return
+	}
+	ch := make(chan struct{})
+	vm.mu.Lock()
+	if vm.unread != nil {
+		vm.mu.Unlock()
+		return
+	}
+	vm.unread = ch
+	vm.mu.Unlock()
+	w.later(d, func() {
+		vm.mu.Lock()
+		vm.unread = nil
+		vm.mu.Unlock()
+		close(ch)
+	})
+}

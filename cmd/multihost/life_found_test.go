@@ -1,0 +1,76 @@
+package main
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestLifeStoriesFound tells the stories that once broke a rule. Beside the rules it
+// checks how every command ends.
+func TestLifeStoriesFound(t *testing.T) {
+	kit := newLifeKit(t)
+	const laptop, desk = 0, 1
+	const soon = 4*lifeStep + 100*time.Millisecond // the slices have just become ready; who waits for them will see that in some seconds
+	deed := func(what string, machine int, then time.Duration) lifeDeed {
+		return lifeDeed{what: what, machine: machine, then: then}
+	}
+	for i, tt := range []struct {
+		name  string
+		story lifeStory
+		want  []map[string]int // exit statuses that are right; more than one where it is luck who is first
+	}{
+		{"Ctrl-C while another runner has started the command",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, soon), deed("type job", desk, time.Millisecond), deed("Ctrl-C", laptop, 10*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": exitInterrupt, "job 1 of desk": 0}, {"job 1 of laptop": exitInterrupt, "job 1 of desk": 128 + 15}}},
+		{"two machines ask again for slices that were lost",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", desk, 2*time.Minute), deed("the queued resource is suspended", 0, time.Second), deed("type job", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}},
+		{"the first attempt of another machine, where another job of the name has ended",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type job", laptop, 10*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "job 2 of laptop": 0}}},
+		{"a stop where another machine has begun again what has ended here",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type stop", laptop, 5*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 128 + 15, "stop 2 of laptop": 0}}},
+		{"attaching where another machine has begun again what has ended here",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type attach", laptop, 5*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "attach 2 of laptop": 0}}},
+		{"another run is first on the slices of a job",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "run 1 of desk": 0}, {"job 1 of laptop": 0, "run 1 of desk": exitUnavailable}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1
+			dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
+			synctest.Test(t, func(t *testing.T) {
+				w, err := newLifeWorld(tt.story, dir, kit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				why := w.tell()
+				got := map[string]int{}
+				for _, f := range w.facts() {
+					if f.kind == factReturned {
+						got[f.who] = f.code
+					}
+				}
+				if why != "" || !slices.ContainsFunc(tt.want, func(want map[string]int) bool { return maps.Equal(got, want) }) {
+					t.Errorf("%s\nends with %v, want %v\n%s", why, got, tt.want, w.report())
+				}
+				if err := w.close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

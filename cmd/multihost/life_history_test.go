@@ -1,0 +1,350 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A lifeFact is one thing that happened in a story, as the workers, the cloud and the
+// commands themselves have seen it.
+type lifeFact struct {
+	at   time.Duration // since the story began
+	kind factKind
+	who  string // the command that did it, or factCloud, factLease, factPerson
+
+	verb    string // of factTyped: job, run, attach, stop, gc
+	run     string
+	worker  string // the VM: slice, worker and the id of its slice
+	attempt int
+	code    int // exit status of a command of multihost, or of the command on a worker
+	text    string
+
+	// Of factReturned:
+	codes   []int    // what the last attempt ended with on each of its workers; unended: it has not
+	partial []string // workers whose log is not whole on the machine although it could be read
+	billed  bool     // the queued resource of the run exists and has slices
+	exists  bool     // the queued resource of the run exists
+	lives   bool     // a command of the run lives
+	said    string   // all that the command of multihost has said
+}
+
+// A factKind says what happened.
+type factKind string
+
+const (
+	factTyped    factKind = "typed"    // a person typed a command of multihost
+	factChosen   factKind = "chosen"   // a person chose to end what runs
+	factSignal   factKind = "signal"   // a signal came
+	factKilled   factKind = "killed"   // the machine of a command was switched off
+	factReturned factKind = "returned" // a command of multihost has ended
+	factStarted  factKind = "started"  // the command has started on a worker
+	factEnded    factKind = "ended"    // the command has ended on a worker by itself
+	factStopped  factKind = "stopped"  // the command on a worker was ended by who
+	factGone     factKind = "gone"     // a worker was taken away by who; a command on it goes with it
+	factLoss     factKind = "loss"     // something that costs a run an attempt: a fault, from then on
+	factExpired  factKind = "expired"  // the time of --ttl has passed
+	factMade     factKind = "made"     // the queued resource was made
+	factDeleted  factKind = "deleted"  // the queued resource was deleted by who
+	factSilent   factKind = "silent"   // a command of multihost has said nothing for a time although it waits
+	factHangs    factKind = "hangs"    // a command of multihost does not end
+	factLeft     factKind = "left"     // something is billed for which nobody cares
+	factForeign  factKind = "foreign"  // something was deleted that the run has not made
+)
+
+// Who does what no command of multihost does.
+const (
+	byCloud  = "the cloud"
+	byLease  = "the lease"
+	byPerson = "a person"
+)
+
+const unended = -1
+
+func (f lifeFact) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%10s  %-8s", f.at.Round(100*time.Millisecond), f.kind)
+	for _, part := range []string{f.who, f.verb, f.run, f.worker, f.text} {
+		if part != "" {
+			b.WriteString("  " + part)
+		}
+	}
+	if f.attempt > 0 {
+		fmt.Fprintf(&b, "  attempt %d", f.attempt)
+	}
+	switch f.kind {
+	case factReturned:
+		fmt.Fprintf(&b, "  status %d, codes %v, partial %v, billed %v, lives %v", f.code, f.codes, f.partial, f.billed, f.lives)
+	case factEnded:
+		fmt.Fprintf(&b, "  code %d", f.code)
+	}
+	return b.String()
+}
+
+// A lifeHistory is what happened in a story, in order.
+type lifeHistory []lifeFact
+
+// A lifeRule is one of the promises. broken returns "" when a history keeps it.
+type lifeRule struct {
+	name   string
+	broken func(h lifeHistory) string
+}
+
+// lifeRules are the invariants, in the words of docs/reliability.md.
+func lifeRules() []lifeRule {
+	return []lifeRule{
+		{"a command that lives is ended only by a choice, a budget or --ttl", lifeHistory.endsWithoutReason},
+		{"at most one attempt lives, and none is started twice", lifeHistory.startsTwice},
+		{"what exists without a runner goes, and nothing else does", lifeHistory.staysOrGoesWrongly},
+		{"no byte of a log is missing without a word", lifeHistory.losesLogs},
+		{"the last lines are true", lifeHistory.lies},
+		{"every wait ends, or says what it waits for", lifeHistory.waitsInSilence},
+		{"0 only when every worker of the last attempt ended with 0", lifeHistory.succeedsWrongly},
+	}
+}
+
+// broken returns the first rule that the history breaks, and how; "" when it keeps all.
+func (h lifeHistory) broken() string {
+	for _, r := range lifeRules() {
+		if why := r.broken(h); why != "" {
+			return r.name + ": " + why
+		}
+	}
+	return ""
+}
+
+// living returns what runs after the history: the attempt, by worker and run.
+func (h lifeHistory) living() map[[2]string]int {
+	lives := map[[2]string]int{}
+	for _, f := range h {
+		switch f.kind {
+		case factStarted:
+			lives[[2]string{f.worker, f.run}] = f.attempt
+		case factEnded, factStopped:
+			delete(lives, [2]string{f.worker, f.run})
+		case factGone:
+			for key := range lives {
+				if key[0] == f.worker {
+					delete(lives, key)
+				}
+			}
+		}
+	}
+	return lives
+}
+
+// endsWithoutReason looks for a command that was ended by a command of multihost, or
+// by the lease, which had no reason to.
+func (h lifeHistory) endsWithoutReason() string {
+	for i, f := range h {
+		if f.kind != factStopped && f.kind != factGone || f.who == byCloud || f.who == byPerson {
+			continue
+		}
+		lives := h[:i].living()
+		hit := false
+		for key, attempt := range lives {
+			again := h[:i].endedWell(key[1], attempt-1) // open, see succeeded: whoever saw that end deletes the slices
+			hit = hit || key[0] == f.worker && (f.kind == factGone || key[1] == f.run) && !again
+		}
+		if hit && !h[:i].mayEnd(f.who) {
+			return fmt.Sprintf("at %s %s ended the command on %s", f.at, f.who, f.worker)
+		}
+	}
+	return ""
+}
+
+// endedWell reports whether an attempt has ended with 0 on all workers.
+func (h lifeHistory) endedWell(run string, attempt int) bool {
+	ended := 0
+	for _, f := range h {
+		if f.kind == factEnded && f.run == run && f.attempt == attempt && f.code == 0 {
+			ended++
+		}
+	}
+	return ended >= lifeWorkersOfARun
+}
+
+// mayEnd reports whether there is a reason for which who may end a command that lives.
+func (h lifeHistory) mayEnd(who string) bool {
+	for _, f := range h {
+		switch {
+		case f.kind == factExpired, f.kind == factLoss,
+			f.kind == factEnded && f.code != 0, // fail-fast
+			f.kind == factChosen && f.who == who,
+			f.kind == factTyped && f.who == who && f.verb == "stop",
+			f.kind == factStopped: // somebody else has stopped a part of it: the rest follows
+			return true
+		}
+	}
+	return false
+}
+
+// startsTwice looks for two attempts of a run that live at once, for an attempt that is
+// started again, and for a job that starts its command again after it has succeeded.
+func (h lifeHistory) startsTwice() string {
+	type start struct {
+		worker, run string
+		attempt     int
+	}
+	started := map[start]bool{}
+	for i, f := range h {
+		if f.kind != factStarted {
+			continue
+		}
+		for key, attempt := range h[:i].living() {
+			if key[1] == f.run && attempt != f.attempt {
+				return fmt.Sprintf("at %s attempt %d starts on %s while attempt %d lives on %s", f.at, f.attempt, f.worker, attempt, key[0])
+			}
+		}
+		s := start{f.worker, f.run, f.attempt}
+		if started[s] {
+			return fmt.Sprintf("at %s attempt %d starts on %s again", f.at, f.attempt, f.worker)
+		}
+		started[s] = true
+		if h[:i].succeeded(f) {
+			return fmt.Sprintf("at %s attempt %d starts on %s although attempt %d has succeeded there", f.at, f.attempt, f.worker, f.attempt-1)
+		}
+	}
+	return ""
+}
+
+// succeeded reports whether the attempt before the one that starts has ended with 0 on
+// every worker, one of which is f's.
+func (h lifeHistory) succeeded(f lifeFact) bool {
+	begun, ended, here := 0, 0, false
+	for _, e := range h {
+		if e.kind == factStarted && e.run == f.run && strings.HasSuffix(e.who, "laptop") != strings.HasSuffix(f.who, "laptop") {
+			// Open: another machine cannot know that nobody has seen the end of an attempt
+			// that has succeeded, and starts the command once more.
+			return false
+		}
+		if e.kind == factReturned && e.run == f.run && ended == lifeWorkersOfARun && len(e.codes) == ended && e.verb != "stop" {
+			return false // that was told: whoever types it now wants another one
+		}
+		if e.run != f.run || e.attempt != f.attempt-1 {
+			continue
+		}
+		switch {
+		case e.kind == factStarted:
+			begun++
+			here = here || e.worker == f.worker
+		case e.kind == factEnded && e.code == 0:
+			ended++
+		}
+	}
+	return here && begun == lifeWorkersOfARun && ended == begun
+}
+
+// lifeWorkersOfARun is how many workers a run of a story has.
+const lifeWorkersOfARun = 2
+
+func (h lifeHistory) staysOrGoesWrongly() string {
+	for _, f := range h {
+		if f.kind == factLeft || f.kind == factForeign {
+			return fmt.Sprintf("at %s: %s", f.at, f.text)
+		}
+	}
+	return ""
+}
+
+// incomplete matches what a command of multihost says about a log that is not whole on
+// its machine, or about a run that it leaves.
+var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped"}
+
+func (h lifeHistory) losesLogs() string {
+	for i, f := range h {
+		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" {
+			continue
+		}
+		if f.code == 0 && h[:i].endedWell(f.run, f.attempt-1) {
+			continue // open, see succeeded: another attempt has begun since
+		}
+		if f.code == 0 {
+			return fmt.Sprintf("at %s %s ends with 0 without the whole log of %s", f.at, f.who, strings.Join(f.partial, ", "))
+		}
+		if !slices.ContainsFunc(incomplete, func(s string) bool { return strings.Contains(f.said, s) }) {
+			return fmt.Sprintf("at %s %s ends without a word about the log of %s", f.at, f.who, strings.Join(f.partial, ", "))
+		}
+	}
+	return ""
+}
+
+func (h lifeHistory) lies() string {
+	for i, f := range h {
+		if f.kind != factReturned {
+			continue
+		}
+		switch {
+		case f.exists && !h[:i].madeAnew(f.who) && strings.Contains(f.said, "nothing of this job is billed"):
+			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
+		case f.billed && f.verb == "job" && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known"):
+			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
+		case f.lives && strings.Contains(f.said, "no process of it is left on all"):
+			return fmt.Sprintf("at %s %s says that no process is left, but the command lives", f.at, f.who)
+		}
+	}
+	return ""
+}
+
+// madeAnew reports whether another command than who has made the queued resource again
+// after it was deleted.
+func (h lifeHistory) madeAnew(who string) bool {
+	deleted, anew := false, false
+	for _, f := range h {
+		deleted = deleted || f.kind == factDeleted
+		anew = anew || deleted && f.kind == factMade && f.who != who
+	}
+	return anew
+}
+
+func (h lifeHistory) waitsInSilence() string {
+	for _, f := range h {
+		if f.kind == factHangs || f.kind == factSilent {
+			return fmt.Sprintf("at %s %s: %s", f.at, f.who, f.text)
+		}
+	}
+	return ""
+}
+
+func (h lifeHistory) succeedsWrongly() string {
+	for i, f := range h {
+		if f.kind != factReturned || f.code != 0 {
+			continue
+		}
+		switch f.verb {
+		case "job", "run", "attach":
+			if h[:i].endedWell(f.run, f.attempt-1) {
+				continue // open, see succeeded: another attempt has begun since
+			}
+			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 }) {
+				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
+			}
+		case "stop":
+			// Open: where this machine does not know the run, a stop ends with 0 although it
+			// warns that some slices could not be asked.
+			if f.lives && h[:i].livedSince(f.who) && !strings.Contains(f.said, "could not be asked") {
+				return fmt.Sprintf("at %s %s ends with 0, but the command lives", f.at, f.who)
+			}
+		}
+	}
+	return ""
+}
+
+// livedSince reports whether a command lives that lived when who was typed. Open: a stop
+// that comes while a runner stops an attempt, to start the next one, does not keep it
+// from that.
+func (h lifeHistory) livedSince(who string) bool {
+	now := h.living()
+	for i, f := range h {
+		if f.kind != factTyped || f.who != who {
+			continue
+		}
+		for key, attempt := range h[:i].living() {
+			if now[key] == attempt {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,445 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/gcp"
+	"multihost/internal/job"
+	"multihost/internal/network"
+	"multihost/internal/preflight"
+	"multihost/internal/qr"
+	"multihost/internal/sim"
+	"multihost/internal/tpu"
+)
+
+// A lifeMachine is a machine on which commands of multihost are typed.
+type lifeMachine struct {
+	world *lifeWorld
+	name  string
+	dir   string // state directory
+
+	mu        sync.Mutex
+	offline   bool // it has no network
+	processes []*lifeProcess
+	typed     int
+}
+
+func newLifeMachine(w *lifeWorld, name string) *lifeMachine {
+	return &lifeMachine{world: w, name: name, dir: filepath.Join(w.dir, name)}
+}
+
+// newest returns the command that was typed last and has not ended; nil if there is none.
+func (m *lifeMachine) newest() *lifeProcess {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range slices.Backward(m.processes) {
+		if !p.hasEnded() {
+			return p
+		}
+	}
+	return nil
+}
+
+func (m *lifeMachine) running() (all []*lifeProcess) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.processes {
+		if !p.hasEnded() {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// setOffline takes the network from the machine, or gives it back.
+func (m *lifeMachine) setOffline(offline bool) {
+	m.mu.Lock()
+	m.offline = offline
+	m.mu.Unlock()
+	if !offline {
+		return
+	}
+	for _, p := range m.running() {
+		for _, vm := range m.world.vms() {
+			vm.cut(p.name, true)
+		}
+	}
+}
+
+// switchOff is kill -9 of all commands of the machine: nothing that they still do
+// reaches anybody, and their files stay as they are at this moment.
+func (m *lifeMachine) switchOff() {
+	all := m.running()
+	if len(all) == 0 {
+		return
+	}
+	for _, p := range all {
+		p.dead.Store(true)
+		m.world.note(lifeFact{kind: factKilled, who: p.name})
+		for _, vm := range m.world.vms() {
+			vm.cut(p.name, false)
+		}
+	}
+	kept := m.dir + ".kept"
+	if err := os.CopyFS(kept, os.DirFS(m.dir)); err != nil && !os.IsNotExist(err) {
+		panic(err)
+	}
+	for _, p := range all {
+		p.end()
+		<-p.done
+	}
+	if err := os.RemoveAll(m.dir); err != nil {
+		panic(err)
+	}
+	if err := os.Rename(kept, m.dir); err != nil && !os.IsNotExist(err) {
+		panic(err)
+	}
+}
+
+// A lifeProcess is one command of multihost.
+type lifeProcess struct {
+	machine *lifeMachine
+	name    string // job 2 of laptop
+	verb    string
+	run     string
+	asks    bool // it has a terminal
+	program *program
+	signals chan os.Signal
+	keys    chan job.Answer // what the person answers
+	end     func()          // ends it as if it were killed
+	done    chan struct{}
+	dead    atomic.Bool
+
+	mu      sync.Mutex // guards what follows
+	said    strings.Builder
+	heard   time.Time // when it last said something
+	owns    bool      // it has started or taken over the command
+	follows bool      // it has followed the command
+	phase   string
+	last    string // what it has said last
+	deps    *job.Deps
+	status  int
+}
+
+func (p *lifeProcess) hasEnded() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// cutOff reports whether nothing reaches the command, nor anything from it.
+func (p *lifeProcess) cutOff() bool {
+	p.machine.mu.Lock()
+	defer p.machine.mu.Unlock()
+	return p.machine.offline || p.dead.Load()
+}
+
+// start types a command.
+func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
+	m.mu.Lock()
+	m.typed++
+	p := &lifeProcess{machine: m, name: fmt.Sprintf("%s %d of %s", verb, m.typed, m.name), verb: verb, run: "m", asks: asks,
+		program: &program{leave: make(chan struct{})}, signals: make(chan os.Signal, 4), keys: make(chan job.Answer, 4), done: make(chan struct{}), heard: time.Now()}
+	if verb == "run" {
+		p.run = "r"
+	}
+	m.processes = append(m.processes, p)
+	m.mu.Unlock()
+	m.world.note(lifeFact{kind: factTyped, who: p.name, verb: verb, run: p.run})
+	parent, cancel := context.WithCancelCause(context.Background())
+	var once sync.Once
+	p.end = func() {
+		once.Do(func() {
+			cancel(errStoryOver)
+			select {
+			case <-p.program.leave:
+			default:
+				close(p.program.leave)
+			}
+		})
+	}
+	p.deps = p.makeDeps()
+	if asks {
+		p.deps.CtrlC = job.Ask
+		p.program.interrupts.ask = p.ask
+		p.program.interrupts.second = func() job.Answer { return p.deps.Stand().Second() }
+	}
+	go func() {
+		defer close(p.done)
+		ctx, stop := p.program.obey(parent, p.signals, func(int) { p.dead.Store(true); p.end() })
+		err := p.do(ctx)
+		stop()
+		cancel(nil)
+		p.status = exitCode(err)
+		p.hear(fmt.Sprintf("ends with %d: %v; %s", p.status, err, hintOf(err)))
+		if !p.dead.Load() {
+			m.world.returned(p)
+		}
+	}()
+	return p
+}
+
+// ask waits for what the person answers.
+func (p *lifeProcess) ask(ctx context.Context) (job.Answer, bool) {
+	stand := p.deps.Stand()
+	if stand.Running == "" && stand.Resource == "" {
+		return "", false
+	}
+	select {
+	case answer := <-p.keys:
+		if answer == job.Stop {
+			p.machine.world.note(lifeFact{kind: factChosen, who: p.name, text: "answers stop"})
+		}
+		return answer, true
+	case <-ctx.Done():
+		return job.Continue, true
+	}
+}
+
+// signal sends a signal, and notes it where it means that the command is to end.
+func (p *lifeProcess) signal(sig os.Signal) {
+	p.mu.Lock()
+	owns := p.owns
+	p.mu.Unlock()
+	stand := p.deps.Stand()
+	asked := p.asks && sig == syscall.SIGINT && (stand.Running != "" || stand.Resource != "")
+	if owns && !asked && sig != syscall.SIGHUP {
+		p.machine.world.note(lifeFact{kind: factChosen, who: p.name, text: sig.String()})
+	}
+	p.machine.world.note(lifeFact{kind: factSignal, who: p.name, text: sig.String()})
+	select {
+	case p.signals <- sig:
+	default:
+	}
+}
+
+func (p *lifeProcess) makeDeps() *job.Deps {
+	w := p.machine.world
+	sink := event.SinkFunc(p.emit)
+	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
+		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: loginWait})
+	queue := qr.New(cloud)
+	return &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+		Access: job.Access{Login: "quick", Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: 22, Way: job.Internal,
+			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
+			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
+		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.program.leave,
+		Roots: gcp.Roots{TPU: "http://cloud"}}
+}
+
+func (p *lifeProcess) do(ctx context.Context) error {
+	w := p.machine.world
+	o := w.story.job(w)
+	switch p.verb {
+	case "job":
+		return outcome(p.deps.Job(ctx, o))
+	case "run":
+		r := o.Run
+		r.Run, r.Prefix = "r", "m"
+		return outcome(p.deps.Run(ctx, r))
+	case "attach":
+		return outcome(p.deps.Attach(ctx, "m", job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
+	case "stop":
+		return interruptible(ctx, p.deps.Stop(ctx, "m", "", o.Run.Grace))
+	case "gc":
+		g := job.GCOptions{Resources: p.deps.Queue.(*qr.Client), User: "ann", Look: true}
+		left, err := p.deps.Leftovers(ctx, g)
+		if err == nil {
+			err = p.deps.Collect(ctx, g, left)
+		}
+		return interruptible(ctx, err)
+	}
+	panic("no such command: " + p.verb)
+}
+
+// job returns the job of the story.
+func (s lifeStory) job(w *lifeWorld) job.JobOptions {
+	ty, err := tpu.ParseType("v5litepod-4")
+	if err != nil {
+		panic(err)
+	}
+	o := job.JobOptions{
+		Request: qr.Request{ID: "m", NodeCount: lifeWorkersOfARun, NodePrefix: "m", Type: ty, Tier: qr.Spot},
+		Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
+			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
+			Patience: job.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
+		Budget:         job.Budget{Restarts: s.restarts, Preemptions: s.preemptions},
+		ProvisionLimit: 20 * time.Minute, BootLimit: 6 * time.Minute,
+		Lease: s.lease, TTL: s.ttl, Keep: s.keep == "keep", KeepOnFailure: strings.HasPrefix(s.keep, "on failure"),
+	}
+	if s.keep == "on failure 10m" {
+		o.KeepFor = 10 * time.Minute
+	}
+	o.Request.Mark("m", "ann")
+	o.Request.MarkJob("m")
+	setKey(&o.Request, "quick", w.identity.PublicKey())
+	return o
+}
+
+// lifeLost is --lost-timeout of the stories.
+const lifeLost = 4 * time.Minute
+
+// emit hears what the command says.
+func (p *lifeProcess) emit(e event.Event) {
+	switch e := e.(type) {
+	case event.Note:
+		if e.Level != event.Debug {
+			p.hear(string(e.Level) + ": " + e.Text + " (" + e.Hint + ")")
+		}
+	case event.Phase:
+		p.mu.Lock()
+		p.speaks()
+		p.phase = ""
+		if e.State == event.Started {
+			p.phase = e.Name
+		}
+		p.follows = p.follows || e.Name == "run"
+		if e.Name == "run" && e.State == event.Started && (p.verb == "job" || p.verb == "run") {
+			p.owns = true
+		}
+		p.mu.Unlock()
+		p.hear(fmt.Sprintf("phase %s %s %s", e.Name, e.State, e.Detail))
+	case event.Summary:
+		p.hear("summary: " + e.Text + " (" + e.Next + ")")
+	case event.State:
+		p.hear("state: " + e.Name + " " + e.State)
+	case event.AttemptEnd:
+		p.hear(fmt.Sprintf("attempt %d ends: %s, %s; %s", e.Attempt, e.Cause, e.Why, e.Next))
+	case event.Progress:
+		p.mu.Lock()
+		p.speaks()
+		p.mu.Unlock()
+	case event.Result:
+		p.hear(e.Text)
+	}
+}
+
+func (p *lifeProcess) hear(text string) {
+	if p.dead.Load() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.speaks()
+	p.last = text
+	fmt.Fprintf(&p.said, "%10s  %s\n", time.Since(p.machine.world.begin).Round(100*time.Millisecond), text)
+}
+
+// quietLimit is how long a command of multihost may wait without a word: a minute, and
+// what the API may take to answer a call.
+const quietLimit = 3 * time.Minute
+
+// speaks notes that the command says something, and how long it has been silent before.
+// A command that runs may be silent, and so may multihost after it has said until when
+// it keeps slices. The caller holds p.mu.
+func (p *lifeProcess) speaks() {
+	quiet := time.Since(p.heard)
+	if quiet > quietLimit && p.phase != "run" && !strings.Contains(p.last, "keeping the failed slices") {
+		p.machine.world.note(lifeFact{kind: factSilent, who: p.name, text: fmt.Sprintf("nothing was said for %s after %q", quiet, p.last)})
+	}
+	p.heard = time.Now()
+}
+
+// returned notes the end of a command of multihost and what is true then.
+func (w *lifeWorld) returned(p *lifeProcess) {
+	res := w.resource()
+	p.mu.Lock()
+	said, follows := p.said.String(), p.follows
+	p.mu.Unlock()
+	f := lifeFact{kind: factReturned, who: p.name, verb: p.verb, run: p.run, code: p.status, exists: res.exists && res.state != "DELETING", billed: res.billed && res.state != "DELETING", said: said}
+	last := w.lastAttempt(p.run)
+	for _, r := range last {
+		f.attempt = r.log.attempt
+		if r.log.alive() {
+			f.codes, f.lives = append(f.codes, unended), true
+			continue
+		}
+		code := r.log.code
+		if r.log.phase == "lost" {
+			code = 255
+		}
+		f.codes = append(f.codes, code)
+	}
+	if follows {
+		f.partial = p.machine.partial(p.run, last, p.status != 0)
+	}
+	w.note(f)
+}
+
+// A lifeEnd is what a worker knows of the last attempt.
+type lifeEnd struct {
+	vm  *lifeVM
+	log *lifeRun
+}
+
+// lastAttempt returns the newest attempt of a run on all workers that ever were, of the
+// newest worker in each place.
+func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
+	w.mu.Lock()
+	fleet := make([]*lifeVM, 0, len(w.fleet))
+	for _, vm := range w.fleet {
+		fleet = append(fleet, vm)
+	}
+	w.mu.Unlock()
+	slices.SortFunc(fleet, func(a, b *lifeVM) int { return strings.Compare(a.id, b.id) })
+	newest := 0
+	for _, vm := range fleet {
+		if r := vm.newest(run); r != nil && r.phase != "starting" {
+			newest = max(newest, r.attempt)
+			all = append(all, lifeEnd{vm, r})
+		}
+	}
+	return slices.DeleteFunc(all, func(e lifeEnd) bool { return e.log.attempt != newest })
+}
+
+// logDir returns where the machine keeps the logs of the last attempt of a run that it
+// knows.
+func (m *lifeMachine) logDir(run string) string {
+	var record struct {
+		LogDir string `json:"log_dir"`
+	}
+	data, err := os.ReadFile(filepath.Join(m.dir, "runs", run, "run.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
+	if err != nil {
+		return filepath.Join(m.dir, "runs", run)
+	}
+	return record.LogDir
+}
+
+// partial names the workers whose log is not whole on the machine. With readable it
+// leaves out those whose log nobody can read any more.
+func (m *lifeMachine) partial(run string, last []lifeEnd, readable bool) (names []string) {
+	for _, e := range last {
+		e.vm.mu.Lock()
+		lost := e.vm.removed || e.vm.away != "" || !e.vm.up
+		e.vm.mu.Unlock()
+		if readable && lost {
+			continue
+		}
+		dir := m.logDir(run)
+		slice, _ := strconv.Atoi(e.vm.spec.Node[strings.LastIndexByte(e.vm.spec.Node, '-')+1:])
+		have, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", slice, e.vm.spec.Index)))
+		if string(have) != string(e.log.log) {
+			names = append(names, fmt.Sprintf("%s (%d of %d bytes)", e.vm.id, len(have), len(e.log.log)))
+		}
+	}
+	return names
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"multihost/internal/job"
+)
+
+// A lifeStory is what happens to one job, from its first command on.
+type lifeStory struct {
+	lease, ttl            time.Duration
+	keep                  string // "", "keep", "on failure" or "on failure 10m"
+	restarts, preemptions int
+	lasts                 time.Duration // of the command
+	fails                 int           // the attempt that fails on a worker; 0: none does
+	steps                 []lifeDeed
+}
+
+// A workerFate is how the command runs on one worker.
+type workerFate struct {
+	lasts time.Duration
+	code  int
+}
+
+func (s lifeStory) fate(node string, attempt int) workerFate {
+	if attempt == s.fails && strings.HasSuffix(node, "-1") {
+		return workerFate{s.lasts / 2, 3}
+	}
+	return workerFate{lasts: s.lasts}
+}
+
+// A lifeDeed is one thing that happens, and the time that passes then.
+type lifeDeed struct {
+	what    string
+	machine int           // on which machine, or …
+	worker  int           // … to which worker
+	lasts   time.Duration // of a fault
+	then    time.Duration
+}
+
+func (d lifeDeed) String() string {
+	deed := lifeDeeds()[d.what]
+	text := d.what
+	switch deed.on {
+	case onMachine:
+		text += " on " + []string{"the laptop", "the desk"}[d.machine]
+	case onWorker:
+		text += fmt.Sprintf(" m-%d", d.worker)
+	}
+	if deed.lasts {
+		text += " for " + d.lasts.String()
+	}
+	return fmt.Sprintf("%-60s then %s", text, d.then)
+}
+
+func (s lifeStory) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "job with --lease=%s --ttl=%s, keep: %q, --max-restarts=%d --max-preemptions=%d; its command takes %s", s.lease, s.ttl, s.keep, s.restarts, s.preemptions, s.lasts)
+	if s.fails > 0 {
+		fmt.Fprintf(&b, " and fails on m-1 in attempt %d", s.fails)
+	}
+	b.WriteString("\n")
+	for i, d := range s.steps {
+		fmt.Fprintf(&b, "%3d. %s\n", i+1, d)
+	}
+	return b.String()
+}
+
+// What a deed is done to.
+const (
+	onCloud = iota
+	onMachine
+	onWorker
+)
+
+// A lifeDeedKind is one kind of deed.
+type lifeDeedKind struct {
+	on    int
+	lasts bool // it lasts for a time
+	often int  // how often it is drawn, beside the others
+	loss  bool // it costs the run an attempt
+	do    func(w *lifeWorld, d lifeDeed)
+}
+
+func lifeDeeds() map[string]lifeDeedKind {
+	typing := func(verb string, asks bool) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) {
+			if m := w.machines[d.machine]; len(m.running()) < 2 {
+				m.start(verb, asks)
+			}
+		}
+	}
+	signal := func(sig syscall.Signal) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) {
+			if p := w.machines[d.machine].newest(); p != nil {
+				p.signal(sig)
+			}
+		}
+	}
+	answer := func(a job.Answer) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) {
+			if p := w.machines[d.machine].newest(); p != nil {
+				p.signal(syscall.SIGINT)
+				select {
+				case p.keys <- a:
+				default:
+				}
+			}
+		}
+	}
+	api := func(code int) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) {
+			w.mu.Lock()
+			w.apiCode, w.apiUntil = code, time.Now().Add(d.lasts)
+			w.mu.Unlock()
+		}
+	}
+	fault := func(text string) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) {
+			_ = w.inject(strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker))) // it may have nothing to hit
+		}
+	}
+	away := func(how string) func(w *lifeWorld, d lifeDeed) {
+		return func(w *lifeWorld, d lifeDeed) { w.awayFor(d.worker, how, d.lasts) }
+	}
+	return map[string]lifeDeedKind{
+		"type job":                       {on: onMachine, often: 8, do: typing("job", false)},
+		"type job at a terminal":         {on: onMachine, often: 4, do: typing("job", true)},
+		"type attach":                    {on: onMachine, often: 2, do: typing("attach", false)},
+		"type attach at a terminal":      {on: onMachine, often: 1, do: typing("attach", true)},
+		"type stop":                      {on: onMachine, often: 1, do: typing("stop", false)},
+		"type run":                       {on: onMachine, often: 1, do: typing("run", false)},
+		"type gc --delete":               {on: onMachine, often: 1, do: typing("gc", false)},
+		"Ctrl-C":                         {on: onMachine, often: 3, do: signal(syscall.SIGINT)},
+		"Ctrl-C and the answer stop":     {on: onMachine, often: 1, do: answer(job.Stop)},
+		"Ctrl-C and the answer detach":   {on: onMachine, often: 1, do: answer(job.Detach)},
+		"Ctrl-C and the answer continue": {on: onMachine, often: 1, do: answer(job.Continue)},
+		"SIGTERM":                        {on: onMachine, often: 2, do: signal(syscall.SIGTERM)},
+		"SIGHUP":                         {on: onMachine, often: 2, do: signal(syscall.SIGHUP)},
+		"kill -9":                        {on: onMachine, often: 8, do: func(w *lifeWorld, d lifeDeed) { w.machines[d.machine].switchOff() }},
+		"no network":                     {on: onMachine, lasts: true, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.offlineFor(d.machine, d.lasts) }},
+		"the API answers 503":            {lasts: true, often: 2, do: api(503)},
+		"the API answers 429":            {lasts: true, often: 1, do: api(429)},
+		"the next 3 calls are done and not answered": {often: 1, do: func(w *lifeWorld, _ lifeDeed) { w.mu.Lock(); w.drops = 3; w.mu.Unlock() }},
+		"no capacity":                      {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.starveFor(d.lasts) }},
+		"the queued resource fails":        {often: 1, loss: true, do: fault("qr-failed qr=m message='an internal error has occurred'")},
+		"the queued resource is suspended": {often: 2, loss: true, do: fault("qr-suspended qr=m")},
+		"preempted is":                     {on: onWorker, often: 2, loss: true, do: fault("preempt node=m-%d")},
+		"maintenance of":                   {on: onWorker, often: 1, loss: true, do: fault("maintenance node=m-%d")},
+		"a reboot of":                      {on: onWorker, often: 2, loss: true, do: fault("worker-reboot node=m-%d")},
+		"no answer from":                   {on: onWorker, lasts: true, often: 4, do: away("hang")},
+		"connections are refused by":       {on: onWorker, lasts: true, often: 2, do: away("refuse")},
+		"new host keys of":                 {on: onWorker, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.rotate(d.worker) }},
+		"the command fails on":             {on: onWorker, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.fails(d.worker) }},
+		"logs cannot be read on":           {on: onWorker, lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.unreadFor(d.worker, d.lasts) }},
+		"nothing":                          {often: 2, do: func(*lifeWorld, lifeDeed) {}},
+	}
+}
+
+// lifeStories draws stories.
+func lifeStories() *rapid.Generator[lifeStory] {
+	kinds := lifeDeeds()
+	var names []string
+	for _, name := range sortedKeys(kinds) {
+		for range kinds[name].often {
+			names = append(names, name)
+		}
+	}
+	times := []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute}
+	faults := []time.Duration{20 * time.Second, 2 * time.Minute, 6 * time.Minute, 20 * time.Minute}
+	deed := rapid.Custom(func(t *rapid.T) lifeDeed {
+		d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
+		kind := kinds[d.what]
+		switch kind.on {
+		case onMachine:
+			d.machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine")
+		case onWorker:
+			d.worker = rapid.IntRange(0, lifeWorkersOfARun-1).Draw(t, "worker")
+		}
+		if kind.lasts {
+			d.lasts = rapid.SampledFrom(faults).Draw(t, "lasts")
+		}
+		d.then = rapid.SampledFrom(times).Draw(t, "then")
+		return d
+	})
+	return rapid.Custom(func(t *rapid.T) lifeStory {
+		s := lifeStory{
+			lease:       rapid.SampledFrom([]time.Duration{5 * time.Minute, 5 * time.Minute, 5 * time.Minute, time.Minute, 20 * time.Minute}).Draw(t, "lease"),
+			ttl:         rapid.SampledFrom([]time.Duration{0, 0, 0, 30 * time.Minute}).Draw(t, "ttl"),
+			keep:        rapid.SampledFrom([]string{"", "", "", "", "keep", "on failure", "on failure 10m"}).Draw(t, "keep"),
+			restarts:    rapid.SampledFrom([]int{0, 0, 1}).Draw(t, "restarts"),
+			preemptions: rapid.SampledFrom([]int{-1, -1, 0, 1}).Draw(t, "preemptions"),
+			lasts:       rapid.SampledFrom([]time.Duration{10 * time.Minute, 30 * time.Second, 3 * time.Minute, 40 * time.Minute}).Draw(t, "command lasts"),
+			fails:       rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "fails"),
+		}
+		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(times).Draw(t, "then")}
+		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, 0, 8).Draw(t, "steps")...)
+		return s
+	})
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"pgregory.net/rapid"
+
+	"multihost/internal/sshfan"
+)
+
+// TestLife tells random stories of a job over several commands, machines and faults, on
+// stand-ins for the cloud and the workers, and judges each by the invariants at the
+// head of docs/reliability.md. A story is in a bubble of testing/synctest: hours pass in
+// it as soon as everybody waits. LIFE_STORIES and LIFE_SEED say how many stories and
+// which.
+func TestLife(t *testing.T) {
+	kit := newLifeKit(t)
+	stories := envNumber(t, "LIFE_STORIES", 500)
+	setFlag(t, "rapid.checks", strconv.Itoa(stories))
+	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
+	setFlag(t, "rapid.nofailfile", "true")
+	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // collecting is a fifth of the time otherwise
+	dir := t.TempDir()
+	told, failed := 0, false
+	began := time.Now()
+	rapid.Check(t, func(rt *rapid.T) {
+		story := lifeStories().Draw(rt, "story")
+		tries := 1
+		if failed {
+			tries = 4 // who runs first within a moment is luck: a failure must be found again
+		}
+		for range tries {
+			told++
+			if why := tellStory(t, story, filepath.Join(dir, strconv.Itoa(told)), kit); why != "" {
+				failed = true
+				rt.Fatalf("%s\n%s", story, why)
+			}
+		}
+	})
+	if told < stories { // rapid ends quietly when the time of the test is nearly over
+		t.Errorf("only %d of %d stories could be told in %s", told, stories, time.Since(began).Round(time.Second))
+	}
+	t.Logf("%d stories in %s", told, time.Since(began).Round(time.Millisecond))
+}
+
+func setFlag(t *testing.T, name, value string) {
+	t.Helper()
+	old := flag.Lookup(name).Value.String()
+	if err := flag.Set(name, value); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { flag.Set(name, old) })
+}
+
+func envNumber(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s=%q: it is a number", name, text)
+	}
+	return n
+}
+
+func newLifeKit(t *testing.T) *lifeKit {
+	t.Helper()
+	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kit := &lifeKit{identity: identity}
+	for range 8 {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signer, err := ssh.NewSignerFromKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kit.keys = append(kit.keys, signer)
+	}
+	return kit
+}
+
+// tellStory tells one story and returns how it breaks a rule; "" if it keeps all.
+func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why string) {
+	defer os.RemoveAll(dir)
+	defer func() {
+		if r := recover(); r != nil {
+			stacks := make([]byte, 1<<20)
+			why = fmt.Sprintf("%v\n%s", r, stacks[:runtime.Stack(stacks, true)])
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) {
+		w, err := newLifeWorld(story, dir, kit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		why = w.tell()
+		if why != "" {
+			why += "\n\n" + w.report()
+		}
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return why
+}
+
+const (
+	lifeEndLimit = 3 * time.Hour // by which every command has ended when nothing happens any more
+	lifeGoLimit  = 2 * time.Hour // by which all that is left has gone then
+)
+
+// tell lets the story happen and returns how it breaks a rule.
+func (w *lifeWorld) tell() (why string) {
+	for _, d := range w.story.steps {
+		kind := lifeDeeds()[d.what]
+		if kind.loss {
+			w.note(lifeFact{kind: factLoss, text: d.what})
+		}
+		kind.do(w, d)
+		time.Sleep(d.then)
+		if why := w.judge(); why != "" {
+			return why
+		}
+	}
+	limit := time.Now().Add(lifeEndLimit)
+	for _, m := range w.machines {
+		for _, p := range m.running() {
+			select {
+			case <-p.done:
+			case <-time.After(time.Until(limit)):
+				w.note(lifeFact{kind: factHangs, who: p.name, text: "it does not end"})
+			}
+		}
+	}
+	if why := w.judge(); why != "" {
+		return why
+	}
+	time.Sleep(lifeGoLimit)
+	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes(w.facts()) {
+		w.note(lifeFact{kind: factLeft, text: "the queued resource is " + r.state + " and billed, and no runner lives"})
+	}
+	return w.judge()
+}
+
+// goes reports whether what the story leaves must go by itself.
+func (s lifeStory) goes(h lifeHistory) bool {
+	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
+}
+
+// judge asks the rules.
+func (w *lifeWorld) judge() string { return w.facts().broken() }
+
+// report tells what happened, for people.
+func (w *lifeWorld) report() string {
+	var b strings.Builder
+	for _, f := range w.facts() {
+		fmt.Fprintln(&b, f)
+	}
+	for _, m := range w.machines {
+		for _, p := range m.processes {
+			p.mu.Lock()
+			fmt.Fprintf(&b, "\n--- %s:\n%s", p.name, p.said.String())
+			p.mu.Unlock()
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,398 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/sim"
+	"multihost/internal/sim/worker"
+	"multihost/internal/sshfan"
+)
+
+// A lifeWorld is the cloud, the workers and the machines of one story. All of it is in
+// one bubble of testing/synctest.
+type lifeWorld struct {
+	story    lifeStory
+	dir      string
+	identity *sshfan.Identity
+	keys     []ssh.Signer // of the workers, made once for all stories
+	server   *sim.Server
+	begin    time.Time
+	ctx      context.Context
+	cancel   context.CancelFunc
+	back     sync.WaitGroup // what ends by itself, at the latest with ctx
+
+	machines []*lifeMachine
+
+	mu       sync.Mutex // guards what follows
+	history  lifeHistory
+	fleet    map[string]*lifeVM // by slice and worker; the newest
+	all      []*lifeVM
+	next     int
+	apiCode  int       // HTTP status of all answers …
+	apiUntil time.Time // … until then
+	drops    int       // how many of the next answers are lost
+	deletes  string    // who has the queued resource deleted
+	reboots  string    // who has its workers rebooted
+	made     bool      // the queued resource exists
+}
+
+// lifeQR is the API's path of the queued resource of the stories, all of which have one
+// job, m.
+const lifeQR = "/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.DefaultZone + "/queuedResources/m"
+
+// lifeStep is how long each change of a state takes in the cloud of a story.
+const lifeStep = 10 * time.Second
+
+func newLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, error) {
+	w := &lifeWorld{story: story, dir: dir, identity: kit.identity, keys: kit.keys, begin: time.Now(), fleet: map[string]*lifeVM{}}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	var err error
+	w.server, err = sim.Start(w.ctx, sim.Config{Dir: filepath.Join(dir, "sim"), Listen: "none", Step: lifeStep, Workers: (*lifeBackend)(w)})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "src"), 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "src", "train.py"), []byte("pass\n"), 0o600); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"laptop", "desk"} {
+		w.machines = append(w.machines, newLifeMachine(w, name))
+	}
+	return w, nil
+}
+
+// close ends everything in the bubble.
+func (w *lifeWorld) close() error {
+	for _, m := range w.machines {
+		m.switchOff()
+	}
+	w.cancel()
+	w.back.Wait()
+	return errors.Join((*lifeBackend)(w).Close(), w.server.Close())
+}
+
+// note adds a fact to the history.
+func (w *lifeWorld) note(f lifeFact) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noteLocked(f)
+}
+
+func (w *lifeWorld) noteLocked(f lifeFact) {
+	f.at = time.Since(w.begin)
+	w.history = append(w.history, f)
+}
+
+func (w *lifeWorld) facts() lifeHistory {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.history)
+}
+
+func (w *lifeWorld) vms() []*lifeVM {
+	w.mu.Lock()
+	all := slices.Collect(maps.Values(w.fleet))
+	w.mu.Unlock()
+	slices.SortFunc(all, func(a, b *lifeVM) int { return strings.Compare(a.id, b.id) })
+	return slices.DeleteFunc(all, func(vm *lifeVM) bool {
+		vm.mu.Lock()
+		defer vm.mu.Unlock()
+		return vm.removed
+	})
+}
+
+// remover says who takes workers away now.
+func (w *lifeWorld) remover() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.deletes != "" {
+		return w.deletes
+	}
+	return byCloud
+}
+
+// rebooter says who reboots workers now.
+func (w *lifeWorld) rebooter() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.reboots != "" {
+		return w.reboots
+	}
+	return byCloud
+}
+
+// lifeBackend makes the workers of the simulator's API.
+type lifeBackend lifeWorld
+
+func (b *lifeBackend) Port() int { return 22 }
+
+func (b *lifeBackend) Close() error {
+	w := (*lifeWorld)(b)
+	w.mu.Lock()
+	all := slices.Clone(w.all)
+	w.mu.Unlock()
+	for _, vm := range all {
+		vm.goDown()
+	}
+	return nil
+}
+
+func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
+	w := (*lifeWorld)(b)
+	w.mu.Lock()
+	n := w.next
+	w.next++
+	w.mu.Unlock()
+	vm := &lifeVM{world: w, spec: spec, addr: fmt.Sprintf("127.91.%d.%d", n/250, n%250+1), key: w.keys[n%len(w.keys)],
+		id: fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-4):]), runs: map[string]*lifeRun{}, synced: map[string]string{}}
+	vm.boot()
+	w.mu.Lock()
+	w.fleet[spec.Node] = vm
+	w.all = append(w.all, vm)
+	w.mu.Unlock()
+	return vm, nil
+}
+
+// dial connects a command of multihost to the worker at an address.
+func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	away := "hang"
+	var vm *lifeVM
+	for _, v := range w.vms() {
+		if v.addr == host {
+			vm = v
+			v.mu.Lock()
+			away = v.away
+			v.mu.Unlock()
+		}
+	}
+	if p.cutOff() {
+		away = "hang"
+	}
+	if away == "" {
+		if conn, ok := vm.accept(p.name); ok {
+			return conn, nil
+		}
+		away = "refuse"
+	}
+	if away == "refuse" {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// RoundTrip of a lifeWay is a call of the API by a command of multihost.
+type lifeWay struct {
+	world   *lifeWorld
+	process *lifeProcess
+}
+
+func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
+	offline := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
+	if req.Body == nil {
+		req.Body = http.NoBody
+	}
+	defer req.Body.Close()
+	if l.process.cutOff() {
+		return nil, offline
+	}
+	answer := l.world.call(req, l.process.name)
+	if l.process.cutOff() {
+		return nil, offline
+	}
+	if l.world.dropsAnswer() {
+		return nil, &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+	}
+	if err := req.Context().Err(); err != nil {
+		return nil, err
+	}
+	return &http.Response{
+		StatusCode: answer.Code, Status: http.StatusText(answer.Code), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: answer.Header(),
+		Body: io.NopCloser(answer.Body), ContentLength: int64(answer.Body.Len()), Request: req,
+	}, nil
+}
+
+func (w *lifeWorld) apiIsAway() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Before(w.apiUntil)
+}
+
+// dropsAnswer reports whether the answer to a call is lost on its way.
+func (w *lifeWorld) dropsAnswer() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.drops == 0 {
+		return false
+	}
+	w.drops--
+	return true
+}
+
+// call is a request to the API by who.
+func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecorder {
+	answer := httptest.NewRecorder()
+	if w.apiIsAway() {
+		answer.Header().Set("Content-Type", "application/json")
+		answer.WriteHeader(w.apiCode)
+		fmt.Fprintf(answer, `{"error": {"code": %d, "message": "It came at a bad time."}}`, w.apiCode)
+		return answer
+	}
+	path := strings.TrimSuffix(req.URL.Path, ":reset")
+	change := req.Method == http.MethodDelete || req.Method == http.MethodPost
+	if change && path == lifeQR {
+		w.mu.Lock()
+		if req.Method == http.MethodDelete {
+			w.deletes = who
+		} else {
+			w.reboots = who
+		}
+		w.mu.Unlock()
+	}
+	if req.Method == http.MethodDelete && path != lifeQR {
+		w.note(lifeFact{kind: factForeign, who: who, text: who + " deletes " + path})
+	}
+	body, _ := io.ReadAll(req.Body)
+	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") {
+		body = withoutStartup(body)
+	}
+	r := httptest.NewRequest(req.Method, req.URL.RequestURI(), bytes.NewReader(body))
+	r.Header = req.Header
+	w.server.ServeHTTP(answer, r.WithContext(req.Context()))
+	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") && answer.Code == http.StatusOK {
+		w.mu.Lock()
+		w.deletes, w.made = "", true
+		w.noteLocked(lifeFact{kind: factMade, who: who})
+		w.mu.Unlock()
+		if w.story.ttl > 0 {
+			w.later(w.story.ttl-2*time.Second, func() { w.note(lifeFact{kind: factExpired}) })
+		}
+	}
+	if change && path == lifeQR && req.Method == http.MethodDelete && answer.Code == http.StatusOK {
+		w.note(lifeFact{kind: factDeleted, who: who})
+	}
+	return answer
+}
+
+// withoutStartup leaves the text of the startup script out of a request, which the
+// workers of a story do not need. Sent back with every answer, it would take most of the
+// time.
+func withoutStartup(body []byte) []byte {
+	const key = `"startup-script":"`
+	at := bytes.Index(body, []byte(key))
+	if at < 0 {
+		return body
+	}
+	begin := at + len(key)
+	end := begin
+	for end < len(body) && body[end] != '"' {
+		if body[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	return slices.Concat(body[:begin], []byte("#"), body[end:])
+}
+
+// ask is a request to the API that no fault concerns.
+func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
+	answer := httptest.NewRecorder()
+	w.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
+	return answer
+}
+
+// deleteByLease deletes the queued resource as delete_queued of gcp/vm.sh does, and
+// returns an HTTP status: 403 if it is another run's.
+func (w *lifeWorld) deleteByLease(t lifeTerms) int {
+	if w.apiIsAway() {
+		return http.StatusServiceUnavailable
+	}
+	answer := w.ask(http.MethodGet, lifeQR)
+	if answer.Code != http.StatusOK {
+		return answer.Code
+	}
+	label, value, _ := strings.Cut(t.label, "=")
+	if !strings.Contains(strings.ReplaceAll(answer.Body.String(), " ", ""), fmt.Sprintf("%q:%q", label, value)) {
+		return http.StatusForbidden
+	}
+	w.mu.Lock()
+	if w.deletes == "" {
+		w.deletes = byLease
+	}
+	w.mu.Unlock()
+	answer = w.ask(http.MethodDelete, lifeQR+"?force=true")
+	if answer.Code == http.StatusOK {
+		w.note(lifeFact{kind: factDeleted, who: byLease})
+	}
+	return answer.Code
+}
+
+// A lifeResource is what the API says about the queued resource.
+type lifeResource struct {
+	exists bool
+	state  string
+	billed bool // it has slices that exist
+}
+
+func (w *lifeWorld) resource() lifeResource {
+	answer := w.ask(http.MethodGet, lifeQR)
+	if answer.Code != http.StatusOK {
+		return lifeResource{}
+	}
+	var qr struct {
+		State struct {
+			State string `json:"state"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(answer.Body.Bytes(), &qr); err != nil {
+		return lifeResource{exists: true, state: err.Error()}
+	}
+	r := lifeResource{exists: true, state: qr.State.State}
+	for _, vm := range w.vms() {
+		vm.mu.Lock()
+		r.billed = r.billed || !vm.removed
+		vm.mu.Unlock()
+	}
+	return r
+}
+
+// inject sets a fault of the simulator.
+func (w *lifeWorld) inject(text string) error {
+	fault, err := sim.ParseFault(text)
+	if err == nil {
+		_, err = w.server.Inject(fault)
+	}
+	return err
+}
+
+// A lifeKit is what stories share: keys are expensive.
+type lifeKit struct {
+	identity *sshfan.Identity
+	keys     []ssh.Signer
+}
+
+var errStoryOver = errors.New("the story is over")
