@@ -256,7 +256,7 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	case "attach":
 		return outcome(p.deps.Attach(ctx, "m", job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
 	case "stop":
-		return interruptible(ctx, p.deps.Stop(ctx, "m", "", o.Run.Grace))
+		return interruptible(ctx, p.deps.Stop(ctx, "m", job.StopOptions{Grace: o.Run.Grace}))
 	case "gc":
 		g := job.GCOptions{Resources: p.deps.Queue.(*qr.Client), User: "ann", Look: true}
 		left, err := p.deps.Leftovers(ctx, g)

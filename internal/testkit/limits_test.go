@@ -42,17 +42,17 @@ var (
 		"internal/job logReader.overSSH":    24,
 	}
 	aboveMethods = map[string]int{
-		"cmd/multihost program":    132,
-		"internal/job Deps":        137,
+		"cmd/multihost program":    133,
+		"internal/job Deps":        139,
 		"internal/job detachedRun": 33,
 		"internal/job following":   45,
-		"internal/job run":         84,
+		"internal/job run":         86,
 		"internal/sim Server":      187,
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost":       8100,
-		"internal/job":        16300,
+		"internal/job":        16500,
 		"internal/qr":         6100,
 		"internal/sim":        8300,
 		"internal/sim/worker": 6700,
