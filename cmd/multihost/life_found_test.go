@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestLifeStoriesFound tells the stories that once broke a rule. Beside the rules it
+// TestLifeStoriesFound tells the stories that once broke a rule, and some that random
+// ones seldom tell. Beside the rules it
 // checks how every command ends.
 func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
@@ -48,6 +49,13 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "run 1 of desk": 0}, {"job 1 of laptop": 0, "run 1 of desk": exitUnavailable}}},
+		{"no worker answers for longer than a boot may take when the job is typed again",
+			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), deed("kill -9", laptop, time.Second),
+				{what: "no answer from", worker: 0, lasts: 6 * time.Minute, then: time.Second},
+				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: time.Second},
+				deed("type job", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 2 of laptop": 0}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

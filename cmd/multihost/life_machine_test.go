@@ -280,7 +280,7 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
 			Patience: job.Patience{Lost: lifeLost, Log: 5 * time.Minute}},
 		Budget:         job.Budget{Restarts: s.restarts, Preemptions: s.preemptions},
-		ProvisionLimit: 20 * time.Minute, BootLimit: 6 * time.Minute,
+		ProvisionLimit: 20 * time.Minute, BootLimit: 3 * time.Minute,
 		Lease: s.lease, TTL: s.ttl, Keep: s.keep == "keep", KeepOnFailure: strings.HasPrefix(s.keep, "on failure"),
 	}
 	if s.keep == "on failure 10m" {
@@ -292,8 +292,9 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	return o
 }
 
-// lifeLost is --lost-timeout of the stories.
-const lifeLost = 4 * time.Minute
+// lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout, so that a
+// take-over that waits only for the latter is found.
+const lifeLost = 8 * time.Minute
 
 // emit hears what the command says.
 func (p *lifeProcess) emit(e event.Event) {

@@ -328,7 +328,7 @@ func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
 // deleteByLease deletes the queued resource as delete_queued of gcp/vm.sh does, and
 // returns an HTTP status: 403 if it is another run's.
 func (w *lifeWorld) deleteByLease(t lifeTerms) int {
-	if w.apiIsAway() {
+	if w.ctx.Err() != nil || w.apiIsAway() { // the story is over, or nobody answers
 		return http.StatusServiceUnavailable
 	}
 	answer := w.ask(http.MethodGet, lifeQR)
