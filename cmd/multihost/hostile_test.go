@@ -436,7 +436,7 @@ func acts(r rune) bool {
 	return r != '\n' && r != '\t' && (r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069)
 }
 
-var ourFiles = regexp.MustCompile(`^(\.|code(/hello)?|home(/\.ssh(/google_compute_engine(\.pub)?)?)?|state(/known_hosts(\.lock)?|/hashes(/[0-9a-f]+\.(manifest|hashes))?|/runs(/victim(/run\.json|/events\.jsonl|/present|/attempt-\d+(/output_slice_0000_worker_0000\.txt)?|/output_slice_0000_worker_0000\.txt)?)?)?)$`)
+var ourFiles = regexp.MustCompile(`^(\.|code(/hello)?|home(/\.ssh(/google_compute_engine(\.pub)?)?)?|state(/known_hosts(\.lock)?|/hashes(/[0-9a-f]+\.(manifest|hashes))?|/runs(/victim(/run\.json|/events\.jsonl|/present|/attempt-\d+(/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?|/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?)?)?)$`)
 
 // onlyOurFiles requires that nothing but what a run keeps is below dir, and that
 // it is nobody else's to read.

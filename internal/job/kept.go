@@ -41,12 +41,7 @@ func (k kept) question(zone string) string {
 	if k.part != "" {
 		text += "; " + k.part + ", and the rest goes with the slices"
 	}
-	cost := price(hourly(k.res, zone))
-	if cost != "unknown" {
-		cost += " an hour"
-	} else {
-		cost = "price unknown"
-	}
+	cost := priceOf(hourly(k.res, zone), k.res.Type, string(k.res.Tier), zone)
 	return fmt.Sprintf("%s. Delete queued resource %s with its slices (%s; %s)?", text, k.res.ID, tpu.FewNames(k.res.Nodes), cost)
 }
 

@@ -14,14 +14,14 @@ import (
 
 func TestTheQuestionNamesWhatGoes(t *testing.T) {
 	t.Parallel()
-	res := qr.Resource{ID: "k", State: "ACTIVE", Type: "v4-16", Nodes: []string{"k-0", "k-1"}, Slices: make([]qr.SliceState, 2)}
+	res := qr.Resource{ID: "k", State: "ACTIVE", Type: "v4-16", Tier: qr.OnDemand, Nodes: []string{"k-0", "k-1"}, Slices: make([]qr.SliceState, 2)}
 	for _, c := range []struct {
 		k    kept
 		want string
 	}{
-		{kept{run: "k", res: res, ended: "exit code 0"}, "run k has ended (exit code 0). Delete queued resource k with its slices (k-0, k-1; $51.52 an hour)?"},
+		{kept{run: "k", res: res, ended: "exit code 0"}, "run k has ended (exit code 0). Delete queued resource k with its slices (k-0, k-1; list price $51.52 an hour, on demand, in us-central2-b (2026-11-28))?"},
 		{kept{run: "k", res: res, ended: "exit code 0", part: "the log of s0w0 is not whole here: 1 of 5 bytes"},
-			"run k has ended (exit code 0); the log of s0w0 is not whole here: 1 of 5 bytes, and the rest goes with the slices. Delete queued resource k with its slices (k-0, k-1; $51.52 an hour)?"},
+			"run k has ended (exit code 0); the log of s0w0 is not whole here: 1 of 5 bytes, and the rest goes with the slices. Delete queued resource k with its slices (k-0, k-1; list price $51.52 an hour, on demand, in us-central2-b (2026-11-28))?"},
 	} {
 		if got := c.k.question("us-central2-b"); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
