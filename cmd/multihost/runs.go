@@ -85,7 +85,7 @@ func (p *program) stopCommand() *cli.Command {
 left. It may be repeated. If the command of a job has not begun, or has ended and its
 slices are kept, it deletes the queued resource of the job with its slices. On a
 terminal it asks before it deletes kept slices, and names logs that are not whole on
-this machine.`,
+this machine. Without a terminal, slices with such logs stay.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
 		Action: p.withSession(func(s *session, c *cli.Context) error {
 			name := p.oneArgument("multihost stop", "run")

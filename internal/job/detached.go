@@ -854,6 +854,18 @@ func (r *detachedRun) keptSlices(ctx context.Context, state detach.State) *kept 
 	return k
 }
 
+// stillOver returns an error unless the bucket says that the run has ended.
+func (r *detachedRun) stillOver(ctx context.Context) error {
+	state, err := r.bucket.State(ctx, r.desc.Run)
+	if err == nil && !state.Over(r.desc) {
+		err = fmt.Errorf("run %s has been started again", r.desc.Run)
+	}
+	if err != nil {
+		return &Error{Stage: StageStop, Err: err}
+	}
+	return nil
+}
+
 // stop ends the run for good: the bucket tells all workers, and stop tells those at
 // once that can be reached. It returns when every worker has ended, or when no worker
 // has reported yet. If the queued resource has no workers, nobody else deletes it, so
@@ -861,11 +873,13 @@ func (r *detachedRun) keptSlices(ctx context.Context, state detach.State) *kept 
 func (r *detachedRun) stop(ctx context.Context, o StopOptions) error {
 	watch, later := stopwatch{sink: r.Sink, clock: r.Clock}, false
 	before, err := r.bucket.State(ctx, r.desc.Run)
-	if err != nil {
+	if err != nil && ctx.Err() != nil {
 		return interruptedOr(ctx, mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run))
 	}
-	if before.Over(r.desc) {
+	// If the bucket cannot be read, the workers are told to stop all the same.
+	if err == nil && before.Over(r.desc) {
 		if k := r.keptSlices(ctx, before); k != nil {
+			k.again = r.stillOver
 			if err := r.deleteKept(ctx, o, *k); err != nil {
 				return err
 			}

@@ -33,6 +33,8 @@ type kept struct {
 	res   qr.Resource
 	ended string // how the command ended
 	part  string // which logs would be lost with the slices; "" if none
+
+	again func(context.Context) error // returns an error if something has begun on them since
 }
 
 // question is what the user is asked before the slices are deleted.
@@ -52,12 +54,17 @@ func (d *Deps) deleteKept(ctx context.Context, o StopOptions, k kept) error {
 			Advice: "wait for it, or end it with Ctrl-C there; then: multihost stop " + k.run}
 	}
 	if o.Confirm != nil {
-		if err := o.Confirm(ctx, k.question(d.Zone)); err != nil {
+		err := o.Confirm(ctx, k.question(d.Zone))
+		if err == nil && k.again != nil { // the question may have stood for hours
+			err = k.again(ctx)
+		}
+		if err != nil {
 			event.Notef(d.Sink, event.Warn, deleteHint(k.res.ID, d), "queued resource %s stays, %s", k.res.ID, k.res.Standing())
 			return err
 		}
-	} else if k.part != "" {
-		event.Notef(d.Sink, event.Warn, "", "%s, and the rest goes with the slices", k.part)
+	} else if k.part != "" { // nobody has said that the rest may go
+		return &Error{Stage: StageStop, Text: fmt.Sprintf("queued resource %s stays, %s: %s, and the rest is on its workers only", k.res.ID, k.res.Standing(), k.part),
+			Advice: "bring the rest with: multihost attach " + k.run + "; or " + deleteHint(k.res.ID, d)}
 	}
 	return d.deleteMade(ctx, k.run, k.res, "run "+k.run+" had ended ("+k.ended+")")
 }
@@ -68,7 +75,7 @@ func (d *Deps) deleteMade(ctx context.Context, run string, res qr.Resource, what
 	return watch.phase("delete", func() (string, error) {
 		_, err := d.Queue.Delete(ctx, res.ID, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
 		if err != nil {
-			return "", interruptedOr(ctx, &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)})
+			return "", &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)}
 		}
 		return fmt.Sprintf("queued resource %s, %s: nothing of this job is billed", res.ID, what), nil
 	})

@@ -1,12 +1,16 @@
 package job
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"multihost/internal/detach"
+	"multihost/internal/event"
+	"multihost/internal/launch"
 	"multihost/internal/qr"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -54,5 +58,63 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	r.desc.Keep = detach.KeepAlways
 	if got := r.unstopped(state, "").Error(); !strings.HasSuffix(got, "whether queued resource k exists is not known"+lives+"the queued resource stays (--keep)") {
 		t.Errorf("kept: %s", got)
+	}
+}
+
+// After the slices of a record are gone, a living run of its name is the same run only if it
+// can be this user's.
+func TestARunThatWasBegunAgain(t *testing.T) {
+	t.Parallel()
+	found := func(run, owner string, mine bool, phase launch.Phase) foundRun {
+		return foundRun{info: launch.Info{Ref: launch.Ref{Run: run, Attempt: 2}, Owner: owner, Mine: mine, Phase: phase}}
+	}
+	job := Record{Run: "train", Prefix: "train", Owner: "ann@laptop"}
+	run := Record{Run: "train", Prefix: "team", Owner: "ann@laptop"}
+	for _, c := range []struct {
+		story string
+		rec   Record
+		found foundRun
+		want  bool
+	}{
+		{"a job, typed on another machine", job, found("train", "ann@desk", true, launch.Running), true},
+		{"a job that has ended", job, found("train", "ann@desk", true, launch.Exited), false},
+		{"another login's", job, found("train", "bob@vm", false, launch.Running), false},
+		{"another name", job, found("other", "ann@laptop", true, launch.Running), false},
+		{"a run on shared slices", run, found("train", "ann@laptop", true, launch.Starting), true},
+		{"a colleague's run on shared slices", run, found("train", "bob@vm", true, launch.Running), false},
+	} {
+		if got := c.rec.isAgain(c.found); got != c.want {
+			t.Errorf("%s: %v", c.story, got)
+		}
+	}
+}
+
+// Without a terminal nobody has said that the only copy of a log may go.
+func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
+	t.Parallel()
+	part := kept{run: "k", ended: "exit code 0", res: qr.Resource{ID: "k", State: "ACTIVE"}, part: "the log of s0w0 is not whole here: 1 of 5 bytes"}
+	begun := errors.New("run other lives there by now")
+	yes := func(context.Context, string) error { return nil }
+	for _, c := range []struct {
+		story   string
+		confirm func(context.Context, string) error
+		change  func(*kept)
+		deletes bool
+	}{
+		{"nobody is asked", nil, nil, false},
+		{"nobody is asked, and the logs are whole", nil, func(k *kept) { k.part = "" }, true},
+		{"somebody says yes", yes, nil, true},
+		{"somebody says yes after something has begun", yes, func(k *kept) { k.again = func(context.Context) error { return begun } }, false},
+	} {
+		_, cloud := onHardCloud(nil)
+		d := &Deps{Queue: cloud, Sink: event.Discard, Clock: testkit.NewJumpClock(), StateDir: t.TempDir()}
+		k := part
+		if c.change != nil {
+			c.change(&k)
+		}
+		err := d.deleteKept(t.Context(), StopOptions{Confirm: c.confirm}, k)
+		if deleted := slices.Contains(cloud.calls, "delete"); deleted != c.deletes || (err == nil) != c.deletes {
+			t.Errorf("%s: deleted %v, %v", c.story, deleted, err)
+		}
 	}
 }

@@ -84,8 +84,8 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 	out, err = r.attempts(ctx, q, o.Budget)
 	var no *declined
 	switch {
-	case errors.As(err, &no):
-		return out, err
+	case errors.As(err, &no): // a resource that is to be made again may still be there
+		return out, d.notOurs(ctx, o, err, "is not made again")
 	case r.raced(err):
 		return out, d.notOurs(ctx, o, err, "is left to another runner of this job")
 	case !q.ours || !q.made && isStage(err, StageBusy):

@@ -18,6 +18,7 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
@@ -321,8 +322,7 @@ func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Recor
 	}
 	f, other := choose(match)
 	if other != nil {
-		return nil, &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: %s and %s", name, f.text(ready), other.text(ready)),
-			Advice: "say which slices with --tpu-prefix=P"}
+		return nil, several(name, f, *other, ready)
 	}
 	if surveyErr != nil {
 		var e *Error
@@ -352,19 +352,35 @@ func (d *Deps) recordOf(f foundRun, ready []tpu.Slice) *Record {
 // machine has started since on slices of the same names; nil if there is none.
 func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
 	ready, found, err := d.survey(ctx, rec.Prefix, nil, nil)
-	at := slices.IndexFunc(found, func(f foundRun) bool { return f.info.Run == rec.Run && f.info.Alive() })
+	match := slices.DeleteFunc(found, func(f foundRun) bool { return !rec.isAgain(f) })
 	var none *tpu.NoSlicesError
-	switch {
-	case at >= 0:
-	case err == nil || errors.As(err, &none):
+	if len(match) == 0 && (err == nil || errors.As(err, &none)) {
 		return nil, nil
-	default:
+	}
+	if len(match) == 0 {
 		return nil, err
 	}
-	now := d.recordOf(found[at], ready)
-	now.Prefix, now.Attempts = rec.Prefix, rec.Attempts
+	f, other := choose(match)
+	if other != nil {
+		return nil, several(rec.Run, f, *other, ready)
+	}
+	now := d.recordOf(f, ready)
+	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
 	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir)
 	return now, nil
+}
+
+// isAgain reports whether a run that lives on other slices is the run of the record, begun
+// again. The slices of a job have the run's name; on slices that somebody else may use,
+// only the owner's is.
+func (r *Record) isAgain(f foundRun) bool {
+	return f.info.Run == r.Run && f.info.Alive() && f.info.Mine && (r.Prefix == r.Run || f.info.Owner == r.Owner)
+}
+
+// several is the error about two runs of one name.
+func several(name string, a, b foundRun, ready []tpu.Slice) error {
+	return &Error{Stage: StageInput, Text: fmt.Sprintf("several runs are called %q: %s and %s", name, a.text(ready), b.text(ready)),
+		Advice: "say which slices with --tpu-prefix=P"}
 }
 
 // notBegun returns the error about a job of which only the queued resource exists: the
@@ -665,10 +681,10 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 	if len(gone) > 0 {
 		event.Notef(d.Sink, event.Info, "", "slices of run %s are gone, nothing runs there: %s", name, tpu.FewNames(gone))
 	}
+	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(o.Grace))
 	if len(gone) == len(sel.Slices) {
 		return d.stopElsewhere(ctx, rec, o)
 	}
-	d.Access.RetryFor = min(d.Access.RetryFor, reachIn(o.Grace))
 	t, failed, err := d.dial(ctx, sel, nil, true)
 	if err != nil {
 		return mayStillRun(&Error{Stage: StageStop, Err: err}, name)
@@ -694,9 +710,21 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 		d.sayBilled(ctx, name, t.slices, t.heldBy(t.looks(ctx, name)))
 	}
 	for _, k := range left {
+		k.again = func(ctx context.Context) error { return t.idle(ctx, name) }
 		err = errors.Join(err, d.deleteKept(ctx, o, k))
 	}
 	return err
+}
+
+// idle returns an error if a run lives on the workers, or may: one could not be asked.
+func (t *team) idle(ctx context.Context, name string) error {
+	runs, errs := t.runs(ctx)
+	for _, f := range runs {
+		if f.info.Alive() {
+			return &Error{Stage: StageStop, Text: fmt.Sprintf("the slices of run %s stay: run %q of %s lives on %s by now", name, f.info.Run, f.info.Owner, tpu.FoldShort(f.workers))}
+		}
+	}
+	return workersError(StageStop, t.ids, errs)
 }
 
 // stopElsewhere ends what a job has now, although the slices of its record are gone: a
@@ -721,6 +749,9 @@ func (d *Deps) stopElsewhere(ctx context.Context, rec *Record, o StopOptions) er
 		return nil
 	}
 	res, err := d.Queue.Get(ctx, rec.Run)
+	if err != nil && gcp.ClassOf(err) != gcp.NotFound {
+		return mayStillRun(&Error{Stage: StageStop, Err: err}, rec.Run)
+	}
 	if err != nil || !res.JobMade() || res.Labels[qr.LabelRun] != qr.LabelValue(rec.Run) {
 		return nil
 	}
