@@ -324,7 +324,7 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 		})
 		set()
 	default:
-		waitUntil(t, row.after, func() bool { return strings.Contains(stderr.String(), row.after) })
+		waitUntil(t, row.after, func() bool { return strings.Contains(untimed(stderr.String()), row.after) })
 		set()
 	}
 	select {
@@ -357,12 +357,17 @@ var size = regexp.MustCompile(`[0-9.]+ [kMG]?B( \([0-9]+ %\))?`)
 
 var address = regexp.MustCompile(` \(127\.[0-9.]+:[0-9]+\)`)
 
+var timeOfDay = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d `)
+
+// untimed removes the time of day from the beginning of lines.
+func untimed(text string) string { return timeOfDay.ReplaceAllString(text, "") }
+
 // said returns the warnings, errors and hints without what differs from run to
 // run: whether a connection broke while it was in use, too.
 func said(stderr, node, run string) string {
 	names := strings.NewReplacer("="+node+";", "=SLICE;", run, "RUN")
 	var b strings.Builder
-	for line := range strings.Lines(stderr) {
+	for line := range strings.Lines(untimed(stderr)) {
 		for _, kind := range []string{"warning: ", "error: ", "hint: ", "connected to "} {
 			if strings.HasPrefix(line, "multihost: "+kind) {
 				if strings.HasSuffix(line, "; trying again\n") {
