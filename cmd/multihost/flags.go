@@ -44,7 +44,7 @@ func sshFlags() []cli.Flag {
 		&cli.StringFlag{Name: "known-hosts", Usage: "`FILE` with the host keys of the workers; default: known_hosts in the state directory"},
 		&cli.IntFlag{Name: "ssh-port", Value: 22, Usage: "`PORT` of the workers' SSH server"},
 		&cli.DurationFlag{Name: "connect-timeout", Value: 2 * time.Minute, Usage: "longest `TIME` until a worker must answer, with all retries"},
-		&cli.IntFlag{Name: "max-dials", Value: 512, Usage: "open at most `N` SSH connections at the same time"},
+		&cli.IntFlag{Name: "max-dials", Value: 512, Usage: "set up at most `N` SSH connections at the same time; connections that are set up do not count"},
 	}
 }
 

@@ -23,8 +23,8 @@ func (p *program) psCommand() *cli.Command {
 		Usage: "list the runs on the slices",
 		Description: `Asks worker 0 of every ready slice which runs live there, from whichever machine
 they were started, and which of them no command follows, and the API which jobs
-wait for slices, boot, or have ended and are kept. Of a job it says when its
-slices go where nobody goes on with it.
+wait for slices, boot, or have ended and are kept. For a job that no command
+follows, it says when its slices are deleted.
 
 ` + pricesHelp,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{

@@ -315,7 +315,7 @@ func (r *run) newRecord(attempt int) (*Record, error) {
 	}
 	if old, err := loadRecord(r.StateDir, r.o.Run); err == nil && old != nil {
 		rec.Attempts = old.Attempts
-		dir = old.place(attempt, rec.Slices, dir)
+		dir = old.place(attempt, rec.Slices, dir, r.o.LogDir != "")
 	}
 	var err error
 	if rec.LogDir, err = filepath.Abs(dir); err != nil {

@@ -86,8 +86,8 @@ func (r *Record) beginAttempt(now time.Time) {
 // place returns the directory for the logs of an attempt on the given slices, dir unless
 // dir has the logs of another attempt: when slices are gone, a runner on another machine
 // does not know how many attempts they have had, so that two attempts may have one
-// number.
-func (r *Record) place(attempt int, on []RecordedSlice, dir string) string {
+// number. An attempt that is taken over keeps its directory, unless the user has typed dir.
+func (r *Record) place(attempt int, on []RecordedSlice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {
 		known := a.Slices
@@ -96,6 +96,8 @@ func (r *Record) place(attempt int, on []RecordedSlice, dir string) string {
 		}
 		switch {
 		case a.Attempt != attempt || known == nil:
+		case slices.Equal(known, sliceIDs(on)) && typed:
+			return dir
 		case slices.Equal(known, sliceIDs(on)):
 			return a.LogDir
 		default:

@@ -28,18 +28,21 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 		on      []RecordedSlice
 		dir     string
 		want    string
+		typed   bool // the user has typed dir
 	}{
-		{"the first one here", &Record{}, 1, on("a"), "/logs", "/logs"},
-		{"the same slices", known, 1, on("a", "b"), "/logs", "/logs"},
-		{"the same slices of the second of this number", known, 1, on("x"), "/logs", "/logs/attempt-1-x"},
-		{"other slices", known, 1, on("y", "z"), "/logs", "/logs/attempt-1-y"},
-		{"other slices, a later attempt", known, 2, on("y"), "/logs/attempt-2", "/logs/attempt-2-y"},
-		{"the same slices, noted by the record only", known, 2, on("c"), "/logs/attempt-2", "/logs/attempt-2"},
-		{"slices that were not noted", known, 3, on("y"), "/logs/attempt-3", "/logs/attempt-3"},
-		{"a number that is not known here", known, 4, on("y"), "/logs/attempt-4", "/logs/attempt-4"},
-		{"hosts that no cloud knows", &Record{Attempt: 1, Slices: on(""), Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "/logs"}}}, 1, on(""), "/logs", "/logs"},
+		{"the first one here", &Record{}, 1, on("a"), "/logs", "/logs", false},
+		{"the same slices", known, 1, on("a", "b"), "/logs", "/logs", false},
+		{"the same slices of the second of this number", known, 1, on("x"), "/logs", "/logs/attempt-1-x", false},
+		{"other slices", known, 1, on("y", "z"), "/logs", "/logs/attempt-1-y", false},
+		{"other slices, a later attempt", known, 2, on("y"), "/logs/attempt-2", "/logs/attempt-2-y", false},
+		{"the same slices, noted by the record only", known, 2, on("c"), "/logs/attempt-2", "/logs/attempt-2", false},
+		{"slices that were not noted", known, 3, on("y"), "/logs/attempt-3", "/logs/attempt-3", false},
+		{"a number that is not known here", known, 4, on("y"), "/logs/attempt-4", "/logs/attempt-4", false},
+		{"hosts that no cloud knows", &Record{Attempt: 1, Slices: on(""), Attempts: []RecordedAttempt{{Attempt: 1, LogDir: "/logs"}}}, 1, on(""), "/logs", "/logs", false},
+		{"the same slices, with another --log-dir", known, 1, on("a", "b"), "/typed", "/typed", true},
+		{"other slices, with another --log-dir", known, 1, on("y", "z"), "/typed", "/typed/attempt-1-y", true},
 	} {
-		if got := tt.rec.place(tt.attempt, tt.on, filepath.FromSlash(tt.dir)); filepath.ToSlash(got) != tt.want {
+		if got := tt.rec.place(tt.attempt, tt.on, filepath.FromSlash(tt.dir), tt.typed); filepath.ToSlash(got) != tt.want {
 			t.Errorf("%s: %s, want %s", tt.story, got, tt.want)
 		}
 	}

@@ -366,7 +366,7 @@ func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
 	}
 	now := d.recordOf(f, ready)
 	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
-	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir)
+	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir, false)
 	return now, nil
 }
 

@@ -372,6 +372,10 @@ func (f frame) y(v float64) float64 {
 // a linear axis.
 const tooFar = 10
 
+// widest is the greatest ratio of two values that a logarithmic axis shows. Far beyond it
+// the ends of the axis would not be finite.
+const widest = 1e100
+
 // fit chooses the vertical axis. It has all values in it: it is logarithmic where one of
 // them would flatten the others. If there is no logarithm of some, the axis leaves out
 // those that are far away, and fit reports whether they are above or below it.
@@ -383,7 +387,7 @@ func (f *frame) fit(values []float64, target metrics.Number) (above, below bool)
 		low, high = min(low, float64(target)), max(high, float64(target))
 	}
 	if middle := math.Abs(known[len(known)/2]); middle > 0 && (most > tooFar*middle || least < -tooFar*middle) {
-		if low > 0 {
+		if low > 0 && high/low < widest {
 			pad := math.Pow(high/low, 0.06)
 			f.log, f.y0, f.y1 = true, low/pad, high*pad
 			return false, false
@@ -432,7 +436,7 @@ func (f frame) marks() []float64 {
 	if f.y1/f.y0 > 1e3 {
 		factors = factors[:1]
 	}
-	for decade := math.Pow(10, math.Floor(math.Log10(f.y0))); decade <= f.y1; decade *= 10 {
+	for decade := math.Pow(10, math.Floor(math.Log10(f.y0))); decade > 0 && decade <= f.y1; decade *= 10 {
 		for _, k := range factors {
 			if v := k * decade; v >= f.y0 && v <= f.y1 {
 				all = append(all, v)

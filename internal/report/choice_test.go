@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -104,6 +105,24 @@ func TestLabelsOfRowsDoNotTouch(t *testing.T) {
 		}
 		if fmt.Sprint(got) == "[]" {
 			t.Errorf("%d rows at %v: no label", len(tc.rows), tc.height)
+		}
+	}
+}
+
+// Numbers of a training that has gone wrong end the drawing of no chart.
+func TestAnAxisOfAnyNumbersEnds(t *testing.T) {
+	t.Parallel()
+	for _, values := range [][]float64{
+		{1e-3, 1e-3, 1e306},
+		{5e-324, 5e-324, 1},
+		{math.SmallestNonzeroFloat64, 1, math.MaxFloat64},
+		{-math.MaxFloat64, 1, math.MaxFloat64},
+		{0, 0, 1e300},
+	} {
+		var f frame
+		f.fit(values, metrics.Unknown)
+		if n := len(f.marks()); n > 20 {
+			t.Errorf("%v: %d marks", values, n)
 		}
 	}
 }

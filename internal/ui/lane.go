@@ -70,7 +70,9 @@ func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	l.r.verdict.buried = l.r.verdict.said != ""
+	if to == toStderr || l.r.out == l.r.err { // the verdict is on standard error
+		l.r.verdict.buried = l.r.verdict.said != ""
+	}
 	wasEmpty := len(l.queue) == 0
 	before := len(l.queue)
 	l.queue = append(l.queue, b...)
