@@ -69,7 +69,7 @@ need.`,
 			if runnerless {
 				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
 					if _, typed := p.inv.set[name]; typed {
-						p.inv.refuse(usagef("--%s: a job without runner (--detach with --bucket-name) has nobody to heed it", name), name, "detach", "bucket-name")
+						p.inv.refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", name), name, "detach", "bucket-name")
 					}
 				}
 				do = p.detachOptions(c, s.roots)

@@ -26,8 +26,8 @@ copy when the run has ended here, else from the worker or the bucket.
   multihost logs my-run --all --since=10m --timestamps
 
 The time of a line is when it arrived on this machine, to the second: run, job and
-attach keep it beside the logs while they follow. For any
-other line, logs shows the time at which it fetched the line, and says so. --all puts the lines of all
+attach keep it beside the logs while they follow. For any other line, logs shows
+the time at which it fetched the line, and says so. --all puts the lines of all
 workers in the order of these times, and those of one time in the order of the
 workers.`,
 		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
