@@ -56,6 +56,11 @@ func TestLifeStoriesFound(t *testing.T) {
 				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: time.Second},
 				deed("type job", laptop, 20*time.Minute),
 			}}, []map[string]int{{"job 2 of laptop": 0}}},
+		{"a stop of a run that this machine does not know, while a slice does not answer",
+			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job", desk, 2*time.Minute),
+				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 40 * time.Second}, deed("type stop", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": exitUnavailable}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

@@ -321,9 +321,7 @@ func (h lifeHistory) succeedsWrongly() string {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
 		case "stop":
-			// Open: where this machine does not know the run, a stop ends with 0 although it
-			// warns that some slices could not be asked.
-			if f.lives && h[:i].livedSince(f.who) && !strings.Contains(f.said, "could not be asked") {
+			if f.lives && h[:i].livedSince(f.who) {
 				return fmt.Sprintf("at %s %s ends with 0, but the command lives", f.at, f.who)
 			}
 		}

@@ -51,6 +51,8 @@ type Record struct {
 	BucketDir string `json:"bucket_dir,omitempty"`
 
 	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
+
+	unasked error // the run may live on slices that could not be asked when it was found; nil: on none
 }
 
 // A RecordedAttempt is one start of the command of a run.

@@ -59,7 +59,7 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 		}
 		seen, detachedErr = append(seen, rows...), err
 	}
-	ready, found, surveyErr := d.survey(ctx, prefix, only, seen)
+	ready, _, found, surveyErr := d.survey(ctx, prefix, only, seen)
 	if ready == nil && surveyErr != nil && len(seen) == 0 {
 		return errors.Join(surveyErr, detachedErr)
 	}
@@ -226,22 +226,22 @@ func rank(info launch.Info) int {
 }
 
 // survey asks worker 0 of every ready slice, or of those that prefix and only choose,
-// which runs it knows. It does not ask the slices of runs in seen. An error may come with
-// the other slices' answers: some slices were not asked, and nothing is known of them.
-func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen []Seen) ([]tpu.Slice, []foundRun, error) {
+// which runs it knows. It does not ask the slices of runs in seen. asked says for each
+// ready slice whether it answered. An error may come with the other slices' answers: some
+// slices were not asked, and nothing is known of them.
+func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen []Seen) (ready []tpu.Slice, asked []bool, found []foundRun, err error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
+		return nil, nil, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
 	}
 	if prefix != "" {
 		sel, err := tpu.SelectNumbered(nodes, prefix, only, true)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		nodes = sel.Slices
 	}
 	slices.SortFunc(nodes, tpu.CompareNames)
-	var ready []tpu.Slice
 	for _, s := range nodes {
 		known := slices.ContainsFunc(seen, func(r Seen) bool {
 			return slices.Contains(r.Slices, s.Name) && s.Labels[qr.LabelRun] == qr.LabelValue(r.Run)
@@ -252,10 +252,10 @@ func (d *Deps) survey(ctx context.Context, prefix string, only tpu.Numbers, seen
 		}
 	}
 	if len(ready) == 0 {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
-	found, _, err := d.ask(ctx, ready)
-	return ready, found, err
+	found, asked, err = d.ask(ctx, ready)
+	return ready, asked, found, err
 }
 
 // ask asks worker 0 of every slice in ready which runs it knows. Each slice's Index must
@@ -300,7 +300,7 @@ func (d *Deps) locate(ctx context.Context, name, prefix string) (*Record, error)
 
 // locateOnWorkers finds a run by asking the slices.
 func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Record, error) {
-	ready, found, surveyErr := d.survey(ctx, prefix, nil, nil)
+	ready, asked, found, surveyErr := d.survey(ctx, prefix, nil, nil)
 	var match []foundRun
 	for _, f := range found {
 		if f.info.Run == name {
@@ -333,7 +333,29 @@ func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Recor
 		event.Notef(d.Sink, event.Warn, "once they answer, do the same again", "run %s is known from %s; other slices, which may have a part of it, could not be asked: %s",
 			name, sliceNames(ready, f), text)
 	}
-	return d.recordOf(f, ready), nil
+	rec := d.recordOf(f, ready)
+	rec.unasked = f.unasked(ready, asked, surveyErr)
+	return rec, nil
+}
+
+// unasked returns the error that the run may live on slices that a survey could not ask:
+// those of its queued resource, and those whose names differ from its slices' names only
+// in the number. It returns nil if there are none. err is the survey's error.
+func (f foundRun) unasked(ready []tpu.Slice, asked []bool, err error) error {
+	var names []string
+	for i, s := range ready {
+		if !asked[i] && slices.ContainsFunc(f.workers, func(id tpu.WorkerID) bool {
+			has := ready[id.Slice]
+			return s.QueuedResource != "" && s.QueuedResource == has.QueuedResource || tpu.Family(s.Name) == tpu.Family(has.Name)
+		}) {
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return &Error{Stage: StageStop, Err: err, Text: fmt.Sprintf("run %s may still run on %s, which could not be asked", f.info.Run, tpu.FewNames(names)),
+		Advice: "end it there with: multihost stop " + f.info.Run}
 }
 
 // recordOf returns the record of a run that was found on slices in ready.
@@ -351,7 +373,7 @@ func (d *Deps) recordOf(f foundRun, ready []tpu.Slice) *Record {
 // begunAgain returns the record of a run whose recorded slices are gone, but which another
 // machine has started since on slices of the same names; nil if there is none.
 func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
-	ready, found, err := d.survey(ctx, rec.Prefix, nil, nil)
+	ready, asked, found, err := d.survey(ctx, rec.Prefix, nil, nil)
 	match := slices.DeleteFunc(found, func(f foundRun) bool { return !rec.isAgain(f) })
 	var none *tpu.NoSlicesError
 	if len(match) == 0 && (err == nil || errors.As(err, &none)) {
@@ -366,6 +388,7 @@ func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
 	}
 	now := d.recordOf(f, ready)
 	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
+	now.unasked = f.unasked(ready, asked, err)
 	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir, false)
 	return now, nil
 }
@@ -704,6 +727,7 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 		if err == nil && !stopped && rec.Bucket == "" {
 			left, err = d.keptOn(ctx, t, rec, found)
 		}
+		err = errors.Join(err, rec.unasked)
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {

@@ -224,6 +224,15 @@ func describeQR(s Slice) string {
 	return fmt.Sprintf("queued resource %q", s.QueuedResource)
 }
 
+// Family returns the name of a slice without its number. Slices that one prefix means
+// have the same.
+func Family(name string) string {
+	if base, _, ok := splitNumber(name); ok {
+		return base
+	}
+	return name
+}
+
 // splitNumber splits t-12 into t and 12. A number with a leading zero is no slice
 // number: the API never makes one, and t-1 and t-01 must not count as the same slice.
 func splitNumber(name string) (base string, n int, ok bool) {
