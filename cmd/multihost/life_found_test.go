@@ -61,6 +61,14 @@ func TestLifeStoriesFound(t *testing.T) {
 				deed("type job", desk, 2*time.Minute),
 				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 40 * time.Second}, deed("type stop", laptop, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": exitUnavailable}}},
+		{"a stop while a runner stops an attempt to begin the next one",
+			lifeStory{lasts: 3 * time.Minute, restarts: 1, steps: []lifeDeed{
+				deed("type job", desk, 2*time.Minute), {what: "the command fails on", worker: 1, then: 500 * time.Millisecond}, deed("type stop", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of desk": 9, "stop 1 of laptop": 0}, {"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}},
+		{"a stop after an attempt has failed, before the next one begins",
+			lifeStory{lasts: 3 * time.Minute, restarts: 1, keep: "keep", steps: []lifeDeed{
+				deed("type job", desk, 2*time.Minute), {what: "the command fails on", worker: 1, then: 3 * time.Second}, deed("type stop", laptop, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

@@ -321,7 +321,7 @@ func (h lifeHistory) succeedsWrongly() string {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
 		case "stop":
-			if f.lives && h[:i].livedSince(f.who) {
+			if f.lives && !h[:i].typedSince(f.who) {
 				return fmt.Sprintf("at %s %s ends with 0, but the command lives", f.at, f.who)
 			}
 		}
@@ -329,20 +329,9 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// livedSince reports whether a command lives that lived when who was typed. Open: a stop
-// that comes while a runner stops an attempt, to start the next one, does not keep it
-// from that.
-func (h lifeHistory) livedSince(who string) bool {
-	now := h.living()
-	for i, f := range h {
-		if f.kind != factTyped || f.who != who {
-			continue
-		}
-		for key, attempt := range h[:i].living() {
-			if now[key] == attempt {
-				return true
-			}
-		}
-	}
-	return false
+// typedSince reports whether somebody has typed the job again after who was typed: that
+// command may start what who has stopped.
+func (h lifeHistory) typedSince(who string) bool {
+	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
+	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && f.verb == "job" })
 }

@@ -57,6 +57,7 @@ type lifeRun struct {
 	reason              string
 	end                 time.Time
 	log                 []byte
+	stopped             string        // the mark of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
 	over                chan struct{} // closed at its end
 }
@@ -356,6 +357,9 @@ func (s *lifeSession) list() {
 }
 
 func (s *lifeSession) describe(r *lifeRun) {
+	if r.stopped != "" {
+		s.say("stopped %s", r.stopped)
+	}
 	s.say("mine 1")
 	s.say("login quick")
 	s.say("owner %s", r.owner)
@@ -425,6 +429,13 @@ func (s *lifeSession) arm(args []string, in *bufio.Reader) {
 	code := vm.synced[r.run]
 	vm.mu.Unlock()
 	s.say("synced %s %s", code, r.owner)
+	vm.mu.Lock()
+	for _, other := range vm.runs {
+		if other.run == r.run && other.stopped != "" {
+			s.say("stopped %s", other.stopped)
+		}
+	}
+	vm.mu.Unlock()
 	s.say("armed 11 %d", r.armed.UnixNano())
 	order, err := in.ReadString('\n')
 	for err == nil && order == "clock\n" {
@@ -568,6 +579,9 @@ func (s *lifeSession) stop(args []string) {
 	vm.mu.Unlock()
 	if r != nil && len(args) > 3 && args[3] != "" {
 		vm.mu.Lock()
+		if len(args) > 4 {
+			r.stopped = fmt.Sprintf("%d %s", time.Now().UnixNano(), args[3])
+		}
 		starting := r.phase == "starting"
 		if starting {
 			r.phase = "aborted"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"multihost/internal/codesync"
@@ -192,12 +193,22 @@ func (r *run) finish(out Outcome, err error, f *Failure) (Outcome, error) {
 		l.gone = first >= 0 && errors.Is(r.follow.ends[first].err, errSliceGone)
 	}
 	out, err = l.conclude()
+	var stopped *stoppedError
+	if errors.As(err, &stopped) && r.follow == nil {
+		out, err = Outcome{Code: stoppedCode, Started: true}, nil
+		l.sum = &event.Summary{Run: r.o.Run, Attempt: r.begunLast, ExitCode: stoppedCode, CommandCode: stoppedCode, Phases: r.watch.times,
+			Text: fmt.Sprintf("run %s was stopped: %s; no further attempt is begun", r.o.Run, stopped.reason)}
+	}
 	if l.sum != nil {
 		r.Sink.Emit(*l.sum)
 	}
 	r.leaveTeam()
 	return out, err
 }
+
+// stoppedCode is the exit status of a run that somebody else stopped between two of its
+// attempts: that of a command that SIGTERM has ended.
+const stoppedCode = 128 + 15
 
 // A last is the last attempt of a run.
 type last struct {
@@ -264,6 +275,7 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 	var interrupted *Interrupted
 	var raised *Failure
 	var never *unready
+	var stopped *stoppedError
 	switch {
 	case err == nil && (out.Code == 0 || out.Detached):
 		return nil
@@ -275,6 +287,9 @@ func (r *run) judge(ctx context.Context, g ground, out Outcome, err error) *Fail
 		return f
 	case errors.As(err, &raised):
 		f.Cause, f.Why = raised.Cause, raised.Why
+		return f
+	case errors.As(err, &stopped):
+		f.Cause, f.Why = UserStop, stopped.reason
 		return f
 	case isStage(err, StageStall):
 		f.Cause, f.Why = Refused, err.Error()
@@ -342,7 +357,10 @@ func (r *run) signs(err error) signs {
 		s.why = f.team.ids[first].String() + ": " + end.text()
 		s.stopped = end.err == nil && end.exit.Reason != "" && !end.exit.Lost
 	}
-	for _, end := range f.ends {
+	for i, end := range f.ends {
+		if by := end.exit.Reason; end.err == nil && strings.HasPrefix(by, stopBy) { // whatever ended elsewhere before
+			s.stopped, s.why = true, f.team.ids[i].String()+": "+by
+		}
 		s.lost = s.lost || end.err != nil && end.known || end.exit.Lost
 		// A VM that is being taken away ends its processes like this.
 		s.killed = s.killed || (end.exit.Signal == "TERM" || end.exit.Signal == "KILL") && end.exit.Reason == "" && !end.exit.OOM

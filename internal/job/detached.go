@@ -888,7 +888,7 @@ func (r *detachedRun) stop(ctx context.Context, o StopOptions) error {
 		}
 	}
 	err = watch.phase("stop", func() (string, error) {
-		if err := r.bucket.Stop(ctx, r.desc.Run, "multihost stop by "+r.Owner); err != nil {
+		if err := r.bucket.Stop(ctx, r.desc.Run, stopBy+r.Owner); err != nil {
 			return "", mayStillRun(&Error{Stage: StageStop, Err: err}, r.desc.Run)
 		}
 		direct := true

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"multihost/internal/codesync"
 	"multihost/internal/config"
@@ -118,8 +119,29 @@ func (r *run) nextAttempt() int {
 	return max(r.begunLast, lastLocalAttempt(r.StateDir, r.o.Run)) + 1
 }
 
+// A stoppedError says that somebody else has stopped the run since this command began.
+type stoppedError struct{ reason string }
+
+func (e *stoppedError) Error() string { return "it was stopped: " + e.reason }
+
+// stoppedSince returns the error for a stop that a worker has noted since this command
+// began; nil for an older one and for none. offset is that of the worker's clock. A mark
+// from the future says nothing: the clock has been set back since.
+func (r *run) stoppedSince(s launch.Stopped, offset time.Duration) error {
+	at := s.At.Add(-offset)
+	if r.since.IsZero() || s.At.IsZero() || !at.After(r.since) || at.Sub(r.Clock.Now()) > time.Minute {
+		return nil
+	}
+	return &stoppedError{s.Reason}
+}
+
 // settleWith decides about the runs that the workers know.
 func (r *run) settleWith(in *intent, runs []foundRun) error {
+	for _, f := range runs {
+		if err := r.stoppedSince(f.stopped, 0); err != nil && f.info.Ref.Run == r.o.Run && f.info.Mine {
+			return err
+		}
+	}
 	c := claimant{
 		run: r.o.Run, owner: r.Owner, adopts: r.adopts, replace: r.o.Replace,
 		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces, elsewhere: r.elsewhere(),

@@ -49,7 +49,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	defer release()
-	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true}
+	r := &run{Deps: d, o: o.Run, watch: stopwatch{sink: d.Sink, clock: d.Clock}, adopts: true, since: d.Clock.Now()}
 	defer r.close()
 	if err := r.checkInput(ctx, o.Request.Type.Name); err != nil {
 		return Outcome{}, err

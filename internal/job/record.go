@@ -52,7 +52,7 @@ type Record struct {
 
 	Attempts []RecordedAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	unasked error // the run may live on slices that could not be asked when it was found; nil: on none
+	Unasked error `json:"-"` // the run may live on slices that could not be asked when it was found; nil: on none
 }
 
 // A RecordedAttempt is one start of the command of a run.

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,7 +107,7 @@ func (o Outcome) Status() int {
 // is gone, and returns that cause as the error. SIGHUP is the exception: it detaches.
 func (d *Deps) Run(ctx context.Context, o RunOptions) (out Outcome, err error) {
 	defer func() { d.closeJournal(out, err) }()
-	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}}
+	r := &run{Deps: d, o: o, watch: stopwatch{sink: d.Sink, clock: d.Clock}, since: d.Clock.Now()}
 	defer r.close()
 	return r.do(ctx)
 }
@@ -143,15 +144,16 @@ type run struct {
 	refusal string      // why no further attempt follows
 	count   string      // which further attempt follows
 
-	tried     int      // attempts that were started or taken over
-	begunLast int      // number of the last of them
-	begunOn   []string // ids of the slices that it ran on
-	number    int      // number of the next attempt if a bucket knows it; otherwise 0
-	patient   bool     // further attempts may follow, so the cause of a failure matters
-	adopts    bool     // an attempt of this run that is still running is taken over, not refused
-	races     int      // how often in a row another runner of this run was first
-	cutOff    bool     // the last attempt was given up because it could not be reached; it may still be running
-	regained  bool     // the present attempt is the one that was given up
+	since     time.Time // when this command began; zero: it heeds no stop of somebody else
+	tried     int       // attempts that were started or taken over
+	begunLast int       // number of the last of them
+	begunOn   []string  // ids of the slices that it ran on
+	number    int       // number of the next attempt if a bucket knows it; otherwise 0
+	patient   bool      // further attempts may follow, so the cause of a failure matters
+	adopts    bool      // an attempt of this run that is still running is taken over, not refused
+	races     int       // how often in a row another runner of this run was first
+	cutOff    bool      // the last attempt was given up because it could not be reached; it may still be running
+	regained  bool      // the present attempt is the one that was given up
 
 	// missing reports whether the command may be running on slices of which some
 	// workers do not answer. It is then taken over on the workers that do. nil: never.
@@ -581,7 +583,11 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 			left = unsure != nil
 			return "", errors.Join(err, unsure)
 		}
-		if err := r.checkSkew(armed); err != nil {
+		err := r.checkSkew(armed)
+		for i, a := range armed {
+			err = cmp.Or[error](r.stoppedSince(a.Stopped(), r.team.conns[i].ClockOffset()), err)
+		}
+		if err != nil {
 			unsure := r.abort(ctx, armed)
 			left = unsure != nil
 			return "", errors.Join(err, unsure)
@@ -714,13 +720,21 @@ func reachIn(grace time.Duration) time.Duration { return grace + 5*time.Second }
 // It skips a worker for which gone reports true, because its slice does not exist any
 // more. gone may be nil.
 func (t *team) stopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string, gone func(i int) bool) error {
+	return t.stopWith(ctx, sink, ref, launch.StopOptions{Grace: grace, Reason: reason}, gone)
+}
+
+func (t *team) stopWith(ctx context.Context, sink event.Sink, ref launch.Ref, o launch.StopOptions, gone func(i int) bool) error {
+	o.Reach = reachIn(o.Grace)
 	errs := t.each(ctx, sink, "stop", func(ctx context.Context, i int) error {
 		if gone != nil && gone(i) {
 			return nil
 		}
-		rep, err := launch.Stop(ctx, t.conns[i], ref, launch.StopOptions{Grace: grace, Reach: reachIn(grace), Reason: reason})
+		rep, err := launch.Stop(ctx, t.conns[i], ref, o)
 		if err == nil && len(rep.Survivors) > 0 {
 			err = fmt.Errorf("processes survive SIGKILL: %v", rep.Survivors)
+		}
+		if err == nil && rep.Unmarked {
+			event.Notef(sink, event.Warn, "look with: multihost ps", "the stop cannot be noted on %s: a runner of run %s that is alive may start the command again", t.ids[i], ref.Run)
 		}
 		return err
 	})

@@ -121,9 +121,10 @@ func (d *Deps) List(ctx context.Context, prefix string, only tpu.Numbers, ended 
 type foundRun struct {
 	info     launch.Info // from a worker that runs it, else from one that is to start it, else from the first
 	workers  []tpu.WorkerID
-	followed bool   // a command follows its output
-	verdict  string // how the run ended on all workers; "" if no worker was told
-	broken   int    // number of workers on which it was stopped, or where nobody saw its end
+	followed bool           // a command follows its output
+	verdict  string         // how the run ended on all workers; "" if no worker was told
+	stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
+	broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
 
 // ended returns how the run has ended: the verdict of its runner, otherwise the exit on
@@ -202,6 +203,12 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 			found[at].workers = append(found[at].workers, t.ids[i])
 			found[at].followed = found[at].followed || info.Followers > 0
 			found[at].verdict = cmp.Or(found[at].verdict, info.Verdict)
+			if s := info.Stopped; s.Reason != "" {
+				s.At = s.At.Add(-t.conns[i].ClockOffset())
+				if s.At.After(found[at].stopped.At) {
+					found[at].stopped = s
+				}
+			}
 			if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
 				found[at].broken++
 			}
@@ -334,7 +341,7 @@ func (d *Deps) locateOnWorkers(ctx context.Context, name, prefix string) (*Recor
 			name, sliceNames(ready, f), text)
 	}
 	rec := d.recordOf(f, ready)
-	rec.unasked = f.unasked(ready, asked, surveyErr)
+	rec.Unasked = f.unasked(ready, asked, surveyErr)
 	return rec, nil
 }
 
@@ -388,7 +395,7 @@ func (d *Deps) begunAgain(ctx context.Context, rec *Record) (*Record, error) {
 	}
 	now := d.recordOf(f, ready)
 	now.Prefix, now.Partial, now.Attempts, now.KeepGoing, now.SecretEnv = rec.Prefix, rec.Partial, rec.Attempts, rec.KeepGoing, rec.SecretEnv
-	now.unasked = f.unasked(ready, asked, err)
+	now.Unasked = f.unasked(ready, asked, err)
 	now.LogDir = rec.place(now.Attempt, now.Slices, now.LogDir, false)
 	return now, nil
 }
@@ -727,7 +734,7 @@ func (d *Deps) stopOn(ctx context.Context, rec *Record, o StopOptions) error {
 		if err == nil && !stopped && rec.Bucket == "" {
 			left, err = d.keptOn(ctx, t, rec, found)
 		}
-		err = errors.Join(err, rec.unasked)
+		err = errors.Join(err, rec.Unasked)
 		return fmt.Sprintf("run %s: no process of it is left on %s", name, tpu.Fold(t.ids)), err
 	})
 	if len(left) == 0 && rec.Bucket == "" {
@@ -786,30 +793,53 @@ func (d *Deps) stopElsewhere(ctx context.Context, rec *Record, o StopOptions) er
 	return d.stopOn(ctx, there, o)
 }
 
+// stopBy begins the reason of a stop that a user typed.
+const stopBy = "multihost stop by "
+
 // stopNamed stops the active runs of a name on the workers of the team. If one cannot be
 // stopped, the others are stopped all the same. It returns the runs that the workers knew
 // before, and whether there was any to stop.
+//
+// It marks the newest attempt, although that has ended: a runner may be about to begin
+// the next one. Whoever begins one on a worker can be found there before it reads the
+// marks, so that a look after the mark finds all that nobody keeps from starting.
 func (d *Deps) stopNamed(ctx context.Context, t *team, name string, grace time.Duration) (found []foundRun, any bool, err error) {
 	found, errs := t.runs(ctx)
 	stopped := map[launch.Ref]bool{}
 	var refused []error
-	for _, f := range found {
-		if f.info.Run != name || stopped[f.info.Ref] || !f.info.Alive() {
-			continue
-		}
-		if err := f.stoppable(); err != nil {
-			refused = append(refused, err)
-			continue
-		}
+	stop := func(f foundRun) {
 		stopped[f.info.Ref] = true
-		if err := t.stopAll(ctx, d.Sink, f.info.Ref, grace, "multihost stop by "+d.Owner, nil); err != nil {
+		if err := t.stopWith(ctx, d.Sink, f.info.Ref, launch.StopOptions{Grace: grace, Reason: stopBy + d.Owner, Mark: true}, nil); err != nil {
 			refused = append(refused, err)
+		}
+	}
+	stopLiving := func(found []foundRun) {
+		for _, f := range found {
+			if f.info.Run != name || stopped[f.info.Ref] || !f.info.Alive() {
+				continue
+			}
+			if err := f.stoppable(); err != nil {
+				refused = append(refused, err)
+				continue
+			}
+			any = true
+			stop(f)
+		}
+	}
+	stopLiving(found)
+	ended := slices.IndexFunc(found, func(f foundRun) bool { return f.info.Run == name && f.info.Mine && !f.info.Alive() })
+	if ended >= 0 && !slices.ContainsFunc(found, func(f foundRun) bool { return f.info.Run == name && f.info.Phase == launch.Running }) {
+		stop(found[ended])
+		again, errs := t.runs(ctx)
+		stopLiving(again)
+		if any { // the answers of the others were there before
+			refused = append(refused, mayStillRun(workersError(StageStop, t.ids, errs), name))
 		}
 	}
 	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
 		refused = append(refused, mayStillRun(workersError(StageStop, t.ids, errs), name))
 	}
-	return found, len(stopped) > 0, errors.Join(refused...)
+	return found, any, errors.Join(refused...)
 }
 
 // A Verified compares the local log of one worker with the worker's own.

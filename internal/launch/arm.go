@@ -35,13 +35,15 @@ type Armed struct {
 
 	offset time.Duration // of the worker's clock
 
-	boot  string             // set by Arm, as disks and found are
-	disks map[string]Disk    // key: what the disk holds, "output" or "tmp"
-	found map[string]string  // versions; key: an entry of surveyed
-	words chan sshfan.Record // the worker's answer; the buffer has room for all of it
-	done  chan struct{}      // closed when the exec has ended; err is set before
-	err   error
-	once  sync.Once
+	boot string // set by Arm, as disks and found are
+	// stopped is the newest stop of the run that is marked on the worker.
+	stopped Stopped
+	disks   map[string]Disk    // key: what the disk holds, "output" or "tmp"
+	found   map[string]string  // versions; key: an entry of surveyed
+	words   chan sshfan.Record // the worker's answer; the buffer has room for all of it
+	done    chan struct{}      // closed when the exec has ended; err is set before
+	err     error
+	once    sync.Once
 }
 
 // Arm writes the files of spec to the worker and starts a supervisor that waits
@@ -103,6 +105,9 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 // BootID returns the boot id that the worker's kernel reports.
 func (a *Armed) BootID() string { return a.boot }
 
+// Stopped returns the newest stop of the run that is marked on the worker; zero if none is.
+func (a *Armed) Stopped() Stopped { return a.stopped }
+
 // Disk returns the disk that will hold the output of the command.
 func (a *Armed) Disk() Disk { return a.disks["output"] }
 
@@ -158,6 +163,10 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 			}
 		case rec.Word == "synced":
 			there, owner, _ = strings.Cut(rec.Rest, " ")
+		case rec.Word == "stopped":
+			if s := parseStopped(rec.Rest); s.At.After(a.stopped.At) {
+				a.stopped = s
+			}
 		case rec.Word == "armed" && spec.Synced != "" && there != spec.Synced:
 			if there != "" {
 				owner = cmp.Or(sshfan.Clean(owner, 200), "somebody")

@@ -61,6 +61,10 @@ main() {
   # supervisor and changes nothing.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
   say synced "$synced"
+  # After the supervisor can be found: a stop that comes later finds it.
+  for order in "$home/.multihost/runs/$run"/*/stopped; do
+    if { IFS= read -r synced <"$order"; } 2>/dev/null; then say stopped "$synced"; fi
+  done
   printf '%s\n' "$line"
   order=clock
   while [[ $order == clock ]]; do

@@ -288,6 +288,14 @@ type Info struct {
 	Exit       *Exit
 	Followers  int    // how many follow its output here without FollowOptions.Look; only for Mine and Running
 	Verdict    string // how the attempt ended on all workers; "" where KeepVerdict was not called
+	Stopped    Stopped
+}
+
+// Stopped is the mark that a stop with StopOptions.Mark left with an attempt. The zero
+// value is none.
+type Stopped struct {
+	At     time.Time // by the worker's clock
+	Reason string
 }
 
 // Age returns how long ago the run was armed, by the worker's own clock.
@@ -319,6 +327,7 @@ type StopReport struct {
 	Devices   []Process // all processes that hold a TPU device now, of any user
 	Blind     string    // why root is not available, so that holders of other users are not seen; "" when it is
 	Exit      *Exit
+	Unmarked  bool // the mark of StopOptions.Mark could not be written
 }
 
 // Free reports whether nothing of the run is left.

@@ -48,7 +48,7 @@ read_meta() {
 }
 
 print() {
-  local verdict
+  local verdict stopped
   # shellcheck disable=SC2034 # followers_of adds to it
   local stale=()
   tell "$entry_run" "$entry_attempt" "$entry_dir"
@@ -62,6 +62,7 @@ print() {
     say followers "$REPLY"
   fi
   if ((mine)) && { read -r verdict <"$entry_dir/verdict"; } 2>/dev/null; then say verdict "$verdict"; fi
+  if ((mine)) && { read -r stopped <"$entry_dir/stopped"; } 2>/dev/null; then say stopped "$stopped"; fi
 }
 
 main "$@"

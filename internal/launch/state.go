@@ -194,10 +194,18 @@ func (i *builtInfo) take(rec sshfan.Record) bool {
 		i.Followers = int(min(number(rec.Rest), 1<<20))
 	case "verdict":
 		i.Verdict = sshfan.Clean(rec.Rest, 200)
+	case "stopped":
+		i.Stopped = parseStopped(rec.Rest)
 	default:
 		return false
 	}
 	return true
+}
+
+// parseStopped reads "TIME REASON".
+func parseStopped(text string) Stopped {
+	at, reason, _ := strings.Cut(text, " ")
+	return Stopped{At: instant(at), Reason: sshfan.Clean(reason, 500)}
 }
 
 // ended adds one line of the record of the end.

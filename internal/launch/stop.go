@@ -14,6 +14,7 @@ type StopOptions struct {
 	Grace  time.Duration // between TERM and KILL; 0 is none
 	Reach  time.Duration // limit for reaching the worker; 0: the connection's own limits
 	Reason string        // who stops it and why: "fail-fast by ann@laptop"
+	Mark   bool          // leave Info.Stopped with the attempt, also if it has ended
 }
 
 // Stop ends every process of the run on the worker: its session, the processes
@@ -50,8 +51,11 @@ func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport
 }
 
 func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason string) (StopReport, error) {
-	records, err := callWithin(ctx, opts.Grace+answerLimit, opts.Reach, r, "stop", stopScript,
-		append(ref.args(), milliseconds(opts.Grace), reason)...)
+	args := append(ref.args(), milliseconds(opts.Grace), reason)
+	if opts.Mark {
+		args = append(args, "1")
+	}
+	records, err := callWithin(ctx, opts.Grace+answerLimit, opts.Reach, r, "stop", stopScript, args...)
 	if err != nil {
 		return StopReport{}, err
 	}
@@ -64,6 +68,8 @@ func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason strin
 			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
 		case "blind":
 			report.Blind = sshfan.Clean(rec.Rest, 200)
+		case "unmarked":
+			report.Unmarked = true
 		case "survivor":
 			report.Survivors = append(report.Survivors, parseProcess(rec))
 		case "holder":

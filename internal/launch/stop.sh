@@ -1,6 +1,7 @@
 #!/bin/bash
-# stop: RUN ATTEMPT GRACE_MS REASON. Ends every process of the run; with an empty
-# REASON only the processes that an ended run left behind.
+# stop: RUN ATTEMPT GRACE_MS REASON [MARK]. Ends every process of the run; with an empty
+# REASON only the processes that an ended run left behind. With MARK=1 it also leaves
+# REASON and the time with the attempt, for runners that would begin a further one.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
@@ -13,6 +14,7 @@ main() {
     tell "$run" "$attempt" "$dir"
     return
   fi
+  if [[ ${5-} == 1 ]]; then mark "$dir" "$reason"; fi
   if [[ $phase == starting ]]; then
     # start.sh hears "abort" if it comes before "go", or while start.sh waits for the
     # TIME of "go TIME".
@@ -53,6 +55,14 @@ main() {
   holders
   say blind "$blind"
   for p in "${!holding[@]}"; do show holder "$p" "${holding[$p]}"; done
+}
+
+mark() {
+  now
+  if ! { printf '%s %s\n' "$REPLY" "$2" >"$1/stopped.$$" && mv -f -- "$1/stopped.$$" "$1/stopped"; } 2>/dev/null; then
+    rm -f -- "$1/stopped.$$"
+    say unmarked
+  fi
 }
 
 find_processes() { processes "$dir"; }

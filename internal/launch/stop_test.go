@@ -371,6 +371,37 @@ func TestStatusOfAWorkerWithoutRuns(t *testing.T) {
 	}
 }
 
+// A stop that marks an attempt tells it to whoever looks, and to whoever arms the next
+// one, although the command had ended.
+func TestAStopIsMarked(t *testing.T) {
+	t.Parallel()
+	l := newLocal(t)
+	complete(t, l, spec("r", "exit 3"))
+	ref := Ref{Run: "r", Attempt: 1}
+	for _, mark := range []bool{false, true} {
+		before := time.Now()
+		if _, err := Stop(t.Context(), l, ref, StopOptions{Reason: "by ann", Mark: mark}); err != nil {
+			t.Fatal(err)
+		}
+		infos, err := List(t.Context(), l)
+		if err != nil || len(infos) != 1 {
+			t.Fatalf("%+v, %v", infos, err)
+		}
+		next := spec("r", "exit 0")
+		next.Attempt = 2
+		armed, err := Arm(t.Context(), l, next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range []Stopped{infos[0].Stopped, armed.Stopped()} {
+			if mark && (got.Reason != "by ann" || got.At.Before(before)) || !mark && got != (Stopped{}) {
+				t.Errorf("mark %v: %+v", mark, got)
+			}
+		}
+		testkit.Must(t, armed.Abort(t.Context()))
+	}
+}
+
 // How the run ended as a whole is what only its runner knows: a worker tells it once it
 // has been told.
 func TestAVerdictIsKept(t *testing.T) {
