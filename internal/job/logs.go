@@ -464,19 +464,12 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 		return err
 	}
 	wanted := func(id tpu.WorkerID) bool { return l.o.All || id == l.o.Worker }
-	var ids, lost []tpu.WorkerID // lost: without a worker to ask
-	for _, id := range rec.ids() {
-		if wanted(id) {
-			ids = append(ids, id)
-			if slices.Contains(gone, rec.Slices[id.Slice].Name) {
-				lost = append(lost, id)
-			}
-		}
-	}
+	ids := slices.DeleteFunc(rec.ids(), func(id tpu.WorkerID) bool { return !wanted(id) })
 	if len(ids) == 0 {
-		return l.noWorker(rec.Run)
+		return l.noWorker(rec.Run, "")
 	}
-	var t *team
+	lost := withoutMachine(rec, sel, gone, ids)
+	t := &team{}
 	failed := map[tpu.WorkerID]error{}
 	if len(lost) < len(ids) {
 		if t, failed, err = l.dialLogs(ctx, sel, wanted); err != nil {
@@ -489,29 +482,34 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 	}
 	ref := launch.Ref{Run: rec.Run, Attempt: cmp.Or(l.o.Attempt, rec.Attempt)}
 	dir, _ := rec.logDirOf(ref.Attempt)
-	lost = append(lost, missing(failed)...)
+	var copies []string // why this machine's copies are shown
 	for _, id := range ids {
 		one := &oneLog{id: id}
-		if slices.Contains(lost, id) {
-			one.src = localSource{logPath(dir, id)}
-			if _, err := one.src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
-				failed[id] = cmp.Or(failed[id], fmt.Errorf("slice %s is gone, and this machine has no copy of the log", rec.Slices[id.Slice].Name))
-				continue
-			}
-		} else {
-			one.conn = t.conns[slices.Index(t.ids, id)]
+		if i := slices.Index(t.ids, id); i >= 0 {
+			one.conn = t.conns[i]
 			one.src = remoteSource{one.conn, ref}
+			l.logs = append(l.logs, one)
+			continue
 		}
-		l.logs = append(l.logs, one)
+		why := lost[id]
+		if why == "" && failed[id] == nil { // the API's list has changed since
+			why = notListed(rec, id)
+		}
+		one.src = localSource{logPath(dir, id)}
+		if _, err := one.src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
+			failed[id] = cmp.Or(failed[id], fmt.Errorf("%s, and this machine has no copy of the log", why))
+			continue
+		}
+		if l.logs = append(l.logs, one); why != "" && !slices.Contains(copies, why) {
+			copies = append(copies, why)
+		}
 	}
-	for _, name := range gone {
-		if slices.ContainsFunc(l.logs, func(one *oneLog) bool { return rec.Slices[one.id.Slice].Name == name }) {
-			event.Notef(l.Sink, event.Warn, "", "slice %s is gone: this machine's copy of the log ends where it was lost", name)
-		}
+	for _, why := range copies {
+		event.Notef(l.Sink, event.Warn, "", "%s: this machine's copy of the log ends where it was lost", why)
 	}
 	unread := failures(StageConnect, ids, failed)
-	if len(l.logs) == 0 && t == nil && !l.o.All {
-		return l.noWorker(rec.Run)
+	if len(l.logs) == 0 && !l.o.All {
+		return l.noWorker(rec.Run, cmp.Or(lost[ids[0]], notListed(rec, ids[0])))
 	}
 	if len(l.logs) == 0 {
 		return unread
@@ -537,8 +535,32 @@ func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func
 	return l.dial(ctx, sel, wanted, true)
 }
 
-func (l *logReader) noWorker(run string) error {
-	return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s, or its slice is gone", run, l.o.Worker), Advice: "workers are written s0w0, s0w1, …"}
+// withoutMachine returns why there is no machine to ask, for those of the workers that
+// have none.
+func withoutMachine(rec *Record, sel tpu.Selection, gone []string, ids []tpu.WorkerID) map[tpu.WorkerID]string {
+	there := sel.Workers()
+	lost := map[tpu.WorkerID]string{}
+	for _, id := range ids {
+		if name := rec.Slices[id.Slice].Name; slices.Contains(gone, name) {
+			lost[id] = fmt.Sprintf("slice %s is gone", name)
+		} else if !slices.Contains(there, id) {
+			lost[id] = notListed(rec, id)
+		}
+	}
+	return lost
+}
+
+func notListed(rec *Record, id tpu.WorkerID) string {
+	return fmt.Sprintf("worker %s is not among the machines of slice %s", id, rec.Slices[id.Slice].Name)
+}
+
+// noWorker returns the error that there is no log of o.Worker. why, if not "", says what
+// has become of the worker.
+func (l *logReader) noWorker(run, why string) error {
+	if why != "" {
+		return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q: %s, and this machine has no copy of the log of %s", run, why, l.o.Worker)}
+	}
+	return &Error{Stage: StageInput, Text: fmt.Sprintf("run %q has no worker %s", run, l.o.Worker), Advice: "workers are written s0w0, s0w1, …"}
 }
 
 // read writes the logs from the workers, and follows them if that is wanted.
@@ -697,7 +719,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 		}
 		l.o.Worker = first.Worker
 	case o.Worker.Slice >= len(r.desc.Nodes) || o.Worker.Worker >= r.desc.Workers:
-		return l.noWorker(r.desc.Run)
+		return l.noWorker(r.desc.Run, "")
 	}
 	ids := r.desc.IDs()
 	l.tellWhich(l.o.Worker, len(ids), end)

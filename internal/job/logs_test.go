@@ -262,3 +262,43 @@ func TestLineHold(t *testing.T) {
 		t.Errorf("the rest: %v", err)
 	}
 }
+
+// TestLogsWithoutMachine asks for logs of workers that have no machine: their slice is
+// gone, or the list of its machines is shorter than the record's.
+func TestLogsWithoutMachine(t *testing.T) {
+	five := "line 0\nline 1\nline 2\nline 3\nline 4\n"
+	short := &silentCloud{slices: []tpu.Slice{{Name: "t", Workers: make([]tpu.Worker, 1)}}}
+	for name, c := range map[string]struct {
+		cloud  *silentCloud
+		noCopy bool
+		text   string
+		said   string // in the note or in the error
+	}{
+		"not listed":          {short, false, five, "worker s0w1 is not among the machines of slice t: this machine's copy"},
+		"not listed, no copy": {short, true, "", "worker s0w1 is not among the machines of slice t, and this machine has no copy of the log of s0w1"},
+		"slice gone":          {&silentCloud{}, false, five, "slice t is gone: this machine's copy"},
+		"slice gone, no copy": {&silentCloud{}, true, "", "slice t is gone, and this machine has no copy of the log of s0w1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, sink, _ := logged(t)
+			d.Cloud = c.cloud
+			id := tpu.WorkerID{Worker: 1}
+			rec, err := loadRecord(d.StateDir, "r")
+			testkit.Must(t, err)
+			if c.noCopy {
+				testkit.Must(t, os.Remove(logPath(rec.LogDir, id)))
+			}
+			s := &shown{}
+			err = newLogReader(d, LogOptions{Worker: id, Named: true, Tail: -1}, s).overSSH(t.Context(), rec)
+			said := fmt.Sprint(err)
+			for _, e := range sink.Events() {
+				if n, ok := e.(event.Note); ok {
+					said += "\n" + n.Text
+				}
+			}
+			if (err != nil) != c.noCopy || s.text.String() != c.text || !strings.Contains(said, c.said) {
+				t.Errorf("shown %q, said %q", s.text.String(), said)
+			}
+		})
+	}
+}
