@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -126,6 +128,10 @@ type logReader struct {
 	mu    sync.Mutex // guards w while logs are followed
 	wrote bool
 	told  bool
+
+	// inBucket: a bucket has the logs, and more of them than this machine's copies. A
+	// worker without a machine is then an error.
+	inBucket bool
 }
 
 func newLogReader(d *Deps, o LogOptions, w LogSink) *logReader {
@@ -469,6 +475,9 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 		return l.noWorker(rec.Run, "")
 	}
 	lost := withoutMachine(rec, sel, gone, ids)
+	if l.inBucket && len(lost) > 0 {
+		return goneError(lost)
+	}
 	t := &team{}
 	failed := map[tpu.WorkerID]error{}
 	if len(lost) < len(ids) {
@@ -550,6 +559,12 @@ func withoutMachine(rec *Record, sel tpu.Selection, gone []string, ids []tpu.Wor
 	return lost
 }
 
+// goneError returns the error that the workers in lost have no machine.
+func goneError(lost map[tpu.WorkerID]string) error {
+	whys := slices.Sorted(maps.Values(lost))
+	return &Error{Stage: StageDiscover, Text: strings.Join(slices.Compact(whys), "; ")}
+}
+
 func notListed(rec *Record, id tpu.WorkerID) string {
 	return fmt.Sprintf("worker %s is not among the machines of slice %s", id, rec.Slices[id.Slice].Name)
 }
@@ -568,7 +583,7 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 	if err := l.prepareAll(ctx, dir); err != nil {
 		return err
 	}
-	if !l.o.Follow || l.o.All {
+	if !l.o.Follow || l.o.All || l.logs[0].conn == nil {
 		if err := l.printNow(ctx); err != nil || !l.o.Follow {
 			return err
 		}
@@ -726,7 +741,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 	rec, err := r.record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.desc) {
 		near := newLogReader(r.Deps, l.o, w)
-		near.o.Attempt, near.o.FirstFailure, near.told = attempt, false, true
+		near.o.Attempt, near.o.FirstFailure, near.told, near.inBucket = attempt, false, true, true
 		if err == nil {
 			err = near.overSSH(ctx, rec)
 		}

@@ -302,3 +302,24 @@ func TestLogsWithoutMachine(t *testing.T) {
 		})
 	}
 }
+
+// TestFollowWithoutMachine holds that logs -f of a slice that is gone shows the copy, and
+// that it leaves an old copy alone if a bucket has the log.
+func TestFollowWithoutMachine(t *testing.T) {
+	for _, inBucket := range []bool{false, true} {
+		d, _, _ := logged(t)
+		d.Cloud = &silentCloud{}
+		rec, err := loadRecord(d.StateDir, "r")
+		testkit.Must(t, err)
+		s := &shown{}
+		l := newLogReader(d, LogOptions{Named: true, Follow: true, Tail: 2}, s)
+		l.inBucket = inBucket
+		want := "line 3\nline 4\n"
+		if inBucket {
+			want = ""
+		}
+		if err := l.overSSH(t.Context(), rec); s.text.String() != want || (err != nil) != inBucket || l.wrote == inBucket {
+			t.Errorf("in a bucket %v: shown %q, want %q, %v", inBucket, s.text.String(), want, err)
+		}
+	}
+}
