@@ -446,10 +446,18 @@ func (l *logReader) flushed(w io.Writer) io.Writer {
 		defer l.mu.Unlock()
 		n, err := w.Write(p)
 		if err == nil {
-			err = l.w.Flush()
+			err = l.flush()
 		}
 		return n, err
 	})
+}
+
+// flush shows what was written.
+func (l *logReader) flush() error {
+	if err := l.w.Flush(); err != nil {
+		return &sinkError{err}
+	}
+	return nil
 }
 
 // overSSH writes the logs of the run of a record, from the workers as far as they are
@@ -588,14 +596,31 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 			return err
 		}
 	}
+	return l.followAll(ctx, func(ctx context.Context, one *oneLog) error { return l.followLog(ctx, one, ref) })
+}
+
+// followAll follows the logs of all workers that are reached. When the logs cannot be
+// shown any more, it ends: a worker without output would not notice.
+func (l *logReader) followAll(ctx context.Context, follow func(context.Context, *oneLog) error) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	errs := make([]error, len(l.logs))
 	var wg sync.WaitGroup
 	for i, one := range l.logs {
-		if one.conn != nil {
-			wg.Go(func() { errs[i] = l.followLog(ctx, one, ref) })
+		if one.conn == nil {
+			continue
 		}
+		wg.Go(func() {
+			errs[i] = follow(ctx, one)
+			if failed := (*sinkError)(nil); errors.As(errs[i], &failed) {
+				stop(failed)
+			}
+		})
 	}
 	wg.Wait()
+	if failed := (*sinkError)(nil); errors.As(context.Cause(ctx), &failed) {
+		return failed
+	}
 	return l.folded(errs)
 }
 
@@ -608,7 +633,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 		defer func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			_ = errors.Join(held.rest(), l.w.Flush()) // the reader that is gone was told by the write before
+			_ = errors.Join(held.rest(), l.flush()) // the reader that is gone was told by the write before
 		}()
 		w = held
 	}

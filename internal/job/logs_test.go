@@ -16,6 +16,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
+	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -321,5 +322,33 @@ func TestFollowWithoutMachine(t *testing.T) {
 		if err := l.overSSH(t.Context(), rec); s.text.String() != want || (err != nil) != inBucket || l.wrote == inBucket {
 			t.Errorf("in a bucket %v: shown %q, want %q, %v", inBucket, s.text.String(), want, err)
 		}
+	}
+}
+
+// fullPipe takes text, and fails when it is flushed.
+type fullPipe struct{ shown }
+
+func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
+
+// TestFollowEndsWithoutReader holds that a reader who is gone ends the following of all
+// logs, also of those without output.
+func TestFollowEndsWithoutReader(t *testing.T) {
+	l := newLogReader(&Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: true, Follow: true}, &fullPipe{})
+	for i := range 3 {
+		l.logs = append(l.logs, &oneLog{id: tpu.WorkerID{Worker: i}, conn: &sshfan.Conn{}})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	err := l.followAll(ctx, func(ctx context.Context, one *oneLog) error {
+		if one.id.Worker == 1 {
+			_, err := l.flushed(io.Discard).Write([]byte("x\n"))
+			return fmt.Errorf("write output of s0w1: %w", err)
+		}
+		<-ctx.Done()
+		return context.Cause(ctx)
+	})
+	var failed *sinkError
+	if !errors.As(err, &failed) || !errors.Is(err, io.ErrClosedPipe) || strings.Contains(err.Error(), "workers failed") {
+		t.Errorf("the error is %v", err)
 	}
 }

@@ -140,7 +140,7 @@ func (l *logReader) merge(ctx context.Context) error {
 	}
 	err := m.run()
 	if err == nil {
-		err = l.w.Flush()
+		err = l.flush()
 	}
 	cancel()
 	wg.Wait()
@@ -179,7 +179,7 @@ func (m *merger) next(i int) (line mergedLine, ok bool, err error) {
 	select {
 	case line, ok = <-m.from[i]:
 	default:
-		if err = m.l.w.Flush(); err == nil {
+		if err = m.l.flush(); err == nil {
 			line, ok = <-m.from[i]
 		}
 	}
