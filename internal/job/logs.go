@@ -145,10 +145,14 @@ type oneLog struct {
 	conn *sshfan.Conn // nil: the log is not read from a worker
 	text *logText
 	end  int64 // offset at which to stop; -1: at the end
+	err  error // why there is nothing to show: the worker does not know the attempt
 }
 
 // copy writes the log from where it was left.
 func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
+	if one.err != nil {
+		return one.err
+	}
 	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
 }
 
@@ -253,7 +257,21 @@ type remoteSource struct {
 
 func (s remoteSource) size(ctx context.Context) (int64, error) {
 	state, err := launch.Status(ctx, s.conn, s.ref)
-	return state.LogSize, err
+	if err != nil {
+		return 0, err
+	}
+	return sizeOf(state, s.conn.Name())
+}
+
+// sizeOf returns the size of the log of an attempt whose state the worker told.
+func sizeOf(state launch.State, worker string) (int64, error) {
+	switch state.Phase {
+	case launch.Unknown:
+		return 0, fmt.Errorf("read %q on %s: %w", state.Ref.Label(), worker, launch.ErrUnknownRun)
+	case launch.Aborted:
+		return 0, fmt.Errorf("read %q on %s: %w", state.Ref.Label(), worker, launch.ErrNotStarted)
+	}
+	return state.LogSize, nil
 }
 
 func (s remoteSource) part(ctx context.Context, offset int64, p []byte) error {
@@ -416,7 +434,25 @@ func (l *logReader) prepareAll(ctx context.Context, dir string) error {
 		})
 	}
 	_ = group.Wait() // the goroutines return nil
+	if l.withoutUnknown(errs) {
+		return nil
+	}
 	return l.folded(errs)
+}
+
+// withoutUnknown reports whether --all can show some logs, and nothing is wrong with the
+// others but that their workers do not know the attempt.
+func (l *logReader) withoutUnknown(errs []error) bool {
+	if !l.o.All || l.inBucket || !slices.Contains(errs, nil) {
+		return false
+	}
+	for i, err := range errs {
+		if err != nil && !errors.Is(err, launch.ErrUnknownRun) && !errors.Is(err, launch.ErrNotStarted) {
+			return false
+		}
+		l.logs[i].err = err
+	}
+	return true
 }
 
 // folded returns the errors of the logs as one.

@@ -16,6 +16,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/journal"
+	"multihost/internal/launch"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -350,5 +351,33 @@ func TestFollowEndsWithoutReader(t *testing.T) {
 	var failed *sinkError
 	if !errors.As(err, &failed) || !errors.Is(err, io.ErrClosedPipe) || strings.Contains(err.Error(), "workers failed") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestLogOfUnknownAttempt holds that an attempt which a worker does not know is no empty
+// log, and that --all shows the other logs nevertheless.
+func TestLogOfUnknownAttempt(t *testing.T) {
+	for phase, want := range map[launch.Phase]error{launch.Unknown: launch.ErrUnknownRun, launch.Aborted: launch.ErrNotStarted, launch.Exited: nil, launch.Running: nil, launch.Lost: nil} {
+		if n, err := sizeOf(launch.State{Ref: launch.Ref{Run: "r", Attempt: 7}, Phase: phase, LogSize: 5}, "t-w0"); !errors.Is(err, want) || n != 5 && err == nil {
+			t.Errorf("%s: %d, %v", phase, n, err)
+		}
+	}
+	unknown, broken := fmt.Errorf("read: %w", launch.ErrUnknownRun), errors.New("broken")
+	for _, c := range []struct {
+		all, inBucket bool
+		errs          []error
+		want          bool
+	}{
+		{true, false, []error{unknown, nil}, true}, {true, false, []error{nil, nil}, true}, {true, false, []error{unknown, unknown}, false},
+		{true, false, []error{unknown, nil, broken}, false}, {true, true, []error{unknown, nil}, false}, {false, false, []error{unknown}, false},
+	} {
+		l := newLogReader(&Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: c.all}, &shown{})
+		l.inBucket = c.inBucket
+		for range c.errs {
+			l.logs = append(l.logs, &oneLog{})
+		}
+		if got := l.withoutUnknown(c.errs); got != c.want || got && l.logs[0].err != c.errs[0] {
+			t.Errorf("%+v: %v", c, got)
+		}
 	}
 }
