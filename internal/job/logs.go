@@ -153,7 +153,22 @@ func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	if one.err != nil {
 		return one.err
 	}
+	if one.end >= 0 && one.text.offset >= one.end {
+		return nil
+	}
 	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
+}
+
+// goOnIn goes on to read the log from src, which may have less of it than the source
+// before.
+func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
+	one.src = src
+	if one.end < 0 {
+		return nil
+	}
+	size, err := src.size(ctx)
+	one.end = min(one.end, size)
+	return err
 }
 
 // tellWhich says which worker's log is shown to a user who named none. end may be nil.
@@ -799,6 +814,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 	}
 	ids := r.desc.IDs()
 	l.tellWhich(l.o.Worker, len(ids), end)
+	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt} }
 	rec, err := r.record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.desc) {
 		near := newLogReader(r.Deps, l.o, w)
@@ -818,10 +834,14 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", who, err, event.Age(time.Duration(r.desc.Every)*time.Second))
 		l.logs = near.begun()
 	}
+	for _, one := range l.logs { // they were begun on the workers
+		if err := one.goOnIn(ctx, src(one.id)); err != nil {
+			return interruptedOr(ctx, err)
+		}
+	}
 	if !l.o.All {
 		ids = []tpu.WorkerID{l.o.Worker}
 	}
-	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt} }
 	if len(l.logs) == 0 {
 		for _, id := range ids {
 			l.logs = append(l.logs, &oneLog{id: id, src: src(id)})
@@ -829,9 +849,6 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 		if err := l.prepareAll(ctx, rec.LogDir); err != nil {
 			return interruptedOr(ctx, err)
 		}
-	}
-	for _, one := range l.logs {
-		one.src = src(one.id)
 	}
 	if err := l.printNow(ctx); err != nil || !o.Follow {
 		return interruptedOr(ctx, err)

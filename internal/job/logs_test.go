@@ -225,7 +225,7 @@ func TestMerge(t *testing.T) {
 		now := time.Now()
 		l := newLogReader(&Deps{Sink: event.Discard, Clock: gcp.SystemClock}, LogOptions{All: true, Tail: -1}, s)
 		for i, text := range []string{"first\nand unfinished", "", "a\n\nb\n" + strings.Repeat("c\n", 100)} {
-			one := &oneLog{id: tpu.WorkerID{Worker: i}, src: slowSource{text: text}}
+			one := &oneLog{id: tpu.WorkerID{Worker: i}, src: slowSource{text: text}, end: -1}
 			if i == 2 {
 				one.src = slowSource{text: text, err: away}
 			}
@@ -378,6 +378,40 @@ func TestLogOfUnknownAttempt(t *testing.T) {
 		}
 		if got := l.withoutUnknown(c.errs); got != c.want || got && l.logs[0].err != c.errs[0] {
 			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// partSource is a log of which only the beginning is there, as in a bucket.
+type partSource struct {
+	logSource
+	text string
+}
+
+func (s partSource) size(context.Context) (int64, error) { return int64(len(s.text)), nil }
+
+func (s partSource) copyFrom(_ context.Context, offset, end int64, w io.Writer) error {
+	if offset >= int64(len(s.text)) || end > int64(len(s.text)) {
+		return errors.New("416 Requested Range Not Satisfiable")
+	}
+	_, err := io.WriteString(w, s.text[offset:max(end, int64(len(s.text)))])
+	return err
+}
+
+// TestGoOnInBucket holds that a log begun on a worker goes on as far as a bucket has it.
+func TestGoOnInBucket(t *testing.T) {
+	for _, c := range []struct {
+		offset, end int64
+		there, want string
+	}{{2, 9, "012345", "2345"}, {2, 6, "012345", "2345"}, {6, 9, "012345", ""}, {7, 9, "012345", ""}, {2, -1, "012345", "2345"}, {0, 9, "", ""}} {
+		var got strings.Builder
+		one := &oneLog{end: c.end, text: &logText{offset: c.offset, emit: func(_ time.Time, p []byte) error { got.Write(p); return nil }}}
+		err := one.goOnIn(t.Context(), partSource{text: c.there})
+		if err == nil {
+			err = one.copy(t.Context(), one.text)
+		}
+		if err != nil || got.String() != c.want {
+			t.Errorf("%+v: %q, %v", c, got.String(), err)
 		}
 	}
 }
