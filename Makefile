@@ -44,8 +44,9 @@ endif
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
 
-soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job
+soak: tools ## break connections ten times as often as the tests do; tell STORIES stories of a job, 200 on real workers
 	SOAK_FAULTS=2000 SOAK_SEED=$(SEED) go test ./cmd/multihost -run TestSoak -count=1 -timeout 30m -v
+	LIFE_REAL_STORIES=200 LIFE_REAL_SEED=$(SEED) go test ./cmd/multihost -run '^TestLifeOnRealWorkers$$' -count=1 -timeout 2h -v
 	LIFE_STORIES=$(STORIES) LIFE_SEED=$(SEED) go test ./cmd/multihost -run '^TestLife$$' -count=1 -timeout 48h -v
 
 matrix: tools ## run every cell of the job's matrix on both kinds of real workers, not some as the tests do

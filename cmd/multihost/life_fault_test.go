@@ -33,6 +33,10 @@ func (w *lifeWorld) later(d time.Duration, do func()) {
 
 // awayFor has a worker reached by nobody for a time. Its own calls of the API go on.
 func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
+	if w.real != nil {
+		w.real.awayFor(n, how, d)
+		return
+	}
 	vm := w.on(n)
 	if vm == nil {
 		return
@@ -84,6 +88,10 @@ func (w *lifeWorld) rotate(n int) {
 
 // fails ends what runs on a worker as a command that has failed.
 func (w *lifeWorld) fails(n int) {
+	if w.real != nil {
+		w.real.fails(n)
+		return
+	}
 	vm := w.on(n)
 	if vm == nil {
 		return

@@ -23,11 +23,11 @@ type lifeFact struct {
 
 	// Of factReturned:
 	codes   []int    // what the last attempt ended with on each of its workers; unended: it has not
-	partial []string // workers whose log is not whole on the machine although it could be read
+	partial []string // workers whose log is not whole on the machine although it could be read; of factDeleted: on any machine
 	billed  bool     // the queued resource of the run exists and has slices
 	exists  bool     // the queued resource of the run exists
 	lives   bool     // a command of the run lives
-	said    string   // all that the command of multihost has said
+	said    string   // all that the command of multihost has said; of factDeleted: until then
 }
 
 // A factKind says what happened.
@@ -141,17 +141,31 @@ func (h lifeHistory) endsWithoutReason() string {
 		if f.kind != factStopped && f.kind != factGone || f.who == byCloud || f.who == byPerson {
 			continue
 		}
-		lives := h[:i].living()
-		hit := false
-		for key, attempt := range lives {
+		for key, attempt := range h[:i].living() {
 			again := h[:i].endedWell(key[1], attempt-1) // open, see succeeded: whoever saw that end deletes the slices
-			hit = hit || key[0] == f.worker && (f.kind == factGone || key[1] == f.run) && !again
-		}
-		if hit && !h[:i].mayEnd(f.who) {
-			return fmt.Sprintf("at %s %s ended the command on %s", f.at, f.who, f.worker)
+			hit := key[0] == f.worker && (f.kind == factGone || key[1] == f.run) && !again && !(f.kind == factGone && h[:i].ofAnother(f.who, key[1], attempt))
+			if hit && !h[:i].mayEnd(f.who, key[1], attempt) {
+				return fmt.Sprintf("at %s %s ended the command on %s", f.at, f.who, f.worker)
+			}
 		}
 	}
 	return ""
+}
+
+// ofAnother reports whether another machine has started the attempt after an earlier one,
+// which was who's, had ended. Open: at the end of that one, or when the time is over for
+// which it was to keep failed slices, who deletes the queued resource although the next
+// attempt lives on it.
+func (h lifeHistory) ofAnother(who, run string, attempt int) bool {
+	machine := func(who string) string { return who[strings.LastIndexByte(who, ' ')+1:] }
+	typed, anothers := false, false
+	for _, f := range h {
+		typed = typed || f.kind == factTyped && f.who == who
+		if f.kind == factStarted && f.run == run && f.attempt == attempt {
+			anothers = typed && attempt > 1 && machine(f.who) != machine(who)
+		}
+	}
+	return anothers
 }
 
 // endedWell reports whether an attempt has ended with 0 on all workers.
@@ -165,15 +179,19 @@ func (h lifeHistory) endedWell(run string, attempt int) bool {
 	return ended >= lifeWorkersOfARun
 }
 
-// mayEnd reports whether there is a reason for which who may end a command that lives.
-func (h lifeHistory) mayEnd(who string) bool {
-	for _, f := range h {
+// mayEnd reports whether there is a reason for which who may end an attempt of a run
+// that lives. A failure, a stop, a loss or a time to live of an earlier attempt is none.
+func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
+	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })
+	for i, f := range h {
+		ofIt := f.run == run && f.attempt == attempt
 		switch {
-		case f.kind == factExpired, f.kind == factLoss,
-			f.kind == factEnded && f.code != 0, // fail-fast
-			f.kind == factChosen && f.who == who,
-			f.kind == factTyped && f.who == who && f.verb == "stop",
-			f.kind == factStopped: // somebody else has stopped a part of it: the rest follows
+		case f.kind == factExpired && !slices.ContainsFunc(h[i:], func(f lifeFact) bool { return f.kind == factMade }),
+			f.kind == factLoss && i > began,
+			f.kind == factEnded && f.code != 0 && ofIt, // fail-fast
+			f.kind == factChosen && (f.who == who || who == ""),
+			f.kind == factTyped && (f.who == who || who == "") && f.verb == "stop",
+			f.kind == factStopped && ofIt: // somebody else has stopped a part of it: the rest follows
 			return true
 		}
 	}
@@ -254,6 +272,9 @@ var incomplete = []string{"not whole here", "goes on", "may still run", "may sti
 
 func (h lifeHistory) losesLogs() string {
 	for i, f := range h {
+		if f.kind == factDeleted && len(f.partial) > 0 && f.who != byLease && !strings.Contains(f.said, "not whole here") && !h[:i].mayDrop(f) {
+			return fmt.Sprintf("at %s %s deletes the queued resource without the whole log of %s", f.at, f.who, strings.Join(f.partial, ", "))
+		}
 		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" {
 			continue
 		}
@@ -270,6 +291,24 @@ func (h lifeHistory) losesLogs() string {
 	return ""
 }
 
+// mayDrop reports whether who deletes the queued resource may do so without a word about
+// logs: a person has told it twice to end, or the attempt counts as lost. Open: a stop that
+// has reached no worker says only that the run may still be running.
+func (h lifeHistory) mayDrop(deleted lifeFact) bool {
+	began, told := -1, 0
+	for i, f := range h {
+		switch {
+		case f.kind == factStarted && f.run == "m" && f.attempt == deleted.attempt:
+			began = i
+		case f.kind == factLoss && began >= 0:
+			return true
+		case f.kind == factSignal && f.who == deleted.who:
+			told++
+		}
+	}
+	return told >= 2 || told == 1 && strings.Contains(deleted.said, "may still be running")
+}
+
 func (h lifeHistory) lies() string {
 	for i, f := range h {
 		if f.kind != factReturned {
@@ -278,13 +317,20 @@ func (h lifeHistory) lies() string {
 		switch {
 		case f.exists && !h[:i].madeAnew(f.who) && strings.Contains(f.said, "nothing of this job is billed"):
 			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
-		case f.billed && f.verb == "job" && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known"):
+		case f.billed && f.verb == "job" && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
 			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
 		case f.lives && strings.Contains(f.said, "no process of it is left on all"):
 			return fmt.Sprintf("at %s %s says that no process is left, but the command lives", f.at, f.who)
 		}
 	}
 	return ""
+}
+
+// couldNotAsk reports whether a job has ended before it has read the queued resource, and
+// so can say nothing of it. It has made none itself.
+func (h lifeHistory) couldNotAsk(f lifeFact) bool {
+	made := slices.ContainsFunc(h, func(e lifeFact) bool { return e.kind == factMade && e.who == f.who })
+	return !made && !strings.Contains(f.said, "phase request done")
 }
 
 // madeAnew reports whether another command than who has made the queued resource again

@@ -73,9 +73,7 @@ func (m *lifeMachine) setOffline(offline bool) {
 		return
 	}
 	for _, p := range m.running() {
-		for _, vm := range m.world.vms() {
-			vm.cut(p.name, true)
-		}
+		m.world.cut(p.name, true)
 	}
 }
 
@@ -89,13 +87,18 @@ func (m *lifeMachine) switchOff() {
 	for _, p := range all {
 		p.dead.Store(true)
 		m.world.note(lifeFact{kind: factKilled, who: p.name})
-		for _, vm := range m.world.vms() {
-			vm.cut(p.name, false)
-		}
+		m.world.cut(p.name, false)
 	}
 	kept := m.dir + ".kept"
-	if err := os.CopyFS(kept, os.DirFS(m.dir)); err != nil && !os.IsNotExist(err) {
-		panic(err)
+	for range 20 { // a file may go while it is copied
+		if err := os.CopyFS(kept, os.DirFS(m.dir)); err == nil {
+			break
+		} else if !os.IsNotExist(err) {
+			panic(err)
+		}
+		if err := os.RemoveAll(kept); err != nil {
+			panic(err)
+		}
 	}
 	for _, p := range all {
 		p.end()
@@ -236,11 +239,11 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: loginWait})
 	queue := qr.New(cloud)
 	return &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
-		Access: job.Access{Login: "quick", Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: 22, Way: job.Internal,
+		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
 		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.program.leave,
-		Roots: gcp.Roots{TPU: "http://cloud"}}
+		Roots: gcp.Roots{TPU: w.root}}
 }
 
 func (p *lifeProcess) do(ctx context.Context) error {
@@ -288,7 +291,10 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	}
 	o.Request.Mark("m", "ann")
 	o.Request.MarkJob("m")
-	setKey(&o.Request, "quick", w.identity.PublicKey())
+	setKey(&o.Request, w.login, w.identity.PublicKey())
+	if w.real != nil {
+		w.real.fit(&o)
+	}
 	return o
 }
 
@@ -342,16 +348,12 @@ func (p *lifeProcess) hear(text string) {
 	fmt.Fprintf(&p.said, "%10s  %s\n", time.Since(p.machine.world.begin).Round(100*time.Millisecond), text)
 }
 
-// quietLimit is how long a command of multihost may wait without a word: a minute, and
-// what the API may take to answer a call.
-const quietLimit = 3 * time.Minute
-
 // speaks notes that the command says something, and how long it has been silent before.
 // A command that runs may be silent, and so may multihost after it has said until when
 // it keeps slices. The caller holds p.mu.
 func (p *lifeProcess) speaks() {
 	quiet := time.Since(p.heard)
-	if quiet > quietLimit && p.phase != "run" && !strings.Contains(p.last, "keeping the failed slices") {
+	if quiet > p.machine.world.quietLimit && p.phase != "run" && !strings.Contains(p.last, "keeping the failed slices") {
 		p.machine.world.note(lifeFact{kind: factSilent, who: p.name, text: fmt.Sprintf("nothing was said for %s after %q", quiet, p.last)})
 	}
 	p.heard = time.Now()
@@ -392,6 +394,9 @@ type lifeEnd struct {
 // lastAttempt returns the newest attempt of a run on all workers that ever were, of the
 // newest worker in each place.
 func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
+	if w.real != nil {
+		return w.real.lastAttempt(run)
+	}
 	w.mu.Lock()
 	fleet := make([]*lifeVM, 0, len(w.fleet))
 	for _, vm := range w.fleet {
@@ -407,6 +412,45 @@ func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
 		}
 	}
 	return slices.DeleteFunc(all, func(e lifeEnd) bool { return e.log.attempt != newest })
+}
+
+// saidBy returns what a command of multihost has said so far.
+func (w *lifeWorld) saidBy(who string) string {
+	for _, m := range w.machines {
+		m.mu.Lock()
+		all := slices.Clone(m.processes)
+		m.mu.Unlock()
+		for _, p := range all {
+			if p.name == who {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return p.said.String()
+			}
+		}
+	}
+	return ""
+}
+
+// onlyThere names the workers on which the last attempt has ended whose log could be read
+// and is whole on no machine.
+func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
+	var ended []lifeEnd
+	for _, e := range w.lastAttempt(run) {
+		attempt = e.log.attempt
+		if !e.log.alive() {
+			ended = append(ended, e)
+		}
+	}
+	for i, m := range w.machines {
+		missing := m.partial(run, ended, true)
+		if i == 0 {
+			names = missing
+		}
+		if len(missing) == 0 {
+			return attempt, nil
+		}
+	}
+	return attempt, names
 }
 
 // logDir returns where the machine keeps the logs of the last attempt of a run that it

@@ -63,6 +63,10 @@ func TestLifeRules(t *testing.T) {
 
 		{"a take-over that reboots while the command lives", of(typed(job1), began(1, job1, 1, "a"), typed(job2), gone(9, job2, "m-0/a")), "ended the command on m-0/a"},
 		{"the same after a loss", of(typed(job1), began(1, job1, 1, "a"), typed(job2), at(8, lifeFact{kind: factLoss}), gone(9, job2, "m-0/a")), ""},
+		{"a loss of an earlier attempt", of(typed(job1), at(0, lifeFact{kind: factLoss}), began(1, job1, 2, "a"), typed(job2), gone(9, job2, "m-0/a")), "ended the command on m-0/a"},
+		{"a failure of an earlier attempt", of(typed(job1), began(1, job1, 1, "a"), ended(8, "m-0/a", 1, 3), ended(8, "m-1/a", 1, 3), began(9, job1, 2, "a"),
+			at(10, lifeFact{kind: factStopped, who: job1, worker: "m-0/a", attempt: 2})), "ended the command on m-0/a"},
+		{"the time to live of earlier slices", of(typed(job1), at(0, lifeFact{kind: factExpired}), at(1, lifeFact{kind: factMade}), began(1, job1, 2, "a"), gone(9, byLease, "m-0/a")), "ended the command on m-0/a"},
 		{"a stop that nobody has chosen", of(typed(job1), began(1, job1, 1, "a"), stopped(9, job1, "m-0/a")), "ended the command on m-0/a"},
 		{"a choice of somebody else", of(typed(job1), typed(job2), began(1, job1, 1, "a"), at(8, lifeFact{kind: factChosen, who: job2}), stopped(9, job1, "m-0/a")), "ended the command on m-0/a"},
 		{"a stop that was chosen", of(typed(job1), began(1, job1, 1, "a"), at(8, lifeFact{kind: factChosen, who: job1}), stopped(9, job1, "m-0/a")), ""},
@@ -86,8 +90,14 @@ func TestLifeRules(t *testing.T) {
 		{"74 without a word", of(typed(job1), returned(9, job1, lifeFact{code: 74, codes: []int{0, 0}, partial: []string{"m-0/a"}, said: "the end"})), "without a word about the log of m-0/a"},
 		{"74 with a word", of(typed(job1), returned(9, job1, lifeFact{code: 74, codes: []int{0, 0}, partial: []string{"m-0/a"}, said: "the log of s0w0 is not whole here"})), ""},
 
+		{"a deletion with a part of a log", of(typed(job1), at(9, lifeFact{kind: factDeleted, who: job1, partial: []string{"m-0/a"}})), "deletes the queued resource without the whole log of m-0/a"},
+		{"a deletion that says it", of(typed(job1), at(9, lifeFact{kind: factDeleted, who: job1, partial: []string{"m-0/a"}, said: "the log of s0w0 is not whole here"})), ""},
+		{"a lease that has waited for somebody to read the log", of(typed(job1), at(9, lifeFact{kind: factDeleted, who: byLease, partial: []string{"m-0/a"}})), ""},
+
 		{"a bill that is denied", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
-		{"a bill that is not told", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, billed: true})), "without a word about what is billed"},
+		{"a bill that is not told", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, billed: true, said: "phase request done"})), "without a word about what is billed"},
+		{"a bill of its own that is not told", of(typed(job1), at(1, lifeFact{kind: factMade, who: job1}), returned(9, job1, lifeFact{code: 3, exists: true, billed: true})), "without a word about what is billed"},
+		{"a bill of another command that could not be read", of(typed(job1), returned(9, job1, lifeFact{code: 69, exists: true, billed: true})), ""},
 		{"a life that is denied", of(typed(job1), returned(9, job1, lifeFact{code: 130, lives: true, said: "no process of it is left on all 2 workers"})), "but the command lives"},
 
 		{"a wait without end", of(typed(job1), at(300, lifeFact{kind: factHangs, who: job1, text: "it does not end"})), "it does not end"},

@@ -162,17 +162,41 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 }
 
+// A lifeDraw says what stories are drawn from.
+type lifeDraw struct {
+	deeds               []string
+	times               []time.Duration // between two deeds
+	faults              []time.Duration // how long a fault lasts
+	leases, ttls, lasts []time.Duration
+	keeps               []string
+	preemptions         []int
+	steps               int // after the first one, at most
+}
+
+// lifeWhole are all the deeds, with times as people and clouds have them.
+func lifeWhole() lifeDraw {
+	return lifeDraw{
+		deeds:       sortedKeys(lifeDeeds()),
+		times:       []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute},
+		faults:      []time.Duration{20 * time.Second, 2 * time.Minute, 6 * time.Minute, 20 * time.Minute},
+		leases:      []time.Duration{5 * time.Minute, 5 * time.Minute, 5 * time.Minute, time.Minute, 20 * time.Minute},
+		ttls:        []time.Duration{0, 0, 0, 30 * time.Minute},
+		lasts:       []time.Duration{10 * time.Minute, 30 * time.Second, 3 * time.Minute, 40 * time.Minute},
+		keeps:       []string{"", "", "", "", "keep", "on failure", "on failure 10m"},
+		preemptions: []int{-1, -1, 0, 1},
+		steps:       8,
+	}
+}
+
 // lifeStories draws stories.
-func lifeStories() *rapid.Generator[lifeStory] {
+func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 	kinds := lifeDeeds()
 	var names []string
-	for _, name := range sortedKeys(kinds) {
+	for _, name := range from.deeds {
 		for range kinds[name].often {
 			names = append(names, name)
 		}
 	}
-	times := []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute}
-	faults := []time.Duration{20 * time.Second, 2 * time.Minute, 6 * time.Minute, 20 * time.Minute}
 	deed := rapid.Custom(func(t *rapid.T) lifeDeed {
 		d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
 		kind := kinds[d.what]
@@ -183,23 +207,23 @@ func lifeStories() *rapid.Generator[lifeStory] {
 			d.worker = rapid.IntRange(0, lifeWorkersOfARun-1).Draw(t, "worker")
 		}
 		if kind.lasts {
-			d.lasts = rapid.SampledFrom(faults).Draw(t, "lasts")
+			d.lasts = rapid.SampledFrom(from.faults).Draw(t, "lasts")
 		}
-		d.then = rapid.SampledFrom(times).Draw(t, "then")
+		d.then = rapid.SampledFrom(from.times).Draw(t, "then")
 		return d
 	})
 	return rapid.Custom(func(t *rapid.T) lifeStory {
 		s := lifeStory{
-			lease:       rapid.SampledFrom([]time.Duration{5 * time.Minute, 5 * time.Minute, 5 * time.Minute, time.Minute, 20 * time.Minute}).Draw(t, "lease"),
-			ttl:         rapid.SampledFrom([]time.Duration{0, 0, 0, 30 * time.Minute}).Draw(t, "ttl"),
-			keep:        rapid.SampledFrom([]string{"", "", "", "", "keep", "on failure", "on failure 10m"}).Draw(t, "keep"),
+			lease:       rapid.SampledFrom(from.leases).Draw(t, "lease"),
+			ttl:         rapid.SampledFrom(from.ttls).Draw(t, "ttl"),
+			keep:        rapid.SampledFrom(from.keeps).Draw(t, "keep"),
 			restarts:    rapid.SampledFrom([]int{0, 0, 1}).Draw(t, "restarts"),
-			preemptions: rapid.SampledFrom([]int{-1, -1, 0, 1}).Draw(t, "preemptions"),
-			lasts:       rapid.SampledFrom([]time.Duration{10 * time.Minute, 30 * time.Second, 3 * time.Minute, 40 * time.Minute}).Draw(t, "command lasts"),
+			preemptions: rapid.SampledFrom(from.preemptions).Draw(t, "preemptions"),
+			lasts:       rapid.SampledFrom(from.lasts).Draw(t, "command lasts"),
 			fails:       rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "fails"),
 		}
-		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(times).Draw(t, "then")}
-		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, 0, 8).Draw(t, "steps")...)
+		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(from.times).Draw(t, "then")}
+		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, 0, from.steps).Draw(t, "steps")...)
 		return s
 	})
 }

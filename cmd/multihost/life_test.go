@@ -28,7 +28,7 @@ import (
 // which.
 func TestLife(t *testing.T) {
 	kit := newLifeKit(t)
-	stories := envNumber(t, "LIFE_STORIES", 500)
+	stories := envNumber(t, "LIFE_STORIES", 2000)
 	setFlag(t, "rapid.checks", strconv.Itoa(stories))
 	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
 	setFlag(t, "rapid.nofailfile", "true")
@@ -37,7 +37,7 @@ func TestLife(t *testing.T) {
 	told, failed := 0, false
 	began := time.Now()
 	rapid.Check(t, func(rt *rapid.T) {
-		story := lifeStories().Draw(rt, "story")
+		story := lifeStories(lifeWhole()).Draw(rt, "story")
 		tries := 1
 		if failed {
 			tries = 4 // who runs first within a moment is luck: a failure must be found again
@@ -124,11 +124,6 @@ func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why str
 	return why
 }
 
-const (
-	lifeEndLimit = 3 * time.Hour // by which every command has ended when nothing happens any more
-	lifeGoLimit  = 2 * time.Hour // by which all that is left has gone then
-)
-
 // tell lets the story happen and returns how it breaks a rule.
 func (w *lifeWorld) tell() (why string) {
 	for _, d := range w.story.steps {
@@ -142,7 +137,7 @@ func (w *lifeWorld) tell() (why string) {
 			return why
 		}
 	}
-	limit := time.Now().Add(lifeEndLimit)
+	limit := time.Now().Add(w.endLimit)
 	for _, m := range w.machines {
 		for _, p := range m.running() {
 			select {
@@ -155,15 +150,19 @@ func (w *lifeWorld) tell() (why string) {
 	if why := w.judge(); why != "" {
 		return why
 	}
-	time.Sleep(lifeGoLimit)
-	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes(w.facts()) {
+	if w.real != nil {
+		w.awaitGone(w.goLimit)
+	} else {
+		time.Sleep(w.goLimit)
+	}
+	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes() {
 		w.note(lifeFact{kind: factLeft, text: "the queued resource is " + r.state + " and billed, and no runner lives"})
 	}
 	return w.judge()
 }
 
 // goes reports whether what the story leaves must go by itself.
-func (s lifeStory) goes(h lifeHistory) bool {
+func (s lifeStory) goes() bool {
 	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
 }
 

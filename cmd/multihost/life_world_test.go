@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"multihost/internal/job"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
@@ -35,11 +37,20 @@ type lifeWorld struct {
 	keys     []ssh.Signer // of the workers, made once for all stories
 	server   *sim.Server
 	begin    time.Time
+	real     *lifeReal // the workers, where they are real; nil: fleet
+	login    string
+	port     int
+	way      job.Way
+	root     string // of the API, for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
 	back     sync.WaitGroup // what ends by itself, at the latest with ctx
 
 	machines []*lifeMachine
+
+	endLimit   time.Duration // by which every command has ended when nothing happens any more
+	goLimit    time.Duration // by which all that is left has gone then
+	quietLimit time.Duration // how long a command of multihost may wait without a word
 
 	mu       sync.Mutex // guards what follows
 	history  lifeHistory
@@ -62,23 +73,33 @@ const lifeQR = "/v2alpha1/projects/" + sim.DefaultProject + "/locations/" + sim.
 const lifeStep = 10 * time.Second
 
 func newLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, error) {
-	w := &lifeWorld{story: story, dir: dir, identity: kit.identity, keys: kit.keys, begin: time.Now(), fleet: map[string]*lifeVM{}}
+	w := blankLifeWorld(story, dir, kit)
+	return w, w.start(sim.Config{Step: lifeStep, Workers: (*lifeBackend)(w)})
+}
+
+func blankLifeWorld(story lifeStory, dir string, kit *lifeKit) *lifeWorld {
+	w := &lifeWorld{story: story, dir: dir, identity: kit.identity, keys: kit.keys, begin: time.Now(), fleet: map[string]*lifeVM{},
+		login: "quick", port: 22, way: job.Internal, root: "http://cloud", endLimit: 3 * time.Hour, goLimit: 2 * time.Hour, quietLimit: 90 * time.Second}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	var err error
-	w.server, err = sim.Start(w.ctx, sim.Config{Dir: filepath.Join(dir, "sim"), Listen: "none", Step: lifeStep, Workers: (*lifeBackend)(w)})
-	if err != nil {
-		return nil, err
+	return w
+}
+
+// start makes the cloud and the machines.
+func (w *lifeWorld) start(cfg sim.Config) (err error) {
+	cfg.Dir, cfg.Listen = filepath.Join(w.dir, "sim"), "none"
+	if w.server, err = sim.Start(w.ctx, cfg); err != nil {
+		return err
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "src"), 0o700); err != nil {
-		return nil, err
+	if err := os.MkdirAll(filepath.Join(w.dir, "src"), 0o700); err != nil {
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "src", "train.py"), []byte("pass\n"), 0o600); err != nil {
-		return nil, err
+	if err := os.WriteFile(filepath.Join(w.dir, "src", "train.py"), []byte("pass\n"), 0o600); err != nil {
+		return err
 	}
 	for _, name := range []string{"laptop", "desk"} {
 		w.machines = append(w.machines, newLifeMachine(w, name))
 	}
-	return w, nil
+	return nil
 }
 
 // close ends everything in the bubble.
@@ -88,6 +109,9 @@ func (w *lifeWorld) close() error {
 	}
 	w.cancel()
 	w.back.Wait()
+	if w.real != nil {
+		w.real.front.Close()
+	}
 	return errors.Join((*lifeBackend)(w).Close(), w.server.Close())
 }
 
@@ -105,8 +129,23 @@ func (w *lifeWorld) noteLocked(f lifeFact) {
 
 func (w *lifeWorld) facts() lifeHistory {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.history)
+	h := slices.Clone(w.history)
+	w.mu.Unlock()
+	if w.real != nil {
+		h = append(h, w.real.facts()...)
+		slices.SortStableFunc(h, func(a, b lifeFact) int { return cmp.Compare(a.at, b.at) })
+	}
+	return h
+}
+
+// cut ends the connections of a command of multihost to all workers.
+func (w *lifeWorld) cut(who string, silently bool) {
+	if w.real != nil {
+		w.real.cut(who)
+	}
+	for _, vm := range w.vms() {
+		vm.cut(who, silently)
+	}
 }
 
 func (w *lifeWorld) vms() []*lifeVM {
@@ -175,6 +214,9 @@ func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine
 
 // dial connects a command of multihost to the worker at an address.
 func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.Conn, error) {
+	if w.real != nil {
+		return w.real.dial(ctx, p, addr)
+	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
@@ -273,12 +315,14 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		}
 		w.mu.Unlock()
 	}
-	if req.Method == http.MethodDelete && path != lifeQR {
-		w.note(lifeFact{kind: factForeign, who: who, text: who + " deletes " + path})
-	}
 	body, _ := io.ReadAll(req.Body)
-	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") {
+	if w.real == nil && req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") {
 		body = withoutStartup(body)
+	}
+	deleted := lifeFact{kind: factDeleted, who: who}
+	if req.Method == http.MethodDelete && path == lifeQR {
+		deleted.attempt, deleted.partial = w.onlyThere("m")
+		deleted.said = w.saidBy(who)
 	}
 	r := httptest.NewRequest(req.Method, req.URL.RequestURI(), bytes.NewReader(body))
 	r.Header = req.Header
@@ -292,8 +336,11 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 			w.later(w.story.ttl-2*time.Second, func() { w.note(lifeFact{kind: factExpired}) })
 		}
 	}
+	if req.Method == http.MethodDelete && path != lifeQR && answer.Code == http.StatusOK {
+		w.note(lifeFact{kind: factForeign, who: who, text: who + " deletes " + path})
+	}
 	if change && path == lifeQR && req.Method == http.MethodDelete && answer.Code == http.StatusOK {
-		w.note(lifeFact{kind: factDeleted, who: who})
+		w.note(deleted)
 	}
 	return answer
 }
@@ -371,7 +418,7 @@ func (w *lifeWorld) resource() lifeResource {
 	if err := json.Unmarshal(answer.Body.Bytes(), &qr); err != nil {
 		return lifeResource{exists: true, state: err.Error()}
 	}
-	r := lifeResource{exists: true, state: qr.State.State}
+	r := lifeResource{exists: true, state: qr.State.State, billed: w.real != nil && w.real.standing()}
 	for _, vm := range w.vms() {
 		vm.mu.Lock()
 		r.billed = r.billed || !vm.removed
