@@ -17,11 +17,11 @@ func (p *program) canConfirm(view *ui.Renderer) bool {
 	return view.Mode() != ui.JSON && ui.CanAsk(p.stdin, p.stderr)
 }
 
-// confirm asks a yes-or-no question; only y means yes, Enter and other answers are an
-// error. canConfirm must have reported true.
+// confirm asks a yes-or-no question; only the key y means yes, Enter and every other key
+// are an error. canConfirm must have reported true.
 func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
 	in, _ := p.stdin.(*os.File)
-	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", "yn\r\n\x04")
+	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", ui.AnyKey)
 	if err != nil {
 		return err
 	}

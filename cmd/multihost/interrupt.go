@@ -93,10 +93,6 @@ func askInterrupt(ctx context.Context, view *ui.Renderer, in *os.File, stand job
 // interruptQuestion returns a question that says what is at stake and what each key does.
 func interruptQuestion(st job.Stand) string {
 	var b strings.Builder
-	lease := ""
-	if st.Lease != "" {
-		lease = "; " + st.Lease
-	}
 	billed := ""
 	if st.Billed != "" {
 		billed = " (" + st.Billed + ")"
@@ -104,10 +100,10 @@ func interruptQuestion(st job.Stand) string {
 	switch {
 	case !st.Kept.IsZero():
 		fmt.Fprintf(&b, "\nmultihost: the failed slices of run %s are kept until %s%s\n", st.Run, st.Kept.Format(time.TimeOnly), billed)
-		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force%s (Ctrl-C again does the same)\n", st.Resource, lease)
+		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force%s (Ctrl-C again does the same)\n", st.Resource, lease(st))
 	case st.Running != "":
 		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
-		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease)
+		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease(st))
 	default:
 		return waitingQuestion(st)
 	}
@@ -125,6 +121,14 @@ func interruptQuestion(st job.Stand) string {
 	return b.String()
 }
 
+// lease says what the workers do about the slices by themselves.
+func lease(st job.Stand) string {
+	if st.Lease == "" {
+		return ""
+	}
+	return "; " + st.Lease
+}
+
 // waitingQuestion is interruptQuestion for a job whose command has not started.
 func waitingQuestion(st job.Stand) string {
 	billed := "nothing is billed yet"
@@ -136,6 +140,12 @@ func waitingQuestion(st job.Stand) string {
 			"  s  stop: end the command where it runs and delete queued resource %s\n"+
 			"  k  keep all as it is; come back by typing the same command (Ctrl-C again does the same)\n"+
 			"  c  continue\ns, k or c?", st.Resource, st.Run, billed, st.Resource)
+	}
+	if st.Ended {
+		return fmt.Sprintf("\nmultihost: the command of run %s has ended and is to be started again; %s\n"+
+			"  s  stop: start it no more and delete queued resource %s (Ctrl-C again does the same)\n"+
+			"  k  keep queued resource %s; come back by typing the same command%s\n"+
+			"  c  continue\ns, k or c?", st.Run, billed, st.Resource, st.Resource, lease(st))
 	}
 	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
 		"  s  stop: delete queued resource %s (Ctrl-C again does the same)\n"+

@@ -214,9 +214,15 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 		if text := r.guard.whoDeletes(); text != "" {
 			does = ": " + text
 		}
-		event.Notef(d.Sink, event.Warn, deleteHint(id, d), "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
+		hint := deleteHint(id, d)
+		var in *Interrupted
+		if out.Started && (out.Detached || errors.As(runErr, &in) && in.detaches(true)) { // deleting would end the command
+			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
+		}
+		event.Notef(d.Sink, event.Warn, hint, "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
 		return out, runErr
 	}
+	d.setStand(func(s *Stand) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
 	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
 	defer cancel()

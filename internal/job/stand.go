@@ -13,6 +13,7 @@ import (
 type Stand struct {
 	Run      string
 	Running  string    // the workers on which the command runs, folded; empty: it runs on none
+	Ended    bool      // the command has run and ended; another attempt may begin
 	Kept     time.Time // until when failed slices are kept for a look; zero: they are not kept
 	Ours     bool      // this command has started the run, and would stop it
 	Resource string    // queued resource that is deleted at the end of this command; empty: none
@@ -57,10 +58,10 @@ func (d *Deps) setStand(change func(*Stand)) {
 // runs records that the command runs on the team, until over is called.
 func (f *following) runs() (over func()) {
 	f.setStand(func(s *Stand) {
-		s.Run, s.Running, s.Ours = f.ref.Run, tpu.Fold(f.team.ids), !f.attached
+		s.Run, s.Running, s.Ours, s.Ended = f.ref.Run, tpu.Fold(f.team.ids), !f.attached, false
 		s.Billed = f.billed(f.team.slices)
 	})
-	return func() { f.setStand(func(s *Stand) { s.Running = "" }) }
+	return func() { f.setStand(func(s *Stand) { s.Running, s.Ended = "", true }) }
 }
 
 // holds records that this command will delete the queued resource id at its end. waiting

@@ -2,6 +2,7 @@ package qr
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -254,7 +255,8 @@ func (c api) zones(ctx context.Context) (zones []string, err error) {
 
 // zoned adds to a refusal of a zone that does not exist the zones of like names.
 func (c api) zoned(ctx context.Context, err error) error {
-	if !gcp.NoZone(err) {
+	var told *NoZoneError
+	if !gcp.NoZone(err) || errors.As(err, &told) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)

@@ -51,7 +51,7 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 		if 'A' <= b[0] && b[0] <= 'Z' {
 			b[0] += 'a' - 'A'
 		}
-		if b[0] == Interrupt || bytes.IndexByte([]byte(keys), b[0]) >= 0 {
+		if b[0] == Interrupt || keys == AnyKey || bytes.IndexByte([]byte(keys), b[0]) >= 0 {
 			return b[0], nil
 		}
 	}

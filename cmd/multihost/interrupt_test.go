@@ -1,0 +1,36 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"multihost/internal/job"
+)
+
+// The question after Ctrl-C says what is true at that moment.
+func TestTheQuestionAfterCtrlC(t *testing.T) {
+	base := job.Stand{Run: "r", Resource: "q", Ours: true, Waiting: "its slices delete themselves", Lease: "the workers delete them"}
+	for _, tt := range []struct {
+		story  string
+		change func(*job.Stand)
+		want   []string
+		not    string
+	}{
+		{"it waits", func(*job.Stand) {}, []string{"has not started; nothing is billed yet", "keep the place in the queue"}, "has ended"},
+		{"its slices are there", func(s *job.Stand) { s.Billed = "1 × v4-8" }, []string{"has not started; billed now: 1 × v4-8"}, "nothing is billed"},
+		{"it runs", func(s *job.Stand) { s.Running = "s0w0" }, []string{"run r runs on s0w0", "end it on every worker and delete queued resource q"}, "queue:"},
+		{"between two attempts", func(s *job.Stand) { s.Ended, s.Billed = true, "1 × v4-8" }, []string{"has ended and is to be started again; billed now: 1 × v4-8", "the workers delete them"}, "has not started"},
+	} {
+		st := base
+		tt.change(&st)
+		got := interruptQuestion(st)
+		for _, want := range tt.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: it does not say %q:\n%s", tt.story, want, got)
+			}
+		}
+		if strings.Contains(got, tt.not) {
+			t.Errorf("%s: it says %q:\n%s", tt.story, tt.not, got)
+		}
+	}
+}
