@@ -324,7 +324,7 @@ func unknownFlag(levels []*level, spelling string) *usageError {
 	for _, l := range levels {
 		for _, f := range l.flags {
 			for _, n := range f.Names() {
-				if upper || n == strings.ToLower(n) {
+				if len(n) > 1 && (upper || n == strings.ToLower(n)) { // nobody means --f
 					known = append(known, "--"+n)
 				}
 			}

@@ -282,6 +282,7 @@ func (p *program) simEnvCommand() *cli.Command {
 		Description: `For a shell: eval "$(multihost sim env)".`,
 		Flags:       []cli.Flag{simDirFlag()},
 		Action: func(c *cli.Context) error {
+			p.noArguments("multihost sim env")
 			client, err := p.openSim(c)
 			if err != nil {
 				return err
@@ -437,6 +438,7 @@ func (p *program) simDownCommand() *cli.Command {
 		Usage: "end the simulator and all its workers",
 		Flags: []cli.Flag{simDirFlag()},
 		Action: func(c *cli.Context) error {
+			p.noArguments("multihost sim down")
 			if err := p.ready(c); err != nil {
 				return err
 			}

@@ -230,11 +230,31 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
+// takenBy returns the error for a refusal that names a slice, if that slice stays: one that
+// is being deleted, or that the same request has left, is only in the way.
+func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
+	taken := takenSlice(refusal)
+	if taken == nil {
+		return nil
+	}
+	s, err := c.Slice(ctx, taken.Slice)
+	if err != nil || s.State == "DELETING" || s.QueuedResource == r.ID {
+		return nil
+	}
+	return taken
+}
+
 // existing decides about an existing resource of the same name. repeated means that
 // an earlier try of the same call may have made it.
 func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedResource, repeated bool, cause error) (Resource, bool, error) {
 	res, err := c.read(ctx, r.ID)
+	var taken *TakenError
+	if gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists {
+		taken = c.takenBy(ctx, r, cause)
+	}
 	switch {
+	case taken != nil:
+		return Resource{}, false, taken
 	case gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists:
 		return Resource{}, false, errInTheWay // it was deleted just now
 	case err != nil && gcp.ClassOf(err) == gcp.NotFound:

@@ -187,6 +187,26 @@ func TestExistsAlreadyAndIsDead(t *testing.T) {
 	}
 }
 
+// A slice of another resource has the name: waiting for it would take for ever.
+func TestASliceOfThatNameExistsAlready(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.create(request(t, nil))
+	c.waitState("q7", "ACTIVE")
+	res, err := c.Get(t.Context(), "q7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := res.Nodes[0]
+	_, created, err := c.Create(t.Context(), request(t, func(r *qr.Request) { r.ID, r.NodeCount, r.NodePrefix, r.NodeID = "q8", 1, "", name }))
+	var taken *qr.TakenError
+	if created || !errors.As(err, &taken) || taken.Slice != name || !strings.Contains(taken.Hint(), "--node-prefix") {
+		t.Errorf("created %v, %v", created, err)
+	}
+	if c.log.Said(event.Info, "is DELETING") {
+		t.Error("a deletion was blamed")
+	}
+}
+
 func TestExistsAlreadyWhileDeleting(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))

@@ -99,6 +99,39 @@ func (e *ConflictError) Hint() string {
 	return fmt.Sprintf("choose another name, or look at it with: multihost qr show %s", e.ID)
 }
 
+// A TakenError says that a slice of a request has the name of a slice that exists.
+type TakenError struct {
+	Slice string
+	Err   error // the API's refusal
+}
+
+// takenSlice returns the error for a refusal that names a node; nil for another one.
+func takenSlice(refusal error) *TakenError {
+	_, name, named := strings.Cut(refusal.Error(), "/nodes/")
+	if end := strings.IndexFunc(name, func(r rune) bool { return !(r == '-' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z') }); end >= 0 {
+		name = name[:end]
+	}
+	if !named || name == "" {
+		return nil
+	}
+	return &TakenError{name, refusal}
+}
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("slice %q exists already, and the request would make one of that name: %v", e.Slice, e.Err)
+}
+
+// Unwrap returns the API's refusal.
+func (e *TakenError) Unwrap() error { return e.Err }
+
+// Fault returns fault.Unavailable.
+func (e *TakenError) Fault() fault.Kind { return fault.Unavailable }
+
+// Hint returns what to type.
+func (e *TakenError) Hint() string {
+	return "name the new slices otherwise: --node-prefix=NAME, or --node-id=NAME for a single one; multihost qr list shows what is there"
+}
+
 // An OwnerError says that a queued resource was not deleted because it belongs
 // to another run.
 type OwnerError struct {
