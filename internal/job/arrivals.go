@@ -35,6 +35,10 @@ func arrivalsPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf(".arrivals_slice_%04d_worker_%04d", id.Slice, id.Worker))
 }
 
+// logNames are patterns of the names that commands give to files and directories in a
+// directory of logs: those of logPath, arrivalsPath and the stacks of dump.
+var logNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
+
 // An arrivalWriter writes the index of arrivals of one log while it is copied here. An
 // entry has a time in milliseconds and the offset of the first byte that came then. The
 // first entry of each writer is absolute ("@TIME OFFSET"); the others tell the difference

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -130,5 +131,19 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 	w.mark(0) // says nothing, ends the index
 	if !w.failed {
 		t.Error("an index that cannot be written goes on")
+	}
+}
+
+// TestLogNames holds that a run leaves out all that commands write beside each other into
+// a directory of logs.
+func TestLogNames(t *testing.T) {
+	id := tpu.WorkerID{Slice: 12345, Worker: 2}
+	for _, at := range []string{logPath("d", id), arrivalsPath("d", id), "d/stacks-20260102T030405Z"} {
+		if !slices.ContainsFunc(logNames, func(pattern string) bool {
+			ok, err := filepath.Match(pattern, filepath.Base(at))
+			return ok && err == nil
+		}) {
+			t.Errorf("no pattern of %q is for %s", logNames, at)
+		}
 	}
 }

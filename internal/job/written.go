@@ -69,7 +69,7 @@ func (d *Deps) makeLogs(by, dir string, make func() error) error {
 	}
 	w := codesync.Written{Path: cmp.Or(made, dir)}
 	if made == "" {
-		w.Names = []string{"output_slice_*.txt", "stacks-*"}
+		w.Names = logNames
 	}
 	d.notRemembered(codesync.Remember(writtenDir(d.StateDir), "multihost "+by, []codesync.Written{w}))
 	return nil
