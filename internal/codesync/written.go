@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -19,8 +20,12 @@ import (
 // need them on its workers. Commands therefore remember what they wrote, and Scan leaves it
 // out.
 
-// mostWritten limits how many commands Remember keeps.
-const mostWritten = 500
+const (
+	// mostWritten limits how many commands Remember keeps.
+	mostWritten = 500
+	// mostFiles is of how many files of a directory Remember keeps the states.
+	mostFiles = 20_000
+)
 
 // A Written is something that a command wrote on this machine.
 type Written struct {
@@ -28,6 +33,15 @@ type Written struct {
 	// Names are patterns of the names in the directory Path that are meant; none means
 	// Path itself.
 	Names []string `json:"names,omitempty"`
+	// Made means that the command made the directory Path: it is left out if nothing of
+	// the user is in it.
+	Made bool `json:"made,omitempty"`
+
+	// Files are those in the directory Path that came with it; their paths are relative,
+	// with slashes. Other files in it are the user's. Of a directory with more than
+	// mostFiles, Many is true, and the whole directory is left out.
+	Files []Written `json:"files,omitempty"`
+	Many  bool      `json:"many,omitempty"`
 
 	// Size and ModNS are those of a file when it was written. A file that is different now
 	// is the user's own.
@@ -53,8 +67,8 @@ func Remember(dir, by string, paths []Written) error {
 			return err
 		}
 		w.Path = at
-		if info, err := os.Lstat(w.Path); err == nil && info.Mode().IsRegular() {
-			w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
+		if info, err := os.Lstat(w.Path); err == nil && len(w.Names) == 0 && !w.Made {
+			w.keepState(info, mostFiles)
 		}
 		kept.Paths = append(kept.Paths, w)
 	}
@@ -73,6 +87,33 @@ func Remember(dir, by string, paths []Written) error {
 	return dropOldest(dir, "*.json", mostWritten)
 }
 
+// keepState keeps the state of a file, or of up to most files in a directory.
+func (w *Written) keepState(info fs.FileInfo, most int) {
+	if !info.IsDir() {
+		w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
+		return
+	}
+	w.Made = true
+	_ = filepath.WalkDir(w.Path, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil // what cannot be read now is the user's
+		}
+		rel, err := filepath.Rel(w.Path, at)
+		info, infoErr := d.Info()
+		if err != nil || infoErr != nil {
+			return nil
+		}
+		if len(w.Files) == most {
+			w.Files, w.Made, w.Many = nil, false, true
+			return fs.SkipAll
+		}
+		file := Written{Path: filepath.ToSlash(rel)}
+		file.keepState(info, 0)
+		w.Files = append(w.Files, file)
+		return nil
+	})
+}
+
 // Remembered returns those of the paths that Remember was once told of.
 func Remembered(dir string, paths []string) (known []string) {
 	if len(paths) == 0 {
@@ -82,6 +123,9 @@ func Remembered(dir string, paths []string) (known []string) {
 	for _, kept := range writtenFiles(dir) {
 		for _, w := range kept.Paths {
 			all[w.Path] = all[w.Path] || len(w.Names) == 0
+			for _, file := range w.Files {
+				all[filepath.Join(w.Path, filepath.FromSlash(file.Path))] = true
+			}
 		}
 	}
 	for _, p := range paths {
@@ -147,6 +191,7 @@ func (s *scanner) findOurs(ctx context.Context) error {
 	if s.opts.NoIgnore || s.opts.Written == "" {
 		return nil
 	}
+	var made []madeDir
 	for _, kept := range writtenFiles(s.opts.Written) {
 		why := "written here by " + kept.By
 		for _, w := range kept.Paths {
@@ -155,7 +200,16 @@ func (s *scanner) findOurs(ctx context.Context) error {
 			case !ok || name == "." && len(w.Names) == 0:
 			case len(w.Names) > 0:
 				s.ours.named[name] = append(s.ours.named[name], namedFiles{w.Names, why})
-			case w.unchanged():
+			case w.Made:
+				made = append(made, madeDir{name, why})
+				for _, file := range w.Files {
+					if file.unchanged(filepath.Join(w.Path, filepath.FromSlash(file.Path))) {
+						s.ours.whole[path.Join(name, file.Path)] = why
+					}
+				}
+			case w.Many:
+				s.ours.whole[name] = fmt.Sprintf("%s, with more than %d files: your changes to them are not sent either", why, mostFiles)
+			case w.unchanged(w.Path):
 				s.ours.whole[name] = why
 			}
 		}
@@ -165,6 +219,46 @@ func (s *scanner) findOurs(ctx context.Context) error {
 			s.ours.whole[name] = "records of multihost"
 		}
 	}
+	if err := s.leaveTracked(ctx); err != nil {
+		return err
+	}
+	for _, dir := range made {
+		if s.allOurs(dir.name) {
+			s.ours.whole[dir.name] = dir.why
+		}
+	}
+	return nil
+}
+
+// A madeDir is a directory below the root that a command made.
+type madeDir struct{ name, why string }
+
+// allOurs reports whether all files in a directory are left out.
+func (s *scanner) allOurs(dir string) bool {
+	all := true
+	_ = filepath.WalkDir(filepath.Join(s.root, filepath.FromSlash(dir)), func(at string, d fs.DirEntry, err error) error {
+		name, ok := s.below(at)
+		switch {
+		case err != nil || !ok:
+			all = false
+		case name != dir && s.ours.of(name) != "":
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case !d.IsDir():
+			all = false
+		}
+		if !all {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return all
+}
+
+// leaveTracked lets the user have the files that git tracks, with the directories above
+// them.
+func (s *scanner) leaveTracked(ctx context.Context) error {
 	if s.list == nil || len(s.ours.whole)+len(s.ours.named) == 0 {
 		return nil
 	}
@@ -192,12 +286,19 @@ func (s *scanner) below(at string) (string, bool) {
 	return filepath.ToSlash(rel), true
 }
 
-func (w Written) unchanged() bool {
-	info, err := os.Lstat(w.Path)
-	if errors.Is(err, fs.ErrNotExist) {
+// unchanged reports whether the file at a path is as it was written. A directory whose
+// files are not known counts as unchanged.
+func (w Written) unchanged(at string) bool {
+	info, err := os.Lstat(at)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return false
+	case err != nil:
+		return true
+	case w.Size == 0 && w.ModNS == 0 && !info.Mode().IsRegular():
+		return true
 	}
-	return err != nil || w.ModNS == 0 || info.Mode().IsRegular() && info.Size() == w.Size && info.ModTime().UnixNano() == w.ModNS
+	return !info.IsDir() && info.Size() == w.Size && info.ModTime().UnixNano() == w.ModNS
 }
 
 // unfinished is how the directory begins in which cp gathers what comes. One that is

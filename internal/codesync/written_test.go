@@ -1,6 +1,8 @@
 package codesync
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,14 +76,64 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 	git(t, dir, "init", "-q")
 	git(t, dir, "add", "profile/s0w1/a", "logs/output_slice_0000_worker_0000.txt")
 	tree = scan(Options{})
-	for _, want := range []string{"profile/s0w0/a", "profile/s0w1/a", "logs/output_slice_0000_worker_0000.txt"} {
+	for _, want := range []string{"profile/s0w1/a", "logs/output_slice_0000_worker_0000.txt"} {
 		if !slices.Contains(paths(tree), want) {
-			t.Errorf("%s is not taken of %q, though git tracks it or what is beside it", want, paths(tree))
+			t.Errorf("%s is not taken of %q, though git tracks it", want, paths(tree))
 		}
 	}
-	if slices.Contains(paths(tree), "report.html") {
-		t.Error("report.html is taken, though git does not track it")
+	for _, name := range []string{"report.html", "profile/s0w0/a"} {
+		if slices.Contains(paths(tree), name) {
+			t.Errorf("%s is taken, though git does not track it", name)
+		}
 	}
+}
+
+// TestADirectoryOfACommandMayBeUsed shows what a run takes of a directory that came from
+// a worker when the user works in it.
+func TestADirectoryOfACommandMayBeUsed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	kept := filepath.Join(dir, "state", "written")
+	write(t, dir, map[string]string{"got/code/a.py": "1", "got/code/b.py": "2", "got/c.txt": "3", "exp/7/logs/output_slice_0000_worker_0000.txt": "4", "old/x": "5"})
+	testkit.Must(t, os.Chtimes(filepath.Join(dir, "got/c.txt"), time.Time{}, time.Unix(0, 0)))
+	in := func(name string) string { return filepath.Join(dir, name) }
+	testkit.Must(t, Remember(kept, "multihost cp", []Written{{Path: in("got")}}))
+	testkit.Must(t, Remember(kept, "multihost run", []Written{{Path: in("exp"), Made: true}, {Path: in("exp/7/logs"), Names: []string{"output_slice_*.txt"}}}))
+	testkit.Must(t, os.WriteFile(filepath.Join(kept, "earlier.json"), []byte(fmt.Sprintf(`{"by":"multihost cp","paths":[{"path":%q}]}`, in("old"))), 0o600))
+	scan := func() (taken []string, left []string) {
+		t.Helper()
+		tree, err := Scan(t.Context(), Options{Dir: dir, Written: kept})
+		testkit.Must(t, err)
+		left = skipped(tree)
+		slices.Sort(left)
+		return paths(tree), left
+	}
+	taken, left := scan()
+	same(t, "taken", taken, []string(nil))
+	same(t, "left out", left, []string{"exp/ (written here by multihost run, 1 file)", "got/ (written here by multihost cp, 3 files)",
+		"old/ (written here by multihost cp, 1 file)", "state/ (records of multihost, 3 files)"})
+	write(t, dir, map[string]string{"got/code/b.py": "changed", "got/code/mine.py": "6", "got/c.txt": "33", "exp/train.py": "7", "exp/7/logs/note.txt": "8"})
+	taken, left = scan()
+	same(t, "taken", taken, []string{"exp/7/logs/note.txt", "exp/train.py", "got/c.txt", "got/code/b.py", "got/code/mine.py"})
+	same(t, "left out", left, []string{"exp/7/logs/output_slice_0000_worker_0000.txt (written here by multihost run)", "got/code/a.py (written here by multihost cp)",
+		"old/ (written here by multihost cp, 1 file)", "state/ (records of multihost, 3 files)"})
+	if got := Remembered(kept, []string{in("got/code/a.py"), in("got/code/mine.py")}); !slices.Equal(got, []string{in("got/code/a.py")}) {
+		t.Errorf("remembered are %q", got)
+	}
+
+	// Of very many files the states are not kept, and the run says so.
+	w := Written{Path: in("got")}
+	info, err := os.Lstat(w.Path)
+	testkit.Must(t, err)
+	w.keepState(info, 3)
+	if w.Made || !w.Many || len(w.Files) > 0 {
+		t.Errorf("of too many files is kept: %+v", w)
+	}
+	testkit.Must(t, replaceFile(filepath.Join(kept, "many.json"), func(f *os.File) error {
+		return json.NewEncoder(f).Encode(writtenFile{By: "multihost cp", Paths: []Written{w}})
+	}))
+	_, left = scan()
+	same(t, "left out", left[1], "got/ (written here by multihost cp, with more than 20000 files: your changes to them are not sent either, 4 files)")
 }
 
 func TestWhatIsGoneIsForgotten(t *testing.T) {

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"cmp"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,27 +27,47 @@ func Remember(stateDir, by string, paths ...string) error {
 	slices.Sort(paths)
 	var all []codesync.Written
 	for _, p := range slices.Compact(paths) {
-		if within(stateDir, p) {
-			continue // no run ships the state directory
-		}
 		all = append(all, codesync.Written{Path: p})
 	}
+	return keepWritten(stateDir, by, all...)
+}
+
+func keepWritten(stateDir, by string, all ...codesync.Written) error {
+	if stateDir == "" {
+		return nil
+	}
+	all = slices.DeleteFunc(all, func(w codesync.Written) bool { return within(stateDir, w.Path) }) // no run ships the state directory
 	return codesync.Remember(writtenDir(stateDir), "multihost "+by, all)
 }
 
-// remember is Remember for what a command has written in any case.
-func (d *Deps) remember(by string, paths ...string) {
-	d.notRemembered(Remember(d.StateDir, by, paths...))
+// remember remembers a directory that a command is about to fill, and fills alone.
+func (d *Deps) remember(by, dir string) {
+	d.notRemembered(keepWritten(d.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }
 
 // rememberFetched remembers what is new here. A file that was here before is the user's,
 // unless it came the same way.
 func (d *Deps) rememberFetched(got []transfer.Fetched) {
-	var placed, replaced []string
+	var paths, replaced, made []string
 	for _, g := range got {
-		placed, replaced = append(placed, g.Placed...), append(replaced, g.Replaced...)
+		paths, replaced = append(paths, g.Placed...), append(replaced, g.Replaced...)
+		if g.Made != "" {
+			made = append(made, g.Made)
+		}
 	}
-	d.remember("cp", append(placed, codesync.Remembered(writtenDir(d.StateDir), replaced)...)...)
+	paths = append(paths, codesync.Remembered(writtenDir(d.StateDir), replaced)...)
+	slices.Sort(paths)
+	slices.Sort(made)
+	var all []codesync.Written
+	for _, p := range slices.Compact(paths) {
+		all = append(all, codesync.Written{Path: p})
+	}
+	for _, p := range slices.Compact(made) {
+		if !slices.Contains(paths, p) {
+			all = append(all, codesync.Written{Path: p, Made: true})
+		}
+	}
+	d.notRemembered(keepWritten(d.StateDir, "cp", all...))
 }
 
 func (d *Deps) notRemembered(err error) {
@@ -57,21 +76,18 @@ func (d *Deps) notRemembered(err error) {
 	}
 }
 
-// makeLogs makes a directory for logs that the user has named, by make. If the directory
-// was there, later runs ship what else is in it.
+// makeLogs makes a directory for logs that the user has named, by make. Later runs ship
+// what else is in it.
 func (d *Deps) makeLogs(by, dir string, make func() error) error {
 	made := missingAbove(dir)
 	if err := make(); err != nil {
 		return err
 	}
-	if d.StateDir == "" || within(d.StateDir, dir) {
-		return nil
+	all := []codesync.Written{{Path: dir, Names: logNames}}
+	if made != "" {
+		all = append(all, codesync.Written{Path: made, Made: true})
 	}
-	w := codesync.Written{Path: cmp.Or(made, dir)}
-	if made == "" {
-		w.Names = logNames
-	}
-	d.notRemembered(codesync.Remember(writtenDir(d.StateDir), "multihost "+by, []codesync.Written{w}))
+	d.notRemembered(keepWritten(d.StateDir, by, all...))
 	return nil
 }
 

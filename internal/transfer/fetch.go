@@ -50,9 +50,11 @@ type Fetched struct {
 	LeftOut []string // names that are neither file, directory nor link
 	Changed bool     // a file was written to while it was read there
 	// Placed has the paths of the files and directories that are new here, but not of what
-	// is in a new directory. Replaced has those of the files that were here before. Both
-	// are right also if Fetch failed.
+	// is in a new directory. Replaced has those of the files that were here before. Made is
+	// the outermost directory that was made for them, or "". All are right also if Fetch
+	// failed.
 	Placed, Replaced []string
+	Made             string
 }
 
 // Progress follows a Fetch. Each function may be nil.
@@ -95,7 +97,7 @@ func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Pro
 		return Fetched{}, err
 	}
 	if err := st.put(); err != nil {
-		return Fetched{Placed: st.got.Placed, Replaced: st.got.Replaced}, err
+		return Fetched{Placed: st.got.Placed, Replaced: st.got.Replaced, Made: st.got.Made}, err
 	}
 	st.got.Changed = changed
 	return st.got, nil
@@ -370,7 +372,8 @@ func (st *stage) put() error {
 		return err
 	}
 	if made != "" {
-		st.placed(made)
+		st.got.Made = filepath.Join(st.root.Name(), made)
+		st.placed(st.to)
 	}
 	for _, top := range st.tops {
 		name := top

@@ -233,7 +233,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	}
 	// Patterns and several files.
 	into := filepath.Join(here, "into/the/deep")
-	if got, err := Fetch(t.Context(), l, []string{"d/[xk]*", "f/"}, PlaceFor(into, true), Progress{}); err != nil || read(filepath.Join(into, "x")) != "newer" || read(filepath.Join(into, "f")) != "file" || read(filepath.Join(into, "kept")) != "old" || !slices.Equal(got.Placed, []string{filepath.Join(here, "into")}) {
+	if got, err := Fetch(t.Context(), l, []string{"d/[xk]*", "f/"}, PlaceFor(into, true), Progress{}); err != nil || read(filepath.Join(into, "x")) != "newer" || read(filepath.Join(into, "f")) != "file" || read(filepath.Join(into, "kept")) != "old" || got.Made != filepath.Join(here, "into") || !slices.Equal(got.Placed, []string{into}) {
 		t.Errorf("%+v, %v: %q", got, err, listing(t, into))
 	}
 	for _, paths := range [][]string{{"."}, {".."}, {"~"}, {"/"}, {""}, {"no-such"}, {"no*such"}} {
