@@ -22,13 +22,26 @@ type LogsOptions struct {
 type Logs struct {
 	r     *Renderer
 	o     LogsOptions
-	out   *bufio.Writer
+	out   wholeWriter
 	width int
 	paint painter
 	tty   bool
 
 	streams map[tpu.WorkerID]*shownLog
 	open    *shownLog // whose line is unfinished
+}
+
+// A wholeWriter never splits what one Write brings: a note may come between two writes to
+// standard output, and would tear a line of JSON.
+type wholeWriter struct{ *bufio.Writer }
+
+func (w wholeWriter) Write(p []byte) (int, error) {
+	if len(p) > w.Available() {
+		if err := w.Flush(); err != nil {
+			return 0, err
+		}
+	}
+	return w.Writer.Write(p)
 }
 
 // A shownLog is the log of one worker.
@@ -40,7 +53,7 @@ type shownLog struct {
 
 // Logs returns a writer of logs.
 func (r *Renderer) Logs(o LogsOptions) *Logs {
-	l := &Logs{r: r, o: o, out: bufio.NewWriterSize(&dataWriter{l: r.out, to: toStdout, w: r.o.Stdout}, 64<<10), streams: map[tpu.WorkerID]*shownLog{}}
+	l := &Logs{r: r, o: o, out: wholeWriter{bufio.NewWriterSize(&dataWriter{l: r.out, to: toStdout, w: r.o.Stdout}, 64<<10)}, streams: map[tpu.WorkerID]*shownLog{}}
 	l.tty = r.o.IsTerminal(r.o.Stdout)
 	l.paint = painter(r.o.Color && l.tty)
 	for _, id := range o.Tags {

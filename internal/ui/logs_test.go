@@ -1,7 +1,9 @@
 package ui
 
 import (
+	"bytes"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,5 +47,36 @@ func TestLogs(t *testing.T) {
 		if got := w.String(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// pieces notes with which byte each write ends.
+type pieces struct{ ends []byte }
+
+func (w *pieces) Write(p []byte) (int, error) {
+	w.ends = append(w.ends, p[len(p)-1])
+	return len(p), nil
+}
+
+// TestLogsAsJSONAreNotTorn holds that each write to standard output ends with a line: a
+// note may come before the next one.
+func TestLogsAsJSONAreNotTorn(t *testing.T) {
+	var w pieces
+	r := New(Options{Mode: JSON, Stdout: &w, Stderr: io.Discard, Now: time.Now})
+	l := r.Logs(LogsOptions{})
+	for n := range 3000 {
+		if err := l.WriteLog(tpu.WorkerID{}, time.Time{}, bytes.Repeat([]byte("x"), n%400+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.WriteLog(tpu.WorkerID{}, time.Time{}, bytes.Repeat([]byte("x"), 200<<10)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	if len(w.ends) < 5 || strings.Trim(string(w.ends), "\n") != "" {
+		t.Errorf("%d writes end with %q", len(w.ends), w.ends)
 	}
 }
