@@ -103,7 +103,7 @@ func LocalLog(ctx context.Context, d *Deps, name string, o LogOptions, w LogSink
 		return false, nil
 	}
 	l.o.Follow = false
-	l.tellWhich(ids[0], rec.Workers, end)
+	l.tellWhich(ids[0], rec.ids(), end)
 	defer l.tellUntimed()
 	return true, l.print(ctx, dir)
 }
@@ -171,13 +171,15 @@ func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	return err
 }
 
-// tellWhich says which worker's log is shown to a user who named none. end may be nil.
-func (l *logReader) tellWhich(id tpu.WorkerID, workers int, end *runEnd) {
+// tellWhich says which worker's log of those of the run is shown to a user who named none.
+// end may be nil.
+func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runEnd) {
+	workers := len(ids)
 	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
 		return
 	}
 	l.told = true
-	switch hint := fmt.Sprintf("another one: --worker=%s; all of them: --all", otherThan(id)); {
+	switch hint := fmt.Sprintf("another one: --worker=%s; all of them: --all", ids[otherThan(id, ids)]); {
 	case l.o.FirstFailure:
 		event.Notef(l.Sink, event.Info, "", "log of %s, which failed first", id)
 	case end != nil && end.first != nil && *end.first != id:
@@ -187,12 +189,9 @@ func (l *logReader) tellWhich(id tpu.WorkerID, workers int, end *runEnd) {
 	}
 }
 
-// otherThan returns a worker for an example.
-func otherThan(id tpu.WorkerID) tpu.WorkerID {
-	if id.Worker == 0 {
-		return tpu.WorkerID{Slice: id.Slice, Worker: 1}
-	}
-	return tpu.WorkerID{}
+// otherThan returns the index of the first of several workers that is not id.
+func otherThan(id tpu.WorkerID, ids []tpu.WorkerID) int {
+	return slices.IndexFunc(ids, func(other tpu.WorkerID) bool { return other != id })
 }
 
 // tellUntimed says for which lines the time shown, or compared with --since, is that of
@@ -585,7 +584,7 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 	if unread != nil {
 		event.Notef(l.Sink, event.Warn, "", "%v; going on without them, or with what this machine has of their logs", unread)
 	}
-	l.tellWhich(l.logs[0].id, rec.Workers, end)
+	l.tellWhich(l.logs[0].id, rec.ids(), end)
 	err = l.read(ctx, ref, dir)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -813,7 +812,7 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 		return l.noWorker(r.desc.Run, "")
 	}
 	ids := r.desc.IDs()
-	l.tellWhich(l.o.Worker, len(ids), end)
+	l.tellWhich(l.o.Worker, ids, end)
 	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt} }
 	rec, err := r.record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.desc) {

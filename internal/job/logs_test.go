@@ -415,3 +415,16 @@ func TestGoOnInBucket(t *testing.T) {
 		}
 	}
 }
+
+// TestHintOfAnotherWorker holds that the hint names a worker that the run has.
+func TestHintOfAnotherWorker(t *testing.T) {
+	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
+	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {
+		sink := &testkit.Recorder{}
+		l := newLogReader(&Deps{Sink: sink, Clock: gcp.SystemClock}, LogOptions{}, nil)
+		l.tellWhich(shown, []tpu.WorkerID{first, last}, nil)
+		if n, ok := sink.Events()[0].(event.Note); !ok || n.Hint != "another one: --worker="+other+"; all of them: --all" {
+			t.Errorf("of %s is said %+v", shown, n)
+		}
+	}
+}
