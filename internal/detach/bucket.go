@@ -376,10 +376,18 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 // read returns a small object, or what an object has from offset on, at most maxPiece
 // bytes.
 func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
+	return b.readPiece(ctx, name, offset, maxPiece)
+}
+
+// readPiece is read for at most so many bytes.
+func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
 		call := b.svc.Objects.Get(b.name, name).Context(ctx)
-		if offset > 0 {
+		switch {
+		case most < maxPiece:
+			call.Header().Set("Range", fmt.Sprintf("bytes=%d-%d", offset, offset+most-1))
+		case offset > 0:
 			call.Header().Set("Range", fmt.Sprintf("bytes=%d-", offset))
 		}
 		resp, err := call.Download()
@@ -387,7 +395,7 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 			return err
 		}
 		defer resp.Body.Close()
-		data, err = io.ReadAll(io.LimitReader(resp.Body, maxPiece))
+		data, err = io.ReadAll(io.LimitReader(resp.Body, most))
 		return err
 	})
 	return data, err
@@ -837,9 +845,16 @@ func fields(text string) map[string]string {
 // Log writes to w what the bucket has of a worker's log from offset on, and returns the
 // number of bytes. A log that does not exist yet is empty.
 func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset int64, w io.Writer) (int64, error) {
+	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)
+}
+
+// LogInPieces is Log that holds at most so many bytes at a time: what writes to w may wait
+// for other logs.
+func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset, piece int64, w io.Writer) (int64, error) {
+	piece = min(piece, maxPiece)
 	total := int64(0)
 	for {
-		data, err := b.read(ctx, prefixOf(b.dir, run)+LogObject(id, attempt), offset+total)
+		data, err := b.readPiece(ctx, prefixOf(b.dir, run)+LogObject(id, attempt), offset+total, piece)
 		switch code := statusCode(err); {
 		case code == http.StatusNotFound, code == http.StatusRequestedRangeNotSatisfiable:
 			return total, nil
@@ -848,7 +863,7 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 		}
 		n, err := w.Write(data)
 		total += int64(n)
-		if err != nil || len(data) < maxPiece {
+		if err != nil || int64(len(data)) < piece {
 			return total, err
 		}
 	}

@@ -259,3 +259,28 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 	}
 }
+
+// TestLogInPieces holds that a log comes whole in pieces, of which none is larger than
+// wanted.
+func TestLogInPieces(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{0, 1, 9, 10, 11, 20, 25} {
+		text := strings.Repeat("0123456789", 3)[:size]
+		b := openOn(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.ServeContent(w, r, "log", time.Time{}, strings.NewReader(text))
+		}))
+		var got strings.Builder
+		most := 0
+		n, err := b.LogInPieces(t.Context(), "r", tpu.WorkerID{}, 1, 0, 10, writes(func(p []byte) (int, error) {
+			most = max(most, len(p))
+			return got.Write(p)
+		}))
+		if err != nil || n != int64(size) || got.String() != text || most > 10 {
+			t.Errorf("%d bytes: got %d, %q, with up to %d at once, %v", size, n, got.String(), most, err)
+		}
+	}
+}
+
+type writes func(p []byte) (int, error)
+
+func (f writes) Write(p []byte) (int, error) { return f(p) }

@@ -314,7 +314,14 @@ type bucketSource struct {
 	run     string
 	id      tpu.WorkerID
 	attempt int
+	piece   int64 // bytes of the log to hold at a time
 }
+
+// logsHeld is how many bytes of several logs are held at a time while they are merged.
+const logsHeld = 64 << 20
+
+// pieceOf returns how many bytes of each log are read at once, of so many together.
+func pieceOf(logs int) int64 { return max(tailFirst, min(tailMost, logsHeld/int64(logs))) }
 
 func (s bucketSource) size(ctx context.Context) (int64, error) {
 	return s.bucket.LogSize(ctx, s.run, s.id, s.attempt)
@@ -326,11 +333,11 @@ func (s bucketSource) part(ctx context.Context, offset int64, p []byte) error {
 
 func (s bucketSource) copyFrom(ctx context.Context, offset, end int64, w io.Writer) error {
 	if end < 0 {
-		_, err := s.bucket.Log(ctx, s.run, s.id, s.attempt, offset, w)
+		_, err := s.bucket.LogInPieces(ctx, s.run, s.id, s.attempt, offset, s.piece, w)
 		return err
 	}
 	for offset < end {
-		p := make([]byte, min(end-offset, tailMost))
+		p := make([]byte, min(end-offset, s.piece))
 		if err := s.part(ctx, offset, p); err != nil {
 			return err
 		}
@@ -348,8 +355,9 @@ const (
 )
 
 // tailOffset returns where the last n lines of a text of this size begin. It reads from
-// the end, and no more than about four times what these lines have.
-func tailOffset(size int64, n int, part func(offset int64, p []byte) error) (int64, error) {
+// the end, at most so many bytes at once, and no more than about four times what these
+// lines have.
+func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte) error) (int64, error) {
 	if n <= 0 {
 		return size, nil
 	}
@@ -369,7 +377,7 @@ func tailOffset(size int64, n int, part func(offset int64, p []byte) error) (int
 			}
 			last = false
 		}
-		window = min(4*window, tailMost)
+		window = min(4*window, most)
 	}
 	return 0, nil
 }
@@ -410,7 +418,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		}
 	}
 	if l.o.Tail >= 0 {
-		from, err := tailOffset(size, l.o.Tail, func(offset int64, p []byte) error { return one.src.part(ctx, offset, p) })
+		from, err := tailOffset(size, l.o.Tail, pieceOf(len(l.logs)), func(offset int64, p []byte) error { return one.src.part(ctx, offset, p) })
 		if err != nil {
 			return err
 		}
@@ -813,7 +821,11 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 	}
 	ids := r.desc.IDs()
 	l.tellWhich(l.o.Worker, ids, end)
-	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt} }
+	piece := int64(tailMost)
+	if l.o.All {
+		piece = pieceOf(len(ids))
+	}
+	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt, piece} }
 	rec, err := r.record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.desc) {
 		near := newLogReader(r.Deps, l.o, w)

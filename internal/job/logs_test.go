@@ -26,7 +26,7 @@ func TestTailOffset(t *testing.T) {
 	read := int64(0)
 	of := func(text string, n int) int64 {
 		t.Helper()
-		at, err := tailOffset(int64(len(text)), n, func(offset int64, p []byte) error {
+		at, err := tailOffset(int64(len(text)), n, tailMost, func(offset int64, p []byte) error {
 			read += int64(len(p))
 			_, err := strings.NewReader(text).ReadAt(p, offset)
 			return err
@@ -64,7 +64,7 @@ func TestTailOffset(t *testing.T) {
 	// Ten lines of 10 GB are found without reading it.
 	read = 0
 	size := int64(10 << 30)
-	at, err := tailOffset(size, 10, func(offset int64, p []byte) error {
+	at, err := tailOffset(size, 10, tailMost, func(offset int64, p []byte) error {
 		read += int64(len(p))
 		for i := range p {
 			p[i] = 'x'
@@ -426,5 +426,23 @@ func TestHintOfAnotherWorker(t *testing.T) {
 		if n, ok := sink.Events()[0].(event.Note); !ok || n.Hint != "another one: --worker="+other+"; all of them: --all" {
 			t.Errorf("of %s is said %+v", shown, n)
 		}
+	}
+}
+
+// TestPieces holds that the logs of many workers together do not fill the memory.
+func TestPieces(t *testing.T) {
+	for logs, want := range map[int]int64{1: 8 << 20, 8: 8 << 20, 64: 1 << 20, 256: 256 << 10, 4096: 64 << 10} {
+		if got := pieceOf(logs); got != want {
+			t.Errorf("of each of %d logs %d bytes are held, want %d", logs, got, want)
+		}
+	}
+	most := 0
+	text := strings.Repeat("x\n", 2<<20)
+	if at, err := tailOffset(int64(len(text)), 1<<20, 256<<10, func(offset int64, p []byte) error {
+		most = max(most, len(p))
+		_, err := strings.NewReader(text).ReadAt(p, offset)
+		return err
+	}); at != 2<<20 || most != 256<<10 || err != nil {
+		t.Errorf("the last lines begin at %d, with %d bytes at once, %v", at, most, err)
 	}
 }
