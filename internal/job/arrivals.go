@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"sort"
 	"strconv"
 	"time"
@@ -92,22 +92,41 @@ func appendTo(path string, data []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// arrivals say when the bytes of a log arrived here.
+// arrivals say when the bytes of a log arrived here. Of the entries they have those that
+// are needed for the bytes shown: a log of days has very many, and there may be thousands
+// of logs.
 type arrivals struct {
+	from  int64 // nothing before this offset is shown
+	after int64 // nothing is shown that came this early, in milliseconds
+
 	entries []arrival
+	first   int64     // offset of the first entry of all
 	known   int64     // bytes in the local copy: those behind it arrive now
 	last    time.Time // the newest arrival, if known > 0 and there is no entry
 }
 
 type arrival struct {
-	at     time.Time
+	at     int64 // in milliseconds
 	offset int64
 }
 
-// readArrivals reads the index of the local log in dir. A log without an index has only
-// the time of its last byte.
-func readArrivals(dir string, id tpu.WorkerID) (*arrivals, error) {
-	a := &arrivals{}
+// newArrivals returns arrivals for bytes from an offset on that came at since or later;
+// the zero time stands for all.
+func newArrivals(from int64, since time.Time) *arrivals {
+	a := &arrivals{from: from, after: math.MinInt64}
+	if !since.IsZero() {
+		a.after = afterOf(since)
+	}
+	return a
+}
+
+// afterOf returns the time up to which entries are too old for since.
+func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
+
+// readArrivals reads the index of the local log in dir, for bytes from an offset on that
+// came at since or later. A log without an index has only the time of its last byte.
+func readArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*arrivals, error) {
+	a := newArrivals(from, since)
 	if dir == "" {
 		return a, nil
 	}
@@ -152,7 +171,7 @@ func (a *arrivals) parse(r io.Reader) error {
 		default:
 			at, offset = at+t, offset+o
 		}
-		a.add(arrival{time.UnixMilli(at), offset})
+		a.add(arrival{at, offset})
 	}
 	return in.Err()
 }
@@ -166,9 +185,12 @@ func (a *arrivals) add(e arrival) {
 		if e.offset <= before.offset {
 			return
 		}
-		if e.at.Before(before.at) {
-			e.at = before.at
-		}
+		e.at = max(e.at, before.at)
+	} else {
+		a.first = e.offset
+	}
+	if e.offset <= a.from || e.at <= a.after { // what is shown came with this entry or later
+		a.entries = a.entries[:0]
 	}
 	a.entries = append(a.entries, e)
 }
@@ -177,7 +199,7 @@ func (a *arrivals) add(e arrival) {
 // known: those before the first entry.
 func (a *arrivals) unknown() int64 {
 	if len(a.entries) > 0 {
-		return min(a.entries[0].offset, a.known)
+		return min(a.first, a.known)
 	}
 	return a.known
 }
@@ -189,9 +211,9 @@ func (a *arrivals) at(offset int64, now time.Time) time.Time {
 	case offset >= a.known:
 		return now
 	case i > 0:
-		return a.entries[i-1].at
+		return time.UnixMilli(a.entries[i-1].at)
 	case len(a.entries) > 0:
-		return a.entries[0].at
+		return time.UnixMilli(a.entries[0].at)
 	}
 	return a.last
 }
@@ -205,12 +227,8 @@ func (a *arrivals) since(since time.Time) int64 {
 		}
 		return 0
 	}
-	i, _ := slices.BinarySearchFunc(a.entries, since.Add(-arrivalEvery), func(e arrival, t time.Time) int {
-		if e.at.After(t) {
-			return 1
-		}
-		return -1
-	})
+	after := afterOf(since)
+	i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].at > after })
 	switch {
 	case i == 0:
 		return 0

@@ -2,6 +2,7 @@ package job
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,7 +44,7 @@ func TestArrivals(t *testing.T) {
 	wrote(-30*time.Second, 10) // the clock is set back: 140
 	wrote(100*time.Second, 1)  // 150, at 140.3 s
 	now = now.Add(time.Hour)
-	a, err := readArrivals(dir, id)
+	a, err := readArrivals(dir, id, 0, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +84,8 @@ func TestArrivalsOfSteadyOutput(t *testing.T) {
 	if n := strings.Count(string(data), "\n"); err != nil || n < 250 || n > 200+arrivalBurst+2 {
 		t.Errorf("%d entries in 200 s, %v", n, err)
 	}
-	last := arrivals{known: 20_000}
+	last := newArrivals(0, time.Time{})
+	last.known = 20_000
 	if err := last.parse(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,7 @@ func TestArrivalsOfSteadyOutput(t *testing.T) {
 // of its last byte, and that a broken index breaks nothing.
 func TestArrivalsWithoutIndex(t *testing.T) {
 	dir, id, now := t.TempDir(), tpu.WorkerID{}, time.Now()
-	if a, err := readArrivals(dir, id); err != nil || a.known != 0 || !a.at(7, now).Equal(now) || a.since(now) != 0 {
+	if a, err := readArrivals(dir, id, 0, time.Time{}); err != nil || a.known != 0 || !a.at(7, now).Equal(now) || a.since(now) != 0 {
 		t.Errorf("no log: %+v, %v", a, err)
 	}
 	if err := os.WriteFile(logPath(dir, id), []byte("0123456789"), 0o600); err != nil {
@@ -114,7 +116,7 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		a, err := readArrivals(dir, id)
+		a, err := readArrivals(dir, id, 0, time.Time{})
 		if err != nil || a.known != 10 || a.unknown() != 10 || !a.at(3, now).Equal(last) || !a.at(10, now).Equal(now) {
 			t.Errorf("index %q: %+v, %v", index, a, err)
 		}
@@ -124,7 +126,7 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 	}
 	again := &arrivalWriter{path: arrivalsPath(dir, id), now: time.Now}
 	again.mark(0) // of a new log
-	if a, err := readArrivals(dir, id); err != nil || len(a.entries) != 1 || a.unknown() != 0 {
+	if a, err := readArrivals(dir, id, 0, time.Time{}); err != nil || len(a.entries) != 1 || a.unknown() != 0 {
 		t.Errorf("a new log has the times of an old one: %+v, %v", a, err)
 	}
 	w := &arrivalWriter{path: filepath.Join(dir, "no", "directory"), now: time.Now}
@@ -144,6 +146,57 @@ func TestLogNames(t *testing.T) {
 			return ok && err == nil
 		}) {
 			t.Errorf("no pattern of %q is for %s", logNames, at)
+		}
+	}
+}
+
+// TestArrivalsOfWhatIsShown holds that few entries are kept for the end of a long log, and
+// that they tell the same of it as all of them.
+func TestArrivalsOfWhatIsShown(t *testing.T) {
+	begin := time.UnixMilli(1_700_000_000_000)
+	var index bytes.Buffer
+	fmt.Fprintf(&index, "@%d 10\n", begin.UnixMilli())
+	for n := range 9999 {
+		fmt.Fprintf(&index, "%d 10\n", 1000+n%7)
+	}
+	read := func(from int64, since time.Time) *arrivals {
+		a := newArrivals(from, since)
+		a.known = 100_010
+		if err := a.parse(bytes.NewReader(index.Bytes())); err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	all, now := read(0, time.Time{}), begin.Add(24*time.Hour)
+	for _, from := range []int64{0, 5, 10, 50_000, 50_009, 99_995, 200_000} {
+		a := read(from, time.Time{})
+		if most := int(max(1, 10_001-from/10)); len(a.entries) > most {
+			t.Errorf("from %d on: %d entries", from, len(a.entries))
+		}
+		for offset := from; offset < from+300; offset += 3 {
+			if got, want := a.at(offset, now), all.at(offset, now); !got.Equal(want) {
+				t.Fatalf("from %d on: byte %d came at %v, want %v", from, offset, got, want)
+			}
+		}
+		if a.unknown() != all.unknown() {
+			t.Errorf("from %d on: %d unknown", from, a.unknown())
+		}
+	}
+	for _, after := range []time.Duration{-time.Hour, 0, time.Second, time.Hour, 10_000 * time.Second, 48 * time.Hour} {
+		since := begin.Add(after)
+		a := read(0, since)
+		got, want := a.since(since), all.since(since)
+		if most := 10_003 - max(0, int(after/(1010*time.Millisecond))); got != want || len(a.entries) > max(1, most) {
+			t.Errorf("since %v: from %d on, want %d, with %d entries", after, got, want, len(a.entries))
+		}
+		for offset := got; offset < got+300; offset++ {
+			if got, want := a.at(offset, now), all.at(offset, now); !got.Equal(want) {
+				t.Fatalf("since %v: byte %d came at %v, want %v", after, offset, got, want)
+			}
+		}
+		// Together with the last lines the later one of both counts.
+		if both := max(read(60_000, since).since(since), 60_000); both != max(want, 60_000) {
+			t.Errorf("since %v, the last lines: from %d on, want %d", after, both, max(want, 60_000))
 		}
 	}
 }

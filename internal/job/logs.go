@@ -389,23 +389,29 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
 	one.text, one.end = t, -1
 	cuts := l.o.Tail >= 0 || !l.o.Since.IsZero()
-	if l.o.timed() {
+	var size, from int64 // the last lines wanted begin at from
+	if cuts || l.o.timed() && l.o.Follow {
 		var err error
-		if t.arrivals, err = readArrivals(dir, one.id); err != nil {
-			return &Error{Stage: StageLocal, Err: err}
+		if size, err = one.src.size(ctx); err != nil {
+			return err
+		}
+		if l.o.Follow {
+			t.live = size
+		} else {
+			one.end = size // of a log that grows, the last lines are those of this moment
 		}
 	}
-	if !cuts && !(l.o.timed() && l.o.Follow) {
-		return nil
+	if l.o.Tail >= 0 {
+		var err error
+		if from, err = tailOffset(size, l.o.Tail, pieceOf(len(l.logs)), func(offset int64, p []byte) error { return one.src.part(ctx, offset, p) }); err != nil {
+			return err
+		}
 	}
-	size, err := one.src.size(ctx)
-	if err != nil {
-		return err
-	}
-	if l.o.Follow {
-		t.live = size
-	} else {
-		one.end = size // of a log that grows, the last lines are those of this moment
+	if l.o.timed() {
+		var err error
+		if t.arrivals, err = readArrivals(dir, one.id, from, l.o.Since); err != nil {
+			return &Error{Stage: StageLocal, Err: err}
+		}
 	}
 	if !l.o.Since.IsZero() {
 		t.offset = min(t.arrivals.since(l.o.Since), size)
@@ -417,14 +423,8 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 			t.skip = before[0] != '\n'
 		}
 	}
-	if l.o.Tail >= 0 {
-		from, err := tailOffset(size, l.o.Tail, pieceOf(len(l.logs)), func(offset int64, p []byte) error { return one.src.part(ctx, offset, p) })
-		if err != nil {
-			return err
-		}
-		if from >= t.offset {
-			t.offset, t.skip = from, false
-		}
+	if from >= t.offset {
+		t.offset, t.skip = from, false
 	}
 	return nil
 }
