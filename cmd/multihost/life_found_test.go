@@ -65,10 +65,14 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, restarts: 1, steps: []lifeDeed{
 				deed("type job", desk, 2*time.Minute), {what: "the command fails on", worker: 1, then: 500 * time.Millisecond}, deed("type stop", laptop, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of desk": 9, "stop 1 of laptop": 0}, {"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}},
-		{"a stop after an attempt has failed, before the next one begins",
-			lifeStory{lasts: 3 * time.Minute, restarts: 1, keep: "keep", steps: []lifeDeed{
-				deed("type job", desk, 2*time.Minute), {what: "the command fails on", worker: 1, then: 3 * time.Second}, deed("type stop", laptop, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}},
+		{"the job is typed elsewhere after its success, which its runner cannot see",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "no network", machine: laptop, lasts: 6 * time.Minute, then: 3 * time.Minute}, deed("type job", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}, {"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}},
+		{"a runner that still waits for a log, while another machine has begun the next attempt",
+			lifeStory{lasts: 6 * time.Minute, fails: 1, steps: []lifeDeed{
+				deed("type job", laptop, 3*time.Minute), {what: "logs cannot be read on", worker: 0, lasts: 2 * time.Minute, then: 90 * time.Second}, deed("type job", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 3, "job 1 of desk": 0}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

@@ -142,41 +142,13 @@ func (h lifeHistory) endsWithoutReason() string {
 			continue
 		}
 		for key, attempt := range h[:i].living() {
-			again := h[:i].endedWell(key[1], attempt-1) // open, see succeeded: whoever saw that end deletes the slices
-			hit := key[0] == f.worker && (f.kind == factGone || key[1] == f.run) && !again && !(f.kind == factGone && h[:i].ofAnother(f.who, key[1], attempt))
+			hit := key[0] == f.worker && (f.kind == factGone || key[1] == f.run)
 			if hit && !h[:i].mayEnd(f.who, key[1], attempt) {
 				return fmt.Sprintf("at %s %s ended the command on %s", f.at, f.who, f.worker)
 			}
 		}
 	}
 	return ""
-}
-
-// ofAnother reports whether another machine has started the attempt after an earlier one,
-// which was who's, had ended. Open: at the end of that one, or when the time is over for
-// which it was to keep failed slices, who deletes the queued resource although the next
-// attempt lives on it.
-func (h lifeHistory) ofAnother(who, run string, attempt int) bool {
-	machine := func(who string) string { return who[strings.LastIndexByte(who, ' ')+1:] }
-	typed, anothers := false, false
-	for _, f := range h {
-		typed = typed || f.kind == factTyped && f.who == who
-		if f.kind == factStarted && f.run == run && f.attempt == attempt {
-			anothers = typed && attempt > 1 && machine(f.who) != machine(who)
-		}
-	}
-	return anothers
-}
-
-// endedWell reports whether an attempt has ended with 0 on all workers.
-func (h lifeHistory) endedWell(run string, attempt int) bool {
-	ended := 0
-	for _, f := range h {
-		if f.kind == factEnded && f.run == run && f.attempt == attempt && f.code == 0 {
-			ended++
-		}
-	}
-	return ended >= lifeWorkersOfARun
 }
 
 // mayEnd reports whether there is a reason for which who may end an attempt of a run
@@ -232,11 +204,6 @@ func (h lifeHistory) startsTwice() string {
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
-		if e.kind == factStarted && e.run == f.run && strings.HasSuffix(e.who, "laptop") != strings.HasSuffix(f.who, "laptop") {
-			// Open: another machine cannot know that nobody has seen the end of an attempt
-			// that has succeeded, and starts the command once more.
-			return false
-		}
 		if e.kind == factReturned && e.run == f.run && ended == lifeWorkersOfARun && len(e.codes) == ended && e.verb != "stop" {
 			return false // that was told: whoever types it now wants another one
 		}
@@ -277,9 +244,6 @@ func (h lifeHistory) losesLogs() string {
 		}
 		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" {
 			continue
-		}
-		if f.code == 0 && h[:i].endedWell(f.run, f.attempt-1) {
-			continue // open, see succeeded: another attempt has begun since
 		}
 		if f.code == 0 {
 			return fmt.Sprintf("at %s %s ends with 0 without the whole log of %s", f.at, f.who, strings.Join(f.partial, ", "))
@@ -360,9 +324,6 @@ func (h lifeHistory) succeedsWrongly() string {
 		}
 		switch f.verb {
 		case "job", "run", "attach":
-			if h[:i].endedWell(f.run, f.attempt-1) {
-				continue // open, see succeeded: another attempt has begun since
-			}
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}

@@ -57,6 +57,7 @@ type lifeRun struct {
 	reason              string
 	end                 time.Time
 	log                 []byte
+	seen                bool
 	stopped             string        // the mark of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
 	over                chan struct{} // closed at its end
@@ -290,6 +291,11 @@ func (s *lifeSession) exec(line string) (code int) {
 	case "status", "release":
 		s.status(args)
 	case "verdict":
+		s.vm.mu.Lock()
+		if r := s.vm.runs[args[0]+"/"+args[1]]; r != nil && len(args) > 3 {
+			r.seen = true
+		}
+		s.vm.mu.Unlock()
 		s.say("kept")
 	case "digest":
 		s.digest(args)
@@ -357,6 +363,9 @@ func (s *lifeSession) list() {
 }
 
 func (s *lifeSession) describe(r *lifeRun) {
+	if r.seen {
+		s.say("seen 1")
+	}
 	if r.stopped != "" {
 		s.say("stopped %s", r.stopped)
 	}

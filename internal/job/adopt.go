@@ -49,15 +49,20 @@ func (q *queued) leavesFor(ctx context.Context, r *run, state string, err error)
 			return why
 		}
 	}
-	var in *Interrupted
-	if qr.LifeOf(state).Queued() || errors.As(err, &in) && in.Answer == Stop || errors.Is(err, errExpired) || !q.othersLive(ctx, r) {
+	if qr.LifeOf(state).Queued() || chosen(err) || !q.othersLive(ctx, r) {
 		return ""
 	}
 	return "a command lives on it that this one has neither started nor taken over"
 }
 
-// othersLive asks the workers of slices on which this command has started nothing
-// whether another runner's command is running there, of this job or of another run. Workers that do not answer within
+// chosen reports whether the user, or the time to live, ends whatever runs.
+func chosen(err error) bool {
+	var in *Interrupted
+	return errors.As(err, &in) && in.Answer == Stop || errors.Is(err, errExpired)
+}
+
+// othersLive asks worker 0 of each slice of the job whether another runner's command is
+// running there, of this job or of another run. Workers that do not answer within
 // answerLimit are taken for machines that boot.
 func (q *queued) othersLive(ctx context.Context, r *run) bool {
 	ctx, cancel := q.detached(ctx, renewLimit)
@@ -68,7 +73,7 @@ func (q *queued) othersLive(ctx context.Context, r *run) bool {
 	}
 	var sel tpu.Selection
 	for _, s := range nodes {
-		if ok, _ := s.Ready(); ok && s.QueuedResource == q.o.Request.ID && !r.hasBegunOn(s.UID) {
+		if ok, _ := s.Ready(); ok && s.QueuedResource == q.o.Request.ID {
 			s.Index = len(sel.Slices)
 			sel.Slices = append(sel.Slices, s)
 		}
@@ -76,15 +81,16 @@ func (q *queued) othersLive(ctx context.Context, r *run) bool {
 	if len(sel.Slices) == 0 {
 		return false
 	}
-	t, _, err := q.dialFor(ctx, sel, nil, true, answerLimit)
+	t, _, err := q.dialFor(ctx, sel, func(id tpu.WorkerID) bool { return id.Worker == 0 }, true, answerLimit)
 	if err != nil {
 		return false
 	}
 	defer t.close()
 	runs, _ := t.runs(ctx)
 	return slices.ContainsFunc(runs, func(f foundRun) bool {
+		taken := f.info.Attempt <= r.begunLast && slices.ContainsFunc(f.workers, func(id tpu.WorkerID) bool { return r.hasBegunOn(sel.Slices[id.Slice].UID) })
 		// What this runner began before its start failed is its own.
-		return f.info.Alive() && (f.info.Run != q.o.Run.Run || f.info.Owner != q.Owner)
+		return f.info.Alive() && (f.info.Run != q.o.Run.Run || f.info.Owner != q.Owner && !taken)
 	})
 }
 

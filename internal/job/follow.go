@@ -36,6 +36,7 @@ type following struct {
 	secrets  [][]byte   // masked in the output that is shown, never in its files
 	attached bool       // this command did not start the run, so an interrupt leaves it running
 	wraps    [][]string // per worker: words before the command, if this command started it
+	deletes  bool       // this command deletes the slices after a success
 
 	// reads, if set, takes the output of each worker in place of its log file. Such a
 	// following changes nothing, neither on the workers nor on this machine, and stops
@@ -648,17 +649,25 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 	if f.reads == nil && first >= 0 && f.ends[first].known && f.ends[first].exit.Reason == "" && len(f.ends) > 1 {
 		f.keepVerdict(ctx, f.blame(first))
 	}
+	if f.reads == nil && !f.deletes && code == 0 && cause == nil && f.rec.Ended && f.partly() == nil {
+		f.onFirst(ctx, func(ctx context.Context, c launch.Runner) error { return launch.KeepSeen(ctx, c, f.ref, f.Owner) })
+	}
 	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
 }
 
 // keepVerdict stores how the attempt ended as a whole on worker 0 of each slice, which
 // ps asks. A worker that it does not reach reports how the command ended there.
 func (f *following) keepVerdict(ctx context.Context, text string) {
+	f.onFirst(ctx, func(ctx context.Context, c launch.Runner) error { return launch.KeepVerdict(ctx, c, f.ref, text) })
+}
+
+// onFirst calls do for worker 0 of each slice that is connected.
+func (f *following) onFirst(ctx context.Context, do func(ctx context.Context, c launch.Runner) error) {
 	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		if f.team.ids[i].Worker != 0 || f.team.isAway(i) {
 			return nil
 		}
-		return launch.KeepVerdict(ctx, f.team.conns[i], f.ref, text)
+		return do(ctx, f.team.conns[i])
 	})
 }
 

@@ -169,6 +169,8 @@ func (r *run) hasBegunOn(slice string) bool { return slices.Contains(r.begunOn, 
 
 // unseen reports whether an attempt of this run is on all workers that answer and
 // nobody has seen its end: it is still running, or it ended while no runner was there.
+// Without a record of the attempt on this machine, only a success counts: its runner
+// marks it, unless it deletes the slices next.
 func (r *run) unseen(found foundRun) bool {
 	if !found.info.Mine || len(found.workers) < r.team.reached() {
 		return false
@@ -177,7 +179,15 @@ func (r *run) unseen(found foundRun) bool {
 		return true
 	}
 	rec, err := loadRecord(r.StateDir, r.o.Run)
-	return err == nil && rec != nil && !rec.Ended && rec.Attempt == found.info.Ref.Attempt && found.info.Phase == launch.Exited
+	if err == nil && rec != nil && rec.Attempt == found.info.Ref.Attempt {
+		if !rec.Ended {
+			return found.info.Phase == launch.Exited
+		}
+		if slices.Equal(sliceIDs(rec.Slices), sliceIDs(recordSlices(r.team.slices))) {
+			return false
+		}
+	}
+	return found.well == len(found.workers) && !found.seen
 }
 
 // sameCommand returns an error if the attempt that was found runs another command.

@@ -74,6 +74,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.missing = q.commandLives
+	r.deletes = func() bool { return q.ours && !o.Keep }
 	foreign := q.terms.On() && q.terms.Metadata(o.Request.Metadata) == nil
 	r.lease = func() *guard {
 		if !q.ours {
@@ -220,6 +221,11 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
 		}
 		event.Notef(d.Sink, event.Warn, hint, "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
+		return out, runErr
+	}
+	if out.Started && !chosen(runErr) && q.othersLive(ctx, r) {
+		event.Notef(d.Sink, event.Warn, "end it with: multihost stop "+o.Run.Run+"; "+deleteHint(id, d),
+			"queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing())
 		return out, runErr
 	}
 	d.setStand(func(s *Stand) { s.Resource = "" }) // there is nothing left to decide

@@ -144,16 +144,17 @@ type run struct {
 	refusal string      // why no further attempt follows
 	count   string      // which further attempt follows
 
-	since     time.Time // when this command began; zero: it heeds no stop of somebody else
-	tried     int       // attempts that were started or taken over
-	begunLast int       // number of the last of them
-	begunOn   []string  // ids of the slices that it ran on
-	number    int       // number of the next attempt if a bucket knows it; otherwise 0
-	patient   bool      // further attempts may follow, so the cause of a failure matters
-	adopts    bool      // an attempt of this run that is still running is taken over, not refused
-	races     int       // how often in a row another runner of this run was first
-	cutOff    bool      // the last attempt was given up because it could not be reached; it may still be running
-	regained  bool      // the present attempt is the one that was given up
+	deletes   func() bool // whether the slices are deleted after a success; nil: they are not
+	since     time.Time   // when this command began; zero: it heeds no stop of somebody else
+	tried     int         // attempts that were started or taken over
+	begunLast int         // number of the last of them
+	begunOn   []string    // ids of the slices that it ran on
+	number    int         // number of the next attempt if a bucket knows it; otherwise 0
+	patient   bool        // further attempts may follow, so the cause of a failure matters
+	adopts    bool        // an attempt of this run that is still running is taken over, not refused
+	races     int         // how often in a row another runner of this run was first
+	cutOff    bool        // the last attempt was given up because it could not be reached; it may still be running
+	regained  bool        // the present attempt is the one that was given up
 
 	// missing reports whether the command may be running on slices of which some
 	// workers do not answer. It is then taken over on the workers that do. nil: never.
@@ -280,7 +281,7 @@ func (r *run) followed(ctx context.Context) (Outcome, error) {
 	r.follow = &following{
 		Deps: r.Deps, team: r.team, ref: r.ref(), rec: r.rec, watch: &r.watch, skew: r.skew,
 		failFast: r.o.FailFast, timeout: r.o.Timeout, grace: r.o.Grace, strict: r.o.StrictExit, watching: r.o.Watch,
-		secrets: maskedWords(secrets), patience: r.o.Patience, wraps: r.wraps,
+		secrets: maskedWords(secrets), patience: r.o.Patience, wraps: r.wraps, deletes: r.deletes != nil && r.deletes(),
 	}
 	return r.follow.do(ctx)
 }

@@ -124,6 +124,8 @@ type foundRun struct {
 	followed bool           // a command follows its output
 	verdict  string         // how the run ended on all workers; "" if no worker was told
 	stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
+	well     int            // number of workers on which it ended by itself with 0
+	seen     bool           // some user was told its success
 	broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
 
@@ -203,6 +205,10 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 			found[at].workers = append(found[at].workers, t.ids[i])
 			found[at].followed = found[at].followed || info.Followers > 0
 			found[at].verdict = cmp.Or(found[at].verdict, info.Verdict)
+			if e := info.Exit; e != nil && e.Code == 0 && e.Reason == "" && !e.Lost {
+				found[at].well++
+			}
+			found[at].seen = found[at].seen || info.Seen
 			if s := info.Stopped; s.Reason != "" {
 				s.At = s.At.Add(-t.conns[i].ClockOffset())
 				if s.At.After(found[at].stopped.At) {

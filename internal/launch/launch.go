@@ -288,6 +288,7 @@ type Info struct {
 	Exit       *Exit
 	Followers  int    // how many follow its output here without FollowOptions.Look; only for Mine and Running
 	Verdict    string // how the attempt ended on all workers; "" where KeepVerdict was not called
+	Seen       bool   // KeepSeen was called
 	Stopped    Stopped
 }
 

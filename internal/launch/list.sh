@@ -62,6 +62,7 @@ print() {
     say followers "$REPLY"
   fi
   if ((mine)) && { read -r verdict <"$entry_dir/verdict"; } 2>/dev/null; then say verdict "$verdict"; fi
+  if ((mine)) && [[ -e $entry_dir/seen ]]; then say seen 1; fi
   if ((mine)) && { read -r stopped <"$entry_dir/stopped"; } 2>/dev/null; then say stopped "$stopped"; fi
 }
 

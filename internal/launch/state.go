@@ -194,6 +194,8 @@ func (i *builtInfo) take(rec sshfan.Record) bool {
 		i.Followers = int(min(number(rec.Rest), 1<<20))
 	case "verdict":
 		i.Verdict = sshfan.Clean(rec.Rest, 200)
+	case "seen":
+		i.Seen = rec.Rest == "1"
 	case "stopped":
 		i.Stopped = parseStopped(rec.Rest)
 	default:

@@ -418,7 +418,12 @@ func TestAVerdictIsKept(t *testing.T) {
 		testkit.Must(t, KeepVerdict(t.Context(), l, ref, text))
 	}
 	infos, err := List(t.Context(), l)
-	if err != nil || len(infos) != 1 || infos[0].Verdict != "s1w2 was first, exit code 1" {
+	if err != nil || len(infos) != 1 || infos[0].Seen {
+		t.Errorf("%+v, %v", infos, err)
+	}
+	testkit.Must(t, KeepSeen(t.Context(), l, ref, "ann@laptop"))
+	infos, err = List(t.Context(), l)
+	if err != nil || len(infos) != 1 || !infos[0].Seen || infos[0].Verdict != "s1w2 was first, exit code 1" {
 		t.Errorf("%+v, %v", infos, err)
 	}
 }

@@ -13,10 +13,21 @@ const verdictLimit = 10 * time.Second
 // workers. List returns it as Info.Verdict. KeepVerdict gives up a worker that it
 // cannot reach within 10 s.
 func KeepVerdict(ctx context.Context, r Runner, ref Ref, text string) error {
+	return keep(ctx, r, ref, text)
+}
+
+// KeepSeen writes to the worker that a user was told the success of an ended attempt, and
+// that nobody needs its logs from there. List returns it as Info.Seen. It gives up a
+// worker as KeepVerdict does.
+func KeepSeen(ctx context.Context, r Runner, ref Ref, by string) error {
+	return keep(ctx, r, ref, by, "seen")
+}
+
+func keep(ctx context.Context, r Runner, ref Ref, text string, file ...string) error {
 	if err := ref.check(); err != nil {
 		return err
 	}
-	records, err := callWithin(ctx, verdictLimit, verdictLimit, r, "verdict", verdictScript, append(ref.args(), text)...)
+	records, err := callWithin(ctx, verdictLimit, verdictLimit, r, "verdict", verdictScript, append(append(ref.args(), text), file...)...)
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,10 @@
 #!/bin/bash
-# verdict: RUN ATTEMPT TEXT. Stores TEXT, which says how the attempt ended on all
-# workers; a worker does not know that by itself.
+# verdict: RUN ATTEMPT TEXT [FILE]. Stores TEXT, which says how the attempt ended on all
+# workers; a worker does not know that by itself. FILE is where, "verdict" without it.
 #
 # shellcheck disable=SC2154 # lib.sh sets what is not set here
 main() {
-  local dir
+  local dir file=${4:-verdict}
   enter
   dir=$home/.multihost/runs/$1/$2
   look "$dir"
@@ -15,9 +15,9 @@ main() {
       return
       ;;
   esac
-  if ! { printf '%s\n' "$3" >"$dir/verdict.$$" && mv -f -- "$dir/verdict.$$" "$dir/verdict"; }; then
-    rm -f -- "$dir/verdict.$$"
-    fail "write $dir/verdict"
+  if ! { printf '%s\n' "$3" >"$dir/$file.$$" && mv -f -- "$dir/$file.$$" "$dir/$file"; }; then
+    rm -f -- "$dir/$file.$$"
+    fail "write $dir/$file"
   fi
   say kept
 }
