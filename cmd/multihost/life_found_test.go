@@ -73,6 +73,10 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 6 * time.Minute, fails: 1, steps: []lifeDeed{
 				deed("type job", laptop, 3*time.Minute), {what: "logs cannot be read on", worker: 0, lasts: 2 * time.Minute, then: 90 * time.Second}, deed("type job", desk, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 3, "job 1 of desk": 0}}},
+		{"another machine makes the slices again while their job deletes them",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 3*time.Minute+50*time.Second), deed("type job", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

@@ -279,7 +279,7 @@ func (h lifeHistory) lies() string {
 			continue
 		}
 		switch {
-		case f.exists && !h[:i].madeAnew(f.who) && strings.Contains(f.said, "nothing of this job is billed"):
+		case f.exists && strings.Contains(f.said, "nothing of this job is billed"):
 			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
 		case f.billed && f.verb == "job" && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
 			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
@@ -295,17 +295,6 @@ func (h lifeHistory) lies() string {
 func (h lifeHistory) couldNotAsk(f lifeFact) bool {
 	made := slices.ContainsFunc(h, func(e lifeFact) bool { return e.kind == factMade && e.who == f.who })
 	return !made && !strings.Contains(f.said, "phase request done")
-}
-
-// madeAnew reports whether another command than who has made the queued resource again
-// after it was deleted.
-func (h lifeHistory) madeAnew(who string) bool {
-	deleted, anew := false, false
-	for _, f := range h {
-		deleted = deleted || f.kind == factDeleted
-		anew = anew || deleted && f.kind == factMade && f.who != who
-	}
-	return anew
 }
 
 func (h lifeHistory) waitsInSilence() string {

@@ -77,7 +77,12 @@ func (d *Deps) deleteMade(ctx context.Context, run string, res qr.Resource, what
 		if err != nil {
 			return "", &Error{Stage: StageTeardown, Err: err, Text: fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", res.ID, err), Advice: deleteHint(res.ID, d)}
 		}
-		return fmt.Sprintf("queued resource %s, %s: nothing of this job is billed", res.ID, what), nil
+		again, hint := d.madeAgain(ctx, res.ID)
+		if again != "" {
+			event.Notef(d.Sink, event.Warn, hint, "queued resource %s: %s", res.ID, again)
+			return fmt.Sprintf("queued resource %s, %s", res.ID, what), nil
+		}
+		return fmt.Sprintf("queued resource %s, %s: %s", res.ID, what, nothingBilled), nil
 	})
 }
 

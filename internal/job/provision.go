@@ -71,6 +71,9 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return err
 	}
 	if err := r.makeNetwork(ctx, o.Network, first); err != nil {
+		if class := gcp.ClassOf(err); class == gcp.Unavailable || class == gcp.Timeout {
+			d.sayUnknown(o.Request.ID, err)
+		}
 		return Outcome{}, err
 	}
 	r.missing = q.commandLives
@@ -169,11 +172,17 @@ func (d *Deps) notOurs(ctx context.Context, o JobOptions, runErr error, why stri
 	res, err := d.Queue.Get(look, o.Request.ID)
 	switch {
 	case err == nil:
-		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing())
+		d.sayStays(res, deleteHint(o.Request.ID, d), fmt.Sprintf("queued resource %s %s: it stays, %s", o.Request.ID, why, res.Standing()))
 	case gcp.ClassOf(err) != gcp.NotFound && !gcp.NoZone(err): // the answer to our own request may have been lost
-		event.Notef(d.Sink, event.Warn, deleteHint(o.Request.ID, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", o.Request.ID, err)
+		d.sayUnknown(o.Request.ID, err)
 	}
 	return runErr
+}
+
+// sayUnknown warns that a queued resource of the job's name may exist: nobody could read
+// whether it does.
+func (d *Deps) sayUnknown(id string, err error) {
+	event.Notef(d.Sink, event.Warn, deleteHint(id, d), "whether queued resource %s exists is not known; if it does, it is billed once it has slices: %v", id, err)
 }
 
 // afterRun deletes the slices of a job, or reports why they stay and how to delete
@@ -205,8 +214,8 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 	}
 	if runErr != nil && !out.Started {
 		if why := q.leavesFor(ctx, r, res.State, runErr); why != "" {
-			event.Notef(d.Sink, event.Warn, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: multihost qr delete "+id+" --force",
-				"queued resource %s stays as it was, %s: %s", id, res.Standing(), why)
+			d.sayStays(res, "go on with it by typing the same command again; end it with: multihost stop "+o.Run.Run+"; delete it with: multihost qr delete "+id+" --force",
+				fmt.Sprintf("queued resource %s stays as it was, %s: %s", id, res.Standing(), why))
 			return out, runErr
 		}
 	}
@@ -220,12 +229,12 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 		if out.Started && (out.Detached || errors.As(runErr, &in) && in.detaches(true)) { // deleting would end the command
 			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
 		}
-		event.Notef(d.Sink, event.Warn, hint, "queued resource %s stays (%s), %s%s", id, why, res.Standing(), does)
+		d.sayStays(res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
 		return out, runErr
 	}
 	if out.Started && !chosen(runErr) && q.othersLive(ctx, r) {
-		event.Notef(d.Sink, event.Warn, "end it with: multihost stop "+o.Run.Run+"; "+deleteHint(id, d),
-			"queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing())
+		d.sayStays(res, "end it with: multihost stop "+o.Run.Run+"; "+deleteHint(id, d),
+			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
 	d.setStand(func(s *Stand) { s.Resource = "" }) // there is nothing left to decide
@@ -241,12 +250,44 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
 			Advice: deleteHint(id, d)})
 	}
-	event.Notef(d.Sink, event.Info, "", "queued resource %s and its slices are deleted: nothing of this job is billed", id)
+	what := fmt.Sprintf("queued resource %s and its slices are deleted: ", id)
+	if again, hint := d.madeAgain(ctx, id); again == "" {
+		event.Notef(d.Sink, event.Info, "", "%s%s", what, nothingBilled)
+	} else {
+		event.Notef(d.Sink, event.Warn, hint, "%s%s", what, again)
+	}
 	var secret *launch.SecretError // its cause is in the project, not in the slices
 	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
 		runErr = settled{runErr}
 	}
 	return out, runErr
+}
+
+const nothingBilled = "nothing of this job is billed"
+
+// madeAgain says what there is of a queued resource that has just been deleted: another
+// command may have made it again. It returns "" if there is nothing.
+func (d *Deps) madeAgain(ctx context.Context, id string) (text, hint string) {
+	look, cancel := d.detached(ctx, time.Minute)
+	defer cancel()
+	res, err := d.Queue.Get(look, id)
+	switch {
+	case gcp.ClassOf(err) == gcp.NotFound:
+		return "", ""
+	case err != nil:
+		return fmt.Sprintf("whether another command has made it again is not known: %v", err), "look with: multihost ps"
+	case res.State == "DELETING":
+		return "", ""
+	}
+	return "another command has made it again, " + res.Standing(), deleteHint(id, d)
+}
+
+// sayStays warns that a queued resource stays, unless it is being deleted.
+func (d *Deps) sayStays(res qr.Resource, hint, text string) {
+	if res.State == "DELETING" {
+		hint, text = "", fmt.Sprintf("queued resource %s is being deleted, and is billed until it is gone", res.ID)
+	}
+	event.Notef(d.Sink, event.Warn, hint, "%s", text)
 }
 
 // keep says why the slices are left, or "" if they are to be deleted now. It waits
