@@ -147,10 +147,12 @@ func (r *run) settleWith(in *intent, runs []foundRun) error {
 		tried: r.tried, last: r.begunLast, cutOff: r.cutOff, yields: r.races < maxRaces, elsewhere: r.elsewhere(),
 	}
 	occupants := make([]occupant, len(runs))
-	for i, found := range runs {
+	newest := true
+	for i, found := range runs { // the newest comes first
 		occupants[i].foundRun = found
 		if found.info.Ref.Run == r.o.Run {
-			occupants[i].unseen, occupants[i].differs = r.unseen(found), r.sameCommand(found)
+			occupants[i].unseen, occupants[i].differs = r.unseen(found, newest), r.sameCommand(found)
+			newest = newest && found.info.Phase == launch.Aborted
 		}
 	}
 	s, err := c.settle(in.attempt, occupants)
@@ -169,9 +171,9 @@ func (r *run) hasBegunOn(slice string) bool { return slices.Contains(r.begunOn, 
 
 // unseen reports whether an attempt of this run is on all workers that answer and
 // nobody has seen its end: it is still running, or it ended while no runner was there.
-// Without a record of the attempt on this machine, only a success counts: its runner
-// marks it, unless it deletes the slices next.
-func (r *run) unseen(found foundRun) bool {
+// Without a record of the attempt on this machine, only a success of the newest attempt
+// counts: its runner marks it, unless it deletes the slices next.
+func (r *run) unseen(found foundRun, newest bool) bool {
 	if !found.info.Mine || len(found.workers) < r.team.reached() {
 		return false
 	}
@@ -187,7 +189,7 @@ func (r *run) unseen(found foundRun) bool {
 			return false
 		}
 	}
-	return found.well == len(found.workers) && !found.seen
+	return newest && found.well == len(found.workers) && !found.seen
 }
 
 // sameCommand returns an error if the attempt that was found runs another command.

@@ -3,7 +3,9 @@ package job
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 )
@@ -32,6 +34,69 @@ func TestSameCommand(t *testing.T) {
 		err := r.sameCommand(found)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.HasSuffix(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.story, err, tt.want)
+		}
+	}
+}
+
+// The runner of a success may be unable to see it: whoever comes without a record of the
+// attempt goes by what the workers know.
+func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
+	ended := func(attempt, well int, seen bool) foundRun {
+		return foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
+			workers: ids(2, 1), well: well, seen: seen}
+	}
+	for _, tt := range []struct {
+		story string
+		rec   *Record
+		found []foundRun
+		taken int // the attempt that is taken over; 0: none
+	}{
+		{"a success on all workers", nil, []foundRun{ended(1, 2, false)}, 1},
+		{"its user was told it", nil, []foundRun{ended(1, 2, true)}, 0},
+		{"a worker failed", nil, []foundRun{ended(1, 1, false)}, 0},
+		{"a later attempt has failed", nil, []foundRun{ended(2, 1, false), ended(1, 2, false)}, 0},
+		{"seen here", &Record{Run: "r", Attempt: 1, Ended: true}, []foundRun{ended(1, 2, false)}, 0},
+		{"not seen here", &Record{Run: "r", Attempt: 1}, []foundRun{ended(1, 1, false)}, 1},
+		{"another attempt was seen here", &Record{Run: "r", Attempt: 1, Ended: true}, []foundRun{ended(2, 2, false)}, 2},
+	} {
+		r := &run{Deps: &Deps{StateDir: t.TempDir()}, o: RunOptions{Run: "r", Script: "train"}, team: &team{ids: ids(2, 1)}, adopts: true}
+		if tt.rec != nil {
+			if err := tt.rec.save(r.StateDir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		in := &intent{attempt: 3}
+		err := r.settleWith(in, tt.found)
+		taken := 0
+		if in.living != nil {
+			taken = in.living.info.Attempt
+		}
+		if err != nil || taken != tt.taken {
+			t.Errorf("%s: attempt %d is taken over, want %d; %v", tt.story, taken, tt.taken, err)
+		}
+	}
+}
+
+// A stop holds for each runner that began before it, and for none that began later.
+func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		story   string
+		since   time.Time
+		at      time.Time
+		stopped bool
+	}{
+		{"it came later", now.Add(-time.Hour), now.Add(-time.Minute), true},
+		{"it came before", now.Add(-time.Minute), now.Add(-time.Hour), false},
+		{"there was none", now.Add(-time.Hour), time.Time{}, false},
+		{"the worker's clock has been set back since", now.Add(-time.Hour), now.Add(time.Hour), false},
+		{"a command that begins nothing", time.Time{}, now, false},
+	} {
+		r := &run{Deps: &Deps{Clock: gcp.SystemClock, StateDir: t.TempDir()}, o: RunOptions{Run: "r"}, team: &team{}, since: tt.since}
+		found := foundRun{info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Exited, Mine: true}, stopped: launch.Stopped{At: tt.at, Reason: "by ann"}}
+		err := r.settleWith(&intent{attempt: 2}, []foundRun{found})
+		if (err != nil) != tt.stopped {
+			t.Errorf("%s: %v", tt.story, err)
 		}
 	}
 }
