@@ -77,6 +77,10 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 3*time.Minute+50*time.Second), deed("type job", desk, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}},
+		{"attaching to a run that this machine does not know, while a slice does not answer",
+			lifeStory{lasts: 10 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 10*time.Minute), {what: "no answer from", worker: 1, lasts: 4 * time.Minute, then: 2 * time.Minute}, deed("type attach", desk, 20*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "attach 1 of desk": exitUnavailable}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

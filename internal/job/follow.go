@@ -36,7 +36,7 @@ type following struct {
 	secrets  [][]byte   // masked in the output that is shown, never in its files
 	attached bool       // this command did not start the run, so an interrupt leaves it running
 	wraps    [][]string // per worker: words before the command, if this command started it
-	deletes  bool       // this command deletes the slices after a success
+	deletes  bool       // this command deletes the slices after a success, or sees only a part of the run: it does not mark it as seen
 
 	// reads, if set, takes the output of each worker in place of its log file. Such a
 	// following changes nothing, neither on the workers nor on this machine, and stops

@@ -610,8 +610,15 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 	partly := d.sayUnstarted(t, known, rec) // a run that started on only some workers is not stopped as failed
 	f := &following{Deps: d, team: t, ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, rec: rec, watch: &watch,
 		failFast: !rec.KeepGoing && !partly && lives, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
-		secrets: maskedWords(secrets)}
+		secrets: maskedWords(secrets), deletes: rec.Unasked != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.do(ctx)
+	var part *Error
+	if errors.As(rec.Unasked, &part) && err == nil && out.Code == 0 {
+		err = &Error{Stage: StageFollow, Text: part.Text, Err: part.Err, Advice: "attach again once they answer: multihost attach " + name}
+		if f.sum != nil {
+			f.sum.OK, f.sum.ExitCode, f.sum.Text = false, lostCode, f.sum.Text+"; "+part.Text
+		}
+	}
 	if f.sum != nil && len(unknown) > 0 {
 		f.sum.LastLines = nil // they would be kept in the journal unmasked
 	}
