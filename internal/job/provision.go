@@ -233,6 +233,11 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 		return out, runErr
 	}
 	if out.Started && !chosen(runErr) && q.othersLive(ctx, r) {
+		look, cancel := d.detached(ctx, time.Minute)
+		if now, err := d.Queue.Get(look, id); err == nil { // failed slices may have been kept since it was read
+			res = now
+		}
+		cancel()
 		d.sayStays(res, "end it with: multihost stop "+o.Run.Run+"; "+deleteHint(id, d),
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
