@@ -35,7 +35,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 		t.Skip("what runs here of the program runs in TestLife, too")
 	}
 	kit := newLifeKit(t)
-	stories, seed := envNumber(t, "LIFE_REAL_STORIES", 24), envNumber(t, "LIFE_REAL_SEED", 1)
+	stories, seed := envNumber(t, "LIFE_REAL_STORIES", 40), envNumber(t, "LIFE_REAL_SEED", 1)
 	slots := make(chan struct{}, lifeRealWidth)
 	began := time.Now()
 	var started atomic.Int64
@@ -60,7 +60,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 }
 
 // lifeRealWidth is how many of these stories are told at once: they wait most of the time.
-const lifeRealWidth = 12
+const lifeRealWidth = 16
 
 // realDraw leaves out what takes minutes on a real clock.
 var realDraw = lifeDraw{
@@ -77,7 +77,8 @@ var realDraw = lifeDraw{
 	keeps:       []string{"", "", "", "keep"},
 	lasts:       []time.Duration{6 * time.Second, 2 * time.Second, 12 * time.Second},
 	preemptions: []int{1, 0, 2},
-	steps:       4,
+	fewest:      2,
+	steps:       5,
 }
 
 // tellRealStory tells one story and returns how it breaks a rule, "" if it keeps all, and

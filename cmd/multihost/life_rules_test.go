@@ -67,6 +67,7 @@ func TestLifeRules(t *testing.T) {
 		{"a failure of an earlier attempt", of(typed(job1), began(1, job1, 1, "a"), ended(8, "m-0/a", 1, 3), ended(8, "m-1/a", 1, 3), began(9, job1, 2, "a"),
 			at(10, lifeFact{kind: factStopped, who: job1, worker: "m-0/a", attempt: 2})), "ended the command on m-0/a"},
 		{"the time to live of earlier slices", of(typed(job1), at(0, lifeFact{kind: factExpired}), at(1, lifeFact{kind: factMade}), began(1, job1, 2, "a"), gone(9, byLease, "m-0/a")), "ended the command on m-0/a"},
+		{"a deletion of what another machine trains on", of(typed(job1), began(1, "job 1 of desk", 1, "a"), gone(9, job1, "m-0/a")), "ended the command on m-0/a"},
 		{"a stop that nobody has chosen", of(typed(job1), began(1, job1, 1, "a"), stopped(9, job1, "m-0/a")), "ended the command on m-0/a"},
 		{"a choice of somebody else", of(typed(job1), typed(job2), began(1, job1, 1, "a"), at(8, lifeFact{kind: factChosen, who: job2}), stopped(9, job1, "m-0/a")), "ended the command on m-0/a"},
 		{"a stop that was chosen", of(typed(job1), began(1, job1, 1, "a"), at(8, lifeFact{kind: factChosen, who: job1}), stopped(9, job1, "m-0/a")), ""},

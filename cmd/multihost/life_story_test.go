@@ -170,7 +170,7 @@ type lifeDraw struct {
 	leases, ttls, lasts []time.Duration
 	keeps               []string
 	preemptions         []int
-	steps               int // after the first one, at most
+	fewest, steps       int // how many come after the first one
 }
 
 // lifeWhole are all the deeds, with times as people and clouds have them.
@@ -223,7 +223,7 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 			fails:       rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "fails"),
 		}
 		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(from.times).Draw(t, "then")}
-		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, 0, from.steps).Draw(t, "steps")...)
+		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, from.fewest, from.steps).Draw(t, "steps")...)
 		return s
 	})
 }
