@@ -49,6 +49,10 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "run 1 of desk": 0}, {"job 1 of laptop": 0, "run 1 of desk": exitUnavailable}}},
+		{"a worker reboots while it reboots",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "a reboot of", then: 10 * time.Second}, {what: "a reboot of", then: 20 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0}}},
 		{"no worker answers for longer than a boot may take when the job is typed again",
 			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), deed("kill -9", laptop, time.Second),

@@ -81,9 +81,14 @@ func (vm *lifeVM) HostKeys() map[string]string {
 	return map[string]string{vm.key.PublicKey().Type(): base64.StdEncoding.EncodeToString(vm.key.PublicKey().Marshal())}
 }
 
+// boot does nothing where the machine is up already, since it may be rebooted twice at
+// once, and where it has gone for good.
 func (vm *lifeVM) boot() {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
+	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
+		return
+	}
 	vm.up, vm.down, vm.conns = true, make(chan struct{}), map[*lifePipe]string{}
 	vm.lease.boot(vm)
 }
@@ -127,10 +132,10 @@ func (vm *lifeVM) Reboot(ctx context.Context) error {
 
 func (vm *lifeVM) Stop(context.Context) error {
 	vm.world.note(lifeFact{kind: factGone, who: vm.world.remover(), worker: vm.id, text: "taken away"})
-	vm.goDown()
 	vm.mu.Lock()
 	vm.removed = true
 	vm.mu.Unlock()
+	vm.goDown()
 	return nil
 }
 
