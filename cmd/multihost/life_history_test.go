@@ -257,7 +257,7 @@ func (h lifeHistory) losesLogs() string {
 
 // mayDrop reports whether who deletes the queued resource may do so without a word about
 // logs: a person has told it twice to end, or the attempt counts as lost. Open: a stop that
-// has reached no worker says only that the run may still be running.
+// has not reached every worker says only that the run may still be running.
 func (h lifeHistory) mayDrop(deleted lifeFact) bool {
 	began, told := -1, 0
 	for i, f := range h {
@@ -270,7 +270,7 @@ func (h lifeHistory) mayDrop(deleted lifeFact) bool {
 			told++
 		}
 	}
-	return told >= 2 || told == 1 && strings.Contains(deleted.said, "may still be running")
+	return told >= 2 || strings.Contains(deleted.said, "may still be running")
 }
 
 func (h lifeHistory) lies() string {
