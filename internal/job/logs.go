@@ -557,34 +557,17 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 	}
 	ref := launch.Ref{Run: rec.Run, Attempt: cmp.Or(l.o.Attempt, rec.Attempt)}
 	dir, _ := rec.logDirOf(ref.Attempt)
-	var copies []string // why this machine's copies are shown
 	for _, id := range ids {
-		one := &oneLog{id: id}
 		if i := slices.Index(t.ids, id); i >= 0 {
-			one.conn = t.conns[i]
-			one.src = remoteSource{one.conn, ref}
-			l.logs = append(l.logs, one)
-			continue
-		}
-		why := lost[id]
-		if why == "" && failed[id] == nil { // the API's list has changed since
-			why = notListed(rec, id)
-		}
-		one.src = localSource{logPath(dir, id)}
-		if _, err := one.src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
-			failed[id] = cmp.Or(failed[id], fmt.Errorf("%s, and this machine has no copy of the log", why))
-			continue
-		}
-		if l.logs = append(l.logs, one); why != "" && !slices.Contains(copies, why) {
-			copies = append(copies, why)
+			l.logs = append(l.logs, &oneLog{id: id, conn: t.conns[i], src: remoteSource{t.conns[i], ref}})
+		} else if lost[id] == "" && failed[id] == nil { // the API's list has changed since
+			lost[id] = notListed(rec, id)
 		}
 	}
-	for _, why := range copies {
-		event.Notef(l.Sink, event.Warn, "", "%s: this machine's copy of the log ends where it was lost", why)
-	}
+	l.addCopies(ctx, dir, ids, lost, failed)
 	unread := failures(StageConnect, ids, failed)
 	if len(l.logs) == 0 && !l.o.All {
-		return l.noWorker(rec.Run, cmp.Or(lost[ids[0]], notListed(rec, ids[0])))
+		return l.noWorker(rec.Run, lost[ids[0]])
 	}
 	if len(l.logs) == 0 {
 		return unread
@@ -598,6 +581,29 @@ func (l *logReader) overSSH(ctx context.Context, rec *Record) error {
 		return context.Cause(ctx)
 	}
 	return cmp.Or(err, unread)
+}
+
+// addCopies adds this machine's copies of the logs of workers that are lost, or that
+// failed to be reached. A worker without a copy is in failed afterwards.
+func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerID, lost map[tpu.WorkerID]string, failed map[tpu.WorkerID]error) {
+	var told []string
+	for _, id := range ids {
+		why := lost[id]
+		if why == "" && failed[id] == nil {
+			continue // it is reached
+		}
+		src := localSource{logPath(dir, id)}
+		if _, err := src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
+			failed[id] = cmp.Or(failed[id], fmt.Errorf("%s, and this machine has no copy of the log", why))
+			continue
+		}
+		l.logs = append(l.logs, &oneLog{id: id, src: src})
+		if why != "" && !slices.Contains(told, why) {
+			told = append(told, why)
+			event.Notef(l.Sink, event.Warn, "", "%s: this machine's copy of the log ends where it was lost", why)
+		}
+	}
+	slices.SortFunc(l.logs, func(a, b *oneLog) int { return tpu.CompareWorkers(a.id, b.id) })
 }
 
 // dialLogs connects to the wanted workers. With --all it goes on without those that it
@@ -821,11 +827,6 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 	}
 	ids := r.desc.IDs()
 	l.tellWhich(l.o.Worker, ids, end)
-	piece := int64(tailMost)
-	if l.o.All {
-		piece = pieceOf(len(ids))
-	}
-	src := func(id tpu.WorkerID) bucketSource { return bucketSource{r.bucket, r.desc.Run, id, attempt, piece} }
 	rec, err := r.record(ctx, attempt)
 	if attempt == state.Attempt && !state.Over(r.desc) {
 		near := newLogReader(r.Deps, l.o, w)
@@ -845,26 +846,36 @@ func (r *detachedRun) logs(ctx context.Context, o LogOptions, w LogSink) error {
 		event.Notef(r.Sink, event.Info, "", "worker %s cannot be reached (%v): its log from the bucket, up to %s old", who, err, event.Age(time.Duration(r.desc.Every)*time.Second))
 		l.logs = near.begun()
 	}
-	for _, one := range l.logs { // they were begun on the workers
-		if err := one.goOnIn(ctx, src(one.id)); err != nil {
-			return interruptedOr(ctx, err)
-		}
-	}
 	if !l.o.All {
 		ids = []tpu.WorkerID{l.o.Worker}
 	}
-	if len(l.logs) == 0 {
-		for _, id := range ids {
-			l.logs = append(l.logs, &oneLog{id: id, src: src(id)})
-		}
-		if err := l.prepareAll(ctx, rec.LogDir); err != nil {
-			return interruptedOr(ctx, err)
-		}
+	src := func(id tpu.WorkerID) logSource {
+		return bucketSource{r.bucket, r.desc.Run, id, attempt, pieceOf(len(ids))}
+	}
+	if err := l.readBucket(ctx, src, ids, rec.LogDir); err != nil {
+		return interruptedOr(ctx, err)
 	}
 	if err := l.printNow(ctx); err != nil || !o.Follow {
 		return interruptedOr(ctx, err)
 	}
 	return interruptedOr(ctx, r.followBucket(ctx, l, state, attempt))
+}
+
+// readBucket lets the logs come from a bucket: those that were begun on the workers, or
+// else those of all ids.
+func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
+	for _, one := range l.logs {
+		if err := one.goOnIn(ctx, src(one.id)); err != nil {
+			return err
+		}
+	}
+	if len(l.logs) > 0 {
+		return nil
+	}
+	for _, id := range ids {
+		l.logs = append(l.logs, &oneLog{id: id, src: src(id)})
+	}
+	return l.prepareAll(ctx, dir)
 }
 
 // begun returns the log that was read in part; nil if none was.
