@@ -88,7 +88,6 @@ func TestLifeRules(t *testing.T) {
 		{"something else is deleted", of(typed(job1), at(9, lifeFact{kind: factForeign, text: "x was deleted"})), "x was deleted"},
 
 		{"0 with a log that is not whole", of(typed(job1), returned(9, job1, lifeFact{codes: []int{0, 0}, partial: []string{"m-0/a"}})), "without the whole log of m-0/a"},
-		{"0 of who warns that it has asked a part only", of(typed(job1), returned(9, "attach 1 of desk", lifeFact{codes: []int{0, 0}, partial: []string{"m-0/a"}, said: "other slices could not be asked"})), ""},
 		{"74 without a word", of(typed(job1), returned(9, job1, lifeFact{code: 74, codes: []int{0, 0}, partial: []string{"m-0/a"}, said: "the end"})), "without a word about the log of m-0/a"},
 		{"74 with a word", of(typed(job1), returned(9, job1, lifeFact{code: 74, codes: []int{0, 0}, partial: []string{"m-0/a"}, said: "the log of s0w0 is not whole here"})), ""},
 

@@ -129,6 +129,26 @@ type foundRun struct {
 	broken   int            // number of workers on which it was stopped, or where nobody saw its end
 }
 
+// add adds what one more worker knows of the run. offset is that of the worker's clock.
+func (f *foundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Duration) {
+	f.workers = append(f.workers, worker)
+	f.followed = f.followed || info.Followers > 0
+	f.verdict = cmp.Or(f.verdict, info.Verdict)
+	f.seen = f.seen || info.Seen
+	if e := info.Exit; e != nil && e.Code == 0 && e.Reason == "" && !e.Lost {
+		f.well++
+	}
+	if s := info.Stopped; s.Reason != "" {
+		s.At = s.At.Add(-offset)
+		if s.At.After(f.stopped.At) {
+			f.stopped = s
+		}
+	}
+	if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
+		f.broken++
+	}
+}
+
 // ended returns how the run has ended: the verdict of its runner, otherwise the exit on
 // one worker.
 func (f foundRun) ended() string {
@@ -202,22 +222,7 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 			if rank(info) > rank(found[at].info) {
 				found[at].info = info
 			}
-			found[at].workers = append(found[at].workers, t.ids[i])
-			found[at].followed = found[at].followed || info.Followers > 0
-			found[at].verdict = cmp.Or(found[at].verdict, info.Verdict)
-			if e := info.Exit; e != nil && e.Code == 0 && e.Reason == "" && !e.Lost {
-				found[at].well++
-			}
-			found[at].seen = found[at].seen || info.Seen
-			if s := info.Stopped; s.Reason != "" {
-				s.At = s.At.Add(-t.conns[i].ClockOffset())
-				if s.At.After(found[at].stopped.At) {
-					found[at].stopped = s
-				}
-			}
-			if info.Phase == launch.Lost || info.Phase == launch.Aborted || info.Exit != nil && info.Exit.Reason != "" {
-				found[at].broken++
-			}
+			found[at].add(t.ids[i], info, t.conns[i].ClockOffset())
 		}
 	}
 	slices.SortStableFunc(found, func(a, b foundRun) int {

@@ -152,21 +152,9 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 		switch {
 		case err != nil:
 			return err
-		case rec.Word == "boot":
-			a.boot = sshfan.Clean(rec.Rest, 100)
-		case rec.Word == "disk":
-			what, rest, _ := strings.Cut(rec.Rest, " ")
-			a.disks[what] = parseDisk(rest)
-		case rec.Word == "version":
-			if what, rest, _ := strings.Cut(rec.Rest, " "); slices.Contains(surveyed, what) {
-				a.found[what] = sshfan.Clean(rest, 60)
-			}
+		case a.learns(rec):
 		case rec.Word == "synced":
 			there, owner, _ = strings.Cut(rec.Rest, " ")
-		case rec.Word == "stopped":
-			if s := parseStopped(rec.Rest); s.At.After(a.stopped.At) {
-				a.stopped = s
-			}
 		case rec.Word == "armed" && spec.Synced != "" && there != spec.Synced:
 			if there != "" {
 				owner = cmp.Or(sshfan.Clean(owner, 200), "somebody")
@@ -190,6 +178,28 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 			return a.busy(rec, out.Records())
 		}
 	}
+}
+
+// learns takes a record that tells something of the worker, and reports whether it was one.
+func (a *Armed) learns(rec sshfan.Record) bool {
+	switch rec.Word {
+	case "boot":
+		a.boot = sshfan.Clean(rec.Rest, 100)
+	case "disk":
+		what, rest, _ := strings.Cut(rec.Rest, " ")
+		a.disks[what] = parseDisk(rest)
+	case "version":
+		if what, rest, _ := strings.Cut(rec.Rest, " "); slices.Contains(surveyed, what) {
+			a.found[what] = sshfan.Clean(rest, 60)
+		}
+	case "stopped":
+		if s := parseStopped(rec.Rest); s.At.After(a.stopped.At) {
+			a.stopped = s
+		}
+	default:
+		return false
+	}
+	return true
 }
 
 // busy returns the error that names the run that holds the worker.

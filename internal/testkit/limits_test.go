@@ -43,17 +43,17 @@ var (
 	}
 	aboveMethods = map[string]int{
 		"cmd/multihost program":    133,
-		"internal/job Deps":        139,
-		"internal/job detachedRun": 33,
-		"internal/job following":   45,
-		"internal/job run":         86,
+		"internal/job Deps":        142,
+		"internal/job detachedRun": 34,
+		"internal/job following":   46,
+		"internal/job run":         87,
 		"internal/sim Server":      187,
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost":       8100,
-		"internal/job":        16500,
-		"internal/qr":         6100,
+		"internal/job":        16900,
+		"internal/qr":         6200,
 		"internal/sim":        8300,
 		"internal/sim/worker": 6700,
 		"internal/sshfan":     6900,
