@@ -866,6 +866,16 @@ func (r *detachedRun) stillOver(ctx context.Context) error {
 	return nil
 }
 
+// stopKept deletes the slices that are kept of a run that has ended.
+func (r *detachedRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
+	k.again = r.stillOver
+	err := r.deleteKept(ctx, o, k)
+	if err == nil {
+		r.forget()
+	}
+	return err
+}
+
 // stop ends the run for good: the bucket tells all workers, and stop tells those at
 // once that can be reached. It returns when every worker has ended, or when no worker
 // has reported yet. If the queued resource has no workers, nobody else deletes it, so
@@ -879,12 +889,7 @@ func (r *detachedRun) stop(ctx context.Context, o StopOptions) error {
 	// If the bucket cannot be read, the workers are told to stop all the same.
 	if err == nil && before.Over(r.desc) {
 		if k := r.keptSlices(ctx, before); k != nil {
-			k.again = r.stillOver
-			if err := r.deleteKept(ctx, o, *k); err != nil {
-				return err
-			}
-			r.forget()
-			return nil
+			return r.stopKept(ctx, o, *k)
 		}
 	}
 	err = watch.phase("stop", func() (string, error) {

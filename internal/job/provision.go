@@ -225,8 +225,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			does = ": " + text
 		}
 		hint := deleteHint(id, d)
-		var in *Interrupted
-		if out.Started && (out.Detached || errors.As(runErr, &in) && in.detaches(true)) { // deleting would end the command
+		if out.leftRunning(runErr) { // deleting would end the command
 			hint = "end the command with: multihost stop " + o.Run.Run + "; once it has ended, the same deletes the slices"
 		}
 		d.sayStays(res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
@@ -242,18 +241,36 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
+	if err := d.tearDown(ctx, id, o.Run.Run); err != nil {
+		return out, errors.Join(runErr, err)
+	}
+	var secret *launch.SecretError // its cause is in the project, not in the slices
+	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
+		runErr = settled{runErr}
+	}
+	return out, runErr
+}
+
+// leftRunning reports whether the user has left a command that runs.
+func (out Outcome) leftRunning(err error) bool {
+	var in *Interrupted
+	return out.Started && (out.Detached || errors.As(err, &in) && in.detaches(true))
+}
+
+// tearDown deletes the queued resource of a run, and says what is billed after that.
+func (d *Deps) tearDown(ctx context.Context, id, run string) error {
 	d.setStand(func(s *Stand) { s.Resource = "" }) // there is nothing left to decide
 	// Limit limits the deletion itself; the context is only a backstop.
 	cleanup, cancel := d.detached(ctx, teardownLimit+time.Minute)
 	defer cancel()
-	err = d.outlast(cleanup, func() error {
-		_, err := d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: o.Run.Run, Limit: teardownLimit})
+	err := d.outlast(cleanup, func() error {
+		_, err := d.Queue.Delete(cleanup, id, qr.DeleteOptions{Force: true, OnlyRun: run, Limit: teardownLimit})
 		return err
 	})
 	if err != nil {
-		return out, errors.Join(runErr, &Error{Stage: StageTeardown, Err: err,
+		return &Error{Stage: StageTeardown, Err: err,
 			Text:   fmt.Sprintf("delete queued resource %q: %v; it may still exist and be billed", id, err),
-			Advice: deleteHint(id, d)})
+			Advice: deleteHint(id, d)}
 	}
 	what := fmt.Sprintf("queued resource %s and its slices are deleted: ", id)
 	if again, hint := d.madeAgain(ctx, id); again == "" {
@@ -261,11 +278,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 	} else {
 		event.Notef(d.Sink, event.Warn, hint, "%s%s", what, again)
 	}
-	var secret *launch.SecretError // its cause is in the project, not in the slices
-	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
-		runErr = settled{runErr}
-	}
-	return out, runErr
+	return nil
 }
 
 const nothingBilled = "nothing of this job is billed"

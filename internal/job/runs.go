@@ -617,17 +617,26 @@ func (d *Deps) attachOver(ctx context.Context, rec *Record, o AttachOptions) (ou
 		failFast: !rec.KeepGoing && !partly && lives, grace: o.Grace, strict: o.StrictExit, patience: o.Patience, attached: true, watching: o.Watch,
 		secrets: maskedWords(secrets), deletes: rec.Unasked != nil} // the end of a part is not the end that a user wants to know
 	out, err = f.do(ctx)
-	var part *Error
-	if errors.As(rec.Unasked, &part) && err == nil && out.Code == 0 {
-		err = &Error{Stage: StageFollow, Text: part.Text, Err: part.Err, Advice: "attach again once they answer: multihost attach " + name}
-		if f.sum != nil {
-			f.sum.OK, f.sum.ExitCode, f.sum.Text = false, lostCode, f.sum.Text+"; "+part.Text
-		}
+	if err == nil && out.Code == 0 {
+		err = f.endOfAPart(rec.Unasked)
 	}
 	if f.sum != nil && len(unknown) > 0 {
 		f.sum.LastLines = nil // they would be kept in the journal unmasked
 	}
 	return out, f.sum, err
+}
+
+// endOfAPart returns the error for a success of workers beside which others may run on.
+// unasked says which could not be asked; nil: there are none.
+func (f *following) endOfAPart(unasked error) error {
+	var part *Error
+	if !errors.As(unasked, &part) {
+		return nil
+	}
+	if f.sum != nil {
+		f.sum.OK, f.sum.ExitCode, f.sum.Text = false, lostCode, f.sum.Text+"; "+part.Text
+	}
+	return &Error{Stage: StageFollow, Text: part.Text, Err: part.Err, Advice: "attach again once they answer: multihost attach " + f.ref.Run}
 }
 
 // newestAttempt updates a record that is older than the attempt on the workers: another

@@ -38,21 +38,21 @@ var (
 		"internal/job detachedRun.attach":   32,
 		"internal/job detachedRun.logs":     25,
 		"internal/job detachedRun.readBy":   22,
-		"internal/job detachedRun.stop":     26,
+		"internal/job detachedRun.stop":     27,
 		"internal/job logReader.overSSH":    24,
 	}
 	aboveMethods = map[string]int{
 		"cmd/multihost program":    133,
-		"internal/job Deps":        142,
-		"internal/job detachedRun": 34,
-		"internal/job following":   46,
+		"internal/job Deps":        143,
+		"internal/job detachedRun": 35,
+		"internal/job following":   47,
 		"internal/job run":         87,
 		"internal/sim Server":      187,
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost":       8100,
-		"internal/job":        16900,
+		"internal/job":        17000,
 		"internal/qr":         6200,
 		"internal/sim":        8300,
 		"internal/sim/worker": 6700,
