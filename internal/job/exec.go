@@ -181,6 +181,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // execAll runs the command on every worker at once.
 func (d *Deps) execAll(ctx context.Context, t *team, all []*executed, o ExecOptions) {
 	show := newWaiting(d, "exec", t.ids)
+	defer t.listen(show)()
 	t.each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
 		e := all[i]
 		d.execOn(ctx, t, i, e, o, e.tee(nil, e.out), e.tee(nil, e.err2))
@@ -413,6 +414,8 @@ type waiting struct {
 	begin time.Time
 	bytes int64 // copied so far
 	all   int64
+
+	silent silence
 }
 
 func newWaiting(d *Deps, phase string, ids []tpu.WorkerID) *waiting {
@@ -443,6 +446,16 @@ func (w *waiting) expected(n int64) {
 	w.all += n
 }
 
+// hear asks which of the workers that are waited for are silent, and shows a change.
+func (w *waiting) hear(look func(waited func(i int) bool) silence) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := look(func(i int) bool { return !w.over[i] }); now != w.silent {
+		w.silent = now
+		w.show(true)
+	}
+}
+
 // show emits the progress, at most ten times a second unless now is set. The caller
 // holds mu.
 func (w *waiting) show(now bool) {
@@ -461,6 +474,7 @@ func (w *waiting) show(now bool) {
 	if seconds := at.Sub(w.begin).Seconds(); w.bytes > 0 && seconds > 1 {
 		e.Detail = event.Bytes(int64(float64(w.bytes)/seconds)) + "/s"
 	}
+	e.Silent, e.SilentSince = w.silent.fields()
 	w.d.Sink.Emit(e)
 }
 

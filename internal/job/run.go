@@ -126,6 +126,7 @@ type run struct {
 	o       RunOptions
 	watch   stopwatch
 	tree    *codesync.Tree
+	syncing *heardSink // shows the sync of the tree
 	team    *team
 	attempt int
 	intent  *intent
@@ -332,8 +333,9 @@ func (r *run) scan(ctx context.Context) error {
 	if r.o.UseExisting {
 		return nil
 	}
+	r.syncing = &heardSink{Sink: r.Sink}
 	tree, err := codesync.Scan(ctx, codesync.Options{
-		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.Sink, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner, Adopt: r.o.Adopt,
+		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.syncing, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner, Adopt: r.o.Adopt,
 		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), Written: writtenDir(r.StateDir), ReadOnly: r.ReadOnly,
 	})
 	if err != nil {
@@ -382,6 +384,7 @@ func (r *run) sync(ctx context.Context) error {
 		return r.checkFolder(ctx)
 	}
 	return r.watch.phase("sync", func() (string, error) {
+		defer r.team.listen(r.syncing)()
 		reports, errs := r.tree.PushAll(ctx, r.intent.targets, r.o.Run)
 		if err := r.failed(ctx, StageSync, errs); err != nil {
 			return "", err

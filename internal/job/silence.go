@@ -104,8 +104,53 @@ func (c *count) show() {
 	c.sink.Emit(p)
 }
 
+// A hearer shows from which workers nothing is heard. look answers for the workers that
+// waited names.
+type hearer interface {
+	hear(look func(waited func(i int) bool) silence)
+}
+
+// heardSink adds to the progress of a phase that another package shows from which workers
+// nothing is heard. It is safe for concurrent use.
+type heardSink struct {
+	event.Sink
+
+	mu     sync.Mutex
+	last   event.Progress
+	silent silence
+}
+
+// Emit emits e.
+func (s *heardSink) Emit(e event.Event) {
+	p, ok := e.(event.Progress)
+	if !ok {
+		s.Sink.Emit(e)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = p
+	s.show()
+}
+
+func (s *heardSink) hear(look func(waited func(i int) bool) silence) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := look(func(int) bool { return true }); now != s.silent {
+		if s.silent = now; s.last.Phase != "" {
+			s.show()
+		}
+	}
+}
+
+func (s *heardSink) show() {
+	p := s.last
+	p.Silent, p.SilentSince = s.silent.fields()
+	s.Sink.Emit(p)
+}
+
 // listen has c hear every second. The caller calls over at the end.
-func (t *team) listen(c *count) (over func()) {
+func (t *team) listen(c hearer) (over func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	begin := gcp.SystemClock.Now()
 	go func() {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/testkit"
 )
 
 func TestSilenceOf(t *testing.T) {
@@ -76,6 +77,51 @@ func TestACountKeepsTheSilence(t *testing.T) {
 	for i, p := range shown {
 		if p.Phase != "sync" || p.Total != 3 || p.Done != want[i].done || p.Silent != want[i].silent || (p.SilentSince != nil) != (p.Silent != "") {
 			t.Errorf("%d: %+v, want %+v", i, p, want[i])
+		}
+	}
+}
+
+// The progress of a copy, of exec and of a sync keeps its figures and says who is silent.
+func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
+	says := func(h hearer, who string) {
+		h.hear(func(waited func(i int) bool) silence {
+			if who == "" || !waited(1) {
+				return silence{}
+			}
+			return silence{who, at}
+		})
+	}
+	for _, phase := range []string{"copy", "sync"} {
+		var shown []event.Progress
+		sink := event.SinkFunc(func(e event.Event) { shown = append(shown, e.(event.Progress)) })
+		var h hearer
+		if phase == "sync" {
+			s := &heardSink{Sink: sink}
+			says(s, "s0w1") // before any progress there is nothing to show it in
+			s.Emit(event.Progress{Phase: "sync", Done: 1, Total: 2, Bytes: 7, All: 9})
+			h = s
+		} else {
+			w := newWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, "copy", ids(1, 2))
+			w.expected(9)
+			w.copied(7)
+			w.done(0)
+			says(w, "s0w1")
+			h = w
+		}
+		last := shown[len(shown)-1]
+		if last.Done != 1 || last.Bytes != 7 || last.All != 9 || last.Silent != "s0w1" || last.SilentSince == nil {
+			t.Errorf("%s: %+v", phase, last)
+		}
+		n := len(shown)
+		says(h, "s0w1")
+		if len(shown) != n {
+			t.Errorf("%s: the same is shown again", phase)
+		}
+		says(h, "")
+		if last = shown[len(shown)-1]; len(shown) != n+1 || last.Silent != "" || last.Bytes != 7 {
+			t.Errorf("%s: after it is heard: %+v", phase, last)
 		}
 	}
 }
