@@ -239,11 +239,21 @@ func (r *Record) save(stateDir string) error {
 	if err != nil {
 		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
 	}
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, append(data, '\n'), 0o600); err != nil {
+	// Several commands may save the record of one run at the same moment: each writes a file
+	// of its own.
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new")
+	if err != nil {
 		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
 	}
-	return os.Rename(tmp, path)
+	_, err = tmp.Write(append(data, '\n'))
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+		return fmt.Errorf("keep the record of run %q: %w", r.Run, err)
+	}
+	return nil
 }
 
 // saveAhead saves the record before it is certain that its content comes true. undo,

@@ -2,6 +2,8 @@ package job
 
 import (
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -62,5 +64,29 @@ func TestNumbersOfAttemptsOnlyGrow(t *testing.T) {
 	}
 	if got := lastLocalAttempt(dir, "m"); got != 2 || len(rec.Attempts) != 2 {
 		t.Errorf("the last attempt is %d of %d, want 2 of 2", got, len(rec.Attempts))
+	}
+}
+
+// Two commands on one machine save the record of a run at the same moment: it is always
+// whole, and no save fails.
+func TestARecordIsSavedByManyAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for n := range 50 {
+				rec := &Record{Run: "m", Attempt: i + 1, Command: strings.Repeat("x", 100*n)}
+				if err := rec.save(dir); err != nil {
+					t.Error(err)
+				}
+				if _, err := loadRecord(dir, "m"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(recordPath(dir, "m")), "*.new")); len(left) > 0 {
+		t.Errorf("left: %q", left)
 	}
 }
