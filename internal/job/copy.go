@@ -78,7 +78,7 @@ func (d *Deps) CopyTo(ctx context.Context, o CopyOptions) error {
 	}
 	return watch.phase("copy", func() (string, error) {
 		show := newWaiting(d, "copy", ids)
-		defer t.listen(show)()
+		defer t.listen(show.heard)()
 		for _, p := range parcels {
 			show.expected(p.Size)
 		}
@@ -227,7 +227,7 @@ func (d *Deps) CopyFrom(ctx context.Context, o CopyOptions) error {
 // fetchAll fetches from all workers of the team, at most copyAtOnce at once.
 func (d *Deps) fetchAll(ctx context.Context, t *team, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := newWaiting(d, "copy", t.ids)
-	defer t.listen(show)()
+	defer t.listen(show.heard)()
 	got := make([]transfer.Fetched, len(t.ids))
 	errs := t.copyEach(ctx, func(i int) (err error) {
 		got[i], err = transfer.Fetch(ctx, t.conns[i], sources, places[t.ids[i]], transfer.Progress{Size: show.expected, Moved: show.copied})

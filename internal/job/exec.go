@@ -181,7 +181,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // execAll runs the command on every worker at once.
 func (d *Deps) execAll(ctx context.Context, t *team, all []*executed, o ExecOptions) {
 	show := newWaiting(d, "exec", t.ids)
-	defer t.listen(show)()
+	defer t.listen(show.heard)()
 	t.each(ctx, d.Sink, "", func(ctx context.Context, i int) error {
 		e := all[i]
 		d.execOn(ctx, t, i, e, o, e.tee(nil, e.out), e.tee(nil, e.err2))
@@ -406,6 +406,7 @@ type waiting struct {
 	d     *Deps
 	phase string
 	ids   []tpu.WorkerID
+	heard *heardSink
 
 	mu    sync.Mutex // guards what follows
 	over  []bool
@@ -414,13 +415,12 @@ type waiting struct {
 	begin time.Time
 	bytes int64 // copied so far
 	all   int64
-
-	silent silence
 }
 
 func newWaiting(d *Deps, phase string, ids []tpu.WorkerID) *waiting {
 	w := &waiting{d: d, phase: phase, ids: ids, over: make([]bool, len(ids)), begin: d.Clock.Now()}
-	d.Sink.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
+	w.heard = &heardSink{Sink: d.Sink, waits: w.waits}
+	w.heard.Emit(event.Progress{Phase: phase, Total: len(ids), Waiting: tpu.Fold(ids)})
 	return w
 }
 
@@ -446,14 +446,11 @@ func (w *waiting) expected(n int64) {
 	w.all += n
 }
 
-// hear asks which of the workers that are waited for are silent, and shows a change.
-func (w *waiting) hear(look func(waited func(i int) bool) silence) {
+// waits reports whether worker i is waited for.
+func (w *waiting) waits(i int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if now := look(func(i int) bool { return !w.over[i] }); now != w.silent {
-		w.silent = now
-		w.show(true)
-	}
+	return !w.over[i]
 }
 
 // show emits the progress, at most ten times a second unless now is set. The caller
@@ -474,8 +471,7 @@ func (w *waiting) show(now bool) {
 	if seconds := at.Sub(w.begin).Seconds(); w.bytes > 0 && seconds > 1 {
 		e.Detail = event.Bytes(int64(float64(w.bytes)/seconds)) + "/s"
 	}
-	e.Silent, e.SilentSince = w.silent.fields()
-	w.d.Sink.Emit(e)
+	w.heard.Emit(e)
 }
 
 // tailText returns what is shown of stderr: its end, which says most.

@@ -333,7 +333,7 @@ func (r *run) scan(ctx context.Context) error {
 	if r.o.UseExisting {
 		return nil
 	}
-	r.syncing = &heardSink{Sink: r.Sink}
+	r.syncing = &heardSink{Sink: r.Sink, waits: func(int) bool { return true }}
 	tree, err := codesync.Scan(ctx, codesync.Options{
 		Dir: r.o.Dir, NoIgnore: r.o.NoIgnore, Sink: r.syncing, Home: r.o.Home, Stall: r.o.SyncTimeout, Owner: r.Owner, Adopt: r.o.Adopt,
 		Relay: r.o.Relay, RelayFanout: r.o.RelayFanout, Cache: filepath.Join(r.StateDir, "hashes"), Written: writtenDir(r.StateDir), ReadOnly: r.ReadOnly,

@@ -67,16 +67,14 @@ func (t *team) silence(waited func(i int) bool, begin, now time.Time) silence {
 	return silenceOf(t.ids, heard, open, now)
 }
 
-// A count shows on how many workers a phase is over, and from which of the others nothing
-// is heard. It is safe for concurrent use.
+// A count shows on how many workers a phase is over. It is safe for concurrent use.
 type count struct {
 	sink  event.Sink
 	phase string
 
-	mu     sync.Mutex
-	over   []bool // per worker
-	done   int
-	silent silence
+	mu   sync.Mutex
+	over []bool // per worker
+	done int
 }
 
 // finish notes that the phase is over on worker i.
@@ -85,38 +83,24 @@ func (c *count) finish(i int) {
 	defer c.mu.Unlock()
 	c.over[i] = true
 	c.done++
-	c.show()
+	c.sink.Emit(event.Progress{Phase: c.phase, Done: c.done, Total: len(c.over)})
 }
 
-// hear asks which of the workers that are waited for are silent, and shows a change.
-func (c *count) hear(look func(waited func(i int) bool) silence) {
+// waits reports whether worker i is waited for.
+func (c *count) waits(i int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := look(func(i int) bool { return !c.over[i] }); now != c.silent {
-		c.silent = now
-		c.show()
-	}
+	return !c.over[i]
 }
 
-func (c *count) show() {
-	p := event.Progress{Phase: c.phase, Done: c.done, Total: len(c.over)}
-	p.Silent, p.SilentSince = c.silent.fields()
-	c.sink.Emit(p)
-}
-
-// A hearer shows from which workers nothing is heard. look answers for the workers that
-// waited names.
-type hearer interface {
-	hear(look func(waited func(i int) bool) silence)
-}
-
-// heardSink adds to the progress of a phase that another package shows from which workers
-// nothing is heard. It is safe for concurrent use.
+// heardSink adds to the progress of a phase from which workers nothing is heard, and shows
+// it again when that changes. It is safe for concurrent use.
 type heardSink struct {
 	event.Sink
+	waits func(i int) bool // whether worker i is waited for; it may take locks under which Emit is called
 
 	mu     sync.Mutex
-	last   event.Progress
+	last   event.Progress // shown last; without a phase, there was none
 	silent silence
 }
 
@@ -133,13 +117,15 @@ func (s *heardSink) Emit(e event.Event) {
 	s.show()
 }
 
-func (s *heardSink) hear(look func(waited func(i int) bool) silence) {
+// hear shows a change of who is silent.
+func (s *heardSink) hear(now silence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := look(func(int) bool { return true }); now != s.silent {
-		if s.silent = now; s.last.Phase != "" {
-			s.show()
-		}
+	if now == s.silent {
+		return
+	}
+	if s.silent = now; s.last.Phase != "" {
+		s.show()
 	}
 }
 
@@ -149,8 +135,8 @@ func (s *heardSink) show() {
 	s.Sink.Emit(p)
 }
 
-// listen has c hear every second. The caller calls over at the end.
-func (t *team) listen(c hearer) (over func()) {
+// listen has s hear every second. The caller calls over at the end.
+func (t *team) listen(s *heardSink) (over func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	begin := gcp.SystemClock.Now()
 	go func() {
@@ -160,7 +146,7 @@ func (t *team) listen(c hearer) (over func()) {
 			case <-stop:
 				return
 			case <-gcp.SystemClock.After(time.Second): // the clock by which connections are heard
-				c.hear(func(waited func(i int) bool) silence { return t.silence(waited, begin, gcp.SystemClock.Now()) })
+				s.hear(t.silence(s.waits, begin, gcp.SystemClock.Now()))
 			}
 		}
 	}()

@@ -46,82 +46,59 @@ func TestSilenceOf(t *testing.T) {
 	}
 }
 
-// Who is silent stays shown when the phase goes on on others, until it is heard.
-func TestACountKeepsTheSilence(t *testing.T) {
-	t.Parallel()
-	var shown []event.Progress
-	c := &count{phase: "sync", over: make([]bool, 3), sink: event.SinkFunc(func(e event.Event) { shown = append(shown, e.(event.Progress)) })}
-	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
-	hear := func(who string) {
-		c.hear(func(waited func(i int) bool) silence {
-			if who == "" || !waited(1) {
-				return silence{}
-			}
-			return silence{who, at}
-		})
-	}
-	c.finish(0)
-	hear("")
-	hear("s0w1")
-	hear("s0w1")
-	c.finish(2)
-	c.finish(1)
-	hear("s0w1")
-	want := []struct {
-		done   int
-		silent string
-	}{{1, ""}, {1, "s0w1"}, {2, "s0w1"}, {3, "s0w1"}, {3, ""}}
-	if len(shown) != len(want) {
-		t.Fatalf("shown %+v", shown)
-	}
-	for i, p := range shown {
-		if p.Phase != "sync" || p.Total != 3 || p.Done != want[i].done || p.Silent != want[i].silent || (p.SilentSince != nil) != (p.Silent != "") {
-			t.Errorf("%d: %+v, want %+v", i, p, want[i])
-		}
-	}
-}
-
-// The progress of a copy, of exec and of a sync keeps its figures and says who is silent.
+// Who is silent stays shown while the phase goes on on others, until it is heard or not
+// waited for. The progress keeps its figures.
 func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
-	says := func(h hearer, who string) {
-		h.hear(func(waited func(i int) bool) silence {
-			if who == "" || !waited(1) {
-				return silence{}
-			}
-			return silence{who, at}
-		})
-	}
-	for _, phase := range []string{"copy", "sync"} {
+	for _, phase := range []string{"free", "copy", "sync"} {
 		var shown []event.Progress
 		sink := event.SinkFunc(func(e event.Event) { shown = append(shown, e.(event.Progress)) })
-		var h hearer
-		if phase == "sync" {
-			s := &heardSink{Sink: sink}
-			says(s, "s0w1") // before any progress there is nothing to show it in
-			s.Emit(event.Progress{Phase: "sync", Done: 1, Total: 2, Bytes: 7, All: 9})
-			h = s
-		} else {
-			w := newWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, "copy", ids(1, 2))
+		heard, finish := &heardSink{Sink: sink, waits: func(int) bool { return true }}, func(int) {}
+		switch phase {
+		case "free":
+			c := &count{phase: phase, over: make([]bool, 3), sink: heard}
+			heard.waits, heard.last = c.waits, event.Progress{Phase: phase, Total: 3}
+			finish = c.finish
+		case "copy":
+			w := newWaiting(&Deps{Sink: sink, Clock: testkit.NewJumpClock()}, phase, ids(1, 3))
 			w.expected(9)
 			w.copied(7)
-			w.done(0)
-			says(w, "s0w1")
-			h = w
+			heard, finish = w.heard, w.done
+		case "sync":
+			heard.hear(silence{"s0w1", at}) // before any progress there is nothing to show it in
+			heard.Emit(event.Progress{Phase: phase, Total: 3, Bytes: 7, All: 9})
 		}
-		last := shown[len(shown)-1]
-		if last.Done != 1 || last.Bytes != 7 || last.All != 9 || last.Silent != "s0w1" || last.SilentSince == nil {
-			t.Errorf("%s: %+v", phase, last)
+		look := func(who string) { // as listen does
+			now := silence{}
+			if who != "" && heard.waits(1) {
+				now = silence{who, at}
+			}
+			heard.hear(now)
+		}
+		last := func() event.Progress { return shown[len(shown)-1] }
+		look("s0w1")
+		first := last()
+		if first.Phase != phase || first.Total != 3 || first.Silent != "s0w1" || first.SilentSince == nil || phase != "free" && (first.Bytes != 7 || first.All != 9) {
+			t.Errorf("%s: %+v", phase, first)
 		}
 		n := len(shown)
-		says(h, "s0w1")
+		look("s0w1")
 		if len(shown) != n {
 			t.Errorf("%s: the same is shown again", phase)
 		}
-		says(h, "")
-		if last = shown[len(shown)-1]; len(shown) != n+1 || last.Silent != "" || last.Bytes != 7 {
-			t.Errorf("%s: after it is heard: %+v", phase, last)
+		finish(0)
+		if last().Silent != "s0w1" {
+			t.Errorf("%s: the silence is forgotten: %+v", phase, last())
+		}
+		if phase == "sync" {
+			look("")
+		} else {
+			finish(1)
+			look("s0w1")
+		}
+		if last().Silent != "" || last().SilentSince != nil || last().Bytes != first.Bytes {
+			t.Errorf("%s: after it is over there: %+v", phase, last())
 		}
 	}
 }

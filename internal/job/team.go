@@ -95,9 +95,11 @@ func (t *team) address(i int) string { return t.slice(i).Workers[t.ids[i].Worker
 // workers nothing is heard.
 func (t *team) each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.ids))
-	progress := &count{sink: sink, phase: phase, over: make([]bool, len(t.ids))}
+	progress := &count{phase: phase, over: make([]bool, len(t.ids))}
 	if phase != "" {
-		defer t.listen(progress)()
+		heard := &heardSink{Sink: sink, waits: progress.waits, last: event.Progress{Phase: phase, Total: len(t.ids)}}
+		progress.sink = heard
+		defer t.listen(heard)()
 	}
 	var wg sync.WaitGroup
 	for i := range t.ids {
