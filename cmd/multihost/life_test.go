@@ -132,7 +132,7 @@ func (w *lifeWorld) tell() (why string) {
 			w.note(lifeFact{kind: factLoss, text: d.what})
 		}
 		kind.do(w, d)
-		time.Sleep(d.then)
+		time.Sleep(d.then) // the story's own pace; in the bubble it takes no time
 		if why := w.judge(); why != "" {
 			return why
 		}
@@ -153,7 +153,7 @@ func (w *lifeWorld) tell() (why string) {
 	if w.real != nil {
 		w.awaitGone(w.goLimit)
 	} else {
-		time.Sleep(w.goLimit)
+		time.Sleep(w.goLimit) // in the bubble: hours pass at once
 	}
 	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes() {
 		w.note(lifeFact{kind: factLeft, text: "the queued resource is " + r.state + " and billed, and no runner lives"})

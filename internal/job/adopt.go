@@ -61,6 +61,14 @@ func chosen(err error) bool {
 	return errors.As(err, &in) && in.Answer == Stop || errors.Is(err, errExpired)
 }
 
+// anotherLives reports whether another runner's command lives on the slices that are about
+// to be deleted. If nothing was started, leavesFor has just looked, unless failed slices
+// were kept for a time since then.
+func (q *queued) anotherLives(ctx context.Context, r *run, out Outcome, err error) bool {
+	looked := err != nil && !out.Started && !(q.o.KeepOnFailure && q.o.KeepFor > 0)
+	return !looked && !chosen(err) && q.othersLive(ctx, r)
+}
+
 // othersLive asks worker 0 of each slice of the job whether another runner's command is
 // running there, of this job or of another run. Workers that do not answer within
 // answerLimit are taken for machines that boot.

@@ -231,7 +231,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 		d.sayStays(res, hint, fmt.Sprintf("queued resource %s stays (%s), %s%s", id, why, res.Standing(), does))
 		return out, runErr
 	}
-	if !chosen(runErr) && q.othersLive(ctx, r) { // also while failed slices were kept, another one may have begun
+	if q.anotherLives(ctx, r, out, runErr) {
 		look, cancel := d.detached(ctx, time.Minute)
 		if now, err := d.Queue.Get(look, id); err == nil { // failed slices may have been kept since it was read
 			res = now

@@ -5,12 +5,10 @@ import (
 	"io"
 )
 
-// Printable returns a writer for the bytes of a log. If w is a terminal, the writer shows
+// printable returns a writer for the bytes of a log. If w is a terminal, the writer shows
 // all that could act on the terminal in visible form, as every view does. It cuts
 // nothing, and \r ends a line. Anything but a terminal gets the bytes unchanged. Close
 // writes the bytes of an unfinished character and does not close w.
-func Printable(w io.Writer) io.WriteCloser { return printable(w, IsTerminal(w)) }
-
 func printable(w io.Writer, terminal bool) io.WriteCloser {
 	if !terminal {
 		return rawBytes{w}
