@@ -37,7 +37,7 @@ func runtimeVersions() []string {
 	}
 }
 
-func (s *Server) zones() []string {
+func (s *Cloud) zones() []string {
 	zones := []string{s.cfg.Zone}
 	for z := range offers() {
 		if z != s.cfg.Zone {
@@ -48,7 +48,7 @@ func (s *Server) zones() []string {
 	return zones
 }
 
-func (s *Server) regions() []string {
+func (s *Cloud) regions() []string {
 	var regions []string
 	for _, z := range s.zones() {
 		regions = append(regions, regionOf(z))
@@ -60,7 +60,7 @@ func (s *Server) regions() []string {
 func regionOf(zone string) string { return zone[:max(0, strings.LastIndexByte(zone, '-'))] }
 
 // offered returns the type called name if zone has it.
-func (s *Server) offered(zone, name string) (tpu.Type, bool) {
+func (s *Cloud) offered(zone, name string) (tpu.Type, bool) {
 	t, err := tpu.ParseType(name)
 	if err != nil || t.Name != name || !t.Generation.CloudAPI {
 		return tpu.Type{}, false
@@ -69,7 +69,7 @@ func (s *Server) offered(zone, name string) (tpu.Type, bool) {
 }
 
 // typeOf finds the type that a node requests, by name or by version and topology.
-func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
+func (s *Cloud) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	name := n.AcceleratorType
 	if c := n.AcceleratorConfig; c != nil {
 		if name != "" {
@@ -94,7 +94,7 @@ func (s *Server) typeOf(zone, field string, n *tpualpha.Node) (tpu.Type, error) 
 	return t, nil
 }
 
-func (s *Server) serveLocations(c *call) (any, error) {
+func (s *Cloud) serveLocations(c *call) (any, error) {
 	if c.r.Method != http.MethodGet || c.verb != "" {
 		return nil, unknownMethod()
 	}
@@ -121,11 +121,11 @@ func (s *Server) serveLocations(c *call) (any, error) {
 	return out, nil
 }
 
-func (s *Server) location(zone string) *tpualpha.Location {
+func (s *Cloud) location(zone string) *tpualpha.Location {
 	return &tpualpha.Location{Name: s.locationName(zone), LocationId: zone, Labels: map[string]string{"cloud.googleapis.com/region": regionOf(zone)}}
 }
 
-func (s *Server) serveAcceleratorTypes(c *call) (any, error) {
+func (s *Cloud) serveAcceleratorTypes(c *call) (any, error) {
 	var all []*tpualpha.AcceleratorType
 	for _, zone := range c.zonesListed() {
 		for _, t := range tpu.Types() {
@@ -145,7 +145,7 @@ func (s *Server) serveAcceleratorTypes(c *call) (any, error) {
 		})
 }
 
-func (s *Server) serveRuntimeVersions(c *call) (any, error) {
+func (s *Cloud) serveRuntimeVersions(c *call) (any, error) {
 	var all []*tpualpha.RuntimeVersion
 	for _, zone := range c.zonesListed() {
 		for _, v := range runtimeVersions() {

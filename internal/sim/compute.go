@@ -23,7 +23,7 @@ const projectNumber = "123456789012"
 // /compute/v1/projects/P/SCOPE/COLLECTION/NAME/VERB, where SCOPE is global,
 // regions/R, zones/Z, aggregated, or empty.
 type computeCall struct {
-	s          *Server
+	s          *Cloud
 	r          *http.Request
 	query      url.Values
 	body       []byte
@@ -37,15 +37,15 @@ func (c *computeCall) name() string {
 	return c.s.computePath(c.scope, c.collection, c.id)
 }
 
-func (s *Server) computePath(scope, collection, id string) string {
+func (s *Cloud) computePath(scope, collection, id string) string {
 	return "projects/" + s.cfg.Project + "/" + scope + "/" + collection + "/" + id
 }
 
 // link returns the URL of a compute resource.
-func (s *Server) link(name string) string { return s.url + "/compute/v1/" + name }
+func (s *Cloud) link(name string) string { return s.url + "/compute/v1/" + name }
 
 // urlToName returns the part projects/… of a URL of a compute resource.
-func (s *Server) urlToName(link string) string {
+func (s *Cloud) urlToName(link string) string {
 	if i := strings.Index(link, "/projects/"); i >= 0 {
 		return link[i+1:]
 	}
@@ -53,15 +53,15 @@ func (s *Server) urlToName(link string) string {
 }
 
 // globalRef returns the name of a global resource given by URL, by path or by bare name.
-func (s *Server) globalRef(text, collection string) (name string, ok bool) {
+func (s *Cloud) globalRef(text, collection string) (name string, ok bool) {
 	return s.ref(text, "global", collection)
 }
 
-func (s *Server) regionRef(text, region, collection string) (name string, ok bool) {
+func (s *Cloud) regionRef(text, region, collection string) (name string, ok bool) {
 	return s.ref(text, "regions/"+region, collection)
 }
 
-func (s *Server) ref(text, scope, collection string) (string, bool) {
+func (s *Cloud) ref(text, scope, collection string) (string, bool) {
 	id := text[strings.LastIndexByte(text, '/')+1:]
 	name := s.computePath(scope, collection, id)
 	short := scope + "/" + collection + "/" + id
@@ -90,7 +90,7 @@ func notReady(name string) *apiError {
 	return errorf(http.StatusBadRequest, "The resource '%s' is not ready", name).withReason("resourceNotReady")
 }
 
-func (s *Server) serveCompute(r *http.Request, body []byte, who caller) answer {
+func (s *Cloud) serveCompute(r *http.Request, body []byte, who caller) answer {
 	c, err := s.parseComputeCall(r, body)
 	if err == nil && c.collection == "operations" && c.verb == "wait" {
 		err = s.waitComputeOp(c) // waits, so it must not hold the lock
@@ -123,7 +123,7 @@ func (s *Server) serveCompute(r *http.Request, body []byte, who caller) answer {
 	return answer{json: b}
 }
 
-func (s *Server) parseComputeCall(r *http.Request, body []byte) (*computeCall, error) {
+func (s *Cloud) parseComputeCall(r *http.Request, body []byte) (*computeCall, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
@@ -182,7 +182,7 @@ func (c *computeCall) decode(m proto.Message) error {
 	return nil
 }
 
-func (s *Server) serveProject(c *computeCall) (any, error) {
+func (s *Cloud) serveProject(c *computeCall) (any, error) {
 	if c.r.Method != http.MethodGet {
 		return nil, unknownMethod()
 	}
@@ -198,7 +198,7 @@ func (s *Server) serveProject(c *computeCall) (any, error) {
 	}, nil
 }
 
-func (s *Server) projectMetadata() *computepb.Metadata {
+func (s *Cloud) projectMetadata() *computepb.Metadata {
 	m := &computepb.Metadata{Kind: proto.String("compute#metadata"), Fingerprint: proto.String(s.metadataFingerprint())}
 	for _, k := range slices.Sorted(maps.Keys(s.state.metadata)) {
 		m.Items = append(m.Items, &computepb.Items{Key: proto.String(k), Value: proto.String(s.state.metadata[k])})
@@ -206,11 +206,11 @@ func (s *Server) projectMetadata() *computepb.Metadata {
 	return m
 }
 
-func (s *Server) metadataFingerprint() string {
+func (s *Cloud) metadataFingerprint() string {
 	return base64.URLEncoding.EncodeToString(fmt.Appendf(nil, "metadata-%d", s.state.fingerprint))
 }
 
-func (s *Server) setProjectMetadata(c *computeCall) (any, error) {
+func (s *Cloud) setProjectMetadata(c *computeCall) (any, error) {
 	if c.r.Method != http.MethodPost || c.id != "" {
 		return nil, unknownMethod()
 	}
@@ -239,7 +239,7 @@ func (s *Server) setProjectMetadata(c *computeCall) (any, error) {
 	return s.startComputeOp(c, "setMetadata", "projects/"+s.cfg.Project, 0, nil)
 }
 
-func (s *Server) servePlaces(c *computeCall) (any, error) {
+func (s *Cloud) servePlaces(c *computeCall) (any, error) {
 	if c.r.Method != http.MethodGet || c.verb != "" {
 		return nil, unknownMethod()
 	}
@@ -302,7 +302,7 @@ func (l *computeList) marshal() ([]byte, error) {
 	return json.MarshalIndent(l.head, "", "  ")
 }
 
-func (s *Server) list(c *computeCall, kind string, all []proto.Message) (any, error) {
+func (s *Cloud) list(c *computeCall, kind string, all []proto.Message) (any, error) {
 	if c.r.Method != http.MethodGet {
 		return nil, unknownMethod()
 	}
@@ -332,7 +332,7 @@ func (s *Server) list(c *computeCall, kind string, all []proto.Message) (any, er
 
 // waitComputeOp waits until the operation is done, but at most two minutes, as the real
 // service does.
-func (s *Server) waitComputeOp(c *computeCall) error {
+func (s *Cloud) waitComputeOp(c *computeCall) error {
 	if c.r.Method != http.MethodPost {
 		return unknownMethod()
 	}
@@ -345,7 +345,7 @@ func (s *Server) waitComputeOp(c *computeCall) error {
 	return s.awaitDone(c.r.Context(), op)
 }
 
-func (s *Server) awaitDone(ctx context.Context, op *computeOp) error {
+func (s *Cloud) awaitDone(ctx context.Context, op *computeOp) error {
 	select {
 	case <-op.done:
 		return nil

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func (s *Server) serveFirewalls(c *computeCall) (any, error) {
+func (s *Cloud) serveFirewalls(c *computeCall) (any, error) {
 	switch {
 	case c.verb != "":
 		return nil, unknownMethod()
@@ -59,7 +59,7 @@ func (s *Server) serveFirewalls(c *computeCall) (any, error) {
 	return f, nil
 }
 
-func (s *Server) insertFirewall(c *computeCall) (any, error) {
+func (s *Cloud) insertFirewall(c *computeCall) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (s *Server) insertFirewall(c *computeCall) (any, error) {
 }
 
 // patchFirewall merges the fields that the body names into f.
-func (s *Server) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
+func (s *Cloud) patchFirewall(c *computeCall, f *computepb.Firewall) (any, error) {
 	change := new(computepb.Firewall)
 	if err := c.decode(change); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (s *Server) patchFirewall(c *computeCall, f *computepb.Firewall) (any, erro
 }
 
 // putFirewall fills in the fields that the service fills in, and stores the rule.
-func (s *Server) putFirewall(st *state, f *computepb.Firewall) {
+func (s *Cloud) putFirewall(st *state, f *computepb.Firewall) {
 	name := s.computePath("global", "firewalls", f.GetName())
 	f.Kind, f.Id, f.CreationTimestamp, f.SelfLink = proto.String("compute#firewall"), proto.Uint64(uint64(newID())), proto.String(s.timestamp()), proto.String(s.link(name))
 	network, _ := s.globalRef(f.GetNetwork(), "networks")
@@ -149,7 +149,7 @@ func (s *Server) putFirewall(st *state, f *computepb.Firewall) {
 	st.firewalls[name] = f
 }
 
-func (s *Server) checkFirewall(f *computepb.Firewall) error {
+func (s *Cloud) checkFirewall(f *computepb.Firewall) error {
 	if !idPattern.MatchString(f.GetName()) {
 		return badValue("resource.name", f.GetName(), "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
 	}

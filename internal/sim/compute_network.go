@@ -40,7 +40,7 @@ func autoRanges() map[string]string {
 	}
 }
 
-func (s *Server) addDefaultNetwork(st *state) {
+func (s *Cloud) addDefaultNetwork(st *state) {
 	s.putNetwork(st, &computepb.Network{
 		Name: proto.String("default"), Description: proto.String("Default network for the project"),
 		AutoCreateSubnetworks: proto.Bool(true),
@@ -49,7 +49,7 @@ func (s *Server) addDefaultNetwork(st *state) {
 }
 
 // addDefaultRules adds to a network the rules that the service adds to "default".
-func (s *Server) addDefaultRules(st *state, network string) {
+func (s *Cloud) addDefaultRules(st *state, network string) {
 	rule := func(name, ranges, protocol string, ports ...string) {
 		s.putFirewall(st, &computepb.Firewall{
 			Name: proto.String(network + "-allow-" + name), Network: proto.String("global/networks/" + network), Priority: proto.Int32(65534),
@@ -62,7 +62,7 @@ func (s *Server) addDefaultRules(st *state, network string) {
 }
 
 // ensureNetwork creates the network called id, ready for use, unless it exists.
-func (s *Server) ensureNetwork(id string) {
+func (s *Cloud) ensureNetwork(id string) {
 	if s.state.networks[s.computePath("global", "networks", id)] == nil {
 		s.putNetwork(&s.state, &computepb.Network{
 			Name: proto.String(id), AutoCreateSubnetworks: proto.Bool(true), Mtu: proto.Int32(maxMTU),
@@ -73,7 +73,7 @@ func (s *Server) ensureNetwork(id string) {
 
 // putNetwork fills in msg as the service does and stores it; in auto mode it also creates
 // the subnetworks.
-func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
+func (s *Cloud) putNetwork(st *state, msg *computepb.Network) *network {
 	name := s.computePath("global", "networks", msg.GetName())
 	msg.Kind, msg.Id, msg.CreationTimestamp = proto.String("compute#network"), proto.Uint64(uint64(newID())), proto.String(s.timestamp())
 	msg.SelfLink, msg.SelfLinkWithId = proto.String(s.link(name)), proto.String(s.link(s.computePath("global", "networks", fmt.Sprint(msg.GetId()))))
@@ -111,7 +111,7 @@ func (s *Server) putNetwork(st *state, msg *computepb.Network) *network {
 
 // newSubnetwork returns a subnetwork of n with the fields that the service fills in; key
 // is its path.
-func (s *Server) newSubnetwork(n *network, key, region string, cidr netip.Prefix) *computepb.Subnetwork {
+func (s *Cloud) newSubnetwork(n *network, key, region string, cidr netip.Prefix) *computepb.Subnetwork {
 	return &computepb.Subnetwork{
 		Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(newID())), Name: proto.String(key[strings.LastIndexByte(key, '/')+1:]),
 		CreationTimestamp: proto.String(s.timestamp()), Network: n.msg.SelfLink,
@@ -122,7 +122,7 @@ func (s *Server) newSubnetwork(n *network, key, region string, cidr netip.Prefix
 	}
 }
 
-func (s *Server) dropNetwork(name string) {
+func (s *Cloud) dropNetwork(name string) {
 	n := s.state.networks[name]
 	for key, sub := range s.state.subnetworks {
 		if n != nil && sub.GetNetwork() == n.msg.GetSelfLink() {
@@ -132,7 +132,7 @@ func (s *Server) dropNetwork(name string) {
 	delete(s.state.networks, name)
 }
 
-func (s *Server) mtuOf(networkName string) int {
+func (s *Cloud) mtuOf(networkName string) int {
 	if n := s.state.networks[networkName]; n != nil {
 		return int(n.msg.GetMtu())
 	}
@@ -142,7 +142,7 @@ func (s *Server) mtuOf(networkName string) int {
 // nextAddress returns the next internal address of a subnetwork and never returns it
 // again. It skips addresses that other simulators on this machine use. If they use all,
 // it returns the last one, and the worker fails to start.
-func (s *Server) nextAddress(subnetwork string) string {
+func (s *Cloud) nextAddress(subnetwork string) string {
 	prefix, err := netip.ParsePrefix(s.state.subnetworks[subnetwork].GetIpCidrRange())
 	if err != nil {
 		prefix = netip.MustParsePrefix("10.128.0.0/20")
@@ -159,12 +159,12 @@ func (s *Server) nextAddress(subnetwork string) string {
 }
 
 // claim reports whether a worker may use addr.
-func (s *Server) claim(addr netip.Addr) bool {
+func (s *Cloud) claim(addr netip.Addr) bool {
 	claimer, ok := s.workers.(worker.Claimer)
 	return !ok || claimer.Claim(addr)
 }
 
-func (s *Server) serveNetworks(c *computeCall) (any, error) {
+func (s *Cloud) serveNetworks(c *computeCall) (any, error) {
 	switch {
 	case c.verb != "":
 		return nil, notModelled("networks." + c.verb)
@@ -197,7 +197,7 @@ func (s *Server) serveNetworks(c *computeCall) (any, error) {
 
 // patchNetwork changes the MTU. Running machines keep their MTU until they are created
 // again; Google's keep it until they reboot.
-func (s *Server) patchNetwork(c *computeCall, n *network) (any, error) {
+func (s *Cloud) patchNetwork(c *computeCall, n *network) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -225,7 +225,7 @@ func (s *Server) patchNetwork(c *computeCall, n *network) (any, error) {
 	})
 }
 
-func (s *Server) insertNetwork(c *computeCall) (any, error) {
+func (s *Cloud) insertNetwork(c *computeCall) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -267,7 +267,7 @@ func (s *Server) insertNetwork(c *computeCall) (any, error) {
 	})
 }
 
-func (s *Server) deleteNetwork(c *computeCall) (any, error) {
+func (s *Cloud) deleteNetwork(c *computeCall) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -308,7 +308,7 @@ func (s *Server) deleteNetwork(c *computeCall) (any, error) {
 	})
 }
 
-func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
+func (s *Cloud) serveSubnetworks(c *computeCall) (any, error) {
 	region, isRegion := strings.CutPrefix(c.scope, "regions/")
 	if isRegion && !slices.Contains(s.regions(), region) {
 		return nil, noSuchCompute("projects/" + s.cfg.Project + "/regions/" + region)
@@ -346,7 +346,7 @@ func (s *Server) serveSubnetworks(c *computeCall) (any, error) {
 
 // insertSubnetwork creates a subnetwork in a custom-mode network. It refuses one that
 // overlaps another of the same network.
-func (s *Server) insertSubnetwork(c *computeCall, region string) (any, error) {
+func (s *Cloud) insertSubnetwork(c *computeCall, region string) (any, error) {
 	if err := checkQuery(c.query, "requestId"); err != nil {
 		return nil, err
 	}
@@ -415,7 +415,7 @@ func plainSubnetwork(msg *computepb.Subnetwork) error {
 }
 
 // aggregated answers an aggregatedList: all items by region, on one page.
-func (s *Server) aggregated(c *computeCall, all []proto.Message) (any, error) {
+func (s *Cloud) aggregated(c *computeCall, all []proto.Message) (any, error) {
 	if err := checkQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess", "includeAllScopes", "serviceProjectNumber"); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ type computeOp struct {
 
 // startComputeOp creates an operation for c, which is DONE after a step. It then calls
 // finish, which may be nil, with whether the operation succeeded.
-func (s *Server) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
+func (s *Cloud) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
 	number := newID()
 	now := s.timestamp()
 	scope := "global" // for resources without a region
@@ -84,7 +84,7 @@ func (c *computeCall) replayed() (any, bool, error) {
 	return nil, false, nil
 }
 
-func (s *Server) serveComputeOps(c *computeCall) (any, error) {
+func (s *Cloud) serveComputeOps(c *computeCall) (any, error) {
 	if c.verb != "" {
 		return nil, unknownMethod()
 	}

@@ -38,7 +38,7 @@ type token struct {
 
 // tokenOf returns the token of worker i of n. As on a real machine the token stays the
 // same until shortly before it expires. The caller holds s.mu.
-func (s *Server) tokenOf(n *node, i int) *token {
+func (s *Cloud) tokenOf(n *node, i int) *token {
 	now := s.clock.Now()
 	key := fmt.Sprintf("%s/%d", n.msg.Name, i)
 	t := s.state.tokens[key]
@@ -53,7 +53,7 @@ func (s *Server) tokenOf(n *node, i int) *token {
 }
 
 // callerOf returns the sender of a request, or an error for an invalid worker token.
-func (s *Server) callerOf(r *http.Request) (caller, *apiError) {
+func (s *Cloud) callerOf(r *http.Request) (caller, *apiError) {
 	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer || !strings.HasPrefix(text, workerToken) {
 		return caller{email: simAccount}, nil
@@ -104,7 +104,7 @@ func (who caller) checkScopes(r *http.Request) *apiError {
 
 // may reports whether the caller has a permission. If a fault denies it, that counts as
 // one use of the fault. The caller holds s.mu.
-func (who caller) may(s *Server, permission string) bool {
+func (who caller) may(s *Cloud, permission string) bool {
 	a, denied := who.denied(s, permission)
 	if a != nil {
 		s.use(a)
@@ -114,7 +114,7 @@ func (who caller) may(s *Server, permission string) bool {
 
 // denied reports whether the caller lacks a permission. a is the fault that takes it
 // away; nil if none does. The caller holds s.mu.
-func (who caller) denied(s *Server, permission string) (a *activeFault, denied bool) {
+func (who caller) denied(s *Cloud, permission string) (a *activeFault, denied bool) {
 	if s.granted(who.email, permission, false) {
 		return nil, false
 	}
@@ -129,7 +129,7 @@ func (who caller) denied(s *Server, permission string) (a *activeFault, denied b
 
 // checkTPU refuses a caller of the TPU API without the permission. Queued resources have
 // no permissions of their own; those of nodes apply. The caller holds s.mu.
-func (who caller) checkTPU(s *Server, c *call) error {
+func (who caller) checkTPU(s *Cloud, c *call) error {
 	verb := c.method()
 	switch {
 	case c.collection != "nodes" && c.collection != "queuedResources", verb == "":
@@ -153,7 +153,7 @@ func (who caller) checkTPU(s *Server, c *call) error {
 
 // checkCompute refuses a caller of the Compute API without the permission. The caller
 // holds s.mu.
-func (who caller) checkCompute(s *Server, c *computeCall) error {
+func (who caller) checkCompute(s *Cloud, c *computeCall) error {
 	resource, verb := c.collection, map[string]string{
 		http.MethodGet: "get", http.MethodPost: "create", http.MethodDelete: "delete", http.MethodPatch: "update",
 	}[c.r.Method]
@@ -191,7 +191,7 @@ func isSecrets(r *http.Request) bool {
 	return ok && (rest == "secrets" || strings.HasPrefix(rest, "secrets/"))
 }
 
-func (s *Server) dispatchSecrets(who caller) func(r *http.Request, body []byte) (any, error) {
+func (s *Cloud) dispatchSecrets(who caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		if err := checkQuery(r.URL.Query(), "secretId"); err != nil {
 			return nil, err
@@ -221,7 +221,7 @@ func (s *Server) dispatchSecrets(who caller) func(r *http.Request, body []byte) 
 
 func secretName(id string) string { return "projects/" + projectNumber + "/secrets/" + id }
 
-func (s *Server) createSecret(id string, may func(permission, name string) error) (any, error) {
+func (s *Cloud) createSecret(id string, may func(permission, name string) error) (any, error) {
 	if err := may("secretmanager.secrets.create", "projects/"+s.cfg.Project); err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (s *Server) createSecret(id string, may func(permission, name string) error
 	return map[string]any{"name": secretName(id), "createTime": s.timestamp()}, nil
 }
 
-func (s *Server) addSecretVersion(id string, body []byte, may func(permission, name string) error) (any, error) {
+func (s *Cloud) addSecretVersion(id string, body []byte, may func(permission, name string) error) (any, error) {
 	var req struct {
 		Payload struct {
 			Data []byte `json:"data"`
@@ -254,7 +254,7 @@ func (s *Server) addSecretVersion(id string, body []byte, may func(permission, n
 	return map[string]any{"name": fmt.Sprintf("%s/versions/%d", secretName(id), len(s.state.secrets[id])), "state": "ENABLED"}, nil
 }
 
-func (s *Server) accessSecret(id, version string, may func(permission, name string) error) (any, error) {
+func (s *Cloud) accessSecret(id, version string, may func(permission, name string) error) (any, error) {
 	name := secretName(id) + "/versions/" + version
 	if err := may("secretmanager.versions.access", name); err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ type activeFault struct {
 
 // Inject puts a fault in force. The id is for Clear; it is 0 for a fault that happens
 // once and is over.
-func (s *Server) Inject(f Fault) (id int, err error) {
+func (s *Cloud) Inject(f Fault) (id int, err error) {
 	if err := f.check(); err != nil {
 		return 0, err
 	}
@@ -55,7 +55,7 @@ func (s *Server) Inject(f Fault) (id int, err error) {
 }
 
 // addFault stores f. The caller holds s.mu.
-func (s *Server) addFault(f Fault) int {
+func (s *Cloud) addFault(f Fault) int {
 	s.state.faultID++
 	a := &activeFault{id: s.state.faultID, left: f.Count, Fault: f}
 	if a.left == 0 {
@@ -67,7 +67,7 @@ func (s *Server) addFault(f Fault) int {
 
 // Clear ends the fault with this id, or those with this name, or all for "all". It
 // returns their number.
-func (s *Server) Clear(which string) (int, error) {
+func (s *Cloud) Clear(which string) (int, error) {
 	id, _ := strconv.Atoi(which)
 	matches := func(a *activeFault) bool { return which == "all" || a.Name == which || id > 0 && a.id == id }
 	s.mu.Lock()
@@ -91,7 +91,7 @@ func (s *Server) Clear(which string) (int, error) {
 	return len(cleared), errors.Join(errs...)
 }
 
-func (s *Server) injectNodes(f Fault) error {
+func (s *Cloud) injectNodes(f Fault) error {
 	nodes := sorted(s.state.nodes, func(_ string, n *node) bool { return glob(f.Node, n.id) })
 	if len(nodes) == 0 {
 		return fmt.Errorf("inject fault %q: there is no node %q", f.Name, f.Node)
@@ -106,7 +106,7 @@ func (s *Server) injectNodes(f Fault) error {
 	return nil
 }
 
-func (s *Server) injectForeign(f Fault) error {
+func (s *Cloud) injectForeign(f Fault) error {
 	spec := SliceSpec{Name: f.Node, Count: 1, Type: f.Type, Foreign: true}
 	if err := checkSlices([]SliceSpec{spec}); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (s *Server) injectForeign(f Fault) error {
 	return nil
 }
 
-func (s *Server) injectWorkers(f Fault) (id int, err error) {
+func (s *Cloud) injectWorkers(f Fault) (id int, err error) {
 	w, err := f.forWorker()
 	if err != nil {
 		return 0, err
@@ -151,7 +151,7 @@ func (s *Server) injectWorkers(f Fault) (id int, err error) {
 }
 
 // machinesFor returns the running workers that a worker fault affects.
-func (s *Server) machinesFor(f Fault) []worker.Machine {
+func (s *Cloud) machinesFor(f Fault) []worker.Machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var machines []worker.Machine
@@ -166,7 +166,7 @@ func (s *Server) machinesFor(f Fault) []worker.Machine {
 }
 
 // workerFaults returns the faults that a new worker starts with.
-func (s *Server) workerFaults(nodeID string, i int) []worker.Fault {
+func (s *Cloud) workerFaults(nodeID string, i int) []worker.Fault {
 	var faults []worker.Fault
 	for _, a := range s.state.faults {
 		if !strings.HasPrefix(a.Name, "worker-") || !glob(a.Node, nodeID) || a.Worker != "" && a.Worker != strconv.Itoa(i) {
@@ -187,7 +187,7 @@ type requestVerdict struct {
 	skip  bool // do not carry out the request
 }
 
-func (s *Server) meetFaults(r *http.Request) requestVerdict {
+func (s *Cloud) meetFaults(r *http.Request) requestVerdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := requestVerdict{err: s.letIn(r)}
@@ -237,7 +237,7 @@ func (f Fault) apiError() *apiError {
 
 // use counts one use of fault a and removes the fault after its last one. The caller
 // holds s.mu.
-func (s *Server) use(a *activeFault) {
+func (s *Cloud) use(a *activeFault) {
 	if a.left == AllCalls {
 		return
 	}
@@ -248,7 +248,7 @@ func (s *Server) use(a *activeFault) {
 
 // find returns the first fault with that name that match accepts; a nil match accepts
 // all. The caller holds s.mu.
-func (s *Server) find(name string, match func(*activeFault) bool) *activeFault {
+func (s *Cloud) find(name string, match func(*activeFault) bool) *activeFault {
 	for _, a := range s.state.faults {
 		if a.Name == name && (match == nil || match(a)) {
 			return a
@@ -257,15 +257,15 @@ func (s *Server) find(name string, match func(*activeFault) bool) *activeFault {
 	return nil
 }
 
-func (s *Server) noCapacity(qr string) bool {
+func (s *Cloud) noCapacity(qr string) bool {
 	return s.find("no-capacity", func(a *activeFault) bool { return glob(a.QR, qr) }) != nil
 }
 
-func (s *Server) guestAttributesOff(node string) bool {
+func (s *Cloud) guestAttributesOff(node string) bool {
 	return s.find("no-guest-attributes", func(a *activeFault) bool { return glob(a.Node, node) }) != nil
 }
 
-func (s *Server) takeStuckDelete(qr string) bool {
+func (s *Cloud) takeStuckDelete(qr string) bool {
 	a := s.find("delete-stuck", func(a *activeFault) bool { return glob(a.QR, qr) })
 	if a != nil {
 		s.use(a)
@@ -273,7 +273,7 @@ func (s *Server) takeStuckDelete(qr string) bool {
 	return a != nil
 }
 
-func (s *Server) extraDelay() (d time.Duration) {
+func (s *Cloud) extraDelay() (d time.Duration) {
 	for _, a := range s.state.faults {
 		if a.Name == "slow-operations" {
 			d += a.Delay
@@ -284,7 +284,7 @@ func (s *Server) extraDelay() (d time.Duration) {
 
 // takeOperationFault returns the error with which the operation about to begin will fail,
 // or nil.
-func (s *Server) takeOperationFault() *apiError {
+func (s *Cloud) takeOperationFault() *apiError {
 	a := s.find("op-error", nil)
 	if a == nil {
 		return nil
@@ -302,7 +302,7 @@ func (s *Server) takeOperationFault() *apiError {
 
 // takeComputeOpFault returns the error text with which the compute operation about to
 // begin will end, or "".
-func (s *Server) takeComputeOpFault() string {
+func (s *Cloud) takeComputeOpFault() string {
 	a := s.find("compute-op-error", nil)
 	if a == nil {
 		return ""
@@ -316,7 +316,7 @@ func (s *Server) takeComputeOpFault() string {
 
 // strike applies a fault that waited for q's present state. It reports whether there was
 // one.
-func (s *Server) strike(q *queuedResource) bool {
+func (s *Cloud) strike(q *queuedResource) bool {
 	for _, a := range s.state.faults {
 		state := a.State
 		switch {
@@ -338,7 +338,7 @@ func (s *Server) strike(q *queuedResource) bool {
 
 // strikeNow applies f to the existing requests that it matches. It reports whether there
 // were any.
-func (s *Server) strikeNow(f Fault) bool {
+func (s *Cloud) strikeNow(f Fault) bool {
 	hit := false
 	for _, q := range sorted(s.state.queued, nil) {
 		if glob(f.QR, q.id) && !slices.Contains([]string{"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"}, q.state()) {
@@ -349,7 +349,7 @@ func (s *Server) strikeNow(f Fault) bool {
 	return hit
 }
 
-func (s *Server) hit(q *queuedResource, f Fault) {
+func (s *Cloud) hit(q *queuedResource, f Fault) {
 	if f.Name == "qr-suspended" {
 		if f.Initiator == "" {
 			f.Initiator = "SERVICE"

@@ -18,7 +18,7 @@ import (
 // the state again afterwards.
 
 // setState moves q and sets the data that belongs to the state.
-func (s *Server) setState(q *queuedResource, state, initiator string, failure *apiError) {
+func (s *Cloud) setState(q *queuedResource, state, initiator string, failure *apiError) {
 	st := &tpualpha.QueuedResourceState{State: state, StateInitiator: initiator}
 	switch state {
 	case "CREATING":
@@ -42,7 +42,7 @@ func (s *Server) setState(q *queuedResource, state, initiator string, failure *a
 }
 
 // when runs f after one step if q still exists and is still in state.
-func (s *Server) when(q *queuedResource, state string, f func()) {
+func (s *Cloud) when(q *queuedResource, state string, f func()) {
 	s.nextStep(func() {
 		if s.state.queued[q.msg.Name] == q && q.state() == state {
 			f()
@@ -51,7 +51,7 @@ func (s *Server) when(q *queuedResource, state string, f func()) {
 }
 
 // enqueue moves q through CREATING, ACCEPTED and WAITING_FOR_RESOURCES.
-func (s *Server) enqueue(q *queuedResource, op *operation) {
+func (s *Cloud) enqueue(q *queuedResource, op *operation) {
 	s.setState(q, "CREATING", "USER", nil)
 	if !q.deadline.IsZero() {
 		s.later(q.deadline.Sub(s.clock.Now()), func() { s.expire(q) })
@@ -73,7 +73,7 @@ func (s *Server) enqueue(q *queuedResource, op *operation) {
 }
 
 // expire fails q if its valid-until time has passed before provisioning.
-func (s *Server) expire(q *queuedResource) {
+func (s *Cloud) expire(q *queuedResource) {
 	if s.state.queued[q.msg.Name] != q || !slices.Contains([]string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"}, q.state()) {
 		return
 	}
@@ -81,7 +81,7 @@ func (s *Server) expire(q *queuedResource) {
 }
 
 // provision starts provisioning q if there is capacity. If not, q waits until retryQueue.
-func (s *Server) provision(q *queuedResource) {
+func (s *Cloud) provision(q *queuedResource) {
 	if wait := q.begins.Sub(s.clock.Now()); wait > 0 {
 		s.later(wait, func() {
 			if s.state.queued[q.msg.Name] == q && q.state() == "WAITING_FOR_RESOURCES" {
@@ -115,7 +115,7 @@ func (s *Server) provision(q *queuedResource) {
 }
 
 // retryQueue tries again to provision the requests that wait for capacity.
-func (s *Server) retryQueue() {
+func (s *Cloud) retryQueue() {
 	for _, q := range sorted(s.state.queued, nil) {
 		if q.state() == "WAITING_FOR_RESOURCES" {
 			s.when(q, "WAITING_FOR_RESOURCES", func() { s.provision(q) })
@@ -123,7 +123,7 @@ func (s *Server) retryQueue() {
 	}
 }
 
-func (s *Server) activate(q *queuedResource) {
+func (s *Cloud) activate(q *queuedResource) {
 	s.setState(q, "ACTIVE", "SERVICE", nil)
 	if s.strike(q) {
 		return
@@ -137,7 +137,7 @@ func (s *Server) activate(q *queuedResource) {
 }
 
 // fail makes q FAILED, which is final. It deletes the nodes of q; q keeps its quota.
-func (s *Server) fail(q *queuedResource, failure *apiError) {
+func (s *Cloud) fail(q *queuedResource, failure *apiError) {
 	s.setState(q, "FAILED", "SERVICE", failure)
 	for _, n := range s.nodesOf(q) {
 		s.removeNode(n, nil)
@@ -146,7 +146,7 @@ func (s *Server) fail(q *queuedResource, failure *apiError) {
 
 // suspend removes the nodes of q. q keeps its quota. Preempted nodes stay visible until q
 // is deleted.
-func (s *Server) suspend(q *queuedResource, initiator string) {
+func (s *Cloud) suspend(q *queuedResource, initiator string) {
 	if s.state.queued[q.msg.Name] != q || slices.Contains([]string{"SUSPENDING", "SUSPENDED", "DELETING", "FAILED"}, q.state()) {
 		return
 	}
@@ -173,7 +173,7 @@ func (s *Server) suspend(q *queuedResource, initiator string) {
 }
 
 // deleteNow deletes the nodes of q and then q.
-func (s *Server) deleteNow(q *queuedResource, op *operation) {
+func (s *Cloud) deleteNow(q *queuedResource, op *operation) {
 	s.setState(q, "DELETING", "USER", nil)
 	left := 1
 	gone := func() {
@@ -192,12 +192,12 @@ func (s *Server) deleteNow(q *queuedResource, op *operation) {
 	gone()
 }
 
-func (s *Server) nodesOf(q *queuedResource) []*node {
+func (s *Cloud) nodesOf(q *queuedResource) []*node {
 	return sorted(s.state.nodes, func(_ string, n *node) bool { return n.queued == q.msg.Name })
 }
 
 // nodeGone suspends the request whose last node a user deleted.
-func (s *Server) nodeGone(n *node) {
+func (s *Cloud) nodeGone(n *node) {
 	q := s.state.queued[n.queued]
 	if q != nil && q.state() == "ACTIVE" && len(s.nodesOf(q)) == 0 {
 		s.suspend(q, "USER")
@@ -205,7 +205,7 @@ func (s *Server) nodeGone(n *node) {
 }
 
 // addNodes creates the nodes of q, in state CREATING.
-func (s *Server) addNodes(q *queuedResource) []*node {
+func (s *Cloud) addNodes(q *queuedResource) []*node {
 	var nodes []*node
 	for _, id := range q.nodeIDs() {
 		msg := cloneNode(q.msg.Tpu.NodeSpec[0].Node)
@@ -241,7 +241,7 @@ func cloneNode(n *tpualpha.Node) *tpualpha.Node {
 }
 
 // addNode creates a node, in state CREATING. msg must have passed checkNode.
-func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node {
+func (s *Cloud) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node {
 	msg.Name = s.locationName(zone) + "/nodes/" + id
 	msg.Id, msg.State, msg.CreateTime, msg.ApiVersion = newID(), "CREATING", s.timestamp(), "V2_ALPHA1"
 	if t.Topology != "" {
@@ -274,7 +274,7 @@ func (s *Server) addNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *node 
 
 // removeNode deletes n, which takes a step, and then calls done, which may be nil. If it
 // is called several times for one node, it calls each done.
-func (s *Server) removeNode(n *node, done func()) {
+func (s *Cloud) removeNode(n *node, done func()) {
 	if done != nil {
 		n.gone = append(n.gone, done)
 	}
@@ -294,7 +294,7 @@ func (s *Server) removeNode(n *node, done func()) {
 
 // preempt removes n as the service does. With vanish the node disappears from the list;
 // otherwise it stays listed as PREEMPTED.
-func (s *Server) preempt(n *node, vanish bool) {
+func (s *Cloud) preempt(n *node, vanish bool) {
 	if n.msg.State == "DELETING" || n.msg.State == "PREEMPTED" {
 		return
 	}
@@ -310,7 +310,7 @@ func (s *Server) preempt(n *node, vanish bool) {
 }
 
 // maintain marks n as under ongoing maintenance.
-func (s *Server) maintain(n *node) {
+func (s *Cloud) maintain(n *node) {
 	now := s.clock.Now()
 	n.msg.Health = "UNHEALTHY_MAINTENANCE"
 	n.msg.HealthDescription = "The TPU had a maintenance event at " + stamp(now) + "."
@@ -321,7 +321,7 @@ func (s *Server) maintain(n *node) {
 
 // checkQuota refuses a request that exceeds the quota of its zone and generation. Spot
 // and best-effort requests have a separate quota.
-func (s *Server) checkQuota(zone string, t tpu.Type, cost int, preemptible bool) error {
+func (s *Cloud) checkQuota(zone string, t tpu.Type, cost int, preemptible bool) error {
 	limit := s.state.quota[zone]
 	if limit <= 0 {
 		return nil

@@ -60,7 +60,7 @@ func (s *Server) Login() error {
 
 // endLogin invalidates every token of the user, as a company's rule that requires a new
 // login does. The caller holds s.mu.
-func (s *Server) endLogin() error {
+func (s *Cloud) endLogin() error {
 	if !s.cfg.Login {
 		return errors.New(`inject fault "login-ended": this simulator lets everybody in`)
 	}
@@ -106,7 +106,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request) {
 }
 
 // letIn refuses callers without a valid token. The caller holds s.mu.
-func (s *Server) letIn(r *http.Request) *apiError {
+func (s *Cloud) letIn(r *http.Request) *apiError {
 	if !s.cfg.Login {
 		return nil
 	}

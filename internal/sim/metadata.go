@@ -19,7 +19,7 @@ const metadataRoot = "/computeMetadata/v1/"
 
 // metadataServer returns the instance metadata server for worker i of n. It does not
 // model wait_for_change and identity tokens.
-func (s *Server) metadataServer(n *node, i int) http.Handler {
+func (s *Cloud) metadataServer(n *node, i int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
 		w.Header().Set("Server", "Metadata Server for VM")
@@ -126,7 +126,7 @@ func camel(name string) string {
 }
 
 // metadataOf returns all values of the metadata server of worker i of n, by path.
-func (s *Server) metadataOf(n *node, i int) map[string]string {
+func (s *Cloud) metadataOf(n *node, i int) map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := instanceName(n, i)
@@ -203,7 +203,7 @@ func (n *node) guestOf(i int) map[string]string {
 	return n.guest[i]
 }
 
-func (s *Server) putGuestAttribute(w http.ResponseWriter, r *http.Request, n *node, i int) {
+func (s *Cloud) putGuestAttribute(w http.ResponseWriter, r *http.Request, n *node, i int) {
 	name := strings.TrimPrefix(r.URL.Path, metadataRoot+guestTree)
 	namespace, key, ok := strings.Cut(name, "/")
 	switch {
@@ -240,7 +240,7 @@ func tagList(tags []string) string {
 }
 
 // tpuEnv returns the text that JAX and libtpu read. The caller holds s.mu.
-func (s *Server) tpuEnv(n *node, i int) string {
+func (s *Cloud) tpuEnv(n *node, i int) string {
 	hosts, chips := bounds(n.typ)
 	env := [][2]string{
 		{"ACCELERATOR_TYPE", n.typ.Name}, {"TYPE", n.typ.Generation.ChipType}, {"TOPOLOGY", n.typ.Topology},

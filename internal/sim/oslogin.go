@@ -35,7 +35,7 @@ func isOSLogin(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/users/") || r.URL.Path == "/oauth2/v2/userinfo"
 }
 
-func (s *Server) dispatchOSLogin(r *http.Request, body []byte) (any, error) {
+func (s *Cloud) dispatchOSLogin(r *http.Request, body []byte) (any, error) {
 	if r.URL.Path == "/oauth2/v2/userinfo" {
 		if r.Method != http.MethodGet {
 			return nil, unknownMethod()
@@ -70,7 +70,7 @@ func isEmail(text string) bool {
 }
 
 // loginProfile returns a copy of the profile of an account without the expired keys.
-func (s *Server) loginProfile(email string) *oslogin.LoginProfile {
+func (s *Cloud) loginProfile(email string) *oslogin.LoginProfile {
 	p := &oslogin.LoginProfile{Name: email}
 	if known := s.state.logins[email]; known != nil {
 		*p = *known
@@ -80,11 +80,11 @@ func (s *Server) loginProfile(email string) *oslogin.LoginProfile {
 	return p
 }
 
-func (s *Server) loginKeyExpired(k oslogin.SshPublicKey) bool {
+func (s *Cloud) loginKeyExpired(k oslogin.SshPublicKey) bool {
 	return k.ExpirationTimeUsec != 0 && k.ExpirationTimeUsec <= s.clock.Now().UnixMicro()
 }
 
-func (s *Server) importKey(email, project string, body []byte) (any, error) {
+func (s *Cloud) importKey(email, project string, body []byte) (any, error) {
 	key := new(oslogin.SshPublicKey)
 	if err := decodeStrict(body, key, "ssh_public_key"); err != nil {
 		return nil, err
@@ -93,14 +93,14 @@ func (s *Server) importKey(email, project string, body []byte) (any, error) {
 	if len(fields) < 2 {
 		return nil, errorf(http.StatusBadRequest, "Invalid value at 'ssh_public_key.key': not an SSH public key.")
 	}
-	wire, err := base64.StdEncoding.DecodeString(fields[1])
+	blob, err := base64.StdEncoding.DecodeString(fields[1])
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Invalid value at 'ssh_public_key.key': not an SSH public key.")
 	}
 	if s.loginKeyExpired(*key) {
 		return nil, errorf(http.StatusBadRequest, "Invalid value at 'ssh_public_key.expiration_time_usec': it has passed.")
 	}
-	sum := sha256.Sum256(wire)
+	sum := sha256.Sum256(blob)
 	key.Fingerprint = hex.EncodeToString(sum[:])
 	key.Name = "users/" + email + "/sshPublicKeys/" + key.Fingerprint
 
@@ -145,7 +145,7 @@ func loginName(email string) string {
 
 // osLoginKeys returns the keys of all accounts, as lines of ssh-keys metadata. The caller
 // holds s.mu.
-func (s *Server) osLoginKeys() []string {
+func (s *Cloud) osLoginKeys() []string {
 	var lines []string
 	for _, email := range slices.Sorted(maps.Keys(s.state.logins)) {
 		p := s.loginProfile(email)

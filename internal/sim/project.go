@@ -68,7 +68,7 @@ func apiOf(r *http.Request) string {
 }
 
 // disabled refuses requests for a disabled API. The caller holds s.mu.
-func (s *Server) disabled(r *http.Request) *apiError {
+func (s *Cloud) disabled(r *http.Request) *apiError {
 	api := apiOf(r)
 	if api == "" || s.find("api-disabled", func(a *activeFault) bool { return a.Service == api }) == nil {
 		return nil
@@ -94,7 +94,7 @@ func isProject(r *http.Request) bool {
 		strings.HasPrefix(rest, "locations/global/"))
 }
 
-func (s *Server) dispatchProject(who caller) func(r *http.Request, body []byte) (any, error) {
+func (s *Cloud) dispatchProject(who caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		_, rest, _ := strings.Cut(r.URL.Path, "/projects/")
 		project, rest, _ := strings.Cut(rest, "/")
@@ -117,7 +117,7 @@ func (s *Server) dispatchProject(who caller) func(r *http.Request, body []byte) 
 }
 
 // need refuses a caller without a permission in the project.
-func (s *Server) need(who caller, permission string) error {
+func (s *Cloud) need(who caller, permission string) error {
 	if who.may(s, permission) {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (s *Server) need(who caller, permission string) error {
 }
 
 // serveServices answers Service Usage; rest is what follows "services".
-func (s *Server) serveServices(who caller, r *http.Request, rest string, body []byte) (any, error) {
+func (s *Cloud) serveServices(who caller, r *http.Request, rest string, body []byte) (any, error) {
 	name, verb, _ := strings.Cut(strings.TrimPrefix(rest, "/"), ":")
 	query := r.URL.Query()
 	switch r.Method + " " + verb {
@@ -190,7 +190,7 @@ func noService(name string) error {
 	return errorf(http.StatusForbidden, "Not found or permission denied for service(s): %s.", name)
 }
 
-func (s *Server) service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
+func (s *Cloud) service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
 	if apis()[name] == "" {
 		return nil, noService(name)
 	}
@@ -269,7 +269,7 @@ func isFirst(b *cloudresourcemanager.Binding, email string) bool {
 
 // granted reports whether a binding of the project's policy grants a permission. With
 // first, the bindings of firstPolicy count too. The caller holds s.mu.
-func (s *Server) granted(email, permission string, first bool) bool {
+func (s *Cloud) granted(email, permission string, first bool) bool {
 	for _, b := range s.state.policy {
 		if !first && isFirst(b, email) || !slices.ContainsFunc(b.Members, func(m string) bool { _, who, _ := strings.Cut(m, ":"); return who == email }) {
 			continue
@@ -283,7 +283,7 @@ func (s *Server) granted(email, permission string, first bool) bool {
 
 var memberPattern = regexp.MustCompile(`^(user|serviceAccount|group):[^@ :]+@[^@ :]+$`)
 
-func (s *Server) servePolicy(who caller, verb string, query url.Values, body []byte) (any, error) {
+func (s *Cloud) servePolicy(who caller, verb string, query url.Values, body []byte) (any, error) {
 	if err := checkQuery(query); err != nil {
 		return nil, err
 	}
@@ -324,15 +324,15 @@ func (s *Server) servePolicy(who caller, verb string, query url.Values, body []b
 	return nil, notModelled("projects." + verb)
 }
 
-func (s *Server) policy() *cloudresourcemanager.Policy {
+func (s *Cloud) policy() *cloudresourcemanager.Policy {
 	return &cloudresourcemanager.Policy{Version: 1, Etag: s.policyTag(), Bindings: s.state.policy}
 }
 
-func (s *Server) policyTag() string {
+func (s *Cloud) policyTag() string {
 	return base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "policy-%d", s.state.policyCount))
 }
 
-func (s *Server) setPolicy(req *cloudresourcemanager.SetIamPolicyRequest) (any, error) {
+func (s *Cloud) setPolicy(req *cloudresourcemanager.SetIamPolicyRequest) (any, error) {
 	if req.Policy == nil {
 		return nil, errorf(http.StatusBadRequest, "Request contains an invalid argument: policy is required.")
 	}
@@ -368,7 +368,7 @@ func tpuQuotas() []string {
 	return ids
 }
 
-func (s *Server) serveQuotas(who caller, r *http.Request, rest string) (any, error) {
+func (s *Cloud) serveQuotas(who caller, r *http.Request, rest string) (any, error) {
 	api, below := strings.CutPrefix(rest, "services/")
 	api, list := strings.CutSuffix(api, "/quotaInfos")
 	if !below || !list || r.Method != http.MethodGet {
@@ -409,7 +409,7 @@ func (s *Server) serveQuotas(who caller, r *http.Request, rest string) (any, err
 	return map[string]any{"quotaInfos": infos, "nextPageToken": next}, nil
 }
 
-func (s *Server) serveQuotaPreferences(who caller, r *http.Request, body []byte) (any, error) {
+func (s *Cloud) serveQuotaPreferences(who caller, r *http.Request, body []byte) (any, error) {
 	if r.Method != http.MethodPost {
 		return nil, notModelled("quotaPreferences other than create")
 	}

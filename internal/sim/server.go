@@ -89,20 +89,27 @@ const (
 
 // A Server is a running simulator. Its methods are safe for concurrent use.
 type Server struct {
-	cfg     Config
-	clock   Clock
-	url     string
-	ownDir  bool
-	workers worker.Backend // nil with the backend "none"
-	http    *http.Server
-
-	ctx    context.Context
+	*Cloud
+	ownDir bool
+	http   *http.Server
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // everything that later, spawn and Serve started
-	down   chan struct{}  // closed when a client asks the simulator to end
+	down   chan struct{} // closed when a client asks the simulator to end
 	stop   sync.Once
 	asked  sync.Once
 	err    error // of Close
+}
+
+// A Cloud is the state of the simulated cloud and what changes it: one lock, one clock.
+// The APIs read and change it.
+type Cloud struct {
+	cfg     Config
+	clock   Clock
+	url     string
+	workers worker.Backend // nil with the backend "none"
+	serve   http.Handler   // of all APIs
+
+	ctx context.Context // ends when the simulator closes
+	wg  sync.WaitGroup  // everything that later, spawn and Serve started
 
 	mu      sync.Mutex // guards the rest; never held while waiting for anything
 	closing bool       // wg must not grow any more
@@ -150,8 +157,13 @@ func newServer(cfg Config) (*Server, error) {
 	if err := checkSlices(cfg.Slices); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, clock: cfg.Clock, down: make(chan struct{})}
-	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
+	s := &Server{
+		Cloud:  &Cloud{cfg: cfg, clock: cfg.Clock, ctx: ctx},
+		cancel: cancel,
+		down:   make(chan struct{}),
+	}
+	s.serve = s
 	return s, nil
 }
 
@@ -222,8 +234,8 @@ func (s *Server) makeDir() error {
 	return nil
 }
 
-func (s *Server) gcloudDir() string  { return filepath.Join(s.cfg.Dir, "gcloud") }
-func (s *Server) workersDir() string { return workersDir(s.cfg.Dir) }
+func (s *Server) gcloudDir() string { return filepath.Join(s.cfg.Dir, "gcloud") }
+func (s *Cloud) workersDir() string { return workersDir(s.cfg.Dir) }
 
 func workersDir(dir string) string { return filepath.Join(dir, "workers") }
 
@@ -311,7 +323,7 @@ func (s *Server) requestDown() { s.asked.Do(func() { close(s.down) }) }
 
 // enter registers the start of a request; it reports false if the server is closing.
 // Otherwise the caller must call s.wg.Done at the end of the request.
-func (s *Server) enter() bool {
+func (s *Cloud) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
@@ -323,7 +335,7 @@ func (s *Server) enter() bool {
 
 // spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
 // caller holds s.mu; f does not.
-func (s *Server) spawn(f func()) {
+func (s *Cloud) spawn(f func()) {
 	if !s.closing {
 		s.wg.Go(f)
 	}
@@ -331,7 +343,7 @@ func (s *Server) spawn(f func()) {
 
 // later runs f after d with s.mu held, unless the server is closed first. The caller
 // holds s.mu.
-func (s *Server) later(d time.Duration, f func()) {
+func (s *Cloud) later(d time.Duration, f func()) {
 	s.spawn(func() {
 		if d > 0 {
 			select {
@@ -349,7 +361,7 @@ func (s *Server) later(d time.Duration, f func()) {
 }
 
 // nextStep runs f after one Config.Step plus the delay of the fault slow-operations.
-func (s *Server) nextStep(f func()) { s.later(s.cfg.Step+s.extraDelay(), f) }
+func (s *Cloud) nextStep(f func()) { s.later(s.cfg.Step+s.extraDelay(), f) }
 
 // A Request is one API request that the server has received.
 type Request struct {
@@ -370,7 +382,7 @@ func (s *Server) Requests() []Request {
 	return slices.Clone(s.state.requests)
 }
 
-func (s *Server) logRequest(r Request) {
+func (s *Cloud) logRequest(r Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.counts[r.Method]++
@@ -412,8 +424,12 @@ func endpointOf(r *http.Request) endpoint {
 }
 
 var endpoints = []endpoint{
-	{name: "storage", has: isStorage, limit: maxObject, uploads: true, old: true, serve: (*Server).serveStorage},
-	{name: "compute", has: isCompute, limit: maxBody, old: true, serve: (*Server).serveCompute},
+	{name: "storage", has: isStorage, limit: maxObject, uploads: true, old: true, serve: func(s *Server, r *http.Request, body []byte, who caller) answer {
+		return s.serveStorage(r, body, who)
+	}},
+	{name: "compute", has: isCompute, limit: maxBody, old: true, serve: func(s *Server, r *http.Request, body []byte, who caller) answer {
+		return s.serveCompute(r, body, who)
+	}},
 	{name: "oslogin", has: isOSLogin, limit: maxBody, serve: func(s *Server, r *http.Request, body []byte, _ caller) answer {
 		return s.serveJSON(r, body, s.dispatchOSLogin)
 	}},
@@ -497,7 +513,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, a.json)
 }
 
-func (s *Server) pause(ctx context.Context, d time.Duration) bool {
+func (s *Cloud) pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return true
 	}

@@ -119,7 +119,7 @@ func (p SliceSpec) nodeIDs() []string {
 }
 
 // startPreset creates the configured slices and waits until they are READY.
-func (s *Server) startPreset(ctx context.Context) error {
+func (s *Cloud) startPreset(ctx context.Context) error {
 	results := make(chan error)
 	started := 0
 	s.mu.Lock()
@@ -157,7 +157,7 @@ func (s *Server) startPreset(ctx context.Context) error {
 
 // addPreset creates the nodes of p, in state CREATING, as if an ACTIVE request had
 // created them.
-func (s *Server) addPreset(zone string, p SliceSpec) ([]*node, error) {
+func (s *Cloud) addPreset(zone string, p SliceSpec) ([]*node, error) {
 	t, err := tpu.ParseType(p.Type)
 	if err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ type state struct {
 	total     int
 }
 
-func (s *Server) initialState() state {
+func (s *Cloud) initialState() state {
 	st := state{
 		queued: map[string]*queuedResource{}, nodes: map[string]*node{}, ops: map[string]*operation{},
 		replay: map[string]*operation{}, networks: map[string]*network{}, subnetworks: map[string]*computepb.Subnetwork{},
@@ -136,7 +136,7 @@ type operation struct {
 	result             any // *tpualpha.Node, *tpualpha.QueuedResource, or nil for Empty
 }
 
-func (s *Server) newOperation(zone, verb, target string) *operation {
+func (s *Cloud) newOperation(zone, verb, target string) *operation {
 	op := &operation{
 		name: fmt.Sprintf("%s/operations/operation-%d-%012x", s.locationName(zone), s.clock.Now().UnixMilli(), uint64(newID())&(1<<48-1)),
 		verb: verb, target: target, created: s.clock.Now(),
@@ -146,7 +146,7 @@ func (s *Server) newOperation(zone, verb, target string) *operation {
 }
 
 // finish ends op with result, or with err if not nil. op may be nil.
-func (s *Server) finish(op *operation, result any, err *apiError) {
+func (s *Cloud) finish(op *operation, result any, err *apiError) {
 	if op == nil || op.done {
 		return
 	}
@@ -161,11 +161,11 @@ func newID() int64 {
 	return int64(binary.BigEndian.Uint64(b[:])&(1<<62-1)) | 1<<61
 }
 
-func (s *Server) locationName(zone string) string {
+func (s *Cloud) locationName(zone string) string {
 	return "projects/" + s.cfg.Project + "/locations/" + zone
 }
 
-func (s *Server) timestamp() string { return stamp(s.clock.Now()) }
+func (s *Cloud) timestamp() string { return stamp(s.clock.Now()) }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000000Z") }
 

@@ -75,7 +75,7 @@ func newBucket(name, created string) *bucket {
 }
 
 // storageTime returns the time in the format of Cloud Storage, in milliseconds.
-func (s *Server) storageTime() string { return s.clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
+func (s *Cloud) storageTime() string { return s.clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // isStorage reports whether a request is for Cloud Storage.
 func isStorage(r *http.Request) bool {
@@ -90,7 +90,7 @@ func isStorage(r *http.Request) bool {
 // A storageCall is one request to the Storage API, taken apart:
 // /storage/v1/b/BUCKET/o/OBJECT/VERB.
 type storageCall struct {
-	s      *Server
+	s      *Cloud
 	r      *http.Request
 	query  url.Values
 	body   []byte
@@ -101,7 +101,7 @@ type storageCall struct {
 	parts  []string // after the bucket: "o", object, verb
 }
 
-func (s *Server) serveStorage(r *http.Request, body []byte, who caller) answer {
+func (s *Cloud) serveStorage(r *http.Request, body []byte, who caller) answer {
 	c, err := s.parseStorage(r, body, who)
 	if err != nil {
 		return answer{err: asAPIError(err)}
@@ -117,7 +117,7 @@ func (s *Server) serveStorage(r *http.Request, body []byte, who caller) answer {
 	return a
 }
 
-func (s *Server) parseStorage(r *http.Request, body []byte, who caller) (*storageCall, error) {
+func (s *Cloud) parseStorage(r *http.Request, body []byte, who caller) (*storageCall, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
@@ -881,7 +881,7 @@ type Object struct {
 }
 
 // Objects returns the objects of a bucket, by name.
-func (s *Server) Objects(name string) []Object {
+func (s *Cloud) Objects(name string) []Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.state.buckets[name]

@@ -15,7 +15,7 @@ import (
 // A call is one request to the TPU API, taken apart:
 // /VERSION/projects/P/locations/ZONE/COLLECTION/ID:VERB.
 type call struct {
-	s          *Server
+	s          *Cloud
 	r          *http.Request
 	query      url.Values
 	body       []byte
@@ -38,7 +38,7 @@ func (c *call) zonesListed() []string {
 }
 
 // serveJSON answers with the result of dispatch, which it calls with s.mu held.
-func (s *Server) serveJSON(r *http.Request, body []byte, dispatch func(*http.Request, []byte) (any, error)) answer {
+func (s *Cloud) serveJSON(r *http.Request, body []byte, dispatch func(*http.Request, []byte) (any, error)) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v, err := dispatch(r, body)
@@ -52,7 +52,7 @@ func (s *Server) serveJSON(r *http.Request, body []byte, dispatch func(*http.Req
 	return answer{json: b}
 }
 
-func (s *Server) dispatchTPU(who caller) func(*http.Request, []byte) (any, error) {
+func (s *Cloud) dispatchTPU(who caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)
 		if err != nil {
@@ -92,7 +92,7 @@ func (c *call) serve() (any, error) {
 	return nil, unknownMethod()
 }
 
-func (s *Server) parseCall(r *http.Request, body []byte) (*call, error) {
+func (s *Cloud) parseCall(r *http.Request, body []byte) (*call, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, errorf(http.StatusBadRequest, "Invalid query: %v", err)
@@ -183,7 +183,7 @@ func checkID(field, id string) error {
 	return badField(field, "%q is not a valid name: it must match %s", id, idPattern)
 }
 
-func (s *Server) serveOperations(c *call) (any, error) {
+func (s *Cloud) serveOperations(c *call) (any, error) {
 	method := c.method()
 	if method == "list" {
 		return s.listOperations(c)
@@ -210,7 +210,7 @@ func (s *Server) serveOperations(c *call) (any, error) {
 	return op, nil
 }
 
-func (s *Server) listOperations(c *call) (any, error) {
+func (s *Cloud) listOperations(c *call) (any, error) {
 	if err := checkQuery(c.query, "pageSize", "pageToken", "filter", "returnPartialSuccess"); err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (c *call) covers(name string) bool {
 	return c.zone == "-" || strings.HasPrefix(name, c.parent()+"/")
 }
 
-func (s *Server) renderOperation(version string, op *operation) (map[string]any, error) {
+func (s *Cloud) renderOperation(version string, op *operation) (map[string]any, error) {
 	metadata := map[string]any{
 		"@type":      "type.googleapis.com/google.cloud.common.OperationMetadata",
 		"createTime": stamp(op.created), "target": op.target, "verb": op.verb,

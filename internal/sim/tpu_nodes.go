@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-func (s *Server) serveNodes(c *call) (any, error) {
+func (s *Cloud) serveNodes(c *call) (any, error) {
 	switch c.method() {
 	case "list":
 		return s.listNodes(c)
@@ -42,7 +42,7 @@ func (s *Server) serveNodes(c *call) (any, error) {
 	return nil, unknownMethod()
 }
 
-func (s *Server) findNode(c *call) (*node, error) {
+func (s *Cloud) findNode(c *call) (*node, error) {
 	n := s.state.nodes[c.name()]
 	if n == nil {
 		return nil, noSuch(c.name())
@@ -50,7 +50,7 @@ func (s *Server) findNode(c *call) (*node, error) {
 	return n, nil
 }
 
-func (s *Server) listNodes(c *call) (any, error) {
+func (s *Cloud) listNodes(c *call) (any, error) {
 	if err := checkQuery(c.query, "pageSize", "pageToken"); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (s *Server) listNodes(c *call) (any, error) {
 	return out, nil
 }
 
-func (s *Server) createNode(c *call) (any, error) {
+func (s *Cloud) createNode(c *call) (any, error) {
 	if err := checkQuery(c.query, append(c.alpha("requestId"), "nodeId")...); err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *Server) createNode(c *call) (any, error) {
 
 // checkNode refuses nodes that the real service refuses, and fills in the fields that it
 // fills in.
-func (s *Server) checkNode(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
+func (s *Cloud) checkNode(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	t, err := s.typeOf(zone, field, n)
 	if err != nil {
 		return t, err
@@ -197,7 +197,7 @@ var kmsKey = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/
 
 // checkInterfaces checks and fills in the networks of a node, which has one
 // network_config or a list.
-func (s *Server) checkInterfaces(zone, field string, n *tpualpha.Node) error {
+func (s *Cloud) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	if len(n.NetworkConfigs) == 0 {
 		if n.NetworkConfig == nil {
 			n.NetworkConfig = &tpualpha.NetworkConfig{EnableExternalIps: true}
@@ -224,7 +224,7 @@ func interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
 	return n.NetworkConfigs
 }
 
-func (s *Server) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkConfig) error {
+func (s *Cloud) checkNetworkConfig(zone, field string, cfg *tpualpha.NetworkConfig) error {
 	if cfg.Network == "" {
 		cfg.Network = "default"
 	}
@@ -276,7 +276,7 @@ func checkLabels(field string, n *tpualpha.Node) error {
 	return nil
 }
 
-func (s *Server) deleteNode(c *call) (any, error) {
+func (s *Cloud) deleteNode(c *call) (any, error) {
 	if err := checkQuery(c.query, c.alpha("requestId")...); err != nil {
 		return nil, err
 	}
@@ -299,7 +299,7 @@ func (s *Server) deleteNode(c *call) (any, error) {
 	return op, nil
 }
 
-func (s *Server) patchNode(c *call) (any, error) {
+func (s *Cloud) patchNode(c *call) (any, error) {
 	if err := checkQuery(c.query, "updateMask"); err != nil {
 		return nil, err
 	}
@@ -362,7 +362,7 @@ func nodeChanges(mask string, from *tpualpha.Node) ([]func(*tpualpha.Node), erro
 	return changes, nil
 }
 
-func (s *Server) getGuestAttributes(c *call) (any, error) {
+func (s *Cloud) getGuestAttributes(c *call) (any, error) {
 	if err := checkQuery(c.query); err != nil {
 		return nil, err
 	}

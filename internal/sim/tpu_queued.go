@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-func (s *Server) serveQueued(c *call) (any, error) {
+func (s *Cloud) serveQueued(c *call) (any, error) {
 	switch c.method() {
 	case "list":
 		return s.listQueued(c)
@@ -40,7 +40,7 @@ func (s *Server) serveQueued(c *call) (any, error) {
 	return nil, unknownMethod()
 }
 
-func (s *Server) findQueued(c *call) (*queuedResource, error) {
+func (s *Cloud) findQueued(c *call) (*queuedResource, error) {
 	q := s.state.queued[c.name()]
 	if q == nil {
 		return nil, noSuch(c.name())
@@ -48,7 +48,7 @@ func (s *Server) findQueued(c *call) (*queuedResource, error) {
 	return q, nil
 }
 
-func (s *Server) listQueued(c *call) (any, error) {
+func (s *Cloud) listQueued(c *call) (any, error) {
 	if err := checkQuery(c.query, "pageSize", "pageToken"); err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (s *Server) listQueued(c *call) (any, error) {
 	return out, nil
 }
 
-func (s *Server) createQueued(c *call) (any, error) {
+func (s *Cloud) createQueued(c *call) (any, error) {
 	if err := checkQuery(c.query, "queuedResourceId", "requestId"); err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func flexStartFailure(q *queuedResource) *apiError {
 }
 
 // checkQueued refuses requests that the real service refuses, and fills in q.
-func (s *Server) checkQueued(q *queuedResource) error {
+func (s *Cloud) checkQueued(q *queuedResource) error {
 	if err := checkID("queued_resource_id", q.id); err != nil {
 		return err
 	}
@@ -336,7 +336,7 @@ func (q *queuedResource) checkPolicy(now time.Time) (err error) {
 	return err
 }
 
-func (s *Server) deleteQueued(c *call) (any, error) {
+func (s *Cloud) deleteQueued(c *call) (any, error) {
 	if err := checkQuery(c.query, "force", "requestId"); err != nil {
 		return nil, err
 	}
@@ -367,7 +367,7 @@ func (s *Server) deleteQueued(c *call) (any, error) {
 	return op, nil
 }
 
-func (s *Server) resetQueued(c *call) (any, error) {
+func (s *Cloud) resetQueued(c *call) (any, error) {
 	if err := checkQuery(c.query); err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ import (
 // maxBoots limits the workers of one node that boot at the same time.
 const maxBoots = 16
 
-func (s *Server) makeBackend() error {
+func (s *Cloud) makeBackend() error {
 	switch {
 	case s.cfg.Workers != nil:
 		s.workers = s.cfg.Workers
@@ -62,7 +62,7 @@ var errNodeGone = errors.New("node deleted while it was being made")
 
 // bootNode starts the workers of n and makes it READY. It then calls done with s.mu held.
 // The caller holds s.mu.
-func (s *Server) bootNode(n *node, done func(error)) {
+func (s *Cloud) bootNode(n *node, done func(error)) {
 	if n.msg.State != "CREATING" {
 		done(errNodeGone)
 		return
@@ -108,7 +108,7 @@ func (n *node) ready() {
 	}
 }
 
-func (s *Server) workerSpecs(n *node) []worker.Spec {
+func (s *Cloud) workerSpecs(n *node) []worker.Spec {
 	if s.workers == nil {
 		return nil
 	}
@@ -128,7 +128,7 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 			Gateway:        s.state.subnetworks[interfaces(n.msg)[0].Subnetwork].GetGatewayAddress(),
 			Network:        interfaces(n.msg)[0].Network,
 			Metadata:       s.metadataServer(n, i),
-			Services:       map[string]http.Handler{strings.TrimPrefix(s.url, "http://"): s},
+			Services:       map[string]http.Handler{strings.TrimPrefix(s.url, "http://"): s.serve},
 			AuthorizedKeys: func() []string { return s.authorizedKeys(name) },
 			Faults:         s.workerFaults(n.id, i),
 		}
@@ -142,7 +142,7 @@ func (s *Server) workerSpecs(n *node) []worker.Spec {
 // instanceName returns the hostname of the VM of worker i.
 func instanceName(n *node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.msg.Id), i) }
 
-func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
+func (s *Cloud) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	machines := make([]worker.Machine, len(specs))
 	group, ctx := errgroup.WithContext(s.ctx)
 	group.SetLimit(maxBoots)
@@ -165,7 +165,7 @@ func (s *Server) startMachines(specs []worker.Spec) ([]worker.Machine, error) {
 }
 
 // discard stops machines that are not part of any node yet.
-func (s *Server) discard(machines []worker.Machine) {
+func (s *Cloud) discard(machines []worker.Machine) {
 	s.spawn(func() { _ = stopAll(s.ctx, machines) }) // the backend stops the rest
 }
 
@@ -204,7 +204,7 @@ const (
 // stopMachines shuts the workers of n down and then calls done with s.mu held. If it is
 // called several times, it calls each done; the limit of the first call applies. The
 // caller holds s.mu.
-func (s *Server) stopMachines(n *node, limit time.Duration, done func()) {
+func (s *Cloud) stopMachines(n *node, limit time.Duration, done func()) {
 	n.ended = append(n.ended, done)
 	if len(n.ended) > 1 {
 		return
@@ -228,7 +228,7 @@ func (s *Server) stopMachines(n *node, limit time.Duration, done func()) {
 }
 
 // rebootAll reboots every worker of q and then ends op.
-func (s *Server) rebootAll(q *queuedResource, op *operation) {
+func (s *Cloud) rebootAll(q *queuedResource, op *operation) {
 	var machines []worker.Machine
 	for _, n := range s.nodesOf(q) {
 		machines = append(machines, n.machines...)
@@ -255,7 +255,7 @@ func (s *Server) rebootAll(q *queuedResource, op *operation) {
 // authorizedKeys returns the ssh-keys lines in force on the workers of a node, as the
 // guest agent computes them: OS Login's keys replace all others, a node may block the
 // project's keys, and expired keys do not count.
-func (s *Server) authorizedKeys(nodeName string) []string {
+func (s *Cloud) authorizedKeys(nodeName string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.state.nodes[nodeName]
