@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"multihost/internal/fault"
+	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/worker"
 )
 
@@ -31,18 +32,18 @@ type stateRecord struct {
 }
 
 func (s *Server) writeStateFile() error {
-	record := stateRecord{URL: s.url, PID: os.Getpid(), Started: s.clock.Now(), Env: s.Env()}
+	record := stateRecord{URL: s.BaseURL, PID: os.Getpid(), Started: s.Clock.Now(), Env: s.Env()}
 	b, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(s.cfg.Dir, stateFile+".*") // mode 0600
+	tmp, err := os.CreateTemp(s.Config.Dir, stateFile+".*") // mode 0600
 	if err != nil {
 		return err
 	}
 	_, err = tmp.Write(append(b, '\n'))
 	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), filepath.Join(s.cfg.Dir, stateFile))
+		err = os.Rename(tmp.Name(), filepath.Join(s.Config.Dir, stateFile))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(tmp.Name()))
@@ -52,11 +53,11 @@ func (s *Server) writeStateFile() error {
 
 // removeStateFile removes the file unless another simulator has replaced it.
 func (s *Server) removeStateFile() error {
-	record, err := readState(s.cfg.Dir)
-	if err != nil || record.URL != s.url || record.PID != os.Getpid() {
+	record, err := readState(s.Config.Dir)
+	if err != nil || record.URL != s.BaseURL || record.PID != os.Getpid() {
 		return nil
 	}
-	return os.Remove(filepath.Join(s.cfg.Dir, stateFile))
+	return os.Remove(filepath.Join(s.Config.Dir, stateFile))
 }
 
 func readState(dir string) (stateRecord, error) {
@@ -111,7 +112,7 @@ func Open(dir string) (*Client, error) {
 
 // cleanUp removes what a dead simulator left in dir.
 func cleanUp(ctx context.Context, dir string) error {
-	err := worker.Sweep(ctx, workersDir(dir))
+	err := worker.Sweep(ctx, cloud.WorkersDir(dir))
 	if gone := os.Remove(filepath.Join(dir, stateFile)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}
@@ -162,7 +163,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 // Fault puts a fault in force; text has the form that ParseFault reads. The id is for
 // Clear; it is 0 for a fault that happens once and is over.
 func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
-	if _, err := ParseFault(text); err != nil {
+	if _, err := cloud.ParseFault(text); err != nil {
 		return 0, err
 	}
 	var reply faultReply

@@ -8,6 +8,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/wire"
 )
 
 // Status is the state of a simulator.
@@ -65,13 +68,13 @@ type FaultStatus struct {
 
 // Status returns the present state.
 func (s *Server) Status() Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	st := Status{
-		URL: s.url, Project: s.cfg.Project, Zone: s.cfg.Zone, Zones: s.zones(), SSHPort: s.SSHPort(),
-		Quota: maps.Clone(s.state.quota), Requests: maps.Clone(s.state.counts), Total: s.state.total,
+		URL: s.BaseURL, Project: s.Config.Project, Zone: s.Config.Zone, Zones: s.Catalog().Zones(), SSHPort: s.SSHPort(),
+		Quota: maps.Clone(s.State.Quota), Requests: maps.Clone(s.State.Counts), Total: s.State.Total,
 		Queued: []QueuedStatus{}, Nodes: []NodeStatus{}, Faults: []FaultStatus{},
-		Networks: slices.Sorted(maps.Keys(s.state.networks)), Rules: slices.Sorted(maps.Keys(s.state.firewalls)),
+		Networks: slices.Sorted(maps.Keys(s.State.Networks)), Rules: slices.Sorted(maps.Keys(s.State.Firewalls)),
 	}
 	for i, n := range st.Networks {
 		st.Networks[i] = path.Base(n)
@@ -79,24 +82,24 @@ func (s *Server) Status() Status {
 	for i, n := range st.Rules {
 		st.Rules[i] = path.Base(n)
 	}
-	for _, q := range sorted(s.state.queued, nil) {
-		st.Queued = append(st.Queued, QueuedStatus{ID: q.id, Zone: q.zone, Type: q.typ.Name, State: q.state(), Nodes: q.nodeIDs()})
+	for _, q := range cloud.Sorted(s.State.Queued, nil) {
+		st.Queued = append(st.Queued, QueuedStatus{ID: q.Id, Zone: q.Zone, Type: q.Typ.Name, State: q.State(), Nodes: q.NodeIDs()})
 	}
-	for _, n := range sorted(s.state.nodes, nil) {
+	for _, n := range cloud.Sorted(s.State.Nodes, nil) {
 		ns := NodeStatus{
-			ID: n.id, Zone: n.zone, Type: n.typ.Name, State: n.msg.State, Health: n.msg.Health, Network: path.Base(interfaces(n.msg)[0].Network),
+			ID: n.Id, Zone: n.Zone, Type: n.Typ.Name, State: n.Msg.State, Health: n.Msg.Health, Network: path.Base(cloud.Interfaces(n.Msg)[0].Network),
 			Workers: []WorkerStatus{},
 		}
-		if n.queued != "" {
-			ns.Queued = path.Base(n.queued)
+		if n.Queued != "" {
+			ns.Queued = path.Base(n.Queued)
 		}
-		for i, m := range n.machines {
+		for i, m := range n.Machines {
 			ns.Workers = append(ns.Workers, WorkerStatus{Index: i, Address: fmt.Sprintf("%s:%d", m.Addr(), st.SSHPort), Hostname: m.Hostname()})
 		}
 		st.Nodes = append(st.Nodes, ns)
 	}
-	for _, a := range s.state.faults {
-		st.Faults = append(st.Faults, FaultStatus{ID: a.id, Fault: a.String(), Left: a.left})
+	for _, a := range s.State.Faults {
+		st.Faults = append(st.Faults, FaultStatus{ID: a.Id, Fault: a.String(), Left: a.Left})
 	}
 	return st
 }
@@ -119,12 +122,12 @@ type (
 func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 	v, err := s.control(r)
 	if err != nil {
-		writeError(w, asAPIError(err), false)
+		wire.WriteError(w, wire.AsAPIError(err), false)
 		return
 	}
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		writeError(w, asAPIError(err), false)
+		wire.WriteError(w, wire.AsAPIError(err), false)
 		return
 	}
 	writeJSON(w, b)
@@ -134,7 +137,7 @@ func (s *Server) control(r *http.Request) (any, error) {
 	// A web page in the user's browser must not reach the control endpoint of
 	// a simulator on loopback.
 	if r.Header.Get("Origin") != "" {
-		return nil, errorf(http.StatusForbidden, "requests from web pages are refused")
+		return nil, wire.Errorf(http.StatusForbidden, "requests from web pages are refused")
 	}
 	what := strings.TrimPrefix(r.URL.Path, "/sim/v1/")
 	which, isClear := strings.CutPrefix(what, "faults/")
@@ -153,31 +156,31 @@ func (s *Server) control(r *http.Request) (any, error) {
 		return struct{}{}, nil
 	case r.Method == http.MethodPost && what == "login":
 		if err := s.Login(); err != nil {
-			return nil, errorf(http.StatusBadRequest, "%v", err)
+			return nil, wire.Errorf(http.StatusBadRequest, "%v", err)
 		}
 		return struct{}{}, nil
 	case r.Method == http.MethodPost && what == "faults":
 		return s.controlFault(r)
 	}
-	return nil, unknownMethod()
+	return nil, wire.UnknownMethod()
 }
 
 func (s *Server) controlFault(r *http.Request) (any, error) {
-	body, err := readBody(r, maxBody)
+	body, err := wire.ReadBody(r, wire.MaxBody)
 	if err != nil {
 		return nil, err
 	}
 	var req faultRequest
-	if err := decodeStrict(body, &req, "fault"); err != nil {
+	if err := wire.DecodeStrict(body, &req, "fault"); err != nil {
 		return nil, err
 	}
-	f, err := ParseFault(req.Fault)
+	f, err := cloud.ParseFault(req.Fault)
 	if err != nil {
-		return nil, errorf(http.StatusBadRequest, "%v", err)
+		return nil, wire.Errorf(http.StatusBadRequest, "%v", err)
 	}
 	id, err := s.Inject(f)
 	if err != nil {
-		return nil, errorf(http.StatusBadRequest, "%v", err)
+		return nil, wire.Errorf(http.StatusBadRequest, "%v", err)
 	}
 	return faultReply{ID: id}, nil
 }

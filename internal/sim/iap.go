@@ -33,7 +33,7 @@ const (
 // serveRelay relays without resumable sessions: a tunnel ends with its WebSocket.
 func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	if strings.TrimPrefix(r.URL.Path, relayPath) != "connect" || q.Get("project") != s.cfg.Project {
+	if strings.TrimPrefix(r.URL.Path, relayPath) != "connect" || q.Get("project") != s.Config.Project {
 		http.Error(w, "not found", http.StatusNotFound)
 		return
 	}
@@ -48,7 +48,7 @@ func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	}
 	defer ws.CloseNow()
 	ws.SetReadLimit(1 << 20)
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(s.Ctx)
 	defer cancel()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -9,6 +9,10 @@ import (
 
 	"cloud.google.com/go/compute/apiv1/computepb"
 	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/computeapi"
+	"multihost/internal/sim/storageapi"
 )
 
 func TestWhichAPIARequestIsFor(t *testing.T) {
@@ -54,9 +58,9 @@ func TestWhichObjectMethodARequestIsFor(t *testing.T) {
 		{http.MethodPost, "a/rewriteTo/b/c/o", "none", nil},
 	} {
 		got, names := "none", []string(nil)
-		for _, m := range objectMethods {
-			if n, ok := m.match(tt.method, strings.FieldsFunc(tt.path, func(r rune) bool { return r == '/' })); ok {
-				got, names = m.path, n
+		for _, m := range storageapi.ObjectMethods {
+			if n, ok := m.Match(tt.method, strings.FieldsFunc(tt.path, func(r rune) bool { return r == '/' })); ok {
+				got, names = m.Path, n
 				break
 			}
 		}
@@ -67,29 +71,29 @@ func TestWhichObjectMethodARequestIsFor(t *testing.T) {
 }
 
 func TestWhatAListSelects(t *testing.T) {
-	b := newBucket("b", "")
+	b := cloud.NewBucket("b", "")
 	for _, name := range []string{"a", "d/", "d/1", "d/2", "d/e/3", "e", "x/1"} {
-		b.objects[name] = &object{data: []byte(name)}
+		b.Objects[name] = &cloud.StoredObject{Data: []byte(name)}
 	}
 	for _, tt := range []struct {
-		sel  selection
+		sel  storageapi.Selection
 		want string // prefixes with >
 	}{
-		{selection{}, "a d/ d/1 d/2 d/e/3 e x/1"},
-		{selection{prefix: "d/"}, "d/ d/1 d/2 d/e/3"},
-		{selection{delimiter: "/"}, "a >d/ e >x/"},
-		{selection{delimiter: "/", markers: true}, "a >d/ d/ e >x/"},
-		{selection{prefix: "d/", delimiter: "/"}, "d/ d/1 d/2 >d/e/"},
-		{selection{start: "d/2", end: "x/1"}, "d/2 d/e/3 e"},
-		{selection{start: "d/1", end: "e", delimiter: "/"}, ">d/"},
-		{selection{prefix: "none"}, ""},
+		{storageapi.Selection{}, "a d/ d/1 d/2 d/e/3 e x/1"},
+		{storageapi.Selection{Prefix: "d/"}, "d/ d/1 d/2 d/e/3"},
+		{storageapi.Selection{Delimiter: "/"}, "a >d/ e >x/"},
+		{storageapi.Selection{Delimiter: "/", Markers: true}, "a >d/ d/ e >x/"},
+		{storageapi.Selection{Prefix: "d/", Delimiter: "/"}, "d/ d/1 d/2 >d/e/"},
+		{storageapi.Selection{Start: "d/2", End: "x/1"}, "d/2 d/e/3 e"},
+		{storageapi.Selection{Start: "d/1", End: "e", Delimiter: "/"}, ">d/"},
+		{storageapi.Selection{Prefix: "none"}, ""},
 	} {
 		var got []string
-		for _, e := range b.entries(tt.sel) {
-			if e.object == nil {
-				got = append(got, ">"+e.prefix)
+		for _, e := range storageapi.Entries(b, tt.sel) {
+			if e.Object == nil {
+				got = append(got, ">"+e.Prefix)
 			} else {
-				got = append(got, string(e.object.data))
+				got = append(got, string(e.Object.Data))
 			}
 		}
 		if strings.Join(got, " ") != tt.want {
@@ -116,7 +120,7 @@ func TestOnlyPlainSubnetworksAreModelled(t *testing.T) {
 	} {
 		msg := &computepb.Subnetwork{Name: proto.String("s"), Network: proto.String("n"), IpCidrRange: proto.String("10.0.0.0/20"), Region: proto.String("r")}
 		tt.change(msg)
-		err := plainSubnetwork(msg)
+		err := computeapi.PlainSubnetwork(msg)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%v: %v, want %q", msg, err, tt.want)
 		}
@@ -125,21 +129,21 @@ func TestOnlyPlainSubnetworksAreModelled(t *testing.T) {
 
 func TestValuesThatNoFaultCanHave(t *testing.T) {
 	for _, tt := range []struct {
-		f    Fault
+		f    cloud.Fault
 		want string
 	}{
-		{Fault{}, ""},
-		{Fault{Code: 400, State: "ACTIVE", Initiator: "USER", Service: "tpu.googleapis.com", Worker: "0"}, ""},
-		{Fault{Code: 599, State: "ACCEPTED", Initiator: "SERVICE"}, ""},
-		{Fault{Code: 399}, "code 399 is not between 400 and 599"},
-		{Fault{Code: 600}, "code 600 is not between 400 and 599"},
-		{Fault{State: "READY"}, `state "READY" is not ACCEPTED`},
-		{Fault{Initiator: "NOBODY"}, `initiator "NOBODY" is neither SERVICE nor USER`},
-		{Fault{Service: "x.googleapis.com"}, `there is no API "x.googleapis.com"`},
-		{Fault{Worker: "-1"}, `worker "-1" is not a number from 0`},
-		{Fault{Worker: "w"}, `worker "w" is not a number from 0`},
+		{cloud.Fault{}, ""},
+		{cloud.Fault{Code: 400, State: "ACTIVE", Initiator: "USER", Service: "tpu.googleapis.com", Worker: "0"}, ""},
+		{cloud.Fault{Code: 599, State: "ACCEPTED", Initiator: "SERVICE"}, ""},
+		{cloud.Fault{Code: 399}, "code 399 is not between 400 and 599"},
+		{cloud.Fault{Code: 600}, "code 600 is not between 400 and 599"},
+		{cloud.Fault{State: "READY"}, `state "READY" is not ACCEPTED`},
+		{cloud.Fault{Initiator: "NOBODY"}, `initiator "NOBODY" is neither SERVICE nor USER`},
+		{cloud.Fault{Service: "x.googleapis.com"}, `there is no API "x.googleapis.com"`},
+		{cloud.Fault{Worker: "-1"}, `worker "-1" is not a number from 0`},
+		{cloud.Fault{Worker: "w"}, `worker "w" is not a number from 0`},
 	} {
-		err := tt.f.checkValues()
+		err := tt.f.CheckValues()
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: %v, want %q", tt.f, err, tt.want)
 		}

@@ -39,38 +39,52 @@ func packages(t *testing.T) []pkg {
 	}
 }
 
+// among reports whether name is one of patterns.
+func among(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		dir, below := strings.CutSuffix(p, "/...")
+		return name == dir || below && strings.HasPrefix(name, dir+"/")
+	})
+}
+
 // TestImportRules keeps the layers of docs/ARCHITECTURE.md. Each rule says
 // which packages may import what its prefix names, and why.
 func TestImportRules(t *testing.T) {
 	rules := []struct {
 		prefix  string   // of the import path
-		only    []string // packages below multihost/ that may import it
+		only    []string // packages below multihost/ that may import it; a/... means a and all below it
 		because string
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost"}, "flags are the commands' business"},
 		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
-		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
-		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim"}, "cloud types stay behind the packages that hide the cloud"},
+		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
+		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
-		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
+		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/browser", "internal/testkit/simworker"}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
+	apis := []string{"tpuapi", "projectapi", "computeapi", "storageapi"} // of the simulator
 	apart := []string{"network", "qr", "preflight", "codesync", "launch", "lease", "detach", "transfer", "xla", "metrics"}
 
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "multihost/")
 		for _, imp := range p.Imports {
 			for _, r := range rules {
-				if (imp == r.prefix || strings.HasPrefix(imp, r.prefix+"/")) && !slices.Contains(r.only, name) {
+				if (imp == r.prefix || strings.HasPrefix(imp, r.prefix+"/")) && !among(r.only, name) {
 					t.Errorf("%s imports %s: %s", name, imp, r.because)
 				}
 			}
 			if slices.Contains([]string{"internal/tpu", "internal/event", "internal/help", "internal/provision", "internal/fault"}, name) && (strings.Contains(imp, ".") || strings.HasPrefix(imp, "multihost/") && imp != "multihost/internal/fault") {
 				t.Errorf("%s imports %s: it is pure: the standard library and fault only", name, imp)
+			}
+			for _, a := range apis {
+				if other, ok := strings.CutPrefix(imp, "multihost/internal/sim/"); ok && name == "internal/sim/"+a && slices.Contains(apis, other) {
+					t.Errorf("%s imports %s: the APIs share the state of the cloud and nothing else", name, imp)
+				}
 			}
 			for _, a := range apart {
 				for _, b := range apart {

@@ -47,14 +47,12 @@ var (
 		"internal/job detachedRun": 35,
 		"internal/job following":   47,
 		"internal/job run":         87,
-		"internal/sim Server":      187,
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost":       8100,
 		"internal/job":        17000,
 		"internal/qr":         6200,
-		"internal/sim":        8300,
 		"internal/sim/worker": 6700,
 		"internal/sshfan":     6900,
 	}

@@ -1,0 +1,227 @@
+// Package cloud holds the state of the simulated cloud and what changes it: one lock, one
+// clock. It gives slices their life (create, boot, preempt, delete), injects faults and
+// knows who calls. The packages of the APIs read and change the state through it.
+//
+// A Cloud carries the state. Slices, Networks, Identity, Machines, Injection and Catalog
+// are views of the same Cloud: each has the methods of one concern. Unless a comment says
+// otherwise, the caller of a method holds the lock.
+package cloud
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"multihost/internal/fault"
+	"multihost/internal/sim/worker"
+)
+
+// A Clock provides the time. The zero Config uses the system's clock.
+type Clock interface {
+	Now() time.Time
+	After(d time.Duration) <-chan time.Time
+}
+
+type SystemClock struct{}
+
+func (SystemClock) Now() time.Time { return time.Now() }
+
+func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+// Config configures a simulator. The comment on each field names the default that its
+// zero value means.
+type Config struct {
+	Listen  string // address of the API; 127.0.0.1:0. "none": ServeHTTP only
+	Project string // the only project; DefaultProject
+	Zone    string // where Slices are; it offers every accelerator type; DefaultZone
+
+	// Dir is the private directory of the simulator: state file, keys, gcloud
+	// configuration, homes of workers. It is created when missing. Empty: a new one in
+	// the system's temporary directory, which Close removes.
+	Dir string
+
+	// Slices exist and are READY when Start returns.
+	Slices []SliceSpec
+
+	// Step is how long each change of state takes; 300 ms.
+	Step time.Duration
+
+	// Backend is the kind of the workers: "process" (the default); "netns", which needs
+	// root and worker.MaybeInit at the start of main; or "none" for an API without
+	// workers, whose nodes have addresses on which nothing listens.
+	Backend string
+
+	// Workers, when set, is used in place of Backend. The server closes it.
+	Workers worker.Backend
+
+	// SSHPort is the port of all workers; 0: a free one.
+	SSHPort int
+
+	// Quota is how many TensorCores (chips for v5litepod and v6e) of one
+	// generation a zone may hold; 0: no limit.
+	Quota int
+
+	// ProjectMetadata is the initial commonInstanceMetadata.
+	ProjectMetadata map[string]string
+
+	// Login requires an access token from every caller: one of the user, whose
+	// application default credentials Env names, or one of a worker's metadata server.
+	// Without Login no token is needed.
+	Login bool
+
+	// Secrets are the initial secrets of Secret Manager, as version 1.
+	Secrets map[string]string
+
+	// Faults are in force from the start.
+	Faults []Fault
+
+	Clock Clock // the system's
+}
+
+// The defaults of a zero Config.
+const (
+	DefaultProject = "multihost-sim"
+	DefaultZone    = "us-central2-b"
+	DefaultStep    = 300 * time.Millisecond
+)
+
+// A Cloud is the state of the simulated cloud and what changes it: one lock, one clock.
+// The APIs read and change it.
+type Cloud struct {
+	Config  Config
+	Clock   Clock
+	BaseURL string
+	Workers worker.Backend // nil with the backend "none"
+	Serve   http.Handler   // of all APIs
+
+	Ctx     context.Context // ends when the simulator closes
+	Running sync.WaitGroup  // everything that later, spawn and Serve started
+
+	Mu      sync.Mutex // guards the rest; never held while waiting for anything
+	Closing bool       // Running must not grow any more
+	State   state
+}
+
+// ErrClosed is the cause of everything that Close cancels.
+var ErrClosed = fault.New(fault.Unavailable, "simulator closed")
+
+func (s *Cloud) WorkersDir() string { return WorkersDir(s.Config.Dir) }
+
+func WorkersDir(dir string) string { return filepath.Join(dir, "workers") }
+
+// Enter registers the start of a request; it reports false if the server is closing.
+// Otherwise the caller must call s.Running.Done at the end of the request.
+func (s *Cloud) Enter() bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Closing {
+		return false
+	}
+	s.Running.Add(1)
+	return true
+}
+
+// spawn runs f on a goroutine that Close waits for; f must end soon after s.ctx does. The
+// caller holds s.Mu; f does not.
+func (s *Cloud) spawn(f func()) {
+	if !s.Closing {
+		s.Running.Go(f)
+	}
+}
+
+// later runs f after d with s.Mu held, unless the server is closed first. The caller
+// holds s.Mu.
+func (s *Cloud) later(d time.Duration, f func()) {
+	s.spawn(func() {
+		if d > 0 {
+			select {
+			case <-s.Clock.After(d):
+			case <-s.Ctx.Done():
+				return
+			}
+		}
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		if s.Ctx.Err() == nil {
+			f()
+		}
+	})
+}
+
+// NextStep runs f after one Config.Step plus the delay of the fault slow-operations.
+func (s *Cloud) NextStep(f func()) { s.later(s.Config.Step+s.Injection().extraDelay(), f) }
+
+// A Request is one API request that the server has received.
+type Request struct {
+	Method string
+	Path   string // with query
+	Body   string
+	Code   int // of the answer; 0 if the connection was dropped
+}
+
+// keptRequests limits the log of a simulator that runs for weeks.
+const keptRequests = 10_000
+
+func (s *Cloud) LogRequest(r Request) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.State.Counts[r.Method]++
+	s.State.Total++
+	s.State.Requests = append(s.State.Requests, r)
+	if extra := len(s.State.Requests) - keptRequests; extra > 0 {
+		s.State.Requests = slices.Delete(s.State.Requests, 0, extra)
+	}
+}
+
+func (s *Cloud) Pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	select {
+	case <-s.Clock.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+
+// Slices creates, boots, preempts and deletes slices.
+type Slices struct{ *Cloud }
+
+// Networks holds networks, subnetworks, firewall rules and internal addresses.
+type Networks struct{ *Cloud }
+
+// Identity says who calls and what a caller may do.
+type Identity struct{ *Cloud }
+
+// Machines answers as the metadata servers of the workers.
+type Machines struct{ *Cloud }
+
+// Injection keeps the faults in force and applies them.
+type Injection struct{ *Cloud }
+
+// Catalog knows zones, accelerator types and runtime versions, and checks nodes
+// against them.
+type Catalog struct{ *Cloud }
+
+// Slices returns that view of c.
+func (c *Cloud) Slices() Slices { return Slices{c} }
+
+// Networks returns that view of c.
+func (c *Cloud) Networks() Networks { return Networks{c} }
+
+// Identity returns that view of c.
+func (c *Cloud) Identity() Identity { return Identity{c} }
+
+// Machines returns that view of c.
+func (c *Cloud) Machines() Machines { return Machines{c} }
+
+// Injection returns that view of c.
+func (c *Cloud) Injection() Injection { return Injection{c} }
+
+// Catalog returns that view of c.
+func (c *Cloud) Catalog() Catalog { return Catalog{c} }

@@ -1,0 +1,325 @@
+package computeapi
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/wire"
+)
+
+// A computeCall is one request to the Compute API, taken apart:
+// /compute/v1/projects/P/SCOPE/COLLECTION/NAME/VERB, where SCOPE is global,
+// regions/R, zones/Z, aggregated, or empty.
+type computeCall struct {
+	s          *cloud.Cloud
+	r          *http.Request
+	query      url.Values
+	body       []byte
+	scope      string
+	collection string
+	id, verb   string
+}
+
+// name returns the resource of the call: projects/P/SCOPE/COLLECTION/ID.
+func (c *computeCall) name() string {
+	return c.s.Networks().ComputePath(c.scope, c.collection, c.id)
+}
+
+func noSuchCompute(name string) *wire.ApiError {
+	return wire.Errorf(http.StatusNotFound, "The resource '%s' was not found", name)
+}
+
+func existsCompute(name string) *wire.ApiError {
+	return wire.Errorf(http.StatusConflict, "The resource '%s' already exists", name)
+}
+
+func badValue(field, value, why string) *wire.ApiError {
+	return wire.Errorf(http.StatusBadRequest, "Invalid value for field '%s': '%s'. %s", field, value, why)
+}
+
+func inUse(kind, name, by string) *wire.ApiError {
+	return wire.Errorf(http.StatusBadRequest, "The %s resource '%s' is already being used by '%s'", kind, name, by).
+		WithReason("resourceInUseByAnotherResource")
+}
+
+func notReady(name string) *wire.ApiError {
+	return wire.Errorf(http.StatusBadRequest, "The resource '%s' is not ready", name).WithReason("resourceNotReady")
+}
+
+func (s API) ServeCompute(r *http.Request, body []byte, who cloud.Caller) wire.Answer {
+	c, err := s.parseComputeCall(r, body)
+	if err == nil && c.collection == "operations" && c.verb == "wait" {
+		err = s.waitComputeOp(c) // waits, so it must not hold the lock
+		c.verb, c.r = "", r.Clone(r.Context())
+		c.r.Method = http.MethodGet
+	}
+	if err != nil {
+		return wire.Answer{Err: wire.AsAPIError(err)}
+	}
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if err := checkCompute(who, s.Cloud, c); err != nil {
+		return wire.Answer{Err: wire.AsAPIError(err)}
+	}
+	m, err := c.serve()
+	if err != nil {
+		return wire.Answer{Err: wire.AsAPIError(err)}
+	}
+	if list, ok := m.(*computeList); ok {
+		b, err := list.marshal()
+		if err != nil {
+			return wire.Answer{Err: wire.AsAPIError(err)}
+		}
+		return wire.Answer{Json: b}
+	}
+	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(m.(proto.Message))
+	if err != nil {
+		return wire.Answer{Err: wire.AsAPIError(err)}
+	}
+	return wire.Answer{Json: b}
+}
+
+func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, wire.Errorf(http.StatusBadRequest, "Invalid query: %v", err)
+	}
+	rest, ok := strings.CutPrefix(r.URL.Path, "/compute/v1/projects/")
+	parts := strings.Split(rest, "/")
+	if !ok || slices.Contains(parts, "") {
+		return nil, wire.UnknownMethod()
+	}
+	if parts[0] != s.Config.Project && parts[0] != cloud.ProjectNumber {
+		return nil, noSuchCompute("projects/" + parts[0])
+	}
+	c := &computeCall{s: s.Cloud, r: r, query: query, body: body}
+	parts = parts[1:]
+	switch {
+	case len(parts) > 0 && (parts[0] == "global" || parts[0] == "aggregated"):
+		c.scope, parts = parts[0], parts[1:]
+	case len(parts) > 2 && (parts[0] == "regions" || parts[0] == "zones"):
+		c.scope, parts = parts[0]+"/"+parts[1], parts[2:]
+	}
+	if len(parts) > 3 {
+		return nil, wire.UnknownMethod()
+	}
+	parts = append(parts, "", "", "")
+	c.collection, c.id, c.verb = parts[0], parts[1], parts[2]
+	return c, nil
+}
+
+func (c *computeCall) serve() (any, error) {
+	kind, _, _ := strings.Cut(c.scope, "/")
+	switch kind + " " + c.collection {
+	case " ":
+		return New(c.s).serveProject(c)
+	case " setCommonInstanceMetadata":
+		return New(c.s).setProjectMetadata(c)
+	case " regions", " zones":
+		return New(c.s).servePlaces(c)
+	case "global networks":
+		return New(c.s).serveNetworks(c)
+	case "global firewalls":
+		return New(c.s).serveFirewalls(c)
+	case "global operations", "regions operations":
+		return New(c.s).serveComputeOps(c)
+	case "regions subnetworks", "aggregated subnetworks":
+		return New(c.s).serveSubnetworks(c)
+	}
+	return nil, wire.UnknownMethod()
+}
+
+// decode reads the body strictly into m.
+func (c *computeCall) decode(m proto.Message) error {
+	if err := protojson.Unmarshal(c.body, m); err != nil {
+		text := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its spaces on purpose
+		return wire.Errorf(http.StatusBadRequest, "Invalid JSON payload received. %s", strings.TrimPrefix(text, "proto: ")).WithReason("badRequest")
+	}
+	return nil
+}
+
+func (s API) serveProject(c *computeCall) (any, error) {
+	if c.r.Method != http.MethodGet {
+		return nil, wire.UnknownMethod()
+	}
+	if err := wire.CheckQuery(c.query); err != nil {
+		return nil, err
+	}
+	name := "projects/" + s.Config.Project
+	return &computepb.Project{
+		Kind: proto.String("compute#project"), Name: proto.String(s.Config.Project), Id: proto.Uint64(123456789012),
+		SelfLink: proto.String(s.Networks().Link(name)), DefaultServiceAccount: proto.String(cloud.DefaultAccount),
+		DefaultNetworkTier: proto.String("PREMIUM"), XpnProjectStatus: proto.String("UNSPECIFIED_XPN_PROJECT_STATUS"),
+		CreationTimestamp: proto.String("2024-01-01T00:00:00.000-08:00"), CommonInstanceMetadata: s.projectMetadata(),
+	}, nil
+}
+
+func (s API) projectMetadata() *computepb.Metadata {
+	m := &computepb.Metadata{Kind: proto.String("compute#metadata"), Fingerprint: proto.String(s.metadataFingerprint())}
+	for _, k := range slices.Sorted(maps.Keys(s.State.Metadata)) {
+		m.Items = append(m.Items, &computepb.Items{Key: proto.String(k), Value: proto.String(s.State.Metadata[k])})
+	}
+	return m
+}
+
+func (s API) metadataFingerprint() string {
+	return base64.URLEncoding.EncodeToString(fmt.Appendf(nil, "metadata-%d", s.State.Fingerprint))
+}
+
+func (s API) setProjectMetadata(c *computeCall) (any, error) {
+	if c.r.Method != http.MethodPost || c.id != "" {
+		return nil, wire.UnknownMethod()
+	}
+	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	m := new(computepb.Metadata)
+	if err := c.decode(m); err != nil {
+		return nil, err
+	}
+	if m.GetFingerprint() != s.metadataFingerprint() {
+		return nil, wire.Errorf(http.StatusPreconditionFailed, "Supplied fingerprint does not match current metadata fingerprint.")
+	}
+	next := map[string]string{}
+	for _, item := range m.Items {
+		if len(item.GetValue()) > cloud.MaxMetadata {
+			return nil, badValue("resource.items", item.GetKey(), "The value is too large.")
+		}
+		if _, twice := next[item.GetKey()]; twice || item.GetKey() == "" {
+			return nil, badValue("resource.items", item.GetKey(), "Metadata has duplicate or empty keys.")
+		}
+		next[item.GetKey()] = item.GetValue()
+	}
+	s.State.Metadata = next
+	s.State.Fingerprint++
+	return s.startComputeOp(c, "setMetadata", "projects/"+s.Config.Project, 0, nil)
+}
+
+func (s API) servePlaces(c *computeCall) (any, error) {
+	if c.r.Method != http.MethodGet || c.verb != "" {
+		return nil, wire.UnknownMethod()
+	}
+	var all []proto.Message
+	if c.collection == "zones" {
+		for i, z := range s.Catalog().Zones() {
+			all = append(all, &computepb.Zone{
+				Kind: proto.String("compute#zone"), Id: proto.Uint64(uint64(2000 + i)), Name: proto.String(z), Description: proto.String(z),
+				Status: proto.String("UP"), Region: proto.String(s.Networks().Link("projects/" + s.Config.Project + "/regions/" + cloud.RegionOf(z))),
+				SelfLink: proto.String(s.Networks().Link("projects/" + s.Config.Project + "/zones/" + z)),
+			})
+		}
+	} else {
+		for i, r := range s.Catalog().Regions() {
+			region := &computepb.Region{
+				Kind: proto.String("compute#region"), Id: proto.Uint64(uint64(1000 + i)), Name: proto.String(r), Description: proto.String(r),
+				Status: proto.String("UP"), SelfLink: proto.String(s.Networks().Link("projects/" + s.Config.Project + "/regions/" + r)),
+			}
+			for _, z := range s.Catalog().Zones() {
+				if cloud.RegionOf(z) == r {
+					region.Zones = append(region.Zones, s.Networks().Link("projects/"+s.Config.Project+"/zones/"+z))
+				}
+			}
+			all = append(all, region)
+		}
+	}
+	if c.id == "" {
+		return s.list(c, "compute#"+strings.TrimSuffix(c.collection, "s")+"List", all)
+	}
+	if err := wire.CheckQuery(c.query); err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		if m.(interface{ GetName() string }).GetName() == c.id {
+			return m, nil
+		}
+	}
+	return nil, noSuchCompute("projects/" + s.Config.Project + "/" + c.collection + "/" + c.id)
+}
+
+// A computeList is the answer to a list. Items are marshalled one by one because each
+// list message of computepb is a separate type.
+type computeList struct {
+	head  map[string]any
+	items []proto.Message
+}
+
+func (l *computeList) marshal() ([]byte, error) {
+	var items []json.RawMessage
+	for _, m := range l.items {
+		b, err := protojson.Marshal(m)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, b)
+	}
+	if items != nil {
+		l.head["items"] = items
+	}
+	return json.MarshalIndent(l.head, "", "  ")
+}
+
+func (s API) list(c *computeCall, kind string, all []proto.Message) (any, error) {
+	if c.r.Method != http.MethodGet {
+		return nil, wire.UnknownMethod()
+	}
+	if err := wire.CheckQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess"); err != nil {
+		return nil, err
+	}
+	if order := c.query.Get("orderBy"); order != "" && order != "name" {
+		return nil, wire.NotModelled("orderBy=" + order)
+	}
+	match, err := parseFilter(c.query.Get("filter"))
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(m proto.Message) bool { return !match(m) })
+	items, next, err := wire.Page(all, c.query, "maxResults", 500)
+	if err != nil {
+		return nil, err
+	}
+	l := &computeList{items: items, head: map[string]any{
+		"kind": kind, "id": strings.TrimSuffix(strings.TrimPrefix(c.r.URL.Path, "/compute/v1/"), "/"), "selfLink": s.BaseURL + c.r.URL.Path,
+	}}
+	if next != "" {
+		l.head["nextPageToken"] = next
+	}
+	return l, nil
+}
+
+// waitComputeOp waits until the operation is done, but at most two minutes, as the real
+// service does.
+func (s API) waitComputeOp(c *computeCall) error {
+	if c.r.Method != http.MethodPost {
+		return wire.UnknownMethod()
+	}
+	s.Mu.Lock()
+	op := s.State.ComputeOps[c.name()]
+	s.Mu.Unlock()
+	if op == nil {
+		return noSuchCompute(c.name())
+	}
+	return s.awaitDone(c.r.Context(), op)
+}
+
+func (s API) awaitDone(ctx context.Context, op *cloud.ComputeOp) error {
+	select {
+	case <-op.Done:
+		return nil
+	case <-s.Clock.After(maxOpWait):
+		return nil
+	case <-ctx.Done():
+		return wire.Errorf(http.StatusServiceUnavailable, "The request was cancelled.")
+	}
+}

@@ -1,0 +1,307 @@
+package computeapi
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/wire"
+
+	tpualpha "google.golang.org/api/tpu/v2alpha1"
+	"google.golang.org/protobuf/proto"
+)
+
+// maxNetworks is the quota NETWORKS of a new project.
+const maxNetworks = 15
+
+func (s API) dropNetwork(name string) {
+	n := s.State.Networks[name]
+	for key, sub := range s.State.Subnetworks {
+		if n != nil && sub.GetNetwork() == n.Msg.GetSelfLink() {
+			delete(s.State.Subnetworks, key)
+		}
+	}
+	delete(s.State.Networks, name)
+}
+
+func (s API) serveNetworks(c *computeCall) (any, error) {
+	switch {
+	case c.verb != "":
+		return nil, wire.NotModelled("networks." + c.verb)
+	case c.id == "" && c.r.Method == http.MethodPost:
+		return s.insertNetwork(c)
+	case c.id == "":
+		var all []proto.Message
+		for _, n := range cloud.Sorted(s.State.Networks, nil) {
+			all = append(all, n.Msg)
+		}
+		return s.list(c, "compute#networkList", all)
+	}
+	n := s.State.Networks[c.name()]
+	switch c.r.Method {
+	case http.MethodGet:
+		if err := wire.CheckQuery(c.query); err != nil {
+			return nil, err
+		}
+		if n == nil {
+			return nil, noSuchCompute(c.name())
+		}
+		return n.Msg, nil
+	case http.MethodDelete:
+		return s.deleteNetwork(c)
+	case http.MethodPatch:
+		return s.patchNetwork(c, n)
+	}
+	return nil, wire.UnknownMethod()
+}
+
+// patchNetwork changes the MTU. Running machines keep their MTU until they are created
+// again; Google's keep it until they reboot.
+func (s API) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
+	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	change := new(computepb.Network)
+	if err := c.decode(change); err != nil {
+		return nil, err
+	}
+	mtu := change.GetMtu()
+	change.Mtu = nil
+	switch {
+	case n == nil:
+		return nil, noSuchCompute(c.name())
+	case !proto.Equal(change, new(computepb.Network)):
+		return nil, wire.NotModelled("Changing anything of a network but its MTU")
+	case mtu < cloud.MinMTU || mtu > cloud.MaxMTU:
+		return nil, badValue("resource.mtu", fmt.Sprint(mtu), fmt.Sprintf("Must be between %d and %d inclusive.", cloud.MinMTU, cloud.MaxMTU))
+	}
+	return s.startComputeOp(c, "patch", c.name(), n.Msg.GetId(), func(ok bool) {
+		if ok {
+			n.Msg.Mtu = proto.Int32(mtu)
+		}
+	})
+}
+
+func (s API) insertNetwork(c *computeCall) (any, error) {
+	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	msg := new(computepb.Network)
+	if err := c.decode(msg); err != nil {
+		return nil, err
+	}
+	c.id = msg.GetName()
+	if !cloud.IdPattern.MatchString(c.id) {
+		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+	}
+	if msg.Mtu != nil && (msg.GetMtu() < cloud.MinMTU || msg.GetMtu() > cloud.MaxMTU) {
+		return nil, badValue("resource.mtu", fmt.Sprint(msg.GetMtu()), fmt.Sprintf("Must be between %d and %d inclusive.", cloud.MinMTU, cloud.MaxMTU))
+	}
+	if mode := msg.GetRoutingConfig().GetRoutingMode(); mode != "" && mode != "REGIONAL" && mode != "GLOBAL" {
+		return nil, badValue("resource.routingConfig.routingMode", mode, "Must be REGIONAL or GLOBAL.")
+	}
+	if msg.IPv4Range != nil || msg.AutoCreateSubnetworks == nil {
+		return nil, badValue("resource.IPv4Range", msg.GetIPv4Range(), "Legacy networks are no longer supported: autoCreateSubnetworks must be set.")
+	}
+	if msg.NetworkProfile != nil || msg.GetEnableUlaInternalIpv6() || msg.InternalIpv6Range != nil {
+		return nil, wire.NotModelled("A network profile or internal IPv6")
+	}
+	if s.State.Networks[c.name()] != nil {
+		return nil, existsCompute(c.name())
+	}
+	if len(s.State.Networks) >= maxNetworks {
+		return nil, wire.Errorf(http.StatusForbidden, "Quota 'NETWORKS' exceeded.  Limit: %d.0 globally.", maxNetworks).WithReason("quotaExceeded")
+	}
+	name := c.name()
+	n := s.Networks().PutNetwork(&s.State, msg)
+	return s.startComputeOp(c, "insert", name, msg.GetId(), func(ok bool) {
+		if n.Ready = ok; !ok {
+			s.dropNetwork(name)
+		}
+	})
+}
+
+func (s API) deleteNetwork(c *computeCall) (any, error) {
+	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	name := c.name()
+	n := s.State.Networks[name]
+	if n == nil {
+		return nil, noSuchCompute(name)
+	}
+	if !n.Ready {
+		return nil, notReady(name)
+	}
+	for _, f := range cloud.Sorted(s.State.Firewalls, nil) {
+		if f.GetNetwork() == n.Msg.GetSelfLink() {
+			return nil, inUse("network", name, s.Networks().ComputePath("global", "firewalls", f.GetName()))
+		}
+	}
+	if !n.Msg.GetAutoCreateSubnetworks() {
+		// Subnetworks of auto mode are deleted with their network; a user created these.
+		for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
+			if sub.GetNetwork() == n.Msg.GetSelfLink() {
+				return nil, inUse("network", name, s.Networks().UrlToName(sub.GetSelfLink()))
+			}
+		}
+	}
+	for _, node := range cloud.Sorted(s.State.Nodes, nil) {
+		if slices.ContainsFunc(cloud.Interfaces(node.Msg), func(i *tpualpha.NetworkConfig) bool { return i.Network == name }) {
+			return nil, inUse("network", name, fmt.Sprintf("projects/%s/zones/%s/instances/t1v-n-%08x-w-0", s.Config.Project, node.Zone, uint32(node.Msg.Id)))
+		}
+	}
+	n.Ready = false
+	return s.startComputeOp(c, "delete", name, n.Msg.GetId(), func(ok bool) {
+		if n.Ready = true; ok {
+			s.dropNetwork(name)
+		}
+	})
+}
+
+func (s API) serveSubnetworks(c *computeCall) (any, error) {
+	region, isRegion := strings.CutPrefix(c.scope, "regions/")
+	if isRegion && !slices.Contains(s.Catalog().Regions(), region) {
+		return nil, noSuchCompute("projects/" + s.Config.Project + "/regions/" + region)
+	}
+	if c.verb != "" || !isRegion && c.id != "" {
+		return nil, wire.UnknownMethod()
+	}
+	switch {
+	case isRegion && c.id == "" && c.r.Method == http.MethodPost:
+		return s.insertSubnetwork(c, region)
+	case c.r.Method != http.MethodGet:
+		return nil, wire.NotModelled("Changing and deleting subnetworks")
+	}
+	if c.id != "" {
+		if err := wire.CheckQuery(c.query); err != nil {
+			return nil, err
+		}
+		sub := s.State.Subnetworks[c.name()]
+		if sub == nil {
+			return nil, noSuchCompute(c.name())
+		}
+		return sub, nil
+	}
+	var all []proto.Message
+	for _, sub := range cloud.Sorted(s.State.Subnetworks, func(key string, _ *computepb.Subnetwork) bool {
+		return !isRegion || strings.Contains(key, "/regions/"+region+"/")
+	}) {
+		all = append(all, sub)
+	}
+	if isRegion {
+		return s.list(c, "compute#subnetworkList", all)
+	}
+	return s.aggregated(c, all)
+}
+
+// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses one that
+// overlaps another of the same network.
+func (s API) insertSubnetwork(c *computeCall, region string) (any, error) {
+	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
+		return nil, err
+	}
+	if op, ok, err := c.replayed(); ok || err != nil {
+		return op, err
+	}
+	msg := new(computepb.Subnetwork)
+	if err := c.decode(msg); err != nil {
+		return nil, err
+	}
+	c.id = msg.GetName()
+	if !cloud.IdPattern.MatchString(c.id) {
+		return nil, badValue("resource.name", c.id, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+	}
+	of, ok := s.Networks().GlobalRef(msg.GetNetwork(), "networks")
+	n := s.State.Networks[of]
+	cidr, err := netip.ParsePrefix(msg.GetIpCidrRange())
+	switch {
+	case !ok:
+		return nil, badValue("resource.network", msg.GetNetwork(), "The URL is malformed.")
+	case n == nil:
+		return nil, noSuchCompute(of)
+	case !n.Ready:
+		return nil, notReady(of)
+	case n.Msg.GetAutoCreateSubnetworks():
+		return nil, wire.NotModelled("A subnetwork of one's own in an auto-mode network")
+	case s.State.Subnetworks[c.name()] != nil:
+		return nil, existsCompute(c.name())
+	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr || cidr.Bits() > 29:
+		return nil, badValue("resource.ipCidrRange", msg.GetIpCidrRange(), "Must be an IPv4 CIDR range without host bits, at least a /29.")
+	}
+	if err := PlainSubnetwork(msg); err != nil {
+		return nil, err
+	}
+	for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
+		if sub.GetNetwork() == n.Msg.GetSelfLink() && netip.MustParsePrefix(sub.GetIpCidrRange()).Overlaps(cidr) {
+			return nil, badValue("resource.ipCidrRange", cidr.String(), fmt.Sprintf("Invalid IPCidrRange: %s conflicts with existing subnetwork '%s' in region '%s'.",
+				cidr, sub.GetName(), sub.GetRegion()[strings.LastIndexByte(sub.GetRegion(), '/')+1:]))
+		}
+	}
+	name := c.name()
+	sub := s.Networks().NewSubnetwork(n, name, region, cidr)
+	sub.Description = msg.Description
+	s.State.Subnetworks[name] = sub
+	n.Msg.Subnetworks = append(n.Msg.Subnetworks, sub.GetSelfLink())
+	return s.startComputeOp(c, "insert", name, sub.GetId(), func(ok bool) {
+		if !ok {
+			delete(s.State.Subnetworks, name)
+			n.Msg.Subnetworks = slices.DeleteFunc(n.Msg.Subnetworks, func(link string) bool { return link == sub.GetSelfLink() })
+		}
+	})
+}
+
+// PlainSubnetwork refuses a subnetwork that asks for more than the simulator models.
+func PlainSubnetwork(msg *computepb.Subnetwork) error {
+	asked := proto.Clone(msg).(*computepb.Subnetwork)
+	asked.Name, asked.Network, asked.IpCidrRange, asked.Region, asked.Description = nil, nil, nil, nil, nil
+	if asked.GetPrivateIpGoogleAccess() || asked.GetPurpose() != "" && asked.GetPurpose() != "PRIVATE" || asked.GetStackType() != "" && asked.GetStackType() != "IPV4_ONLY" {
+		return wire.NotModelled("A subnetwork that is not a plain IPv4 one")
+	}
+	asked.PrivateIpGoogleAccess, asked.Purpose, asked.StackType = nil, nil, nil
+	if !proto.Equal(asked, new(computepb.Subnetwork)) {
+		return wire.NotModelled("A subnetwork with more than a name, a network and a range")
+	}
+	return nil
+}
+
+// aggregated answers an aggregatedList: all items by region, on one page.
+func (s API) aggregated(c *computeCall, all []proto.Message) (any, error) {
+	if err := wire.CheckQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess", "includeAllScopes", "serviceProjectNumber"); err != nil {
+		return nil, err
+	}
+	match, err := parseFilter(c.query.Get("filter"))
+	if err != nil {
+		return nil, err
+	}
+	out := &computepb.SubnetworkAggregatedList{
+		Kind: proto.String("compute#subnetworkAggregatedList"), Id: proto.String("projects/" + s.Config.Project + "/aggregated/subnetworks"),
+		SelfLink: proto.String(s.BaseURL + c.r.URL.Path), Items: map[string]*computepb.SubnetworksScopedList{},
+	}
+	for _, m := range all {
+		sub := m.(*computepb.Subnetwork)
+		if !match(m) {
+			continue
+		}
+		scope := "regions/" + sub.GetRegion()[strings.LastIndexByte(sub.GetRegion(), '/')+1:]
+		if out.Items[scope] == nil {
+			out.Items[scope] = &computepb.SubnetworksScopedList{}
+		}
+		out.Items[scope].Subnetworks = append(out.Items[scope].Subnetworks, sub)
+	}
+	return out, nil
+}

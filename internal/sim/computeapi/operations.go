@@ -1,0 +1,160 @@
+package computeapi
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/compute/apiv1/computepb"
+	"google.golang.org/protobuf/proto"
+
+	"multihost/internal/sim/cloud"
+	"multihost/internal/sim/wire"
+)
+
+const maxOpWait = 2 * time.Minute
+
+// startComputeOp creates an operation for c, which is DONE after a step. It then calls
+// finish, which may be nil, with whether the operation succeeded.
+func (s API) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
+	number := cloud.NewID()
+	now := s.Timestamp()
+	scope := "global" // for resources without a region
+	if strings.HasPrefix(c.scope, "regions/") {
+		scope = c.scope
+	}
+	name := s.Networks().ComputePath(scope, "operations", fmt.Sprintf("operation-%d-%x", s.Clock.Now().UnixMilli(), number))
+	op := &cloud.ComputeOp{Done: make(chan struct{}), Msg: &computepb.Operation{
+		Kind: proto.String("compute#operation"), Id: proto.Uint64(uint64(number)), Name: proto.String(name[strings.LastIndexByte(name, '/')+1:]),
+		OperationType: proto.String(kind), TargetLink: proto.String(s.Networks().Link(target)), Status: computepb.Operation_RUNNING.Enum(),
+		User: proto.String("simulator@example.com"), Progress: proto.Int32(0), InsertTime: &now, StartTime: &now,
+		SelfLink: proto.String(s.Networks().Link(name)),
+	}}
+	if scope != "global" {
+		op.Msg.Region = proto.String(s.Networks().Link("projects/" + s.Config.Project + "/" + scope))
+	}
+	if id != 0 {
+		op.Msg.TargetId = &id
+	}
+	s.State.ComputeOps[name] = op
+	if key := c.replayKey(); key != "" {
+		s.State.ComputeSeen[key] = op
+	}
+	failure := s.Injection().TakeComputeOpFault()
+	s.NextStep(func() {
+		op.Msg.Status, op.Msg.Progress, op.Msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.Timestamp())
+		if failure != "" {
+			// Leave httpErrorStatusCode unset: Google's own Go client takes such an
+			// operation for a success.
+			op.Msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
+		}
+		if finish != nil {
+			finish(failure == "")
+		}
+		close(op.Done)
+	})
+	return op.Msg, nil
+}
+
+func (c *computeCall) replayKey() string {
+	id := c.query.Get("requestId")
+	if id == "" {
+		return ""
+	}
+	return c.r.Method + " " + c.r.URL.Path + " " + id
+}
+
+// replayed returns the operation that an earlier request with the same id created.
+func (c *computeCall) replayed() (any, bool, error) {
+	key := c.replayKey()
+	if key == "" {
+		return nil, false, nil
+	}
+	if id := c.query.Get("requestId"); !cloud.UuidPattern.MatchString(id) {
+		return nil, false, badValue("requestId", id, "Must be a valid UUID.")
+	}
+	if op := c.s.State.ComputeSeen[key]; op != nil {
+		return op.Msg, true, nil
+	}
+	return nil, false, nil
+}
+
+func (s API) serveComputeOps(c *computeCall) (any, error) {
+	if c.verb != "" {
+		return nil, wire.UnknownMethod()
+	}
+	if c.id == "" {
+		var all []proto.Message
+		for _, op := range cloud.Sorted(s.State.ComputeOps, func(name string, _ *cloud.ComputeOp) bool { return strings.HasPrefix(name, c.name()) }) {
+			all = append(all, op.Msg)
+		}
+		return s.list(c, "compute#operationList", all)
+	}
+	if err := wire.CheckQuery(c.query); err != nil {
+		return nil, err
+	}
+	op := s.State.ComputeOps[c.name()]
+	if op == nil {
+		return nil, noSuchCompute(c.name())
+	}
+	if c.r.Method != http.MethodGet {
+		return nil, wire.UnknownMethod()
+	}
+	return op.Msg, nil
+}
+
+var filterTerm = regexp.MustCompile(`^\(?\s*([A-Za-z.]+)\s*(=|!=|:|\beq\b|\bne\b)\s*"?([^"()]*?)"?\s*\)?$`)
+
+// parseFilter parses comparisons of one string field each, joined by AND or written side
+// by side in parentheses. As in the real service, eq and ne take a regular expression for
+// the whole value.
+func parseFilter(text string) (func(proto.Message) bool, error) {
+	all := func(proto.Message) bool { return true }
+	if strings.TrimSpace(text) == "" {
+		return all, nil
+	}
+	terms := strings.Split(strings.ReplaceAll(strings.ReplaceAll(text, ") (", ")\x00("), " AND ", "\x00"), "\x00")
+	for _, term := range terms {
+		m := filterTerm.FindStringSubmatch(strings.TrimSpace(term))
+		if m == nil {
+			return nil, wire.NotModelled("The filter " + term)
+		}
+		field, op, want := m[1], m[2], m[3]
+		var pattern *regexp.Regexp
+		if op == "eq" || op == "ne" {
+			var err error
+			if pattern, err = regexp.Compile("^(?:" + want + ")$"); err != nil {
+				return nil, badValue("filter", text, "Invalid list filter expression.")
+			}
+		}
+		before := all
+		all = func(msg proto.Message) bool {
+			got := stringField(msg, field)
+			var is bool
+			switch op {
+			case "eq", "ne":
+				is = pattern.MatchString(got)
+			case ":":
+				is = strings.Contains(got, strings.Trim(want, "*"))
+			default:
+				is = got == want || strings.Contains(want, "*") && cloud.Glob(want, got)
+			}
+			return before(msg) && is == (op != "ne" && op != "!=")
+		}
+	}
+	return all, nil
+}
+
+func stringField(m proto.Message, name string) string {
+	r := m.ProtoReflect()
+	field := r.Descriptor().Fields().ByJSONName(name)
+	if field == nil || field.IsList() || field.IsMap() || field.Message() != nil {
+		return ""
+	}
+	if e := field.Enum(); e != nil {
+		return string(e.Values().ByNumber(r.Get(field).Enum()).Name())
+	}
+	return r.Get(field).String()
+}

@@ -1,0 +1,10 @@
+// Package storageapi is the Cloud Storage API of the simulator: buckets and objects.
+package storageapi
+
+import "multihost/internal/sim/cloud"
+
+// An API serves requests from the state of a cloud.
+type API struct{ *cloud.Cloud }
+
+// New returns the API over the state of c.
+func New(c *cloud.Cloud) API { return API{c} }

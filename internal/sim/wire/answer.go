@@ -1,0 +1,23 @@
+package wire
+
+import (
+	"errors"
+	"net/http"
+)
+
+// An Answer is the result of a handler: JSON, raw bytes with a code, or an error.
+type Answer struct {
+	Json []byte
+	Err  *ApiError
+
+	Raw    []byte
+	Header http.Header
+	Code   int // 0: 200 with json
+}
+
+func AsAPIError(err error) *ApiError {
+	if e := (*ApiError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return Errorf(http.StatusInternalServerError, "An internal error has occurred: %v", err)
+}

@@ -1,0 +1,160 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// An ApiError is an answer other than success, for both APIs: the TPU API uses Status and
+// Details, the Compute API Reason.
+type ApiError struct {
+	Code       int
+	Status     string // canonical code: INVALID_ARGUMENT
+	Reason     string // compute's errors[].reason: notFound
+	Message    string
+	Details    []any
+	RetryAfter time.Duration
+	Plain      bool // the body is only the text
+}
+
+func (e *ApiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
+
+// statuses maps HTTP codes to the canonical status and to compute's reason. Several
+// errors share a code; their constructors below override the values.
+func statuses(code int) (status, reason string) {
+	switch code {
+	case http.StatusBadRequest:
+		return "INVALID_ARGUMENT", "invalid"
+	case http.StatusUnauthorized:
+		return "UNAUTHENTICATED", "authError"
+	case http.StatusForbidden:
+		return "PERMISSION_DENIED", "forbidden"
+	case http.StatusNotFound:
+		return "NOT_FOUND", "notFound"
+	case http.StatusConflict:
+		return "ALREADY_EXISTS", "alreadyExists"
+	case http.StatusPreconditionFailed:
+		return "FAILED_PRECONDITION", "conditionNotMet"
+	case http.StatusTooManyRequests:
+		return "RESOURCE_EXHAUSTED", "rateLimitExceeded"
+	case http.StatusNotImplemented:
+		return "UNIMPLEMENTED", "notImplemented"
+	case http.StatusServiceUnavailable:
+		return "UNAVAILABLE", "backendError"
+	case http.StatusRequestedRangeNotSatisfiable:
+		return "OUT_OF_RANGE", "requestedRangeNotSatisfiable"
+	case http.StatusGatewayTimeout:
+		return "DEADLINE_EXCEEDED", "backendError"
+	case http.StatusInternalServerError:
+		return "INTERNAL", "backendError"
+	}
+	return "UNKNOWN", "unknown"
+}
+
+// RpcCode returns the number that operations have in place of the HTTP code.
+func RpcCode(status string) int {
+	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+		"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"} {
+		if s == status {
+			return i
+		}
+	}
+	return 2
+}
+
+func Errorf(code int, format string, args ...any) *ApiError {
+	status, reason := statuses(code)
+	return &ApiError{Code: code, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+func (e *ApiError) WithStatus(status string) *ApiError { e.Status = status; return e }
+func (e *ApiError) WithReason(reason string) *ApiError { e.Reason = reason; return e }
+func (e *ApiError) WithDetails(d ...any) *ApiError     { e.Details = d; return e }
+
+// BadField returns the error with which the TPU service itself, not the JSON layer in
+// front of it, refuses a value. Google's support asks for the EID.
+func BadField(field, format string, args ...any) *ApiError {
+	text := fmt.Sprintf(format, args...)
+	e := Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
+	return e.WithDetails(map[string]any{
+		"@type":           "type.googleapis.com/google.rpc.BadRequest",
+		"fieldViolations": []any{map[string]any{"field": field, "description": text}},
+	})
+}
+
+func Precondition(format string, args ...any) *ApiError {
+	text := fmt.Sprintf(format, args...)
+	return Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. %s [EID: 0x%016x]", text, rand.Uint64()).
+		WithStatus("FAILED_PRECONDITION")
+}
+
+func NoSuch(resource string) *ApiError {
+	return Errorf(http.StatusNotFound, "Resource '%s' was not found", resource).WithDetails(map[string]any{
+		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
+		"resourceName": resource,
+	})
+}
+
+func Exists(resource string) *ApiError {
+	return Errorf(http.StatusConflict, "Resource '%s' already exists", resource).WithDetails(map[string]any{
+		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
+		"resourceName": resource,
+	})
+}
+
+func UnknownMethod() *ApiError { return Errorf(http.StatusNotFound, "Method not found.") }
+
+func NotModelled(what string) *ApiError {
+	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
+}
+
+// body renders e as the Compute API or the TPU API does.
+func (e *ApiError) body(compute bool) []byte {
+	inner := map[string]any{"code": e.Code, "message": e.Message}
+	if compute {
+		inner["errors"] = []any{map[string]any{"message": e.Message, "domain": "global", "reason": e.Reason}}
+	} else {
+		inner["status"] = e.Status
+	}
+	// The common front end of both APIs refuses credentials and includes the status.
+	if e.Code == http.StatusUnauthorized || e.Code >= 500 {
+		inner["status"] = e.Status
+	}
+	if len(e.Details) > 0 {
+		inner["details"] = e.Details
+	}
+	b, err := json.MarshalIndent(map[string]any{"error": inner}, "", "  ")
+	if err != nil {
+		panic(err) // cannot happen: strings and numbers only
+	}
+	return append(b, '\n')
+}
+
+// RpcStatus renders e as the error of a TPU operation or of failedData.
+func (e *ApiError) RpcStatus() map[string]any {
+	return map[string]any{"code": RpcCode(e.Status), "message": e.Message}
+}
+
+func WriteError(w http.ResponseWriter, e *ApiError, compute bool) {
+	kind, body := "application/json; charset=UTF-8", e.body(compute)
+	if e.Plain {
+		kind, body = "text/html; charset=UTF-8", []byte(e.Message)
+	}
+	if e.Code == http.StatusNotModified {
+		body = nil
+	}
+	w.Header().Set("Content-Type", kind)
+	if e.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(e.RetryAfter.Round(time.Second)/time.Second)))
+	}
+	if e.Code == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/", error="invalid_token"`)
+	}
+	w.WriteHeader(e.Code)
+	_, _ = w.Write(body) // an error means that the client is gone
+}
