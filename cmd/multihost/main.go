@@ -19,12 +19,12 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/job"
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 	"multihost/internal/ui"
 )
 
 func main() {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	ballast := make([]byte, leastHeap)

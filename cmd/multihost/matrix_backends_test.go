@@ -19,6 +19,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/sim"
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -280,7 +281,7 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	}
 	b := &realWorkers{}
 	if backend == "netns" {
-		b.Backend, err = worker.NewNetns(worker.NetnsConfig{Root: dir, Port: port})
+		b.Backend, err = netns.New(netns.Config{Root: dir, Port: port})
 	} else {
 		b.Backend, err = worker.NewProcess(worker.ProcessConfig{Root: dir, Port: port})
 	}

@@ -26,12 +26,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"multihost/internal/sim"
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	// Stories wait most of their time: for boots, reboots, leases and each other.
@@ -121,7 +122,7 @@ func TestScripts(t *testing.T) {
 			var err error
 			switch cond {
 			case "netns":
-				err = worker.NetnsReady()
+				err = netns.Ready()
 			case "port22":
 				err = worker.TryPort(22)
 			default:

@@ -6,12 +6,12 @@ import (
 	"os"
 	"testing"
 
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 )
 
 // Workers of namespaces start this program again as their process 1.
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	os.Exit(m.Run())

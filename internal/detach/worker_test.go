@@ -34,14 +34,14 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
 	"multihost/internal/tpu"
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	flag.Parse()

@@ -4,11 +4,11 @@ import (
 	"os"
 	"testing"
 
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	os.Exit(m.Run())

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/preflight"
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -38,7 +39,7 @@ func startReal(t *testing.T, specs ...worker.Spec) *realWorkers {
 	simworker.NeedNetns(t)
 	testkit.NoLeaks(t)
 	dir := t.TempDir()
-	backend, err := worker.NewNetns(worker.NetnsConfig{Root: filepath.Join(dir, "workers")})
+	backend, err := netns.New(netns.Config{Root: filepath.Join(dir, "workers")})
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, backend.Close()) })
 	id, err := sshfan.CreateIdentity(filepath.Join(dir, "key"))

@@ -18,7 +18,7 @@ import (
 
 	"multihost/internal/fault"
 	"multihost/internal/sim/cloud"
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 )
 
 // stateFile is the name of the file in a simulator's directory by which clients find it.
@@ -112,7 +112,7 @@ func Open(dir string) (*Client, error) {
 
 // cleanUp removes what a dead simulator left in dir.
 func cleanUp(ctx context.Context, dir string) error {
-	err := worker.Sweep(ctx, cloud.WorkersDir(dir))
+	err := netns.Sweep(ctx, cloud.WorkersDir(dir))
 	if gone := os.Remove(filepath.Join(dir, stateFile)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"multihost/internal/sim"
-	"multihost/internal/sim/worker"
+	"multihost/internal/sim/netns"
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	if dir := os.Getenv("SIM_TEST_HOLD"); dir != "" {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"testing"
 
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -20,7 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	if kind := os.Getenv("SSHFAN_TEST_HOLD"); kind != "" {
@@ -46,7 +47,7 @@ func hold(kind string) error {
 	var err error
 	root := os.Getenv("SSHFAN_TEST_ROOT")
 	if kind == "netns" {
-		backend, err = worker.NewNetns(worker.NetnsConfig{Root: root})
+		backend, err = netns.New(netns.Config{Root: root})
 	} else {
 		backend, err = worker.NewProcess(worker.ProcessConfig{Root: root})
 	}

@@ -56,7 +56,7 @@ func TestImportRules(t *testing.T) {
 		because string
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost"}, "flags are the commands' business"},
-		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
+		{"golang.org/x/crypto/ssh", []string{"internal/sshfan", "internal/sim/netns", "internal/sim/worker", "bench"}, "SSH is hidden in the engine and the simulated workers; bench has the least client to compare with"},
 		{"google.golang.org/api", []string{"internal/detach", "internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"cloud.google.com/go", []string{"internal/gcp", "internal/network", "internal/qr", "internal/sim/..."}, "cloud types stay behind the packages that hide the cloud"},
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},

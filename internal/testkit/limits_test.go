@@ -50,11 +50,10 @@ var (
 		"internal/ui Renderer":     45,
 	}
 	aboveLines = map[string]int{
-		"cmd/multihost":       8100,
-		"internal/job":        17000,
-		"internal/qr":         6200,
-		"internal/sim/worker": 6700,
-		"internal/sshfan":     6900,
+		"cmd/multihost":   8100,
+		"internal/job":    17000,
+		"internal/qr":     6200,
+		"internal/sshfan": 6900,
 	}
 )
 

@@ -188,7 +188,6 @@ func (s *Cloud) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-
 // Slices creates, boots, preempts and deletes slices.
 type Slices struct{ *Cloud }
 

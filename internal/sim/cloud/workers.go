@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/wire"
 
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
@@ -50,7 +51,7 @@ func (s Slices) MakeBackend() error {
 	var b worker.Backend
 	var err error
 	if s.Config.Backend == "netns" {
-		b, err = worker.NewNetns(worker.NetnsConfig{Root: s.WorkersDir(), Port: port})
+		b, err = netns.New(netns.Config{Root: s.WorkersDir(), Port: port})
 	} else {
 		b, err = worker.NewProcess(worker.ProcessConfig{Root: s.WorkersDir(), Port: port})
 	}

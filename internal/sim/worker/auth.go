@@ -24,15 +24,15 @@ const (
 )
 
 var (
-	// loginName matches the names that useradd accepts; a name also becomes a directory.
-	loginName = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
+	// LoginName matches the names that useradd accepts; a name also becomes a directory.
+	LoginName = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 	errRefused = errors.New("key refused")
 )
 
 // serverConfig returns the configuration for one connection.
 func (m *machine) serverConfig() *ssh.ServerConfig {
-	refuse := sync.OnceValue(m.takeRefusal)
+	refuse := sync.OnceValue(m.TakeRefusal)
 	// sshd counts every unknown key as a try. The count of x/crypto/ssh omits keys that a
 	// client only asks about.
 	var refused atomic.Int32
@@ -48,7 +48,7 @@ func (m *machine) serverConfig() *ssh.ServerConfig {
 		},
 	}
 	if _, ok := m.fault(Banner); ok {
-		cfg.BannerCallback = func(ssh.ConnMetadata) string { return bannerText }
+		cfg.BannerCallback = func(ssh.ConnMetadata) string { return BannerText }
 	}
 	for _, s := range m.signers() {
 		cfg.AddHostKey(s)
@@ -59,26 +59,26 @@ func (m *machine) serverConfig() *ssh.ServerConfig {
 // mayLogIn reports whether the metadata now has the key for the login. As on the images
 // of TPU VMs, root cannot log in.
 func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
-	if m.spec.AuthorizedKeys == nil || login == "root" || !loginName.MatchString(login) {
+	if m.Spec.AuthorizedKeys == nil || login == "root" || !LoginName.MatchString(login) {
 		return false
 	}
 	want := key.Marshal()
-	for _, line := range m.spec.AuthorizedKeys() {
+	for _, line := range m.Spec.AuthorizedKeys() {
 		name, rest, ok := strings.Cut(strings.TrimSpace(line), ":")
 		if !ok || name != login {
 			continue
 		}
 		got, comment, _, _, err := ssh.ParseAuthorizedKey([]byte(rest))
-		if err == nil && bytes.Equal(got.Marshal(), want) && !expired(comment, m.b.cfg.Now()) {
+		if err == nil && bytes.Equal(got.Marshal(), want) && !Expired(comment, m.b.cfg.Now()) {
 			return true
 		}
 	}
 	return false
 }
 
-// expired reports whether a key's comment is Google's annotation with an expiry time in
+// Expired reports whether a key's comment is Google's annotation with an expiry time in
 // the past. The guest agent drops such keys, and those whose annotation it cannot parse.
-func expired(comment string, now time.Time) bool {
+func Expired(comment string, now time.Time) bool {
 	note, ok := strings.CutPrefix(comment, "google-ssh ")
 	if !ok {
 		return false

@@ -14,12 +14,6 @@ type ProcessConfig struct {
 	Now  func() time.Time // clock for the expiry of keys; nil means the system's
 }
 
-// A NetnsConfig configures the netns backend.
-type NetnsConfig struct {
-	Root string // directory for its files; created when missing, emptied by Close
-	Port int    // SSH port at which the caller reaches every machine; 0 means a free one
-}
-
 // A ToolsError names the programs that the netns backend needs but are missing.
 type ToolsError struct {
 	Missing  []string // programs

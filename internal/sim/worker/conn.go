@@ -11,11 +11,11 @@ import (
 // unlimited means no limit on the bytes of a direction.
 const unlimited = -1
 
-// faultyConn is the machine's side of a TCP connection. It simulates the faults of the
+// FaultyConn is the machine's side of a TCP connection. It simulates the faults of the
 // transport.
-type faultyConn struct {
+type FaultyConn struct {
 	*net.TCPConn
-	d      *door
+	d      *Door
 	closed chan struct{}
 	once   sync.Once
 
@@ -24,11 +24,11 @@ type faultyConn struct {
 	outLeft int64
 }
 
-func newFaultyConn(d *door, c *net.TCPConn) *faultyConn {
-	return &faultyConn{TCPConn: c, d: d, closed: make(chan struct{}), inLeft: unlimited, outLeft: unlimited}
+func newFaultyConn(d *Door, c *net.TCPConn) *FaultyConn {
+	return &FaultyConn{TCPConn: c, d: d, closed: make(chan struct{}), inLeft: unlimited, outLeft: unlimited}
 }
 
-func (c *faultyConn) limit(mode string, bytes int64) {
+func (c *FaultyConn) limit(mode string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch mode {
@@ -39,14 +39,14 @@ func (c *faultyConn) limit(mode string, bytes int64) {
 	}
 }
 
-func (c *faultyConn) unlimit() {
+func (c *FaultyConn) unlimit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inLeft, c.outLeft = unlimited, unlimited
 }
 
 // left returns how many of n bytes may pass.
-func (c *faultyConn) left(limit *int64, n int) int {
+func (c *FaultyConn) left(limit *int64, n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if *limit == unlimited || *limit > int64(n) {
@@ -56,7 +56,7 @@ func (c *faultyConn) left(limit *int64, n int) int {
 }
 
 // passed counts n bytes and reports whether to cut the connection now.
-func (c *faultyConn) passed(limit *int64, n int) bool {
+func (c *FaultyConn) passed(limit *int64, n int) bool {
 	c.mu.Lock()
 	if *limit == unlimited {
 		c.mu.Unlock()
@@ -76,11 +76,11 @@ func (c *faultyConn) passed(limit *int64, n int) bool {
 }
 
 // Read delivers nothing while the machine is frozen, not even bytes that arrived before.
-func (c *faultyConn) Read(p []byte) (int, error) {
+func (c *FaultyConn) Read(p []byte) (int, error) {
 	want := c.left(&c.inLeft, len(p))
 	if want == 0 && len(p) > 0 {
 		if c.passed(&c.inLeft, 0) {
-			c.reset()
+			c.Reset()
 			return 0, net.ErrClosed
 		}
 		want = len(p)
@@ -90,12 +90,12 @@ func (c *faultyConn) Read(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	if c.passed(&c.inLeft, n) {
-		c.reset()
+		c.Reset()
 	}
 	return n, err
 }
 
-func (c *faultyConn) Write(p []byte) (int, error) {
+func (c *FaultyConn) Write(p []byte) (int, error) {
 	done := 0
 	for {
 		if !c.awaitThaw() {
@@ -104,7 +104,7 @@ func (c *faultyConn) Write(p []byte) (int, error) {
 		n, err := c.TCPConn.Write(p[done : done+c.left(&c.outLeft, len(p)-done)])
 		done += n
 		if c.passed(&c.outLeft, n) {
-			c.reset()
+			c.Reset()
 			return done, net.ErrClosed
 		}
 		if err != nil || done == len(p) {
@@ -115,7 +115,7 @@ func (c *faultyConn) Write(p []byte) (int, error) {
 
 // awaitThaw blocks while the machine is frozen; it returns false if the connection is
 // closed meanwhile.
-func (c *faultyConn) awaitThaw() bool {
+func (c *FaultyConn) awaitThaw() bool {
 	for {
 		thaw := c.d.frozen()
 		if thaw == nil {
@@ -129,19 +129,19 @@ func (c *faultyConn) awaitThaw() bool {
 	}
 }
 
-func (c *faultyConn) Close() error {
+func (c *FaultyConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.TCPConn.Close()
 }
 
-// reset closes the connection with a reset, as the kernel of a vanished peer does.
-func (c *faultyConn) reset() {
+// Reset closes the connection with a reset, as the kernel of a vanished peer does.
+func (c *FaultyConn) Reset() {
 	_ = c.SetLinger(0)
 	c.Close()
 }
 
-// pause waits for d; it returns false if the connection is closed first.
-func (c *faultyConn) pause(d time.Duration) bool {
+// Pause waits for d; it returns false if the connection is closed first.
+func (c *FaultyConn) Pause(d time.Duration) bool {
 	if d <= 0 {
 		return true
 	}

@@ -23,62 +23,62 @@ const (
 	modeHang             // connection attempts get no answer
 )
 
-var errStopped = errors.New("worker is stopped")
+var ErrStopped = errors.New("worker is stopped")
 
-// way is one address at which a machine is reachable.
-type way struct {
-	listen func() (*net.TCPListener, error)
-	dial   func() (net.Conn, error) // connects to the address, to fill its accept queue
+// Way is one address at which a machine is reachable.
+type Way struct {
+	Listen func() (*net.TCPListener, error)
+	Dial   func() (net.Conn, error) // connects to the address, to fill its accept queue
 }
 
-// door is the access to a machine: its listeners and all faults of the transport. It
+// Door is the access to a machine: its listeners and all faults of the transport. It
 // passes each accepted connection to handle.
-type door struct {
-	spec   Spec
-	handle func(*faultyConn)
+type Door struct {
+	Spec   Spec
+	handle func(*FaultyConn)
 
-	ctx    context.Context // ends at Stop
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // connections, sessions, timers
+	Ctx    context.Context // ends at Stop
+	Cancel context.CancelFunc
+	Wg     sync.WaitGroup // connections, sessions, timers
 
 	// Only one goroutine at a time changes the ports; it holds reach, even while it
 	// blocks in system calls.
 	reach     sync.Mutex
-	ways      []way
+	Ways      []Way
 	listeners []*net.TCPListener
 	fillers   []net.Conn // fill the accept queues in modeHang
 	serving   serveMode
 	accepting sync.WaitGroup
 
-	mu      sync.Mutex
-	stopped bool
-	booting bool
-	faults  map[FaultKind]Fault // in force; Slow is in slow, and Missing, Denied and Fixed are elsewhere
-	slow    map[string]Fault    // by mode
+	Mu      sync.Mutex
+	Stopped bool
+	Booting bool
+	Faults  map[FaultKind]Fault // in force; Slow is in slow, and Missing, Denied and Fixed are elsewhere
+	Slow    map[string]Fault    // by mode
 	epoch   map[string]int      // per timed fault: counts its settings, so that only the latest timer has an effect
 	thaw    chan struct{}       // not nil while frozen; closed when the freeze ends
-	conns   map[*faultyConn]struct{}
+	conns   map[*FaultyConn]struct{}
 }
 
-// init initialises a closed door.
-func (d *door) init(spec Spec, handle func(*faultyConn)) {
-	d.spec, d.handle = spec, handle
-	d.serving, d.booting = modeRefuse, true
-	d.faults = make(map[FaultKind]Fault)
-	d.slow = make(map[string]Fault)
+// Init initialises a closed door.
+func (d *Door) Init(spec Spec, handle func(*FaultyConn)) {
+	d.Spec, d.handle = spec, handle
+	d.serving, d.Booting = modeRefuse, true
+	d.Faults = make(map[FaultKind]Fault)
+	d.Slow = make(map[string]Fault)
 	d.epoch = make(map[string]int)
-	d.conns = make(map[*faultyConn]struct{})
-	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.conns = make(map[*FaultyConn]struct{})
+	d.Ctx, d.Cancel = context.WithCancel(context.Background())
 }
 
 // wantMode returns how the port should behave, given the faults and the state.
-func (d *door) wantMode() serveMode {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stopped || d.booting {
+func (d *Door) wantMode() serveMode {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	if d.Stopped || d.Booting {
 		return modeRefuse
 	}
-	if f, ok := d.faults[Unreachable]; ok {
+	if f, ok := d.Faults[Unreachable]; ok {
 		if f.Mode == "refuse" {
 			return modeRefuse
 		}
@@ -87,8 +87,8 @@ func (d *door) wantMode() serveMode {
 	return modeServe
 }
 
-// reconcile changes the port to the mode that wantMode returns.
-func (d *door) reconcile() error {
+// Reconcile changes the port to the mode that wantMode returns.
+func (d *Door) Reconcile() error {
 	d.reach.Lock()
 	defer d.reach.Unlock()
 	want := d.wantMode()
@@ -101,8 +101,8 @@ func (d *door) reconcile() error {
 		return nil
 	}
 	var listeners []*net.TCPListener
-	for _, w := range d.ways {
-		ln, err := listenAgain(w.listen)
+	for _, w := range d.Ways {
+		ln, err := listenAgain(w.Listen)
 		if err != nil {
 			for _, l := range listeners {
 				l.Close()
@@ -135,13 +135,13 @@ func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, err
 	}
 }
 
-// open ends the boot of a new machine; listeners are those of all its ways.
-func (d *door) open(listeners ...*net.TCPListener) {
+// Open ends the boot of a new machine; listeners are those of all its ways.
+func (d *Door) Open(listeners ...*net.TCPListener) {
 	d.reach.Lock()
 	defer d.reach.Unlock()
-	d.mu.Lock()
-	d.booting = false
-	d.mu.Unlock()
+	d.Mu.Lock()
+	d.Booting = false
+	d.Mu.Unlock()
 	want := d.wantMode()
 	if want == modeRefuse {
 		for _, ln := range listeners {
@@ -152,7 +152,7 @@ func (d *door) open(listeners ...*net.TCPListener) {
 	d.listenWith(listeners, want)
 }
 
-func (d *door) unlisten() {
+func (d *Door) unlisten() {
 	for _, ln := range d.listeners {
 		ln.Close()
 	}
@@ -163,11 +163,11 @@ func (d *door) unlisten() {
 	d.accepting.Wait()
 }
 
-func (d *door) listenWith(listeners []*net.TCPListener, mode serveMode) {
+func (d *Door) listenWith(listeners []*net.TCPListener, mode serveMode) {
 	d.listeners, d.serving = listeners, mode
 	for i, ln := range listeners {
 		if mode == modeHang {
-			d.fillQueue(ln, d.ways[i])
+			d.fillQueue(ln, d.Ways[i])
 			continue
 		}
 		d.accepting.Go(func() { d.accept(ln) })
@@ -176,18 +176,18 @@ func (d *door) listenWith(listeners []*net.TCPListener, mode serveMode) {
 
 // fillQueue makes connection attempts to ln hang: Linux drops them when the accept queue
 // is full, and one connection fills a queue of length 0.
-func (d *door) fillQueue(ln *net.TCPListener, w way) {
+func (d *Door) fillQueue(ln *net.TCPListener, w Way) {
 	raw, err := ln.SyscallConn()
 	if err != nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) { _ = unix.Listen(int(fd), 0) })
-	if c, err := w.dial(); err == nil {
+	if c, err := w.Dial(); err == nil {
 		d.fillers = append(d.fillers, c)
 	}
 }
 
-func (d *door) accept(ln *net.TCPListener) {
+func (d *Door) accept(ln *net.TCPListener) {
 	for {
 		c, err := ln.AcceptTCP()
 		if errors.Is(err, net.ErrClosed) {
@@ -199,7 +199,7 @@ func (d *door) accept(ln *net.TCPListener) {
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-t.C:
-			case <-d.ctx.Done():
+			case <-d.Ctx.Done():
 				t.Stop()
 				return
 			}
@@ -207,10 +207,10 @@ func (d *door) accept(ln *net.TCPListener) {
 		}
 		fc := newFaultyConn(d, c)
 		if !d.track(fc) {
-			fc.reset()
+			fc.Reset()
 			continue
 		}
-		d.wg.Go(func() {
+		d.Wg.Go(func() {
 			defer d.untrack(fc)
 			defer fc.Close()
 			d.handle(fc)
@@ -218,100 +218,100 @@ func (d *door) accept(ln *net.TCPListener) {
 	}
 }
 
-func (d *door) track(c *faultyConn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stopped || d.booting {
+func (d *Door) track(c *FaultyConn) bool {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	if d.Stopped || d.Booting {
 		return false
 	}
 	d.conns[c] = struct{}{}
-	if f, ok := d.faults[Cut]; ok {
+	if f, ok := d.Faults[Cut]; ok {
 		c.limit(f.Mode, f.Bytes)
 	}
 	return true
 }
 
-func (d *door) untrack(c *faultyConn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Door) untrack(c *FaultyConn) {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
 	delete(d.conns, c)
 }
 
-func (d *door) connections() []*faultyConn {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var all []*faultyConn
+func (d *Door) connections() []*FaultyConn {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	var all []*FaultyConn
 	for c := range d.conns {
 		all = append(all, c)
 	}
 	return all
 }
 
-func (d *door) resetConnections() {
+func (d *Door) ResetConnections() {
 	for _, c := range d.connections() {
-		c.reset()
+		c.Reset()
 	}
 }
 
 // frozen returns a channel that is closed when the machine thaws, or nil if the machine
 // is not frozen.
-func (d *door) frozen() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Door) frozen() <-chan struct{} {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
 	if d.thaw == nil {
 		return nil
 	}
 	return d.thaw
 }
 
-// after runs f after delay, unless the machine stops or another timer with that name is
+// After runs f after delay, unless the machine stops or another timer with that name is
 // set before.
-func (d *door) after(delay time.Duration, name string, f func()) {
-	d.mu.Lock()
+func (d *Door) After(delay time.Duration, name string, f func()) {
+	d.Mu.Lock()
 	d.epoch[name]++
 	epoch := d.epoch[name]
-	stopped := d.stopped
-	d.mu.Unlock()
+	stopped := d.Stopped
+	d.Mu.Unlock()
 	if stopped || delay <= 0 {
 		return
 	}
-	d.wg.Go(func() {
+	d.Wg.Go(func() {
 		t := time.NewTimer(delay)
 		defer t.Stop()
 		select {
-		case <-d.ctx.Done():
+		case <-d.Ctx.Done():
 			return
 		case <-t.C:
 		}
-		d.mu.Lock()
+		d.Mu.Lock()
 		current := d.epoch[name] == epoch
-		d.mu.Unlock()
+		d.Mu.Unlock()
 		if current {
 			f()
 		}
 	})
 }
 
-// setDoorFault puts a fault in force and calls end when its duration is over. For kinds
+// SetDoorFault puts a fault in force and calls end when its duration is over. For kinds
 // that do not concern the transport it only stores the fault and sets the timer.
-func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
-	d.mu.Lock()
+func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
+	d.Mu.Lock()
 	if f.Kind == Slow {
-		d.slow[f.Mode] = f
-		d.mu.Unlock()
+		d.Slow[f.Mode] = f
+		d.Mu.Unlock()
 		return nil
 	}
-	d.faults[f.Kind] = f
+	d.Faults[f.Kind] = f
 	d.settleFreeze()
-	d.mu.Unlock()
+	d.Mu.Unlock()
 	if f.Kind != Clock { // its Duration is the offset of the clock
-		d.after(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
+		d.After(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
 	}
 	switch f.Kind {
 	case Unreachable:
-		err := d.reconcile()
+		err := d.Reconcile()
 		if f.Mode == "refuse" {
-			d.resetConnections()
+			d.ResetConnections()
 		}
 		return err
 	case Cut:
@@ -323,19 +323,19 @@ func (d *door) setDoorFault(f Fault, end func(FaultKind) error) error {
 	return nil
 }
 
-// clearDoorFaults ends the faults of one kind, or all. The caller must call reconcile.
-func (d *door) clearDoorFaults(kind FaultKind) {
-	d.mu.Lock()
+// ClearDoorFaults ends the faults of one kind, or all. The caller must call reconcile.
+func (d *Door) ClearDoorFaults(kind FaultKind) {
+	d.Mu.Lock()
 	if kind == "" || kind == Slow {
-		clear(d.slow)
+		clear(d.Slow)
 	}
-	for k := range d.faults {
+	for k := range d.Faults {
 		if kind == "" || kind == k {
-			delete(d.faults, k)
+			delete(d.Faults, k)
 		}
 	}
 	d.settleFreeze()
-	d.mu.Unlock()
+	d.Mu.Unlock()
 	if kind == "" || kind == Cut {
 		for _, c := range d.connections() {
 			c.unlimit()
@@ -345,9 +345,9 @@ func (d *door) clearDoorFaults(kind FaultKind) {
 
 // settleFreeze freezes or thaws all connections, as the faults demand. The caller holds
 // d.mu.
-func (d *door) settleFreeze() {
-	_, freeze := d.faults[Freeze]
-	u, unreachable := d.faults[Unreachable]
+func (d *Door) settleFreeze() {
+	_, freeze := d.Faults[Freeze]
+	u, unreachable := d.Faults[Unreachable]
 	want := freeze || unreachable && u.Mode == "hang"
 	switch {
 	case want && d.thaw == nil:
@@ -360,39 +360,39 @@ func (d *door) settleFreeze() {
 
 // takeCut reports whether to cut a connection that has used up its bytes, and counts the
 // cut.
-func (d *door) takeCut() bool { return d.take(Cut) }
+func (d *Door) takeCut() bool { return d.take(Cut) }
 
-// takeRefusal reports whether to refuse the keys of a connection, and counts the refusal.
-func (d *door) takeRefusal() bool { return d.take(RefuseAuth) }
+// TakeRefusal reports whether to refuse the keys of a connection, and counts the refusal.
+func (d *Door) TakeRefusal() bool { return d.take(RefuseAuth) }
 
 // take reports whether the fault of that kind is in force, and counts one use of it.
-func (d *door) take(kind FaultKind) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f, ok := d.faults[kind]
+func (d *Door) take(kind FaultKind) bool {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	f, ok := d.Faults[kind]
 	if !ok {
 		return false
 	}
 	if f.Count > 0 {
 		if f.Count--; f.Count == 0 {
-			delete(d.faults, kind)
+			delete(d.Faults, kind)
 		} else {
-			d.faults[kind] = f
+			d.Faults[kind] = f
 		}
 	}
 	return true
 }
 
-func (d *door) slowness(mode string) Fault {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.slow[mode]
+func (d *Door) Slowness(mode string) Fault {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	return d.Slow[mode]
 }
 
 // fault returns the fault of that kind if it is in force.
-func (d *door) fault(kind FaultKind) (Fault, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f, ok := d.faults[kind]
+func (d *Door) fault(kind FaultKind) (Fault, bool) {
+	d.Mu.Lock()
+	defer d.Mu.Unlock()
+	f, ok := d.Faults[kind]
 	return f, ok
 }

@@ -103,7 +103,7 @@ const (
 // The start-up files that a Startup fault may use.
 const (
 	bashrc       = "~/.bashrc"
-	systemBashrc = "/etc/bash.bashrc"
+	SystemBashrc = "/etc/bash.bashrc"
 	sshRC        = "~/.ssh/rc"
 )
 
@@ -177,7 +177,7 @@ func ParseFault(text ...string) (Fault, error) {
 	}
 	f, err := form.parse(text[1:])
 	if err == nil {
-		err = f.check()
+		err = f.Check()
 	}
 	if err != nil {
 		usage := strings.TrimSuffix(text[0]+" "+form.usage, " ")
@@ -200,8 +200,8 @@ func (form faultForm) parse(w words) (Fault, error) {
 	return f, nil
 }
 
-// check refuses a fault that no text form can have.
-func (f Fault) check() error {
+// Check refuses a fault that no text form can have.
+func (f Fault) Check() error {
 	if f.Duration < 0 || f.Bytes < 0 || f.Count < 0 {
 		return errors.New("negative argument")
 	}
@@ -315,8 +315,8 @@ func hasTimeOrTries(f Fault) error {
 }
 
 func isStartupFile(f Fault) error {
-	if !slices.Contains([]string{"", bashrc, systemBashrc, sshRC}, f.Name) {
-		return fmt.Errorf("file %q is none of %s, %s, %s", f.Name, bashrc, systemBashrc, sshRC)
+	if !slices.Contains([]string{"", bashrc, SystemBashrc, sshRC}, f.Name) {
+		return fmt.Errorf("file %q is none of %s, %s, %s", f.Name, bashrc, SystemBashrc, sshRC)
 	}
 	return nil
 }
@@ -343,13 +343,13 @@ func isKindOrNone(f Fault) error {
 }
 
 func isSignal(f Fault) error {
-	if _, ok := signals[killName(f)]; !ok {
+	if _, ok := Signals[KillName(f)]; !ok {
 		return fmt.Errorf("unknown signal %q", f.Name)
 	}
 	return nil
 }
 
-func killName(f Fault) string {
+func KillName(f Fault) string {
 	if f.Name == "" {
 		return "KILL"
 	}
@@ -377,8 +377,8 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// startup returns the file of a Startup fault and its content.
-func (f Fault) startup() (file, text string) {
+// Startup returns the file of a Startup fault and its content.
+func (f Fault) Startup() (file, text string) {
 	file = cmp.Or(f.Name, bashrc)
 	switch f.Mode {
 	case "print":
@@ -393,11 +393,11 @@ func (f Fault) startup() (file, text string) {
 	return file, fmt.Sprintf("echo 'waiting in %s'\n%s\n", file, wait)
 }
 
-// bannerText is what a machine with the Banner fault prints before each login.
-const bannerText = "*** This is a simulated worker. Use is monitored. ***\n"
+// BannerText is what a machine with the Banner fault prints before each login.
+const BannerText = "*** This is a simulated worker. Use is monitored. ***\n"
 
-// fakeClock returns the path of the library that changes the clock of programs.
-func fakeClock() (library string, err error) {
+// FakeClock returns the path of the library that changes the clock of programs.
+func FakeClock() (library string, err error) {
 	found, err := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if err != nil || len(found) == 0 {
 		return "", errors.New("libfaketime is not installed: apt-get install faketime")
@@ -405,11 +405,11 @@ func fakeClock() (library string, err error) {
 	return found[0], nil
 }
 
-// clockVars are the names of the environment variables that change a clock.
-const clockVars = "LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC"
+// ClockVars are the names of the environment variables that change a clock.
+const ClockVars = "LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC"
 
-// clockText returns the fault's offset in libfaketime's format.
-func (f Fault) clockText() string {
+// ClockText returns the fault's offset in libfaketime's format.
+func (f Fault) ClockText() string {
 	sign := "+"
 	if f.Mode == "behind" {
 		sign = "-"
@@ -417,11 +417,11 @@ func (f Fault) clockText() string {
 	return fmt.Sprintf("%s%g", sign, f.Duration.Seconds())
 }
 
-// checkHere refuses faults that the real machine cannot simulate.
-func (f Fault) checkHere() error {
+// CheckHere refuses faults that the real machine cannot simulate.
+func (f Fault) CheckHere() error {
 	switch f.Kind {
 	case Clock:
-		_, err := fakeClock()
+		_, err := FakeClock()
 		return err
 	case Shell:
 		if info, err := os.Stat(f.Name); err != nil || info.Mode()&0o111 == 0 {

@@ -66,11 +66,11 @@ func TestTextsOfFaults(t *testing.T) {
 		if got != want || (want.Kind == "") != (err != nil) || !strings.Contains(fmt.Sprint(err), refusal) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
-		if err == nil && got.check() != nil {
-			t.Errorf("%q: %v", text, got.check())
+		if err == nil && got.Check() != nil {
+			t.Errorf("%q: %v", text, got.Check())
 		}
 	}
-	if err := (Fault{Kind: "nap"}).check(); err == nil || err.Error() != `unknown fault "nap"` {
+	if err := (Fault{Kind: "nap"}).Check(); err == nil || err.Error() != `unknown fault "nap"` {
 		t.Errorf("a kind that does not exist: %v", err)
 	}
 }

@@ -10,21 +10,21 @@ import (
 )
 
 func (m *machine) SetFault(f Fault) error {
-	if err := f.check(); err != nil {
-		return fmt.Errorf("set fault %q on worker %q: %w", f, m.spec.Name, err)
+	if err := f.Check(); err != nil {
+		return fmt.Errorf("set fault %q on worker %q: %w", f, m.Spec.Name, err)
 	}
 	if err := m.setFault(f); err != nil {
-		return fmt.Errorf("set fault %q on worker %q: %w", f, m.spec.Name, err)
+		return fmt.Errorf("set fault %q on worker %q: %w", f, m.Spec.Name, err)
 	}
 	return nil
 }
 
 func (m *machine) setFault(f Fault) error {
-	m.mu.Lock()
-	stopped := m.stopped
-	m.mu.Unlock()
+	m.Mu.Lock()
+	stopped := m.Stopped
+	m.Mu.Unlock()
 	if stopped {
-		return errStopped
+		return ErrStopped
 	}
 	if err := f.checkProcess(); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (m *machine) setFault(f Fault) error {
 	case RotateHostKeys:
 		return m.rotateHostKeys()
 	case Kill:
-		return m.signalAll(signals[killName(f)])
+		return m.signalAll(Signals[KillName(f)])
 	case Missing, Denied, Fixed:
 		return m.mark(f)
 	case Clock:
@@ -45,7 +45,7 @@ func (m *machine) setFault(f Fault) error {
 			return err
 		}
 	}
-	if err := m.setDoorFault(f, m.clearFaults); err != nil {
+	if err := m.SetDoorFault(f, m.clearFaults); err != nil {
 		return err
 	}
 	if f.Kind == NoSudo {
@@ -64,11 +64,11 @@ func (f Fault) checkProcess() error {
 			return errors.New("without its own sudo a worker of the process backend would find the machine's: use --backend=netns")
 		}
 	case Startup:
-		if file, _ := f.startup(); file != bashrc {
+		if file, _ := f.Startup(); file != bashrc {
 			return fmt.Errorf("a worker of the process backend reads no %s of its own: use --backend=netns", file)
 		}
 	}
-	return f.checkHere()
+	return f.CheckHere()
 }
 
 // restart reboots for a Reboot fault. It returns when the machine is down and its shutdown
@@ -76,16 +76,16 @@ func (f Fault) checkProcess() error {
 func (m *machine) restart(f Fault) error {
 	var ended <-chan struct{}
 	if f.Mode == "" {
-		ended = m.shutdown(m.ctx, rebootLimit)
+		ended = m.shutdown(m.Ctx, RebootLimit)
 	}
-	err := m.reboot(m.ctx, f.Duration)
+	err := m.reboot(m.Ctx, f.Duration)
 	if ended != nil {
 		<-ended
 	}
 	if err != nil {
 		return err
 	}
-	return m.reconcile()
+	return m.Reconcile()
 }
 
 // mark makes a setting missing, denied or fixed, or takes a program away.
@@ -96,17 +96,17 @@ func (m *machine) mark(f Fault) error {
 	if f.Kind == Missing && !m.knows(f.Name) {
 		return fmt.Errorf("worker has no setting %q", f.Name)
 	}
-	m.mu.Lock()
+	m.Mu.Lock()
 	if !slices.Contains(m.marks[f.Kind], f.Name) {
 		m.marks[f.Kind] = append(m.marks[f.Kind], f.Name)
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	return m.applyMarks()
 }
 
 // clearFaults ends the faults of one kind, or all.
 func (m *machine) clearFaults(kind FaultKind) error {
-	m.mu.Lock()
+	m.Mu.Lock()
 	var missing []string
 	for k, names := range m.marks {
 		if kind == "" || kind == k {
@@ -116,8 +116,8 @@ func (m *machine) clearFaults(kind FaultKind) error {
 			delete(m.marks, k)
 		}
 	}
-	m.mu.Unlock()
-	m.clearDoorFaults(kind)
+	m.Mu.Unlock()
+	m.ClearDoorFaults(kind)
 	if kind == "" || kind == Missing {
 		if err := m.putBack(); err != nil {
 			return err
@@ -129,5 +129,5 @@ func (m *machine) clearFaults(kind FaultKind) error {
 	if err := m.applyMarks(); err != nil {
 		return err
 	}
-	return m.reconcile()
+	return m.Reconcile()
 }

@@ -40,10 +40,10 @@ var sameAs = map[string]string{
 	"killall": "pkill",
 }
 
-// writeProgram writes a file that is about to be executed. It prevents forks in the
+// WriteProgram writes a file that is about to be executed. It prevents forks in the
 // simulator meanwhile: a forked process would hold the file open for writing until its
 // exec, and the kernel refuses to execute such a file (ETXTBSY).
-func writeProgram(file string, text []byte) error {
+func WriteProgram(file string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(file, text, 0o755)
@@ -65,7 +65,7 @@ func writeStandins(dir string) error {
 		}
 		// Another simulator that shares the directory may be running the script.
 		tmp := filepath.Join(dir, "."+name)
-		if err := writeProgram(tmp, text); err != nil {
+		if err := WriteProgram(tmp, text); err != nil {
 			return err
 		}
 		return os.Rename(tmp, filepath.Join(dir, name))
@@ -109,7 +109,7 @@ var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
 // reset restores the machine's files to their state after a boot. Creating files is most
 // of the cost of a machine, so it creates only those that something reads.
 func (m *machine) reset() error {
-	devices, err := m.b.nodeDevices(m.spec.NUMANodes)
+	devices, err := m.b.nodeDevices(m.Spec.NUMANodes)
 	if err == nil {
 		err = m.resetFiles(devices)
 	}
@@ -231,18 +231,18 @@ func (b *processBackend) nodeDevices(n int) (dir string, err error) {
 // applyMarks writes to the machine's files which settings are missing, denied or fixed,
 // and whether sudo works.
 func (m *machine) applyMarks() error {
-	m.mu.Lock()
+	m.Mu.Lock()
 	missing := append([]string(nil), m.marks[Missing]...)
 	lines := map[string][]string{
 		"denied": append([]string(nil), m.marks[Denied]...),
 		"fixed":  append([]string(nil), m.marks[Fixed]...),
 	}
-	if _, ok := m.faults[NoSudo]; ok {
+	if _, ok := m.Faults[NoSudo]; ok {
 		lines["no-sudo"] = []string{"yes"}
 	} else {
 		lines["no-sudo"] = nil
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 
 	for _, name := range missing {
 		for _, p := range settingPaths(name) {

@@ -16,9 +16,9 @@ import (
 // addressTries limits the search for an address on which nothing listens.
 const addressTries = 200
 
-// loopback gives each machine its own address in 127.64.0.0/10, and all of them the same
+// Loopback gives each machine its own address in 127.64.0.0/10, and all of them the same
 // port.
-type loopback struct {
+type Loopback struct {
 	taking sync.Mutex
 	port   int    // 0 before the first address, unless configured
 	next   uint32 // the next address to try
@@ -26,20 +26,20 @@ type loopback struct {
 
 // TryPort reports why machines cannot listen on a port here; nil if they can.
 func TryPort(port int) error {
-	var l loopback
-	if err := l.init(port); err != nil {
+	var l Loopback
+	if err := l.Init(port); err != nil {
 		return err
 	}
-	ln, err := l.listen()
+	ln, err := l.Listen()
 	if err != nil {
 		return err
 	}
 	return ln.Close()
 }
 
-// init sets the port; 0 means a free one, chosen with the first address. The first
+// Init sets the port; 0 means a free one, chosen with the first address. The first
 // address is random, so that simultaneous simulators rarely collide.
-func (l *loopback) init(port int) error {
+func (l *Loopback) Init(port int) error {
 	n, err := rand.Int(rand.Reader, big.NewInt(1<<14))
 	if err != nil {
 		return err
@@ -49,21 +49,21 @@ func (l *loopback) init(port int) error {
 	return nil
 }
 
-func (l *loopback) Port() int {
+func (l *Loopback) Port() int {
 	l.taking.Lock()
 	defer l.taking.Unlock()
 	return l.port
 }
 
-// listen opens the port on a new address for a new machine.
-func (l *loopback) listen() (*net.TCPListener, error) {
+// Listen opens the port on a new address for a new machine.
+func (l *Loopback) Listen() (*net.TCPListener, error) {
 	l.taking.Lock()
 	defer l.taking.Unlock()
 	var last error
 	for range addressTries {
-		ln, err := listenTCP(l.nextAddr(), l.port)
+		ln, err := ListenTCP(l.nextAddr(), l.port)
 		if err == nil {
-			_, l.port = splitAddr(ln.Addr())
+			_, l.port = SplitAddr(ln.Addr())
 			return ln, nil
 		}
 		last = err
@@ -76,7 +76,7 @@ func (l *loopback) listen() (*net.TCPListener, error) {
 
 // nextAddr walks through 127.64.0.0/10. It skips .0 and .255, which some programs take
 // for network and broadcast.
-func (l *loopback) nextAddr() string {
+func (l *Loopback) nextAddr() string {
 	for {
 		n := l.next
 		l.next = 127<<24 | 64<<16 | (n+1)&(1<<22-1)
@@ -86,17 +86,17 @@ func (l *loopback) nextAddr() string {
 	}
 }
 
-func listenTCP(addr string, port int) (*net.TCPListener, error) {
-	ln, err := net.Listen("tcp4", joinPort(addr, port))
+func ListenTCP(addr string, port int) (*net.TCPListener, error) {
+	ln, err := net.Listen("tcp4", JoinPort(addr, port))
 	if err != nil {
 		return nil, err
 	}
 	return ln.(*net.TCPListener), nil
 }
 
-func joinPort(addr string, port int) string { return net.JoinHostPort(addr, strconv.Itoa(port)) }
+func JoinPort(addr string, port int) string { return net.JoinHostPort(addr, strconv.Itoa(port)) }
 
-func splitAddr(a net.Addr) (ip string, port int) {
+func SplitAddr(a net.Addr) (ip string, port int) {
 	t := a.(*net.TCPAddr)
 	return t.IP.String(), t.Port
 }

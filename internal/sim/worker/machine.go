@@ -22,7 +22,7 @@ import (
 )
 
 type machine struct {
-	door
+	Door
 	disk
 	hostKeyring
 
@@ -47,7 +47,7 @@ type machine struct {
 func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	root := spec.Root
 	if root == "" {
-		name, err := spec.directory()
+		name, err := spec.Directory()
 		if err != nil {
 			return nil, err
 		}
@@ -63,7 +63,7 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	if root, err = filepath.EvalSymlinks(root); err != nil {
 		return nil, err
 	}
-	if spec, err = spec.filled(); err != nil {
+	if spec, err = spec.Filled(); err != nil {
 		return nil, err
 	}
 	m := &machine{
@@ -74,10 +74,10 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	if err = m.rotateHostKeys(); err != nil {
 		return nil, err
 	}
-	m.door.init(spec, m.handle)
-	m.ways = []way{{
-		listen: func() (*net.TCPListener, error) { return listenTCP(m.addr, m.port) },
-		dial:   func() (net.Conn, error) { return net.DialTimeout("tcp4", joinPort(m.addr, m.port), time.Second) },
+	m.Door.Init(spec, m.handle)
+	m.Ways = []Way{{
+		Listen: func() (*net.TCPListener, error) { return ListenTCP(m.addr, m.port) },
+		Dial:   func() (net.Conn, error) { return net.DialTimeout("tcp4", JoinPort(m.addr, m.port), time.Second) },
 	}}
 	return m, nil
 }
@@ -105,7 +105,7 @@ func makeHostKeys() ([]ssh.Signer, error) {
 }
 
 func (m *machine) Addr() string     { return m.addr }
-func (m *machine) Hostname() string { return m.spec.Hostname }
+func (m *machine) Hostname() string { return m.Spec.Hostname }
 
 // A hostKeyring has the host keys of a machine.
 type hostKeyring struct {
@@ -144,17 +144,17 @@ func (m *machine) start(file string, argv []string, attr *os.ProcAttr) (proc *os
 	m.spawn.RLock()
 	defer m.spawn.RUnlock()
 	if m.down {
-		return nil, errStopped
+		return nil, ErrStopped
 	}
-	err = m.b.origin.do(func() (err error) {
+	err = m.b.origin.Do(func() (err error) {
 		proc, err = os.StartProcess(file, argv, attr)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	m.sessions[proc.Pid] = struct{}{}
 	return proc, nil
 }
@@ -168,10 +168,10 @@ func (m *machine) setDown(down bool) {
 func (m *machine) Reboot(ctx context.Context) error {
 	err := m.reboot(ctx, 0)
 	if err == nil {
-		err = m.reconcile()
+		err = m.Reconcile()
 	}
 	if err != nil {
-		return fmt.Errorf("reboot worker %q: %w", m.spec.Name, err)
+		return fmt.Errorf("reboot worker %q: %w", m.Spec.Name, err)
 	}
 	return nil
 }
@@ -181,17 +181,17 @@ func (m *machine) Reboot(ctx context.Context) error {
 func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
-	m.mu.Lock()
-	if m.stopped {
-		m.mu.Unlock()
-		return errStopped
+	m.Mu.Lock()
+	if m.Stopped {
+		m.Mu.Unlock()
+		return ErrStopped
 	}
-	m.booting = true
-	m.mu.Unlock()
+	m.Booting = true
+	m.Mu.Unlock()
 	m.setDown(true)
 
-	err := m.reconcile()
-	m.resetConnections()
+	err := m.Reconcile()
+	m.ResetConnections()
 	err = errors.Join(err, killAll(ctx, []*machine{m}))
 	if err == nil {
 		err = m.reset()
@@ -199,13 +199,13 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	if err != nil {
 		return err
 	}
-	m.mu.Lock()
+	m.Mu.Lock()
 	clear(m.sessions)
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	// Setting the timer also cancels that of an earlier reboot.
-	m.after(downtime, "reboot", func() {
+	m.After(downtime, "reboot", func() {
 		m.boot()
-		_ = m.reconcile()
+		_ = m.Reconcile()
 	})
 	if downtime == 0 {
 		m.boot()
@@ -217,13 +217,13 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 func (m *machine) boot() {
 	m.spawn.Lock()
 	defer m.spawn.Unlock()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.stopped {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Stopped {
 		return
 	}
-	m.booting, m.down = false, false
-	m.wg.Go(m.startup)
+	m.Booting, m.down = false, false
+	m.Wg.Go(m.startup)
 }
 
 func (m *machine) ShutDown(ctx context.Context, limit time.Duration) error {
@@ -236,7 +236,7 @@ func (m *machine) ShutDown(ctx context.Context, limit time.Duration) error {
 func (m *machine) Stop(ctx context.Context) error {
 	m.beginStop()
 	if err := killAll(ctx, []*machine{m}); err != nil {
-		return fmt.Errorf("stop worker %q: %w", m.spec.Name, err)
+		return fmt.Errorf("stop worker %q: %w", m.Spec.Name, err)
 	}
 	m.endStop()
 	return nil
@@ -244,13 +244,13 @@ func (m *machine) Stop(ctx context.Context) error {
 
 // beginStop closes everything that could start a new process.
 func (m *machine) beginStop() {
-	m.mu.Lock()
-	m.stopped = true
-	m.mu.Unlock()
+	m.Mu.Lock()
+	m.Stopped = true
+	m.Mu.Unlock()
 	m.setDown(true)
-	m.cancel()
-	_ = m.reconcile() // it only closes, so it cannot fail
-	m.resetConnections()
+	m.Cancel()
+	_ = m.Reconcile() // it only closes, so it cannot fail
+	m.ResetConnections()
 }
 
 // endStop waits for all goroutines; all processes have ended.
@@ -258,6 +258,6 @@ func (m *machine) endStop() {
 	if m.metadata != nil {
 		m.metadata.Close()
 	}
-	m.wg.Wait()
+	m.Wg.Wait()
 	m.b.forget(m)
 }

@@ -7,12 +7,13 @@ import (
 	"os"
 	"testing"
 
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
-	if worker.MaybeInit(os.Args) {
+	if netns.MaybeInit(os.Args) {
 		return
 	}
 	if root := os.Getenv("WORKER_TEST_HOLD"); root != "" {
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 
 // hold is a simulator that waits to be killed.
 func hold(root string) error {
-	b, err := worker.NewNetns(worker.NetnsConfig{Root: root})
+	b, err := netns.New(netns.Config{Root: root})
 	if err != nil {
 		return err
 	}

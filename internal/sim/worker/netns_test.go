@@ -23,6 +23,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/testkit/simworker"
 )
@@ -32,7 +33,7 @@ func newNetnsFixture(t testing.TB) *fixture {
 	simworker.NeedNetns(t)
 	checkGoroutines(t)
 	root := t.TempDir()
-	b, err := worker.NewNetns(worker.NetnsConfig{Root: root})
+	b, err := netns.New(netns.Config{Root: root})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -473,7 +474,7 @@ func TestNetnsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
-	if err := worker.Sweep(t.Context(), root); err != nil {
+	if err := netns.Sweep(t.Context(), root); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the links and routes to be gone", func() bool { return !strings.Contains(network(t, ""), "10.255.77.") })

@@ -17,11 +17,11 @@ import (
 // inherits it in turn from nohup, a shell's & or a service manager. A command behind sshd
 // starts clean, however sshd was started: no signal is ignored or blocked, the umask is
 // 022, and only the three descriptors of the session are open.
-func newOrigin() (*thread, error) {
-	if err := startAfresh(); err != nil {
+func newOrigin() (*Thread, error) {
+	if err := StartAfresh(); err != nil {
 		return nil, err
 	}
-	return newThread(func() error {
+	return NewThread(func() error {
 		// Get a separate umask; the threads of a program otherwise share one.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leave the shared umask: %w", err)
@@ -34,10 +34,10 @@ func newOrigin() (*thread, error) {
 	})
 }
 
-// startAfresh ensures that programs started from now on inherit no ignored signal and no
+// StartAfresh ensures that programs started from now on inherit no ignored signal and no
 // descriptor that is not passed to them. The program itself continues to ignore the
 // signals.
-func startAfresh() error {
+func StartAfresh() error {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return err

@@ -16,9 +16,9 @@ import (
 type processBackend struct {
 	cfg      ProcessConfig
 	standins string // directory of the stand-ins, shared by all machines
-	origin   *thread
+	origin   *Thread
 
-	loopback
+	Loopback
 
 	mu       sync.Mutex
 	closed   bool
@@ -77,7 +77,7 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if err := writeStandins(b.standins); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	if err := b.loopback.init(cfg.Port); err != nil {
+	if err := b.Loopback.Init(cfg.Port); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
 	if b.origin, err = newOrigin(); err != nil {
@@ -102,11 +102,11 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 	if err != nil {
 		return nil, err
 	}
-	ln, err := b.listen()
+	ln, err := b.Listen()
 	if err != nil {
 		return nil, err
 	}
-	m.addr, m.port = splitAddr(ln.Addr())
+	m.addr, m.port = SplitAddr(ln.Addr())
 	if err := b.add(m); err != nil {
 		ln.Close()
 		return nil, err
@@ -126,8 +126,8 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 		ln.Close()
 		return nil, errors.Join(err, m.Stop(context.WithoutCancel(ctx)))
 	}
-	m.open(ln)
-	m.wg.Go(m.startup)
+	m.Open(ln)
+	m.Wg.Go(m.startup)
 	return m, nil
 }
 
@@ -140,7 +140,7 @@ func (b *processBackend) add(m *machine) error {
 	}
 	for other := range b.machines {
 		if other.root == m.root {
-			return fmt.Errorf("worker %q runs in directory %q already", other.spec.Name, m.root)
+			return fmt.Errorf("worker %q runs in directory %q already", other.Spec.Name, m.root)
 		}
 	}
 	b.machines[m] = struct{}{}
@@ -168,7 +168,7 @@ func (b *processBackend) Close() error {
 		m.endStop()
 	}
 	if !already {
-		b.origin.end()
+		b.origin.End()
 	}
 	return nil
 }

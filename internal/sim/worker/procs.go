@@ -21,14 +21,14 @@ import (
 // is the machine's root.
 const markerName = "MULTIHOST_SIM_WORKER"
 
-// killLimit limits how long processes may take to die; only a process stuck in the kernel
+// KillLimit limits how long processes may take to die; only a process stuck in the kernel
 // takes more than milliseconds.
-const killLimit = 10 * time.Second
+const KillLimit = 10 * time.Second
 
 // killAll kills every process of the machines, and returns when none is left.
 func killAll(ctx context.Context, machines []*machine) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, killLimit,
-		fmt.Errorf("processes survive SIGKILL for %v", killLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, KillLimit,
+		fmt.Errorf("processes survive SIGKILL for %v", KillLimit))
 	defer cancel()
 	if len(machines) == 0 {
 		return nil
@@ -93,11 +93,11 @@ func processesOf(machines []*machine) ([]int, error) {
 	sessions := make(map[int]bool)
 	for _, m := range machines {
 		roots[m.root] = true
-		m.mu.Lock()
+		m.Mu.Lock()
 		for sid := range m.sessions {
 			sessions[sid] = true
 		}
-		m.mu.Unlock()
+		m.Mu.Unlock()
 	}
 	dir, err := os.Open("/proc")
 	if err != nil {

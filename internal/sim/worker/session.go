@@ -21,6 +21,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
+// LoginPath is the PATH in /etc/environment of Ubuntu.
+const LoginPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/games:/snap/bin"
+
 // maxSessions is sshd's MaxSessions. As with sshd, a session counts until its channel is
 // closed and its command has ended.
 const maxSessions = 10
@@ -30,8 +33,8 @@ var acceptedEnv = regexp.MustCompile(`^(LANG|LC_[A-Za-z_]*)$`)
 
 // handle serves one connection until it ends. As with sshd, commands that it started may
 // outlive it.
-func (m *machine) handle(c *faultyConn) {
-	if !c.pause(m.slowness("handshake").Duration) {
+func (m *machine) handle(c *FaultyConn) {
+	if !c.Pause(m.Slowness("handshake").Duration) {
 		return
 	}
 	_ = c.SetDeadline(time.Now().Add(loginGrace))
@@ -62,7 +65,7 @@ func (m *machine) handle(c *faultyConn) {
 // login is one authenticated connection.
 type login struct {
 	m     *machine
-	c     *faultyConn
+	c     *FaultyConn
 	conn  ssh.Conn
 	user  string
 	agent forwardedAgent
@@ -138,7 +141,7 @@ func (l *login) openForward(nc ssh.NewChannel) {
 	l.wg.Go(func() {
 		d := net.Dialer{Timeout: 10 * time.Second}
 		addr := net.JoinHostPort(to.Host, strconv.Itoa(int(to.Port)))
-		out, err := d.DialContext(l.m.ctx, "tcp", addr)
+		out, err := d.DialContext(l.m.Ctx, "tcp", addr)
 		if err != nil {
 			_ = nc.Reject(ssh.ConnectionFailed, reasonOf(err))
 			return
@@ -204,7 +207,7 @@ func (s *session) requests(reqs <-chan *ssh.Request) {
 			_ = r.Reply(ok, nil)
 		}
 		if !started && s.proc != nil {
-			s.login.m.wg.Go(s.run)
+			s.login.m.Wg.Go(s.run)
 		}
 	}
 	close(s.closed)
@@ -250,7 +253,7 @@ func (s *session) request(r *ssh.Request) bool {
 		return name == "sftp" && server != "" && s.start(filepath.Base(s.login.m.shell()), "-c", server)
 	case "signal":
 		name, _ := textOf(r)
-		sig, ok := signals[name]
+		sig, ok := Signals[name]
 		return ok && s.proc != nil && s.proc.signalGroup(sig) == nil
 	}
 	return false
@@ -277,7 +280,7 @@ func sftpServer() string {
 }
 
 func (s *session) start(argv ...string) bool {
-	if s.proc != nil || !s.login.c.pause(s.login.m.slowness("exec").Duration) {
+	if s.proc != nil || !s.login.c.Pause(s.login.m.Slowness("exec").Duration) {
 		return false
 	}
 	env, home, err := s.login.environment()
@@ -357,7 +360,7 @@ func (l *login) environment() (env []string, home string, err error) {
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		return nil, "", err
 	}
-	fromIP, fromPort := splitAddr(l.c.RemoteAddr())
+	fromIP, fromPort := SplitAddr(l.c.RemoteAddr())
 	env = append(m.environment(l.user, home),
 		fmt.Sprintf("SSH_CLIENT=%s %d %d", fromIP, fromPort, m.port),
 		fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", fromIP, fromPort, m.addr, m.port),
@@ -366,14 +369,14 @@ func (l *login) environment() (env []string, home string, err error) {
 		env = append(env, "SSH_AUTH_SOCK="+path)
 	}
 	if f, ok := m.fault(Clock); ok && !m.clockSet() {
-		library, err := fakeClock()
+		library, err := FakeClock()
 		if err != nil {
 			return nil, "", err
 		}
-		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.clockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1",
-			"MULTIHOST_KEEP="+markerName+" "+clockVars)
+		env = append(env, "LD_PRELOAD="+library, "FAKETIME="+f.ClockText(), "FAKETIME_DONT_FAKE_MONOTONIC=1",
+			"MULTIHOST_KEEP="+markerName+" "+ClockVars)
 	}
-	return append(env, m.spec.Env...), home, m.startupFile(home)
+	return append(env, m.Spec.Env...), home, m.startupFile(home)
 }
 
 // notIn returns the last value of each of the client's variables that the machine does
@@ -398,7 +401,7 @@ func (d disk) clockSet() bool {
 
 // environment returns the initial environment of every process of the machine.
 func (m *machine) environment(user, home string) []string {
-	path := loginPath
+	path := LoginPath
 	if _, err := os.Lstat(m.path("programs")); err == nil {
 		path = m.path("programs")
 	}
@@ -440,7 +443,7 @@ func (m *machine) startupFile(home string) error {
 	file := filepath.Join(home, ".bashrc")
 	old, err := os.ReadFile(file)
 	if f, ok := m.fault(Startup); ok {
-		_, text := f.startup()
+		_, text := f.Startup()
 		if string(old) == startupMark+text {
 			return nil // another login may be reading it
 		}

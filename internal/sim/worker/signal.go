@@ -2,10 +2,10 @@ package worker
 
 import "syscall"
 
-// signals are the signals with a name on the wire (RFC 4254 §6.10) that an SSH client may
+// Signals are the signals with a name on the wire (RFC 4254 §6.10) that an SSH client may
 // send to a command; OpenSSH accepts no others. Workers are Linux; Windows has no names
 // for the last two, so they are numbers.
-var signals = map[string]syscall.Signal{
+var Signals = map[string]syscall.Signal{
 	"ABRT": syscall.SIGABRT,
 	"ALRM": syscall.SIGALRM,
 	"FPE":  syscall.SIGFPE,
@@ -23,7 +23,7 @@ var signals = map[string]syscall.Signal{
 
 // signalName returns the wire name of a signal that ended a command.
 func signalName(sig syscall.Signal) string {
-	for name, s := range signals {
+	for name, s := range Signals {
 		if s == sig {
 			return name
 		}

@@ -15,16 +15,16 @@ import (
 // serveMetadata starts the metadata server of a machine of the process backend, on a port
 // of the machine's own address.
 func (m *machine) serveMetadata() error {
-	if m.spec.Metadata == nil {
+	if m.Spec.Metadata == nil {
 		return nil
 	}
-	ln, err := listenTCP(m.addr, 0)
+	ln, err := ListenTCP(m.addr, 0)
 	if err != nil {
 		return err
 	}
 	m.metaAddr = metadataAt(ln.Addr().String())
-	m.metadata = &http.Server{Handler: m.spec.Metadata, ReadHeaderTimeout: 10 * time.Second}
-	m.wg.Go(func() { _ = m.metadata.Serve(ln) }) // ends with ErrServerClosed
+	m.metadata = &http.Server{Handler: m.Spec.Metadata, ReadHeaderTimeout: 10 * time.Second}
+	m.Wg.Go(func() { _ = m.metadata.Serve(ln) }) // ends with ErrServerClosed
 	return nil
 }
 
@@ -35,14 +35,14 @@ func (m *machine) startup() {
 	if m.metaAddr == "" {
 		return
 	}
-	if m.spec.AuthorizedKeys != nil {
-		for _, line := range m.spec.AuthorizedKeys() {
-			if login, _, ok := strings.Cut(line, ":"); ok && loginName.MatchString(login) {
+	if m.Spec.AuthorizedKeys != nil {
+		for _, line := range m.Spec.AuthorizedKeys() {
+			if login, _, ok := strings.Cut(line, ":"); ok && LoginName.MatchString(login) {
 				_ = os.MkdirAll(m.path("home", login), 0o755) // a later login tries again
 			}
 		}
 	}
-	m.runScript(startupScript)
+	m.runScript(StartupScript)
 }
 
 // shutdown does what the guest agent does when a machine ends: it runs the shutdown
@@ -56,7 +56,7 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 	}
 	go func() {
 		defer close(done)
-		m.runScript(shutdownScript)
+		m.runScript(ShutdownScript)
 	}()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -64,7 +64,7 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 	case <-done:
 	case <-timer.C:
 	case <-ctx.Done():
-	case <-m.ctx.Done():
+	case <-m.Ctx.Done():
 	}
 	return done
 }
@@ -72,12 +72,12 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 // runScript runs a script of the metadata as root, if there is one. It returns when the
 // script has ended, by itself or with the machine.
 func (m *machine) runScript(name string) {
-	script := m.metaAddr.attribute(m.ctx, name)
+	script := m.metaAddr.attribute(m.Ctx, name)
 	if script == "" {
 		return
 	}
 	file := m.path("tmp", name)
-	if writeProgram(file, []byte(script)) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
+	if WriteProgram(file, []byte(script)) != nil || os.MkdirAll(m.path("var/log"), 0o755) != nil {
 		return
 	}
 	out, err := os.OpenFile(m.path("var/log", name+".log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
@@ -93,7 +93,7 @@ func (m *machine) runScript(name string) {
 	// With SUDO_UID the stand-in of id reports root.
 	env := append(m.environment("root", m.path("root")), "SUDO_UID=0")
 	proc, err := m.start("/bin/bash", []string{"/bin/bash", "-c", file}, &os.ProcAttr{
-		Dir: m.root, Env: append(env, m.spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: m.root, Env: append(env, m.Spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {
 		_, _ = proc.Wait() // its log is on the machine

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onOwnThread runs f on a thread that ends with f, so that f may change per-thread state
+// OnOwnThread runs f on a thread that ends with f, so that f may change per-thread state
 // of the kernel: the namespaces. It returns when f returns.
-func onOwnThread(f func() error) error {
+func OnOwnThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
 			// The first thread must never end. It stays locked here, so the next
 			// goroutine gets another one.
-			result <- onOwnThread(f)
+			result <- OnOwnThread(f)
 			runtime.UnlockOSThread()
 			return
 		}
@@ -26,19 +26,19 @@ func onOwnThread(f func() error) error {
 	return <-result
 }
 
-// A thread runs functions one after another on its own thread, which setup has prepared.
-type thread struct {
+// A Thread runs functions one after another on its own thread, which setup has prepared.
+type Thread struct {
 	tasks chan func()
 	quit  chan struct{}
 	ended chan struct{}
 }
 
-func newThread(setup func() error) (*thread, error) {
-	t := &thread{tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{})}
+func NewThread(setup func() error) (*Thread, error) {
+	t := &Thread{tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{})}
 	ready := make(chan error)
 	go func() {
 		defer close(t.ended)
-		_ = onOwnThread(func() error {
+		_ = OnOwnThread(func() error {
 			err := setup()
 			ready <- err
 			if err != nil {
@@ -61,8 +61,8 @@ func newThread(setup func() error) (*thread, error) {
 	return t, nil
 }
 
-// do runs f on the thread.
-func (t *thread) do(f func() error) error {
+// Do runs f on the thread.
+func (t *Thread) Do(f func() error) error {
 	result := make(chan error, 1)
 	select {
 	case t.tasks <- func() { result <- f() }:
@@ -72,18 +72,18 @@ func (t *thread) do(f func() error) error {
 	}
 }
 
-// end ends the thread and waits for that. It must be called only once.
-func (t *thread) end() {
+// End ends the thread and waits for that. It must be called only once.
+func (t *Thread) End() {
 	close(t.quit)
 	<-t.ended
 }
 
-// openNetwork returns a handle on the network namespace of a process.
-func openNetwork(pid int) (*os.File, error) { return os.Open(procPath(pid, "ns/net")) }
+// OpenNetwork returns a handle on the network namespace of a process.
+func OpenNetwork(pid int) (*os.File, error) { return os.Open(ProcPath(pid, "ns/net")) }
 
-// inNetwork runs f in a network namespace. Sockets that f creates stay in it.
-func inNetwork(network *os.File, f func() error) error {
-	return onOwnThread(func() error {
+// InNetwork runs f in a network namespace. Sockets that f creates stay in it.
+func InNetwork(network *os.File, f func() error) error {
+	return OnOwnThread(func() error {
 		// Unlike Fd, SyscallConn is safe during a concurrent Close.
 		raw, err := network.SyscallConn()
 		if err != nil {

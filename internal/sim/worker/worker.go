@@ -7,8 +7,9 @@
 // read or change the real machine (sudo, sysctl, ip, ethtool, numactl, lsof, …). See
 // [NewProcess] for what it does and does not model.
 //
-// The netns backend ([NewNetns]) needs root: each machine has its own kernel namespaces,
-// file system and OpenSSH server.
+// Package netns has the other backend, whose machines have their own kernel namespaces,
+// file system and OpenSSH server. The exported names beyond Backend, Spec, Machine and
+// Fault are what both backends share.
 package worker
 
 import (
@@ -121,15 +122,15 @@ type Orderly interface {
 	ShutDown(ctx context.Context, limit time.Duration) error
 }
 
-// rebootLimit is how long the shutdown script may take when a machine reboots. Compute
+// RebootLimit is how long the shutdown script may take when a machine reboots. Compute
 // Engine gives 90 s unless the machine is preempted.
-const rebootLimit = 90 * time.Second
+const RebootLimit = 90 * time.Second
 
 // Scripts of the metadata that root runs; they are also the names of the files from which
 // they run.
 const (
-	startupScript  = "startup-script"
-	shutdownScript = "shutdown-script"
+	StartupScript  = "startup-script"
+	ShutdownScript = "shutdown-script"
 )
 
 // Internal is implemented by machines that have another address in their own network than
@@ -147,8 +148,8 @@ type Claimer interface {
 	Claim(addr netip.Addr) bool
 }
 
-// filled returns the spec with its defaults filled in, or an error if it is invalid.
-func (s Spec) filled() (Spec, error) {
+// Filled returns the spec with its defaults filled in, or an error if it is invalid.
+func (s Spec) Filled() (Spec, error) {
 	for _, d := range s.Devices {
 		if !strings.HasPrefix(d, "/dev/") || filepath.Clean(d) != d {
 			return s, fmt.Errorf("bad device path %q", d)
@@ -172,8 +173,8 @@ func (s Spec) filled() (Spec, error) {
 	return s, nil
 }
 
-// directory returns the name of a machine's directory below its backend's.
-func (s Spec) directory() (string, error) {
+// Directory returns the name of a machine's directory below its backend's.
+func (s Spec) Directory() (string, error) {
 	if s.Node == "" || strings.ContainsAny(s.Node, "/\x00") || strings.HasPrefix(s.Node, ".") {
 		return "", fmt.Errorf("bad node name %q", s.Node)
 	}

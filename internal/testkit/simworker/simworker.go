@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -105,7 +106,7 @@ func start(t testing.TB, c Config) worker.Backend {
 	var err error
 	if c.Netns {
 		NeedNetns(t)
-		backend, err = worker.NewNetns(worker.NetnsConfig{Root: t.TempDir()})
+		backend, err = netns.New(netns.Config{Root: t.TempDir()})
 	} else {
 		backend, err = worker.NewProcess(worker.ProcessConfig{Root: t.TempDir()})
 	}
@@ -159,7 +160,7 @@ func (w *Worker) Fault(t testing.TB, words ...string) {
 // NeedNetns ends the test as testkit.Lacks does if the netns backend cannot work here.
 func NeedNetns(t testing.TB) {
 	t.Helper()
-	if err := worker.NetnsReady(); err != nil {
+	if err := netns.Ready(); err != nil {
 		testkit.Lacks(t, "no workers of namespaces: %v", err)
 	}
 }

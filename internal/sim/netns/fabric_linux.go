@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"bytes"
@@ -8,13 +8,15 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/worker"
 )
 
 // The fabric is the network between the machines and the file system with their disks.
 // Both are in namespaces that only one thread of this process has entered, so they vanish
 // with the process.
 type fabric struct {
-	*thread
+	*worker.Thread
 	ip   string   // ip(8)
 	home *os.File // network namespace of the real machine
 
@@ -32,12 +34,12 @@ type fabricNetwork struct {
 }
 
 func newFabric(ip, disks string) (*fabric, error) {
-	home, err := openNetwork(os.Getpid())
+	home, err := worker.OpenNetwork(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
 	f := &fabric{ip: ip, home: home, networks: make(map[string]*fabricNetwork)}
-	if f.thread, err = newThread(func() error { return f.unshare(disks) }); err != nil {
+	if f.Thread, err = worker.NewThread(func() error { return f.unshare(disks) }); err != nil {
 		home.Close()
 		return nil, err
 	}
@@ -46,14 +48,14 @@ func newFabric(ip, disks string) (*fabric, error) {
 
 // close ends the thread; this removes the namespaces.
 func (f *fabric) close() error {
-	err := f.do(func() error {
+	err := f.Do(func() error {
 		if f.uplink == nil {
 			return nil
 		}
 		// The kernel removes a namespace only some time later; remove the link now.
 		return f.batch("link del up0")
 	})
-	f.end()
+	f.End()
 	f.home.Close()
 	return err
 }
@@ -97,7 +99,7 @@ func runIP(ip string, lines ...string) error {
 
 // connect gives the process pid an interface on the network of spec. It returns the name
 // of the interface's peer. It must run on the fabric's thread.
-func (f *fabric) connect(pid int, spec Spec) (peer string, err error) {
+func (f *fabric) connect(pid int, spec worker.Spec) (peer string, err error) {
 	n, err := f.network(spec)
 	if err != nil {
 		return "", err
@@ -122,7 +124,7 @@ func (f *fabric) disconnect(peer string) {
 }
 
 // network creates the bridge of a network if needed, and the router's addresses on it.
-func (f *fabric) network(spec Spec) (*fabricNetwork, error) {
+func (f *fabric) network(spec worker.Spec) (*fabricNetwork, error) {
 	n := f.networks[spec.Network]
 	var lines []string
 	if n == nil {

@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"errors"
@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/worker"
 )
 
 // This file implements the faults of a machine's disks, clock, start-up files and login
@@ -18,9 +20,9 @@ import (
 // was never set does nothing; files survive a reboot, so an earlier boot may have set it.
 
 // inGuest reports whether faults of this kind are simulated inside the machine.
-func (k FaultKind) inGuest() bool {
+func inGuest(k worker.FaultKind) bool {
 	switch k {
-	case NoSudo, DiskSpace, ReadOnly, Clock, Startup, Banner, Shell:
+	case worker.NoSudo, worker.DiskSpace, worker.ReadOnly, worker.Clock, worker.Startup, worker.Banner, worker.Shell:
 		return true
 	}
 	return false
@@ -28,8 +30,8 @@ func (k FaultKind) inGuest() bool {
 
 // setTroubles makes want the inGuest faults in force. It leaves an unchanged fault alone:
 // setting a disk fault again would lose what was written to the disk.
-func (p *process1) setTroubles(want []Fault) error {
-	find := func(all []Fault, kind FaultKind) *Fault {
+func (p *process1) setTroubles(want []worker.Fault) error {
+	find := func(all []worker.Fault, kind worker.FaultKind) *worker.Fault {
 		for i, f := range all {
 			if f.Kind == kind {
 				return &all[i]
@@ -38,16 +40,16 @@ func (p *process1) setTroubles(want []Fault) error {
 		return nil
 	}
 	type trouble struct {
-		kind FaultKind
-		set  func(*Fault) error
+		kind worker.FaultKind
+		set  func(*worker.Fault) error
 	}
 	// The other faults write to homes, so read-only homes are undone first and set last.
-	readOnly := trouble{ReadOnly, p.setReadOnly}
+	readOnly := trouble{worker.ReadOnly, p.setReadOnly}
 	all := []trouble{
-		{NoSudo, setSudo}, {DiskSpace, p.setDiskSpace}, {Clock, setClock},
-		{Startup, setStartup}, {Banner, setBanner}, {Shell, setShell}, readOnly,
+		{worker.NoSudo, setSudo}, {worker.DiskSpace, p.setDiskSpace}, {worker.Clock, setClock},
+		{worker.Startup, setStartup}, {worker.Banner, setBanner}, {worker.Shell, setShell}, readOnly,
 	}
-	if find(want, ReadOnly) == nil {
+	if find(want, worker.ReadOnly) == nil {
 		all = append([]trouble{readOnly}, all...)
 	}
 	for _, t := range all {
@@ -74,7 +76,7 @@ func (p *process1) setLogins(keys map[string][]string) error {
 	}
 	troubles := p.troubles
 	if fresh {
-		if err := p.setTroubles(slices.DeleteFunc(slices.Clone(troubles), func(f Fault) bool { return f.Kind == DiskSpace || f.Kind == ReadOnly })); err != nil {
+		if err := p.setTroubles(slices.DeleteFunc(slices.Clone(troubles), func(f worker.Fault) bool { return f.Kind == worker.DiskSpace || f.Kind == worker.ReadOnly })); err != nil {
 			return err
 		}
 	}
@@ -84,11 +86,11 @@ func (p *process1) setLogins(keys map[string][]string) error {
 	for _, f := range p.troubles {
 		var err error
 		switch f.Kind {
-		case Clock:
+		case worker.Clock:
 			err = setClock(&f)
-		case Startup:
+		case worker.Startup:
 			err = setStartup(&f)
-		case Shell:
+		case worker.Shell:
 			err = setShell(&f)
 		}
 		if err != nil {
@@ -138,7 +140,7 @@ func unhideFile(path string) error {
 const sudo = "/usr/bin/sudo"
 
 // setSudo makes sudo ask for a password, or removes it.
-func setSudo(f *Fault) error {
+func setSudo(f *worker.Fault) error {
 	if err := unhideFile(sudo); err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func setSudo(f *Fault) error {
 	return writeSudoers(f != nil)
 }
 
-func (p *process1) setReadOnly(f *Fault) error {
+func (p *process1) setReadOnly(f *worker.Fault) error {
 	if p.readOnly {
 		if err := unix.Unmount("/home", unix.MNT_DETACH); err != nil {
 			return err
@@ -167,7 +169,7 @@ const tmpFiller = "/tmp/.full"
 const tmpFlags = unix.MS_NOSUID | unix.MS_NODEV
 
 // setDiskSpace limits /tmp, or moves the homes to a small disk.
-func (p *process1) setDiskSpace(f *Fault) error {
+func (p *process1) setDiskSpace(f *worker.Fault) error {
 	if p.smallDisk {
 		p.smallDisk = false
 		if err := unix.Unmount("/home", unix.MNT_DETACH); err != nil {
@@ -228,14 +230,14 @@ func tmpfsSize(bytes int64) string { return "size=" + strconv.FormatInt(max(byte
 
 // setClock changes the clock for every program of a login, but not for all programs of
 // the machine: sshd does not work with the library.
-func setClock(f *Fault) error {
+func setClock(f *worker.Fault) error {
 	var text string
 	if f != nil {
-		library, err := fakeClock()
+		library, err := worker.FakeClock()
 		if err != nil {
 			return err
 		}
-		text = fmt.Sprintf("LD_PRELOAD=%s\nFAKETIME=%s\nFAKETIME_DONT_FAKE_MONOTONIC=1\nMULTIHOST_KEEP=%s\n", library, f.clockText(), clockVars)
+		text = fmt.Sprintf("LD_PRELOAD=%s\nFAKETIME=%s\nFAKETIME_DONT_FAKE_MONOTONIC=1\nMULTIHOST_KEEP=%s\n", library, f.ClockText(), worker.ClockVars)
 	}
 	for _, home := range homes() {
 		file := filepath.Join(home, ".ssh/environment")
@@ -256,15 +258,15 @@ func homes() []string {
 }
 
 // setStartup writes the start-up file of the machine, or of every home.
-func setStartup(f *Fault) error {
-	errs := []error{unhideFile(systemBashrc)}
+func setStartup(f *worker.Fault) error {
+	errs := []error{unhideFile(worker.SystemBashrc)}
 	for _, home := range homes() {
 		errs = append(errs, unhideFile(filepath.Join(home, ".bashrc")), unhideFile(filepath.Join(home, ".ssh/rc")))
 	}
 	if err := errors.Join(errs...); err != nil || f == nil {
 		return err
 	}
-	file, text := f.startup()
+	file, text := f.Startup()
 	below, private := strings.CutPrefix(file, "~/")
 	if !private {
 		return stashFile(file, text, 0o644)
@@ -282,15 +284,15 @@ const (
 	motdFile   = "/etc/motd"
 )
 
-func setBanner(f *Fault) error {
+func setBanner(f *worker.Fault) error {
 	if f == nil {
 		return errors.Join(unhideFile(bannerFile), unhideFile(motdFile))
 	}
-	return errors.Join(stashFile(bannerFile, bannerText, 0o644), stashFile(motdFile, bannerText, 0o644))
+	return errors.Join(stashFile(bannerFile, worker.BannerText, 0o644), stashFile(motdFile, worker.BannerText, 0o644))
 }
 
 // setShell changes the shell of every login.
-func setShell(f *Fault) error {
+func setShell(f *worker.Fault) error {
 	shell := "/bin/bash"
 	if f != nil {
 		shell = f.Name

@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"bufio"
@@ -27,6 +27,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/sim/worker"
 )
 
 const (
@@ -43,7 +45,7 @@ const (
 
 // netnsMachine is a Machine of the netns backend.
 type netnsMachine struct {
-	door
+	worker.Door
 
 	b    *netnsBackend
 	name string // of its disk
@@ -64,14 +66,14 @@ type hostKey struct {
 	Public  string // base64
 }
 
-func newNetnsMachine(b *netnsBackend, spec Spec) (*netnsMachine, error) {
+func newNetnsMachine(b *netnsBackend, spec worker.Spec) (*netnsMachine, error) {
 	name := filepath.Base(spec.Root)
-	spec, err := spec.filled()
+	spec, err := spec.Filled()
 	if err != nil {
 		return nil, err
 	}
 	if spec.Root == "" {
-		if name, err = spec.directory(); err != nil {
+		if name, err = spec.Directory(); err != nil {
 			return nil, err
 		}
 	}
@@ -79,21 +81,21 @@ func newNetnsMachine(b *netnsBackend, spec Spec) (*netnsMachine, error) {
 	if m.hostKeys, err = makeHostKeyFiles(); err != nil {
 		return nil, err
 	}
-	m.door.init(spec, m.pass)
-	m.ways = []way{{
-		listen: func() (*net.TCPListener, error) { return listenTCP(m.addr, m.port) },
-		dial:   func() (net.Conn, error) { return net.DialTimeout("tcp4", joinPort(m.addr, m.port), time.Second) },
+	m.Door.Init(spec, m.pass)
+	m.Ways = []worker.Way{{
+		Listen: func() (*net.TCPListener, error) { return worker.ListenTCP(m.addr, m.port) },
+		Dial:   func() (net.Conn, error) { return net.DialTimeout("tcp4", worker.JoinPort(m.addr, m.port), time.Second) },
 	}, {
-		listen: func() (ln *net.TCPListener, err error) {
+		Listen: func() (ln *net.TCPListener, err error) {
 			err = m.inside(func() error {
-				ln, err = listenTCP(m.spec.IP, m.port)
+				ln, err = worker.ListenTCP(m.Spec.IP, m.port)
 				return err
 			})
 			return ln, err
 		},
-		dial: func() (c net.Conn, err error) {
+		Dial: func() (c net.Conn, err error) {
 			err = m.inside(func() error {
-				c, err = net.DialTimeout("tcp4", joinPort(m.spec.IP, m.port), time.Second)
+				c, err = net.DialTimeout("tcp4", worker.JoinPort(m.Spec.IP, m.port), time.Second)
 				return err
 			})
 			return c, err
@@ -128,12 +130,12 @@ func makeHostKeyFiles() (map[string]hostKey, error) {
 }
 
 func (m *netnsMachine) Addr() string         { return m.addr }
-func (m *netnsMachine) InternalAddr() string { return m.spec.IP }
-func (m *netnsMachine) Hostname() string     { return m.spec.Hostname }
+func (m *netnsMachine) InternalAddr() string { return m.Spec.IP }
+func (m *netnsMachine) Hostname() string     { return m.Spec.Hostname }
 
 func (m *netnsMachine) HostKeys() map[string]string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	keys := make(map[string]string)
 	for kind, k := range m.hostKeys {
 		keys[kind] = k.Public
@@ -143,8 +145,8 @@ func (m *netnsMachine) HostKeys() map[string]string {
 
 // running returns the guest, or an error if the machine is down.
 func (m *netnsMachine) running() (*guest, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.guest == nil {
 		return nil, errors.New("worker is down")
 	}
@@ -157,13 +159,13 @@ func (m *netnsMachine) inside(f func() error) error {
 	if err != nil {
 		return err
 	}
-	return inNetwork(g.network, f)
+	return worker.InNetwork(g.network, f)
 }
 
 // begin boots a new machine and then accepts connections.
 func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
-	for _, f := range m.spec.Faults {
-		if f.Kind == Reboot || f.Kind == Kill {
+	for _, f := range m.Spec.Faults {
+		if f.Kind == worker.Reboot || f.Kind == worker.Kill {
 			continue // it cannot happen before the boot
 		}
 		if err := m.SetFault(f); err != nil {
@@ -177,9 +179,9 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 		ln.Close()
 		return err
 	}
-	inner, err := m.ways[1].listen()
+	inner, err := m.Ways[1].Listen()
 	if err == nil {
-		err = m.b.fabric.do(func() error { return m.b.fabric.expose(m.spec) })
+		err = m.b.fabric.Do(func() error { return m.b.fabric.expose(m.Spec) })
 		if err != nil {
 			inner.Close()
 		}
@@ -188,8 +190,8 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 		ln.Close()
 		return err
 	}
-	m.open(ln, inner)
-	m.wg.Go(m.watchKeys)
+	m.Open(ln, inner)
+	m.Wg.Go(m.watchKeys)
 	return nil
 }
 
@@ -197,17 +199,17 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 func (m *netnsMachine) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("boot did not end within %v", bootLimit))
 	defer cancel()
-	stop := context.AfterFunc(m.ctx, cancel)
+	stop := context.AfterFunc(m.Ctx, cancel)
 	defer stop()
 
-	m.mu.Lock()
+	m.Mu.Lock()
 	req := guestRequest{Op: "boot", Boot: &bootRequest{
 		Disk: filepath.Join(m.b.disks(), m.name), Tools: m.b.tools, SSHD: m.b.extraSSHD,
-		Hostname: m.spec.Hostname, Interface: interfaceName, IP: m.spec.IP, Gateway: m.spec.Gateway,
-		Listen: "0.0.0.0", Devices: m.spec.Devices, Env: m.spec.Env, Script: m.spec.Boot, Metadata: m.spec.Metadata != nil,
+		Hostname: m.Spec.Hostname, Interface: interfaceName, IP: m.Spec.IP, Gateway: m.Spec.Gateway,
+		Listen: "0.0.0.0", Devices: m.Spec.Devices, Env: m.Spec.Env, Script: m.Spec.Boot, Metadata: m.Spec.Metadata != nil,
 		BootID: uuid.NewString(), guestFaults: m.guestFaults(),
 	}}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if m.port == sshdPort {
 		req.Boot.Listen = "127.0.0.1" // the backend itself listens on the machine's own address
 	}
@@ -218,8 +220,8 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	}
 	stopGuest := context.AfterFunc(ctx, g.kill)
 	defer stopGuest()
-	err = g.serveMetadata(m.b.tools["ip"], m.spec.Metadata)
-	for addr, h := range m.spec.Services {
+	err = g.serveMetadata(m.b.tools["ip"], m.Spec.Metadata)
+	for addr, h := range m.Spec.Services {
 		if err == nil {
 			err = g.serveAt(m.b.tools["ip"], addr, h)
 		}
@@ -237,13 +239,13 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 		}
 		return errors.Join(err, m.halt(g))
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.stopped {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Stopped {
 		g.kill() // Stop waits for it
 	}
 	m.guest = g
-	m.wg.Go(func() { m.watch(g) })
+	m.Wg.Go(func() { m.watch(g) })
 	return nil
 }
 
@@ -251,13 +253,13 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 func (m *netnsMachine) guestFaults() guestFaults {
 	f := guestFaults{
 		Missing: m.missing, Denied: m.denied,
-		SlowExec: m.slow["exec"].Duration.Seconds(), HostKeys: make(map[string]string),
+		SlowExec: m.Slow["exec"].Duration.Seconds(), HostKeys: make(map[string]string),
 	}
 	for kind, k := range m.hostKeys {
 		f.HostKeys[kind] = k.Private
 	}
-	for kind, fault := range m.faults {
-		if kind.inGuest() {
+	for kind, fault := range m.Faults {
+		if inGuest(kind) {
 			f.Troubles = append(f.Troubles, fault)
 		}
 	}
@@ -267,16 +269,16 @@ func (m *netnsMachine) guestFaults() guestFaults {
 // keys returns the authorized keys of each login, as the metadata has them now.
 func (m *netnsMachine) keys() map[string][]string {
 	keys := make(map[string][]string)
-	if m.spec.AuthorizedKeys == nil {
+	if m.Spec.AuthorizedKeys == nil {
 		return keys
 	}
-	for _, line := range m.spec.AuthorizedKeys() {
+	for _, line := range m.Spec.AuthorizedKeys() {
 		login, rest, ok := strings.Cut(strings.TrimSpace(line), ":")
-		if !ok || login == "root" || !loginName.MatchString(login) {
+		if !ok || login == "root" || !worker.LoginName.MatchString(login) {
 			continue
 		}
 		_, comment, _, _, err := ssh.ParseAuthorizedKey([]byte(rest))
-		if err == nil && !expired(comment, time.Now()) {
+		if err == nil && !worker.Expired(comment, time.Now()) {
 			keys[login] = append(keys[login], rest)
 		}
 	}
@@ -289,7 +291,7 @@ func (m *netnsMachine) watchKeys() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-m.ctx.Done():
+		case <-m.Ctx.Done():
 			return
 		case <-tick.C:
 			if g, err := m.running(); err == nil {
@@ -304,41 +306,41 @@ func (m *netnsMachine) watch(g *guest) {
 	<-g.ended
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
-	m.mu.Lock()
-	own := m.guest == g && !m.stopped
+	m.Mu.Lock()
+	own := m.guest == g && !m.Stopped
 	if own {
-		m.booting = true
+		m.Booting = true
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if !own {
 		return
 	}
-	_ = m.reconcile() // it only closes
-	m.resetConnections()
-	if m.halt(g) == nil && m.boot(m.ctx) == nil {
+	_ = m.Reconcile() // it only closes
+	m.ResetConnections()
+	if m.halt(g) == nil && m.boot(m.Ctx) == nil {
 		m.serveAgain()
 	}
 }
 
 // serveAgain accepts connections again.
 func (m *netnsMachine) serveAgain() {
-	m.mu.Lock()
-	m.booting = false
-	m.mu.Unlock()
-	_ = m.reconcile() // cannot fail: nothing else takes the machine's own address
+	m.Mu.Lock()
+	m.Booting = false
+	m.Mu.Unlock()
+	_ = m.Reconcile() // cannot fail: nothing else takes the machine's own address
 }
 
 // halt ends a guest and everything in it.
 func (m *netnsMachine) halt(g *guest) error {
-	m.mu.Lock()
+	m.Mu.Lock()
 	if m.guest == g {
 		m.guest = nil
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	g.kill()
 	<-g.ended
 	g.close()
-	return m.b.fabric.do(func() error {
+	return m.b.fabric.Do(func() error {
 		m.b.fabric.disconnect(g.peer)
 		return nil
 	})
@@ -346,7 +348,7 @@ func (m *netnsMachine) halt(g *guest) error {
 
 func (m *netnsMachine) Reboot(ctx context.Context) error {
 	if err := m.reboot(ctx, 0); err != nil {
-		return fmt.Errorf("reboot worker %q: %w", m.spec.Name, err)
+		return fmt.Errorf("reboot worker %q: %w", m.Spec.Name, err)
 	}
 	return nil
 }
@@ -355,17 +357,17 @@ func (m *netnsMachine) Reboot(ctx context.Context) error {
 func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
-	m.mu.Lock()
-	if m.stopped {
-		m.mu.Unlock()
-		return errStopped
+	m.Mu.Lock()
+	if m.Stopped {
+		m.Mu.Unlock()
+		return worker.ErrStopped
 	}
-	m.booting = true
+	m.Booting = true
 	g := m.guest
 	m.guest = nil
-	m.mu.Unlock()
-	err := m.reconcile()
-	m.resetConnections()
+	m.Mu.Unlock()
+	err := m.Reconcile()
+	m.ResetConnections()
 	if g != nil {
 		err = errors.Join(err, m.halt(g))
 	}
@@ -373,10 +375,10 @@ func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error
 		return err
 	}
 	// Setting the timer also cancels that of an earlier reboot.
-	m.after(downtime, "reboot", func() {
+	m.After(downtime, "reboot", func() {
 		m.reboots.Lock()
 		defer m.reboots.Unlock()
-		if m.boot(m.ctx) == nil {
+		if m.boot(m.Ctx) == nil {
 			m.serveAgain()
 		}
 	})
@@ -399,7 +401,7 @@ func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error 
 // guest.
 func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 	g, err := m.running()
-	if err != nil || m.spec.Metadata == nil {
+	if err != nil || m.Spec.Metadata == nil {
 		return
 	}
 	timer := time.NewTimer(limit)
@@ -417,47 +419,47 @@ func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 			return
 		case <-ctx.Done():
 			return
-		case <-m.ctx.Done():
+		case <-m.Ctx.Done():
 			return
 		}
 	}
 }
 
 func (m *netnsMachine) Stop(ctx context.Context) error {
-	m.mu.Lock()
-	m.stopped = true
-	m.mu.Unlock()
-	m.cancel()
-	_ = m.reconcile() // it only closes
-	m.resetConnections()
+	m.Mu.Lock()
+	m.Stopped = true
+	m.Mu.Unlock()
+	m.Cancel()
+	_ = m.Reconcile() // it only closes
+	m.ResetConnections()
 
 	m.reboots.Lock()
-	m.mu.Lock()
+	m.Mu.Lock()
 	g := m.guest
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	var err error
 	if g != nil {
 		err = m.halt(g)
 	}
 	m.reboots.Unlock()
-	m.wg.Wait()
+	m.Wg.Wait()
 	m.b.forget(m)
 	if err == nil {
-		err = m.b.fabric.do(func() error {
-			m.b.fabric.hide(m.spec)
+		err = m.b.fabric.Do(func() error {
+			m.b.fabric.hide(m.Spec)
 			return os.RemoveAll(filepath.Join(m.b.disks(), m.name))
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("stop worker %q: %w", m.spec.Name, err)
+		return fmt.Errorf("stop worker %q: %w", m.Spec.Name, err)
 	}
 	return nil
 }
 
 // pass passes a connection on to sshd, after the machine has created the users in the
 // metadata.
-func (m *netnsMachine) pass(c *faultyConn) {
-	if !c.pause(m.slowness("handshake").Duration) {
+func (m *netnsMachine) pass(c *worker.FaultyConn) {
+	if !c.Pause(m.Slowness("handshake").Duration) {
 		return
 	}
 	g, err := m.running()
@@ -465,7 +467,7 @@ func (m *netnsMachine) pass(c *faultyConn) {
 		return
 	}
 	port := sshdPort
-	if m.takeRefusal() {
+	if m.TakeRefusal() {
 		port = refuserPort
 		err = g.call(guestRequest{Op: "refuse"})
 	} else {
@@ -476,14 +478,14 @@ func (m *netnsMachine) pass(c *faultyConn) {
 	}
 	var out *net.TCPConn
 	err = m.inside(func() error {
-		conn, err := net.DialTimeout("tcp4", joinPort("127.0.0.1", port), 10*time.Second)
+		conn, err := net.DialTimeout("tcp4", worker.JoinPort("127.0.0.1", port), 10*time.Second)
 		if err == nil {
 			out = conn.(*net.TCPConn)
 		}
 		return err
 	})
 	if err != nil {
-		c.reset()
+		c.Reset()
 		return
 	}
 	defer out.Close()
@@ -500,7 +502,7 @@ func (m *netnsMachine) pass(c *faultyConn) {
 	copies.Go(func() {
 		_, err := io.Copy(struct{ io.Writer }{c}, out)
 		if err != nil {
-			c.reset()
+			c.Reset()
 			return
 		}
 		_ = c.CloseWrite()
@@ -508,63 +510,63 @@ func (m *netnsMachine) pass(c *faultyConn) {
 	copies.Wait()
 }
 
-func (m *netnsMachine) SetFault(f Fault) error {
-	err := f.check()
+func (m *netnsMachine) SetFault(f worker.Fault) error {
+	err := f.Check()
 	if err == nil {
 		err = m.setFault(f)
 	}
 	if err != nil {
-		return fmt.Errorf("set fault %q on worker %q: %w", f, m.spec.Name, err)
+		return fmt.Errorf("set fault %q on worker %q: %w", f, m.Spec.Name, err)
 	}
 	return nil
 }
 
-func (m *netnsMachine) setFault(f Fault) error {
-	m.mu.Lock()
-	stopped := m.stopped
-	m.mu.Unlock()
+func (m *netnsMachine) setFault(f worker.Fault) error {
+	m.Mu.Lock()
+	stopped := m.Stopped
+	m.Mu.Unlock()
 	if stopped {
-		return errStopped
+		return worker.ErrStopped
 	}
 	switch f.Kind {
-	case Clear:
-		return m.clearFaults(FaultKind(f.Name))
-	case Reboot:
+	case worker.Clear:
+		return m.clearFaults(worker.FaultKind(f.Name))
+	case worker.Reboot:
 		if f.Mode == "" {
-			m.shutdown(m.ctx, rebootLimit)
+			m.shutdown(m.Ctx, worker.RebootLimit)
 		}
-		return m.reboot(m.ctx, f.Duration)
-	case RotateHostKeys:
+		return m.reboot(m.Ctx, f.Duration)
+	case worker.RotateHostKeys:
 		keys, err := makeHostKeyFiles()
 		if err != nil {
 			return err
 		}
-		m.mu.Lock()
+		m.Mu.Lock()
 		m.hostKeys = keys
-		m.mu.Unlock()
-	case Kill:
+		m.Mu.Unlock()
+	case worker.Kill:
 		g, err := m.running()
 		if err != nil {
 			return err
 		}
-		return g.call(guestRequest{Op: "kill", Signal: int(signals[killName(f)])})
-	case Fixed:
+		return g.call(guestRequest{Op: "kill", Signal: int(worker.Signals[worker.KillName(f)])})
+	case worker.Fixed:
 		return errors.New("a real kernel decides which features are fixed: give the worker a default route through lo, where most are")
-	case Missing:
-		if err := canMiss(f.Name, m.spec.Devices); err != nil {
+	case worker.Missing:
+		if err := canMiss(f.Name, m.Spec.Devices); err != nil {
 			return err
 		}
 		m.mark(&m.missing, f.Name)
-	case Denied:
+	case worker.Denied:
 		if err := canDeny(f.Name); err != nil {
 			return err
 		}
 		m.mark(&m.denied, f.Name)
 	default:
-		if err := f.checkHere(); err != nil {
+		if err := f.CheckHere(); err != nil {
 			return err
 		}
-		if err := m.setDoorFault(f, m.clearFaults); err != nil {
+		if err := m.SetDoorFault(f, m.clearFaults); err != nil {
 			return err
 		}
 	}
@@ -572,36 +574,36 @@ func (m *netnsMachine) setFault(f Fault) error {
 }
 
 func (m *netnsMachine) mark(list *[]string, name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if !slices.Contains(*list, name) {
 		*list = append(slices.Clone(*list), name)
 	}
 }
 
-func (m *netnsMachine) clearFaults(kind FaultKind) error {
-	m.mu.Lock()
-	if kind == "" || kind == Missing {
+func (m *netnsMachine) clearFaults(kind worker.FaultKind) error {
+	m.Mu.Lock()
+	if kind == "" || kind == worker.Missing {
 		m.missing = nil
 	}
-	if kind == "" || kind == Denied {
+	if kind == "" || kind == worker.Denied {
 		m.denied = nil
 	}
-	m.mu.Unlock()
-	m.clearDoorFaults(kind)
+	m.Mu.Unlock()
+	m.ClearDoorFaults(kind)
 	if err := m.applyFaults(); err != nil {
 		return err
 	}
-	return m.reconcile()
+	return m.Reconcile()
 }
 
 // applyFaults sends the guest the faults to simulate inside. A guest that is down gets
 // them when it boots.
 func (m *netnsMachine) applyFaults() error {
-	m.mu.Lock()
+	m.Mu.Lock()
 	g := m.guest
 	faults := m.guestFaults()
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if g == nil {
 		return nil
 	}
@@ -641,7 +643,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 	defer theirOut.Close()
 	g := &guest{to: to, from: from, replies: bufio.NewReader(from), ended: make(chan struct{})}
 	g.cmd = exec.Command("/proc/self/exe")
-	g.cmd.Args = initArgs(m.b.cfg.Root, m.spec.Hostname)
+	g.cmd.Args = initArgs(m.b.cfg.Root, m.Spec.Hostname)
 	g.cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	g.cmd.Dir = "/"
 	g.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
@@ -652,17 +654,17 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 		Pdeathsig: syscall.SIGKILL,
 		Setsid:    true,
 	}
-	err = m.b.fabric.do(func() error {
+	err = m.b.fabric.Do(func() error {
 		if err := os.MkdirAll(filepath.Join(m.b.disks(), m.name), 0o755); err != nil {
 			return err
 		}
 		if err := g.cmd.Start(); err != nil {
 			return fmt.Errorf("start process 1: %w", err)
 		}
-		if g.network, err = openNetwork(g.cmd.Process.Pid); err != nil {
+		if g.network, err = worker.OpenNetwork(g.cmd.Process.Pid); err != nil {
 			return err
 		}
-		g.peer, err = m.b.fabric.connect(g.cmd.Process.Pid, m.spec)
+		g.peer, err = m.b.fabric.connect(g.cmd.Process.Pid, m.Spec)
 		return err
 	})
 	if g.cmd.Process == nil {
@@ -698,11 +700,11 @@ func (g *guest) serveMetadata(ip string, h http.Handler) error {
 	if h == nil {
 		return nil
 	}
-	err := inNetwork(g.network, func() error {
+	err := worker.InNetwork(g.network, func() error {
 		return runIP(ip, "link set lo up", "addr add "+metadataAddr+"/32 dev lo")
 	})
 	if err == nil {
-		err = g.serveAt(ip, joinPort(metadataAddr, 80), h)
+		err = g.serveAt(ip, worker.JoinPort(metadataAddr, 80), h)
 	}
 	if err != nil {
 		return fmt.Errorf("serve metadata: %w", err)
@@ -713,7 +715,7 @@ func (g *guest) serveMetadata(ip string, h http.Handler) error {
 // serveAt starts a server inside the machine, at one of its addresses.
 func (g *guest) serveAt(ip, addr string, h http.Handler) error {
 	var ln net.Listener
-	err := inNetwork(g.network, func() (err error) {
+	err := worker.InNetwork(g.network, func() (err error) {
 		if err := runIP(ip, "link set lo up"); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"context"
@@ -15,14 +15,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/worker"
 )
 
-// netnsBackend is the Backend of [NewNetns].
+// netnsBackend is the Backend of New.
 type netnsBackend struct {
-	cfg    NetnsConfig
+	cfg    Config
 	tools  map[string]string // paths by name
 	fabric *fabric
-	loopback
+	worker.Loopback
 
 	extraSSHD []string // lines of sshd_config that only some versions accept
 
@@ -42,14 +44,14 @@ func toolPackages() map[string]string {
 	}
 }
 
-// NetnsReady reports why the netns backend cannot work here: [ErrNotRoot], a
+// Ready reports why the netns backend cannot work here: [ErrNotRoot], a
 // [*ToolsError], another error of the kernel (such as in a container without the rights),
 // or nil if it found no reason.
-func NetnsReady() error {
+func Ready() error {
 	if _, err := findTools(); err != nil {
 		return err
 	}
-	return onOwnThread(func() error {
+	return worker.OnOwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make network namespace: %w", err)
 		}
@@ -59,10 +61,10 @@ func NetnsReady() error {
 
 func findTools() (map[string]string, error) {
 	if os.Geteuid() != 0 {
-		return nil, ErrNotRoot
+		return nil, worker.ErrNotRoot
 	}
 	paths := make(map[string]string)
-	var missing ToolsError
+	var missing worker.ToolsError
 	for _, name := range sortedKeys(toolPackages()) {
 		for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
 			path := filepath.Join(dir, name)
@@ -82,7 +84,7 @@ func findTools() (map[string]string, error) {
 	return paths, nil
 }
 
-// NewNetns returns the backend whose machines are as real as one Linux kernel can make
+// New returns the backend whose machines are as real as one Linux kernel can make
 // them. It needs root. The program's main function must call [MaybeInit] first, because
 // the backend starts the program again as process 1 of each machine.
 //
@@ -113,7 +115,7 @@ func findTools() (map[string]string, error) {
 // have, package installation (there is no route to the internet), systemd, time. Root on
 // a machine may not mount, load modules, make device nodes or change the kernel outside
 // its network namespace.
-func NewNetns(cfg NetnsConfig) (Backend, error) {
+func New(cfg Config) (worker.Backend, error) {
 	b, err := newNetns(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("make netns backend: %w", err)
@@ -121,7 +123,7 @@ func NewNetns(cfg NetnsConfig) (Backend, error) {
 	return b, nil
 }
 
-func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
+func newNetns(cfg Config) (*netnsBackend, error) {
 	if cfg.Root == "" {
 		return nil, errors.New("no root directory given")
 	}
@@ -142,10 +144,10 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 		return nil, err
 	}
 	b := &netnsBackend{cfg: cfg, tools: tools, machines: make(map[*netnsMachine]struct{}), claims: make(map[netip.Prefix]io.Closer)}
-	if err := b.loopback.init(cfg.Port); err != nil {
+	if err := b.Loopback.Init(cfg.Port); err != nil {
 		return nil, err
 	}
-	if err := startAfresh(); err != nil {
+	if err := worker.StartAfresh(); err != nil {
 		return nil, err
 	}
 	// From version 9.8 on, sshd penalises an address with failed logins; here all logins
@@ -164,7 +166,7 @@ func newNetns(cfg NetnsConfig) (*netnsBackend, error) {
 // sees an empty directory.
 func (b *netnsBackend) disks() string { return filepath.Join(b.cfg.Root, "disks") }
 
-func (b *netnsBackend) Start(ctx context.Context, spec Spec) (Machine, error) {
+func (b *netnsBackend) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
 	m, err := b.start(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("start worker %q: %w", spec.Name, err)
@@ -172,7 +174,7 @@ func (b *netnsBackend) Start(ctx context.Context, spec Spec) (Machine, error) {
 	return m, nil
 }
 
-func (b *netnsBackend) start(ctx context.Context, spec Spec) (*netnsMachine, error) {
+func (b *netnsBackend) start(ctx context.Context, spec worker.Spec) (*netnsMachine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -180,11 +182,11 @@ func (b *netnsBackend) start(ctx context.Context, spec Spec) (*netnsMachine, err
 	if err != nil {
 		return nil, err
 	}
-	ln, err := b.listen()
+	ln, err := b.Listen()
 	if err != nil {
 		return nil, err
 	}
-	m.addr, m.port = splitAddr(ln.Addr())
+	m.addr, m.port = worker.SplitAddr(ln.Addr())
 	if err := b.add(m); err != nil {
 		ln.Close()
 		return nil, err
@@ -205,8 +207,8 @@ func (b *netnsBackend) add(m *netnsMachine) error {
 		if other.name == m.name {
 			return fmt.Errorf("a worker %q runs already", m.name)
 		}
-		if other.spec.IP == m.spec.IP {
-			return fmt.Errorf("worker %q has address %s already", other.spec.Name, m.spec.IP)
+		if other.Spec.IP == m.Spec.IP {
+			return fmt.Errorf("worker %q has address %s already", other.Spec.Name, m.Spec.IP)
 		}
 	}
 	b.machines[m] = struct{}{}
@@ -288,7 +290,7 @@ func Sweep(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, killLimit, fmt.Errorf("processes survive SIGKILL for %v", killLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, worker.KillLimit, fmt.Errorf("processes survive SIGKILL for %v", worker.KillLimit))
 	defer cancel()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()

@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"bufio"
@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/worker"
 )
 
 // The code of this file and the next runs as process 1 of a machine of the netns backend.
@@ -60,7 +62,7 @@ type bootRequest struct {
 
 // guestFaults are the faults that are simulated inside the machine.
 type guestFaults struct {
-	Troubles []Fault // those whose kind is inGuest
+	Troubles []worker.Fault // those whose kind is inGuest
 	Missing  []string
 	Denied   []string
 	SlowExec float64           // seconds
@@ -83,7 +85,7 @@ func initArgs(root, hostname string) []string { return []string{initName, root, 
 
 // MaybeInit runs the program as process 1 of a machine of the netns backend if it was
 // started for that. It then returns true when the machine is no longer needed, and the
-// program must exit. Programs that use [NewNetns], including tests, must call it first of
+// program must exit. Programs that use New, including tests, must call it first of
 // all, with os.Args.
 func MaybeInit(args []string) (handled bool) {
 	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
@@ -112,9 +114,9 @@ type process1 struct {
 	missing []string // in force
 	denied  []string
 
-	troubles  []Fault // in force
-	readOnly  bool    // /home is read-only
-	smallDisk bool    // /home is a small disk
+	troubles  []worker.Fault // in force
+	readOnly  bool           // /home is read-only
+	smallDisk bool           // /home is a small disk
 	smallTmp  bool
 
 	scripts chan guestScript
@@ -205,7 +207,7 @@ func (p *process1) do(req guestRequest) error {
 	case "shutdown":
 		if p.ending == nil {
 			p.ending = make(chan struct{})
-			go p.fetchScript(shutdownScript)
+			go p.fetchScript(worker.ShutdownScript)
 		}
 		return nil
 	}
@@ -256,7 +258,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
-		Dir: "/", Env: []string{"PATH=" + loginPath, "HOME=/root", "LANG=C.UTF-8"},
+		Dir: "/", Env: []string{"PATH=" + worker.LoginPath, "HOME=/root", "LANG=C.UTF-8"},
 		Files: []uintptr{in.Fd(), out.Fd(), out.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
@@ -338,7 +340,7 @@ func (p *process1) bootUp() error {
 		}
 	}
 	if b.Metadata {
-		go p.fetchScript(startupScript)
+		go p.fetchScript(worker.StartupScript)
 	}
 	return nil
 }
@@ -421,7 +423,7 @@ func metadataAttribute(name string) ([]byte, error) {
 // shutdown. Its log is on the machine.
 func (p *process1) runScript(s guestScript) {
 	done, err := p.startScript(s)
-	if s.name != shutdownScript {
+	if s.name != worker.ShutdownScript {
 		return
 	}
 	ending := p.ending
@@ -444,7 +446,7 @@ func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error)
 		return nil, err
 	}
 	file := filepath.Join(dir, s.name)
-	if err := writeProgram(file, s.text); err != nil {
+	if err := worker.WriteProgram(file, s.text); err != nil {
 		return nil, err
 	}
 	_, done, err := p.spawn("/var/log/"+s.name+".log", "/bin/bash", "-c", file)

@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"errors"
@@ -12,12 +12,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"multihost/internal/sim/worker"
 )
 
 const (
-	// loginPath is the PATH in /etc/environment of Ubuntu.
-	loginPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/games:/snap/bin"
-
 	keysDir = "/var/lib/google-keys"
 	sudoers = "/etc/sudoers.d/google_sudoers"
 
@@ -291,7 +290,7 @@ func writeEtc(b bootRequest) error {
 		"AuthorizedKeysFile " + keysDir + "/%u .ssh/authorized_keys",
 		"AcceptEnv LANG LC_*", "PermitUserEnvironment LD_PRELOAD,FAKETIME*,MULTIHOST_KEEP", "PrintMotd no", "PrintLastLog no", "Banner " + bannerFile, "Subsystem sftp internal-sftp",
 	}
-	environment := []string{"PATH=" + loginPath, "LANG=C.UTF-8"}
+	environment := []string{"PATH=" + worker.LoginPath, "LANG=C.UTF-8"}
 	setenv := "SetEnv"
 	for _, e := range append(environment, b.Env...) {
 		setenv += ` "` + strings.ReplaceAll(strings.ReplaceAll(e, `\`, `\\`), `"`, `\"`) + `"`
@@ -299,12 +298,12 @@ func writeEtc(b bootRequest) error {
 	config = append(append(config, setenv), b.SSHD...)
 	for path, text := range map[string]string{
 		"/etc/ssh/sshd_config": strings.Join(config, "\n") + "\n",
-		"/etc/environment":     `PATH="` + loginPath + `"` + "\n",
+		"/etc/environment":     `PATH="` + worker.LoginPath + `"` + "\n",
 		"/etc/hostname":        b.Hostname + "\n",
 		"/etc/hosts": "127.0.0.1 localhost\n" + b.IP + " " + b.Hostname + "\n" +
 			metadataAddr + " metadata.google.internal metadata\n",
 		"/etc/resolv.conf": "nameserver " + metadataAddr + "\n",
-		"/etc/sudoers": "Defaults env_reset\nDefaults secure_path=\"" + loginPath + "\"\n" +
+		"/etc/sudoers": "Defaults env_reset\nDefaults secure_path=\"" + worker.LoginPath + "\"\n" +
 			"root ALL=(ALL:ALL) ALL\n@include " + sudoers + "\n",
 	} {
 		mode := fs.FileMode(0o644)

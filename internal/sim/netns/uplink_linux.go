@@ -1,4 +1,4 @@
-package worker
+package netns
 
 import (
 	"crypto/rand"
@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"multihost/internal/sim/worker"
 )
 
 // uplink is the link from the fabric's router to the machine that it runs on. The kernel
@@ -74,14 +76,14 @@ func (f *fabric) makeUplink() (*uplink, error) {
 
 // outside runs commands of ip in the network of the real machine.
 func (f *fabric) outside(lines ...string) error {
-	return inNetwork(f.home, func() error { return runIP(f.ip, lines...) })
+	return worker.InNetwork(f.home, func() error { return runIP(f.ip, lines...) })
 }
 
 // covered reports whether the real machine has a route to an address other than its
 // default route.
 func (f *fabric) covered(addr string) (bool, error) {
 	var out []byte
-	err := inNetwork(f.home, func() (err error) {
+	err := worker.InNetwork(f.home, func() (err error) {
 		out, err = exec.Command(f.ip, "-4", "-o", "route", "show", "match", addr).Output()
 		return err
 	})
@@ -99,7 +101,7 @@ func (f *fabric) covered(addr string) (bool, error) {
 // expose lets the real machine reach a worker at the worker's own address, unless that
 // would hide an address that the machine already reaches. It must run on the fabric's
 // thread, after connect.
-func (f *fabric) expose(spec Spec) error {
+func (f *fabric) expose(spec worker.Spec) error {
 	covered, err := f.covered(spec.IP)
 	if err != nil || covered {
 		return err
@@ -120,7 +122,7 @@ func (f *fabric) expose(spec Spec) error {
 }
 
 // hide undoes expose.
-func (f *fabric) hide(spec Spec) {
+func (f *fabric) hide(spec worker.Spec) {
 	if f.uplink != nil {
 		_ = f.outside(fmt.Sprintf("route del %s/32 via %s dev %s", spec.IP, f.uplink.inside, f.uplink.name)) // there may be none
 	}
