@@ -25,6 +25,7 @@ import (
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/iap"
 	"multihost/internal/job"
 	"multihost/internal/journal"
 	"multihost/internal/network"
@@ -509,7 +510,7 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) {
 		a.Way = job.Internal
 	}
 	if s.cloud != nil {
-		a.IAP = &sshfan.IAP{Endpoint: s.setting(c, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
+		a.IAP = &iap.Proxy{Endpoint: s.setting(c, "iap-endpoint"), Project: s.cloud.Project(), Token: s.cloud.Token}
 	}
 	local, _ := s.lookup("USER")
 	var err error

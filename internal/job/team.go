@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"multihost/internal/event"
+	"multihost/internal/iap"
 	"multihost/internal/qr"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
@@ -34,8 +35,8 @@ type Access struct {
 	Way            Way              // which address to use; "" is Auto
 	Jump           []sshfan.JumpHost
 	SSHConfig      *sshfan.SSHConfig
-	UserKnownHosts []string    // files with the host keys of bastions
-	IAP            *sshfan.IAP // nil: no tunnel
+	UserKnownHosts []string   // files with the host keys of bastions
+	IAP            *iap.Proxy // nil: no tunnel
 	Passphrase     func(path string) (string, error)
 	// Dial opens the connections under SSH, except through IAP; nil: plain TCP.
 	Dial           func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"multihost/internal/fault"
+	"multihost/internal/iap"
 )
 
 var (
@@ -235,7 +236,7 @@ func (e *NameError) Hint() string {
 // the relay of Identity-Aware Proxy needs are not meant.
 func unresolved(err, limit error) (_ error, is bool) {
 	var dns *net.DNSError
-	var relay *IAPError
+	var relay *iap.Error
 	var late noAnswerError
 	if !errors.As(err, &dns) || dns.Name == "" || errors.As(err, &relay) || limit != nil && !errors.As(limit, &late) {
 		return err, false

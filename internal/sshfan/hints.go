@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"multihost/internal/iap"
+
 	"golang.org/x/crypto/ssh"
 )
 
@@ -69,14 +71,14 @@ func hintOf(e *ConnectError, k known) string {
 // like this.
 func unanswered(err error, stage Stage, timedOut bool) bool {
 	var forward *ForwardError
-	var relay *IAPError
+	var relay *iap.Error
 	switch {
 	case stage != StageDial:
 		return false
 	case errors.As(err, &forward):
 		return forward.unanswered()
 	case errors.As(err, &relay):
-		return relay.Code == iapNoBackend
+		return relay.Code == iap.NoBackend
 	}
 	return timedOut || errors.Is(err, errNoHost)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/iap"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -181,7 +182,7 @@ func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 		return nil, &sshfan.ForwardError{Bastion: "gate:22", Said: "Connection timed out"}
 	}
 	relay := func(context.Context, string, string) (net.Conn, error) {
-		return nil, &sshfan.IAPError{Code: 4003, Port: 22}
+		return nil, &iap.Error{Code: 4003, Port: 22}
 	}
 	full := func(context.Context, string, string) (net.Conn, error) {
 		return nil, &sshfan.ForwardError{Bastion: "gate:22", Said: "open failed"}

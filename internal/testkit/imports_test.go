@@ -62,6 +62,7 @@ func TestImportRules(t *testing.T) {
 		{"golang.org/x/term", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/gdamore/tcell", []string{"internal/ui"}, "the terminal has one owner"},
 		{"github.com/vbauerster/mpb", []string{"internal/ui"}, "the terminal has one owner"},
+		{"github.com/coder/websocket", []string{"internal/iap", "internal/sim/..."}, "the tunnel through IAP has one owner, and the simulator its other end"},
 		{"multihost/internal/sim", []string{"cmd/multihost", "internal/sim/...", "internal/testkit/simworker"}, "product code has no simulator branches; tests have workers"},
 		{"multihost/internal/testkit", []string{"internal/testkit/browser", "internal/testkit/simworker"}, "test code stays in tests"},
 		{"github.com/chromedp", []string{"internal/testkit/browser"}, "test code stays in tests"},

@@ -53,7 +53,7 @@ var (
 		"cmd/multihost":   8100,
 		"internal/job":    17000,
 		"internal/qr":     6200,
-		"internal/sshfan": 6900,
+		"internal/sshfan": 5800,
 	}
 )
 

@@ -1,4 +1,6 @@
-package sshfan
+// Package iap opens TCP connections to VMs without an external address, through Google's
+// Identity-Aware Proxy.
+package iap
 
 import (
 	"context"
@@ -25,7 +27,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// IAP opens TCP connections to instances that have no external address, through Google's
+// A Proxy opens TCP connections to instances that have no external address, through Google's
 // Identity-Aware Proxy. Only Project is required. Its methods are safe for concurrent
 // use. Do not change its fields after the first Dial.
 //
@@ -36,7 +38,7 @@ import (
 // only when a reconnect cannot help.
 //
 // An idle tunnel costs three goroutines.
-type IAP struct {
+type Proxy struct {
 	// Endpoint is the URL of the relay. Empty: wss://tunnel.cloudproxy.app/v4.
 	Endpoint string
 
@@ -54,83 +56,83 @@ type IAP struct {
 	// Clock paces reconnects. Default: the system's.
 	Clock Clock
 
-	openLimit time.Duration // default iapOpenLimit; tests set a shorter one
+	openLimit time.Duration // default openLimit; tests set a shorter one
 }
 
 const (
-	iapEndpoint    = "wss://tunnel.cloudproxy.app/v4"
-	iapSubprotocol = "relay.tunnel.cloudproxy.app"
-	iapOrigin      = "bot:iap-tunneler" // the relay refuses browsers' origins
+	defaultEndpoint = "wss://tunnel.cloudproxy.app/v4"
+	subprotocol     = "relay.tunnel.cloudproxy.app"
+	origin          = "bot:iap-tunneler" // the relay refuses browsers' origins
 
-	// iapOpenLimit bounds one connect or reconnect: token, handshake and the
+	// openLimit bounds one connect or reconnect: token, handshake and the
 	// relay's own connect to the instance. gcloud waits as long.
-	iapOpenLimit = 60 * time.Second
+	openLimit = 60 * time.Second
 
-	// iapReconnectLimit is how long a broken tunnel tries to reconnect, as with gcloud.
-	// sshfan's keepalives give up much earlier.
-	iapReconnectLimit = 15 * time.Minute
+	// reconnectLimit is how long a broken tunnel tries to reconnect, as with gcloud.
+	// The keepalives of SSH give up much earlier.
+	reconnectLimit = 15 * time.Minute
 
-	// iapStallLimit is how long the relay may be silent after we sent bytes before its
+	// stallLimit is how long the relay may be silent after we sent bytes before its
 	// WebSocket counts as dead. Without this limit, a path that vanished without a reset
 	// would go unnoticed for minutes. The limit is longer than Config.KeepAlive, because
 	// the answers to keepalives are the sign of life of an idle SSH connection. Together
-	// with iapStallCheck it is shorter than three KeepAlive, so that a new WebSocket
+	// with stallCheck it is shorter than three KeepAlive, so that a new WebSocket
 	// exists before the connection is given up. A protocol that never answers pays one
 	// needless reconnect.
-	iapStallLimit = 15 * time.Second
-	iapStallCheck = 5 * time.Second
+	stallLimit = 15 * time.Second
+	stallCheck = 5 * time.Second
 
-	// iapSettled is the age at which a WebSocket proves that the relay works, even if no
+	// settled is the age at which a WebSocket proves that the relay works, even if no
 	// byte passed.
-	iapSettled = 30 * time.Second
+	settled = 30 * time.Second
 
-	// iapLinger bounds how long Close sends the rest of what was written.
-	iapLinger = 2 * time.Second
+	// linger bounds how long Close sends the rest of what was written.
+	linger = 2 * time.Second
 
-	// iapGoodbye is how long Close then waits for the relay to answer the close frame.
+	// goodbye is how long Close then waits for the relay to answer the close frame.
 	// Without that frame the relay would keep the worker's side open. The frame is on
 	// its way when the wait begins. During the wait we receive what the relay still
 	// sends; otherwise it would make our kernel reset the connection.
-	iapGoodbye = 100 * time.Millisecond
+	goodbye = 100 * time.Millisecond
 
-	// iapSendWindow bounds the bytes kept for sending again. It allows 7 MB/s at a round
+	// sendWindow bounds the bytes kept for sending again. It allows 7 MB/s at a round
 	// trip of 150 ms. Writers wait while it is full.
-	iapSendWindow = 1 << 20
+	sendWindow = 1 << 20
 
-	// iapReadWindow bounds the bytes that wait for Read. The relay's own window controls
+	// readWindow bounds the bytes that wait for Read. The relay's own window controls
 	// the flow, since we acknowledge bytes when they are read, not when they arrive.
 	// This bound protects against a relay without a window. It is generous because
 	// acknowledgements queue behind data: when both windows are full and the reader
 	// waits for its own Write, as x/crypto/ssh's may, a tunnel that stops receiving
 	// would deadlock.
-	iapReadWindow = 4 << 20
+	readWindow = 4 << 20
 
-	// iapAckAfter is how many bytes are read before they are acknowledged.
-	iapAckAfter = 2 * relayMaxData
+	// ackAfter is how many bytes are read before they are acknowledged.
+	ackAfter = 2 * relayMaxData
 
-	// iapKeepBuffer is the largest buffer that an idle tunnel holds on to.
-	iapKeepBuffer = 64 << 10
+	// keepBuffer is the largest buffer that an idle tunnel holds on to.
+	keepBuffer = 64 << 10
 )
 
 // Dial connects to a port of an instance's network interface, such as "nic0"; "" means
 // "nic0". Dial ends when ctx does. After Dial has returned, ctx does not affect the
-// connection. The error is an *IAPError. The connection owns its goroutines; Close ends
+// connection. The error is an *Error. The connection owns its goroutines; Close ends
 // them.
 //
 // Write returns when the bytes are in the window of bytes that the relay has not
 // confirmed. Read returns io.EOF when the instance closed the connection in good order,
-// and a *net.OpError with an *IAPError when the tunnel broke. Close takes a round trip
+// and a *net.OpError with an *Error when the tunnel broke. Close takes a round trip
 // or a tenth of a second, and up to two seconds while bytes that were written are not
 // yet sent. So close many connections at once, not in turn.
-func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
+func (t *Proxy) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
 	if nic == "" {
 		nic = "nic0"
 	}
-	c := &iapConn{
+	c := &tunnel{
 		iap:     t,
-		target:  iapTarget{project: t.Project, zone: zone, instance: instance, nic: nic, port: port},
+		target:  target{project: t.Project, zone: zone, instance: instance, nic: nic, port: port},
 		clock:   t.Clock,
-		local:   iapAddr("iap"),
+		local:   address("iap"),
 		done:    make(chan struct{}),
 		closing: make(chan struct{}),
 	}
@@ -148,25 +150,25 @@ func (t *IAP) Dial(ctx context.Context, zone, instance, nic string, port int) (n
 	return c, nil
 }
 
-// iapTarget is what a tunnel leads to.
-type iapTarget struct {
+// target is what a tunnel leads to.
+type target struct {
 	project, zone, instance, nic string
 	port                         int
 }
 
-func (t iapTarget) String() string { return net.JoinHostPort(t.instance, strconv.Itoa(t.port)) }
+func (t target) String() string { return net.JoinHostPort(t.instance, strconv.Itoa(t.port)) }
 
-// iapAddr is an end of a tunnel.
-type iapAddr string
+// address is an end of a tunnel.
+type address string
 
-func (a iapAddr) Network() string { return "iap" }
-func (a iapAddr) String() string  { return string(a) }
+func (a address) Network() string { return "iap" }
+func (a address) String() string  { return string(a) }
 
-// iapConn is a tunnel. Offsets count from the first byte of their direction, as the
+// tunnel is a tunnel. Offsets count from the first byte of their direction, as the
 // relay's do.
-type iapConn struct {
-	iap    *IAP
-	target iapTarget
+type tunnel struct {
+	iap    *Proxy
+	target target
 	clock  Clock
 
 	ctx     context.Context // ends with the tunnel; not that of Dial
@@ -184,20 +186,20 @@ type iapConn struct {
 	local   net.Addr
 	sid     []byte // identifies the tunnel at a reconnect
 
-	inbox    iapBuffer // received and not read
-	received uint64    // offset of inbox's end
-	acked    uint64    // offset that our last acknowledgement named
+	inbox    buffer // received and not read
+	received uint64 // offset of inbox's end
+	acked    uint64 // offset that our last acknowledgement named
 
-	outbox    iapBuffer // written and not confirmed
-	confirmed uint64    // offset of outbox's start
-	sent      uint64    // offset of what this WebSocket sends next
-	sentMost  uint64    // the highest value that sent ever had
+	outbox    buffer // written and not confirmed
+	confirmed uint64 // offset of outbox's start
+	sent      uint64 // offset of what this WebSocket sends next
+	sentMost  uint64 // the highest value that sent ever had
 
 	waiting  time.Time // when we first sent data after the relay's last frame; zero: not yet
 	opened   time.Time // when this WebSocket was opened
 	progress bool      // the tunnel has advanced on this WebSocket
 
-	readDeadline, writeDeadline iapDeadline
+	readDeadline, writeDeadline deadline
 
 	// Used by run only.
 	tries       int       // reconnects since the last progress
@@ -205,7 +207,7 @@ type iapConn struct {
 }
 
 // run keeps the tunnel alive until it ends.
-func (c *iapConn) run(ws *websocket.Conn) {
+func (c *tunnel) run(ws *websocket.Conn) {
 	defer close(c.done)
 	for ws != nil {
 		err := c.serve(ws)
@@ -217,17 +219,17 @@ func (c *iapConn) run(ws *websocket.Conn) {
 }
 
 // end ends the tunnel because of err. Bytes that were received can still be read.
-func (c *iapConn) end(err error) {
+func (c *tunnel) end(err error) {
 	c.cancel(err)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.err = err
-	c.outbox = iapBuffer{}
+	c.outbox = buffer{}
 	c.changed.Broadcast()
 }
 
 // serve moves bytes over ws until it breaks and returns why.
-func (c *iapConn) serve(ws *websocket.Conn) error {
+func (c *tunnel) serve(ws *websocket.Conn) error {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
@@ -249,7 +251,7 @@ func (c *iapConn) serve(ws *websocket.Conn) error {
 
 // send writes data and acknowledgements to ws until ctx ends or ws breaks. When the
 // tunnel is closed, send sends what is left and closes ws in good order.
-func (c *iapConn) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
+func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
 	defer context.AfterFunc(ctx, c.wake)()
 	var frame []byte
 	for {
@@ -267,15 +269,15 @@ func (c *iapConn) send(ctx context.Context, ws *websocket.Conn, cancel context.C
 	}
 }
 
-// takeLeave closes ws in good order. After iapGoodbye it ends ctx, the receiver's
+// takeLeave closes ws in good order. After goodbye it ends ctx, the receiver's
 // context, which cuts the wait short: the WebSocket library itself would wait for ten
 // seconds.
-func (c *iapConn) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
+func (c *tunnel) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
-		case <-c.clock.After(iapGoodbye):
+		case <-c.clock.After(goodbye):
 			cancel(net.ErrClosed)
 		}
 	})
@@ -286,12 +288,12 @@ func (c *iapConn) takeLeave(ctx context.Context, ws *websocket.Conn, cancel cont
 
 // nextFrame waits until there is something to send, and appends it to buf. It appends
 // nothing when ctx has ended, or when the tunnel is closed and everything is sent.
-func (c *iapConn) nextFrame(ctx context.Context, buf []byte) []byte {
+func (c *tunnel) nextFrame(ctx context.Context, buf []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ctx.Err() == nil {
 		// Acknowledgements first: a relay whose window is full waits for them.
-		if read := c.received - uint64(c.inbox.len()); read > c.acked+iapAckAfter {
+		if read := c.received - uint64(c.inbox.len()); read > c.acked+ackAfter {
 			c.acked = read
 			return appendAckFrame(buf, read)
 		}
@@ -313,7 +315,7 @@ func (c *iapConn) nextFrame(ctx context.Context, buf []byte) []byte {
 }
 
 // receive reads frames from ws until it breaks.
-func (c *iapConn) receive(ctx context.Context, ws *websocket.Conn) error {
+func (c *tunnel) receive(ctx context.Context, ws *websocket.Conn) error {
 	defer context.AfterFunc(ctx, c.wake)()
 	var buf []byte
 	for {
@@ -328,13 +330,13 @@ func (c *iapConn) receive(ctx context.Context, ws *websocket.Conn) error {
 }
 
 // take handles a received frame. It waits while too much is unread.
-func (c *iapConn) take(ctx context.Context, f relayFrame) error {
+func (c *tunnel) take(ctx context.Context, f relayFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = time.Time{}
 	switch f.tag {
 	case relayData:
-		for c.inbox.len() >= iapReadWindow && !c.closed {
+		for c.inbox.len() >= readWindow && !c.closed {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -358,7 +360,7 @@ func (c *iapConn) take(ctx context.Context, f relayFrame) error {
 }
 
 // confirm drops the bytes up to offset upTo, which the relay has. c.mu is held.
-func (c *iapConn) confirm(upTo uint64) error {
+func (c *tunnel) confirm(upTo uint64) error {
 	switch {
 	case upTo > c.sentMost:
 		return protocolError(fmt.Sprintf("confirmed %d bytes of %d", upTo, c.sentMost))
@@ -373,17 +375,17 @@ func (c *iapConn) confirm(upTo uint64) error {
 }
 
 // watch calls cancel, which ends ws, when the relay is silent for too long.
-func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+func (c *tunnel) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.clock.After(iapStallCheck):
+		case <-c.clock.After(stallCheck):
 		}
 		c.mu.Lock()
 		// While the inbox is full, we are the side that does not receive.
-		stalled := !c.waiting.IsZero() && c.inbox.len() < iapReadWindow &&
-			c.clock.Now().Sub(c.waiting) >= iapStallLimit
+		stalled := !c.waiting.IsZero() && c.inbox.len() < readWindow &&
+			c.clock.Now().Sub(c.waiting) >= stallLimit
 		c.mu.Unlock()
 		if stalled {
 			cancel(errRelaySilent)
@@ -394,11 +396,11 @@ func (c *iapConn) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 
 // reconnect opens a new WebSocket in place of the one that cause broke. If that fails,
 // it returns a nil WebSocket and why the tunnel ended.
-func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
+func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	now := c.clock.Now()
 	c.mu.Lock()
 	c.up = false
-	if c.progress || now.Sub(c.opened) >= iapSettled {
+	if c.progress || now.Sub(c.opened) >= settled {
 		c.tries, c.brokenSince = 0, now
 	}
 	c.mu.Unlock()
@@ -414,9 +416,9 @@ func (c *iapConn) reconnect(cause error) (*websocket.Conn, error) {
 			return nil, failure
 		}
 		wait := reconnectWait(c.tries)
-		if c.clock.Now().Add(wait).Sub(c.brokenSince) > iapReconnectLimit {
+		if c.clock.Now().Add(wait).Sub(c.brokenSince) > reconnectLimit {
 			told := *failure
-			told.Err = fmt.Errorf("no reconnect within %s: %w", iapReconnectLimit, failure.Err)
+			told.Err = fmt.Errorf("no reconnect within %s: %w", reconnectLimit, failure.Err)
 			return nil, &told
 		}
 		c.tries++
@@ -449,11 +451,11 @@ func reconnectWait(tries int) time.Duration {
 }
 
 // open opens a WebSocket for the tunnel, which is new or known to the relay by its sid.
-// The error is an *IAPError.
-func (c *iapConn) open(ctx context.Context) (*websocket.Conn, error) {
+// The error is an *Error.
+func (c *tunnel) open(ctx context.Context) (*websocket.Conn, error) {
 	limit := c.iap.openLimit
 	if limit <= 0 {
-		limit = iapOpenLimit
+		limit = openLimit
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, noAnswerError(limit))
 	defer cancel()
@@ -470,12 +472,12 @@ func (c *iapConn) open(ctx context.Context) (*websocket.Conn, error) {
 }
 
 // handshake connects to the relay.
-func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
+func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	where, err := c.address()
 	if err != nil {
 		return nil, permanentError{err}
 	}
-	header := http.Header{"Origin": {iapOrigin}, "User-Agent": {"multihost"}}
+	header := http.Header{"Origin": {origin}, "User-Agent": {"multihost"}}
 	if c.iap.Token != nil {
 		token, err := c.iap.Token(ctx)
 		if err != nil {
@@ -496,7 +498,7 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 	ws, resp, err := websocket.Dial(httptrace.WithClientTrace(ctx, trace), where, &websocket.DialOptions{
 		HTTPClient:   &here,
 		HTTPHeader:   header,
-		Subprotocols: []string{iapSubprotocol},
+		Subprotocols: []string{subprotocol},
 	})
 	if err != nil {
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
@@ -513,13 +515,13 @@ func (c *iapConn) handshake(ctx context.Context) (*websocket.Conn, error) {
 
 // address returns the URL for a new tunnel or, when there is a sid, for its next
 // WebSocket.
-func (c *iapConn) address() (string, error) {
+func (c *tunnel) address() (string, error) {
 	if c.target.project == "" || c.target.zone == "" || c.target.instance == "" {
 		return "", errors.New("project, zone and instance must be known")
 	}
 	endpoint := c.iap.Endpoint
 	if endpoint == "" {
-		endpoint = iapEndpoint
+		endpoint = defaultEndpoint
 	}
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -545,7 +547,7 @@ func (c *iapConn) address() (string, error) {
 
 // greet waits for the frame with which the relay opens a WebSocket. Everything that this
 // frame does not confirm is sent again.
-func (c *iapConn) greet(ctx context.Context, ws *websocket.Conn) error {
+func (c *tunnel) greet(ctx context.Context, ws *websocket.Conn) error {
 	var buf []byte
 	for {
 		f, err := readRelayFrame(ctx, ws, &buf)
@@ -563,7 +565,7 @@ func (c *iapConn) greet(ctx context.Context, ws *websocket.Conn) error {
 
 // greeted handles a frame that arrived before or as the greeting, and reports whether it
 // is the greeting. c.mu is held.
-func (c *iapConn) greeted(f relayFrame) (bool, error) {
+func (c *tunnel) greeted(f relayFrame) (bool, error) {
 	wasNew := c.sid == nil
 	switch {
 	case f.tag == relaySID && wasNew && len(f.data) > 0:
@@ -589,14 +591,14 @@ func (c *iapConn) greeted(f relayFrame) (bool, error) {
 	return true, nil
 }
 
-func (c *iapConn) wake() {
+func (c *tunnel) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changed.Broadcast()
 }
 
 // Read implements net.Conn.
-func (c *iapConn) Read(p []byte) (int, error) {
+func (c *tunnel) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
@@ -619,7 +621,7 @@ func (c *iapConn) Read(p []byte) (int, error) {
 }
 
 // consume moves bytes from the inbox to p. c.mu is held.
-func (c *iapConn) consume(p []byte) int {
+func (c *tunnel) consume(p []byte) int {
 	n := copy(p, c.inbox.bytes())
 	c.inbox.drop(n)
 	c.changed.Broadcast() // there may be something to acknowledge
@@ -627,7 +629,7 @@ func (c *iapConn) consume(p []byte) int {
 }
 
 // Write implements net.Conn.
-func (c *iapConn) Write(p []byte) (int, error) {
+func (c *tunnel) Write(p []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.mu.Lock()
@@ -644,7 +646,7 @@ func (c *iapConn) Write(p []byte) (int, error) {
 		case c.err != nil:
 			return written, c.opError("write", c.err)
 		}
-		n := min(len(p)-written, iapSendWindow-c.outbox.len())
+		n := min(len(p)-written, sendWindow-c.outbox.len())
 		if n > 0 {
 			c.outbox.add(p[written : written+n])
 			written += n
@@ -659,11 +661,11 @@ func (c *iapConn) Write(p []byte) (int, error) {
 
 // Close implements net.Conn. When it returns, all goroutines of the tunnel have ended.
 // Closing twice is no error.
-func (c *iapConn) Close() error {
+func (c *tunnel) Close() error {
 	c.mu.Lock()
 	first, up := !c.closed, c.up
 	c.closed = true
-	c.inbox = iapBuffer{}
+	c.inbox = buffer{}
 	c.readDeadline.stop()
 	c.writeDeadline.stop()
 	c.changed.Broadcast()
@@ -677,7 +679,7 @@ func (c *iapConn) Close() error {
 	}
 	select {
 	case <-c.done:
-	case <-c.clock.After(iapLinger):
+	case <-c.clock.After(linger):
 		c.cancel(net.ErrClosed)
 		<-c.done
 	}
@@ -685,36 +687,36 @@ func (c *iapConn) Close() error {
 }
 
 // LocalAddr implements net.Conn: our end of the connection to the relay.
-func (c *iapConn) LocalAddr() net.Addr {
+func (c *tunnel) LocalAddr() net.Addr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.local
 }
 
 // RemoteAddr implements net.Conn: instance and port.
-func (c *iapConn) RemoteAddr() net.Addr { return iapAddr(c.target.String()) }
+func (c *tunnel) RemoteAddr() net.Addr { return address(c.target.String()) }
 
 // SetDeadline implements net.Conn.
-func (c *iapConn) SetDeadline(t time.Time) error {
+func (c *tunnel) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *iapConn) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.readDeadline, t) }
+func (c *tunnel) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.readDeadline, t) }
 
 // SetWriteDeadline implements net.Conn.
-func (c *iapConn) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writeDeadline, t) }
+func (c *tunnel) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writeDeadline, t) }
 
-// iapBuffer is a queue of bytes.
-type iapBuffer struct {
+// buffer is a queue of bytes.
+type buffer struct {
 	all  []byte
 	gone int // bytes at the start of all that were dropped
 }
 
-func (b *iapBuffer) bytes() []byte { return b.all[b.gone:] }
-func (b *iapBuffer) len() int      { return len(b.all) - b.gone }
+func (b *buffer) bytes() []byte { return b.all[b.gone:] }
+func (b *buffer) len() int      { return len(b.all) - b.gone }
 
-func (b *iapBuffer) add(p []byte) {
+func (b *buffer) add(p []byte) {
 	if len(b.all)+len(p) > cap(b.all) && b.gone >= b.len() {
 		b.all = b.all[:copy(b.all, b.bytes())]
 		b.gone = 0
@@ -722,26 +724,26 @@ func (b *iapBuffer) add(p []byte) {
 	b.all = append(b.all, p...)
 }
 
-func (b *iapBuffer) drop(n int) {
+func (b *buffer) drop(n int) {
 	b.gone += n
 	if b.len() > 0 {
 		return
 	}
 	b.gone = 0
 	b.all = b.all[:0]
-	if cap(b.all) > iapKeepBuffer {
+	if cap(b.all) > keepBuffer {
 		b.all = nil
 	}
 }
 
-// iapDeadline is a deadline in the system's time, as net.Conn requires, even if
-// IAP.Clock tells another time.
-type iapDeadline struct {
+// deadline is a deadline in the system's time, as net.Conn requires, even if
+// Proxy.Clock tells another time.
+type deadline struct {
 	timer   *time.Timer
 	expired bool
 }
 
-func (d *iapDeadline) stop() {
+func (d *deadline) stop() {
 	if d.timer != nil {
 		d.timer.Stop()
 	}
@@ -749,7 +751,7 @@ func (d *iapDeadline) stop() {
 	d.expired = false
 }
 
-func (c *iapConn) setDeadline(d *iapDeadline, t time.Time) error {
+func (c *tunnel) setDeadline(d *deadline, t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -778,7 +780,7 @@ func (c *iapConn) setDeadline(d *iapDeadline, t time.Time) error {
 	return nil
 }
 
-func (c *iapConn) opError(op string, err error) error {
+func (c *tunnel) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "iap", Addr: c.RemoteAddr(), Err: err}
 }
 
@@ -885,9 +887,9 @@ func readRelayFrame(ctx context.Context, ws *websocket.Conn, buf *[]byte) (relay
 	}
 }
 
-// IAPError reports why a tunnel could not be opened, or why it ended. At most one of
+// Error reports why a tunnel could not be opened, or why it ended. At most one of
 // Code and HTTP is not zero.
-type IAPError struct {
+type Error struct {
 	Project, Zone, Instance string
 	Port                    int
 
@@ -896,7 +898,7 @@ type IAPError struct {
 	Err  error
 }
 
-func (e *IAPError) Error() string {
+func (e *Error) Error() string {
 	s := fmt.Sprintf("IAP tunnel to %q port %d: ", e.Instance, e.Port)
 	switch {
 	case e.HTTP != 0:
@@ -908,19 +910,19 @@ func (e *IAPError) Error() string {
 }
 
 // Fault returns fault.Unavailable.
-func (e *IAPError) Fault() fault.Kind { return fault.Unavailable }
+func (e *Error) Fault() fault.Kind { return fault.Unavailable }
 
 // Cause returns the text of the error without the name of the VM.
-func (e *IAPError) Cause() string {
+func (e *Error) Cause() string {
 	return strings.Replace(e.Error(), fmt.Sprintf(" to %q", e.Instance), "", 1)
 }
 
-func (e *IAPError) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error { return e.Err }
 
 // explain returns the error of a tunnel that could not be opened or broke. It is the
 // relay's reason if there is one, else why we stopped, else err.
-func (t iapTarget) explain(ctx context.Context, err error) *IAPError {
-	var told *IAPError
+func (t target) explain(ctx context.Context, err error) *Error {
+	var told *Error
 	var closed websocket.CloseError
 	var inURL *url.Error
 	switch {
@@ -936,21 +938,21 @@ func (t iapTarget) explain(ctx context.Context, err error) *IAPError {
 	return t.newError(0, 0, err)
 }
 
-func (t iapTarget) newError(code, status int, err error) *IAPError {
-	return &IAPError{
+func (t target) newError(code, status int, err error) *Error {
+	return &Error{
 		Project: t.project, Zone: t.zone, Instance: t.instance, Port: t.port,
 		Code: code, HTTP: status, Err: err,
 	}
 }
 
 // closedWith returns the error for a WebSocket that the relay closed.
-func (t iapTarget) closedWith(e websocket.CloseError) *IAPError {
+func (t target) closedWith(e websocket.CloseError) *Error {
 	code := int(e.Code)
-	err := errors.New(iapCodeText(code))
+	err := errors.New(codeText(code))
 	if reason := oneLine(e.Reason); reason != "" {
 		err = errors.New(reason)
 	}
-	if code == iapReadFailed || code == iapWriteFailed {
+	if code == readFailed || code == writeFailed {
 		// The relay's side of the tunnel ended, perhaps in good order.
 		err = fmt.Errorf("%w: %w", err, io.EOF)
 	}
@@ -959,7 +961,7 @@ func (t iapTarget) closedWith(e websocket.CloseError) *IAPError {
 
 // refused returns the error for a handshake that the relay answered with another HTTP
 // status.
-func (t iapTarget) refused(resp *http.Response) *IAPError {
+func (t target) refused(resp *http.Response) *Error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // the part that arrived is enough
 	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
 	if reason == "" {
@@ -986,43 +988,43 @@ func oneLine(s string) string {
 // The codes with which the relay closes a WebSocket, as far as they mean something to a
 // user.
 const (
-	iapSIDUnknown        = 4001
-	iapSIDInUse          = 4002
-	iapNoBackend         = 4003
-	iapReauthenticate    = 4004
-	iapWriteFailed       = 4009
-	iapReadFailed        = 4010
-	iapNotAuthorized     = 4033
-	iapLookupFailed      = 4047
-	iapLookupFailedAgain = 4051 // at a reconnect
-	iapRewindFailed      = 4074
+	sidUnknown        = 4001
+	sidInUse          = 4002
+	NoBackend         = 4003
+	reauthenticate    = 4004
+	writeFailed       = 4009
+	readFailed        = 4010
+	notAuthorized     = 4033
+	lookupFailed      = 4047
+	lookupFailedAgain = 4051 // at a reconnect
+	rewindFailed      = 4074
 )
 
-// iapCodeText returns what a code means, for a relay that gives no reason.
-func iapCodeText(code int) string {
+// codeText returns what a code means, for a relay that gives no reason.
+func codeText(code int) string {
 	switch code {
-	case iapSIDUnknown:
+	case sidUnknown:
 		return "session unknown"
-	case iapSIDInUse:
+	case sidInUse:
 		return "session in use"
-	case iapNoBackend:
+	case NoBackend:
 		return "failed to connect to backend"
-	case iapReauthenticate:
+	case reauthenticate:
 		return "reauthentication required"
-	case iapWriteFailed, iapReadFailed:
+	case writeFailed, readFailed:
 		return "instance closed the connection"
-	case iapNotAuthorized:
+	case notAuthorized:
 		return "not authorized"
-	case iapLookupFailed, iapLookupFailedAgain:
+	case lookupFailed, lookupFailedAgain:
 		return "instance not found"
-	case iapRewindFailed:
+	case rewindFailed:
 		return "bytes to send again are gone"
 	}
 	return "no reason given"
 }
 
 // Hint says what the likely cause is and what to type, or is empty.
-func (e *IAPError) Hint() string {
+func (e *Error) Hint() string {
 	switch e.HTTP {
 	case http.StatusUnauthorized:
 		return "the relay does not take the access token: gcloud auth application-default login"
@@ -1035,48 +1037,48 @@ func (e *IAPError) Hint() string {
 		return e.hintInstance()
 	}
 	switch e.Code {
-	case iapNotAuthorized:
+	case notAuthorized:
 		return e.hintPermission()
-	case iapNoBackend:
+	case NoBackend:
 		return fmt.Sprintf("nothing listens on port %d yet (the VM boots, or is stopped), or no firewall rule lets IAP in: "+
 			"multihost network firewall create NET-ssh --network=NET --allow=tcp:%d --source-ranges=35.235.240.0/20", e.Port, e.Port)
-	case iapLookupFailed, iapLookupFailedAgain:
+	case lookupFailed, lookupFailedAgain:
 		return e.hintInstance()
-	case iapReadFailed, iapWriteFailed:
-		return "the worker hung up; " + seeLog
-	case iapReauthenticate:
+	case readFailed, writeFailed:
+		return "the worker hung up; why is in sshd's log on the worker: sudo journalctl -u ssh -n 20"
+	case reauthenticate:
 		return "your organization asks to log in again: gcloud auth application-default login"
-	case iapSIDUnknown, iapSIDInUse, iapRewindFailed:
+	case sidUnknown, sidInUse, rewindFailed:
 		return "the relay gave the tunnel up while we were cut off: connect again"
 	}
 	return ""
 }
 
-func (e *IAPError) hintPermission() string {
+func (e *Error) hintPermission() string {
 	return fmt.Sprintf("tunnels need roles/iap.tunnelResourceAccessor and the IAP API: "+
 		"gcloud projects add-iam-policy-binding %s --member=user:EMAIL --role=roles/iap.tunnelResourceAccessor; "+
 		"gcloud services enable iap.googleapis.com --project=%s", e.Project, e.Project)
 }
 
-func (e *IAPError) hintInstance() string {
+func (e *Error) hintInstance() string {
 	return fmt.Sprintf("project %q has no instance %q in zone %q: the VM may have been made anew, or preempted; see multihost qr list",
 		e.Project, e.Instance, e.Zone)
 }
 
 // Permanent reports whether dialing again is useless.
-func (e *IAPError) Permanent() bool {
+func (e *Error) Permanent() bool {
 	switch e.HTTP {
 	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden:
 		return true
 	}
 	var p interface{ Permanent() bool }
-	return e.Code == iapNotAuthorized || errors.As(e.Err, &p) && p.Permanent()
+	return e.Code == notAuthorized || errors.As(e.Err, &p) && p.Permanent()
 }
 
 // mendable reports whether a reconnect can help. Except for protocol violations and
 // permanent errors, an error without the relay's HTTP status or code means a broken
 // path, which a reconnect can repair.
-func (e *IAPError) mendable() bool {
+func (e *Error) mendable() bool {
 	var protocol protocolError
 	var permanent permanentError
 	switch {
@@ -1093,9 +1095,9 @@ func (e *IAPError) mendable() bool {
 	case websocket.StatusGoingAway, websocket.StatusNoStatusRcvd, websocket.StatusInternalError,
 		websocket.StatusServiceRestart, websocket.StatusTryAgainLater, websocket.StatusBadGateway,
 		// Until the relay notices that the old WebSocket is dead:
-		iapSIDInUse,
+		sidInUse,
 		// The relay only wants a new token:
-		iapReauthenticate:
+		reauthenticate:
 		return true
 	}
 	return false

@@ -1,4 +1,4 @@
-package sshfan
+package iap
 
 import (
 	"bytes"
@@ -78,7 +78,7 @@ func checkEcho(t *testing.T, c net.Conn, data []byte) {
 }
 
 // TestIAPNothingLostOrDoubled cuts the WebSocket every 40 KB in both directions.
-func TestIAPNothingLostOrDoubled(t *testing.T) {
+func TestNothingLostOrDoubled(t *testing.T) {
 	const cut = 40_000
 	for _, row := range []struct {
 		name  string
@@ -101,14 +101,14 @@ func TestIAPNothingLostOrDoubled(t *testing.T) {
 			if cuts := row.size / cut; row.name != "no cuts" && r.connects() < cuts {
 				t.Errorf("%d connects, want at least %d", r.connects(), cuts)
 			}
-			if most := r.session().mostInFlight(); most > iapSendWindow+3*relayMaxData {
+			if most := r.session().mostInFlight(); most > sendWindow+3*relayMaxData {
 				t.Errorf("%d bytes in flight", most)
 			}
 		})
 	}
 }
 
-func TestIAPMessageCutBetweenFragments(t *testing.T) {
+func TestMessageCutBetweenFragments(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) { r.cutFragments.Store(5) })
 	checkEcho(t, r.dial(t), randomBytes(100_000))
@@ -117,9 +117,9 @@ func TestIAPMessageCutBetweenFragments(t *testing.T) {
 	}
 }
 
-func TestIAPWritesDoNotMix(t *testing.T) {
+func TestWritesDoNotMix(t *testing.T) {
 	testkit.NoLeaks(t)
-	const size = 2 * iapSendWindow
+	const size = 2 * sendWindow
 	arrived := make(chan []byte, 1)
 	r := newRelay(t, newTarget(t, func(c net.Conn) {
 		got := make([]byte, 2*size)
@@ -142,8 +142,8 @@ func TestIAPWritesDoNotMix(t *testing.T) {
 	}
 }
 
-func TestIAPBuffer(t *testing.T) {
-	var b iapBuffer
+func TestBuffer(t *testing.T) {
+	var b buffer
 	var want []byte
 	for range 10_000 {
 		if n := mathrand.N(300); mathrand.N(2) == 0 {
@@ -158,7 +158,7 @@ func TestIAPBuffer(t *testing.T) {
 		if !bytes.Equal(b.bytes(), want) {
 			t.Fatal("bytes differ")
 		}
-		if len(want) < 1000 && cap(b.all) > iapKeepBuffer {
+		if len(want) < 1000 && cap(b.all) > keepBuffer {
 			t.Fatalf("%d bytes take %d", len(want), cap(b.all))
 		}
 	}
@@ -166,9 +166,9 @@ func TestIAPBuffer(t *testing.T) {
 
 // TestIAPWriteDoesNotWaitForRead has acknowledgements queue behind data that
 // nobody reads until all is written.
-func TestIAPWriteDoesNotWaitForRead(t *testing.T) {
+func TestWriteDoesNotWaitForRead(t *testing.T) {
 	testkit.NoLeaks(t)
-	data := randomBytes(3 * iapSendWindow)
+	data := randomBytes(3 * sendWindow)
 	arrived := make(chan []byte, 1)
 	r := newRelay(t, newTarget(t, func(c net.Conn) {
 		var wg sync.WaitGroup
@@ -192,7 +192,7 @@ func TestIAPWriteDoesNotWaitForRead(t *testing.T) {
 	}
 }
 
-func TestIAPIsANetConn(t *testing.T) {
+func TestATunnelIsANetConn(t *testing.T) {
 	testkit.NoLeaks(t)
 	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 		peers := make(chan net.Conn, 1)
@@ -201,9 +201,9 @@ func TestIAPIsANetConn(t *testing.T) {
 			peers <- c
 			<-ended
 		}))
-		tunnel := r.iap()
-		tunnel.Clock = leisurelyClock{} // Close has the time to send what was written
-		c1, err = tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
+		proxy := r.iap()
+		proxy.Clock = leisurelyClock{} // Close has the time to send what was written
+		c1, err = proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -245,7 +245,7 @@ func serveSSH(t *testing.T, c net.Conn, key ssh.Signer) {
 	}
 }
 
-func TestIAPCarriesSSH(t *testing.T) {
+func TestCarriesSSH(t *testing.T) {
 	testkit.NoLeaks(t)
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -294,14 +294,14 @@ func TestIAPCarriesSSH(t *testing.T) {
 // expireWhenFull ends a write to c, by its deadline, once the window is full and
 // stays so for a moment; the channel is closed then.
 func expireWhenFull(t *testing.T, c net.Conn) <-chan struct{} {
-	conn, expired := c.(*iapConn), make(chan struct{})
+	conn, expired := c.(*tunnel), make(chan struct{})
 	go func() {
 		defer close(expired)
 		full := 0
 		eventually(t, "the window is full", func() bool {
 			conn.mu.Lock()
 			defer conn.mu.Unlock()
-			if full++; conn.outbox.len() < iapSendWindow {
+			if full++; conn.outbox.len() < sendWindow {
 				full = 0
 			}
 			return full > 50
@@ -311,7 +311,7 @@ func expireWhenFull(t *testing.T, c net.Conn) <-chan struct{} {
 	return expired
 }
 
-func TestIAPDeadlines(t *testing.T) {
+func TestDeadlines(t *testing.T) {
 	testkit.NoLeaks(t)
 	release := make(chan struct{})
 	r := newRelay(t, newTarget(t, func(c net.Conn) {
@@ -331,7 +331,7 @@ func TestIAPDeadlines(t *testing.T) {
 	written := expireWhenFull(t, c)
 	n, err := c.Write(flood)
 	<-written
-	if !errors.Is(err, os.ErrDeadlineExceeded) || n < iapSendWindow {
+	if !errors.Is(err, os.ErrDeadlineExceeded) || n < sendWindow {
 		t.Errorf("write: %d bytes, %v, want a timeout and a full window", n, err)
 	}
 	// A timeout is no end.
@@ -344,7 +344,7 @@ func TestIAPDeadlines(t *testing.T) {
 	}
 }
 
-func TestIAPDeadlineWhileCutOff(t *testing.T) {
+func TestDeadlineWhileCutOff(t *testing.T) {
 	testkit.NoLeaks(t)
 	var away atomic.Bool
 	r := newRelay(t, newTarget(t, echo), func(r *relay) {
@@ -374,7 +374,7 @@ func TestIAPDeadlineWhileCutOff(t *testing.T) {
 	}
 }
 
-func TestIAPCloseEndsReadAndWrite(t *testing.T) {
+func TestCloseEndsReadAndWrite(t *testing.T) {
 	for _, state := range []string{"connected", "cut off"} {
 		t.Run(state, func(t *testing.T) {
 			testkit.NoLeaks(t)
@@ -399,10 +399,10 @@ func TestIAPCloseEndsReadAndWrite(t *testing.T) {
 			go func() { _, err := c.Read(make([]byte, 1)); ended <- err }()
 			go func() { _, err := c.Write(make([]byte, 50<<20)); ended <- err }()
 			eventually(t, "the window is full", func() bool {
-				conn := c.(*iapConn)
+				conn := c.(*tunnel)
 				conn.mu.Lock()
 				defer conn.mu.Unlock()
-				return conn.outbox.len() == iapSendWindow
+				return conn.outbox.len() == sendWindow
 			})
 			var wg sync.WaitGroup
 			for range 3 {
@@ -425,16 +425,16 @@ func TestIAPCloseEndsReadAndWrite(t *testing.T) {
 	}
 }
 
-func TestIAPCloseSendsWhatWasWritten(t *testing.T) {
+func TestCloseSendsWhatWasWritten(t *testing.T) {
 	testkit.NoLeaks(t)
 	got := make(chan []byte, 1)
 	r := newRelay(t, newTarget(t, func(c net.Conn) {
 		all, _ := io.ReadAll(c)
 		got <- all
 	}))
-	tunnel := r.iap()
-	tunnel.Clock = leisurelyClock{} // Close has the time
-	c, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	proxy := r.iap()
+	proxy.Clock = leisurelyClock{} // Close has the time
+	c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +445,7 @@ func TestIAPCloseSendsWhatWasWritten(t *testing.T) {
 	s := r.session()
 	begin := time.Now()
 	c.Close()
-	if took := time.Since(begin); took >= leisure*iapLinger {
+	if took := time.Since(begin); took >= leisure*linger {
 		t.Errorf("close took %s: it has waited for nothing", took)
 	}
 	if all := <-got; !bytes.Equal(all, data) {
@@ -456,7 +456,7 @@ func TestIAPCloseSendsWhatWasWritten(t *testing.T) {
 	}
 }
 
-func TestIAPEndOfTheOtherSide(t *testing.T) {
+func TestEndOfTheOtherSide(t *testing.T) {
 	hangUp := func(c net.Conn) { _, _ = io.WriteString(c, "last words") }
 
 	t.Run("in good order", func(t *testing.T) {
@@ -474,12 +474,13 @@ func TestIAPEndOfTheOtherSide(t *testing.T) {
 		testkit.NoLeaks(t)
 		c := newRelay(t, newTarget(t, hangUp), func(r *relay) { r.noTarget = 4010 }).dial(t)
 		all, err := io.ReadAll(c)
-		var e *IAPError
+		var e *Error
 		if string(all) != "last words" || !errors.As(err, &e) || e.Code != 4010 || !strings.Contains(e.Hint(), "journalctl") {
 			t.Errorf("read %q, %v", all, err)
 		}
-		if !cutOff(err) {
-			t.Errorf("%v is not seen as a connection that was cut off", err)
+		var broken *net.OpError
+		if !errors.As(err, &broken) {
+			t.Errorf("%v does not say that the connection was cut off", err)
 		}
 		if _, again := c.Write([]byte("x")); !errors.As(again, &e) {
 			t.Errorf("write: %v, want the same", again)
@@ -493,14 +494,14 @@ func TestIAPEndOfTheOtherSide(t *testing.T) {
 		r.expired.Store(true)
 		r.drop()
 		_, err := c.Read(make([]byte, 1))
-		var e *IAPError
+		var e *Error
 		if !errors.As(err, &e) || e.Code != 4001 || e.Hint() == "" || !strings.Contains(err.Error(), "unknown sid") {
 			t.Errorf("read: %v", err)
 		}
 	})
 }
 
-func TestIAPDialErrors(t *testing.T) {
+func TestDialErrors(t *testing.T) {
 	const (
 		role = "roles/iap.tunnelResourceAccessor"
 		rule = "multihost network firewall create NET-ssh --network=NET --allow=tcp:22 --source-ranges=35.235.240.0/20"
@@ -529,7 +530,7 @@ func TestIAPDialErrors(t *testing.T) {
 				r.closeWith = func(string) int { return row.code }
 			})
 			_, err := r.iap().Dial(t.Context(), "z1", "vm1", "nic0", 22)
-			var e *IAPError
+			var e *Error
 			if !errors.As(err, &e) {
 				t.Fatalf("error %v of type %T", err, err)
 			}
@@ -549,30 +550,30 @@ func TestIAPDialErrors(t *testing.T) {
 	}
 }
 
-func TestIAPDialFailsWithoutARelay(t *testing.T) {
+func TestDialFailsWithoutARelay(t *testing.T) {
 	testkit.NoLeaks(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
-	_, err = (&IAP{Endpoint: "ws://" + l.Addr().String() + "/v4", Project: "p1"}).Dial(t.Context(), "z1", "vm1", "nic0", 22)
-	var e *IAPError
+	_, err = (&Proxy{Endpoint: "ws://" + l.Addr().String() + "/v4", Project: "p1"}).Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	var e *Error
 	if !errors.As(err, &e) || !errors.Is(err, syscall.ECONNREFUSED) || strings.Contains(err.Error(), "newWebsocket") {
 		t.Errorf("got %v", err)
 	}
 	noToken := errors.New("logged out")
-	_, err = (&IAP{Project: "p1", Token: func(context.Context) (string, error) { return "", noToken }}).Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	_, err = (&Proxy{Project: "p1", Token: func(context.Context) (string, error) { return "", noToken }}).Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if !errors.As(err, &e) || !errors.Is(err, noToken) {
 		t.Errorf("got %v", err)
 	}
-	_, err = new(IAP).Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	_, err = new(Proxy).Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if !errors.As(err, &e) || !e.Permanent() {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestIAPDialEndsInTime(t *testing.T) {
+func TestDialEndsInTime(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) { r.mute.Store(true) })
 	enough := errors.New("enough")
@@ -581,15 +582,15 @@ func TestIAPDialEndsInTime(t *testing.T) {
 	if _, err := r.iap().Dial(ctx, "z1", "vm1", "nic0", 22); !errors.Is(err, enough) {
 		t.Errorf("got %v, want the cause of the context", err)
 	}
-	tunnel := r.iap()
-	tunnel.openLimit = 20 * time.Millisecond
+	proxy := r.iap()
+	proxy.openLimit = 20 * time.Millisecond
 	var timeout net.Error
-	if _, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22); !strings.Contains(err.Error(), "no answer within 20ms") {
+	if _, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22); !strings.Contains(err.Error(), "no answer within 20ms") {
 		t.Errorf("got %v (timeout: %v)", err, errors.As(err, &timeout))
 	}
 }
 
-func TestIAPContextBoundsOnlyTheDial(t *testing.T) {
+func TestContextBoundsOnlyTheDial(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -604,14 +605,14 @@ func TestIAPContextBoundsOnlyTheDial(t *testing.T) {
 	checkEcho(t, c, randomBytes(1000))
 }
 
-func TestIAPTokenIsFetchedAnew(t *testing.T) {
+func TestTokenIsFetchedAnew(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo))
 	var asked atomic.Int32
-	tunnel := r.iap()
-	tunnel.Clock = nil // a hasty clock might find the relay silent
-	tunnel.Token = func(context.Context) (string, error) { return fmt.Sprint("token", asked.Add(1)), nil }
-	c, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	proxy := r.iap()
+	proxy.Clock = nil // a hasty clock might find the relay silent
+	proxy.Token = func(context.Context) (string, error) { return fmt.Sprint("token", asked.Add(1)), nil }
+	c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -628,7 +629,7 @@ func TestIAPTokenIsFetchedAnew(t *testing.T) {
 	}
 }
 
-func TestIAPAddresses(t *testing.T) {
+func TestAddresses(t *testing.T) {
 	testkit.NoLeaks(t)
 	c := newRelay(t, newTarget(t, echo)).dial(t)
 	if a := c.RemoteAddr(); a.String() != "vm1:22" || a.Network() != "iap" {
@@ -639,15 +640,15 @@ func TestIAPAddresses(t *testing.T) {
 	}
 }
 
-func TestIAPMemoryIsBounded(t *testing.T) {
+func TestMemoryIsBounded(t *testing.T) {
 	testkit.NoLeaks(t)
 	t.Run("of what is sent", func(t *testing.T) {
 		r := newRelay(t, newTarget(t, echo), func(r *relay) { r.deaf.Store(true) })
 		c := r.dial(t)
 		flood := make([]byte, 20<<20)
 		written := expireWhenFull(t, c)
-		if n, err := c.Write(flood); n != iapSendWindow || err == nil {
-			t.Errorf("wrote %d bytes, %v; want %d", n, err, iapSendWindow)
+		if n, err := c.Write(flood); n != sendWindow || err == nil {
+			t.Errorf("wrote %d bytes, %v; want %d", n, err, sendWindow)
 		}
 		<-written
 	})
@@ -655,20 +656,20 @@ func TestIAPMemoryIsBounded(t *testing.T) {
 		data := randomBytes(12 << 20)
 		r := newRelay(t, newTarget(t, func(c net.Conn) { _, _ = c.Write(data); echo(c) }), func(r *relay) { r.unbounded = true })
 		c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
-		conn := c.(*iapConn)
+		conn := c.(*tunnel)
 		waiting := func() int {
 			conn.mu.Lock()
 			defer conn.mu.Unlock()
 			return conn.inbox.len()
 		}
-		eventually(t, "the window is full", func() bool { return waiting() >= iapReadWindow })
+		eventually(t, "the window is full", func() bool { return waiting() >= readWindow })
 		// That nothing is heard now is not the relay's fault.
 		if _, err := io.WriteString(c, "x"); err != nil {
 			t.Fatal(err)
 		}
 		begin := conn.clock.Now()
 		eventually(t, "the relay might seem silent", func() bool {
-			return conn.clock.Now().Sub(begin) > iapStallLimit+2*iapStallCheck
+			return conn.clock.Now().Sub(begin) > stallLimit+2*stallCheck
 		})
 		if n := r.connects(); n != 1 {
 			t.Errorf("%d connects, want 1", n)
@@ -680,7 +681,7 @@ func TestIAPMemoryIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			have += n
-			if n := waiting(); n > iapReadWindow+relayMaxMessage {
+			if n := waiting(); n > readWindow+relayMaxMessage {
 				t.Fatalf("%d bytes wait", n)
 			}
 		}
@@ -689,13 +690,13 @@ func TestIAPMemoryIsBounded(t *testing.T) {
 		}
 		conn.mu.Lock()
 		defer conn.mu.Unlock()
-		if n := cap(conn.inbox.all); n > iapKeepBuffer {
+		if n := cap(conn.inbox.all); n > keepBuffer {
 			t.Errorf("an idle tunnel holds a buffer of %d bytes", n)
 		}
 	})
 }
 
-func TestIAPSilentRelayIsGivenUp(t *testing.T) {
+func TestSilentRelayIsGivenUp(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) { r.deaf.Store(true) })
 	c := r.dialBy(t, &hastyClock{scale: 20}) // whose connects are counted
@@ -710,7 +711,7 @@ func TestIAPSilentRelayIsGivenUp(t *testing.T) {
 	}
 	before := r.connects()
 	eventually(t, "an idle minute", func() bool {
-		conn := c.(*iapConn)
+		conn := c.(*tunnel)
 		conn.mu.Lock()
 		defer conn.mu.Unlock()
 		return conn.waiting.IsZero() && conn.clock.Now().Sub(conn.opened) > time.Minute
@@ -720,7 +721,7 @@ func TestIAPSilentRelayIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestIAPGivesUpReconnecting(t *testing.T) {
+func TestGivesUpReconnecting(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := newRelay(t, newTarget(t, echo), func(r *relay) {
 		r.refuse = func(path string) int {
@@ -730,16 +731,16 @@ func TestIAPGivesUpReconnecting(t *testing.T) {
 			return http.StatusBadGateway
 		}
 	})
-	tunnel := r.iap()
-	tunnel.Clock = &hastyClock{scale: 1000}
-	c, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
+	proxy := r.iap()
+	proxy.Clock = &hastyClock{scale: 1000}
+	c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
 	r.drop()
 	_, err = c.Read(make([]byte, 1))
-	var e *IAPError
+	var e *Error
 	if !errors.As(err, &e) || e.HTTP != http.StatusBadGateway || !strings.Contains(err.Error(), "no reconnect within 15m0s") {
 		t.Errorf("got %v", err)
 	}
@@ -748,7 +749,7 @@ func TestIAPGivesUpReconnecting(t *testing.T) {
 	}
 }
 
-func TestIAPReconnectWaits(t *testing.T) {
+func TestReconnectWaits(t *testing.T) {
 	for range 1000 {
 		if d := reconnectWait(0); d >= 250*time.Millisecond {
 			t.Fatalf("first wait %s", d)
@@ -762,7 +763,7 @@ func TestIAPReconnectWaits(t *testing.T) {
 	}
 }
 
-func TestIAPReconnectsWhatCanBeMended(t *testing.T) {
+func TestReconnectsWhatCanBeMended(t *testing.T) {
 	for code, want := range map[int]bool{1001: true, 1011: true, 1012: true, 4002: true, 4004: true, 4003: false, 4000: false, 4033: false} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
 			testkit.NoLeaks(t)
@@ -782,7 +783,7 @@ func TestIAPReconnectsWhatCanBeMended(t *testing.T) {
 				return
 			}
 			_, err := c.Read(make([]byte, 1))
-			var e *IAPError
+			var e *Error
 			if !errors.As(err, &e) || e.Code != code {
 				t.Errorf("read: %v, want code %d", err, code)
 			}
@@ -790,7 +791,7 @@ func TestIAPReconnectsWhatCanBeMended(t *testing.T) {
 	}
 }
 
-func TestIAPRefusesABrokenProtocol(t *testing.T) {
+func TestRefusesABrokenProtocol(t *testing.T) {
 	number := func(tag byte, n uint64) []byte { return binary.BigEndian.AppendUint64([]byte{0, tag}, n) }
 	for _, row := range []struct {
 		name               string
@@ -820,8 +821,8 @@ func TestIAPRefusesABrokenProtocol(t *testing.T) {
 					return row.reconnect
 				}
 			})
-			tunnel := r.iap()
-			c, err := tunnel.Dial(t.Context(), "z1", "vm1", "nic0", 22)
+			proxy := r.iap()
+			c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 			if row.connect == nil {
 				if err != nil {
 					t.Fatal(err)
@@ -830,7 +831,7 @@ func TestIAPRefusesABrokenProtocol(t *testing.T) {
 				checkEcho(t, c, randomBytes(100))
 				r.drop()
 				eventually(t, "a reconnect", func() bool {
-					conn := c.(*iapConn)
+					conn := c.(*tunnel)
 					conn.mu.Lock()
 					defer conn.mu.Unlock()
 					return conn.confirmed == 100
@@ -838,7 +839,7 @@ func TestIAPRefusesABrokenProtocol(t *testing.T) {
 				r.drop()
 				_, err = c.Read(make([]byte, 1))
 			}
-			var e *IAPError
+			var e *Error
 			if !errors.As(err, &e) || !strings.Contains(err.Error(), row.want) {
 				t.Errorf("got %v, want %q", err, row.want)
 			}

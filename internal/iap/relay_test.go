@@ -1,4 +1,4 @@
-package sshfan
+package iap
 
 import (
 	"cmp"
@@ -118,8 +118,8 @@ func newRelay(t testing.TB, target string, configure ...func(*relay)) *relay {
 func (r *relay) endpoint() string { return "ws" + strings.TrimPrefix(r.server.URL, "http") + "/v4" }
 
 // iap is a client of the relay.
-func (r *relay) iap() *IAP {
-	return &IAP{
+func (r *relay) iap() *Proxy {
+	return &Proxy{
 		Endpoint:   r.endpoint(),
 		Project:    "p1",
 		HTTPClient: r.client,
