@@ -17,6 +17,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/metrics"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
@@ -103,7 +104,7 @@ type engineCost struct {
 func name(i int) string { return fmt.Sprintf("s%dw%d", i/64, i%64) }
 
 func runTrue(ctx context.Context, conn *sshfan.Conn, command string) error {
-	status, err := conn.Run(ctx, sshfan.Cmd{Line: command})
+	status, err := conn.Run(ctx, remote.Cmd{Line: command})
 	if err == nil && status.Code != 0 {
 		err = fmt.Errorf("%s: exit %d", conn.Name(), status.Code)
 	}

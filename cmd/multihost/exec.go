@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/job"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -113,7 +113,7 @@ func (p *program) execOptions(s *session, c *cli.Context) job.ExecOptions {
 		word := p.inv.positionals[0]
 		err := p.strayWord(word)
 		if _, is := tpu.ParsePattern(word); is == nil {
-			err = &usageError{err: err, hint: "to choose workers: " + sshfan.CommandLine("--workers="+word)}
+			err = &usageError{err: err, hint: "to choose workers: " + remote.CommandLine("--workers="+word)}
 		}
 		p.inv.refuse(err, positional)
 	}

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Exit statuses of multihost's own failures, after BSD's sysexits. The exit status of the
@@ -141,8 +141,8 @@ func hintOf(err error) string {
 		}
 	}
 	walk(err)
-	var connect *sshfan.ConnectError
-	if errors.As(err, &connect) || errors.Is(err, sshfan.ErrConnectionLost) {
+	var connect *remote.ConnectError
+	if errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) {
 		return strings.Join(lines, "\n") // a network error, but not the API's
 	}
 	if len(lines) == 0 && gcp.ClassOf(err) != gcp.Unknown {

@@ -15,6 +15,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 )
 
@@ -46,17 +47,17 @@ func TestExitStatusOfAnError(t *testing.T) {
 		{"what workers cannot start", &launch.InputError{}, 64},
 		{"a setting", &configError{err: plain}, 78},
 		{"a directory of the user", &job.Error{Stage: "sync", Err: &codesync.ForeignError{}}, 78},
-		{"a worker is away", &sshfan.ConnectError{Stage: sshfan.StageDial, Err: plain}, 69},
-		{"a worker refuses the key", &job.Error{Stage: "connect", Err: &sshfan.ConnectError{Stage: sshfan.StageAuth, Err: plain}}, 77},
-		{"a host key has changed", &sshfan.ConnectError{Stage: sshfan.StageHostKey, Err: &sshfan.HostKeyError{}}, 77},
-		{"a bastion refuses the key", &sshfan.JumpError{Stage: sshfan.StageAuth, Err: plain}, 77},
+		{"a worker is away", &remote.ConnectError{Stage: remote.StageDial, Err: plain}, 69},
+		{"a worker refuses the key", &job.Error{Stage: "connect", Err: &remote.ConnectError{Stage: remote.StageAuth, Err: plain}}, 77},
+		{"a host key has changed", &remote.ConnectError{Stage: remote.StageHostKey, Err: &remote.HostKeyError{}}, 77},
+		{"a bastion refuses the key", &sshfan.JumpError{Stage: remote.StageAuth, Err: plain}, 77},
 		{"another run lives there", &launch.BusyError{}, 69},
 		{"a secret that may not be read", &launch.SecretError{Status: 403}, 77},
 		{"a secret that is not there", &launch.SecretError{Status: 404}, 69},
 		{"no capacity", &qr.StateError{State: "FAILED", Detail: "no more capacity in the zone"}, 75},
 		{"preempted", &qr.StateError{State: "SUSPENDED"}, 69},
 		{"a limit passed", &qr.DeadlineError{}, 75},
-		{"a stage with a kind", &job.Error{Stage: job.StageSettings, Err: &sshfan.ConnectError{Stage: sshfan.StageExec, Err: plain}}, 76},
+		{"a stage with a kind", &job.Error{Stage: job.StageSettings, Err: &remote.ConnectError{Stage: remote.StageExec, Err: plain}}, 76},
 		{"a stage without one", &job.Error{Stage: job.StageStart, Err: plain}, 69},
 		{"local files", &job.Error{Stage: job.StageLocal, Err: plain}, 74},
 		{"no progress", &job.Failure{Cause: job.Stall}, 75},

@@ -19,6 +19,7 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
+	"multihost/internal/remote"
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
@@ -300,7 +301,7 @@ func (p *program) simEnvCommand() *cli.Command {
 			slices.Sort(names)
 			var b strings.Builder
 			for _, name := range names {
-				fmt.Fprintf(&b, "export %s=%s\n", name, sshfan.Quote(env[name]))
+				fmt.Fprintf(&b, "export %s=%s\n", name, remote.Quote(env[name]))
 			}
 			view.Emit(event.Result{Name: "sim_env", Text: b.String(), Data: env})
 			return nil
@@ -371,7 +372,7 @@ func (p *program) simFaultCommand() *cli.Command {
 			text := ""
 			for i, w := range words {
 				if i > 0 {
-					w = " " + sshfan.Quote(w)
+					w = " " + remote.Quote(w)
 				}
 				text += w
 			}

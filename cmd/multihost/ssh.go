@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/job"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 )
@@ -75,7 +75,7 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 		}
 		line = append(append(line, "--"), words[1:]...)
 		p.inv.refuse(&usageError{err: fmt.Errorf("multihost ssh takes one worker, but got %q too", words[1]),
-			hint: "what is to run there comes after --: " + sshfan.CommandLine(line...)}, positional)
+			hint: "what is to run there comes after --: " + remote.CommandLine(line...)}, positional)
 	}
 	name := p.oneArgument("multihost ssh", "worker")
 	only, wrong := tpu.ParsePattern(name)
@@ -83,7 +83,7 @@ func (p *program) loginTo(s *session, c *cli.Context) (w job.Workers) {
 	slice := wrong != nil && s.hosts == nil && sliceName.MatchString(name)
 	hint := hintOf(wrong)
 	if login, rest, at := strings.Cut(name, "@"); at {
-		hint = "the login is a flag: " + sshfan.CommandLine("multihost", "ssh", rest, "--user="+login)
+		hint = "the login is a flag: " + remote.CommandLine("multihost", "ssh", rest, "--user="+login)
 	}
 	switch {
 	case slice && !prefixed:
@@ -152,7 +152,7 @@ func (p *program) console(ctx context.Context, s *session) (*job.Console, error)
 		return nil, fmt.Errorf("multihost ssh: %w", err)
 	}
 	return &job.Console{
-		Terminal: &sshfan.Terminal{Type: kind, Size: c.Size, Resized: c.Resized()},
+		Terminal: &remote.Terminal{Type: kind, Size: c.Size, Resized: c.Resized()},
 		Stdin:    c, Stdout: c, Stderr: c, Close: c.Close,
 	}, nil
 }

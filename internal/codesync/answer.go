@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"multihost/internal/config"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // An answer is the answer of one step of the worker script.
@@ -23,7 +23,7 @@ type answer struct {
 
 // parseAnswer parses the script's answer after its marker; it ignores what login scripts
 // print before.
-func parseAnswer(step string, out, stderr []byte, status sshfan.Status) (answer, error) {
+func parseAnswer(step string, out, stderr []byte, status remote.Status) (answer, error) {
 	said, err := parseStatement(step, out, stderr)
 	if err != nil {
 		return answer{}, err
@@ -84,10 +84,10 @@ func parseStatement(step string, out, stderr []byte) (statement, error) {
 func failure(step, word, text string, stderr []byte) error {
 	switch word {
 	case "busy":
-		return &InUseError{sshfan.Clean(strings.TrimPrefix(text, word), 200)}
+		return &InUseError{remote.Clean(strings.TrimPrefix(text, word), 200)}
 	case "foreign":
 		kind, target, _ := strings.Cut(strings.TrimPrefix(text, "foreign "), " ")
-		return &ForeignError{What: kind, Target: sshfan.Clean(target, 200)}
+		return &ForeignError{What: kind, Target: remote.Clean(target, 200)}
 	case "error", "broken":
 		reason := strings.TrimSpace(strings.TrimPrefix(text, word))
 		if detail := lastLine(stderr); detail != "" {

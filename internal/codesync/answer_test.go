@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -50,7 +50,7 @@ func TestParseAnswer(t *testing.T) {
 		{"receive", "foreign link /data/x\n", answer{}, `is a link to "/data/x"`},
 		{"receive", "foreign file\n", answer{}, "is a file of yours"},
 	} {
-		got, err := parseAnswer(tt.step, []byte("welcome\n"+marker+tt.out), []byte("a\ntar: short read\n"), sshfan.Status{})
+		got, err := parseAnswer(tt.step, []byte("welcome\n"+marker+tt.out), []byte("a\ntar: short read\n"), remote.Status{})
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(answer{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s, %q: %s", tt.step, tt.out, diff)
 		}
@@ -58,7 +58,7 @@ func TestParseAnswer(t *testing.T) {
 			t.Errorf("%s, %q: error %v, want %q", tt.step, tt.out, err, tt.err)
 		}
 	}
-	for want, status := range map[string]sshfan.Status{
+	for want, status := range map[string]remote.Status{
 		`exit status 2: "tar: short read"`:     {Code: 2},
 		`killed by SIGKILL: "tar: short read"`: {Signal: "KILL"},
 	} {
@@ -82,7 +82,7 @@ func FuzzAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, out, stderr []byte, code uint8) {
 		for _, step := range []string{"check", "look", "plan", "receive"} {
-			ans, err := parseAnswer(step, out, stderr, sshfan.Status{Code: int(code)})
+			ans, err := parseAnswer(step, out, stderr, remote.Status{Code: int(code)})
 			if err != nil {
 				if len(err.Error()) > 2600 || !utf8.ValidString(err.Error()) {
 					t.Errorf("%s: error of %d bytes: %q", step, len(err.Error()), err)
@@ -110,26 +110,26 @@ func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 	tree, err := Scan(t.Context(), Options{Dir: dir, Stall: time.Minute})
 	testkit.Must(t, err)
 	defer tree.Close()
-	endless := func(w func(sshfan.Cmd) io.Writer) runnerFunc {
-		return func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	endless := func(w func(remote.Cmd) io.Writer) runnerFunc {
+		return func(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 			for ctx.Err() == nil {
 				if _, err := w(c).Write(make([]byte, 32<<10)); err != nil {
-					return sshfan.Status{}, err
+					return remote.Status{}, err
 				}
 			}
-			return sshfan.Status{}, context.Cause(ctx)
+			return remote.Status{}, context.Cause(ctx)
 		}
 	}
 	for name, w := range map[string]runnerFunc{
-		"stdout": endless(func(c sshfan.Cmd) io.Writer { return c.Stdout }),
-		"stderr": endless(func(c sshfan.Cmd) io.Writer { return c.Stderr }),
+		"stdout": endless(func(c remote.Cmd) io.Writer { return c.Stdout }),
+		"stderr": endless(func(c remote.Cmd) io.Writer { return c.Stderr }),
 	} {
 		if _, err := tree.Push(t.Context(), w, "r"); !errors.Is(err, errFlood) {
 			t.Errorf("endless %s: %v", name, err)
 		}
 	}
 	received := 0
-	liar := runnerFunc(func(_ context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	liar := runnerFunc(func(_ context.Context, c remote.Cmd) (remote.Status, error) {
 		c = c.Whole()
 		answer := "missing 1\n" + strings.Repeat("ab", 32)
 		if strings.Contains(c.Line, " check r ") {
@@ -139,7 +139,7 @@ func TestPushEndsWithAWorkerThatLies(t *testing.T) {
 			received++
 		}
 		_, err := io.WriteString(c.Stdout, marker+answer+"\n")
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	})
 	if _, err := tree.Push(t.Context(), liar, "r"); err == nil || received > 0 {
 		t.Errorf("a content that is not in the tree: %v, %d sent", err, received)

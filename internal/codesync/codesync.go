@@ -29,7 +29,6 @@
 package codesync
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,13 +36,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/fault"
-	"multihost/internal/sshfan"
 )
-
-// A Runner runs one command line on one worker. *sshfan.Conn is one.
-type Runner interface {
-	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
-}
 
 // IgnoreFile is the name of the file with patterns, in gitignore syntax, of what Scan
 // leaves out. It applies to its directory and everything below.

@@ -11,8 +11,9 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -28,7 +29,10 @@ type localRunner struct {
 
 func newWorker(t *testing.T) *localRunner { return &localRunner{home: t.TempDir()} }
 
-func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+func (*localRunner) Name() string               { return "s0w0" }
+func (*localRunner) ClockOffset() time.Duration { return 0 }
+
+func (w *localRunner) Run(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 	c = c.Whole()
 	w.mu.Lock()
 	w.execs++
@@ -41,9 +45,9 @@ func (w *localRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, err
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return sshfan.Status{Code: exit.ExitCode()}, nil
+		return remote.Status{Code: exit.ExitCode()}, nil
 	}
-	return sshfan.Status{}, err
+	return remote.Status{}, err
 }
 
 // tool puts a bash script in the place of a program that the worker's scripts start.

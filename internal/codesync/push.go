@@ -17,7 +17,7 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 var (
@@ -36,7 +36,7 @@ var (
 func Unpack() string { return placeScript + "\n" + unpackScript }
 
 // workerProgram is the program of all steps of a push.
-var workerProgram = sshfan.NewProgram("sync", placeScript, workerScript)
+var workerProgram = remote.NewProgram("sync", placeScript, workerScript)
 
 const (
 	// pushTries is how many times a worker's transfer is started when the connection
@@ -59,7 +59,7 @@ var hashName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // After an error ~/run may be incomplete, which the next Push detects. Push changes
 // nothing while a run of that name is active with other files (*InUseError), or where
 // ~/run holds something of the user's (*ForeignError).
-func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
+func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, error) {
 	if config.CheckRunName(run) != nil {
 		return Report{}, fmt.Errorf("sync to run directory %q: not a run name", run)
 	}
@@ -70,12 +70,12 @@ func (t *Tree) Push(ctx context.Context, r Runner, run string) (Report, error) {
 // deliver is Push with a starting point: asked, if not nil, is what the worker already
 // answered that it lacks; with whole the manifest is sent in full, because the worker's
 // earlier one cannot be used.
-func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer, whole bool) (Report, error) {
+func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
 	for try := range pushTries {
 		if try > 0 {
-			event.Notef(t.opts.Sink, event.Warn, "", "sync%s: %v; trying again", nameOf(r), err)
+			event.Notef(t.opts.Sink, event.Warn, "", "sync to %s: %v; trying again", r.Name(), err)
 		}
 		var ans answer
 		if asked != nil && try == 0 {
@@ -99,14 +99,7 @@ func (t *Tree) deliver(ctx context.Context, r Runner, run string, asked *answer,
 
 // again reports whether a transfer that failed with err may succeed the next time.
 func (t *Tree) again(err error) bool {
-	return errors.Is(err, ErrStalled) || errors.Is(err, sshfan.ErrConnectionLost) || errors.Is(err, sshfan.ErrProgramGone) || errors.Is(err, errBroken)
-}
-
-func nameOf(r Runner) string {
-	if named, ok := r.(interface{ Name() string }); ok {
-		return " to " + named.Name()
-	}
-	return ""
+	return errors.Is(err, ErrStalled) || errors.Is(err, remote.ErrConnectionLost) || errors.Is(err, remote.ErrProgramGone) || errors.Is(err, errBroken)
 }
 
 // errBroken marks a transfer whose data ended early at the worker.
@@ -115,7 +108,7 @@ var errBroken = errors.New("transfer broke off")
 // ask tells the worker what its directory is to contain and returns what it lacks, if
 // anything. It sends only the differences to the manifest that the worker had last,
 // unless whole is set.
-func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole bool) (answer, error) {
+func (t *Tree) ask(ctx context.Context, r remote.Runner, run string, rep *Report, whole bool) (answer, error) {
 	ans, err := t.check(ctx, r, run, rep)
 	if err != nil || ans.word == "same" {
 		return ans, err
@@ -127,13 +120,13 @@ func (t *Tree) ask(ctx context.Context, r Runner, run string, rep *Report, whole
 }
 
 // check asks whether the directory is already equal to the tree. It changes nothing.
-func (t *Tree) check(ctx context.Context, r Runner, run string, rep *Report) (answer, error) {
+func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Report) (answer, error) {
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
 
 // plan sends the manifest to a worker whose answer to check is ans. The worker then fills
 // its directory, or says what it lacks.
-func (t *Tree) plan(ctx context.Context, r Runner, run string, ans answer, rep *Report) (answer, error) {
+func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""
 	if len(way.pieces) > 0 {
@@ -151,7 +144,7 @@ func (t *Tree) args(step, run, form string) []string {
 		seconds(cmp.Or(t.opts.Store.MaxAge, 30*24*time.Hour)),
 		strconv.FormatInt(cmp.Or(t.opts.Store.MaxBytes, 20e9), 10),
 		seconds(cmp.Or(t.opts.Store.Keep, time.Hour)),
-		sshfan.Clean(t.opts.Owner, 200),
+		remote.Clean(t.opts.Owner, 200),
 		yes(t.opts.Adopt),
 		form,
 	}
@@ -172,7 +165,7 @@ type Forecast struct {
 }
 
 // Foresee asks a worker what a Push to ~/run would do. It changes nothing there.
-func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, error) {
+func (t *Tree) Foresee(ctx context.Context, r remote.Runner, run string) (Forecast, error) {
 	var f Forecast
 	if config.CheckRunName(run) != nil {
 		return f, fmt.Errorf("sync to run directory %q: not a run name", run)
@@ -201,7 +194,7 @@ func (t *Tree) Foresee(ctx context.Context, r Runner, run string) (Forecast, err
 }
 
 // push sends what the worker lacks until it lacks nothing.
-func (t *Tree) push(ctx context.Context, r Runner, run string, ans answer, rep *Report) error {
+func (t *Tree) push(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) error {
 	for range receiveRounds {
 		if t.filled(ans, rep) {
 			return nil
@@ -232,7 +225,7 @@ func (t *Tree) filled(ans answer, rep *Report) bool {
 }
 
 // send sends the missing contents and has the worker fill the directory.
-func (t *Tree) send(ctx context.Context, r Runner, missing []string, run string, rep *Report) (answer, error) {
+func (t *Tree) send(ctx context.Context, r remote.Runner, missing []string, run string, rep *Report) (answer, error) {
 	p, release, err := t.acquire(ctx, missing)
 	if err != nil {
 		return answer{}, err
@@ -254,14 +247,14 @@ type step struct {
 	args    []string
 	stdin   io.Reader
 	rep     *Report
-	loginTo *sshfan.Conn // see sshfan.Cmd
-	patient bool         // no stall limit: the caller ends the step
-	filled  func()       // called when the directory is complete, before the step ends
+	loginTo remote.Conn // see remote.Cmd
+	patient bool        // no stall limit: the caller ends the step
+	filled  func()      // called when the directory is complete, before the step ends
 }
 
 // exec runs one step of the worker script and gives up when no byte moves for
 // Options.Stall.
-func (t *Tree) exec(ctx context.Context, r Runner, s step) (answer, error) {
+func (t *Tree) exec(ctx context.Context, r remote.Runner, s step) (answer, error) {
 	name := s.args[0]
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

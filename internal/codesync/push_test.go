@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -268,10 +268,13 @@ func TestForeseeIsWhatPushDoes(t *testing.T) {
 // readOnlyRunner lets only commands through that say that they only read.
 type readOnlyRunner struct {
 	t *testing.T
-	r Runner
+	r remote.Runner
 }
 
-func (r readOnlyRunner) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+func (readOnlyRunner) Name() string               { return "s0w0" }
+func (readOnlyRunner) ClockOffset() time.Duration { return 0 }
+
+func (r readOnlyRunner) Run(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 	if !c.ReadOnly {
 		r.t.Error("a command does not say that it only reads")
 	}
@@ -365,16 +368,19 @@ type breakAfter struct {
 	times int
 }
 
-func (b *breakAfter) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+func (*breakAfter) Name() string               { return "s0w0" }
+func (*breakAfter) ClockOffset() time.Duration { return 0 }
+
+func (b *breakAfter) Run(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 	c = c.Whole()
 	if strings.Contains(c.Line, " "+b.step+" r ") && b.times > 0 {
 		b.times--
 		c.Stdin = &shortReader{c.Stdin, b.bytes}
 		_, err := b.localRunner.Run(ctx, c)
 		if err != nil {
-			return sshfan.Status{}, err
+			return remote.Status{}, err
 		}
-		return sshfan.Status{}, sshfan.ErrConnectionLost
+		return remote.Status{}, remote.ErrConnectionLost
 	}
 	return b.localRunner.Run(ctx, c)
 }
@@ -403,7 +409,7 @@ func TestPushGoesOnWhereABrokenTransferEnded(t *testing.T) {
 	testkit.Must(t, os.MkdirAll(w.home, 0o755))
 	for _, step := range []string{"plan", "receive"} {
 		b = &breakAfter{w, step, 100, 3}
-		if _, err := tree.Push(t.Context(), b, "r"); !errors.Is(err, sshfan.ErrConnectionLost) {
+		if _, err := tree.Push(t.Context(), b, "r"); !errors.Is(err, remote.ErrConnectionLost) {
 			t.Errorf("push whose %s breaks each time: %v", step, err)
 		}
 		if _, err := os.Stat(filepath.Join(w.home, "r")); !errors.Is(err, fs.ErrNotExist) {
@@ -455,9 +461,12 @@ func TestPushTellsWhatTheWorkerSays(t *testing.T) {
 	}
 }
 
-type runnerFunc func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error)
+type runnerFunc func(ctx context.Context, c remote.Cmd) (remote.Status, error)
 
-func (f runnerFunc) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) { return f(ctx, c) }
+func (runnerFunc) Name() string               { return "s0w0" }
+func (runnerFunc) ClockOffset() time.Duration { return 0 }
+
+func (f runnerFunc) Run(ctx context.Context, c remote.Cmd) (remote.Status, error) { return f(ctx, c) }
 
 func TestPushGivesUpAWorkerThatStalls(t *testing.T) {
 	t.Parallel()
@@ -466,10 +475,10 @@ func TestPushGivesUpAWorkerThatStalls(t *testing.T) {
 	tree, err := Scan(t.Context(), Options{Dir: dir, Stall: 10 * time.Millisecond})
 	testkit.Must(t, err)
 	tries := 0
-	_, err = tree.Push(t.Context(), runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	_, err = tree.Push(t.Context(), runnerFunc(func(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 		tries++
 		<-ctx.Done()
-		return sshfan.Status{}, ctx.Err()
+		return remote.Status{}, ctx.Err()
 	}), "r")
 	if !errors.Is(err, ErrStalled) {
 		t.Errorf("push to a worker that stalls: %v", err)
@@ -484,10 +493,10 @@ func TestPushEndsWithItsContext(t *testing.T) {
 	tree := scanDir(t, dir)
 	stop := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	_, err := tree.Push(ctx, runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+	_, err := tree.Push(ctx, runnerFunc(func(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 		cancel(stop)
 		<-ctx.Done()
-		return sshfan.Status{}, ctx.Err()
+		return remote.Status{}, ctx.Err()
 	}), "r")
 	if !errors.Is(err, stop) {
 		t.Errorf("push after cancel: %v", err)
@@ -707,7 +716,7 @@ func TestPushesToOneDirectoryDoNotMix(t *testing.T) {
 			write(t, ours, map[string]string{"a": "ours", "only/ours": "1"})
 			write(t, theirs, map[string]string{"a": "theirs", "only/theirs": "2"})
 			other, between := scanDir(t, theirs), false
-			_, err := scanDir(t, ours).Push(t.Context(), runnerFunc(func(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+			_, err := scanDir(t, ours).Push(t.Context(), runnerFunc(func(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 				c = c.Whole()
 				if strings.Contains(c.Line, " receive r ") && !between {
 					between = true
@@ -736,11 +745,11 @@ func TestAnswersThatAreNoAnswers(t *testing.T) {
 		"multihost-sync 1 missing 1\n../../etc/passwd\n", "multihost-sync 1 missing 0\n", "multihost-sync 1 filled\n",
 		"multihost-sync 1 filled -1\n", "multihost-sync 1 same\n", "multihost-sync 1 else\n", "\x00\xff\n",
 	} {
-		if _, err := parseAnswer("plan", []byte(out), nil, sshfan.Status{}); err == nil {
+		if _, err := parseAnswer("plan", []byte(out), nil, remote.Status{}); err == nil {
 			t.Errorf("answer %q was taken", out)
 		}
 	}
-	if _, err := parseAnswer("check", []byte("multihost-sync 1 same\n"), nil, sshfan.Status{Code: 1}); err == nil {
+	if _, err := parseAnswer("check", []byte("multihost-sync 1 same\n"), nil, remote.Status{Code: 1}); err == nil {
 		t.Error("answer of a step that failed was taken")
 	}
 }

@@ -17,12 +17,12 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A Target is a worker that PushAll brings the tree to.
 type Target struct {
-	Conn  *sshfan.Conn
+	Conn  remote.Conn
 	Slice int    // workers of one slice are near each other
 	Addr  string // host:port at which the other workers reach it; "" if unknown
 }
@@ -32,7 +32,7 @@ type Target struct {
 // there they travel in a tree from worker to worker; each worker passes contents on while
 // it receives more.
 //
-// A worker logs in to its source with sshfan.Cmd.LoginTo: it gets no key, and it accepts
+// A worker logs in to its source with remote.Cmd.LoginTo: it gets no key, and it accepts
 // only the host key that was verified from here. Every worker checks the hash of each
 // content, whoever sent it. Nothing is left behind, even when this process dies. A worker
 // that cannot fetch (no route between the workers, no agent forwarding, OpenSSH before
@@ -260,7 +260,7 @@ func (t *Tree) pass(ctx context.Context, tr *tree, run string) {
 	size := tr.pack.data.size
 	t.report(func(p *progress) { p.total += size })
 	token := rand.Text()
-	transfer := []string{token, strconv.FormatInt(size, 10), sshfan.Bash(serveScript, token)}
+	transfer := []string{token, strconv.FormatInt(size, 10), remote.Bash(serveScript, token)}
 	over := make(chan struct{}) // closed when no member needs a source any more
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()

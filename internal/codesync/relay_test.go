@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"multihost/internal/codesync"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
@@ -259,4 +260,4 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-var _ codesync.Runner = (*sshfan.Conn)(nil)
+var _ remote.Conn = (*sshfan.Conn)(nil)

@@ -21,6 +21,7 @@ import (
 	"multihost/internal/job"
 	"multihost/internal/network"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -360,7 +361,7 @@ func groupOf(check string) string {
 
 // command returns a command line of multihost with the flags in Options.Again.
 func (e *examination) command(words ...string) string {
-	return sshfan.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
+	return remote.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
 }
 
 // doctorAgain returns the command line of this command with --fix.

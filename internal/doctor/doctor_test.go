@@ -19,7 +19,7 @@ import (
 
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -265,7 +265,7 @@ func TestFactsOfThisMachine(t *testing.T) {
 	testkit.EachLogin(t, func(t *testing.T, login testkit.HostileLogin) {
 		home := t.TempDir()
 		login.At(t, home)
-		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+sshfan.Bash(factsScript))
+		cmd := exec.Command(testkit.LoginShell(home), "-c", "echo from a start-up file; "+remote.Bash(factsScript))
 		cmd.Env = []string{"HOME=" + home, "PATH=/usr/bin:/bin"} // no programs that are scripts
 		out, err := cmd.Output()
 		testkit.Must(t, err)

@@ -11,7 +11,7 @@ import (
 
 	"multihost/internal/job"
 	"multihost/internal/network"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // portNames are the ports on which workers listen for each other: those of libtpu and
@@ -137,7 +137,7 @@ func (e networkChecks) addRule(check string, level Level, text string, info netw
 		rule.Priority = v.Rule.Priority - 1
 		if rule.Priority <= 0 { // 0 would mean the default
 			f.Advice = "look whether the rule is meant; to remove it:"
-			f.Cure = sshfan.CommandLine("gcloud", "compute", "firewall-rules", "delete", v.Rule.Name, "--project="+e.Project.Value)
+			f.Cure = remote.CommandLine("gcloud", "compute", "firewall-rules", "delete", v.Rule.Name, "--project="+e.Project.Value)
 			e.add(f)
 			return
 		}
@@ -166,7 +166,7 @@ func freeName(info network.Info, name string) string {
 
 // again returns a command line with the flags in Options.Again appended.
 func (e *examination) again(line string) string {
-	return strings.TrimSpace(line + " " + sshfan.CommandLine(e.Again...))
+	return strings.TrimSpace(line + " " + remote.CommandLine(e.Again...))
 }
 
 // checkWorkerRules checks that the rules let machines of the subnetwork reach each other.
@@ -184,7 +184,7 @@ func (e networkChecks) checkWorkerRules(ctx context.Context, info network.Info, 
 		return
 	case len(ranges) == 0:
 		e.add(Finding{Check: CheckWorkerRules, Level: Error, Text: fmt.Sprintf("network %s has no subnetwork in %s", info.Name, region),
-			Cure: sshfan.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range="+freeRange(everywhere).String(), "--project="+e.Project.Value)})
+			Cure: remote.CommandLine("gcloud", "compute", "networks", "subnets", "create", info.Name, "--network="+info.Name, "--region="+region, "--range="+freeRange(everywhere).String(), "--project="+e.Project.Value)})
 		return
 	}
 	closed := map[string]network.Verdict{} // by what

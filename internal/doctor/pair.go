@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -86,7 +86,7 @@ type heard struct {
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	args := append([]string{"listen", e.address(s), seconds(holdLimit), seconds(pairLimit)}, probePorts...)
-	session, err := s.conn.Start(ctx, sshfan.Cmd{Line: sshfan.Bash(pairScript, args...), Stdout: in, ReadOnly: true})
+	session, err := s.conn.Start(ctx, remote.Cmd{Line: remote.Bash(pairScript, args...), Stdout: in, ReadOnly: true})
 	if err != nil {
 		return heard{why: fmt.Sprintf("%s: %s", s.id, cause(err))}, func() string { return "" }, func() {}
 	}
@@ -106,7 +106,7 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 		in.CloseWithError(err)
 	}()
 	letGo = func() (early string) {
-		if _, err := io.WriteString(session.Stdin, "let go\n"); err != nil {
+		if _, err := io.WriteString(session.Stdin(), "let go\n"); err != nil {
 			return fmt.Sprintf("%s: %s", s.id, cause(err))
 		}
 		select {
@@ -116,7 +116,7 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 		return early
 	}
 	stop = func() {
-		_ = session.Stdin.Close() // the listener ends when its input ends
+		_ = session.Stdin().Close() // the listener ends when its input ends
 		<-ended
 		reading.Wait()
 	}
@@ -239,7 +239,7 @@ func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []stri
 	p.size = size
 	var out answer
 	args := append([]string{"probe", seconds(connectLimit), strconv.Itoa(size)}, targets...)
-	if _, p.err = s.conn.Run(ctx, sshfan.Cmd{Line: sshfan.Bash(pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
+	if _, p.err = s.conn.Run(ctx, remote.Cmd{Line: remote.Bash(pairScript, args...), Stdout: &out, ReadOnly: true}); p.err != nil {
 		return p
 	}
 	lines, whole := out.lines()

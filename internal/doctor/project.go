@@ -12,6 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -83,7 +84,7 @@ func (e projectChecks) checkSettings(ctx context.Context) {
 	}
 	if e.Account != "" && id.Account != "" && e.Account != id.Account {
 		e.add(Finding{Check: CheckCredentials, Level: Warning, Text: fmt.Sprintf("%s; gcloud's configuration names another account, %s", text, e.Account),
-			Cure: sshfan.CommandLine("gcloud", "config", "set", "account", id.Account)})
+			Cure: remote.CommandLine("gcloud", "config", "set", "account", id.Account)})
 		return
 	}
 	e.ok(CheckCredentials, "%s", text)
@@ -142,7 +143,7 @@ func (e projectChecks) checkAPIs(ctx context.Context) {
 
 func (e projectChecks) apiMissing(a api) {
 	e.add(Finding{Check: CheckAPIs, Level: a.level, Text: fmt.Sprintf("%s is not enabled; %s needs it", a.name, a.use),
-		Cure: sshfan.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
+		Cure: remote.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
 // askAPIs finds out with a call of each API whether it is enabled, if Service Usage does
@@ -244,7 +245,7 @@ func (e projectChecks) grant(role string) string {
 	if strings.HasSuffix(e.account, "gserviceaccount.com") {
 		kind = "serviceAccount:"
 	}
-	member := sshfan.CommandLine("--member=" + kind + e.account)
+	member := remote.CommandLine("--member=" + kind + e.account)
 	if e.account == "" {
 		member = `--member="user:$(gcloud config get account)"`
 	}
@@ -350,7 +351,7 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	}
 	if len(rows) == 0 {
 		e.add(Finding{Check: CheckQuota, Level: Error, Text: fmt.Sprintf("%s, and no quota of %s names %s", wanted, e.Type.Generation.Name, e.Zone.Value),
-			Advice: "the zone may not offer the type", Cure: sshfan.CommandLine("gcloud", "compute", "tpus", "accelerator-types", "list", "--zone="+e.Zone.Value, "--project="+e.Project.Value)})
+			Advice: "the zone may not offer the type", Cure: remote.CommandLine("gcloud", "compute", "tpus", "accelerator-types", "list", "--zone="+e.Zone.Value, "--project="+e.Project.Value)})
 		return
 	}
 	e.judgeQuota(wanted, unit, need, rows, held, dead)
@@ -480,7 +481,7 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 			best = rows[0]
 		}
 		f.Advice = "Google decides about more quota, which may take days"
-		f.Cure = sshfan.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
+		f.Cure = remote.CommandLine("gcloud", "beta", "quotas", "preferences", "create", "--service=tpu.googleapis.com", "--quota-id="+best.id,
 			fmt.Sprintf("--preferred-value=%d", held[best.tier]+need), "--dimensions="+best.where, "--email="+e.account, "--project="+e.Project.Value)
 	}
 	e.add(f)

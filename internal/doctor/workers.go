@@ -18,7 +18,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -39,7 +39,7 @@ const lookLimit = 90 * time.Second
 // A seen holds the results of the checks on one worker.
 type seen struct {
 	id   tpu.WorkerID
-	conn *sshfan.Conn
+	conn remote.Conn
 
 	trip     time.Duration // time that one command takes
 	offset   time.Duration // of the clock
@@ -104,7 +104,7 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 		line = append(line, "--sudo")
 	}
 	line = append(line, e.Again...)
-	return sshfan.CommandLine(append(line, "--")...) + " " + sshfan.CommandLine(words...)
+	return remote.CommandLine(append(line, "--")...) + " " + remote.CommandLine(words...)
 }
 
 // workerChecks are the checks of each worker.
@@ -259,7 +259,7 @@ func (e workerChecks) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
 // examine makes the checks of one worker. Errors of single checks are in s.errs.
 func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	begin := time.Now()
-	_, err := s.conn.Run(ctx, sshfan.Cmd{Line: "true", ReadOnly: true})
+	_, err := s.conn.Run(ctx, remote.Cmd{Line: "true", ReadOnly: true})
 	s.trip, s.errs[CheckSSH] = time.Since(begin), err
 	if err != nil {
 		return
@@ -325,9 +325,9 @@ func fields(line []byte) []string {
 
 var errNoAnswer = errors.New("the answer is not whole")
 
-func readFacts(ctx context.Context, conn *sshfan.Conn) (facts map[string]string, tools []string, err error) {
+func readFacts(ctx context.Context, conn remote.Conn) (facts map[string]string, tools []string, err error) {
 	var out answer
-	if _, err := conn.Run(ctx, sshfan.Cmd{Line: sshfan.Bash(factsScript), Stdout: &out, ReadOnly: true}); err != nil {
+	if _, err := conn.Run(ctx, remote.Cmd{Line: remote.Bash(factsScript), Stdout: &out, ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
 	lines, whole := out.lines()
@@ -361,7 +361,7 @@ func (e workerChecks) judgeSSH(visit *job.Visit, all []*seen) {
 	for _, text := range failed.texts {
 		ids := failed.at[text]
 		check := CheckSSH
-		var key *sshfan.HostKeyError
+		var key *remote.HostKeyError
 		if errors.As(cures[text], &key) {
 			check = CheckHostKeys
 		}
@@ -412,11 +412,11 @@ func cause(err error) string {
 
 func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err error) Finding {
 	f := Finding{Check: check, Level: Error, Workers: tpu.Fold(ids), count: len(ids), Text: text, Advice: hint(err)}
-	var key *sshfan.HostKeyError
+	var key *remote.HostKeyError
 	switch {
 	case errors.As(err, &key) && key.Accept != "" && !key.Contradicted:
 		f.Cure = e.again(key.Accept)
-	case errors.Is(err, sshfan.ErrKeyRefused) && e.Hosts == nil:
+	case errors.Is(err, remote.ErrKeyRefused) && e.Hosts == nil:
 		f.Cure = e.doctorAgain()
 		f.fix = func(ctx context.Context) error {
 			var asked []string

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -379,13 +379,13 @@ func lostContact(err error) bool {
 		}
 		err = many.Err
 	}
-	var refused *sshfan.ConnectError
-	var name *sshfan.NameError
+	var refused *remote.ConnectError
+	var name *remote.NameError
 	if errors.As(err, &name) && name.Permanent() {
 		return false
 	}
 	if errors.As(err, &refused) {
-		return refused.Stage == sshfan.StageDial || refused.Stage == sshfan.StageHandshake || errors.Is(err, sshfan.ErrBooting) || errors.Is(err, sshfan.ErrConnectionLost)
+		return refused.Stage == remote.StageDial || refused.Stage == remote.StageHandshake || errors.Is(err, remote.ErrBooting) || errors.Is(err, remote.ErrConnectionLost)
 	}
 	var secret *launch.SecretError
 	if errors.As(err, &secret) && (secret.Status >= http.StatusInternalServerError || secret.Status == http.StatusTooManyRequests) {
@@ -395,7 +395,7 @@ func lostContact(err error) bool {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice does not exist, or the API is unavailable
 		return true
 	}
-	for _, sign := range []error{errRebooted, sshfan.ErrConnectionLost, sshfan.ErrSilent, sshfan.ErrNoStatus, codesync.ErrStalled} {
+	for _, sign := range []error{errRebooted, remote.ErrConnectionLost, remote.ErrSilent, remote.ErrNoStatus, codesync.ErrStalled} {
 		if errors.Is(err, sign) {
 			return true
 		}
@@ -473,7 +473,7 @@ func (r *run) reach(ctx context.Context) func(slice string) provision.Reach {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	errs := r.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-		_, err := r.team.conns[i].Run(ctx, sshfan.Cmd{Line: "true"})
+		_, err := r.team.conns[i].Run(ctx, remote.Cmd{Line: "true"})
 		return err
 	})
 	reached := map[string]provision.Reach{}

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/codesync"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // TestBudgets tells which failures are followed by another attempt.
@@ -65,8 +65,8 @@ func TestBudgets(t *testing.T) {
 // TestLostContact tells a worker that is not there from one that refuses: only
 // the former is worth another attempt.
 func TestLostContact(t *testing.T) {
-	dial := &sshfan.ConnectError{Host: "s0w0", Stage: sshfan.StageDial, Err: errors.New("connection refused")}
-	auth := &sshfan.ConnectError{Host: "s0w0", Stage: sshfan.StageAuth, Err: sshfan.ErrKeyRefused}
+	dial := &remote.ConnectError{Host: "s0w0", Stage: remote.StageDial, Err: errors.New("connection refused")}
+	auth := &remote.ConnectError{Host: "s0w0", Stage: remote.StageAuth, Err: remote.ErrKeyRefused}
 	many := func(errs ...error) error { return workersError(StageSync, ids(1, len(errs)), errs) }
 	for _, row := range []struct {
 		story string
@@ -74,10 +74,10 @@ func TestLostContact(t *testing.T) {
 		lost  bool
 	}{
 		{"nobody answers", many(dial, nil), true},
-		{"one of two is gone, the other was refused first", many(auth, fmt.Errorf("sync: %w", sshfan.ErrConnectionLost)), true},
+		{"one of two is gone, the other was refused first", many(auth, fmt.Errorf("sync: %w", remote.ErrConnectionLost)), true},
 		{"a key that is refused", many(auth), false},
-		{"a host key that is another one", many(&sshfan.HostKeyError{Host: "s0w0"}), false},
-		{"a VM that boots", many(&sshfan.ConnectError{Stage: sshfan.StageAuth, Err: sshfan.ErrBooting}), true},
+		{"a host key that is another one", many(&remote.HostKeyError{Host: "s0w0"}), false},
+		{"a VM that boots", many(&remote.ConnectError{Stage: remote.StageAuth, Err: remote.ErrBooting}), true},
 		{"a worker that was rebooted after its preflight", many(nil, errRebooted), true},
 		{"a copy that stands still", many(fmt.Errorf("sync: %w", codesync.ErrStalled)), true},
 		{"a file that changed", many(&codesync.FileError{Path: "a", Err: codesync.ErrChanging}), false},

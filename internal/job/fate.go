@@ -12,7 +12,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A fate is what the runner does about one worker of a started run.
@@ -65,16 +65,16 @@ const (
 // troubleOf returns the kind of an error that launch.Follow reports or ends with.
 func troubleOf(err error) trouble {
 	var refused *launch.RemoteError
-	var connect *sshfan.ConnectError
+	var connect *remote.ConnectError
 	switch {
 	case err == nil:
 		return noTrouble
 	case gcp.ClassOf(err) == gcp.Unauthenticated:
 		return ourLogin
-	case errors.As(err, &connect) && connect.Stage != sshfan.StageExec && connect.Stage != sshfan.StageShell, errors.Is(err, sshfan.ErrConnectionLost):
+	case errors.As(err, &connect) && connect.Stage != remote.StageExec && connect.Stage != remote.StageShell, errors.Is(err, remote.ErrConnectionLost):
 		return connection
 	case errors.As(err, &connect), errors.As(err, &refused), errors.Is(err, launch.ErrUnknownRun), errors.Is(err, launch.ErrNotStarted),
-		errors.Is(err, sshfan.ErrFlood), errors.Is(err, sshfan.ErrNoStatus):
+		errors.Is(err, remote.ErrFlood), errors.Is(err, remote.ErrNoStatus):
 		return noAnswer
 	}
 	return connection

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -23,15 +23,15 @@ var followTroubles = []struct {
 	err   error
 	kind  trouble
 }{
-	{"the connection broke", fmt.Errorf("follow: %w", sshfan.ErrConnectionLost), connection},
-	{"the worker refuses connections", &sshfan.ConnectError{Stage: sshfan.StageDial, Err: errors.New("connection refused")}, connection},
-	{"its sshd refuses the session", &sshfan.ConnectError{Stage: sshfan.StageExec, Err: errors.New("open failed")}, noAnswer},
-	{"its login shell ends at once", &sshfan.ConnectError{Stage: sshfan.StageShell, Err: errors.New("exit status 3")}, noAnswer},
-	{"its login shell was never started", sshfan.ErrNoStatus, noAnswer},
+	{"the connection broke", fmt.Errorf("follow: %w", remote.ErrConnectionLost), connection},
+	{"the worker refuses connections", &remote.ConnectError{Stage: remote.StageDial, Err: errors.New("connection refused")}, connection},
+	{"its sshd refuses the session", &remote.ConnectError{Stage: remote.StageExec, Err: errors.New("open failed")}, noAnswer},
+	{"its login shell ends at once", &remote.ConnectError{Stage: remote.StageShell, Err: errors.New("exit status 3")}, noAnswer},
+	{"its login shell was never started", remote.ErrNoStatus, noAnswer},
 	{"no process can be started", &launch.RemoteError{Op: "follow", Text: "no answer (exit code 254)", Silent: true}, noAnswer},
 	{"the script refuses", &launch.RemoteError{Op: "follow", Text: "no such directory"}, noAnswer},
-	{"an answer without end", sshfan.ErrFlood, noAnswer},
-	{"it shows another host key", &sshfan.ConnectError{Stage: sshfan.StageHostKey, Err: &sshfan.HostKeyError{}}, connection},
+	{"an answer without end", remote.ErrFlood, noAnswer},
+	{"it shows another host key", &remote.ConnectError{Stage: remote.StageHostKey, Err: &remote.HostKeyError{}}, connection},
 	{"the files of the run are gone", launch.ErrUnknownRun, noAnswer},
 	{"our login has ended", &gcp.CredentialsError{Err: errors.New("invalid_rapt"), Expired: true}, ourLogin},
 	{"anything else", errors.New("broken pipe"), connection},

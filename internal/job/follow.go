@@ -15,6 +15,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -650,7 +651,7 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 		f.keepVerdict(ctx, f.blame(first))
 	}
 	if f.reads == nil && !f.deletes && code == 0 && cause == nil && f.rec.Ended && f.partly() == nil {
-		f.onFirst(ctx, func(ctx context.Context, c launch.Runner) error { return launch.KeepSeen(ctx, c, f.ref, f.Owner) })
+		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.ref, f.Owner) })
 	}
 	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
 }
@@ -658,11 +659,11 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 // keepVerdict stores how the attempt ended as a whole on worker 0 of each slice, which
 // ps asks. A worker that it does not reach reports how the command ended there.
 func (f *following) keepVerdict(ctx context.Context, text string) {
-	f.onFirst(ctx, func(ctx context.Context, c launch.Runner) error { return launch.KeepVerdict(ctx, c, f.ref, text) })
+	f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepVerdict(ctx, c, f.ref, text) })
 }
 
 // onFirst calls do for worker 0 of each slice that is connected.
-func (f *following) onFirst(ctx context.Context, do func(ctx context.Context, c launch.Runner) error) {
+func (f *following) onFirst(ctx context.Context, do func(ctx context.Context, c remote.Runner) error) {
 	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
 		if f.team.ids[i].Worker != 0 || f.team.isAway(i) {
 			return nil

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -366,8 +366,8 @@ func (d *Deps) hostsText() string {
 // folderCheck returns the command that tests whether the folder of
 // --use-existing-folder exists. Without it, a misspelt name would run the command in an
 // empty directory.
-func folderCheck(run string) sshfan.Cmd {
-	return sshfan.Cmd{Line: "test -d " + sshfan.Quote(run), ReadOnly: true}
+func folderCheck(run string) remote.Cmd {
+	return remote.Cmd{Line: "test -d " + remote.Quote(run), ReadOnly: true}
 }
 
 // expected returns the slices that a request will create, as far as they are known

@@ -16,6 +16,7 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
@@ -54,16 +55,16 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	all := ids(1, 4)
 	refused := func(i int) error {
-		return &sshfan.ConnectError{Host: all[i].String(), User: "ann", Stage: sshfan.StageDial, Addr: "10.0.0." + strconv.Itoa(i), Tries: i + 2, Err: syscall.ECONNREFUSED}
+		return &remote.ConnectError{Host: all[i].String(), User: "ann", Stage: remote.StageDial, Addr: "10.0.0." + strconv.Itoa(i), Tries: i + 2, Err: syscall.ECONNREFUSED}
 	}
 	unknown := func(i int) error {
-		return &sshfan.ConnectError{Host: all[i].String(), Stage: sshfan.StageDial, Addr: fmt.Sprintf("h%d.invalid:22", i), Err: &sshfan.NameError{Name: fmt.Sprintf("h%d.invalid", i), Why: "no such host"}}
+		return &remote.ConnectError{Host: all[i].String(), Stage: remote.StageDial, Addr: fmt.Sprintf("h%d.invalid:22", i), Err: &remote.NameError{Name: fmt.Sprintf("h%d.invalid", i), Why: "no such host"}}
 	}
 	changed := func(i int) error {
-		return &sshfan.ConnectError{Host: all[i].String(), Stage: sshfan.StageHostKey, Err: &sshfan.HostKeyError{Host: all[i].String(), Source: "the file pins", Known: []string{"old"}, Offered: "new " + strconv.Itoa(i)}}
+		return &remote.ConnectError{Host: all[i].String(), Stage: remote.StageHostKey, Err: &remote.HostKeyError{Host: all[i].String(), Source: "the file pins", Known: []string{"old"}, Offered: "new " + strconv.Itoa(i)}}
 	}
 	noAddress := func(i int) error {
-		return &sshfan.ConnectError{Host: all[i].String(), Stage: sshfan.StageDial, Err: &sshfan.NoAddressError{Worker: all[i].String(), Kind: "external"}}
+		return &remote.ConnectError{Host: all[i].String(), Stage: remote.StageDial, Err: &sshfan.NoAddressError{Worker: all[i].String(), Kind: "external"}}
 	}
 	readOnly := func(path string) error { return fmt.Errorf("mkdir %s: Read-only file system", path) }
 	full := func(i int) error {
@@ -75,7 +76,7 @@ func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	}{
 		{[]error{refused(0), nil, refused(2), refused(3)}, "start: 3 of 4 workers failed: s0w[0,2-3]: connect: connection refused", ""},
 		{[]error{nil, refused(1), nil, nil}, "start: 1 of 4 workers failed: s0w1: connect to s0w1 (10.0.0.1): connection refused (after 3 tries)", ""},
-		{[]error{unknown(0), unknown(1), unknown(2), unknown(3)}, "start: 4 of 4 workers failed: s0w[0-3]: connect: its name has no address here: no such host", unknown(0).(*sshfan.ConnectError).Hint()},
+		{[]error{unknown(0), unknown(1), unknown(2), unknown(3)}, "start: 4 of 4 workers failed: s0w[0-3]: connect: its name has no address here: no such host", unknown(0).(*remote.ConnectError).Hint()},
 		{[]error{changed(0), changed(1), nil, changed(3)}, "start: 3 of 4 workers failed: s0w[0-1,3]: verify host key: the host key changed: the file pins has another one than the machine offers", ""},
 		{[]error{noAddress(0), noAddress(1), noAddress(2), nil}, "start: 3 of 4 workers failed: s0w[0-2]: connect: it has no external address", ""},
 		{[]error{fmt.Errorf("learn the VM name of s0w0 for it"), fmt.Errorf("learn the VM name of s0w1 for it"), nil, nil}, "start: 2 of 4 workers failed: s0w[0-1]: learn the VM name of the worker for it", ""},

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -142,7 +142,7 @@ func newLogReader(d *Deps, o LogOptions, w LogSink) *logReader {
 type oneLog struct {
 	id   tpu.WorkerID
 	src  logSource
-	conn *sshfan.Conn // nil: the log is not read from a worker
+	conn remote.Conn // nil: the log is not read from a worker
 	text *logText
 	end  int64 // offset at which to stop; -1: at the end
 	err  error // why there is nothing to show: the worker does not know the attempt
@@ -265,7 +265,7 @@ func (s localSource) copyFrom(ctx context.Context, offset, end int64, w io.Write
 }
 
 type remoteSource struct {
-	conn *sshfan.Conn
+	conn remote.Conn
 	ref  launch.Ref
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/network"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -300,7 +300,7 @@ func (p Plan) tellCommand(t *planText) {
 	what := "a bash script"
 	lines := strings.Split(strings.TrimRight(p.Start.Script, "\n"), "\n")
 	if len(p.Start.Argv) > 0 {
-		what, lines = "a program, without a shell", []string{sshfan.Quote(p.Start.Argv...)}
+		what, lines = "a program, without a shell", []string{remote.Quote(p.Start.Argv...)}
 	}
 	if p.Start.Processes > 1 {
 		what += fmt.Sprintf(", %d processes on each", p.Start.Processes)

@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A RightsReader reads what says, before any worker exists, what the workers may do.
@@ -119,7 +119,7 @@ func (d *Deps) askRight(ctx context.Context, o JobOptions, deletes bool) (answer
 
 // grantCommand is the command that lets a service account delete queued resources.
 func grantCommand(project, account string) string {
-	return sshfan.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+gcp.RoleFor(deletePermission))
+	return remote.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+gcp.RoleFor(deletePermission))
 }
 
 // Occasions on which workers delete a queued resource.

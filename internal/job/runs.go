@@ -21,6 +21,7 @@ import (
 	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -164,7 +165,7 @@ func (f foundRun) stoppable() error {
 	if f.info.Mine {
 		return nil
 	}
-	return f.ofAnother(StageStop, "stop it as that login: multihost stop "+f.info.Run+" --user="+sshfan.Quote(f.info.Login))
+	return f.ofAnother(StageStop, "stop it as that login: multihost stop "+f.info.Run+" --user="+remote.Quote(f.info.Login))
 }
 
 // ofAnother returns the error that the run belongs to another login.
@@ -683,7 +684,7 @@ func (d *Deps) newestAttempt(ctx context.Context, t *team, rec *Record) (known [
 	case !heard:
 		return t.ids, true, nil
 	case !mine:
-		return nil, false, theirs.ofAnother(StageDiscover, "add --user="+sshfan.Quote(theirs.info.Login))
+		return nil, false, theirs.ofAnother(StageDiscover, "add --user="+remote.Quote(theirs.info.Login))
 	}
 	return known, lives, nil
 }

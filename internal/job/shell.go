@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -24,7 +24,7 @@ type ShellOptions struct {
 
 // A Console is the local side of a login.
 type Console struct {
-	Terminal       *sshfan.Terminal // nil: no terminal is requested
+	Terminal       *remote.Terminal // nil: no terminal is requested
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Close          func() error // restores the terminal; a pending Read of it ends then
@@ -47,7 +47,7 @@ func (d *Deps) Shell(ctx context.Context, o ShellOptions) (Outcome, error) {
 			login += " --tpu-prefix=" + o.Prefix
 		}
 		return Outcome{}, &Error{Stage: StageInput, Text: fmt.Sprintf("%s is %s; a login is to one", tpu.Fold(ids), event.Count(len(ids), "worker")),
-			Advice: "to log in: " + login + "; for a command on all of them: multihost exec --workers=" + sshfan.Quote(o.Only.String())}
+			Advice: "to log in: " + login + "; for a command on all of them: multihost exec --workers=" + remote.Quote(o.Only.String())}
 	}
 	t, failed, err := d.reachSome(ctx, &watch, sel, ids)
 	if err != nil {
@@ -65,10 +65,10 @@ func (d *Deps) Shell(ctx context.Context, o ShellOptions) (Outcome, error) {
 	return d.shell(ctx, t.conns[0], o, c)
 }
 
-func (d *Deps) shell(ctx context.Context, conn *sshfan.Conn, o ShellOptions, c *Console) (Outcome, error) {
-	cmd := sshfan.Cmd{Terminal: c.Terminal, Stdout: c.Stdout, Stderr: c.Stderr, AgentSocket: o.AgentSocket}
+func (d *Deps) shell(ctx context.Context, conn remote.Conn, o ShellOptions, c *Console) (Outcome, error) {
+	cmd := remote.Cmd{Terminal: c.Terminal, Stdout: c.Stdout, Stderr: c.Stderr, AgentSocket: o.AgentSocket}
 	if len(o.Argv) > 0 {
-		cmd.Line = sshfan.Quote(o.Argv...)
+		cmd.Line = remote.Quote(o.Argv...)
 	}
 	if c.Terminal == nil {
 		cmd.Stdin = c.Stdin
@@ -82,7 +82,7 @@ func (d *Deps) shell(ctx context.Context, conn *sshfan.Conn, o ShellOptions, c *
 	var typing sync.WaitGroup
 	left := false
 	typing.Go(func() {
-		if _, err := io.Copy(s.Stdin, c.Stdin); err == nil {
+		if _, err := io.Copy(s.Stdin(), c.Stdin); err == nil {
 			left = true // the input has ended: the user wants to leave
 			s.Close()
 		}
@@ -91,7 +91,7 @@ func (d *Deps) shell(ctx context.Context, conn *sshfan.Conn, o ShellOptions, c *
 	closed := c.Close() // ends the reading
 	typing.Wait()
 	switch {
-	case errors.Is(err, sshfan.ErrClosed) && left:
+	case errors.Is(err, remote.ErrClosed) && left:
 		return Outcome{Code: codeLeft, Started: true}, nil
 	case err == nil && closed != nil:
 		event.Notef(d.Sink, event.Warn, "", "give the terminal back: %v", closed)

@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -54,7 +54,7 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 	}
 	r.Sink.Emit(event.Result{Name: "skew", Data: skews})
 	text := "the workers differ in what the command will meet:\n" + skewTable(skews)
-	advice := "more of it: multihost exec " + r.workersFlag(r.o.Prefix) + " -- " + sshfan.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
+	advice := "more of it: multihost exec " + r.workersFlag(r.o.Prefix) + " -- " + remote.Quote(r.pythonFromHome(), "-m", "pip", "freeze")
 	if len(skews) == 1 && skews[0].What == "code" {
 		advice = "ship the directory again: without --use-existing-folder"
 	}
@@ -69,7 +69,7 @@ func (r *run) checkSkew(armed []*launch.Armed) error {
 // another command.
 func (d *Deps) workersFlag(prefix string) string {
 	if d.onHosts() {
-		return "--hosts=" + sshfan.Quote(d.hostsText())
+		return "--hosts=" + remote.Quote(d.hostsText())
 	}
 	return "--tpu-prefix=" + prefix
 }

@@ -19,6 +19,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/iap"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -54,7 +55,7 @@ const authRetry = 45 * time.Second
 type team struct {
 	slices []tpu.Slice
 	ids    []tpu.WorkerID
-	conns  []*sshfan.Conn
+	conns  []remote.Conn
 	fleet  *sshfan.Fleet // nil: no worker is connected
 
 	// away[i] says why worker ids[i] could not be reached when the team was made; its
@@ -289,12 +290,15 @@ func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 			event.Notef(d.Sink, event.Debug, "", "%v", err)
 		}
 	}
-	greet(ctx, conns, errs)
+	for _, c := range conns {
+		t.conns = append(t.conns, c)
+	}
+	greet(ctx, t.conns, errs)
 	if ctx.Err() != nil {
 		fleet.Close()
 		return nil, context.Cause(ctx)
 	}
-	t.fleet, t.conns = fleet, conns
+	t.fleet = fleet
 	if slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
 		t.away = errs
 	}
@@ -312,7 +316,7 @@ const mostTries = 3
 func again(ctx context.Context, tell func(error), f func() error) error {
 	for n := 1; ; n++ {
 		err := f()
-		if n == mostTries || !errors.Is(err, sshfan.ErrConnectionLost) || ctx.Err() != nil {
+		if n == mostTries || !errors.Is(err, remote.ErrConnectionLost) || ctx.Err() != nil {
 			return err
 		}
 		if tell != nil {
@@ -358,7 +362,7 @@ func (d *Deps) broke(ctx context.Context, t *team, i int, during string) func(er
 // lostText returns why the connection was lost.
 func lostText(err error) string {
 	text := err.Error()
-	if _, why, found := strings.Cut(text, sshfan.ErrConnectionLost.Error()+": "); found {
+	if _, why, found := strings.Cut(text, remote.ErrConnectionLost.Error()+": "); found {
 		return why
 	}
 	return text
@@ -367,7 +371,7 @@ func lostText(err error) string {
 // greet runs a first command on every connected worker. This measures the clocks. It also
 // finds logins that accept us but run nothing, before anything is done on any worker. A
 // failure becomes the worker's error.
-func greet(ctx context.Context, conns []*sshfan.Conn, errs []error) {
+func greet(ctx context.Context, conns []remote.Conn, errs []error) {
 	var wg sync.WaitGroup
 	for i, c := range conns {
 		if errs[i] != nil {
@@ -519,7 +523,7 @@ func unlisted(all []tpu.Slice) []tpu.Slice {
 
 func refusedKey(errs []error) bool {
 	for _, err := range errs {
-		if errors.Is(err, sshfan.ErrKeyRefused) {
+		if errors.Is(err, remote.ErrKeyRefused) {
 			return true
 		}
 	}

@@ -8,7 +8,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Connections that break together are one warning, although each error names its worker.
@@ -29,7 +29,7 @@ func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 				n := 0
 				err := again(t.Context(), d.broke(t.Context(), tm, i, "preflight"), func() error {
 					if n++; n == 1 {
-						return fmt.Errorf("run on %s: %w: reset by peer", id, sshfan.ErrConnectionLost)
+						return fmt.Errorf("run on %s: %w: reset by peer", id, remote.ErrConnectionLost)
 					}
 					return nil
 				})

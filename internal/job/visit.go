@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
@@ -18,7 +19,7 @@ type Visit struct {
 // Visited is one worker of a Visit.
 type Visited struct {
 	ID   tpu.WorkerID
-	Conn *sshfan.Conn // nil if Err is not nil
+	Conn remote.Conn // nil if Err is not nil
 	Err  error
 }
 
@@ -30,7 +31,7 @@ func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.Worke
 		return nil, err
 	}
 	v := &Visit{Way: d.way(ctx, sel), fleet: t.fleet}
-	conns := map[tpu.WorkerID]*sshfan.Conn{}
+	conns := map[tpu.WorkerID]remote.Conn{}
 	for i, id := range t.ids {
 		conns[id] = t.conns[i]
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -25,7 +25,7 @@ type hose struct {
 func (*hose) Name() string               { return "s0w0" }
 func (*hose) ClockOffset() time.Duration { return 0 }
 
-func (h *hose) Run(_ context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (h *hose) Run(_ context.Context, cmd remote.Cmd) (remote.Status, error) {
 	line := cmd.Whole().Line
 	nonce := strings.Fields(line[strings.LastIndex(line, "multihost-"):])[3]
 	fmt.Fprintf(cmd.Stdout, "%s stream %d\n", nonce, h.size)
@@ -33,12 +33,12 @@ func (h *hose) Run(_ context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	for orders := bufio.NewScanner(cmd.Stdin); left > 0 && orders.Scan(); {
 		want, err := strconv.ParseInt(orders.Text(), 10, 64)
 		if err != nil {
-			return sshfan.Status{}, err
+			return remote.Status{}, err
 		}
 		for want > 0 && left > 0 {
 			n := min(want, left, int64(len(h.chunk)))
 			if _, err := cmd.Stdout.Write(h.chunk[:n]); err != nil {
-				return sshfan.Status{}, err
+				return remote.Status{}, err
 			}
 			want, left = want-n, left-n
 		}
@@ -47,7 +47,7 @@ func (h *hose) Run(_ context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	for _, text := range []string{"run r 1", "dir /home/x", "phase exited", "exit code 0", fmt.Sprintf("exit size %d", h.size), "end"} {
 		fmt.Fprintf(cmd.Stderr, "%s %s\n", nonce, text)
 	}
-	return sshfan.Status{}, nil
+	return remote.Status{}, nil
 }
 
 // Following a log allocates by the piece, not by the line.

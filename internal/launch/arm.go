@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Started is a command that has started.
@@ -28,7 +28,7 @@ type Started struct {
 // Release (or ReleaseAt) and Abort.
 type Armed struct {
 	ref     Ref
-	runner  Runner
+	runner  remote.Runner
 	secrets []StoredSecret
 	order   *io.PipeWriter
 	cancel  context.CancelCauseFunc
@@ -40,7 +40,7 @@ type Armed struct {
 	stopped Stopped
 	disks   map[string]Disk    // key: what the disk holds, "output" or "tmp"
 	found   map[string]string  // versions; key: an entry of surveyed
-	words   chan sshfan.Record // the worker's answer; the buffer has room for all of it
+	words   chan remote.Record // the worker's answer; the buffer has room for all of it
 	done    chan struct{}      // closed when the exec has ended; err is set before
 	err     error
 	once    sync.Once
@@ -54,12 +54,12 @@ type Armed struct {
 // on the worker.
 //
 // The session outlives ctx: it ends with Release, Abort or the connection.
-func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
+func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
 	files := spec.files()
-	args := append([]string{sshfan.NewNonce()}, spec.Ref().args()...)
+	args := append([]string{remote.NewNonce()}, spec.Ref().args()...)
 	var parts []io.Reader
 	for _, f := range files {
 		args = append(args, strconv.Itoa(len(f)))
@@ -76,12 +76,12 @@ func Arm(ctx context.Context, r Runner, spec Spec) (*Armed, error) {
 	session, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := &Armed{
 		ref: spec.Ref(), runner: r, secrets: spec.Stored, order: order, cancel: cancel, offset: r.ClockOffset(),
-		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan sshfan.Record, mostWords), done: make(chan struct{}),
+		disks: make(map[string]Disk), found: make(map[string]string), words: make(chan remote.Record, mostWords), done: make(chan struct{}),
 	}
 	in := newLimited(io.MultiReader(append(parts, orders)...), answerLimit, 0, cancel)
 	defer in.stop()
-	out := &sshfan.Answer{Nonce: args[0], Next: a.hear}
-	errs := &sshfan.Answer{Nonce: args[0]}
+	out := &remote.Answer{Nonce: args[0], Next: a.hear}
+	errs := &remote.Answer{Nonce: args[0]}
 	go func() {
 		defer close(a.done)
 		cmd := armScript.Cmd(input{in, orders}, args...)
@@ -135,7 +135,7 @@ func (a *Armed) Versions() map[string]string {
 	return all
 }
 
-func (a *Armed) hear(r sshfan.Record) (done bool) {
+func (a *Armed) hear(r remote.Record) (done bool) {
 	select {
 	case a.words <- r:
 	default: // a correct worker never sends so many records
@@ -145,7 +145,7 @@ func (a *Armed) hear(r sshfan.Record) (done bool) {
 
 // ready waits until the supervisor is armed, and reads what the worker reports
 // before that.
-func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error {
+func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error {
 	var there, owner string // digest of the code on the worker, and who synced it
 	for {
 		rec, err := a.word(ctx)
@@ -157,7 +157,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 			there, owner, _ = strings.Cut(rec.Rest, " ")
 		case rec.Word == "armed" && spec.Synced != "" && there != spec.Synced:
 			if there != "" {
-				owner = cmp.Or(sshfan.Clean(owner, 200), "somebody")
+				owner = cmp.Or(remote.Clean(owner, 200), "somebody")
 			}
 			return &CodeError{Worker: a.runner.Name(), Run: spec.Run, Owner: owner}
 		case rec.Word == "armed":
@@ -165,7 +165,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 		case rec.Word == "already":
 			return &startedError{a.ref, a.runner.Name()}
 		case rec.Word == "failed" || rec.Word == "error":
-			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: sshfan.Clean(rec.Rest, 500)}
+			return &RemoteError{Worker: a.runner.Name(), Op: "arm", Text: remote.Clean(rec.Rest, 500)}
 		case rec.Word == "secret":
 			return a.unread(rec)
 		case rec.Word == "busy":
@@ -181,16 +181,16 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *sshfan.Answer) error 
 }
 
 // learns takes a record that tells something of the worker, and reports whether it was one.
-func (a *Armed) learns(rec sshfan.Record) bool {
+func (a *Armed) learns(rec remote.Record) bool {
 	switch rec.Word {
 	case "boot":
-		a.boot = sshfan.Clean(rec.Rest, 100)
+		a.boot = remote.Clean(rec.Rest, 100)
 	case "disk":
 		what, rest, _ := strings.Cut(rec.Rest, " ")
 		a.disks[what] = parseDisk(rest)
 	case "version":
 		if what, rest, _ := strings.Cut(rec.Rest, " "); slices.Contains(surveyed, what) {
-			a.found[what] = sshfan.Clean(rest, 60)
+			a.found[what] = remote.Clean(rest, 60)
 		}
 	case "stopped":
 		if s := parseStopped(rec.Rest); s.At.After(a.stopped.At) {
@@ -203,9 +203,9 @@ func (a *Armed) learns(rec sshfan.Record) bool {
 }
 
 // busy returns the error that names the run that holds the worker.
-func (a *Armed) busy(rec sshfan.Record, records []sshfan.Record) error {
+func (a *Armed) busy(rec remote.Record, records []remote.Record) error {
 	e := &BusyError{Worker: a.runner.Name()}
-	records = append([]sshfan.Record{{Word: "now", Rest: rec.Rest}}, records...)
+	records = append([]remote.Record{{Word: "now", Rest: rec.Rest}}, records...)
 	if infos := parseInfos(records); len(infos) > 0 {
 		e.Info = infos[0]
 	}
@@ -213,9 +213,9 @@ func (a *Armed) busy(rec sshfan.Record, records []sshfan.Record) error {
 }
 
 // unread returns the error for a secret that the worker could not read.
-func (a *Armed) unread(rec sshfan.Record) error {
+func (a *Armed) unread(rec remote.Record) error {
 	f := rec.Fields(4)
-	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: sshfan.Clean(f[3], 400)}
+	e := &SecretError{Worker: a.runner.Name(), Status: int(number(f[1])), Account: dash(f[2]), Text: remote.Clean(f[3], 400)}
 	for _, s := range a.secrets {
 		if s.Name == f[0] {
 			e.Secret = s
@@ -227,7 +227,7 @@ func (a *Armed) unread(rec sshfan.Record) error {
 // word returns the worker's next record. It fails with the cause of ctx, with the
 // error of the session, or with io.ErrUnexpectedEOF when the session has ended
 // without one.
-func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
+func (a *Armed) word(ctx context.Context) (remote.Record, error) {
 	select {
 	case rec := <-a.words:
 		return rec, nil
@@ -237,7 +237,7 @@ func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
 	case rec := <-a.words:
 		return rec, nil
 	case <-ctx.Done():
-		return sshfan.Record{}, context.Cause(ctx)
+		return remote.Record{}, context.Cause(ctx)
 	case <-a.done:
 		select {
 		case rec := <-a.words:
@@ -245,9 +245,9 @@ func (a *Armed) word(ctx context.Context) (sshfan.Record, error) {
 		default:
 		}
 		if a.err != nil {
-			return sshfan.Record{}, a.err
+			return remote.Record{}, a.err
 		}
-		return sshfan.Record{}, io.ErrUnexpectedEOF
+		return remote.Record{}, io.ErrUnexpectedEOF
 	}
 }
 
@@ -354,7 +354,7 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 			f := rec.Fields(2)
 			return Started{PID: int(number(f[0])), At: instant(f[1])}, nil
 		case rec.Word == "failed":
-			return Started{}, &RemoteError{Worker: a.runner.Name(), Op: "start", Text: sshfan.Clean(rec.Rest, 500)}
+			return Started{}, &RemoteError{Worker: a.runner.Name(), Op: "start", Text: remote.Clean(rec.Rest, 500)}
 		case rec.Word == "aborted":
 			return Started{}, fmt.Errorf("start %q on %s: %w", a.ref.Label(), a.runner.Name(), ErrNotStarted)
 		}
@@ -368,7 +368,7 @@ const mostAsks = 6
 // ask repeats the order over another session and returns what became of it.
 func (a *Armed) ask(ctx context.Context) (Started, error) {
 	for n := 1; ; n++ {
-		records, err := persist(ctx, func() ([]sshfan.Record, error) {
+		records, err := persist(ctx, func() ([]remote.Record, error) {
 			return call(ctx, a.runner, "release", releaseScript, a.ref.args()...)
 		})
 		if err != nil {
@@ -452,7 +452,7 @@ func (s Spec) files() [][]byte {
 	for _, s := range s.Stored {
 		secrets.WriteString(s.Name + " " + s.url() + "\n")
 	}
-	meta := "owner=" + sshfan.Clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
+	meta := "owner=" + remote.Clean(s.Owner, 200) + "\ncommand=" + s.Title() + "\n"
 	if s.Venv {
 		meta += "venv=1\n"
 	}
@@ -504,12 +504,12 @@ func (s Spec) Title() string {
 		for i, w := range s.Argv {
 			words[i] = s.masked(w) // before quoting, because quoting may change the secret's text
 		}
-		text = sshfan.Quote(words...)
+		text = remote.Quote(words...)
 	}
 	text = strings.TrimSpace(text)
 	first, _, more := strings.Cut(text, "\n")
 	if more {
 		first += " …"
 	}
-	return sshfan.Clean(first, 200)
+	return remote.Clean(first, 200)
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // TestWhatFollowsAStream holds what Follow does after streams of one worker that come one
@@ -88,30 +88,30 @@ func TestWhatFollowsAStream(t *testing.T) {
 
 func TestWhatAStreamSays(t *testing.T) {
 	ref := Ref{"r", 1}
-	about := sshfan.Record{Word: "run", Rest: "r 1"}
-	phase := func(p Phase) sshfan.Record { return sshfan.Record{Word: "phase", Rest: string(p)} }
-	stream := sshfan.Record{Word: "stream", Rest: "100"}
+	about := remote.Record{Word: "run", Rest: "r 1"}
+	phase := func(p Phase) remote.Record { return remote.Record{Word: "phase", Rest: string(p)} }
+	stream := remote.Record{Word: "stream", Rest: "100"}
 	for _, tt := range []struct {
 		name          string
-		first, beside []sshfan.Record
+		first, beside []remote.Record
 		want          piece
 		err           error
 	}{
-		{"unknown", []sshfan.Record{{Word: "unknown"}}, nil, piece{count: 5}, ErrUnknownRun},
-		{"runs", []sshfan.Record{stream, about, phase(Running)}, nil, piece{count: 5, phase: Running}, nil},
-		{"state beside the output", []sshfan.Record{stream}, []sshfan.Record{about, phase(Running)}, piece{count: 5, phase: Running}, nil},
-		{"no state", []sshfan.Record{stream}, nil, piece{count: 5, phase: Unknown}, nil},
-		{"state of another attempt", []sshfan.Record{stream, {Word: "run", Rest: "r 2"}, phase(Running)}, nil, piece{count: 5, phase: Unknown}, nil},
-		{"nobody saw the end", []sshfan.Record{stream, about, phase(Lost)}, nil,
+		{"unknown", []remote.Record{{Word: "unknown"}}, nil, piece{count: 5}, ErrUnknownRun},
+		{"runs", []remote.Record{stream, about, phase(Running)}, nil, piece{count: 5, phase: Running}, nil},
+		{"state beside the output", []remote.Record{stream}, []remote.Record{about, phase(Running)}, piece{count: 5, phase: Running}, nil},
+		{"no state", []remote.Record{stream}, nil, piece{count: 5, phase: Unknown}, nil},
+		{"state of another attempt", []remote.Record{stream, {Word: "run", Rest: "r 2"}, phase(Running)}, nil, piece{count: 5, phase: Unknown}, nil},
+		{"nobody saw the end", []remote.Record{stream, about, phase(Lost)}, nil,
 			piece{count: 5, phase: Lost, exit: &Exit{Code: 255, Lost: true, Reason: "nobody saw it end"}}, nil},
-		{"lost as recorded", []sshfan.Record{stream, about, phase(Lost), {Word: "exit", Rest: "lost 1"}}, nil,
+		{"lost as recorded", []remote.Record{stream, about, phase(Lost), {Word: "exit", Rest: "lost 1"}}, nil,
 			piece{count: 5, phase: Lost, exit: &Exit{Code: 255, Lost: true}}, nil},
-		{"ended", []sshfan.Record{stream, about, phase(Exited), {Word: "exit", Rest: "code 3"}, {Word: "exit", Rest: "size 7"}}, nil,
+		{"ended", []remote.Record{stream, about, phase(Exited), {Word: "exit", Rest: "code 3"}, {Word: "exit", Rest: "size 7"}}, nil,
 			piece{count: 5, phase: Exited, exit: &Exit{Code: 3, LogSize: 7}}, nil},
-		{"ended without a code", []sshfan.Record{stream, about, phase(Exited), {Word: "exit", Rest: "size 7"}}, nil,
+		{"ended without a code", []remote.Record{stream, about, phase(Exited), {Word: "exit", Rest: "size 7"}}, nil,
 			piece{count: 5, phase: Exited, exit: &Exit{Code: 255, LogSize: 7, Lost: true}}, nil},
-		{"never started", []sshfan.Record{stream, about, phase(Aborted)}, nil, piece{count: 5, phase: Aborted}, ErrNotStarted},
-		{"shorter", []sshfan.Record{{Word: "truncated", Rest: "40"}, about, phase(Running)}, nil, piece{count: 5, phase: Running},
+		{"never started", []remote.Record{stream, about, phase(Aborted)}, nil, piece{count: 5, phase: Aborted}, ErrNotStarted},
+		{"shorter", []remote.Record{{Word: "truncated", Rest: "40"}, about, phase(Running)}, nil, piece{count: 5, phase: Running},
 			&TruncatedError{Worker: "s0w0", Offset: 105, Size: 40}},
 	} {
 		p := piece{count: 5}

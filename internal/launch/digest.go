@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // digestLimit is long enough for a slow disk to read the largest log.
@@ -20,7 +20,7 @@ var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // Digest returns the SHA-256, in hexadecimal, of the first n bytes of the log on the
 // worker. n is size, or the length of the log when that is shorter or size is
 // negative. The worker reads the log for it, which takes time for a large one.
-func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n int64, err error) {
+func Digest(ctx context.Context, r remote.Runner, ref Ref, size int64) (sum string, n int64, err error) {
 	if err := ref.check(); err != nil {
 		return "", 0, err
 	}
@@ -43,15 +43,15 @@ func Digest(ctx context.Context, r Runner, ref Ref, size int64) (sum string, n i
 
 // ReadTail returns the last n bytes that the command wrote, at most 64 KiB. It also
 // finds bytes that Spec.MaxLog has kept out of the log.
-func ReadTail(ctx context.Context, r Runner, ref Ref, n int) ([]byte, error) {
+func ReadTail(ctx context.Context, r remote.Runner, ref Ref, n int) ([]byte, error) {
 	if err := ref.check(); err != nil {
 		return nil, err
 	}
 	n = min(max(n, 0), 64<<10)
-	nonce := sshfan.NewNonce()
+	nonce := remote.NewNonce()
 	var raw bytes.Buffer
-	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &bounded{w: &raw, room: n}}
-	errs := &sshfan.Answer{Nonce: nonce}
+	out := &remote.Stream{Answer: remote.Answer{Nonce: nonce}, Raw: &bounded{w: &raw, room: n}}
+	errs := &remote.Answer{Nonce: nonce}
 	cmd := tailScript.Cmd(nil, append(append([]string{nonce}, ref.args()...), strconv.Itoa(n))...)
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
@@ -76,7 +76,7 @@ type bounded struct {
 
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.room -= len(p); b.room < 0 {
-		return 0, sshfan.ErrFlood
+		return 0, remote.ErrFlood
 	}
 	return b.w.Write(p)
 }

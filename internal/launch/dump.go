@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // StackMethod says how a stack was read.
@@ -47,7 +47,7 @@ type DumpOptions struct {
 // processes that catch SIGUSR1 are sent it. A process that does not catch SIGUSR1 is
 // never sent it. For all others, Dump returns the kernel's view. The run goes on.
 // An attempt that does not run has no stacks; the returned phase says why.
-func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
+func Dump(ctx context.Context, r remote.Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
 	if err := ref.check(); err != nil {
 		return nil, Unknown, err
 	}
@@ -64,12 +64,12 @@ func Dump(ctx context.Context, r Runner, ref Ref, opts DumpOptions) ([]Stack, Ph
 		switch rec.Word {
 		case "stack":
 			f := rec.Fields(3)
-			stacks = append(stacks, Stack{PID: int(number(f[0])), Method: StackMethod(sshfan.Clean(f[1], 20)), Command: sshfan.Clean(f[2], 300)})
+			stacks = append(stacks, Stack{PID: int(number(f[0])), Method: StackMethod(remote.Clean(f[1], 20)), Command: remote.Clean(f[2], 300)})
 		case "line":
 			if len(stacks) > 0 {
 				s := &stacks[len(stacks)-1]
 				indent := rec.Rest[:len(rec.Rest)-len(strings.TrimLeft(rec.Rest, " "))]
-				s.Lines = append(s.Lines, indent+sshfan.Clean(rec.Rest, 1000))
+				s.Lines = append(s.Lines, indent+remote.Clean(rec.Rest, 1000))
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // ExecSpec is a command that does not outlive its connection. Argv is required.
@@ -55,7 +55,7 @@ var (
 // When ctx has ended, Exec returns its cause, and ExecEnd.Stopped if the worker
 // confirmed that nothing is left. Processes that the command leaves behind when it
 // ends by itself are left alone.
-func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
+func Exec(ctx context.Context, r remote.Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
 	words, err := spec.words()
 	if err != nil {
 		return ExecEnd{}, err
@@ -68,13 +68,13 @@ func Exec(ctx context.Context, r Runner, spec ExecSpec, stdout, stderr io.Writer
 	leash, hand := io.Pipe()
 	defer hand.Close()
 
-	nonce := sshfan.NewNonce()
+	nonce := remote.NewNonce()
 	broken := func() { cancel(errWriter) }
 	outGate, errGate := &gate{w: stdout, broken: broken}, &gate{w: stderr, broken: broken}
 	e := &execution{nonce: nonce, cancel: cancel, hand: hand}
 	outGate.wrote, errGate.wrote = e.heard, e.heard
-	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: outGate}
-	errs := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
+	out := &remote.Stream{Answer: remote.Answer{Nonce: nonce}, Raw: outGate}
+	errs := &remote.Stream{Answer: remote.Answer{Nonce: nonce}, Raw: &trailer{mark: []byte(nonce), raw: errGate, tell: e.tell}}
 	defer e.stop()
 
 	// 15 s: the worker allows 10 s for KILL, and the answer takes some time.
@@ -157,7 +157,7 @@ type execution struct {
 
 // tell takes the worker's record about the end of the command.
 func (e *execution) tell(line string) {
-	rec, ok := sshfan.ParseRecord(line, e.nonce)
+	rec, ok := remote.ParseRecord(line, e.nonce)
 	if !ok || rec.Word != "exit" {
 		return
 	}

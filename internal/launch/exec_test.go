@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // execute runs a command and returns what it wrote.
@@ -102,7 +102,7 @@ func TestExecLeavesNothingWhenTheConnectionIsLost(t *testing.T) {
 	go func() {
 		defer close(ended)
 		_, _, _, err := execute(t, t.Context(), l, ExecSpec{Argv: []string{"bash", "-c", "{ " + stubborn + "; } >" + file}})
-		if !errors.Is(err, sshfan.ErrConnectionLost) {
+		if !errors.Is(err, remote.ErrConnectionLost) {
 			t.Errorf("%v", err)
 		}
 	}()

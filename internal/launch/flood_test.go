@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // said is a worker that answers every operation with one text, for ever if
@@ -23,20 +23,20 @@ type said struct {
 func (said) Name() string               { return "s0w0" }
 func (said) ClockOffset() time.Duration { return 0 }
 
-func (s said) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (s said) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	cmd = cmd.Whole()
 	nonce := strings.Fields(cmd.Line[strings.LastIndex(cmd.Line, "multihost-"):])[3]
 	for ctx.Err() == nil {
 		for text, w := range map[string]io.Writer{s.stdout: cmd.Stdout, s.stderr: cmd.Stderr} {
 			if _, err := io.WriteString(w, strings.ReplaceAll(text, "N", nonce)); err != nil {
-				return sshfan.Status{}, err
+				return remote.Status{}, err
 			}
 		}
 		if !s.endless {
-			return sshfan.Status{}, nil
+			return remote.Status{}, nil
 		}
 	}
-	return sshfan.Status{}, context.Cause(ctx)
+	return remote.Status{}, context.Cause(ctx)
 }
 
 // Whatever a worker answers without end, every operation ends, with an error
@@ -71,14 +71,14 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 					return err
 				},
 			} {
-				if err := f(); !errors.Is(err, sshfan.ErrFlood) || len(err.Error()) > 500 {
+				if err := f(); !errors.Is(err, remote.ErrFlood) || len(err.Error()) > 500 {
 					t.Errorf("%s: %v", op, err)
 				}
 			}
 		})
 	}
 	tail := said{stdout: "N stream\n" + strings.Repeat("more than was asked for", 9)}
-	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, sshfan.ErrFlood) {
+	if got, err := ReadTail(t.Context(), tail, s.Ref(), 8); !errors.Is(err, remote.ErrFlood) {
 		t.Errorf("tail: %d bytes, %v", len(got), err)
 	}
 }
@@ -88,7 +88,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
-	a := &sshfan.Answer{Nonce: "N", Next: func(r sshfan.Record) bool { heard++; return r.Word == "size" }}
+	a := &remote.Answer{Nonce: "N", Next: func(r remote.Record) bool { heard++; return r.Word == "size" }}
 	for i := range 300_000 { // 20 GB in the smallest usual piece
 		if _, err := fmt.Fprintf(a, "N size %d\n", i*65536); err != nil {
 			t.Fatalf("after %d sizes: %v", i, err)

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // FollowOptions are optional.
@@ -67,7 +67,7 @@ type FollowOptions struct {
 //
 // The worker sends no more than Window allows beyond what w has taken: a slow w
 // delays the sending of output, never the command.
-func Follow(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
+func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err
 	}
@@ -185,7 +185,7 @@ func (c *chase) after(p piece, err error) (next turn) {
 func ends(err error, heard bool) bool {
 	var write *writeError
 	switch {
-	case errors.As(err, &write), errors.Is(err, sshfan.ErrClosed):
+	case errors.As(err, &write), errors.Is(err, remote.ErrClosed):
 		return true
 	case errors.Is(err, ErrUnknownRun), errors.Is(err, ErrNotStarted):
 		return !heard
@@ -195,7 +195,7 @@ func ends(err error, heard bool) bool {
 
 // ReadLog writes the output that the worker has now, from offset, to w and returns
 // the number of bytes.
-func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, error) {
+func ReadLog(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil {
 		return 0, err
 	}
@@ -204,7 +204,7 @@ func ReadLog(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) 
 }
 
 // ReadPart is ReadLog for at most count bytes.
-func ReadPart(ctx context.Context, r Runner, ref Ref, offset, count int64, w io.Writer) (int64, error) {
+func ReadPart(ctx context.Context, r remote.Runner, ref Ref, offset, count int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil || count <= 0 {
 		return 0, err
 	}
@@ -214,7 +214,7 @@ func ReadPart(ctx context.Context, r Runner, ref Ref, offset, count int64, w io.
 
 // Peek is ReadLog that changes nothing on the worker (as FollowOptions.Look). It also
 // returns how the command ended; nil means that, as far as the worker knows, it has not.
-func Peek(ctx context.Context, r Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
+func Peek(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
 	if err := ref.check(); err != nil {
 		return 0, nil, err
 	}
@@ -230,16 +230,16 @@ type piece struct {
 }
 
 // stream runs follow.sh once.
-func stream(ctx context.Context, r Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
+func stream(ctx context.Context, r remote.Runner, ref Ref, offset int64, mode string, w io.Writer, ration *ration, opts FollowOptions) (piece, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	nonce := sshfan.NewNonce()
+	nonce := remote.NewNonce()
 	orders := newOrders()
 	defer orders.Close()
 	g := &gate{w: w}
 	g.broken = func() { cancel(errWriter) }
-	out := &sshfan.Stream{Answer: sshfan.Answer{Nonce: nonce}, Raw: g}
-	errs := &sshfan.Answer{Nonce: nonce}
+	out := &remote.Stream{Answer: remote.Answer{Nonce: nonce}, Raw: g}
+	errs := &remote.Answer{Nonce: nonce}
 	t := talk{orders: orders, ration: ration, opts: opts, found: func() {}}
 	if opts.Found != nil {
 		t.found = sync.OnceFunc(opts.Found)
@@ -308,7 +308,7 @@ type talk struct {
 }
 
 // answered hears a record of the first answer, which comes before the output.
-func (t talk) answered(rec sshfan.Record) (done bool) {
+func (t talk) answered(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "stream":
 		t.ration.size(number(rec.Rest))
@@ -320,7 +320,7 @@ func (t talk) answered(rec sshfan.Record) (done bool) {
 
 // told hears a record that comes beside the output. It drops the frequent ones: a long log
 // brings a "size" for each piece, without limit.
-func (t talk) told(rec sshfan.Record) (done bool) {
+func (t talk) told(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "waiting":
 		t.found()
@@ -346,7 +346,7 @@ func (t talk) told(rec sshfan.Record) (done bool) {
 
 // judge reads from the first answer and the records beside the output what the state of
 // the run is. offset is where the output began.
-func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []sshfan.Record) error {
+func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []remote.Record) error {
 	if first[0].Word == "unknown" {
 		return fmt.Errorf("follow %q on %s: %w", ref.Label(), worker, ErrUnknownRun)
 	}
@@ -396,11 +396,11 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 // output or the close of the connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError
-	var key *sshfan.HostKeyError
+	var key *remote.HostKeyError
 	if errors.As(err, &refused) {
 		return refused.Silent
 	}
-	return !errors.As(err, &key) && !errors.Is(err, sshfan.ErrFlood) && !errors.Is(err, sshfan.ErrClosed)
+	return !errors.As(err, &key) && !errors.Is(err, remote.ErrFlood) && !errors.Is(err, remote.ErrClosed)
 }
 
 func pause(ctx context.Context, d time.Duration) error {

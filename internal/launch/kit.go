@@ -3,14 +3,14 @@ package launch
 import (
 	"fmt"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // bootstrap returns bash code that reads a script from stdin and runs it if it is
 // whole. The script is not on the command line, because every process list shows
 // that, and the login shell, which may not be bash, parses it.
 func bootstrap() string {
-	return sshfan.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
+	return remote.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
 }
 
 // A Kit holds what a worker needs to start a command when no runner is connected:

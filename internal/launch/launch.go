@@ -42,26 +42,12 @@
 package launch
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"time"
 
 	"multihost/internal/config"
-	"multihost/internal/sshfan"
 )
-
-// A Runner runs commands on one worker. *sshfan.Conn is one.
-//
-// Run returns once the command has ended and all its output was written. It returns
-// an error when it cannot learn how the command ended. It must return when the
-// connection is lost, even though cmd.Stdin may never end.
-type Runner interface {
-	Name() string
-	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
-	// ClockOffset is the worker's clock minus ours.
-	ClockOffset() time.Duration
-}
 
 // A Ref names one attempt of one run.
 type Ref struct {

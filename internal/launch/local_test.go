@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -118,7 +118,7 @@ func (l *local) cutNow() {
 	l.cut = make(chan struct{})
 }
 
-func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	cmd = cmd.Whole()
 	l.mu.Lock()
 	cut := l.cut
@@ -131,7 +131,7 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 	l.mu.Unlock()
 	if refuse != nil {
 		if err := refuse(); err != nil {
-			return sshfan.Status{}, err
+			return remote.Status{}, err
 		}
 	}
 	c := execCommand(l, cmd.Line)
@@ -141,19 +141,19 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 	}
 	stdin, err := c.StdinPipe()
 	if err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	stdout, stdoutW, err := os.Pipe()
 	if err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	stderr, stderrW, err := os.Pipe()
 	if err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	c.Stdout, c.Stderr = stdoutW, stderrW
 	if err := c.Start(); err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	stdoutW.Close()
 	stderrW.Close()
@@ -217,13 +217,13 @@ func (l *local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) 
 		return statusOf(err)
 	case <-lost:
 		shut()
-		return sshfan.Status{}, fmt.Errorf("run on s0w0: %w", sshfan.ErrConnectionLost)
+		return remote.Status{}, fmt.Errorf("run on s0w0: %w", remote.ErrConnectionLost)
 	case <-cut:
 		shut()
-		return sshfan.Status{}, fmt.Errorf("run on s0w0: %w", sshfan.ErrConnectionLost)
+		return remote.Status{}, fmt.Errorf("run on s0w0: %w", remote.ErrConnectionLost)
 	case <-ctx.Done():
 		shut()
-		return sshfan.Status{}, context.Cause(ctx)
+		return remote.Status{}, context.Cause(ctx)
 	}
 }
 
@@ -241,19 +241,19 @@ func writerOr(w io.Writer) io.Writer {
 	return w
 }
 
-func statusOf(err error) (sshfan.Status, error) {
+func statusOf(err error) (remote.Status, error) {
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return sshfan.Status{}, nil
+		return remote.Status{}, nil
 	case errors.As(err, &exit):
 		ws := exit.Sys().(syscall.WaitStatus)
 		if ws.Signaled() {
-			return sshfan.Status{Code: 128 + int(ws.Signal()), Signal: strings.TrimPrefix(ws.Signal().String(), "SIG")}, nil
+			return remote.Status{Code: 128 + int(ws.Signal()), Signal: strings.TrimPrefix(ws.Signal().String(), "SIG")}, nil
 		}
-		return sshfan.Status{Code: ws.ExitStatus()}, nil
+		return remote.Status{Code: ws.ExitStatus()}, nil
 	}
-	return sshfan.Status{}, err
+	return remote.Status{}, err
 }
 
 // processes are the pids of what still runs in this worker's directories.
@@ -385,7 +385,7 @@ func spec(run, script string) Spec {
 }
 
 // begin arms and releases.
-func begin(t testing.TB, r Runner, s Spec) Started {
+func begin(t testing.TB, r remote.Runner, s Spec) Started {
 	t.Helper()
 	a, err := Arm(t.Context(), r, s)
 	if err != nil {
@@ -399,7 +399,7 @@ func begin(t testing.TB, r Runner, s Spec) Started {
 }
 
 // complete runs a command to its end.
-func complete(t testing.TB, r Runner, s Spec) (string, Exit) {
+func complete(t testing.TB, r remote.Runner, s Spec) (string, Exit) {
 	t.Helper()
 	begin(t, r, s)
 	var out bytes.Buffer
@@ -410,7 +410,7 @@ func complete(t testing.TB, r Runner, s Spec) (string, Exit) {
 	return out.String(), exit
 }
 
-func stopped(t testing.TB, r Runner, ref Ref, grace time.Duration) StopReport {
+func stopped(t testing.TB, r remote.Runner, ref Ref, grace time.Duration) StopReport {
 	t.Helper()
 	report, err := Stop(t.Context(), r, ref, StopOptions{Grace: grace, Reason: "test by ann"})
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"multihost/internal/remote"
 )
 
 func TestEveryByteArrivesAsItWasWritten(t *testing.T) {
@@ -347,7 +349,7 @@ func heap() int64 {
 }
 
 // quiet runs a command to its end and fetches nothing.
-func quiet(t *testing.T, r Runner, s Spec) Exit {
+func quiet(t *testing.T, r remote.Runner, s Spec) Exit {
 	t.Helper()
 	begin(t, r, s)
 	var state State

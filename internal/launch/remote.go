@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 var (
@@ -54,9 +54,9 @@ var (
 // The operations on a worker.
 var (
 	// arm also writes the scripts of the supervisor, each with the library in front.
-	armScript = sshfan.NewProgram("arm",
-		"text_lib="+sshfan.Quote(libText), "text_supervise="+sshfan.Quote(superviseText), "text_start="+sshfan.Quote(startText),
-		"text_processes="+sshfan.Quote(processesText),
+	armScript = remote.NewProgram("arm",
+		"text_lib="+remote.Quote(libText), "text_supervise="+remote.Quote(superviseText), "text_start="+remote.Quote(startText),
+		"text_processes="+remote.Quote(processesText),
 		`eval "$text_lib"`, armText)
 	releaseScript = operation("release", releaseText)
 	statusScript  = operation("status", statusText)
@@ -72,7 +72,7 @@ var (
 	verdictScript = operation("verdict", verdictText)
 )
 
-func operation(name, text string) *sshfan.Program { return sshfan.NewProgram(name, libText, text) }
+func operation(name, text string) *remote.Program { return remote.NewProgram(name, libText, text) }
 
 // input is the standard input that follows the script of an exec. When the connection
 // is lost, the transport calls Close to end a Read under way.
@@ -150,15 +150,15 @@ func (l *limited) stop() {
 }
 
 // call runs one operation on the worker and returns the answer.
-func call(ctx context.Context, r Runner, op string, script *sshfan.Program, args ...string) ([]sshfan.Record, error) {
+func call(ctx context.Context, r remote.Runner, op string, script *remote.Program, args ...string) ([]remote.Record, error) {
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
 // callWithin is call with other limits: limit for the answer, and reach for reaching
 // the worker; reach 0 means no limit.
-func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op string, script *sshfan.Program, args ...string) ([]sshfan.Record, error) {
-	out := &sshfan.Answer{Nonce: sshfan.NewNonce()}
-	errs := &sshfan.Answer{Nonce: out.Nonce}
+func callWithin(ctx context.Context, limit, reach time.Duration, r remote.Runner, op string, script *remote.Program, args ...string) ([]remote.Record, error) {
+	out := &remote.Answer{Nonce: remote.NewNonce()}
+	errs := &remote.Answer{Nonce: out.Nonce}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	in := newLimited(strings.NewReader(""), limit, reach, cancel)
@@ -172,11 +172,11 @@ func callWithin(ctx context.Context, limit, reach time.Duration, r Runner, op st
 	return checkAnswer(r.Name(), op, out, errs, status)
 }
 
-func checkAnswer(worker, op string, out, errs *sshfan.Answer, status sshfan.Status) ([]sshfan.Record, error) {
+func checkAnswer(worker, op string, out, errs *remote.Answer, status remote.Status) ([]remote.Record, error) {
 	records := out.Records()
 	for _, rec := range records {
 		if rec.Word == "error" {
-			return nil, &RemoteError{Worker: worker, Op: op, Text: sshfan.Clean(rec.Rest, 500)}
+			return nil, &RemoteError{Worker: worker, Op: op, Text: remote.Clean(rec.Rest, 500)}
 		}
 	}
 	if len(records) == 0 {
@@ -186,10 +186,10 @@ func checkAnswer(worker, op string, out, errs *sshfan.Answer, status sshfan.Stat
 }
 
 // silence returns a text that says why a script may have answered nothing.
-func silence(status sshfan.Status, stderr, stdout string) string {
+func silence(status remote.Status, stderr, stdout string) string {
 	text := fmt.Sprintf("no answer (exit code %d)", status.Code)
 	if status.Signal != "" {
-		text = "no answer (killed by SIG" + sshfan.Clean(status.Signal, 20) + ")"
+		text = "no answer (killed by SIG" + remote.Clean(status.Signal, 20) + ")"
 	}
 	switch {
 	case stderr != "":

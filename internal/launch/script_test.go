@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -19,7 +19,7 @@ import (
 func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	t.Parallel()
 	scripts := map[string]string{"supervise": superviseText, "start": startText}
-	for name, p := range map[string]*sshfan.Program{
+	for name, p := range map[string]*remote.Program{
 		"arm": armScript, "release": releaseScript, "status": statusScript, "follow": followScript, "stop": stopScript,
 		"free": freeScript, "list": listScript, "digest": digestScript, "tail": tailScript, "dump": dumpScript, "exec": execScript,
 		"verdict": verdictScript,
@@ -158,7 +158,7 @@ func TestWhatAWorkerSaysIsMadeHarmless(t *testing.T) {
 		"evil\u202etxt":          "evil\uFFFDtxt",
 		strings.Repeat("x", 400): strings.Repeat("x", 300) + "…",
 	} {
-		if got := sshfan.Clean(in, 300); got != want {
+		if got := remote.Clean(in, 300); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
@@ -169,7 +169,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add("N run\nN exit\nN supervisor\nN log\nN disk 1 2\nN now\n", uint8(1))
 	f.Fuzz(func(t *testing.T, text string, step uint8) {
 		var raw strings.Builder
-		s := &sshfan.Stream{Answer: sshfan.Answer{Nonce: "N"}, Raw: &raw}
+		s := &remote.Stream{Answer: remote.Answer{Nonce: "N"}, Raw: &raw}
 		for rest := text; rest != ""; {
 			n := min(int(step)+1, len(rest))
 			if m, err := s.Write([]byte(rest[:n])); m != n || err != nil {

@@ -5,6 +5,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"multihost/internal/remote"
 )
 
 // Silence is the worker's report on a command that has printed nothing for a while.
@@ -21,7 +23,7 @@ type Silence struct {
 // of QuietAfter, so that its report can say how much processor time the command used
 // meanwhile.
 type listener struct {
-	r    Runner
+	r    remote.Runner
 	ref  Ref
 	opts FollowOptions
 

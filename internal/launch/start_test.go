@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"multihost/internal/config"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -706,7 +706,7 @@ func TestReleaseAsksAgainUntilTheWorkerAnswers(t *testing.T) {
 	l.mu.Lock()
 	l.refuse = func() error {
 		if fails--; fails >= 0 {
-			return &sshfan.ConnectError{Host: "s0w0", Err: errors.New("connection refused")}
+			return &remote.ConnectError{Host: "s0w0", Err: errors.New("connection refused")}
 		}
 		return nil
 	}

@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"multihost/internal/config"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Status asks the worker for the state of one attempt. When nobody saw the end (a
 // reboot, a killed supervisor), Status records it on the worker as lost.
-func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
+func Status(ctx context.Context, r remote.Runner, ref Ref) (State, error) {
 	if err := ref.check(); err != nil {
 		return State{}, err
 	}
@@ -26,7 +26,7 @@ func Status(ctx context.Context, r Runner, ref Ref) (State, error) {
 }
 
 // parseState reads an answer about one attempt, as status.sh and release.sh give it.
-func parseState(ref Ref, records []sshfan.Record) State {
+func parseState(ref Ref, records []remote.Record) State {
 	s := State{Ref: ref, Phase: Unknown, LogLimit: -1}
 	var b builder
 	for _, rec := range records {
@@ -61,7 +61,7 @@ func parseState(ref Ref, records []sshfan.Record) State {
 
 // parseDisk reads "FREE ALL SIZE": free blocks, all blocks, and bytes of a block.
 func parseDisk(text string) Disk {
-	f := sshfan.Record{Rest: text}.Fields(3)
+	f := remote.Record{Rest: text}.Fields(3)
 	const most = 1 << 40 // blocks: limited so that no product overflows
 	size := min(number(f[2]), 1<<22)
 	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
@@ -81,21 +81,21 @@ func seconds(s string) time.Time {
 // can be read, alive and ended, oldest first.
 //
 // Like Status, List records an end that nobody saw.
-func List(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, r) }
+func List(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, r) }
 
 // Look is List without recording anything: a run whose end nobody saw is Lost and
 // has no Exit.
-func Look(ctx context.Context, r Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
+func Look(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
 
 // reading is a Runner for operations that change nothing on the worker.
-type reading struct{ Runner }
+type reading struct{ remote.Runner }
 
-func (r reading) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (r reading) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	cmd.ReadOnly = true
 	return r.Runner.Run(ctx, cmd)
 }
 
-func list(ctx context.Context, r Runner, args ...string) ([]Info, error) {
+func list(ctx context.Context, r remote.Runner, args ...string) ([]Info, error) {
 	records, err := call(ctx, r, "list", listScript, args...)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func list(ctx context.Context, r Runner, args ...string) ([]Info, error) {
 	return parseInfos(records), nil
 }
 
-func parseInfos(records []sshfan.Record) []Info {
+func parseInfos(records []remote.Record) []Info {
 	var b builder
 	for _, rec := range records {
 		b.take(rec)
@@ -148,14 +148,14 @@ type builder struct {
 
 // take adds a record that describes a run, or the worker's time. It reports whether
 // the record was one of these.
-func (b *builder) take(rec sshfan.Record) bool {
+func (b *builder) take(rec remote.Record) bool {
 	switch rec.Word {
 	case "now":
 		b.now = instant(rec.Rest)
 		return true
 	case "run":
 		f := rec.Fields(2)
-		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: sshfan.Clean(f[0], config.MaxRunName), Attempt: int(number(f[1]))}, Phase: Unknown}})
+		b.infos = append(b.infos, builtInfo{Info: Info{Ref: Ref{Run: remote.Clean(f[0], config.MaxRunName), Attempt: int(number(f[1]))}, Phase: Unknown}})
 		return true
 	}
 	if len(b.infos) == 0 {
@@ -165,10 +165,10 @@ func (b *builder) take(rec sshfan.Record) bool {
 }
 
 // take adds a record that describes the run. It reports whether the record was one of these.
-func (i *builtInfo) take(rec sshfan.Record) bool {
+func (i *builtInfo) take(rec remote.Record) bool {
 	switch rec.Word {
 	case "dir":
-		i.Dir = sshfan.Clean(rec.Rest, 4096)
+		i.Dir = remote.Clean(rec.Rest, 4096)
 	case "phase":
 		i.Phase = parsePhase(rec.Rest)
 	case "supervisor":
@@ -183,17 +183,17 @@ func (i *builtInfo) take(rec sshfan.Record) bool {
 	case "mine":
 		i.Mine = rec.Rest == "1"
 	case "login":
-		i.Login = sshfan.Clean(rec.Rest, 100)
+		i.Login = remote.Clean(rec.Rest, 100)
 	case "owner":
-		i.Owner = sshfan.Clean(rec.Rest, 200)
+		i.Owner = remote.Clean(rec.Rest, 200)
 	case "command":
-		i.Command = sshfan.Clean(rec.Rest, 500)
+		i.Command = remote.Clean(rec.Rest, 500)
 	case "venv":
 		i.Venv = rec.Rest == "1"
 	case "followers":
 		i.Followers = int(min(number(rec.Rest), 1<<20))
 	case "verdict":
-		i.Verdict = sshfan.Clean(rec.Rest, 200)
+		i.Verdict = remote.Clean(rec.Rest, 200)
 	case "seen":
 		i.Seen = rec.Rest == "1"
 	case "stopped":
@@ -207,7 +207,7 @@ func (i *builtInfo) take(rec sshfan.Record) bool {
 // parseStopped reads "TIME REASON".
 func parseStopped(text string) Stopped {
 	at, reason, _ := strings.Cut(text, " ")
-	return Stopped{At: instant(at), Reason: sshfan.Clean(reason, 500)}
+	return Stopped{At: instant(at), Reason: remote.Clean(reason, 500)}
 }
 
 // ended adds one line of the record of the end.
@@ -262,23 +262,23 @@ func (e *Exit) set(key, value string) {
 			e.Process = value
 		}
 	case "reason":
-		e.Reason = sshfan.Clean(value, 1000)
+		e.Reason = remote.Clean(value, 1000)
 	}
 }
 
-func parseProcess(rec sshfan.Record) Process {
+func parseProcess(rec remote.Record) Process {
 	f := rec.Fields(10)
 	p := Process{
 		PID:      int(number(f[0])),
 		Mine:     f[1] == "1",
 		Age:      time.Duration(min(number(f[2]), 1<<33)) * time.Second,
-		User:     sshfan.Clean(f[3], 100),
+		User:     remote.Clean(f[3], 100),
 		RunAlive: f[7] == "1",
 		Device:   dash(f[8]),
-		Command:  sshfan.Clean(f[9], 300),
+		Command:  remote.Clean(f[9], 300),
 	}
 	if engine, id, found := strings.Cut(f[4], ":"); found {
-		p.Engine, p.Container = sshfan.Clean(engine, 20), sshfan.Clean(id, 100)
+		p.Engine, p.Container = remote.Clean(engine, 20), remote.Clean(id, 100)
 	}
 	if ref := (Ref{f[5], int(number(f[6]))}); ref.check() == nil {
 		p.Run = ref
@@ -290,5 +290,5 @@ func dash(s string) string {
 	if s == "-" {
 		return ""
 	}
-	return sshfan.Clean(s, 200)
+	return remote.Clean(s, 200)
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // StopOptions are optional.
@@ -24,11 +24,11 @@ type StopOptions struct {
 // waits at most 10 s more. Stop may be repeated, and several may run at the same time:
 // the worker keeps the first reason. The report holds the processes that are left. An
 // unknown or an ended run is no error.
-func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
+func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
 	}
-	reason := sshfan.Clean(opts.Reason, 500)
+	reason := remote.Clean(opts.Reason, 500)
 	if reason == "" {
 		reason = "stopped"
 	}
@@ -39,7 +39,7 @@ func Stop(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport,
 // and reports who holds the TPU afterwards. When nothing is left, it costs one look at
 // the process table. When the run still lives, Sweep does not touch it and returns
 // ErrStillRuns.
-func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport, error) {
+func Sweep(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
 	}
@@ -50,7 +50,7 @@ func Sweep(ctx context.Context, r Runner, ref Ref, opts StopOptions) (StopReport
 	return report, err
 }
 
-func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason string) (StopReport, error) {
+func stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions, reason string) (StopReport, error) {
 	args := append(ref.args(), milliseconds(opts.Grace), reason)
 	if opts.Mark {
 		args = append(args, "1")
@@ -67,7 +67,7 @@ func stop(ctx context.Context, r Runner, ref Ref, opts StopOptions, reason strin
 			f := rec.Fields(2)
 			report.Found, report.Killed = int(number(f[0])), int(number(f[1]))
 		case "blind":
-			report.Blind = sshfan.Clean(rec.Rest, 200)
+			report.Blind = remote.Clean(rec.Rest, 200)
 		case "unmarked":
 			report.Unmarked = true
 		case "survivor":
@@ -111,7 +111,7 @@ type FreeReport struct {
 // removes libtpu's lock file once no process holds a device. If the policy does not
 // allow to end one of them, FreeTPU ends none, and *HoldersError names those that
 // keep the device.
-func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error) {
+func FreeTPU(ctx context.Context, r remote.Runner, opts FreeOptions) (FreeReport, error) {
 	if opts.Policy == "" {
 		opts.Policy = FreeOrphans
 	}
@@ -138,7 +138,7 @@ func FreeTPU(ctx context.Context, r Runner, opts FreeOptions) (FreeReport, error
 		case "devices":
 			report.Devices = int(number(rec.Rest))
 		case "blind":
-			report.Blind = sshfan.Clean(rec.Rest, 200)
+			report.Blind = remote.Clean(rec.Rest, 200)
 		case "stopped":
 			report.Stopped = append(report.Stopped, parseProcess(rec))
 		case "holder":

@@ -6,7 +6,7 @@ import (
 
 	"multihost/internal/config"
 	"multihost/internal/fault"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A Venv is the Python virtual environment of a run on one worker.
@@ -36,7 +36,7 @@ const venvLimit = 32 * time.Minute
 // MakeVenv makes the virtual environment of a run unless a complete one exists. An
 // incomplete one is made anew. The error is a *VenvError when the worker cannot make
 // one.
-func MakeVenv(ctx context.Context, r Runner, run string) (Venv, error) {
+func MakeVenv(ctx context.Context, r remote.Runner, run string) (Venv, error) {
 	if err := config.CheckRunName(run); err != nil {
 		return Venv{}, err
 	}
@@ -53,7 +53,7 @@ func MakeVenv(ctx context.Context, r Runner, run string) (Venv, error) {
 			v.Path = rec.Rest
 		case "refused":
 			f := rec.Fields(2)
-			return Venv{}, &VenvError{Worker: r.Name(), Package: dash(sshfan.Clean(f[0], 100)), Text: sshfan.Clean(f[1], 500)}
+			return Venv{}, &VenvError{Worker: r.Name(), Package: dash(remote.Clean(f[0], 100)), Text: remote.Clean(f[1], 500)}
 		}
 	}
 	if v.Dir == "" || v.Path == "" {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"multihost/internal/remote"
 )
 
 // verdictLimit limits how long reaching a worker may take, and its answer as well.
@@ -12,18 +14,18 @@ const verdictLimit = 10 * time.Second
 // KeepVerdict writes to the worker, in one line, how an ended attempt ended on all
 // workers. List returns it as Info.Verdict. KeepVerdict gives up a worker that it
 // cannot reach within 10 s.
-func KeepVerdict(ctx context.Context, r Runner, ref Ref, text string) error {
+func KeepVerdict(ctx context.Context, r remote.Runner, ref Ref, text string) error {
 	return keep(ctx, r, ref, text)
 }
 
 // KeepSeen writes to the worker that a user was told the success of an ended attempt, and
 // that nobody needs its logs from there. List returns it as Info.Seen. It gives up a
 // worker as KeepVerdict does.
-func KeepSeen(ctx context.Context, r Runner, ref Ref, by string) error {
+func KeepSeen(ctx context.Context, r remote.Runner, ref Ref, by string) error {
 	return keep(ctx, r, ref, by, "seen")
 }
 
-func keep(ctx context.Context, r Runner, ref Ref, text string, file ...string) error {
+func keep(ctx context.Context, r remote.Runner, ref Ref, text string, file ...string) error {
 	if err := ref.check(); err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // The connection is lost while what the worker is to run is under way.
@@ -35,7 +35,7 @@ func TestAPartOfACommandIsNotRun(t *testing.T) {
 	for _, f := range s.files() {
 		arm, payload = append(arm, strconv.Itoa(len(f))), append(payload, f...)
 	}
-	run := func(op string, script *sshfan.Program, part []byte, args ...string) {
+	run := func(op string, script *remote.Program, part []byte, args ...string) {
 		var out bytes.Buffer
 		cmd := script.Cmd(bytes.NewReader(part), append([]string{"N"}, args...)...)
 		cmd.Stdout = &out

@@ -41,25 +41,19 @@ import (
 
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 //go:embed watch.sh
 var watchScript string
 
-var watchProgram = sshfan.NewProgram("lease", gcp.VMScript, watchScript)
+var watchProgram = remote.NewProgram("lease", gcp.VMScript, watchScript)
 
 // Metadata keys: the slices' startup script, and the terms that it reads.
 const (
 	startupKey = "startup-script"
 	termsKey   = "multihost-lease"
 )
-
-// A Runner runs commands on one worker. *sshfan.Conn is one.
-type Runner interface {
-	Name() string
-	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
-}
 
 // Terms are the settings of the lease that the workers get. Times are rounded up to
 // seconds.
@@ -197,7 +191,7 @@ func (e *RightError) Fault() fault.Kind { return fault.Unavailable }
 
 // Arm starts a watch with these terms on the worker, and finds out what the worker may
 // do. It may be repeated: a single watch runs, and the last terms count.
-func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
+func Arm(ctx context.Context, r remote.Runner, t Terms) (Armed, error) {
 	records, err := call(ctx, r, t.text()+"end\n", "arm")
 	if err != nil {
 		return Armed{}, err
@@ -222,7 +216,7 @@ func Arm(ctx context.Context, r Runner, t Terms) (Armed, error) {
 
 // Adopt is Arm by a runner that still waits for other workers: it tells the worker
 // that the runner lives, and does not examine what the worker may do.
-func Adopt(ctx context.Context, r Runner, t Terms) (Held, error) {
+func Adopt(ctx context.Context, r remote.Runner, t Terms) (Held, error) {
 	records, err := call(ctx, r, t.text()+"end\n", "adopt")
 	return held(records), err
 }
@@ -233,13 +227,13 @@ var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
 // Renew tells the worker that the runner lives and may be silent for the given time,
 // or for the lease when that is longer. If nobody has armed the worker since its boot,
 // Renew changes nothing.
-func Renew(ctx context.Context, r Runner, run string, silent time.Duration) (Held, error) {
+func Renew(ctx context.Context, r remote.Runner, run string, silent time.Duration) (Held, error) {
 	records, err := call(ctx, r, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
 	return held(records), err
 }
 
 // Look asks the worker what it knows of the lease.
-func Look(ctx context.Context, r Runner, run string) (Held, error) {
+func Look(ctx context.Context, r remote.Runner, run string) (Held, error) {
 	records, err := call(ctx, r, "", "look", run)
 	return held(records), err
 }
@@ -270,11 +264,11 @@ const answerLimit = time.Minute
 
 // call runs one operation of the script and returns the words of each line of its
 // answer.
-func call(ctx context.Context, r Runner, stdin, op string, args ...string) ([][]string, error) {
+func call(ctx context.Context, r remote.Runner, stdin, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, fmt.Errorf("no answer within %s", answerLimit))
 	defer cancel()
-	out := &sshfan.Answer{Nonce: sshfan.NewNonce()}
-	errs := &sshfan.Answer{Nonce: out.Nonce}
+	out := &remote.Answer{Nonce: remote.NewNonce()}
+	errs := &remote.Answer{Nonce: out.Nonce}
 	cmd := watchProgram.Cmd(strings.NewReader(stdin), append([]string{out.Nonce, op}, args...)...)
 	cmd.Stdout, cmd.Stderr = out, errs
 	status, err := r.Run(ctx, cmd)
@@ -286,7 +280,7 @@ func call(ctx context.Context, r Runner, stdin, op string, args ...string) ([][]
 	}
 	var records [][]string
 	for _, rec := range out.Records() {
-		records = append(records, strings.Fields(sshfan.Clean(rec.Word+" "+rec.Rest, 4<<10)))
+		records = append(records, strings.Fields(remote.Clean(rec.Word+" "+rec.Rest, 4<<10)))
 	}
 	if len(records) == 0 {
 		return nil, fmt.Errorf("%s the lease on %s: no answer (exit code %d): %s", op, r.Name(), status.Code, errs.Trouble())

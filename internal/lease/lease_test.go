@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -134,15 +134,17 @@ func newVM(t *testing.T, c *cloud) *vm {
 
 func (v *vm) Name() string { return "s0w0" }
 
-func (v *vm) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (*vm) ClockOffset() time.Duration { return 0 }
+
+func (v *vm) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	cmd = cmd.Whole()
 	c := exec.CommandContext(ctx, testkit.LoginShell(filepath.Join(v.root, "home")), "-c", cmd.Line)
 	c.Env, c.Dir, c.Stdin, c.Stdout, c.Stderr = v.env, v.root, cmd.Stdin, cmd.Stdout, cmd.Stderr
 	var exit *exec.ExitError
 	if err := c.Run(); err != nil && !errors.As(err, &exit) {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
-	return sshfan.Status{Code: c.ProcessState.ExitCode()}, nil
+	return remote.Status{Code: c.ProcessState.ExitCode()}, nil
 }
 
 // pid is the watch that lives, 0 when there is none.
@@ -603,7 +605,9 @@ var aNonce = regexp.MustCompile(`\bmh[0-9a-f]{16}\b`)
 
 func (answering) Name() string { return "s0w0" }
 
-func (text answering) Run(_ context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (answering) ClockOffset() time.Duration { return 0 }
+
+func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, error) {
 	_, err := io.WriteString(cmd.Stdout, strings.ReplaceAll(string(text), "NONCE", aNonce.FindString(cmd.Line)))
-	return sshfan.Status{}, err
+	return remote.Status{}, err
 }

@@ -11,7 +11,7 @@ import (
 
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A Difference is one property in which a resource differs from the wanted one.
@@ -57,7 +57,7 @@ func (e *MismatchError) Hint() string {
 	if e.Resource != "network" {
 		remove := "multihost network firewall delete " + e.Name
 		if !e.Owned {
-			remove = sshfan.CommandLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
+			remove = remote.CommandLine("gcloud", "compute", "firewall-rules", "delete", e.Name, "--project="+e.project)
 		}
 		hint := "remove it, and give the same command again: " + remove
 		if beside := e.beside(); beside != "" {
@@ -67,7 +67,7 @@ func (e *MismatchError) Hint() string {
 	}
 	remove := "multihost network delete " + e.Name
 	if !e.Owned {
-		remove = sshfan.CommandLine("gcloud", "compute", "networks", "delete", e.Name, "--project="+e.project)
+		remove = remote.CommandLine("gcloud", "compute", "networks", "delete", e.Name, "--project="+e.project)
 	}
 	hint := fmt.Sprintf("make another network beside it: multihost network create OTHER; or remove it and create it again: %s", remove)
 	if take := e.takeFlags(); take != "" {
@@ -99,7 +99,7 @@ func (e *MismatchError) beside() string {
 	if r.Priority != defaultPriority {
 		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
 	}
-	return sshfan.CommandLine(words...)
+	return remote.CommandLine(words...)
 }
 
 // missingRanges returns the wanted source ranges that the existing rule lacks. If the
@@ -171,7 +171,7 @@ func (e *NotOursError) Hint() string {
 	if e.Resource != "network" {
 		kind = "firewall-rules"
 	}
-	return "if it is yours to delete: " + sshfan.CommandLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
+	return "if it is yours to delete: " + remote.CommandLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
 }
 
 // A ForeignRulesError says that a network of ours has firewall rules that multihost did
@@ -196,7 +196,7 @@ func (e *ForeignRulesError) Fault() fault.Kind { return e.Class().Fault() }
 // Hint returns the command that deletes the rules.
 func (e *ForeignRulesError) Hint() string {
 	words := append([]string{"gcloud", "compute", "firewall-rules", "delete"}, e.Rules...)
-	return "somebody may need them; if not: " + sshfan.CommandLine(append(words, "--project="+e.project)...)
+	return "somebody may need them; if not: " + remote.CommandLine(append(words, "--project="+e.project)...)
 }
 
 // An InUseError says that a network cannot be deleted or changed because something
@@ -258,7 +258,7 @@ func (e *SlowOperationError) Fault() fault.Kind { return e.Class().Fault() }
 // Hint returns the command that shows the operation.
 func (e *SlowOperationError) Hint() string {
 	return "it goes on without multihost; look at it with: " +
-		sshfan.CommandLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
+		remote.CommandLine("gcloud", "compute", "operations", "describe", e.Operation, "--global", "--project="+e.project)
 }
 
 var (

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"multihost/internal/event"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // defaultPriority is the API's priority for a rule without one.
@@ -218,7 +218,7 @@ func (r FirewallRule) gcloud(project string) string {
 	if len(r.TargetTags) > 0 {
 		words = append(words, "--target-tags="+strings.Join(r.TargetTags, ","))
 	}
-	return sshfan.CommandLine(append(words, "--description="+firewallMark(r.Network))...)
+	return remote.CommandLine(append(words, "--description="+firewallMark(r.Network))...)
 }
 
 // ruleOf converts an existing rule.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/api/iterator"
 
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Traffic describes traffic to a machine of a network.
@@ -178,5 +178,5 @@ func (r FirewallRule) Command() string {
 	if r.Priority != 0 && r.Priority != defaultPriority {
 		words = append(words, fmt.Sprintf("--priority=%d", r.Priority))
 	}
-	return sshfan.CommandLine(words...)
+	return remote.CommandLine(words...)
 }

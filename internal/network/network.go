@@ -21,7 +21,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 const (
@@ -183,7 +183,7 @@ func (o Options) gcloud(project string) string {
 	if o.SubnetMode == "legacy" {
 		words = append(words, "--range="+legacyRange)
 	}
-	return sshfan.CommandLine(append(words, "--description="+networkMark(o.Name))...)
+	return remote.CommandLine(append(words, "--description="+networkMark(o.Name))...)
 }
 
 func networkMark(name string) string {

@@ -10,7 +10,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // A Verb is what a plan does to a resource.
@@ -231,7 +231,7 @@ func (c *Client) sayHints(plan Plan) {
 		switch {
 		case a.Verb != Create:
 		case a.network != nil && a.options.SubnetMode == "custom":
-			hint := sshfan.CommandLine("gcloud", "compute", "networks", "subnets", "create", a.Name, "--project="+c.gcp.Project(), "--network="+a.Name, "--region=REGION", "--range=10.0.0.0/20")
+			hint := remote.CommandLine("gcloud", "compute", "networks", "subnets", "create", a.Name, "--project="+c.gcp.Project(), "--network="+a.Name, "--region=REGION", "--range=10.0.0.0/20")
 			event.Notef(c.gcp.Sink(), event.Info, hint, "network %q has no subnetwork yet", a.Name)
 		case strings.HasSuffix(a.Name, "-ssh") && len(a.rule.SourceRanges) == 1 && a.rule.SourceRanges[0] == IAPRange:
 			hint := fmt.Sprintf("to let this machine in: multihost network firewall create %s-ssh-me --network=%s --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32", a.rule.Network, a.rule.Network)

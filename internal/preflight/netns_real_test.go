@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"multihost/internal/preflight"
+	"multihost/internal/remote"
 	"multihost/internal/sim/netns"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
@@ -95,7 +96,7 @@ func (r *realWorkers) preflight(t *testing.T, o preflight.Options) []preflight.R
 func (r *realWorkers) output(t *testing.T, i int, line string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	st, err := r.conns[i].Run(t.Context(), sshfan.Cmd{Line: line, Stdout: &out, Stderr: &errOut})
+	st, err := r.conns[i].Run(t.Context(), remote.Cmd{Line: line, Stdout: &out, Stderr: &errOut})
 	if err != nil || st.Code != 0 {
 		t.Errorf("run %q on worker %d: %v, %v: %s", line, i, st, err, errOut.String())
 	}

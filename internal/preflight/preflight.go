@@ -15,13 +15,8 @@ import (
 	"strings"
 
 	"multihost/internal/fault"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
-
-// A Runner runs one command line on one worker. *sshfan.Conn is one.
-type Runner interface {
-	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
-}
 
 // Mode says whether a worker may be changed.
 type Mode int
@@ -177,7 +172,7 @@ const (
 // Run checks one worker or applies the settings to it. An error means that the
 // state of the worker is not known; a setting that could not be applied is a
 // result, not an error. Run is safe for concurrent use and idempotent.
-func Run(ctx context.Context, r Runner, o Options) (Report, error) {
+func Run(ctx context.Context, r remote.Runner, o Options) (Report, error) {
 	stdout, stderr := &capped{limit: maxAnswer}, &capped{limit: 4 << 10}
 	cmd := program.Cmd(nil, arguments(o)...)
 	cmd.Stdout, cmd.Stderr, cmd.ReadOnly = stdout, stderr, o.Mode == Check
@@ -193,7 +188,7 @@ func Run(ctx context.Context, r Runner, o Options) (Report, error) {
 }
 
 // describe says how the script ended, for an error.
-func describe(status sshfan.Status, stdout, stderr *capped) string {
+func describe(status remote.Status, stdout, stderr *capped) string {
 	how := fmt.Sprintf("exit status %d", status.Code)
 	if status.Signal != "" {
 		how = "killed by SIG" + status.Signal

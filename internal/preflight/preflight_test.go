@@ -10,10 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
@@ -147,7 +148,10 @@ func (h *host) remove(names ...string) {
 	}
 }
 
-func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+func (*host) Name() string               { return "s0w0" }
+func (*host) ClockOffset() time.Duration { return 0 }
+
+func (h *host) Run(ctx context.Context, c remote.Cmd) (remote.Status, error) {
 	c = c.Whole()
 	cmd := exec.CommandContext(ctx, testkit.LoginShell(h.root), "-c", "echo noise of a login script; "+c.Line)
 	cmd.Env = []string{"PATH=" + filepath.Join(h.root, "bin"), "HOME=" + h.root, "MULTIHOST_KEEP=STATE", "STATE=" + filepath.Join(h.root, "state"),
@@ -155,17 +159,17 @@ func (h *host) Run(ctx context.Context, c sshfan.Cmd) (sshfan.Status, error) {
 	return runCmd(cmd, c)
 }
 
-func runCmd(cmd *exec.Cmd, c sshfan.Cmd) (sshfan.Status, error) {
+func runCmd(cmd *exec.Cmd, c remote.Cmd) (remote.Status, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return sshfan.Status{Code: exit.ExitCode()}, nil
+		return remote.Status{Code: exit.ExitCode()}, nil
 	}
-	return sshfan.Status{}, err
+	return remote.Status{}, err
 }
 
-func run(t *testing.T, r Runner, o Options) Report {
+func run(t *testing.T, r remote.Runner, o Options) Report {
 	t.Helper()
 	rep, err := Run(t.Context(), r, o)
 	testkit.Must(t, err)
@@ -462,9 +466,12 @@ func TestStories(t *testing.T) {
 
 type answer string
 
-func (a answer) Run(_ context.Context, c sshfan.Cmd) (sshfan.Status, error) {
+func (answer) Name() string               { return "s0w0" }
+func (answer) ClockOffset() time.Duration { return 0 }
+
+func (a answer) Run(_ context.Context, c remote.Cmd) (remote.Status, error) {
 	_, err := c.Stdout.Write([]byte(a))
-	return sshfan.Status{Code: 3}, err
+	return remote.Status{Code: 3}, err
 }
 
 func TestGarbageIsAnError(t *testing.T) {
@@ -584,7 +591,7 @@ func TestKitAnswersAsRunDoes(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	var out bytes.Buffer
-	_, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s", Stdin: strings.NewReader(Kit(Options{})), Stdout: &out})
+	_, err := h.Run(t.Context(), remote.Cmd{Line: "bash -s", Stdin: strings.NewReader(Kit(Options{})), Stdout: &out})
 	testkit.Must(t, err)
 	rep, err := parse(out.Bytes())
 	testkit.Must(t, err)
@@ -618,7 +625,7 @@ func TestPrintedScriptDoesTheSame(t *testing.T) {
 func printed(t *testing.T, h *host, o Options, words ...string) (said string, status int) {
 	t.Helper()
 	var out bytes.Buffer
-	st, err := h.Run(t.Context(), sshfan.Cmd{Line: "bash -s -- " + strings.Join(words, " "), Stdin: strings.NewReader(Print(o)), Stdout: &out, Stderr: &out})
+	st, err := h.Run(t.Context(), remote.Cmd{Line: "bash -s -- " + strings.Join(words, " "), Stdin: strings.NewReader(Print(o)), Stdout: &out, Stderr: &out})
 	testkit.Must(t, err)
 	return out.String(), st.Code
 }

@@ -6,13 +6,13 @@ import (
 	"strconv"
 	"strings"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 //go:embed preflight.sh
 var script string
 
-var program = sshfan.NewProgram("preflight", script)
+var program = remote.NewProgram("preflight", script)
 
 // Kind is the way in which a setting is read and written.
 type Kind string
@@ -147,7 +147,7 @@ func Kit(o Options) string {
 	first, rest, _ := strings.Cut(script, "\n")
 	words := []string{"set --"}
 	for _, arg := range arguments(o) {
-		words = append(words, sshfan.Quote(arg))
+		words = append(words, remote.Quote(arg))
 	}
 	return first + "\n" + strings.Join(words, " ") + "\n" + rest
 }
@@ -173,14 +173,14 @@ func Print(o Options) string {
 		b.WriteString(strings.TrimRight("# "+line, " \n") + "\n")
 	}
 	args := arguments(o)
-	fmt.Fprintf(&b, "table=(%s", sshfan.Quote(args[1]))
+	fmt.Fprintf(&b, "table=(%s", remote.Quote(args[1]))
 	for i, arg := range args[3:] {
 		if i%4 == 0 {
 			b.WriteString("\n\t")
 		} else {
 			b.WriteString(" ")
 		}
-		b.WriteString(sshfan.Quote(arg))
+		b.WriteString(remote.Quote(arg))
 	}
 	b.WriteString("\n)\n" + rest)
 	return b.String()

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 // Gcloud returns the gcloud command line that makes the same request, quoted for a
 // POSIX shell, for people who want to see or repeat it.
 func (r Request) Gcloud(project, zone string) string {
-	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", sshfan.Quote(r.ID)}
+	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", remote.Quote(r.ID)}
 	return strings.Join(append(words, r.gcloudFlags(project, zone)...), " ")
 }
 
@@ -20,7 +20,7 @@ func (r Request) gcloudFlags(project, zone string) []string {
 	var flags []string
 	add := func(name, value string) {
 		if value != "" {
-			flags = append(flags, "--"+name+"="+sshfan.Quote(value))
+			flags = append(flags, "--"+name+"="+remote.Quote(value))
 		}
 	}
 	set := func(name string, on bool) {

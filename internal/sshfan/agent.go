@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/remote"
 )
 
 // With Cmd.LoginTo a worker can log in to another worker on our behalf. sshd gives the
@@ -26,17 +28,14 @@ import (
 // was meant to do, and nothing after the command has ended: a command with LoginTo has
 // its own connection, which ends with it.
 
-// HostKey returns the host key that the worker has proven to have, in authorized_keys
-// form, or "" before the first connection.
+// HostKey implements remote.Conn: it returns the host key that the worker has proven to
+// have, or "" before the first connection.
 func (c *Conn) HostKey() string {
 	if key := c.verified(); key != nil {
 		return authorizedKey(key)
 	}
 	return ""
 }
-
-// User returns the name that we log in as.
-func (c *Conn) User() string { return c.host.User }
 
 func (c *Conn) verified() ssh.PublicKey {
 	c.mu.Lock()
@@ -46,19 +45,25 @@ func (c *Conn) verified() ssh.PublicKey {
 
 // startApart starts cmd over a connection of its own. On this connection the worker may
 // ask for signatures. The connection ends with the command.
-func (c *Conn) startApart(ctx context.Context, cmd Cmd) (*Session, error) {
-	to := cmd.LoginTo
+func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
+	to, ok := cmd.LoginTo.(*Conn)
+	if !ok {
+		return nil, c.fail(remote.StageExec, "", fmt.Errorf("lend the login to %s: it is not reached over SSH", cmd.LoginTo.Name()))
+	}
 	hostKey := to.verified()
 	if hostKey == nil {
-		return nil, c.fail(StageExec, "", fmt.Errorf("lend the login to %s: its host key is not known", to.Name()))
+		return nil, c.fail(remote.StageExec, "", fmt.Errorf("lend the login to %s: its host key is not known", to.Name()))
 	}
-	l, err := c.connect(ctx, func(*ConnectError) {})
+	l, err := c.connect(ctx, func(*remote.ConnectError) {})
 	if err != nil {
 		return nil, err
 	}
 	o := &loan{keys: c.fleet.cfg.Identity.signers, user: to.User(), hostKey: hostKey}
 	l.lend(func(rw io.ReadWriteCloser) { o.serve(rw) })
-	s := newSession(c, l, cmd, cmd.Stdin == nil)
+	if cmd.Stdin == nil {
+		cmd.Stdin = remote.NoInput
+	}
+	s := newSession(c, l, cmd)
 	s.apart = true
 	return c.begin(ctx, s)
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -32,8 +32,8 @@ login() { # KEY USER COMMAND…
 `
 	var out, errs bytes.Buffer
 	args = append([]string{host, port, b.login, b.conn.HostKey()}, args...)
-	_, err = b.conn.Run(t.Context(), sshfan.Cmd{
-		Line: sshfan.Script("bash", prelude+script, args...), Stdout: &out, Stderr: &errs, LoginTo: b.conn,
+	_, err = b.conn.Run(t.Context(), remote.Cmd{
+		Line: remote.Script("bash", prelude+script, args...), Stdout: &out, Stderr: &errs, LoginTo: b.conn,
 	})
 	testkit.Must(t, err)
 	return out.String(), errs.String()
@@ -67,7 +67,7 @@ func loans(t *testing.T, b bench) {
 			t.Fatalf("no socket: %q", errs)
 		}
 		until(t, "the socket to go", func() bool {
-			_, _, status := run(t, b.conn, "test -e "+sshfan.Quote(socket))
+			_, _, status := run(t, b.conn, "test -e "+remote.Quote(socket))
 			return status.Code != 0
 		})
 		if out, _, _ := run(t, b.conn, "echo $SSH_AUTH_SOCK"); out != "\n" {

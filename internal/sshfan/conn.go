@@ -13,24 +13,22 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"multihost/internal/event"
+	"multihost/internal/remote"
 )
 
-// A Conn is the connection to one worker. It outlives the network connection under it:
-// when that has ended, the next Run or Start opens another. Its methods are safe for
-// concurrent use.
+// A Conn is the SSH connection to one worker. It implements remote.Conn: it outlives the
+// network connection under it, and when that has ended, the next Run or Start opens
+// another.
 type Conn struct {
+	*remote.Shell
 	fleet *Fleet
 	host  Host
-
-	kit kit
 
 	mu      sync.Mutex
 	closed  bool
 	link    *link         // the last connection, alive or not
 	dialing *dialing      // the attempt under way, or nil
 	trusted ssh.PublicKey // host key that this Conn has verified before
-	offset  time.Duration // see ClockOffset
-	greeted bool          // MeasureClock has succeeded once: the login runs commands
 }
 
 // dialing is an attempt to connect that several callers may wait for.
@@ -42,22 +40,22 @@ type dialing struct {
 }
 
 func newConn(f *Fleet, host Host) *Conn {
-	return &Conn{fleet: f, host: host}
+	c := &Conn{fleet: f, host: host}
+	c.Shell = remote.NewShell(remote.ShellConfig{
+		Name: host.Name, User: host.User, Start: c.start,
+		ReadOnly: f.cfg.ReadOnly, Timeout: f.cfg.ShellTimeout, Clock: f.cfg.Clock,
+	})
+	return c
 }
 
-// Name is Host.Name.
-func (c *Conn) Name() string { return c.host.Name }
-
-// Close closes the connection and ends its sessions with ErrConnectionLost.
-// Later calls of Run and Start fail with ErrClosed. It does not stop commands
-// on the worker.
+// Close implements remote.Conn.
 func (c *Conn) Close() {
 	c.mu.Lock()
 	c.closed = true
 	l := c.link
 	c.mu.Unlock()
 	if l != nil {
-		l.end(ErrClosed)
+		l.end(remote.ErrClosed)
 		<-l.gone
 	}
 }
@@ -65,12 +63,12 @@ func (c *Conn) Close() {
 // live returns a connection that is not known to be broken, and opens a new one if
 // needed. Callers that come while one is being opened wait for it. If trouble is not
 // nil, it is called with the error of every failed try.
-func (c *Conn) live(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
+func (c *Conn) live(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	for {
 		c.mu.Lock()
 		if c.closed {
 			c.mu.Unlock()
-			return nil, c.fail(StageDial, "", ErrClosed)
+			return nil, c.fail(remote.StageDial, "", remote.ErrClosed)
 		}
 		if c.link != nil && !c.link.ended() {
 			l := c.link
@@ -92,13 +90,13 @@ func (c *Conn) live(ctx context.Context, trouble func(*ConnectError)) (*link, er
 				return nil, d.err
 			}
 		case <-ctx.Done():
-			return nil, c.fail(StageDial, "", context.Cause(ctx))
+			return nil, c.fail(remote.StageDial, "", context.Cause(ctx))
 		}
 	}
 }
 
 // lead makes the attempt d for all callers that wait for it.
-func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*ConnectError)) {
+func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*remote.ConnectError)) {
 	l, err := c.connect(ctx, trouble)
 	if l != nil && trouble == nil {
 		event.Notef(c.fleet.cfg.Sink, event.Debug, "", "connected to %s again", c.host.Name)
@@ -109,20 +107,20 @@ func (c *Conn) lead(ctx context.Context, d *dialing, trouble func(*ConnectError)
 	if l != nil {
 		c.link = l
 		if c.closed {
-			d.link, d.err = nil, c.fail(StageDial, "", ErrClosed)
+			d.link, d.err = nil, c.fail(remote.StageDial, "", remote.ErrClosed)
 		}
 	}
 	closed := c.closed
 	c.mu.Unlock()
 	if l != nil && closed {
-		l.end(ErrClosed)
+		l.end(remote.ErrClosed)
 	}
 	close(d.done)
 }
 
 // fail returns the error for a failed step of this connection.
-func (c *Conn) fail(stage Stage, addr string, err error) *ConnectError {
-	return &ConnectError{Host: c.host.Name, User: c.host.User, Stage: stage, Addr: addr, Err: err}
+func (c *Conn) fail(stage remote.Stage, addr string, err error) *remote.ConnectError {
+	return &remote.ConnectError{Host: c.host.Name, User: c.host.User, Stage: stage, Addr: addr, Err: err}
 }
 
 // A link is one authenticated network connection. Once it has ended it is never used
@@ -224,9 +222,8 @@ func (l *link) ended() bool {
 	}
 }
 
-// Silence reports whether nothing comes from the worker any more, and when something last
-// did, to within a quarter of Config.KeepAlive: its connection has ended, or a keepalive
-// has no answer. since is the zero time if there never was a connection.
+// Silence implements remote.Conn: the connection has ended, or a keepalive has no answer.
+// since is right to within a quarter of Config.KeepAlive.
 func (c *Conn) Silence() (since time.Time, silent bool) {
 	c.mu.Lock()
 	l := c.link
@@ -244,9 +241,9 @@ func (c *Conn) Silence() (since time.Time, silent bool) {
 func (l *link) lost(name string) error {
 	<-l.gone
 	if l.reason == nil {
-		return fmt.Errorf("run on %s: %w", name, ErrConnectionLost)
+		return fmt.Errorf("run on %s: %w", name, remote.ErrConnectionLost)
 	}
-	return fmt.Errorf("run on %s: %w: %w", name, ErrConnectionLost, l.reason)
+	return fmt.Errorf("run on %s: %w: %w", name, remote.ErrConnectionLost, l.reason)
 }
 
 // answers sends a keepalive and waits for the reply. It returns false when the
@@ -359,7 +356,7 @@ func (f *Fleet) look(l *link) {
 	l.mute.Store(l.quiet >= muteAt)
 	switch {
 	case l.quiet == giveUpAt:
-		silence := fmt.Errorf("%w for %s", ErrSilent, 3*f.cfg.KeepAlive)
+		silence := fmt.Errorf("%w for %s", remote.ErrSilent, 3*f.cfg.KeepAlive)
 		f.spawn(func() { l.end(silence) })
 	case l.quiet >= probeAt && l.probing.CompareAndSwap(false, true):
 		f.spawn(func() {
@@ -375,7 +372,7 @@ func (f *Fleet) adopt(l *link, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Req
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return ErrClosed
+		return remote.ErrClosed
 	}
 	f.links[l] = struct{}{}
 	f.wg.Go(func() { l.serve(chans, reqs) })
@@ -384,12 +381,4 @@ func (f *Fleet) adopt(l *link, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Req
 		f.wg.Go(f.keepAlive)
 	}
 	return nil
-}
-
-// ClockOffset returns the worker's clock minus ours as MeasureClock last found it, and 0
-// before.
-func (c *Conn) ClockOffset() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.offset
 }

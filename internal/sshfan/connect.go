@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/remote"
 )
 
 // The wait between two tries of one worker starts at firstWait and grows by a half each
@@ -35,7 +37,7 @@ func jittered(try int) time.Duration {
 }
 
 // connect opens a link. It tries again as long as that can help.
-func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link, error) {
+func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
 	doubted := false      // doubtful was true once
@@ -53,7 +55,7 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 			trouble(failure)
 		}
 		since, limit := start, c.fleet.cfg.RetryFor
-		if errors.Is(failure, ErrKeyRefused) {
+		if errors.Is(failure, remote.ErrKeyRefused) {
 			if refused.IsZero() {
 				refused = clock.Now()
 			}
@@ -74,38 +76,38 @@ func (c *Conn) connect(ctx context.Context, trouble func(*ConnectError)) (*link,
 		select {
 		case <-clock.After(wait):
 		case <-ctx.Done():
-			return nil, failure.interrupted(context.Cause(ctx))
+			return nil, interrupted(failure, context.Cause(ctx))
 		case <-c.fleet.ctx.Done():
-			return nil, failure.interrupted(ErrClosed)
+			return nil, interrupted(failure, remote.ErrClosed)
 		}
 	}
 }
 
 // doubtful reports whether the worker's host key was refused and Host.Keys may give
 // another answer when asked again, because its last answer was a remembered one.
-func (c *Conn) doubtful(failure *ConnectError) bool {
-	var keyErr *HostKeyError
+func (c *Conn) doubtful(failure *remote.ConnectError) bool {
+	var keyErr *remote.HostKeyError
 	return c.host.Doubt != nil && errors.As(failure, &keyErr) && c.host.Doubt()
 }
 
 // givenUp returns the error for a worker that was tried until the limit. Only now is it
 // clear that a key is refused for good: a VM that boots refuses it, too.
-func (c *Conn) givenUp(failure *ConnectError, after time.Duration) *ConnectError {
-	if !errors.Is(failure, ErrKeyRefused) {
+func (c *Conn) givenUp(failure *remote.ConnectError, after time.Duration) *remote.ConnectError {
+	if !errors.Is(failure, remote.ErrKeyRefused) {
 		return failure
 	}
 	told := *failure
-	told.Err = fmt.Errorf("%w for %s: the VM is up and does not take it", ErrKeyRefused, max(after.Round(time.Second), time.Second))
+	told.Err = fmt.Errorf("%w for %s: the VM is up and does not take it", remote.ErrKeyRefused, max(after.Round(time.Second), time.Second))
 	if reason := (*keyRefusal)(nil); errors.As(failure, &reason) {
 		told.Err = reason
 	}
-	told.hint = refusedKeyHint(failure.Err, c.host.User, c.fleet.cfg.Identity.Fingerprint(), c.host.Cloud, c.fleet.letIn.Load() > 0)
+	told.Advice = refusedKeyHint(failure.Err, c.host.User, c.fleet.cfg.Identity.Fingerprint(), c.host.Cloud, c.fleet.letIn.Load() > 0)
 	return &told
 }
 
 // interrupted returns the error for a connect that was stopped between two tries. It
 // includes the error of the last try, which is the only thing known about the worker.
-func (e *ConnectError) interrupted(cause error) *ConnectError {
+func interrupted(e *remote.ConnectError, cause error) *remote.ConnectError {
 	told := *e
 	told.Err = fmt.Errorf("%w (before: %w)", cause, e.Err)
 	return &told
@@ -114,25 +116,25 @@ func (e *ConnectError) interrupted(cause error) *ConnectError {
 // try makes one attempt to connect. It looks up the host keys and the address, then
 // dials, does the handshake and logs in. The last three share one deadline and hold one
 // of MaxDials tokens.
-func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
+func (c *Conn) try(ctx context.Context) (*link, *remote.ConnectError) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
 	trust, err := c.trust(ctx)
 	if err != nil {
-		return nil, c.explain(ctx, StageHostKey, "", err)
+		return nil, c.explain(ctx, remote.StageHostKey, "", err)
 	}
 	addr, err := c.host.Addr(ctx)
 	if err != nil {
-		return nil, c.explain(ctx, StageDial, "", err)
+		return nil, c.explain(ctx, remote.StageDial, "", err)
 	}
 	addr, via, err := c.fleet.route(addr)
 	if err != nil {
-		return nil, c.explain(ctx, StageJump, addr, err)
+		return nil, c.explain(ctx, remote.StageJump, addr, err)
 	}
 	leave, err := c.fleet.enter(ctx, via)
 	if err != nil {
-		return nil, c.explain(ctx, StageDial, addr, err)
+		return nil, c.explain(ctx, remote.StageDial, addr, err)
 	}
 	defer leave()
 
@@ -146,9 +148,9 @@ func (c *Conn) try(ctx context.Context) (*link, *ConnectError) {
 	var jump *JumpError
 	switch {
 	case errors.As(err, &jump):
-		return nil, c.explain(ctx, StageJump, addr, err)
+		return nil, c.explain(ctx, remote.StageJump, addr, err)
 	case err != nil:
-		return nil, c.explain(ctx, StageDial, addr, err)
+		return nil, c.explain(ctx, remote.StageDial, addr, err)
 	}
 	if c.host.Slice != "" {
 		c.fleet.reached.Store(c.host.Slice, true)
@@ -177,7 +179,7 @@ func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-f.ctx.Done():
-			err = ErrClosed
+			err = remote.ErrClosed
 		}
 		for _, taken := range turns[:i] {
 			<-taken
@@ -201,24 +203,24 @@ func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, erro
 
 // check returns a permanent error for a host whose address, login name or pin cannot be
 // used.
-func (c *Conn) check() *ConnectError {
+func (c *Conn) check() *remote.ConnectError {
 	switch {
 	case c.host.Addr == nil:
-		return c.fail(StageDial, "", permanentError{errors.New("no address known")})
+		return c.fail(remote.StageDial, "", permanentError{errors.New("no address known")})
 	case c.host.User == "":
-		return c.fail(StageAuth, "", permanentError{errors.New("no login name")})
+		return c.fail(remote.StageAuth, "", permanentError{errors.New("no login name")})
 	case c.host.User == "root":
-		e := c.fail(StageAuth, "", permanentError{errors.New("logging in as root is refused")})
-		e.hint = "use --user=NAME with a login that has sudo; TPU VMs do not let root in"
+		e := c.fail(remote.StageAuth, "", permanentError{errors.New("logging in as root is refused")})
+		e.Advice = "use --user=NAME with a login that has sudo; TPU VMs do not let root in"
 		return e
 	case !validPin(c.host.Pin):
-		return c.fail(StageHostKey, "", permanentError{fmt.Errorf("%q is no identity to pin a host key to", c.host.Pin)})
+		return c.fail(remote.StageHostKey, "", permanentError{fmt.Errorf("%q is no identity to pin a host key to", c.host.Pin)})
 	}
 	return nil
 }
 
 // login runs the SSH handshake and authentication over raw, which it owns.
-func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trust) (*link, *ConnectError) {
+func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trust) (*link, *remote.ConnectError) {
 	l, stage, err := c.fleet.login(ctx, raw, addr, c.host.User, c.fleet.cfg.Identity.signers, trust)
 	if err != nil {
 		return nil, c.explain(ctx, stage, addr, err)
@@ -231,7 +233,7 @@ func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trus
 // login runs the SSH handshake and authentication over raw, which it owns. With an error
 // it returns the stage that failed. The end of ctx closes raw, because
 // ssh.ClientConfig.Timeout covers the TCP connect only.
-func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, Stage, error) {
+func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, remote.Stage, error) {
 	sock := &socket{Conn: raw}
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	seen := &loginWatch{}
@@ -251,7 +253,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	if err != nil {
 		_ = raw.Close()
 		stage, err := seen.explain(trust, err)
-		if said := sock.greeting(); stage == StageHandshake && said != "" {
+		if said := sock.greeting(); stage == remote.StageHandshake && said != "" {
 			err = &greetingError{said, err}
 		}
 		return nil, stage, err
@@ -265,7 +267,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, StageHandshake, err
+		return nil, remote.StageHandshake, err
 	}
 	return l, "", nil
 }
@@ -314,33 +316,33 @@ func (s watchedSigner) SignWithAlgorithm(rand io.Reader, data []byte, algorithm 
 }
 
 // explain returns the stage at which the handshake or the login failed, and the reason.
-func (w *loginWatch) explain(trust *trust, err error) (Stage, error) {
+func (w *loginWatch) explain(trust *trust, err error) (remote.Stage, error) {
 	verified, mismatch := trust.outcome()
 	w.mu.Lock()
 	said := strings.Join(strings.Fields(w.said), " ")
 	w.mu.Unlock()
 	switch {
 	case mismatch != nil:
-		return StageHostKey, mismatch
+		return remote.StageHostKey, mismatch
 	case verified == nil:
-		return StageHandshake, err
+		return remote.StageHandshake, err
 	case strings.Contains(said, "pam_nologin") || strings.Contains(said, "System is booting up"):
 		// While services of a VM still start, its sshd accepts the key, says this and
 		// hangs up.
-		return StageAuth, fmt.Errorf("%w: %q", ErrBooting, said)
+		return remote.StageAuth, fmt.Errorf("%w: %q", remote.ErrBooting, said)
 	case cutOff(err):
-		return StageHandshake, err
+		return remote.StageHandshake, err
 	case w.signed.Load() && strings.HasSuffix(err.Error(), "attempted methods [none], no supported methods remain"):
 		// The server accepts the key, but wants more than that.
-		return StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
+		return remote.StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
 	case w.signed.Load():
-		return StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
+		return remote.StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
 	case strings.Contains(err.Error(), "Too many authentication failures"):
-		return StageAuth, &keyRefusal{tooManyKeys}
+		return remote.StageAuth, &keyRefusal{tooManyKeys}
 	case !w.asked.Load():
-		return StageAuth, &keyRefusal{noKeys}
+		return remote.StageAuth, &keyRefusal{noKeys}
 	default:
-		return StageAuth, fmt.Errorf("%w (%s); a VM that boots refuses every key until its agent has fetched them", ErrKeyRefused, bareLogin(err))
+		return remote.StageAuth, fmt.Errorf("%w (%s); a VM that boots refuses every key until its agent has fetched them", remote.ErrKeyRefused, bareLogin(err))
 	}
 }
 
@@ -397,9 +399,9 @@ func (e noAnswerError) Timeout() bool { return true }
 
 // permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys
 // declare this with a method Permanent() bool.
-func permanent(e *ConnectError) bool {
+func permanent(e *remote.ConnectError) bool {
 	var p interface{ Permanent() bool }
-	var keyErr *HostKeyError
+	var keyErr *remote.HostKeyError
 	var negotiation *ssh.AlgorithmNegotiationError
 	var dns *net.DNSError
 	var addr *net.AddrError
@@ -412,28 +414,28 @@ func permanent(e *ConnectError) bool {
 	case errors.As(err, &dns):
 		return dns.IsNotFound
 	}
-	return errors.Is(err, ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
+	return errors.Is(err, remote.ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
 // explain returns the error for a failed step, with the likely cause as a hint. If we
 // stopped the step ourselves, the error is our reason, not what the step returned for
 // being stopped.
-func (c *Conn) explain(ctx context.Context, stage Stage, addr string, err error) *ConnectError {
-	var keyErr *HostKeyError
+func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err error) *remote.ConnectError {
+	var keyErr *remote.HostKeyError
 	var jump *JumpError
 	name, isName := unresolved(err, context.Cause(ctx))
 	switch {
 	case errors.As(err, &keyErr):
 	case c.fleet.ctx.Err() != nil:
-		err = ErrClosed
+		err = remote.ErrClosed
 	case errors.As(err, &jump): // it names the bastion that took the time
-	case stage == StageDial && isName:
+	case stage == remote.StageDial && isName:
 		err = name
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
 	e := c.fail(stage, addr, plain(err))
-	e.hint = hintOf(e, c.known())
+	e.Advice = hintOf(e, c.known())
 	return e
 }
 

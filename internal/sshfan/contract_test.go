@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"multihost/internal/remote"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
@@ -212,39 +213,39 @@ func (b bench) commands(t *testing.T) {
 		name, line     string
 		stdin          string
 		stdout, stderr string
-		status         sshfan.Status
+		status         remote.Status
 	}{
 		{name: "success", line: "true"},
-		{name: "exit status", line: "exit 7", status: sshfan.Status{Code: 7}},
-		{name: "exit status 255", line: "exit 255", status: sshfan.Status{Code: 255}},
-		{name: "no such command", line: "no-such-command 2>/dev/null", status: sshfan.Status{Code: 127}},
-		{name: "exit by KILL", line: "kill -KILL $$", status: sshfan.Status{Code: 137, Signal: "KILL"}},
-		{name: "exit by TERM", line: "kill -TERM $$", status: sshfan.Status{Code: 143, Signal: "TERM"}},
-		{name: "exit by SEGV", line: "ulimit -c 0; kill -SEGV $$", status: sshfan.Status{Code: 139, Signal: "SEGV"}},
-		{name: "exit by a signal without a name", line: "kill -RTMIN $$", status: sshfan.Status{Code: 128, Signal: "UNKNOWN"}},
-		{name: "a child's death is no signal", line: "exec 2>/dev/null; (kill -KILL $BASHPID); exit $?", status: sshfan.Status{Code: 137}},
-		{name: "exit 137 is no signal", line: "exit 137", status: sshfan.Status{Code: 137}},
+		{name: "exit status", line: "exit 7", status: remote.Status{Code: 7}},
+		{name: "exit status 255", line: "exit 255", status: remote.Status{Code: 255}},
+		{name: "no such command", line: "no-such-command 2>/dev/null", status: remote.Status{Code: 127}},
+		{name: "exit by KILL", line: "kill -KILL $$", status: remote.Status{Code: 137, Signal: "KILL"}},
+		{name: "exit by TERM", line: "kill -TERM $$", status: remote.Status{Code: 143, Signal: "TERM"}},
+		{name: "exit by SEGV", line: "ulimit -c 0; kill -SEGV $$", status: remote.Status{Code: 139, Signal: "SEGV"}},
+		{name: "exit by a signal without a name", line: "kill -RTMIN $$", status: remote.Status{Code: 128, Signal: "UNKNOWN"}},
+		{name: "a child's death is no signal", line: "exec 2>/dev/null; (kill -KILL $BASHPID); exit $?", status: remote.Status{Code: 137}},
+		{name: "exit 137 is no signal", line: "exit 137", status: remote.Status{Code: 137}},
 		{name: "streams are apart", line: "echo out; echo err >&2", stdout: "out\n", stderr: "err\n"},
 		{name: "input to the end", line: "cat", stdin: "a\x00\xff\n", stdout: "a\x00\xff\n"},
 		{name: "input larger than the windows", line: "wc -c", stdin: strings.Repeat("x", 5<<20), stdout: "5242880\n"},
 		{name: "no input", line: "cat; echo end", stdout: "end\n"},
-		{name: "input is never read", line: "exit 3", stdin: strings.Repeat("x", 4<<20), status: sshfan.Status{Code: 3}},
-		{name: "input is closed, not read", line: "exec <&-; sleep 0.1; exit 3", stdin: strings.Repeat("x", 4<<20), status: sshfan.Status{Code: 3}},
+		{name: "input is never read", line: "exit 3", stdin: strings.Repeat("x", 4<<20), status: remote.Status{Code: 3}},
+		{name: "input is closed, not read", line: "exec <&-; sleep 0.1; exit 3", stdin: strings.Repeat("x", 4<<20), status: remote.Status{Code: 3}},
 		{name: "NUL and invalid UTF-8", line: `printf '\000\377\376\r\n\033[2J'`, stdout: "\x00\xff\xfe\r\n\x1b[2J"},
 		{name: "a line without its end", line: "printf 'no newline'", stdout: "no newline"},
 		{name: "1 MiB without newline", line: "head -c 1048576 /dev/zero | tr '\\000' x", stdout: strings.Repeat("x", 1<<20)},
 		{name: "1 MiB of errors", line: "head -c 1048576 /dev/zero | tr '\\000' x >&2", stderr: strings.Repeat("x", 1<<20)},
-		{name: "end of output before the exit", line: "exec >&- 2>&-; sleep 0.2; exit 5", status: sshfan.Status{Code: 5}},
+		{name: "end of output before the exit", line: "exec >&- 2>&-; sleep 0.2; exit 5", status: remote.Status{Code: 5}},
 		{name: "a child that holds the pipes", line: "(sleep 0.3; echo late) & echo now", stdout: "now\nlate\n"},
 		{name: "a child that holds no pipe", line: "sleep 60 </dev/null >/dev/null 2>&1 & kill -0 $! && kill $! && echo gone", stdout: "gone\n"},
-		{name: "words", line: sshfan.Quote("printf", "%s|", "a b", "it's $HOME", "a\nb"), stdout: "a b|it's $HOME|a\nb|"},
-		{name: "script", line: sshfan.Script("bash", `echo "$#:$1"`, "a b", ""), stdout: "2:a b\n"},
+		{name: "words", line: remote.Quote("printf", "%s|", "a b", "it's $HOME", "a\nb"), stdout: "a b|it's $HOME|a\nb|"},
+		{name: "script", line: remote.Script("bash", `echo "$#:$1"`, "a b", ""), stdout: "2:a b\n"},
 		{name: "an empty line is a command", line: " "},
 		{name: "home", line: `cd && test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
 		{name: "starts at home", line: `test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
 		{name: "login name", line: "echo $USER $LOGNAME", stdout: b.login + " " + b.login + "\n"},
 		{name: "no login shell", line: "shopt -q login_shell || echo none; echo $0", stdout: "none\nbash\n"},
-		{name: "no terminal", line: "tty", stdout: "not a tty\n", status: sshfan.Status{Code: 1}},
+		{name: "no terminal", line: "tty", stdout: "not a tty\n", status: remote.Status{Code: 1}},
 		{name: "session of its own", line: `test "$(ps -o sid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
 		{name: "no controlling terminal", line: "(: </dev/tty) 2>/dev/null || echo none", stdout: "none\n"},
 		{name: "process group of its own", line: `test "$(ps -o pgid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
@@ -263,14 +264,14 @@ func (b bench) commands(t *testing.T) {
 		},
 		{name: "values of variables", line: `echo $LANG $MAIL $SHELL; case :$PATH in *:` + loginPath + `) echo path; esac`, stdout: "C.UTF-8 /var/mail/" + b.login + " /bin/bash\npath\n"},
 		{name: "where it comes from", line: "set -- $SSH_CONNECTION; echo $# $1", stdout: "4 127.0.0.1\n"},
-		{name: "the connection is at no descriptor", line: "ls -l /proc/self/fd | grep -c socket:", stdout: "0\n", status: sshfan.Status{Code: 1}},
+		{name: "the connection is at no descriptor", line: "ls -l /proc/self/fd | grep -c socket:", stdout: "0\n", status: remote.Status{Code: 1}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if row.name == "starts at home" {
 				b.needRoot(t)
 			}
 			var out, errs bytes.Buffer
-			cmd := sshfan.Cmd{Line: row.line, Stdout: &out, Stderr: &errs}
+			cmd := remote.Cmd{Line: row.line, Stdout: &out, Stderr: &errs}
 			if row.stdin != "" {
 				cmd.Stdin = strings.NewReader(row.stdin)
 			}
@@ -303,14 +304,14 @@ var contract = []struct {
 	}},
 	{"input in pieces", func(t *testing.T, b bench) {
 		var out lockedBuffer
-		s, err := b.conn.Start(t.Context(), sshfan.Cmd{Line: "while read -r x; do echo got $x; done; exit 4", Stdout: &out})
+		s, err := b.conn.Start(t.Context(), remote.Cmd{Line: "while read -r x; do echo got $x; done; exit 4", Stdout: &out})
 		if err != nil {
 			t.Fatal(err)
 		}
-		io.WriteString(s.Stdin, "one\n")
+		io.WriteString(s.Stdin(), "one\n")
 		until(t, "the first answer", func() bool { return out.String() == "got one\n" })
-		io.WriteString(s.Stdin, "two\n")
-		s.Stdin.Close()
+		io.WriteString(s.Stdin(), "two\n")
+		s.Stdin().Close()
 		if status, err := s.Wait(); err != nil || status.Code != 4 || out.String() != "got one\ngot two\n" {
 			t.Errorf("got %v, %v, %q", status, err, out.String())
 		}
@@ -324,14 +325,14 @@ var contract = []struct {
 		c := connect(t, newFleet(t, b.settings), b.host(b.addr))
 		pid, s := b.background(t, c)
 		c.Close()
-		if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
+		if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
 			t.Errorf("got %v, want ErrConnectionLost", err)
 		}
 		b.stillRuns(t, pid)
 	}},
 	{"a process that writes to a closed session dies of it", func(t *testing.T, b bench) {
 		var pid lockedBuffer
-		s, err := b.conn.Start(t.Context(), sshfan.Cmd{Line: "echo $$; while :; do echo y; sleep 0.02; done", Stdout: &pid})
+		s, err := b.conn.Start(t.Context(), remote.Cmd{Line: "echo $$; while :; do echo y; sleep 0.02; done", Stdout: &pid})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -346,7 +347,7 @@ var contract = []struct {
 	{"output flood with a slow sink", func(t *testing.T, b bench) {
 		release := make(chan struct{})
 		out := &stuck{entered: make(chan struct{}, 1), release: release}
-		s, err := b.conn.Start(t.Context(), sshfan.Cmd{
+		s, err := b.conn.Start(t.Context(), remote.Cmd{
 			Line:   "for i in $(seq 32); do head -c 1048576 /dev/zero; echo $i >~/written; done",
 			Stdout: out,
 		})
@@ -601,8 +602,8 @@ var contract = []struct {
 		c := connect(t, newFleet(t, b.settings), b.host(p.addr()))
 		p.cutAfter(200_000)
 		var out bytes.Buffer
-		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "head -c 1000000 /dev/zero", Stdout: &out})
-		if !errors.Is(err, sshfan.ErrConnectionLost) || out.Len() == 0 || out.Len() >= 200_000 {
+		_, err := c.Run(t.Context(), remote.Cmd{Line: "head -c 1000000 /dev/zero", Stdout: &out})
+		if !errors.Is(err, remote.ErrConnectionLost) || out.Len() == 0 || out.Len() >= 200_000 {
 			t.Errorf("got %v after %d bytes, want ErrConnectionLost before 200000", err, out.Len())
 		}
 		p.cutAfter(0)
@@ -613,7 +614,7 @@ var contract = []struct {
 		c := connect(t, newFleet(t, b.settings), b.host(p.addr()))
 		pid, s := b.background(t, c)
 		p.cut()
-		if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
+		if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
 			t.Errorf("got %v, want ErrConnectionLost", err)
 		}
 		b.stillRuns(t, pid)
@@ -623,7 +624,7 @@ var contract = []struct {
 		pid, s := b.background(t, c)
 		b.freeze()
 		_, err := s.Wait()
-		if !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrSilent) {
+		if !errors.Is(err, remote.ErrConnectionLost) || !errors.Is(err, remote.ErrSilent) {
 			t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)
 		}
 		b.thaw()
@@ -651,7 +652,7 @@ var contract = []struct {
 		b.authorize(false)
 		defer b.authorize(true)
 		f := newFleet(t, b.settings, func(c *sshfan.Config) { c.AuthRetryFor = time.Millisecond })
-		if e := refused(t, f, b.host(b.addr), sshfan.StageAuth); !errors.Is(e, sshfan.ErrKeyRefused) {
+		if e := refused(t, f, b.host(b.addr), remote.StageAuth); !errors.Is(e, remote.ErrKeyRefused) {
 			t.Errorf("got %v, want ErrKeyRefused", e)
 		}
 	}},
@@ -666,7 +667,7 @@ var contract = []struct {
 		pinning := func(c *sshfan.Config) { c.KnownHosts = known }
 		connect(t, newFleet(t, b.settings, pinning), b.host(b.addr))
 		b.rotate()
-		refused(t, newFleet(t, b.settings, pinning), b.host(b.addr), sshfan.StageHostKey)
+		refused(t, newFleet(t, b.settings, pinning), b.host(b.addr), remote.StageHostKey)
 		h := b.host(b.addr)
 		h.Pin = "node-2/0" // a new machine in its place
 		run(t, connect(t, newFleet(t, b.settings, pinning), h), "true")
@@ -685,10 +686,10 @@ func (b bench) needRoot(t *testing.T) {
 }
 
 // background starts a command that writes its process id and goes on.
-func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s *sshfan.Session) {
+func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s remote.Session) {
 	t.Helper()
 	var out lockedBuffer
-	s, err := c.Start(t.Context(), sshfan.Cmd{Line: "echo $$; exec sleep 1000 </dev/null >/dev/null 2>&1", Stdout: &out})
+	s, err := c.Start(t.Context(), remote.Cmd{Line: "echo $$; exec sleep 1000 </dev/null >/dev/null 2>&1", Stdout: &out})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/crypto/ssh"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -42,10 +43,10 @@ func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
 }
 
 // refused connects to one host, which must fail at stage.
-func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage sshfan.Stage) *sshfan.ConnectError {
+func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage remote.Stage) *remote.ConnectError {
 	t.Helper()
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
-	var e *sshfan.ConnectError
+	var e *remote.ConnectError
 	if !errors.As(errs[0], &e) || conns[0] != nil {
 		t.Fatalf("got connection %v and error %v, want a ConnectError", conns[0], errs[0])
 	}
@@ -55,10 +56,10 @@ func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage sshfan.Stage) *
 	return e
 }
 
-func run(t testing.TB, c *sshfan.Conn, line string) (stdout, stderr string, status sshfan.Status) {
+func run(t testing.TB, c *sshfan.Conn, line string) (stdout, stderr string, status remote.Status) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	status, err := c.Run(t.Context(), sshfan.Cmd{Line: line, Stdout: &out, Stderr: &errs})
+	status, err := c.Run(t.Context(), remote.Cmd{Line: line, Stdout: &out, Stderr: &errs})
 	if err != nil {
 		t.Fatalf("run %q: %v", line, err)
 	}
@@ -83,10 +84,10 @@ func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
 	if most := s.mostAtOnce.Load(); most > bound {
 		t.Errorf("%d handshakes at once, want at most %d", most, bound)
 	}
-	sessions := make([]*sshfan.Session, hosts)
+	sessions := make([]remote.Session, hosts)
 	for i, c := range conns {
 		var err error
-		if sessions[i], err = c.Start(t.Context(), sshfan.Cmd{Line: "sleep"}); err != nil {
+		if sessions[i], err = c.Start(t.Context(), remote.Cmd{Line: "sleep"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -148,8 +149,8 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 		t.Fatal(errs[1])
 	}
 	run(t, conns[1], "true")
-	var e *sshfan.ConnectError
-	if !errors.As(errs[0], &e) || e.Stage != sshfan.StageHandshake || e.Hint() == "" {
+	var e *remote.ConnectError
+	if !errors.As(errs[0], &e) || e.Stage != remote.StageHandshake || e.Hint() == "" {
 		t.Fatalf("got %v, want a handshake failure with a hint", errs[0])
 	}
 	if want := "no answer within 3s"; !strings.Contains(e.Error(), want) {
@@ -198,7 +199,7 @@ func closedPort(t testing.TB) string {
 func TestRefusedPortIsADialFailure(t *testing.T) {
 	testkit.NoLeaks(t)
 	f := newFleet(t, func(c *sshfan.Config) { c.RetryFor = time.Millisecond })
-	e := refused(t, f, hostAt("s0w0", closedPort(t)), sshfan.StageDial)
+	e := refused(t, f, hostAt("s0w0", closedPort(t)), remote.StageDial)
 	if !strings.Contains(e.Error(), "connection refused") || e.Hint() == "" {
 		t.Errorf("got error %q with hint %q", e, e.Hint())
 	}
@@ -227,8 +228,8 @@ func TestKeyRefusedForGood(t *testing.T) {
 	f := newFleet(t, func(c *sshfan.Config) {
 		c.Identity, c.Clock, c.KeepAlive, c.AuthRetryFor = id, clock, time.Hour, 10*time.Second
 	})
-	e := refused(t, f, s.host("s0w0"), sshfan.StageAuth)
-	if !errors.Is(e, sshfan.ErrKeyRefused) || e.Tries < 2 {
+	e := refused(t, f, s.host("s0w0"), remote.StageAuth)
+	if !errors.Is(e, remote.ErrKeyRefused) || e.Tries < 2 {
 		t.Errorf("got %v after %d tries, want ErrKeyRefused after several", e, e.Tries)
 	}
 	for _, want := range []string{`"tester"`, strings.Fields(id.Fingerprint())[1], "authorized_keys", "journalctl"} {
@@ -250,14 +251,14 @@ func TestWrongKeyIsToldFromABootingVM(t *testing.T) {
 	connect(t, f, s.host("s0w0"))
 	other := s.host("s0w1")
 	other.User = "other"
-	if e := refused(t, f, other, sshfan.StageAuth); !strings.Contains(e.Hint(), "other workers accept this key") {
+	if e := refused(t, f, other, remote.StageAuth); !strings.Contains(e.Hint(), "other workers accept this key") {
 		t.Errorf("one of two workers refuses the key: hint %q", e.Hint())
 	}
 
 	t.Run("booting", func(t *testing.T) {
 		sshd := newServer(t, func(s *server) { s.nologin = true })
-		e := refused(t, newFleet(t, func(c *sshfan.Config) { c.RetryFor = time.Millisecond }), sshd.host("s0w0"), sshfan.StageAuth)
-		if !errors.Is(e, sshfan.ErrBooting) || errors.Is(e, sshfan.ErrKeyRefused) || !strings.Contains(e.Hint(), "not ready yet") {
+		e := refused(t, newFleet(t, func(c *sshfan.Config) { c.RetryFor = time.Millisecond }), sshd.host("s0w0"), remote.StageAuth)
+		if !errors.Is(e, remote.ErrBooting) || errors.Is(e, remote.ErrKeyRefused) || !strings.Contains(e.Hint(), "not ready yet") {
 			t.Errorf("got %v; %s", e, e.Hint())
 		}
 	})
@@ -287,7 +288,7 @@ func TestRootIsRefusedWithoutAConnection(t *testing.T) {
 	s := newServer(t)
 	h := s.host("s0w0")
 	h.User = "root"
-	e := refused(t, newFleet(t), h, sshfan.StageAuth)
+	e := refused(t, newFleet(t), h, remote.StageAuth)
 	if s.logins.Load() != 0 || !strings.Contains(e.Hint(), "--user") {
 		t.Errorf("got %d logins and hint %q", s.logins.Load(), e.Hint())
 	}
@@ -330,10 +331,10 @@ func TestCloseDuringConnect(t *testing.T) {
 	}()
 	until(t, "the dial", func() bool { return silent.open() > 0 })
 	f.Close()
-	if err := <-failed; !errors.Is(err, sshfan.ErrClosed) {
+	if err := <-failed; !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
-	if _, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")}); !errors.Is(errs[0], sshfan.ErrClosed) {
+	if _, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0")}); !errors.Is(errs[0], remote.ErrClosed) {
 		t.Errorf("after Close got %v, want ErrClosed", errs[0])
 	}
 }
@@ -420,14 +421,14 @@ func TestHostKeys(t *testing.T) {
 					c.AcceptCommand = func(name string) string { return "accept " + name }
 				})
 				conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
-				var keyErr *sshfan.HostKeyError
+				var keyErr *remote.HostKeyError
 				switch {
 				case step.fails && !errors.As(errs[0], &keyErr):
 					t.Fatalf("%s: got %v, want a HostKeyError", step.name, errs[0])
 				case step.fails:
-					var e *sshfan.ConnectError
+					var e *remote.ConnectError
 					errors.As(errs[0], &e)
-					if e.Stage != sshfan.StageHostKey || e.Tries != 1 {
+					if e.Stage != remote.StageHostKey || e.Tries != 1 {
 						t.Errorf("%s: failed at %q after %d tries", step.name, e.Stage, e.Tries)
 					}
 					want := ssh.FingerprintSHA256(keys[step.shows].PublicKey())
@@ -488,7 +489,7 @@ func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
 		}
 		h.Doubt = func() bool { return true } // each answer is remembered
 		_, errs := newFleet(t).Connect(t.Context(), []sshfan.Host{h})
-		var keyErr *sshfan.HostKeyError
+		var keyErr *remote.HostKeyError
 		if refused := errors.As(errs[0], &keyErr); refused == knows || asked != 2 {
 			t.Errorf("%s: %v after asking %d times", name, errs[0], asked)
 		}
@@ -525,7 +526,7 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 		want  error
 	}{
 		{"in a file", func(string) error { return nil }, nil},
-		{"that cannot be written", func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, new(sshfan.HostKeyError)},
+		{"that cannot be written", func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, new(remote.HostKeyError)},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "state")
@@ -544,7 +545,7 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 			}
 			testkit.Must(t, connect())
 			s.setHostKeys(newSigner(t))
-			var refused *sshfan.HostKeyError
+			var refused *remote.HostKeyError
 			if err := connect(); !errors.As(err, &refused) {
 				t.Fatalf("a changed key: %v", err)
 			}
@@ -583,11 +584,11 @@ func TestKeyThatChangesDuringARunStopsIt(t *testing.T) {
 	}
 	s.setHostKeys(newSigner(t)) // and the API tells it at once
 	s.cut()
-	var keyErr *sshfan.HostKeyError
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
+	var keyErr *remote.HostKeyError
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.As(err, &keyErr) {
 		t.Errorf("got %v, want a HostKeyError", err)
 	}
-	refused(t, f, h, sshfan.StageHostKey)
+	refused(t, f, h, remote.StageHostKey)
 }
 
 func TestKnownHostsFile(t *testing.T) {
@@ -639,8 +640,8 @@ func TestLostConnection(t *testing.T) {
 	c := connect(t, f, s.host("s0w0"))
 
 	var out bytes.Buffer
-	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "cut", Stdout: &out})
-	if !errors.Is(err, sshfan.ErrConnectionLost) {
+	_, err := c.Run(t.Context(), remote.Cmd{Line: "cut", Stdout: &out})
+	if !errors.Is(err, remote.ErrConnectionLost) {
 		t.Fatalf("cut in the middle: got %v, want ErrConnectionLost", err)
 	}
 	if n := s.execs.Load(); n != 1 {
@@ -651,15 +652,15 @@ func TestLostConnection(t *testing.T) {
 		t.Errorf("%d logins, want 2", n)
 	}
 
-	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "status-then-cut"})
-	if err != nil && !errors.Is(err, sshfan.ErrConnectionLost) || status.Code != 0 {
+	status, err := c.Run(t.Context(), remote.Cmd{Line: "status-then-cut"})
+	if err != nil && !errors.Is(err, remote.ErrConnectionLost) || status.Code != 0 {
 		t.Errorf("cut after the status: got %v, %v", status, err)
 	}
-	if _, err = c.Run(t.Context(), sshfan.Cmd{Line: "no-status"}); !errors.Is(err, sshfan.ErrNoStatus) {
+	if _, err = c.Run(t.Context(), remote.Cmd{Line: "no-status"}); !errors.Is(err, remote.ErrNoStatus) {
 		t.Errorf("no status on a living connection: got %v, want ErrNoStatus", err)
 	}
-	var e *sshfan.ConnectError
-	if _, err = c.Run(t.Context(), sshfan.Cmd{Line: "refuse"}); !errors.As(err, &e) || e.Stage != sshfan.StageExec {
+	var e *remote.ConnectError
+	if _, err = c.Run(t.Context(), remote.Cmd{Line: "refuse"}); !errors.As(err, &e) || e.Stage != remote.StageExec {
 		t.Errorf("refused: got %v, want a ConnectError at stage exec", err)
 	}
 }
@@ -688,7 +689,7 @@ func TestManyWaitersShareOneRedial(t *testing.T) {
 	results := make(chan error, 8)
 	for range cap(results) {
 		go func() {
-			_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+			_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 			results <- err
 		}()
 	}
@@ -710,7 +711,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	const interval = 200 * time.Millisecond
 	f := newFleet(t, func(c *sshfan.Config) { c.KeepAlive = interval })
 	c := connect(t, f, s.host("s0w0"))
-	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	session, err := c.Start(t.Context(), remote.Cmd{Line: "sleep"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -725,7 +726,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	s.freeze()
 	until(t, "its silence", func() bool { _, silent := c.Silence(); return silent })
 	_, err = session.Wait()
-	if !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrSilent) {
+	if !errors.Is(err, remote.ErrConnectionLost) || !errors.Is(err, remote.ErrSilent) {
 		t.Errorf("got %v, want ErrConnectionLost because of ErrSilent", err)
 	}
 	if since, silent := c.Silence(); !silent || since.Sub(before).Abs() > interval {
@@ -744,7 +745,7 @@ func TestCancelOnAFrozenPeerReturnsAtOnce(t *testing.T) {
 	c := connect(t, f, s.host("s0w0"))
 	run(t, c, "true")
 	s.freeze()
-	for _, cmd := range []sshfan.Cmd{
+	for _, cmd := range []remote.Cmd{
 		{Line: "true"},
 		{Line: "cat", Stdin: io.LimitReader(zeros{}, 64<<20)},
 	} {
@@ -767,18 +768,18 @@ func TestMaxSessions(t *testing.T) {
 	clock := &skippingClock{}
 	f := newFleet(t, func(c *sshfan.Config) { c.Clock, c.KeepAlive = clock, time.Hour })
 	c := connect(t, f, s.host("s0w0"))
-	first, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	first, err := c.Start(t.Context(), remote.Cmd{Line: "sleep"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock.skip.Store(true)
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrTooManySessions) {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrTooManySessions) {
 		t.Errorf("got %v, want ErrTooManySessions", err)
 	}
 	clock.skip.Store(false)
 	second := make(chan error, 1)
 	go func() {
-		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+		_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 		second <- err
 	}()
 	first.Close()
@@ -814,15 +815,15 @@ func TestCloseEndsSessions(t *testing.T) {
 	s := newServer(t)
 	f := newFleet(t)
 	c := connect(t, f, s.host("s0w0"))
-	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	session, err := c.Start(t.Context(), remote.Cmd{Line: "sleep"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
-	if _, err := session.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) || !errors.Is(err, sshfan.ErrClosed) {
+	if _, err := session.Wait(); !errors.Is(err, remote.ErrConnectionLost) || !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("got %v, want ErrConnectionLost because of ErrClosed", err)
 	}
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrClosed) {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("run after Close: got %v, want ErrClosed", err)
 	}
 }
@@ -833,7 +834,7 @@ func TestConnClose(t *testing.T) {
 	f := newFleet(t)
 	c, other := connect(t, f, s.host("s0w0")), connect(t, f, s.host("s0w1"))
 	c.Close()
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); !errors.Is(err, sshfan.ErrClosed) {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("run after Close: got %v, want ErrClosed", err)
 	}
 	run(t, other, "true")
@@ -851,8 +852,8 @@ func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
 	}
 	s.freeze()
 	_, err := c.MeasureClock(t.Context())
-	var refused *sshfan.ConnectError
-	if !errors.Is(err, sshfan.ErrConnectionLost) || errors.As(err, &refused) {
+	var refused *remote.ConnectError
+	if !errors.Is(err, remote.ErrConnectionLost) || errors.As(err, &refused) {
 		t.Errorf("got %v, want ErrConnectionLost", err)
 	}
 }
@@ -866,7 +867,7 @@ func TestALoginThatWritesWithoutEndIsTold(t *testing.T) {
 	s.write("home/.bashrc", "while :; do echo welcome; done\n", 0o644)
 	c := connect(t, newFleet(t, func(c *sshfan.Config) { c.Identity = id }), to.host(to.addr))
 	_, err := c.MeasureClock(t.Context())
-	var refused *sshfan.ConnectError
+	var refused *remote.ConnectError
 	if !errors.As(err, &refused) || !strings.HasSuffix(err.Error(), `: the login's start-up files write more than 64 KiB; it said "welcome"`) || !strings.Contains(refused.Hint(), "sudo tail ~") {
 		t.Errorf("got %v", err)
 	}

@@ -7,9 +7,10 @@ import (
 	"net/netip"
 	"strings"
 
-	"multihost/internal/iap"
-
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/iap"
+	"multihost/internal/remote"
 )
 
 // A hint names a cause only if the error proves it. Otherwise it names the place to
@@ -25,11 +26,11 @@ type known struct {
 }
 
 // hintOf returns what follows from the error of a worker, and what to type, or "".
-func hintOf(e *ConnectError, k known) string {
+func hintOf(e *remote.ConnectError, k known) string {
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
 	var said *greetingError
-	var name *NameError
+	var name *remote.NameError
 	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
 	switch {
 	case errors.As(e.Err, &name): // nothing is known of the machine
@@ -46,19 +47,19 @@ func hintOf(e *ConnectError, k known) string {
 		return "nothing listens there: the VM is still booting, or this is not its SSH port"
 	case errors.Is(e.Err, errNoHost), errors.Is(e.Err, errNoNetwork):
 		return "this machine has no route to it: an internal address is reached from inside the network, or with --ssh-proxy-jump=USER@BASTION, or with --ip=iap"
-	case e.Stage == StageDial && timedOut:
+	case e.Stage == remote.StageDial && timedOut:
 		return unansweredHint(e.Addr, k.cloud)
-	case e.Stage == StageHandshake && timedOut:
+	case e.Stage == remote.StageHandshake && timedOut:
 		return "it accepts connections and then says nothing: the VM hangs, is short of memory, or it is no SSH server"
-	case e.Stage == StageHandshake:
+	case e.Stage == remote.StageHandshake:
 		return handshakeHint(e.Err)
-	case errors.Is(e.Err, ErrBooting):
+	case errors.Is(e.Err, remote.ErrBooting):
 		return "the VM is up and not ready yet: wait for it with a longer --connect-timeout"
 	case errors.Is(e.Err, errMoreThanKey):
-		return fmt.Sprintf("use a login for which a key is enough: --user=NAME; what sshd asks of this one: sudo sshd -T -C user=%s | grep -i authenticationmethods", Quote(e.User))
+		return fmt.Sprintf("use a login for which a key is enough: --user=NAME; what sshd asks of this one: sudo sshd -T -C user=%s | grep -i authenticationmethods", remote.Quote(e.User))
 	case errors.Is(e.Err, ErrLoginRefused):
 		return fmt.Sprintf("the account %q is locked or may not log in over SSH: use another --user; %s", e.User, seeLog)
-	case errors.Is(e.Err, ErrKeyRefused):
+	case errors.Is(e.Err, remote.ErrKeyRefused):
 		return "the VM boots, or the key is the wrong one: try again in a minute"
 	case errors.Is(e.Err, ErrTooManySessions):
 		return "let sshd on the worker take more: MaxSessions 10 in /etc/ssh/sshd_config, then: sudo systemctl reload ssh"
@@ -69,11 +70,11 @@ func hintOf(e *ConnectError, k known) string {
 // unanswered reports whether a worker's address gave no answer, directly, through a
 // bastion or through IAP. A missing firewall rule and a machine that is off both look
 // like this.
-func unanswered(err error, stage Stage, timedOut bool) bool {
+func unanswered(err error, stage remote.Stage, timedOut bool) bool {
 	var forward *ForwardError
 	var relay *iap.Error
 	switch {
-	case stage != StageDial:
+	case stage != remote.StageDial:
 		return false
 	case errors.As(err, &forward):
 		return forward.unanswered()
@@ -131,7 +132,7 @@ func refusedKeyHint(err error, user, key string, metadata, othersIn bool) string
 	case errors.As(err, &reason) && reason.text == tooManyKeys:
 		return "sshd counts each key that it refuses (MaxAuthTries): name the one that it knows with --identity-file=PATH"
 	case errors.As(err, &reason) && reason.text == noKeys:
-		return "let it take keys: PubkeyAuthentication yes in /etc/ssh/sshd_config; what is set for this login: sudo sshd -T -C user=" + Quote(user) + " | grep -iE 'pubkeyauthentication|authenticationmethods'"
+		return "let it take keys: PubkeyAuthentication yes in /etc/ssh/sshd_config; what is set for this login: sudo sshd -T -C user=" + remote.Quote(user) + " | grep -iE 'pubkeyauthentication|authenticationmethods'"
 	case metadata && othersIn:
 		return fmt.Sprintf("other workers accept this key (%s): its guest agent has not set it up (sudo journalctl -u google-guest-agent -n 20), or its sshd refuses the login; %s", key, seeLog)
 	case othersIn:
@@ -151,8 +152,8 @@ const (
 // A keyRefusal is an ErrKeyRefused whose cause is known.
 type keyRefusal struct{ text string }
 
-func (e *keyRefusal) Error() string { return ErrKeyRefused.Error() + ": " + e.text }
-func (e *keyRefusal) Unwrap() error { return ErrKeyRefused }
+func (e *keyRefusal) Error() string { return remote.ErrKeyRefused.Error() + ": " + e.text }
+func (e *keyRefusal) Unwrap() error { return remote.ErrKeyRefused }
 
 // errMoreThanKey reports an sshd that has accepted the key but also wants a password or
 // the like.

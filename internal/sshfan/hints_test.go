@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"multihost/internal/iap"
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -55,7 +56,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 			}
 			f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.RetryFor, c.AuthRetryFor = id, 2*time.Second, time.Millisecond })
 			_, errs := f.Connect(t.Context(), []sshfan.Host{to.host(to.addr)})
-			var e *sshfan.ConnectError
+			var e *remote.ConnectError
 			if !errors.As(errs[0], &e) || !strings.Contains(e.Error(), tt.says) || !strings.Contains(e.Hint(), tt.hint) {
 				t.Fatalf("got %v\nwith %q\nwant %q and %q", errs[0], hintIn(errs[0]), tt.says, tt.hint)
 			}
@@ -73,7 +74,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 		to.authorize(true)
 		s.argv = append(s.argv, "-o", "MaxSessions=0")
 		c := connect(t, newFleet(t, func(c *sshfan.Config) { c.Identity = id }), to.host(to.addr))
-		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+		_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 		if !errors.Is(err, sshfan.ErrTooManySessions) || !strings.Contains(hintIn(err), "MaxSessions 10 in /etc/ssh/sshd_config") {
 			t.Errorf("got %v with %q", err, hintIn(err))
 		}

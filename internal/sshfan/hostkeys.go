@@ -15,6 +15,8 @@ import (
 	"sync"
 
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/remote"
 )
 
 // trust holds what is known about the host key of a worker before one try, and what the
@@ -41,12 +43,10 @@ type trust struct {
 	mismatch error
 }
 
-const apiSource = "the cloud's API"
-
 // trust returns which host keys the worker may show: the one that this Conn has verified
 // before, else the pinned one and those of the API, else any.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
-	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: apiSource}
+	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: remote.SourceAPI}
 	c.mu.Lock()
 	remembered := c.trusted
 	c.mu.Unlock()
@@ -81,7 +81,7 @@ func (f *Fleet) accept(name, pin string) string {
 	if f.pins.path == "" {
 		return ""
 	}
-	return "sed -E -i " + Quote(`\,^`+regexp.QuoteMeta(pin)+` ,d`, f.pins.path)
+	return "sed -E -i " + remote.Quote(`\,^`+regexp.QuoteMeta(pin)+` ,d`, f.pins.path)
 }
 
 // verify checks the key that the worker shows. Within one connection, the key may never
@@ -106,15 +106,15 @@ func (t *trust) verify(key ssh.PublicKey) error {
 		return e
 	case !isListed:
 		e := t.refuse(key, t.listedIn, t.listed...)
-		e.Contradicted = t.listedIn == apiSource
+		e.Contradicted = t.listedIn == remote.SourceAPI
 		return e
 	}
 	t.offered = key
 	return nil
 }
 
-func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey) *HostKeyError {
-	e := &HostKeyError{
+func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey) *remote.HostKeyError {
+	e := &remote.HostKeyError{
 		Host:    t.host.Name,
 		Pin:     t.host.Pin,
 		Source:  source,

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 
 	"multihost/internal/fault"
+	"multihost/internal/remote"
 )
 
 // An Identity holds the key or keys that we log in with. It is safe for concurrent use:
@@ -84,7 +85,7 @@ func LoadIdentity(path string, passphrase func() (string, error)) (*Identity, er
 		return fail(errors.New("not a regular file"), "")
 	}
 	if mode := info.Mode().Perm(); exposed(mode) {
-		return fail(fmt.Errorf("%w (mode %#o)", ErrExposed, mode), "chmod 600 "+Quote(path))
+		return fail(fmt.Errorf("%w (mode %#o)", ErrExposed, mode), "chmod 600 "+remote.Quote(path))
 	}
 	const enough = 1 << 20
 	if info.Size() > enough {
@@ -115,7 +116,7 @@ func unlock(path string, data []byte, locked *ssh.PassphraseMissingError, passph
 	e := &IdentityError{
 		Path: path,
 		Err:  ErrPassphrase,
-		hint: "ssh-add " + Quote(path) + " makes an agent hold it",
+		hint: "ssh-add " + remote.Quote(path) + " makes an agent hold it",
 	}
 	if locked.PublicKey != nil {
 		e.PublicKey = authorizedKey(locked.PublicKey)

@@ -19,6 +19,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/fault"
+	"multihost/internal/remote"
 )
 
 // A JumpHost is a bastion.
@@ -42,7 +43,7 @@ type JumpHost struct {
 type JumpError struct {
 	Addr  string // of the bastion
 	User  string
-	Stage Stage
+	Stage remote.Stage
 	Err   error
 
 	hint  string
@@ -51,14 +52,14 @@ type JumpError struct {
 
 func (e *JumpError) Error() string {
 	switch e.Stage {
-	case StageAuth:
+	case remote.StageAuth:
 		return fmt.Sprintf("log in to bastion %s as %q: %v", e.Addr, e.User, e.Err)
-	case StageHostKey:
-		if keyErr := (*HostKeyError)(nil); errors.As(e.Err, &keyErr) {
+	case remote.StageHostKey:
+		if keyErr := (*remote.HostKeyError)(nil); errors.As(e.Err, &keyErr) {
 			return keyErr.Error() // names the bastion
 		}
 		return fmt.Sprintf("verify host key of bastion %s: %v", e.Addr, e.Err)
-	case StageHandshake:
+	case remote.StageHandshake:
 		return fmt.Sprintf("ssh handshake with bastion %s: %v", e.Addr, e.Err)
 	}
 	return fmt.Sprintf("connect to bastion %s: %v", e.Addr, e.Err)
@@ -68,7 +69,7 @@ func (e *JumpError) Unwrap() error { return e.Err }
 
 // Fault returns fault.Permission if the bastion refuses our login or has another host key,
 // otherwise fault.Unavailable.
-func (e *JumpError) Fault() fault.Kind { return stageKind(e.Stage, e.Err) }
+func (e *JumpError) Fault() fault.Kind { return e.Stage.Fault(e.Err) }
 
 // Hint says what the likely cause is, or is empty.
 func (e *JumpError) Hint() string { return e.hint }
@@ -210,7 +211,7 @@ func (h *hop) dial(ctx context.Context, addr string) (net.Conn, error) {
 		return nil, context.Cause(ctx)
 	default:
 		l.end(err)
-		return nil, &JumpError{Addr: h.to.Addr, User: h.to.User, Stage: StageDial, Err: fmt.Errorf("%w: %w", ErrConnectionLost, err)}
+		return nil, &JumpError{Addr: h.to.Addr, User: h.to.User, Stage: remote.StageDial, Err: fmt.Errorf("%w: %w", remote.ErrConnectionLost, err)}
 	}
 }
 
@@ -257,7 +258,7 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 		opened <- result{ch, err}
 	}
 	if !h.fleet.spawn(ask) {
-		return nil, ErrClosed
+		return nil, remote.ErrClosed
 	}
 	select {
 	case r := <-opened:
@@ -288,7 +289,7 @@ func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	if !in || !out {
 		_ = near.Close()
 		_ = ch.Close()
-		return nil, ErrClosed
+		return nil, remote.ErrClosed
 	}
 	return near, nil
 }
@@ -311,7 +312,7 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 		// must go on for the others.
 		if !h.fleet.spawn(func() { h.lead(d) }) {
 			h.mu.Unlock()
-			return nil, ErrClosed
+			return nil, remote.ErrClosed
 		}
 		h.dialing = d
 	}
@@ -320,7 +321,7 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	case <-d.done:
 		return d.link, d.err
 	case <-ctx.Done():
-		return nil, h.fail(ctx, StageDial, context.Cause(ctx))
+		return nil, h.fail(ctx, remote.StageDial, context.Cause(ctx))
 	}
 }
 
@@ -366,7 +367,7 @@ func (h *hop) connect() (*link, *JumpError) {
 
 	trust, err := h.trust()
 	if err != nil {
-		return nil, h.fail(ctx, StageHostKey, err)
+		return nil, h.fail(ctx, remote.StageHostKey, err)
 	}
 	raw, err := h.fleet.dial(ctx, h.before, h.to.Addr)
 	var before *JumpError
@@ -374,12 +375,12 @@ func (h *hop) connect() (*link, *JumpError) {
 	case errors.As(err, &before):
 		return nil, before
 	case err != nil:
-		return nil, h.fail(ctx, StageDial, err)
+		return nil, h.fail(ctx, remote.StageDial, err)
 	}
 	l, stage, err := h.fleet.login(ctx, raw, h.to.Addr, h.to.User, keys, trust)
 	if err != nil {
 		e := h.fail(ctx, stage, err)
-		if stage == StageAuth && e.final {
+		if stage == remote.StageAuth && e.final {
 			e.refused(keys, skipped)
 		}
 		return nil, e
@@ -389,8 +390,8 @@ func (h *hop) connect() (*link, *JumpError) {
 }
 
 // fail returns the error for a failed attempt.
-func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
-	var keyErr *HostKeyError
+func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpError {
+	var keyErr *remote.HostKeyError
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
 	unknown, isName := unresolved(err, context.Cause(ctx))
@@ -398,32 +399,32 @@ func (h *hop) fail(ctx context.Context, stage Stage, err error) *JumpError {
 	switch {
 	case errors.As(err, &keyErr):
 		e.hint, e.final = keyErr.Hint(), true
-	case stage == StageDial && isName:
+	case stage == remote.StageDial && isName:
 		err = unknown
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
 	e.Err = plain(err)
-	var name *NameError
+	var name *remote.NameError
 	switch {
 	case errors.As(err, &name):
 		e.hint = name.Hint()
 	case errors.Is(err, errMoreThanKey):
 		e.Err, e.final = errMoreThanKey, true
-	case errors.Is(err, ErrKeyRefused), errors.Is(err, ErrLoginRefused):
+	case errors.Is(err, remote.ErrKeyRefused), errors.Is(err, ErrLoginRefused):
 		// A bastion is already up: it will refuse later what it refuses now. The error
 		// is not ErrKeyRefused, which is about the keys of workers.
 		e.Err = errors.New("it accepts none of our keys")
 		e.final = true
-	case stage == StageHostKey:
+	case stage == remote.StageHostKey:
 		e.final = true
-	case stage == StageDial && errors.As(err, &timeout) && timeout.Timeout():
+	case stage == remote.StageDial && errors.As(err, &timeout) && timeout.Timeout():
 		e.hint = "the bastion does not answer: it is off, the address is another one's, or no firewall rule lets this machine in"
 	case errors.As(err, &hinted):
 		e.hint = hinted.Hint()
-	case stage == StageHandshake && errors.As(err, &timeout) && timeout.Timeout():
+	case stage == remote.StageHandshake && errors.As(err, &timeout) && timeout.Timeout():
 		e.hint = "the bastion accepts connections and then says nothing"
-	case stage == StageHandshake:
+	case stage == remote.StageHandshake:
 		e.hint = atBastion(handshakeHint(err))
 	}
 	e.final = e.final || stays(err)
@@ -483,7 +484,7 @@ func (h *hop) trust() (*trust, error) {
 			t.listed = append(t.listed, k.Key)
 		}
 		t.listedIn = listed[0].Filename
-		t.accept = "ssh-keygen -R " + Quote(knownhosts.Normalize(name)) + " -f " + Quote(t.listedIn)
+		t.accept = "ssh-keygen -R " + remote.Quote(knownhosts.Normalize(name)) + " -f " + remote.Quote(t.listedIn)
 		return t, nil
 	}
 	t.pinned, t.pinnedIn = f.pins.get(pin), f.pins.name()

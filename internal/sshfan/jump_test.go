@@ -16,6 +16,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -54,23 +55,23 @@ func TestManyWorkersThroughOneBastion(t *testing.T) {
 	if n := bastion.forwards.Load(); n != hosts {
 		t.Errorf("%d forwarded connections, want %d", n, hosts)
 	}
-	sessions := make([]*sshfan.Session, hosts)
+	sessions := make([]remote.Session, hosts)
 	for i, c := range conns {
 		var err error
-		if sessions[i], err = c.Start(t.Context(), sshfan.Cmd{Line: "sleep"}); err != nil {
+		if sessions[i], err = c.Start(t.Context(), remote.Cmd{Line: "sleep"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	bastion.cut()
 	for i, s := range sessions {
-		if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
+		if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
 			t.Errorf("worker %d after the bastion was cut: %v, want ErrConnectionLost", i, err)
 		}
 	}
 	var wg sync.WaitGroup
 	for _, c := range conns {
 		wg.Go(func() {
-			if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"}); err != nil {
+			if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -122,7 +123,7 @@ func TestBastionsOfTheContract(t *testing.T) {
 			for _, c := range conns {
 				run(t, c, "true")
 			}
-			e := refused(t, f, hostAt("s0w99", closedPort(t)), sshfan.StageDial)
+			e := refused(t, f, hostAt("s0w99", closedPort(t)), remote.StageDial)
 			var forward *sshfan.ForwardError
 			if !errors.As(e, &forward) || !strings.Contains(e.Error(), "Connection refused") || !strings.Contains(e.Hint(), "still booting") {
 				t.Errorf("got %v; %s", e, e.Hint())
@@ -136,36 +137,36 @@ func TestBastionFailures(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		bastion func(t *testing.T) *server
-		stage   sshfan.Stage
-		jump    sshfan.Stage // stage of the JumpError; empty: either, or there is none
+		stage   remote.Stage
+		jump    remote.Stage // stage of the JumpError; empty: either, or there is none
 		says    string
 		hint    string
 	}{
 		{"refuses our key", func(t *testing.T) *server {
 			return newServer(t, func(s *server) { s.accept = func(string, ssh.PublicKey) bool { return false } })
-		}, sshfan.StageJump, sshfan.StageAuth, "accepts none of our keys", "--ssh-proxy-jump"},
+		}, remote.StageJump, remote.StageAuth, "accepts none of our keys", "--ssh-proxy-jump"},
 		{"says nothing", func(t *testing.T) *server {
 			return newServer(t, func(s *server) { s.silent = true })
-		}, sshfan.StageJump, "", "no answer within", "bastion"},
+		}, remote.StageJump, "", "no answer within", "bastion"},
 		{"does not forward", func(t *testing.T) *server {
 			return newServer(t, func(s *server) {
 				s.mayForward = func(string) (ssh.RejectionReason, string) {
 					return ssh.Prohibited, "administratively prohibited: open failed"
 				}
 			})
-		}, sshfan.StageDial, "", "refuses to forward", "AllowTcpForwarding"},
+		}, remote.StageDial, "", "refuses to forward", "AllowTcpForwarding"},
 		{"cannot reach the worker", func(t *testing.T) *server {
 			return newServer(t, func(s *server) {
 				s.mayForward = func(string) (ssh.RejectionReason, string) {
 					return ssh.ConnectionFailed, "Connection timed out\x1b[2J"
 				}
 			})
-		}, sshfan.StageDial, "", "Connection timed out [2J", "in from the bastion"},
+		}, remote.StageDial, "", "Connection timed out [2J", "in from the bastion"},
 		{"is not there", func(t *testing.T) *server {
 			s := good(t)
 			s.stop()
 			return s
-		}, sshfan.StageJump, sshfan.StageDial, "connection refused", ""},
+		}, remote.StageJump, remote.StageDial, "connection refused", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			testkit.NoLeaks(t)
@@ -178,7 +179,7 @@ func TestBastionFailures(t *testing.T) {
 			})
 			conns, errs := f.Connect(t.Context(), []sshfan.Host{behind.host("s0w0"), behind.host("s0w1")})
 			for i, err := range errs {
-				var e *sshfan.ConnectError
+				var e *remote.ConnectError
 				if !errors.As(err, &e) || conns[i] != nil {
 					t.Fatalf("got %v", err)
 				}
@@ -186,7 +187,7 @@ func TestBastionFailures(t *testing.T) {
 					t.Errorf("stage %q, want %q", e.Stage, tt.stage)
 				}
 				var jump *sshfan.JumpError
-				if errors.As(err, &jump) != (tt.stage == sshfan.StageJump) {
+				if errors.As(err, &jump) != (tt.stage == remote.StageJump) {
 					t.Errorf("JumpError: %v, want stage %q", jump, tt.jump)
 				} else if tt.jump != "" && jump.Stage != tt.jump {
 					t.Errorf("bastion failed at %q, want %q", jump.Stage, tt.jump)
@@ -194,7 +195,7 @@ func TestBastionFailures(t *testing.T) {
 				if !strings.Contains(e.Error(), tt.says) || !strings.Contains(e.Hint(), tt.hint) {
 					t.Errorf("got %q with hint %q, want %q and %q", e, e.Hint(), tt.says, tt.hint)
 				}
-				if errors.Is(err, sshfan.ErrKeyRefused) {
+				if errors.Is(err, remote.ErrKeyRefused) {
 					t.Error("a bastion's refusal is taken for a worker's")
 				}
 			}
@@ -207,17 +208,17 @@ func TestFrozenBastionIsGivenUp(t *testing.T) {
 	bastion, behind := newServer(t), newServer(t)
 	f := newFleet(t, through(bastion), func(c *sshfan.Config) { c.KeepAlive = 500 * time.Millisecond })
 	c := connect(t, f, behind.host("s0w0"))
-	s, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep"})
+	s, err := c.Start(t.Context(), remote.Cmd{Line: "sleep"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	bastion.freeze()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("time is up"))
 	defer cancel()
-	if _, err := c.Run(ctx, sshfan.Cmd{Line: "true"}); err == nil || err.Error() != "time is up" {
+	if _, err := c.Run(ctx, remote.Cmd{Line: "true"}); err == nil || err.Error() != "time is up" {
 		t.Errorf("run through a frozen bastion: got %v, want the cause of the context", err)
 	}
-	if _, err := s.Wait(); !errors.Is(err, sshfan.ErrConnectionLost) {
+	if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
 		t.Errorf("got %v, want ErrConnectionLost", err)
 	}
 	run(t, c, "true")
@@ -235,7 +236,7 @@ func TestCloseDuringAJump(t *testing.T) {
 		}()
 		until(t, "the dial", func() bool { return silent.open() > 0 })
 		f.Close()
-		if err := <-failed; !errors.Is(err, sshfan.ErrClosed) {
+		if err := <-failed; !errors.Is(err, remote.ErrClosed) {
 			t.Errorf("%s: got %v, want ErrClosed", name, err)
 		}
 		silent.cut()
@@ -259,9 +260,9 @@ func TestHostKeyOfABastion(t *testing.T) {
 	}
 	wantKeyError := func(err error, hint string) {
 		t.Helper()
-		var keyErr *sshfan.HostKeyError
-		var e *sshfan.ConnectError
-		if !errors.As(err, &keyErr) || !errors.As(err, &e) || e.Stage != sshfan.StageJump || !strings.Contains(e.Hint(), hint) {
+		var keyErr *remote.HostKeyError
+		var e *remote.ConnectError
+		if !errors.As(err, &keyErr) || !errors.As(err, &e) || e.Stage != remote.StageJump || !strings.Contains(e.Hint(), hint) {
 			t.Fatalf("got %v, want a HostKeyError with %q", err, hint)
 		}
 	}
@@ -355,7 +356,7 @@ Host command
 		t.Error("a worker of which the file says nothing went through the bastion")
 	}
 	for _, name := range []string{"circle:22", "command:22"} {
-		e := refused(t, f, hostAt("s0w2", name), sshfan.StageJump)
+		e := refused(t, f, hostAt("s0w2", name), remote.StageJump)
 		if !strings.Contains(e.Error(), path) || e.Tries != 1 {
 			t.Errorf("%s: %v", name, e)
 		}
@@ -409,7 +410,7 @@ func TestKeysForBastions(t *testing.T) {
 			})
 			if tt.wants != nil {
 				run(t, connect(t, f, behind.host("s0w0")), "true")
-			} else if e := refused(t, f, behind.host("s0w0"), sshfan.StageJump); !strings.Contains(e.Hint(), lockedPath) {
+			} else if e := refused(t, f, behind.host("s0w0"), remote.StageJump); !strings.Contains(e.Hint(), lockedPath) {
 				t.Errorf("hint %q does not name the key that was left out", e.Hint())
 			}
 			if asked != tt.asked {
@@ -499,7 +500,7 @@ func TestHintsOnTheWay(t *testing.T) {
 		f := newFleet(t, func(c *sshfan.Config) { c.Dial, c.RetryFor = timeout, time.Millisecond })
 		h := hostAt("s0w0", addr)
 		h.Cloud = true
-		if e := refused(t, f, h, sshfan.StageDial); !strings.Contains(e.Hint(), want) {
+		if e := refused(t, f, h, remote.StageDial); !strings.Contains(e.Hint(), want) {
 			t.Errorf("%s: hint %q, want %q", addr, e.Hint(), want)
 		}
 	}
@@ -507,7 +508,7 @@ func TestHintsOnTheWay(t *testing.T) {
 	h.Addr = func(context.Context) (string, error) {
 		return "", &sshfan.NoAddressError{Worker: "s0w3", Kind: "external"}
 	}
-	e := refused(t, newFleet(t), h, sshfan.StageDial)
+	e := refused(t, newFleet(t), h, remote.StageDial)
 	if e.Tries != 1 || !strings.Contains(e.Error(), "s0w3 has no external address") || !strings.Contains(e.Hint(), "--ip=iap") {
 		t.Errorf("got %v after %d tries; %s", e, e.Tries, e.Hint())
 	}

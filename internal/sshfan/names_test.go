@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -53,7 +54,7 @@ func TestANameWithoutAnAddressIsToldAsThat(t *testing.T) {
 			h := hostAt("s0w1", "nosuch.invalid:22")
 			h.Cloud, h.Slice = true, "t-0"
 			_, errs := f.Connect(t.Context(), []sshfan.Host{h})
-			var e *sshfan.ConnectError
+			var e *remote.ConnectError
 			if !errors.As(errs[0], &e) || !strings.Contains(e.Error(), tt.says) || tt.cause != "" && e.Cause() != tt.cause {
 				t.Fatalf("got %v (%s)\nwant %s (%s)", errs[0], e.Cause(), tt.says, tt.cause)
 			}

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 	"multihost/internal/testkit/simworker"
@@ -44,7 +45,7 @@ func (m *meter) dial(ctx context.Context, network, addr string) (net.Conn, error
 
 // bulky is a program that answers with its arguments and its input, and does not
 // compress.
-func bulky(t *testing.T, size int) *sshfan.Program {
+func bulky(t *testing.T, size int) *remote.Program {
 	t.Helper()
 	noise := make([]byte, size)
 	_, err := rand.NewChaCha8([32]byte{byte(size)}).Read(noise)
@@ -52,11 +53,11 @@ func bulky(t *testing.T, size int) *sshfan.Program {
 	for i, c := range noise {
 		noise[i] = ' ' + c%90
 	}
-	return sshfan.NewProgram("bulky", "# "+string(noise), `printf '%s|' "$@"`, "cat", "exit 7", "")
+	return remote.NewProgram("bulky", "# "+string(noise), `printf '%s|' "$@"`, "cat", "exit 7", "")
 }
 
 // ran runs the program and returns how many bytes were sent for that.
-func (m *meter) ran(t *testing.T, c *sshfan.Conn, p *sshfan.Program, input string) int64 {
+func (m *meter) ran(t *testing.T, c *sshfan.Conn, p *remote.Program, input string) int64 {
 	t.Helper()
 	before := m.sent.Load()
 	var stdin io.Reader
@@ -174,7 +175,7 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	p := bulky(t, size+1)
 	m.ran(t, c, p, "first")
 	testkit.Must(t, os.RemoveAll(kitOf(w)))
-	if _, err := c.Run(t.Context(), p.Cmd(strings.NewReader(strings.Repeat("x", 1<<20)))); !errors.Is(err, sshfan.ErrProgramGone) {
+	if _, err := c.Run(t.Context(), p.Cmd(strings.NewReader(strings.Repeat("x", 1<<20)))); !errors.Is(err, remote.ErrProgramGone) {
 		t.Errorf("got %v, want ErrProgramGone", err)
 	}
 	m.ran(t, c, p, "afterwards")
@@ -185,7 +186,7 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
-	c, p := w.Conns[0], sshfan.NewProgram("pipe", "read -r a", "echo $a", "read -r b", "echo $b")
+	c, p := w.Conns[0], remote.NewProgram("pipe", "read -r a", "echo $a", "read -r b", "echo $b")
 	for range 2 {
 		in, order := io.Pipe()
 		out := make(chan string, 10)

@@ -10,106 +10,20 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/remote"
 )
-
-// A Cmd is a command to run on a worker.
-type Cmd struct {
-	// Line is the command line, exactly as the login shell gets it. Build it with Quote.
-	// Empty means the login shell itself. Program.Cmd makes the commands that are
-	// scripts.
-	Line string
-
-	// Terminal gives the command a pty on the worker: Stdout receives its output, and
-	// its input is the keyboard. Nil: none.
-	Terminal *Terminal
-
-	// AgentSocket is the socket of an ssh-agent here that the command may use. root of
-	// the worker can use it, too, as long as the connection lasts. Empty: none.
-	AgentSocket string
-
-	// Stdin is copied to the command's standard input, which is then closed. Nil: Run
-	// closes the input at once, Start leaves it to Session.Stdin. A Read that blocks
-	// past the end of the command is abandoned after a second.
-	Stdin io.Reader
-
-	// Stdout and Stderr receive the command's output; nil drops it. Only one goroutine
-	// at a time writes to each of them, and to both if they are equal. Nothing is
-	// written after Run or Wait has returned. A slow writer delays only this command
-	// (sshd stops it once the window of 2 MiB is full). A writer that fails ends the
-	// session with its error.
-	Stdout, Stderr io.Writer
-
-	// LoginTo lets the command log in to that worker once, as its user. The command uses
-	// the ssh of the worker that it runs on (OpenSSH 8.9 or later). It fails at
-	// StageExec if sshd does not forward agents. Such a command has a connection of its
-	// own. When the command ends, the connection is closed, and the permission to log in
-	// ends.
-	LoginTo *Conn
-
-	// ReadOnly says that the command changes nothing on the worker. A Fleet with
-	// Config.ReadOnly runs only such commands. On another Fleet the worker may still
-	// keep the script of a Program.
-	ReadOnly bool
-
-	program *programCall // instead of Line, or nil
-}
-
-// A Terminal describes the user's terminal, so that the command gets one like it.
-type Terminal struct {
-	Type    string                     // TERM
-	Size    func() (columns, rows int) // called at the start and for each value from Resized
-	Resized <-chan struct{}            // may be nil
-}
-
-// A Status is how a command ended.
-type Status struct {
-	Code   int    // exit code; 128+n for a death by signal n
-	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for one that SSH has no name for
-}
-
-// Run runs a command and waits for its end. If the command fails, Run returns its Status
-// and no error. An error means that the end of the command is not known.
-//
-//   - *ConnectError: the command was not started.
-//   - ErrConnectionLost: the command may have been started and may still run. If the
-//     Status is not zero, the command has ended, and only the rest of the output is
-//     missing.
-//   - The cause of ctx: the session was closed because ctx ended. That does not end the
-//     command on the worker.
-//   - ErrNoStatus, or an error of Cmd's reader or writers.
-func (c *Conn) Run(ctx context.Context, cmd Cmd) (Status, error) {
-	if cmd.program != nil {
-		return c.runProgram(ctx, cmd)
-	}
-	return c.run(ctx, cmd)
-}
-
-func (c *Conn) run(ctx context.Context, cmd Cmd) (Status, error) {
-	s, err := c.start(ctx, cmd, cmd.Stdin == nil)
-	if err != nil {
-		return Status{}, err
-	}
-	return s.Wait()
-}
-
-// Start starts a command and returns when the worker has accepted it. The end
-// of ctx closes the session, as in Run. The caller calls Wait or Close.
-func (c *Conn) Start(ctx context.Context, cmd Cmd) (*Session, error) {
-	return c.start(ctx, cmd.whole(!c.fleet.cfg.ReadOnly), false)
-}
 
 // errUnsent reports that a link ended before the command was sent over it. Only then can
 // the command be given to another link.
-var errUnsent = fmt.Errorf("%w before the command was sent", ErrConnectionLost)
+var errUnsent = fmt.Errorf("%w before the command was sent", remote.ErrConnectionLost)
 
 // redials is how often start tries a new connection. A connection that breaks three
 // times in a row at the same point is no accident.
 const redials = 2
 
-func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, error) {
-	if c.fleet.cfg.ReadOnly && (!cmd.ReadOnly || cmd.LoginTo != nil) {
-		return nil, c.fail(StageExec, "", ErrReadOnly)
-	}
+// start is what remote.Shell starts command lines with.
+func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	if cmd.LoginTo != nil {
 		return c.startApart(ctx, cmd)
 	}
@@ -121,7 +35,7 @@ func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, e
 		if err != nil {
 			return nil, err
 		}
-		s, err := c.begin(ctx, newSession(c, l, cmd, closeStdin))
+		s, err := c.begin(ctx, newSession(c, l, cmd))
 		if !errors.Is(err, errUnsent) || n == redials {
 			return s, err
 		}
@@ -129,9 +43,9 @@ func (c *Conn) start(ctx context.Context, cmd Cmd, closeStdin bool) (*Session, e
 }
 
 // begin runs a session until the worker has accepted its command.
-func (c *Conn) begin(ctx context.Context, s *Session) (*Session, error) {
+func (c *Conn) begin(ctx context.Context, s *session) (remote.Session, error) {
 	if !c.fleet.spawn(s.serve) {
-		return nil, c.fail(StageExec, "", ErrClosed)
+		return nil, c.fail(remote.StageExec, "", remote.ErrClosed)
 	}
 	s.unwatch = context.AfterFunc(ctx, func() { s.abort(context.Cause(ctx)) })
 	var err error
@@ -149,25 +63,20 @@ func (c *Conn) begin(ctx context.Context, s *Session) (*Session, error) {
 	return nil, err
 }
 
-// A Session is a running command. Its methods are safe for concurrent use.
-type Session struct {
-	// Stdin writes to the command's standard input; closing it ends the input. If
-	// Cmd.Stdin is set, Stdin refuses writes.
-	Stdin io.WriteCloser
-
-	conn       *Conn
-	link       *link
-	cmd        Cmd
-	closeStdin bool
-	apart      bool // the link is this session's alone
-	out, errs  *gate
-	in         *intake
-	unwatch    func() bool // stops watching the context
+// A session is a running command. It implements remote.Session.
+type session struct {
+	conn      *Conn
+	link      *link
+	cmd       remote.Cmd
+	apart     bool // the link is this session's alone
+	out, errs *remote.Gate
+	in        *remote.Intake
+	unwatch   func() bool // stops watching the context
 
 	opened  chan struct{} // closed when the worker has accepted or refused the command
 	openErr error         // nil: accepted; read only after opened is closed
 	done    chan struct{} // closed when the session is over
-	status  Status        // read only after done is closed
+	status  remote.Status // read only after done is closed
 	err     error         // read only after done is closed
 
 	mu      sync.Mutex
@@ -176,32 +85,29 @@ type Session struct {
 	cause   error         // why; read only after aborted is closed
 }
 
-func newSession(c *Conn, l *link, cmd Cmd, closeStdin bool) *Session {
-	s := &Session{
-		conn:       c,
-		link:       l,
-		cmd:        cmd,
-		closeStdin: closeStdin,
-		opened:     make(chan struct{}),
-		done:       make(chan struct{}),
-		aborted:    make(chan struct{}),
+func newSession(c *Conn, l *link, cmd remote.Cmd) *session {
+	s := &session{
+		conn:    c,
+		link:    l,
+		cmd:     cmd,
+		opened:  make(chan struct{}),
+		done:    make(chan struct{}),
+		aborted: make(chan struct{}),
 	}
-	s.out = newGate(cmd.Stdout)
-	if sameWriter(cmd.Stdout, cmd.Stderr) {
-		s.errs = s.out
-	} else {
-		s.errs = newGate(cmd.Stderr)
-	}
-	s.Stdin = stdin{s}
-	if cmd.Stdin != nil || closeStdin {
-		s.Stdin = closedStdin{}
-	}
+	s.out, s.errs = remote.NewGates(cmd)
 	return s
 }
 
-// Wait waits for the end of the command; see Run for what it returns. All
-// output has been written when it returns, and nothing is written afterwards.
-func (s *Session) Wait() (Status, error) {
+// Stdin implements remote.Session.
+func (s *session) Stdin() io.WriteCloser {
+	if s.cmd.Stdin != nil {
+		return closedStdin{}
+	}
+	return stdin{s}
+}
+
+// Wait implements remote.Session.
+func (s *session) Wait() (remote.Status, error) {
 	defer s.unwatch()
 	select {
 	case <-s.done:
@@ -211,21 +117,19 @@ func (s *Session) Wait() (Status, error) {
 			// Both have happened: how the command ended is worth more.
 		default:
 			s.shutGates()
-			return Status{}, s.cause
+			return remote.Status{}, s.cause
 		}
 	}
 	return s.status, s.err
 }
 
-// Close ends the session, not the command on the worker, and does not wait for
-// the worker's answer. Wait then returns ErrClosed, unless the command has
-// ended before.
-func (s *Session) Close() error {
+// Close implements remote.Session.
+func (s *session) Close() error {
 	s.unwatch()
 	select {
 	case <-s.done:
 	default:
-		s.abort(ErrClosed)
+		s.abort(remote.ErrClosed)
 	}
 	return nil
 }
@@ -233,7 +137,7 @@ func (s *Session) Close() error {
 // abort ends the session on our side and asks the worker to end it on its side. It does
 // not block: it asks in another goroutine, because even that may block on a stalled
 // connection.
-func (s *Session) abort(cause error) {
+func (s *session) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
@@ -251,19 +155,19 @@ func (s *Session) abort(cause error) {
 }
 
 // shutGates makes sure that the caller's writers and reader are not used any more.
-func (s *Session) shutGates() {
-	s.out.shut()
-	s.errs.shut()
+func (s *session) shutGates() {
+	s.out.Shut()
+	s.errs.Shut()
 	s.mu.Lock()
 	in := s.in
 	s.mu.Unlock()
 	if in != nil {
-		in.shut()
+		in.Shut()
 	}
 }
 
 // serve runs a session from the opening of its channel to its end.
-func (s *Session) serve() {
+func (s *session) serve() {
 	defer close(s.done)
 	if s.apart {
 		defer s.link.end(nil)
@@ -288,7 +192,7 @@ func (s *Session) serve() {
 	// takes no more input.
 	copies.Wait()
 	if s.in != nil {
-		s.in.shut()
+		s.in.Shut()
 	}
 	s.status, s.err = s.judge(end)
 }
@@ -298,7 +202,7 @@ func (s *Session) serve() {
 const sessionPatience = 5 * time.Second
 
 // open opens the channel of the session.
-func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
+func (s *session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 	clock := s.conn.fleet.cfg.Clock
 	start := clock.Now()
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
@@ -311,15 +215,15 @@ func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 			// The link has ended or is unusable: end it, so that it is not used again.
 			s.link.end(err)
 			<-s.link.gone
-			return nil, nil, s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", errUnsent, s.link.reason))
+			return nil, nil, s.conn.fail(remote.StageExec, "", fmt.Errorf("%w: %w", errUnsent, s.link.reason))
 		}
 		full := refused.Reason == ssh.ConnectionFailed || refused.Reason == ssh.ResourceShortage
 		if !full {
-			return nil, nil, s.conn.fail(StageExec, "", err)
+			return nil, nil, s.conn.fail(remote.StageExec, "", err)
 		}
 		if clock.Now().Add(wait).Sub(start) > sessionPatience {
-			full := s.conn.fail(StageExec, "", fmt.Errorf("%w: %w", ErrTooManySessions, err))
-			full.hint = hintOf(full, s.conn.known())
+			full := s.conn.fail(remote.StageExec, "", fmt.Errorf("%w: %w", ErrTooManySessions, err))
+			full.Advice = hintOf(full, s.conn.known())
 			return nil, nil, full
 		}
 		select {
@@ -333,7 +237,7 @@ func (s *Session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 
 // register makes the channel known to abort. If the session was ended meanwhile,
 // register closes the channel.
-func (s *Session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
+func (s *session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
@@ -348,14 +252,14 @@ func (s *Session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 }
 
 // exec sends the command and starts copying its streams.
-func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
+func (s *session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	if s.apart {
 		ok, err := ch.SendRequest("auth-agent-req@openssh.com", true, nil)
 		switch {
 		case err != nil:
 			return s.unanswered()
 		case !ok:
-			return s.conn.fail(StageExec, "", ErrNoAgent)
+			return s.conn.fail(remote.StageExec, "", ErrNoAgent)
 		}
 	}
 	if err := s.furnish(ch); err != nil {
@@ -375,7 +279,7 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 		}
 	}
 	if !ok {
-		return s.conn.fail(StageExec, "", errors.New("sshd refuses to run commands for this login"))
+		return s.conn.fail(remote.StageExec, "", errors.New("sshd refuses to run commands for this login"))
 	}
 	if t := s.cmd.Terminal; t != nil && t.Resized != nil {
 		s.conn.fleet.spawn(func() { s.resize(ch, t) })
@@ -383,30 +287,30 @@ func (s *Session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	copies.Go(func() { s.pump(ch, s.out) })
 	copies.Go(func() { s.pump(ch.Stderr(), s.errs) })
 	switch {
+	case s.cmd.Stdin == remote.NoInput:
+		// It fails only if the command is over already.
+		_ = ch.CloseWrite()
 	case s.cmd.Stdin != nil:
-		in := newIntake(s.cmd.Stdin)
+		in := remote.NewIntake(s.cmd.Stdin)
 		s.mu.Lock()
 		s.in = in
 		s.mu.Unlock()
 		if !s.conn.fleet.spawn(func() { s.feed(ch, in) }) {
-			close(in.idle)
+			in.Done()
 		}
-	case s.closeStdin:
-		// It fails only if the command is over already.
-		_ = ch.CloseWrite()
 	}
 	return nil
 }
 
 // furnish requests the agent and the terminal of the command.
-func (s *Session) furnish(ch ssh.Channel) error {
+func (s *session) furnish(ch ssh.Channel) error {
 	if socket := s.cmd.AgentSocket; socket != "" {
 		s.link.lend(func(rw io.ReadWriteCloser) { passToAgent(rw, socket) })
 		switch ok, err := ch.SendRequest("auth-agent-req@openssh.com", true, nil); {
 		case err != nil:
 			return s.unanswered()
 		case !ok:
-			return s.conn.fail(StageExec, "", ErrNoAgent)
+			return s.conn.fail(remote.StageExec, "", ErrNoAgent)
 		}
 	}
 	if t := s.cmd.Terminal; t != nil {
@@ -421,14 +325,14 @@ func (s *Session) furnish(ch ssh.Channel) error {
 		case err != nil:
 			return s.unanswered()
 		case !ok:
-			return s.conn.fail(StageExec, "", errors.New("sshd gives this login no terminal"))
+			return s.conn.fail(remote.StageExec, "", errors.New("sshd gives this login no terminal"))
 		}
 	}
 	return nil
 }
 
 // resize tells the worker the size of the terminal whenever it changes.
-func (s *Session) resize(ch ssh.Channel, t *Terminal) {
+func (s *session) resize(ch ssh.Channel, t *remote.Terminal) {
 	for {
 		select {
 		case <-s.done:
@@ -446,9 +350,9 @@ func (s *Session) resize(ch ssh.Channel, t *Terminal) {
 
 // unanswered returns the error for a command that was sent and got no answer:
 // ErrNoStatus if only the channel is gone, ErrConnectionLost if the connection is.
-func (s *Session) unanswered() error {
+func (s *session) unanswered() error {
 	if !s.link.sock.broken.Load() && s.link.answers() {
-		return fmt.Errorf("run on %s: %w", s.conn.host.Name, ErrNoStatus)
+		return fmt.Errorf("run on %s: %w", s.conn.host.Name, remote.ErrNoStatus)
 	}
 	s.link.end(io.EOF)
 	return s.link.lost(s.conn.host.Name)
@@ -456,7 +360,7 @@ func (s *Session) unanswered() error {
 
 // ending is what the worker said about the end of a command.
 type ending struct {
-	Status
+	remote.Status
 	known bool
 }
 
@@ -468,7 +372,7 @@ func follow(reqs <-chan *ssh.Request) ending {
 		case "exit-status":
 			var msg struct{ Code uint32 }
 			if ssh.Unmarshal(req.Payload, &msg) == nil {
-				end = ending{Status{Code: int(msg.Code)}, true}
+				end = ending{remote.Status{Code: int(msg.Code)}, true}
 			}
 		case "exit-signal":
 			var msg struct {
@@ -491,10 +395,10 @@ func follow(reqs <-chan *ssh.Request) ending {
 func discard(reqs <-chan *ssh.Request) { follow(reqs) }
 
 // judge turns the end of the channel into the result of the command.
-func (s *Session) judge(end ending) (Status, error) {
+func (s *session) judge(end ending) (remote.Status, error) {
 	select {
 	case <-s.aborted:
-		return Status{}, s.cause
+		return remote.Status{}, s.cause
 	default:
 	}
 	switch {
@@ -505,13 +409,13 @@ func (s *Session) judge(end ending) (Status, error) {
 	case end.known:
 		return end.Status, nil
 	default:
-		return Status{}, s.unanswered()
+		return remote.Status{}, s.unanswered()
 	}
 }
 
 // signalStatus maps the name of a signal as SSH sends it (RFC 4254 §6.10),
 // "TERM" or "SYS@openssh.com", to how a shell would report it.
-func signalStatus(name string) Status {
+func signalStatus(name string) remote.Status {
 	name, _, _ = strings.Cut(name, "@")
 	name = strings.TrimPrefix(name, "SIG")
 	numbers := map[string]int{
@@ -522,7 +426,7 @@ func signalStatus(name string) Status {
 	if name == "" {
 		name = "UNKNOWN" // sshd says "SIG@openssh.com" for one that has no name
 	}
-	return Status{Code: 128 + numbers[name], Signal: name}
+	return remote.Status{Code: 128 + numbers[name], Signal: name}
 }
 
 // Sizes of the buffers that output is read into: an idle session holds the
@@ -569,14 +473,14 @@ func (b *copyBuffer) release() {
 }
 
 // pump copies one output stream until its end.
-func (s *Session) pump(r io.Reader, w *gate) {
+func (s *session) pump(r io.Reader, w *remote.Gate) {
 	buf := s.conn.newCopyBuffer()
 	defer buf.release()
 	for {
 		n, err := r.Read(buf.bytes())
 		if n > 0 {
-			if werr := w.write(buf.bytes()[:n]); werr != nil {
-				if !errors.Is(werr, errShut) {
+			if _, werr := w.Write(buf.bytes()[:n]); werr != nil {
+				if !errors.Is(werr, remote.ErrShut) {
 					s.abort(fmt.Errorf("write output of %s: %w", s.conn.host.Name, werr))
 				}
 				return
@@ -590,12 +494,12 @@ func (s *Session) pump(r io.Reader, w *gate) {
 }
 
 // feed copies Cmd.Stdin to the command and closes its input.
-func (s *Session) feed(ch ssh.Channel, in *intake) {
-	defer close(in.idle)
+func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
+	defer in.Done()
 	buf := s.conn.newCopyBuffer()
 	defer buf.release()
 	for {
-		n, err := in.read(buf.bytes())
+		n, err := in.Read(buf.bytes())
 		if n > 0 {
 			if _, werr := ch.Write(buf.bytes()[:n]); werr != nil {
 				return // the command or the connection has ended; serve handles that
@@ -607,7 +511,7 @@ func (s *Session) feed(ch ssh.Channel, in *intake) {
 		case errors.Is(err, io.EOF):
 			_ = ch.CloseWrite()
 			return
-		case errors.Is(err, errShut):
+		case errors.Is(err, remote.ErrShut):
 			return
 		default:
 			// Do not close the input: the command must not take half of it for all of
@@ -618,93 +522,8 @@ func (s *Session) feed(ch ssh.Channel, in *intake) {
 	}
 }
 
-var errShut = errors.New("session is over")
-
-// A gate is a writer that can be shut for good. It holds the lock while it writes, so
-// that nothing is being written when shut returns.
-type gate struct {
-	mu     sync.Mutex
-	w      io.Writer
-	closed bool
-}
-
-func newGate(w io.Writer) *gate {
-	if w == nil {
-		w = io.Discard
-	}
-	return &gate{w: w}
-}
-
-func (g *gate) write(p []byte) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return errShut
-	}
-	_, err := g.w.Write(p)
-	return err
-}
-
-func (g *gate) shut() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-}
-
-// sameWriter reports whether two writers are equal. It returns false for types that
-// cannot be compared.
-func sameWriter(a, b io.Writer) (same bool) {
-	defer func() {
-		if recover() != nil {
-			same = false
-		}
-	}()
-	return a == b
-}
-
-// An intake is a reader that can be shut for good.
-type intake struct {
-	r    io.Reader
-	idle chan struct{} // closed when nobody reads any more
-	over chan struct{} // closed by shut
-	once sync.Once
-}
-
-func newIntake(r io.Reader) *intake {
-	return &intake{r: r, idle: make(chan struct{}), over: make(chan struct{})}
-}
-
-func (in *intake) read(p []byte) (int, error) {
-	select {
-	case <-in.over:
-		return 0, errShut
-	default:
-		return in.r.Read(p)
-	}
-}
-
-// stdinGrace is how long shut waits for a Read under way. Readers of files and memory
-// need none of it. A reader that waits for a person must not delay the end of a command
-// that did not want its input.
-const stdinGrace = time.Second
-
-func (in *intake) shut() {
-	in.once.Do(func() { close(in.over) })
-	select {
-	case <-in.idle:
-		return
-	default:
-	}
-	timer := time.NewTimer(stdinGrace)
-	defer timer.Stop()
-	select {
-	case <-in.idle:
-	case <-timer.C:
-	}
-}
-
-// stdin is Session.Stdin.
-type stdin struct{ s *Session }
+// stdin is session.Stdin.
+type stdin struct{ s *session }
 
 func (w stdin) Write(p []byte) (int, error) {
 	select {
@@ -731,13 +550,13 @@ func (w stdin) explain(err error) error {
 	case err == nil:
 		return nil
 	case w.s.link.ended():
-		return fmt.Errorf("write to %s: %w", w.s.conn.host.Name, ErrConnectionLost)
+		return fmt.Errorf("write to %s: %w", w.s.conn.host.Name, remote.ErrConnectionLost)
 	default:
 		return fmt.Errorf("write to %s: %w", w.s.conn.host.Name, io.ErrClosedPipe)
 	}
 }
 
-// closedStdin is Session.Stdin of a command whose input comes from elsewhere.
+// closedStdin is session.Stdin of a command whose input comes from elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"multihost/internal/remote"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
 )
@@ -25,29 +26,29 @@ func TestRun(t *testing.T) {
 		name, line     string
 		stdin          string
 		stdout, stderr string
-		status         sshfan.Status
+		status         remote.Status
 	}{
 		{name: "success", line: ":"},
-		{name: "exit code", line: "exit 7", status: sshfan.Status{Code: 7}},
-		{name: "exit code that looks like a signal", line: "exit 137", status: sshfan.Status{Code: 137}},
-		{name: "exit code 255", line: "exit 255", status: sshfan.Status{Code: 255}},
-		{name: "no such command", line: "no-such-command 2>/dev/null", status: sshfan.Status{Code: 127}},
-		{name: "killed", line: "kill -KILL $$", status: sshfan.Status{Code: 137, Signal: "KILL"}},
-		{name: "terminated", line: "kill -TERM $$", status: sshfan.Status{Code: 143, Signal: "TERM"}},
-		{name: "signal beyond RFC 4254", line: "signal-unknown", status: sshfan.Status{Code: 159, Signal: "SYS"}},
+		{name: "exit code", line: "exit 7", status: remote.Status{Code: 7}},
+		{name: "exit code that looks like a signal", line: "exit 137", status: remote.Status{Code: 137}},
+		{name: "exit code 255", line: "exit 255", status: remote.Status{Code: 255}},
+		{name: "no such command", line: "no-such-command 2>/dev/null", status: remote.Status{Code: 127}},
+		{name: "killed", line: "kill -KILL $$", status: remote.Status{Code: 137, Signal: "KILL"}},
+		{name: "terminated", line: "kill -TERM $$", status: remote.Status{Code: 143, Signal: "TERM"}},
+		{name: "signal beyond RFC 4254", line: "signal-unknown", status: remote.Status{Code: 159, Signal: "SYS"}},
 		{name: "separate streams", line: "echo out; echo err >&2", stdout: "out\n", stderr: "err\n"},
 		{name: "input", line: "cat", stdin: "a\x00b\xffc", stdout: "a\x00b\xffc"},
-		{name: "input nobody reads", line: "exit 3", stdin: strings.Repeat("x", 8<<20), status: sshfan.Status{Code: 3}},
+		{name: "input nobody reads", line: "exit 3", stdin: strings.Repeat("x", 8<<20), status: remote.Status{Code: 3}},
 		{name: "no input is the end of input", line: "cat; echo end", stdout: "end\n"},
 		{name: "a line without its end", line: "printf 'no newline'", stdout: "no newline"},
 		{name: "binary", line: `printf '\000\377\033[2J\r'`, stdout: "\x00\xff\x1b[2J\r"},
 		{name: "1 MiB without newline", line: "head -c 1048576 /dev/zero | tr '\\000' x", stdout: strings.Repeat("x", 1<<20)},
 		{name: "output after the input ended", line: "wait-for-close", stdin: "x", stdout: "late"},
-		{name: "words with quotes", line: sshfan.Quote("printf", "%s|", "a b", "it's", "$HOME", "`x`", "a\nb", ""), stdout: "a b|it's|$HOME|`x`|a\nb||"},
+		{name: "words with quotes", line: remote.Quote("printf", "%s|", "a b", "it's", "$HOME", "`x`", "a\nb", ""), stdout: "a b|it's|$HOME|`x`|a\nb||"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, errs bytes.Buffer
-			cmd := sshfan.Cmd{Line: tt.line, Stdout: &out, Stderr: &errs}
+			cmd := remote.Cmd{Line: tt.line, Stdout: &out, Stderr: &errs}
 			if tt.stdin != "" {
 				cmd.Stdin = strings.NewReader(tt.stdin)
 			}
@@ -74,7 +75,7 @@ func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	in := &countedInput{much: much, little: little}
 	var out bytes.Buffer
 	c := connect(t, newFleet(t), newServer(t).host("s0w0"))
-	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "cat | wc -c", Stdin: in, Stdout: &out})
+	status, err := c.Run(t.Context(), remote.Cmd{Line: "cat | wc -c", Stdin: in, Stdout: &out})
 	if err != nil || status.Code != 0 || strings.TrimSpace(out.String()) != strconv.Itoa(much+little) {
 		t.Fatalf("%q, %+v, %v", out.String(), status, err)
 	}
@@ -109,7 +110,7 @@ func TestOneWriterForBothStreams(t *testing.T) {
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	var both bytes.Buffer // the race detector looks on
 	line := "for i in 1 2 3 4 5 6 7 8; do echo out; echo err >&2; done"
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: line, Stdout: &both, Stderr: &both}); err != nil {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: line, Stdout: &both, Stderr: &both}); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(both.String(), "out\n") + strings.Count(both.String(), "err\n"); n != 16 {
@@ -122,19 +123,19 @@ func TestStartStdin(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	var out bytes.Buffer
-	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "read -r a; echo got $a; cat", Stdout: &out})
+	session, err := c.Start(t.Context(), remote.Cmd{Line: "read -r a; echo got $a; cat", Stdout: &out})
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.WriteString(session.Stdin, "one\ntwo\n")
-	session.Stdin.Close()
+	io.WriteString(session.Stdin(), "one\ntwo\n")
+	session.Stdin().Close()
 	if status, err := session.Wait(); err != nil || status.Code != 0 {
 		t.Fatal(status, err)
 	}
 	if out.String() != "got one\ntwo\n" {
 		t.Errorf("got %q", out.String())
 	}
-	if _, err := io.WriteString(session.Stdin, "late"); !errors.Is(err, io.ErrClosedPipe) {
+	if _, err := io.WriteString(session.Stdin(), "late"); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("write after the end: got %v, want ErrClosedPipe", err)
 	}
 	if _, err := session.Wait(); err != nil {
@@ -149,11 +150,11 @@ func TestCancelledRunReturnsItsCause(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stopped by fail-fast")
 	out := &cancelOn{cancel: func() { cancel(stop) }}
-	_, err := c.Run(ctx, sshfan.Cmd{Line: "echo started; sleep 60", Stdout: out})
+	_, err := c.Run(ctx, remote.Cmd{Line: "echo started; sleep 60", Stdout: out})
 	if err != stop {
 		t.Errorf("got %v, want the cause itself", err)
 	}
-	if _, err := c.Run(ctx, sshfan.Cmd{Line: "true"}); err != stop {
+	if _, err := c.Run(ctx, remote.Cmd{Line: "true"}); err != stop {
 		t.Errorf("run with an ended context: got %v", err)
 	}
 	run(t, c, "true") // on the same connection
@@ -174,7 +175,7 @@ func TestNothingIsWrittenAfterRunReturned(t *testing.T) {
 	for range 10 {
 		ctx, cancel := context.WithCancel(t.Context())
 		out := &guarded{first: cancel}
-		if _, err := c.Run(ctx, sshfan.Cmd{Line: "while :; do echo y; done", Stdout: out}); !errors.Is(err, context.Canceled) {
+		if _, err := c.Run(ctx, remote.Cmd{Line: "while :; do echo y; done", Stdout: out}); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
 		out.n++ // the race detector looks on
@@ -199,7 +200,7 @@ func TestFailingWriterEndsTheSession(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	full := errors.New("no space left on device")
-	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "while :; do echo y; done", Stdout: failing{full}})
+	_, err := c.Run(t.Context(), remote.Cmd{Line: "while :; do echo y; done", Stdout: failing{full}})
 	if !errors.Is(err, full) || !strings.Contains(err.Error(), "s0w0") {
 		t.Errorf("got %v, want the error of the writer and the worker", err)
 	}
@@ -210,7 +211,7 @@ func TestFailingReaderEndsTheSession(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	gone := errors.New("stale file handle")
-	_, err := c.Run(t.Context(), sshfan.Cmd{Line: "cat >/dev/null", Stdin: io.MultiReader(strings.NewReader("half"), failing{gone})})
+	_, err := c.Run(t.Context(), remote.Cmd{Line: "cat >/dev/null", Stdin: io.MultiReader(strings.NewReader("half"), failing{gone})})
 	if !errors.Is(err, gone) {
 		t.Errorf("got %v, want the error of the reader", err)
 	}
@@ -227,7 +228,7 @@ func TestBlockedReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	r, w := io.Pipe()
 	defer w.Close() // a person who types nothing
-	status, err := c.Run(t.Context(), sshfan.Cmd{Line: "exit 5", Stdin: r})
+	status, err := c.Run(t.Context(), remote.Cmd{Line: "exit 5", Stdin: r})
 	if err != nil || status.Code != 5 {
 		t.Errorf("got %v, %v", status, err)
 	}
@@ -242,7 +243,7 @@ func TestSlowWriterHoldsUpNobodyElse(t *testing.T) {
 	out := &stuck{entered: make(chan struct{}, 1), release: release}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := slow.Run(t.Context(), sshfan.Cmd{Line: "head -c 8388608 /dev/zero", Stdout: out})
+		_, err := slow.Run(t.Context(), remote.Cmd{Line: "head -c 8388608 /dev/zero", Stdout: out})
 		ended <- err
 	}()
 	<-out.entered
@@ -279,20 +280,20 @@ func TestSessionClose(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
-	session, err := c.Start(t.Context(), sshfan.Cmd{Line: "sleep 60"})
+	session, err := c.Start(t.Context(), remote.Cmd{Line: "sleep 60"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	session.Close()
 	session.Close()
-	if _, err := session.Wait(); !errors.Is(err, sshfan.ErrClosed) {
+	if _, err := session.Wait(); !errors.Is(err, remote.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
-	if _, err := io.WriteString(session.Stdin, "x"); err == nil {
+	if _, err := io.WriteString(session.Stdin(), "x"); err == nil {
 		t.Error("write after Close went well")
 	}
 
-	session, err = c.Start(t.Context(), sshfan.Cmd{Line: "exit 4"})
+	session, err = c.Start(t.Context(), remote.Cmd{Line: "exit 4"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +323,7 @@ func TestAllocations(t *testing.T) {
 	}
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	executed := func() {
-		_, err := c.Run(t.Context(), sshfan.Cmd{Line: "true"})
+		_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 		testkit.Must(t, err)
 	}
 	perConnection, perCommand := testing.AllocsPerRun(20, connected), testing.AllocsPerRun(100, executed)
@@ -347,7 +348,7 @@ func BenchmarkConnectAndExec(b *testing.B) {
 		if errs[0] != nil {
 			b.Fatal(errs[0])
 		}
-		if _, err := conns[0].Run(b.Context(), sshfan.Cmd{Line: "true"}); err != nil {
+		if _, err := conns[0].Run(b.Context(), remote.Cmd{Line: "true"}); err != nil {
 			b.Fatal(err)
 		}
 		f.Close()
@@ -358,7 +359,7 @@ func BenchmarkExec(b *testing.B) {
 	s := newServer(b)
 	c := connect(b, newFleet(b), s.host("s0w0"))
 	for b.Loop() {
-		if _, err := c.Run(b.Context(), sshfan.Cmd{Line: "true"}); err != nil {
+		if _, err := c.Run(b.Context(), remote.Cmd{Line: "true"}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -369,7 +370,7 @@ func BenchmarkOutput(b *testing.B) {
 	c := connect(b, newFleet(b, func(c *sshfan.Config) { c.KeepAlive = time.Minute }), s.host("s0w0"))
 	b.SetBytes(16 << 20)
 	for b.Loop() {
-		if _, err := c.Run(b.Context(), sshfan.Cmd{Line: "head -c 16777216 /dev/zero"}); err != nil {
+		if _, err := c.Run(b.Context(), remote.Cmd{Line: "head -c 16777216 /dev/zero"}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -382,15 +383,15 @@ func TestAReadOnlyFleetOnlyReads(t *testing.T) {
 	s := newServer(t)
 	known := filepath.Join(t.TempDir(), "state", "known_hosts")
 	c := connect(t, newFleet(t, func(cfg *sshfan.Config) { cfg.ReadOnly, cfg.KnownHosts = true, known }), s.host("s0w0"))
-	var refused *sshfan.ConnectError
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x"}); !errors.Is(err, sshfan.ErrReadOnly) || !errors.As(err, &refused) {
+	var refused *remote.ConnectError
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "echo x"}); !errors.Is(err, remote.ErrReadOnly) || !errors.As(err, &refused) {
 		t.Errorf("a command that may change something: %v", err)
 	}
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x", ReadOnly: true, LoginTo: c}); !errors.Is(err, sshfan.ErrReadOnly) {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "echo x", ReadOnly: true, LoginTo: c}); !errors.Is(err, remote.ErrReadOnly) {
 		t.Errorf("a command that is lent a login: %v", err)
 	}
 	var out bytes.Buffer
-	if _, err := c.Run(t.Context(), sshfan.Cmd{Line: "echo x", ReadOnly: true, Stdout: &out}); err != nil || out.String() != "x\n" {
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "echo x", ReadOnly: true, Stdout: &out}); err != nil || out.String() != "x\n" {
 		t.Errorf("a command that reads: %q, %v", out.String(), err)
 	}
 	if _, err := c.MeasureClock(t.Context()); err != nil {

@@ -42,13 +42,8 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/remote"
 )
-
-// A Clock tells the time and waits. The zero Config uses the system's.
-type Clock interface {
-	Now() time.Time
-	After(d time.Duration) <-chan time.Time
-}
 
 type systemClock struct{}
 
@@ -177,7 +172,7 @@ type Config struct {
 	Sink event.Sink
 
 	// Clock paces retries and keepalives. Default: the system's.
-	Clock Clock
+	Clock remote.Clock
 }
 
 // A Fleet owns connections to many workers. Its methods are safe for
@@ -296,7 +291,7 @@ func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 			ended <- i
 		}
 		if !f.spawn(connect) {
-			errs[i] = conns[i].fail(StageDial, "", ErrClosed)
+			errs[i] = conns[i].fail(remote.StageDial, "", remote.ErrClosed)
 			ended <- i
 		}
 	}
@@ -317,9 +312,9 @@ func (f *Fleet) Close() {
 	}
 	f.mu.Unlock()
 
-	f.cancel(ErrClosed)
+	f.cancel(remote.ErrClosed)
 	for _, l := range links {
-		l.end(ErrClosed)
+		l.end(remote.ErrClosed)
 	}
 	f.wg.Wait()
 	f.keyring.close()
@@ -363,7 +358,7 @@ func (f *Fleet) tellTrust() {
 type progress struct {
 	fleet    *Fleet
 	hosts    []Host
-	troubles []atomic.Pointer[ConnectError] // last failed try of each host
+	troubles []atomic.Pointer[remote.ConnectError] // last failed try of each host
 	start    time.Time
 }
 
@@ -371,14 +366,14 @@ func newProgress(f *Fleet, hosts []Host) *progress {
 	return &progress{
 		fleet:    f,
 		hosts:    hosts,
-		troubles: make([]atomic.Pointer[ConnectError], len(hosts)),
+		troubles: make([]atomic.Pointer[remote.ConnectError], len(hosts)),
 		start:    f.cfg.Clock.Now(),
 	}
 }
 
 // trouble returns a function that records the last failed try of host i.
-func (p *progress) trouble(i int) func(*ConnectError) {
-	return func(err *ConnectError) { p.troubles[i].Store(err) }
+func (p *progress) trouble(i int) func(*remote.ConnectError) {
+	return func(err *remote.ConnectError) { p.troubles[i].Store(err) }
 }
 
 // The pace of Progress events: often enough to look alive, rarely enough to cost nothing

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/remote"
 )
 
 const ProgressIdle = progressIdle // for the clock of the other tests
@@ -46,7 +48,7 @@ func TestConnectionKeepsItsHostKeyAtRekeying(t *testing.T) {
 	if err := firstUse.verify(keys[0]); err != nil {
 		t.Errorf("same key again: %v", err)
 	}
-	var keyErr *HostKeyError
+	var keyErr *remote.HostKeyError
 	if err := firstUse.verify(keys[1]); !errors.As(err, &keyErr) {
 		t.Errorf("another key in the middle: got %v, want a HostKeyError", err)
 	}
@@ -68,4 +70,23 @@ func TestJitterSpreadsAndGrows(t *testing.T) {
 	if d := jittered(40); d < mostWait/2 {
 		t.Errorf("try 40 waits %s only", d)
 	}
+}
+
+func FuzzPins(f *testing.F) {
+	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1o5NLBzK3yZzTfhcU+JSjJc7XmZm5rGfKzJ9CGFoxk"
+	f.Add("1234/0 " + key)
+	f.Add("# comment")
+	f.Add("host/10.0.0.1:22 ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIJ1o5NLBzK3yZzTfhcU+JSjJc7XmZm5rGfKzJ9CGFoxk")
+	f.Add("x y AAAA////")
+	f.Add("x ssh-ed25519 AAAA\x00")
+	f.Fuzz(func(t *testing.T, line string) {
+		pin, parsed, err := parsePin(line)
+		if err != nil || parsed == nil {
+			return
+		}
+		again, key, err := parsePin(formatPin(pin, parsed))
+		if err != nil || again != pin || !sameKey(key, parsed) {
+			t.Fatalf("%q: %q, %v", line, again, err)
+		}
+	})
 }

@@ -90,7 +90,7 @@ func TestImportRules(t *testing.T) {
 			for _, a := range apart {
 				for _, b := range apart {
 					if name == "internal/"+a && imp == "multihost/internal/"+b && a != b {
-						t.Errorf("%s imports %s: they share through tpu, event, config, gcp and sshfan", name, imp)
+						t.Errorf("%s imports %s: they share through tpu, event, config, gcp and remote", name, imp)
 					}
 				}
 			}

@@ -32,7 +32,7 @@ var (
 		"cmd/multihost program.arrange":     22,
 		"cmd/multihost session.fill":        25,
 		"internal/job Deps.List":            25,
-		"internal/job Deps.dialAll":         21,
+		"internal/job Deps.dialAll":         22,
 		"internal/job Deps.keptOn":          23,
 		"internal/job Plan.describe":        24,
 		"internal/job detachedRun.attach":   32,
@@ -53,7 +53,7 @@ var (
 		"cmd/multihost":   8100,
 		"internal/job":    17000,
 		"internal/qr":     6200,
-		"internal/sshfan": 5800,
+		"internal/sshfan": 4500,
 	}
 )
 

@@ -20,13 +20,13 @@ import (
 	"sync"
 	"time"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 //go:embed get.sh
 var getText string
 
-var getScript = sshfan.NewProgram("get", getText)
+var getScript = remote.NewProgram("get", getText)
 
 // Place is where files go on this machine.
 type Place struct {
@@ -82,7 +82,7 @@ func Asked(paths []string) error {
 // directory, absolute, or begin with "~/"; they may be patterns. If Fetch fails, nothing
 // here has changed, except at the very end: then each file is either the earlier or the
 // new one.
-func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Progress) (Fetched, error) {
+func Fetch(ctx context.Context, r remote.Runner, paths []string, to Place, progress Progress) (Fetched, error) {
 	if err := Asked(paths); err != nil {
 		return Fetched{}, err
 	}
@@ -105,14 +105,14 @@ func Fetch(ctx context.Context, r Runner, paths []string, to Place, progress Pro
 
 // receive makes the worker send the files, and compares the digest of everything that
 // came. changed reports that a file changed while the worker read it.
-func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress Progress) (changed bool, err error) {
-	nonce := sshfan.NewNonce()
+func (st *stage) receive(ctx context.Context, r remote.Runner, paths []string, progress Progress) (changed bool, err error) {
+	nonce := remote.NewNonce()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	archive, sink := io.Pipe()
 	raw := &archived{w: sink, sum: sha256.New()}
 	begun := false
-	out := &sshfan.Stream{Raw: raw, Answer: sshfan.Answer{Nonce: nonce, Next: func(r sshfan.Record) bool {
+	out := &remote.Stream{Raw: raw, Answer: remote.Answer{Nonce: nonce, Next: func(r remote.Record) bool {
 		if r.Word == "stream" {
 			begun = true
 			if size, err := strconv.ParseInt(r.Rest, 10, 64); err == nil && size >= 0 && progress.Size != nil {
@@ -122,7 +122,7 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 		return false
 	}}}
 	var status, sum string
-	errs := &sshfan.Answer{Nonce: nonce, Next: func(r sshfan.Record) bool {
+	errs := &remote.Answer{Nonce: nonce, Next: func(r remote.Record) bool {
 		if r.Word == "sent" {
 			status, sum, _ = strings.Cut(r.Rest, " ")
 		}
@@ -157,9 +157,9 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 	case status == "1" && len(lines) > 0 && !slices.ContainsFunc(lines, func(line string) bool { return !strings.HasSuffix(line, ": file changed as we read it") }):
 		changed = true
 	default:
-		text := "tar: status " + sshfan.Clean(status, 20)
+		text := "tar: status " + remote.Clean(status, 20)
 		if len(lines) > 0 {
-			text = sshfan.Clean(lines[0], 500)
+			text = remote.Clean(lines[0], 500)
 		}
 		return false, &WorkerError{text}
 	}
@@ -175,7 +175,7 @@ func (st *stage) receive(ctx context.Context, r Runner, paths []string, progress
 var errStopped = errors.New("what comes cannot be taken")
 
 // complaints returns the lines that are no answer, without the harmless remarks of tar.
-func complaints(errs *sshfan.Answer) []string {
+func complaints(errs *remote.Answer) []string {
 	return slices.DeleteFunc(errs.Noise(), func(line string) bool {
 		return line == "" || strings.HasSuffix(line, ": socket ignored") || strings.Contains(line, "Removing leading")
 	})
@@ -276,10 +276,10 @@ func (st *stage) take(h *tar.Header, content io.Reader) error {
 	name := path.Clean(h.Name)
 	top, _, nested := strings.Cut(name, "/")
 	if !filepath.IsLocal(name) || name == "." {
-		return &WorkerError{fmt.Sprintf("it sends %q, which leads elsewhere: refused", sshfan.Clean(h.Name, 500))}
+		return &WorkerError{fmt.Sprintf("it sends %q, which leads elsewhere: refused", remote.Clean(h.Name, 500))}
 	}
 	if !st.asked(top) {
-		return &WorkerError{fmt.Sprintf("it sends %q, which nobody asked for: refused", sshfan.Clean(h.Name, 500))}
+		return &WorkerError{fmt.Sprintf("it sends %q, which nobody asked for: refused", remote.Clean(h.Name, 500))}
 	}
 	if !st.known[top] {
 		if st.name != "" && len(st.tops) > 0 {
@@ -327,7 +327,7 @@ func (st *stage) isDir(at string) error {
 	info, err := st.root.Lstat(at)
 	if err == nil && !info.IsDir() {
 		rel, _ := filepath.Rel(st.dir, at)
-		err = &WorkerError{fmt.Sprintf("it sends %q twice, once as no directory: refused", sshfan.Clean(rel, 500))}
+		err = &WorkerError{fmt.Sprintf("it sends %q twice, once as no directory: refused", remote.Clean(rel, 500))}
 	}
 	return err
 }

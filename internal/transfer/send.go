@@ -19,13 +19,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 //go:embed put.sh
 var putText string
 
-var putScript = sshfan.NewProgram("put", putText)
+var putScript = remote.NewProgram("put", putText)
 
 // A Parcel is a set of files of this machine to send. It is safe for concurrent use.
 type Parcel struct {
@@ -182,7 +182,7 @@ type Sent struct {
 //
 // The end of ctx ends Send; it does not affect what Send has returned. The caller must
 // call Put or Drop on that. The error may be a *WorkerError.
-func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, progress func(n int64)) (*Sent, error) {
+func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bool, progress func(n int64)) (*Sent, error) {
 	many := "0"
 	if into || len(p.Names) != 1 {
 		many = "1"
@@ -192,7 +192,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 	in, orders := io.Pipe()
 	s := &Sent{orders: orders, over: make(chan struct{})}
 	words := make(chan string, 8) // room for every answer of our script
-	answer := &sshfan.Answer{Nonce: sshfan.NewNonce(), Next: func(r sshfan.Record) bool {
+	answer := &remote.Answer{Nonce: remote.NewNonce(), Next: func(r remote.Record) bool {
 		select {
 		case words <- r.Word + " " + r.Rest:
 		default:
@@ -203,7 +203,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 		}
 		return false
 	}}
-	errs := &sshfan.Answer{Nonce: answer.Nonce}
+	errs := &remote.Answer{Nonce: answer.Nonce}
 	go func() {
 		defer close(s.over)
 		defer cancel(nil)
@@ -238,7 +238,7 @@ func (p *Parcel) Send(ctx context.Context, r Runner, dest string, into bool, pro
 // stream writes the archive and compares the digest of what has arrived.
 func (p *Parcel) stream(ctx context.Context, s *Sent, words <-chan string, progress moved) error {
 	if word, err := s.word(ctx, words); err != nil || word != "ready " {
-		return cmpOr(err, &WorkerError{"answer not understood: " + sshfan.Clean(word, 500)})
+		return cmpOr(err, &WorkerError{"answer not understood: " + remote.Clean(word, 500)})
 	}
 	pieces := &pieces{w: s.orders}
 	archive := tar.NewWriter(pieces)

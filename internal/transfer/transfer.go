@@ -18,18 +18,11 @@
 package transfer
 
 import (
-	"context"
 	"fmt"
 
 	"multihost/internal/fault"
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
-
-// A Runner runs commands on one worker. *sshfan.Conn is one.
-type Runner interface {
-	Name() string
-	Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error)
-}
 
 // A WorkerError reports that a worker could not take or give files, or that its answer
 // was refused.
@@ -42,13 +35,13 @@ func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }
 
 // trouble returns why the worker failed: its own report, on one of its outputs, else the
 // last line that was no answer.
-func trouble(errs, out *sshfan.Answer) error {
-	for _, from := range []*sshfan.Answer{out, errs} {
+func trouble(errs, out *remote.Answer) error {
+	for _, from := range []*remote.Answer{out, errs} {
 		if failed := from.Failure(); failed != "" {
 			return &WorkerError{failed}
 		}
 	}
-	for _, from := range []*sshfan.Answer{errs, out} {
+	for _, from := range []*remote.Answer{errs, out} {
 		if line := from.Trouble(); line != "" {
 			return &WorkerError{"no answer: " + line}
 		}
@@ -66,7 +59,7 @@ func (m moved) add(n int) {
 	}
 }
 
-func describe(status sshfan.Status) string {
+func describe(status remote.Status) string {
 	if status.Signal != "" {
 		return "killed by SIG" + status.Signal
 	}

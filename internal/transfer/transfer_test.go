@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/shlex"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 	"multihost/internal/testkit"
 )
 
@@ -30,7 +30,9 @@ type local struct{ home string }
 
 func (local) Name() string { return "s0w0" }
 
-func (l local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (local) ClockOffset() time.Duration { return 0 }
+
+func (l local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	cmd = cmd.Whole()
 	c := exec.CommandContext(ctx, testkit.LoginShell(l.home), "-c", cmd.Line)
 	c.Env, c.Dir = []string{"HOME=" + l.home, "PATH=" + os.Getenv("PATH")}, l.home
@@ -38,10 +40,10 @@ func (l local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	stdin, err := c.StdinPipe()
 	if err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	if err := c.Start(); err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	go func() {
 		if cmd.Stdin != nil {
@@ -51,16 +53,16 @@ func (l local) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 	}()
 	err = c.Wait()
 	if ctx.Err() != nil {
-		return sshfan.Status{}, context.Cause(ctx)
+		return remote.Status{}, context.Cause(ctx)
 	}
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		return sshfan.Status{Code: exit.ExitCode()}, nil
+		return remote.Status{Code: exit.ExitCode()}, nil
 	case err != nil:
-		return sshfan.Status{}, fmt.Errorf("write output: %w", err) // of our writers
+		return remote.Status{}, fmt.Errorf("write output: %w", err) // of our writers
 	}
-	return sshfan.Status{}, nil
+	return remote.Status{}, nil
 }
 
 // odd is a tree with everything that is kept.
@@ -306,21 +308,23 @@ type liar struct {
 
 func (liar) Name() string { return "s0w0" }
 
-func (l liar) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
+func (liar) ClockOffset() time.Duration { return 0 }
+
+func (l liar) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	words, err := shlex.Split(cmd.Whole().Line)
 	if err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	nonce := words[slices.Index(words, "multihost-get")+3]
 	if _, err := fmt.Fprintf(cmd.Stdout, "noise\n%s stream 5\n", nonce); err != nil {
-		return sshfan.Status{}, err
+		return remote.Status{}, err
 	}
 	if _, err := cmd.Stdout.Write(l.archive); err != nil {
-		return sshfan.Status{}, fmt.Errorf("write output of s0w0: %w", err)
+		return remote.Status{}, fmt.Errorf("write output of s0w0: %w", err)
 	}
 	for l.endless {
 		if _, err := cmd.Stderr.Write(bytes.Repeat([]byte("x"), 1<<16)); err != nil {
-			return sshfan.Status{}, err
+			return remote.Status{}, err
 		}
 	}
 	sum := l.sum
@@ -328,7 +332,7 @@ func (l liar) Run(ctx context.Context, cmd sshfan.Cmd) (sshfan.Status, error) {
 		sum = fmt.Sprintf("%x", sha256.Sum256(l.archive))
 	}
 	fmt.Fprintf(cmd.Stderr, "%s sent %s %s\n", nonce, l.status, sum)
-	return sshfan.Status{}, nil
+	return remote.Status{}, nil
 }
 
 func archive(t *testing.T, headers ...tar.Header) []byte {

@@ -1,13 +1,11 @@
-package sshfan
+package remote
 
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	_ "embed" // the bootstrap
 	"encoding/hex"
-	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -160,41 +158,6 @@ const (
 // kit of the worker's login, and whose input cannot be read again. Later tries on that
 // Conn send the script.
 var ErrProgramGone = fault.New(fault.Unavailable, "~/.multihost/kit was removed on the worker")
-
-// runProgram is Run for commands made by Program.Cmd.
-func (c *Conn) runProgram(ctx context.Context, cmd Cmd) (Status, error) {
-	s := cmd.program
-	if c.kit.has(s.Program) {
-		input := &replay{r: cmd.Stdin}
-		said := &firstWords{w: cmd.Stderr}
-		named := cmd
-		named.Line, named.Stderr = s.line(-len(s.text()), s.digest()), said
-		if cmd.Stdin != nil {
-			named.Stdin = input.reader()
-		}
-		if sameWriter(cmd.Stdout, cmd.Stderr) {
-			named.Stdout = said
-		}
-		status, err := c.run(ctx, named)
-		if err != nil || status.Code != lacksStatus || !bytes.Contains(said.text, []byte(lacksText)) {
-			return status, err
-		}
-		c.kit.lacks(s.Program)
-		if cmd.Stdin != nil {
-			again := input.reader()
-			if again == nil {
-				return Status{}, fmt.Errorf("run on %s: %w", c.host.Name, ErrProgramGone)
-			}
-			cmd.Stdin = again
-		}
-	}
-	keep := !c.fleet.cfg.ReadOnly
-	status, err := c.run(ctx, cmd.whole(keep))
-	if err == nil && status.Code != tornStatus && keep {
-		c.kit.sent(s.Program)
-	}
-	return status, err
-}
 
 // A kit is what is known of the scripts that a worker keeps. Its methods are safe for
 // concurrent use.

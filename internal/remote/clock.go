@@ -1,4 +1,4 @@
-package sshfan
+package remote
 
 import (
 	"bufio"
@@ -32,17 +32,17 @@ const (
 // round trip counts; the error is at most half of it.
 //
 // It also proves that the login can run commands. If the login shell or one of its
-// start-up files ends, prints too much, or runs nothing within Config.ShellTimeout, the
+// start-up files ends, prints too much, or runs nothing within ShellConfig.Timeout, the
 // error is a *ConnectError of StageShell. If a login that has answered before is silent
 // that long, the error is ErrConnectionLost, since its shell is known to run commands.
-func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
-	limit, silent := c.fleet.cfg.ShellTimeout, errSilentShell
-	m := &measurement{conn: c}
-	c.mu.Lock()
-	if m.first = !c.greeted; c.greeted {
+func (s *Shell) MeasureClock(ctx context.Context) (time.Duration, error) {
+	limit, silent := s.cfg.Timeout, errSilentShell
+	m := &measurement{shell: s}
+	s.mu.Lock()
+	if m.first = !s.greeted; s.greeted {
 		silent = fmt.Errorf("%w: no answer within %s", ErrConnectionLost, limit)
 	}
-	c.mu.Unlock()
+	s.mu.Unlock()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
 	offset, err := m.run(limited)
@@ -50,11 +50,11 @@ func (c *Conn) MeasureClock(ctx context.Context) (time.Duration, error) {
 		if told := m.explain(err); told != nil {
 			return 0, told
 		}
-		return 0, fmt.Errorf("measure clock of %s: %w", c.host.Name, err)
+		return 0, fmt.Errorf("measure clock of %s: %w", s.cfg.Name, err)
 	}
-	c.mu.Lock()
-	c.offset, c.greeted = offset, true
-	c.mu.Unlock()
+	s.mu.Lock()
+	s.offset, s.greeted = offset, true
+	s.mu.Unlock()
 	return offset, nil
 }
 
@@ -70,8 +70,8 @@ const mostGreeting = 64 << 10
 
 // measurement is one session of clockScript.
 type measurement struct {
-	conn   *Conn
-	first  bool      // no measurement of this Conn has succeeded yet
+	shell  *Shell
+	first  bool      // no measurement of this Shell has succeeded yet
 	errs   lastWords // last line of the standard error
 	out    lastWords // last line of the standard output that was no answer
 	status Status    // set when the session has ended by itself
@@ -84,7 +84,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	if m.first {
 		script = kitScript + script
 	}
-	s, err := m.conn.Start(ctx, Cmd{Line: Script("sh", script), Stdout: out, Stderr: &m.errs, ReadOnly: true})
+	session, err := m.shell.Start(ctx, Cmd{Line: Script("sh", script), Stdout: out, Stderr: &m.errs, ReadOnly: true})
 	if err != nil {
 		return 0, err
 	}
@@ -92,7 +92,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		status, err := s.Wait()
+		status, err := session.Wait()
 		if err == nil {
 			m.status = status
 			err = errEndedShell
@@ -100,7 +100,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 		out.CloseWithError(err)
 	}()
 	defer func() {
-		_ = s.Close()
+		_ = session.Close()
 		answers.Close() // unblocks a write, for which Wait waits
 		<-ended
 	}()
@@ -112,11 +112,11 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 		}
 	}()
 	lines := bufio.NewReader(limited)
-	clock := m.conn.fleet.cfg.Clock
+	clock := m.shell.cfg.Clock
 	var best time.Duration
 	for round := range clockRounds {
 		sent := clock.Now()
-		if _, err := io.WriteString(s.Stdin, "\n"); err != nil {
+		if _, err := io.WriteString(session.Stdin(), "\n"); err != nil {
 			// The end of the session gives the reason, and read returns it.
 			if _, told := m.read(lines); told != nil {
 				err = told
@@ -147,13 +147,13 @@ func (m *measurement) explain(err error) *ConnectError {
 		said = fmt.Sprintf("; it said %q", said)
 	}
 	var text, hint string
-	user := m.conn.host.User
+	user := m.shell.cfg.User
 	look := fmt.Sprintf("; to look, as another login there (--user=NAME): sudo tail ~%[1]s/.bashrc /etc/bash.bashrc ~%[1]s/.ssh/rc", user)
 	switch {
 	case m.began:
 		return nil
 	case errors.Is(err, errSilentShell):
-		text = fmt.Sprintf("the login shell ran no command within %s%s", m.conn.fleet.cfg.ShellTimeout, said)
+		text = fmt.Sprintf("the login shell ran no command within %s%s", m.shell.cfg.Timeout, said)
 		hint = "a start-up file of the login waits for something, or a disk hangs" + look
 	case errors.Is(err, errLoudShell):
 		text = err.Error() + said
@@ -171,8 +171,8 @@ func (m *measurement) explain(err error) *ConnectError {
 	default:
 		return nil
 	}
-	e := m.conn.fail(StageShell, "", errors.New(text))
-	e.hint = hint
+	e := m.shell.fail(StageShell, errors.New(text))
+	e.Advice = hint
 	return e
 }
 
@@ -226,7 +226,7 @@ func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
 		}
 		if _, sums, found := strings.Cut(line, kitMark); found {
-			m.conn.kit.found(sums)
+			m.shell.kit.found(sums)
 			continue
 		}
 		_, digits, found := strings.Cut(strings.TrimSpace(line), clockMark)

@@ -1,4 +1,4 @@
-package sshfan_test
+package remote_test
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"multihost/internal/sshfan"
+	"multihost/internal/remote"
 )
 
 func TestQuote(t *testing.T) {
@@ -30,14 +30,14 @@ func TestQuote(t *testing.T) {
 		{[]string{"\xff\x01é"}, "'\xff\x01é'"},
 		{[]string{`\`, `"`}, `'\' '"'`},
 	} {
-		if got := sshfan.Quote(tt.args...); got != tt.want {
+		if got := remote.Quote(tt.args...); got != tt.want {
 			t.Errorf("Quote(%q) is %s, want %s", tt.args, got, tt.want)
 		}
 	}
 }
 
 func TestCommandLineIsAsPeopleTypeIt(t *testing.T) {
-	got := sshfan.CommandLine("multihost", "run", "--tpu-prefix=t", "--command=echo hi", "a=b", "--x y=z")
+	got := remote.CommandLine("multihost", "run", "--tpu-prefix=t", "--command=echo hi", "a=b", "--x y=z")
 	if want := `multihost run --tpu-prefix=t --command='echo hi' 'a=b' '--x y=z'`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -45,7 +45,7 @@ func TestCommandLineIsAsPeopleTypeIt(t *testing.T) {
 
 func TestScript(t *testing.T) {
 	script := "printf '%s|' \"$0\" \"$@\"\n"
-	line := sshfan.Script("bash", script, "a b", "it's", "")
+	line := remote.Script("bash", script, "a b", "it's", "")
 	want := `bash -c 'printf '\''%s|'\'' "$0" "$@"` + "\n" + `' bash 'a b' 'it'\''s' ''`
 	if line != want {
 		t.Errorf("got %s, want %s", line, want)
@@ -72,7 +72,7 @@ func FuzzQuote(f *testing.F) {
 		if len(joined) > 32<<10 {
 			t.Skip("longer than what one argument of the test's shell may be")
 		}
-		for _, words := range []string{sshfan.Quote(args...), sshfan.CommandLine(args...)} {
+		for _, words := range []string{remote.Quote(args...), remote.CommandLine(args...)} {
 			for _, shell := range shells {
 				out, err := exec.Command(shell, "-c", "printf '%s\\0' "+words).Output()
 				if err != nil {
@@ -87,7 +87,7 @@ func FuzzQuote(f *testing.F) {
 		// As the first word of a line an argument is a command, whatever it
 		// looks like.
 		if word := args[0]; word != "" && !slices.Contains([]string{"[", ":", "."}, word) {
-			line := "f() { printf %s \"$1\"; }; f " + sshfan.Quote(word)
+			line := "f() { printf %s \"$1\"; }; f " + remote.Quote(word)
 			out, err := exec.Command(shells[0], "-c", line).Output()
 			if err != nil || string(out) != word {
 				t.Errorf("got %q, %v, want %q", out, err, word)

@@ -1,4 +1,4 @@
-package sshfan
+package remote
 
 import "strings"
 

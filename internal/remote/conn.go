@@ -1,0 +1,138 @@
+// Package remote runs shell programs on workers and reads their answers.
+//
+// A Conn is how a worker is reached. A kind of connection, such as SSH, implements it:
+// it starts command lines, and a Shell makes the rest of them, which is the same for
+// every kind: programs that the worker keeps, and the worker's clock. What is done on a
+// worker takes a Runner, which is the part of a Conn that runs commands. A Dialer opens
+// the Conns of a run.
+package remote
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// A Runner runs commands on one worker. Its methods are safe for concurrent use.
+type Runner interface {
+	// Name is the name of the worker in errors and events: "s0w3".
+	Name() string
+
+	// Run runs a command and waits for its end. If the command fails, Run returns its
+	// Status and no error. An error means that the end of the command is not known.
+	//
+	//   - *ConnectError: the command was not started.
+	//   - ErrConnectionLost: the command may have been started and may still run. If the
+	//     Status is not zero, the command has ended, and only the rest of the output is
+	//     missing.
+	//   - The cause of ctx: the session was closed because ctx ended. That does not end
+	//     the command on the worker.
+	//   - ErrNoStatus, or an error of Cmd's reader or writers.
+	//
+	// Run returns when the connection is lost, even if Cmd.Stdin never ends.
+	Run(ctx context.Context, cmd Cmd) (Status, error)
+
+	// ClockOffset is the worker's clock minus ours as MeasureClock last found it, and 0
+	// before.
+	ClockOffset() time.Duration
+}
+
+// A Conn is the connection to one worker. It outlives what carries it: when that has
+// broken, the next Run or Start connects anew. Its methods are safe for concurrent use.
+type Conn interface {
+	Runner
+
+	// Start starts a command and returns when the worker has accepted it. The end of ctx
+	// closes the session, as in Run. The caller calls Wait or Close.
+	Start(ctx context.Context, cmd Cmd) (Session, error)
+
+	// MeasureClock measures the worker's clock against ours, keeps the result for
+	// ClockOffset and returns it. It also proves that the login can run commands. It
+	// fails as Run does.
+	MeasureClock(ctx context.Context) (time.Duration, error)
+
+	// Silence reports whether nothing comes from the worker any more, and when something
+	// last did. since is the zero time if the worker was never reached.
+	Silence() (since time.Time, silent bool)
+
+	// User is the name that commands run as.
+	User() string
+
+	// HostKey is the host key of the worker's sshd in authorized_keys form, if other
+	// workers can log in to this one there with Cmd.LoginTo, else "".
+	HostKey() string
+
+	// Close closes the connection and ends its sessions with ErrConnectionLost. Later
+	// commands fail with ErrClosed. It does not stop commands on the worker.
+	Close()
+}
+
+// A Session is a running command. Its methods are safe for concurrent use.
+type Session interface {
+	// Stdin writes to the command's standard input; closing it ends the input. If
+	// Cmd.Stdin is set, it refuses writes.
+	Stdin() io.WriteCloser
+
+	// Wait waits for the end of the command; see Runner.Run for what it returns. All
+	// output has been written when it returns, and nothing is written afterwards.
+	Wait() (Status, error)
+
+	// Close ends the session, not the command on the worker, and does not wait for the
+	// worker's answer. Wait then returns ErrClosed, unless the command has ended before.
+	Close() error
+}
+
+// A Cmd is a command to run on a worker.
+type Cmd struct {
+	// Line is the command line, exactly as the login shell gets it. Build it with Quote.
+	// Empty means the login shell itself. Program.Cmd makes the commands that are
+	// scripts.
+	Line string
+
+	// Terminal gives the command a pty on the worker: Stdout receives its output, and
+	// its input is the keyboard. Nil: none.
+	Terminal *Terminal
+
+	// AgentSocket is the socket of an ssh-agent here that the command may use. root of
+	// the worker can use it, too, as long as the connection lasts. Empty: none.
+	AgentSocket string
+
+	// Stdin is copied to the command's standard input, which is then closed. Nil: Run
+	// closes the input at once, Start leaves it to Session.Stdin. A Read that blocks
+	// past the end of the command is abandoned after a second.
+	Stdin io.Reader
+
+	// Stdout and Stderr receive the command's output; nil drops it. Only one goroutine
+	// at a time writes to each of them, and to both if they are equal. Nothing is
+	// written after Run or Wait has returned. A slow writer delays only this command
+	// (the worker stops it once the window, 2 MiB with SSH, is full). A writer that fails ends the
+	// session with its error.
+	Stdout, Stderr io.Writer
+
+	// LoginTo lets the command log in to that worker once, as its user. The command uses
+	// the ssh of the worker that it runs on (OpenSSH 8.9 or later). It fails at
+	// StageExec if sshd does not forward agents. Such a command has a connection of its
+	// own. When the command ends, the connection is closed, and the permission to log in
+	// ends.
+	LoginTo Conn
+
+	// ReadOnly says that the command changes nothing on the worker. A Shell with
+	// ShellConfig.ReadOnly runs only such commands. On another one the worker may still
+	// keep the script of a Program.
+	ReadOnly bool
+
+	program *programCall // instead of Line, or nil
+}
+
+// A Terminal describes the user's terminal, so that the command gets one like it.
+type Terminal struct {
+	Type    string                     // TERM
+	Size    func() (columns, rows int) // called at the start and for each value from Resized
+	Resized <-chan struct{}            // may be nil
+}
+
+// A Status is how a command ended.
+type Status struct {
+	Code   int    // exit code; 128+n for a death by signal n
+	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for one that SSH has no name for
+}

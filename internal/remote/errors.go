@@ -1,0 +1,219 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"multihost/internal/fault"
+)
+
+var (
+	// ErrConnectionLost reports that the connection ended while a command was running.
+	// The command may still run on the worker: ask the worker, do not start it again. If
+	// the error is also a *ConnectError, the command was not started.
+	ErrConnectionLost = fault.New(fault.Unavailable, "connection lost")
+
+	// ErrNoStatus reports that the worker closed the session of a command
+	// without saying how it ended, on a connection that is still alive. sshd
+	// does so when the login shell was never started.
+	ErrNoStatus = fault.New(fault.Unavailable, "worker sent no exit status")
+
+	// ErrSilent is the reason when a connection was given up because the worker answered
+	// no keepalive.
+	ErrSilent = fault.New(fault.Unavailable, "worker does not answer keepalives")
+
+	// ErrKeyRefused reports that a worker, reached and verified, refuses our key for the
+	// login name. A VM that boots also does so, for some seconds.
+	ErrKeyRefused = fault.New(fault.Permission, "key refused")
+
+	// ErrBooting reports a worker that is up but lets in only root so far.
+	ErrBooting = fault.New(fault.Unavailable, "VM is still booting")
+
+	// ErrReadOnly reports a command that may change the worker, given to a Shell with
+	// ShellConfig.ReadOnly. The command was not sent.
+	ErrReadOnly = fault.New(fault.Internal, "it may change the worker, and this is a dry run")
+
+	// ErrClosed reports the use of a connection after it was closed.
+	ErrClosed = fault.New(fault.Unavailable, "connection closed by us")
+)
+
+// A Stage is the step at which connecting to a worker, or starting a command there,
+// failed.
+type Stage string
+
+// The stages, in order.
+const (
+	StageJump      Stage = "jump"      // connecting and logging in to a bastion
+	StageDial      Stage = "dial"      // address lookup and TCP connect
+	StageHandshake Stage = "handshake" // version and key exchange
+	StageHostKey   Stage = "hostkey"   // verifying the worker
+	StageAuth      Stage = "auth"      // our login
+	StageExec      Stage = "exec"      // opening a session and starting a command
+	StageShell     Stage = "shell"     // running the command in the login shell
+)
+
+// ConnectError reports that a worker could not be reached, or refused to start a
+// command. Nothing was started on the worker.
+type ConnectError struct {
+	Host  string // Conn.Name: "s0w3"
+	User  string
+	Stage Stage
+	Addr  string // last address tried, or empty
+	Tries int    // connection attempts made
+	Err   error
+
+	Advice string // what Hint returns
+}
+
+// Cause returns the text of the error without the parts that differ between workers:
+// name, address and number of tries.
+func (e *ConnectError) Cause() string {
+	told := *e
+	told.Host, told.Addr, told.Tries = "", "", 0
+	text := told.Error()
+	var inner interface {
+		error
+		Cause() string
+	}
+	if errors.As(e.Err, &inner) {
+		text = strings.Replace(text, inner.Error(), inner.Cause(), 1)
+	}
+	return text
+}
+
+func (e *ConnectError) Error() string {
+	name := func(preposition string) string {
+		if e.Host == "" {
+			return ""
+		}
+		return " " + preposition + " " + e.Host
+	}
+	var b strings.Builder
+	switch e.Stage {
+	case StageJump, StageDial:
+		b.WriteString("connect" + name("to"))
+	case StageHandshake:
+		b.WriteString("ssh handshake" + name("with"))
+	case StageHostKey:
+		b.WriteString("verify host key" + name("of"))
+	case StageAuth:
+		fmt.Fprintf(&b, "log in%s as %q", name("to"), e.User)
+	case StageShell:
+		fmt.Fprintf(&b, "run a command%s as %q", name("on"), e.User)
+	default:
+		b.WriteString("start command" + name("on"))
+	}
+	if e.Addr != "" {
+		fmt.Fprintf(&b, " (%s)", e.Addr)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Tries > 1 {
+		fmt.Fprintf(&b, " (after %d tries)", e.Tries)
+	}
+	return b.String()
+}
+
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// Fault returns fault.Permission if the worker refuses our login or has another host key,
+// otherwise fault.Unavailable.
+func (e *ConnectError) Fault() fault.Kind { return e.Stage.Fault(e.Err) }
+
+// Fault returns the kind of an error that ended connecting at the stage.
+func (s Stage) Fault(err error) fault.Kind {
+	var changed *HostKeyError
+	if s == StageAuth || errors.As(err, &changed) {
+		return fault.Permission
+	}
+	return fault.Unavailable
+}
+
+// Hint says what the likely cause is and what to type, or is empty.
+func (e *ConnectError) Hint() string {
+	return e.Advice
+}
+
+// SourceAPI is HostKeyError.Source for keys that the cloud's API knows.
+const SourceAPI = "the cloud's API"
+
+// HostKeyError reports that a machine may not be the expected one: its host key is not
+// the known one.
+type HostKeyError struct {
+	Host    string   // Conn.Name
+	Pin     string   // identity that the keys belong to
+	Source  string   // where the known keys are from: SourceAPI, a file or a connection
+	Known   []string // "ssh-ed25519 SHA256:…"
+	Offered string   // in the same form
+	Accept  string   // command that accepts the new key, or empty
+
+	Confirmed    bool // the API knows the offered key
+	Contradicted bool // the API knows other keys only
+}
+
+func (e *HostKeyError) Error() string {
+	verb := "changed"
+	if e.Source == SourceAPI {
+		verb = "is not the right one"
+	}
+	return fmt.Sprintf("host key of %s %s: %s has %s, the machine offers %s",
+		e.Host, verb, e.Source, strings.Join(e.Known, ", "), e.Offered)
+}
+
+// Fault returns fault.Permission.
+func (e *HostKeyError) Fault() fault.Kind { return fault.Permission }
+
+// Cause returns the text of the error without the worker's name and keys.
+func (e *HostKeyError) Cause() string {
+	if e.Source == SourceAPI {
+		return "the host key is not the right one: " + e.Source + " has another one than the machine offers"
+	}
+	return "the host key changed: " + e.Source + " has another one than the machine offers"
+}
+
+// Hint says what may have happened and names the one command that accepts the
+// new key.
+func (e *HostKeyError) Hint() string {
+	switch {
+	case e.Contradicted:
+		return "the cloud's API names another key of this machine, so this one cannot be accepted: somebody may answer in its place; if its keys were made anew by hand, publish them from the machine (guest attribute hostkeys/ssh-ed25519) or recreate it"
+	case e.Accept == "":
+		return "either the keys of this machine were made anew or somebody answers in its place"
+	case e.Confirmed:
+		return "the cloud's API names the new key, too: the keys of this machine were made anew; to accept it: " + e.Accept
+	default:
+		return "either the keys of this machine were made anew or somebody answers in its place; if the new key is right: " + e.Accept
+	}
+}
+
+// NameError reports that this machine has no address for the name of a host.
+type NameError struct {
+	Name string
+	Why  string // "no such host"
+	Err  error
+
+	Final bool // the name server says that there is no such name
+}
+
+func (e *NameError) Error() string {
+	return fmt.Sprintf("the name %q has no address here: %s", e.Name, e.Why)
+}
+
+func (e *NameError) Unwrap() error { return e.Err }
+
+// Fault returns fault.Unavailable.
+func (e *NameError) Fault() fault.Kind { return fault.Unavailable }
+
+// Cause returns the text of the error without the name.
+func (e *NameError) Cause() string { return "its name has no address here: " + e.Why }
+
+// Permanent reports whether another try would fail, too.
+func (e *NameError) Permanent() bool { return e.Final }
+
+// Hint says what to type.
+func (e *NameError) Hint() string {
+	if !e.Final {
+		return "the name server of this machine gives no answer; ask it with: getent hosts " + Quote(e.Name)
+	}
+	return "check how the name is written, and HostName in ssh's configuration; ask for it with: getent hosts " + Quote(e.Name)
+}
