@@ -108,7 +108,8 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		}
 	}
 	o.Visit = func(ctx context.Context, id *sshfan.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*job.Visit, error) {
-		d.Access.Identity, d.Logins = id, logins
+		d.Access.Identity = id
+		overSSH(d, logins)
 		return d.Visit(ctx, sel, only)
 	}
 	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {

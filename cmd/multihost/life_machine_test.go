@@ -238,12 +238,14 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: "http://cloud/",
 		ComputeEndpoint: "http://cloud/compute/v1/", Transport: &lifeWay{w, p}, Sink: sink, LoginWait: loginWait})
 	queue := qr.New(cloud)
-	return &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
+	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone,
 		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
 		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.program.leave,
 		Roots: gcp.Roots{TPU: w.root}}
+	overSSH(d, nil)
+	return d
 }
 
 func (p *lifeProcess) do(ctx context.Context) error {

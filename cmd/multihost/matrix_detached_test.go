@@ -212,6 +212,7 @@ func (s *stage) run(story *lockedText) (result string) {
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, cloud, bucket, dir)
 		}}
+	overSSH(d, nil)
 	roots, err := cloud.Roots()
 	if err != nil {
 		return failed("%v", err)

@@ -370,6 +370,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	queue := qr.New(cloud)
 	d := &job.Deps{Cloud: queue, Queue: queue, Networks: network.New(cloud), Project: sim.DefaultProject, Zone: sim.DefaultZone, Access: access,
 		Sink: sink, Clock: c.clock, StateDir: dir, Owner: "ann@laptop", ExitStatus: exitCode, Leave: leave}
+	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access)
 	if c.fault.slow {
 		o.Run.StartLimit = 5 * time.Minute // of its time

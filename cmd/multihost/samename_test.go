@@ -48,6 +48,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 					hold()
 				}
 			})}
+		overSSH(d, nil)
 		return d.Run(ctx, job.RunOptions{Prefix: "t", Run: "r", Dir: filepath.Join(dir, "src"), Script: script, Preflight: "off", NUMA: preflight.NUMAOff,
 			Grace: time.Second, KillStale: launch.FreeOrphans})
 	}

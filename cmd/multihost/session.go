@@ -449,7 +449,14 @@ func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
 	}
 	s.tellLogin()
 	d.Access.Identity, err = s.identity(p, c)
+	overSSH(d, nil)
 	return err
+}
+
+// overSSH makes d reach workers over SSH, with Access as it is now. logins, if not nil,
+// are the logins to use, by slice; the keys on the workers are then left as they are.
+func overSSH(d *job.Deps, logins map[string]string) {
+	d.Dialer = &job.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
 }
 
 // access returns deps for commands that reach workers, without a key. It reads the last
@@ -488,6 +495,7 @@ func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
 		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, s.view.Stderr(), path) },
 	}
 	s.way(p, c, &d.Access)
+	overSSH(d, nil)
 	return d, p.ready(c)
 }
 

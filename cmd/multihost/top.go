@@ -92,6 +92,7 @@ func (l *lookout) deps() (*job.Deps, error) {
 		d.Access.Passphrase = func(path string) (string, error) {
 			return ui.ReadPassphrase(l.c.Context, strings.NewReader(""), io.Discard, path)
 		}
+		overSSH(d, nil)
 	}
 	return d, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"multihost/internal/launch"
-	"multihost/internal/sshfan"
 )
 
 // checkInput finds errors before the first request: what the workers could not start, a
@@ -15,10 +14,8 @@ func (r *run) checkInput(ctx context.Context, accelerator string) error {
 	if err := r.checkCommand(); err != nil {
 		return err
 	}
-	if r.Access.KnownHosts != "" {
-		if err := sshfan.CheckHostKeys(r.Access.KnownHosts); err != nil {
-			return err
-		}
+	if err := r.Access.check(); err != nil {
+		return err
 	}
 	if err := r.scan(ctx); err != nil {
 		return err

@@ -381,7 +381,7 @@ func (o *outage) lost(f *following, i int, giveUp context.CancelCauseFunc, err e
 		f.stir()
 	}
 	o.giveUp = giveUp
-	o.kind, o.cause = troubleOf(err), lostText(errors.New(causeText(err, f.team.ids[i])))
+	o.kind, o.cause = troubleOf(err), remote.LostText(errors.New(causeText(err, f.team.ids[i])))
 	if o.told && o.kind != o.saidKind {
 		f.stir()
 	}

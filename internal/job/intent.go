@@ -47,7 +47,7 @@ type eviction struct {
 // yet, the team has no connections, and decide assumes that no runs exist.
 func (r *run) decide(ctx context.Context) (*intent, error) {
 	in := &intent{attempt: r.nextAttempt()}
-	if r.team.fleet != nil {
+	if r.team.hangUp != nil {
 		runs, err := r.runsOfAll(ctx)
 		if err != nil {
 			return nil, err
@@ -69,7 +69,7 @@ func (r *run) decide(ctx context.Context) (*intent, error) {
 	in.commands = make([]launch.Spec, len(r.team.ids))
 	for i, id := range r.team.ids {
 		in.targets[i] = codesync.Target{Slice: id.Slice, Addr: r.relayAddress(i)}
-		if r.team.fleet != nil {
+		if r.team.hangUp != nil {
 			in.targets[i].Conn = r.team.conns[i]
 		}
 		in.commands[i] = r.command(in, i)

@@ -27,6 +27,7 @@ import (
 	"multihost/internal/journal"
 	"multihost/internal/network"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -69,9 +70,7 @@ type Deps struct {
 	Project  string
 	Zone     string
 	Access   Access
-	// Logins holds, by slice name, the login to use; the keys on the workers are then
-	// left as they are. Nil: keys are sent, and the cloud says which login to use.
-	Logins   map[string]string
+	Dialer   remote.Dialer // reaches the workers
 	Sink     event.Sink
 	Journal  *journal.Journal // part of Sink; whatever starts or follows a run opens it; nil: no journal is kept
 	Clock    gcp.Clock
@@ -103,7 +102,6 @@ type Deps struct {
 	OpenBucket        func(ctx context.Context, bucket, dir string) (*detach.Bucket, error)
 	Bucket, BucketDir string
 
-	route   route
 	stand   stand
 	tier    string    // of the slices that this command asks for; empty: it asks for none
 	present *presence // nil: this command copies no logs

@@ -11,6 +11,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/lease"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -72,7 +73,7 @@ func (r *run) armLease(ctx context.Context) error {
 		if r.team.isAway(i) {
 			return nil // the renewals arm it when it is back
 		}
-		return again(ctx, nil, func() (err error) {
+		return remote.Again(ctx, nil, func() (err error) {
 			armed[i], err = lease.Arm(ctx, r.team.conns[i], g.terms)
 			return err
 		})

@@ -719,10 +719,10 @@ func (d *Deps) sayLosses(o LogOptions, giveUp context.CancelCauseFunc) launch.Fo
 			t, now := troubleOf(err), d.Clock.Now()
 			if since.IsZero() {
 				since = now
-				event.Notef(d.Sink, event.Warn, "", t.text(lostText(err), 0, o.Lost), o.Worker)
+				event.Notef(d.Sink, event.Warn, "", t.text(remote.LostText(err), 0, o.Lost), o.Worker)
 			} else if t != ourLogin && o.Lost > 0 && now.Sub(since) >= o.Lost {
 				giveUp(&Error{Stage: StageFollow, Err: err, lost: true,
-					Text: fmt.Sprintf("%s cannot be followed for %s (--lost-timeout): %s", o.Worker, asTyped(o.Lost), lostText(err))})
+					Text: fmt.Sprintf("%s cannot be followed for %s (--lost-timeout): %s", o.Worker, asTyped(o.Lost), remote.LostText(err))})
 			}
 		},
 		Found: func() {

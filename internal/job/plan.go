@@ -17,6 +17,7 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -440,7 +441,7 @@ func (r *run) foresee(ctx context.Context, p *Plan, sel tpu.Selection, absent st
 	p.Login = r.planLogin(ctx, sel, absent)
 	switch {
 	case absent != "":
-	case r.Access.Identity == nil:
+	case r.Access.KeyFile != "" && r.Access.Identity == nil:
 		absent = "the SSH key is to be made first"
 	default:
 		var refused *gcp.ReadOnlyError
@@ -504,7 +505,7 @@ func (r *run) planLogin(ctx context.Context, sel tpu.Selection, absent string) L
 		l.Key = id.PublicKey()
 	}
 	if absent == "" {
-		l.Way = r.way(ctx, sel)
+		l.Way = Way(r.Dialer.Way(ctx, sel.Slices, r.Sink))
 	}
 	hops := make([]string, len(r.Access.Jump))
 	for i, j := range r.Access.Jump {
@@ -574,7 +575,7 @@ func (p *Plan) describe(r *run, in *intent) {
 	}
 	for i, id := range r.team.ids {
 		w := PlannedWorker{Worker: id.String(), Slice: r.team.slice(i).Name, Address: r.team.address(i), User: p.Login.User, Env: map[string]string{}}
-		if r.team.fleet != nil {
+		if r.team.hangUp != nil {
 			w.User = r.team.conns[i].User()
 		}
 		if n := r.o.Processes; n > 1 {
@@ -608,7 +609,7 @@ func (r *run) foreseeSync(ctx context.Context, p *Plan, in *intent) error {
 	return r.watch.phase("sync", func() (string, error) {
 		all := make([]codesync.Forecast, len(in.targets))
 		errs := r.team.each(ctx, r.Sink, "sync", func(ctx context.Context, i int) error {
-			return again(ctx, r.broke(ctx, r.team, i, "sync"), func() (err error) {
+			return remote.Again(ctx, r.broke(ctx, r.team, i, "sync"), func() (err error) {
 				all[i], err = r.tree.Foresee(ctx, in.targets[i].Conn, r.o.Run)
 				return err
 			})
@@ -694,7 +695,7 @@ func (r *run) foreseeFree(ctx context.Context, p *Plan, in *intent) error {
 		o.Look = true
 		all := make([]launch.FreeReport, len(r.team.ids))
 		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
-			return again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
+			return remote.Again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
 				all[i], err = launch.FreeTPU(ctx, r.team.conns[i], o)
 				return err
 			})

@@ -12,6 +12,7 @@ import (
 	"multihost/internal/network"
 	"multihost/internal/preflight"
 	"multihost/internal/qr"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -86,7 +87,7 @@ func (d *Deps) readSettings(ctx context.Context, t *team, o PreflightOptions) ([
 	reports := make([]preflight.Report, len(t.ids))
 	mtu := d.networkMTU(ctx, t)
 	errs := t.each(ctx, d.Sink, "preflight", func(ctx context.Context, i int) (err error) {
-		return again(ctx, d.broke(ctx, t, i, "preflight"), func() error {
+		return remote.Again(ctx, d.broke(ctx, t, i, "preflight"), func() error {
 			reports[i], err = preflight.Run(ctx, t.conns[i], d.preflightFor(t, i, o, mtu))
 			return err
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
 
@@ -24,19 +25,19 @@ func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
 // lookUp returns a slice as the API has it now, or had it up to rosterAge ago. It returns
 // false if the slice does not exist or the API does not answer.
-func (r *roster) lookUp(ctx context.Context, d *Deps, name string) (tpu.Slice, bool) {
+func (r *roster) lookUp(ctx context.Context, cloud Cloud, clock gcp.Clock, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:
 	case <-ctx.Done():
 		return tpu.Slice{}, false
 	}
 	defer func() { <-r.turn }()
-	if r.at.IsZero() || d.Clock.Now().Sub(r.at) >= rosterAge {
-		all, err := d.Cloud.Slices(ctx)
+	if r.at.IsZero() || clock.Now().Sub(r.at) >= rosterAge {
+		all, err := cloud.Slices(ctx)
 		if ctx.Err() != nil {
 			return tpu.Slice{}, false // the next caller asks
 		}
-		r.at, r.err, r.slice = d.Clock.Now(), err, make(map[string]tpu.Slice, len(all))
+		r.at, r.err, r.slice = clock.Now(), err, make(map[string]tpu.Slice, len(all))
 		for _, s := range all {
 			r.slice[s.Name] = s
 		}

@@ -16,6 +16,7 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/launch"
 	"multihost/internal/preflight"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 )
 
@@ -463,7 +464,7 @@ func (r *run) makeVenvs(ctx context.Context) error {
 	return r.watch.phase("venv", func() (string, error) {
 		r.venvs = make([]launch.Venv, len(r.team.ids))
 		errs := r.team.each(ctx, r.Sink, "venv", func(ctx context.Context, i int) error {
-			return again(ctx, r.broke(ctx, r.team, i, "making of the virtual environment"), func() (err error) {
+			return remote.Again(ctx, r.broke(ctx, r.team, i, "making of the virtual environment"), func() (err error) {
 				r.venvs[i], err = launch.MakeVenv(ctx, r.team.conns[i], r.o.Run)
 				return err
 			})
@@ -516,7 +517,7 @@ func (r *run) free(ctx context.Context) error {
 		blind := make([]error, len(r.team.ids))
 		errs := r.team.each(ctx, r.Sink, "free", func(ctx context.Context, i int) error {
 			var rep launch.FreeReport
-			err := again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
+			err := remote.Again(ctx, r.broke(ctx, r.team, i, "freeing of the TPU"), func() (err error) {
 				rep, err = launch.FreeTPU(ctx, r.team.conns[i], r.intent.free)
 				return err
 			})
@@ -570,7 +571,7 @@ func (r *run) start(ctx context.Context) (left bool, err error) {
 		errs := r.team.each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
 			// Measure once more, because a VM that has just booted may still set its
 			// clock.
-			err := again(ctx, r.broke(ctx, r.team, i, "start"), func() error {
+			err := remote.Again(ctx, r.broke(ctx, r.team, i, "start"), func() error {
 				_, err := r.team.conns[i].MeasureClock(ctx)
 				return err
 			})

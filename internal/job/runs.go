@@ -22,7 +22,6 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/qr"
 	"multihost/internal/remote"
-	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
 
@@ -189,7 +188,7 @@ func (t *team) runs(ctx context.Context) ([]foundRun, []error) {
 		if t.isAway(i) {
 			return t.away[i]
 		}
-		return again(ctx, nil, func() error {
+		return remote.Again(ctx, nil, func() error {
 			lists[i], err = list(ctx, t.conns[i])
 			return err
 		})
@@ -959,6 +958,5 @@ func (d *Deps) ForgetHostKey(ctx context.Context, prefix string, numbers tpu.Num
 	if id.Slice >= len(sel.Slices) || id.Worker >= len(sel.Slices[id.Slice].Workers) {
 		return false, &Error{Stage: StageInput, Text: fmt.Sprintf("%s has no worker %s", describe(sel), id)}
 	}
-	n, err := sshfan.ForgetHostKeys(d.Access.KnownHosts, pin(sel.Slices[id.Slice], id))
-	return n > 0, err
+	return d.Access.forget(sel.Slices[id.Slice], id)
 }

@@ -1,54 +1,18 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"multihost/internal/event"
-	"multihost/internal/iap"
-	"multihost/internal/qr"
 	"multihost/internal/remote"
-	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
-
-// Access says how workers are reached.
-type Access struct {
-	Login          string
-	OSLogin        qr.OSLoginOptions
-	AgentSocket    string
-	Identity       *sshfan.Identity // nil in a dry run if the key does not exist yet
-	KeyFile        string           // file of the Identity
-	KnownHosts     string           // file of pinned host keys
-	Port           int              // SSH port, 22
-	Way            Way              // which address to use; "" is Auto
-	Jump           []sshfan.JumpHost
-	SSHConfig      *sshfan.SSHConfig
-	UserKnownHosts []string   // files with the host keys of bastions
-	IAP            *iap.Proxy // nil: no tunnel
-	Passphrase     func(path string) (string, error)
-	// Dial opens the connections under SSH, except through IAP; nil: plain TCP.
-	Dial           func(ctx context.Context, network, addr string) (net.Conn, error)
-	ConnectTimeout time.Duration
-	RetryFor       time.Duration // how long a worker may take to answer at all
-	MaxDials       int
-}
-
-// authRetry is how long a slice that is READY may refuse our key. Its agent fetches new
-// keys within seconds; after authRetry the key counts as wrong.
-const authRetry = 45 * time.Second
 
 // team is the workers of a run with an open connection to each. ids[i] is reached by
 // conns[i]. Index i is the process number.
@@ -56,13 +20,13 @@ type team struct {
 	slices []tpu.Slice
 	ids    []tpu.WorkerID
 	conns  []remote.Conn
-	fleet  *sshfan.Fleet // nil: no worker is connected
+	hangUp func() // closes conns; nil: no worker is connected
 
 	// away[i] says why worker ids[i] could not be reached when the team was made; its
 	// connection is opened when it is used. nil: all were reached.
 	away []error
 
-	readOnly bool // the fleet only reads
+	readOnly bool // the connections only read
 	breaks   breaks
 }
 
@@ -81,8 +45,8 @@ func (t *team) reached() int {
 }
 
 func (t *team) close() {
-	if t.fleet != nil {
-		t.fleet.Close()
+	if t.hangUp != nil {
+		t.hangUp()
 	}
 }
 
@@ -165,23 +129,12 @@ func (d *Deps) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 // connect opens one connection to every worker of sel. only, if not nil, limits it to
 // some workers. After an error no connection stays open.
 func (d *Deps) connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*team, error) {
-	t, failed, err := d.dial(ctx, sel, only, true)
-	if err != nil {
-		return nil, err
-	}
-	if len(failed) == 0 {
-		return t, nil
+	t, err := d.dialAll(ctx, sel, only, true, d.Access.RetryFor)
+	if err != nil || t.away == nil {
+		return t, err
 	}
 	defer t.close()
-	ids := sel.Workers()
-	if only != nil {
-		ids = slices.DeleteFunc(ids, func(id tpu.WorkerID) bool { return !only(id) })
-	}
-	errs := make([]error, len(ids))
-	for i, id := range ids {
-		errs[i] = failed[id]
-	}
-	return nil, workersError(StageConnect, ids, errs)
+	return nil, workersError(StageConnect, t.ids, t.away)
 }
 
 // dial is connect for callers that can work with some of the workers: the team has the
@@ -198,7 +151,7 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 	if err != nil {
 		return nil, nil, err
 	}
-	reached := &team{slices: t.slices, fleet: t.fleet, readOnly: t.readOnly}
+	reached := &team{slices: t.slices, hangUp: t.hangUp, readOnly: t.readOnly}
 	failed := map[tpu.WorkerID]error{}
 	for i, id := range t.ids {
 		if t.isAway(i) {
@@ -213,116 +166,28 @@ func (d *Deps) dialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wor
 
 // dialAll is dialFor, but keeps the workers that were not reached in the team.
 func (d *Deps) dialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*team, error) {
-	var err error
-	logins := map[string]string{} // by slice name, where it differs from Access.Login
-	if sendKeys {
-		if logins, _, err = d.sendKeys(ctx, sel.Slices); err != nil {
-			return nil, err
-		}
-	}
-	way := d.way(ctx, sel)
-	refusal := min(retryFor, authRetry)
-	if !sendKeys {
-		refusal = time.Millisecond // the first refusal means that the key must be sent
-	}
-	sshConfig := d.Access.SSHConfig
-	if way == IAP { // the addresses are then names of VMs, which no Host rule is meant for
-		sshConfig = nil
-	}
-	roster := newRoster()
 	t := &team{slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {
 		if only == nil || only(id) {
 			t.ids = append(t.ids, id)
 		}
 	}
-	hosts := make([]sshfan.Host, len(t.ids))
-	for i, id := range t.ids {
-		hosts[i] = d.host(way, logins[sel.Slices[id.Slice].Name], sel.Slices[id.Slice], id, roster)
-	}
-	fleet, err := sshfan.New(sshfan.Config{
-		Identity:       d.Access.Identity,
-		KnownHosts:     d.Access.KnownHosts,
-		ReadOnly:       d.ReadOnly,
-		MaxDials:       d.Access.MaxDials,
-		ConnectTimeout: d.Access.ConnectTimeout,
-		RetryFor:       retryFor,
-		AuthRetryFor:   refusal,
-		ShellTimeout:   min(retryFor, shellLimit),
-		Jump:           d.Access.Jump,
-		SSHConfig:      sshConfig,
-		AgentSocket:    d.Access.AgentSocket,
-		UserKnownHosts: d.Access.UserKnownHosts,
-		Passphrase:     d.Access.Passphrase,
-		Dial:           d.dialer(way),
-		Sink:           d.Sink,
-		Fold: func(waiting []int) string {
-			ids := make([]tpu.WorkerID, len(waiting))
-			for i, w := range waiting {
-				ids[i] = t.ids[w]
-			}
-			return tpu.Fold(ids)
-		},
-		AcceptCommand: func(name string) string {
-			id, err := tpu.ParseWorkerID(name)
-			if err != nil {
-				return ""
-			}
-			return fmt.Sprintf("multihost hostkey forget s0w%d --tpu-prefix=%s", id.Worker, sel.Slices[id.Slice].Name)
-		},
+	dialed, err := d.Dialer.Dial(ctx, remote.Request{
+		Slices: t.slices, Workers: t.ids, Admit: sendKeys, RetryFor: retryFor, ReadOnly: d.ReadOnly, Sink: d.Sink,
 	})
 	if err != nil {
 		return nil, err
 	}
-	conns, errs := fleet.Open(ctx, hosts)
-	if refusedKey(errs) && ctx.Err() == nil {
-		// Another writer of the slice's metadata may have dropped our key.
-		if !sendKeys {
-			fleet.Close()
-			return d.dialAll(ctx, sel, only, true, retryFor)
-		}
-		if _, changed, err := d.sendKeys(ctx, unlisted(sel.Slices)); err == nil && changed {
-			conns, errs = fleet.Open(ctx, hosts)
-		}
-	}
-	if !d.ReadOnly {
-		if err := d.Cloud.KeepHostKeys(); err != nil {
-			event.Notef(d.Sink, event.Debug, "", "%v", err)
-		}
-	}
-	for _, c := range conns {
-		t.conns = append(t.conns, c)
-	}
-	greet(ctx, t.conns, errs)
+	dialed.Greet(ctx)
 	if ctx.Err() != nil {
-		fleet.Close()
+		dialed.Close()
 		return nil, context.Cause(ctx)
 	}
-	t.fleet = fleet
-	if slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
-		t.away = errs
+	t.conns, t.hangUp = dialed.Conns, dialed.Close
+	if slices.ContainsFunc(dialed.Errs, func(err error) bool { return err != nil }) {
+		t.away = dialed.Errs
 	}
 	return t, nil
-}
-
-// shellLimit is how long a login may take to run its first command.
-const shellLimit = 30 * time.Second
-
-// mostTries is how often a step is tried if the connection breaks during it.
-const mostTries = 3
-
-// again runs an idempotent f again when the connection breaks while it runs. It runs f at
-// most mostTries times, and calls tell, if not nil, before each retry.
-func again(ctx context.Context, tell func(error), f func() error) error {
-	for n := 1; ; n++ {
-		err := f()
-		if n == mostTries || !errors.Is(err, remote.ErrConnectionLost) || ctx.Err() != nil {
-			return err
-		}
-		if tell != nil {
-			tell(err)
-		}
-	}
 }
 
 // breaks are connections that broke and were not yet reported.
@@ -336,7 +201,7 @@ type breaks struct {
 // warns, so that workers lost together are reported in one line.
 func (d *Deps) broke(ctx context.Context, t *team, i int, during string) func(error) {
 	return func(err error) {
-		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, lostText(errors.New(causeText(err, t.ids[i]))))
+		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(causeText(err, t.ids[i]))))
 		t.breaks.mu.Lock()
 		if t.breaks.of == nil {
 			t.breaks.of = map[string][]tpu.WorkerID{}
@@ -357,34 +222,6 @@ func (d *Deps) broke(ctx context.Context, t *team, i int, during string) func(er
 		t.breaks.mu.Unlock()
 		event.Notef(d.Sink, event.Warn, "", "%s: %s", tpu.FoldShort(ids), text)
 	}
-}
-
-// lostText returns why the connection was lost.
-func lostText(err error) string {
-	text := err.Error()
-	if _, why, found := strings.Cut(text, remote.ErrConnectionLost.Error()+": "); found {
-		return why
-	}
-	return text
-}
-
-// greet runs a first command on every connected worker. This measures the clocks. It also
-// finds logins that accept us but run nothing, before anything is done on any worker. A
-// failure becomes the worker's error.
-func greet(ctx context.Context, conns []remote.Conn, errs []error) {
-	var wg sync.WaitGroup
-	for i, c := range conns {
-		if errs[i] != nil {
-			continue
-		}
-		wg.Go(func() {
-			errs[i] = again(ctx, nil, func() error {
-				_, err := c.MeasureClock(ctx)
-				return err
-			})
-		})
-	}
-	wg.Wait()
 }
 
 // clockLimit is how far a worker's clock may be off before a warning is shown.
@@ -422,110 +259,4 @@ func (t *team) tellClocks(sink event.Sink) {
 		event.Notef(sink, event.Warn, hint, "the clock %s is %s %s this machine's; what is shown is corrected, but certificates and tokens may be refused",
 			whose, event.Duration(g.offset.Abs().Round(time.Second)), way)
 	}
-}
-
-// pin names the machine that a host key belongs to. It never uses a cloud worker's
-// address, which may belong to another machine tomorrow.
-func pin(s tpu.Slice, id tpu.WorkerID) string {
-	if s.UID == "" { // a host that no cloud knows has nothing but its address
-		w := s.Workers[id.Worker]
-		return "host/" + net.JoinHostPort(w.Internal, strconv.Itoa(w.Port))
-	}
-	return s.UID + "/" + strconv.Itoa(id.Worker)
-}
-
-func (d *Deps) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *roster) sshfan.Host {
-	login = cmp.Or(s.Workers[id.Worker].Login, login, d.Access.Login)
-	host := sshfan.Host{
-		Name: id.String(),
-		User: login,
-		Pin:  pin(s, id),
-		Addr: d.addresses(way, s, id, roster),
-		Keys: func(ctx context.Context) ([]string, error) {
-			keys, _, err := d.Cloud.HostKeys(ctx, s, id.Worker)
-			if errors.Is(err, qr.ErrNoGuestAttributes) {
-				return nil, sshfan.ErrNoHostKeys
-			}
-			return keys, err
-		},
-		Doubt: func() bool { return d.Cloud.DoubtHostKeys(s, id.Worker) },
-		Cloud: !d.onHosts(),
-	}
-	if host.Cloud {
-		host.Slice = s.Name
-	}
-	return host
-}
-
-// addresses returns a function that returns the address from discovery the first time. On
-// every later dial it asks the API, because an address can change when a VM reboots.
-func (d *Deps) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
-	var asked atomic.Bool
-	return func(ctx context.Context) (string, error) {
-		now := s
-		if asked.Swap(true) {
-			fresh, known := roster.lookUp(ctx, d, s.Name)
-			switch {
-			case !known:
-				// The API may be unreachable while the worker is not.
-			case fresh.UID != s.UID:
-				return "", fmt.Errorf("slice %q was recreated: its id was %s and is %s", s.Name, s.UID, fresh.UID)
-			case len(fresh.Workers) > id.Worker:
-				now = fresh
-			}
-		}
-		return d.address(ctx, way, now, id)
-	}
-}
-
-// sendKeys adds the user's public key to every slice that lacks it. It returns the login
-// to use, by slice name, and whether it changed anything.
-func (d *Deps) sendKeys(ctx context.Context, all []tpu.Slice) (logins map[string]string, changed bool, err error) {
-	if d.Logins != nil {
-		return d.Logins, false, nil
-	}
-	logins = map[string]string{}
-	var mu sync.Mutex // guards logins and changed
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(16)
-	for _, s := range all {
-		if len(s.Workers) == 0 {
-			continue // the slice is gone: there is nothing to log in to
-		}
-		group.Go(func() error {
-			user, wrote, err := d.Cloud.Login(ctx, s, d.Access.Login, d.Access.Identity.PublicKey(), d.Access.OSLogin)
-			if err != nil {
-				return fmt.Errorf("add the SSH key of %q to slice %q: %w", d.Access.Login, s.Name, err)
-			}
-			mu.Lock()
-			logins[s.Name], changed = user, changed || wrote
-			mu.Unlock()
-			if wrote {
-				event.Notef(d.Sink, event.Info, "", "added the SSH key of %s to slice %s", user, s.Name)
-			}
-			return nil
-		})
-	}
-	err = group.Wait()
-	return logins, changed, err
-}
-
-// unlisted returns the slices without the keys from the list call, so that the keys are
-// read again.
-func unlisted(all []tpu.Slice) []tpu.Slice {
-	all = slices.Clone(all)
-	for i := range all {
-		all[i].Metadata = maps.Clone(all[i].Metadata)
-		delete(all[i].Metadata, "ssh-keys")
-	}
-	return all
-}
-
-func refusedKey(errs []error) bool {
-	for _, err := range errs {
-		if errors.Is(err, remote.ErrKeyRefused) {
-			return true
-		}
-	}
-	return false
 }

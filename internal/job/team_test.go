@@ -27,7 +27,7 @@ func TestConnectionsThatBreakTogetherAreOneWarning(t *testing.T) {
 		for i, id := range tm.ids {
 			all.Go(func() {
 				n := 0
-				err := again(t.Context(), d.broke(t.Context(), tm, i, "preflight"), func() error {
+				err := remote.Again(t.Context(), d.broke(t.Context(), tm, i, "preflight"), func() error {
 					if n++; n == 1 {
 						return fmt.Errorf("run on %s: %w: reset by peer", id, remote.ErrConnectionLost)
 					}

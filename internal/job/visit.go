@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"multihost/internal/remote"
-	"multihost/internal/sshfan"
 	"multihost/internal/tpu"
 )
 
@@ -13,7 +12,7 @@ type Visit struct {
 	Way     Way // by which address the workers were reached
 	Workers []Visited
 
-	fleet *sshfan.Fleet
+	close func()
 }
 
 // Visited is one worker of a Visit.
@@ -26,22 +25,20 @@ type Visited struct {
 // Visit connects to the workers of sel that only accepts; nil accepts all. Errors of
 // single workers are in the result, which has the order of sel.
 func (d *Deps) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
-	t, failed, err := d.dial(ctx, sel, only, true)
+	t, err := d.dialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil {
 		return nil, err
 	}
-	v := &Visit{Way: d.way(ctx, sel), fleet: t.fleet}
-	conns := map[tpu.WorkerID]remote.Conn{}
+	v := &Visit{Way: Way(d.Dialer.Way(ctx, sel.Slices, d.Sink)), close: t.close}
 	for i, id := range t.ids {
-		conns[id] = t.conns[i]
-	}
-	for _, id := range sel.Workers() {
-		if only == nil || only(id) {
-			v.Workers = append(v.Workers, Visited{ID: id, Conn: conns[id], Err: failed[id]})
+		worker := Visited{ID: id, Conn: t.conns[i]}
+		if t.isAway(i) {
+			worker.Conn, worker.Err = nil, t.away[i]
 		}
+		v.Workers = append(v.Workers, worker)
 	}
 	return v, nil
 }
 
 // Close ends the connections.
-func (v *Visit) Close() { v.fleet.Close() }
+func (v *Visit) Close() { v.close() }

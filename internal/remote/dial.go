@@ -1,0 +1,98 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/tpu"
+)
+
+// A Dialer opens connections to workers. It knows by which way they are reached and who
+// lets the user in there. Its methods are safe for concurrent use.
+type Dialer interface {
+	// Dial tries all workers of r at once and returns when each of them is connected or
+	// given up. An error means that no worker could be tried, or that ctx has ended. The
+	// caller closes the result.
+	Dial(ctx context.Context, r Request) (*Dialed, error)
+
+	// Way is the kind of address by which Dial reaches the workers of the slices, or ""
+	// if there is only one. sink is told why, if the user has left the choice open.
+	Way(ctx context.Context, all []tpu.Slice, sink event.Sink) string
+}
+
+// A Request says which workers to connect to. All fields but Admit and ReadOnly are
+// required.
+type Request struct {
+	Slices  []tpu.Slice
+	Workers []tpu.WorkerID // workers of Slices
+
+	// Admit makes sure first that the workers let the user in. Without it the Dialer does
+	// that only after a worker has refused the user.
+	Admit bool
+
+	// RetryFor is how long a worker that does not answer is tried again.
+	RetryFor time.Duration
+
+	// ReadOnly makes connections on which only commands run that change nothing, and
+	// changes nothing else either.
+	ReadOnly bool
+
+	Sink event.Sink // receives progress and notes
+}
+
+// Dialed are the connections that a Dialer has opened, in the order of Request.Workers.
+type Dialed struct {
+	Conns []Conn  // none is nil; one that was not reached connects at its next use
+	Errs  []error // why a worker was not reached; nil where it was
+
+	Close func() // closes all Conns and returns when that is done
+}
+
+// Greet runs a first command on every worker that was reached. This measures the clocks.
+// It also finds logins that accept us but run nothing, before anything is done on any
+// worker. A failure becomes the worker's error.
+func (d *Dialed) Greet(ctx context.Context) {
+	var wg sync.WaitGroup
+	for i, c := range d.Conns {
+		if d.Errs[i] != nil {
+			continue
+		}
+		wg.Go(func() {
+			d.Errs[i] = Again(ctx, nil, func() error {
+				_, err := c.MeasureClock(ctx)
+				return err
+			})
+		})
+	}
+	wg.Wait()
+}
+
+// mostTries is how often a step is tried if the connection breaks during it.
+const mostTries = 3
+
+// Again runs an idempotent f again when the connection breaks while it runs. It runs f at
+// most three times, and calls tell, if not nil, before each retry.
+func Again(ctx context.Context, tell func(error), f func() error) error {
+	for n := 1; ; n++ {
+		err := f()
+		if n == mostTries || !errors.Is(err, ErrConnectionLost) || ctx.Err() != nil {
+			return err
+		}
+		if tell != nil {
+			tell(err)
+		}
+	}
+}
+
+// LostText returns why the connection was lost.
+func LostText(err error) string {
+	text := err.Error()
+	if _, why, found := strings.Cut(text, ErrConnectionLost.Error()+": "); found {
+		return why
+	}
+	return text
+}
