@@ -10,6 +10,7 @@ package remote
 import (
 	"context"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -135,4 +136,20 @@ type Terminal struct {
 type Status struct {
 	Code   int    // exit code; 128+n for a death by signal n
 	Signal string // signal that ended the command, such as "KILL", else empty; "UNKNOWN" for one that SSH has no name for
+}
+
+// SignalStatus maps the name of a signal, "TERM" or "SIGTERM" or as SSH sends it (RFC 4254
+// §6.10) "SYS@openssh.com", to how a shell would report it. "" is one that has no name.
+func SignalStatus(name string) Status {
+	name, _, _ = strings.Cut(name, "@")
+	name = strings.TrimPrefix(name, "SIG")
+	numbers := map[string]int{
+		"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8,
+		"KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
+		"XCPU": 24, "XFSZ": 25, "SYS": 31,
+	}
+	if name == "" {
+		name = "UNKNOWN" // sshd says "SIG@openssh.com" for one that has no name
+	}
+	return Status{Code: 128 + numbers[name], Signal: name}
 }

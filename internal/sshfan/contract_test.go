@@ -24,6 +24,7 @@ import (
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
 	"multihost/internal/testkit"
+	"multihost/internal/testkit/contract"
 )
 
 // A target is a kind of machine that the contract of SSH behaviours is checked
@@ -179,8 +180,17 @@ func TestContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := benchOf(t, start)
-			t.Run("command", b.commands)
-			for _, row := range contract {
+			contract.Check(t, contract.Target{
+				Connect: func(t *testing.T, readOnly bool) remote.Conn {
+					return connect(t, newFleet(t, b.settings, func(c *sshfan.Config) { c.ReadOnly = readOnly }), b.host(b.addr))
+				},
+				ConnectCuttable: func(t *testing.T) (remote.Conn, func()) {
+					p := newProxy(t, b.addr)
+					return connect(t, newFleet(t, b.settings), b.host(p.addr())), p.cut
+				},
+			})
+			t.Run("command over SSH", b.commands)
+			for _, row := range sshContract {
 				t.Run(row.name, func(t *testing.T) { row.check(t, b) })
 			}
 		})
@@ -204,92 +214,34 @@ func (b bench) commands(t *testing.T) {
 	if b.fewFiles {
 		openFiles = "1024\n"
 	}
-	// 32 and 33 belong to the C library: a program can neither use them nor set
-	// them back, and those that test may have been started with one ignored.
-	const signals = `grep -E '^Sig(Blk|Ign):' /proc/self/status | while read -r name mask; do
-		printf '%s %x\n' "$name" $((0x$mask & ~0x180000000))
-	done`
-	for _, row := range []struct {
-		name, line     string
-		stdin          string
-		stdout, stderr string
-		status         remote.Status
-	}{
-		{name: "success", line: "true"},
-		{name: "exit status", line: "exit 7", status: remote.Status{Code: 7}},
-		{name: "exit status 255", line: "exit 255", status: remote.Status{Code: 255}},
-		{name: "no such command", line: "no-such-command 2>/dev/null", status: remote.Status{Code: 127}},
-		{name: "exit by KILL", line: "kill -KILL $$", status: remote.Status{Code: 137, Signal: "KILL"}},
-		{name: "exit by TERM", line: "kill -TERM $$", status: remote.Status{Code: 143, Signal: "TERM"}},
-		{name: "exit by SEGV", line: "ulimit -c 0; kill -SEGV $$", status: remote.Status{Code: 139, Signal: "SEGV"}},
-		{name: "exit by a signal without a name", line: "kill -RTMIN $$", status: remote.Status{Code: 128, Signal: "UNKNOWN"}},
-		{name: "a child's death is no signal", line: "exec 2>/dev/null; (kill -KILL $BASHPID); exit $?", status: remote.Status{Code: 137}},
-		{name: "exit 137 is no signal", line: "exit 137", status: remote.Status{Code: 137}},
-		{name: "streams are apart", line: "echo out; echo err >&2", stdout: "out\n", stderr: "err\n"},
-		{name: "input to the end", line: "cat", stdin: "a\x00\xff\n", stdout: "a\x00\xff\n"},
-		{name: "input larger than the windows", line: "wc -c", stdin: strings.Repeat("x", 5<<20), stdout: "5242880\n"},
-		{name: "no input", line: "cat; echo end", stdout: "end\n"},
-		{name: "input is never read", line: "exit 3", stdin: strings.Repeat("x", 4<<20), status: remote.Status{Code: 3}},
-		{name: "input is closed, not read", line: "exec <&-; sleep 0.1; exit 3", stdin: strings.Repeat("x", 4<<20), status: remote.Status{Code: 3}},
-		{name: "NUL and invalid UTF-8", line: `printf '\000\377\376\r\n\033[2J'`, stdout: "\x00\xff\xfe\r\n\x1b[2J"},
-		{name: "a line without its end", line: "printf 'no newline'", stdout: "no newline"},
-		{name: "1 MiB without newline", line: "head -c 1048576 /dev/zero | tr '\\000' x", stdout: strings.Repeat("x", 1<<20)},
-		{name: "1 MiB of errors", line: "head -c 1048576 /dev/zero | tr '\\000' x >&2", stderr: strings.Repeat("x", 1<<20)},
-		{name: "end of output before the exit", line: "exec >&- 2>&-; sleep 0.2; exit 5", status: remote.Status{Code: 5}},
-		{name: "a child that holds the pipes", line: "(sleep 0.3; echo late) & echo now", stdout: "now\nlate\n"},
-		{name: "a child that holds no pipe", line: "sleep 60 </dev/null >/dev/null 2>&1 & kill -0 $! && kill $! && echo gone", stdout: "gone\n"},
-		{name: "words", line: remote.Quote("printf", "%s|", "a b", "it's $HOME", "a\nb"), stdout: "a b|it's $HOME|a\nb|"},
-		{name: "script", line: remote.Script("bash", `echo "$#:$1"`, "a b", ""), stdout: "2:a b\n"},
-		{name: "an empty line is a command", line: " "},
-		{name: "home", line: `cd && test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
-		{name: "starts at home", line: `test "$PWD" = "$HOME" && echo here`, stdout: "here\n"},
-		{name: "login name", line: "echo $USER $LOGNAME", stdout: b.login + " " + b.login + "\n"},
-		{name: "no login shell", line: "shopt -q login_shell || echo none; echo $0", stdout: "none\nbash\n"},
-		{name: "no terminal", line: "tty", stdout: "not a tty\n", status: remote.Status{Code: 1}},
-		{name: "session of its own", line: `test "$(ps -o sid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
-		{name: "no controlling terminal", line: "(: </dev/tty) 2>/dev/null || echo none", stdout: "none\n"},
-		{name: "process group of its own", line: `test "$(ps -o pgid= -p $$ | tr -d ' ')" = $$ && echo own`, stdout: "own\n"},
-		{name: "no signal is ignored or blocked", line: signals, stdout: "SigBlk: 0\nSigIgn: 0\n"},
-		{name: "a writer whose reader has ended", line: "yes | head -1", stdout: "y\n"},
-		{name: "umask", line: "umask", stdout: "0022\n"},
-		{name: "open descriptors", line: "exec ls /proc/self/fd", stdout: "0\n1\n2\n3\n"}, // the last is that of ls
-		{name: "descriptors wait", line: "cat /proc/self/fdinfo/[012] | grep flags:", stdout: "flags:\t00\nflags:\t01\nflags:\t01\n"},
-		{name: "limits", line: limits, stdout: ours(limits)},
-		{name: "open files", line: "ulimit -Sn", stdout: openFiles},
-		{name: "rank", line: rank, stdout: ours(rank)},
+	for _, row := range []contract.Command{
+		{Name: "starts at home", Line: `test "$PWD" = "$HOME" && echo here`, Stdout: "here\n"},
+		{Name: "login name", Line: "echo $USER $LOGNAME", Stdout: b.login + " " + b.login + "\n"},
+		{Name: "open descriptors", Line: "exec ls /proc/self/fd", Stdout: "0\n1\n2\n3\n"}, // the last is that of ls
+		{Name: "limits", Line: limits, Stdout: ours(limits)},
+		{Name: "open files", Line: "ulimit -Sn", Stdout: openFiles},
+		{Name: "rank", Line: rank, Stdout: ours(rank)},
 		{
-			name:   "names of variables", // but those that make a worker of a process, and have no part in the contract
-			line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
-			stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
+			Name:   "names of variables", // but those that make a worker of a process, and have no part in the contract
+			Line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
+			Stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
 		},
-		{name: "values of variables", line: `echo $LANG $MAIL $SHELL; case :$PATH in *:` + loginPath + `) echo path; esac`, stdout: "C.UTF-8 /var/mail/" + b.login + " /bin/bash\npath\n"},
-		{name: "where it comes from", line: "set -- $SSH_CONNECTION; echo $# $1", stdout: "4 127.0.0.1\n"},
-		{name: "the connection is at no descriptor", line: "ls -l /proc/self/fd | grep -c socket:", stdout: "0\n", status: remote.Status{Code: 1}},
+		{Name: "values of variables", Line: `echo $LANG $MAIL $SHELL; case :$PATH in *:` + loginPath + `) echo path; esac`, Stdout: "C.UTF-8 /var/mail/" + b.login + " /bin/bash\npath\n"},
+		{Name: "where it comes from", Line: "set -- $SSH_CONNECTION; echo $# $1", Stdout: "4 127.0.0.1\n"},
+		{Name: "the connection is at no descriptor", Line: "ls -l /proc/self/fd | grep -c socket:", Stdout: "0\n", Status: remote.Status{Code: 1}},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			if row.name == "starts at home" {
+		t.Run(row.Name, func(t *testing.T) {
+			if row.Name == "starts at home" {
 				b.needRoot(t)
 			}
-			var out, errs bytes.Buffer
-			cmd := remote.Cmd{Line: row.line, Stdout: &out, Stderr: &errs}
-			if row.stdin != "" {
-				cmd.Stdin = strings.NewReader(row.stdin)
-			}
-			status, err := b.conn.Run(t.Context(), cmd)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if status != row.status || out.String() != row.stdout || errs.String() != row.stderr {
-				t.Errorf("got %+v, %.60q, %.60q; want %+v, %.60q, %.60q",
-					status, out.String(), errs.String(), row.status, row.stdout, row.stderr)
-			}
+			row.Check(t, b.conn)
 		})
 	}
 }
 
-// contract are the rows about sessions and connections. Those that change the
+// sshContract are the rows about sessions and connections. Those that change the
 // target for good come last.
-var contract = []struct {
+var sshContract = []struct {
 	name  string
 	check func(*testing.T, bench)
 }{
@@ -302,82 +254,7 @@ var contract = []struct {
 			t.Errorf("got %q", out)
 		}
 	}},
-	{"input in pieces", func(t *testing.T, b bench) {
-		var out lockedBuffer
-		s, err := b.conn.Start(t.Context(), remote.Cmd{Line: "while read -r x; do echo got $x; done; exit 4", Stdout: &out})
-		if err != nil {
-			t.Fatal(err)
-		}
-		io.WriteString(s.Stdin(), "one\n")
-		until(t, "the first answer", func() bool { return out.String() == "got one\n" })
-		io.WriteString(s.Stdin(), "two\n")
-		s.Stdin().Close()
-		if status, err := s.Wait(); err != nil || status.Code != 4 || out.String() != "got one\ngot two\n" {
-			t.Errorf("got %v, %v, %q", status, err, out.String())
-		}
-	}},
-	{"closing the session leaves the process", func(t *testing.T, b bench) {
-		pid, s := b.background(t, b.conn)
-		s.Close()
-		b.stillRuns(t, pid)
-	}},
-	{"closing the connection leaves the process", func(t *testing.T, b bench) {
-		c := connect(t, newFleet(t, b.settings), b.host(b.addr))
-		pid, s := b.background(t, c)
-		c.Close()
-		if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
-			t.Errorf("got %v, want ErrConnectionLost", err)
-		}
-		b.stillRuns(t, pid)
-	}},
-	{"a process that writes to a closed session dies of it", func(t *testing.T, b bench) {
-		var pid lockedBuffer
-		s, err := b.conn.Start(t.Context(), remote.Cmd{Line: "echo $$; while :; do echo y; sleep 0.02; done", Stdout: &pid})
-		if err != nil {
-			t.Fatal(err)
-		}
-		until(t, "the process id", func() bool { return strings.Contains(pid.String(), "\n") })
-		s.Close()
-		first, _, _ := strings.Cut(pid.String(), "\n")
-		until(t, "its end", func() bool {
-			_, _, status := run(t, b.conn, "kill -0 "+first+" 2>/dev/null")
-			return status.Code != 0
-		})
-	}},
-	{"output flood with a slow sink", func(t *testing.T, b bench) {
-		release := make(chan struct{})
-		out := &stuck{entered: make(chan struct{}, 1), release: release}
-		s, err := b.conn.Start(t.Context(), remote.Cmd{
-			Line:   "for i in $(seq 32); do head -c 1048576 /dev/zero; echo $i >~/written; done",
-			Stdout: out,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		<-out.entered
-		// Another session of the connection is not held up, and sees that the
-		// flood stops.
-		last := ""
-		until(t, "the flood to stop", func() bool {
-			now, _, _ := run(t, b.conn, "sleep 0.1; cat ~/written 2>/dev/null")
-			stopped := now == last && now != ""
-			last = now
-			return stopped
-		})
-		if n, err := strconv.Atoi(strings.TrimSpace(last)); err != nil || n > 16 {
-			t.Errorf("%s MiB were written while nobody read (%v)", last, err)
-		}
-		close(release)
-		if status, err := s.Wait(); err != nil || status.Code != 0 || out.n != 32<<20 {
-			t.Errorf("got %d bytes, %+v, %v", out.n, status, err)
-		}
-	}},
 	{"a login that is lent to a command", loans},
-	{"many commands after each other", func(t *testing.T, b bench) {
-		for range 30 { // three times MaxSessions: each must be given back
-			run(t, b.conn, "true")
-		}
-	}},
 	{"MaxSessions", func(t *testing.T, b bench) {
 		c := b.client(t)
 		var open []*ssh.Session
@@ -609,16 +486,6 @@ var contract = []struct {
 		p.cutAfter(0)
 		run(t, c, "true")
 	}},
-	{"cut before the status", func(t *testing.T, b bench) {
-		p := newProxy(t, b.addr)
-		c := connect(t, newFleet(t, b.settings), b.host(p.addr()))
-		pid, s := b.background(t, c)
-		p.cut()
-		if _, err := s.Wait(); !errors.Is(err, remote.ErrConnectionLost) {
-			t.Errorf("got %v, want ErrConnectionLost", err)
-		}
-		b.stillRuns(t, pid)
-	}},
 	{"frozen peer", func(t *testing.T, b bench) {
 		c := connect(t, newFleet(t, b.settings, func(c *sshfan.Config) { c.KeepAlive = time.Second }), b.host(b.addr))
 		pid, s := b.background(t, c)
@@ -654,12 +521,6 @@ var contract = []struct {
 		f := newFleet(t, b.settings, func(c *sshfan.Config) { c.AuthRetryFor = time.Millisecond })
 		if e := refused(t, f, b.host(b.addr), remote.StageAuth); !errors.Is(e, remote.ErrKeyRefused) {
 			t.Errorf("got %v, want ErrKeyRefused", e)
-		}
-	}},
-	{"clock", func(t *testing.T, b bench) {
-		begin := time.Now()
-		if offset, err := b.conn.MeasureClock(t.Context()); err != nil || offset.Abs() > time.Second+time.Since(begin) {
-			t.Errorf("got %s, %v", offset, err)
 		}
 	}},
 	{"host key changed", func(t *testing.T, b bench) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"time"
 
@@ -382,7 +381,7 @@ func follow(reqs <-chan *ssh.Request) ending {
 				Language   string
 			}
 			if ssh.Unmarshal(req.Payload, &msg) == nil {
-				end = ending{signalStatus(msg.Signal), true}
+				end = ending{remote.SignalStatus(msg.Signal), true}
 			}
 		}
 		if req.WantReply {
@@ -411,22 +410,6 @@ func (s *session) judge(end ending) (remote.Status, error) {
 	default:
 		return remote.Status{}, s.unanswered()
 	}
-}
-
-// signalStatus maps the name of a signal as SSH sends it (RFC 4254 §6.10),
-// "TERM" or "SYS@openssh.com", to how a shell would report it.
-func signalStatus(name string) remote.Status {
-	name, _, _ = strings.Cut(name, "@")
-	name = strings.TrimPrefix(name, "SIG")
-	numbers := map[string]int{
-		"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8,
-		"KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
-		"XCPU": 24, "XFSZ": 25, "SYS": 31,
-	}
-	if name == "" {
-		name = "UNKNOWN" // sshd says "SIG@openssh.com" for one that has no name
-	}
-	return remote.Status{Code: 128 + numbers[name], Signal: name}
 }
 
 // Sizes of the buffers that output is read into: an idle session holds the
