@@ -71,7 +71,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	invoke := func(want int, args ...string) string {
 		t.Helper()
 		var out, errs bytes.Buffer
-		p := &program{stdin: terminal, stdout: &out, stderr: &errs, home: dir, leave: make(chan struct{}),
+		p := process{stdin: terminal, stdout: &out, stderr: &errs, home: dir, leave: make(chan struct{}),
 			lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 		got := p.run(args)
 		fmt.Fprintf(&seen, "$ %s %s\n%s%s", args[0], strings.Join(args[1:], " "), out.String(), errs.String())

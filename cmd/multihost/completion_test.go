@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/testkit"
 )
@@ -34,26 +35,21 @@ var freeWords = []string{"exec", "job", "run", "qr create", "network create", "n
 // TestEveryFlagIsCompleted: a flag or a command that is new is completed, or is
 // named here as one that cannot be.
 func TestEveryFlagIsCompleted(t *testing.T) {
-	q := newQuery(t.Context(), silent(nil), []string{""})
+	commands := silent(nil).commands()
 	everyFlag(func(command string, f cli.Flag) {
 		name := f.Names()[0]
-		kind, list := answerWords, []candidate(nil)
-		_, ours := flagValues[name]
-		if !ours {
-			kind, list = q.values(f, "", "")
-		}
-		known := ours || kind != answerWords || len(list) > 0
-		text := slices.Contains([]config.Kind{config.Text, config.List, config.Optional}, kindOf(f))
+		known := commands.Completed(f)
+		text := slices.Contains([]config.Kind{config.Text, config.List, config.Optional}, cmdline.KindOf(f))
 		switch free := slices.Contains(freeFlags, name); {
 		case text && !known && !free:
-			t.Errorf("--%s of %s is not completed: give it a place in flagValues, let its help begin with its words (\"a, b or c: …\"), or name it in freeFlags", name, command)
+			t.Errorf("--%s of %s is not completed: give it a place in Rules of package complete, let its help begin with its words (\"a, b or c: …\"), or name it in freeFlags", name, command)
 		case known && free:
 			t.Errorf("--%s of %s is completed, and named in freeFlags", name, command)
 		}
 	})
-	walkCommands((&program{}).app().Commands, "", func(path string, c *cli.Command) {
-		if _, ok := positionalValues[path]; positionalFiles[path] == "" && c.ArgsUsage != "" && !c.Hidden && !ok && !slices.Contains(freeWords, path) {
-			t.Errorf("the words of multihost %s (%s) are not completed: give it a place in positionalValues, or name it in freeWords", path, c.ArgsUsage)
+	cmdline.Walk(app().Commands, func(path string, c *cli.Command) {
+		if c.ArgsUsage != "" && !c.Hidden && !commands.WordsCompleted(path) && !slices.Contains(freeWords, path) {
+			t.Errorf("the words of multihost %s (%s) are not completed: give it a place in Rules of package complete, or name it in freeWords", path, c.ArgsUsage)
 		}
 	})
 }
@@ -62,7 +58,7 @@ func TestEveryFlagIsCompleted(t *testing.T) {
 func TestEnumerationsAreRead(t *testing.T) {
 	got := map[string]string{}
 	everyFlag(func(command string, f cli.Flag) {
-		if words := enumeration(f.(cli.DocGenerationFlag).GetUsage()); words != nil && flagValues[f.Names()[0]] == nil {
+		if words := cmdline.Listed(f.(cli.DocGenerationFlag).GetUsage()); words != nil {
 			got[f.Names()[0]] = strings.Join(words, " ")
 		}
 	})
@@ -78,9 +74,12 @@ func TestEnumerationsAreRead(t *testing.T) {
 	}
 }
 
-func silent(env map[string]string) *program {
-	return &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
+func silent(env map[string]string) process {
+	return process{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 }
+
+// commands returns the program that reads command lines for a process.
+func (p process) commands() cmdline.Program { return (&call{process: p}).program() }
 
 // TestCompletionOfLines checks the answers that depend on how a line is split.
 func TestCompletionOfLines(t *testing.T) {
@@ -109,8 +108,7 @@ func TestCompletionOfLines(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		p := silent(map[string]string{"MULTIHOST_FLAG_CONFIG": "none"})
-		p.stdout = &out
-		p.complete(t.Context(), []string{"bash", " \t\n\"'><=;|&(:", line})
+		p.commands().Complete(t.Context(), &out, []string{"bash", " \t\n\"'><=;|&(:", line})
 		var got []string
 		for l := range strings.Lines(out.String()) {
 			word, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
@@ -132,24 +130,11 @@ func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	for _, shell := range [][]string{{"bash", "=:", "multihost attach "}, {"zsh", "attach", ""}, {"fish", "attach", ""}} {
 		var out bytes.Buffer
 		p := silent(map[string]string{"MULTIHOST_FLAG_CONFIG": "none", "MULTIHOST_FLAG_STATE_DIR": dir})
-		p.stdout = &out
-		p.complete(t.Context(), shell)
+		p.commands().Complete(t.Context(), &out, shell)
 		if lines := strings.Split(out.String(), "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], "good-run.1\t") {
 			t.Errorf("%q: answer %q, want good-run.1 alone", shell, out.String())
 		}
 	}
-}
-
-// FuzzSplitLine: whatever is on the line, a word is completed.
-func FuzzSplitLine(f *testing.F) {
-	for _, s := range []string{"", "m", "m 'a", `m "a\"b`, `m a\`, "m\ta\n", "m $(x) `y"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, line string) {
-		if words := splitLine(line); len(words) < 2 {
-			t.Errorf("%q: %q", line, words)
-		}
-	})
 }
 
 // TestEveryFlagOfGcloudIsTakenOrRefused: what gcloud takes for a queued resource
@@ -166,9 +151,9 @@ func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	}
 	for command, names := range flags {
 		for _, name := range names {
-			p := silent(nil)
-			_, alone := p.arrange(p.app(), []string{"qr", command, "x", "--" + name})
-			_, with := p.arrange(p.app(), []string{"qr", command, "x", "--" + name + "=1"})
+			p := silent(nil).commands()
+			_, alone := p.Parse([]string{"qr", command, "x", "--" + name})
+			_, with := p.Parse([]string{"qr", command, "x", "--" + name + "=1"})
 			unknown := func(err error) bool { return err != nil && strings.Contains(err.Error(), "unknown flag") }
 			if unknown(alone) && unknown(with) {
 				t.Errorf("qr %s: %v", command, alone)

@@ -13,14 +13,14 @@ import (
 )
 
 // canConfirm reports whether confirm has a terminal to ask on.
-func (p *program) canConfirm(view *ui.Renderer) bool {
-	return view.Mode() != ui.JSON && ui.CanAsk(p.stdin, p.stderr)
+func canConfirm(c *call, view *ui.Renderer) bool {
+	return view.Mode() != ui.JSON && ui.CanAsk(c.stdin, c.stderr)
 }
 
 // confirm asks a yes-or-no question; only the key y means yes, Enter and every other key
 // are an error. canConfirm must have reported true.
-func (p *program) confirm(ctx context.Context, view *ui.Renderer, question string) error {
-	in, _ := p.stdin.(*os.File)
+func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) error {
+	in, _ := c.stdin.(*os.File)
 	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", ui.AnyKey)
 	if err != nil {
 		return err
@@ -36,14 +36,14 @@ func confirmFlag() cli.Flag {
 }
 
 // refuseConfirm refuses --confirm where nobody can be asked. A dry run asks nothing.
-func (p *program) refuseConfirm(s *session, c *cli.Context) {
-	if c.Bool("confirm") && !s.dryRun && !p.canConfirm(s.view) {
-		p.inv.refuse(&usageError{err: errors.New("--confirm: there is no terminal to ask on"), hint: "see what would be requested with --dry-run, then leave out --confirm"}, "confirm")
+func refuseConfirm(s *session, c *call) {
+	if c.Bool("confirm") && !s.dryRun && !canConfirm(c, s.view) {
+		c.Refuse(&usageError{Err: errors.New("--confirm: there is no terminal to ask on"), Advice: "see what would be requested with --dry-run, then leave out --confirm"}, "confirm")
 	}
 }
 
 // confirms has d ask before slices are requested, with --confirm.
-func (p *program) confirms(s *session, c *cli.Context, d *job.Deps) {
+func confirms(s *session, c *call, d *job.Deps) {
 	if !c.Bool("confirm") {
 		return
 	}
@@ -52,7 +52,7 @@ func (p *program) confirms(s *session, c *cli.Context, d *job.Deps) {
 		if s.view.Mode() == ui.Quiet { // which does not show the line
 			question = line + "\nmultihost: " + question
 		}
-		err := p.confirm(ctx, s.view, question)
+		err := confirm(ctx, c, s.view, question)
 		var no *statusError
 		if errors.As(err, &no) {
 			s.view.Emit(event.Note{Level: event.Info, Text: "no slices were requested"})

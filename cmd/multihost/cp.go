@@ -8,11 +8,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/job"
 	"multihost/internal/tpu"
 )
 
-func (p *program) cpCommand() *cli.Command {
+func cpCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "cp",
 		Usage:     "copy files and directories to workers, or from them",
@@ -40,12 +41,12 @@ by itself.
 Files from workers may lie in the directory of your program. A later run does not
 ship them, unless you change them, git tracks them, or .multihostignore has their
 names with a ! before them.`,
-		Flags: flags([]cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "exclude-workers", Usage: "leave out the workers that `PATTERN` names"},
 		}, quickFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o, up := p.copyOptions(s, c)
-			d, err := s.workers(p, c)
+		Action: withSession(func(s *session, c *call) error {
+			o, up := copyOptions(s, c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
@@ -58,18 +59,18 @@ names with a ! before them.`,
 }
 
 // copyOptions reads which files to copy, and whether they go to workers.
-func (p *program) copyOptions(s *session, c *cli.Context) (o job.CopyOptions, up bool) {
-	o.Workers, o.Except = p.namedWorkers(s, c), p.parsePattern(c, "exclude-workers")
-	up, err := p.copiedFiles(&o)
-	p.inv.refuse(err, positional, dashes)
+func copyOptions(s *session, c *call) (o job.CopyOptions, up bool) {
+	o.Workers, o.Except = namedWorkers(s, c), parsePattern(c, "exclude-workers")
+	up, err := copiedFiles(c, &o)
+	c.Refuse(err, cmdline.Word, cmdline.Dashes)
 	return o, up
 }
 
 // copiedFiles reads the sources and the destination from the words of the command.
-func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
-	words := slices.Concat(p.inv.positionals, p.inv.argv)
+func copiedFiles(c *call, o *job.CopyOptions) (up bool, err error) {
+	words := slices.Concat(c.Words, c.Argv)
 	if len(words) < 2 {
-		return false, &usageError{err: errors.New("multihost cp needs a source and a destination"), hint: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
+		return false, &usageError{Err: errors.New("multihost cp needs a source and a destination"), Advice: "type: multihost cp FILE all:FILE, or multihost cp s0w0:FILE FILE"}
 	}
 	names := make([]string, len(words)) // the workers before each colon, "" for a local name
 	for i, w := range words {
@@ -88,27 +89,27 @@ func (p *program) copiedFiles(o *job.CopyOptions) (up bool, err error) {
 	}
 	for i, name := range names {
 		if i < last && up && name != "" {
-			return up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", p.word(i), p.word(last))
+			return up, usagef("multihost cp: %q and %q are both on workers; multihost copies to or from this machine", word(c, i), word(c, last))
 		}
 		if i < last && !up && name != whose {
-			return up, usagef("multihost cp: the sources are on different workers (%q, %q)", p.word(0), p.word(i))
+			return up, usagef("multihost cp: the sources are on different workers (%q, %q)", word(c, 0), word(c, i))
 		}
 	}
 	if whose == "" {
 		for _, w := range words {
 			name, file, _ := strings.Cut(w, ":")
 			if likely := likelyWorkers(name); likely != "" && file != "" {
-				return up, &usageError{err: fmt.Errorf("multihost cp: %q names no workers", name), hint: "did you mean " + likely + ":" + file + "?"}
+				return up, &usageError{Err: fmt.Errorf("multihost cp: %q names no workers", name), Advice: "did you mean " + likely + ":" + file + "?"}
 			}
 		}
-		return up, &usageError{err: errors.New("multihost cp: neither the sources nor the destination are on workers"), hint: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
+		return up, &usageError{Err: errors.New("multihost cp: neither the sources nor the destination are on workers"), Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 	}
 	o.Only, err = tpu.ParsePattern(whose)
 	return up, err
 }
 
 // word returns the i-th word of the command line.
-func (p *program) word(i int) string { return slices.Concat(p.inv.positionals, p.inv.argv)[i] }
+func word(c *call, i int) string { return slices.Concat(c.Words, c.Argv)[i] }
 
 // cutWorkers cuts s0w3:name into the workers and the name; ok is false for a local name.
 func cutWorkers(word string) (workers, name string, ok bool) {

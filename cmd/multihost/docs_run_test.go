@@ -24,6 +24,7 @@ import (
 	"github.com/google/shlex"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/sim"
 	"multihost/internal/testkit"
 )
@@ -227,21 +228,22 @@ func dryParse(argv []string) error {
 	if len(words) > 0 && words[0] == "__complete" {
 		return nil // what shells call takes any words
 	}
-	p := &program{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
+	p := process{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
 		if key == "MULTIHOST_FLAG_CONFIG" {
 			return "none", true
 		}
 		return "", false
 	}}
-	app := p.app()
+	commands := p.commands()
+	app := commands.App
 	nothing := func(*cli.Context) error { return nil }
 	app.Action = nothing
-	walk(app.Commands, "multihost", func(_ string, c *cli.Command) { c.Action = nothing })
-	inv, err := p.arrange(app, words)
+	cmdline.WalkShown(app, func(_ string, c *cli.Command) { c.Action = nothing })
+	line, err := commands.Parse(words)
 	if err != nil {
 		return err
 	}
-	err = app.Run(append([]string{"multihost"}, inv.args...))
+	err = line.Run(context.Background(), app)
 	if err != nil && regexp.MustCompile(`^--[a-z-]+=[A-Z]+: `).MatchString(err.Error()) {
 		return nil
 	}
@@ -500,7 +502,7 @@ func literal(e ast.Expr) (text string, ok bool) {
 // shows.
 func TestExamplesInHelpParse(t *testing.T) {
 	seen := 0
-	app := (&program{}).app()
+	app := app()
 	look := func(path, description string) {
 		for line := range strings.Lines(description) {
 			if example := strings.TrimSpace(line); strings.HasPrefix(line, "  ") && strings.HasPrefix(example, "multihost ") {
@@ -511,7 +513,7 @@ func TestExamplesInHelpParse(t *testing.T) {
 		}
 	}
 	look("multihost", app.Description)
-	walk(app.Commands, "multihost", func(path string, c *cli.Command) { look(path, c.Description) })
+	cmdline.WalkShown(app, func(path string, c *cli.Command) { look(path, c.Description) })
 	if seen < 15 {
 		t.Errorf("only %d examples found", seen)
 	}

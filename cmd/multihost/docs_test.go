@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/help"
 	"multihost/internal/testkit"
 )
@@ -84,7 +85,7 @@ func TestEveryPromiseHasItsTest(t *testing.T) {
 
 // TestEveryCommandHasAnExitStatusSection keeps help complete.
 func TestEveryCommandHasAnExitStatusSection(t *testing.T) {
-	walk((&program{}).app().Commands, "multihost", func(path string, c *cli.Command) {
+	cmdline.WalkShown(app(), func(path string, c *cli.Command) {
 		if len(c.Subcommands) == 0 && !strings.Contains(c.Description, "EXIT STATUS:") {
 			t.Errorf("%s has no EXIT STATUS section", path)
 		}
@@ -96,13 +97,13 @@ func TestEveryCommandHasAnExitStatusSection(t *testing.T) {
 
 // cliDocument writes all commands and flags as Markdown.
 func cliDocument() string {
-	app := (&program{}).app()
+	app := app()
 	var b strings.Builder
 	fmt.Fprintf(&b, "# multihost: commands\n\nMade from the commands by `make docs`; do not edit.\n\n%s\n", fence(app.Description))
 	b.WriteString("\nFlags stand before or after words, up to `--`. Upper-case names are MaxText's and\ncase-sensitive. Each flag takes its default from the environment variable\n`MULTIHOST_FLAG_<NAME>` where that is set, else from a file: [configuration.md](configuration.md).\n\n`multihost COMMAND --help` shows the flags that most users need, `--help=all` every flag\nunder all of its names.\n")
 	b.WriteString("\n## Flags of every command\n\n")
-	flagTable(&b, everyRows(app.Flags))
-	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
+	flagTable(&b, cmdline.EveryRow(app.Flags))
+	cmdline.WalkShown(app, func(path string, c *cli.Command) {
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n", path, strings.ToUpper(c.Usage[:1])+c.Usage[1:])
 		if len(c.Subcommands) == 0 || c.ArgsUsage != "" {
 			fmt.Fprintf(&b, "\n%s\n", fence(strings.TrimSpace(path+" [FLAG…] "+c.ArgsUsage)))
@@ -112,7 +113,7 @@ func cliDocument() string {
 		}
 		if len(c.Flags) > 0 {
 			b.WriteString("\n")
-			flagTable(&b, flagRows(c.Flags))
+			flagTable(&b, cmdline.FlagRows(c.Flags))
 		}
 	})
 	return b.String()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -19,7 +20,7 @@ import (
 // examines the present state and does not wait for a boot.
 const doctorPatience = 15 * time.Second
 
-func (p *program) doctorCommand() *cli.Command {
+func doctorCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "doctor",
 		Usage: "examine all that a run depends on, and name the command that cures it",
@@ -40,7 +41,7 @@ the subnetwork); it opens nothing that a rule denies.
   multihost doctor
   multihost doctor --tpu-prefix=train
   multihost doctor --tpu-type=v5litepod-16 --num-slices=2`,
-		Flags: flags([]cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice named `P`, or the slices P-0, P-1, …"},
 			slicesFlag(),
 			&cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` that you want"},
@@ -48,9 +49,9 @@ the subnetwork); it opens nothing that a rule denies.
 			&cli.StringFlag{Name: "network", Usage: "`NAME` of the network; default: that of the slices, else " + defaultNetwork},
 			&cli.BoolFlag{Name: "fix", Usage: "carry out the cures that are safe"},
 		}, hostFlags(), sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			p.noArguments("multihost doctor")
-			o, err := p.doctorOptions(s, c)
+		Action: withSession(func(s *session, c *call) error {
+			c.NoWords()
+			o, err := doctorOptions(s, c)
 			if err != nil {
 				return err
 			}
@@ -67,7 +68,7 @@ the subnetwork); it opens nothing that a rule denies.
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPreflight, exitPermission, exitConfig, exitInterrupt)
 }
 
-func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, err error) {
+func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	o = doctor.Options{
 		Cloud: s.cloud, Queue: s.queue, Networks: s.networks, Hosts: s.hosts, Account: s.gcloud.Account,
 		Project: doctor.Setting{Value: s.gcloud.Project, Source: s.gcloud.Source["Project"]},
@@ -75,19 +76,19 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 		Prefix:  c.String("tpu-prefix"), Network: c.String("network"), Count: c.Int("num-slices"),
 		Fix: c.Bool("fix"), Sink: s.sink, Clock: gcp.SystemClock,
 	}
-	o.Slices = p.slicesOf(c)
+	o.Slices = slicesOf(c)
 	if o.Hosts != nil && o.Prefix != "" {
-		p.inv.refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
+		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	}
 	if o.Count < 1 {
-		p.inv.refuse(usagef("--num-slices=%d: it must be 1 or more", o.Count), "num-slices")
+		c.Refuse(usagef("--num-slices=%d: it must be 1 or more", o.Count), "num-slices")
 	}
 	if text := c.String("tpu-type"); text != "" {
 		if o.Type, err = tpu.ParseType(text); err != nil {
-			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "tpu-type")
+			c.Refuse(asUsage(err), "tpu-type")
 		}
 	}
-	d, err := s.access(p, c)
+	d, err := s.access(c)
 	if err != nil {
 		return o, err
 	}
@@ -98,9 +99,9 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 	d.ReadOnly = !o.Fix
 	o.Login, o.OSLogin, o.Way = d.Access.Login, d.Access.OSLogin, d.Access.Way
 	o.Jump = len(d.Access.Jump) > 0
-	path, ours := s.keyPath(p, c)
+	path, ours := s.keyPath(c)
 	o.KeyPath = path
-	o.Key = func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }
+	o.Key = func() (*sshfan.Identity, error) { return s.loadKey(c, path) }
 	if ours {
 		o.MakeKey = func() error {
 			_, err := sshfan.CreateIdentity(path)
@@ -114,7 +115,7 @@ func (p *program) doctorOptions(s *session, c *cli.Context) (o doctor.Options, e
 	}
 	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port"} {
 		if _, typed := s.typed[flag]; typed {
-			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Value(flag)))
+			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.flags.Value(flag)))
 		}
 	}
 	return o, nil

@@ -61,7 +61,7 @@ func (r *rehearsal) write(name, text string) {
 func (r *rehearsal) do(args ...string) (status int, stdout, stderr string) {
 	r.Helper()
 	var out, errs bytes.Buffer
-	p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: r.env["HOME"], leave: make(chan struct{}),
+	p := process{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: r.env["HOME"], leave: make(chan struct{}),
 		lookup: func(key string) (string, bool) { v, ok := r.env[key]; return v, ok }}
 	args = slices.Clone(args)
 	for i, a := range args {

@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/job"
 	"multihost/internal/launch"
 	"multihost/internal/remote"
@@ -32,36 +34,36 @@ func quickFlags() []cli.Flag {
 			d.Value = 30 * time.Second
 		}
 	}
-	return flags(selectFlags(), hostFlags(), ssh)
+	return slices.Concat(selectFlags(), hostFlags(), ssh)
 }
 
 // namedWorkers reads which slices or hosts the command works on.
-func (p *program) namedWorkers(s *session, c *cli.Context) (w job.Workers) {
-	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), p.slicesOf(c), c.Bool("allow-partial")
+func namedWorkers(s *session, c *call) (w job.Workers) {
+	w.Prefix, w.Slices, w.Partial = c.String("tpu-prefix"), slicesOf(c), c.Bool("allow-partial")
 	switch {
 	case s.hosts != nil && w.Prefix != "":
-		p.inv.refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
+		c.Refuse(usagef("give either --tpu-prefix or --hosts, not both"), "tpu-prefix", "hosts", "hosts-file")
 	case s.hosts != nil:
 		w.Prefix = job.HostsPrefix
 	case w.Prefix == "":
-		p.inv.refuse(&usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
+		c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there; machines without a cloud are named with --hosts"})
 	}
 	return w
 }
 
-func (p *program) parsePattern(c *cli.Context, flag string) tpu.Pattern {
+func parsePattern(c *call, flag string) tpu.Pattern {
 	text := c.String(flag)
 	if text == "" {
 		return tpu.Pattern{}
 	}
 	pattern, err := tpu.ParsePattern(text)
 	if err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--%s: %w", flag, err), hint: hintOf(err)}, flag)
+		c.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", flag, err), Advice: hintOf(err)}, flag)
 	}
 	return pattern
 }
 
-func (p *program) execCommand() *cli.Command {
+func execCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "exec",
 		Usage:     "run a quick command on workers and show equal outputs once",
@@ -83,16 +85,16 @@ output loses its middle, with a note; --log-dir keeps all of it.
 The command does not outlive this one: at Ctrl-C, at --timeout, and when the
 connection or this program dies, nothing of it stays on the workers. Its
 standard input is empty.`,
-		Flags: flags(workersFlags(), []cli.Flag{
+		Flags: slices.Concat(workersFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that the workers run; or give a program after --"},
 			&cli.BoolFlag{Name: "sudo", Usage: "run it as root"},
 			&cli.DurationFlag{Name: "timeout", Usage: "stop the command after this `TIME`"},
 			graceFlag(),
 			&cli.StringFlag{Name: "log-dir", Usage: "keep the whole output of each worker in the local `DIR`"},
 		}, quickFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o := p.execOptions(s, c)
-			d, err := s.workers(p, c)
+		Action: withSession(func(s *session, c *call) error {
+			o := execOptions(s, c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
@@ -108,43 +110,43 @@ standard input is empty.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-func (p *program) execOptions(s *session, c *cli.Context) job.ExecOptions {
-	if len(p.inv.positionals) > 0 {
-		word := p.inv.positionals[0]
-		err := p.strayWord(word)
+func execOptions(s *session, c *call) job.ExecOptions {
+	if len(c.Words) > 0 {
+		word := c.Words[0]
+		err := strayWord(c, word)
 		if _, is := tpu.ParsePattern(word); is == nil {
-			err = &usageError{err: err, hint: "to choose workers: " + remote.CommandLine("--workers="+word)}
+			err = &usageError{Err: err, Advice: "to choose workers: " + remote.CommandLine("--workers="+word)}
 		}
-		p.inv.refuse(err, positional)
+		c.Refuse(err, cmdline.Word)
 	}
-	o := job.ExecOptions{Argv: p.inv.argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
+	o := job.ExecOptions{Argv: c.Argv, Sudo: c.Bool("sudo"), Grace: c.Duration("grace"), Timeout: c.Duration("timeout"), LogDir: c.String("log-dir")}
 	script := c.String("command")
 	switch {
-	case p.refuseCommand(script):
+	case refuseCommand(c, script):
 	case script != "":
 		o.Argv = []string{"bash", "-c", script}
 	}
 	for _, word := range o.Argv {
 		if len(word) >= launch.LongestWord {
-			p.inv.refuse(usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1), "command", dashes)
+			c.Refuse(usagef("a word of the command has %d bytes, Linux takes %d; multihost cp brings longer scripts", len(word), launch.LongestWord-1), "command", cmdline.Dashes)
 		}
 	}
-	p.inv.notNegative(c, "timeout", "grace")
-	o.Workers = p.namedWorkers(s, c)
-	o.Only, o.Except = p.parsePattern(c, "workers"), p.parsePattern(c, "exclude-workers")
+	c.NotNegative(c, "timeout", "grace")
+	o.Workers = namedWorkers(s, c)
+	o.Only, o.Except = parsePattern(c, "workers"), parsePattern(c, "exclude-workers")
 	return o
 }
 
 // refuseCommand refuses a command line that has nothing to run, or both a script and
 // words after --, and reports whether it did. script is the value of --command.
-func (p *program) refuseCommand(script string) bool {
+func refuseCommand(c *call, script string) bool {
 	var err error
-	switch argv := p.inv.argv; {
+	switch argv := c.Argv; {
 	case strings.TrimSpace(script) == "" && len(argv) == 0, len(argv) > 0 && argv[0] == "":
-		err = &usageError{err: errors.New("nothing to run"), hint: "add --command='SCRIPT', or -- PROGRAM ARG…"}
+		err = &usageError{Err: errors.New("nothing to run"), Advice: "add --command='SCRIPT', or -- PROGRAM ARG…"}
 	case script != "" && len(argv) > 0:
 		err = usagef("give either --command or words after --, not both")
 	}
-	p.inv.refuse(err, "command", dashes)
+	c.Refuse(err, "command", cmdline.Dashes)
 	return err != nil
 }

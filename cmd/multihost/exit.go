@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/fault"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
@@ -48,31 +49,22 @@ var exitTexts = map[int]string{
 }
 
 // usageError reports a command line that cannot be carried out as typed.
-type usageError struct {
-	err  error
-	hint string
-}
+type usageError = cmdline.UsageError
 
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
-func (e *usageError) Hint() string  { return e.hint }
+func usagef(format string, args ...any) *usageError { return cmdline.Usagef(format, args...) }
 
-// Fault returns fault.Usage.
-func (e *usageError) Fault() fault.Kind { return fault.Usage }
-
-func usagef(format string, args ...any) *usageError {
-	return &usageError{err: fmt.Errorf(format, args...)}
-}
+// asUsage turns an error into one of the command line, with the hint that it has.
+func asUsage(err error) error { return &usageError{Err: err, Advice: hintOf(err)} }
 
 // configError reports a setting that is missing or malformed.
 type configError struct {
-	err  error
-	hint string
+	Err    error
+	Advice string
 }
 
-func (e *configError) Error() string { return e.err.Error() }
-func (e *configError) Unwrap() error { return e.err }
-func (e *configError) Hint() string  { return e.hint }
+func (e *configError) Error() string { return e.Err.Error() }
+func (e *configError) Unwrap() error { return e.Err }
+func (e *configError) Hint() string  { return e.Advice }
 
 // Fault returns fault.Configuration.
 func (e *configError) Fault() fault.Kind { return fault.Configuration }

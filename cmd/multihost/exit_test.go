@@ -45,7 +45,7 @@ func TestExitStatusOfAnError(t *testing.T) {
 		{"a flag", usagef("--x: wrong"), 64},
 		{"a flag of a package", &job.Error{Stage: job.StageStart, Err: &preflight.NUMAError{}}, 64},
 		{"what workers cannot start", &launch.InputError{}, 64},
-		{"a setting", &configError{err: plain}, 78},
+		{"a setting", &configError{Err: plain}, 78},
 		{"a directory of the user", &job.Error{Stage: "sync", Err: &codesync.ForeignError{}}, 78},
 		{"a worker is away", &remote.ConnectError{Stage: remote.StageDial, Err: plain}, 69},
 		{"a worker refuses the key", &job.Error{Stage: "connect", Err: &remote.ConnectError{Stage: remote.StageAuth, Err: plain}}, 77},

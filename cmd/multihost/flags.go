@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -62,7 +63,7 @@ func slicesFlag() cli.Flag {
 }
 
 // slicesOf reads --slices.
-func (p *program) slicesOf(c *cli.Context) tpu.Numbers {
+func slicesOf(c *call) tpu.Numbers {
 	text := c.String("slices")
 	if text == "" {
 		return nil
@@ -70,9 +71,9 @@ func (p *program) slicesOf(c *cli.Context) tpu.Numbers {
 	numbers, err := tpu.ParseNumbers(text)
 	switch {
 	case c.String("tpu-prefix") == "":
-		p.inv.refuse(&usageError{err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), hint: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
+		c.Refuse(&usageError{Err: fmt.Errorf("--slices=%s: of which slices? --tpu-prefix is missing", text), Advice: "add --tpu-prefix=PREFIX; multihost qr list shows what is there"}, "slices")
 	case err != nil:
-		p.inv.refuse(usagef("--slices: %w", err), "slices")
+		c.Refuse(usagef("--slices: %w", err), "slices")
 	}
 	return numbers
 }
@@ -113,7 +114,7 @@ func patienceFlags() []cli.Flag {
 
 // commandFlags set what to run and how; run and job share them.
 func commandFlags() []cli.Flag {
-	return flags(patienceFlags(), []cli.Flag{
+	return slices.Concat(patienceFlags(), []cli.Flag{
 		dryRunFlag(),
 		&cli.StringFlag{Name: "command", Aliases: []string{"COMMAND"}, Usage: "bash `SCRIPT` that every worker runs; or give a program after --"},
 		&cli.StringFlag{Name: "run-name", Aliases: []string{"RUN_NAME"}, Usage: "`NAME` of the run and of its directory on the workers; default: login, time and a random part"},
@@ -150,12 +151,4 @@ func commandFlags() []cli.Flag {
 		&cli.StringFlag{Name: "notify", Usage: "run `PROGRAM` with its arguments, without a shell, at start, restart, failure and end; it gets the event on its standard input, as JSON"},
 		&cli.StringFlag{Name: "notify-url", Usage: "post the events of --notify to `URL`: https, or http on this machine"},
 	})
-}
-
-func flags(groups ...[]cli.Flag) []cli.Flag {
-	var all []cli.Flag
-	for _, g := range groups {
-		all = append(all, g...)
-	}
-	return all
 }

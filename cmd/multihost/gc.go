@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -17,7 +18,7 @@ const pricesHelp = `PER HOUR is the list price an hour of the slices that exist,
 "unknown" where the price list has none for their zone and tier. Prices are
 ` + tpu.PriceSource + `.`
 
-func (p *program) gcCommand() *cli.Command {
+func gcCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "gc",
 		Usage: "list what your runs left in the project; with --delete remove it",
@@ -34,7 +35,7 @@ real state of each is read right before. What multihost did not make is never
 touched.
 
 ` + pricesHelp,
-		Flags: flags([]cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "prefix", Usage: "only resources with names that begin with `P`"},
 			&cli.DurationFlag{Name: "older-than", Usage: "only what is older than `TIME`, or idle for it"},
 			&cli.BoolFlag{Name: "all-users", Usage: "list what anybody's runs left, not only yours"},
@@ -42,9 +43,9 @@ touched.
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
 		}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			p.noArguments("multihost gc")
-			d, err := s.workers(p, c)
+		Action: withSession(func(s *session, c *call) error {
+			c.NoWords()
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
@@ -73,10 +74,10 @@ touched.
 				return nil
 			}
 			if !c.Bool("yes") {
-				if !p.canConfirm(s.view) {
-					return &usageError{err: errors.New("there is no terminal to ask on"), hint: "add --yes to delete without a question"}
+				if !canConfirm(c, s.view) {
+					return &usageError{Err: errors.New("there is no terminal to ask on"), Advice: "add --yes to delete without a question"}
 				}
-				if err := p.confirm(c.Context, s.view, fmt.Sprintf("delete %s?", event.Count(useless, "leftover"))); err != nil {
+				if err := confirm(c.Context, c, s.view, fmt.Sprintf("delete %s?", event.Count(useless, "leftover"))); err != nil {
 					return err
 				}
 			}
@@ -88,7 +89,7 @@ touched.
 // warnOfLeftovers looks for what earlier runs of the user left, while a command that
 // makes or uses slices does its work. The look starts when the command's input has been
 // checked; wait ends it. A simulator started for this command has no leftovers.
-func (p *program) warnOfLeftovers(s *session, c *cli.Context, d *job.Deps, except string) (wait func()) {
+func warnOfLeftovers(s *session, c *call, d *job.Deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {
 		return ended

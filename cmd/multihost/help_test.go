@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/help"
 )
 
@@ -20,7 +21,8 @@ const manyFlags = 15
 // its help, and the groups name nothing else.
 func TestEveryFlagHasAGroup(t *testing.T) {
 	t.Parallel()
-	app := (&program{}).app()
+	commands := silent(nil).commands()
+	app := commands.App
 	groupOf, used := map[string]string{}, map[string]bool{}
 	for _, g := range flagGroups {
 		for _, name := range slices.Concat(g.Shown, g.Rest) {
@@ -33,14 +35,14 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 	look := func(path string, own []cli.Flag) {
 		common, grouped := commonFlags[path]
 		apart := slices.Concat(loginFlags(), whereFlags)
-		if rest := slices.DeleteFunc(flagRows(own), func(r help.Flag) bool { return slices.Contains(apart, r.Name()) }); !grouped && len(rest) > manyFlags {
+		if rest := slices.DeleteFunc(cmdline.FlagRows(own), func(r help.Flag) bool { return slices.Contains(apart, r.Name()) }); !grouped && len(rest) > manyFlags {
 			t.Errorf("%s has %d flags of its own: give it a place in commonFlags, and its flags groups", path, len(rest))
 		}
 		if !grouped {
 			return
 		}
 		known := map[string]bool{}
-		for _, f := range flags(own, app.Flags) {
+		for _, f := range slices.Concat(own, app.Flags) {
 			name := f.Names()[0]
 			known[name], used[name] = true, true
 			if groupOf[name] == "" {
@@ -57,7 +59,7 @@ func TestEveryFlagHasAGroup(t *testing.T) {
 		}
 	}
 	look("", nil)
-	walkCommands(app.Commands, "", func(path string, c *cli.Command) { look(path, c.Flags) })
+	cmdline.Walk(app.Commands, func(path string, c *cli.Command) { look(path, c.Flags) })
 	for name, group := range groupOf {
 		if !used[name] {
 			t.Errorf("the group %q names --%s, which no command with groups has", group, name)
@@ -71,11 +73,11 @@ func TestEveryCommandHasAGroup(t *testing.T) {
 	t.Parallel()
 	places := map[string]int{}
 	for _, g := range commandGroups {
-		for _, name := range g.commands {
+		for _, name := range g.Commands {
 			places[name]++
 		}
 	}
-	for _, c := range (&program{}).app().Commands {
+	for _, c := range app().Commands {
 		if places[c.Name] != 1 && !c.Hidden {
 			t.Errorf("%s stands in %d groups of multihost --help, want one of commandGroups", c.Name, places[c.Name])
 		}
@@ -85,21 +87,22 @@ func TestEveryCommandHasAGroup(t *testing.T) {
 		t.Errorf("commandGroups names %s, which is no command", name)
 	}
 	last := commandGroups[len(commandGroups)-1]
-	if want := []string{"hostkey", "manual", "xla", "config", "sim"}; !slices.Equal(last.commands, want) {
-		t.Errorf("the last group has %q, want %q", last.commands, want)
+	if want := []string{"hostkey", "manual", "xla", "config", "sim"}; !slices.Equal(last.Commands, want) {
+		t.Errorf("the last group has %q, want %q", last.Commands, want)
 	}
 }
 
 // everyPage visits the short and the full help of all commands.
-func everyPage(visit func(path []string, level helpLevel, page help.Page)) {
-	app := (&program{}).app()
+func everyPage(visit func(path []string, level cmdline.HelpLevel, page help.Page)) {
+	commands := silent(nil).commands()
+	app := commands.App
 	look := func(path []string) {
-		for _, level := range []helpLevel{shortHelp, fullHelp} {
-			visit(path, level, helpPage(app, path, level))
+		for _, level := range []cmdline.HelpLevel{cmdline.ShortHelp, cmdline.FullHelp} {
+			visit(path, level, commands.Page(path, level))
 		}
 	}
 	look(nil)
-	walkCommands(app.Commands, "", func(path string, c *cli.Command) { look(strings.Fields(path)) })
+	cmdline.Walk(app.Commands, func(path string, c *cli.Command) { look(strings.Fields(path)) })
 }
 
 var (
@@ -115,7 +118,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	pages := 0
 	words := func(text string) []string { return strings.Fields(continued.ReplaceAllString(text, " ")) }
-	everyPage(func(path []string, level helpLevel, page help.Page) {
+	everyPage(func(path []string, level cmdline.HelpLevel, page help.Page) {
 		pages++
 		want := words(page.Name + ": " + page.Usage + " Usage: " + page.Name + " " + page.Synopsis + " " + strings.ReplaceAll(page.Text, "\\\n", ""))
 		for _, s := range slices.Concat(page.Commands, page.Flags) {
@@ -162,7 +165,8 @@ var upperCase = regexp.MustCompile(`--[A-Z]`)
 // short help fewer flags and no name in upper case but in sentences.
 func TestFullHelpHasAllNames(t *testing.T) {
 	t.Parallel()
-	app := (&program{}).app()
+	commands := silent(nil).commands()
+	app := commands.App
 	shown := func(page help.Page) (names []string) {
 		for _, s := range page.Flags {
 			for _, r := range s.Rows {
@@ -175,15 +179,15 @@ func TestFullHelpHasAllNames(t *testing.T) {
 		return names
 	}
 	look := func(path []string, own []cli.Flag) {
-		full := shown(helpPage(app, path, fullHelp))
-		for _, row := range flagRows(flags(own, app.Flags)) {
+		full := shown(commands.Page(path, cmdline.FullHelp))
+		for _, row := range cmdline.FlagRows(slices.Concat(own, app.Flags)) {
 			for _, name := range row.Names {
 				if !slices.Contains(full, strings.TrimLeft(name, "-")) {
 					t.Errorf("%q --help=all does not show %s", path, name)
 				}
 			}
 		}
-		short := shown(helpPage(app, path, shortHelp))
+		short := shown(commands.Page(path, cmdline.ShortHelp))
 		for i, name := range short {
 			if slices.Contains(short[:i], name) {
 				t.Errorf("%q --help shows --%s twice", path, name)
@@ -197,9 +201,9 @@ func TestFullHelpHasAllNames(t *testing.T) {
 		}
 	}
 	look(nil, nil)
-	walkCommands(app.Commands, "", func(path string, c *cli.Command) { look(strings.Fields(path), c.Flags) })
+	cmdline.Walk(app.Commands, func(path string, c *cli.Command) { look(strings.Fields(path), c.Flags) })
 	for _, command := range []string{"run", "job"} {
-		page := helpPage(app, []string{command}, shortHelp)
+		page := commands.Page([]string{command}, cmdline.ShortHelp)
 		if title := page.Flags[0].Title; title != "common flags" || len(page.Flags[0].Rows) != 8 {
 			t.Errorf("%s --help begins with %s: %v", command, title, page.Flags[0].Rows)
 		}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"multihost/internal/cmdline"
+
 	"github.com/urfave/cli/v2"
 )
 
@@ -32,9 +34,9 @@ func TestHintsNameOnlyWhatExists(t *testing.T) {
 			}
 		}
 	}
-	app := (&program{}).app()
+	app := app()
 	add(app.Flags)
-	walk(app.Commands, "multihost", func(path string, c *cli.Command) {
+	cmdline.WalkShown(app, func(path string, c *cli.Command) {
 		commands[path] = c
 		add(c.Flags)
 	})

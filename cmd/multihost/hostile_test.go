@@ -308,7 +308,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	invoke := func(args ...string) (status int, stdout, stderr string) {
 		t.Helper()
 		var out, errs standardStream
-		p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: home, leave: make(chan struct{}),
+		p := process{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: home, leave: make(chan struct{}),
 			lookup: func(string) (string, bool) { return "", false }}
 		ended := make(chan int, 1)
 		go func() {

@@ -3,29 +3,31 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/tpu"
 )
 
-func (p *program) hostkeyCommand() *cli.Command {
-	return p.group(cli.Command{
+func hostkeyCommand() *cli.Command {
+	return group(cli.Command{
 		Name:  "hostkey",
 		Usage: "accept the changed host key of a worker",
 		Subcommands: []*cli.Command{command(cli.Command{
 			Name: "forget", Usage: "forget the pinned host key of one worker; the next connection pins the key it then has", ArgsUsage: "WORKER",
-			Flags: flags(selectFlags(), sshFlags()),
-			Action: p.withSession(func(s *session, c *cli.Context) error {
-				id, err := tpu.ParseWorkerID(p.oneArgument("multihost hostkey forget", "worker"))
+			Flags: slices.Concat(selectFlags(), sshFlags()),
+			Action: withSession(func(s *session, c *call) error {
+				id, err := tpu.ParseWorkerID(c.OneWord("worker", ""))
 				if err != nil {
-					p.inv.refuse(&usageError{err: err}, positional)
+					c.Refuse(&usageError{Err: err}, cmdline.Word)
 				} else if c.String("tpu-prefix") == "" {
-					p.inv.refuse(&usageError{err: errors.New("which slices? --tpu-prefix is missing"), hint: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
+					c.Refuse(&usageError{Err: errors.New("which slices? --tpu-prefix is missing"), Advice: fmt.Sprintf("type: multihost hostkey forget %s --tpu-prefix=NAME; multihost qr list shows what is there", id)})
 				}
-				numbers := p.slicesOf(c)
-				d, err := s.workers(p, c)
+				numbers := slicesOf(c)
+				d, err := s.workers(c)
 				if err != nil {
 					return err
 				}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -20,7 +21,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-func (p *program) jobCommand() *cli.Command {
+func jobCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "job",
 		Usage:     "provision slices, run a command on them, delete them",
@@ -60,54 +61,54 @@ With --detach and --bucket-name the job needs no runner: the workers fetch the
 code from the bucket, start the command, write their logs to the bucket and
 delete the slices when all have ended. docs/detached.md says which rights they
 need.`,
-		Flags: flags(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o := p.jobOptions(s, c)
+		Flags: slices.Concat(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			o := jobOptions(s, c)
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
 			var do job.DetachOptions
 			var told notify.Options
 			if runnerless {
 				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
-					if _, typed := p.inv.set[name]; typed {
-						p.inv.refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", name), name, "detach", "bucket-name")
+					if _, typed := c.Typed[name]; typed {
+						c.Refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", name), name, "detach", "bucket-name")
 					}
 				}
-				do = p.detachOptions(c, s.roots)
+				do = detachOptions(c, s.roots)
 			} else {
-				if _, typed := p.inv.set["cloud-logging"]; typed {
-					p.inv.refuse(usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET"), "cloud-logging")
+				if _, typed := c.Typed["cloud-logging"]; typed {
+					c.Refuse(usagef("--cloud-logging: it is for jobs without runner: add --detach and --bucket-name=BUCKET"), "cloud-logging")
 				}
-				told = p.notifyOptions(s, c, o.Run.Run, o.Run.Env)
+				told = notifyOptions(s, c, o.Run.Run, o.Run.Env)
 			}
-			p.refuseConfirm(s, c)
-			d, err := s.workers(p, c)
+			refuseConfirm(s, c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			p.confirms(s, c, d)
+			confirms(s, c, d)
 			setKey(&o.Request, d.Access.Login, publicKey(d.Access))
 			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
 			if runnerless {
-				defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
+				defer warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {
 					return s.showPlan(c, func() (job.Plan, error) { return d.PlanDetach(c.Context, o, do) })
 				}
 				out, err := d.Detach(c.Context, o, do)
 				if err == nil && s.sim != nil {
 					s.view.Emit(event.Note{Level: event.Info, Text: "the simulator ends with this command, and the workers with it: the job is followed to its end"})
-					out, err = d.Attach(c.Context, o.Run.Run, job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: p.lookup})
+					out, err = d.Attach(c.Context, o.Run.Run, job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience, Watch: o.Run.Watch, Secret: c.lookup})
 				}
 				return outcome(out, err)
 			}
 			if c.String("bucket-name") != "" {
 				s.view.Emit(event.Note{Level: event.Info, Text: "--bucket-name: nothing is uploaded to the bucket by an attached job; the logs come to this machine", Hint: "to have the job live without this machine, add --detach"})
 			}
-			p.onInterrupts(s, c, d)
-			defer p.warnOfLeftovers(s, c, d, o.Request.ID)()
+			onInterrupts(s, c, d)
+			defer warnOfLeftovers(s, c, d, o.Request.ID)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanJob(c.Context, o) })
 			}
-			return p.notified(told, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
+			return notified(c, told, d, func() (job.Outcome, error) { return d.Job(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
@@ -131,7 +132,7 @@ func jobFlags() []cli.Flag {
 		maxRestartsFlag(),
 		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "start again when slices or hosts are lost, up to `NUMBER` times, or unlimited"},
 		&cli.BoolFlag{Name: "keep", Usage: "keep the slices at the end"},
-		&cli.GenericFlag{Name: "keep-on-failure", Value: &optionalValue{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
+		&cli.GenericFlag{Name: "keep-on-failure", Value: &cmdline.Optional{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
 	)
 	return slices.DeleteFunc(all, func(f cli.Flag) bool { // the run names the slices
 		return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0])
@@ -158,18 +159,18 @@ func bucketFlags() []cli.Flag {
 	}
 }
 
-func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) job.DetachOptions {
+func detachOptions(c *call, roots gcp.Roots) job.DetachOptions {
 	do := job.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
 	name, dir := c.String("bucket-name"), c.String("bucket-dir")
 	if _, _, err := detach.CleanBucket(name, ""); err != nil {
-		p.inv.refuse(&usageError{err: err}, "bucket-name")
+		c.Refuse(&usageError{Err: err}, "bucket-name")
 	}
 	var err error
 	if do.Bucket, do.Dir, err = detach.CleanBucket(name, dir); err != nil {
-		p.inv.refuse(&usageError{err: err}, "bucket-name", "bucket-dir")
+		c.Refuse(&usageError{Err: err}, "bucket-name", "bucket-dir")
 	}
 	if do.Every < time.Second {
-		p.inv.refuse(usagef("--upload-every=%s: it must be 1s or more", do.Every), "upload-every")
+		c.Refuse(usagef("--upload-every=%s: it must be 1s or more", do.Every), "upload-every")
 	}
 	return do
 }
@@ -180,22 +181,22 @@ func (p *program) detachOptions(c *cli.Context, roots gcp.Roots) job.DetachOptio
 var leastTerm = time.Minute
 
 // asMaxText reports whether the command line uses the flags of multihost_job.py.
-func (p *program) asMaxText() bool {
+func asMaxText(c *call) bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
-		if spelling := p.inv.set[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
+		if spelling := c.Typed[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
 			return true
 		}
 	}
 	return false
 }
 
-func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
-	run := p.runOptions(s, c)
-	run.MaxText = p.asMaxText()
+func jobOptions(s *session, c *call) job.JobOptions {
+	run := runOptions(s, c)
+	run.MaxText = asMaxText(c)
 	if run.MaxText && !c.IsSet("venv") {
 		run.Venv = true
 	}
-	limits := p.waitLimits(c)
+	limits := waitLimits(c)
 	o := job.JobOptions{
 		Run:            run,
 		Keep:           c.Bool("keep"),
@@ -207,26 +208,26 @@ func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
 	}
 	for _, name := range []string{"ttl", "lease"} {
 		if d := c.Duration(name); d != 0 && d < leastTerm {
-			p.inv.refuse(usagef("--%s=%s: it must be 1m or more, or 0", name, d), name)
+			c.Refuse(usagef("--%s=%s: it must be 1m or more, or 0", name, d), name)
 		}
 	}
 	o.Budget.Restarts = run.MaxRestarts
 	var err error
 	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {
-		p.inv.refuse(usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions")), "max-preemptions")
+		c.Refuse(usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions")), "max-preemptions")
 	}
-	if keep := c.Generic("keep-on-failure").(*optionalValue); keep.set && keep.text != "false" {
+	if keep := c.Generic("keep-on-failure").(*cmdline.Optional); keep.Given && keep.Text != "false" {
 		o.KeepOnFailure = true
-		if keep.text != "true" {
-			if o.KeepFor, err = time.ParseDuration(keep.text); err != nil || o.KeepFor <= 0 {
-				p.inv.refuse(usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.text), "keep-on-failure")
+		if keep.Text != "true" {
+			if o.KeepFor, err = time.ParseDuration(keep.Text); err != nil || o.KeepFor <= 0 {
+				c.Refuse(usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.Text), "keep-on-failure")
 			}
 		}
 	}
-	o.Request = p.jobRequest(s, c, run.Run)
+	o.Request = jobRequest(s, c, run.Run)
 	o.Run.Prefix = o.Request.ID
 	if o.Request.Type.Name != "" {
-		p.inv.refuse(preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation), append(p.ownFlags(c, []string{"accelerator-type", "type", "topology"}), "numa")...)
+		c.Refuse(preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation), append(ownFlags(c, []string{"accelerator-type", "type", "topology"}), "numa")...)
 	}
 	if c.Bool("network-create") {
 		n := network.Options{Name: o.Request.Network}
@@ -235,8 +236,8 @@ func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
 			o.Request.Network = n.Name
 		}
 		n.MTU, n.SubnetMode, n.RoutingMode, n.SSHSourceRanges = defaultMTU, "auto", "regional", splitCommas(c.String("ssh-source-ranges"))
-		p.refuseNetwork(network.Options{SSHSourceRanges: n.SSHSourceRanges}, "ssh-source-ranges", "network-create")
-		p.refuseNetwork(n, "network", "network-create")
+		refuseNetwork(c, network.Options{SSHSourceRanges: n.SSHSourceRanges}, "ssh-source-ranges", "network-create")
+		refuseNetwork(c, n, "network", "network-create")
 		o.Network = &n
 	}
 	return o
@@ -244,14 +245,14 @@ func (p *program) jobOptions(s *session, c *cli.Context) job.JobOptions {
 
 // jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
 // typed MaxText's flags.
-func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request {
-	upper := p.asMaxText()
+func jobRequest(s *session, c *call, run string) qr.Request {
+	upper := asMaxText(c)
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
 	if upper && !c.IsSet("num-slices") {
 		r.NodeCount = 2
 	}
 	if r.NodeCount < 1 {
-		p.inv.refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
+		c.Refuse(usagef("--num-slices=%d: at least 1 slice is needed", r.NodeCount), "num-slices")
 	}
 	if upper && c.String("tpu-type") == "" && c.String("type") == "" {
 		r.Type, _ = tpu.ParseType("v4-8") // v4-8 is a known type: no error
@@ -261,11 +262,11 @@ func (p *program) jobRequest(s *session, c *cli.Context, run string) qr.Request 
 	} else {
 		r.NodeID = run
 	}
-	r = p.readRequest(c, r, c.String("cqr-extra-args"))
+	r = readRequest(c, r, c.String("cqr-extra-args"))
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(run, login)
 	r.MarkJob(run)
-	p.refuseRequest(c, r)
+	refuseRequest(c, r)
 	return r
 }
 

@@ -10,17 +10,18 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/testkit"
 )
 
 // everyFlag visits all flags of all commands.
 func everyFlag(visit func(command string, f cli.Flag)) {
-	app := (&program{}).app()
+	app := app()
 	for _, f := range app.Flags {
 		visit("every command", f)
 	}
-	walkCommands(app.Commands, "", func(path string, c *cli.Command) {
+	cmdline.Walk(app.Commands, func(path string, c *cli.Command) {
 		for _, f := range c.Flags {
 			visit(path, f)
 		}
@@ -36,7 +37,7 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	elsewhere := []string{"bucket-dir"} // in the bucket
 	everyFlag(func(command string, f cli.Flag) {
 		name := f.Names()[0]
-		kinds[name] = kindOf(f)
+		kinds[name] = cmdline.KindOf(f)
 		switch f.(type) {
 		case *cli.StringFlag, *cli.BoolFlag, *cli.IntFlag, *cli.Float64Flag, *cli.DurationFlag, *cli.StringSliceFlag, *cli.GenericFlag:
 		default:
@@ -50,9 +51,9 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 			return
 		}
 		switch word := m[1]; {
-		case (strings.Contains(word, "FILE") || word == "DIR") && fileFlag(f).Paths == nil && fileFlag(f).Never == "" && !slices.Contains(elsewhere, name):
+		case (strings.Contains(word, "FILE") || word == "DIR") && rules(process{}).FileFlag(f).Paths == nil && rules(process{}).FileFlag(f).Never == "" && !slices.Contains(elsewhere, name):
 			t.Errorf("--%s of %s names a local file: it belongs in pathFlags", name, command)
-		case (word == "PROGRAM" || word == "URL" || word == "ADDRESS" || word == "EMAIL" || strings.HasPrefix(word, "CIDR")) && fileFlag(f).Private == "":
+		case (word == "PROGRAM" || word == "URL" || word == "ADDRESS" || word == "EMAIL" || strings.HasPrefix(word, "CIDR")) && rules(process{}).FileFlag(f).Private == "":
 			t.Errorf("--%s of %s runs a program, names an address or an identity, or opens a network: it belongs in privateFlags", name, command)
 		}
 	})
@@ -70,7 +71,7 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 // who the user is, at a command that seems to do none of it.
 func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
 	dir := t.TempDir()
-	commands := fileCommands((&program{}).app())
+	commands := rules(process{}).FileCommands(app())
 	for _, line := range []string{
 		"ssh-source-ranges: 0.0.0.0/0", "source-ranges: 0.0.0.0/0", "all-ports-from: 0.0.0.0/0", "allow: all", "network create: {ssh_source_ranges: 0.0.0.0/0}",
 		"replace: true", "kill-stale: all", "all-users: true", "force: true", "delete: true", "yes: true", "fix: true", "sudo: true",
@@ -99,7 +100,7 @@ func TestAlternativesGiveWay(t *testing.T) {
 		"MULTIHOST_FLAG_COMMAND": "true", "MULTIHOST_FLAG_TPU_PREFIX": "t", "MULTIHOST_FLAG_FLEX_START": "true",
 		"MULTIHOST_FLAG_MAX_RUN_DURATION": "5h", "MULTIHOST_FLAG_INTERNAL_IP": "TRUE", "MULTIHOST_FLAG_CONFIG": "none",
 	}
-	p := &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
+	p := silent(env).commands()
 	for line, want := range map[string]string{
 		"run":                           "--internal-ip=true --tpu-prefix=t --command=true",
 		"run -- x":                      "--internal-ip=true --tpu-prefix=t",
@@ -111,13 +112,13 @@ func TestAlternativesGiveWay(t *testing.T) {
 		"qr create --reservation=r q":   "--internal-ip=true",
 		"qr create q --flex-start=true": "--max-run-duration=5h --internal-ip=true",
 	} {
-		inv, err := p.arrange(p.app(), strings.Fields(line))
+		read, err := p.Parse(strings.Fields(line))
 		if err != nil {
 			t.Errorf("%s: %v", line, err)
 			continue
 		}
 		var got []string
-		for name, s := range inv.from {
+		for name, s := range read.From {
 			if name != "config" {
 				got = append(got, "--"+name+"="+strings.ToLower(s.Values[0]))
 			}
@@ -143,8 +144,7 @@ func TestColoursAreWhereTheyAreWanted(t *testing.T) {
 			name, value, _ := strings.Cut(v, "=")
 			env[name] = value
 		}
-		p := &program{lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
-		if got := p.color(&strings.Builder{}); got != want {
+		if got := color(silent(env).lookup, &strings.Builder{}); got != want {
 			t.Errorf("%s: colours %v, want %v", line, got, want)
 		}
 	}

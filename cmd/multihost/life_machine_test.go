@@ -17,6 +17,7 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/interrupt"
 	"multihost/internal/job"
 	"multihost/internal/network"
 	"multihost/internal/preflight"
@@ -114,17 +115,17 @@ func (m *lifeMachine) switchOff() {
 
 // A lifeProcess is one command of multihost.
 type lifeProcess struct {
-	machine *lifeMachine
-	name    string // job 2 of laptop
-	verb    string
-	run     string
-	asks    bool // it has a terminal
-	program *program
-	signals chan os.Signal
-	keys    chan job.Answer // what the person answers
-	end     func()          // ends it as if it were killed
-	done    chan struct{}
-	dead    atomic.Bool
+	machine   *lifeMachine
+	name      string // job 2 of laptop
+	verb      string
+	run       string
+	asks      bool            // it has a terminal
+	signalled interrupt.Watch // what signals do
+	signals   chan os.Signal
+	keys      chan job.Answer // what the person answers
+	end       func()          // ends it as if it were killed
+	done      chan struct{}
+	dead      atomic.Bool
 
 	mu      sync.Mutex // guards what follows
 	said    strings.Builder
@@ -158,7 +159,8 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	m.mu.Lock()
 	m.typed++
 	p := &lifeProcess{machine: m, name: fmt.Sprintf("%s %d of %s", verb, m.typed, m.name), verb: verb, run: "m", asks: asks,
-		program: &program{leave: make(chan struct{})}, signals: make(chan os.Signal, 4), keys: make(chan job.Answer, 4), done: make(chan struct{}), heard: time.Now()}
+		signals: make(chan os.Signal, 4), keys: make(chan job.Answer, 4), done: make(chan struct{}), heard: time.Now()}
+	p.signalled.Leave = make(chan struct{})
 	if verb == "run" {
 		p.run = "r"
 	}
@@ -171,21 +173,20 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 		once.Do(func() {
 			cancel(errStoryOver)
 			select {
-			case <-p.program.leave:
+			case <-p.signalled.Leave:
 			default:
-				close(p.program.leave)
+				close(p.signalled.Leave)
 			}
 		})
 	}
 	p.deps = p.makeDeps()
 	if asks {
 		p.deps.CtrlC = job.Ask
-		p.program.interrupts.ask = p.ask
-		p.program.interrupts.second = func() job.Answer { return p.deps.Stand().Second() }
+		p.signalled.AskWith(p.ask, func() job.Answer { return p.deps.Stand().Second() })
 	}
 	go func() {
 		defer close(p.done)
-		ctx, stop := p.program.obey(parent, p.signals, func(int) { p.dead.Store(true); p.end() })
+		ctx, stop := p.signalled.Obey(parent, p.signals, func() { p.dead.Store(true); p.end() })
 		err := p.do(ctx)
 		stop()
 		cancel(nil)
@@ -242,7 +243,7 @@ func (p *lifeProcess) makeDeps() *job.Deps {
 		Access: job.Access{Login: w.login, Identity: w.identity, KnownHosts: filepath.Join(p.machine.dir, "known_hosts"), Port: w.port, Way: w.way,
 			ConnectTimeout: 15 * time.Second, RetryFor: time.Minute, MaxDials: 8,
 			Dial: func(ctx context.Context, _, addr string) (net.Conn, error) { return w.dial(ctx, p, addr) }},
-		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.program.leave,
+		Sink: sink, Clock: gcp.SystemClock, StateDir: p.machine.dir, Owner: "ann@" + p.machine.name, ExitStatus: exitCode, Leave: p.signalled.Leave,
 		Roots: gcp.Roots{TPU: w.root}}
 	overSSH(d, nil)
 	return d

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 	"multihost/internal/ui"
 )
 
-func (p *program) logsCommand() *cli.Command {
+func logsCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "logs",
 		Usage:     "print the log of one worker of a run, or of all",
@@ -30,7 +31,7 @@ attach keep it beside the logs while they follow. For any other line, logs shows
 the time at which it fetched the line, and says so. --all puts the lines of all
 workers in the order of these times, and those of one time in the order of the
 workers.`,
-		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
+		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(),
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends"},
 			&cli.StringFlag{Name: "worker", Value: "s0w0", Usage: "`WORKER` whose log to print"},
@@ -43,15 +44,15 @@ workers.`,
 			&cli.DurationFlag{Name: "lost-timeout", Usage: "longest `TIME` that the worker may be unreachable with --follow; default: no limit"},
 			&cli.BoolFlag{Name: "verify", Usage: "print no log; compare this machine's copies with the workers' by digest"},
 		}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost logs", "run")
-			o := p.logOptions(s, c)
-			d, err := s.access(p, c)
+		Action: withSession(func(s *session, c *call) error {
+			name := runWord(c)
+			o := logOptions(s, c)
+			d, err := s.access(c)
 			if err != nil {
 				return err
 			}
 			if c.Bool("verify") {
-				if err := s.login(p, c, d); err != nil {
+				if err := s.login(c, d); err != nil {
 					return err
 				}
 				return interruptible(c.Context, d.Verify(c.Context, name, c.String("tpu-prefix")))
@@ -63,7 +64,7 @@ workers.`,
 			out := s.view.Logs(show)
 			whole, err := job.LocalLog(c.Context, d, name, o, out)
 			if !whole && err == nil {
-				if err = s.login(p, c, d); err == nil {
+				if err = s.login(c, d); err == nil {
 					err = d.Logs(c.Context, name, c.String("tpu-prefix"), o, out)
 				}
 			}
@@ -73,22 +74,22 @@ workers.`,
 }
 
 // logOptions reads which logs to print, and which part of them.
-func (p *program) logOptions(s *session, c *cli.Context) job.LogOptions {
+func logOptions(s *session, c *call) job.LogOptions {
 	o := job.LogOptions{
 		All: c.Bool("all"), FirstFailure: c.Bool("first-failure"), Attempt: c.Int("attempt"), Follow: c.Bool("follow"), Lost: c.Duration("lost-timeout"),
 		Tail: -1, Times: c.Bool("timestamps"),
 	}
 	var err error
 	if o.Worker, err = tpu.ParseWorkerID(c.String("worker")); err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--worker: %w", err)}, "worker")
+		c.Refuse(&usageError{Err: fmt.Errorf("--worker: %w", err)}, "worker")
 	}
-	p.inv.notNegative(c, "lost-timeout", "attempt", "tail")
+	c.NotNegative(c, "lost-timeout", "attempt", "tail")
 	if c.IsSet("tail") {
 		o.Tail = c.Int("tail")
 	}
 	if text := c.String("since"); text != "" {
 		if o.Since, err = parseSince(text, gcp.SystemClock.Now()); err != nil {
-			p.inv.refuse(&usageError{err: err, hint: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
+			c.Refuse(&usageError{Err: err, Advice: "such as --since=10m, --since=15:04, --since=2006-01-02 or --since=2006-01-02T15:04:05Z"}, "since")
 		}
 	}
 	_, typed := s.typed["worker"]
@@ -100,7 +101,7 @@ func (p *program) logOptions(s *session, c *cli.Context) job.LogOptions {
 		}
 	}
 	if len(chosen) > 1 {
-		p.inv.refuse(usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
+		c.Refuse(usagef("give only one of --%s", strings.Join(chosen, " and --")), chosen...)
 	}
 	return o
 }

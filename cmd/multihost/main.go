@@ -3,24 +3,15 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"io"
 	"os"
 	"os/signal"
 	"os/user"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 	"syscall"
-	"time"
 
-	"multihost/internal/config"
-	"multihost/internal/job"
 	"multihost/internal/sim/netns"
-	"multihost/internal/ui"
 )
 
 func main() {
@@ -41,18 +32,30 @@ const leastHeap = 48 << 20
 
 // mainStatus is main without the exit, so that tests can run the program as a command of
 // their own.
-func mainStatus() int { return ownProgram().run(os.Args[1:]) }
+func mainStatus() int { return ownProcess().run(os.Args[1:]) }
 
-// ownProgram returns the program with the streams and environment of this process.
-func ownProgram() *program {
-	p := &program{
+// ownProcess returns the streams and environment of this process.
+func ownProcess() process {
+	p := process{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
-		lookup: lookupEnv,
-		leave:  make(chan struct{}),
+		lookup: lookupEnv, home: homeDir(),
+		leave: make(chan struct{}),
 	}
-	p.home = homeDir()
 	p.dir, _ = os.Getwd() // fails if the directory was deleted
 	return p
+}
+
+// run carries out a command line and returns the exit status.
+func (p process) run(argv []string) int {
+	// A write to a closed pipe must be an error to handle, not the end of the program:
+	// the reader of the output may go away while the run goes on. SIGPIPE is caught, not
+	// ignored, because the programs that we start would inherit that it is ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	c := &call{process: p}
+	c.signals.Leave = p.leave
+	ctx, stop := c.signals.Start(context.Background(), func() { os.Exit(exitInterrupt) })
+	defer stop()
+	return c.run(ctx, argv)
 }
 
 // homeDir returns the user's home directory, even if the environment has no HOME, as in
@@ -77,75 +80,4 @@ func lookupEnv(key string) (string, bool) {
 		}
 	}
 	return v, ok
-}
-
-// program is one invocation of multihost with all that it gets from outside.
-type program struct {
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	lookup         config.Lookup
-	home           string
-	dir            string // the working directory; "": unknown
-
-	inv   *invocation
-	view  *ui.Renderer // the last one that was made
-	json  bool
-	leave chan struct{} // closed when the user wants to leave at once
-
-	interrupts onInterrupt
-}
-
-func (p *program) run(argv []string) int {
-	// A write to a closed pipe must be an error to handle, not the end of the program:
-	// the reader of the output may go away while the run goes on. SIGPIPE is caught, not
-	// ignored, because the programs that we start would inherit that it is ignored.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	ctx, stop := p.watchSignals(context.Background())
-	defer stop()
-
-	err := p.dispatch(ctx, argv)
-	code := exitCode(err)
-	var status *statusError
-	if err == nil || errors.As(err, &status) || p.told(err) {
-		return code
-	}
-	if !p.json || ui.PrintErrorJSON(p.stdout, time.Now(), err, hintOf(err), code) != nil {
-		ui.PrintError(p.stderr, p.color(p.stderr), err, hintOf(err))
-	}
-	return code
-}
-
-// told reports whether the verdict of the run, the last thing on the screen, has said
-// all that the error says.
-func (p *program) told(err error) bool {
-	said := err.Error()
-	if e, ok := err.(*job.Error); ok { // the verdict needs no stage; an error that wraps this one says more
-		said = cmp.Or(e.Text, said)
-	}
-	return p.view != nil && !p.json && hintOf(err) == "" && strings.Contains(p.view.Verdict(), said)
-}
-
-func (p *program) dispatch(ctx context.Context, argv []string) error {
-	if len(argv) > 0 && argv[0] == "__complete" { // the completion scripts call this
-		p.complete(ctx, argv[1:])
-		return nil
-	}
-	app := p.app()
-	inv, err := p.arrange(app, argv)
-	if err != nil {
-		p.json = slices.Contains(argv, "--output=json")
-		return err
-	}
-	p.inv = inv
-	p.json = inv.value("output") == "json" // also for an error before anything is shown
-	if inv.help != noHelp {
-		showHelp(p.stdout, p.lookup, app, inv.helpPath, inv.help)
-		return nil
-	}
-	err = inv.blame(app.RunContext(ctx, append([]string{"multihost"}, inv.args...)))
-	var told *job.Error // says what may still run or exist, which the cause does not
-	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
-		return context.Cause(ctx)
-	}
-	return err
 }

@@ -3,10 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -27,22 +29,22 @@ func patternFlag() cli.Flag {
 	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` for the step lines of a trainer other than MaxText; its groups: step, and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
 }
 
-func (p *program) pattern(c *cli.Context) *metrics.Pattern {
+func pattern(c *call) *metrics.Pattern {
 	text := c.String("metrics-regex")
 	if text == "" {
 		return nil
 	}
 	pattern, err := metrics.ParsePattern(text)
 	if err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--metrics-regex: %w", err), hint: hintOf(err)}, "metrics-regex")
+		c.Refuse(&usageError{Err: fmt.Errorf("--metrics-regex: %w", err), Advice: hintOf(err)}, "metrics-regex")
 	}
 	return pattern
 }
 
 // watchOptions reads watchFlags.
-func (p *program) watchOptions(c *cli.Context) job.WatchOptions {
-	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall")), Pattern: p.pattern(c)}
-	p.inv.oneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop))
+func watchOptions(c *call) job.WatchOptions {
+	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall")), Pattern: pattern(c)}
+	c.OneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop))
 	switch text := c.String("stall-timeout"); text {
 	case "auto":
 	case "off":
@@ -50,7 +52,7 @@ func (p *program) watchOptions(c *cli.Context) job.WatchOptions {
 	default:
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), hint: "times are written 90s, 10m or 2h"}, "stall-timeout")
+			c.Refuse(&usageError{Err: fmt.Errorf("--stall-timeout=%s: it is auto, off or a time", text), Advice: "times are written 90s, 10m or 2h"}, "stall-timeout")
 		}
 		o.StallTimeout = d
 	}
@@ -74,31 +76,31 @@ func trainingFlags() []cli.Flag {
 
 // trainingOptions reads trainingFlags and the name of the run, which may be left out with
 // --log-dir.
-func (p *program) trainingOptions(c *cli.Context, command string) (run, stateDir string, o job.TrainingOptions) {
-	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: p.pattern(c)}
+func trainingOptions(c *call) (run, stateDir string, o job.TrainingOptions) {
+	o = job.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
 	run = o.LogDir
-	if o.LogDir == "" || len(p.inv.positionals) > 0 {
-		run = p.oneArgument(command, "run")
+	if o.LogDir == "" || len(c.Words) > 0 {
+		run = runWord(c)
 		if err := config.CheckRunName(run); err != nil {
-			p.inv.refuse(&usageError{err: err}, positional)
+			c.Refuse(&usageError{Err: err}, cmdline.Word)
 		}
 	}
-	p.inv.notNegative(c, "skip-steps")
+	c.NotNegative(c, "skip-steps")
 	if o.Skip == 0 {
 		o.Skip = -1 // -1: skip none; 0 would mean the default
 	}
 	if o.Compare != "" {
 		if err := metrics.CheckPublished(o.Compare); err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--compare: %w", err), hint: hintOf(err)}, "compare")
+			c.Refuse(&usageError{Err: fmt.Errorf("--compare: %w", err), Advice: hintOf(err)}, "compare")
 		}
 	}
 	if stateDir = c.String("state-dir"); stateDir == "" {
-		stateDir = config.StateDir(p.lookup, p.home)
+		stateDir = config.StateDir(c.lookup, c.home)
 	}
 	return run, stateDir, o
 }
 
-func (p *program) metricsCommand() *cli.Command {
+func metricsCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "metrics",
 		Usage:     "show how fast a run trains: step time, TFLOP/s, MFU, loss, who lags",
@@ -113,29 +115,29 @@ with --metrics-regex.
 
 --compare puts the run beside what MaxText published for a model on as many
 slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
-		Flags: flags(trainingFlags(), []cli.Flag{
+		Flags: slices.Concat(trainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "output", Value: "table", Usage: "table, json or csv: `FORMAT` of stdout; csv and json have the figures over the steps"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run ends, while another command brings its logs here"},
 			&cli.BoolFlag{Name: "workers", Usage: "list every worker, also when there are many"},
 			&cli.Float64Flag{Name: "fail-below", Usage: "end with status 1 if the run is below this `RATIO` of the published TFLOP/s, or cannot be compared"},
 			&cli.IntFlag{Name: "attempt", Usage: "read only the attempt with this `NUMBER`; default: all"},
 		}),
-		Action: func(c *cli.Context) error { return p.metrics(c) },
+		Action: act(showMetrics),
 	}, exitOK, exitBelow, exitUsage, exitIO, exitInterrupt)
 }
 
 // exitBelow is the exit status if a run is slower than --fail-below allows.
 const exitBelow = exitFindings
 
-func (p *program) metrics(c *cli.Context) error {
+func showMetrics(c *call) error {
 	if c.IsSet("fail-below") && c.String("compare") == "" {
-		p.inv.refuse(&usageError{err: errors.New("--fail-below needs the figures to compare with"), hint: "add --compare=NAME, such as --compare=v5e/32b"}, "fail-below")
+		c.Refuse(&usageError{Err: errors.New("--fail-below needs the figures to compare with"), Advice: "add --compare=NAME, such as --compare=v5e/32b"}, "fail-below")
 	}
 	if c.Bool("follow") && c.String("output") == "csv" {
-		p.inv.refuse(usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end"), "follow", "output")
+		c.Refuse(usagef("--follow and --output=csv: a table of figures over the steps is whole only at the end"), "follow", "output")
 	}
-	name, stateDir, o := p.trainingOptions(c, "multihost metrics")
-	if err := p.ready(c); err != nil {
+	name, stateDir, o := trainingOptions(c)
+	if err := ready(c); err != nil {
 		return err
 	}
 	o.Attempt = c.Int("attempt")
@@ -146,7 +148,7 @@ func (p *program) metrics(c *cli.Context) error {
 	if _, err := t.Update(); err != nil {
 		return err
 	}
-	view := p.newView(p.viewMode(c), c)
+	view := newView(c)
 	defer view.Close()
 	if c.Bool("follow") {
 		if err := followTraining(c, t, view, name); err != nil {
@@ -162,7 +164,7 @@ func (p *program) metrics(c *cli.Context) error {
 }
 
 // below returns the error of --fail-below if the run is too slow or cannot be compared.
-func below(c *cli.Context, sink event.Sink, d *metrics.Document) error {
+func below(c *call, sink event.Sink, d *metrics.Document) error {
 	if !c.IsSet("fail-below") {
 		return nil
 	}
@@ -186,7 +188,7 @@ const (
 )
 
 // followTraining shows each new step until the run ends.
-func followTraining(c *cli.Context, t *job.Training, sink event.Sink, run string) error {
+func followTraining(c *call, t *job.Training, sink event.Sink, run string) error {
 	clock := gcp.SystemClock
 	shown, grown, told := int64(-1), clock.Now(), false
 	for {
@@ -216,7 +218,7 @@ func followTraining(c *cli.Context, t *job.Training, sink event.Sink, run string
 	}
 }
 
-func (p *program) dumpCommand() *cli.Command {
+func dumpCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "dump",
 		Usage:     "show where the processes of a run stand, on every worker",
@@ -229,10 +231,10 @@ Python processes are read by py-spy where a worker has it (pip install py-spy).
 Else they are sent SIGUSR1 if they catch it, and what they print then is taken:
 a program does that after faulthandler.register(signal.SIGUSR1). Of all others
 only what their threads wait for is told.`,
-		Flags: flags(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost dump", "run")
-			d, err := s.workers(p, c)
+		Flags: slices.Concat(hostFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			name := runWord(c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}

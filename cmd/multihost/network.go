@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/network"
 )
@@ -18,17 +19,17 @@ const (
 	iapRange       = "35.235.240.0/20"
 )
 
-func (p *program) networkCommand() *cli.Command {
-	return p.group(cli.Command{
+func networkCommand() *cli.Command {
+	return group(cli.Command{
 		Name:  "network",
 		Usage: "make, show and delete a network with MTU 8896 and its firewall",
 		Subcommands: []*cli.Command{
-			p.networkCreateCommand(), p.networkShowCommand(), p.networkUpdateCommand(), p.networkDeleteCommand(), p.firewallCommand(),
+			networkCreateCommand(), networkShowCommand(), networkUpdateCommand(), networkDeleteCommand(), firewallCommand(),
 		},
 	})
 }
 
-func (p *program) networkCreateCommand() *cli.Command {
+func networkCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
 		Usage:     "make the network and its firewall rules, as far as they do not exist",
@@ -46,22 +47,22 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 			&cli.StringFlag{Name: "all-ports-from", Usage: "open every port to the addresses `CIDR,…`"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and the equal gcloud commands; change nothing"},
 		},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.networkName("multihost network create")
+		Action: withSession(func(s *session, c *call) error {
+			name := networkName(c)
 			o := network.Options{
 				Name: name, MTU: c.Int("mtu"), SubnetMode: c.String("subnet-mode"), RoutingMode: c.String("bgp-routing-mode"),
 				SSHSourceRanges: splitCommas(c.String("ssh-source-ranges")), AllPortsFrom: splitCommas(c.String("all-ports-from")),
 			}
-			p.refuseNetwork(network.Options{Name: o.Name}, positional)
-			if p.inv.refused(positional) {
+			refuseNetwork(c, network.Options{Name: o.Name}, cmdline.Word)
+			if c.Refused(cmdline.Word) {
 				o.Name = "" // check the ranges as if the name were valid
 			}
-			p.refuseNetwork(network.Options{MTU: o.MTU}, "mtu")
-			p.refuseNetwork(network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
-			p.refuseNetwork(network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
-			p.refuseNetwork(network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
-			p.refuseNetwork(network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
-			if err := p.ready(c); err != nil {
+			refuseNetwork(c, network.Options{MTU: o.MTU}, "mtu")
+			refuseNetwork(c, network.Options{SubnetMode: o.SubnetMode}, "subnet-mode")
+			refuseNetwork(c, network.Options{RoutingMode: o.RoutingMode}, "bgp-routing-mode")
+			refuseNetwork(c, network.Options{Name: o.Name, SSHSourceRanges: o.SSHSourceRanges}, "ssh-source-ranges")
+			refuseNetwork(c, network.Options{Name: o.Name, AllPortsFrom: o.AllPortsFrom}, "all-ports-from")
+			if err := ready(c); err != nil {
 				return err
 			}
 			plan, err := s.networks.Plan(c.Context, o)
@@ -81,27 +82,27 @@ the range of Identity-Aware Proxy; add your own address to log in directly:
 }
 
 // networkName returns the word of a command, or the default network's name.
-func (p *program) networkName(command string) string {
-	if len(p.inv.positionals) == 0 {
+func networkName(c *call) string {
+	if len(c.Words) == 0 {
 		return defaultNetwork
 	}
-	return p.oneArgument(command, "name")
+	return c.OneWord("name", "")
 }
 
 // refuseNetwork refuses o if it is not valid. flags must be the flags that set all fields
 // of o that do not have their defaults.
-func (p *program) refuseNetwork(o network.Options, flags ...string) {
+func refuseNetwork(c *call, o network.Options, flags ...string) {
 	if err := o.Validate(); err != nil {
-		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flags...)
+		c.Refuse(asUsage(err), flags...)
 	}
 }
 
-func (p *program) networkShowCommand() *cli.Command {
+func networkShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "show", Usage: "show a network and its firewall rules", ArgsUsage: "[NAME]",
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.networkName("multihost network show")
-			if err := p.ready(c); err != nil {
+		Action: withSession(func(s *session, c *call) error {
+			name := networkName(c)
+			if err := ready(c); err != nil {
 				return err
 			}
 			info, err := s.networks.Show(c.Context, name)
@@ -114,16 +115,16 @@ func (p *program) networkShowCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func (p *program) networkUpdateCommand() *cli.Command {
+func networkUpdateCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "update", Usage: "change the MTU of a network that no TPU is on", ArgsUsage: "NAME",
 		Flags: []cli.Flag{&cli.IntFlag{Name: "mtu", Value: defaultMTU, Usage: "largest packet, in `BYTES`: 1300 to 8896"}},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost network update", "name")
+		Action: withSession(func(s *session, c *call) error {
+			name := c.OneWord("name", "")
 			if c.Int("mtu") < 1300 || c.Int("mtu") > defaultMTU {
-				p.inv.refuse(usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU), "mtu")
+				c.Refuse(usagef("--mtu=%d: want 1300 to %d", c.Int("mtu"), defaultMTU), "mtu")
 			}
-			if err := p.ready(c); err != nil {
+			if err := ready(c); err != nil {
 				return err
 			}
 			_, err := s.networks.SetMTU(c.Context, name, c.Int("mtu"))
@@ -132,13 +133,13 @@ func (p *program) networkUpdateCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func (p *program) networkDeleteCommand() *cli.Command {
+func networkDeleteCommand() *cli.Command {
 	return command(cli.Command{
 		Name: "delete", Usage: "delete a network that multihost made, with its rules", ArgsUsage: "NAME",
 		Flags: []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"}},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost network delete", "name")
-			if err := p.ready(c); err != nil {
+		Action: withSession(func(s *session, c *call) error {
+			name := c.OneWord("name", "")
+			if err := ready(c); err != nil {
 				return err
 			}
 			if s.dryRun {
@@ -167,8 +168,8 @@ func (s *session) networkDeletePlan(ctx context.Context, name string) error {
 	return nil
 }
 
-func (p *program) firewallCommand() *cli.Command {
-	return p.group(cli.Command{
+func firewallCommand() *cli.Command {
+	return group(cli.Command{
 		Name:  "firewall",
 		Usage: "make or delete one firewall rule",
 		Subcommands: []*cli.Command{
@@ -181,14 +182,14 @@ func (p *program) firewallCommand() *cli.Command {
 					&cli.StringFlag{Name: "target-tags", Usage: "let in to machines with the network tags `T1,T2`"},
 					&cli.IntFlag{Name: "priority", Value: 1000, Usage: "`NUMBER` of the rule; a lower one wins"},
 				},
-				Action: p.withSession(func(s *session, c *cli.Context) error {
-					name := p.oneArgument("multihost network firewall create", "name")
+				Action: withSession(func(s *session, c *call) error {
+					name := c.OneWord("name", "")
 					rule := network.FirewallRule{
 						Name: name, Network: c.String("network"), Allow: splitCommas(c.String("allow")), Priority: c.Int("priority"),
 						SourceRanges: splitCommas(c.String("source-ranges")), TargetTags: splitCommas(c.String("target-tags")),
 					}
-					p.refuseRule(rule)
-					if err := p.ready(c); err != nil {
+					refuseRule(c, rule)
+					if err := ready(c); err != nil {
 						return err
 					}
 					_, err := s.networks.CreateFirewall(c.Context, rule)
@@ -197,9 +198,9 @@ func (p *program) firewallCommand() *cli.Command {
 			}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig),
 			command(cli.Command{
 				Name: "delete", Usage: "delete one rule", ArgsUsage: "NAME",
-				Action: p.withSession(func(s *session, c *cli.Context) error {
-					name := p.oneArgument("multihost network firewall delete", "name")
-					if err := p.ready(c); err != nil {
+				Action: withSession(func(s *session, c *call) error {
+					name := c.OneWord("name", "")
+					if err := ready(c); err != nil {
 						return err
 					}
 					deleted, err := s.networks.DeleteFirewall(c.Context, name)
@@ -214,18 +215,18 @@ func (p *program) firewallCommand() *cli.Command {
 }
 
 // refuseRule checks each flag of a rule by itself and refuses those that are wrong.
-func (p *program) refuseRule(rule network.FirewallRule) {
+func refuseRule(c *call, rule network.FirewallRule) {
 	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
 	check := func(flag string, set func(r *network.FirewallRule)) {
 		r := sound
 		set(&r)
 		if err := r.Validate(); err != nil {
-			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+			c.Refuse(asUsage(err), flag)
 			return
 		}
 		sound = r
 	}
-	check(positional, func(r *network.FirewallRule) { r.Name = rule.Name })
+	check(cmdline.Word, func(r *network.FirewallRule) { r.Name = rule.Name })
 	check("network", func(r *network.FirewallRule) { r.Network = rule.Network })
 	check("priority", func(r *network.FirewallRule) { r.Priority = rule.Priority })
 	check("allow", func(r *network.FirewallRule) { r.Allow = rule.Allow })

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -15,7 +13,7 @@ import (
 
 // notifyOptions reads --notify and --notify-url, which say who gets the notifications
 // about a run.
-func (p *program) notifyOptions(s *session, c *cli.Context, run string, env []config.EnvVar) notify.Options {
+func notifyOptions(s *session, c *call, run string, env []config.EnvVar) notify.Options {
 	o := notify.Options{Run: run, Sink: s.sink, Clock: gcp.SystemClock}
 	if s.cloud != nil {
 		o.Project, o.Zone = s.cloud.Project(), s.cloud.Zone()
@@ -28,19 +26,19 @@ func (p *program) notifyOptions(s *session, c *cli.Context, run string, env []co
 	var err error
 	if text := c.String("notify"); text != "" {
 		if o.Program, err = notify.ParseProgram(text); err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--notify: %w", err)}, "notify")
+			c.Refuse(&usageError{Err: fmt.Errorf("--notify: %w", err)}, "notify")
 		}
 	}
 	if text := c.String("notify-url"); text != "" {
 		if o.URL, err = notify.ParseURL(text); err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--notify-url: %w", err)}, "notify-url")
+			c.Refuse(&usageError{Err: fmt.Errorf("--notify-url: %w", err)}, "notify-url")
 		}
 	}
 	return o
 }
 
 // notified calls work, which runs a command, and sends the notifications that o asks for.
-func (p *program) notified(o notify.Options, d *job.Deps, work func() (job.Outcome, error)) error {
+func notified(c *call, o notify.Options, d *job.Deps, work func() (job.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {
 		d.Sink = event.Tee(d.Sink, n)
@@ -58,7 +56,7 @@ func (p *program) notified(o notify.Options, d *job.Deps, work func() (job.Outco
 	defer cancel()
 	go func() { // ends after the notifier's Close below
 		select {
-		case <-p.leave:
+		case <-c.leave:
 			cancel()
 		case <-leave.Done():
 		}

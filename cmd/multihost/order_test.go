@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 )
 
@@ -17,7 +17,7 @@ import (
 func complaint(t *testing.T, home string, env map[string]string, args ...string) string {
 	t.Helper()
 	var out, errs standardStream
-	p := &program{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: home, dir: home, leave: make(chan struct{}),
+	p := process{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, home: home, dir: home, leave: make(chan struct{}),
 		lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 	if status := p.run(args); status != exitUsage && status != exitConfig || out.String() != "" {
 		t.Fatalf("%q ended with %d: %s", args, status, errs.String())
@@ -31,13 +31,13 @@ func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
 	pairs := 0
-	walk((&program{}).app().Commands, "", func(path string, c *cli.Command) {
+	cmdline.Walk(app().Commands, func(path string, c *cli.Command) {
 		if len(c.Subcommands) > 0 {
 			return
 		}
 		var bad []string
 		for _, f := range c.Flags {
-			switch kindOf(f) {
+			switch cmdline.KindOf(f) {
 			case config.Bool, config.Int, config.Float, config.Duration:
 				bad = append(bad, "--"+f.Names()[0]+"=wrong")
 			}
@@ -196,30 +196,6 @@ func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%s: %s", want, said)
-		}
-	}
-}
-
-func TestFirstObjection(t *testing.T) {
-	t.Parallel()
-	about := func(flags ...string) objection { return objection{errors.New(strings.Join(flags, "+")), flags} }
-	order := []string{"a", "b", positional, "c", dashes}
-	for _, tt := range []struct {
-		name string
-		all  []objection
-		want string
-	}{
-		{name: "none"},
-		{"the first on the line", []objection{about("c"), about("a"), about("b")}, "a"},
-		{"words have their place", []objection{about("c"), about(positional)}, positional},
-		{"two flags stand where the last does", []objection{about("a", "c"), about("b")}, "b"},
-		{"of which one is not given", []objection{about("a", "z"), about("b")}, "a+z"},
-		{"what one flag is wrong with was found first", []objection{about("c"), about("a", "c")}, "c"},
-		{"what is missing comes last", []objection{about("z"), about(), about(dashes)}, dashes},
-		{"in the order in which it was found", []objection{about("z"), about(), about("y")}, "z"},
-	} {
-		if err := firstObjection(order, tt.all); text(err) != tt.want {
-			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -23,12 +24,12 @@ import (
 	"multihost/internal/ui"
 )
 
-func (p *program) qrCommand() *cli.Command {
-	c := p.group(cli.Command{
+func qrCommand() *cli.Command {
+	c := group(cli.Command{
 		Name:  "qr",
 		Usage: "make, watch, reset and delete queued resources: the requests that make slices",
 		Subcommands: []*cli.Command{
-			p.qrCreateCommand(), p.qrWaitCommand(), p.qrListCommand(), p.qrShowCommand(), p.qrDeleteCommand(), p.qrResetCommand(),
+			qrCreateCommand(), qrWaitCommand(), qrListCommand(), qrShowCommand(), qrDeleteCommand(), qrResetCommand(),
 		},
 	})
 	return c
@@ -62,18 +63,18 @@ func requestFlags(own ...cli.Flag) []cli.Flag {
 }
 
 // readRequest adds to r the flags of requestFlags and gcloud's flags in extra.
-func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Request {
+func readRequest(c *call, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
 		if err != nil {
-			p.inv.refuse(fmt.Errorf("--tpu-type: %w", err), "tpu-type")
+			c.Refuse(fmt.Errorf("--tpu-type: %w", err), "tpu-type")
 		}
 		r.Type = t
 	}
 	reader := qr.NewFlagReader(r, time.Now())
 	all := qr.CreateFlags() // in the order of the line: of two that contradict each other, the later is wrong
 	slices.SortStableFunc(all, func(a, b qr.Flag) int {
-		return cmp.Compare(place(p.inv.order, []string{a.Name}), place(p.inv.order, []string{b.Name}))
+		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})
 	for _, f := range all {
 		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
@@ -86,46 +87,46 @@ func (p *program) readRequest(c *cli.Context, r qr.Request, extra string) qr.Req
 		}
 		for _, value := range values {
 			if err := reader.Set(f.Name, value); err != nil {
-				p.inv.refuse(flagError(err), f.Name)
+				c.Refuse(flagError(err), f.Name)
 			}
 		}
 	}
 	if err := reader.Extra(extra); err != nil {
-		p.inv.refuse(flagError(fmt.Errorf("--cqr-extra-args: %w", err)), "cqr-extra-args")
+		c.Refuse(flagError(fmt.Errorf("--cqr-extra-args: %w", err)), "cqr-extra-args")
 	}
 	whole, wrong := reader.Request()
 	for _, err := range wrong {
-		flags := p.ownFlags(c, err.Flags)
-		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(p.inv.order, name) }) { // all flags of err are given, so this one is in extra
+		flags := ownFlags(c, err.Flags)
+		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are given, so this one is in extra
 			flags = append(flags, "cqr-extra-args")
 		}
-		p.inv.refuse(flagError(err), flags...)
+		c.Refuse(flagError(err), flags...)
 	}
 	if whole.Type.Name == "" {
-		p.inv.refuse(&usageError{err: errors.New("which accelerator type? --tpu-type is missing"), hint: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
+		c.Refuse(&usageError{Err: errors.New("which accelerator type? --tpu-type is missing"), Advice: "add --tpu-type=v5litepod-16, for example"}, "tpu-type")
 	}
 	return whole
 }
 
 // refuseRequest refuses a request that is not valid. It lists the problems in the order
 // of their flags on the line, without those that follow from a flag refused already.
-func (p *program) refuseRequest(c *cli.Context, r qr.Request) {
+func refuseRequest(c *call, r qr.Request) {
 	var invalid *qr.InvalidError
 	if !errors.As(r.Validate(), &invalid) {
 		return
 	}
-	bad := slices.DeleteFunc(invalid.Problems, func(w *qr.FlagError) bool { return p.inv.refused(p.ownFlags(c, w.Flags)...) })
-	at := func(w *qr.FlagError) int { return place(p.inv.order, p.ownFlags(c, w.Flags)) }
+	bad := slices.DeleteFunc(invalid.Problems, func(w *qr.FlagError) bool { return c.Refused(ownFlags(c, w.Flags)...) })
+	at := func(w *qr.FlagError) int { return c.Place(ownFlags(c, w.Flags)...) }
 	slices.SortStableFunc(bad, func(a, b *qr.FlagError) int { return cmp.Compare(at(a), at(b)) })
 	if len(bad) > 0 {
-		p.inv.refuse(&qr.InvalidError{ID: r.ID, Problems: bad}, p.ownFlags(c, bad[0].Flags)...)
+		c.Refuse(&qr.InvalidError{ID: r.ID, Problems: bad}, ownFlags(c, bad[0].Flags)...)
 	}
 }
 
 // ownFlags maps flags of package qr to flags of this command. A flag of job that is
 // nowhere on the line may be in --cqr-extra-args.
-func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
-	id, job := positional, c.Command.Name == "job"
+func ownFlags(c *call, flags []string) (own []string) {
+	id, job := cmdline.Word, c.Command.Name == "job"
 	if job {
 		id = "run-name"
 	}
@@ -139,7 +140,7 @@ func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
 		}
 		own = append(own, name)
 	}
-	if job && place(p.inv.order, own) == len(p.inv.order) {
+	if job && c.Place(own...) == len(c.Order) {
 		own = append(own, "cqr-extra-args")
 	}
 	return own
@@ -149,9 +150,9 @@ func (p *program) ownFlags(c *cli.Context, flags []string) (own []string) {
 // configuration error.
 func flagError(err error) error {
 	if file := (*fs.PathError)(nil); errors.As(err, &file) {
-		return &configError{err: err}
+		return &configError{Err: err}
 	}
-	return &usageError{err: err, hint: hintOf(err)}
+	return asUsage(err)
 }
 
 func splitCommas(s string) []string {
@@ -161,7 +162,7 @@ func splitCommas(s string) []string {
 	return strings.Split(s, ",")
 }
 
-func (p *program) qrCreateCommand() *cli.Command {
+func qrCreateCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "create",
 		Usage:     "ask for one or several slices",
@@ -175,7 +176,7 @@ func (p *program) qrCreateCommand() *cli.Command {
 A request that exists with the same properties is taken as it is. Otherwise one
 line says before the request what is asked for, the list price an hour, and what
 ends the bill. --confirm asks you then; a no ends the command with status 130.`,
-		Flags: flags(requestFlags(
+		Flags: slices.Concat(requestFlags(
 			&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
 			tpuTypeFlag(), runtimeFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the request and the equal gcloud command; change nothing"},
@@ -183,18 +184,18 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 			&cli.BoolFlag{Name: "wait", Usage: "wait until every worker answers"},
 			asyncFlag("end when the request is sent; whether the service takes it is not waited for"),
 		), waitFlags(), sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			r := p.qrRequest(s, c)
+		Action: withSession(func(s *session, c *call) error {
+			r := qrRequest(s, c)
 			if c.Bool("async") && c.Bool("wait") {
-				p.inv.refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
+				c.Refuse(usagef("--async and --wait exclude each other: give one of them"), "async", "wait")
 			}
-			limits := p.waitLimits(c)
-			p.refuseConfirm(s, c)
-			d, err := s.workers(p, c)
+			limits := waitLimits(c)
+			refuseConfirm(s, c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			p.confirms(s, c, d)
+			confirms(s, c, d)
 			setKey(&r, d.Access.Login, publicKey(d.Access))
 			if err := r.Validate(); err != nil {
 				return err
@@ -202,7 +203,7 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 			if s.dryRun {
 				return s.qrPlan(c.Context, d, r)
 			}
-			defer p.warnOfLeftovers(s, c, d, r.ID)()
+			defer warnOfLeftovers(s, c, d, r.ID)()
 			if err := d.AskFor(c.Context, r); err != nil {
 				return interruptible(c.Context, err)
 			}
@@ -229,20 +230,20 @@ ends the bill. --confirm asks you then; a no ends the command with status 130.`,
 			if !c.Bool("wait") {
 				return nil
 			}
-			return p.waitFor(s, c, d, res.ID, limits)
+			return waitFor(s, c, d, res.ID, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func (p *program) qrRequest(s *session, c *cli.Context) qr.Request {
-	id := p.oneArgument("multihost qr create", "id")
-	r := p.readRequest(c, qr.Request{ID: id}, "")
+func qrRequest(s *session, c *call) qr.Request {
+	id := c.OneWord("id", "")
+	r := readRequest(c, qr.Request{ID: id}, "")
 	if !c.IsSet("node-count") {
 		r.NodeCount = 1
 	}
 	login, _ := config.LocalUser(s.lookup, s.account)
 	r.Mark(id, login)
-	p.refuseRequest(c, r)
+	refuseRequest(c, r)
 	return r
 }
 
@@ -257,34 +258,34 @@ func waitFlags() []cli.Flag {
 }
 
 // waitLimits reads waitFlags; a time of 0 becomes qr.NoLimit.
-func (p *program) waitLimits(c *cli.Context) (o qr.WaitOptions) {
+func waitLimits(c *call) (o qr.WaitOptions) {
 	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
-		p.inv.notNegative(c, name)
+		c.NotNegative(c, name)
 		*limit = cmp.Or(c.Duration(name), qr.NoLimit)
 	}
 	return o
 }
 
-func (p *program) qrWaitCommand() *cli.Command {
+func qrWaitCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "wait",
 		Usage:     "wait until every worker of a queued resource answers",
 		ArgsUsage: "ID",
 		Description: `Ready means: every slice READY and healthy, and every worker answers SSH. Ends
 at once when the request fails, is suspended or is deleted.`,
-		Flags: flags(waitFlags(), sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id, limits := p.oneArgument("multihost qr wait", "id"), p.waitLimits(c)
-			d, err := s.workers(p, c)
+		Flags: slices.Concat(waitFlags(), sshFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			id, limits := idWord(c), waitLimits(c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			return p.waitFor(s, c, d, id, limits)
+			return waitFor(s, c, d, id, limits)
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-func (p *program) waitFor(s *session, c *cli.Context, d *job.Deps, id string, o qr.WaitOptions) error {
+func waitFor(s *session, c *call, d *job.Deps, id string, o qr.WaitOptions) error {
 	o.Probe = d.Probe
 	_, slices, err := s.queue.Wait(c.Context, id, o)
 	if err != nil {
@@ -302,7 +303,7 @@ func (p *program) waitFor(s *session, c *cli.Context, d *job.Deps, id string, o 
 	return nil
 }
 
-func (p *program) qrListCommand() *cli.Command {
+func qrListCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "list",
 		Usage: "list the queued resources of a zone",
@@ -319,10 +320,10 @@ first, then filtered, then cut off after --limit.`,
 			&cli.IntFlag{Name: "page-size", Value: 1000, Usage: "ask for `N` resources in one call"},
 			&cli.BoolFlag{Name: "uri", Usage: "print the address of each in the API, and nothing else"},
 		},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			p.noArguments("multihost qr list")
-			choice := p.readChoice(c)
-			if err := p.ready(c); err != nil {
+		Action: withSession(func(s *session, c *call) error {
+			c.NoWords()
+			choice := readChoice(c)
+			if err := ready(c); err != nil {
 				return err
 			}
 			list, err := s.queue.ListPaged(c.Context, int64(c.Int("page-size")))
@@ -362,19 +363,19 @@ type choice struct {
 	limit  int // -1: no limit
 }
 
-func (p *program) readChoice(c *cli.Context) (ch choice) {
+func readChoice(c *call) (ch choice) {
 	var err error
 	if ch.filter, err = qr.ParseFilter(c.String("filter"), time.Now()); err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--filter: %w", err), hint: hintOf(err)}, "filter")
+		c.Refuse(&usageError{Err: fmt.Errorf("--filter: %w", err), Advice: hintOf(err)}, "filter")
 	}
 	if ch.keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
-		p.inv.refuse(usagef("--sort-by: %w", err), "sort-by")
+		c.Refuse(usagef("--sort-by: %w", err), "sort-by")
 	}
 	if ch.limit, err = parseLimit(c.String("limit")); err != nil || ch.limit == 0 {
-		p.inv.refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
+		c.Refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
 	}
 	if size := c.Int("page-size"); size < 1 {
-		p.inv.refuse(usagef("--page-size=%d: it must be 1 or more", size), "page-size")
+		c.Refuse(usagef("--page-size=%d: it must be 1 or more", size), "page-size")
 	}
 	return ch
 }
@@ -388,15 +389,15 @@ func (ch choice) of(list []qr.Resource) []qr.Resource {
 	return list
 }
 
-func (p *program) qrShowCommand() *cli.Command {
+func qrShowCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "show",
 		Aliases:   []string{"describe"},
 		Usage:     "show one queued resource and its slices",
 		ArgsUsage: "ID",
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id := p.oneArgument("multihost qr show", "id")
-			if err := p.ready(c); err != nil {
+		Action: withSession(func(s *session, c *call) error {
+			id := idWord(c)
+			if err := ready(c); err != nil {
 				return err
 			}
 			res, err := s.queue.Get(c.Context, id)
@@ -409,7 +410,7 @@ func (p *program) qrShowCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func (p *program) qrDeleteCommand() *cli.Command {
+func qrDeleteCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "delete",
 		Usage:     "delete a queued resource; with --force also its slices",
@@ -420,13 +421,13 @@ func (p *program) qrDeleteCommand() *cli.Command {
 			asyncFlag("end when the service has taken the request; the deletion is not waited for"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be deleted; change nothing"},
 		},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id := p.oneArgument("multihost qr delete", "id")
+		Action: withSession(func(s *session, c *call) error {
+			id := idWord(c)
 			async := c.Bool("async")
-			if _, typed := p.inv.set["delete-timeout"]; typed && async {
-				p.inv.refuse(usagef("--async and --delete-timeout exclude each other: --async does not wait"), "async", "delete-timeout")
+			if _, typed := c.Typed["delete-timeout"]; typed && async {
+				c.Refuse(usagef("--async and --delete-timeout exclude each other: --async does not wait"), "async", "delete-timeout")
 			}
-			if err := p.ready(c); err != nil {
+			if err := ready(c); err != nil {
 				return err
 			}
 			if s.dryRun {
@@ -449,7 +450,7 @@ func (p *program) qrDeleteCommand() *cli.Command {
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-func (p *program) qrResetCommand() *cli.Command {
+func qrResetCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "reset",
 		Usage:     "reboot all workers of a queued resource",
@@ -461,9 +462,9 @@ until the next start or preflight applies them. The queued resource must be ACTI
 			asyncFlag("end when the service has taken the request; the reboot is not waited for"),
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be rebooted; change nothing"},
 		},
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			id := p.oneArgument("multihost qr reset", "id")
-			if err := p.ready(c); err != nil {
+		Action: withSession(func(s *session, c *call) error {
+			id := idWord(c)
+			if err := ready(c); err != nil {
 				return err
 			}
 			if s.dryRun {

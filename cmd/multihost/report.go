@@ -5,19 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/job"
 	"multihost/internal/report"
 )
 
-func (p *program) reportCommand() *cli.Command {
+func reportCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "report",
 		Usage:     "show a run as a page: how it went, how fast it trained, who was slow",
@@ -39,20 +40,20 @@ stays until Ctrl-C.
 What is shown is what this machine has of the run, its logs and its journal:
 nothing is asked of workers or of the cloud. The file may lie in the directory of
 your program: no later run ships it.`,
-		Flags: flags(trainingFlags(), []cli.Flag{
+		Flags: slices.Concat(trainingFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "out", Aliases: []string{"o"}, Value: "report.html", Usage: "`FILE` to write; - is stdout"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "serve the page on 127.0.0.1 and let it follow the run"},
 			&cli.IntFlag{Name: "port", Usage: "`PORT` of --follow; default: one that is free"},
 		}),
-		Action: func(c *cli.Context) error {
-			name, dir, o := p.trainingOptions(c, "multihost report")
+		Action: act(func(c *call) error {
+			name, dir, o := trainingOptions(c)
 			switch port := c.Int("port"); {
-			case !c.Bool("follow") && c.String("out") == "-" && p.json:
-				p.inv.refuse(usagef("--out=- and --output=json: standard output can be the page or the answer, not both"), "out", "output")
+			case !c.Bool("follow") && c.String("out") == "-" && c.json:
+				c.Refuse(usagef("--out=- and --output=json: standard output can be the page or the answer, not both"), "out", "output")
 			case c.Bool("follow") && (port < 0 || port > 65535):
-				p.inv.refuse(usagef("--port=%d: it is a port from 1 to 65535", port), "port")
+				c.Refuse(usagef("--port=%d: it is a port from 1 to 65535", port), "port")
 			}
-			if err := p.ready(c); err != nil {
+			if err := ready(c); err != nil {
 				return err
 			}
 			r := job.OpenReview(dir, name, o)
@@ -61,10 +62,10 @@ your program: no later run ships it.`,
 				if name == o.LogDir {
 					again = "multihost report --log-dir=" + name
 				}
-				return p.serveReport(c, r, again)
+				return serveReport(c, r, again)
 			}
-			return p.writeReport(c, r, dir)
-		},
+			return writeReport(c, r, dir)
+		}),
 	}, exitOK, exitUsage, exitIO, exitConfig)
 }
 
@@ -75,7 +76,7 @@ func look(r *job.Review) (report.Input, bool, error) {
 	return report.Input{Document: l.Document, Story: l.Story, Now: now}, l.Ended, err
 }
 
-func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) error {
+func writeReport(c *call, r *job.Review, stateDir string) error {
 	in, _, err := look(r)
 	if err != nil {
 		return err
@@ -86,12 +87,12 @@ func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) er
 	}
 	path := c.String("out")
 	if path == "-" {
-		view := p.newView(p.viewMode(c), c)
+		view := newView(c)
 		out := view.Stdout()
 		_, err := out.Write(page.Bytes())
 		return withoutPipe(errors.Join(err, out.Close(), view.Close()))
 	}
-	if err := writeWhole(path, page.Bytes()); err != nil {
+	if err := config.WriteWhole(path, page.Bytes()); err != nil {
 		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
 	}
 	_ = job.Remember(stateDir, "report", path) // the page is written; at worst the next run ships it
@@ -99,7 +100,7 @@ func (p *program) writeReport(c *cli.Context, r *job.Review, stateDir string) er
 	if err != nil {
 		whole = path
 	}
-	return p.show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{Path: whole, Bytes: page.Len()}})
+	return show(c, event.Result{Name: "report", Text: fmt.Sprintf("%s (%s)", whole, event.Bytes(int64(page.Len()))), Data: reportFile{Path: whole, Bytes: page.Len()}})
 }
 
 // reportFile is the result in JSON: the written file, or the URL at which the page is
@@ -110,24 +111,7 @@ type reportFile struct {
 	URL   string `json:"url,omitempty"` // with --follow
 }
 
-// writeWhole replaces a file at once, so that nobody reads half of it.
-func writeWhole(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(tmp.Name())
-	}
-	return err
-}
-
-func (p *program) serveReport(c *cli.Context, r *job.Review, again string) error {
+func serveReport(c *call, r *job.Review, again string) error {
 	live, err := report.NewLive(func() (report.Input, bool, error) { return look(r) }, gcp.SystemClock)
 	if err != nil {
 		return err
@@ -136,7 +120,7 @@ func (p *program) serveReport(c *cli.Context, r *job.Review, again string) error
 	if err != nil {
 		return &job.Error{Stage: job.StageLocal, Text: err.Error(), Err: err, Advice: "leave --port out to take a free one"}
 	}
-	view := p.newView(p.viewMode(c), c)
+	view := newView(c)
 	defer view.Close()
 	address := live.URL(at.Addr())
 	view.Emit(event.Result{Name: "report", Text: address, Data: reportFile{URL: address}})

@@ -8,12 +8,14 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/codesync"
 	"multihost/internal/config"
 	"multihost/internal/detach"
@@ -25,7 +27,7 @@ import (
 	"multihost/internal/xla"
 )
 
-func (p *program) runCommand() *cli.Command {
+func runCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "run",
 		Usage:     "run a command on every worker of slices that exist",
@@ -55,38 +57,38 @@ On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
 Elsewhere it stops the command on every worker and proves it; a second Ctrl-C
 leaves at once. If you close the terminal, the command goes on: see multihost
 attach.`,
-		Flags: flags(selectFlags(), hostFlags(), commandFlags(), watchFlags(), []cli.Flag{
+		Flags: slices.Concat(selectFlags(), hostFlags(), commandFlags(), watchFlags(), []cli.Flag{
 			maxRestartsFlag(),
 			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "start `K` processes of the command on each worker, for example one for each GPU"},
 			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; the command runs in the directory that the run --run-name left on the workers"},
 		}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			o := p.runOptions(s, c)
-			w := p.namedWorkers(s, c)
+		Action: withSession(func(s *session, c *call) error {
+			o := runOptions(s, c)
+			w := namedWorkers(s, c)
 			o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial
 			if o.Processes = c.Int("processes-per-worker"); o.Processes < 1 {
-				p.inv.refuse(usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes), "processes-per-worker")
+				c.Refuse(usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes), "processes-per-worker")
 			}
 			if o.UseExisting && c.String("run-name") == "" {
-				p.inv.refuse(&usageError{err: errors.New("--use-existing-folder needs the run whose folder it is"), hint: "add --run-name=NAME"}, "use-existing-folder")
+				c.Refuse(&usageError{Err: errors.New("--use-existing-folder needs the run whose folder it is"), Advice: "add --run-name=NAME"}, "use-existing-folder")
 			}
-			told := p.notifyOptions(s, c, o.Run, o.Env)
-			d, err := s.workers(p, c)
+			told := notifyOptions(s, c, o.Run, o.Env)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			p.onInterrupts(s, c, d)
-			defer p.warnOfLeftovers(s, c, d, o.Prefix)()
+			onInterrupts(s, c, d)
+			defer warnOfLeftovers(s, c, d, o.Prefix)()
 			if s.dryRun {
 				return s.showPlan(c, func() (job.Plan, error) { return d.PlanRun(c.Context, o) })
 			}
-			return p.notified(told, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
+			return notified(c, told, d, func() (job.Outcome, error) { return d.Run(c.Context, o) })
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
 // showPlan shows the plan of a dry run.
-func (s *session) showPlan(c *cli.Context, plan func() (job.Plan, error)) error {
+func (s *session) showPlan(c *call, plan func() (job.Plan, error)) error {
 	made, err := plan()
 	if err != nil {
 		return interruptible(c.Context, err)
@@ -95,26 +97,26 @@ func (s *session) showPlan(c *cli.Context, plan func() (job.Plan, error)) error 
 	return nil
 }
 
-// withSession wraps an action that needs a session.
-func (p *program) withSession(action func(s *session, c *cli.Context) error) cli.ActionFunc {
-	return func(c *cli.Context) error {
-		s, err := p.open(c)
+// withSession returns the action of a command that needs a session.
+func withSession(action func(s *session, c *call) error) cli.ActionFunc {
+	return act(func(c *call) error {
+		s, err := open(c)
 		if err != nil {
 			return err
 		}
 		defer s.close()
 		return withSimSlices(c, action(s, c))
-	}
+	})
 }
 
 // withSimSlices adds to an error about slices that do not exist how a simulator gets
 // some.
-func withSimSlices(c *cli.Context, err error) error {
+func withSimSlices(c *call, err error) error {
 	var none *tpu.NoSlicesError
 	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
 		return err
 	}
-	return &noSliceError{error: err, hint: "--sim starts a simulator without slices; give it some with: --sim-slices=" + none.Prefix + ":1xv5litepod-16"}
+	return &noSliceError{error: err, Advice: "--sim starts a simulator without slices; give it some with: --sim-slices=" + none.Prefix + ":1xv5litepod-16"}
 }
 
 // outcome turns the result of a run into the error that sets the exit status.
@@ -126,21 +128,21 @@ func outcome(out job.Outcome, err error) error {
 }
 
 // runOptions reads the flags that run and job share.
-func (p *program) runOptions(s *session, c *cli.Context) job.RunOptions {
+func runOptions(s *session, c *call) job.RunOptions {
 	o := job.RunOptions{
 		Run:         c.String("run-name"),
 		UseExisting: c.Bool("use-existing-folder"),
 		NoIgnore:    c.Bool("no-ignore"),
 		Adopt:       c.Bool("adopt"),
-		Home:        p.home,
+		Home:        c.home,
 		SyncTimeout: time.Duration(c.Int("scp-timeout-secs")) * time.Second,
 		Relay:       codesync.Relay(c.String("relay")),
 		RelayFanout: c.Int("relay-fanout"),
 		Script:      c.String("command"),
-		Argv:        p.inv.argv,
+		Argv:        c.Argv,
 		Preflight:   c.String("preflight"),
 		Skew:        job.SkewMode(c.String("skew")),
-		Platform:    p.platform(c.String("platform"), "platform"),
+		Platform:    platform(c, c.String("platform"), "platform"),
 		Install:     c.Bool("install"),
 		Venv:        c.Bool("venv"),
 		LogDir:      c.String("log-dir"),
@@ -152,66 +154,66 @@ func (p *program) runOptions(s *session, c *cli.Context) job.RunOptions {
 		KillStale:   launch.FreePolicy(c.String("kill-stale")),
 		StrictExit:  c.Bool("strict-exit"),
 		Patience:    job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")},
-		Env:         p.environment(s, c),
-		Secrets:     p.storedSecrets(c),
-		Watch:       p.watchOptions(c),
+		Env:         environment(s, c),
+		Secrets:     storedSecrets(c),
+		Watch:       watchOptions(c),
 		XLAPresets:  c.StringSlice("xla-preset"),
 		XLAFlags:    c.StringSlice("xla-flag"),
 		StartLimit:  c.Duration("start-timeout"),
 		MaxRestarts: c.Int("max-restarts"),
 	}
-	if len(p.inv.positionals) > 0 {
-		p.inv.refuse(p.strayWord(p.inv.positionals[0]), positional)
+	if len(c.Words) > 0 {
+		c.Refuse(strayWord(c, c.Words[0]), cmdline.Word)
 	}
-	p.refuseCommand(o.Script)
+	refuseCommand(c, o.Script)
 	if o.SyncTimeout <= 0 {
-		p.inv.refuse(usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs")), "scp-timeout-secs")
+		c.Refuse(usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs")), "scp-timeout-secs")
 	}
-	p.inv.notNegative(c, "relay-fanout", "timeout", "grace", "start-timeout", "max-restarts", "lost-timeout", "log-timeout", "quiet-after")
-	p.inv.oneOf("preflight", o.Preflight, "apply", "require", "check", "off")
-	p.inv.oneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff))
-	p.inv.oneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff))
-	p.inv.oneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll))
-	p.checkOnInterrupt(c)
+	c.NotNegative(c, "relay-fanout", "timeout", "grace", "start-timeout", "max-restarts", "lost-timeout", "log-timeout", "quiet-after")
+	c.OneOf("preflight", o.Preflight, "apply", "require", "check", "off")
+	c.OneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff))
+	c.OneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff))
+	c.OneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll))
+	checkOnInterrupt(c)
 	var err error
 	if o.NUMA, err = preflight.ParseNUMA(c.String("numa")); err != nil {
-		p.inv.refuse(&usageError{err: err}, "numa")
+		c.Refuse(&usageError{Err: err}, "numa")
 	}
 	if o.Run == "" {
 		login, _ := config.LocalUser(s.lookup, s.account)
 		o.Run = config.RunName(login, time.Now(), rand.Reader)
 	}
 	if err := config.CheckRunName(o.Run); err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--run-name: %w", err)}, "run-name")
+		c.Refuse(&usageError{Err: fmt.Errorf("--run-name: %w", err)}, "run-name")
 	}
-	p.checkXLA(c)
+	checkXLA(c)
 	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--max-log: %w", err)}, "max-log")
+		c.Refuse(&usageError{Err: fmt.Errorf("--max-log: %w", err)}, "max-log")
 	}
-	o.Dir, err = p.scriptDir(c.String("script-dir"), o.UseExisting)
-	p.inv.refuse(err, "script-dir")
+	o.Dir, err = scriptDir(c.String("script-dir"), o.UseExisting)
+	c.Refuse(err, "script-dir")
 	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
-		p.inv.refuse(&usageError{err: errors.New("--on-stall=restart: no restart is allowed"), hint: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
+		c.Refuse(&usageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
 	}
 	if o.Detach && o.MaxRestarts > 0 {
-		p.inv.refuse(usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
+		c.Refuse(usagef("--max-restarts and --detach: nobody would be there to start it again"), "max-restarts", "detach")
 	}
 	if c.Bool("sim") && o.Detach && c.String("bucket-name") == "" {
-		p.inv.refuse(&usageError{err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
-			hint: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
+		c.Refuse(&usageError{Err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
+			Advice: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
 	}
 	return o
 }
 
 // checkXLA refuses presets and flags that are wrong on any worker.
-func (p *program) checkXLA(c *cli.Context) {
+func checkXLA(c *call) {
 	generation := ""
 	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // a flag of job
 		generation = ty.Generation.Name
 	}
 	check := func(r xla.Request, flags ...string) {
 		if err := xla.Load().CheckNames(r); err != nil {
-			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flags...)
+			c.Refuse(asUsage(err), flags...)
 		}
 	}
 	presets, flags := c.StringSlice("xla-preset"), c.StringSlice("xla-flag")
@@ -225,42 +227,42 @@ func (p *program) checkXLA(c *cli.Context) {
 }
 
 // strayWord returns the error for a word that is neither a flag nor after --.
-func (p *program) strayWord(word string) error {
+func strayWord(c *call, word string) error {
 	hint := "quote the command: --command='…', or put its words after --"
 	switch word {
 	case "help":
-		hint = "type: multihost " + strings.Join(p.inv.path, " ") + " --help"
+		hint = "type: multihost " + strings.Join(c.Line.Path, " ") + " --help"
 	case "true", "false":
 		hint = "the value of a switch stands after =, as in --allow-partial=" + word + "; a program of that name after --"
 	}
-	return &usageError{err: fmt.Errorf("word %q is neither a flag nor after --", word), hint: hint}
+	return &usageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
-func (p *program) scriptDir(dir string, unused bool) (string, error) {
+func scriptDir(dir string, unused bool) (string, error) {
 	if unused {
 		return "", nil
 	}
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", &usageError{err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
+		return "", &usageError{Err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
 	case err != nil:
-		return "", &configError{err: fmt.Errorf("--script-dir: %w", err)}
+		return "", &configError{Err: fmt.Errorf("--script-dir: %w", err)}
 	case !info.IsDir():
-		return "", &usageError{err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
+		return "", &usageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
 	}
 	return filepath.Abs(dir)
 }
 
 // environment collects the command's variables: files first, then --env, then
 // secrets; later ones win.
-func (p *program) environment(s *session, c *cli.Context) (all []config.EnvVar) {
+func environment(s *session, c *call) (all []config.EnvVar) {
 	add := func(flag string, vars []config.EnvVar, err error) {
 		if err != nil {
-			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+			c.Refuse(asUsage(err), flag)
 		}
 		for _, v := range vars {
-			p.refuseVariable(flag, v.Name, v.Value)
+			refuseVariable(c, flag, v.Name, v.Value)
 		}
 		all = append(all, vars...)
 	}
@@ -268,9 +270,9 @@ func (p *program) environment(s *session, c *cli.Context) (all []config.EnvVar) 
 		vars, err := config.ReadEnvFile(c.Context, path)
 		switch {
 		case c.Context.Err() != nil:
-			p.inv.refuse(context.Cause(c.Context))
+			c.Refuse(context.Cause(c.Context))
 		case err != nil:
-			p.inv.refuse(&configError{err: fmt.Errorf("--env-file: %w", err), hint: hintOf(err)}, "env-file")
+			c.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err), Advice: hintOf(err)}, "env-file")
 		}
 		add("env-file", vars, nil)
 	}
@@ -288,27 +290,27 @@ func (p *program) environment(s *session, c *cli.Context) (all []config.EnvVar) 
 }
 
 // refuseVariable refuses an environment variable that the command cannot have.
-func (p *program) refuseVariable(flag, name, value string) {
+func refuseVariable(c *call, flag, name, value string) {
 	if strings.HasPrefix(name, "MULTIHOST_") {
-		p.inv.refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
+		c.Refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
 	}
 	if err := (launch.EnvVar{Name: name, Value: value}).Validate(); err != nil {
-		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+		c.Refuse(asUsage(err), flag)
 	}
 }
 
 // storedSecrets returns the secrets that workers read from Secret Manager.
-func (p *program) storedSecrets(c *cli.Context) (all []detach.Secret) {
+func storedSecrets(c *call) (all []detach.Secret) {
 	for _, text := range c.StringSlice("secret-env") {
 		if !strings.Contains(text, "=sm://") {
 			continue
 		}
 		secret, err := detach.ParseSecret(text)
 		if err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
+			c.Refuse(&usageError{Err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
 			continue
 		}
-		p.refuseVariable("secret-env", secret.Name, "")
+		refuseVariable(c, "secret-env", secret.Name, "")
 		all = append(all, secret)
 	}
 	return all

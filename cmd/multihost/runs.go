@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/job"
 	"multihost/internal/preflight"
@@ -17,7 +19,7 @@ func prefixFlag() cli.Flag {
 	return &cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "look only at the slices that `P` names"}
 }
 
-func (p *program) psCommand() *cli.Command {
+func psCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "ps",
 		Usage: "list the runs on the slices",
@@ -27,14 +29,14 @@ wait for slices, boot, or have ended and are kept. For a job that no command
 follows, it says when its slices are deleted.
 
 ` + pricesHelp,
-		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
+		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), slicesFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show runs that have ended too"},
 		}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			p.noArguments("multihost ps")
-			numbers := p.slicesOf(c)
-			d, err := s.workers(p, c)
+		Action: withSession(func(s *session, c *call) error {
+			c.NoWords()
+			numbers := slicesOf(c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
@@ -43,40 +45,40 @@ follows, it says when its slices are deleted.
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
 
-func (p *program) attachCommand() *cli.Command {
+func attachCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "attach",
 		Usage:     "follow a run to its end, from where its local logs end",
 		ArgsUsage: "RUN",
 		Description: `Ends as the run would. On a terminal Ctrl-C asks what to do; elsewhere it leaves
 the run going.`,
-		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{
+		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{
 			prefixFlag(), graceFlag(), interruptFlag("detach"),
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			timestampsFlag(),
 			&cli.BoolFlag{Name: "strict-exit", Usage: "fail if any worker ends with an error, even after worker 0 has succeeded"},
 		}, watchFlags(), patienceFlags(), sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost attach", "run")
-			w := p.watchOptions(c)
+		Action: withSession(func(s *session, c *call) error {
+			name := runWord(c)
+			w := watchOptions(c)
 			if w.OnStall == job.StallRestart {
-				p.inv.refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
+				c.Refuse(usagef("--on-stall=restart: only the command that started the run can start it again; stop ends it"), "on-stall")
 			}
-			p.inv.notNegative(c, "lost-timeout", "log-timeout", "quiet-after")
-			p.checkOnInterrupt(c)
-			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: p.lookup,
+			c.NotNegative(c, "lost-timeout", "log-timeout", "quiet-after")
+			checkOnInterrupt(c)
+			o := job.AttachOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: w, Secret: c.lookup,
 				Patience: job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")}}
-			d, err := s.workers(p, c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
-			p.onInterrupts(s, c, d)
+			onInterrupts(s, c, d)
 			return outcome(d.Attach(c.Context, name, o))
 		}),
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-func (p *program) stopCommand() *cli.Command {
+func stopCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "stop",
 		Usage:     "end a run on every worker and prove it",
@@ -86,28 +88,28 @@ left. It may be repeated. If the command of a job has not begun, or has ended an
 slices are kept, it deletes the queued resource of the job with its slices. On a
 terminal it asks before it deletes kept slices, and names logs that are not whole on
 this machine. Without a terminal, slices with such logs stay.`,
-		Flags: flags(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
-		Action: p.withSession(func(s *session, c *cli.Context) error {
-			name := p.oneArgument("multihost stop", "run")
-			d, err := s.workers(p, c)
+		Flags: slices.Concat(hostFlags(), bucketFlags(), []cli.Flag{prefixFlag(), graceFlag()}, sshFlags()),
+		Action: withSession(func(s *session, c *call) error {
+			name := runWord(c)
+			d, err := s.workers(c)
 			if err != nil {
 				return err
 			}
 			o := job.StopOptions{Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace")}
-			if p.canConfirm(s.view) {
-				o.Confirm = func(ctx context.Context, question string) error { return p.confirm(ctx, s.view, question) }
+			if canConfirm(c, s.view) {
+				o.Confirm = func(ctx context.Context, question string) error { return confirm(ctx, c, s.view, question) }
 			}
 			return interruptible(c.Context, d.Stop(c.Context, name, o))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig, exitInterrupt)
 }
 
-func (p *program) preflightCommand() *cli.Command {
+func preflightCommand() *cli.Command {
 	sub := func(name, usage string, check bool) *cli.Command {
 		return command(cli.Command{
 			Name: name, Usage: usage,
 			Flags:  preflightFlags(),
-			Action: p.withSession(func(s *session, c *cli.Context) error { return p.preflight(s, c, check) }),
+			Action: withSession(func(s *session, c *call) error { return runPreflight(s, c, check) }),
 		}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 	}
 	return command(cli.Command{
@@ -132,25 +134,25 @@ said when it runs (docs/gke.md).
 With --tpu=no the script expects no TPU: it ends with 0 on CPU and GPU hosts. Its
 argument TPU=no does the same.`,
 				Flags: []cli.Flag{platformFlag(), &cli.StringFlag{Name: "tpu", Value: "yes", Usage: "yes or no: whether a `TPU` is expected where the script runs"}},
-				Action: func(c *cli.Context) error {
-					on := p.platform(c.String("platform"), "platform")
+				Action: act(func(c *call) error {
+					on := platform(c, c.String("platform"), "platform")
 					o := preflight.Options{Platform: on}
 					switch tpu := c.String("tpu"); strings.ToLower(tpu) {
 					case "yes":
 					case "no":
 						o.ExpectChips = preflight.NoDevices
 					default:
-						p.inv.refuse(usagef("--tpu=%q: want yes or no", tpu), "tpu")
+						c.Refuse(usagef("--tpu=%q: want yes or no", tpu), "tpu")
 					}
-					if err := p.ready(c); err != nil {
+					if err := ready(c); err != nil {
 						return err
 					}
 					script := preflight.Print(o)
-					return p.show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(on), script}})
-				},
+					return show(c, event.Result{Name: "preflight_script", Text: script, Data: preflightScript{string(on), script}})
+				}),
 			}, exitOK, exitUsage),
 		},
-		Action: p.withSession(func(s *session, c *cli.Context) error { return p.preflight(s, c, false) }),
+		Action: withSession(func(s *session, c *call) error { return runPreflight(s, c, false) }),
 	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 }
 
@@ -161,10 +163,10 @@ type preflightScript struct {
 }
 
 // platform parses the value of --platform, or of the word PLATFORM=….
-func (p *program) platform(text, flag string) preflight.Platform {
+func platform(c *call, text, flag string) preflight.Platform {
 	on, err := preflight.ParsePlatform(text)
 	if err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--platform: %w", err)}, flag)
+		c.Refuse(&usageError{Err: fmt.Errorf("--platform: %w", err)}, flag)
 	}
 	return on
 }
@@ -174,31 +176,31 @@ func platformFlag() cli.Flag {
 }
 
 func preflightFlags() []cli.Flag {
-	return flags(selectFlags(), hostFlags(), []cli.Flag{
+	return slices.Concat(selectFlags(), hostFlags(), []cli.Flag{
 		platformFlag(),
 		&cli.BoolFlag{Name: "require", Usage: "end with status 76 if any setting is not as wanted"},
 		&cli.BoolFlag{Name: "install", Usage: "install numactl and ethtool on workers that lack them"},
 	}, sshFlags())
 }
 
-func (p *program) preflight(s *session, c *cli.Context, check bool) error {
-	on := p.platform(c.String("platform"), "platform")
-	for _, word := range p.inv.positionals {
+func runPreflight(s *session, c *call, check bool) error {
+	on := platform(c, c.String("platform"), "platform")
+	for _, word := range c.Words {
 		if value, ok := cutPlatform(word); ok {
-			on = p.platform(value, positional)
+			on = platform(c, value, cmdline.Word)
 		} else {
-			p.inv.refuse(usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word), positional)
+			c.Refuse(usagef("multihost preflight: %q is no command and not PLATFORM=gce or PLATFORM=gke", word), cmdline.Word)
 		}
 	}
-	numbers := p.slicesOf(c)
+	numbers := slicesOf(c)
 	prefix := c.String("tpu-prefix")
 	if s.hosts != nil {
 		prefix = job.HostsPrefix
 	}
 	if prefix == "" {
-		p.inv.refuse(&usageError{err: fmt.Errorf("which slices? --tpu-prefix is missing"), hint: "add --tpu-prefix=NAME; multihost qr list shows what is there"})
+		c.Refuse(&usageError{Err: fmt.Errorf("which slices? --tpu-prefix is missing"), Advice: "add --tpu-prefix=NAME; multihost qr list shows what is there"})
 	}
-	d, err := s.workers(p, c)
+	d, err := s.workers(c)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
 	"multihost/internal/event"
 	"multihost/internal/job"
@@ -114,7 +115,7 @@ func answersInJSON() map[string]jsonAnswer {
 // leafCommands are the commands that do something.
 func leafCommands() []string {
 	var all []string
-	walkCommands((&program{}).app().Commands, "", func(path string, c *cli.Command) {
+	cmdline.Walk(app().Commands, func(path string, c *cli.Command) {
 		if !c.Hidden && (len(c.Subcommands) == 0 || c.ArgsUsage != "") {
 			all = append(all, path)
 		}
@@ -474,8 +475,8 @@ func (d deaf) Write(p []byte) (int, error) {
 // against the command's schema, and the command written down as seen.
 func checkedStatus() int {
 	dir, seen := os.Getenv("SCHEMA_DIR"), os.Getenv("SCHEMA_SEEN")
-	inv, err := ownProgram().arrange((&program{}).app(), os.Args[1:])
-	if dir == "" || err != nil || len(inv.path) == 0 || inv.values["output"] != "json" {
+	line, err := ownProcess().commands().Parse(os.Args[1:])
+	if dir == "" || err != nil || len(line.Path) == 0 || line.Values["output"] != "json" {
 		return mainStatus()
 	}
 	stdout := os.Stdout
@@ -496,7 +497,7 @@ func checkedStatus() int {
 	code := mainStatus()
 	w.Close()
 	out := <-copied
-	command := strings.Join(inv.path, " ")
+	command := strings.Join(line.Path, " ")
 	if err := checkJSON(dir, command, out); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 99

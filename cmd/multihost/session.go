@@ -19,8 +19,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -63,44 +62,52 @@ type session struct {
 
 // open reads the configuration and starts the view. It calls no API. ready reports what
 // is wrong with the flags.
-func (p *program) open(c *cli.Context) (*session, error) {
+func open(c *call) (*session, error) {
 	if v := c.String("stream"); v != "" {
-		p.inv.oneOf("stream", v, "first", "all", "none")
+		c.OneOf("stream", v, "first", "all", "none")
 	}
-	return p.openOn(c, p.newView(p.viewMode(c), c))
+	return openOn(c, newView(c))
 }
 
 // openOn is open with an existing view.
-func (p *program) openOn(c *cli.Context, view *ui.Renderer) (*session, error) {
-	s := &session{view: view, lookup: p.lookup, typed: p.inv.set, leave: p.leave, dryRun: c.Bool("dry-run")}
-	if p.home == "" {
+func openOn(c *call, view *ui.Renderer) (*session, error) {
+	s := &session{view: view, lookup: c.lookup, typed: c.Typed, leave: c.leave, dryRun: c.Bool("dry-run")}
+	if c.home == "" {
 		s.closeView()
-		return nil, &configError{err: errors.New("the home directory is not known"), hint: "set HOME to an absolute path"}
+		return nil, &configError{Err: errors.New("the home directory is not known"), Advice: "set HOME to an absolute path"}
 	}
 	s.journal = journal.New(gcp.SystemClock.Now)
 	s.sink = event.Tee(s.view, s.journal)
-	if len(p.inv.objections) == 0 {
-		p.inv.tellFile(s.view)
+	if c.Sound() {
+		tellFile(c.Line, s.view)
 	}
-	if err := s.fill(p, c); err != nil {
+	if err := s.fill(c); err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (p *program) newView(mode ui.Mode, c *cli.Context) *ui.Renderer {
-	p.view = ui.New(ui.Options{
-		Mode: mode, Stdout: p.stdout, Stderr: p.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"),
-		Clock: takesLong(p.inv), Timestamps: c.Bool("timestamps"), Color: p.color(p.stderr), Width: p.width(),
+// newView starts the view that the flags ask for.
+func newView(c *call) *ui.Renderer {
+	c.view = ui.New(ui.Options{
+		Mode: viewMode(c), Stdout: c.stdout, Stderr: c.stderr, Stream: ui.Stream(c.String("stream")), Debug: c.Bool("debug"),
+		Clock: takesLong(c.Line), Timestamps: c.Bool("timestamps"), Color: color(c.lookup, c.stderr), Width: func() int { return columns(c.lookup, c.stderr) },
 	})
-	return p.view
+	return c.view
+}
+
+// tellFile reports which flags the project's file sets.
+func tellFile(l *cmdline.Line, sink event.Sink) {
+	if file, flags := l.ProjectFlags(); file != "" {
+		event.Notef(sink, event.Info, "", "%s sets %s", file, strings.Join(flags, ", "))
+	}
 }
 
 // takesLong reports whether the command may go on for hours. What it shows then says when
 // it happened.
-func takesLong(inv *invocation) bool {
-	switch strings.Join(inv.path, " ") {
+func takesLong(l *cmdline.Line) bool {
+	switch strings.Join(l.Path, " ") {
 	case "run", "job", "attach", "qr create", "qr wait":
 		return true
 	}
@@ -135,19 +142,19 @@ func (s *session) closeView() {
 	}
 }
 
-func (p *program) viewMode(c *cli.Context) ui.Mode {
+func viewMode(c *call) ui.Mode {
 	switch output := c.String("output"); {
 	case output == "json":
-		p.json = true
+		c.json = true
 		return ui.JSON
 	case output == "text", c.Command.Name == "metrics" && (output == "table" || output == "csv"):
 	default:
-		p.inv.refuse(usagef("--output=%s: it is text or json", output), "output")
+		c.Refuse(usagef("--output=%s: it is text or json", output), "output")
 	}
 	if c.Bool("quiet") {
 		return ui.Quiet
 	}
-	if term, _ := p.lookup("TERM"); term == "dumb" {
+	if term, _ := c.lookup("TERM"); term == "dumb" {
 		return ui.Plain
 	}
 	return ui.Auto
@@ -157,9 +164,9 @@ func (p *program) viewMode(c *cli.Context) ui.Mode {
 // bixense.com/clicolors: NO_COLOR forbids colours, CLICOLOR_FORCE forces them even
 // without a terminal, and CLICOLOR=0 and TERM=dumb turn off the default, which is colours
 // on a terminal.
-func (p *program) color(w io.Writer) bool {
+func color(lookup config.Lookup, w io.Writer) bool {
 	is := func(name string) string {
-		v, _ := p.lookup(name)
+		v, _ := lookup(name)
 		return v
 	}
 	switch force := is("CLICOLOR_FORCE"); {
@@ -172,10 +179,6 @@ func (p *program) color(w io.Writer) bool {
 	}
 	return ui.IsTerminal(w)
 }
-
-// width returns a function that each redraw calls. It returns how many columns messages
-// may use: those of the terminal, but not more than COLUMNS if that is set.
-func (p *program) width() func() int { return func() int { return columns(p.lookup, p.stderr) } }
 
 // columns returns how many columns a text on w may use.
 func columns(lookup config.Lookup, w io.Writer) int {
@@ -191,61 +194,61 @@ func columns(lookup config.Lookup, w io.Writer) int {
 	return cmp.Or(terminal, columns, 80)
 }
 
-func (s *session) fill(p *program, c *cli.Context) error {
+func (s *session) fill(c *call) error {
 	if c.Bool("sim") {
-		if err := s.startSim(p, c); err != nil {
+		if err := s.startSim(c); err != nil {
 			return err
 		}
 	}
-	g, err := config.LoadGcloud(s.lookup, p.home, c.String("configuration"))
+	g, err := config.LoadGcloud(s.lookup, c.home, c.String("configuration"))
 	if err != nil {
-		p.inv.refuse(&configError{err: err, hint: hintOf(err)}, "configuration")
+		c.Refuse(&configError{Err: err, Advice: hintOf(err)}, "configuration")
 	}
 	for _, flag := range slices.Sorted(maps.Keys(gcloudFields)) {
 		if v := s.setting(c, flag); v != "" {
-			if err := g.Override(gcloudFields[flag], s.sourceOf(p.inv, flag), v); err != nil {
-				p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, flag)
+			if err := g.Override(gcloudFields[flag], s.sourceOf(c, flag), v); err != nil {
+				c.Refuse(asUsage(err), flag)
 			}
 		}
 	}
 	s.account, s.gcloud = g.Account, g
 	s.stateDir = c.String("state-dir")
 	if s.stateDir == "" {
-		s.stateDir = config.StateDir(s.lookup, p.home)
+		s.stateDir = config.StateDir(s.lookup, c.home)
 	}
-	s.hosts = s.hostList(p, c)
+	s.hosts = s.hostList(c)
 	if s.roots, err = (gcp.Config{TPUEndpoint: g.TPUEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots(); err != nil {
-		p.inv.refuse(&configError{err: err})
+		c.Refuse(&configError{Err: err})
 	}
-	if s.hosts != nil || g.Project == "" && (diagnoses(p.inv) || p.inv.refused("project")) {
+	if s.hosts != nil || g.Project == "" && (diagnoses(c.Line) || c.Refused("project")) {
 		return nil
 	}
 	if g.Project == "" {
-		s.unset = &configError{err: errors.New("no project is set"), hint: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
-		if !readsFiles(p.inv) {
-			p.inv.refuse(s.unset)
+		s.unset = &configError{Err: errors.New("no project is set"), Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
+		if !readsFiles(c.Line) {
+			c.Refuse(s.unset)
 		}
 		return nil
 	}
-	if g.Zone == "" && !p.inv.refused("zone") {
+	if g.Zone == "" && !c.Refused("zone") {
 		hint := "add --zone=ZONE, or type: gcloud config set compute/zone ZONE"
 		if g.Region != "" {
 			hint += " (region " + g.Region + " is set; a zone is a region and a letter, such as " + g.Region + "-b)"
 		}
-		if !zoneless(p.inv) && !diagnoses(p.inv) {
-			p.inv.refuse(&configError{err: errors.New("no zone is set"), hint: hint})
+		if !zoneless(c.Line) && !diagnoses(c.Line) {
+			c.Refuse(&configError{Err: errors.New("no zone is set"), Advice: hint})
 		}
 	}
 	if err := config.CheckProject(g.Project); err != nil {
-		p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "project")
+		c.Refuse(asUsage(err), "project")
 	}
 	if g.Zone != "" {
 		if err := config.CheckZone(g.Zone); err != nil {
-			p.inv.refuse(&usageError{err: err, hint: hintOf(err)}, "zone")
+			c.Refuse(asUsage(err), "zone")
 		}
 	}
-	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(p.inv) { // a typo is reported even if no token is needed
-		p.inv.refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
+	if _, typed := s.typed["access-token-file"]; typed && !diagnoses(c.Line) { // a typo is reported even if no token is needed
+		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
 	s.cloud = gcp.New(gcp.Config{
 		Project: g.Project, Zone: g.Zone, ReadOnly: s.dryRun,
@@ -282,51 +285,51 @@ const loginWait = 4 * 24 * time.Hour
 
 // hostList reads the machines that replace slices: those named on the command line, or
 // those on which the named run was started.
-func (s *session) hostList(p *program, c *cli.Context) (list job.HostList) {
+func (s *session) hostList(c *call) (list job.HostList) {
 	text, path := c.String("hosts"), c.String("hosts-file")
 	var err error
 	if text != "" {
 		if list, err = job.ParseHosts(text); err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--hosts: %w", err)}, "hosts")
+			c.Refuse(&usageError{Err: fmt.Errorf("--hosts: %w", err)}, "hosts")
 		}
 	}
 	if path != "" {
 		list, err = job.ReadHosts(c.Context, path)
 		switch {
 		case c.Context.Err() != nil:
-			p.inv.refuse(context.Cause(c.Context))
+			c.Refuse(context.Cause(c.Context))
 		case err != nil:
-			p.inv.refuse(&configError{err: fmt.Errorf("--hosts-file: %w", err)}, "hosts-file")
+			c.Refuse(&configError{Err: fmt.Errorf("--hosts-file: %w", err)}, "hosts-file")
 		}
 	}
 	if text != "" && path != "" {
-		p.inv.refuse(usagef("give either --hosts or --hosts-file, not both"), "hosts", "hosts-file")
+		c.Refuse(usagef("give either --hosts or --hosts-file, not both"), "hosts", "hosts-file")
 	}
-	if text == "" && path == "" && namesRun(p.inv) {
-		list, err = job.RecordedHosts(s.stateDir, p.inv.positionals[0])
-		p.inv.refuse(err, positional)
+	if text == "" && path == "" && namesRun(c.Line) {
+		list, err = job.RecordedHosts(s.stateDir, c.Words[0])
+		c.Refuse(err, cmdline.Word)
 	}
 	return list
 }
 
 // namesRun reports whether the command's word is the name of a run.
-func namesRun(inv *invocation) bool {
-	return len(inv.path) == 1 && len(inv.positionals) == 1 && slices.Contains([]string{"attach", "dump", "logs", "stop", "top"}, inv.path[0])
+func namesRun(l *cmdline.Line) bool {
+	return len(l.Path) == 1 && len(l.Words) == 1 && slices.Contains([]string{"attach", "dump", "logs", "stop", "top"}, l.Path[0])
 }
 
 // zoneless reports whether the command works on a project without a zone.
-func zoneless(inv *invocation) bool {
-	return len(inv.path) > 0 && inv.path[0] == "network"
+func zoneless(l *cmdline.Line) bool {
+	return len(l.Path) > 0 && l.Path[0] == "network"
 }
 
 // readsFiles reports whether files on this machine may answer the command.
-func readsFiles(inv *invocation) bool {
-	return len(inv.path) > 0 && inv.path[0] == "logs"
+func readsFiles(l *cmdline.Line) bool {
+	return len(l.Path) > 0 && l.Path[0] == "logs"
 }
 
 // diagnoses reports whether the command itself reports missing settings.
-func diagnoses(inv *invocation) bool {
-	return len(inv.path) > 0 && inv.path[0] == "doctor"
+func diagnoses(l *cmdline.Line) bool {
+	return len(l.Path) > 0 && l.Path[0] == "doctor"
 }
 
 // gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth
@@ -351,20 +354,20 @@ func gcloudToken(ctx context.Context) (string, error) {
 }
 
 // startSim starts the simulator, unless something has been refused already.
-func (s *session) startSim(p *program, c *cli.Context) error {
-	p.inv.refuse(simulatable(runtime.GOOS), "sim")
+func (s *session) startSim(c *call) error {
+	c.Refuse(simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
 	for _, text := range c.StringSlice("sim-slices") {
 		list, err := sim.ParseSlices(text)
 		if err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--sim-slices: %w", err)}, "sim-slices")
+			c.Refuse(&usageError{Err: fmt.Errorf("--sim-slices: %w", err)}, "sim-slices")
 		}
 		specs = append(specs, list...)
 	}
-	p.inv.oneOf("sim-backend", c.String("sim-backend"), "process", "netns")
+	c.OneOf("sim-backend", c.String("sim-backend"), "process", "netns")
 	faults, err := parseFaults("--sim-fault", c.StringSlice("sim-fault"))
-	p.inv.refuse(err, "sim-fault")
-	if len(p.inv.objections) > 0 {
+	c.Refuse(err, "sim-fault")
+	if !c.Sound() {
 		return nil
 	}
 	dir, err := os.MkdirTemp("", simTemp)
@@ -390,37 +393,37 @@ func (s *session) startSim(p *program, c *cli.Context) error {
 
 // setting reads a flag that the simulator's environment may set after the command line
 // has been read.
-func (s *session) setting(c *cli.Context, flag string) string {
+func (s *session) setting(c *call, flag string) string {
 	if _, typed := s.typed[flag]; typed {
-		return fmt.Sprint(c.Value(flag))
+		return fmt.Sprint(c.flags.Value(flag))
 	}
 	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
 		return v
 	}
-	return fmt.Sprint(c.Value(flag))
+	return fmt.Sprint(c.flags.Value(flag))
 }
 
 // sourceOf returns where the value of a flag read by setting comes from.
-func (s *session) sourceOf(inv *invocation, flag string) string {
+func (s *session) sourceOf(c *call, flag string) string {
 	if _, typed := s.typed[flag]; typed {
 		return "--" + flag
 	}
 	if v, ok := s.lookup(config.FlagVariable(flag)); ok && v != "" {
 		return config.FlagVariable(flag)
 	}
-	if from, ok := inv.from[flag]; ok {
+	if from, ok := c.From[flag]; ok {
 		return from.Source.String()
 	}
 	return "--" + flag
 }
 
 // deps returns what internal/job works with, for commands that contact no worker.
-func (s *session) deps(p *program) *job.Deps {
+func (s *session) deps(c *call) *job.Deps {
 	if s.hosts != nil {
-		return &job.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode}
+		return &job.Deps{Cloud: s.hosts, ReadOnly: s.dryRun, Roots: s.roots, Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode}
 	}
 	if s.cloud == nil { // doctor reports that there is no project
-		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: p.leave}
+		return &job.Deps{Sink: s.sink, Clock: gcp.SystemClock, StateDir: s.stateDir, Owner: owner(), Leave: c.leave}
 	}
 	return &job.Deps{
 		Cloud: s.queue, Queue: s.queue, Networks: s.networks, ReadOnly: s.dryRun,
@@ -428,27 +431,27 @@ func (s *session) deps(p *program) *job.Deps {
 		OpenBucket: func(ctx context.Context, bucket, dir string) (*detach.Bucket, error) {
 			return detach.Open(ctx, s.cloud, bucket, dir)
 		},
-		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: p.leave, ExitStatus: exitCode,
+		Sink: s.sink, Clock: gcp.SystemClock, Journal: s.journal, StateDir: s.stateDir, Owner: owner(), Leave: c.leave, ExitStatus: exitCode,
 	}
 }
 
 // workers is access and login: deps for commands that log in to workers.
-func (s *session) workers(p *program, c *cli.Context) (*job.Deps, error) {
-	p.inv.refuse(s.unset)
-	d, err := s.access(p, c)
+func (s *session) workers(c *call) (*job.Deps, error) {
+	c.Refuse(s.unset)
+	d, err := s.access(c)
 	if err != nil {
 		return nil, err
 	}
-	return d, s.login(p, c, d)
+	return d, s.login(c, d)
 }
 
 // login adds the user's key to d, which access returned.
-func (s *session) login(p *program, c *cli.Context, d *job.Deps) (err error) {
+func (s *session) login(c *call, d *job.Deps) (err error) {
 	if s.unset != nil {
 		return s.unset
 	}
 	s.tellLogin()
-	d.Access.Identity, err = s.identity(p, c)
+	d.Access.Identity, err = s.identity(c)
 	overSSH(d, nil)
 	return err
 }
@@ -461,42 +464,42 @@ func overSSH(d *job.Deps, logins map[string]string) {
 
 // access returns deps for commands that reach workers, without a key. It reads the last
 // flags.
-func (s *session) access(p *program, c *cli.Context) (*job.Deps, error) {
-	d := s.deps(p)
+func (s *session) access(c *call) (*job.Deps, error) {
+	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
 	if c.Duration("connect-timeout") <= 0 {
-		p.inv.refuse(usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout")), "connect-timeout")
+		c.Refuse(usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout")), "connect-timeout")
 	}
 	if c.Int("max-dials") < 1 {
-		p.inv.refuse(usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials")), "max-dials")
+		c.Refuse(usagef("--max-dials=%d: it must be 1 or more", c.Int("max-dials")), "max-dials")
 	}
 	login := c.String("user")
 	switch {
 	case login != "" && !legalLogin.MatchString(login):
-		p.inv.refuse(usagef("--user=%s: no login is called that on Linux", login), "user")
+		c.Refuse(usagef("--user=%s: no login is called that on Linux", login), "user")
 	case login == "root":
-		p.inv.refuse(&usageError{err: errors.New("--user=root: TPU VMs take no root login"), hint: "leave --user out, or name another login; it can use sudo on the workers"}, "user")
+		c.Refuse(&usageError{Err: errors.New("--user=root: TPU VMs take no root login"), Advice: "leave --user out, or name another login; it can use sudo on the workers"}, "user")
 	case login == "":
 		login, s.loginNote = config.LocalUser(s.lookup, s.account)
 	}
 	var port int
 	if _, err := fmt.Sscanf(s.setting(c, "ssh-port"), "%d", &port); err != nil || port < 1 || port > 65535 {
-		p.inv.refuse(usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port")), "ssh-port")
+		c.Refuse(usagef("--ssh-port=%s: it is a port from 1 to 65535", s.setting(c, "ssh-port")), "ssh-port")
 	}
 	known := s.setting(c, "known-hosts")
 	if known == "" {
 		known = filepath.Join(s.stateDir, "known_hosts")
 	}
 	retry := c.Duration("connect-timeout")
-	keyFile, _ := s.keyPath(p, c)
+	keyFile, _ := s.keyPath(c)
 	d.Access = job.Access{
 		Login: login, OSLogin: qr.OSLoginOptions{Account: s.account}, KeyFile: keyFile, KnownHosts: known, Port: port,
 		ConnectTimeout: min(retry, 15*time.Second), RetryFor: retry, MaxDials: c.Int("max-dials"),
-		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, s.view.Stderr(), path) },
+		Passphrase: func(path string) (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) },
 	}
-	s.way(p, c, &d.Access)
+	s.way(c, &d.Access)
 	overSSH(d, nil)
-	return d, p.ready(c)
+	return d, ready(c)
 }
 
 // tellLogin reports which login is used if that may surprise the user.
@@ -507,13 +510,13 @@ func (s *session) tellLogin() {
 }
 
 // way reads the flags that say how workers are reached.
-func (s *session) way(p *program, c *cli.Context, a *job.Access) {
+func (s *session) way(c *call, a *job.Access) {
 	text := c.String("ip")
-	p.inv.oneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP))
+	c.OneOf("ip", text, string(job.Auto), string(job.Internal), string(job.External), string(job.IAP))
 	a.Way = job.Way(text)
 	if c.Bool("internal-ip") || c.Bool("internal-ips") && a.Way == job.Auto {
 		if a.Way != job.Auto && a.Way != job.Internal {
-			p.inv.refuse(usagef("--internal-ip and --ip=%s contradict each other", a.Way), "internal-ip", "ip")
+			c.Refuse(usagef("--internal-ip and --ip=%s contradict each other", a.Way), "internal-ip", "ip")
 		}
 		a.Way = job.Internal
 	}
@@ -523,14 +526,14 @@ func (s *session) way(p *program, c *cli.Context, a *job.Access) {
 	local, _ := s.lookup("USER")
 	var err error
 	if path := c.String("ssh-config"); path != "" {
-		if a.SSHConfig, err = sshfan.LoadSSHConfig(path, p.home, local); err != nil {
-			p.inv.refuse(&configError{err: fmt.Errorf("--ssh-config: %w", err)}, "ssh-config")
+		if a.SSHConfig, err = sshfan.LoadSSHConfig(path, c.home, local); err != nil {
+			c.Refuse(&configError{Err: fmt.Errorf("--ssh-config: %w", err)}, "ssh-config")
 		}
 	}
 	if a.Jump, err = sshfan.ParseJump(c.String("ssh-proxy-jump"), local, a.SSHConfig); err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--ssh-proxy-jump: %w", err)}, "ssh-proxy-jump")
+		c.Refuse(&usageError{Err: fmt.Errorf("--ssh-proxy-jump: %w", err)}, "ssh-proxy-jump")
 	}
-	ssh := filepath.Join(p.home, ".ssh")
+	ssh := filepath.Join(c.home, ".ssh")
 	a.UserKnownHosts = []string{filepath.Join(ssh, "known_hosts"), filepath.Join(ssh, "known_hosts2"), "/etc/ssh/ssh_known_hosts"}
 	a.AgentSocket = s.agent()
 }
@@ -539,9 +542,9 @@ var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // identity loads the user's key, or makes gcloud's default key if there is none. A dry
 // run makes no key and then returns nil.
-func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error) {
-	path, ours := s.keyPath(p, c)
-	load := func() (*sshfan.Identity, error) { return s.loadKey(p, c, path) }
+func (s *session) identity(c *call) (*sshfan.Identity, error) {
+	path, ours := s.keyPath(c)
+	load := func() (*sshfan.Identity, error) { return s.loadKey(c, path) }
 	var id *sshfan.Identity
 	var err error
 	if made := false; s.dryRun || !ours {
@@ -557,7 +560,7 @@ func (s *session) identity(p *program, c *cli.Context) (*sshfan.Identity, error)
 		return nil, in
 	}
 	if err != nil {
-		return nil, &configError{err: err, hint: hintOf(err)}
+		return nil, &configError{Err: err, Advice: hintOf(err)}
 	}
 	return id, nil
 }
@@ -580,18 +583,18 @@ func (s *session) agent() string {
 
 // keyPath returns the file of the user's key. ours means that nobody named the file, so a
 // missing key is made.
-func (s *session) keyPath(p *program, c *cli.Context) (path string, ours bool) {
+func (s *session) keyPath(c *call) (path string, ours bool) {
 	_, named := s.typed["identity-file"]
 	if path = s.setting(c, "identity-file"); path == "" {
-		path = filepath.Join(p.home, ".ssh", "google_compute_engine")
+		path = filepath.Join(c.home, ".ssh", "google_compute_engine")
 	}
 	return path, !named
 }
 
 // loadKey reads the user's key. If it lacks the passphrase, it uses the key from the
 // agent, if the agent has it.
-func (s *session) loadKey(p *program, c *cli.Context, path string) (*sshfan.Identity, error) {
-	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, p.stdin, s.view.Stderr(), path) })
+func (s *session) loadKey(c *call, path string) (*sshfan.Identity, error) {
+	id, err := sshfan.LoadIdentity(path, func() (string, error) { return ui.ReadPassphrase(c.Context, c.stdin, s.view.Stderr(), path) })
 	var locked *sshfan.IdentityError
 	if socket := s.agent(); socket != "" && errors.Is(err, sshfan.ErrPassphrase) && errors.As(err, &locked) {
 		return sshfan.LoadAgentIdentity(socket, locked.PublicKey)

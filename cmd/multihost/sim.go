@@ -17,6 +17,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/remote"
@@ -27,8 +28,8 @@ import (
 	"multihost/internal/ui"
 )
 
-func (p *program) simCommand() *cli.Command {
-	return p.group(cli.Command{
+func simCommand() *cli.Command {
+	return group(cli.Command{
 		Name:  "sim",
 		Usage: "a local Google Cloud with TPU slices, to try things without an account",
 		Description: `  multihost sim up --background --slices=t:2xv5litepod-16
@@ -36,7 +37,7 @@ func (p *program) simCommand() *cli.Command {
   multihost run --tpu-prefix=t -- hostname
   multihost sim down`,
 		Subcommands: []*cli.Command{
-			p.simUpCommand(), p.simEnvCommand(), p.simStatusCommand(), p.simFaultCommand(), p.simLoginCommand(), p.simDownCommand(),
+			simUpCommand(), simEnvCommand(), simStatusCommand(), simFaultCommand(), simLoginCommand(), simDownCommand(),
 		},
 	})
 }
@@ -45,11 +46,11 @@ func simDirFlag() cli.Flag {
 	return &cli.StringFlag{Name: "sim-dir", Usage: "`DIR` of the simulator's state; default: in $XDG_RUNTIME_DIR"}
 }
 
-func (p *program) simDir(c *cli.Context) string {
+func simDir(c *call) string {
 	if dir := c.String("sim-dir"); dir != "" {
 		return dir
 	}
-	return filepath.Join(config.RuntimeDir(p.lookup), "sim")
+	return filepath.Join(config.RuntimeDir(c.lookup), "sim")
 }
 
 // simulatable returns an error on systems that cannot have simulated workers, because
@@ -58,16 +59,16 @@ func simulatable(system string) error {
 	if system == "linux" {
 		return nil
 	}
-	return &usageError{err: fmt.Errorf("the simulator needs Linux, and this is %s", system),
-		hint: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
+	return &usageError{Err: fmt.Errorf("the simulator needs Linux, and this is %s", system),
+		Advice: "use it on a Linux machine, in a container or in WSL; every other command works here on real slices"}
 }
 
 // bareView returns a view for commands that need no cloud.
-func (p *program) bareView(c *cli.Context) (*ui.Renderer, error) {
-	if err := p.ready(c); err != nil {
+func bareView(c *call) (*ui.Renderer, error) {
+	if err := ready(c); err != nil {
 		return nil, err
 	}
-	return p.newView(p.viewMode(c), c), nil
+	return newView(c), nil
 }
 
 func parseFaults(flag string, texts []string) ([]sim.Fault, error) {
@@ -75,14 +76,14 @@ func parseFaults(flag string, texts []string) ([]sim.Fault, error) {
 	for _, text := range texts {
 		f, err := sim.ParseFault(text)
 		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("%s: %w", flag, err), hint: "the faults are listed by: multihost sim fault --help"}
+			return nil, &usageError{Err: fmt.Errorf("%s: %w", flag, err), Advice: "the faults are listed by: multihost sim fault --help"}
 		}
 		faults = append(faults, f)
 	}
 	return faults, nil
 }
 
-func (p *program) simUpCommand() *cli.Command {
+func simUpCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "up",
 		Usage: "start the simulator; it stays in the foreground unless --background",
@@ -98,29 +99,29 @@ func (p *program) simUpCommand() *cli.Command {
 			&cli.BoolFlag{Name: "login", Usage: "accept only the credentials of the simulated user, which the fault login-ended ends"},
 			&cli.BoolFlag{Name: "background", Usage: "return when the simulator is ready"},
 		},
-		Action: func(c *cli.Context) error {
-			p.noArguments("multihost sim up")
-			p.inv.refuse(simulatable(runtime.GOOS))
-			dir := p.simDir(c)
-			cfg := p.simConfig(c, dir)
+		Action: act(func(c *call) error {
+			c.NoWords()
+			c.Refuse(simulatable(runtime.GOOS))
+			dir := simDir(c)
+			cfg := simConfig(c, dir)
 			asked := 0
-			if _, typed := p.inv.values["ssh-port"]; typed { // not the variable: multihost sim env exports the port of another simulator
+			if _, typed := c.Values["ssh-port"]; typed { // not the variable: multihost sim env exports the port of another simulator
 				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
-					p.inv.refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
+					c.Refuse(usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
 				}
 			}
-			if err := p.ready(c); err != nil {
+			if err := ready(c); err != nil {
 				return err
 			}
 			if running, err := sim.Open(dir); err == nil {
-				return &usageError{err: fmt.Errorf("a simulator runs already, at %s", running.URL()), hint: "end it with: multihost sim down; or give another --sim-dir"}
+				return &usageError{Err: fmt.Errorf("a simulator runs already, at %s", running.URL()), Advice: "end it with: multihost sim down; or give another --sim-dir"}
 			}
 			var why, err error
 			if cfg.SSHPort, why, err = simPort(asked, worker.TryPort); err != nil {
 				return err
 			}
 			if why != nil {
-				view, err := p.bareView(c)
+				view, err := bareView(c)
 				if err != nil {
 					return err
 				}
@@ -128,33 +129,33 @@ func (p *program) simUpCommand() *cli.Command {
 				view.Close()
 			}
 			if c.Bool("background") {
-				return p.simBackground(c, dir, asked)
+				return simBackground(c, dir, asked)
 			}
-			return p.simForeground(c, cfg)
-		},
+			return simForeground(c, cfg)
+		}),
 	}, exitOK, exitUsage, exitIO)
 }
 
 // simConfig checks the flags before anything is started, so that a daemon need not report
 // errors in them.
-func (p *program) simConfig(c *cli.Context, dir string) sim.Config {
-	p.inv.oneOf("backend", c.String("backend"), "process", "netns")
-	p.inv.notNegative(c, "quota")
+func simConfig(c *call, dir string) sim.Config {
+	c.OneOf("backend", c.String("backend"), "process", "netns")
+	c.NotNegative(c, "quota")
 	cfg := sim.Config{Dir: dir, Listen: c.String("listen"), Backend: c.String("backend"), Step: c.Duration("step"), Quota: c.Int("quota"), Login: c.Bool("login")}
 	if _, err := net.ResolveTCPAddr("tcp", cfg.Listen); err != nil {
-		p.inv.refuse(usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen), "listen")
+		c.Refuse(usagef("--listen=%s: want ADDRESS:PORT", cfg.Listen), "listen")
 	}
 	if cfg.Step <= 0 {
-		p.inv.refuse(usagef("--step=%s: it must be more than 0", cfg.Step), "step")
+		c.Refuse(usagef("--step=%s: it must be more than 0", cfg.Step), "step")
 	}
 	var err error
 	if texts := c.StringSlice("slices"); len(texts) > 0 {
 		if cfg.Slices, err = sim.ParseSlices(strings.Join(texts, ",")); err != nil {
-			p.inv.refuse(&usageError{err: fmt.Errorf("--slices: %w", err)}, "slices")
+			c.Refuse(&usageError{Err: fmt.Errorf("--slices: %w", err)}, "slices")
 		}
 	}
 	cfg.Faults, err = parseFaults("--fault", c.StringSlice("fault"))
-	p.inv.refuse(err, "fault")
+	c.Refuse(err, "fault")
 	return cfg
 }
 
@@ -176,12 +177,12 @@ func simPort(asked int, try func(port int) error) (port int, why, err error) {
 		return 0, fmt.Errorf("workers cannot answer at port %d: %w", port, why), nil
 	}
 	return 0, nil, &configError{
-		err:  fmt.Errorf("--ssh-port=%d: workers cannot answer there: %w", port, why),
-		hint: fmt.Sprintf("see what listens there: sudo ss -ltnp 'sport = :%d'; or leave out --ssh-port", port),
+		Err:    fmt.Errorf("--ssh-port=%d: workers cannot answer there: %w", port, why),
+		Advice: fmt.Sprintf("see what listens there: sudo ss -ltnp 'sport = :%d'; or leave out --ssh-port", port),
 	}
 }
 
-func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
+func simForeground(c *call, cfg sim.Config) error {
 	workers := 0
 	for _, s := range cfg.Slices {
 		ty, err := tpu.ParseType(s.Type)
@@ -194,13 +195,13 @@ func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
 		return err
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return &configError{err: err}
+		return &configError{Err: err}
 	}
 	server, err := sim.Start(c.Context, cfg)
 	if err != nil {
 		return err
 	}
-	if err := p.said(c, fmt.Sprintf("simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"", server.URL()),
+	if err := tell(c, fmt.Sprintf("simulator ready at %s; in another terminal type: eval \"$(multihost sim env)\"", server.URL()),
 		event.Result{Name: "sim_up", Data: simReady{server.URL(), cfg.Dir}}); err != nil {
 		return errors.Join(err, server.Close())
 	}
@@ -213,13 +214,13 @@ func (p *program) simForeground(c *cli.Context, cfg sim.Config) error {
 
 // simBackground starts this program again as a daemon and waits until it is ready or has
 // ended.
-func (p *program) simBackground(c *cli.Context, dir string, port int) error {
+func simBackground(c *call, dir string, port int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return &configError{err: err}
+		return &configError{Err: err}
 	}
 	logPath := filepath.Join(dir, "sim.log")
 	log, err := os.Create(logPath)
@@ -248,7 +249,7 @@ func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 	defer tick.Stop()
 	for {
 		if running, err := sim.Open(dir); err == nil {
-			return p.said(c, fmt.Sprintf("simulator ready at %s; type: eval \"$(multihost sim env)\"", running.URL()),
+			return tell(c, fmt.Sprintf("simulator ready at %s; type: eval \"$(multihost sim env)\"", running.URL()),
 				event.Result{Name: "sim_up", Data: simReady{running.URL(), dir}})
 		}
 		select {
@@ -265,30 +266,30 @@ func (p *program) simBackground(c *cli.Context, dir string, port int) error {
 }
 
 // openSim finds the running simulator.
-func (p *program) openSim(c *cli.Context) (*sim.Client, error) {
-	if err := p.ready(c); err != nil {
+func openSim(c *call) (*sim.Client, error) {
+	if err := ready(c); err != nil {
 		return nil, err
 	}
-	client, err := sim.Open(p.simDir(c))
+	client, err := sim.Open(simDir(c))
 	if errors.Is(err, sim.ErrNotRunning) {
-		return nil, &configError{err: err, hint: "start one with: multihost sim up --background --slices=t:2xv5litepod-16"}
+		return nil, &configError{Err: err, Advice: "start one with: multihost sim up --background --slices=t:2xv5litepod-16"}
 	}
 	return client, err
 }
 
-func (p *program) simEnvCommand() *cli.Command {
+func simEnvCommand() *cli.Command {
 	return command(cli.Command{
 		Name:        "env",
 		Usage:       "print the variables with which multihost and gcloud use the simulator",
 		Description: `For a shell: eval "$(multihost sim env)".`,
 		Flags:       []cli.Flag{simDirFlag()},
-		Action: func(c *cli.Context) error {
-			p.noArguments("multihost sim env")
-			client, err := p.openSim(c)
+		Action: act(func(c *call) error {
+			c.NoWords()
+			client, err := openSim(c)
 			if err != nil {
 				return err
 			}
-			view, err := p.bareView(c)
+			view, err := bareView(c)
 			if err != nil {
 				return err
 			}
@@ -305,17 +306,17 @@ func (p *program) simEnvCommand() *cli.Command {
 			}
 			view.Emit(event.Result{Name: "sim_env", Text: b.String(), Data: env})
 			return nil
-		},
+		}),
 	}, exitOK, exitUsage, exitConfig)
 }
 
-func (p *program) simStatusCommand() *cli.Command {
+func simStatusCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "status",
 		Usage: "show what exists in the simulator",
 		Flags: []cli.Flag{simDirFlag()},
-		Action: func(c *cli.Context) error {
-			client, err := p.openSim(c)
+		Action: act(func(c *call) error {
+			client, err := openSim(c)
 			if err != nil {
 				return err
 			}
@@ -323,14 +324,14 @@ func (p *program) simStatusCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			view, err := p.bareView(c)
+			view, err := bareView(c)
 			if err != nil {
 				return err
 			}
 			defer view.Close()
 			view.Emit(event.Result{Name: "sim_status", Text: simStatusText(status), Data: status})
 			return nil
-		},
+		}),
 	}, exitOK, exitUsage, exitConfig)
 }
 
@@ -351,7 +352,7 @@ func simStatusText(st sim.Status) string {
 	return b.String()
 }
 
-func (p *program) simFaultCommand() *cli.Command {
+func simFaultCommand() *cli.Command {
 	var b strings.Builder
 	b.WriteString("multihost sim fault preempt node=t-1 makes one thing go wrong; clear takes the number\nthat was printed, a name, or nothing for all.\n\nFAULTS:\n")
 	for _, f := range sim.Faults() {
@@ -367,8 +368,8 @@ func (p *program) simFaultCommand() *cli.Command {
 		ArgsUsage:   "NAME [KEY=VALUE…] | clear [WHICH]",
 		Description: b.String(),
 		Flags:       []cli.Flag{simDirFlag()},
-		Action: func(c *cli.Context) error {
-			words := p.inv.positionals
+		Action: act(func(c *call) error {
+			words := c.Words
 			text := ""
 			for i, w := range words {
 				if i > 0 {
@@ -377,12 +378,12 @@ func (p *program) simFaultCommand() *cli.Command {
 				text += w
 			}
 			if len(words) == 0 {
-				p.inv.refuse(&usageError{err: errors.New("which fault?"), hint: "the faults are listed by: multihost sim fault --help"}, positional)
+				c.Refuse(&usageError{Err: errors.New("which fault?"), Advice: "the faults are listed by: multihost sim fault --help"}, cmdline.Word)
 			} else if words[0] != "clear" {
 				_, err := parseFaults("multihost sim fault", []string{text})
-				p.inv.refuse(err, positional)
+				c.Refuse(err, cmdline.Word)
 			}
-			client, err := p.openSim(c)
+			client, err := openSim(c)
 			if err != nil {
 				return err
 			}
@@ -398,59 +399,59 @@ func (p *program) simFaultCommand() *cli.Command {
 				if n == 0 && which != "all" {
 					return usagef("no fault %q is set", which)
 				}
-				return p.said(c, "cleared "+event.Count(n, "fault"), event.Result{Name: "sim_faults_cleared", Data: simCleared{n}})
+				return tell(c, "cleared "+event.Count(n, "fault"), event.Result{Name: "sim_faults_cleared", Data: simCleared{n}})
 			}
 			id, err := client.Fault(c.Context, text)
 			var refused *sim.RefusedError
 			if errors.As(err, &refused) {
-				return &usageError{err: err, hint: "what there is is listed by: multihost sim status"}
+				return &usageError{Err: err, Advice: "what there is is listed by: multihost sim status"}
 			}
 			if err != nil {
 				return err
 			}
-			return p.said(c, fmt.Sprintf("fault %d is set; take it back with: multihost sim fault clear %d", id, id),
+			return tell(c, fmt.Sprintf("fault %d is set; take it back with: multihost sim fault clear %d", id, id),
 				event.Result{Name: "sim_fault", Data: simFaultSet{id, text}})
-		},
+		}),
 	}, exitOK, exitUsage, exitConfig)
 }
 
-func (p *program) simLoginCommand() *cli.Command {
+func simLoginCommand() *cli.Command {
 	return command(cli.Command{
 		Name:        "login",
 		Usage:       "log the simulated user in again, after the fault login-ended",
 		Description: "Stands in for gcloud auth application-default login; for a simulator started with --login.",
 		Flags:       []cli.Flag{simDirFlag()},
-		Action: func(c *cli.Context) error {
-			client, err := p.openSim(c)
+		Action: act(func(c *call) error {
+			client, err := openSim(c)
 			if err != nil {
 				return err
 			}
 			if err := client.Login(c.Context); err != nil {
-				return &usageError{err: err, hint: "start it with: multihost sim up --login"}
+				return &usageError{Err: err, Advice: "start it with: multihost sim up --login"}
 			}
-			return p.said(c, "", event.Result{Name: "sim_login", Data: simLogin{true}})
-		},
+			return tell(c, "", event.Result{Name: "sim_login", Data: simLogin{true}})
+		}),
 	}, exitOK, exitUsage, exitConfig)
 }
 
-func (p *program) simDownCommand() *cli.Command {
+func simDownCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "down",
 		Usage: "end the simulator and all its workers",
 		Flags: []cli.Flag{simDirFlag()},
-		Action: func(c *cli.Context) error {
-			p.noArguments("multihost sim down")
-			if err := p.ready(c); err != nil {
+		Action: act(func(c *call) error {
+			c.NoWords()
+			if err := ready(c); err != nil {
 				return err
 			}
 			if n, err := sweepSims(); err != nil {
 				return err
 			} else if n > 0 {
-				fmt.Fprintf(p.stderr, "multihost: removed what %d killed simulators of --sim had left\n", n)
+				fmt.Fprintf(c.stderr, "multihost: removed what %d killed simulators of --sim had left\n", n)
 			}
-			client, err := p.openSim(c)
+			client, err := openSim(c)
 			if errors.Is(err, sim.ErrNotRunning) {
-				return p.said(c, "no simulator is running", event.Result{Name: "sim_down", Data: simEnded{false}})
+				return tell(c, "no simulator is running", event.Result{Name: "sim_down", Data: simEnded{false}})
 			}
 			if err != nil {
 				return err
@@ -458,11 +459,11 @@ func (p *program) simDownCommand() *cli.Command {
 			if err := client.Down(c.Context); err != nil {
 				return err
 			}
-			if err := removeSim(p.simDir(c)); err != nil {
+			if err := removeSim(simDir(c)); err != nil {
 				return err
 			}
-			return p.said(c, "", event.Result{Name: "sim_down", Data: simEnded{true}})
-		},
+			return tell(c, "", event.Result{Name: "sim_down", Data: simEnded{true}})
+		}),
 	}, exitOK, exitUsage)
 }
 
@@ -517,10 +518,10 @@ type (
 	}
 )
 
-// said ends a command that did something and has nothing to list: it shows text, which
+// tell ends a command that did something and has nothing to list: it shows text, which
 // may be empty, to people, and r to programs.
-func (p *program) said(c *cli.Context, text string, r event.Result) error {
-	view, err := p.bareView(c)
+func tell(c *call, text string, r event.Result) error {
+	view, err := bareView(c)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func TestSoak(t *testing.T) {
 	goroutines, descriptors := runtime.NumGoroutine(), openFiles(t)
 
 	var stderr bytes.Buffer
-	p := &program{stdin: strings.NewReader(""), stdout: &bytes.Buffer{}, stderr: &stderr, home: dir, leave: make(chan struct{}),
+	p := process{stdin: strings.NewReader(""), stdout: &bytes.Buffer{}, stderr: &stderr, home: dir, leave: make(chan struct{}),
 		lookup: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 	started := make(chan struct{})
 	status := make(chan int, 1)

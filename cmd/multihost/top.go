@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -16,7 +17,7 @@ import (
 	"multihost/internal/ui"
 )
 
-func (p *program) topCommand() *cli.Command {
+func topCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "top",
 		Usage:     "watch the workers of a run on the terminal: who is at which step, who is slow",
@@ -32,65 +33,65 @@ Keys: q or Ctrl-C ends the view, never the run; arrow and page keys scroll the
 cells; s, b and n sort the list by speed, by steps behind and by name. Without
 colour (NO_COLOR) nothing is missing. --output=json prints the state once and
 ends.`,
-		Flags: flags(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
-		Action: func(c *cli.Context) error {
-			name, dir, o := p.trainingOptions(c, "multihost top")
-			if err := p.ready(c); err != nil {
+		Flags: slices.Concat(trainingFlags(), hostFlags(), bucketFlags(), []cli.Flag{prefixFlag()}, sshFlags()),
+		Action: act(func(c *call) error {
+			name, dir, o := trainingOptions(c)
+			if err := ready(c); err != nil {
 				return err
 			}
-			out := &lookout{p: p, c: c}
+			out := &lookout{c: c}
 			defer out.close()
 			r := job.OpenReview(dir, name, o)
 			defer r.Close()
 			far := job.Far{Deps: out.deps, Prefix: c.String("tpu-prefix"), Clock: gcp.SystemClock}
-			if p.viewMode(c) == ui.JSON {
+			if viewMode(c) == ui.JSON {
 				if err := r.Fetch(c.Context, far); err != nil {
 					return err
 				}
-				return p.topOnce(c, r, name)
+				return topOnce(c, r, name)
 			}
-			if term, _ := p.lookup("TERM"); !ui.IsTerminal(p.stdout) || term == "" || term == "dumb" {
-				return &usageError{err: errors.New("multihost top needs a terminal that can be drawn on"), hint: "without one, type: multihost metrics " + name + "; or multihost top " + name + " --output=json"}
+			if term, _ := c.lookup("TERM"); !ui.IsTerminal(c.stdout) || term == "" || term == "dumb" {
+				return &usageError{Err: errors.New("multihost top needs a terminal that can be drawn on"), Advice: "without one, type: multihost metrics " + name + "; or multihost top " + name + " --output=json"}
 			}
 			if err := r.Follow(c.Context, far); err != nil {
 				return err
 			}
 			out.drawn.Store(true)
-			return ui.Top(c.Context, ui.TopOptions{Color: p.color(p.stdout), Source: func() (ui.TopState, error) {
+			return ui.Top(c.Context, ui.TopOptions{Color: color(c.lookup, c.stdout), Source: func() (ui.TopState, error) {
 				now := gcp.SystemClock.Now()
 				l, err := r.Look(metrics.View{}, now)
 				return ui.TopState{Run: name, Document: l.Document, Story: l.Story, Ended: l.Ended, Now: now, Away: l.Away, Notices: l.Notices}, err
 			}})
-		},
+		}),
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }
 
 // A lookout reaches workers for a view of the whole terminal: it prints nothing, and once
 // the view is drawn it asks nothing.
 type lookout struct {
-	p     *program
-	c     *cli.Context
+	c     *call
 	s     *session // nil before it is first needed
 	drawn atomic.Bool
 }
 
 func (l *lookout) deps() (*job.Deps, error) {
-	quiet := &program{stdin: l.p.stdin, stdout: io.Discard, stderr: l.p.stderr, lookup: l.p.lookup, home: l.p.home, dir: l.p.dir, inv: l.p.inv, leave: l.p.leave}
+	quiet := l.c.process
+	quiet.stdout = io.Discard
 	if l.drawn.Load() {
-		quiet.stdin, quiet.stderr = strings.NewReader(""), io.Discard
+		quiet = quiet.quiet()
 	}
+	c := &call{process: quiet, flags: l.c.flags, Line: l.c.Line}
 	if l.s == nil {
-		view := ui.New(ui.Options{Mode: ui.Quiet, Stdout: io.Discard, Stderr: io.Discard})
-		s, err := quiet.openOn(l.c, view)
+		s, err := openOn(c, ui.New(ui.Options{Mode: ui.Quiet, Stdout: io.Discard, Stderr: io.Discard}))
 		if err != nil {
 			return nil, err
 		}
 		l.s = s
 	}
-	d, err := l.s.workers(quiet, l.c)
+	d, err := l.s.workers(c)
 	if err == nil { // d is used while the view is drawn, so it must not ask
 		d.Access.Passphrase = func(path string) (string, error) {
-			return ui.ReadPassphrase(l.c.Context, strings.NewReader(""), io.Discard, path)
+			return ui.ReadPassphrase(c.Context, strings.NewReader(""), io.Discard, path)
 		}
 		overSSH(d, nil)
 	}
@@ -113,7 +114,7 @@ type topLook struct {
 	Metrics *metrics.Document `json:"metrics"`           // null while there are no logs
 }
 
-func (p *program) topOnce(c *cli.Context, r *job.Review, name string) error {
+func topOnce(c *call, r *job.Review, name string) error {
 	now := gcp.SystemClock.Now()
 	l, err := r.Look(trainingView, now)
 	if err != nil {
@@ -129,5 +130,5 @@ func (p *program) topOnce(c *cli.Context, r *job.Review, name string) error {
 		}
 	}
 	v := l.Story.Verdict(known, now)
-	return p.show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Notices: l.Notices, Metrics: l.Document}})
+	return show(c, event.Result{Name: "top", Data: topLook{Run: name, State: string(v.State), Text: v.Text, Ended: l.Ended, Notices: l.Notices, Metrics: l.Document}})
 }

@@ -276,8 +276,8 @@ func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	return l
 }
 
-func (l *troubleLab) program(stdout, stderr io.Writer) *program {
-	return &program{stdin: strings.NewReader(""), stdout: stdout, stderr: stderr, home: l.dir, leave: make(chan struct{}),
+func (l *troubleLab) program(stdout, stderr io.Writer) process {
+	return process{stdin: strings.NewReader(""), stdout: stdout, stderr: stderr, home: l.dir, leave: make(chan struct{}),
 		lookup: func(key string) (string, bool) { v, ok := l.env[key]; return v, ok }}
 }
 

@@ -28,15 +28,15 @@ func versionText() string {
 	return fmt.Sprintf("multihost %s (%s, %s/%s)", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-func (p *program) versionCommand() *cli.Command {
+func versionCommand() *cli.Command {
 	return command(cli.Command{
 		Name:  "version",
 		Usage: "print the version",
-		Action: func(c *cli.Context) error {
-			p.noArguments("multihost version")
-			return p.show(c, event.Result{Name: "version", Text: versionText() + "\n", Data: map[string]string{
+		Action: act(func(c *call) error {
+			c.NoWords()
+			return show(c, event.Result{Name: "version", Text: versionText() + "\n", Data: map[string]string{
 				"version": version(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 			}})
-		},
+		}),
 	}, exitOK, exitUsage)
 }

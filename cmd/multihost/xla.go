@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/xla"
 )
@@ -14,12 +15,12 @@ import (
 // exitFindings is the exit status if a check found an error.
 const exitFindings = 1
 
-func (p *program) xlaCommand() *cli.Command {
-	return p.group(cli.Command{
+func xlaCommand() *cli.Command {
+	return group(cli.Command{
 		Name:  "xla",
 		Usage: "look up XLA flags and presets, and check a text of flags",
 		Subcommands: []*cli.Command{
-			p.xlaFlagsCommand(), p.xlaPresetsCommand(), p.xlaCheckCommand(),
+			xlaFlagsCommand(), xlaPresetsCommand(), xlaCheckCommand(),
 		},
 	})
 }
@@ -29,21 +30,21 @@ func generationFlag() cli.Flag {
 }
 
 // generation reads --tpu-type, which may be empty.
-func (p *program) generation(c *cli.Context, catalogue *xla.Catalogue) string {
+func generation(c *call, catalogue *xla.Catalogue) string {
 	text := c.String("tpu-type")
 	if text == "" {
 		return ""
 	}
 	g, err := catalogue.Generation(text)
 	if err != nil {
-		p.inv.refuse(&usageError{err: fmt.Errorf("--tpu-type: %w", err), hint: hintOf(err)}, "tpu-type")
+		c.Refuse(&usageError{Err: fmt.Errorf("--tpu-type: %w", err), Advice: hintOf(err)}, "tpu-type")
 	}
 	return g
 }
 
 // show prints one result; it needs no session.
-func (p *program) show(c *cli.Context, r event.Result) error {
-	view, err := p.bareView(c)
+func show(c *call, r event.Result) error {
+	view, err := bareView(c)
 	if err != nil {
 		return err
 	}
@@ -52,9 +53,9 @@ func (p *program) show(c *cli.Context, r event.Result) error {
 	return nil
 }
 
-func asNameError(err error) error { return &usageError{err: err, hint: hintOf(err)} }
+func asNameError(err error) error { return asUsage(err) }
 
-func (p *program) xlaFlagsCommand() *cli.Command {
+func xlaFlagsCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "flags",
 		Usage:     "list the flags of the catalogue, or show one and where it is used",
@@ -66,26 +67,26 @@ use. NAME is a flag, or a part of some names:
   multihost xla flags sparse_core
 
 A type with a ? is read off the uses of a flag that no document describes.`,
-		Action: func(c *cli.Context) error {
+		Action: act(func(c *call) error {
 			catalogue := xla.Load()
 			flags := catalogue.Flags()
-			if len(p.inv.positionals) > 0 || p.inv.dashed {
-				name := p.oneArgument("multihost xla flags", "name")
+			if len(c.Words) > 0 || c.Dashed {
+				name := c.OneWord("name", "")
 				f, err := catalogue.Lookup(name)
 				if err == nil {
-					return p.show(c, event.Result{Name: "xla_flag", Text: flagText(f), Data: f})
+					return show(c, event.Result{Name: "xla_flag", Text: flagText(f), Data: f})
 				}
 				flags = slices.DeleteFunc(flags, func(f xla.Flag) bool { return !strings.Contains(f.Name, strings.ToLower(name)) })
 				if len(flags) == 0 {
-					p.inv.refuse(asNameError(err), positional)
+					c.Refuse(asNameError(err), cmdline.Word)
 				}
 			}
 			var b strings.Builder
 			for _, f := range flags {
 				fmt.Fprintf(&b, "%-62s %-9s %s\n", f.Name, typeText(f), meaning(f))
 			}
-			return p.show(c, event.Result{Name: "xla_flags", Text: b.String(), Data: flags})
-		},
+			return show(c, event.Result{Name: "xla_flags", Text: b.String(), Data: flags})
+		}),
 	}, exitOK, exitUsage)
 }
 
@@ -139,7 +140,7 @@ func flagText(f xla.Flag) string {
 	return b.String()
 }
 
-func (p *program) xlaPresetsCommand() *cli.Command {
+func xlaPresetsCommand() *cli.Command {
 	return command(cli.Command{
 		Name:      "presets",
 		Usage:     "list groups of flags and presets, or show one",
@@ -153,26 +154,26 @@ the groups that MaxText's tuning guide recommends for it.
 
 Presets whose source has a fault are corrected; the original is shown with them.`,
 		Flags: []cli.Flag{generationFlag()},
-		Action: func(c *cli.Context) error {
+		Action: act(func(c *call) error {
 			catalogue := xla.Load()
-			g := p.generation(c, catalogue)
-			if len(p.inv.positionals) == 0 && !p.inv.dashed {
+			g := generation(c, catalogue)
+			if len(c.Words) == 0 && !c.Dashed {
 				list := presetsOf(catalogue, g)
-				return p.show(c, event.Result{Name: "xla_presets", Text: list.text(g), Data: list})
+				return show(c, event.Result{Name: "xla_presets", Text: list.text(g), Data: list})
 			}
-			name := p.oneArgument("multihost xla presets", "name")
+			name := c.OneWord("name", "")
 			if group, err := catalogue.Group(name); err == nil {
-				return p.show(c, event.Result{Name: "xla_group", Text: groupText(catalogue, group, g), Data: group})
+				return show(c, event.Result{Name: "xla_group", Text: groupText(catalogue, group, g), Data: group})
 			}
 			preset, err := catalogue.Preset(name, g)
 			if err != nil {
-				p.inv.refuse(asNameError(err), positional)
+				c.Refuse(asNameError(err), cmdline.Word)
 			}
-			if err := p.ready(c); err != nil {
+			if err := ready(c); err != nil {
 				return err
 			}
-			return p.show(c, event.Result{Name: "xla_preset", Text: presetText(catalogue, preset), Data: preset})
-		},
+			return show(c, event.Result{Name: "xla_preset", Text: presetText(catalogue, preset), Data: preset})
+		}),
 	}, exitOK, exitUsage)
 }
 
@@ -354,7 +355,7 @@ type checkResult struct {
 	Corrected  string        `json:"corrected,omitempty"` // the corrected text, if something was wrong
 }
 
-func (p *program) xlaCheckCommand() *cli.Command {
+func xlaCheckCommand() *cli.Command {
 	c := command(cli.Command{
 		Name:      "check",
 		Usage:     "say what is wrong with a text of flags, and what to type instead",
@@ -368,14 +369,14 @@ XLA_FLAGS. FLAGS may begin with dashes; several words are one text. Without
 A flag that the catalogue does not have is called unknown. It
 may be newer than the catalogue, so it is an error only with --strict.`,
 		Flags: []cli.Flag{generationFlag(), &cli.BoolFlag{Name: "strict", Usage: "treat an unknown flag as an error"}},
-		Action: func(c *cli.Context) error {
-			words := append(slices.Clone(p.inv.positionals), p.inv.argv...)
+		Action: act(func(c *call) error {
+			words := append(slices.Clone(c.Words), c.Argv...)
 			if len(words) == 0 {
-				p.inv.refuse(&usageError{err: fmt.Errorf("multihost xla check needs the flags"), hint: "type: multihost xla check 'FLAGS'"}, positional)
+				c.Refuse(&usageError{Err: fmt.Errorf("multihost xla check needs the flags"), Advice: "type: multihost xla check 'FLAGS'"}, cmdline.Word)
 			}
 			catalogue := xla.Load()
-			g := p.generation(c, catalogue)
-			if err := p.ready(c); err != nil {
+			g := generation(c, catalogue)
+			if err := ready(c); err != nil {
 				return err
 			}
 			r := checkResult{Flags: strings.Join(words, " "), Generation: g, Variable: xla.LibtpuInitArgs}
@@ -390,14 +391,14 @@ may be newer than the catalogue, so it is an error only with --strict.`,
 			}
 			worst := xla.Worst(r.Findings)
 			r.OK = worst != xla.Error
-			if err := p.show(c, event.Result{Name: "xla_check", Text: r.text(), Data: r}); err != nil {
+			if err := show(c, event.Result{Name: "xla_check", Text: r.text(), Data: r}); err != nil {
 				return err
 			}
 			if !r.OK {
 				return &statusError{exitFindings}
 			}
 			return nil
-		},
+		}),
 	}, exitOK, exitUsage)
 	c.Description = strings.Replace(c.Description, "   0      success\n", fmt.Sprintf("   0      no error; there may be warnings and unknown flags\n   %-5d  an error was found; with --strict also an unknown flag\n", exitFindings), 1)
 	return c

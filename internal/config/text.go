@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -51,4 +52,21 @@ func readLimited(path string, limit int) (string, error) {
 		return "", fmt.Errorf("larger than %d bytes", limit)
 	}
 	return string(data), nil
+}
+
+// WriteWhole replaces a file at once, so that nobody reads half of it.
+func WriteWhole(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
+	}
+	return err
 }

@@ -1,4 +1,4 @@
-package main
+package interrupt
 
 import (
 	"strings"
@@ -23,7 +23,7 @@ func TestTheQuestionAfterCtrlC(t *testing.T) {
 	} {
 		st := base
 		tt.change(&st)
-		got := interruptQuestion(st)
+		got := question(st)
 		for _, want := range tt.want {
 			if !strings.Contains(got, want) {
 				t.Errorf("%s: it does not say %q:\n%s", tt.story, want, got)

@@ -1,0 +1,97 @@
+// Package cmdline reads the command lines of a cli.App: flags before and after words, under
+// all of their names; defaults from the environment and from files; help, completion and
+// manual pages. It knows no command of the program. Whatever is special about a flag or a
+// command stands in Rules.
+//
+// These are conventions of every program that uses it:
+//
+//   - A flag takes its default from the variable of config.FlagVariable. The global flags
+//     config and profile, if the App has them, choose the file of defaults and the profile
+//     in it.
+//   - A command whose ArgsUsage begins with a quote takes words that begin with dashes.
+//     "[-- " in it says that what follows -- is a program for somewhere else.
+//   - A usage text has the placeholder of the value in backquotes. A usage text that begins
+//     with "a, b or c: " lists all values.
+//   - ExitHeading in a description begins the section that lists exit statuses.
+package cmdline
+
+import (
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+	"multihost/internal/help"
+)
+
+// ExitHeading begins the section of a description that lists exit statuses.
+const ExitHeading = "EXIT STATUS:\n"
+
+// Rules say what is special about the flags and commands of a program. Flags and commands
+// stand in them by the first of their names; a path is the names of a command and its
+// subcommands with spaces between.
+type Rules struct {
+	// Private says why only the user's own file may set a flag.
+	Private map[string]string
+	// Never says why no file may set a flag.
+	Never map[string]string
+	// Paths are flags whose value is a local path, PathPairs those whose value is
+	// KEY=PATH,…. In a file, the paths are relative to that file.
+	Paths, PathPairs []string
+	// Alternatives are groups of flags that replace each other: if a layer sets one of them,
+	// the values that lower layers have for the others are dropped. Dashes stands for the
+	// words after it.
+	Alternatives [][]string
+	// BelongsTo maps a flag to the flag without which it has no meaning.
+	BelongsTo map[string]string
+	// NoFiles lists the commands that work even if a file of defaults is wrong.
+	NoFiles []string
+
+	// OtherWords maps words of other tools to commands or to their paths, the likeliest
+	// first.
+	OtherWords map[string][]string
+	// Foreign returns the error for a flag of another tool that a command does not take; nil
+	// for every other unknown flag. Names are in lower case, with dashes. Foreign may be nil.
+	Foreign func(path []string, flag string) error
+
+	Help     HelpRules
+	Complete CompleteRules
+}
+
+// HelpRules say how help is divided into sections.
+type HelpRules struct {
+	// Commands are the sections of the program's own help.
+	Commands []CommandGroup
+	// Common are the flags that stand first in the help of a command with many flags, by
+	// path. The flags of such a command stand in Groups, together with those of every command.
+	Common map[string][]string
+	Groups []help.Group
+	// Apart are sections of flags in the help of every other command.
+	Apart []help.Group
+}
+
+// A CommandGroup is a section of commands.
+type CommandGroup struct {
+	Title    string
+	Commands []string
+}
+
+// CompleteRules say how values and words are completed.
+type CompleteRules struct {
+	Values map[string]Source // values of flags
+	Words  map[string]Source // words of commands, by path
+	Files  map[string]Kind   // commands whose words name files, by path: Files or Dirs
+	Dirs   []string          // flags that name directories; the other ones in Paths name files
+	Commas []string          // flags that take several names, separated by commas
+}
+
+// A Source returns what a value or a word can be. It returns nil if it does not know.
+type Source func(q *Query) []Candidate
+
+// A Program is an App with its rules, and what it may read.
+type Program struct {
+	App     *cli.App
+	Rules   Rules
+	Version string        // for manual pages
+	Lookup  config.Lookup // the environment
+	Home    string        // the user's home directory, for the user's file of defaults
+	Dir     string        // the working directory, for the project's file; "": unknown
+}

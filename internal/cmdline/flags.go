@@ -1,0 +1,170 @@
+package cmdline
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+)
+
+// KindOf returns which values a flag takes.
+func KindOf(f cli.Flag) config.Kind {
+	switch f := f.(type) {
+	case *cli.BoolFlag:
+		return config.Bool
+	case *cli.IntFlag:
+		return config.Int
+	case *cli.Float64Flag:
+		return config.Float
+	case *cli.DurationFlag:
+		return config.Duration
+	case *cli.StringSliceFlag:
+		return config.List
+	case *cli.GenericFlag:
+		if _, ok := f.Value.(*Optional); ok {
+			return config.Optional
+		}
+	}
+	return config.Text
+}
+
+// An Optional is the value of a cli.GenericFlag that may be given with or without a text:
+// --keep or --keep=2h.
+type Optional struct {
+	Text  string // "true" if the flag was given without a text
+	Given bool
+}
+
+// Set implements flag.Value.
+func (v *Optional) Set(s string) error { v.Text, v.Given = s, true; return nil }
+
+// String implements flag.Value.
+func (v *Optional) String() string { return v.Text }
+
+func isBool(f cli.Flag) bool { return KindOf(f) == config.Bool }
+
+// isSwitch reports whether the flag may be given without a value.
+func isSwitch(f cli.Flag) bool {
+	kind := KindOf(f)
+	return kind == config.Bool || kind == config.Optional
+}
+
+// name returns the flag's own name, which is its first one.
+func name(f cli.Flag) string { return f.Names()[0] }
+
+// isHidden reports whether help and completion leave a flag out.
+func isHidden(f cli.Flag) bool {
+	v, ok := f.(cli.VisibleFlag)
+	return ok && !v.IsVisible()
+}
+
+func usage(f cli.Flag) string {
+	d, ok := f.(cli.DocGenerationFlag)
+	if !ok {
+		return ""
+	}
+	return d.GetUsage()
+}
+
+// A level is one command of a line's path, with its flags and the flags given to it.
+type level struct {
+	name     string
+	flags    []cli.Flag
+	given    []string // --name=value
+	verbatim bool     // words with dashes that name no flag are words of the command
+	passes   bool     // the words after -- are a program for somewhere else
+}
+
+// levelOf returns the level of a command, without flags.
+func levelOf(c *cli.Command) *level {
+	return &level{name: c.Name, flags: c.Flags, verbatim: strings.HasPrefix(c.ArgsUsage, "'"), passes: strings.Contains(c.ArgsUsage, "[-- ")}
+}
+
+// inherit moves flags given before this command's name from the outer command to this
+// one, if this command knows them too.
+func (l *level) inherit(outer *level) {
+	outer.given = slices.DeleteFunc(outer.given, func(word string) bool {
+		name, _, _ := strings.Cut(strings.TrimPrefix(word, "--"), "=")
+		if _, known := findFlag([]*level{l}, name); known == nil {
+			return false
+		}
+		l.given = append(l.given, word)
+		return true
+	})
+}
+
+// findFlag returns the flag with that name, which may be any of its names, and the
+// innermost level that has it.
+func findFlag(levels []*level, name string) (*level, cli.Flag) {
+	for _, l := range slices.Backward(levels) {
+		for _, f := range l.flags {
+			if slices.Contains(f.Names(), name) {
+				return l, f
+			}
+		}
+	}
+	return nil, nil
+}
+
+// IsGroup reports whether a command only holds other commands.
+func IsGroup(c *cli.Command) bool { return len(c.Subcommands) > 0 && c.ArgsUsage == "" }
+
+// FindCommand returns the command of that path below commands, or nil.
+func FindCommand(commands []*cli.Command, path ...string) (found *cli.Command) {
+	for _, word := range path {
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(word) })
+		if i < 0 {
+			return nil
+		}
+		found, commands = commands[i], commands[i].Subcommands
+	}
+	return found
+}
+
+// Walk visits every command, also groups and hidden ones, with its path: "qr create".
+func Walk(commands []*cli.Command, visit func(path string, c *cli.Command)) {
+	walk(commands, "", visit)
+}
+
+func walk(commands []*cli.Command, outer string, visit func(path string, c *cli.Command)) {
+	for _, c := range commands {
+		path := strings.TrimSpace(outer + " " + c.Name)
+		visit(path, c)
+		walk(c.Subcommands, path, visit)
+	}
+}
+
+// WalkShown visits every command that help shows, with what users type: the program's name
+// and the path.
+func WalkShown(app *cli.App, visit func(typed string, c *cli.Command)) {
+	Walk(app.Commands, func(path string, c *cli.Command) {
+		if shown(app.Commands, path) {
+			visit(app.Name+" "+path, c)
+		}
+	})
+}
+
+// shown reports whether no command of the path is hidden.
+func shown(commands []*cli.Command, path string) bool {
+	for word := range strings.FieldsSeq(path) {
+		c := FindCommand(commands, word)
+		if c.Hidden {
+			return false
+		}
+		commands = c.Subcommands
+	}
+	return true
+}
+
+// typed returns what users type to get to the innermost level: the program's name and the
+// names of the commands.
+func typed(program string, levels []*level) string {
+	for _, l := range levels {
+		if l.name != "" {
+			program += " " + l.name
+		}
+	}
+	return program
+}

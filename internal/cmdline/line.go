@@ -1,0 +1,166 @@
+package cmdline
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/config"
+)
+
+// A Line is a command line in canonical form, with the defaults that apply to it.
+//
+// The flag package behind cli stops at the first word that is no flag, has one spelling
+// rule for all flags and does not report it when two names of one flag disagree. So Parse
+// rewrites the command line before cli sees it: every flag becomes --name=value right
+// after the command that owns it.
+type Line struct {
+	Words    []string                  // words before --
+	Argv     []string                  // words after --
+	Dashed   bool                      // there was a --
+	Path     []string                  // the command and its subcommand
+	Help     HelpLevel                 // what --help asks for
+	HelpPath []string                  // the path where --help stands
+	Typed    map[string]string         // flag → the spelling used
+	Values   map[string]string         // flag → the value typed, the last one
+	From     map[string]config.Setting // flag → the value that a layer gave it, if it was not typed
+	Order    []string                  // flags as typed, with Word and Dashes; then flags set by layers
+	Layers   Layers
+
+	program    string      // its name
+	args       []string    // for cli.App.Run, without the program's name: global flags, command, its flags, …
+	objections []objection // what is wrong with values, in the order found
+}
+
+// Names for the parts of a command line that are not flags.
+const (
+	Word   = "WORD" // a word before --
+	Dashes = "--"   // -- and the words after it
+)
+
+// Run has app carry the line out. It must be called once, with an app whose commands are
+// those that the line was parsed for.
+func (l *Line) Run(ctx context.Context, app *cli.App) error {
+	return app.RunContext(ctx, append([]string{app.Name}, l.args...))
+}
+
+// An objection is something wrong with the values of flags.
+type objection struct {
+	err   error
+	flags []string // all flags it depends on; if none is given, it is that they are missing
+}
+
+// Refuse records what is wrong and lets the rest of the line be checked too; err may be
+// nil. An objection that follows from a flag that is wrong by itself must name that flag
+// too and be recorded after that flag's own objection.
+func (l *Line) Refuse(err error, flags ...string) {
+	if err != nil {
+		l.objections = append(l.objections, objection{err, flags})
+	}
+}
+
+// Refused reports whether one of the flags is wrong by itself.
+func (l *Line) Refused(flags ...string) bool {
+	return slices.ContainsFunc(l.objections, func(o objection) bool { return len(o.flags) == 1 && slices.Contains(flags, o.flags[0]) })
+}
+
+// Sound reports whether nothing has been refused so far.
+func (l *Line) Sound() bool { return len(l.objections) == 0 }
+
+// Refusal returns the objection that a reader of the line meets first, or nil.
+func (l *Line) Refusal() error { return firstObjection(l.Order, l.objections) }
+
+// firstObjection returns the objection that a reader of the command line, with its flags
+// in that order, meets first; nil if there is none.
+func firstObjection(order []string, all []objection) error {
+	if len(all) == 0 {
+		return nil
+	}
+	return slices.MinFunc(all, func(a, b objection) int { return cmp.Compare(place(order, a.flags), place(order, b.flags)) }).err
+}
+
+// Place returns the position on the line at which a problem with these flags shows.
+func (l *Line) Place(flags ...string) int { return place(l.Order, flags) }
+
+// place returns the position in order at which a problem with these flags shows: that of
+// the last of them. If none is given, it is behind all.
+func place(order, flags []string) int {
+	last := -1
+	for _, name := range flags {
+		last = max(last, slices.Index(order, name))
+	}
+	if last < 0 {
+		return len(order)
+	}
+	return last
+}
+
+// OneOf refuses a value of a flag that is not one of the allowed values.
+func (l *Line) OneOf(flag, value string, allowed ...string) {
+	if last := len(allowed) - 1; !slices.Contains(allowed, value) {
+		l.Refuse(Usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last]), flag)
+	}
+}
+
+// Numbers are the flags that hold a number or a time; *cli.Context implements it. Both
+// methods return 0 for a flag of another kind.
+type Numbers interface {
+	Int(flag string) int
+	Duration(flag string) time.Duration
+}
+
+// NotNegative refuses values below 0.
+func (l *Line) NotNegative(n Numbers, flags ...string) {
+	for _, flag := range flags {
+		switch number, d := n.Int(flag), n.Duration(flag); {
+		case number < 0:
+			l.Refuse(Usagef("--%s=%d: it must not be negative", flag, number), flag)
+		case d < 0:
+			l.Refuse(Usagef("--%s=%s: it must not be negative", flag, d), flag)
+		}
+	}
+}
+
+// Name returns what users type for the command: the program's name and the path.
+func (l *Line) Name() string { return strings.Join(append([]string{l.program}, l.Path...), " ") }
+
+// NoWords refuses every word of the command, also words after --.
+func (l *Line) NoWords() {
+	switch command := l.Name(); {
+	case len(l.Words) > 0:
+		l.Refuse(Usagef("%s takes no argument, but got %q", command, l.Words[0]), Word)
+	case l.Dashed:
+		l.Refuse(Usagef("%s takes nothing after --", command), Dashes)
+	}
+}
+
+// OneWord returns the single word that a command takes, and refuses none or several.
+// which says what words there are, as a hint for none; it may be "".
+func (l *Line) OneWord(what, which string) string {
+	switch command := l.Name(); {
+	case len(l.Words) == 0:
+		hint := "type: " + command + " " + strings.ToUpper(strings.ReplaceAll(what, " ", "_"))
+		if which != "" {
+			hint += "; " + which
+		}
+		l.Refuse(&UsageError{Err: fmt.Errorf("%s needs the %s", command, what), Advice: hint}, Word)
+		return ""
+	case len(l.Words) > 1:
+		l.Refuse(Usagef("%s takes one %s, but got %q too", command, what, l.Words[1]), Word)
+	}
+	return l.Words[0]
+}
+
+// Setting returns the value of a flag, typed or from a layer; for a list from a layer, its
+// values separated by commas. It is "" for a flag that has its built-in default.
+func (l *Line) Setting(flag string) string {
+	if v, typed := l.Values[flag]; typed {
+		return v
+	}
+	return strings.Join(l.From[flag].Values, ",")
+}

@@ -1,0 +1,66 @@
+package complete
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"time"
+
+	"multihost/internal/config"
+	"multihost/internal/gcp"
+	"multihost/internal/tpu"
+)
+
+// fresh is how long names from the API are used again without asking.
+const fresh = time.Minute
+
+// Names holds the names that the API knows, as they are kept between two key strokes.
+type Names struct {
+	Place  string         `json:"place"` // project, zone and endpoint
+	Read   time.Time      `json:"read"`
+	Slices map[string]int `json:"slices"` // number of workers
+	Queued []string       `json:"queued_resources"`
+}
+
+// Asking says how to ask the API for names, and where they are kept.
+type Asking struct {
+	Place    string        // project, zone and endpoint: names of another place are not used
+	StateDir string        // where they are kept
+	Limit    time.Duration // how long the API may take
+	Slices   func(ctx context.Context) ([]tpu.Slice, error)
+	Queued   func(ctx context.Context) ([]string, error)
+}
+
+// Ask returns the names that the API knows: from the kept file if it is fresh, or else from
+// the API.
+func Ask(ctx context.Context, a Asking) (Names, error) {
+	path := filepath.Join(a.StateDir, "completion.json")
+	var kept Names
+	if data, err := os.ReadFile(path); err == nil && json.Unmarshal(data, &kept) == nil && kept.holds(a.Place, time.Now()) {
+		return kept, nil
+	}
+	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), a.Limit)
+	defer cancel()
+	names := Names{Place: a.Place, Read: time.Now(), Slices: map[string]int{}}
+	all, err := a.Slices(ctx)
+	if err != nil {
+		return names, err
+	}
+	for _, slice := range all {
+		names.Slices[slice.Name] = len(slice.Workers)
+	}
+	if names.Queued, err = a.Queued(ctx); err != nil {
+		return names, err
+	}
+	if data, err := json.Marshal(names); err == nil && os.MkdirAll(a.StateDir, 0o700) == nil {
+		_ = config.WriteWhole(path, data) // if it fails, the next key stroke asks the API again
+	}
+	return names, nil
+}
+
+// holds reports whether kept names are those of a place, and not too old.
+func (n Names) holds(place string, now time.Time) bool {
+	age := now.Sub(n.Read)
+	return n.Place == place && age >= 0 && age < fresh
+}

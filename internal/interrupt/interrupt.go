@@ -1,0 +1,298 @@
+// Package interrupt decides what signals mean to the command under way: whether they end
+// it, leave its run alone, or make multihost ask the user.
+package interrupt
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"multihost/internal/job"
+	"multihost/internal/ui"
+)
+
+const (
+	// deliberate is the shortest time between two signals that count as two user actions.
+	deliberate = time.Second
+	// leaveLimit is how long the program may take to exit once the user wants to leave at
+	// once.
+	leaveLimit = 5 * time.Second
+)
+
+// A Watch waits for signals. The zero value is for commands that run nothing: every signal
+// ends them.
+type Watch struct {
+	// Leave is closed when the user wants to leave at once; it must not be nil.
+	Leave chan struct{}
+
+	mu     sync.Mutex                                                // guards the fields below
+	answer job.Answer                                                // to SIGINT and SIGTERM, without asking; empty: the command's default
+	ask    func(ctx context.Context) (answer job.Answer, asked bool) // nil: never ask
+	second func() job.Answer                                         // to SIGINT while the question is open
+}
+
+// Answer sets the answer to SIGINT and SIGTERM.
+func (w *Watch) Answer(a job.Answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer = a
+}
+
+// Ask has SIGINT ask the user on the terminal of in and out, while a command runs or a queued resource
+// exists. stand says what is at stake. It returns a function that cancels an open question
+// and all later ones; closing the view waits for an open question.
+func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() job.Stand) (end func()) {
+	over, end := context.WithCancel(context.Background())
+	w.AskWith(func(ctx context.Context) (job.Answer, bool) {
+		st := stand()
+		if over.Err() != nil || st.Running == "" && st.Resource == "" || !ui.CanAsk(in, out) {
+			return "", false
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(over, cancel)()
+		return askUser(ctx, view, in, st), true
+	}, func() job.Answer { return stand().Second() })
+	return end
+}
+
+// AskWith has SIGINT call ask, which reports whether it asked anybody. second is the answer
+// if another SIGINT comes before the user has answered.
+func (w *Watch) AskWith(ask func(ctx context.Context) (answer job.Answer, asked bool), second func() job.Answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ask, w.second = ask, second
+}
+
+// askUser asks the user what to do. If the terminal can no longer be asked, it
+// answers job.Detach: that is no reason to stop the run.
+func askUser(ctx context.Context, view *ui.Renderer, in *os.File, stand job.Stand) job.Answer {
+	keys := "dsc"
+	if !stand.Started() {
+		keys = "skc"
+	}
+	key, err := view.Ask(ctx, in, question(stand), keys)
+	switch {
+	case err == nil && key == 's':
+		return job.Stop
+	case err == nil && key == ui.Interrupt:
+		return stand.Second()
+	case err == nil && key == 'c', err != nil && ctx.Err() != nil:
+		return job.Continue
+	}
+	return job.Detach
+}
+
+// question returns a question that says what is at stake and what each key does.
+func question(st job.Stand) string {
+	var b strings.Builder
+	billed := ""
+	if st.Billed != "" {
+		billed = " (" + st.Billed + ")"
+	}
+	switch {
+	case !st.Kept.IsZero():
+		fmt.Fprintf(&b, "\nmultihost: the failed slices of run %s are kept until %s%s\n", st.Run, st.Kept.Format(time.TimeOnly), billed)
+		fmt.Fprintf(&b, "  d  detach: they stay, and are billed until you type: multihost qr delete %s --force%s (Ctrl-C again does the same)\n", st.Resource, lease(st))
+	case st.Running != "":
+		fmt.Fprintf(&b, "\nmultihost: run %s runs on %s%s\n", st.Run, st.Running, billed)
+		fmt.Fprintf(&b, "  d  detach: it goes on; come back with: multihost attach %s%s (Ctrl-C again does the same)\n", st.Run, lease(st))
+	default:
+		return waitingQuestion(st)
+	}
+	b.WriteString("  s  stop:")
+	if st.Running != "" {
+		b.WriteString(" end it on every worker")
+	}
+	if st.Resource != "" {
+		if st.Running != "" {
+			b.WriteString(" and")
+		}
+		fmt.Fprintf(&b, " delete queued resource %s with its slices", st.Resource)
+	}
+	b.WriteString("\n  c  continue\nd, s or c?")
+	return b.String()
+}
+
+// lease says what the workers do about the slices by themselves.
+func lease(st job.Stand) string {
+	if st.Lease == "" {
+		return ""
+	}
+	return "; " + st.Lease
+}
+
+// waitingQuestion is question for a job whose command has not started.
+func waitingQuestion(st job.Stand) string {
+	billed := "nothing is billed yet"
+	if st.Billed != "" {
+		billed = "billed now: " + st.Billed
+	}
+	if st.Earlier {
+		return fmt.Sprintf("\nmultihost: an earlier runner made queued resource %s, and the command of run %s may run on it; %s\n"+
+			"  s  stop: end the command where it runs and delete queued resource %s\n"+
+			"  k  keep all as it is; come back by typing the same command (Ctrl-C again does the same)\n"+
+			"  c  continue\ns, k or c?", st.Resource, st.Run, billed, st.Resource)
+	}
+	if st.Ended {
+		return fmt.Sprintf("\nmultihost: the command of run %s has ended and is to be started again; %s\n"+
+			"  s  stop: start it no more and delete queued resource %s (Ctrl-C again does the same)\n"+
+			"  k  keep queued resource %s; come back by typing the same command%s\n"+
+			"  c  continue\ns, k or c?", st.Run, billed, st.Resource, st.Resource, lease(st))
+	}
+	return fmt.Sprintf("\nmultihost: the command of run %s has not started; %s\n"+
+		"  s  stop: delete queued resource %s (Ctrl-C again does the same)\n"+
+		"  k  keep the place in the queue: %s\n"+
+		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, st.Waiting)
+}
+
+// decide returns what a signal means when nobody is asked.
+func (w *Watch) decide(sig os.Signal) *job.Interrupted {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	in := &job.Interrupted{Signal: sig}
+	if sig != syscall.SIGHUP {
+		in.Answer = w.answer
+	}
+	return in
+}
+
+// question returns the function that asks the user about a signal, or nil.
+func (w *Watch) question(sig os.Signal) func(ctx context.Context) (job.Answer, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if sig != syscall.SIGINT {
+		return nil
+	}
+	return w.ask
+}
+
+// answerToSecond returns the answer to a SIGINT that comes while the question is open.
+func (w *Watch) answerToSecond() job.Answer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.second()
+}
+
+// An open question waits for its answer.
+type open struct {
+	cancel context.CancelFunc
+	reply  chan reply // buffers the one reply
+}
+
+type reply struct {
+	answer job.Answer
+	asked  bool
+}
+
+func pose(ask func(ctx context.Context) (job.Answer, bool)) *open {
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &open{cancel: cancel, reply: make(chan reply, 1)}
+	go func() { // ends when ctx ends, if not before; withdraw waits for it
+		answer, asked := ask(ctx)
+		q.reply <- reply{answer, asked}
+	}()
+	return q
+}
+
+// withdraw cancels the question and frees the terminal.
+func (q *open) withdraw() {
+	if q != nil {
+		q.cancel()
+		<-q.reply
+	}
+}
+
+// replies returns the channel of the answer; nil if there is no question.
+func (q *open) replies() <-chan reply {
+	if q == nil {
+		return nil
+	}
+	return q.reply
+}
+
+// Start cancels the returned context with an *job.Interrupted as cause when
+// SIGINT, SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends
+// only when the answer says so; a second SIGINT while the question is open means
+// job.Stand.Second. It ignores SIGHUP if nohup started the program, which must then
+// outlive the terminal. The next signal after the end closes Leave, unless it follows
+// the first at once.
+func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
+	ctx, stop := w.Obey(parent, signals, exit)
+	return ctx, func() {
+		signal.Stop(signals)
+		stop()
+	}
+}
+
+// Obey is Start for signals that come through a channel.
+func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func()) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		var ended time.Time // when ctx ended
+		var gone <-chan time.Time
+		var asked *open
+		var about os.Signal
+		end := func(cause *job.Interrupted) {
+			ended = time.Now()
+			cancel(cause)
+		}
+		for {
+			select {
+			case sig := <-signals:
+				switch ask := w.question(sig); {
+				case asked != nil:
+					asked.withdraw()
+					asked = nil
+					in := w.decide(sig)
+					if sig == syscall.SIGINT {
+						in.Answer = w.answerToSecond()
+					}
+					end(in)
+				case ended.IsZero() && ask != nil:
+					asked, about = pose(ask), sig
+				case ended.IsZero():
+					end(w.decide(sig))
+				case time.Since(ended) < deliberate:
+					// One user action can arrive as two signals: timeout(1) signals its
+					// child and then the whole group.
+				case gone == nil:
+					close(w.Leave)
+					gone = time.After(leaveLimit)
+				}
+			case r := <-asked.replies():
+				asked = nil
+				in := w.decide(about)
+				if r.asked {
+					in.Answer = r.answer
+				}
+				if in.Answer != job.Continue {
+					end(in)
+				}
+			case <-gone: // something blocks without a context: a FIFO, a prompt
+				exit()
+			case <-quit:
+				asked.withdraw()
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		close(quit)
+		<-done
+		cancel(nil)
+	}
+}
