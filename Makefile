@@ -11,19 +11,21 @@ FUZZTIME   ?= 10s
 LIMIT      ?= 80m
 # RUN names the tests of `make race`; none: all.
 RUN        ?=
-# RERUN=N: if at most N tests have failed, `make test` runs each of them once more, alone,
-# and names them. If more have failed, or without RERUN, no test runs twice.
+# RERUN=N: if at most N tests have failed, `make test` and `make test-all` run each of them
+# once more, alone, and name them. If more have failed, or without RERUN, no test runs twice.
 RERUN      ?=
+# Most tests of `make test` wait more than they compute, so four packages run at once.
+test: AT_ONCE = -p 4
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race soak matrix bench fuzz lint docs picture check release clean tools
+.PHONY: help build demo test test-all race soak matrix bench fuzz lint docs picture check release clean tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/multihost
 	@mkdir -p bin
@@ -32,12 +34,15 @@ build: ## build bin/multihost
 demo: build ## train on 2 slices × 4 workers of the simulator
 	./examples/demo.sh
 
-test: tools ## run every test that this machine can run
+test: tools ## run the tests that a change needs, within minutes
+test-all: tools ## run every test that this machine can run, as CI does
+test-all race soak matrix docs picture: export MULTIHOST_TESTS = all
+test test-all:
 ifeq ($(RERUN),)
-	go test -timeout $(LIMIT) $(PACKAGES)
+	go test $(AT_ONCE) -timeout $(LIMIT) $(PACKAGES)
 else
 	go run $(GOTESTSUM) --format standard-quiet --rerun-fails=1 --rerun-fails-max-failures=$(RERUN) \
-		--packages='$(PACKAGES)' -- -timeout $(LIMIT)
+		--packages='$(PACKAGES)' -- $(AT_ONCE) -timeout $(LIMIT)
 endif
 	@./.ci/tools missing
 
@@ -80,7 +85,7 @@ picture: tools ## draw the terminal session of README.md anew
 release: tools ## write dist: archives for every platform, checksums, bills of materials
 	go run ./release -version "$(VERSION)" -out dist
 
-check: lint test ## what has to pass before a change lands
+check: lint test ## what to run before you hand in a change; CI runs test-all
 
 clean: ## remove what was built
 	rm -rf bin dist

@@ -19,6 +19,7 @@ import (
 // The program is sound Go on the systems that no test runs on. Types are checked
 // and nothing is compiled.
 func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
+	testkit.OnlyInAll(t, "TestUnsoundGoIsFound")
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: it finds nothing in a program that is not run")
 	}

@@ -22,6 +22,7 @@ import (
 // The program of a release keeps its promises about size, start and libraries,
 // and comes out the same, byte for byte, from two directories.
 func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
+	testkit.OnlyInAll(t, "the other tests of this package")
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: it is not in the program that is built")
 	}

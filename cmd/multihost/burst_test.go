@@ -30,6 +30,7 @@ const burstMemory = 176 << 20
 // the view is slow: the log files have every byte, up to those printed right
 // before the end, and the memory of the runner is bounded.
 func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
+	testkit.OnlyInAll(t, "TestOverSSHStalledReadersHoldNoMemory of package launch")
 	t.Parallel()
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-burst-")
 	if err != nil {

@@ -172,6 +172,7 @@ var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 // Everything that doctor finds is cured by the command that it prints: the faults
 // are planted one after the other, in a cloud and on workers that were healthy.
 func TestDoctorsCuresCure(t *testing.T) {
+	testkit.OnlyInAll(t, "the story doctor and the tests of package doctor")
 	besideOthers(t)
 	l := newLab(t, "process", twoSmallSlices)
 	slices, second := []string{"--tpu-prefix=t"}, []string{"--tpu-prefix=t-1"} // one worker where one tells it all

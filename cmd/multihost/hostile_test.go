@@ -22,6 +22,8 @@ import (
 
 	"github.com/google/shlex"
 	"golang.org/x/crypto/ssh"
+
+	"multihost/internal/testkit"
 )
 
 // A villain is a machine that somebody else has taken over: an SSH server that
@@ -291,7 +293,8 @@ func operation(line string) (op, nonce string, args []string) {
 // A worker is not trusted with the runner's machine: whatever one that was taken
 // over answers, to whichever operation of whichever command, the command ends
 // soon, nothing is written outside of the run's directory, nothing acts on the
-// terminal, and the memory stays bounded.
+// terminal, and the memory stays bounded. make test tries a third of the lies about each
+// operation, other ones for each.
 func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	v := startVillain(t)
 	dir := t.TempDir()
@@ -337,6 +340,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 
+	told := 0
 	for _, command := range []struct {
 		args []string
 		ops  []string
@@ -358,6 +362,9 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 			for _, l := range lies() {
 				if op == "follow" && (l.endless || l.hangUp && command.args[0] == "logs") {
 					continue // a log without end is a log, and lost connections are made again
+				}
+				if told++; told%3 != 0 && !testkit.All(t) {
+					continue
 				}
 				if command.args[0] == "run" || command.args[0] == "logs" && command.args[2] == "--follow" {
 					if err := os.RemoveAll(filepath.Join(state, "runs")); err != nil {

@@ -30,6 +30,7 @@ import (
 // workers of the simulator that run everything for real, by the real clock, and judges
 // them by the same rules. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which.
 func TestLifeOnRealWorkers(t *testing.T) {
+	testkit.OnlyInAll(t, "TestLife")
 	besideOthers(t)
 	if testkit.RaceDetector {
 		t.Skip("what runs here of the program runs in TestLife, too")

@@ -14,6 +14,7 @@ import (
 // A login exports all that changes how programs behave: every command does what
 // it does for an ordinary one, on both kinds of workers.
 func TestWhatALoginExportsChangesNoCommand(t *testing.T) {
+	testkit.OnlyInAll(t, "TestWhatALoginExportsChangesNoResult of package launch")
 	besideOthers(t)
 	login := testkit.HostileLogins()[0]
 	for _, backend := range []string{"process", "netns"} {

@@ -73,6 +73,7 @@ func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
 // stand-ins are proven to do as real workers do. A training that its fault
 // interrupts has to go on from its checkpoint.
 func TestMatrixOnRealWorkers(t *testing.T) {
+	testkit.OnlyInAll(t, "TestMatrix")
 	besideOthers(t)
 	if tableIsWritten() {
 		t.Skip("TestMatrix writes the table")

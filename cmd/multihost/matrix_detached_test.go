@@ -34,6 +34,7 @@ import (
 	"multihost/internal/sim"
 	"multihost/internal/sim/worker"
 	"multihost/internal/sshfan"
+	"multihost/internal/testkit"
 )
 
 // lonelyPhases are where a job without runner can be when something happens.
@@ -147,6 +148,9 @@ type outage struct {
 // it is left. The table of what comes out is in docs/reliability.md; -update
 // writes it.
 func TestMatrixOfDetachedJobs(t *testing.T) {
+	if !*update {
+		testkit.OnlyInAll(t, "the tests of package detach")
+	}
 	t.Parallel()
 	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
 	if err != nil {

@@ -25,6 +25,7 @@ const sessionPicture = "../../docs/images/session.svg"
 // the lines of the summary, whatever the times in them. With -update it draws
 // the picture anew.
 func TestSessionPictureIsOfThisProgram(t *testing.T) {
+	testkit.OnlyInAll(t, "the story terminals")
 	t.Parallel()
 	if testkit.RaceDetector {
 		t.Skip("skipped under the race detector: the picture is of the program without it")

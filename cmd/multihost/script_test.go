@@ -68,6 +68,9 @@ func besideOthers(t *testing.T) {
 // TestScripts runs testdata/script: each tells one story with the real binary
 // against a simulator of its own.
 //
+// The condition [all] holds in make test-all. What follows "[!all] skip" or "[!all] stop" is
+// expensive, and make test leaves it out.
+//
 // Beside testscript's own, scripts have the commands
 //
 //	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
@@ -121,6 +124,8 @@ func TestScripts(t *testing.T) {
 			}
 			var err error
 			switch cond {
+			case "all":
+				return testkit.All(t), nil
 			case "netns":
 				err = netns.Ready()
 			case "port22":

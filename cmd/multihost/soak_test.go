@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"multihost/internal/sim"
+	"multihost/internal/testkit"
 )
 
 // TestSoak runs a command that writes numbered lines on 32 workers while
@@ -23,9 +24,7 @@ import (
 //
 // SOAK_FAULTS sets the number of faults (200), SOAK_SEED the seed (1).
 func TestSoak(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the soak takes half a minute")
-	}
+	testkit.OnlyInAll(t, "the stories run_cut_and_resume and unreachable")
 	faults, seed := number(t, "SOAK_FAULTS", 200), number(t, "SOAK_SEED", 1)
 	pause := 60 * time.Millisecond
 	lines := int(time.Duration(faults)*pause/(20*time.Millisecond)) + 100

@@ -523,6 +523,7 @@ func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 }
 
 func TestShellcheck(t *testing.T) {
+	testkit.OnlyInAll(t, "`make lint`")
 	t.Parallel()
 	for _, key := range []string{"startup-script", "shutdown-script"} {
 		text := detach.Job{}.Metadata()[key]

@@ -34,7 +34,11 @@ func shell(run, script string) Spec {
 func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "localedef")
-	for _, login := range testkit.HostileLogins() {
+	logins := testkit.HostileLogins()
+	if !testkit.All(t) {
+		logins = logins[:1]
+	}
+	for _, login := range logins {
 		t.Run(login.Name, func(t *testing.T) {
 			t.Parallel()
 			l := hostile(t, login.Lines)

@@ -572,6 +572,7 @@ func TestNUMAWrap(t *testing.T) {
 }
 
 func TestScriptIsClean(t *testing.T) {
+	testkit.OnlyInAll(t, "`make lint`")
 	t.Parallel()
 	shellcheck := testkit.Need(t, "shellcheck")
 	script := filepath.Join(t.TempDir(), "printed.sh")

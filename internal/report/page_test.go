@@ -99,6 +99,7 @@ func rounds(text string, value float64) bool {
 
 // TestInChromium starts one browser for all that is looked at.
 func TestInChromium(t *testing.T) {
+	testkit.OnlyInAll(t, "the tests that read the page as text")
 	t.Parallel()
 	p := browser.Open(t)
 	t.Run("page", func(t *testing.T) { testPage(t, p) })

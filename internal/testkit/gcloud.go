@@ -13,13 +13,11 @@ import (
 	"testing"
 )
 
-// NeedGcloud returns the path of gcloud. Without gcloud the test is skipped and never
-// fails, because no Debian package has gcloud.
+// NeedGcloud returns the path of gcloud in the tests of `make test-all`. Without gcloud the
+// test is skipped and never fails, because no Debian package has gcloud.
 func NeedGcloud(t testing.TB) string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("skipped by -short: a gcloud call takes about 2 s of CPU")
-	}
+	OnlyInAll(t, "the tests beside it that need no gcloud, of which one call takes 2 s of CPU")
 	file, err := exec.LookPath("gcloud")
 	if err != nil {
 		t.Skip("gcloud is not installed: it is not compared with what we do")

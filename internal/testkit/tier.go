@@ -1,0 +1,31 @@
+package testkit
+
+import (
+	"os"
+	"testing"
+)
+
+// All reports whether every test runs, as in `make test-all` and CI: MULTIHOST_TESTS=all
+// asks for it. Otherwise tests that call OnlyInAll are left out, and tables with expensive
+// rows run a part of them. Another value fails t.
+func All(t testing.TB) bool {
+	t.Helper()
+	switch value := os.Getenv("MULTIHOST_TESTS"); value {
+	case "":
+		return false
+	case "all":
+		return true
+	default:
+		t.Fatalf("MULTIHOST_TESTS=%q: want all, or nothing for the tests of `make test`", value)
+		return false
+	}
+}
+
+// OnlyInAll leaves a test out of `make test` because it is expensive. see names what is left
+// there of its subject.
+func OnlyInAll(t testing.TB, see string) {
+	t.Helper()
+	if !All(t) {
+		t.Skipf("only `make test-all` runs this test; see %s", see)
+	}
+}
