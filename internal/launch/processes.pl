@@ -29,6 +29,10 @@ my $stopped;
 my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;
 
+# Each process holds $starting until its exec closes it. A signal that comes earlier would
+# end in the handler above and be lost.
+pipe(my $started, my $starting) or die "make a pipe: $!\n";
+
 my (%local, %alive, $status, $failed);
 for my $i (0 .. $count - 1) {
 	my $pid = fork;
@@ -57,6 +61,7 @@ for my $i (0 .. $count - 1) {
 }
 open(my $output, '<&=', 6);
 close $output;
+close $starting;
 
 while (%alive && (!defined $status || $stopped)) {
 	my $pid = waitpid(-1, 0);
@@ -70,6 +75,7 @@ if (defined $failed && open(my $file, '>', "$env{MULTIHOST_RUN_DIR}/failed")) {
 	close $file;
 }
 if (defined $status && !$stopped) {
+	1 while !defined sysread($started, my $nothing, 1) && $! + 0 == 4; # interrupted by a signal
 	my @groups = keys %local;
 	ENDING: for (['TERM', $grace / 1000], ['KILL', 10]) {
 		my ($signal, $left) = @$_;

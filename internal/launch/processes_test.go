@@ -2,8 +2,10 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,6 +65,32 @@ func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
 			}
 			eventually(t, "nothing of the run is left", func() bool { return len(l.processes()) == 0 })
 		})
+	}
+}
+
+// No process misses TERM because it has only just been forked: on one processor the first
+// one has failed before the last one runs.
+func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
+	t.Parallel()
+	testkit.Need(t, "perl", "taskset")
+	program, err := filepath.Abs("processes.pl")
+	testkit.Must(t, err)
+	dir := t.TempDir()
+	env := filepath.Join(dir, "env")
+	testkit.Must(t, os.WriteFile(env, []byte("MULTIHOST_RUN_DIR="+dir+"\x00PATH="+os.Getenv("PATH")), 0o600))
+	const grace = 20 * time.Second
+	const first = `[ $MULTIHOST_LOCAL_ID = 0 ] || exec sleep 600; exit 3`
+	const line = `exec taskset -c 0 perl "$1" 24 0 "$2" sh -c "$3" 8<"$4" 6>/dev/null`
+	for range 10 {
+		began := time.Now()
+		err := exec.CommandContext(t.Context(), "bash", "-c", line, "bash", program, fmt.Sprint(grace.Milliseconds()), first, env).Run()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 3 {
+			t.Fatalf("want exit code 3, got %v", err)
+		}
+		if took := time.Since(began); took >= grace {
+			t.Fatalf("the last process has ended after %s, by KILL", took)
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ func packages() map[string]string {
 		"sudo":       "sudo",
 		"sysctl":     "procps",
 		"tar":        "tar",
+		"taskset":    "util-linux",
 		"tc":         "iproute2",
 		"tmux":       "tmux",
 		"faketime":   "faketime",
