@@ -228,6 +228,7 @@ func (r *rehearsal) goldenJSON(name string, p job.Plan) {
 // afterwards: no file here or on a worker, nothing in the cloud, and the API was
 // only asked. Then the same commands are done, and do what the plans say.
 func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
+	testkit.OnlyInAll(t, "the dry runs in the stories")
 	besideOthers(t)
 	r := newRehearsal(t, sim.Config{Slices: []sim.SliceSpec{{Name: "t", Count: 2, Type: "v4-16"}}})
 	for name, text := range map[string]string{"train.py": "print(1)\n", "old.py": "print(2)\n", "data/big": strings.Repeat("x", 3000), ".multihostignore": "*.ckpt\n", "a.ckpt": "1"} {

@@ -67,6 +67,7 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 // on a machine that has nothing else to do, with 64 MB at 100 Mbit/s: here other
 // tests run beside it, and the link counts bytes whatever time they take.
 func TestRelayOnANarrowLink(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	if testkit.RaceDetector {
 		t.Skip("times are not judged under the race detector; the plain run measures")
 	}

@@ -152,6 +152,7 @@ func TestRelayFanoutAndItsDefault(t *testing.T) {
 
 // Whatever goes wrong between workers, all get their files, and it is said.
 func TestRelayFallsBackToTheRunner(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRelayOutlivesItsFirstWorker")
 	testkit.NoLeaks(t)
 	for name, c := range map[string]struct {
 		breaks func(*relayed)

@@ -338,6 +338,7 @@ func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 // before any of its changes while the other goes on: one of them starts it, whole,
 // and the other one is told so.
 func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	for _, b := range before {
 		// Changes before this one are uploads that nobody else reads.

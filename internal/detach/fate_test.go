@@ -27,6 +27,7 @@ import (
 // slices are to be deleted, cost nothing. What else can
 // happen, and in which phase, is in the matrix of cmd/multihost.
 func TestRefusedCallsAreMadeAgain(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, refusedCalls)
 }
@@ -52,6 +53,7 @@ func refusedCalls(t *testing.T, backend string) {
 // reboot, and Google's agent is told of every log, in a configuration that is
 // whole however often it is written.
 func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	testkit.NeedVenv(t)
 	w := begin(t, "process", "v4-8", `

@@ -307,6 +307,7 @@ sleep 1000`, func(o *job.JobOptions, do *job.DetachOptions) {
 // A service account that may not read the bucket ends the job with a reason that
 // can be seen from outside, and nothing stays billed.
 func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	for permission, backend := range map[string]string{"storage.objects.get": "netns", "storage.*": "process"} {
 		t.Run(permission, func(t *testing.T) {
@@ -365,6 +366,7 @@ func TestAnyWorkerTearsDown(t *testing.T) {
 
 // A worker that has died for good does not keep the others billed.
 func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	w := begin(t, "process", "v4-16", `[ $MULTIHOST_WORKER_ID = 0 ] || sleep 1000`, func(_ *job.JobOptions, do *job.DetachOptions) { do.Stale = 15 * time.Second }, sim.Config{})
 	w.until("worker 0 to end and worker 1 to run", func(s detach.State) bool { return len(s.Ended) == 1 && running(1, 1)(s) })
@@ -375,6 +377,7 @@ func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
 // Without the right to delete, that is known before the command ends, and the
 // slices stay.
 func TestMissingRightToDeleteIsSaid(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	w := begin(t, "process", "v4-8", "true", nil, sim.Config{
 		Faults: []sim.Fault{{Name: "permission-denied", Permission: "tpu.nodes.delete", Account: "*gserviceaccount.com", Count: sim.AllCalls}},
@@ -390,6 +393,7 @@ func TestMissingRightToDeleteIsSaid(t *testing.T) {
 }
 
 func TestTimeToLiveEndsEverything(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *job.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
@@ -417,6 +421,7 @@ func TestFirstFailureStopsTheOthers(t *testing.T) {
 // What only follows worker 0's success is a training's tail: nobody is stopped for
 // it, the run has succeeded, and what is kept after a failure is not kept.
 func TestATrainingsTailIsExcused(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-16", `ulimit -c 0; [ $MULTIHOST_WORKER_ID = 0 ] || {
@@ -442,6 +447,7 @@ kill -ABRT $$; }`, func(o *job.JobOptions, do *job.DetachOptions) {
 // What the command leaves in the background when it ends is ended, on workers that
 // nobody is connected to, too, and told.
 func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
 		// The workers of the other backend are on this machine, too: each has a sleep of its own.
@@ -458,6 +464,7 @@ func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 }
 
 func TestKeepOnFailureKeepsForATime(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	w := begin(t, "process", "v4-8", "exit 3", func(o *job.JobOptions, _ *job.DetachOptions) { o.KeepOnFailure, o.KeepFor = true, 3*time.Second }, sim.Config{})
 	s := w.until("the end", ended(1))
@@ -511,6 +518,7 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 
 // A secret that the worker may not read ends the run with the reason.
 func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	w := begin(t, "process", "v4-8", "true", func(o *job.JobOptions, _ *job.DetachOptions) {
 		o.Run.Secrets = []detach.Secret{{Name: "KEY", Project: sim.DefaultProject, ID: "none", Version: "latest"}}
@@ -1492,6 +1500,7 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 // its slices stay a while: what is on the worker is the only copy. A bucket that takes
 // it at last ends the wait.
 func TestALogThatTheBucketRefusesKeepsTheSlices(t *testing.T) {
+	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	for name, c := range map[string]struct{ code, want string }{
 		"it never takes any":      {"", "1000 logs; 2771 unsent; 2771 ended; kept; 4571 deleted\n"},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"multihost/internal/remote"
+	"multihost/internal/testkit"
 )
 
 // said is a worker that answers every operation with one text, for ever if
@@ -42,6 +43,7 @@ func (s said) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 // Whatever a worker answers without end, every operation ends, with an error
 // that says so.
 func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
+	testkit.OnlyInAll(t, "TestAHostileWorkerHarmsNobody of cmd/multihost")
 	t.Parallel()
 	s := spec("r", "true")
 	for name, worker := range map[string]said{

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"multihost/internal/remote"
+	"multihost/internal/testkit"
 )
 
 func TestEveryByteArrivesAsItWasWritten(t *testing.T) {
@@ -127,6 +128,7 @@ func TestALogWithoutLimit(t *testing.T) {
 
 // The whole worker on one small disk.
 func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
+	testkit.OnlyInAll(t, "TestOutputBeyondTheLimitIsDropped")
 	t.Parallel()
 	l := newLocal(t)
 	if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=4m", "none", l.root).Run(); err != nil {

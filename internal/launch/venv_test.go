@@ -155,6 +155,7 @@ func TestVenvWithoutAnyPython(t *testing.T) {
 
 // What comes out is one that a real python takes for one, with pip.
 func TestVenvIsOneForPython(t *testing.T) {
+	testkit.OnlyInAll(t, "the other tests of this package")
 	t.Parallel()
 	testkit.NeedVenv(t)
 	l := newLocal(t)

@@ -15,12 +15,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"multihost/internal/testkit"
 )
 
 // TestNothingIsSaidInTheOrderOfAMap: a map has no order, so what is printed,
 // returned as an error or collected while one is gone through differs from run
 // to run. Its keys are sorted first, or a slice has the order.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
+	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
 	fset := token.NewFileSet()
 	exports := map[string]string{}
 	own := exportedPackages(t, exports)
