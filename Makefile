@@ -16,6 +16,8 @@ RUN        ?=
 RERUN      ?=
 # Most tests of `make test` wait more than they compute, so four packages run at once.
 test: AT_ONCE = -p 4
+# Nor does it need a browser.
+test check: TOOLS = test
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # These have no goroutines of their own.
 UNRACED     = /(lease|preflight|examples/train|release)$$
@@ -44,7 +46,7 @@ else
 	go run $(GOTESTSUM) --format standard-quiet --rerun-fails=1 --rerun-fails-max-failures=$(RERUN) \
 		--packages='$(PACKAGES)' -- $(AT_ONCE) -timeout $(LIMIT)
 endif
-	@./.ci/tools missing
+	@./.ci/tools missing $(TOOLS)
 
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')
@@ -91,4 +93,4 @@ clean: ## remove what was built
 	rm -rf bin dist
 
 tools: ## install the programs that the tests need, as root; else name them
-	@./.ci/tools
+	@./.ci/tools $(TOOLS)
