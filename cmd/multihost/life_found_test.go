@@ -85,6 +85,14 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 10 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), {what: "no answer from", worker: 1, lasts: 4 * time.Minute, then: 2 * time.Minute}, deed("type attach", desk, 20*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 0, "attach 1 of desk": exitUnavailable}}},
+		{"SIGTERM while a worker cannot be reached",
+			lifeStory{lasts: 9 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "no answer from", worker: 1, lasts: 20 * time.Minute, then: 3 * time.Minute}, deed("SIGTERM", laptop, 30*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 128 + 15}}},
+		{"--ttl passes while a worker cannot be reached",
+			lifeStory{lasts: 27 * time.Minute, ttl: 12 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 8*time.Minute), {what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 30 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": exitTempFail}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1

@@ -238,8 +238,8 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped"}
 
 func (h lifeHistory) losesLogs() string {
-	for i, f := range h {
-		if f.kind == factDeleted && len(f.partial) > 0 && f.who != byLease && !strings.Contains(f.said, "not whole here") && !h[:i].mayDrop(f) {
+	for _, f := range h {
+		if f.kind == factDeleted && len(f.partial) > 0 && f.who != byLease && !strings.Contains(f.said, "not whole here") {
 			return fmt.Sprintf("at %s %s deletes the queued resource without the whole log of %s", f.at, f.who, strings.Join(f.partial, ", "))
 		}
 		if f.kind != factReturned || len(f.partial) == 0 || f.verb == "stop" || f.verb == "gc" {
@@ -253,24 +253,6 @@ func (h lifeHistory) losesLogs() string {
 		}
 	}
 	return ""
-}
-
-// mayDrop reports whether who deletes the queued resource may do so without a word about
-// logs: a person has told it twice to end, or the attempt counts as lost. Open: a stop that
-// has not reached every worker says only that the run may still be running.
-func (h lifeHistory) mayDrop(deleted lifeFact) bool {
-	began, told := -1, 0
-	for i, f := range h {
-		switch {
-		case f.kind == factStarted && f.run == "m" && f.attempt == deleted.attempt:
-			began = i
-		case f.kind == factLoss && began >= 0:
-			return true
-		case f.kind == factSignal && f.who == deleted.who:
-			told++
-		}
-	}
-	return told >= 2 || strings.Contains(deleted.said, "may still be running")
 }
 
 func (h lifeHistory) lies() string {

@@ -383,7 +383,7 @@ func (w *lifeWorld) returned(p *lifeProcess) {
 		f.codes = append(f.codes, code)
 	}
 	if follows {
-		f.partial = p.machine.partial(p.run, last, p.status != 0)
+		f.partial = p.machine.partial(p.run, slices.DeleteFunc(slices.Clone(last), func(e lifeEnd) bool { return p.status != 0 && !e.vm.readable() }))
 	}
 	w.note(f)
 }
@@ -434,18 +434,15 @@ func (w *lifeWorld) saidBy(who string) string {
 	return ""
 }
 
-// onlyThere names the workers on which the last attempt has ended whose log could be read
-// and is whole on no machine.
+// onlyThere names the workers whose log of the last attempt is whole on no machine.
 func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
-	var ended []lifeEnd
-	for _, e := range w.lastAttempt(run) {
-		attempt = e.log.attempt
-		if !e.log.alive() {
-			ended = append(ended, e)
-		}
+	last := w.lastAttempt(run)
+	if len(last) > 0 {
+		attempt = last[0].log.attempt
 	}
+	last = slices.DeleteFunc(last, func(e lifeEnd) bool { return e.vm.gone() })
 	for i, m := range w.machines {
-		missing := m.partial(run, ended, true)
+		missing := m.partial(run, last)
 		if i == 0 {
 			names = missing
 		}
@@ -472,16 +469,9 @@ func (m *lifeMachine) logDir(run string) string {
 	return record.LogDir
 }
 
-// partial names the workers whose log is not whole on the machine. With readable it
-// leaves out those whose log nobody can read any more.
-func (m *lifeMachine) partial(run string, last []lifeEnd, readable bool) (names []string) {
+// partial names the workers whose log is not whole on the machine.
+func (m *lifeMachine) partial(run string, last []lifeEnd) (names []string) {
 	for _, e := range last {
-		e.vm.mu.Lock()
-		lost := e.vm.removed || e.vm.away != "" || !e.vm.up
-		e.vm.mu.Unlock()
-		if readable && lost {
-			continue
-		}
 		dir := m.logDir(run)
 		slice, _ := strconv.Atoi(e.vm.spec.Node[strings.LastIndexByte(e.vm.spec.Node, '-')+1:])
 		have, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", slice, e.vm.spec.Index)))

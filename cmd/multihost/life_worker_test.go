@@ -81,6 +81,19 @@ func (vm *lifeVM) HostKeys() map[string]string {
 	return map[string]string{vm.key.PublicKey().Type(): base64.StdEncoding.EncodeToString(vm.key.PublicKey().Marshal())}
 }
 
+func (vm *lifeVM) gone() bool {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.removed
+}
+
+// readable reports whether somebody can read what is on the machine.
+func (vm *lifeVM) readable() bool {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.up && !vm.removed && vm.away == ""
+}
+
 // boot does nothing where the machine is up already, since it may be rebooted twice at
 // once, and where it has gone for good.
 func (vm *lifeVM) boot() {
@@ -535,14 +548,13 @@ func (s *lifeSession) follow(args []string) int {
 		return 0
 	}
 	s.say("stream %d", size)
-	gone := make(chan struct{})
-	go func() { // ends with the channel
-		io.Copy(io.Discard, s.ch)
-		close(gone)
-	}()
-	if args[3] == "read" {
-		gone = nil
-	} else {
+	var gone chan struct{}
+	if args[3] != "read" {
+		gone = make(chan struct{})
+		go func() { // ends with the channel
+			io.Copy(io.Discard, s.ch)
+			close(gone)
+		}()
 		s.sayAside("waiting")
 	}
 	for {

@@ -49,12 +49,12 @@ func (r *run) attempts(ctx context.Context, g ground, b Budget) (Outcome, error)
 		}
 		after = f
 		if r.follow != nil { // otherwise the last attempt that was followed may still be running
-			r.cutOff = r.follow.cutOff()
+			r.cutOff, r.unread = r.follow.cutOff(), r.follow.goWithSlices()
 		}
 		pause := books.pause()
 		r.leaveLease(ctx, pause)
 		r.leaveTeam()
-		if err := r.wait(ctx, pause); err != nil {
+		if err := sleep(ctx, r.Clock, pause); err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -130,11 +130,11 @@ func (r *run) leaveTeam() {
 	}
 }
 
-// wait waits for d before the next attempt. It returns the cause when ctx has ended.
-func (r *run) wait(ctx context.Context, d time.Duration) error {
+// sleep waits for d. It returns the cause when ctx has ended.
+func sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
 	if d > 0 {
 		select {
-		case <-r.Clock.After(d):
+		case <-clock.After(d):
 		case <-ctx.Done():
 		}
 	}
@@ -435,10 +435,7 @@ func (r *run) settle(ctx context.Context, g ground, sign signs) (Cause, string) 
 			told = true
 			event.Notef(r.Sink, event.Info, "", "%s; waiting up to %s for the cloud to say whether it took a slice away", sign.why, asTyped(settleLimit))
 		}
-		select {
-		case <-r.Clock.After(settlePause):
-		case <-ctx.Done():
-		}
+		_ = sleep(ctx, r.Clock, settlePause)
 	}
 }
 
@@ -522,10 +519,8 @@ func (s *standing) ready(ctx context.Context, _ func(*Failure) error, after *Fai
 		if s.Clock.Now().Sub(begin) > returnLimit {
 			return s.found, &Error{Stage: StageDiscover, Err: err, Text: fmt.Sprintf("slices are not usable for %s: %s", returnLimit, why)}
 		}
-		select {
-		case <-s.Clock.After(5 * time.Second):
-		case <-ctx.Done():
-			return s.found, context.Cause(ctx)
+		if err := sleep(ctx, s.Clock, 5*time.Second); err != nil {
+			return s.found, err
 		}
 	}
 }

@@ -79,5 +79,5 @@ func (r *run) yield(ctx context.Context) error {
 	if r.races == 0 {
 		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.o.Run)
 	}
-	return r.wait(ctx, time.Second+rand.N(time.Duration(r.races+1)*2*time.Second))
+	return sleep(ctx, r.Clock, time.Second+rand.N(time.Duration(r.races+1)*2*time.Second))
 }

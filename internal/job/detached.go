@@ -430,12 +430,7 @@ func (r *detachedRun) pace() time.Duration {
 }
 
 func (r *detachedRun) pause(ctx context.Context) error {
-	select {
-	case <-r.Clock.After(r.pace()):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return sleep(ctx, r.Clock, r.pace())
 }
 
 // attach follows the run to its end: over SSH while its workers can be reached,
@@ -756,21 +751,13 @@ func (r *detachedRun) conclude(ctx context.Context, rec *Record, state detach.St
 // partly says which logs are incomplete here although their workers have ended; "" if
 // none is.
 func (r *detachedRun) partly(rec *Record, state detach.State) string {
-	var ids []tpu.WorkerID
-	var have, written int64
+	var all parts
 	for _, e := range state.Ended {
-		var size int64
-		if info, err := os.Stat(rec.logPath(e.Worker)); err == nil {
-			size = info.Size()
-		}
-		if size < e.LogSize {
-			ids, have, written = append(ids, e.Worker), have+size, written+e.LogSize
+		if have := rec.have(e.Worker); have < e.LogSize {
+			all = append(all, &partLog{id: e.Worker, have: have, written: e.LogSize})
 		}
 	}
-	if len(ids) == 0 {
-		return ""
-	}
-	return partText(ids, have, written)
+	return all.String()
 }
 
 // sayPart makes the summary say which logs are incomplete here. A success then becomes

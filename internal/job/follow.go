@@ -106,7 +106,9 @@ func (f *following) do(ctx context.Context) (Outcome, error) {
 		end.Detail = "stopped"
 	}
 	f.Sink.Emit(end)
-	f.bringLogs(ctx)
+	if stop == nil || stop.err == nil { // otherwise workers cannot be reached
+		f.bringLogs(ctx)
+	}
 	return f.conclude(ctx, stop)
 }
 
@@ -653,7 +655,7 @@ func (f *following) conclude(ctx context.Context, stop *stopping) (Outcome, erro
 	if f.reads == nil && !f.deletes && code == 0 && cause == nil && f.rec.Ended && f.partly() == nil {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.ref, f.Owner) })
 	}
-	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil}, cause
+	return Outcome{Code: code, Started: true, PartLogs: f.partly() != nil, KeepLogs: f.partly().there() && !stop.slicesGo(f.deletes)}, cause
 }
 
 // keepVerdict stores how the attempt ended as a whole on worker 0 of each slice, which
@@ -728,7 +730,7 @@ func (f *following) judge(stop *stopping, code, first int) (event.Summary, error
 	}
 	behind, where := f.leftBehind()
 	f.sayLeftBehind(&sum, behind, where, backgroundCure)
-	if f.partly() != nil {
+	if f.partly() != nil && !stop.slicesGo(f.deletes) {
 		f.sayPart(&sum)
 	}
 	cause := stop.end(code)

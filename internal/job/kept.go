@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -155,32 +154,19 @@ func (d *Deps) missingHere(ctx context.Context, t *team, rec *Record, ref launch
 	if here.Attempt != ref.Attempt {
 		here.LogDir, _ = rec.logDirOf(ref.Attempt)
 	}
-	have, written := make([]int64, len(t.ids)), make([]int64, len(t.ids))
-	errs := t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+	all := make(parts, len(t.ids))
+	t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		l := &partLog{id: t.ids[i]}
 		if here.LogDir != "" {
-			if info, err := os.Stat(here.logPath(t.ids[i])); err == nil {
-				have[i] = info.Size()
-			}
+			l.have = here.have(l.id)
 		}
 		state, err := launch.Status(ctx, t.conns[i], ref)
-		written[i] = state.LogSize
-		return err
-	})
-	var ids []tpu.WorkerID
-	var had, all int64
-	known := true
-	for i := range t.ids {
-		if errs[i] != nil || have[i] < written[i] {
-			ids, had, all, known = append(ids, t.ids[i]), had+have[i], all+written[i], known && errs[i] == nil
+		if l.written = state.LogSize; err != nil || l.have < l.written {
+			all[i] = l
 		}
-	}
-	if len(ids) == 0 {
-		return ""
-	}
-	if !known {
-		all = 0
-	}
-	return partText(ids, had, all)
+		return nil
+	})
+	return slices.DeleteFunc(all, func(l *partLog) bool { return l == nil }).String()
 }
 
 // unstopped says what is true of a job without runner that did not end in time after it

@@ -173,17 +173,13 @@ func (d *Deps) renewals(ctx context.Context, t *team, terms lease.Terms) (stop f
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		t.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-			for {
-				select {
-				case <-d.Clock.After(terms.Every()):
-				case <-ctx.Done():
-					return nil
-				}
+			for sleep(ctx, d.Clock, terms.Every()) == nil {
 				// A failure is tried again in the next round.
 				if held, err := t.renewOne(ctx, i, terms.Run, 0); err == nil && !held.Watched {
 					_, _ = lease.Arm(ctx, t.conns[i], terms)
 				}
 			}
+			return nil
 		})
 	})
 	return func() {
@@ -321,13 +317,8 @@ func (d *Deps) attachLease(ctx context.Context, t *team, run string) (stop func(
 			every = min(every, lease.Terms{Lease: h.Lease}.Every())
 		}
 		wg.Go(func() {
-			for {
-				select {
-				case <-d.Clock.After(every):
-					t.renew(ctx, run, 0)
-				case <-ctx.Done():
-					return
-				}
+			for sleep(ctx, d.Clock, every) == nil {
+				t.renew(ctx, run, 0)
 			}
 		})
 	}

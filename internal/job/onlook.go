@@ -133,10 +133,8 @@ func (o *onlooker) keepOn(ctx context.Context) {
 			o.say("")
 			rest = onlookPause
 		}
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, o.far.Clock, rest) != nil {
 			return
-		case <-o.far.Clock.After(rest):
 		}
 	}
 }
@@ -170,10 +168,8 @@ func (o *onlooker) read(ctx context.Context) error {
 // in a row find one, because a command that only checks looks the same for a moment.
 func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	for seen := 0; seen < 2; {
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, o.far.Clock, onlookPause) != nil {
 			return
-		case <-o.far.Clock.After(onlookPause):
 		}
 		if seen++; o.place() == placeThere {
 			seen = 0

@@ -55,7 +55,7 @@ func (d *Deps) Job(ctx context.Context, o JobOptions) (out Outcome, err error) {
 		return Outcome{}, err
 	}
 	r.checked()
-	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o)}
+	q := &queued{Deps: d, o: o, watch: &r.watch, terms: d.leaseTerms(o), deleting: r.sayLogsGo}
 	d.tier = string(o.Request.Asks())
 	right, over := d.askRight(ctx, o, q.terms.On())
 	defer over()
@@ -241,6 +241,7 @@ func (d *Deps) afterRun(ctx context.Context, r *run, q *queued, out Outcome, run
 			fmt.Sprintf("queued resource %s stays, %s: a command lives on it that another one has started since", id, res.Standing()))
 		return out, runErr
 	}
+	r.sayLogsGo()
 	if err := d.tearDown(ctx, id, o.Run.Run); err != nil {
 		return out, errors.Join(runErr, err)
 	}
@@ -319,7 +320,7 @@ func (d *Deps) keep(ctx context.Context, r *run, o JobOptions, out Outcome, runE
 		return ""
 	case o.Keep:
 		return "--keep"
-	case out.PartLogs:
+	case out.KeepLogs:
 		return "logs are whole on its workers only"
 	case out.Started && errors.As(runErr, &in) && in.detaches(true):
 		return in.Error() + ", the run goes on"

@@ -24,6 +24,8 @@ type queued struct {
 	terms lease.Terms // what the workers of the requested slices are told
 	held  adoption
 
+	deleting func() // is called before the resource is deleted to be requested again
+
 	there  bool // the resource is known to exist
 	ours   bool // a job of this name made it: this process or an earlier runner of it
 	made   bool // this process made it
@@ -71,7 +73,7 @@ func (q *queued) ready(ctx context.Context, pay func(*Failure) error, after *Fai
 		}
 		if wait := q.askAgain(err); wait > 0 {
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v; it is asked for again in %s", err, event.Duration(wait))
-			if err := q.pause(ctx, wait); err != nil {
+			if err := sleep(ctx, q.Clock, wait); err != nil {
 				return tpu.Selection{}, err
 			}
 			continue
@@ -269,7 +271,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
 		return cause
 	case d.Step == provision.StepWait:
-		return q.pause(ctx, suspendPause)
+		return sleep(ctx, q.Clock, suspendPause)
 	case d.Step == provision.StepReset:
 		if q.mayLive() { // a reboot may end a command; that is charged as a loss
 			if err := pay(&Failure{Cause: Infrastructure, Why: d.Why, Err: cause}); err != nil {
@@ -302,6 +304,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		return err
 	}
 	event.Notef(q.Sink, event.Warn, "", "%s (%s): queued resource %s is deleted and asked for again", d.Why, d.Loss, id)
+	q.deleting()
 	for {
 		err = q.outlast(ctx, func() error {
 			_, err := q.Queue.Delete(ctx, id, qr.DeleteOptions{Force: true, OnlyRun: q.o.Run.Run, Limit: teardownLimit})
@@ -319,7 +322,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	q.there, q.inherited, q.resets = false, false, 0
 	q.setStand(func(s *Stand) { s.Billed = "" })
 	q.begunBefore()
-	return q.pause(ctx, wait)
+	return sleep(ctx, q.Clock, wait)
 }
 
 // begunBefore reduces valid-after of the next request by the time already waited.
@@ -363,25 +366,12 @@ func (d *Deps) outlast(ctx context.Context, call func() error) error {
 		if class := gcp.ClassOf(err); class != gcp.Unavailable && class != gcp.Timeout || ctx.Err() != nil {
 			return err
 		}
-		select {
-		case <-d.Clock.After(awayPause):
-		case <-ctx.Done():
-		}
+		_ = sleep(ctx, d.Clock, awayPause)
 	}
 }
 
 // awayPause follows the two minutes for which each call is retried anyway.
 const awayPause = 15 * time.Second
-
-func (q *queued) pause(ctx context.Context, d time.Duration) error {
-	if d > 0 {
-		select {
-		case <-q.Clock.After(d):
-		case <-ctx.Done():
-		}
-	}
-	return context.Cause(ctx)
-}
 
 // look waits for an API that is unavailable: without it, the next slices cannot be
 // requested and the present ones cannot be deleted.

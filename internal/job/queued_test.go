@@ -102,7 +102,7 @@ func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	d := &Deps{Cloud: h, Queue: h, Clock: clock, Sink: event.Discard}
 	o := JobOptions{Budget: Budget{Preemptions: -1}}
 	o.Request.ID, o.Request.NodeCount = "m", 1
-	return &queued{Deps: d, o: o, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true}, h
+	return &queued{Deps: d, o: o, watch: &stopwatch{sink: d.Sink, clock: clock}, ours: true, worked: true, deleting: func() {}}, h
 }
 
 var (

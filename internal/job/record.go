@@ -389,6 +389,15 @@ func (r *Record) attempt() event.Attempt {
 // logPath returns the path of one worker's local log file.
 func (r *Record) logPath(id tpu.WorkerID) string { return logPath(r.LogDir, id) }
 
+// have returns how many bytes of one worker's log are in its local file.
+func (r *Record) have(id tpu.WorkerID) int64 {
+	info, err := os.Stat(r.logPath(id))
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
 // logPath names the log of a worker as MaxText's runner does.
 func logPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))

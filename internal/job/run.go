@@ -91,7 +91,8 @@ type Outcome struct {
 	Code     int // of the command
 	Started  bool
 	Detached bool
-	PartLogs bool // some logs are complete only on the workers
+	PartLogs bool // some logs are not complete here
+	KeepLogs bool // workers have the rest of them, and nobody has decided that it may go
 }
 
 // Status returns the exit status of this process.
@@ -156,6 +157,7 @@ type run struct {
 	adopts    bool        // an attempt of this run that is still running is taken over, not refused
 	races     int         // how often in a row another runner of this run was first
 	cutOff    bool        // the last attempt was given up because it could not be reached; it may still be running
+	unread    parts       // the logs of the last attempt that go with its slices
 	regained  bool        // the present attempt is the one that was given up
 
 	// missing reports whether the command may be running on slices of which some

@@ -212,10 +212,7 @@ func (d *Deps) broke(ctx context.Context, t *team, i int, during string) func(er
 		if !first {
 			return
 		}
-		select {
-		case <-d.Clock.After(outagePause):
-		case <-ctx.Done():
-		}
+		_ = sleep(ctx, d.Clock, outagePause)
 		t.breaks.mu.Lock()
 		ids := t.breaks.of[text]
 		delete(t.breaks.of, text)

@@ -151,7 +151,7 @@ func (w *endWait) leave() {
 	}
 }
 
-// leaveUnread leaves the workers of a command that is proven gone; their logs stay
+// leaveUnread leaves the workers that are not read to their ends; their logs stay
 // incomplete.
 func (w *endWait) leaveUnread() {
 	var open []int
@@ -232,7 +232,7 @@ func (w *endWait) stopHasEnded(err error) {
 	w.stopped = nil
 	w.stop.err = err
 	if err != nil {
-		w.leave()
+		w.leaveUnread()
 	}
 	w.overdue = w.Clock.After(unreadPause)
 }
@@ -240,7 +240,7 @@ func (w *endWait) stopHasEnded(err error) {
 // logsAreOverdue goes on waiting for logs, except after an interrupt: a user who
 // interrupts does not want to wait.
 func (w *endWait) logsAreOverdue() {
-	if left := w.logsLeft(); left > 0 && w.interrupted != nil {
+	if left := w.logs.left(w.Clock.Now(), w.patience.Log); left > 0 && w.interrupted != nil {
 		event.Notef(w.Sink, event.Warn, "", "the command is gone, but the end of the log of %s cannot be read: waiting up to %s for it (--log-timeout)", w.unfinished(), asTyped(w.patience.Log))
 		w.overdue = w.Clock.After(min(left, time.Minute))
 		return

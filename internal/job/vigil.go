@@ -23,12 +23,7 @@ func (r *run) keepVigil(ctx context.Context) (_ context.Context, over func()) {
 	r.vigil = v
 	go func() {
 		defer close(v.done)
-		for {
-			select {
-			case <-r.Clock.After(outageLook):
-			case <-ctx.Done():
-				return
-			}
+		for sleep(ctx, r.Clock, outageLook) == nil {
 			nodes, err := r.Cloud.Slices(ctx)
 			if err != nil {
 				continue // the API is unavailable; the workers may still be there

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,15 +13,18 @@ import (
 	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/gcp"
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 )
 
 // A partLog is a log of which only the beginning is on this machine.
 type partLog struct {
+	id      tpu.WorkerID
 	have    int64 // bytes on this machine
 	written int64 // bytes that the worker has; 0 if it could not be asked
 	err     error // why the rest is not here
+	gone    bool  // the worker's slice is gone, and the rest with it
 }
 
 const (
@@ -57,16 +59,11 @@ func (w *logWait) due(now time.Time) bool {
 	return true
 }
 
-func (f *following) logsLeft() time.Duration { return f.logs.left(f.Clock.Now(), f.patience.Log) }
-
 // bringLogs waits until the logs of an ended command are whole here, because the workers
-// may be deleted after that. An interrupt ends the wait.
+// may be deleted after that. An interrupt ends the wait, as does the loss of the slices.
 func (f *following) bringLogs(ctx context.Context) {
-	if f.partly() == nil || ctx.Err() != nil {
-		return
-	}
-	left := f.logsLeft()
-	if left <= 0 {
+	left := f.logs.left(f.Clock.Now(), f.patience.Log)
+	if f.partly() == nil || ctx.Err() != nil || left <= 0 {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -82,27 +79,58 @@ func (f *following) bringLogs(ctx context.Context) {
 		cancel()
 	})
 	_ = f.watch.phase("logs", func() (string, error) { // the summary says what is missing
-		pause := wholePause
-		for {
-			if f.logs.due(f.Clock.Now()) {
-				event.Notef(f.Sink, event.Warn, f.room(), "%s: waiting up to %s (--log-timeout) for the rest: %s", f.sayPartly(), asTyped(f.patience.Log), f.whyPartly())
-			}
-			select {
-			case <-f.Clock.After(pause):
-			case <-ctx.Done():
-				return "", ctx.Err()
-			}
-			pause = min(2*pause, wholeLongest)
-			f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
-				if f.ends[i].part != nil {
-					f.ends[i].part = f.bringRest(ctx, i)
+		for pause := wholePause; ; pause = min(2*pause, wholeLongest) {
+			parts, hint := f.partly(), f.room()
+			text := fmt.Sprintf("%s: waiting up to %s (--log-timeout) for the rest: %s", parts, asTyped(f.patience.Log), parts.why())
+			tell := func() {
+				if f.logs.due(f.Clock.Now()) {
+					event.Notef(f.Sink, event.Warn, hint, "%s", text)
 				}
-				return nil
-			})
-			if f.partly() == nil {
+			}
+			tell()
+			if err := sleep(ctx, f.Clock, pause); err != nil {
+				return "", err
+			}
+			meanwhile(f.Clock, tell, func() { f.bringRests(ctx) })
+			switch parts = f.partly(); {
+			case parts == nil:
 				return "whole", nil
+			case !parts.there():
+				return "", errSliceGone
 			}
 		}
+	})
+}
+
+// meanwhile does something, and calls tell every ten seconds while that lasts.
+func meanwhile(clock gcp.Clock, tell, do func()) {
+	ctx, over := context.WithCancel(context.Background())
+	go func() {
+		defer over()
+		do()
+	}()
+	for sleep(ctx, clock, 10*time.Second) == nil {
+		tell()
+	}
+}
+
+// bringRests fetches what is missing of logs whose slices the cloud still has.
+func (f *following) bringRests(ctx context.Context) {
+	look, cancel := context.WithTimeout(ctx, outageLook/2)
+	nodes, err := f.Cloud.Slices(look)
+	cancel()
+	f.team.each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
+		part, gone := f.ends[i].part, ""
+		if part != nil && err == nil {
+			gone = lostSlice(nodes, f.team.slice(i))
+		}
+		switch {
+		case gone != "":
+			part.gone, part.err = true, errors.New(gone)
+		case part != nil:
+			f.ends[i].part = f.bringRest(ctx, i)
+		}
+		return nil
 	})
 }
 
@@ -136,7 +164,7 @@ func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
 		event.Notef(f.Sink, event.Info, "", "the log of %s is whole again", f.team.ids[i])
 		return nil
 	}
-	part := &partLog{have: log.size, err: err}
+	part := &partLog{id: log.id, have: log.size, err: err}
 	if s, err := launch.Status(ctx, f.team.conns[i], f.ref); err == nil {
 		part.written = s.LogSize
 	}
@@ -145,47 +173,44 @@ func (f *following) mend(ctx context.Context, i int, log *logFile) *partLog {
 
 // unreadLog returns the partLog of a worker whose log could not be read to its end.
 func (f *following) unreadLog(i int) *partLog {
-	part := &partLog{err: errors.New("the worker could not be read to its end")}
+	part := &partLog{id: f.team.ids[i], have: f.rec.have(f.team.ids[i]), err: errors.New("the worker could not be read to its end")}
 	if e := f.ends[i].err; e != nil && !errors.Is(e, context.Canceled) {
 		part.err = e
-	}
-	if info, err := os.Stat(f.rec.logPath(f.team.ids[i])); err == nil {
-		part.have = info.Size()
 	}
 	return part
 }
 
-// partly lists the workers whose logs are not whole here.
-func (f *following) partly() (workers []int) {
-	for i, e := range f.ends {
+// parts are logs that are not whole here.
+type parts []*partLog
+
+// partly returns the logs that are not whole here.
+func (f *following) partly() (all parts) {
+	for _, e := range f.ends {
 		if e.part != nil {
-			workers = append(workers, i)
+			all = append(all, e.part)
 		}
 	}
-	return workers
+	return all
 }
 
-// sayPartly returns text that names the workers whose logs are not whole here, and how
-// much of the logs is.
-func (f *following) sayPartly() string {
+// there reports whether workers have the rest of a log.
+func (p parts) there() bool {
+	return slices.ContainsFunc(p, func(l *partLog) bool { return !l.gone })
+}
+
+// String names the workers, and says how much of their logs is here; "" if there are none.
+func (p parts) String() string {
+	if len(p) == 0 {
+		return ""
+	}
 	var ids []tpu.WorkerID
 	var have, written int64
 	known := true
-	for _, i := range f.partly() {
-		p := f.ends[i].part
-		ids, have, written, known = append(ids, f.team.ids[i]), have+p.have, written+p.written, known && p.written > 0
+	for _, l := range p {
+		ids, have, written, known = append(ids, l.id), have+l.have, written+l.written, known && l.written > 0
 	}
-	if !known {
-		written = 0
-	}
-	return partText(ids, have, written)
-}
-
-// partText returns text that names the workers whose logs are not whole here. written is
-// 0 if it is not known.
-func partText(ids []tpu.WorkerID, have, written int64) string {
 	much := fmt.Sprintf("%d bytes, of how many is not known", have)
-	if written > 0 {
+	if known {
 		much = fmt.Sprintf("%d of %d bytes", have, written)
 	}
 	logs := "the log of " + tpu.Fold(ids) + " is"
@@ -195,16 +220,16 @@ func partText(ids []tpu.WorkerID, have, written int64) string {
 	return fmt.Sprintf("%s not whole here: %s", logs, much)
 }
 
-// whyPartly returns the reasons why logs are not whole, each once.
-func (f *following) whyPartly() string {
+// why returns the reasons why the logs are not whole, each once.
+func (p parts) why() string {
 	var why []string
-	for _, i := range f.partly() {
-		err := f.ends[i].part.err
+	for _, l := range p {
+		err := l.err
 		var local *fs.PathError
 		if errors.As(err, &local) { // its path contains the worker's name, so equal reasons would differ
 			err = local.Err
 		}
-		if text := causeText(err, f.team.ids[i]); !slices.Contains(why, text) {
+		if text := causeText(err, l.id); !slices.Contains(why, text) {
 			why = append(why, text)
 		}
 	}
@@ -213,29 +238,65 @@ func (f *following) whyPartly() string {
 
 // room returns advice if a local disk is full; otherwise "".
 func (f *following) room() string {
-	for _, i := range f.partly() {
-		if err := f.ends[i].part.err; errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	for _, l := range f.partly() {
+		if errors.Is(l.err, syscall.ENOSPC) || errors.Is(l.err, syscall.EDQUOT) {
 			return "free some space for " + f.rec.LogDir
 		}
 	}
 	return ""
 }
 
-// partLogCode is the exit code of a run that succeeded but whose logs are not whole here:
-// EX_IOERR of sysexits.
+// goWithSlices returns the logs that are not whole here and go when the slices go. It
+// includes those of workers that were given up although the command may go on there.
+func (f *following) goWithSlices() (all parts) {
+	for i, e := range f.ends {
+		switch {
+		case e.part != nil && !e.part.gone:
+			all = append(all, e.part)
+		case e.part == nil && e.fate() != fateEnded:
+			all = append(all, f.unreadLog(i))
+		}
+	}
+	return all
+}
+
+// sayLogsGo warns, before the slices are deleted, about the logs of the last attempt that
+// go with them.
+func (r *run) sayLogsGo() {
+	if r.follow != nil {
+		r.unread = r.follow.goWithSlices()
+	}
+	if r.unread != nil {
+		event.Notef(r.Sink, event.Warn, "", "%s; the rest goes with the slices", r.unread)
+	}
+	r.unread = nil
+}
+
+// slicesGo reports whether the slices are deleted after the stop, whatever is on their
+// workers only; deletes says that this command deletes them. --ttl limits the bill. And
+// where the command may still be running, no lease would limit the bill of slices that
+// are kept for a log.
+func (s *stopping) slicesGo(deletes bool) bool {
+	return s != nil && (errors.Is(s.cause, errExpired) || s.err != nil && deletes)
+}
+
+// partLogCode, EX_IOERR, is the exit code of a success whose logs are not whole here.
 const partLogCode = 74
 
-// sayPart adds to the summary which logs are not whole here. A success becomes a failure
-// then.
+// sayPart adds to the summary which logs are not whole here. A success becomes a failure.
 func (f *following) sayPart(sum *event.Summary) {
-	sum.Text += "; " + f.sayPartly() + " (" + f.whyPartly() + ")"
-	again := "bring the rest with: multihost attach " + f.ref.Run
+	parts := f.partly()
+	sum.Text += "; " + parts.String() + " (" + parts.why() + ")"
+	again, rest := "bring the rest with: multihost attach "+f.ref.Run, "is on the workers, for as long as their slices are there"
 	if room := f.room(); room != "" {
 		again = room + ", then " + again
+	}
+	if !parts.there() {
+		again, rest = "", "is gone with the slices"
 	}
 	if sum.OK {
 		sum.OK, sum.ExitCode, sum.Next = false, partLogCode, again
 		return
 	}
-	event.Notef(f.Sink, event.Warn, again, "%s; the rest is on the workers, for as long as their slices are there", f.sayPartly())
+	event.Notef(f.Sink, event.Warn, again, "%s; the rest %s", parts, rest)
 }
