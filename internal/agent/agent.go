@@ -1,0 +1,114 @@
+// Package agent has what a program on a worker needs when no runner watches it: the
+// metadata server, calls of Google's APIs with the VM's own token, objects of a bucket,
+// deletions that prove first what they delete, and files that survive a crash.
+//
+// The program is small because it goes to every worker: this package and those below it
+// import the standard library only. They read no environment. Every function that waits
+// ends when its context does.
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Limits of calls.
+const (
+	connectLimit  = 10 * time.Second
+	metadataLimit = 10 * time.Second // for a call of the metadata server
+	answerLimit   = 64 << 20         // bytes of an answer that is kept in memory
+	textLimit     = 400              // bytes of an answer that an error shows
+)
+
+// Transport returns a transport for Metadata and Client. It follows the proxy variables
+// of the environment for APIs; use it for one program and for as long as that lives.
+func Transport() *http.Transport {
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: connectLimit}).DialContext,
+		TLSHandshakeTimeout: connectLimit,
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
+		MaxIdleConns:        4,
+		IdleConnTimeout:     90 * time.Second,
+	}
+}
+
+// A StatusError is an answer that refuses a call.
+type StatusError struct {
+	Status int
+	Text   string // what the service says, on one line
+}
+
+func (e *StatusError) Error() string { return fmt.Sprintf("HTTP status %d: %s", e.Status, e.Text) }
+
+// StatusOf returns the HTTP status of a refused call. It is 200 for nil, and 0 if there
+// was no whole answer.
+func StatusOf(err error) int {
+	var refused *StatusError
+	switch {
+	case err == nil:
+		return http.StatusOK
+	case errors.As(err, &refused):
+		return refused.Status
+	}
+	return 0
+}
+
+// refusal returns the error for an answer that is no success.
+func refusal(status int, body []byte) error {
+	var told struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	text := string(body)
+	if json.Unmarshal(body, &told) == nil && told.Error.Message != "" {
+		text = told.Error.Message
+	}
+	if len(text) > textLimit {
+		text = strings.ToValidUTF8(text[:textLimit], "")
+	}
+	return &StatusError{status, strings.NewReplacer("\n", " ", "\r", " ").Replace(strings.TrimRight(text, "\r\n"))}
+}
+
+// client returns an HTTP client that follows no redirect: what an API answers from
+// somewhere else proves nothing.
+func client(t http.RoundTripper) *http.Client {
+	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// noAnswer describes a call that got no whole answer. The URL is not in it.
+func noAnswer(err error) error {
+	var about *url.Error
+	if errors.As(err, &about) {
+		err = about.Err
+	}
+	return fmt.Errorf("no answer: %w", err)
+}
+
+// Sleep waits. It returns the context's error if the context ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Note writes a line for the serial console and the journal. That nobody reads it is no
+// error.
+func Note(w io.Writer, format string, args ...any) {
+	_, _ = fmt.Fprintf(w, "multihost: "+format+"\n", args...)
+}

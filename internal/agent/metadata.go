@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// MetadataHost is where a VM of Google's finds its metadata server.
+const MetadataHost = "169.254.169.254"
+
+// Metadata is the metadata server of this VM. It is safe for concurrent use.
+type Metadata struct {
+	Host      string // HOST[:PORT]; "" is MetadataHost
+	Transport http.RoundTripper
+}
+
+// Value returns a value below /computeMetadata/v1/instance/, without newlines at its end.
+// It tries for about a minute while the server does not answer or has trouble. A value
+// that does not exist is a *StatusError of 404.
+func (m *Metadata) Value(ctx context.Context, path string) (string, error) {
+	text, err := m.again(ctx, 6, path)
+	return strings.TrimRight(text, "\n"), err
+}
+
+// Optional is Value that returns "" if the value does not exist.
+func (m *Metadata) Optional(ctx context.Context, path string) (string, error) {
+	text, err := m.Value(ctx, path)
+	if StatusOf(err) == http.StatusNotFound {
+		return "", nil
+	}
+	return text, err
+}
+
+// Publish sets the guest attribute multihost/KEY, which others can read. It tries once.
+func (m *Metadata) Publish(ctx context.Context, key, text string) error {
+	_, err := m.call(ctx, http.MethodPut, "guest-attributes/multihost/"+key, text)
+	return err
+}
+
+// Token returns an access token of the VM's service account. The server renews it, so
+// ask for each call.
+func (m *Metadata) Token(ctx context.Context) (string, error) {
+	text, err := m.again(ctx, 3, "service-accounts/default/token")
+	if err != nil {
+		return "", fmt.Errorf("no access token: %w", err)
+	}
+	var token struct {
+		Text string `json:"access_token"`
+	}
+	if json.Unmarshal([]byte(text), &token) != nil || token.Text == "" {
+		return "", fmt.Errorf("no access token: the metadata server answers %.200q", text)
+	}
+	return token.Text, nil
+}
+
+// again repeats a read that failed for a temporary reason, with pauses of 1 s, 2 s, 4 s ….
+func (m *Metadata) again(ctx context.Context, retries int, path string) (text string, err error) {
+	for i := 0; ; i++ {
+		text, err = m.call(ctx, http.MethodGet, path, "")
+		if !temporary(err) || i == retries || Sleep(ctx, time.Second<<i) != nil {
+			return text, err
+		}
+	}
+}
+
+// temporary reports whether the same call may soon succeed.
+func temporary(err error) bool {
+	switch status := StatusOf(err); {
+	case status == 0, status == http.StatusRequestTimeout, status == http.StatusTooManyRequests:
+		return true
+	default:
+		return status >= http.StatusInternalServerError
+	}
+}
+
+func (m *Metadata) call(ctx context.Context, method, path, body string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, metadataLimit)
+	defer cancel()
+	host := m.Host
+	if host == "" {
+		host = MetadataHost
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+"/computeMetadata/v1/instance/"+path, strings.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Metadata-Flavor", "Google")
+	resp, err := client(m.Transport).Do(req)
+	if err != nil {
+		return "", noAnswer(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	if err != nil {
+		return "", noAnswer(err)
+	}
+	if resp.StatusCode/100 != 2 {
+		return "", refusal(resp.StatusCode, text)
+	}
+	return string(text), nil
+}

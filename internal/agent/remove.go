@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// A Deletion is one resource that a worker may delete. Whoever made the resource gives it
+// as data: no name of a cloud is known here.
+type Deletion struct {
+	Read   string `json:"read"`   // URL of the resource
+	Method string `json:"method"` // of the request that deletes it
+	URL    string `json:"url"`    // of that request
+	// Proof is what the resource must show before it is deleted.
+	Proof Field `json:"proof"`
+	// Going is what a resource shows that is being deleted already; no Path: it shows
+	// nothing.
+	Going Field `json:"going,omitzero"`
+	// Probe is the URL of a resource that does not exist beside this one. Method on it
+	// shows whether the caller may delete; "": that cannot be found out.
+	Probe string `json:"probe,omitempty"`
+}
+
+// A Field is a place in a JSON text and the value that is to be there.
+type Field struct {
+	// Path is a JSON pointer (RFC 6901) in which * stands for every element of an array.
+	// All of them must have the value, and there must be one.
+	Path  string `json:"path"`
+	Value string `json:"value"`
+}
+
+// ErrForeign means that a resource does not have the proof: it is not deleted.
+var ErrForeign = errors.New("it is not of this run: it stays")
+
+// Delete requests the deletions, in order, each after its resource was read and has shown
+// its proof. A resource that is gone, or is being deleted, needs no request. Delete stops
+// at the first error. ErrForeign is final. After any other error the caller may try again.
+func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
+	for _, d := range deletions {
+		if err := c.delete(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) delete(ctx context.Context, d Deletion) error {
+	answer, err := c.Do(ctx, Call{Method: http.MethodGet, URL: d.Read})
+	if StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("it cannot be read: %w", err)
+	}
+	var resource map[string]any
+	if json.Unmarshal(answer.Body, &resource) != nil || len(resource) == 0 {
+		return errors.New("it cannot be read: the answer is no JSON object")
+	}
+	if d.Proof.Value == "" || !d.Proof.In(resource) {
+		return ErrForeign
+	}
+	if d.Going.Path != "" && d.Going.In(resource) {
+		return nil
+	}
+	_, err = c.Do(ctx, Call{Method: d.Method, URL: d.URL})
+	if StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// MayDelete returns nil if this VM may delete such resources. It tries to delete one that
+// does not exist: a caller with the permission gets 404, any other caller is refused.
+func (c *Client) MayDelete(ctx context.Context, deletions []Deletion) error {
+	for _, d := range deletions {
+		if d.Probe == "" {
+			continue
+		}
+		if _, err := c.Do(ctx, Call{Method: d.Method, URL: d.Probe}); err != nil && StatusOf(err) != http.StatusNotFound {
+			return err
+		}
+	}
+	return nil
+}
+
+// In reports whether a decoded JSON value has the field's value at its place.
+func (f Field) In(value any) bool {
+	if f.Path == "" {
+		return value == f.Value
+	}
+	path, ok := strings.CutPrefix(f.Path, "/")
+	return ok && has(value, strings.Split(path, "/"), f.Value)
+}
+
+func has(value any, path []string, want string) bool {
+	if len(path) == 0 {
+		text, ok := value.(string)
+		return ok && text == want
+	}
+	name := strings.NewReplacer("~1", "/", "~0", "~").Replace(path[0])
+	switch v := value.(type) {
+	case map[string]any:
+		inner, ok := v[name]
+		return ok && has(inner, path[1:], want)
+	case []any:
+		if name != "*" {
+			i, err := strconv.Atoi(name)
+			return err == nil && i >= 0 && i < len(v) && has(v[i], path[1:], want)
+		}
+		for _, element := range v {
+			if !has(element, path[1:], want) {
+				return false
+			}
+		}
+		return len(v) > 0
+	}
+	return false
+}
