@@ -3,7 +3,7 @@
 // deletions that prove first what they delete, and files that survive a crash.
 //
 // The program is small because it goes to every worker: this package and those below it
-// import the standard library only. They read no environment. Every function that waits
+// import the standard library and fault only. They read no environment. Every function that waits
 // ends when its context does.
 package agent
 
@@ -19,6 +19,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"multihost/internal/fault"
 )
 
 // Limits of calls.
@@ -49,6 +51,14 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string { return fmt.Sprintf("HTTP status %d: %s", e.Status, e.Text) }
+
+// Fault returns fault.Permission for a caller who may not do this, else fault.Unavailable.
+func (e *StatusError) Fault() fault.Kind {
+	if e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
+		return fault.Permission
+	}
+	return fault.Unavailable
+}
 
 // StatusOf returns the HTTP status of a refused call. It is 200 for nil, and 0 if there
 // was no whole answer.

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+
+	"multihost/internal/fault"
 )
 
 // A Deletion is one resource that a worker may delete. Whoever made the resource gives it
@@ -35,7 +37,7 @@ type Field struct {
 }
 
 // ErrForeign means that a resource does not have the proof: it is not deleted.
-var ErrForeign = errors.New("it is not of this run: it stays")
+var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
 // Delete requests the deletions, in order, each after its resource was read and has shown
 // its proof. A resource that is gone, or is being deleted, needs no request. Delete stops
