@@ -25,6 +25,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"multihost/internal/agent"
+	"multihost/internal/agent/detached"
 	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/gcp"
@@ -116,6 +118,7 @@ type stage struct {
 	fault  lonelyFault
 	dir    string
 	script *stageScript
+	shells bool
 	server *sim.Server
 	access job.Access
 	begin  time.Time
@@ -152,6 +155,16 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 		testkit.OnlyInAll(t, "the tests of package detach")
 	}
 	t.Parallel()
+	detachedMatrix(t, false)
+}
+
+// TestMatrixOfDetachedShells is the same with workers that run the startup script.
+func TestMatrixOfDetachedShells(t *testing.T) {
+	t.Parallel()
+	detachedMatrix(t, true)
+}
+
+func detachedMatrix(t *testing.T, shells bool) {
 	identity, err := sshfan.CreateIdentity(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +185,7 @@ func TestMatrixOfDetachedJobs(t *testing.T) {
 					doc.set(t, f, p, "–")
 					continue
 				}
-				s := &stage{phase: phase, fault: fault, script: script, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
+				s := &stage{phase: phase, fault: fault, script: script, shells: shells, dir: filepath.Join(dir, fmt.Sprintf("%d-%d", p, f)),
 					access: job.Access{Login: "ann", Identity: identity}, begun: map[int]map[string]bool{}, ends: map[int]time.Time{}, code: map[int]int{}}
 				if p >= fault.until {
 					s.fault.code, s.fault.long = exitOK, false
@@ -321,7 +334,7 @@ func (s *stage) play() (left string, err error) {
 func (s *stage) anybody() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.coming > 0 || slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return vm.process != nil })
+	return s.coming > 0 || slices.ContainsFunc(s.vms, func(vm *stageVM) bool { return vm.off != nil })
 }
 
 // reached lets the fault happen, once, in its phase.
@@ -425,7 +438,7 @@ func (s *stage) reboot(nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, vm := range s.vms {
-		if vm.process != nil && slices.Contains(nodes, vm.spec.Node) {
+		if vm.off != nil && slices.Contains(nodes, vm.spec.Node) {
 			vm.halt()
 			s.bootIn(vm, 2*time.Minute)
 		}
@@ -518,8 +531,8 @@ type stageVM struct {
 	stage    *stage
 	spec     worker.Spec
 	boots    int
-	process  *os.Process   // of the script; nil while the machine is down, or it has ended
-	off      chan struct{} // closed at the end of this boot
+	power    func()        // ends this boot's program
+	off      chan struct{} // closed at the end of this boot; nil while the machine is down, or its program has ended
 	dead     bool          // it never comes back
 	gone     bool          // its slice is deleted
 	taken    chan struct{} // closed then
@@ -563,10 +576,10 @@ func (vm *stageVM) take() {
 
 // halt takes the power. The caller holds mu.
 func (vm *stageVM) halt() {
-	if vm.process == nil {
+	if vm.off == nil {
 		return
 	}
-	_ = syscall.Kill(-vm.process.Pid, syscall.SIGKILL)
+	vm.power()
 	for attempt, c := range vm.commands {
 		switch end, ends := vm.stage.ends[attempt]; {
 		case c.over || c.boot != vm.boots:
@@ -577,8 +590,8 @@ func (vm *stageVM) halt() {
 		}
 	}
 	vm.boots++ // what the last boot still asks for is not heard
-	vm.process = nil
 	close(vm.off)
+	vm.off = nil
 }
 
 // boot has root run the startup script. The caller holds mu.
@@ -589,6 +602,9 @@ func (vm *stageVM) boot() {
 }
 
 func (vm *stageVM) tryBoot() error {
+	if !vm.stage.shells {
+		return vm.bootAgent()
+	}
 	path, err := vm.stage.script.of(vm)
 	if err != nil {
 		return err
@@ -617,12 +633,7 @@ func (vm *stageVM) tryBoot() error {
 		tells.Close()
 		return err
 	}
-	if vm.stage.booted.IsZero() {
-		vm.stage.booted = time.Now()
-	}
-	vm.boots++
-	vm.process, vm.off = cmd.Process, make(chan struct{})
-	boot := vm.boots
+	boot, _ := vm.begins(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	vm.ended.Go(func() {
 		vm.listen(boot, heard, tells)
 		heard.Close()
@@ -631,12 +642,144 @@ func (vm *stageVM) tryBoot() error {
 		vm.stage.mu.Lock()
 		defer vm.stage.mu.Unlock()
 		vm.used += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-		if vm.boots == boot {
-			vm.process = nil
-			close(vm.off)
-		}
+		vm.ends(boot)
 	})
 	return nil
+}
+
+// begins notes a boot. The caller holds mu.
+func (vm *stageVM) begins(power func()) (boot int, off chan struct{}) {
+	if vm.stage.booted.IsZero() {
+		vm.stage.booted = time.Now()
+	}
+	vm.boots++
+	vm.power, vm.off = power, make(chan struct{})
+	return vm.boots, vm.off
+}
+
+// ends notes that the program of a boot has ended by itself. The caller holds mu.
+func (vm *stageVM) ends(boot int) {
+	if vm.boots == boot && vm.off != nil {
+		close(vm.off)
+		vm.off = nil
+	}
+}
+
+// bootAgent runs the agent. The caller holds mu.
+func (vm *stageVM) bootAgent() error {
+	log, err := os.OpenFile(filepath.Join(vm.spec.Root, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	boot, _ := vm.begins(cancel)
+	of := stageBoot{vm, boot}
+	cfg := detached.Config{Home: vm.spec.Root, Root: vm.spec.Root, Proc: vm.spec.Root, Out: log, System: of, Transport: of, Metadata: &agent.Metadata{Transport: of}}
+	vm.ended.Go(func() {
+		defer log.Close()
+		defer cancel()
+		if err := detached.Run(ctx, cfg); err != nil && ctx.Err() == nil {
+			vm.stage.t.Error(err)
+		}
+		vm.stage.mu.Lock()
+		defer vm.stage.mu.Unlock()
+		vm.ends(boot)
+	})
+	return nil
+}
+
+// A stageBoot is what the agent of one boot has around it.
+type stageBoot struct {
+	*stageVM
+	boot int
+}
+
+var errPowerless = errors.New("the machine is off")
+
+// settle lets nothing go on while all stand still, and nothing at all without power.
+func (b stageBoot) settle() error {
+	b.wait(b.boot, b.stillUntil())
+	if !b.isUp(b.boot) {
+		return errPowerless
+	}
+	return nil
+}
+
+// RoundTrip answers calls of the metadata server and of APIs.
+func (b stageBoot) RoundTrip(r *http.Request) (*http.Response, error) {
+	const instance = "/computeMetadata/v1/instance/"
+	var body []byte
+	if r.Body != nil {
+		defer r.Body.Close()
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+	}
+	answer := httptest.NewRecorder()
+	path, metadata := strings.CutPrefix(r.URL.Path, instance)
+	switch {
+	case metadata && r.Method == http.MethodGet && path != "service-accounts/default/token":
+		code, said, _ := b.instance(b.boot, path)
+		switch code {
+		case 0:
+			fmt.Fprint(answer, said)
+		case 22:
+			answer.WriteHeader(http.StatusNotFound)
+		default:
+			answer = nil
+		}
+	case metadata:
+		answer = b.ask(r.Method, path, string(body))
+	default:
+		answer = b.call(b.boot, r, body)
+	}
+	if err := b.settle(); err != nil {
+		return nil, err
+	}
+	if answer == nil {
+		return nil, errors.New("connection refused")
+	}
+	resp := answer.Result()
+	resp.Request = r
+	return resp, nil
+}
+
+// call answers a call of an API; nil without power.
+func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.ResponseRecorder {
+	if vm.stage.noticed(vm, r.Method, r.URL.Path); !vm.isUp(boot) {
+		return nil
+	}
+	if strings.HasSuffix(r.URL.Path, "/control/attempt") { // the last look of a round
+		vm.stage.looked()
+	}
+	req := httptest.NewRequest(r.Method, r.URL.String(), bytes.NewReader(body))
+	req.Header = r.Header
+	answer := httptest.NewRecorder()
+	if off := vm.stage.outageOf(r.URL.Path); off != nil && off.code != 0 {
+		http.Error(answer, `{"error": {"message": "come back later"}}`, off.code)
+	} else {
+		vm.stage.server.ServeHTTP(answer, req)
+	}
+	answer.Header().Set("Date", time.Now().UTC().Format(http.TimeFormat))
+	return answer
+}
+
+// Run does what programs do, as far as the agent can see.
+func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, error) {
+	var out detached.Output
+	op := slices.IndexFunc(p.Args, func(word string) bool { return strings.HasPrefix(word, "multihost-") })
+	switch {
+	case op >= 0:
+		name, nonce := strings.TrimPrefix(p.Args[op], "multihost-"), p.Args[op+2]
+		out.Out = []byte(b.operate(b.boot, filepath.Join(b.spec.Root, ".multihost/runs/m"), nonce, name, p.Args[op+3:]))
+	case strings.HasSuffix(p.Args[len(p.Args)-1], "/preflight"):
+		b.reaches(b.boot, "preflight")
+		out.Out = []byte("multihost-preflight 1\tend\n")
+	case strings.Contains(p.Args[len(p.Args)-1], "$HOME"):
+		out.Out = []byte(b.spec.Root)
+	}
+	return out, b.settle()
 }
 
 // listen answers what the script of one boot asks until it ends.
@@ -694,7 +837,7 @@ func (vm *stageVM) answer(boot int, words []string) (code int, said, also string
 func (vm *stageVM) isUp(boot int) bool {
 	vm.stage.mu.Lock()
 	defer vm.stage.mu.Unlock()
-	return vm.boots == boot && vm.process != nil
+	return vm.boots == boot && vm.off != nil
 }
 
 // wait waits until a moment, or the end of the boot.
@@ -732,7 +875,7 @@ func (s *stage) looked() {
 	running := 0
 	for _, vm := range s.vms {
 		for _, c := range vm.commands {
-			if !c.over && !vm.gone && vm.process != nil && c.boot == vm.boots {
+			if !c.over && !vm.gone && vm.off != nil && c.boot == vm.boots {
 				running++
 			}
 		}
@@ -958,7 +1101,7 @@ func (s *stage) noticed(vm *stageVM, method, path string) {
 func (s *stage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.shaken && vm.boots > 2 && vm.process != nil
+	return s.shaken && vm.boots > 2 && vm.off != nil
 }
 
 // A stageScript is the startup script of a job's workers, made to run on stages.

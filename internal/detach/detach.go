@@ -40,13 +40,16 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"maps"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"multihost/internal/agent"
 	"multihost/internal/gcp"
 	"multihost/internal/tpu"
 )
@@ -238,6 +241,9 @@ func (j Job) text() string {
 		{"preflight", j.Preflight}, {"kill_stale", j.KillStale}, {"numa", j.NUMA}, {"adopt", yes[j.Adopt]}, {"venv", yes[j.Venv]}, {"maxtext", yes[j.MaxText]}, {"fail_fast", yes[j.FailFast]}, {"cloud_logging", yes[j.CloudLogging]},
 		{"secrets", strings.Join(secrets, " ")}, {"tail_words", j.TailWords},
 	}
+	for _, d := range j.deletions() {
+		lines = append(lines, [2]string{"deletion", d})
+	}
 	var b strings.Builder
 	for _, l := range lines {
 		if l[1] != "" {
@@ -245,6 +251,21 @@ func (j Job) text() string {
 		}
 	}
 	return b.String()
+}
+
+// deletions returns what the workers delete at the end, each as JSON: the queued resource,
+// if all of its slices bear the run's label.
+func (j Job) deletions() []string {
+	label, value, _ := strings.Cut(j.Label, "=")
+	all := fmt.Sprintf("%s/v2alpha1/projects/%s/locations/%s/queuedResources/", j.TPU, j.Project, j.Zone)
+	text, err := json.Marshal(agent.Deletion{
+		Read: all + j.Resource, Method: http.MethodDelete, URL: all + j.Resource + "?force=true", Probe: fmt.Sprintf("%smultihost-probe-%d", all, crc32.ChecksumIEEE([]byte(j.Resource))),
+		Proof: agent.Field{Path: "/tpu/nodeSpec/*/node/labels/" + label, Value: value}, Going: agent.Field{Path: "/state/state", Value: "DELETING"},
+	})
+	if err != nil {
+		panic(err) // strings always become JSON
+	}
+	return []string{string(text)}
 }
 
 // pack returns kit.tar.gz with the files, and its SHA-256.

@@ -1,0 +1,205 @@
+package detached
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A disk is what survives a reboot: the worker's own directory, and the attempts' below the
+// home of the login. Names of files:
+//
+//	lock      held by the one program that runs
+//	boots     the time of each boot
+//	me        slice and worker
+//	right     whether this worker may delete
+//	login     the user that the command runs as
+//	runs      directory of the attempts
+//	kit.tar.gz, code.tar.gz, unpacked
+//	seen.N    when attempt N was last seen running
+//	told.N    the end of attempt N, which the others know
+//	kept.N    since when the slices are kept after attempt N
+//	down, down.N  the machine was told to end, and why, while attempt N had not ended
+type disk struct {
+	state string
+	runs  string // "": not known yet
+}
+
+func (d disk) path(name string) string { return filepath.Join(d.state, name) }
+
+func (d disk) attempt(n int, name string) string {
+	return filepath.Join(d.runs, strconv.Itoa(n), name)
+}
+
+// remember writes a file that has to survive a reboot. That the disk is full ends nothing.
+func (d disk) remember(name, text string) {
+	_ = agent.WriteFile(d.path(name), []byte(text+"\n"), 0o644)
+}
+
+// recall returns the first line of a file; "" if there is none.
+func (d disk) recall(name string) string {
+	text, _ := os.ReadFile(d.path(name))
+	line, _, _ := strings.Cut(string(text), "\n")
+	return line
+}
+
+// touch notes the time in a file, which fits on a full disk.
+func touch(path string, now time.Time) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return
+	}
+	f.Close()
+	_ = os.Chtimes(path, now, now)
+}
+
+// newest returns the newest attempt that this worker has a record of; 0: none.
+func (d disk) newest() int {
+	entries, _ := os.ReadDir(d.runs)
+	newest := 0
+	for _, e := range entries {
+		if n := number(e.Name()); e.IsDir() && n > newest {
+			newest = n
+		}
+	}
+	return newest
+}
+
+// number returns the number that a name is, or 0.
+func number(name string) int {
+	n, err := strconv.Atoi(name)
+	if err != nil || n < 0 || strconv.Itoa(n) != name {
+		return 0
+	}
+	return n
+}
+
+// told returns the newest attempt of which the others know the end; 0: none.
+func (d disk) told() int {
+	paths, _ := filepath.Glob(d.path("told.*"))
+	newest := 0
+	for _, path := range paths {
+		newest = max(newest, number(strings.TrimPrefix(filepath.Base(path), "told.")))
+	}
+	return newest
+}
+
+func (d disk) record(n int) Record {
+	text, err := os.ReadFile(d.attempt(n, "exit"))
+	if err != nil || len(text) == 0 {
+		return nil
+	}
+	return parseRecord(string(text))
+}
+
+func (d disk) exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// stopped returns whether an attempt was told to stop, and why.
+func (d disk) stopped(n int) (reason string, yes bool) {
+	text, err := os.ReadFile(d.attempt(n, "stop"))
+	if err != nil || len(text) == 0 {
+		return "", false
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return line, true
+}
+
+// started returns when the command of an attempt was started; zero if that is not known.
+func (d disk) started(n int) time.Time {
+	text, _ := os.ReadFile(d.attempt(n, "started"))
+	words := strings.Fields(string(text))
+	if len(words) < 3 {
+		return time.Time{}
+	}
+	at, err := strconv.ParseInt(words[2], 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.Unix(at/int64(time.Second), 0)
+}
+
+// here returns what the disk has of an attempt. proc is the root of /proc.
+func (d disk) here(n int, is life, proc string) attemptHere {
+	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
+	_, a.stopped = d.stopped(n)
+	if name := "down." + strconv.Itoa(n); d.exists(d.path(name)) {
+		cause := d.recall(name)
+		a.down = &cause
+	}
+	supervisor, _ := os.ReadFile(d.attempt(n, "supervisor"))
+	if words := strings.Fields(string(supervisor)); len(words) > 2 {
+		a.bootOf = words[2]
+	}
+	boot, _ := os.ReadFile(proc + "/proc/sys/kernel/random/boot_id")
+	a.bootIs = strings.TrimSpace(string(boot))
+	return a
+}
+
+// quickDeaths is how many attempts in a row may end with a reboot within quickDeath of
+// their start before no other one begins.
+const (
+	quickDeaths = 3
+	quickDeath  = time.Minute
+)
+
+// quick reports whether each of the attempts before n, and n, ended with a reboot soon.
+func (d disk) quick(n int) bool {
+	for i := n; i > n-quickDeaths; i-- {
+		started := d.started(i)
+		if i < 1 || started.IsZero() {
+			return false
+		}
+		if seen, err := os.Stat(d.path("seen." + strconv.Itoa(i))); err == nil && seen.ModTime().Sub(started) > quickDeath {
+			return false
+		}
+	}
+	return true
+}
+
+// goingLasts is how long a machine counts as going down after it was told to end.
+const goingLasts = 3 * time.Minute
+
+// goingDown reports whether the machine was told to end. If the machine still runs three
+// minutes later, it does not count as ending.
+func (d disk) goingDown(now time.Time) bool {
+	at, err := os.Stat(d.path("down"))
+	if err != nil {
+		return false
+	}
+	if now.Sub(at.ModTime()).Abs() < goingLasts {
+		return true
+	}
+	d.forgetDown()
+	paths, _ := filepath.Glob(d.path("down.*"))
+	for _, path := range paths {
+		os.Remove(path)
+	}
+	return false
+}
+
+func (d disk) forgetDown() { os.Remove(d.path("down")) }
+
+// look returns what the disk tells after a boot.
+func (d disk) look() onDisk {
+	o := onDisk{told: d.told()}
+	if o.told > 0 {
+		text, _ := os.ReadFile(d.path("told." + strconv.Itoa(o.told)))
+		r := parseRecord(string(text))
+		o.toldCode, o.toldReason = r.get("code"), r.get("reason")
+	}
+	if d.runs == "" {
+		return o
+	}
+	if o.newest = d.newest(); o.newest > 0 {
+		o.stopping, _ = d.stopped(o.newest)
+		o.quick = d.quick(o.newest)
+	}
+	return o
+}

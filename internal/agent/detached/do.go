@@ -1,0 +1,182 @@
+package detached
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A doer does what the machine decides.
+type doer struct {
+	*worker
+	start  starter
+	end    ender
+	failed failures // of the last look at the ends
+}
+
+// work does what the machine decides.
+func (w *doer) work(ctx context.Context) error {
+	s := &sight{}
+	s.forget()
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		s.now, s.goingDown = time.Now(), w.disk.goingDown(time.Now())
+		a := w.m.next(s)
+		switch a.do {
+		case leave:
+			return nil
+		case look:
+			w.look(ctx, a.at, s)
+			s.looked[a.at] = true
+		case wait:
+			_ = agent.Sleep(ctx, a.during)
+			s = &sight{}
+			s.forget()
+		default:
+			w.do(ctx, a, s)
+			s.did[a.do] = true
+		}
+	}
+}
+
+// mostTurn limits how long a worker lets others go first.
+const mostTurn = 30 * time.Second
+
+// do does an action other than a look or a wait. What fails here is done again, or later:
+// the machine sees to that.
+func (w *doer) do(ctx context.Context, a action, s *sight) {
+	switch a.do {
+	case fetch:
+		s.err = fetcher{w.worker}.fetch(ctx)
+	case say:
+		_ = w.report(ctx, a.text, a.more)
+	case takeTurn:
+		_ = agent.Sleep(ctx, min(time.Duration(w.me.index(w.job))*time.Second, mostTurn))
+		delete(s.looked, ofAttempt)
+	case announce:
+		s.err = w.patiently(ctx, w.job.Patience, func() error { return w.announce(ctx, a.n, s) })
+	case remove:
+		if s.err = w.client.Delete(ctx, w.job.Deletions); agent.StatusOf(s.err) == http.StatusForbidden {
+			w.right = "no: " + oneLine(s.err.Error())
+		}
+	case prepare, arm, stopCommand:
+		w.doCommand(ctx, a, s)
+	default:
+		w.doEnd(ctx, a, s)
+	}
+}
+
+func (w *doer) announce(ctx context.Context, attempt int, s *sight) error {
+	begun, err := w.bucket.announce(ctx, attempt)
+	if err == nil {
+		s.wanted, s.wantedErr = begun, nil
+	}
+	return err
+}
+
+// doCommand does what begins and stops the command.
+func (w *doer) doCommand(ctx context.Context, a action, s *sight) {
+	switch a.do {
+	case prepare:
+		_ = w.report(ctx, "preflight", "")
+		s.code, s.err = w.start.prepare(ctx)
+		delete(s.looked, ofStop)
+	case arm:
+		_ = w.report(ctx, "start", fmt.Sprintf("attempt %d", w.m.attempt))
+		s.life, s.err = w.start.arm(ctx)
+		delete(s.looked, ofCommand)
+	case stopCommand:
+		if w.m.stopAsked.Equal(w.m.stopFrom) {
+			agent.Note(w.cfg.Out, "stopping the command: %s", a.text)
+		}
+		w.stop(ctx, a.text)
+	}
+}
+
+// doEnd does what tells the others of logs, stops and ends.
+func (w *doer) doEnd(ctx context.Context, a action, s *sight) {
+	switch a.do {
+	case sendLog:
+		_ = w.end.sendLog(ctx)
+	case sendRest:
+		w.end.sendRest(ctx)
+	case tellStop:
+		_ = w.end.tellStop(ctx)
+	case tellEnd:
+		_ = w.end.tellEnd(ctx)
+	case finish:
+		s.err = w.end.finish(ctx, s.life)
+	case giveUp:
+		w.end.giveUp(ctx, a.code, a.text)
+	case loseDisk:
+		w.end.loseDisk(ctx, a.n)
+	case keepEnd:
+		touch(w.disk.path("told."+strconv.Itoa(a.n)), s.now)
+	case keepSince:
+		s.keptFrom = w.keptFrom(a.n, s.now)
+	}
+}
+
+// look looks at one subject.
+func (w *doer) look(ctx context.Context, at subject, s *sight) {
+	switch at {
+	case ofCommand:
+		w.lookAtCommand(ctx, s)
+	case ofAttempt:
+		s.wanted, _, s.wantedErr = w.bucket.wanted(ctx)
+	case ofFirst:
+		s.firstErr = w.patiently(ctx, w.job.Patience, func() (err error) {
+			s.first, err = w.bucket.first(ctx)
+			return err
+		})
+	case ofStop:
+		s.stop = w.bucket.asked(ctx, "stop")
+	case ofFailed:
+		s.failed = w.bucket.asked(ctx, "failed-"+strconv.Itoa(w.m.attempt))
+	case ofEnds:
+		s.ends, w.failed, s.endsErr = w.bucket.ends(ctx, w.m.attempt, w.firstBoot)
+		if s.endsErr == nil && s.ends.all {
+			delete(s.looked, ofAttempt)
+		}
+	case ofUnsent:
+		s.unsent, s.unsentErr = w.bucket.notWhole(ctx, w.m.attempt)
+	case ofExcuses:
+		s.excused = w.bucket.judge(ctx, w.m.attempt, s.ends.failures, w.failed)
+	}
+}
+
+// lookAtCommand asks for the state of the command. After a boot, and after an attempt was
+// found to have begun before, it asks for longer.
+func (w *doer) lookAtCommand(ctx context.Context, s *sight) {
+	ask := func() (err error) {
+		s.life, err = w.status(ctx, w.m.attempt)
+		return err
+	}
+	if w.m.at != attending {
+		s.lifeErr = w.patiently(ctx, w.job.Patience, ask)
+		s.rebooted, _ = w.disk.here(w.m.attempt, s.life, w.cfg.Proc).wentDown()
+		return
+	}
+	s.lifeErr = ask()
+	if s.lifeErr != nil || s.life == starting || s.life == running || s.life == unknown {
+		touch(w.disk.path("seen."+strconv.Itoa(w.m.attempt)), time.Now())
+	}
+	s.started = w.disk.started(w.m.attempt)
+}
+
+// keptFrom returns since when the slices are kept after an attempt, perhaps since before a
+// reboot.
+func (w *doer) keptFrom(attempt int, now time.Time) time.Time {
+	name := "kept." + strconv.Itoa(attempt)
+	if at, err := strconv.ParseInt(w.disk.recall(name), 10, 64); err == nil {
+		return time.Unix(at, 0)
+	}
+	w.disk.remember(name, strconv.FormatInt(now.Unix(), 10))
+	return now
+}

@@ -1,0 +1,128 @@
+package detached
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+const (
+	// goingLimit is how long Going may take. Compute Engine gives a machine 30 s when it is
+	// preempted, and more in all other cases; the rest of the machine has to end in them
+	// too.
+	goingLimit = 20 * time.Second
+	goingCall  = 10 * time.Second // for one call of an API
+	goingTries = 3
+)
+
+// Going is what a worker runs when its machine is told to end. It reports that, and why,
+// and sends the rest of the log to the bucket. It ends no process, and is over in 20 s, even
+// if the disk hangs: then what hangs ends with the program.
+func Going(ctx context.Context, cfg Config) error {
+	ctx, cancel := context.WithTimeout(ctx, goingLimit)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- going(ctx, cfg) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select { // what does not hang ends with the context
+	case err := <-done:
+		return err
+	case <-time.After(time.Second):
+		return ctx.Err()
+	}
+}
+
+// A goer is a worker whose machine is told to end.
+type goer struct{ *worker }
+
+func going(ctx context.Context, cfg Config) error {
+	w := goer{&worker{cfg: cfg, client: &agent.Client{Metadata: cfg.Metadata, Transport: cfg.Transport, Limit: goingCall}}}
+	if err := w.describe(ctx); err != nil {
+		return err
+	}
+	w.disk = disk{state: stateDir(cfg.Home, w.job.Run)}
+	if w.disk.recall("boots") == "" {
+		return nil // the job never came to this worker
+	}
+	if w.disk.runs = w.disk.recall("runs"); w.disk.runs != "" {
+		w.m = &machine{job: w.job, attempt: w.disk.newest()}
+	} else {
+		w.m = &machine{job: w.job}
+	}
+	if attempt := w.m.attempt; w.disk.told() >= attempt && w.disk.told() > 0 {
+		touch(w.disk.path("down"), time.Now()) // the attempt ended before, with its whole log; another may be about to begin
+		return nil
+	}
+	w.markDown("")
+	if _, err := fmt.Sscan(w.disk.recall("me"), &w.me.Slice, &w.me.Worker); err != nil {
+		return nil // it was not known yet which worker this is
+	}
+	if err := os.MkdirAll(scratchDir(cfg.Root, w.job.Run), 0o700); err != nil {
+		return err
+	}
+	if token, err := cfg.Metadata.Token(ctx); err == nil {
+		w.client.Held = token
+	}
+	w.bucket = objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
+	w.lastWords(ctx)
+	return nil
+}
+
+// markDown notes that the machine ends, and why, while the attempt has not ended: an end
+// from here on is not the command's own.
+func (w goer) markDown(cause string) {
+	attempt := strconv.Itoa(w.m.attempt)
+	if w.disk.runs != "" && w.disk.record(w.m.attempt) != nil {
+		return
+	}
+	_ = os.WriteFile(w.disk.path("down."+attempt), []byte(cause+"\n"), 0o644)
+	touch(w.disk.path("down"), time.Now())
+}
+
+// lastWords sends the rest of the log, and beside that reports why the machine ends.
+func (w goer) lastWords(ctx context.Context) {
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	if w.disk.exists(w.disk.path("down")) {
+		telling.Go(func() { w.tellDown(ctx) })
+	}
+	if w.m.attempt == 0 {
+		return
+	}
+	path, name := w.disk.attempt(w.m.attempt, "output.log"), logName(w.me, w.m.attempt)
+	for range goingTries {
+		if w.bucket.sendLog(ctx, path, name, lastPieces) == nil || agent.Sleep(ctx, time.Second) != nil {
+			return
+		}
+	}
+}
+
+// tellDown reports why the machine ends, if the metadata server says so.
+func (w goer) tellDown(ctx context.Context) {
+	w.user.name, w.right = w.disk.recall("login"), w.disk.recall("right")
+	cause := ""
+	if value, _ := w.cfg.Metadata.Optional(ctx, "preempted"); value == "TRUE" {
+		cause = "preempted"
+	} else if value, _ := w.cfg.Metadata.Optional(ctx, "maintenance-event"); strings.HasPrefix(value, "TERMINATE") {
+		cause = "maintenance of its host"
+	}
+	w.markDown(cause)
+	if cause == "" {
+		cause = "told to end"
+	}
+	for range goingTries {
+		if w.report(ctx, "down", cause) == nil || agent.Sleep(ctx, time.Second) != nil {
+			return
+		}
+	}
+}

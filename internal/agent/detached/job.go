@@ -1,0 +1,183 @@
+package detached
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A Job is what the workers are told of a job: lines KEY=VALUE, which package detach
+// writes. A zero duration means no limit, unless the key has a default.
+type Job struct {
+	Run, Project, Zone string
+	Resource           string // name of what is deleted at the end, for people
+	Deletions          []agent.Deletion
+	Nodes              []string // names of the slices, in order
+	Slices, Workers    int      // workers of each slice
+	Login              string
+
+	Bucket, Prefix, Storage, Upload, SecretManager string
+	Start                                          string // name of this start of the run
+	KitSum, CodeSum                                string // SHA-256; CodeSum "none": there is no code
+
+	Period     time.Duration // between two uploads of the log, and two reports
+	Look       time.Duration // between two looks
+	Patience   time.Duration // how long a fetch is retried
+	LogTimeout time.Duration // how long the bucket may not take a log
+	Stale      time.Duration // until a worker without reports counts as dead
+	TTL        time.Duration
+	Requested  time.Time // zero: not known
+	Keep       string    // never, on-failure or always
+	KeepFor    time.Duration
+	Grace      time.Duration
+	Timeout    time.Duration
+
+	Preflight, KillStale, NUMA                   string
+	Adopt, Venv, MaxText, FailFast, CloudLogging bool
+	Secrets                                      []Secret
+	Tail                                         *regexp.Regexp // nil: no failure is excused
+}
+
+// A Secret is a variable of the command whose value is in Secret Manager.
+type Secret struct{ Name, Project, ID, Version string }
+
+func (s Secret) String() string { return s.Project + "/" + s.ID + "/" + s.Version }
+
+var (
+	runName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	secretItem = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)=sm://([^/]+)/([^/]+)/([^/]+)$`)
+)
+
+// errNoRun means that the description names no run that can be one.
+var errNoRun = errors.New("it has no run")
+
+// parseJob reads the description. It ignores keys that it does not know.
+func parseJob(text string) (Job, error) {
+	values := map[string]string{}
+	j := Job{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), "=")
+		if key != "deletion" {
+			values[key] = value
+			continue
+		}
+		var d agent.Deletion
+		if err := json.Unmarshal([]byte(value), &d); err != nil {
+			return Job{}, fmt.Errorf("it has a deletion that cannot be read: %w", err)
+		}
+		j.Deletions = append(j.Deletions, d)
+	}
+	r := reader{values: values}
+	j.Run, j.Project, j.Zone, j.Resource = values["run"], values["project"], values["zone"], values["resource"]
+	if !runName.MatchString(j.Run) {
+		return Job{}, errNoRun
+	}
+	j.Nodes, j.Slices, j.Workers, j.Login = strings.Fields(values["nodes"]), r.number("slices", 1), r.number("workers", 1), values["login"]
+	j.Bucket, j.Prefix, j.Storage, j.Upload, j.SecretManager = values["bucket"], values["prefix"], values["storage"], values["upload"], values["secretmanager"]
+	j.Start, j.KitSum, j.CodeSum = values["claim"], values["kit_sum"], values["code_sum"]
+	j.Period, j.Look, j.Patience = r.seconds("period", 60), r.seconds("look", 20), r.seconds("patience", 600)
+	j.LogTimeout, j.Stale, j.TTL = r.seconds("log_timeout", 1800), r.seconds("stale", 1800), r.seconds("ttl", 0)
+	if at := r.number("requested", 0); at > 0 {
+		j.Requested = time.Unix(int64(at), 0)
+	}
+	j.Keep, j.KeepFor, j.Timeout = r.word("keep", "never"), r.seconds("keep_for", 0), r.seconds("timeout", 0)
+	j.Grace = time.Duration(r.number("grace", 30000)) * time.Millisecond
+	j.Preflight, j.KillStale, j.NUMA = r.word("preflight", "apply"), r.word("kill_stale", "orphans"), r.word("numa", "off")
+	j.Adopt, j.Venv, j.MaxText, j.CloudLogging = values["adopt"] == "yes", values["venv"] == "yes", values["maxtext"] == "yes", values["cloud_logging"] == "yes"
+	j.FailFast = values["fail_fast"] != "no"
+	for _, item := range strings.Fields(values["secrets"]) {
+		m := secretItem.FindStringSubmatch(item)
+		if m == nil {
+			return Job{}, fmt.Errorf("it has secrets that cannot be read: %.100q", item)
+		}
+		j.Secrets = append(j.Secrets, Secret{m[1], m[2], m[3], m[4]})
+	}
+	if words := values["tail_words"]; words != "" {
+		var err error
+		if j.Tail, err = regexp.Compile(words); err != nil {
+			return Job{}, fmt.Errorf("it has words that are no expression: %w", err)
+		}
+	}
+	return j, r.err
+}
+
+// reader reads values and keeps the first error.
+type reader struct {
+	values map[string]string
+	err    error
+}
+
+func (r *reader) number(key string, otherwise int) int {
+	text := r.values[key]
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if (err != nil || n < 0) && r.err == nil {
+		r.err = fmt.Errorf("its %s is no number: %.40q", key, text)
+	}
+	return n
+}
+
+func (r *reader) seconds(key string, otherwise int) time.Duration {
+	return time.Duration(r.number(key, otherwise)) * time.Second
+}
+
+func (r *reader) word(key, otherwise string) string {
+	if text := r.values[key]; text != "" {
+		return text
+	}
+	return otherwise
+}
+
+// A Place is where a worker is in its job.
+type Place struct {
+	Slice, Worker int
+	Node          string // name of the slice
+	Coordinator   string // address of worker 0 of the job
+	Own           string // address of this worker
+}
+
+func (p Place) String() string { return nameOf(p.Slice, p.Worker) }
+
+func nameOf(slice, worker int) string { return fmt.Sprintf("s%dw%d", slice, worker) }
+
+// index is the place of the worker among all workers of the job.
+func (p Place) index(j Job) int { return p.Slice*j.Workers + p.Worker }
+
+// parsePlace reads what the metadata server says of this worker: its attributes tpu-env
+// and worker-network-endpoints, and its address.
+func parsePlace(j Job, env, endpoints, own string) Place {
+	p := Place{Own: own}
+	first, _, _ := strings.Cut(endpoints, ",")
+	p.Coordinator = first[strings.LastIndexByte(first, ':')+1:]
+	for line := range strings.Lines(env) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
+		value = strings.Trim(value, " '")
+		switch key {
+		case "WORKER_ID":
+			p.Worker, _ = strconv.Atoi(value)
+		case "NODE_ID":
+			p.Node = value
+		case "MEGASCALE_SLICE_ID":
+			p.Slice, _ = strconv.Atoi(value)
+		case "MEGASCALE_COORDINATOR_ADDRESS":
+			p.Coordinator = value
+			if i := strings.LastIndexByte(value, ':'); i >= 0 {
+				p.Coordinator = value[:i]
+			}
+		}
+	}
+	for i, name := range j.Nodes {
+		if name == p.Node {
+			p.Slice = i
+		}
+	}
+	return p
+}

@@ -1,0 +1,768 @@
+package detached
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A life is what is known of an attempt's command on this worker: the words of the
+// supervisor's operation status.
+type life string
+
+const (
+	unknown  life = "unknown"
+	starting life = "starting"
+	running  life = "running"
+	exited   life = "exited"
+	lost     life = "lost"
+	aborted  life = "aborted"
+)
+
+// A phase is where a worker is in its part of the job.
+type phase string
+
+const (
+	fetching  phase = "fetching"  // the worker gets what the job needs
+	finding   phase = "finding"   // which attempt is this worker's, after a boot
+	beginning phase = "beginning" // the command is to be started
+	attending phase = "attending" // the command runs
+	ended     phase = "ended"     // the command has ended; the others are to know how
+	givingUp  phase = "giving up" // the attempt ends without its command
+	resting   phase = "resting"   // the others know how the attempt has ended here
+	deleting  phase = "deleting"
+	over      phase = "over" // nothing is left to do
+)
+
+// A subject is something outside that a decision may depend on. The machine asks for it
+// only when it needs it: each look is a call of the bucket or an operation.
+type subject string
+
+const (
+	ofCommand subject = "the command"
+	ofAttempt subject = "control/attempt"
+	ofFirst   subject = "the attempt to begin with"
+	ofStop    subject = "control/stop"
+	ofFailed  subject = "control/failed"
+	ofEnds    subject = "ended"
+	ofUnsent  subject = "control/unsent"
+	ofExcuses subject = "the ends of the failures"
+)
+
+// A verb is what an action does.
+type verb string
+
+const (
+	look        verb = "look"           // at subject
+	wait        verb = "wait"           // for a time; then all looks are old
+	takeTurn    verb = "take a turn"    // a time that depends on the worker; then control/attempt is old
+	sendLog     verb = "send the log"   // as far as it is
+	say         verb = "say"            // report phase text, detail more
+	stopCommand verb = "stop"           // the command, for the reason text
+	tellStop    verb = "tell the stop"  // to the others
+	tellEnd     verb = "tell the end"   // to the others, as far as they do not know it
+	sendRest    verb = "send the rest"  // of a log that the bucket has refused before
+	announce    verb = "announce"       // attempt n to the others
+	loseDisk    verb = "tell of a disk" // that is empty: attempt n was lost with it
+	fetch       verb = "fetch"          // what the job needs; then disk is filled in
+	prepare     verb = "prepare"        // the worker for the command
+	arm         verb = "arm"            // start the command
+	finish      verb = "finish"         // store how the attempt ended, after its log
+	giveUp      verb = "give up"        // the attempt, with an exit code
+	keepEnd     verb = "keep the end"   // note on the disk that the others know it
+	keepSince   verb = "keep since"     // note on the disk since when the slices are kept
+	remove      verb = "delete"         // the slices
+	leave       verb = "leave"          // there is nothing left to do
+)
+
+// An action is what the machine wants done next. Its result is in the next sight.
+type action struct {
+	do     verb
+	at     subject
+	n      int // attempt
+	code   int // exit code
+	text   string
+	more   string
+	during time.Duration
+}
+
+// A sight is what the worker knows at one moment. Results of looks and actions stay in it
+// until the worker waits.
+type sight struct {
+	now       time.Time
+	goingDown bool // the machine was told to end a moment ago
+	looked    map[subject]bool
+	did       map[verb]bool
+
+	life    life      // of the command
+	lifeErr error     // why it is not known
+	started time.Time // when the command was started; zero: not known
+	// rebooted is how the machine ended the command, if it did.
+	rebooted string
+
+	wanted    int   // the newest attempt that any worker began; 0: none
+	wantedErr error // why it is not known
+	first     first
+	firstErr  error
+	stop      string // reason to stop; "": none
+	failed    string // the same for fail-fast
+	ends      ends
+	endsErr   error
+	unsent    string // whose log is not whole in the bucket; ""
+	unsentErr error
+	excused   verdict
+	keptFrom  time.Time // since when the slices are kept after this attempt
+
+	err  error // of the last action that can fail
+	code int   // exit code for a failed prepare
+}
+
+// A first is what the bucket says of the attempt that a worker without a record would
+// begin.
+type first struct {
+	attempt int
+	begun   bool // this worker has begun it before, and lost its disk
+	ended   bool // and ended it
+}
+
+// ends is what the bucket has of the ends of an attempt.
+type ends struct {
+	all      bool // every worker has ended, or is dead
+	failures int  // workers that did not end well
+}
+
+// A verdict is whether the failures of an attempt are a training's tail.
+type verdict string
+
+const (
+	notJudged  verdict = "" // something could not be read
+	isExcused  verdict = "excused"
+	notExcused verdict = "failed"
+)
+
+// onDisk is what this worker's disk has of the run after a boot.
+type onDisk struct {
+	newest     int // newest attempt with a record; 0: none
+	told       int // newest attempt of which the others know the end; 0: none
+	toldCode   string
+	toldReason string
+	stopping   string // reason of a stop that a reboot interrupted; ""
+	quick      bool   // the last attempts all ended with a reboot soon after their start
+}
+
+// A machine decides what a worker does: who begins an attempt, when a stop is one, what
+// follows an end, who deletes the slices. It is a pure state machine: next depends on the
+// machine's fields and the sight alone, and changes nothing but them.
+type machine struct {
+	job       Job
+	born      time.Time // beginning of the time to live
+	at        phase
+	attempt   int
+	following int // attempt that begins after this one has ended; 0: not known
+	fetched   bool
+
+	disk onDisk
+
+	// while the command runs
+	sent      time.Time // of the last upload of the log
+	blindFrom time.Time // since when nothing is known of the command; zero: it is
+	stopping  string    // why the command is being stopped
+	stopFrom  time.Time
+	stopAsked time.Time
+
+	// the end
+	ending   ending
+	missing  string // why there is no record of an end
+	code     int
+	why      string
+	endCode  string
+	endTold  bool   // the bucket has the end
+	unsent   string // why the bucket does not have the whole log
+	failure  string // the reason that the other workers still have to be told if it failed
+	stopText string // why all workers are to stop, if they still have to be told
+
+	// after it
+	readFrom     time.Time // when the bucket was last read
+	keptFrom     time.Time // zero: the slices are not kept yet
+	judged       verdict
+	reported     time.Time
+	said         string // phase that was reported last
+	detail       string
+	missingLogin string // login that was not there
+	tries        int    // to delete
+}
+
+// failFastReason is the reason with which the command is stopped after another worker has
+// failed. It names no worker: which one failed first is known from the clocks when all
+// have ended.
+const failFastReason = "fail-fast: a worker failed"
+
+// next returns the action that follows. It is called again with the result, until it
+// returns leave.
+func (m *machine) next(s *sight) action {
+	switch m.at {
+	case fetching:
+		return m.fetch(s)
+	case finding:
+		return m.find(s)
+	case beginning:
+		return m.begin(s)
+	case attending:
+		return m.attend(s)
+	case ended:
+		return m.end(s)
+	case givingUp:
+		return m.abandon(s)
+	case resting:
+		return m.rest(s)
+	case deleting:
+		return m.tearDown(s)
+	}
+	return action{do: leave}
+}
+
+func (m *machine) pause() action { return action{do: wait, during: m.job.Look} }
+
+// become changes the phase and decides on.
+func (m *machine) become(p phase, s *sight) action {
+	m.at = p
+	if p == resting {
+		m.readFrom, m.judged, m.keptFrom = s.now, notJudged, time.Time{}
+		s.forget()
+	}
+	return m.next(s)
+}
+
+// start makes the machine begin an attempt.
+func (m *machine) start(attempt int, s *sight) action {
+	m.attempt, m.following = attempt, 0
+	m.sent, m.blindFrom, m.stopping, m.missing, m.ending = time.Time{}, time.Time{}, "", "", ending{}
+	m.endTold, m.endCode, m.unsent = false, "", ""
+	s.forget()
+	if !m.fetched {
+		return m.become(fetching, s)
+	}
+	return m.become(beginning, s)
+}
+
+// forget makes all looks old.
+func (s *sight) forget() { s.did, s.looked = map[verb]bool{}, map[subject]bool{} }
+
+// abandonFor gives the attempt up.
+func (m *machine) abandonFor(code int, why string, s *sight) action {
+	m.code, m.why = code, why
+	return m.become(givingUp, s)
+}
+
+// fetch decides what happens until the worker has what the job needs. Without it the
+// worker gives up the attempt that is to begin, and fetches again for a newer one.
+func (m *machine) fetch(s *sight) action {
+	if !s.did[fetch] {
+		return action{do: fetch}
+	}
+	if s.err == nil {
+		m.fetched = true
+		s.forget()
+		return m.become(finding, s)
+	}
+	if !s.looked[ofAttempt] {
+		return action{do: look, at: ofAttempt}
+	}
+	m.attempt = max(s.wanted, 1)
+	if m.disk.told >= m.attempt {
+		return m.restAfter(m.disk.told, m.disk.toldCode, m.disk.toldReason, s)
+	}
+	return m.abandonFor(77, s.err.Error(), s)
+}
+
+// find decides, after a boot, which attempt is this worker's and what it does with it. If
+// a reboot ended the newest attempt, it tells the others so and begins the next one. It
+// announces the next attempt first: a worker that sees that all have ended one attempt,
+// and sees no newer one, deletes the slices. An attempt that had ended before the reboot
+// does not cause another one.
+func (m *machine) find(s *sight) action {
+	d := m.disk
+	switch {
+	case d.told > 0 && d.told >= d.newest:
+		return m.restAfter(d.told, d.toldCode, d.toldReason, s)
+	case d.newest == 0:
+		return m.findFirst(s)
+	}
+	m.attempt = d.newest
+	if !s.looked[ofAttempt] {
+		return action{do: look, at: ofAttempt}
+	}
+	if !s.looked[ofCommand] {
+		return action{do: look, at: ofCommand}
+	}
+	is := s.life
+	if s.lifeErr != nil {
+		is = running // attend looks again, and says why
+	}
+	if s.rebooted != "" && (is == exited || is == lost) {
+		is, m.ending.rebooted = lost, s.rebooted
+	}
+	switch is {
+	case unknown, aborted:
+		return m.start(m.attempt, s)
+	case starting, running:
+		return m.become(attending, s)
+	case exited:
+		return m.become(ended, s)
+	}
+	return m.findLost(s)
+}
+
+// findLost decides what follows an attempt that a reboot has ended.
+func (m *machine) findLost(s *sight) action {
+	if !s.looked[ofStop] {
+		return action{do: look, at: ofStop}
+	}
+	// A stop that the reboot interrupted is one, unless it made way for a newer attempt.
+	if m.ending.notAgain = s.stop; s.stop == "" && s.wanted <= m.attempt {
+		m.ending.notAgain = m.disk.stopping
+	}
+	if m.ending.notAgain != "" {
+		return m.become(ended, s)
+	}
+	if !s.did[announce] {
+		return action{do: announce, n: max(m.attempt+1, s.wanted)}
+	}
+	if s.err != nil {
+		m.ending.notBegun = fmt.Sprintf("attempt %d did not begin, since the others could not be told: %v", max(m.attempt+1, s.wanted), s.err)
+	} else {
+		m.following = s.wanted
+	}
+	return m.become(ended, s)
+}
+
+// findFirst decides with which attempt a worker without a record begins. A new slice of a
+// run that has lost its first slices must not begin again at 1. A worker that has lost its
+// disk, as after a repair, does not begin again alone what it had begun: the others begin
+// the next attempt with it.
+func (m *machine) findFirst(s *sight) action {
+	if !s.looked[ofFirst] {
+		return action{do: look, at: ofFirst}
+	}
+	if s.firstErr != nil {
+		m.attempt = max(m.attempt, 1)
+		return m.abandonFor(77, fmt.Sprintf("which attempt is to begin cannot be read: %v", s.firstErr), s)
+	}
+	m.attempt = s.first.attempt
+	if s.first.ended {
+		if !s.did[keepEnd] {
+			return action{do: keepEnd, n: m.attempt}
+		}
+		m.endTold = true
+		return m.become(resting, s)
+	}
+	if !s.first.begun {
+		return m.start(m.attempt, s)
+	}
+	if !s.looked[ofStop] {
+		return action{do: look, at: ofStop}
+	}
+	if s.stop != "" {
+		return m.start(m.attempt, s)
+	}
+	if !s.did[announce] {
+		return action{do: announce, n: m.attempt + 1}
+	}
+	if s.err != nil && !s.did[loseDisk] {
+		return m.abandonFor(70, fmt.Sprintf("the worker has come back without its disk, and attempt %d did not begin, since the others could not be told: %v", m.attempt+1, s.err), s)
+	}
+	if !s.did[loseDisk] {
+		m.following = s.wanted
+		return action{do: loseDisk, n: m.attempt}
+	}
+	return m.start(m.following, s)
+}
+
+// restAfter lets the worker rest after an attempt of which the others know the end, even
+// if it was given up without a record.
+func (m *machine) restAfter(attempt int, code, reason string, s *sight) action {
+	m.attempt, m.endTold, m.endCode = attempt, true, code
+	if m.endCode == "" {
+		m.endCode = "unknown"
+	}
+	if !s.did[say] {
+		return action{do: say, text: "ended", more: m.endText(reason)}
+	}
+	return m.become(resting, s)
+}
+
+func (m *machine) endText(reason string) string {
+	text := fmt.Sprintf("attempt %d, exit code %s", m.attempt, m.endCode)
+	if reason != "" {
+		text += " (" + reason + ")"
+	}
+	return text
+}
+
+// begin decides what happens before the command runs. An attempt does not begin if the run
+// is to stop.
+func (m *machine) begin(s *sight) action {
+	switch {
+	case s.did[arm]:
+		return m.armed(s)
+	case s.did[prepare] && s.err != nil:
+		return m.abandonFor(s.code, s.err.Error(), s)
+	}
+	if text, over := m.expired(s.now); over {
+		m.stopText = text
+		return m.abandonFor(stoppedCode, text, s)
+	}
+	if !s.looked[ofStop] {
+		return action{do: look, at: ofStop}
+	}
+	if s.stop != "" {
+		return m.abandonFor(stoppedCode, s.stop, s)
+	}
+	if !s.did[prepare] {
+		return action{do: prepare} // then control/stop is old
+	}
+	return action{do: arm}
+}
+
+// armed decides what follows the try to start the command.
+func (m *machine) armed(s *sight) action {
+	switch {
+	case s.err != nil:
+		return m.abandonFor(70, "the command could not be started: "+s.err.Error(), s)
+	case s.life == running:
+		m.at = attending
+		text := fmt.Sprintf("attempt %d", m.attempt)
+		if m.missingLogin != "" {
+			text += fmt.Sprintf("; login %s was not there after two minutes, the command runs as root", m.missingLogin)
+		}
+		return action{do: say, text: "running", more: text}
+	case !s.looked[ofCommand]: // an attempt of this number has begun here before
+		return action{do: look, at: ofCommand}
+	case s.lifeErr != nil, s.life == starting: // attend looks again, and says why
+		return m.become(attending, s)
+	}
+	return m.become(ended, s)
+}
+
+// attend decides what happens while the command runs. If the worker cannot look at the
+// command, the command counts as running until the patience is over.
+func (m *machine) attend(s *sight) action {
+	if !s.looked[ofCommand] {
+		return action{do: look, at: ofCommand}
+	}
+	switch {
+	case s.lifeErr == nil && (s.life == exited || s.life == lost || s.life == aborted):
+		if s.goingDown { // the machine has caused that end
+			return m.pause()
+		}
+		return m.become(ended, s)
+	case s.lifeErr == nil && (s.life == starting || s.life == running):
+		m.blindFrom = time.Time{}
+	default:
+		if m.blindFrom.IsZero() {
+			m.blindFrom = s.now
+		}
+		if s.now.Sub(m.blindFrom) >= m.job.Patience {
+			why := "its record is gone"
+			if s.lifeErr != nil {
+				why = s.lifeErr.Error()
+			}
+			m.missing = fmt.Sprintf("nothing was learned of the command for %d s: %s", int(m.job.Patience.Seconds()), why)
+			return m.become(ended, s)
+		}
+	}
+	if s.did[sendLog] || s.now.Sub(m.sent) >= m.job.Period {
+		if !s.did[sendLog] {
+			m.sent = s.now
+			return action{do: sendLog}
+		}
+		if !s.did[say] {
+			return action{do: say, text: "running", more: fmt.Sprintf("attempt %d", m.attempt)}
+		}
+	}
+	if m.stopping != "" {
+		return m.awaitStop(s)
+	}
+	return m.mayStop(s)
+}
+
+// mayStop decides whether the command is to stop.
+func (m *machine) mayStop(s *sight) action {
+	if text, over := m.expired(s.now); over {
+		// Clocks differ, so the others are told to end now too: otherwise their slices
+		// might be deleted while their command runs.
+		m.stopText = text
+		return m.stopIt(text, s)
+	}
+	if m.job.Timeout > 0 && !s.started.IsZero() && s.now.Sub(s.started) >= m.job.Timeout {
+		return m.stopIt(fmt.Sprintf("timeout of %d s (--timeout)", int(m.job.Timeout.Seconds())), s)
+	}
+	if !s.looked[ofStop] {
+		return action{do: look, at: ofStop}
+	}
+	if s.stop != "" {
+		return m.stopIt(s.stop, s)
+	}
+	if m.job.FailFast {
+		if !s.looked[ofFailed] {
+			return action{do: look, at: ofFailed}
+		}
+		if s.failed != "" {
+			return m.stopIt(s.failed, s)
+		}
+	}
+	if !s.looked[ofAttempt] {
+		return action{do: look, at: ofAttempt}
+	}
+	if s.wantedErr == nil && s.wanted > m.attempt {
+		return m.stopIt(fmt.Sprintf("attempt %d has begun", s.wanted), s)
+	}
+	return m.pause()
+}
+
+func (m *machine) stopIt(reason string, s *sight) action {
+	m.stopping, m.stopFrom, m.stopAsked = reason, s.now, s.now
+	return action{do: stopCommand, text: reason}
+}
+
+// stopAgain is how long after a stop the worker asks for it again.
+const stopAgain = time.Minute
+
+// awaitStop decides what happens while the command is being stopped.
+func (m *machine) awaitStop(s *sight) action {
+	switch {
+	case s.now.Sub(m.stopFrom) >= m.job.Grace.Truncate(time.Second)+m.job.Patience, m.overdue(s.now):
+		m.missing = "the command survives SIGKILL; it was stopped for: " + m.stopping
+		return m.become(ended, s)
+	case s.now.Sub(m.stopAsked) >= stopAgain && !s.did[stopCommand]:
+		m.stopAsked = s.now
+		return action{do: stopCommand, text: m.stopping}
+	case m.stopText != "" && !s.did[tellStop]:
+		return action{do: tellStop}
+	}
+	return m.pause()
+}
+
+// expired reports whether the time to live is over, with the reason to stop.
+func (m *machine) expired(now time.Time) (string, bool) {
+	if m.job.TTL == 0 || now.Sub(m.born) < m.job.TTL {
+		return "", false
+	}
+	return fmt.Sprintf("the time to live of %d s (--ttl) is over", int(m.job.TTL.Seconds())), true
+}
+
+// overdue reports whether the time to live is over, and the time to stop the command after
+// it too.
+func (m *machine) overdue(now time.Time) bool {
+	return m.job.TTL > 0 && now.Sub(m.born) >= m.job.TTL+m.job.Grace.Truncate(time.Second)+time.Minute
+}
+
+// limit returns when patience has to end; zero: never.
+func (m *machine) limit() time.Time {
+	if m.job.TTL == 0 {
+		return time.Time{}
+	}
+	return m.born.Add(m.job.TTL + m.job.Grace.Truncate(time.Second) + time.Minute)
+}
+
+// end decides what follows the end of the command.
+func (m *machine) end(s *sight) action {
+	if !s.did[finish] {
+		return action{do: finish}
+	}
+	if s.err != nil { // there is no record
+		why := m.missing
+		if why == "" {
+			why = s.err.Error()
+		}
+		return m.abandonFor(70, why, s)
+	}
+	if m.following == 0 {
+		return m.become(resting, s)
+	}
+	next, quick := m.following, m.disk.quick
+	if quick {
+		m.attempt, m.following, m.endTold = next, 0, false
+		return m.abandonFor(75, "the worker was rebooted three times within a minute of the start of the command", s)
+	}
+	return m.start(next, s)
+}
+
+// abandon decides when an attempt is given up: not while the machine goes down, because
+// the machine has caused that.
+func (m *machine) abandon(s *sight) action {
+	if !s.did[giveUp] {
+		if s.goingDown {
+			return m.pause()
+		}
+		return action{do: giveUp, code: m.code, text: m.why}
+	}
+	return m.become(resting, s)
+}
+
+// rest decides what happens after the attempt has ended here: the worker waits for the
+// others, begins a newer attempt with them, or deletes the slices when there is nothing
+// more to wait for.
+func (m *machine) rest(s *sight) action {
+	if m.unsent != "" && !s.did[sendRest] {
+		return action{do: sendRest}
+	}
+	if (!m.endTold || m.failure != "" || m.stopText != "") && !s.did[tellEnd] {
+		return action{do: tellEnd}
+	}
+	if !s.looked[ofAttempt] {
+		return action{do: look, at: ofAttempt}
+	}
+	// A newer attempt begins even if the run is to stop: begin then gives it up. So the
+	// slices are not deleted before the workers that run it have ended it.
+	if s.wantedErr == nil && s.wanted > m.attempt {
+		return m.start(s.wanted, s)
+	}
+	if m.overdue(s.now) {
+		text, _ := m.expired(s.now)
+		return m.deleteFor(text, s)
+	}
+	if !s.looked[ofEnds] {
+		return action{do: look, at: ofEnds} // then control/attempt is old: a rebooted worker announces the next attempt before it stores the end of this one
+	}
+	if s.endsErr != nil || s.wantedErr != nil || !s.ends.all {
+		return m.restBlind(s)
+	}
+	return m.allEnded(s)
+}
+
+// allEnded decides what happens when every worker has ended: the slices are deleted or kept.
+func (m *machine) allEnded(s *sight) action {
+	if !s.looked[ofUnsent] {
+		return action{do: look, at: ofUnsent}
+	}
+	if s.unsentErr != nil {
+		return m.restBlind(s)
+	}
+	m.readFrom = s.now
+	why, first := m.kept(s)
+	switch {
+	case first.do != "":
+		return first
+	case why == "":
+		return m.deleteFor("every worker has ended", s)
+	case m.said != "kept":
+		return action{do: say, text: "kept", more: why}
+	case m.job.TTL == 0 && m.unsent == "" && (m.job.Keep == "always" || m.job.KeepFor == 0 && m.judged != notJudged):
+		return m.become(over, s) // only the time to live could end it now
+	}
+	return m.idle(s)
+}
+
+// restBlind decides what happens while not every worker has ended, or that cannot be read.
+func (m *machine) restBlind(s *sight) action {
+	var err error
+	for _, e := range []error{s.endsErr, s.wantedErr, s.unsentErr} {
+		if err == nil {
+			err = e
+		}
+	}
+	limit := m.job.Stale
+	if m.job.Keep == "on-failure" {
+		limit += m.job.KeepFor
+	}
+	blind := s.now.Sub(m.readFrom)
+	switch {
+	case err == nil:
+		m.readFrom = s.now
+	case blind >= limit && (m.job.Keep == "never" || m.job.Keep == "on-failure" && m.job.KeepFor != 0):
+		return m.deleteFor(fmt.Sprintf("the bucket could not be read for %d s: %v", int(blind.Seconds()), err), s)
+	}
+	return m.idle(s)
+}
+
+// idle waits, and repeats the report from time to time, so that the worker does not count
+// as dead.
+func (m *machine) idle(s *sight) action {
+	if s.now.Sub(m.reported) >= m.job.Period && !s.did[say] {
+		return action{do: say, text: m.said, more: m.detail}
+	}
+	return m.pause()
+}
+
+// kept returns why the slices are to stay though every worker has ended, or what has to be
+// done to find that out.
+func (m *machine) kept(s *sight) (why string, first action) {
+	if m.job.Keep == "always" {
+		return "--keep", action{}
+	}
+	if s.unsent != "" {
+		return s.unsent, action{}
+	}
+	if m.job.Keep != "on-failure" || s.ends.failures == 0 {
+		return "", action{}
+	}
+	if m.judged == notJudged {
+		if !s.looked[ofExcuses] {
+			return "", action{do: look, at: ofExcuses}
+		}
+		m.judged = s.excused // once for an attempt
+	}
+	if m.judged == isExcused {
+		return "", action{}
+	}
+	if m.keptFrom.IsZero() {
+		if !s.did[keepSince] {
+			return "", action{do: keepSince, n: m.attempt}
+		}
+		m.keptFrom = s.keptFrom
+	}
+	if m.job.KeepFor != 0 && s.now.Sub(m.keptFrom) >= m.job.KeepFor {
+		return "", action{}
+	}
+	return "the run failed (--keep-on-failure)", action{}
+}
+
+// deleteFor lets the worker delete the slices when it is its turn. Every worker deletes,
+// but then usually a single request suffices.
+func (m *machine) deleteFor(why string, s *sight) action {
+	if !s.did[takeTurn] {
+		return action{do: takeTurn}
+	}
+	m.why, m.tries = why, 0
+	m.at = deleting
+	return action{do: say, text: "deleting", more: why}
+}
+
+// Pauses between two requests to delete: at first some looks, later more.
+const (
+	deleteLooks = 3
+	deleteTries = 60
+	deleteLate  = 10 * time.Minute
+)
+
+// tearDown repeats the request to delete until the worker itself is gone: somebody may
+// grant the right, or the service may recover, days later. It ends if the slices are
+// another run's.
+func (m *machine) tearDown(s *sight) action {
+	if !s.did[remove] {
+		delete(s.did, say)
+		return action{do: remove}
+	}
+	if errors.Is(s.err, agent.ErrForeign) {
+		if m.said != "left" {
+			return action{do: say, text: "left", more: fmt.Sprintf("queued resource %s: %v", m.job.Resource, s.err)}
+		}
+		return m.become(over, s)
+	}
+	if !s.did[say] {
+		text := m.why
+		if s.err != nil {
+			text += "; " + s.err.Error()
+		}
+		return action{do: say, text: "deleting", more: text}
+	}
+	during := deleteLooks * m.job.Look
+	if m.tries >= deleteTries {
+		during = deleteLate
+	}
+	m.tries++
+	return action{do: wait, during: during}
+}

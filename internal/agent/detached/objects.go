@@ -1,0 +1,293 @@
+package detached
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// objects are the job's objects in the bucket. Package detach describes their names.
+type objects struct {
+	agent.Bucket
+	job Job
+	me  Place
+}
+
+// write makes or replaces a small object.
+func (o objects) write(ctx context.Context, name string, text []byte, generation int64) error {
+	return o.Write(ctx, name, bytes.NewReader(text), int64(len(text)), generation)
+}
+
+// writeFirst makes a small object. One that is there already stays, and is no error.
+func (o objects) writeFirst(ctx context.Context, name, text string) error {
+	err := o.write(ctx, name, []byte(text+"\n"), 0)
+	if agent.StatusOf(err) == http.StatusPreconditionFailed {
+		return nil
+	}
+	return err
+}
+
+var attemptNumber = regexp.MustCompile(`^[0-9]{1,9}$`)
+
+// wanted returns the attempt that the workers have agreed on: the highest that any worker
+// began; 0: none. generation is that of the object.
+func (o objects) wanted(ctx context.Context) (attempt int, generation int64, err error) {
+	text, generation, err := o.Read(ctx, "control/attempt")
+	if agent.StatusOf(err) == http.StatusNotFound {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	number := strings.TrimSuffix(string(text), "\n")
+	if !attemptNumber.MatchString(number) {
+		return 0, 0, fmt.Errorf("control/attempt is no number: %.40s", number)
+	}
+	attempt, err = strconv.Atoi(number)
+	return attempt, generation, err
+}
+
+// announce tells the other workers that an attempt has begun. It returns that attempt, or
+// a newer one that others have begun.
+func (o objects) announce(ctx context.Context, attempt int) (int, error) {
+	wanted, generation, err := o.wanted(ctx)
+	if err != nil || wanted >= attempt {
+		return wanted, err
+	}
+	return attempt, o.write(ctx, "control/attempt", []byte(strconv.Itoa(attempt)+"\n"), generation)
+}
+
+// first returns what the bucket has of this worker in the attempt with which a worker
+// without a record begins.
+func (o objects) first(ctx context.Context) (first, error) {
+	wanted, _, err := o.wanted(ctx)
+	f := first{attempt: max(wanted, 1)}
+	if err != nil {
+		return f, err
+	}
+	_, _, err = o.Stat(ctx, logName(o.me, f.attempt))
+	if agent.StatusOf(err) == http.StatusNotFound {
+		return f, nil
+	}
+	if err != nil {
+		return f, err
+	}
+	ended, _, err := o.List(ctx, fmt.Sprintf("ended/%d/%s.", f.attempt, o.me))
+	f.begun, f.ended = true, len(ended) > 0
+	return f, err
+}
+
+// asked returns the reason in an object control/NAME; "" if there is none, or it cannot be
+// read. An object without a reason counts too.
+func (o objects) asked(ctx context.Context, name string) string {
+	text, _, err := o.Read(ctx, "control/"+name)
+	if err != nil {
+		return ""
+	}
+	if line, _, _ := strings.Cut(string(text), "\n"); line != "" {
+		return line
+	}
+	return "control/" + name + " is in the bucket"
+}
+
+var endName = regexp.MustCompile(`^ended/[0-9]+/(s[0-9]+w[0-9]+)\.([0-9]+)$`)
+
+// failures are the names of ends that are failures, below ended/N/.
+type failures []string
+
+// ends returns how an attempt stands: which workers have ended it or are dead, which means
+// that they have reported nothing for job.Stale. boot is when this worker booted first:
+// others that never reported are as old.
+func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, failures, error) {
+	all, _, err := o.List(ctx, fmt.Sprintf("ended/%d/", attempt))
+	if err != nil {
+		return ends{}, nil, err
+	}
+	seen, failed := map[string]bool{}, failures{}
+	for _, object := range all {
+		m := endName.FindStringSubmatch(object.Name)
+		if m == nil {
+			continue
+		}
+		seen[m[1]] = true
+		if strings.Trim(m[2], "0") != "" {
+			failed = append(failed, m[1]+"."+m[2])
+		}
+	}
+	e := ends{all: true, failures: len(failed)}
+	if len(seen) >= o.job.Slices*o.job.Workers {
+		return e, failed, nil
+	}
+	for s := range o.job.Slices {
+		for w := range o.job.Workers {
+			if seen[nameOf(s, w)] {
+				continue
+			}
+			silent, err := o.silent(ctx, nameOf(s, w), boot)
+			if err != nil || silent < o.job.Stale {
+				return ends{}, nil, err
+			}
+		}
+	}
+	e.failures++
+	return e, failed, nil
+}
+
+// silent returns for how long a worker has reported nothing. It uses only the service's
+// clock, because the clocks of two workers may differ.
+func (o objects) silent(ctx context.Context, name string, boot time.Time) (time.Duration, error) {
+	report, date, err := o.Stat(ctx, "workers/"+name)
+	switch {
+	case agent.StatusOf(err) == http.StatusNotFound:
+		return time.Since(boot), nil
+	case err != nil, date.IsZero():
+		return 0, err
+	}
+	return date.Sub(report.Updated), nil
+}
+
+var unsentName = regexp.MustCompile(`^control/unsent-[0-9]+-(s[0-9]+w[0-9]+)$`)
+
+// notWhole returns a text that names a worker whose log is not whole in the bucket, if one
+// has reported that within job.Stale; else "".
+func (o objects) notWhole(ctx context.Context, attempt int) (string, error) {
+	all, date, err := o.List(ctx, fmt.Sprintf("control/unsent-%d-", attempt))
+	if err != nil {
+		return "", err
+	}
+	name, newest := "", time.Time{}
+	for _, object := range all {
+		if m := unsentName.FindStringSubmatch(object.Name); m != nil && name == "" {
+			name = m[1]
+		}
+		if object.Updated.After(newest) {
+			newest = object.Updated
+		}
+	}
+	if name == "" || !date.IsZero() && date.Sub(newest) >= o.job.Stale {
+		return "", nil
+	}
+	return "the log of " + name + " is not whole in the bucket", nil
+}
+
+// judge returns whether every failure of an attempt is a training's tail.
+func (o objects) judge(ctx context.Context, attempt, failures int, failed failures) verdict {
+	if len(failed) != failures {
+		return notExcused // one of them has not reported its end
+	}
+	dir := fmt.Sprintf("ended/%d/", attempt)
+	lead, _, err := o.Read(ctx, dir+"s0w0.0")
+	switch {
+	case agent.StatusOf(err) == http.StatusNotFound:
+		return notExcused
+	case err != nil:
+		return notJudged
+	}
+	for _, name := range failed {
+		text, _, err := o.Read(ctx, dir+name)
+		if err != nil {
+			return notJudged
+		}
+		if !parseRecord(string(text)).excused(parseRecord(string(lead))) {
+			return notExcused
+		}
+	}
+	return isExcused
+}
+
+// logName returns the name of the object with the log of an attempt.
+func logName(p Place, attempt int) string {
+	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", p.Slice, p.Worker)
+	if attempt > 1 {
+		name = fmt.Sprintf("attempt-%d/%s", attempt, name)
+	}
+	return name
+}
+
+// pieces is how a log is sent: in pieces of so many bytes, over an object of this name
+// beside the log. The program at the end of the machine, which may run beside the one from
+// its start, uses pieces of its own.
+type pieces struct {
+	size int64
+	name string
+}
+
+var (
+	piecesOfJob = pieces{64 << 20, "part"}
+	lastPieces  = pieces{16 << 20, "last"}
+)
+
+// mostPieces limits the pieces of one upload: a log may grow faster than it is sent.
+const mostPieces = 1000
+
+// sendLog makes the bucket's copy of a log equal to the file. At every moment the copy is a
+// prefix of the log. A piece is appended on condition that nobody else has appended
+// meanwhile.
+func (o objects) sendLog(ctx context.Context, path, name string, p pieces) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("read the log: %w", plain(err))
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("read the log: %w", plain(err))
+	}
+	for range mostPieces {
+		there, _, err := o.Stat(ctx, name)
+		if err != nil && agent.StatusOf(err) != http.StatusNotFound {
+			return err
+		}
+		left := info.Size() - there.Size
+		if left <= 0 && there.Generation > 0 {
+			return nil
+		}
+		piece := io.NewSectionReader(f, there.Size, min(left, p.size))
+		sent, err := o.sendPiece(ctx, name, there.Generation, piece, name+"."+p.name)
+		if err != nil {
+			return err
+		}
+		if sent && left <= p.size {
+			return nil
+		}
+	}
+	return nil
+}
+
+// sendPiece reports whether the log in the bucket had the expected version, and now has the
+// piece.
+func (o objects) sendPiece(ctx context.Context, name string, generation int64, piece *io.SectionReader, part string) (sent bool, err error) {
+	if generation == 0 {
+		err = o.Write(ctx, name, piece, piece.Size(), 0)
+	} else if err = o.Write(ctx, part, piece, piece.Size(), agent.AnyVersion); err != nil {
+		return false, err
+	} else {
+		err = o.Append(ctx, name, generation, part)
+		if err == nil || agent.StatusOf(err) == http.StatusPreconditionFailed {
+			_ = o.Remove(ctx, part) // the next piece replaces it
+		}
+	}
+	if agent.StatusOf(err) == http.StatusPreconditionFailed {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// plain returns an error of the file system without the path.
+func plain(err error) error {
+	var at *os.PathError
+	if errors.As(err, &at) {
+		return at.Err
+	}
+	return err
+}

@@ -1,0 +1,239 @@
+package detached
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Record is how a command ended: the lines KEY=VALUE of the file exit, which the
+// supervisor of package launch writes. Its order is kept, and so are keys that are not
+// known here.
+type Record []string
+
+func parseRecord(text string) Record {
+	var r Record
+	for line := range strings.Lines(text) {
+		r = append(r, strings.TrimRight(line, "\n"))
+	}
+	return r
+}
+
+// newRecord returns the record of an attempt whose command did not run to its end.
+func newRecord(code int, end time.Time, lost bool, reason string) Record {
+	at := "0"
+	if !end.IsZero() {
+		at = strconv.FormatInt(end.Unix(), 10) + "000000000"
+	}
+	return Record{"code=" + strconv.Itoa(code), "signal=", "end=" + at, "size=0", "oom=0", "lost=" + digit(lost), "dropped=0", "reason=" + oneLine(reason)}
+}
+
+func digit(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+func oneLine(text string) string { return strings.ReplaceAll(text, "\n", " ") }
+
+// get returns the last value of a key.
+func (r Record) get(key string) string {
+	value := ""
+	for _, line := range r {
+		if k, v, ok := strings.Cut(line, "="); ok && k == key {
+			value = v
+		}
+	}
+	return value
+}
+
+var exitCode = regexp.MustCompile(`^[0-9]{1,3}$`)
+
+// code returns the exit code; false if the record has none.
+func (r Record) code() (int, bool) {
+	text := r.get("code")
+	if !exitCode.MatchString(text) {
+		return 0, false
+	}
+	n, err := strconv.Atoi(text)
+	return n, err == nil
+}
+
+func (r Record) lost() bool { return r.get("lost") == "1" }
+
+func (r Record) text() []byte { return []byte(strings.Join(r, "\n") + "\n") }
+
+// replaced returns the record with another end that nobody saw.
+func (r Record) replaced(code int, reason string) Record {
+	var out Record
+	for _, line := range r {
+		switch key, _, _ := strings.Cut(line, "="); key {
+		case "code", "signal", "lost", "reason":
+		default:
+			out = append(out, line)
+		}
+	}
+	return append(out, fmt.Sprintf("code=%d", code), "signal=", "lost=1", "reason="+oneLine(reason))
+}
+
+var (
+	nanoseconds = regexp.MustCompile(`^[0-9]{1,19}$`)
+	seconds     = regexp.MustCompile(`^(-?[0-9]{1,10})?$`)
+)
+
+// end returns the time of the end in nanoseconds, corrected to the clock of Cloud Storage
+// if the worker's differs; then rough, because the correction is exact only to seconds.
+// ok is false if nobody saw the end.
+func (r Record) end() (at int64, rough, ok bool) {
+	text, skew := r.get("end"), r.get("skew")
+	if r.lost() || !nanoseconds.MatchString(text) || !seconds.MatchString(skew) {
+		return 0, false, false
+	}
+	at, err := strconv.ParseInt(text, 10, 64)
+	by, _ := strconv.ParseInt(skew, 10, 64)
+	return at - by*int64(time.Second), by != 0, err == nil
+}
+
+// isTail reports whether the end looks like a training's tail: a death by SIGABRT, of the
+// command or of a program that its shell ran, or the distributed runtime's own words at
+// the end of the output. An end that is not known, or that was caused by us or by the
+// kernel for want of memory, is none.
+func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
+	if words == nil {
+		return false
+	}
+	for _, key := range []string{"lost", "oom", "reason"} {
+		if v := r.get(key); v != "" && v != "0" {
+			return false
+		}
+	}
+	if r.get("signal") == "ABRT" || code == 134 {
+		return true
+	}
+	for line := range strings.Lines(lastLines) {
+		if words.MatchString(line) {
+			return true
+		}
+	}
+	return false
+}
+
+// excuseWindow is how long after worker 0's success the others may fail.
+const excuseWindow = time.Minute
+
+// excused reports whether the end is the tail of a training that worker 0 has ended with
+// success: it came within a minute after that.
+func (r Record) excused(lead Record) bool {
+	end, rough, ok := r.end()
+	first, roughly, known := lead.end()
+	if r.get("tail") != "1" || !ok || !known {
+		return false
+	}
+	slack := time.Duration(0)
+	if rough || roughly {
+		slack = 2 * time.Second
+	}
+	after := time.Duration(end - first)
+	return after >= -slack && after < excuseWindow
+}
+
+// skew returns by how many seconds a clock is ahead of that of Cloud Storage, if that is
+// more than the time of the request leaves uncertain. before and after are by this clock.
+func skew(before, date, after time.Time) int {
+	switch {
+	case date.IsZero():
+		return 0
+	case before.Unix()-date.Unix() > 2:
+		return int(before.Unix() - date.Unix())
+	case date.Unix()-after.Unix() > 2:
+		return int(after.Unix() - date.Unix())
+	}
+	return 0
+}
+
+// An ending is what is known when a command has ended here.
+type ending struct {
+	rebooted string // how the machine ended the attempt
+	notBegun string // why the next attempt does not begin
+	notAgain string // the stop that keeps the next attempt from beginning after a reboot
+	behind   int    // number of processes that the command had left in the background
+	stopped  bool   // the command was told to stop
+}
+
+// conclude returns the record that the others get, its exit code, and whether the end is a
+// failure for which they are to stop.
+func (e ending) conclude(r Record) (out Record, code int, failed bool) {
+	code, _ = r.code()
+	reason := r.get("reason")
+	if r.lost() && code == 0 {
+		code = lostCode // nobody saw the end, so it is no success
+	}
+	if e.rebooted != "" {
+		code, reason = lostCode, e.rebooted
+	}
+	if e.notBegun != "" {
+		if reason != "" {
+			reason += ", and "
+		}
+		reason += e.notBegun
+	}
+	if e.notAgain != "" {
+		// Without the stop, another attempt would have begun after the reboot: so the stop
+		// is what ends the run.
+		code, reason = stoppedCode, e.notAgain+"; "+reason
+	}
+	out = r
+	if e.rebooted != "" || e.notBegun != "" || e.notAgain != "" {
+		out = r.replaced(code, reason)
+	}
+	if e.behind > 0 && reason == "" && !r.lost() {
+		out = append(out, "behind="+strconv.Itoa(e.behind))
+	}
+	// A worker that was stopped or rebooted has not failed.
+	failed = e.notBegun != "" || code != 0 && !e.stopped && !strings.Contains(reason, "rebooted")
+	return out, code, failed
+}
+
+// Exit codes of ends that are not the command's own.
+const (
+	lostCode    = 255
+	stoppedCode = 143
+)
+
+// An attemptHere is what this worker's disk has of an attempt.
+type attemptHere struct {
+	life           life
+	record         Record // nil: there is none
+	told           bool   // the others know how it ended
+	stopped        bool   // it was told to stop
+	down           *string
+	bootOf, bootIs string // the boot that the supervisor lived in, and this one; "" if not known
+}
+
+// wentDown reports, with the reason, whether the end of the machine ended the attempt,
+// whatever the record says. There are two signs. Either the shutdown script noted it
+// before the end. Or nobody reported the end in the same boot, because the machine ended
+// too, and the supervisor was killed or the command died by TERM, which all processes get
+// when a machine ends.
+func (a attemptHere) wentDown() (reason string, yes bool) {
+	if a.life != exited && a.life != lost || a.told || a.record == nil {
+		return "", false
+	}
+	if a.record.get("code") == "0" || a.life == exited && a.stopped {
+		return "", false
+	}
+	cause := ""
+	if a.down != nil {
+		cause = *a.down
+	} else if a.bootOf == "" || a.bootOf == a.bootIs || a.life == exited && a.record.get("signal") != "TERM" {
+		return "", false
+	}
+	reason = "the worker was rebooted"
+	if cause != "" {
+		reason += ": " + cause
+	}
+	return reason, true
+}

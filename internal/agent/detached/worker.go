@@ -1,0 +1,284 @@
+// Package detached is what every worker of a job without runner runs at each boot.
+//
+// It fetches the job's files from the bucket, prepares the worker, starts the command under
+// the supervisor that a runner would use, stores the log and the end in the bucket, and
+// deletes the slices once every worker has ended. Package detach of multihost writes the
+// description of the job and the names of the objects.
+//
+// What the workers decide together is the machine, which is pure; worker does what it
+// decides. What has to survive a reboot, or the death of this program, is on the disk.
+//
+// Every wait has a limit, except for the metadata server, the end of the command, the
+// deletion of the slices, and, with --keep, for the bucket to take the whole log. No secret
+// is in an argument, a file or the output.
+package detached
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"multihost/internal/agent"
+)
+
+// A Config is what a worker's program has around it.
+type Config struct {
+	File      string // with the description of the job; "": the metadata server has it
+	Home      string // of root
+	Root      string // in front of /run, /etc and /var; "" on a real worker
+	Proc      string // in front of /proc; "" on a real worker
+	Metadata  *agent.Metadata
+	Transport http.RoundTripper // to the APIs
+	System    System            // runs programs
+	Out       io.Writer         // the serial console and the journal read it
+}
+
+// jobKey is the instance attribute with the description of the job.
+const jobKey = "attributes/multihost-job"
+
+// callLimit is how long a call of an API may take: enough for large logs.
+const callLimit = 10 * time.Minute
+
+// A worker is one worker of the job: what all that it does has in common.
+type worker struct {
+	cfg    Config
+	job    Job
+	me     Place
+	m      *machine
+	disk   disk
+	bucket objects
+	client *agent.Client
+	user   user
+	kit    map[string][]byte
+	home   string // of the login
+
+	scratch   string // directory in memory: a command that fills the disk does not keep a worker from reporting how it ended
+	firstBoot time.Time
+	right     string         // whether it may delete the slices, for people
+	beside    sync.WaitGroup // of what is done beside the attempts
+}
+
+// Run takes this worker's part in the job, from a boot on. It returns nil when there is
+// nothing left to do, or another instance runs. It ends with an error if the description
+// in cfg.File cannot be used, if it cannot write to the disk, or when the context ends; it
+// may be started again at any time.
+func Run(ctx context.Context, cfg Config) error {
+	w := &worker{cfg: cfg, client: &agent.Client{Metadata: cfg.Metadata, Transport: cfg.Transport, Limit: callLimit}}
+	if err := w.identify(ctx); err != nil {
+		return err
+	}
+	if err := w.open(); err != nil {
+		return err
+	}
+	lock, err := agent.Lock(w.disk.path("lock"))
+	if err != nil || lock == nil {
+		return err
+	}
+	defer lock.Close()
+	if err := w.boot(); err != nil {
+		return err
+	}
+	agent.Note(cfg.Out, "worker %s of job %s", w.me, w.job.Run)
+	w.testRight(ctx)
+	_ = w.report(ctx, "boot", "")
+	defer w.beside.Wait()
+	d := doer{worker: w, start: starter{worker: w}, end: ender{worker: w}}
+	return d.work(ctx)
+}
+
+// describe reads the description of the job.
+func (w *worker) describe(ctx context.Context) error {
+	var text string
+	if w.cfg.File != "" {
+		data, err := os.ReadFile(w.cfg.File)
+		if err != nil {
+			return fmt.Errorf("read the job: %w", err)
+		}
+		text = string(data)
+	} else {
+		var err error
+		if text, err = w.cfg.Metadata.Value(ctx, jobKey); err != nil {
+			return fmt.Errorf("the metadata server does not tell: %w", err)
+		}
+	}
+	var err error
+	w.job, err = parseJob(text)
+	return err
+}
+
+// place finds out which worker of the job this is, and where. It never guesses: a wrong
+// guess would give two workers one identity.
+func (w *worker) place(ctx context.Context) error {
+	var values [3]string
+	for i, path := range []string{"attributes/tpu-env", "attributes/worker-network-endpoints", "network-interfaces/0/ip"} {
+		var err error
+		if values[i], err = w.cfg.Metadata.Optional(ctx, path); err != nil {
+			return fmt.Errorf("the metadata server does not tell which worker this is: %w", err)
+		}
+	}
+	w.me = parsePlace(w.job, values[0], values[1], values[2])
+	return nil
+}
+
+// identify reads what this worker is to do. A worker that gets nothing from its metadata
+// server has no token either. It can only ask again: if it left, no worker might delete the
+// slices.
+func (w *worker) identify(ctx context.Context) error {
+	since, said := time.Now(), ""
+	for {
+		err := w.describe(ctx)
+		if err == nil {
+			err = w.place(ctx)
+		}
+		if err == nil || w.cfg.File != "" {
+			return err
+		}
+		if said != err.Error() {
+			said = err.Error()
+			agent.Note(w.cfg.Out, "waiting: %s", said)
+		}
+		pause := time.Minute
+		if time.Since(since) < 10*time.Minute {
+			pause = 5 * time.Second
+		}
+		if err := agent.Sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// stateDir returns where a run's files are that survive a reboot.
+func stateDir(home, run string) string { return filepath.Join(home, ".multihost-job", run) }
+
+func scratchDir(root, run string) string { return filepath.Join(root, "/run/multihost-job", run) }
+
+// open makes the worker's directories.
+func (w *worker) open() error {
+	w.disk.state, w.scratch = stateDir(w.cfg.Home, w.job.Run), scratchDir(w.cfg.Root, w.job.Run)
+	for _, dir := range []string{w.disk.state, w.scratch} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if w.cfg.System == nil {
+		w.cfg.System = Host{w.scratch}
+	}
+	w.bucket = objects{agent.Bucket{Client: w.client, Storage: w.job.Storage, Upload: w.job.Upload, Name: w.job.Bucket, Prefix: w.job.Prefix}, w.job, w.me}
+	return nil
+}
+
+// boot notes the boot, and prepares the machine. The time to live counts from the request,
+// unless the clock of the requesting machine was ahead of this one.
+func (w *worker) boot() error {
+	now := time.Now()
+	f, err := os.OpenFile(w.disk.path("boots"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(f, now.Unix()) // the disk may be full
+	f.Close()
+	w.firstBoot = now
+	if at, err := strconv.ParseInt(w.disk.recall("boots"), 10, 64); err == nil {
+		w.firstBoot = time.Unix(at, 0)
+	}
+	w.disk.forgetDown()
+	w.disk.remember("me", fmt.Sprintf("%d %d", w.me.Slice, w.me.Worker))
+	w.m = &machine{job: w.job, born: w.firstBoot, at: fetching, attempt: 1, disk: w.disk.look()}
+	if !w.job.Requested.IsZero() && w.job.Requested.Before(w.m.born) {
+		w.m.born = w.job.Requested
+	}
+	return nil
+}
+
+// report reports the state of this worker, in the bucket and as a guest attribute, which
+// can be read when the bucket cannot. The last report is that of the program at the end of
+// the machine.
+func (w *worker) report(ctx context.Context, phase, detail string) error {
+	m := w.m
+	changed := m.said != phase
+	m.said, m.detail, m.reported = phase, detail, time.Now()
+	text := fmt.Sprintf("phase=%s\nworker=%s\nattempt=%d\nat=%d\nmay_delete=%s\nlogin=%s\ndetail=%s", phase, w.me, m.attempt, m.reported.Unix(), w.right, w.user.name, oneLine(detail))
+	if changed {
+		if detail == "" {
+			agent.Note(w.cfg.Out, "%s", phase)
+		} else {
+			agent.Note(w.cfg.Out, "%s: %s", phase, detail)
+		}
+		_ = w.cfg.Metadata.Publish(ctx, "state", "run="+w.job.Run+"\n"+text)
+	}
+	unlock := w.telling(ctx)
+	defer unlock()
+	if phase != "down" && w.disk.goingDown(time.Now()) {
+		return nil
+	}
+	return w.bucket.write(ctx, "workers/"+w.me.String(), []byte(text+"\n"), agent.AnyVersion)
+}
+
+// tellingLimit is how long a report waits for that of the other program of this worker.
+const tellingLimit = 5 * time.Second
+
+// telling keeps the program at the end of the machine and this one from reporting at once.
+func (w *worker) telling(ctx context.Context) (unlock func()) {
+	path := filepath.Join(scratchDir(w.cfg.Root, w.job.Run), "telling")
+	for begin := time.Now(); time.Since(begin) < tellingLimit; {
+		lock, err := agent.Lock(path)
+		if lock != nil {
+			return func() { lock.Close() }
+		}
+		if err != nil || agent.Sleep(ctx, tellingLimit/50) != nil {
+			break
+		}
+	}
+	return func() {}
+}
+
+// patiently repeats f until it succeeds or the patience is over. It retries a refusal like
+// an outage, because a right that was given a minute ago is not known everywhere yet.
+// Before the command starts, it reports what the worker waits for. The time to live ends
+// the wait too.
+func (w *worker) patiently(ctx context.Context, patience time.Duration, f func() error) error {
+	end := time.Now().Add(patience)
+	if limit := w.m.limit(); !limit.IsZero() && limit.Before(end) {
+		end = limit
+	}
+	said := ""
+	for pause := time.Second; ; pause = min(pause*2, 30*time.Second) {
+		err := f()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if time.Now().Add(pause).After(end) {
+			return fmt.Errorf("tried for %d s; %w", int(patience.Seconds()), err)
+		}
+		switch w.m.said {
+		case "boot", "preflight", "logs":
+			if said != err.Error() {
+				said = err.Error()
+				_ = w.report(ctx, w.m.said, "waiting: "+said)
+			}
+		}
+		if err := agent.Sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// testRight finds out whether this worker may delete the slices.
+func (w *worker) testRight(ctx context.Context) {
+	w.right = "yes"
+	if err := w.client.MayDelete(ctx, w.job.Deletions); err != nil {
+		w.right = "unknown: "
+		if status := agent.StatusOf(err); status == http.StatusUnauthorized || status == http.StatusForbidden {
+			w.right = "no: "
+		}
+		w.right += oneLine(err.Error())
+		agent.Note(w.cfg.Out, "may this worker delete the queued resource? %s", w.right)
+	}
+	w.disk.remember("right", w.right)
+}
