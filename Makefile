@@ -29,8 +29,9 @@ export CGO_ENABLED ?= 0
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## build bin/multihost
+build: ## build bin/multihost, with the agent for workers in it
 	@mkdir -p bin
+	go run ./release/agent
 	go build -buildvcs=false -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
 
 demo: build ## train on 2 slices × 4 workers of the simulator
@@ -90,7 +91,7 @@ release: tools ## write dist: archives for every platform, checksums, bills of m
 check: lint test ## what to run before you hand in a change; CI runs test-all
 
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf bin dist internal/agent/program/built/*.gz internal/agent/program/built/*.sha256
 
 tools: ## install the programs that the tests need, as root; else name them
 	@./.ci/tools $(TOOLS)

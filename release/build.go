@@ -14,6 +14,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	agentprogram "multihost/internal/agent/program"
+	agentbuild "multihost/internal/agent/program/build"
 )
 
 const (
@@ -125,8 +128,9 @@ func startsQuickly(ctx context.Context, program, work string) (time.Duration, er
 	return took, nil
 }
 
-// copySource copies the files from which the program is built.
-func copySource(to, from string) error {
+// copySource copies the files from which the program is built, and builds the agent that
+// becomes part of it from the copy.
+func copySource(ctx context.Context, to, from string) error {
 	for _, dir := range []string{"cmd", "internal"} {
 		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(from, dir))); err != nil {
 			return fmt.Errorf("copy the source: %w", err)
@@ -141,7 +145,7 @@ func copySource(to, from string) error {
 			return fmt.Errorf("copy the source: %w", err)
 		}
 	}
-	return nil
+	return agentbuild.Into(ctx, to, filepath.Join(to, agentbuild.Folder), agentprogram.Archs()...)
 }
 
 // sameBytes compares two files; its error says where they begin to differ.

@@ -133,6 +133,10 @@ func (r *release) make(ctx context.Context) (err error) {
 	}
 	defer os.RemoveAll(work)
 
+	source := filepath.Join(work, "source")
+	if err := copySource(ctx, source, r.source); err != nil {
+		return err
+	}
 	here := platform{runtime.GOOS, runtime.GOARCH}
 	order := platforms()
 	// The platform of this machine comes first: its program can be tried, and it writes
@@ -145,7 +149,7 @@ func (r *release) make(ctx context.Context) (err error) {
 	for _, p := range order {
 		begun := time.Now()
 		program := filepath.Join(work, p.String(), p.program())
-		if err := build(ctx, r.source, program, r.version, p); err != nil {
+		if err := build(ctx, source, program, r.version, p); err != nil {
 			return err
 		}
 		if err := check(program, p); err != nil {
@@ -186,7 +190,7 @@ func (r *release) tryHere(ctx context.Context, program string, p platform, work 
 		return err
 	}
 	elsewhere := filepath.Join(work, "elsewhere", "source")
-	if err := copySource(elsewhere, r.source); err != nil {
+	if err := copySource(ctx, elsewhere, r.source); err != nil {
 		return err
 	}
 	again := filepath.Join(work, "again", p.program())

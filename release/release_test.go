@@ -16,11 +16,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	agentprogram "multihost/internal/agent/program"
+	agentbuild "multihost/internal/agent/program/build"
 	"multihost/internal/testkit"
 )
 
 // The program of a release keeps its promises about size, start and libraries,
-// and comes out the same, byte for byte, from two directories.
+// and comes out the same, byte for byte, from two directories. So does the agent in it,
+// for every kind of worker.
 func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.OnlyInAll(t, "the other tests of this package")
 	if testkit.RaceDetector {
@@ -29,7 +32,23 @@ func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	here := platform{runtime.GOOS, runtime.GOARCH}
 	dir := t.TempDir()
 	program := filepath.Join(dir, "one", here.program())
-	testkit.Must(t, build(t.Context(), "..", program, "v0.0.0-test", here))
+	source := filepath.Join(dir, "source")
+	testkit.Must(t, copySource(t.Context(), source, ".."))
+	agents := agentprogram.In(os.DirFS(filepath.Join(source, agentbuild.Folder)))
+	for _, arch := range agentprogram.Archs() {
+		agent, err := agents.For(arch)
+		testkit.Must(t, err)
+		text, err := agent.Unpack()
+		testkit.Must(t, err)
+		file := filepath.Join(dir, arch)
+		testkit.Must(t, os.WriteFile(file, text, 0o755))
+		testkit.Must(t, check(file, platform{"linux", arch}))
+		if n := len(agent.Packed); n > agentprogram.Largest {
+			t.Errorf("the agent for %s has %d bytes compressed, more than %d", arch, n, agentprogram.Largest)
+		}
+		t.Logf("the agent for %s: %d bytes, %d compressed", arch, len(text), len(agent.Packed))
+	}
+	testkit.Must(t, build(t.Context(), source, program, "v0.0.0-test", here))
 	testkit.Must(t, check(program, here))
 	r := release{version: "v0.0.0-test", source: ".."}
 	testkit.Must(t, r.tryHere(t.Context(), program, here, dir))

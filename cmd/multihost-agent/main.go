@@ -1,0 +1,37 @@
+//go:build linux
+
+// Command multihost-agent runs on workers and does what has to be done where no runner
+// does it. multihost brings it there; nobody starts it by hand.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	// Logs of the agent outlive their readers.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	code := run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// statusUsage is the exit status for a command line that is wrong.
+const statusUsage = 64
+
+func run(_ context.Context, args []string) int {
+	if len(args) == 0 {
+		args = []string{""}
+	}
+	switch args[0] {
+	case "check": // that this machine can run the program
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "multihost-agent: unknown command %q; multihost starts this program on workers\n", args[0])
+	return statusUsage
+}

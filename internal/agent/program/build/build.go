@@ -1,0 +1,77 @@
+// Package build compiles multihost-agent for workers. The same source and the same Go give
+// the same bytes on every machine.
+package build
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"multihost/internal/agent/program"
+)
+
+// Folder is where package program embeds the programs from, below the directory of the
+// source.
+const Folder = "internal/agent/program/built"
+
+// Into compiles the program for all architectures and writes the files that program.In
+// reads into dir. source is the directory of the source. It fails if a compressed program
+// is larger than program.Largest.
+func Into(ctx context.Context, source, dir string, archs ...string) error {
+	work, err := os.MkdirTemp("", "multihost-agent-")
+	if err != nil {
+		return fmt.Errorf("build multihost-agent: %w", err)
+	}
+	defer os.RemoveAll(work)
+	for _, arch := range archs {
+		file := filepath.Join(work, arch)
+		if err := compile(ctx, source, file, arch); err != nil {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("build multihost-agent for %s: %w", arch, err)
+		}
+		files, err := program.Files(arch, text)
+		if err != nil {
+			return fmt.Errorf("pack multihost-agent for %s: %w", arch, err)
+		}
+		for name, data := range files {
+			if len(data) > program.Largest {
+				return fmt.Errorf("build multihost-agent for %s: it has %d bytes compressed, more than %d", arch, len(data), program.Largest)
+			}
+			if err := replace(filepath.Join(dir, name), data); err != nil {
+				return fmt.Errorf("build multihost-agent for %s: %w", arch, err)
+			}
+		}
+	}
+	return nil
+}
+
+// replace writes a file whole: another build may read it meanwhile. It leaves a file with
+// the same contents alone, so that Go need not build again what embeds it.
+func replace(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+		return nil
+	}
+	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// compile overrides all of the environment that would change the result. It gives the
+// program no version: the hash of the program is its version. A worker's few calls need no
+// HTTP/2, which is a tenth of the program.
+func compile(ctx context.Context, source, file, arch string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2", "-ldflags", "-s -w -buildid=", "-o", file, "./cmd/multihost-agent")
+	cmd.Dir = source
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch,
+		"GOFLAGS=", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build multihost-agent for %s: %w\n%s", arch, err, out)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+// Package program holds multihost-agent, the program that runs on workers where no runner
+// does. `make build` compiles it for every kind of worker and puts it, compressed, into
+// the folder built, which becomes part of multihost. A clean clone has only a placeholder
+// there, so that `go build` works without make.
+package program
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+
+	"multihost/internal/fault"
+)
+
+//go:embed built
+var built embed.FS
+
+// Archs are the architectures of workers, as Go names them.
+func Archs() []string { return []string{"amd64", "arm64"} }
+
+// Machine returns the name that bash has for an architecture, in HOSTTYPE.
+func Machine(arch string) string {
+	return map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
+}
+
+// Largest is how many bytes a compressed program may have.
+const Largest = 3_000_000
+
+// A Set has the program for each architecture. The zero Set has none. Its methods are safe
+// for concurrent use.
+type Set struct{ files fs.FS }
+
+// Embedded returns the programs that are part of this multihost.
+func Embedded() Set {
+	files, err := fs.Sub(built, "built")
+	if err != nil {
+		return Set{}
+	}
+	return Set{files}
+}
+
+// In returns the programs in a folder that [build.Into] has written.
+func In(files fs.FS) Set { return Set{files} }
+
+// A Program is multihost-agent for one architecture.
+type Program struct {
+	Arch   string
+	SHA256 string // hexadecimal, of the program when it is not compressed
+	Packed []byte // the program, compressed by gzip
+}
+
+// MissingError says that this multihost was built without its agent.
+type MissingError struct{ Arch string }
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("this multihost was built without multihost-agent for %s, which runs on the workers", e.Arch)
+}
+
+// Fault returns fault.Configuration.
+func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
+
+// Hint says how to get one with it.
+func (e *MissingError) Hint() string {
+	return "build it with: make build"
+}
+
+// Complete returns nil if the set has the program for every architecture, otherwise a
+// *MissingError.
+func (s Set) Complete() error {
+	for _, arch := range Archs() {
+		if _, err := s.Sum(arch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sum returns the hexadecimal SHA-256 of the program for an architecture. The error is a
+// *MissingError.
+func (s Set) Sum(arch string) (string, error) {
+	if s.files == nil {
+		return "", &MissingError{arch}
+	}
+	text, err := fs.ReadFile(s.files, sumFile(arch))
+	if err != nil {
+		return "", &MissingError{arch}
+	}
+	sum := strings.TrimSpace(string(text))
+	if raw, err := hex.DecodeString(sum); err != nil || len(raw) != sha256.Size {
+		return "", &MissingError{arch}
+	}
+	return sum, nil
+}
+
+// For returns the program for an architecture. The error is a *MissingError.
+func (s Set) For(arch string) (Program, error) {
+	sum, err := s.Sum(arch)
+	if err != nil {
+		return Program{}, err
+	}
+	packed, err := fs.ReadFile(s.files, packedFile(arch))
+	if err != nil {
+		return Program{}, &MissingError{arch}
+	}
+	return Program{Arch: arch, SHA256: sum, Packed: packed}, nil
+}
+
+// Unpack returns the program as it runs. It fails if that does not have the hash SHA256.
+func (p Program) Unpack() ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		return nil, fmt.Errorf("unpack multihost-agent for %s: %w", p.Arch, err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(p.Packed))
+	if err != nil {
+		return fail(err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		return fail(err)
+	}
+	if sum := sha256.Sum256(text); hex.EncodeToString(sum[:]) != p.SHA256 {
+		return fail(fault.New(fault.Internal, "its SHA-256 is another one"))
+	}
+	return text, nil
+}
+
+func sumFile(arch string) string    { return arch + ".sha256" }
+func packedFile(arch string) string { return arch + ".gz" }
+
+// Files returns what In reads for a program, by name: the program, compressed, and its
+// hash.
+func Files(arch string, program []byte) (map[string][]byte, error) {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := z.Write(program); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(program)
+	return map[string][]byte{packedFile(arch): b.Bytes(), sumFile(arch): []byte(hex.EncodeToString(sum[:]) + "\n")}, nil
+}
