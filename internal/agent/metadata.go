@@ -13,6 +13,9 @@ import (
 // MetadataHost is where a VM of Google's finds its metadata server.
 const MetadataHost = "169.254.169.254"
 
+// flavor is the header that each call of the metadata server has.
+const flavor = "Metadata-Flavor"
+
 // Metadata is the metadata server of this VM. It is safe for concurrent use.
 type Metadata struct {
 	Host      string // HOST[:PORT]; "" is MetadataHost
@@ -89,7 +92,7 @@ func (m *Metadata) call(ctx context.Context, method, path, body string) (string,
 	if err != nil {
 		return "", err
 	}
-	req.Header.Set("Metadata-Flavor", "Google")
+	req.Header.Set(flavor, "Google")
 	resp, err := client(m.Transport).Do(req)
 	if err != nil {
 		return "", noAnswer(err)
