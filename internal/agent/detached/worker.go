@@ -1,3 +1,5 @@
+//go:build unix
+
 // Package detached is what every worker of a job without runner runs at each boot.
 //
 // It fetches the job's files from the bucket, prepares the worker, starts the command under
