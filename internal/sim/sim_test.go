@@ -220,3 +220,20 @@ func inject(t *testing.T, s *sim.Server, text string) int {
 	}
 	return id
 }
+
+// TestAClientMayAskForCompactJSON reads one answer as people read it and as Google's
+// clients ask for it.
+func TestAClientMayAskForCompactJSON(t *testing.T) {
+	s, _ := start(t)
+	for query, want := range map[string]bool{"": true, "?prettyPrint=false": false} {
+		resp, err := http.Get(s.URL() + "/v2alpha1/projects/" + sim.DefaultProject + "/locations" + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.Contains(string(body), `"locationId"`) || strings.Contains(string(body), "\n  ") != want {
+			t.Errorf("%q: %s, %v", query, body, err)
+		}
+	}
+}

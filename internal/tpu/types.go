@@ -7,6 +7,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
 
 	"multihost/internal/fault"
 )
@@ -193,10 +194,14 @@ type size struct {
 	topology string
 }
 
-func sizes(family string) []size {
+// sizes returns the sizes of a family, in the order of the table; nil if it has none.
+func sizes(family string) []size { return sizeTable()[family] }
+
+var sizeTable = sync.OnceValue(func() map[string][]size {
+	table := map[string][]size{}
 	for line := range strings.Lines(typeTable) {
 		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != family {
+		if len(fields) == 0 || table[fields[0]] != nil {
 			continue
 		}
 		list := make([]size, 0, len(fields)-1)
@@ -208,10 +213,10 @@ func sizes(family string) []size {
 			}
 			list = append(list, size{v, topology})
 		}
-		return list
+		table[fields[0]] = list
 	}
-	return nil
-}
+	return table
+})
 
 // nearest returns up to two types for a misspelt one. If the family is right, they are
 // the sizes below and above the requested one, else the closest spelling.

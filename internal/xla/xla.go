@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"multihost/internal/fault"
 	"multihost/internal/tpu"
@@ -136,13 +137,16 @@ type limit struct {
 var catalogueText string
 
 // Load returns the catalogue that is compiled into the program.
-func Load() *Catalogue {
+// It is safe for concurrent use: nobody changes it.
+func Load() *Catalogue { return load() }
+
+var load = sync.OnceValue(func() *Catalogue {
 	c, err := parse(catalogueText)
 	if err != nil {
 		panic("xla: " + err.Error()) // a test parses the embedded text
 	}
 	return c
-}
+})
 
 // Sources returns the sources of the catalogue's facts.
 func (c *Catalogue) Sources() []string { return slices.Clone(c.sources) }

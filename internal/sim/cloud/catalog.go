@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"multihost/internal/sim/wire"
 
@@ -19,7 +20,7 @@ var (
 
 // offers returns the generations that each zone of the real service has. The simulator's
 // own zone also offers every generation.
-func offers() map[string][]string {
+var offers = sync.OnceValue(func() map[string][]string {
 	return map[string][]string{
 		"us-central1-a": {"v2", "v3", "v5e", "v5p"}, "us-central1-b": {"v2", "v3", "v6e"}, "us-central1-c": {"v2"},
 		"us-central2-b": {"v4"}, "us-east1-d": {"v6e"}, "us-east5-a": {"v5e", "v5p", "v6e"}, "us-east5-b": {"v5e", "v6e"},
@@ -27,7 +28,7 @@ func offers() map[string][]string {
 		"europe-west4-a": {"v2", "v3", "v6e"}, "europe-west4-b": {"v5e", "v5p"}, "asia-east1-c": {"v2"},
 		"asia-northeast1-b": {"v6e"}, "southamerica-west1-a": {"v6e"},
 	}
-}
+})
 
 // RuntimeVersions returns names that the real service lists or has listed.
 func RuntimeVersions() []string {

@@ -49,7 +49,7 @@ func (s Identity) tokenOf(n *Node, i int) *token {
 }
 
 // CallerOf returns the sender of a request, or an error for an invalid worker token.
-func (s Identity) CallerOf(r *http.Request) (Caller, *wire.ApiError) {
+func (s Identity) CallerOf(r *http.Request) (Caller, *wire.Error) {
 	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer || !strings.HasPrefix(text, workerToken) {
 		return Caller{Email: SimAccount}, nil
@@ -67,7 +67,7 @@ func (s Identity) CallerOf(r *http.Request) (Caller, *wire.ApiError) {
 const scopeRoot = "https://www.googleapis.com/auth/"
 
 // CheckScopes refuses a token whose scopes do not cover the API.
-func (who Caller) CheckScopes(r *http.Request) *wire.ApiError {
+func (who Caller) CheckScopes(r *http.Request) *wire.Error {
 	wanted := []string{"cloud-platform"}
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
@@ -158,7 +158,7 @@ func (s Identity) endLogin() error {
 }
 
 // letIn refuses callers without a valid token. The caller holds s.Mu.
-func (s Identity) letIn(r *http.Request) *wire.ApiError {
+func (s Identity) letIn(r *http.Request) *wire.Error {
 	if !s.Config.Login {
 		return nil
 	}

@@ -182,7 +182,7 @@ func (s Injection) workerFaults(nodeID string, i int) []worker.Fault {
 
 // A RequestVerdict is the effect of the faults in force on one request.
 type RequestVerdict struct {
-	Err   *wire.ApiError
+	Err   *wire.Error
 	Delay time.Duration
 	Drop  bool // cut the connection instead of answering
 	Skip  bool // do not carry out the request
@@ -219,7 +219,7 @@ func (s Injection) MeetFaults(r *http.Request) RequestVerdict {
 	return v
 }
 
-func (f Fault) apiError() *wire.ApiError {
+func (f Fault) apiError() *wire.Error {
 	text := f.Message
 	if text == "" {
 		text = map[int]string{
@@ -285,7 +285,7 @@ func (s Injection) extraDelay() (d time.Duration) {
 
 // TakeOperationFault returns the error with which the operation about to begin will fail,
 // or nil.
-func (s Injection) TakeOperationFault() *wire.ApiError {
+func (s Injection) TakeOperationFault() *wire.Error {
 	a := s.find("op-error", nil)
 	if a == nil {
 		return nil

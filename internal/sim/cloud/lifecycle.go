@@ -20,7 +20,7 @@ import (
 // the state again afterwards.
 
 // setState moves q and sets the data that belongs to the state.
-func (s Slices) setState(q *QueuedResource, state, initiator string, failure *wire.ApiError) {
+func (s Slices) setState(q *QueuedResource, state, initiator string, failure *wire.Error) {
 	st := &tpualpha.QueuedResourceState{State: state, StateInitiator: initiator}
 	switch state {
 	case "CREATING":
@@ -139,7 +139,7 @@ func (s Slices) activate(q *QueuedResource) {
 }
 
 // fail makes q FAILED, which is final. It deletes the nodes of q; q keeps its quota.
-func (s Slices) fail(q *QueuedResource, failure *wire.ApiError) {
+func (s Slices) fail(q *QueuedResource, failure *wire.Error) {
 	s.setState(q, "FAILED", "SERVICE", failure)
 	for _, n := range s.NodesOf(q) {
 		s.RemoveNode(n, nil)

@@ -47,7 +47,7 @@ func apiOf(r *http.Request) string {
 }
 
 // disabled refuses requests for a disabled API. The caller holds s.Mu.
-func (s Identity) disabled(r *http.Request) *wire.ApiError {
+func (s Identity) disabled(r *http.Request) *wire.Error {
 	api := apiOf(r)
 	if api == "" || s.Injection().find("api-disabled", func(a *ActiveFault) bool { return a.Service == api }) == nil {
 		return nil

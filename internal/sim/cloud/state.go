@@ -88,7 +88,8 @@ type QueuedResource struct {
 	Count    int
 	Prefix   string // of multi-node requests; empty for a single node
 	Deadline time.Time
-	Begins   time.Time // valid-after
+	Begins   time.Time    // valid-after
+	JSON     wire.Message // of Msg
 }
 
 func (q *QueuedResource) State() string { return q.Msg.State.State }
@@ -129,6 +130,7 @@ type Node struct {
 	gone     []func()            // called once the node is deleted
 	ended    []func()            // called once its machines have ended, while they are ending
 	guest    []map[string]string // guest attributes of each worker, by namespace/key
+	JSON     wire.Message        // of Msg
 }
 
 // An Operation of the TPU API.
@@ -136,7 +138,7 @@ type Operation struct {
 	Name, Verb, Target string
 	Created, Ended     time.Time
 	Done, Cancelled    bool
-	Err                *wire.ApiError
+	Err                *wire.Error
 	Result             any // *tpualpha.Node, *tpualpha.QueuedResource, or nil for Empty
 }
 
@@ -150,7 +152,7 @@ func (s *Cloud) NewOperation(zone, verb, target string) *Operation {
 }
 
 // Finish ends op with result, or with err if not nil. op may be nil.
-func (s *Cloud) Finish(op *Operation, result any, err *wire.ApiError) {
+func (s *Cloud) Finish(op *Operation, result any, err *wire.Error) {
 	if op == nil || op.Done {
 		return
 	}

@@ -37,24 +37,24 @@ func (c *computeCall) name() string {
 	return c.s.Networks().ComputePath(c.scope, c.collection, c.id)
 }
 
-func noSuchCompute(name string) *wire.ApiError {
+func noSuchCompute(name string) *wire.Error {
 	return wire.Errorf(http.StatusNotFound, "The resource '%s' was not found", name)
 }
 
-func existsCompute(name string) *wire.ApiError {
+func existsCompute(name string) *wire.Error {
 	return wire.Errorf(http.StatusConflict, "The resource '%s' already exists", name)
 }
 
-func badValue(field, value, why string) *wire.ApiError {
+func badValue(field, value, why string) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "Invalid value for field '%s': '%s'. %s", field, value, why)
 }
 
-func inUse(kind, name, by string) *wire.ApiError {
+func inUse(kind, name, by string) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "The %s resource '%s' is already being used by '%s'", kind, name, by).
 		WithReason("resourceInUseByAnotherResource")
 }
 
-func notReady(name string) *wire.ApiError {
+func notReady(name string) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "The resource '%s' is not ready", name).WithReason("resourceNotReady")
 }
 

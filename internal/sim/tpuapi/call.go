@@ -1,6 +1,7 @@
 package tpuapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -47,7 +48,15 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	if err != nil {
 		return wire.Answer{Err: wire.AsAPIError(err)}
 	}
-	b, err := json.MarshalIndent(v, "", "  ")
+	b, ready := v.(json.RawMessage)
+	if !ready {
+		b, err = json.Marshal(v)
+	}
+	if err == nil && r.URL.Query().Get("prettyPrint") != "false" {
+		pretty := &bytes.Buffer{}
+		err = json.Indent(pretty, b, "", "  ")
+		b = pretty.Bytes()
+	}
 	if err != nil {
 		return wire.Answer{Err: wire.AsAPIError(err)}
 	}

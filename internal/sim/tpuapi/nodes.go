@@ -28,7 +28,7 @@ func (s API) serveNodes(c *call) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return wire.Encode(c.version, n.Msg)
+		return n.JSON.Encode(c.version, n.Msg)
 	case "delete":
 		return s.deleteNode(c)
 	case "patch":
@@ -61,7 +61,7 @@ func (s API) listNodes(c *call) (any, error) {
 	out := map[string]any{}
 	var list []json.RawMessage
 	for _, n := range nodes {
-		b, err := wire.Encode(c.version, n.Msg)
+		b, err := n.JSON.Encode(c.version, n.Msg)
 		if err != nil {
 			return nil, err
 		}

@@ -32,7 +32,7 @@ func (s API) serveQueued(c *call) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return wire.Encode(c.version, q.Msg)
+		return q.JSON.Encode(c.version, q.Msg)
 	case "delete":
 		return s.deleteQueued(c)
 	case "reset":
@@ -63,7 +63,7 @@ func (s API) listQueued(c *call) (any, error) {
 	out := map[string]any{}
 	var list []json.RawMessage
 	for _, q := range items {
-		b, err := wire.Encode(c.version, q.Msg)
+		b, err := q.JSON.Encode(c.version, q.Msg)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func (s API) createQueued(c *call) (any, error) {
 
 // flexStartFailure returns the only error known to be reported by the operation and not
 // by the request, or nil.
-func flexStartFailure(q *cloud.QueuedResource) *wire.ApiError {
+func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	if q.Msg.ProvisioningModel != "FLEX_START" || slices.Contains([]string{"v5e", "v5p", "v6e"}, q.Typ.Generation.Name) {
 		return nil
 	}

@@ -8,15 +8,15 @@ import (
 // An Answer is the result of a handler: JSON, raw bytes with a code, or an error.
 type Answer struct {
 	Json []byte
-	Err  *ApiError
+	Err  *Error
 
 	Raw    []byte
 	Header http.Header
 	Code   int // 0: 200 with json
 }
 
-func AsAPIError(err error) *ApiError {
-	if e := (*ApiError)(nil); errors.As(err, &e) {
+func AsAPIError(err error) *Error {
+	if e := (*Error)(nil); errors.As(err, &e) {
 		return e
 	}
 	return Errorf(http.StatusInternalServerError, "An internal error has occurred: %v", err)

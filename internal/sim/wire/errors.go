@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"multihost/internal/fault"
 )
 
-// An ApiError is an answer other than success, for both APIs: the TPU API uses Status and
+// An Error is an answer other than success, for both APIs: the TPU API uses Status and
 // Details, the Compute API Reason.
-type ApiError struct {
+type Error struct {
 	Code       int
 	Status     string // canonical code: INVALID_ARGUMENT
 	Reason     string // compute's errors[].reason: notFound
@@ -21,7 +23,10 @@ type ApiError struct {
 	Plain      bool // the body is only the text
 }
 
-func (e *ApiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
+// Fault returns fault.Unavailable: whoever meets the error has no answer.
+func (e *Error) Fault() fault.Kind { return fault.Unavailable }
+
+func (e *Error) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
 
 // statuses maps HTTP codes to the canonical status and to compute's reason. Several
 // errors share a code; their constructors below override the values.
@@ -67,18 +72,18 @@ func RpcCode(status string) int {
 	return 2
 }
 
-func Errorf(code int, format string, args ...any) *ApiError {
+func Errorf(code int, format string, args ...any) *Error {
 	status, reason := statuses(code)
-	return &ApiError{Code: code, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	return &Error{Code: code, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-func (e *ApiError) WithStatus(status string) *ApiError { e.Status = status; return e }
-func (e *ApiError) WithReason(reason string) *ApiError { e.Reason = reason; return e }
-func (e *ApiError) WithDetails(d ...any) *ApiError     { e.Details = d; return e }
+func (e *Error) WithStatus(status string) *Error { e.Status = status; return e }
+func (e *Error) WithReason(reason string) *Error { e.Reason = reason; return e }
+func (e *Error) WithDetails(d ...any) *Error     { e.Details = d; return e }
 
 // BadField returns the error with which the TPU service itself, not the JSON layer in
 // front of it, refuses a value. Google's support asks for the EID.
-func BadField(field, format string, args ...any) *ApiError {
+func BadField(field, format string, args ...any) *Error {
 	text := fmt.Sprintf(format, args...)
 	e := Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
 	return e.WithDetails(map[string]any{
@@ -87,34 +92,34 @@ func BadField(field, format string, args ...any) *ApiError {
 	})
 }
 
-func Precondition(format string, args ...any) *ApiError {
+func Precondition(format string, args ...any) *Error {
 	text := fmt.Sprintf(format, args...)
 	return Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. %s [EID: 0x%016x]", text, rand.Uint64()).
 		WithStatus("FAILED_PRECONDITION")
 }
 
-func NoSuch(resource string) *ApiError {
+func NoSuch(resource string) *Error {
 	return Errorf(http.StatusNotFound, "Resource '%s' was not found", resource).WithDetails(map[string]any{
 		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
 		"resourceName": resource,
 	})
 }
 
-func Exists(resource string) *ApiError {
+func Exists(resource string) *Error {
 	return Errorf(http.StatusConflict, "Resource '%s' already exists", resource).WithDetails(map[string]any{
 		"@type":        "type.googleapis.com/google.rpc.ResourceInfo",
 		"resourceName": resource,
 	})
 }
 
-func UnknownMethod() *ApiError { return Errorf(http.StatusNotFound, "Method not found.") }
+func UnknownMethod() *Error { return Errorf(http.StatusNotFound, "Method not found.") }
 
-func NotModelled(what string) *ApiError {
+func NotModelled(what string) *Error {
 	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }
 
 // body renders e as the Compute API or the TPU API does.
-func (e *ApiError) body(compute bool) []byte {
+func (e *Error) body(compute bool) []byte {
 	inner := map[string]any{"code": e.Code, "message": e.Message}
 	if compute {
 		inner["errors"] = []any{map[string]any{"message": e.Message, "domain": "global", "reason": e.Reason}}
@@ -136,11 +141,11 @@ func (e *ApiError) body(compute bool) []byte {
 }
 
 // RpcStatus renders e as the error of a TPU operation or of failedData.
-func (e *ApiError) RpcStatus() map[string]any {
+func (e *Error) RpcStatus() map[string]any {
 	return map[string]any{"code": RpcCode(e.Status), "message": e.Message}
 }
 
-func WriteError(w http.ResponseWriter, e *ApiError, compute bool) {
+func WriteError(w http.ResponseWriter, e *Error, compute bool) {
 	kind, body := "application/json; charset=UTF-8", e.body(compute)
 	if e.Plain {
 		kind, body = "text/html; charset=UTF-8", []byte(e.Message)

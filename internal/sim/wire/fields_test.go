@@ -32,7 +32,7 @@ func TestPartialResponses(t *testing.T) {
 	} {
 		mask, err := ParseFields(fields, all)
 		if want == "" {
-			if e := (*ApiError)(nil); !errors.As(err, &e) || e.Code != 400 || e.Reason != "invalidParameter" {
+			if e := (*Error)(nil); !errors.As(err, &e) || e.Code != 400 || e.Reason != "invalidParameter" {
 				t.Errorf("%s: got %v, want a refusal", fields, err)
 			}
 			continue

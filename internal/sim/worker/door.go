@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"multihost/internal/fault"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +25,7 @@ const (
 	modeHang             // connection attempts get no answer
 )
 
-var ErrStopped = errors.New("worker is stopped")
+var ErrStopped = fault.New(fault.Unavailable, "worker is stopped")
 
 // Way is one address at which a machine is reachable.
 type Way struct {
