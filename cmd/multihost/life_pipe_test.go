@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"sync"
@@ -53,7 +54,7 @@ func (a lifeAddr) String() string  { return string(a) }
 type lifeStream struct {
 	mu     sync.Mutex
 	more   *sync.Cond
-	data   []byte
+	data   bytes.Buffer
 	closed bool
 	silent bool
 }
@@ -67,15 +68,10 @@ func newLifeStream() *lifeStream {
 func (s *lifeStream) read(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.data) == 0 && !s.closed {
+	for s.data.Len() == 0 && !s.closed {
 		s.more.Wait()
 	}
-	if len(s.data) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(b, s.data)
-	s.data = s.data[n:]
-	return n, nil
+	return s.data.Read(b)
 }
 
 func (s *lifeStream) write(b []byte) (int, error) {
@@ -85,7 +81,7 @@ func (s *lifeStream) write(b []byte) (int, error) {
 		return 0, io.ErrClosedPipe
 	}
 	if !s.silent {
-		s.data = append(s.data, b...)
+		s.data.Write(b)
 		s.more.Broadcast()
 	}
 	return len(b), nil
@@ -101,5 +97,6 @@ func (s *lifeStream) close() {
 func (s *lifeStream) silence() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.silent, s.data = true, nil
+	s.silent = true
+	s.data.Reset()
 }

@@ -33,7 +33,11 @@ func TestLife(t *testing.T) {
 	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
 	setFlag(t, "rapid.nofailfile", "true")
 	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // collecting is a fifth of the time otherwise
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
 	told, failed := 0, false
 	began := time.Now()
 	rapid.Check(t, func(rt *rapid.T) {

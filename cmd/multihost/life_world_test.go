@@ -324,9 +324,9 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 		deleted.attempt, deleted.partial = w.onlyThere("m")
 		deleted.said = w.saidBy(who)
 	}
-	r := httptest.NewRequest(req.Method, req.URL.RequestURI(), bytes.NewReader(body))
-	r.Header = req.Header
-	w.server.ServeHTTP(answer, r.WithContext(req.Context()))
+	r := *req // httptest.NewRequest parses it once more
+	r.RequestURI, r.RemoteAddr, r.Body = req.URL.RequestURI(), "192.0.2.1:1234", io.NopCloser(bytes.NewReader(body))
+	w.server.ServeHTTP(answer, &r)
 	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") && answer.Code == http.StatusOK {
 		w.mu.Lock()
 		w.deletes, w.made = "", true
