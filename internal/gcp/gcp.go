@@ -22,6 +22,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	gax "github.com/googleapis/gax-go/v2"
@@ -96,6 +97,8 @@ type Client struct {
 	tokens *tokens
 	login  *login
 	http   *http.Client
+
+	waiting atomic.Pointer[time.Time] // when a call without an answer was last reported
 
 	tpuOnce sync.Once
 	tpu     *tpuapi.Service

@@ -45,7 +45,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 		if ctx.Err() != nil {
 			return prefix(what, stoppedBy(ctx))
 		}
-		err := c.try(ctx, call)
+		err := c.try(ctx, what, call)
 		if err == nil {
 			c.login.works()
 			return nil
@@ -79,7 +79,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 		if c.cfg.Clock.Now().Sub(start)+delay > c.cfg.MaxRetry {
 			return e
 		}
-		c.sayRetry(e, try, delay)
+		c.sayRetry(e, try, delay, c.cfg.Clock.Now().Sub(start))
 		if err := sleep(ctx, c.cfg.Clock, delay); err != nil {
 			return prefix(what, err)
 		}
@@ -125,10 +125,14 @@ func (w *loginWait) next(ctx context.Context, cfg Config) (pause time.Duration, 
 	return pause, ctx.Value(unattended{}) == nil && now.Sub(w.begin)+pause <= cfg.LoginWait
 }
 
-// try runs call once, for at most tryLimit.
-func (c *Client) try(ctx context.Context, call func(ctx context.Context) error) error {
+// slowAnswer is how long an answer may take before the user is told about the wait.
+const slowAnswer = 30 * time.Second
+
+// try runs call once, for at most tryLimit. It reports a call that takes slowAnswer.
+func (c *Client) try(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	tryCtx, cancel := context.WithTimeoutCause(ctx, tryLimit, errNoAnswer)
 	defer cancel()
+	defer time.AfterFunc(slowAnswer, func() { c.sayWaiting(what) }).Stop()
 	err := call(tryCtx)
 	if err != nil && ctx.Err() == nil && context.Cause(tryCtx) == errNoAnswer {
 		return errNoAnswer
@@ -138,11 +142,22 @@ func (c *Client) try(ctx context.Context, call func(ctx context.Context) error) 
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
+// sayWaiting reports a call without an answer. Of all calls of c it reports one a minute:
+// an API that is slow is slow for all of them.
+func (c *Client) sayWaiting(what string) {
+	now, told := time.Now(), c.waiting.Load()
+	if told != nil && now.Sub(*told) < time.Minute || !c.waiting.CompareAndSwap(told, &now) {
+		return
+	}
+	event.Notef(c.cfg.Sink, event.Warn, "", "%s: the API has not answered for %v; waiting up to %v", what, slowAnswer, tryLimit)
+}
+
 // sayRetry reports a retry. The first two are only debug messages, because they are
-// common and usually over before anybody has read the line.
-func (c *Client) sayRetry(e *Error, try int, delay time.Duration) {
+// common and usually over before anybody has read the line. waited is the time since the
+// first try.
+func (c *Client) sayRetry(e *Error, try int, delay, waited time.Duration) {
 	level := event.Debug
-	if try >= 3 {
+	if try >= 3 || waited >= slowAnswer {
 		level = event.Warn
 	}
 	event.Notef(c.cfg.Sink, level, "", "%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond))
