@@ -2,18 +2,20 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 )
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// on returns the newest worker of slice m-N; nil if there is none.
+// on returns the newest worker of a place, see lifeDeed; nil if there is none.
 func (w *lifeWorld) on(n int) *lifeVM {
 	for _, vm := range w.vms() {
-		if strings.HasSuffix(vm.spec.Node, []string{"m-0", "m-1"}[n]) {
+		if vm.place() == fmt.Sprintf("m-%d.%d", n%lifeSlices, n/lifeSlices) {
 			return vm
 		}
 	}
@@ -124,4 +126,50 @@ func (w *lifeWorld) unreadFor(n int, d time.Duration) {
 		vm.mu.Unlock()
 		close(ch)
 	})
+}
+
+// slowFor has each call of the API take half a minute.
+func (w *lifeWorld) slowFor(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.slow = time.Now().Add(d)
+}
+
+// fullDisk is the deed that fills the disk of a machine. In its stories commands print
+// much, and machines have disks of their own.
+const fullDisk = "the disk is full"
+
+// fillFor fills the disk of a machine for a time.
+func (w *lifeWorld) fillFor(machine int, d time.Duration) {
+	m := w.machines[machine]
+	set := func(full bool) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.full = full
+		m.fill(full)
+	}
+	set(true)
+	w.later(d, func() { set(false) })
+}
+
+// fill takes all the room on the machine's disk, or gives it back. The caller holds m.mu.
+func (m *lifeMachine) fill(full bool) {
+	if m.disk == "" {
+		return
+	}
+	name := filepath.Join(m.disk, "filler")
+	if !full {
+		os.Remove(name)
+		return
+	}
+	file, err := os.Create(name)
+	if err != nil {
+		return // it is full already
+	}
+	defer file.Close()
+	for page := make([]byte, 64<<10); len(page) > 0; {
+		if _, err := file.Write(page); err != nil {
+			page = page[:len(page)/2]
+		}
+	}
 }

@@ -16,6 +16,7 @@ import (
 func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
 	const laptop, desk = 0, 1
+	const partLog = 74
 	const soon = 4*lifeStep + 100*time.Millisecond // the slices have just become ready; who waits for them will see that in some seconds
 	deed := func(what string, machine int, then time.Duration) lifeDeed {
 		return lifeDeed{what: what, machine: machine, then: then}
@@ -24,77 +25,93 @@ func TestLifeStoriesFound(t *testing.T) {
 		name  string
 		story lifeStory
 		want  []map[string]int // exit statuses that are right; more than one where it is luck who is first
+		by    time.Duration    // when the last command has ended; 0: at any time
 	}{
 		{"Ctrl-C while another runner has started the command",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type job", desk, time.Millisecond), deed("Ctrl-C", laptop, 10*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": exitInterrupt, "job 1 of desk": 0}, {"job 1 of laptop": exitInterrupt, "job 1 of desk": 128 + 15}}},
+			}}, []map[string]int{{"job 1 of laptop": exitInterrupt, "job 1 of desk": 0}, {"job 1 of laptop": exitInterrupt, "job 1 of desk": 128 + 15}}, 0},
 		{"two machines ask again for slices that were lost",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", desk, 2*time.Minute), deed("the queued resource is suspended", 0, time.Second), deed("type job", laptop, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}, 0},
 		{"the first attempt of another machine, where another job of the name has ended",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type job", laptop, 10*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "job 2 of laptop": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "job 2 of laptop": 0}}, 0},
 		{"a stop where another machine has begun again what has ended here",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type stop", laptop, 5*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 128 + 15, "stop 2 of laptop": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 128 + 15, "stop 2 of laptop": 0}}, 0},
 		{"attaching where another machine has begun again what has ended here",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type attach", laptop, 5*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "attach 2 of laptop": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "attach 2 of laptop": 0}}, 0},
 		{"another run is first on the slices of a job",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "run 1 of desk": 0}, {"job 1 of laptop": 0, "run 1 of desk": exitUnavailable}}},
+			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "run 1 of desk": 0}, {"job 1 of laptop": 0, "run 1 of desk": exitUnavailable}}, 0},
 		{"a worker reboots while it reboots",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), {what: "a reboot of", then: 10 * time.Second}, {what: "a reboot of", then: 20 * time.Minute},
-			}}, []map[string]int{{"job 1 of laptop": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
 		{"no worker answers for longer than a boot may take when the job is typed again",
 			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), deed("kill -9", laptop, time.Second),
 				{what: "no answer from", worker: 0, lasts: 6 * time.Minute, then: time.Second},
 				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: time.Second},
 				deed("type job", laptop, 20*time.Minute),
-			}}, []map[string]int{{"job 2 of laptop": 0}}},
+			}}, []map[string]int{{"job 2 of laptop": 0}}, 0},
 		{"a stop of a run that this machine does not know, while a slice does not answer",
 			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
 				deed("type job", desk, 2*time.Minute),
 				{what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 40 * time.Second}, deed("type stop", laptop, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": exitUnavailable}}},
+			}}, []map[string]int{{"job 1 of desk": 128 + 15, "stop 1 of laptop": exitUnavailable}}, 0},
 		{"a stop while a runner stops an attempt to begin the next one",
 			lifeStory{lasts: 3 * time.Minute, restarts: 1, steps: []lifeDeed{
 				deed("type job", desk, 2*time.Minute), {what: "the command fails on", worker: 1, then: 500 * time.Millisecond}, deed("type stop", laptop, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of desk": 9, "stop 1 of laptop": 0}, {"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}},
+			}}, []map[string]int{{"job 1 of desk": 9, "stop 1 of laptop": 0}, {"job 1 of desk": 128 + 15, "stop 1 of laptop": 0}}, 0},
 		{"the job is typed elsewhere after its success, which its runner cannot see",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), {what: "no network", machine: laptop, lasts: 6 * time.Minute, then: 3 * time.Minute}, deed("type job", desk, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}, {"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}, {"job 1 of laptop": exitUnavailable, "job 1 of desk": 0}}, 0},
 		{"a runner that still waits for a log, while another machine has begun the next attempt",
 			lifeStory{lasts: 6 * time.Minute, fails: 1, steps: []lifeDeed{
 				deed("type job", laptop, 3*time.Minute), {what: "logs cannot be read on", worker: 0, lasts: 2 * time.Minute, then: 90 * time.Second}, deed("type job", desk, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 3, "job 1 of desk": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 3, "job 1 of desk": 0}}, 0},
 		{"another machine makes the slices again while their job deletes them",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 3*time.Minute+50*time.Second), deed("type job", desk, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0}}, 0},
 		{"attaching to a run that this machine does not know, while a slice does not answer",
 			lifeStory{lasts: 10 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), {what: "no answer from", worker: 1, lasts: 4 * time.Minute, then: 2 * time.Minute}, deed("type attach", desk, 20*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 0, "attach 1 of desk": exitUnavailable}}},
+			}}, []map[string]int{{"job 1 of laptop": 0, "attach 1 of desk": exitUnavailable}}, 0},
 		{"SIGTERM while a worker cannot be reached",
 			lifeStory{lasts: 9 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 2*time.Minute), {what: "no answer from", worker: 1, lasts: 20 * time.Minute, then: 3 * time.Minute}, deed("SIGTERM", laptop, 30*time.Minute),
-			}}, []map[string]int{{"job 1 of laptop": 128 + 15}}},
+			}}, []map[string]int{{"job 1 of laptop": 128 + 15}}, 0},
 		{"--ttl passes while a worker cannot be reached",
 			lifeStory{lasts: 27 * time.Minute, ttl: 12 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 8*time.Minute), {what: "no answer from", worker: 1, lasts: 6 * time.Minute, then: 30 * time.Minute},
-			}}, []map[string]int{{"job 1 of laptop": exitTempFail}}},
+			}}, []map[string]int{{"job 1 of laptop": exitTempFail}}, 0},
+		{"the disk is full at the end",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: 30 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": partLog}}, 0},
+		{"the disk has room before --log-timeout",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 5 * time.Minute, then: 30 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
+		{"the slices are taken away while the disk is full",
+			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, time.Minute), {what: fullDisk, machine: laptop, lasts: 20 * time.Minute, then: 3 * time.Minute}, {what: "preempted is", worker: 1, then: 20 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": partLog}}, 6 * time.Minute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			if tt.story.needs(fullDisk) && !hasSmallDisk() {
+				t.Skip("a full disk takes root")
+			}
 			tt.story.lease, tt.story.preemptions = 5*time.Minute, -1
 			dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
 			synctest.Test(t, func(t *testing.T) {
@@ -103,11 +120,14 @@ func TestLifeStoriesFound(t *testing.T) {
 					t.Fatal(err)
 				}
 				why := w.tell()
-				got := map[string]int{}
+				got, last := map[string]int{}, time.Duration(0)
 				for _, f := range w.facts() {
 					if f.kind == factReturned {
-						got[f.who] = f.code
+						got[f.who], last = f.code, f.at
 					}
+				}
+				if tt.by > 0 && last > tt.by {
+					t.Errorf("the last command ends at %s, want before %s\n%s", last, tt.by, w.report())
 				}
 				if why != "" || !slices.ContainsFunc(tt.want, func(want map[string]int) bool { return maps.Equal(got, want) }) {
 					t.Errorf("%s\nends with %v, want %v\n%s", why, got, tt.want, w.report())

@@ -14,12 +14,13 @@ type lifeFact struct {
 	kind factKind
 	who  string // the command that did it, or factCloud, factLease, factPerson
 
-	verb    string // of factTyped: job, run, attach, stop, gc
+	verb    string // of factTyped: job, run, attach, stop, gc; job and run with --detach: detach, leave
 	run     string
 	worker  string // the VM: slice, worker and the id of its slice
 	attempt int
 	code    int // exit status of a command of multihost, or of the command on a worker
 	text    string
+	workers int // of factMade: how many workers a run has
 
 	// Of factReturned:
 	codes   []int    // what the last attempt ended with on each of its workers; unended: it has not
@@ -204,7 +205,7 @@ func (h lifeHistory) startsTwice() string {
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
-		if e.kind == factReturned && e.run == f.run && ended == lifeWorkersOfARun && len(e.codes) == ended && e.verb != "stop" {
+		if e.kind == factReturned && e.run == f.run && ended == h.workers() && len(e.codes) == ended && e.verb != "stop" {
 			return false // that was told: whoever types it now wants another one
 		}
 		if e.run != f.run || e.attempt != f.attempt-1 {
@@ -218,11 +219,21 @@ func (h lifeHistory) succeeded(f lifeFact) bool {
 			ended++
 		}
 	}
-	return here && begun == lifeWorkersOfARun && ended == begun
+	return here && begun == h.workers() && ended == begun
 }
 
-// lifeWorkersOfARun is how many workers a run of a story has.
-const lifeWorkersOfARun = 2
+// lifeSlices is how many slices a run of a story has.
+const lifeSlices = 2
+
+// workers is how many workers a run of the story has.
+func (h lifeHistory) workers() int {
+	for _, f := range h {
+		if f.kind == factMade && f.workers > 0 {
+			return f.workers
+		}
+	}
+	return lifeSlices
+}
 
 func (h lifeHistory) staysOrGoesWrongly() string {
 	for _, f := range h {
@@ -263,7 +274,7 @@ func (h lifeHistory) lies() string {
 		switch {
 		case f.exists && strings.Contains(f.said, "nothing of this job is billed"):
 			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
-		case f.billed && f.verb == "job" && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
+		case f.billed && (f.verb == "job" || f.verb == "detach") && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
 			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
 		case f.lives && strings.Contains(f.said, "no process of it is left on all"):
 			return fmt.Sprintf("at %s %s says that no process is left, but the command lives", f.at, f.who)
@@ -298,6 +309,10 @@ func (h lifeHistory) succeedsWrongly() string {
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
+		case "detach", "leave": // what lives goes on
+			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 && c != unended }) {
+				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
+			}
 		case "stop":
 			if f.lives && !h[:i].typedSince(f.who) {
 				return fmt.Sprintf("at %s %s ends with 0, but the command lives", f.at, f.who)
@@ -311,5 +326,5 @@ func (h lifeHistory) succeedsWrongly() string {
 // command may start what who has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
-	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && f.verb == "job" })
+	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -31,15 +32,23 @@ type lifeMachine struct {
 	world *lifeWorld
 	name  string
 	dir   string // state directory
+	disk  string // where dir is, a small file system of its own; "": it is never full
 
 	mu        sync.Mutex
 	offline   bool // it has no network
+	full      bool // its disk is full
 	processes []*lifeProcess
 	typed     int
 }
 
 func newLifeMachine(w *lifeWorld, name string) *lifeMachine {
-	return &lifeMachine{world: w, name: name, dir: filepath.Join(w.dir, name)}
+	m := &lifeMachine{world: w, name: name, dir: filepath.Join(w.dir, name)}
+	if w.real == nil && w.story.needs(fullDisk) {
+		if m.disk = w.smallDisk(); m.disk != "" {
+			m.dir = filepath.Join(m.disk, name)
+		}
+	}
+	return m
 }
 
 // newest returns the command that was typed last and has not ended; nil if there is none.
@@ -90,7 +99,7 @@ func (m *lifeMachine) switchOff() {
 		m.world.note(lifeFact{kind: factKilled, who: p.name})
 		m.world.cut(p.name, false)
 	}
-	kept := m.dir + ".kept"
+	kept := filepath.Join(m.world.dir, m.name+".kept")
 	for range 20 { // a file may go while it is copied
 		if err := os.CopyFS(kept, os.DirFS(m.dir)); err == nil {
 			break
@@ -108,9 +117,19 @@ func (m *lifeMachine) switchOff() {
 	if err := os.RemoveAll(m.dir); err != nil {
 		panic(err)
 	}
-	if err := os.Rename(kept, m.dir); err != nil && !os.IsNotExist(err) {
+	if m.disk == "" {
+		if err := os.Rename(kept, m.dir); err != nil && !os.IsNotExist(err) {
+			panic(err)
+		}
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fill(false) // what has room once has room again, but not in every order
+	if err := errors.Join(os.CopyFS(m.dir, os.DirFS(kept)), os.RemoveAll(kept)); err != nil {
 		panic(err)
 	}
+	m.fill(m.full)
 }
 
 // A lifeProcess is one command of multihost.
@@ -161,7 +180,7 @@ func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	p := &lifeProcess{machine: m, name: fmt.Sprintf("%s %d of %s", verb, m.typed, m.name), verb: verb, run: "m", asks: asks,
 		signals: make(chan os.Signal, 4), keys: make(chan job.Answer, 4), done: make(chan struct{}), heard: time.Now()}
 	p.signalled.Leave = make(chan struct{})
-	if verb == "run" {
+	if verb == "run" || verb == "leave" {
 		p.run = "r"
 	}
 	m.processes = append(m.processes, p)
@@ -253,11 +272,12 @@ func (p *lifeProcess) do(ctx context.Context) error {
 	w := p.machine.world
 	o := w.story.job(w)
 	switch p.verb {
-	case "job":
+	case "job", "detach":
+		o.Run.Detach = p.verb == "detach"
 		return outcome(p.deps.Job(ctx, o))
-	case "run":
+	case "run", "leave":
 		r := o.Run
-		r.Run, r.Prefix = "r", "m"
+		r.Run, r.Prefix, r.Detach = "r", "m", p.verb == "leave"
 		return outcome(p.deps.Run(ctx, r))
 	case "attach":
 		return outcome(p.deps.Attach(ctx, "m", job.AttachOptions{Grace: o.Run.Grace, Patience: o.Run.Patience}))
@@ -276,12 +296,12 @@ func (p *lifeProcess) do(ctx context.Context) error {
 
 // job returns the job of the story.
 func (s lifeStory) job(w *lifeWorld) job.JobOptions {
-	ty, err := tpu.ParseType("v5litepod-4")
+	ty, err := tpu.ParseType([]string{"v5litepod-4", "v4-16"}[s.perSlice()-1])
 	if err != nil {
 		panic(err)
 	}
 	o := job.JobOptions{
-		Request: qr.Request{ID: "m", NodeCount: lifeWorkersOfARun, NodePrefix: "m", Type: ty, Tier: qr.Spot},
+		Request: qr.Request{ID: "m", NodeCount: lifeSlices, NodePrefix: "m", Type: ty, Tier: qr.Spot},
 		Run: job.RunOptions{Prefix: "m", Run: "m", Dir: filepath.Join(w.dir, "src"), Script: "train", Preflight: "apply", NUMA: preflight.NUMAOff,
 			FailFast: true, Grace: 5 * time.Second, SyncTimeout: time.Minute, StartLimit: 2 * time.Minute,
 			Patience: job.Patience{Lost: lifeLost, Log: 5 * time.Minute}},

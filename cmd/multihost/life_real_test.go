@@ -78,6 +78,7 @@ var realDraw = lifeDraw{
 	keeps:       []string{"", "", "", "keep"},
 	lasts:       []time.Duration{6 * time.Second, 2 * time.Second, 12 * time.Second},
 	preemptions: []int{1, 0, 2},
+	workers:     []int{1},
 	fewest:      2,
 	steps:       5,
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,7 @@ type lifeStory struct {
 	lease, ttl            time.Duration
 	keep                  string // "", "keep", "on failure" or "on failure 10m"
 	restarts, preemptions int
+	workers               int           // of each of the two slices; 0: one
 	lasts                 time.Duration // of the command
 	fails                 int           // the attempt that fails on a worker; 0: none does
 	steps                 []lifeDeed
@@ -34,11 +36,19 @@ func (s lifeStory) fate(node string, attempt int) workerFate {
 	return workerFate{lasts: s.lasts}
 }
 
+// perSlice is how many workers each slice has.
+func (s lifeStory) perSlice() int { return max(1, s.workers) }
+
+// needs reports whether something is done in the story.
+func (s lifeStory) needs(what string) bool {
+	return slices.ContainsFunc(s.steps, func(d lifeDeed) bool { return d.what == what })
+}
+
 // A lifeDeed is one thing that happens, and the time that passes then.
 type lifeDeed struct {
 	what    string
 	machine int           // on which machine, or …
-	worker  int           // … to which worker
+	worker  int           // … to which worker: those of one place in both slices come first
 	lasts   time.Duration // of a fault
 	then    time.Duration
 }
@@ -50,7 +60,10 @@ func (d lifeDeed) String() string {
 	case onMachine:
 		text += " on " + []string{"the laptop", "the desk"}[d.machine]
 	case onWorker:
-		text += fmt.Sprintf(" m-%d", d.worker)
+		text += fmt.Sprintf(" m-%d", d.worker%lifeSlices)
+		if d.worker >= lifeSlices {
+			text += fmt.Sprintf(", worker %d", d.worker/lifeSlices)
+		}
 	}
 	if deed.lasts {
 		text += " for " + d.lasts.String()
@@ -60,7 +73,7 @@ func (d lifeDeed) String() string {
 
 func (s lifeStory) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "job with --lease=%s --ttl=%s, keep: %q, --max-restarts=%d --max-preemptions=%d; its command takes %s", s.lease, s.ttl, s.keep, s.restarts, s.preemptions, s.lasts)
+	fmt.Fprintf(&b, "job of 2 × %d with --lease=%s --ttl=%s, keep: %q, --max-restarts=%d --max-preemptions=%d; its command takes %s", s.perSlice(), s.lease, s.ttl, s.keep, s.restarts, s.preemptions, s.lasts)
 	if s.fails > 0 {
 		fmt.Fprintf(&b, " and fails on m-1 in attempt %d", s.fails)
 	}
@@ -122,7 +135,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 	fault := func(text string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
-			_ = w.inject(strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker))) // it may have nothing to hit
+			_ = w.inject(strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))) // it may have nothing to hit
 		}
 	}
 	away := func(how string) func(w *lifeWorld, d lifeDeed) {
@@ -134,6 +147,8 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"type attach":                    {on: onMachine, often: 2, do: typing("attach", false)},
 		"type attach at a terminal":      {on: onMachine, often: 1, do: typing("attach", true)},
 		"type stop":                      {on: onMachine, often: 1, do: typing("stop", false)},
+		"type job --detach":              {on: onMachine, often: 2, do: typing("detach", false)},
+		"type run --detach":              {on: onMachine, often: 1, do: typing("leave", false)},
 		"type run":                       {on: onMachine, often: 1, do: typing("run", false)},
 		"type gc --delete":               {on: onMachine, often: 1, do: typing("gc", false)},
 		"Ctrl-C":                         {on: onMachine, often: 3, do: signal(syscall.SIGINT)},
@@ -146,6 +161,8 @@ func lifeDeeds() map[string]lifeDeedKind {
 		"no network":                     {on: onMachine, lasts: true, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.offlineFor(d.machine, d.lasts) }},
 		"the API answers 503":            {lasts: true, often: 2, do: api(503)},
 		"the API answers 429":            {lasts: true, often: 1, do: api(429)},
+		"the API takes 30s to answer":    {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.slowFor(d.lasts) }},
+		fullDisk:                         {on: onMachine, lasts: true, often: 2, do: func(w *lifeWorld, d lifeDeed) { w.fillFor(d.machine, d.lasts) }},
 		"the next 3 calls are done and not answered": {often: 1, do: func(w *lifeWorld, _ lifeDeed) { w.mu.Lock(); w.drops = 3; w.mu.Unlock() }},
 		"no capacity":                      {lasts: true, often: 1, do: func(w *lifeWorld, d lifeDeed) { w.starveFor(d.lasts) }},
 		"the queued resource fails":        {often: 1, loss: true, do: fault("qr-failed qr=m message='an internal error has occurred'")},
@@ -170,7 +187,8 @@ type lifeDraw struct {
 	leases, ttls, lasts []time.Duration
 	keeps               []string
 	preemptions         []int
-	fewest, steps       int // how many come after the first one
+	workers             []int // of a slice
+	fewest, steps       int   // how many come after the first one
 }
 
 // lifeWhole are all the deeds, with times as people and clouds have them.
@@ -184,6 +202,7 @@ func lifeWhole() lifeDraw {
 		lasts:       []time.Duration{10 * time.Minute, 30 * time.Second, 3 * time.Minute, 40 * time.Minute},
 		keeps:       []string{"", "", "", "", "keep", "on failure", "on failure 10m"},
 		preemptions: []int{-1, -1, 0, 1},
+		workers:     []int{1, 1, 1, 1, 2},
 		steps:       8,
 	}
 }
@@ -197,6 +216,7 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 			names = append(names, name)
 		}
 	}
+	perSlice := 1
 	deed := rapid.Custom(func(t *rapid.T) lifeDeed {
 		d := lifeDeed{what: rapid.SampledFrom(names).Draw(t, "what")}
 		kind := kinds[d.what]
@@ -204,7 +224,7 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 		case onMachine:
 			d.machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine")
 		case onWorker:
-			d.worker = rapid.IntRange(0, lifeWorkersOfARun-1).Draw(t, "worker")
+			d.worker = rapid.IntRange(0, lifeSlices*perSlice-1).Draw(t, "worker")
 		}
 		if kind.lasts {
 			d.lasts = rapid.SampledFrom(from.faults).Draw(t, "lasts")
@@ -221,7 +241,9 @@ func lifeStories(from lifeDraw) *rapid.Generator[lifeStory] {
 			preemptions: rapid.SampledFrom(from.preemptions).Draw(t, "preemptions"),
 			lasts:       rapid.SampledFrom(from.lasts).Draw(t, "command lasts"),
 			fails:       rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "fails"),
+			workers:     rapid.SampledFrom(from.workers).Draw(t, "workers of a slice"),
 		}
+		perSlice = s.workers
 		first := lifeDeed{what: rapid.SampledFrom([]string{"type job", "type job at a terminal"}).Draw(t, "first"), then: rapid.SampledFrom(from.times).Draw(t, "then")}
 		s.steps = append([]lifeDeed{first}, rapid.SliceOfN(deed, from.fewest, from.steps).Draw(t, "steps")...)
 		return s

@@ -12,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,7 @@ type lifeRun struct {
 	reason              string
 	end                 time.Time
 	log                 []byte
+	padding             string // of each line
 	seen                bool
 	stopped             string        // the mark of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
@@ -67,10 +69,13 @@ func (r *lifeRun) alive() bool { return r.phase == "running" || r.phase == "star
 
 // print adds a line to the log; the caller holds vm.mu.
 func (r *lifeRun) print(format string, args ...any) {
-	r.log = fmt.Appendf(r.log, format+"\n", args...)
+	r.log = fmt.Appendf(r.log, format+r.padding+"\n", args...)
 	close(r.more)
 	r.more = make(chan struct{})
 }
+
+// place names the worker's place in the run.
+func (vm *lifeVM) place() string { return fmt.Sprintf("%s.%d", vm.spec.Node, vm.spec.Index) }
 
 func (vm *lifeVM) Addr() string     { return vm.addr }
 func (vm *lifeVM) Hostname() string { return vm.spec.Hostname }
@@ -434,6 +439,9 @@ func (s *lifeSession) arm(args []string, in *bufio.Reader) {
 		if meta, ok := bytes.CutPrefix(file, []byte("owner=")); ok {
 			r.owner, r.command, _ = strings.Cut(strings.TrimSpace(string(meta)), "\ncommand=")
 		}
+	}
+	if vm.world.story.needs(fullDisk) {
+		r.padding = strings.Repeat(".", os.Getpagesize())
 	}
 	key := args[0] + "/" + args[1]
 	vm.mu.Lock()

@@ -47,6 +47,7 @@ type lifeWorld struct {
 	back     sync.WaitGroup // what ends by itself, at the latest with ctx
 
 	machines []*lifeMachine
+	disks    []func() // end the small file systems
 
 	endLimit   time.Duration // by which every command has ended when nothing happens any more
 	goLimit    time.Duration // by which all that is left has gone then
@@ -59,6 +60,7 @@ type lifeWorld struct {
 	next     int
 	apiCode  int       // HTTP status of all answers …
 	apiUntil time.Time // … until then
+	slow     time.Time // until then each takes a long time
 	drops    int       // how many of the next answers are lost
 	deletes  string    // who has the queued resource deleted
 	reboots  string    // who has its workers rebooted
@@ -111,6 +113,9 @@ func (w *lifeWorld) close() error {
 	w.back.Wait()
 	if w.real != nil {
 		w.real.front.Close()
+	}
+	for _, unmount := range w.disks {
+		unmount()
 	}
 	return errors.Join((*lifeBackend)(w).Close(), w.server.Close())
 }
@@ -203,13 +208,22 @@ func (b *lifeBackend) Start(_ context.Context, spec worker.Spec) (worker.Machine
 	w.next++
 	w.mu.Unlock()
 	vm := &lifeVM{world: w, spec: spec, addr: fmt.Sprintf("127.91.%d.%d", n/250, n%250+1), key: w.keys[n%len(w.keys)],
-		id: fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-4):]), runs: map[string]*lifeRun{}, synced: map[string]string{}}
+		id: lifeID(spec), runs: map[string]*lifeRun{}, synced: map[string]string{}}
 	vm.boot()
 	w.mu.Lock()
-	w.fleet[spec.Node] = vm
+	w.fleet[vm.place()] = vm
 	w.all = append(w.all, vm)
 	w.mu.Unlock()
 	return vm, nil
+}
+
+// lifeID names a worker: its slice, the id of that, and its number if that is not 0.
+func lifeID(spec worker.Spec) string {
+	id := fmt.Sprintf("%s/%s", spec.Node, spec.NodeUID[max(0, len(spec.NodeUID)-4):])
+	if spec.Index > 0 {
+		id += fmt.Sprintf(".%d", spec.Index)
+	}
+	return id
 }
 
 // dial connects a command of multihost to the worker at an address.
@@ -262,7 +276,13 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	if l.process.cutOff() {
 		return nil, offline
 	}
+	if err := l.world.dawdle(req.Context()); err != nil {
+		return nil, err
+	}
 	answer := l.world.call(req, l.process.name)
+	if err := l.world.dawdle(req.Context()); err != nil {
+		return nil, err
+	}
 	if l.process.cutOff() {
 		return nil, offline
 	}
@@ -282,6 +302,20 @@ func (w *lifeWorld) apiIsAway() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return time.Now().Before(w.apiUntil)
+}
+
+// dawdle waits for half of what a call of the API takes.
+func (w *lifeWorld) dawdle(ctx context.Context) error {
+	w.mu.Lock()
+	slow := time.Now().Before(w.slow)
+	w.mu.Unlock()
+	if slow {
+		select {
+		case <-time.After(15 * time.Second):
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
 }
 
 // dropsAnswer reports whether the answer to a call is lost on its way.
@@ -330,7 +364,7 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/queuedResources") && answer.Code == http.StatusOK {
 		w.mu.Lock()
 		w.deletes, w.made = "", true
-		w.noteLocked(lifeFact{kind: factMade, who: who})
+		w.noteLocked(lifeFact{kind: factMade, who: who, workers: lifeSlices * w.story.perSlice()})
 		w.mu.Unlock()
 		if w.story.ttl > 0 {
 			w.later(w.story.ttl-2*time.Second, func() { w.note(lifeFact{kind: factExpired}) })
