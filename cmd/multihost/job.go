@@ -2,13 +2,11 @@ package main
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"multihost/internal/cmdline"
 	"multihost/internal/config"
 	"multihost/internal/detach"
 	"multihost/internal/event"
@@ -61,18 +59,14 @@ With --detach and --bucket-name the job needs no runner: the workers fetch the
 code from the bucket, start the command, write their logs to the bucket and
 delete the slices when all have ended. docs/detached.md says which rights they
 need.`,
-		Flags: slices.Concat(jobFlags(), waitFlags(), commandFlags(), watchFlags(), sshFlags()),
+		Flags: jobFlags(),
 		Action: withSession(func(s *session, c *call) error {
 			o := jobOptions(s, c)
 			runnerless := o.Run.Detach && c.String("bucket-name") != ""
 			var do job.DetachOptions
 			var told notify.Options
 			if runnerless {
-				for _, name := range []string{"notify", "notify-url", "max-restarts", "max-preemptions", "start-timeout", "queue-timeout", "provision-timeout", "boot-timeout", "on-stall", "log-dir", "replace", "skew", "lease"} {
-					if _, typed := c.Typed[name]; typed {
-						c.Refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", name), name, "detach", "bucket-name")
-					}
-				}
+				refuseRunnerless(c)
 				do = detachOptions(c, s.roots)
 			} else {
 				if _, typed := c.Typed["cloud-logging"]; typed {
@@ -113,42 +107,12 @@ need.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitIO, exitTempFail, exitPreflight, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
+// jobFlags returns the flags of job. The run names the slices: job has no flags for that.
 func jobFlags() []cli.Flag {
-	all := requestFlags(
-		&cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},
-		tpuTypeFlag(),
-		runtimeFlag(),
-		&cli.StringFlag{Name: "bucket-name", Aliases: []string{"BUCKET_NAME"}, Usage: "with --detach: Cloud Storage `BUCKET` that the job lives in, without this machine"},
-		&cli.StringFlag{Name: "bucket-dir", Aliases: []string{"BUCKET_DIR"}, Usage: "`DIR` in the bucket"},
-		&cli.DurationFlag{Name: "upload-every", Value: time.Minute, Usage: "`TIME` between two uploads of a worker's log to the bucket"},
-		&cli.BoolFlag{Name: "cloud-logging", Usage: "send the logs of a job without runner to Cloud Logging, too, with Google's Ops Agent"},
-		&cli.DurationFlag{Name: "ttl", Usage: "delete the slices this `TIME` after they were requested, whatever runs on them; default: never"},
-		&cli.DurationFlag{Name: "lease", Value: 30 * time.Minute, Usage: "if this machine is gone and nobody is attached, let the workers delete the slices this `TIME` after the command has ended, or after their boot if it has not started; 0: never"},
-		&cli.StringFlag{Name: "cqr-extra-args", Aliases: []string{"CQR_EXTRA_ARGS"}, Usage: "more `FLAGS` of gcloud's queued-resources create, in one string"},
-		&cli.BoolFlag{Name: "enable-autocheckpoint", Aliases: []string{"ENABLE_AUTOCHECKPOINT", "autocheckpoint-enabled"}, Usage: "let the service trigger a checkpoint before maintenance"},
-		&cli.BoolFlag{Name: "network-create", Usage: "make the network that --network names, or else mtu9k, if it does not exist"},
-		&cli.StringFlag{Name: "ssh-source-ranges", Value: iapRange, Usage: "addresses `CIDR,…` that may reach port 22 in a network that --network-create makes; if yours is not among them, workers are reached through Identity-Aware Proxy"},
-		confirmFlag(),
-		maxRestartsFlag(),
-		&cli.StringFlag{Name: "max-preemptions", Value: "unlimited", Usage: "start again when slices or hosts are lost, up to `NUMBER` times, or unlimited"},
-		&cli.BoolFlag{Name: "keep", Usage: "keep the slices at the end"},
-		&cli.GenericFlag{Name: "keep-on-failure", Value: &cmdline.Optional{}, Usage: "keep the slices after a failure; with =`TIME`, keep them for that time"},
-	)
-	return slices.DeleteFunc(all, func(f cli.Flag) bool { // the run names the slices
-		return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0])
-	})
-}
-
-// parseLimit reads a number that is 0 or more; unlimited is -1.
-func parseLimit(text string) (int, error) {
-	if text == "unlimited" {
-		return -1, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err == nil && n < 0 {
-		err = strconv.ErrRange
-	}
-	return n, err
+	own := flagsOf(ownJobOptions())
+	all := requestFlags(own...)
+	rest := slices.Concat(all, flagsOf(jobRows()[len(own):]))
+	return slices.DeleteFunc(rest, func(f cli.Flag) bool { return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0]) })
 }
 
 // bucketFlags name the bucket of a job without runner that was started elsewhere.
@@ -175,11 +139,6 @@ func detachOptions(c *call, roots gcp.Roots) job.DetachOptions {
 	return do
 }
 
-// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
-// runner that they do not hear from: a runner that is away for a moment must not lose
-// them. Tests shorten it, because their scripts cannot wait a minute.
-var leastTerm = time.Minute
-
 // asMaxText reports whether the command line uses the flags of multihost_job.py.
 func asMaxText(c *call) bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
@@ -191,41 +150,15 @@ func asMaxText(c *call) bool {
 }
 
 func jobOptions(s *session, c *call) job.JobOptions {
-	run := runOptions(s, c)
+	o := runOptions(s, c, jobRows())
+	run := &o.Run
 	run.MaxText = asMaxText(c)
 	if run.MaxText && !c.IsSet("venv") {
 		run.Venv = true
 	}
-	limits := waitLimits(c)
-	o := job.JobOptions{
-		Run:            run,
-		Keep:           c.Bool("keep"),
-		QueueLimit:     limits.QueueLimit,
-		ProvisionLimit: limits.ProvisionLimit,
-		BootLimit:      limits.BootLimit,
-		TTL:            c.Duration("ttl"),
-		Lease:          c.Duration("lease"),
-	}
-	for _, name := range []string{"ttl", "lease"} {
-		if d := c.Duration(name); d != 0 && d < leastTerm {
-			c.Refuse(usagef("--%s=%s: it must be 1m or more, or 0", name, d), name)
-		}
-	}
 	o.Budget.Restarts = run.MaxRestarts
-	var err error
-	if o.Budget.Preemptions, err = parseLimit(c.String("max-preemptions")); err != nil {
-		c.Refuse(usagef("--max-preemptions=%s: it is a number from 0, or unlimited", c.String("max-preemptions")), "max-preemptions")
-	}
-	if keep := c.Generic("keep-on-failure").(*cmdline.Optional); keep.Given && keep.Text != "false" {
-		o.KeepOnFailure = true
-		if keep.Text != "true" {
-			if o.KeepFor, err = time.ParseDuration(keep.Text); err != nil || o.KeepFor <= 0 {
-				c.Refuse(usagef("--keep-on-failure=%s: it is a time such as 2h or 30m", keep.Text), "keep-on-failure")
-			}
-		}
-	}
 	o.Request = jobRequest(s, c, run.Run)
-	o.Run.Prefix = o.Request.ID
+	run.Prefix = o.Request.ID
 	if o.Request.Type.Name != "" {
 		c.Refuse(preflight.CheckNUMA(run.NUMA, o.Request.Type.Generation), append(ownFlags(c, []string{"accelerator-type", "type", "topology"}), "numa")...)
 	}

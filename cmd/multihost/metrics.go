@@ -16,15 +16,6 @@ import (
 	"multihost/internal/metrics"
 )
 
-// watchFlags set how the training of a run is watched.
-func watchFlags() []cli.Flag {
-	return []cli.Flag{
-		patternFlag(),
-		&cli.StringFlag{Name: "stall-timeout", Value: "auto", Usage: "`TIME` without a training step after which the run has stalled; auto: ten median step times, at least 10m; off: never"},
-		&cli.StringFlag{Name: "on-stall", Value: string(job.StallReport), Usage: "report, dump, restart or stop: what to do when the run has stalled (`ACTION`); dump: collect the stacks of all workers"},
-	}
-}
-
 func patternFlag() cli.Flag {
 	return &cli.StringFlag{Name: "metrics-regex", Usage: "`REGEX` for the step lines of a trainer other than MaxText; its groups: step, and any of seconds, milliseconds, steps_per_second, tflops, tokens, mfu_percent, loss"}
 }
@@ -41,7 +32,7 @@ func pattern(c *call) *metrics.Pattern {
 	return pattern
 }
 
-// watchOptions reads watchFlags.
+// watchOptions reads watchingOptions.
 func watchOptions(c *call) job.WatchOptions {
 	o := job.WatchOptions{OnStall: job.OnStall(c.String("on-stall")), Pattern: pattern(c)}
 	c.OneOf("on-stall", string(o.OnStall), string(job.StallReport), string(job.StallDump), string(job.StallRestart), string(job.StallStop))

@@ -60,24 +60,28 @@ func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 
 // Values that their flags do not take, for each check of a command one.
 var (
-	badGlobals = []string{"--output=x", "--project=a b", "--zone=c d", "--sim-step=x", "--quiet=x", "--configuration=no/such"}
-	badLogins  = []string{"--connect-timeout=0s", "--max-dials=0", "--user=root", "--ssh-port=0", "--ip=x", "--ssh-config=/no/such", "--ssh-proxy-jump=@"}
-	badHosts   = []string{"--hosts=a b", "--hosts-file=/no/such"}
-	badViews   = []string{"--stream=x"}
-	badWatches = []string{"--metrics-regex=(", "--stall-timeout=x", "--on-stall=x"}
-	badRuns    = slices.Concat([]string{
-		"--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--scp-timeout-secs=0", "--relay=x", "--relay-fanout=-1", "--env=1", "--env-file=/no/such",
-		"--secret-env=MH_NONE", "--preflight=x", "--skew=x", "--platform=x", "--numa=x", "--xla-preset=x", "--xla-flag==1", "--max-log=x",
-		"--timeout=-1s", "--start-timeout=-1s", "--fail-fast=x", "--grace=-1s", "--on-interrupt=x", "--kill-stale=x", "--notify='", "--notify-url=x",
-		"--max-restarts=-1", "--script-dir=/no/such", "--run-name=/", "stray", "--max-restarts=x",
-	}, badGlobals, badLogins, badViews, badWatches)
-	badWaits    = []string{"--queue-timeout=-1s", "--provision-timeout=-1s", "--boot-timeout=x"}
-	badRequests = slices.Concat([]string{
-		"--tpu-type=v4-17", "--workload-type=x", "--provisioning-model=x", "--reservation=/", "--min-duration=x", "--max-run-duration=-1s",
+	badGlobals  = []string{"--output=x", "--project=a b", "--zone=c d", "--sim-step=x", "--quiet=x", "--configuration=no/such"}
+	badLogins   = badOf(loginOptions())
+	badHosts    = badOf(hostOptions())
+	badWatches  = badOf(watchingOptions())
+	badWaits    = badOf(waitOptions())
+	badRuns     = []string{"stray", "--fail-fast=x"}
+	badRequests = []string{
+		"--workload-type=x", "--provisioning-model=x", "--reservation=/", "--min-duration=x", "--max-run-duration=-1s",
 		"--valid-after-duration=x", "--valid-until-time=x", "--network=A B", "--subnetwork=A C", "--range=x", "--service-account=x", "--scopes=x",
 		"--labels=A=b", "--tags=T", "--metadata=a b=c", "--metadata-from-file=a=/no/such", "--data-disk=x", "--boot-disk=x", "--network-config=x",
-	}, badWaits)
+	}
 )
+
+// badOf returns each option with a value that it refuses.
+func badOf(rows []option) (bad []string) {
+	for _, o := range rows {
+		if o.bad != "" {
+			bad = append(bad, "--"+o.name()+"="+o.bad)
+		}
+	}
+	return bad
+}
 
 // Of values that are wrong, for whatever check, the first on the line is named: what
 // is said of it where all others follow it is what is said where it stands alone.
@@ -88,15 +92,13 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 		command string
 		bad     []string
 	}{
-		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, []string{"--slices=x", "--processes-per-worker=0"}, badHosts)},
-		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badRequests, []string{
-			"--ttl=1s", "--lease=1s", "--num-slices=0", "--max-preemptions=x", "--keep-on-failure=x", "--cqr-extra-args=x", "--cloud-logging", "--confirm",
-		})},
+		{"run --tpu-prefix=x --command=true", slices.Concat(badRuns, badGlobals, badOf(runRows()))},
+		{"job --tpu-type=v5litepod-16 --command=true --run-name=x", slices.Concat(badRuns, badGlobals, badOf(jobRows()), badRequests)},
 		{"job --tpu-type=v5litepod-16 --command=true --detach --bucket-name=b-1", []string{"--upload-every=1ms", "--bucket-dir=?", "--lease=1h", "--replace", "--ttl=1s", "--user=root"}},
 		{"exec --tpu-prefix=x --command=true", slices.Concat(badGlobals, badLogins, badHosts, []string{"--workers=x", "--exclude-workers=y", "--timeout=-1s", "--grace=-1s", "--slices=x", "--sudo=x", "stray"})},
 		{"cp --tpu-prefix=x a all:b", slices.Concat(badGlobals, badLogins, []string{"--exclude-workers=y", "--slices=x"})},
 		{"ssh s0w0 --tpu-prefix=x", slices.Concat(badGlobals, badLogins, []string{"--slices=x", "--forward-agent"})},
-		{"qr create x --tpu-type=v5litepod-16 --node-count=2", slices.Concat(badGlobals, badLogins, badRequests, []string{"--node-count=0", "--confirm", "--node-prefix=A", "--description=" + strings.Repeat("x", 600)})},
+		{"qr create x --tpu-type=v5litepod-16 --node-count=2", slices.Concat(badGlobals, badLogins, badRequests, badWaits, []string{"--tpu-type=v4-17", "--node-count=0", "--confirm", "--node-prefix=A", "--description=" + strings.Repeat("x", 600)})},
 		{"qr list", slices.Concat(badGlobals, []string{"--filter=(", "--sort-by=,", "--limit=x", "--page-size=0", "stray"})},
 		{"qr wait x", slices.Concat(badGlobals, badLogins, badWaits)},
 		{"network create", slices.Concat(badGlobals, []string{"--mtu=1", "--subnet-mode=x", "--bgp-routing-mode=x", "--ssh-source-ranges=x", "--all-ports-from=y", "A"})},
@@ -104,7 +106,7 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 		{"sim up", []string{"--output=x", "--sim-step=x", "--backend=x", "--listen=x", "--ssh-port=-1", "--step=0s", "--quota=-1", "--fault=x", "--slices=x", "--login=x", "stray"}},
 		{"doctor --tpu-prefix=x", slices.Concat(badGlobals, badLogins, badHosts, []string{"--slices=x", "--tpu-type=x", "--num-slices=0", "--fix=x", "stray"})},
 		{"logs r", slices.Concat(badGlobals, badLogins, badHosts, []string{"--worker=x", "--attempt=-1", "--lost-timeout=-1s", "--tail=-1", "--since=x", "--follow=x"})},
-		{"attach r", slices.Concat(badGlobals, badLogins, badHosts, badViews, badWatches, []string{"--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--on-interrupt=x", "--grace=x"})},
+		{"attach r", slices.Concat(badGlobals, badLogins, badHosts, badWatches, []string{"--stream=x", "--lost-timeout=-1s", "--log-timeout=-1s", "--quiet-after=-1s", "--on-interrupt=x", "--grace=x"})},
 		{"metrics --log-dir=x", []string{"--output=x", "--skip-steps=-1", "--compare=x", "--metrics-regex=(", "--fail-below=x", "--attempt=x", "--workers=x"}},
 		{"report --log-dir=x --follow", []string{"--output=x", "--skip-steps=-1", "--compare=x", "--metrics-regex=(", "--port=-1"}},
 	} {
@@ -197,17 +199,5 @@ func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 		if !strings.Contains(said, want) {
 			t.Errorf("%s: %s", want, said)
 		}
-	}
-}
-
-func TestASizeHasOneUnit(t *testing.T) {
-	t.Parallel()
-	for range 50 {
-		if n, err := parseSize("1KBMB"); err == nil {
-			t.Fatalf("1KBMB is %d bytes", n)
-		}
-	}
-	if n, err := parseSize("2 MB"); n != 2e6 || err != nil {
-		t.Errorf("2 MB: %d, %v", n, err)
 	}
 }

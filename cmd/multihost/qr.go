@@ -249,21 +249,17 @@ func qrRequest(s *session, c *call) qr.Request {
 
 func asyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
-func waitFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.DurationFlag{Name: "queue-timeout", Usage: "longest `TIME` to wait for capacity; default: no limit"},
-		&cli.DurationFlag{Name: "provision-timeout", Value: 30 * time.Minute, Usage: "longest `TIME` until the slices are made, once there is capacity; 0: no limit"},
-		&cli.DurationFlag{Name: "boot-timeout", Value: 15 * time.Minute, Usage: "longest `TIME` until all workers answer, once the slices are made; 0: no limit"},
-	}
+func waitFlags() []cli.Flag { return flagsOf(waitOptions()) }
+
+// waitLimits reads waitFlags.
+func waitLimits(c *call) qr.WaitOptions {
+	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
 }
 
-// waitLimits reads waitFlags; a time of 0 becomes qr.NoLimit.
-func waitLimits(c *call) (o qr.WaitOptions) {
-	for name, limit := range map[string]*time.Duration{"queue-timeout": &o.QueueLimit, "provision-timeout": &o.ProvisionLimit, "boot-timeout": &o.BootLimit} {
-		c.NotNegative(c, name)
-		*limit = cmp.Or(c.Duration(name), qr.NoLimit)
-	}
-	return o
+// waitTime reads a limit of waiting; a time of 0 becomes qr.NoLimit.
+func waitTime(c *call, flag string) time.Duration {
+	c.NotNegative(c, flag)
+	return cmp.Or(c.Duration(flag), qr.NoLimit)
 }
 
 func qrWaitCommand() *cli.Command {
@@ -371,7 +367,7 @@ func readChoice(c *call) (ch choice) {
 	if ch.keys, err = qr.ParseSortKeys(c.String("sort-by")); err != nil {
 		c.Refuse(usagef("--sort-by: %w", err), "sort-by")
 	}
-	if ch.limit, err = parseLimit(c.String("limit")); err != nil || ch.limit == 0 {
+	if ch.limit, err = config.ParseLimit(c.String("limit")); err != nil || ch.limit == 0 {
 		c.Refuse(usagef("--limit=%s: it is a number from 1, or unlimited", c.String("limit")), "limit")
 	}
 	if size := c.Int("page-size"); size < 1 {

@@ -2,29 +2,16 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
-	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
-	"multihost/internal/codesync"
-	"multihost/internal/config"
-	"multihost/internal/detach"
 	"multihost/internal/event"
 	"multihost/internal/job"
-	"multihost/internal/launch"
-	"multihost/internal/preflight"
 	"multihost/internal/tpu"
-	"multihost/internal/xla"
 )
 
 func runCommand() *cli.Command {
@@ -57,18 +44,11 @@ On a terminal, Ctrl-C asks whether to stop the command or to leave it running.
 Elsewhere it stops the command on every worker and proves it; a second Ctrl-C
 leaves at once. If you close the terminal, the command goes on: see multihost
 attach.`,
-		Flags: slices.Concat(selectFlags(), hostFlags(), commandFlags(), watchFlags(), []cli.Flag{
-			maxRestartsFlag(),
-			&cli.IntFlag{Name: "processes-per-worker", Value: 1, Usage: "start `K` processes of the command on each worker, for example one for each GPU"},
-			&cli.BoolFlag{Name: "use-existing-folder", Aliases: []string{"USE_EXISTING_FOLDER"}, Usage: "copy nothing; the command runs in the directory that the run --run-name left on the workers"},
-		}, sshFlags()),
+		Flags: flagsOf(runRows()),
 		Action: withSession(func(s *session, c *call) error {
-			o := runOptions(s, c)
+			o := runOptions(s, c, runRows()).Run
 			w := namedWorkers(s, c)
 			o.Prefix, o.Slices, o.AllowPartial = w.Prefix, w.Slices, w.Partial
-			if o.Processes = c.Int("processes-per-worker"); o.Processes < 1 {
-				c.Refuse(usagef("--processes-per-worker=%d: it must be 1 or more", o.Processes), "processes-per-worker")
-			}
 			if o.UseExisting && c.String("run-name") == "" {
 				c.Refuse(&usageError{Err: errors.New("--use-existing-folder needs the run whose folder it is"), Advice: "add --run-name=NAME"}, "use-existing-folder")
 			}
@@ -127,71 +107,14 @@ func outcome(out job.Outcome, err error) error {
 	return err
 }
 
-// runOptions reads the flags that run and job share.
-func runOptions(s *session, c *call) job.RunOptions {
-	o := job.RunOptions{
-		Run:         c.String("run-name"),
-		UseExisting: c.Bool("use-existing-folder"),
-		NoIgnore:    c.Bool("no-ignore"),
-		Adopt:       c.Bool("adopt"),
-		Home:        c.home,
-		SyncTimeout: time.Duration(c.Int("scp-timeout-secs")) * time.Second,
-		Relay:       codesync.Relay(c.String("relay")),
-		RelayFanout: c.Int("relay-fanout"),
-		Script:      c.String("command"),
-		Argv:        c.Argv,
-		Preflight:   c.String("preflight"),
-		Skew:        job.SkewMode(c.String("skew")),
-		Platform:    platform(c, c.String("platform"), "platform"),
-		Install:     c.Bool("install"),
-		Venv:        c.Bool("venv"),
-		LogDir:      c.String("log-dir"),
-		Detach:      c.Bool("detach"),
-		Timeout:     c.Duration("timeout"),
-		FailFast:    c.Bool("fail-fast"),
-		Grace:       c.Duration("grace"),
-		Replace:     c.Bool("replace"),
-		KillStale:   launch.FreePolicy(c.String("kill-stale")),
-		StrictExit:  c.Bool("strict-exit"),
-		Patience:    job.Patience{Lost: c.Duration("lost-timeout"), Quiet: c.Duration("quiet-after"), Log: c.Duration("log-timeout")},
-		Env:         environment(s, c),
-		Secrets:     storedSecrets(c),
-		Watch:       watchOptions(c),
-		XLAPresets:  c.StringSlice("xla-preset"),
-		XLAFlags:    c.StringSlice("xla-flag"),
-		StartLimit:  c.Duration("start-timeout"),
-		MaxRestarts: c.Int("max-restarts"),
-	}
+// runOptions reads the options of run or job, and refuses those that contradict each other.
+func runOptions(s *session, c *call, rows []option) options {
+	all := readOptions(s, c, rows)
+	o := &all.Run
+	o.Home = c.home
 	if len(c.Words) > 0 {
 		c.Refuse(strayWord(c, c.Words[0]), cmdline.Word)
 	}
-	refuseCommand(c, o.Script)
-	if o.SyncTimeout <= 0 {
-		c.Refuse(usagef("--scp-timeout-secs=%d: it must be more than 0", c.Int("scp-timeout-secs")), "scp-timeout-secs")
-	}
-	c.NotNegative(c, "relay-fanout", "timeout", "grace", "start-timeout", "max-restarts", "lost-timeout", "log-timeout", "quiet-after")
-	c.OneOf("preflight", o.Preflight, "apply", "require", "check", "off")
-	c.OneOf("skew", string(o.Skew), string(job.SkewCheck), string(job.SkewWarn), string(job.SkewOff))
-	c.OneOf("relay", string(o.Relay), string(codesync.RelayAuto), string(codesync.RelayOn), string(codesync.RelayOff))
-	c.OneOf("kill-stale", string(o.KillStale), string(launch.FreeOrphans), string(launch.FreeAll))
-	checkOnInterrupt(c)
-	var err error
-	if o.NUMA, err = preflight.ParseNUMA(c.String("numa")); err != nil {
-		c.Refuse(&usageError{Err: err}, "numa")
-	}
-	if o.Run == "" {
-		login, _ := config.LocalUser(s.lookup, s.account)
-		o.Run = config.RunName(login, time.Now(), rand.Reader)
-	}
-	if err := config.CheckRunName(o.Run); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--run-name: %w", err)}, "run-name")
-	}
-	checkXLA(c)
-	if o.MaxLog, err = parseSize(c.String("max-log")); err != nil {
-		c.Refuse(&usageError{Err: fmt.Errorf("--max-log: %w", err)}, "max-log")
-	}
-	o.Dir, err = scriptDir(c.String("script-dir"), o.UseExisting)
-	c.Refuse(err, "script-dir")
 	if o.Watch.OnStall == job.StallRestart && o.MaxRestarts == 0 {
 		c.Refuse(&usageError{Err: errors.New("--on-stall=restart: no restart is allowed"), Advice: "add --max-restarts=3, or some other number"}, "on-stall", "max-restarts")
 	}
@@ -202,28 +125,7 @@ func runOptions(s *session, c *call) job.RunOptions {
 		c.Refuse(&usageError{Err: errors.New("--sim and --detach: the simulator ends with this command, and the run with it"),
 			Advice: "start a simulator that stays: multihost sim up --background; eval \"$(multihost sim env)\""}, "sim", "detach")
 	}
-	return o
-}
-
-// checkXLA refuses presets and flags that are wrong on any worker.
-func checkXLA(c *call) {
-	generation := ""
-	if ty, err := tpu.ParseType(c.String("tpu-type")); err == nil { // a flag of job
-		generation = ty.Generation.Name
-	}
-	check := func(r xla.Request, flags ...string) {
-		if err := xla.Load().CheckNames(r); err != nil {
-			c.Refuse(asUsage(err), flags...)
-		}
-	}
-	presets, flags := c.StringSlice("xla-preset"), c.StringSlice("xla-flag")
-	if len(presets)+len(flags) == 0 {
-		return
-	}
-	check(xla.Request{Presets: presets}, "xla-preset")
-	check(xla.Request{Flags: flags}, "xla-flag")
-	check(xla.Request{Presets: presets, Generation: generation}, "xla-preset", "tpu-type")
-	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
+	return all
 }
 
 // strayWord returns the error for a word that is neither a flag nor after --.
@@ -238,84 +140,6 @@ func strayWord(c *call, word string) error {
 	return &usageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
-func scriptDir(dir string, unused bool) (string, error) {
-	if unused {
-		return "", nil
-	}
-	info, err := os.Stat(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return "", &usageError{Err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
-	case err != nil:
-		return "", &configError{Err: fmt.Errorf("--script-dir: %w", err)}
-	case !info.IsDir():
-		return "", &usageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
-	}
-	return filepath.Abs(dir)
-}
-
-// environment collects the command's variables: files first, then --env, then
-// secrets; later ones win.
-func environment(s *session, c *call) (all []config.EnvVar) {
-	add := func(flag string, vars []config.EnvVar, err error) {
-		if err != nil {
-			c.Refuse(asUsage(err), flag)
-		}
-		for _, v := range vars {
-			refuseVariable(c, flag, v.Name, v.Value)
-		}
-		all = append(all, vars...)
-	}
-	for _, path := range c.StringSlice("env-file") {
-		vars, err := config.ReadEnvFile(c.Context, path)
-		switch {
-		case c.Context.Err() != nil:
-			c.Refuse(context.Cause(c.Context))
-		case err != nil:
-			c.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err), Advice: hintOf(err)}, "env-file")
-		}
-		add("env-file", vars, nil)
-	}
-	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
-	add("env", vars, err)
-	var names []string
-	for _, text := range c.StringSlice("secret-env") {
-		if !strings.Contains(text, "=sm://") {
-			names = append(names, text)
-		}
-	}
-	secrets, err := config.SecretEnv(s.lookup, names)
-	add("secret-env", secrets, err)
-	return all
-}
-
-// refuseVariable refuses an environment variable that the command cannot have.
-func refuseVariable(c *call, flag, name, value string) {
-	if strings.HasPrefix(name, "MULTIHOST_") {
-		c.Refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
-	}
-	if err := (launch.EnvVar{Name: name, Value: value}).Validate(); err != nil {
-		c.Refuse(asUsage(err), flag)
-	}
-}
-
-// storedSecrets returns the secrets that workers read from Secret Manager.
-func storedSecrets(c *call) (all []detach.Secret) {
-	for _, text := range c.StringSlice("secret-env") {
-		if !strings.Contains(text, "=sm://") {
-			continue
-		}
-		secret, err := detach.ParseSecret(text)
-		if err != nil {
-			c.Refuse(&usageError{Err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
-			continue
-		}
-		refuseVariable(c, "secret-env", secret.Name, "")
-		all = append(all, secret)
-	}
-	return all
-}
-
 // interruptible returns the cause of ctx's end in place of the error that the end made a
 // waiting command return. A *job.Error is kept beside the cause.
 func interruptible(ctx context.Context, err error) error {
@@ -327,27 +151,4 @@ func interruptible(ctx context.Context, err error) error {
 		return errors.Join(context.Cause(ctx), err)
 	}
 	return context.Cause(ctx)
-}
-
-// parseSize reads a number of bytes with an optional kB, MB or GB; none is -1.
-func parseSize(text string) (int64, error) {
-	if text == "none" {
-		return -1, nil
-	}
-	upper := strings.ToUpper(text)
-	scale := int64(1)
-	for _, unit := range []struct {
-		suffix string
-		scale  int64
-	}{{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}} {
-		if rest, ok := strings.CutSuffix(upper, unit.suffix); ok {
-			upper, scale = strings.TrimSpace(rest), unit.scale
-			break
-		}
-	}
-	n, err := strconv.ParseInt(strings.TrimSuffix(upper, "B"), 10, 64)
-	if err != nil || n < 1 || n > math.MaxInt64/scale {
-		return 0, fmt.Errorf("size %q: want a number with kB, MB or GB, or none", text)
-	}
-	return n * scale, nil
 }

@@ -57,7 +57,7 @@ the run going.`,
 			&cli.StringFlag{Name: "stream", Value: "first", Usage: "first, all or none: whose output is shown (`WHO`)"},
 			timestampsFlag(),
 			&cli.BoolFlag{Name: "strict-exit", Usage: "fail if any worker ends with an error, even after worker 0 has succeeded"},
-		}, watchFlags(), patienceFlags(), sshFlags()),
+		}, flagsOf(watchingOptions()), flagsOf(patienceOptions()), sshFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			name := runWord(c)
 			w := watchOptions(c)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -194,4 +195,39 @@ func RuntimeDir(lookup Lookup) string {
 		tmp = "/tmp"
 	}
 	return filepath.Join(tmp, "multihost-"+strconv.Itoa(os.Getuid()))
+}
+
+// ParseSize reads a number of bytes with an optional kB, MB or GB; none is -1.
+func ParseSize(text string) (int64, error) {
+	if text == "none" {
+		return -1, nil
+	}
+	upper := strings.ToUpper(text)
+	scale := int64(1)
+	for _, unit := range []struct {
+		suffix string
+		scale  int64
+	}{{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}} {
+		if rest, ok := strings.CutSuffix(upper, unit.suffix); ok {
+			upper, scale = strings.TrimSpace(rest), unit.scale
+			break
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSuffix(upper, "B"), 10, 64)
+	if err != nil || n < 1 || n > math.MaxInt64/scale {
+		return 0, fmt.Errorf("size %q: want a number with kB, MB or GB, or none", text)
+	}
+	return n * scale, nil
+}
+
+// ParseLimit reads a number that is 0 or more; unlimited is -1.
+func ParseLimit(text string) (int, error) {
+	if text == "unlimited" {
+		return -1, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err == nil && n < 0 {
+		err = strconv.ErrRange
+	}
+	return n, err
 }

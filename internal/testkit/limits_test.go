@@ -48,7 +48,7 @@ var (
 	}
 	aboveLines = map[string]int{
 		"cmd/multihost":   6100,
-		"internal/job":    17100,
+		"internal/job":    17000,
 		"internal/qr":     6200,
 		"internal/sshfan": 4500,
 	}

@@ -1,0 +1,349 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"multihost/internal/cmdline"
+	"multihost/internal/config"
+	"multihost/internal/detach"
+	"multihost/internal/job"
+	"multihost/internal/launch"
+	"multihost/internal/preflight"
+	"multihost/internal/tpu"
+	"multihost/internal/xla"
+)
+
+// An option is a flag of run or job with all that the program has to know about it. Tests
+// find a row that lacks something, and one that says something else than what happens.
+type option struct {
+	flag cli.Flag
+
+	// read reads the flag and refuses a value that is wrong by itself. If read is nil, with
+	// says where the flag is read: with another flag, or in one of the places below.
+	read func(r reading)
+	with string
+	bad  string // a value that is refused; "": every value of the flag's kind is right
+
+	// plan is where a dry run shows the flag: the path of a field in job.Plan. If it shows
+	// the flag nowhere, unplanned says why.
+	plan, unplanned string
+
+	// key is where a job without runner has the flag: a key of the job's metadata, or kit,
+	// request or refused. If it has the flag nowhere, unneeded says why.
+	key, unneeded string
+
+	try string // another value than the default, for which the plan and the key change
+}
+
+// Places where flags are read that have no function of their own.
+const (
+	inSession   = "the session"
+	withWorkers = "the choice of workers"
+	withRequest = "the request of slices"
+	withBucket  = "the bucket"
+	withNotify  = "the notifier"
+)
+
+// Places of a flag in a job without runner other than a key.
+const (
+	kit     = "the files with which the workers start the command"
+	request = "the request of slices"
+	refused = "it is refused"
+)
+
+// Reasons why a job without runner needs nothing of a flag.
+const (
+	ofRun      = "it is a flag of run"
+	notWatched = "no runner follows the command"
+	noUpload   = "the workers fetch the code from the bucket"
+	noLogin    = "no runner logs in to the workers"
+)
+
+// name returns the flag's own name.
+func (o option) name() string { return o.flag.Names()[0] }
+
+// runRows returns the options of run, jobRows those of job, in the order of the help. The
+// flags of job that describe the request are in the table of package qr, too: see
+// requestFlags.
+func runRows() []option {
+	return slices.Concat(selectOptions(), hostOptions(), patienceOptions(), sharedOptions(), watchingOptions(), []option{restartsOption()}, ownRunOptions(), loginOptions())
+}
+
+func jobRows() []option {
+	return slices.Concat(ownJobOptions(), waitOptions(), patienceOptions(), sharedOptions(), watchingOptions(), loginOptions())
+}
+
+// flagsOf returns the flags of options.
+func flagsOf(rows []option) []cli.Flag {
+	all := make([]cli.Flag, len(rows))
+	for i, row := range rows {
+		all[i] = row.flag
+	}
+	return all
+}
+
+// options are what run and job do; run uses the Run of it only.
+type options = job.JobOptions
+
+// A reading is a command line whose options are being read.
+type reading struct {
+	*call
+	s    *session
+	name string // of the flag
+	o    *options
+}
+
+// readOptions reads the options of a command.
+func readOptions(s *session, c *call, rows []option) (o options) {
+	for _, row := range rows {
+		if row.read != nil {
+			row.read(reading{c, s, row.name(), &o})
+		}
+	}
+	return o
+}
+
+// asBool, asText, asNumber, asTime and asOneOf return functions that read a flag into a field.
+func asBool(field func(o *options) *bool) func(r reading) {
+	return func(r reading) { *field(r.o) = r.Bool(r.name) }
+}
+
+func asText(field func(o *options) *string) func(r reading) {
+	return func(r reading) { *field(r.o) = r.String(r.name) }
+}
+
+func asNumber(field func(o *options) *int) func(r reading) {
+	return func(r reading) {
+		*field(r.o) = r.Int(r.name)
+		r.NotNegative(r, r.name)
+	}
+}
+
+func asTime(field func(o *options) *time.Duration) func(r reading) {
+	return func(r reading) {
+		*field(r.o) = r.Duration(r.name)
+		r.NotNegative(r, r.name)
+	}
+}
+
+func asOneOf[T ~string](field func(o *options) *T, allowed ...T) func(r reading) {
+	return func(r reading) {
+		words := make([]string, len(allowed))
+		for i, a := range allowed {
+			words[i] = string(a)
+		}
+		*field(r.o) = T(r.String(r.name))
+		r.OneOf(r.name, r.String(r.name), words...)
+	}
+}
+
+// leastTerm is the shortest --ttl and --lease, after which workers delete the slices of a
+// runner that they do not hear from: a runner that is away for a moment must not lose
+// them. Tests shorten it, because their scripts cannot wait a minute.
+var leastTerm = time.Minute
+
+// asTerm reads a time after which workers delete the slices.
+func asTerm(field func(o *options) *time.Duration) func(r reading) {
+	return func(r reading) {
+		d := r.Duration(r.name)
+		if d != 0 && d < leastTerm {
+			r.Refuse(usagef("--%s=%s: it must be 1m or more, or 0", r.name, d), r.name)
+		}
+		*field(r.o) = d
+	}
+}
+
+// asWaitTime reads a limit of waiting for slices.
+func asWaitTime(field func(o *options) *time.Duration) func(r reading) {
+	return func(r reading) { *field(r.o) = waitTime(r.call, r.name) }
+}
+
+func readCommand(r reading) {
+	r.o.Run.Script, r.o.Run.Argv = r.String("command"), r.Argv
+	refuseCommand(r.call, r.o.Run.Script)
+}
+
+// readRunName reads --run-name, or makes a name.
+func readRunName(r reading) {
+	name := r.String(r.name)
+	if name == "" {
+		login, _ := config.LocalUser(r.s.lookup, r.s.account)
+		name = config.RunName(login, time.Now(), rand.Reader)
+	}
+	if err := config.CheckRunName(name); err != nil {
+		r.Refuse(&usageError{Err: fmt.Errorf("--run-name: %w", err)}, r.name)
+	}
+	r.o.Run.Run = name
+}
+
+// readScriptDir reads --script-dir, which is not used with --use-existing-folder.
+func readScriptDir(r reading) {
+	if r.Bool("use-existing-folder") {
+		return
+	}
+	dir := r.String(r.name)
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = &usageError{Err: fmt.Errorf("--script-dir=%s: there is no such directory", dir)}
+	case err != nil:
+		err = &configError{Err: fmt.Errorf("--script-dir: %w", err)}
+	case !info.IsDir():
+		err = &usageError{Err: fmt.Errorf("--script-dir=%s: it is no directory", dir)}
+	default:
+		r.o.Run.Dir, err = filepath.Abs(dir)
+	}
+	r.Refuse(err, r.name)
+}
+
+func readSyncTimeout(r reading) {
+	r.o.Run.SyncTimeout = time.Duration(r.Int(r.name)) * time.Second
+	if r.o.Run.SyncTimeout <= 0 {
+		r.Refuse(usagef("--%s=%d: it must be more than 0", r.name, r.Int(r.name)), r.name)
+	}
+}
+
+func readPlatform(r reading) {
+	r.o.Run.Platform = platform(r.call, r.String(r.name), r.name)
+}
+
+func readNUMA(r reading) {
+	var err error
+	if r.o.Run.NUMA, err = preflight.ParseNUMA(r.String(r.name)); err != nil {
+		r.Refuse(&usageError{Err: err}, r.name)
+	}
+}
+
+func readMaxLog(r reading) {
+	var err error
+	if r.o.Run.MaxLog, err = config.ParseSize(r.String(r.name)); err != nil {
+		r.Refuse(&usageError{Err: fmt.Errorf("--%s: %w", r.name, err)}, r.name)
+	}
+}
+
+func readWatch(r reading) { r.o.Run.Watch = watchOptions(r.call) }
+
+func readInterrupt(r reading) { checkOnInterrupt(r.call) }
+
+func readProcesses(r reading) {
+	if r.o.Run.Processes = r.Int(r.name); r.o.Run.Processes < 1 {
+		r.Refuse(usagef("--%s=%d: it must be 1 or more", r.name, r.o.Run.Processes), r.name)
+	}
+}
+
+// readXLA reads presets and flags, and refuses those that are wrong on any worker.
+func readXLA(r reading) {
+	presets, flags := r.StringSlice("xla-preset"), r.StringSlice("xla-flag")
+	r.o.Run.XLAPresets, r.o.Run.XLAFlags = presets, flags
+	if len(presets)+len(flags) == 0 {
+		return
+	}
+	generation := ""
+	if ty, err := tpu.ParseType(r.String("tpu-type")); err == nil { // a flag of job
+		generation = ty.Generation.Name
+	}
+	check := func(wanted xla.Request, flags ...string) {
+		if err := xla.Load().CheckNames(wanted); err != nil {
+			r.Refuse(asUsage(err), flags...)
+		}
+	}
+	check(xla.Request{Presets: presets}, "xla-preset")
+	check(xla.Request{Flags: flags}, "xla-flag")
+	check(xla.Request{Presets: presets, Generation: generation}, "xla-preset", "tpu-type")
+	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
+}
+
+// readEnvironment collects the command's variables: files first, then --env, then secrets;
+// later ones win.
+func readEnvironment(r reading) {
+	add := func(flag string, vars []config.EnvVar, err error) {
+		if err != nil {
+			r.Refuse(asUsage(err), flag)
+		}
+		for _, v := range vars {
+			refuseVariable(r.call, flag, v.Name, v.Value)
+		}
+		r.o.Run.Env = append(r.o.Run.Env, vars...)
+	}
+	for _, path := range r.StringSlice("env-file") {
+		vars, err := config.ReadEnvFile(r.Context, path)
+		switch {
+		case r.Context.Err() != nil:
+			r.Refuse(context.Cause(r.Context))
+		case err != nil:
+			r.Refuse(&configError{Err: fmt.Errorf("--env-file: %w", err), Advice: hintOf(err)}, "env-file")
+		}
+		add("env-file", vars, nil)
+	}
+	vars, err := config.ParseEnvAssignments(r.StringSlice("env"))
+	add("env", vars, err)
+	var names []string
+	for _, text := range r.StringSlice("secret-env") {
+		if !strings.Contains(text, "=sm://") {
+			names = append(names, text)
+			continue
+		}
+		secret, err := detach.ParseSecret(text)
+		if err != nil {
+			r.Refuse(&usageError{Err: fmt.Errorf("--secret-env: %w", err)}, "secret-env")
+			continue
+		}
+		refuseVariable(r.call, "secret-env", secret.Name, "")
+		r.o.Run.Secrets = append(r.o.Run.Secrets, secret)
+	}
+	secrets, err := config.SecretEnv(r.s.lookup, names)
+	add("secret-env", secrets, err)
+}
+
+// refuseVariable refuses an environment variable that the command cannot have.
+func refuseVariable(c *call, flag, name, value string) {
+	if strings.HasPrefix(name, "MULTIHOST_") {
+		c.Refuse(usagef("environment variable %q: names beginning with MULTIHOST_ are set by multihost", name), flag)
+	}
+	if err := (launch.EnvVar{Name: name, Value: value}).Validate(); err != nil {
+		c.Refuse(asUsage(err), flag)
+	}
+}
+
+func readPreemptions(r reading) {
+	var err error
+	if r.o.Budget.Preemptions, err = config.ParseLimit(r.String(r.name)); err != nil {
+		r.Refuse(usagef("--%s=%s: it is a number from 0, or unlimited", r.name, r.String(r.name)), r.name)
+	}
+}
+
+func readKeepOnFailure(r reading) {
+	keep := r.Generic(r.name).(*cmdline.Optional)
+	if !keep.Given || keep.Text == "false" {
+		return
+	}
+	r.o.KeepOnFailure = true
+	if keep.Text == "true" {
+		return
+	}
+	var err error
+	if r.o.KeepFor, err = time.ParseDuration(keep.Text); err != nil || r.o.KeepFor <= 0 {
+		r.Refuse(usagef("--%s=%s: it is a time such as 2h or 30m", r.name, keep.Text), r.name)
+	}
+}
+
+// refuseRunnerless refuses the flags that a job without runner cannot obey, the first on
+// the line first.
+func refuseRunnerless(c *call) {
+	rows := slices.DeleteFunc(jobRows(), func(o option) bool { return o.key != refused || c.Typed[o.name()] == "" })
+	slices.SortStableFunc(rows, func(a, b option) int { return cmp.Compare(c.Place(a.name()), c.Place(b.name())) })
+	for _, o := range rows {
+		c.Refuse(usagef("--%s: it does nothing for a job without runner (--detach with --bucket-name)", o.name()), o.name(), "detach", "bucket-name")
+	}
+}
